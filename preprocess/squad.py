@@ -104,7 +104,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
         for split, squad in squads.items():
             say(f"{split}: {len(squad.questions):,} questions")
             prefix = folder.partial / split
-            counts[split] = write_split(squad, encoder, len(dictionary), prefix)
+            counts[split] = write_split(squad, encoder, prefix)
         folder.finish({"splits": counts})
     for split, count in counts.items():
         print(f"{split}: {format_counts(count)}")

@@ -11,7 +11,7 @@ from fairseq_posenc.workbench.training import recipes
 
 Row = dict[str, Any]
 SCALES = {"numbers": 1e-6, "operations": 1e-9}
-TABLE1 = {row["position_encoding"]: row for row in recipes.load()["reported"]["m4m_table1"]["rows"]}
+TABLE1 = {row["position_encoding"]: row for row in recipes.load()["reported"]["A1"]["rows"]}
 
 
 def growth(small: Row, large: Row, cost: str, size: str) -> float | None:

@@ -10,7 +10,6 @@ from fairseq_posenc.analysis.catalogue import count_at_base_size
 from fairseq_posenc.workbench.results import markdown
 from fairseq_posenc.workbench.results.record import read
 from fairseq_posenc.workbench.training import recipes
-from fairseq_posenc.workbench.training.recipes import TABLES
 
 Entry = Mapping[str, Any]
 Line = tuple[str, str]  # a row of the papers, and its command
@@ -39,8 +38,8 @@ def format_page() -> str:
     """Format the page in Markdown."""
     data = recipes.load()
     parts = [_HEAD, _format_sources(data["sources"])]
-    for name, key in TABLES.items():
-        parts += _format_reported(name, data["reported"][key])
+    for name, table in data["reported"].items():
+        parts += _format_reported(name, table)
     for name, ablation in data["ablations"].items():
         if not any(_is_ablation_of(ablation, table) for table in data["reported"].values()):
             parts += _format_ablation(name, ablation)

@@ -1,4 +1,7 @@
-"""Reads facts about a training from its checkpoint: task, settings, positions, best perplexity."""
+"""Reads facts about a training from its checkpoint: task, settings, positions, best perplexity.
+
+A checkpoint of fairseq holds all options of its training, so no log or command line is needed.
+"""
 
 from __future__ import annotations
 
@@ -8,35 +11,33 @@ from typing import Any, NamedTuple, Optional
 from fairseq_posenc.checkpoints.safe_loading import open_checkpoint
 from fairseq_posenc.workbench.loading.checkpoints import read_updates
 
-PRETRAINING = ("masked_lm", "language_modeling")  # fairseq's tasks
-NAMES = ("checkpoint_last.pt", "checkpoint_best.pt")
-LARGE = (24, 1024)  # layers and width of RoBERTa-large
+PRETRAINING_TASKS = ("masked_lm", "language_modeling")
+_LAST = "checkpoint_last.pt"
+_ROBERTA_LARGE = (24, 1024)  # layers and width
 # Sections of fairseq's configuration; if two have an option of the same name, the later one counts.
-_SECTIONS = (
-    *("common", "distributed_training", "dataset", "optimization", "optimizer", "lr_scheduler"),
-    *("checkpoint", "model", "task"),
-)
+_SECTIONS = ("common", "distributed_training", "dataset", "optimization", "optimizer")
+_SECTIONS += ("lr_scheduler", "checkpoint", "model", "task")
 
 
 class CheckpointFacts(NamedTuple):
     """Facts about the training that made a checkpoint."""
 
-    path: Path  # path of the checkpoint
+    path: Path  # absolute
     task: str  # fairseq's name of the task
     settings: dict[str, Any]  # fairseq's options by name
-    updates: int  # number of updates
+    updates: int
     perplexity: Optional[float]  # lowest validation perplexity; None if it was not measured
 
     @property
     def encoding(self) -> str:
-        """Spec of the position encodings; for fairseq's own models, the equivalent spec."""
-        if "position_encoding" in self.settings:
-            decoder = self.settings.get("position_encoding_decoder")
-            causal = self.task == "language_modeling"
-            return str(decoder if causal and decoder else self.settings["position_encoding"])
+        """Spec of the first stack's positions; for fairseq's own models, the equivalent spec."""
         side = "decoder" if self.task == "language_modeling" else "encoder"
+        if "position_encoding" in self.settings:
+            decoder = self.settings.get("position_encoding_decoder") if side == "decoder" else None
+            return str(decoder or self.settings["position_encoding"])
         if self.settings.get("no_token_positional_embeddings"):
             return "none"
+        # By default, fairseq's RoBERTa trains its positions, and its causal LMs compute sinusoids.
         learned = self.settings.get(f"{side}_learned_pos", side == "encoder")
         return "learned" if learned else "sinusoidal(layout=fairseq)"
 
@@ -49,18 +50,21 @@ class CheckpointFacts(NamedTuple):
 
     @property
     def data_name(self) -> str:
-        """Name of its data folder, in lower case."""
+        """Name of the training's data folder, in lower case."""
         return Path(str(self.settings.get("data", "")).split(":")[0]).name.lower()
 
     @property
     def is_large(self) -> bool:
         """Whether the model has the size of RoBERTa-large."""
         sizes = (self.settings.get("encoder_layers"), self.settings.get("encoder_embed_dim"))
-        return sizes == LARGE
+        return sizes == _ROBERTA_LARGE
 
     @property
     def is_released(self) -> bool:
-        """Whether the model is one that fairseq released, or converted from one."""
+        """Whether the model stands for one that fairseq released, in a table that has such rows.
+
+        It does if it was converted from another (0 updates), or is of fairseq's own architectures.
+        """
         return self.updates == 0 or "position_encoding" not in self.settings
 
     @property
@@ -68,9 +72,10 @@ class CheckpointFacts(NamedTuple):
         """The checkpoint that the training started from; None if its weights were random."""
         if pretrained := self.settings.get("finetune_from_model"):
             return Path(pretrained)
-        resumed = Path(self.settings.get("restore_file") or NAMES[0])
-        is_same_run = resumed == Path(NAMES[0]) or resumed.parent == self.path.parent
-        return None if is_same_run else resumed
+        restored = Path(self.settings.get("restore_file") or _LAST)
+        folders = (self.path.parent, Path(self.settings.get("save_dir", self.path.parent)))
+        is_same_run = restored == Path(_LAST) or restored.parent in folders
+        return None if is_same_run else restored
 
 
 def read_checkpoint(path: Path) -> CheckpointFacts:
@@ -89,9 +94,15 @@ def read_checkpoint(path: Path) -> CheckpointFacts:
 
 
 def read_folder(folder: Path) -> Optional[CheckpointFacts]:
-    """Read the training in a ``--save-dir``; None if the folder has no checkpoint of fairseq's."""
-    files = (folder / name for name in NAMES if (folder / name).is_file())
-    return next(map(read_checkpoint, files), None)
+    """Read the training in a ``--save-dir``; None if the folder has no checkpoint.
+
+    Raises:
+        UserError: a file with the name of a checkpoint is none.
+    """
+    for name in (_LAST, "checkpoint_best.pt"):  # the last one has the most updates
+        if (folder / name).is_file():
+            return read_checkpoint(folder / name)
+    return None
 
 
 def _flatten_settings(state: dict[str, Any]) -> dict[str, Any]:
@@ -103,9 +114,3 @@ def _flatten_settings(state: dict[str, Any]) -> dict[str, Any]:
         flat.update(section if isinstance(section, dict) else vars(section))
     flat["task"] = state["cfg"]["task"]["_name"]
     return flat
-
-
-def name_translation_test(training: Optional[CheckpointFacts]) -> str:
-    """Name the test set of a translation model by its data: IWSLT 2017's, or the data folder."""
-    name = "" if training is None else training.data_name
-    return "IWSLT2017 fr-en" if "iwslt" in name and "fr-en" in name else name or "another text"

@@ -10,8 +10,9 @@ from fairseq_posenc.workbench.reports.checkpoint_facts import CheckpointFacts
 from fairseq_posenc.workbench.reports.user_runs import TRANSLATION, UserRun
 from fairseq_posenc.workbench.training import recipes
 
-_NOT_OPTIONS = {"warmup_epochs", "runs"}  # of fairseq
-_NOT_COMPARED = {"task", "criterion", "max_update", "total_num_update", "seed", *_NOT_OPTIONS}
+# Given by the recipe or compared elsewhere; the last two are no options of fairseq.
+_NOT_COMPARED = {"task", "criterion", "max_update", "total_num_update", "seed"}
+_NOT_COMPARED |= {"warmup_epochs", "runs"}
 _NO_CHECKPOINT = "the settings of its training are unknown: the checkpoint is missing"
 
 
@@ -75,11 +76,11 @@ def _compare_translation(training: CheckpointFacts) -> list[str]:
 
 def _format_batch(settings: dict[str, Any]) -> str:
     """Format the batch of an update on all GPUs; fairseq uses the smaller of two limits."""
-    steps = settings.get("update_freq") or [1]
-    times = steps[0] if isinstance(steps, list) else steps
-    times *= settings.get("distributed_world_size") or 1
+    steps = settings.get("update_freq") or [1]  # a number for each epoch
+    batches = steps[0] if isinstance(steps, list) else steps
+    batches *= settings.get("distributed_world_size") or 1
     units = {"batch_size": "sequences", "max_tokens": "tokens"}
-    limits = [f"{settings[key] * times:,} {units[key]}" for key in units if settings.get(key)]
+    limits = [f"{settings[key] * batches:,} {units[key]}" for key in units if settings.get(key)]
     return " or ".join(limits) or "not known"
 
 
@@ -88,14 +89,15 @@ def _compare_fine_tuning(run: UserRun) -> list[str]:
     if run.kind != "glue" or run.record is None:
         return []
     recipe = recipes.load()["finetuning"]["glue"].get(run.record.data["protocol"], {})
-    trials = run.record.figures["runs"]
+    rows = run.record.figures["runs"]  # a row for each learning rate and seed of each task
     lines = []
-    for task in dict.fromkeys(trial["task"] for trial in trials):
+    for task in dict.fromkeys(row["task"] for row in rows):
         settings = {**recipe.get("settings", {}), **recipe.get("per_task", {}).get(task, {})}
-        for key, paper in ("learning_rate", settings.get("lr")), ("seed", settings.get("seeds")):
-            ours = sorted({trial[key] for trial in trials if trial["task"] == task})
+        papers = {"learning_rate": settings.get("lr"), "seed": settings.get("seeds")}
+        for column, paper in papers.items():
+            ours = sorted({row[column] for row in rows if row["task"] == task})
             if paper is None or ours != sorted(paper):
-                name = f"{key.replace('_', ' ')}s"
+                name = f"{column.replace('_', ' ')}s"
                 lines.append(f"{task}, {name}: {_join(ours)} (paper: {_join(paper)})")
     return lines
 

@@ -14,11 +14,17 @@ from fairseq_posenc.identity import format_directions
 from fairseq_posenc.workbench.reports.deviations import list_deviations
 from fairseq_posenc.workbench.reports.user_runs import TRANSLATION, UserRun
 from fairseq_posenc.workbench.results.record import Record
-from fairseq_posenc.workbench.training.recipes import TABLES, Figure, Reported, reported
+from fairseq_posenc.workbench.training.recipes import Figure, PaperTable, load_tables
 
 # Settings in which trainings may differ and still count as seeds of the same model.
-_OF_ONE_RUN = {"seed", "save_dir", "restore_file", "tensorboard_logdir", "log_file"}
-_OF_ONE_RUN |= {"wandb_project"}
+_DIFFER_BY_SEED = {
+    "seed",
+    "save_dir",
+    "restore_file",
+    "tensorboard_logdir",
+    "log_file",
+    "wandb_project",
+}
 # Columns, in order of preference, by which the best of several trainings is chosen.
 _BEST_BY = {"valid loss": min, "BLEU": max}
 
@@ -40,18 +46,21 @@ def build_report(
     Raises:
         UserError: an unknown table.
     """
-    is_all = selection in (None, "all")
-    names = list(TABLES) if is_all else [name.strip() for name in str(selection).split(",")]
+    tables = load_tables()
+    names = list(tables)
+    if selection not in (None, "all"):
+        names = [name.strip() for name in selection.split(",")]
     for name in names:
-        if name not in TABLES:
-            choices = ", ".join(TABLES)
+        if name not in tables:
+            choices = ", ".join(tables)
             raise UserError(f"--tables {selection}: unknown table {name!r}: choose from {choices}")
-    # For each row of each table, the runs that belong to it.
-    matches = {name: _match_runs(paper, runs) for name, paper in reported().items()}
-    placed = {id(run) for rows in matches.values() for matched in rows for run in matched}
+    # By table, a list of runs for each row.
+    matches = {name: _match_runs(paper, runs) for name, paper in tables.items()}
+    # By identity, because a run has no hash.
+    placed = {id(run) for rows in matches.values() for row_runs in rows for run in row_runs}
     return {
         "tables": [
-            _build_table(reported()[name], matches[name])
+            _build_table(tables[name], matches[name])
             for name in names
             if selection or any(matches[name])
         ],
@@ -68,22 +77,17 @@ def build_report(
     }
 
 
-def _match_runs(paper: Reported, runs: Sequence[UserRun]) -> list[list[UserRun]]:
+def _match_runs(paper: PaperTable, runs: Sequence[UserRun]) -> list[list[UserRun]]:
     """Find the runs of each row that have a figure in one of the table's columns."""
     columns = set(paper.columns.values())
+    runs = [run for run in runs if columns & run.figures.keys()]
+    # In a table with rows for released models, the other rows are for models of the authors.
     released = False if any("released" in row for row in paper.rows) else None
-    defaults = {"recipe": paper.recipe, "released": released}
-    return [
-        [
-            run
-            for run in runs
-            if columns & run.figures.keys() and _belongs_to_row(run, {**defaults, **row})
-        ]
-        for row in paper.rows
-    ]
+    rows = [{"recipe": paper.recipe, "released": released, **row} for row in paper.rows]
+    return [[run for run in runs if _belongs_to_row(run, row)] for row in rows]
 
 
-def _build_table(paper: Reported, matches: Sequence[Sequence[UserRun]]) -> dict[str, Any]:
+def _build_table(paper: PaperTable, matches: Sequence[Sequence[UserRun]]) -> dict[str, Any]:
     rows = []
     for row, runs in zip(paper.rows, matches):
         models: dict[str, list[UserRun]] = {}
@@ -119,7 +123,7 @@ def _build_table(paper: Reported, matches: Sequence[Sequence[UserRun]]) -> dict[
     return {"id": paper.id, "title": paper.title, **columns}
 
 
-def _select_figures(paper: Reported, model: Sequence[UserRun]) -> dict[str, float]:
+def _select_figures(paper: PaperTable, model: Sequence[UserRun]) -> dict[str, float]:
     """Select the figures of a model, given as its runs, by column of a table."""
     figures = {key: value for run in model for key, value in run.figures.items()}
     columns = paper.columns.items()
@@ -132,7 +136,7 @@ def _select_figures(paper: Reported, model: Sequence[UserRun]) -> dict[str, floa
 
 
 def _mark_best(models: Sequence[Sequence[UserRun]], ours: Sequence[dict[str, Any]]) -> None:
-    """Mark the best model of each group that differs only by seed, as the paper reports the best.
+    """Mark the best model of each group whose models differ only by seed: the paper reports it.
 
     Its entry gets ``best_of``, the number of trainings, and ``best_by``, the deciding column.
     """
@@ -140,7 +144,8 @@ def _mark_best(models: Sequence[Sequence[UserRun]], ours: Sequence[dict[str, Any
     for model, entry in zip(models, ours):
         training = next((run.training for run in model if run.training is not None), None)
         if training is not None:
-            shared = {k: v for k, v in training.settings.items() if k not in _OF_ONE_RUN}
+            shared = {k: v for k, v in training.settings.items() if k not in _DIFFER_BY_SEED}
+            # A text, because the values may be lists, which have no hash.
             groups.setdefault(repr(sorted(shared.items(), key=str)), []).append(entry)
     for group in groups.values():
         for column, choose in _BEST_BY.items():
@@ -157,18 +162,20 @@ def _belongs_to_row(run: UserRun, row: dict[str, Any]) -> bool:
     if specs.parse(run.encoding) != specs.parse(row["position_encoding"]):
         return False
     is_released = run.training is not None and run.training.is_released
-    if row["released"] not in (None, is_released):
+    if row["released"] not in (None, is_released):  # None: it does not matter
         return False
+    if run.directions is None:
+        return "attention_directions" not in row
     ours, papers = (
-        format_directions([part.strip() for part in (text or "").split(",")])
-        for text in (run.directions, row.get("attention_directions"))
+        format_directions([part.strip() for part in text.split(",")])
+        for text in (run.directions, row.get("attention_directions", ""))
     )
-    return ours == papers and (run.directions is not None or "attention_directions" not in row)
+    return ours == papers
 
 
 def _explain_absence(run: UserRun) -> str:
     """Explain why a run belongs to no row: what the tables of its recipe lack."""
-    tables = [paper for paper in reported().values() if paper.recipe == run.recipe]
+    tables = [paper for paper in load_tables().values() if paper.recipe == run.recipe]
     if not tables:
         return f"no table has the recipe {run.recipe}"
     if run.encoding is None:

@@ -1,4 +1,9 @@
-"""``fairseq-posenc report``: shows results, and compares them with the papers' tables."""
+"""``fairseq-posenc report``: shows results, and compares them with the papers' tables.
+
+Results are records (JSON files of any command) and trainings (folders with a checkpoint). All
+trainings, and the records of GLUE, SQuAD and BLEU, become runs, each in the row of a paper's table
+that has its recipe and its encoding.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +15,23 @@ from pathlib import Path
 from typing import Optional
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.reports import checkpoint_facts
+from fairseq_posenc.workbench.reports.checkpoint_facts import (
+    PRETRAINING_TASKS,
+    read_checkpoint,
+    read_folder,
+)
 from fairseq_posenc.workbench.reports.paper_tables import build_report
 from fairseq_posenc.workbench.reports.report_text import format_report
 from fairseq_posenc.workbench.reports.user_runs import UserRun, build_run, read_runs
-from fairseq_posenc.workbench.results.record import Record, RecordError, read
+from fairseq_posenc.workbench.results.record import Record, RecordError
+from fairseq_posenc.workbench.results.record import read as read_record
 from fairseq_posenc.workbench.running.options import add_json
 from fairseq_posenc.workbench.running.progress import say
 from fairseq_posenc.workbench.training import recipes
-from fairseq_posenc.workbench.training.recipes import TABLES
 
-Runs = dict[tuple[Path, str], UserRun]  # runs that may belong to a row of a paper, by file and name
-Records = dict[Path, Record]  # records of any command, by file
-_STATE = ("stamp.json", "result.json")  # files from which commands continue, not results
+Runs = dict[tuple[Path, str], UserRun]  # by file and name, so that a run named twice counts once
+Records = dict[Path, Record]  # by file
+_STATE_FILES = ("stamp.json", "result.json")  # files from which commands continue, not results
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,7 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="results of any command, a --save-dir, or a folder with such files; "
         "RECIPE, as in a_base=PATH, is the paper's recipe to compare them with",
     )
-    text = f"tables to show: {', '.join(TABLES)}, or all (default: those with your results)"
+    names = ", ".join(recipes.load_tables())
+    text = f"tables to show: {names}, or all (default: those with your results)"
     parser.add_argument("--tables", metavar="LIST", help=text)
     add_json(parser)
 
@@ -50,9 +60,9 @@ def run(args: argparse.Namespace) -> int:
     runs: Runs = {}
     records: Records = {}
     for argument in args.runs:
-        more_runs, more_records = find_results(argument)
-        runs |= more_runs  # a run that is named twice counts once
-        records |= more_records
+        runs_of_argument, records_of_argument = find_results(argument)
+        runs |= runs_of_argument
+        records |= records_of_argument
     if args.runs and not (runs or records):
         raise UserError("all files were skipped: nothing to report")
     report = build_report(list(runs.values()), records, args.tables)
@@ -68,9 +78,10 @@ def find_results(argument: str) -> tuple[Runs, Records]:
     Raises:
         UserError: there are no results at all, or a checkpoint cannot be read.
     """
-    name, _, rest = argument.partition("=")
-    has_recipe = name in recipes.load()["pretraining"] and argument != name
-    path, recipe = (Path(rest), name) if has_recipe else (Path(argument), None)
+    path, recipe = Path(argument), None
+    name, equals, rest = argument.partition("=")
+    if equals and name in recipes.load()["pretraining"]:
+        path, recipe = Path(rest), name
     if not path.exists():
         raise UserError(f"{path}: no such file or folder")
     runs: Runs = {}
@@ -103,18 +114,21 @@ def _list_sources(path: Path) -> Iterator[Path]:
         return
     for folder in [path, *sorted(inner for inner in path.rglob("*") if inner.is_dir())]:
         yield folder
-        yield from (file for file in sorted(folder.glob("*.json")) if file.name not in _STATE)
+        for file in sorted(folder.glob("*.json")):
+            if file.name not in _STATE_FILES:
+                yield file
 
 
 def _read(path: Path, recipe: Optional[str]) -> tuple[list[UserRun], Optional[Record]]:
+    """Read a folder or file: the runs for the papers' tables, and the record if it is one."""
     if path.is_dir():
-        training = checkpoint_facts.read_folder(path)
-        if training is None or training.task not in (*checkpoint_facts.PRETRAINING, "translation"):
+        training = read_folder(path)
+        if training is None or training.task not in (*PRETRAINING_TASKS, "translation"):
             return [], None
         return [build_run(path, training, recipe)], None
     if path.suffix == ".pt":
-        return [build_run(path, checkpoint_facts.read_checkpoint(path), recipe)], None
-    record = read(path)
+        return [build_run(path, read_checkpoint(path), recipe)], None
+    record = read_record(path)
     try:
         return read_runs(path, record, recipe), record
     except (LookupError, TypeError, ValueError) as error:

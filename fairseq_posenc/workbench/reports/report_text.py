@@ -13,9 +13,11 @@ from fairseq_posenc.workbench.training import recipes
 def format_report(report: Mapping[str, Any]) -> str:
     """Format the values of :func:`~.paper_tables.build_report` in Markdown."""
     tables = report["tables"]
-    letters = sorted({table["id"][0] for table in tables})
-    papers = " ".join(f"{letter}: {_cite_paper(letter)}." for letter in letters)
-    legend = f"Cells have our figure / the paper's; - stands for a missing figure. {papers}"
+    # The letter of a table's name, as in A2, stands for its paper.
+    papers = {table["id"][0]: recipes.load_tables()[table["id"]].source for table in tables}
+    citations = [f"{letter}: {_cite_paper(papers[letter])}." for letter in sorted(papers)]
+    legend = "Cells have our figure / the paper's; - stands for a missing figure."
+    legend = " ".join([legend, *citations])
     parts = [
         "# Our runs beside the papers'" if tables else "# Results",
         legend if tables else "",
@@ -26,40 +28,40 @@ def format_report(report: Mapping[str, Any]) -> str:
     return "\n\n".join(filter(None, parts))
 
 
-def _cite_paper(letter: str) -> str:
-    source = recipes.load()["sources"][{"A": "m4m", "B": "decbert", "C": "fr_en"}[letter]]
+def _cite_paper(name: str) -> str:
+    source = recipes.load()["sources"][name]
     if source["arxiv"] is None:
         return f"{source['title']} ({source['year']})"
     return f"{source['authors'].split(',')[0]} et al. ({source['year']}), arXiv:{source['arxiv']}"
 
 
 def _format_table(table: Mapping[str, Any]) -> str:
-    digits = recipes.reported()[table["id"]].digits
-    texts = list(dict.fromkeys(name for row in table["rows"] for name in row["paper_texts"]))
-    header = ["", "our run", *table["columns"], *(f"{name}, the paper's" for name in texts)]
+    """Format a table: a line for each model of ours, and one for a row of the paper without any."""
+    digits = recipes.load_tables()[table["id"]].digits
+    text_columns = list(dict.fromkeys(name for row in table["rows"] for name in row["paper_texts"]))
+    header = ["", "our run", *table["columns"]]
+    header += [f"{name}, the paper's" for name in text_columns]
     rows, differences = [], []
     for row in table["rows"]:
-        # What the second cell says, and our figures: a line without a run shows the paper's.
         lines = [(_join_names(model), model["values"]) for model in row["ours"]]
-        lines = lines or [(f"`{row['encoding']}`, counted" if row["computed"] else "-", {})]
-        lines += [
-            (f"best of {model['best_of']} runs, by {model['best_by']}: {name}", values)
-            for model, (name, values) in zip(row["ours"], lines)
-            if "best_of" in model
-        ]
-        words = [row["paper_texts"].get(name, "-") for name in texts]
-        for name, values in lines:
-            pairs = {**row["computed"], **values}, row["paper"]
+        if not lines:
+            lines = [(f"`{row['encoding']}`, counted" if row["computed"] else "-", {})]
+        for model in row["ours"]:
+            names = _join_names(model)
+            if "best_of" in model:  # the paper's figures are those of the best seed
+                label = f"best of {model['best_of']} runs, by {model['best_by']}: {names}"
+                lines.append((label, model["values"]))
+            text = markdown.escape("; ".join(model["differences"]))
+            differences.append(f"- {names} ({row['name']}): {text}")
+        texts = [row["paper_texts"].get(name, "-") for name in text_columns]
+        for label, values in lines:
+            ours = {**row["computed"], **values}
             cells = [
-                " / ".join(_format_number(figures.get(column), shown) for figures in pairs)
-                for column, shown in digits.items()
+                f"{_format_number(ours.get(column), decimals)} / "
+                f"{_format_number(row['paper'].get(column), decimals)}"
+                for column, decimals in digits.items()
             ]
-            rows.append([row["name"], name, *cells, *words])
-        differences += [
-            f"- {_join_names(model)} ({row['name']}): "
-            f"{markdown.escape('; '.join(model['differences']))}"
-            for model in row["ours"]
-        ]
+            rows.append([row["name"], label, *cells, *texts])
     parts = (
         f"## Table {table['id']}: {table['title']}",
         markdown.table(header, rows, f"ll{'r' * len(digits)}l"),
@@ -114,15 +116,13 @@ def _format_records(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for kind in dict.fromkeys(record["kind"] for record in records):
         chosen = [record for record in records if record["kind"] == kind]
         yield f"## Results of {markdown.escape(kind)}"
-        lines = (f"{n}. {_describe_record(record)}" for n, record in enumerate(chosen, start=1))
+        lines, rows = [], []
+        for number, record in enumerate(chosen, start=1):
+            lines.append(f"{number}. {_describe_record(record)}")
+            main_table = next(iter(record["figures"].values()), ())
+            rows += [(str(number), row) for row in main_table]
         yield "\n".join(lines)
-        yield _format_rows(
-            [
-                (str(number), row)
-                for number, record in enumerate(chosen, start=1)
-                for row in next(iter(record["figures"].values()), ())  # the main results
-            ]
-        )
+        yield _format_rows(rows)
 
 
 def _describe_record(record: Mapping[str, Any]) -> str:
@@ -143,12 +143,11 @@ def _format_rows(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
     columns = dict.fromkeys(
         name for _, row in rows for name, value in row.items() if value not in (None, "")
     )
-    has_text = [any(isinstance(row.get(name), str) for _, row in rows) for name in columns]
-    return markdown.table(
-        ["", *map(markdown.escape, columns)],
-        [[number, *(_format_value(row.get(name)) for name in columns)] for number, row in rows],
-        "r" + "".join("l" if is_text else "r" for is_text in has_text),
-    )
+    align = "r"
+    for name in columns:
+        align += "l" if any(isinstance(row.get(name), str) for _, row in rows) else "r"
+    cells = [[number, *(_format_value(row.get(name)) for name in columns)] for number, row in rows]
+    return markdown.table(["", *map(markdown.escape, columns)], cells, align)
 
 
 def _format_value(value: Any) -> str:

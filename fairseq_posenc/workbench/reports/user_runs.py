@@ -1,4 +1,8 @@
-"""Reads a user's runs and their figures from records, checkpoints and logs."""
+"""Reads a user's runs and their figures from records, checkpoints and logs.
+
+Figures have the keys of the papers' tables, ``(task, metric, split)``, and their units, so that a
+run belongs in a table if they share keys: ``("RTE", "accuracy", "dev"): 66.1``.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
 from fairseq_posenc.workbench.reports.checkpoint_facts import (
-    PRETRAINING,
+    PRETRAINING_TASKS,
     CheckpointFacts,
-    name_translation_test,
     read_checkpoint,
 )
 from fairseq_posenc.workbench.results.loss_stages import find_stages, smooth_losses
@@ -22,14 +25,15 @@ from fairseq_posenc.workbench.training.recipes import Figure
 
 TRANSLATION = "translation/iwslt17"  # recipe of all translation models in the papers' tables
 _STAGES = ("start ends", "plateau ends", "dive ends", "length of the plateau")
-_PERPLEXITY = "3.48"  # perplexity that the models of DecBERT's figure 4 reach; names its column
-_METRICS = {"BLEU-4 on pieces, 0 to 1": "bleu", "BLEU": "sacreBLEU", "chrF2": "chrF2"}
+_FIGURE_4 = "3.48"  # perplexity in DecBERT's figure 4; its row has the update that reaches it
+# Columns of a record of BLEU, and the metrics of the table.
+_BLEU_METRICS = {"BLEU-4 on pieces, 0 to 1": "bleu", "BLEU": "sacreBLEU", "chrF2": "chrF2"}
 
 
 class Evaluation(NamedTuple):
     """The results in a record."""
 
-    figures: dict[Figure, float]  # in the units of the paper's table
+    figures: dict[Figure, float]
     recipe: Optional[str] = None  # recipe to compare with unless the user names another
     notes: Sequence[str] = ()  # remarks on the figures
 
@@ -43,7 +47,7 @@ class UserRun(NamedTuple):
     recipe: str  # recipe of the paper that it is compared with
     encoding: Optional[str]  # spec of the position encodings; None if not known
     directions: Optional[str]  # directions of its layers, as in `lr,rl`; None if not known
-    figures: dict[Figure, float]  # figures in the units of the paper's table
+    figures: dict[Figure, float]
     training: Optional[CheckpointFacts]  # training of the model; None if its checkpoint is missing
     notes: Sequence[str]  # remarks on the figures
     record: Optional[Record] = None  # the record; None for a training
@@ -58,7 +62,7 @@ class UserRun(NamedTuple):
 
 
 def read_runs(path: Path, record: Record, recipe: Optional[str]) -> list[UserRun]:
-    """Build the runs of a record; empty if no table of the papers has results of its kind.
+    """Build the runs of a record; none if no table of the papers has results of its kind.
 
     Args:
         path: file of the record.
@@ -78,17 +82,13 @@ def read_runs(path: Path, record: Record, recipe: Optional[str]) -> list[UserRun
     if training is not None:
         directions = training.directions if directions is None else directions
         encoding = encoding or training.encoding
-        if training.task not in PRETRAINING:  # a fine-tuned model
+        if training.task not in PRETRAINING_TASKS:  # a fine-tuned model
             training = _read_if_present(training.start, path)
-    if not (recipe := recipe or evaluation.recipe):  # the most similar one of the M4M paper
-        has_start = training is not None and (training.is_released or training.start)
-        is_large = training is not None and training.is_large
-        recipe = "a_large" if is_large else "a_base" if has_start else "a_small"
     run = UserRun(
         name=str(record.data.get("name") or path.stem),
         kind=record.kind,
         path=path,
-        recipe=recipe,
+        recipe=recipe or evaluation.recipe or _find_m4m_recipe(training),
         encoding=encoding,
         directions=directions,
         figures=evaluation.figures,
@@ -99,19 +99,25 @@ def read_runs(path: Path, record: Record, recipe: Optional[str]) -> list[UserRun
     return [run]
 
 
+def _find_m4m_recipe(training: Optional[CheckpointFacts]) -> str:
+    """Find the pre-training of M4M's paper that is most like that of a model."""
+    if training is not None and training.is_large:
+        return "a_large"
+    if training is not None and (training.is_released or training.start):
+        return "a_base"
+    return "a_small"
+
+
 def _read_glue(record: Record) -> Evaluation:
     is_decbert = record.data["protocol"] == "decbert"
-    figures = {}
+    figures: dict[Figure, float] = {}
     runs = record.figures["runs"]
     for row in record.figures["tasks"]:
-        # MNLI's two development sets are columns of their own.
-        metric, _, part = row["metric"].rpartition("_")
-        key = (
-            (f"{row['task']}-{part}", metric)
-            if part in ("m", "mm")
-            else (row["task"], row["metric"])
-        )
-        figures[(*key, "dev")] = float(row["mean" if is_decbert else "best"])
+        task, metric = row["task"], row["metric"]
+        if metric.endswith(("_m", "_mm")):  # MNLI's two development sets have columns of their own
+            metric, part = metric.split("_")
+            task = f"{task}-{part}"
+        figures[task, metric, "dev"] = float(row["mean" if is_decbert else "best"])
     counts = Counter(run["task"] for run in runs)
     collapsed = Counter(run["task"] for run in runs if run["collapsed"])
     notes = [f"{task}: {n} of {counts[task]} runs collapsed" for task, n in collapsed.items()]
@@ -131,7 +137,8 @@ def _read_glue_test(record: Record) -> Evaluation:
 
 
 def _read_squad(record: Record) -> Evaluation:
-    task, (row,) = f"SQuAD{record.data['squad']}", record.rows
+    task = f"SQuAD{record.data['squad']}"
+    (row,) = record.rows
     return Evaluation({(task, metric, "dev"): float(row[metric]) for metric in ("exact", "f1")})
 
 
@@ -139,13 +146,14 @@ _READERS = {"glue": _read_glue, "glue-test": _read_glue_test, "squad": _read_squ
 
 
 def _build_bleu_run(path: Path, row: Row, record: Record) -> UserRun:
+    """Build the run of a row of a record of BLEU: a model, or a file of translations."""
     is_model = row["beam"] is not None and str(row["path"]).endswith(".pt")
     training = _read_if_present(row["path"], path) if is_model else None
-    task = name_translation_test(training)
+    task = _name_translation_test(training)
     figures: dict[Figure, float] = {
-        (task, metric, "test"): float(row[name])
-        for name, metric in _METRICS.items()
-        if row[name] is not None
+        (task, metric, "test"): float(row[column])
+        for column, metric in _BLEU_METRICS.items()
+        if row[column] is not None
     }
     return UserRun(
         name=row["system"],
@@ -161,12 +169,21 @@ def _build_bleu_run(path: Path, row: Row, record: Record) -> UserRun:
     )
 
 
+def _name_translation_test(training: Optional[CheckpointFacts]) -> str:
+    """Name the test set of a translation model by its data: IWSLT 2017's, or the data folder."""
+    name = "" if training is None else training.data_name
+    if "iwslt" in name and "fr-en" in name:
+        return "IWSLT2017 fr-en"
+    return name or "another text"
+
+
 def _read_if_present(checkpoint: Any, path: Path) -> Optional[CheckpointFacts]:
     """Read a checkpoint that a file names, relative to the working folder or to that file."""
-    if checkpoint is None:
-        return None
-    paths = (Path(checkpoint), path.parent / checkpoint)
-    return next((read_checkpoint(path) for path in paths if path.is_file()), None)
+    if checkpoint is not None:
+        for candidate in (Path(checkpoint), path.parent / checkpoint):
+            if candidate.is_file():
+                return read_checkpoint(candidate)
+    return None
 
 
 def build_run(path: Path, training: CheckpointFacts, recipe: Optional[str]) -> UserRun:
@@ -179,7 +196,8 @@ def build_run(path: Path, training: CheckpointFacts, recipe: Optional[str]) -> U
     """
     is_save_dir = path.is_dir() or training.path.name.startswith("checkpoint")
     usual = {"language_modeling": "b_lm", "translation": TRANSLATION}.get(training.task, "b_small")
-    stamped = str((read_inputs(training.path.parent) or {}).get("recipe"))
+    stamp = read_inputs(training.path.parent) or {}
+    stamped = stamp.get("recipe")  # may be that of another command, which has no such recipe
     figures, notes = _collect_figures(training, is_save_dir)
     return UserRun(
         name=training.path.parent.name if is_save_dir else path.stem,
@@ -201,22 +219,23 @@ def _collect_figures(
     log = training.path.parent / TRAIN_LOG
     curve = read_curve_file(log) if has_log and log.is_file() else Curve([], 0.0)
     if training.task == "translation":
-        figures = _compute_translation_figures(curve, name_translation_test(training))
+        figures = _compute_translation_figures(curve, _name_translation_test(training))
         return figures, [] if figures else ["no train.log beside its checkpoint"]
-    is_causal = training.task == "language_modeling"
-    name = training.data_name
-    notes = []
-    figures = {} if is_causal else _compute_masked_lm_figures(curve)
-    task: Optional[str] = "validation"
-    if is_causal:  # the name of the data folder tells which text, a column of the table, it is
-        chinese = "Chinese Wikipedia" if "zh" in name or "chinese" in name else None
-        task = "WikiText-103" if "wikitext" in name and "103" in name else chinese
-    if task is None:
+    figures, notes, task = {}, [], "validation"
+    if training.task != "language_modeling":
+        figures = _compute_masked_lm_figures(curve)
+    # The table of causal LMs has a column for each text.
+    elif "wikitext" in training.data_name and "103" in training.data_name:
+        task = "WikiText-103"
+    elif "zh" in training.data_name or "chinese" in training.data_name:
+        task = "Chinese Wikipedia"
+    else:
+        task = "another text"
         notes.append("the name of its data folder contains neither wikitext nor zh or chinese")
     if training.perplexity is None:
         notes.append("its checkpoint has no validation loss")
     else:
-        figures[(task or "another text", "perplexity", "valid")] = training.perplexity
+        figures[task, "perplexity", "valid"] = training.perplexity
     return figures, notes
 
 
@@ -230,9 +249,10 @@ def _compute_masked_lm_figures(curve: Curve) -> dict[Figure, float]:
             figures["pre-training", metric, "train"] = updates
     for epoch, entry in curve.epochs.items():
         # Rounded as the paper prints it.
-        if round(entry.perplexity, 2) <= float(_PERPLEXITY):
-            reached = {"epoch": epoch, "update": entry.updates, "perplexity": entry.perplexity}
-            figures |= {(_PERPLEXITY, metric, "valid"): value for metric, value in reached.items()}
+        if round(entry.perplexity, 2) <= float(_FIGURE_4):
+            figures[_FIGURE_4, "epoch", "valid"] = epoch
+            figures[_FIGURE_4, "update", "valid"] = entry.updates
+            figures[_FIGURE_4, "perplexity", "valid"] = entry.perplexity
             break
     return figures
 

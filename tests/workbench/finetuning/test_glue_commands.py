@@ -341,7 +341,7 @@ def test_what_diverged_at_the_usual_rates_is_offered_smaller_ones(
     if warned:
         assert told[-1].endswith(
             f"warning: in the paper, {warned} diverged at these learning rates and needed smaller "
-            "ones, which are not given there: try --learning-rates 1e-05,1.5e-05"
+            "ones, which it does not state: try --learning-rates 1e-05,1.5e-05"
         )
     else:
         assert not told

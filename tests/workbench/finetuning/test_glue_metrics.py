@@ -253,7 +253,7 @@ def test_both_programs_of_a_run_have_its_gpu_and_a_failure_of_either_is_its_own(
 ):
     (tmp_path / "stand_in.py").write_text(MEASURING)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(worker, "_THIS", "stand_in")
+    monkeypatch.setattr(worker, "_MODULE", "stand_in")
     monkeypatch.setattr(executor, "visible_gpus", lambda: ["7"])
     train = ["python", "-c", "import os; print('gpu', os.environ['CUDA_VISIBLE_DEVICES'])"]
     runs = [

@@ -22,7 +22,7 @@ from fairseq_posenc.models.masked_lm import PositionalRoberta
 from fairseq_posenc.specs import parse
 from fairseq_posenc.tasks.squad.databin import Limits, SquadDataBin, open_data_bin
 from fairseq_posenc.workbench import cli
-from fairseq_posenc.workbench.finetuning.squad.train import compose, find_recipe
+from fairseq_posenc.workbench.finetuning.squad.train import compose_config, find_recipe
 from fairseq_posenc.workbench.loading.families import FAMILIES
 from fairseq_posenc.workbench.loading.pretrained import Pretrained, read_pretrained
 from fairseq_posenc.workbench.running.exit_codes import STOPPED
@@ -316,7 +316,7 @@ def configured(gpus=1, spec="m4m", version="1.1", *set_to, path=None):
     )
     recipe = find_recipe(data_bin)
     assert recipe.name == RECIPES[version]
-    return compose(pretrained, data_bin, Path("run"), path or recipe, set_to, gpus)
+    return compose_config(pretrained, data_bin, Path("run"), path or recipe, set_to, gpus)
 
 
 @pytest.mark.parametrize("version", RECIPES)

@@ -228,29 +228,30 @@ def test_windows_hold_the_whole_context_and_each_token_has_one_best(seed):
     bos, eos = SPECIAL.bos(), SPECIAL.eos()
     seen, best = [], []
     for number, window in enumerate(windows):
-        size = len(window.best)
+        size = len(window.has_max_context)
         part = context[window.first : window.first + size].tolist()
         assert window.tokens.tolist() == [bos, *asked, eos, eos, *part, eos]
         assert len(window.tokens) <= limits.max_length
         assert window.tokens[window.offset : window.offset + size].tolist() == part
         assert window.first == number * limits.stride
         seen += part
-        best += [token for token, is_best in zip(part, window.best) if is_best]
+        best += [token for token, is_best in zip(part, window.has_max_context) if is_best]
         for place in range(size):
             shown = [
                 min(
-                    place + window.first - w.first, w.first + len(w.best) - 1 - place - window.first
+                    place + window.first - w.first,
+                    w.first + len(w.has_max_context) - 1 - place - window.first,
                 )
-                + 0.01 * len(w.best)
+                + 0.01 * len(w.has_max_context)
                 for w in windows
-                if w.first <= place + window.first < w.first + len(w.best)
+                if w.first <= place + window.first < w.first + len(w.has_max_context)
             ]
             mine = min(place, size - 1 - place) + 0.01 * size
-            assert window.best[place] <= (mine == max(shown))
+            assert window.has_max_context[place] <= (mine == max(shown))
     assert set(seen) == set(context.tolist())
     assert sorted(best) == context.tolist()
     if len(windows) > 1:  # the one before the last did not reach the end
-        assert windows[-2].first + len(windows[-2].best) < len(context)
+        assert windows[-2].first + len(windows[-2].has_max_context) < len(context)
 
 
 def test_limits_that_lose_tokens_are_refused():
@@ -299,7 +300,7 @@ def test_targets_point_at_the_answer_and_what_is_lost_is_counted(tmp_path):
     tokenizer = GPT2(tmp_path / "encoder.json", tmp_path / "vocab.bpe", dictionary)
     encoder = WindowMaker(tokenizer, dictionary, Limits(80, 20, 12))
     squad = Squad(Path("x.json"), "2.0", questions)
-    counts = write_split(squad, encoder, len(dictionary), tmp_path / "train")
+    counts = write_split(squad, encoder, tmp_path / "train")
     assert (counts["questions"], counts["questions_left_out"], counts["questions_cut"]) == (8, 2, 1)
     assert (counts["questions_without_answer"], counts["unknown_tokens"]) == (1, 0)
     assert (counts["answers_moved"], counts["answers_in_no_window"]) == (1, 1)
@@ -324,7 +325,7 @@ def test_targets_point_at_the_answer_and_what_is_lost_is_counted(tmp_path):
 def test_files_without_answers_teach_nothing(tmp_path):
     squad = Squad(Path("test.json"), "2.0", [Question("q", "?", "c", None)])
     with pytest.raises(UserError, match=r"test.json: has no answers"):
-        write_split(squad, None, 10, tmp_path / "train")
+        write_split(squad, None, tmp_path / "train")
 
 
 # ------------------------------------------------------------------------------- head and criterion
@@ -424,9 +425,9 @@ def test_best_spans_are_the_best_of_all(seed):
     for window in windows:
         start, end = rng.normal(size=(2, len(window.tokens)))
         sums = {}
-        for first in range(len(window.best)):
-            for last in range(first, min(first + MAX_ANSWER, len(window.best))):
-                if window.best[first]:
+        for first in range(len(window.has_max_context)):
+            for last in range(first, min(first + MAX_ANSWER, len(window.has_max_context))):
+                if window.has_max_context[first]:
                     at = window.offset
                     sums[window.first + first, window.first + last] = (
                         start[at + first] + end[at + last]

@@ -102,7 +102,7 @@ def test_large_numbers_as_fairseq_prints_them():
 def test_the_probe_always_starts_and_never_touches_the_checkpoints():
     words = ["/bin/fairseq-train", "data", "--save-dir", "mine", "--restore-file=x.pt"]
     training = read_training([*words, "--max-update", "100", "--max-epoch", "0"])
-    assert (training.max_update, training.max_epoch, training.script) == (100, None, None)
+    assert (training.max_update, training.max_epoch, training.recipe) == (100, None, None)
     assert training.save_dir == Path("mine")
     probe = training.build_probe(50, Path("elsewhere"))
     assert probe[0] == "fairseq-train"
@@ -141,7 +141,7 @@ def test_a_script_is_asked_for_its_command_with_the_options_where_they_belong():
     )
     training = read_training([asked, "rope", "data", "--", "--max-update", "7"])
     assert training.command == ["fairseq-train", "--max-update", "7"]
-    assert (training.max_update, training.script) == (7, "train")
+    assert (training.max_update, training.recipe) == (7, None)
 
 
 # -------------------------------------------------------------------------------------- real probes

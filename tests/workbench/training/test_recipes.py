@@ -175,9 +175,7 @@ def test_a_table_has_a_value_or_none_for_every_column(name):
         specs.parse(row["position_encoding"])
 
 
-@pytest.mark.parametrize(
-    ("name", "digits"), [("decbert_table3", 0.0051), ("decbert_table4", 0.051)]
-)
+@pytest.mark.parametrize(("name", "digits"), [("B3", 0.0051), ("B4", 0.051)])
 def test_the_averages_are_those_of_the_columns(name, digits):
     for row in REPORTED[name]["rows"]:
         *scores, average = row["values"].values()
@@ -185,25 +183,25 @@ def test_the_averages_are_those_of_the_columns(name, digits):
 
 
 def test_m4_is_the_same_in_every_table():
-    usual = rows("m4m_table2")["m4", "both"]
-    assert rows("m4m_table3")["m4", "both"] == usual
-    assert rows("m4m_table4")["m4", "both"] == usual
+    usual = rows("A2")["m4", "both"]
+    assert rows("A3")["m4", "both"] == usual
+    assert rows("A4")["m4", "both"] == usual
 
 
 def test_figures_that_the_texts_repeat():
-    assert rows("m4m_table2")["m4m", "both"]["SQuAD1.1 F1"] == 89.45
-    assert rows("m4m_table7")["m4m", "both"]["SQuAD2.0 F1"] == 88.34
-    perplexity = {key: values["perplexity"] for key, values in rows("decbert_table2").items()}
+    assert rows("A2")["m4m", "both"]["SQuAD1.1 F1"] == 89.45
+    assert rows("A7")["m4m", "both"]["SQuAD2.0 F1"] == 88.34
+    perplexity = {key: values["perplexity"] for key, values in rows("B2").items()}
     ratio = perplexity["none", "both"] / perplexity["none", "lr,rl"]
     assert ratio == pytest.approx(77, abs=0.5)  # "77 times"
-    averages = [row["values"]["average"] for row in REPORTED["decbert_table4"]["rows"]]
+    averages = [row["values"]["average"] for row in REPORTED["B4"]["rows"]]
     assert averages[1] - averages[0] == pytest.approx(1.2)  # "1.2 points higher"
     assert math.log(perplexity["none", "both"]) == pytest.approx(5.8, abs=0.1)  # M4M's loss
 
 
 def test_decberts_plateau_is_shorter_and_its_end_is_not_given():
     """ "The plateau stage of DecBERT is shortened (from around 7000 to 3000 steps)"."""
-    bert, decbert = (row["values"] for row in REPORTED["decbert_figure2"]["rows"])
+    bert, decbert = (row["values"] for row in REPORTED["B-figure2"]["rows"])
     assert bert["length of the plateau"] == bert["plateau"] - bert["start"] == 7000
     assert decbert["length of the plateau"] == 3000
     assert decbert["plateau"] is None

@@ -1,4 +1,8 @@
-"""``fairseq-posenc glue``: fine-tunes a pre-trained model on the tasks of GLUE."""
+"""``fairseq-posenc glue``: fine-tunes a pre-trained model on the tasks of GLUE.
+
+A protocol is a paper's set-up for GLUE: hyper-parameters, seeds and metrics. Each task, learning
+rate and seed is a run; a second call with the same ``--out`` does only the unfinished runs.
+"""
 
 from __future__ import annotations
 
@@ -50,8 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--tasks", default="all", help="tasks, separated by commas (default: all eight)")
     add("--learning-rates", help="peak learning rates, as in 1e-5,2e-5 (default: the paper's)")
     add_seeds(parser, "the paper's; one for m4m")
-    text = "name of the model in the report (default: the checkpoint's folder and file)"
-    add("--name", help=text)
+    add("--name", help="model's name in the report (default: the checkpoint's folder and file)")
     add_out(parser, computed_default="glue-NAME-PROTOCOL")
     add_jobs(parser, "one per GPU")
     add_cluster(parser)
@@ -72,6 +75,7 @@ def run(args: argparse.Namespace) -> int:
     """
     cluster = parse_cluster(args)
     pretrained = read_pretrained(args.checkpoint, "--checkpoint", for_fairseq=True)
+    # Absolute, because the runs' stamps name it, and hydra changes the working folder.
     pretrained = pretrained._replace(path=pretrained.path.resolve())
     name = args.name or _name_model(pretrained.path)
     out = (args.out or Path(f"glue-{name}-{args.protocol}")).resolve()
@@ -92,17 +96,18 @@ def run(args: argparse.Namespace) -> int:
         for run in runs:
             print(f"# {run.label}: {run.max_update:,} updates\n{shlex.join(run.command)}")
         return 0
-    all_runs = claim_runs(runs, out)
-    unfinished = [job for job in (build_job(run, out) for run in runs) if not job.is_done]
+    runs_of_folder = claim_runs(runs, out)
+    jobs = [build_job(run, out) for run in runs]
+    unfinished = [job for job in jobs if not job.is_done]
     say(f"{len(runs)} runs, {len(runs) - len(unfinished)} of them finished before; results: {out}")
     machine = cluster or LocalMachine(args.jobs or len(visible_gpus()) or 1, keep_going=True)
     try:
         with signals_as_keyboard_interrupt():
             run_jobs(unfinished, out, machine)
     except RunError:
-        write_results(all_runs, out, pretrained, name)
+        write_results(runs_of_folder, out, pretrained, name)
         raise
-    record = write_results(all_runs, out, pretrained, name)
+    record = write_results(runs_of_folder, out, pretrained, name)
     print(record.text() if args.json else format_report(record))
     say(f"wrote {out}/results.md, {out}/results.json and {out}/submission/")
     if missing := complete_submission(out / "submission", args.data):
@@ -116,15 +121,15 @@ def _name_model(path: Path) -> str:
     return folder if path.name == "checkpoint_best.pt" else f"{folder}-{path.stem}"
 
 
-def _warn_of_divergence(protocol: str, model: Pretrained) -> None:
+def _warn_of_divergence(protocol: str, pretrained: Pretrained) -> None:
     """Warn if a model's encoding diverged in the paper at the protocol's learning rates."""
     recipe = recipes.load()["finetuning"]["glue"][protocol]
-    diverged = {item.name for item in model.spec.items} & set(recipe.get("diverge", ()))
+    diverged = {item.name for item in pretrained.spec.items} & set(recipe.get("diverge", ()))
     if diverged:
         rates = ",".join(f"{rate:g}" for rate in recipe["smaller_lr"])
         say(
             f"warning: in the paper, {', '.join(diverged)} diverged at these learning rates and "
-            f"needed smaller ones, which are not given there: try --learning-rates {rates}"
+            f"needed smaller ones, which it does not state: try --learning-rates {rates}"
         )
 
 

@@ -1,8 +1,9 @@
 """Writes the results of all runs: the record, ``results.md`` with the paper's figures, submissions.
 
-The figures are those of the learning rate with the best mean, over all its seeds. Collapsed runs
-are listed, and the figures are repeated without them. A submission has predictions for the test
-sets as GLUE's site accepts them: a file for each set.
+A task's figures are statistics over the seeds of the learning rate with the best mean. Collapsed
+runs are listed, and the figures are repeated without them. A submission has predictions for the
+test sets as GLUE's site accepts them: a file for each set. MNLI has two development sets, matched
+and mismatched: the names of its metrics end in ``_m`` or ``_mm``, as in ``accuracy_mm``.
 """
 
 from __future__ import annotations
@@ -17,21 +18,20 @@ from torch import Tensor
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.files import write_whole
-from fairseq_posenc.tasks.glue.data import GlueDataBin
 from fairseq_posenc.tasks.glue.definitions import SCORE_MAXIMUM, SUBMISSION, TASKS, WNLI, Task
 from fairseq_posenc.workbench.finetuning.glue.runs import RESULT, GlueRun
 from fairseq_posenc.workbench.loading.pretrained import Pretrained
 from fairseq_posenc.workbench.results.markdown import table
 from fairseq_posenc.workbench.results.record import Record, Row, own_command
 from fairseq_posenc.workbench.running.files import read_json
-from fairseq_posenc.workbench.training.recipes import reported
+from fairseq_posenc.workbench.training.recipes import load_tables
 
 _METRICS = {"f1": "F1", "matthews": "Matthews", "pearson": "Pearson", "spearman": "Spearman"}
-Tasks = dict[str, dict[str, Row]]  # rows by task and metric
-# Figures in the papers: the best over the learning rates, or the mean over the seeds.
-_REPORTED = {"m4m": "best", "decbert": "mean"}
+TaskRows = dict[str, dict[str, Row]]  # rows of the record's first table, by task and metric
+# What a protocol's paper reports: the best over the learning rates, or the mean over the seeds.
+_PAPER_STATISTIC = {"m4m": "best", "decbert": "mean"}
 Result = dict[str, Any]  # a run's learning rate, seed, metrics and folder
-_SPREAD_HEAD = ["task", "metric", "learning rate", "seeds", "best", "mean", "median", "std"]
+_SPREAD_COLUMNS = ["task", "metric", "learning rate", "seeds", "best", "mean", "median", "std"]
 
 
 def write_results(runs: Sequence[GlueRun], out: Path, pretrained: Pretrained, name: str) -> Record:
@@ -46,9 +46,9 @@ def write_results(runs: Sequence[GlueRun], out: Path, pretrained: Pretrained, na
     finished = [run for run in runs if run.is_finished(out)]
     tasks = {}
     for task in TASKS:
-        if done := [run for run in finished if run.task == task]:
-            metric = done[0].reported_metric
-            results = [read_result(run, out) for run in done]
+        if task_runs := [run for run in finished if run.task == task]:
+            metric = task_runs[0].reported_metric
+            results = [read_result(run, out) for run in task_runs]
             tasks[task] = (metric, results)
             best = Path(find_best(results, metric)["folder"])
             for path in sorted(best.glob("submission/*.tsv")):
@@ -94,12 +94,13 @@ def build_record(
     """
     figures: dict[str, list[Row]] = {"tasks": [], "without_collapsed": [], "runs": []}
     for task, (metric, results) in tasks.items():
-        chosen, best = _select_best_rate(results, metric), find_best(results, metric)
+        seeds = _select_best_rate(results, metric)
+        best = find_best(results, metric)  # of all learning rates
         for name in best["metrics"]:
             row = {"task": task, "metric": name, "reported": name == metric}
-            figures["tasks"].append({**row, **_summarise_seeds(chosen, name, best)})
-        sound = [result for result in chosen if not result["collapsed"]]
-        if sound and len(sound) < len(chosen):
+            figures["tasks"].append({**row, **_summarise_seeds(seeds, name, best)})
+        sound = [result for result in seeds if not result["collapsed"]]
+        if sound and len(sound) < len(seeds):
             spread = _summarise_seeds(sound, metric, find_best(sound, metric))
             figures["without_collapsed"].append({"task": task, "metric": metric, **spread})
         for result in results:
@@ -110,20 +111,20 @@ def build_record(
 
 
 def find_best(results: Sequence[Result], metric: str) -> Result:
-    """Find the best run by a metric."""
+    """Find the result that is best by a metric."""
     return max(results, key=lambda result: result["metrics"][metric])
 
 
 def _select_best_rate(results: Sequence[Result], metric: str) -> list[Result]:
-    """Select the runs of the learning rate with the best mean."""
-    rates: dict[float, list[Result]] = {}
+    """Select the results of the learning rate with the best mean over its seeds."""
+    by_rate: dict[float, list[Result]] = {}
     for result in results:
-        rates.setdefault(result["learning_rate"], []).append(result)
+        by_rate.setdefault(result["learning_rate"], []).append(result)
 
-    def mean(runs: list[Result]) -> float:
-        return statistics.fmean(run["metrics"][metric] for run in runs)
+    def mean(seeds: list[Result]) -> float:
+        return statistics.fmean(result["metrics"][metric] for result in seeds)
 
-    return max(rates.values(), key=mean)
+    return max(by_rate.values(), key=mean)
 
 
 def _summarise_seeds(results: Sequence[Result], metric: str, best: Result) -> Row:
@@ -142,10 +143,9 @@ def _summarise_seeds(results: Sequence[Result], metric: str, best: Result) -> Ro
 def format_report(record: Record) -> str:
     """Format the report in Markdown."""
     data = record.data
-    tasks = Tasks()
+    tasks = TaskRows()
     for row in record.figures["tasks"]:
         tasks.setdefault(row["task"], {})[row["metric"]] = row
-    spread = [row for task in tasks for row in _build_spread_rows(record, task)]
     lines = [
         f"# GLUE: {data['name']}",
         "",
@@ -158,7 +158,7 @@ def format_report(record: Record) -> str:
         "",
         "The seeds are those of the learning rate with the best mean; `best` is over all runs.",
         "",
-        table(_SPREAD_HEAD, spread, "l"),
+        table(_SPREAD_COLUMNS, _build_spread_rows(record, tasks), "l"),
         "",
     ]
     if collapsed := [run["folder"] for run in record.figures["runs"] if run["collapsed"]]:
@@ -174,41 +174,45 @@ def format_report(record: Record) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _compare_with_paper(data: Row, tasks: Tasks) -> Iterator[str]:
-    statistic = _REPORTED[data["protocol"]]
+def _compare_with_paper(data: Row, tasks: TaskRows) -> Iterator[str]:
+    """Yield a table of our figures and of the paper's on the same development sets, and notes."""
+    statistic = _PAPER_STATISTIC[data["protocol"]]
     columns = _select_columns(tasks)
+    head = [""]
     ours = [f"**{data['name']}** ({_describe_selection(statistic, columns)})"]
-    ours += [f"{row[statistic]:.2f}" for row in columns.values()]
-    head = [
-        "",
-        *(f"{name} ({_format_metric(row['metric']).split()[0]})" for name, row in columns.items()),
-    ]
+    for name, row in columns.items():
+        head.append(f"{name} ({_format_metric(row['metric']).split()[0]})")
+        ours.append(f"{row[statistic]:.2f}")
     rows = [ours]
     notes = []
-    for paper in reported().values():
-        splits = {split for _, _, split in paper.columns.values()}
-        is_of_protocol = paper.source == data["protocol"] and splits == {"dev"}
-        if not (is_of_protocol and columns.keys() & paper.columns.keys()):
+    for paper_table in load_tables().values():
+        splits = {split for _, _, split in paper_table.columns.values()}
+        is_of_protocol = paper_table.source == data["protocol"] and splits == {"dev"}
+        if not (is_of_protocol and columns.keys() & paper_table.columns.keys()):
             continue
-        for row in paper.rows:
+        for row in paper_table.rows:
             values = [row["values"].get(name) for name in columns]
             cells = ["" if value is None else f"{value:.2f}" for value in values]
-            label = f"{row['name']}, `{row['position_encoding']}`, {paper.where}"
+            label = f"{row['name']}, `{row['position_encoding']}`, {paper_table.where}"
             rows.append([label, *cells])
-        notes += [f"{paper.where.capitalize()}: {paper.note}"] if paper.note else []
+        if paper_table.note:
+            notes.append(f"{paper_table.where.capitalize()}: {paper_table.note}")
     yield table(head, rows, "l")
     for note in notes:
         yield from ("", note)
 
 
-def _select_columns(tasks: Tasks) -> dict[str, Row]:
-    """Select our reported figures by the paper's column; MNLI has two columns."""
+def _select_columns(tasks: TaskRows) -> dict[str, Row]:
+    """Select our reported figures by the paper's column: a task, or one of MNLI-m and MNLI-mm."""
     columns = {}
     for task, metrics in tasks.items():
-        (key,) = (metric for metric, row in metrics.items() if row["reported"])
-        has_two = len(TASKS[task].valid_splits) > 1
-        for column, metric in zip(TASKS[task].submission, [key, f"{key}m"] if has_two else [key]):
-            columns[column] = metrics[metric]
+        (reported_metric,) = (metric for metric, row in metrics.items() if row["reported"])
+        if len(TASKS[task].valid_splits) == 1:
+            columns[task] = metrics[reported_metric]
+            continue
+        metric = reported_metric.removesuffix("_m")
+        for split in ("m", "mm"):
+            columns[f"{task}-{split}"] = metrics[f"{metric}_{split}"]
     return columns
 
 
@@ -219,55 +223,34 @@ def _describe_selection(statistic: str, columns: dict[str, Row]) -> str:
     return f"mean of {' or '.join(map(str, seeds))} seeds"
 
 
-def _build_spread_rows(record: Record, task: str) -> Iterator[list[str]]:
-    kinds = {
-        task: [row for row in record.figures["tasks"] if row["reported"]],
-        f"{task}, without collapsed runs": record.figures["without_collapsed"],
-    }
-    for name, rows in kinds.items():
-        for row in rows:
-            if row["task"] == task:
-                values = [f"{row['learning_rate']:g}", str(row["seeds"])]
-                values += [f"{row[key]:.2f}" for key in ("best", "mean", "median")]
-                values.append(f"{row['std']:.2f}" if row["seeds"] > 1 else "-")
-                yield [name, _format_metric(row["metric"]), *values]
+def _build_spread_rows(record: Record, tasks: TaskRows) -> Iterator[list[str]]:
+    """Yield a task's row over all seeds, then one without its collapsed runs if it has some."""
+    without_collapsed = {row["task"]: row for row in record.figures["without_collapsed"]}
+    for task, metrics in tasks.items():
+        rows = [(task, row) for row in metrics.values() if row["reported"]]
+        if task in without_collapsed:
+            rows.append((f"{task}, without collapsed runs", without_collapsed[task]))
+        for name, row in rows:
+            values = [f"{row['learning_rate']:g}", str(row["seeds"])]
+            values += [f"{row[key]:.2f}" for key in ("best", "mean", "median")]
+            values.append(f"{row['std']:.2f}" if row["seeds"] > 1 else "-")
+            yield [name, _format_metric(row["metric"]), *values]
 
 
 def _format_runs(runs: Sequence[Row], metrics: Sequence[str]) -> str:
-    head = ["learning rate", "seed", "best at update"]
-    head += [*map(_format_metric, metrics), ""]
-    rows = [
-        [
-            *(f"{run['learning_rate']:g}", str(run["seed"]), f"{run['update']:,}"),
-            *(f"{run[metric]:.2f}" for metric in metrics),
-            "collapsed" if run["collapsed"] else "",
-        ]
-        for run in runs
-    ]
+    head = ["learning rate", "seed", "best at update", *map(_format_metric, metrics), ""]
+    rows = []
+    for run in runs:
+        row = [f"{run['learning_rate']:g}", str(run["seed"]), f"{run['update']:,}"]
+        row += [f"{run[metric]:.2f}" for metric in metrics]
+        rows.append([*row, "collapsed" if run["collapsed"] else ""])
     return table(head, rows, "l")
 
 
 def _format_metric(metric: str) -> str:
-    """Format the name of a metric; ``_m`` and ``_mm`` stand for MNLI's development sets."""
+    """Format the name of a metric, such as ``accuracy mm`` for ``accuracy_mm``."""
     name, _, split = metric.partition("_")
     return f"{_METRICS.get(name, name)} {split}".strip()
-
-
-def write_submission(
-    folder: Path, name: str, data: GlueDataBin, split: str, outputs: Tensor
-) -> None:
-    """Write ``NAME.tsv`` with the columns index and prediction.
-
-    Args:
-        folder: made if it does not exist.
-        name: name of the file without its suffix.
-        data: data-bin of the task.
-        split: name of the test set.
-        outputs: the model's outputs in the order of the test set, ``(examples, classes)``.
-    """
-    folder.mkdir(exist_ok=True)
-    predictions = format_predictions(data.task, outputs)
-    write_predictions(folder / f"{name}.tsv", data.test_ids(split), predictions)
 
 
 def write_predictions(path: Path, ids: Sequence[str], predictions: Sequence[str]) -> None:
@@ -294,8 +277,8 @@ def complete_submission(folder: Path, data: Path) -> list[str]:
 
 
 def format_predictions(task: Task, outputs: Tensor) -> list[str]:
-    """Format the outputs, (N, C), as labels, or as scores between 0 and 5."""
+    """Format the outputs ``(N, C)`` as labels, or those of STS-B as scores from 0 to 5."""
     if task.regression:
         scores = (outputs.view(-1) * SCORE_MAXIMUM).clamp(0, SCORE_MAXIMUM)
         return [f"{score:.3f}" for score in scores.tolist()]
-    return [task.classes[number] for number in outputs.argmax(-1).tolist()]
+    return [task.classes[label] for label in outputs.argmax(-1).tolist()]

@@ -1,4 +1,8 @@
-"""Plans the runs of GLUE: one for each task, learning rate and seed, each in its own folder."""
+"""Plans the runs of GLUE: one for each task, learning rate and seed, each in its own folder.
+
+The folder of a run, such as ``OUT/RTE/lr2e-05-seed1``, has a stamp with all fields of its
+:class:`GlueRun`, so that a run can be read, evaluated and reported from its folder alone.
+"""
 
 from __future__ import annotations
 
@@ -32,24 +36,23 @@ from fairseq_posenc.workbench.training.recipes.composing import (
 )
 
 CONFIGS = shipped("finetune_configs") / "glue"
-RESULT = "result.json"  # written last
-_NAMES = {"modified": "version of the checkpoint"}  # field -> its name in messages
-_NEEDS_NO_QUOTES = re.compile(r"[A-Za-z_./][\w./+-]*")
+RESULT = "result.json"  # a run's metrics, written when everything else is done
+_UNQUOTED = re.compile(r"[A-Za-z_./][\w./+-]*")  # texts that hydra reads without quotes
 
 
 class GlueRun(NamedTuple):
-    """A fine-tuning with one task, learning rate and seed; its fields form its folder's stamp."""
+    """A fine-tuning with one task, learning rate and seed."""
 
-    protocol: str  # name of the protocol
+    protocol: str  # the paper whose set-up it follows: `m4m` or `decbert`
     task: str  # name of the task
     learning_rate: float  # peak learning rate
-    seed: int  # random seed
-    metric: str  # metric that chooses the checkpoint
+    seed: int
+    metric: str  # metric on the development set that chooses the checkpoint
     max_update: int  # number of updates
     data: str  # folder of the data-bin
     checkpoint: str  # checkpoint of the pre-trained model
     modified: int  # modification time of the checkpoint, in nanoseconds
-    # `fairseq-hydra-train` and its arguments, without the checkpoint to start from
+    # `fairseq-hydra-train` and its arguments, except for the checkpoint to start from
     command: list[str]
 
     @property
@@ -80,8 +83,8 @@ class GlueRun(NamedTuple):
 class GlueRequest(NamedTuple):
     """The user's choices for the fine-tunings of a model."""
 
-    protocol: str  # name of the protocol
-    tasks: Sequence[Task]  # tasks to fine-tune on
+    protocol: str  # `m4m` or `decbert`
+    tasks: Sequence[Task]
     data: Path  # folder of their data-bins
     pretrained: Pretrained  # the model to start from, its path absolute
     out: Path  # folder of the runs, absolute
@@ -98,8 +101,7 @@ class TaskConfig(NamedTuple):
     metric: str  # metric that chooses the checkpoint, and is reported
     max_update: int  # number of updates
     warmup_updates: int  # updates in which the learning rate grows
-    # model options in the file: hydra changes them, and adds all others with `+`
-    model: frozenset[str]
+    model_options: frozenset[str]  # options of the section `model`, without the user's overrides
     rates: list[float]  # peak learning rates
     seeds: list[int]  # random seeds
 
@@ -111,7 +113,7 @@ def compose_task_config(
 
     Args:
         configs: folder of the YAML files.
-        protocol: name of the protocol.
+        protocol: ``m4m`` or ``decbert``.
         task: the task.
         examples: size of its training set.
         overrides: the user's hydra overrides.
@@ -129,13 +131,14 @@ def compose_task_config(
         metric=cfg.checkpoint.best_checkpoint_metric,
         max_update=int(max_update),
         warmup_updates=int(warmup),
-        model=frozenset(unchanged.get("model") or {}),
+        model_options=frozenset(unchanged.get("model") or {}),
         rates=list(cfg.task.learning_rates or cfg.optimization.lr[:1]),
         seeds=list(cfg.task.seeds or [cfg.common.seed]),
     )
 
 
 def _compose(path: Path, overrides: Sequence[str]) -> Any:
+    """Compose a file with fairseq's defaults and those of the task; refuse unknown options."""
     if not path.is_file():
         raise UserError(f"{path} does not exist: name the folder of your YAML files with --configs")
     hydra_init(path.stem)
@@ -155,17 +158,18 @@ def plan_runs(request: GlueRequest) -> list[GlueRun]:
             example is longer than the model's positions.
     """
     runs = []
+    pretrained = request.pretrained
     for task in request.tasks:
         data = find_data(request.data, task)
-        pretrained = request.pretrained
         pretrained.check_dictionary(data.dictionary)
         data.check_lengths(pretrained.max_positions, pretrained.path)
         examples = data.splits["train"]["examples"]
         settings = compose_task_config(
             request.configs, request.protocol, task, examples, request.overrides
         )
-        grid = request.rates or settings.rates, request.seeds or settings.seeds
-        for rate, seed in product(*grid):
+        rates = request.rates or settings.rates
+        seeds = request.seeds or settings.seeds
+        for rate, seed in product(rates, seeds):
             run = GlueRun(
                 protocol=request.protocol,
                 task=task.name,
@@ -183,45 +187,44 @@ def plan_runs(request: GlueRequest) -> list[GlueRun]:
 
 
 def _build_command(run: GlueRun, settings: TaskConfig, request: GlueRequest) -> list[str]:
-    model = request.pretrained
     folder = run.folder(request.out)
-    chosen = {word.lstrip("+").partition("=")[0] for word in request.overrides}
     values: dict[str, Any] = {
         "hydra.run.dir": folder,
         "common.user_dir": USER_DIR,
         "common.seed": run.seed,
         "task.data": run.data,
-        "task.max_positions": model.max_positions,
-        **{
-            f"{'' if name in settings.model else '+'}model.{name}": value
-            for name, value in model.options.items()
-            if f"model.{name}" not in chosen
-        },
+        "task.max_positions": request.pretrained.max_positions,
+    }
+    overridden = {word.lstrip("+").partition("=")[0] for word in request.overrides}
+    for name, value in request.pretrained.options.items():
+        if f"model.{name}" not in overridden:
+            # Hydra adds an option that the file does not have only with `+`.
+            plus = "" if name in settings.model_options else "+"
+            values[f"{plus}model.{name}"] = value
+    values |= {
         "optimization.lr": [run.learning_rate],
         "optimization.max_update": run.max_update,
         "lr_scheduler.warmup_updates": settings.warmup_updates,
         "checkpoint.save_dir": folder,
     }
-    return [
-        *("fairseq-hydra-train", "--config-dir", str(request.configs.resolve())),
-        *("--config-name", settings.name),
-        *(format_override(name, value) for name, value in values.items()),
-        *request.overrides,
-    ]
+    command = ["fairseq-hydra-train", "--config-dir", str(request.configs.resolve())]
+    command += ["--config-name", settings.name]
+    command += [format_override(name, value) for name, value in values.items()]
+    return [*command, *request.overrides]
 
 
 def format_override(name: str, value: Any) -> str:
     """Format a hydra override; texts with special characters are quoted."""
-    if isinstance(value, (str, Path)):
-        if _NEEDS_NO_QUOTES.fullmatch(str(value)):
-            return f"{name}={value}"
-        escaped = str(value).replace("\\", "\\\\").replace("'", "\\'")
-        return f"{name}='{escaped}'"
-    return f"{name}={json.dumps(value)}"
+    if not isinstance(value, (str, Path)):
+        return f"{name}={json.dumps(value)}"
+    if _UNQUOTED.fullmatch(str(value)):
+        return f"{name}={value}"
+    escaped = str(value).replace("\\", "\\\\").replace("'", "\\'")
+    return f"{name}='{escaped}'"
 
 
 def claim_runs(runs: Sequence[GlueRun], out: Path) -> list[GlueRun]:
-    """Write the stamps of the runs; return all runs of ``out``, also those of earlier commands.
+    """Write the stamps of the runs; return all runs in ``out``, those of earlier commands too.
 
     Raises:
         UserError: a folder has a run with other settings that has begun, or is in use.
@@ -243,22 +246,21 @@ def measure_progress(folder: Path) -> int:
 
 
 def list_runs(out: Path, like: GlueRun) -> list[GlueRun]:
-    """List the runs of a folder, also those of earlier commands.
-
-    Runs of another model or protocol that have not begun are left out.
+    """List the runs in a folder that have the same model and protocol as a run.
 
     Raises:
-        UserError: a run that has begun is of another model or protocol.
+        UserError: a run of another model or protocol has begun; others are left out.
     """
     runs = []
+    titles = {"modified": "version of the checkpoint"}
     for folder in sorted(path.parent for path in out.glob(f"*/*/{STAMP}")):
         run = read_run(folder)
         names = ("protocol", "checkpoint", "modified")
         differing = [name for name in names if getattr(run, name) != getattr(like, name)]
         if differing and measure_progress(folder):
+            name = titles.get(differing[0], differing[0])
             raise UserError(
-                f"{folder} has a run with another {_NAMES.get(differing[0], differing[0])}; choose "
-                "another --out, or delete it"
+                f"{folder} has a run with another {name}; choose another --out, or delete it"
             )
         if not differing:
             runs.append(run)

@@ -28,7 +28,7 @@ from fairseq_posenc.tasks.glue import metrics
 from fairseq_posenc.tasks.glue.criterion import HEAD
 from fairseq_posenc.tasks.glue.data import open_data
 from fairseq_posenc.tasks.glue.definitions import Task
-from fairseq_posenc.workbench.finetuning.glue.report import write_submission
+from fairseq_posenc.workbench.finetuning.glue.report import format_predictions, write_predictions
 from fairseq_posenc.workbench.finetuning.glue.runs import RESULT, GlueRun, format_override, read_run
 from fairseq_posenc.workbench.loading.checkpoints import read_updates, updates_done, write_state
 from fairseq_posenc.workbench.loading.open_model import open_model
@@ -39,25 +39,25 @@ from fairseq_posenc.workbench.running.jobs import Job, RunContext
 from fairseq_posenc.workbench.running.logs import TRAIN_LOG, parse_line
 from fairseq_posenc.workbench.running.programs import run_logged
 
-_THIS = "fairseq_posenc.workbench.finetuning.glue.worker"
-_SUFFIXES = ("_m", "_mm")  # metrics' suffixes for two development sets
-_BATCH = 32
-_PAUSE = 15.0  # seconds between two progress lines of a run
+_MODULE = "fairseq_posenc.workbench.finetuning.glue.worker"
+_SUFFIXES = ("_m", "_mm")  # of MNLI's metrics, for its two development sets
+_BATCH_SIZE = 32  # sentences, in evaluation
+_REPORT_INTERVAL = 15.0  # seconds between two progress lines of a run
 _ON_CPU = ["common.cpu=true", "common.fp16=false"]
 
 
 def build_job(run: GlueRun, out: Path) -> Job:
     """Build the job of a run."""
-    step = run.step(out, partial(_work, run, run.folder(out)))
+    step = run.step(out, partial(_train_and_evaluate, run, run.folder(out)))
     return Job(run.label, step.folder, (step,), run.max_update)
 
 
-def _work(run: GlueRun, folder: Path, context: RunContext) -> None:
-    """Train a run unless it is trained already, and evaluate it."""
+def _train_and_evaluate(run: GlueRun, folder: Path, context: RunContext) -> None:
+    """Train a run unless it is trained already, and evaluate it in a process of its own."""
     if updates_done(folder) < run.max_update or not (folder / BEST).exists():
         _train(run, folder, context)
-    # By name: it is looked up beside the running Python, and short in the log.
-    evaluation = [Path(sys.executable).name, "-m", _THIS, str(folder)]
+    # `run_logged` finds a bare name beside the running Python, and the log shows it as it is.
+    evaluation = [Path(sys.executable).name, "-m", _MODULE, str(folder)]
     run_logged(evaluation, folder / TRAIN_LOG, context.lock, environment=context.environment)
     figures = read_json(folder / RESULT)["metrics"]
     scores = ", ".join(f"{name} {value:.2f}" for name, value in figures.items())
@@ -71,32 +71,32 @@ def _train(run: GlueRun, folder: Path, context: RunContext) -> None:
     if updates:
         start = f"resuming from update {updates:,}"
     context.report(updates, f"{run.label}: {start}")
-    # Decided on the machine that runs, which may be another than the command's.
-    devices = [] if choose_device() == "cuda" or _ON_CPU[0] in run.command else _ON_CPU
-    if devices:
+    # fairseq starts from this checkpoint unless the folder has a last one.
+    pretrained = format_override("checkpoint.finetune_from_model", run.checkpoint)
+    command = [*run.command, pretrained]
+    # Only now, because a cluster's machine may have other devices than the command's.
+    if choose_device() != "cuda" and _ON_CPU[0] not in command:
+        command += _ON_CPU
         context.report(
             updates, f"{run.label}: no GPU here: training on the processor, without fp16"
         )
-    # fairseq starts from this checkpoint unless the folder has a last one.
-    pretrained = format_override("checkpoint.finetune_from_model", run.checkpoint)
-    last = time.monotonic()
+    reported_at = time.monotonic()
 
     def report_line(text: str) -> None:
         """Report validations, and the number of updates every few seconds."""
-        nonlocal last
-        line = parse_line(text)
+        nonlocal reported_at
+        entry = parse_line(text)
         score = ""
-        if line is None:
+        if entry is None:
             return
-        if line.kind == "valid" and run.metric in line.figures:
-            score = f", {run.metric} {float(line.figures[run.metric]):.2f}"
-        elif line.kind != "train_inner" or time.monotonic() - last < _PAUSE:
+        if entry.kind == "valid" and run.metric in entry.figures:
+            score = f", {run.metric} {float(entry.figures[run.metric]):.2f}"
+        elif entry.kind != "train_inner" or time.monotonic() - reported_at < _REPORT_INTERVAL:
             return
-        last = time.monotonic()
-        progress = f"update {line.updates:,} of {run.max_update:,}"
-        context.report(line.updates, f"{run.label}: {progress}{score}")
+        reported_at = time.monotonic()
+        progress = f"update {entry.updates:,} of {run.max_update:,}"
+        context.report(entry.updates, f"{run.label}: {progress}{score}")
 
-    command = [*run.command, *devices, pretrained]
     run_logged(command, folder / TRAIN_LOG, context.lock, report_line, context.environment)
 
 
@@ -114,15 +114,18 @@ def evaluate(run: GlueRun, folder: Path) -> None:
     figures, collapsed = {}, False
     for suffix, split in zip(_SUFFIXES if len(splits) > 1 else ("",), splits):
         outputs, labels = predict(model, opened.task, split)
-        measured = measure(data.task, outputs, labels)
-        figures.update({f"{name}{suffix}": value for name, value in measured.items()})
-        collapsed |= has_collapsed(data.task, outputs, measured)
+        metrics_of_split = measure(data.task, outputs, labels)
+        figures.update({f"{name}{suffix}": value for name, value in metrics_of_split.items()})
+        collapsed |= has_collapsed(data.task, outputs, metrics_of_split)
     for name, split in zip(data.task.submission, data.task.test_splits):
         if split in data.splits:
             outputs, _ = predict(model, opened.task, split)
-            write_submission(folder / "submission", name, data, split, outputs)
+            predictions = format_predictions(data.task, outputs)
+            file = folder / "submission" / f"{name}.tsv"
+            file.parent.mkdir(exist_ok=True)
+            write_predictions(file, data.test_ids(split), predictions)
     result = {"update": read_updates(opened.state), "metrics": figures, "collapsed": collapsed}
-    # Written before the checkpoints shrink, because training cannot continue from shrunk ones.
+    # Before the checkpoints shrink: training cannot continue from shrunk ones.
     write_whole(folder / RESULT, json.dumps(result, indent=1) + "\n")
     write_state({**open_mapped(path), "last_optimizer_state": None}, path)
     (folder / LAST).unlink(missing_ok=True)
@@ -130,10 +133,16 @@ def evaluate(run: GlueRun, folder: Path) -> None:
 
 @torch.no_grad()
 def predict(model: Any, task: Any, split: str) -> tuple[Tensor, Tensor]:
-    """Predict a split; return outputs ``(N, C)`` and labels ``(N,)`` in the order of its file."""
+    """Predict a split; return outputs ``(N, C)`` and labels ``(N,)`` in the order of its file.
+
+    Args:
+        model: a RoBERTa with the classification head of the task, in evaluation mode.
+        task: fairseq's task ``glue``, which loads the data.
+        split: name of the split; labels of a test set, which has none, are 0.
+    """
     dataset = task.load_dataset(split)
     batches = task.get_batch_iterator(
-        dataset, max_sentences=_BATCH, max_positions=task.max_positions()
+        dataset, max_sentences=_BATCH_SIZE, max_positions=task.max_positions()
     ).next_epoch_itr(shuffle=False)
     outputs = [torch.empty(0)] * len(dataset)
     labels = torch.zeros(len(dataset)).double()
@@ -141,8 +150,8 @@ def predict(model: Any, task: Any, split: str) -> tuple[Tensor, Tensor]:
     for sample in batches:
         batch = utils.move_to_cuda(sample) if on_gpu else sample
         logits, _ = model(**batch["net_input"], classification_head_name=HEAD)
-        for number, output in zip(sample["id"].tolist(), logits.float().cpu()):
-            outputs[number] = output
+        for index, output in zip(sample["id"].tolist(), logits.float().cpu()):
+            outputs[index] = output  # batches are sorted by length
         if "target" in sample:
             labels[sample["id"]] = sample["target"].view(-1).double()
     return torch.stack(outputs), labels
@@ -161,6 +170,7 @@ def has_collapsed(task: Task, outputs: Tensor, figures: dict[str, float]) -> boo
     if task.regression:
         return metrics.is_constant(outputs.view(-1))
     is_constant = len(outputs.argmax(-1).unique()) == 1
+    # A Matthews correlation, which tasks with two classes have, is 0 at chance.
     return not outputs.isfinite().all() or is_constant or figures.get("matthews") == 0
 
 

@@ -1,4 +1,8 @@
-"""``fairseq-posenc squad``: fine-tunes on SQuAD, predicts answers, and scores them."""
+"""``fairseq-posenc squad``: fine-tunes on SQuAD, predicts answers, and scores them.
+
+In SQuAD 1.1 every question has an answer. In 2.0 a model may also predict that there is none, by
+odds: its score of no answer minus that of its best answer, so above 0 it prefers no answer.
+"""
 
 from __future__ import annotations
 
@@ -66,11 +70,11 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
     add("--checkpoint", type=Path, required=True, metavar="FILE", help="the pre-trained model")
     add_data(parser, "directory made by fairseq-posenc preprocess squad", required=True)
     add_out(parser)
-    text = "recipe (default: finetune_configs/squadNN.yaml)"
+    text = "recipe (default: finetune_configs/squadNN.yaml)"  # squad11 or squad20
     add("--config", type=Path, metavar="YAML", help=text)
     add_computing(parser)
     add_cluster(parser)
-    parser.set_defaults(jobs=None)  # there is a single job
+    parser.set_defaults(jobs=None)  # which `parse_cluster` reads; here is a single job
     add_set(parser, "optimization.lr=[2e-5]")
 
 
@@ -108,7 +112,7 @@ def _train(args: argparse.Namespace) -> int:
 
 
 def _predict(args: argparse.Namespace) -> int:
-    """Answer the questions and write the files; return the exit code."""
+    """Answer the questions, and write and score the answers; return the exit code."""
     compute = ComputeOptions.choose(args.device, args.fp16, args.bf16)
     squad = read_squad(args.questions)
     predictor = Predictor.load(args.checkpoint, args.data, compute)
@@ -119,12 +123,12 @@ def _predict(args: argparse.Namespace) -> int:
         )
     make_folder(args.out)
     predictions = predictor.predict(squad.questions, args.max_tokens)
-    if cut := predictor.encoder.questions_cut:
+    if cut := predictor.window_maker.questions_cut:
         say(f"{cut:,} questions were longer than the limit and were cut")
     may_abstain = squad.version == V2
     answers = {prediction.id: prediction.answer for prediction in predictions}
     odds = {prediction.id: prediction.null_odds for prediction in predictions}
-    final = {prediction.id: prediction.final(0.0) for prediction in predictions}
+    final = {prediction.id: prediction.final(threshold=0.0) for prediction in predictions}
     _write_json(args.out / "predictions.json", final if may_abstain else answers)
     nbest = {
         prediction.id: [answer._asdict() for answer in prediction.ranked(with_null=may_abstain)]
@@ -132,6 +136,7 @@ def _predict(args: argparse.Namespace) -> int:
     }
     _write_json(args.out / "nbest.json", nbest)
     if may_abstain:
+        # Answers even where none is preferred: scoring finds the best threshold of the odds.
         _write_json(args.out / "answers.json", answers)
         _write_json(args.out / "null_odds.json", odds)
     if squad.answered:
@@ -179,9 +184,10 @@ def build_record(
     checkpoint: Optional[Path],
     position_encoding: Optional[str],
 ) -> Record:
-    """Build the record of the figures, under the names of SQuAD 2.0."""
-    names = {"exact_match": "exact"}
-    row = {names.get(key, key): value for key, value in figures.items()}
+    """Build the record of the figures; those of SQuAD 1.1 get their names in 2.0."""
+    row = dict(figures)
+    if "exact_match" in row:
+        row = {"exact": row.pop("exact_match"), **row}
     data = {
         "name": name,
         "checkpoint": None if checkpoint is None else str(checkpoint),

@@ -1,4 +1,8 @@
-"""Reads SQuAD's JSON files: articles, paragraphs, questions and answers."""
+"""Reads SQuAD's JSON files: articles, paragraphs, questions and answers.
+
+``{"version": "1.1", "data": [{"paragraphs": [{"context": "Rome is old.", "qas": [{"id": "1",
+"question": "What is old?", "answers": [{"text": "Rome", "answer_start": 0}]}]}]}]}``
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,7 @@ class Answer(NamedTuple):
     """An annotator's answer."""
 
     text: str
-    start: int  # number of its first character in the context
+    start: int  # index of its first character in the context
 
 
 class Question(NamedTuple):
@@ -28,16 +32,16 @@ class Question(NamedTuple):
     id: str  # key of its prediction
     text: str  # the question
     context: str  # the paragraph
-    # answers of the annotators, empty if it has none; None if the file has no answers
+    # of several annotators; empty if the question has no answer, None if the file does not say
     answers: Optional[tuple[Answer, ...]]
 
 
 class Squad(NamedTuple):
     """A SQuAD file."""
 
-    path: Path  # path of the file
+    path: Path
     version: str  # `1.1`, where every question has an answer, or `2.0`
-    questions: list[Question]  # questions in the order of the file
+    questions: list[Question]  # in the order of the file
 
     @property
     def answered(self) -> bool:
@@ -45,14 +49,14 @@ class Squad(NamedTuple):
         return all(question.answers is not None for question in self.questions)
 
     def refuse_missing_answers(self) -> None:
-        """Refuse questions without an answer if that has no meaning in the version of the file.
+        """Refuse a file in which only some questions have ``answers``, or in 1.1 no answer.
 
         Raises:
             UserError: there is such a question; the message names the first.
         """
-        some = any(question.answers for question in self.questions)
+        has_answers = any(question.answers for question in self.questions)
         for question in self.questions:
-            if question.answers is None and some:
+            if question.answers is None and has_answers:
                 raise UserError(
                     f"{self.path}: question {question.id} has no 'answers', unlike others; in "
                     "SQuAD 2.0, write an empty list for a question without an answer"
@@ -110,7 +114,7 @@ def read_predictions(path: Path) -> dict[str, str]:
     Raises:
         UserError: the file has other content.
     """
-    return _read_map(path, (str,), "a text")
+    return _read_object(path, (str,), "a text")
 
 
 def read_odds(path: Path) -> dict[str, float]:
@@ -119,20 +123,21 @@ def read_odds(path: Path) -> dict[str, float]:
     Raises:
         UserError: the file has other content, or a value that is not finite.
     """
-    odds = _read_map(path, (int, float), "a number")
+    odds = _read_object(path, (int, float), "a number")
     for key, value in odds.items():
         if isinstance(value, bool) or (isinstance(value, float) and not math.isfinite(value)):
             raise UserError(f"{path}: the value of {key} is not a number: {value}")
     return odds
 
 
-def _read_map(path: Path, kinds: tuple[type, ...], name: str) -> dict:
+def _read_object(path: Path, types: tuple[type, ...], type_name: str) -> dict:
+    """Read a JSON object whose values have one of some types."""
     content = read_json(path)
     if not isinstance(content, dict):
-        raise UserError(f"{path}: must be a JSON object from ids to {name}")
+        raise UserError(f"{path}: must be a JSON object from ids to {type_name}")
     for key, value in content.items():
-        if not isinstance(value, kinds):
-            raise UserError(f"{path}: the value of {key} is not {name}")
+        if not isinstance(value, types):
+            raise UserError(f"{path}: the value of {key} is not {type_name}")
     return content
 
 
@@ -145,50 +150,48 @@ def _determine_version(content: dict[str, Any], questions: list[Question]) -> st
 
 
 def _read_questions(content: Any, path: str) -> Iterator[Question]:
-    for number, article in enumerate(_read_field(content, "data", list, path)):
-        where = f"{path}: data[{number}]"
-        for index, paragraph in enumerate(_read_field(article, "paragraphs", list, where)):
-            place = f"{where}.paragraphs[{index}]"
+    """Yield the questions of all paragraphs; errors name the place in the file."""
+    for i, article in enumerate(_read_field(content, "data", list, path)):
+        place = f"{path}: data[{i}]"
+        for j, paragraph in enumerate(_read_field(article, "paragraphs", list, place)):
+            place = f"{path}: data[{i}].paragraphs[{j}]"
             context = _read_field(paragraph, "context", str, place)
-            for position, entry in enumerate(_read_field(paragraph, "qas", list, place)):
-                yield _read_question(entry, context, f"{place}.qas[{position}]")
+            for k, entry in enumerate(_read_field(paragraph, "qas", list, place)):
+                yield _read_question(entry, context, f"{place}.qas[{k}]")
 
 
-def _read_question(entry: Any, context: str, where: str) -> Question:
-    text, name = _read_field(entry, "question", str, where), _read_field(entry, "id", str, where)
+def _read_question(entry: Any, context: str, place: str) -> Question:
+    text = _read_field(entry, "question", str, place)
+    question_id = _read_field(entry, "id", str, place)
     impossible = entry.get("is_impossible")
     if not (impossible is None or isinstance(impossible, bool)):
-        raise UserError(f"{where}, question {name}: 'is_impossible' must be true or false")
+        raise UserError(f"{place}, question {question_id}: 'is_impossible' must be true or false")
     if "answers" not in entry:
-        return Question(name, text, context, () if impossible else None)
-    answers = [
-        Answer(
-            _read_field(answer, "text", str, where), _read_field(answer, "answer_start", int, where)
-        )
-        for answer in _read_field(entry, "answers", list, where)
-    ]
+        return Question(question_id, text, context, () if impossible else None)
+    answers = []
+    for item in _read_field(entry, "answers", list, place):
+        answer_text = _read_field(item, "text", str, place)
+        answers.append(Answer(answer_text, _read_field(item, "answer_start", int, place)))
     if impossible is not None and impossible == bool(answers):
-        has = f"{len(answers)} answers" if answers else "no answer"
+        number = f"{len(answers)} answers" if answers else "no answer"
         raise UserError(
-            f"{where}, question {name}: 'is_impossible' is {str(impossible).lower()}, but it has "
-            f"{has}; correct one of them"
+            f"{place}, question {question_id}: 'is_impossible' is {str(impossible).lower()}, but "
+            f"it has {number}; correct one of them"
         )
-    return Question(name, text, context, tuple(answers))
+    return Question(question_id, text, context, tuple(answers))
 
 
-def _read_field(entry: Any, name: str, kind: type[_T], where: str) -> _T:
+def _read_field(entry: Any, name: str, field_type: type[_T], place: str) -> _T:
+    """Read a field of a JSON object; refuse texts that UTF-8 cannot write."""
     value = entry.get(name) if isinstance(entry, dict) else None
-    if not isinstance(value, kind):
-        names = {list: "a list", str: "a text", int: "a number"}
-        raise UserError(f"{where}: has no {name!r} that is {names[kind]}; is it a file of SQuAD?")
-    _refuse_half_characters(value, f"{where}: {name!r}")
-    return value
-
-
-def _refuse_half_characters(value: object, where: str) -> None:
-    """Refuse half surrogate pairs, which JSON can write and UTF-8 cannot."""
+    if not isinstance(value, field_type):
+        types = {list: "a list", str: "a text", int: "a number"}
+        raise UserError(
+            f"{place}: has no {name!r} that is {types[field_type]}; is it a file of SQuAD?"
+        )
     try:
         if isinstance(value, str):
             value.encode("utf-8")
-    except UnicodeEncodeError:
-        raise UserError(f"{where} has half a surrogate pair in it") from None
+    except UnicodeEncodeError:  # JSON's \ud800 is half a character
+        raise UserError(f"{place}: {name!r} has half a surrogate pair in it") from None
+    return value

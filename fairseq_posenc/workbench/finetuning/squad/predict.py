@@ -1,4 +1,8 @@
-"""Predicts answers with a fine-tuned model: the best spans of all windows, or no answer."""
+"""Predicts answers with a fine-tuned model: the best spans of all windows, or no answer.
+
+As in BERT, the model scores each token as the first and as the last one of the answer. The score
+of a span is the sum of the two; that of no answer, called ``null``, is the sum of those of ``<s>``.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from typing import Any, NamedTuple, Optional
 
 import numpy as np
 import torch
-from fairseq.data import Dictionary, data_utils
+from fairseq.data import data_utils
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.finetuning.squad.data import Question
@@ -20,7 +24,7 @@ from fairseq_posenc.workbench.running.devices import CPU, ComputeOptions
 from fairseq_posenc.workbench.running.progress import bar
 from fairseq_posenc.workbench.tokens.tokenizer import Tokens
 
-NBEST = 20
+NBEST = 20  # spans of a window, and answers to a question
 MAX_ANSWER = 30  # tokens
 
 
@@ -28,17 +32,17 @@ class Candidate(NamedTuple):
     """A possible answer."""
 
     text: str  # text from the context; empty for no answer
-    score: float  # sum of the scores of its first and its last token
-    probability: float = 0.0  # probability among the candidates of the question
-    start: int = 0  # first character in the context
-    end: int = 0  # character after its last one
+    score: float
+    probability: float = 0.0  # among the candidates of the question
+    start: int = 0  # index of its first character in the context
+    end: int = 0  # index after its last character
 
 
 class Prediction(NamedTuple):
     """The prediction for a question."""
 
     id: str  # id of the question
-    candidates: list[Candidate]  # best first; empty if the context is empty
+    candidates: list[Candidate]  # possible answers, best first; empty if the context is empty
     null: float  # score of no answer
 
     @property
@@ -52,26 +56,28 @@ class Prediction(NamedTuple):
         return self.null - self.candidates[0].score if self.candidates else 0.0
 
     def final(self, threshold: float) -> str:
-        """Choose the answer of SQuAD 2.0: empty if the odds of no answer exceed a threshold."""
+        """Choose the answer for SQuAD 2.0: empty if the odds of no answer exceed a threshold."""
         return "" if self.null_odds > threshold else self.answer
 
     def ranked(self, with_null: bool) -> list[Candidate]:
         """Rank the candidates, with probabilities; no answer is among them if ``with_null``."""
-        candidates = [*self.candidates, *([Candidate("", self.null)] if with_null else [])]
+        candidates = list(self.candidates)
+        if with_null:
+            candidates.append(Candidate("", self.null))
         if not candidates:
             return []
         candidates.sort(key=lambda candidate: -candidate.score)
         weights = np.exp(np.array([c.score for c in candidates]) - candidates[0].score)
-        shares = (weights / weights.sum()).tolist()
-        return [c._replace(probability=share) for c, share in zip(candidates, shares)]
+        probabilities = (weights / weights.sum()).tolist()
+        return [c._replace(probability=p) for c, p in zip(candidates, probabilities)]
 
 
 class Span(NamedTuple):
-    """A possible answer, as a range of tokens in the context."""
+    """A possible answer, as a range of tokens in the whole context."""
 
     first: int  # index of its first token
     last: int  # index of its last token
-    score: float  # sum of the scores of both
+    score: float
 
 
 class WindowSpans(NamedTuple):
@@ -91,21 +97,21 @@ def find_best_spans(window: Window, start: np.ndarray, end: np.ndarray) -> Windo
         start: score of each token as the first one, ``[T]``.
         end: score of each token as the last one, ``[T]``.
     """
-    size = len(window.best)
+    size = len(window.has_max_context)
     null = float(start[0] + end[0])
     if not size:
         return WindowSpans([], null)
     part = slice(window.offset, window.offset + size)
+    # Row i of `ends` has the scores of tokens i to i + MAX_ANSWER - 1 as the last one.
     padded = np.concatenate([end[part], np.full(MAX_ANSWER - 1, -np.inf, dtype=end.dtype)])
-    lasts = np.lib.stride_tricks.sliding_window_view(padded, MAX_ANSWER)  # [S, MAX_ANSWER]
-    sums = np.where(window.best, start[part], -np.inf)[:, None] + lasts
-    order = np.argsort(-sums, axis=None, kind="stable")[:NBEST]
-    best = [(int(index) // MAX_ANSWER, int(index) % MAX_ANSWER) for index in order]
-    spans = [
-        Span(window.first + first, window.first + first + extra, float(sums[first, extra]))
-        for first, extra in best
-        if np.isfinite(sums[first, extra])
-    ]
+    ends = np.lib.stride_tricks.sliding_window_view(padded, MAX_ANSWER)  # [S, MAX_ANSWER]
+    sums = np.where(window.has_max_context, start[part], -np.inf)[:, None] + ends
+    spans = []
+    for index in np.argsort(-sums, axis=None, kind="stable")[:NBEST].tolist():
+        first, length = divmod(index, MAX_ANSWER)  # length without the first token
+        if np.isfinite(score := float(sums[first, length])):
+            first += window.first
+            spans.append(Span(first, first + length, score))
     return WindowSpans(spans, null)
 
 
@@ -120,35 +126,30 @@ def combine_windows(
         tokens: tokens of the paragraph.
         windows: best spans of each window.
     """
-    spans = sorted(
-        (span for window in windows for span in window.spans), key=lambda span: -span.score
-    )
-    texts: dict[str, Candidate] = {}
-    for first, last, score in spans:
-        piece = context[int(tokens.starts[first]) : int(tokens.ends[last])]
-        text = piece.strip()
-        if text and text not in texts:
-            start = int(tokens.starts[first]) + len(piece) - len(piece.lstrip())
-            texts[text] = Candidate(text, score, start=start, end=start + len(text))
+    spans = [span for window in windows for span in window.spans]
+    candidates: dict[str, Candidate] = {}  # a text that occurs twice counts with its best score
+    for span in sorted(spans, key=lambda span: -span.score):
+        start, end = int(tokens.starts[span.first]), int(tokens.ends[span.last])
+        text = context[start:end].strip()
+        if text and text not in candidates:
+            start += len(context[start:end]) - len(context[start:end].lstrip())
+            candidates[text] = Candidate(text, span.score, start=start, end=start + len(text))
     # The window that is least in favour of no answer decides about it.
-    return Prediction(name, list(texts.values())[:NBEST], min(window.null for window in windows))
+    null = min(window.null for window in windows)
+    return Prediction(name, list(candidates.values())[:NBEST], null)
 
 
 class Predictor:
     """Answers questions with a model.
 
     Args:
-        model: fine-tuned model in evaluation mode, on its device.
-        encoder: makes the windows.
-        dictionary: fairseq dictionary.
+        model: RoBERTa with a span head, in evaluation mode, on its device.
+        window_maker: makes the windows.
         version: version of SQuAD that the model was fine-tuned on.
     """
 
-    def __init__(
-        self, model: Any, encoder: WindowMaker, dictionary: Dictionary, version: str
-    ) -> None:
-        self.model, self.encoder, self.dictionary = model, encoder, dictionary
-        self.version = version
+    def __init__(self, model: Any, window_maker: WindowMaker, version: str) -> None:
+        self.model, self.window_maker, self.version = model, window_maker, version
 
     @classmethod
     def load(
@@ -172,14 +173,15 @@ class Predictor:
             )
         opened = open_model(path, data, state=state)
         dictionary, data_bin = opened.task.dictionary, opened.task.data_bin
-        encoder = WindowMaker(load_tokenizer(opened.data, dictionary), dictionary, data_bin.limits)
-        return cls(compute.place(opened.model), encoder, dictionary, data_bin.version)
+        tokenizer = load_tokenizer(opened.data, dictionary)
+        window_maker = WindowMaker(tokenizer, dictionary, data_bin.limits)
+        return cls(compute.place(opened.model), window_maker, data_bin.version)
 
     def predict(self, questions: Sequence[Question], max_tokens: int = 8192) -> list[Prediction]:
         """Answer questions.
 
         Args:
-            questions: the questions; it is faster if those about a paragraph follow each other.
+            questions: the questions; faster if those about the same paragraph follow each other.
             max_tokens: maximum number of tokens in a batch, including padding.
 
         Returns:
@@ -188,30 +190,32 @@ class Predictor:
         inputs = [
             (number, window)
             for number, question in enumerate(questions)
-            for window in self.encoder.windows(question)
+            for window in self.window_maker.windows(question)
         ]
-        scored: list[list[WindowSpans]] = [[] for _ in questions]
-        with bar("squad predict", len(inputs), " windows") as shown:
+        spans_of_questions: list[list[WindowSpans]] = [[] for _ in questions]
+        with bar("squad predict", len(inputs), " windows") as progress:
             for batch in _batch_windows(inputs, max_tokens):
-                for (number, _), spans in zip(batch, self._score([window for _, window in batch])):
-                    scored[number].append(spans)
-                shown.update(len(batch))
-        return [
-            combine_windows(
-                question.id, question.context, self.encoder.context(question.context), spans
-            )
-            for question, spans in zip(questions, scored)
-        ]
+                numbers, windows = zip(*batch)
+                for number, spans in zip(numbers, self._score(windows)):
+                    spans_of_questions[number].append(spans)
+                progress.update(len(batch))
+        predictions = []
+        for question, spans_of_windows in zip(questions, spans_of_questions):
+            tokens = self.window_maker.context(question.context)
+            prediction = combine_windows(question.id, question.context, tokens, spans_of_windows)
+            predictions.append(prediction)
+        return predictions
 
     @torch.inference_mode()
     def _score(self, windows: Sequence[Window]) -> list[WindowSpans]:
         """Score a batch of windows; return the best spans of each."""
         tokens = data_utils.collate_tokens(
-            [torch.from_numpy(window.tokens) for window in windows], self.dictionary.pad()
+            [torch.from_numpy(window.tokens) for window in windows],
+            self.window_maker.dictionary.pad(),
         )
         device = next(self.model.parameters()).device
-        scores = self.model(tokens.to(device), span_scores=True)
-        starts, ends = (score.cpu().numpy() for score in scores)
+        starts, ends = self.model(tokens.to(device), span_scores=True)  # each [windows, T]
+        starts, ends = starts.cpu().numpy(), ends.cpu().numpy()
         return [find_best_spans(*scores) for scores in zip(windows, starts, ends)]
 
 
@@ -223,10 +227,13 @@ def _batch_windows(
     Each window comes with the number of its question.
     """
     batch: list[tuple[int, Window]] = []
+    longest = 0  # length to which the batch is padded: that of its first window
     for number, window in sorted(inputs, key=lambda item: -len(item[1].tokens)):
-        if batch and (len(batch) + 1) * len(batch[0][1].tokens) > max_tokens:
+        if batch and (len(batch) + 1) * longest > max_tokens:
             yield batch
             batch = []
+        if not batch:
+            longest = len(window.tokens)
         batch.append((number, window))
     if batch:
         yield batch

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import string
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import reduce
 from operator import add
 from typing import NamedTuple, Optional
@@ -23,10 +23,10 @@ _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 class Scores(NamedTuple):
-    """Scores of questions, by id."""
+    """Both scores of each question, by id, from 0 to 1."""
 
-    exact: dict[str, float]  # 0 or 1
-    f1: dict[str, float]  # question -> F1 from 0 to 1
+    exact: dict[str, float]
+    f1: dict[str, float]
 
 
 def normalise(text: str) -> str:
@@ -46,7 +46,7 @@ def f1(gold: str, predicted: str, empty_agrees: bool) -> float:
     integers and floats differently, which shows in the last digit.
 
     Args:
-        gold: right answer.
+        gold: an annotator's answer.
         predicted: predicted answer.
         empty_agrees: whether two texts without words score 1 (SQuAD 2.0) or 0 (1.1).
     """
@@ -122,18 +122,20 @@ def _evaluate_v2(
         _refuse_missing(squad, odds, "odds of no answer")
     has_answer = {question.id: bool(question.answers) for question in squad.questions}
     raw = _compute_scores(squad.questions, predictions, empty_agrees=True)
-    # Without odds, the official script assumes 0 for every question.
-    above = {name: (odds[name] if odds else 0.0) > threshold for name in has_answer}
-    final = Scores(*({k: float(not has_answer[k]) if above[k] else s[k] for k in s} for s in raw))
+    final = Scores(dict(raw.exact), dict(raw.f1))
+    for question, is_answerable in has_answer.items():
+        # Without odds, the official script assumes 0 for every question.
+        if (odds[question] if odds else 0.0) > threshold:  # the prediction becomes no answer
+            final.exact[question] = final.f1[question] = float(not is_answerable)
     figures = _average_scores(final, has_answer)
-    for prefix, answered in (("HasAns", True), ("NoAns", False)):
-        if part := [name for name, has in has_answer.items() if has == answered]:
+    for prefix, answerable in (("HasAns", True), ("NoAns", False)):
+        if part := [question for question in has_answer if has_answer[question] == answerable]:
             means = _average_scores(final, part)
             figures.update({f"{prefix}_{name}": value for name, value in means.items()})
     if odds is not None:
-        for kind, scores in zip(Scores._fields, raw):
+        for metric, scores in zip(Scores._fields, raw):
             best, threshold = _find_best_threshold(predictions, scores, odds, has_answer)
-            figures.update({f"best_{kind}": best, f"best_{kind}_thresh": threshold})
+            figures.update({f"best_{metric}": best, f"best_{metric}_thresh": threshold})
     return figures
 
 
@@ -151,10 +153,12 @@ def _compute_scores(
     return scores
 
 
-def _average_scores(scores: Scores, names: Iterable[str]) -> Figures:
-    names = list(names)
-    means = [100.0 * sum(score[name] for name in names) / len(names) for score in scores]
-    return {**dict(zip(Scores._fields, means)), "total": len(names)}
+def _average_scores(scores: Scores, questions: Collection[str]) -> Figures:
+    """Average both scores of some questions, in percent."""
+    figures: Figures = {}
+    for metric, values in zip(Scores._fields, scores):
+        figures[metric] = 100.0 * sum(values[question] for question in questions) / len(questions)
+    return {**figures, "total": len(questions)}
 
 
 def _find_best_threshold(
@@ -168,15 +172,16 @@ def _find_best_threshold(
     The threshold rises from below all odds, where no question is answered, and passes them in
     order: each question that it passes is answered with its prediction.
     """
-    score = best = float(sum(not has for has in has_answer.values()))
+    # Where no question is answered, those without an answer score 1.
+    total = best = float(sum(not is_answerable for is_answerable in has_answer.values()))
     threshold = 0.0
-    for name in sorted(odds, key=lambda name: odds[name]):
-        if name not in scores:
+    for question in sorted(odds, key=lambda question: odds[question]):
+        if question not in scores:
             continue
-        score += scores[name] if has_answer[name] else -bool(predictions[name])
-        if score > best:
-            best = score
-            threshold = odds[name]
+        total += scores[question] if has_answer[question] else -bool(predictions[question])
+        if total > best:
+            best = total
+            threshold = odds[question]
     return 100.0 * best / len(scores), threshold
 
 

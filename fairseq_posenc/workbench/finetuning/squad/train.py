@@ -1,7 +1,8 @@
 """Fine-tunes on SQuAD with ``fairseq-hydra-train``, configured by the recipe, model and data.
 
-The configuration is written into the folder of the results. The same call continues an interrupted
-training.
+The recipe is a YAML file that leaves open (``???``) what depends on the model, the data and the
+machine. The completed configuration is written into the folder of the results, as ``CONFIG``. The
+same call continues an interrupted training.
 """
 
 from __future__ import annotations
@@ -37,11 +38,11 @@ CONFIG = "finetune.yaml"
 
 
 def find_recipe(data_bin: SquadDataBin) -> Path:
-    """Find the YAML file for a version of SQuAD."""
+    """Find the recipe for the version of SQuAD of some data."""
     return shipped("finetune_configs") / f"squad{data_bin.version.replace('.', '')}.yaml"
 
 
-def compose(
+def compose_config(
     pretrained: Pretrained,
     data_bin: SquadDataBin,
     out: Path,
@@ -72,39 +73,33 @@ def compose(
         "distributed_training": {"distributed_world_size": max(gpus, 1)},
         "hydra": {"run": {"dir": str(out.resolve())}, "output_subdir": None, **_ONE_LOG},
     }
-    # Learning rates of the encodings that diverge at the recipe's 3e-5; other files have their own.
-    recipe = recipes.load()["finetuning"]["squad"]["m4m"]
-    for item in pretrained.spec.items if yaml_file == find_recipe(data_bin) else ():
-        if item.name in recipe["lr_of"]:
-            local["optimization"] = {"lr": [recipe["lr_of"][item.name]]}
+    paper = recipes.load()["finetuning"]["squad"]["m4m"]
+    if yaml_file == find_recipe(data_bin):  # a user's file decides about its learning rate
+        for item in pretrained.spec.items:
+            if item.name in paper["lr_of"]:  # it diverged in the paper at the recipe's 3e-5
+                local["optimization"] = {"lr": [paper["lr_of"][item.name]]}
     try:
         changes = _parse_overrides(overrides)
-        composed = compose_file(yaml_file)
-        OmegaConf.set_struct(composed, False)
-        config = OmegaConf.merge(
-            composed, {"model": _select_unset_options(composed, pretrained)}, local
-        )
+        recipe = compose_file(yaml_file)
+        OmegaConf.set_struct(recipe, False)  # accept options that the file does not have
+        model = recipe.get("model") or {}
+        local["model"] = {
+            name: value
+            for name, value in pretrained.options.items()
+            if name not in model or OmegaConf.is_missing(model, name)
+        }
+        config = OmegaConf.merge(recipe, local)
         if gpus > 1:
             _share_batch(config, gpus)
         config = OmegaConf.merge(config, changes)
         assert isinstance(config, DictConfig)
         _check_lengths(config, pretrained, data_bin)
-        _set_updates(config, data_bin, recipe["not_given"]["warmup_ratio"])
+        _set_updates(config, data_bin, paper["not_given"]["warmup_ratio"])
     except UserError:
         raise
     except Exception as error:  # yaml, omegaconf and values of a wrong type raise many types
         raise UserError(f"{yaml_file}, --set: {' '.join(str(error).split())}") from None
     return config
-
-
-def _select_unset_options(recipe: DictConfig, pretrained: Pretrained) -> dict[str, Any]:
-    """Select the model options that the recipe does not set."""
-    model = recipe.get("model") or {}
-    return {
-        name: value
-        for name, value in pretrained.options.items()
-        if name not in model or OmegaConf.is_missing(model, name)
-    }
 
 
 def _parse_overrides(overrides: Sequence[str]) -> DictConfig:
@@ -127,7 +122,7 @@ def _check_lengths(config: Any, pretrained: Pretrained, data_bin: SquadDataBin) 
 
 def _share_batch(config: Any, gpus: int) -> None:
     """Divide the batch of the recipe, which is for one GPU, equally among several."""
-    maximum = config.dataset.batch_size
+    maximum = config.dataset.batch_size  # that fits the memory of a GPU
     batch = maximum * config.optimization.update_freq[0]
     per_gpu = recipes.largest_share(batch, gpus, maximum)
     if per_gpu is None:
@@ -163,16 +158,12 @@ class FineTuning(NamedTuple):
     overrides: Sequence[str]  # `key=value` that override the recipe
 
     def compose(self, gpus: int) -> DictConfig:
-        """Compose the configuration for a number of GPUs; see :func:`compose`.
-
-        Raises:
-            UserError: wrong input.
-        """
+        """Compose the configuration for a number of GPUs; see :func:`compose_config`."""
         pretrained = read_pretrained(self.checkpoint, "--checkpoint", for_fairseq=True)
         data_bin = open_data_bin(self.data)
         pretrained.check_dictionary(data_bin.dictionary)
         yaml_file = self.yaml_file or find_recipe(data_bin)
-        return compose(pretrained, data_bin, self.out, yaml_file, self.overrides, gpus)
+        return compose_config(pretrained, data_bin, self.out, yaml_file, self.overrides, gpus)
 
     def build_job(self) -> Job:
         """Build the job of the training, to run on this machine or a cluster.

@@ -1,4 +1,9 @@
-"""Cuts questions with their contexts into overlapping windows, and writes them as a data-bin."""
+"""Cuts questions with their contexts into overlapping windows, and writes them as a data-bin.
+
+As in BERT, the model reads a paragraph (the context) that is longer than its input in windows, each
+with the whole question. The target of a window is the first and last token of the answer; where the
+answer is not in the window, or does not exist, it is ``<s>`` twice.
+"""
 
 from __future__ import annotations
 
@@ -23,15 +28,15 @@ NO_ANSWER = (0, 0)  # positions of <s>
 class Window(NamedTuple):
     """An input: ``<s> question </s></s> part of the context </s>``."""
 
-    tokens: np.ndarray  # tokens of the window, `[T]`
+    tokens: np.ndarray  # token ids of the window, `[T]`
     offset: int  # index in `tokens` at which the context begins
     first: int  # index in the whole context of the token at `offset`
-    # whether this window has the most context around a token of its context, `[S]`
-    best: np.ndarray
+    # whether, of all windows, this one has the most context around a token of its context, `[S]`
+    has_max_context: np.ndarray
 
     def target(self, first: int, last: int) -> tuple[int, int]:
         """Locate two tokens of the context in the window; ``NO_ANSWER`` if one is outside."""
-        if first < self.first or last >= self.first + len(self.best):
+        if first < self.first or last >= self.first + len(self.has_max_context):
             return NO_ANSWER
         return first - self.first + self.offset, last - self.first + self.offset
 
@@ -42,8 +47,8 @@ def make_windows(
     """Make the windows of a question, at least one.
 
     Args:
-        question: tokens, ``[Q]``; those after ``limits.max_question`` are cut.
-        context: tokens, ``[S]``.
+        question: token ids, ``[Q]``; those after ``limits.max_question`` are cut.
+        context: token ids, ``[C]``.
         limits: sizes of the windows.
         dictionary: fairseq dictionary.
     """
@@ -52,13 +57,13 @@ def make_windows(
     head = np.concatenate([bos, question, eos, eos])
     room = limits.max_length - len(question) - SYMBOLS
     parts = _split_context(len(context), room, limits.stride)
-    best = _find_best_parts(len(context), parts)
+    best_parts = _find_best_parts(len(context), parts)
     return [
         Window(
-            np.concatenate([head, context[first:end], eos]).astype(np.int64),
-            len(head),
-            first,
-            best[first:end] == number,
+            tokens=np.concatenate([head, context[first:end], eos]).astype(np.int64),
+            offset=len(head),
+            first=first,
+            has_max_context=best_parts[first:end] == number,
         )
         for number, (first, end) in enumerate(parts)
     ]
@@ -66,13 +71,15 @@ def make_windows(
 
 def _split_context(length: int, room: int, stride: int) -> list[tuple[int, int]]:
     """Compute the starts and ends of overlapping parts; the last one reaches the end."""
-    firsts = range(0, max(length - room, 0) + stride, stride)
-    parts = [(first, min(first + room, length)) for first in firsts]
-    return parts[: 1 + next(i for i, (_, end) in enumerate(parts) if end == length)]
+    parts = [(0, min(room, length))]
+    while parts[-1][1] < length:
+        first = parts[-1][0] + stride
+        parts.append((first, min(first + room, length)))
+    return parts
 
 
 def _find_best_parts(length: int, parts: list[tuple[int, int]]) -> np.ndarray:
-    """Find the part with the most context around each token, on its shorter side: ``[S]``.
+    """Find the part with the most context around each token, on its shorter side: ``[C]``.
 
     As in BERT, a longer part gets a small bonus, and the first part wins a tie.
     """
@@ -93,10 +100,9 @@ class WindowMaker:
     """
 
     def __init__(self, tokenizer: Tokenizer, dictionary: Dictionary, limits: Limits) -> None:
-        self._tokenizer, self._dictionary, self._limits = tokenizer, dictionary, limits
-        self._last: tuple[str, Optional[Tokens]] = ("", None)
-        self.unk = dictionary.unk()
-        self.questions_cut = 0
+        self._tokenizer, self.dictionary, self._limits = tokenizer, dictionary, limits
+        self._last: tuple[str, Optional[Tokens]] = ("", None)  # paragraph and its tokens
+        self.questions_cut = 0  # number of questions that were too long, so far
 
     def context(self, text: str) -> Tokens:
         """Tokenize a paragraph."""
@@ -111,24 +117,27 @@ class WindowMaker:
         tokens = self._tokenizer.tokens(question.text.strip()).ids
         self.questions_cut += len(tokens) > self._limits.max_question
         context = self.context(question.context).ids
-        return make_windows(tokens, context, self._limits, self._dictionary)
+        return make_windows(tokens, context, self._limits, self.dictionary)
 
 
 def locate_answer(context: str, answer: Answer) -> Optional[int]:
-    """Find an answer in its context: where it should start, or nearest to that; None without it."""
+    """Find the occurrence of an answer in its context that is nearest to where it should start.
+
+    Returns:
+        The index of its first character; None if the context does not contain the answer.
+    """
     if context.startswith(answer.text, answer.start) and answer.start >= 0:
         return answer.start
     starts = [i for i in range(len(context)) if context.startswith(answer.text, i)]
     return min(starts, key=lambda start: abs(start - answer.start), default=None)
 
 
-def write_split(squad: Squad, encoder: WindowMaker, symbols: int, prefix: Path) -> dict[str, Any]:
-    """Write the windows of a file, with the first answer of each question that its context has.
+def write_split(squad: Squad, window_maker: WindowMaker, prefix: Path) -> dict[str, Any]:
+    """Write the windows of a file, each question with its first answer that the context contains.
 
     Args:
         squad: the file.
-        encoder: makes the windows.
-        symbols: size of the dictionary.
+        window_maker: makes the windows.
         prefix: path without suffixes.
 
     Returns:
@@ -139,41 +148,41 @@ def write_split(squad: Squad, encoder: WindowMaker, symbols: int, prefix: Path) 
     """
     if not squad.answered:
         raise UserError(f"{squad.path}: has no answers, so nothing can be learnt from it")
-    builder = make_builder(data_file_path(str(prefix)), "mmap", vocab_size=symbols)
+    dictionary = window_maker.dictionary
+    builder = make_builder(data_file_path(str(prefix)), "mmap", vocab_size=len(dictionary))
     spans: list[tuple[int, int]] = []
     counts: Counter[str] = Counter(questions=len(squad.questions))
-    cut_before = encoder.questions_cut
+    cut_before = window_maker.questions_cut
     for question in squad.questions:
-        windows = encoder.windows(question)
-        targets = _locate_answer_in_windows(
-            question, windows, encoder.context(question.context), counts
-        )
+        windows = window_maker.windows(question)
+        context = window_maker.context(question.context)
+        targets = _locate_answer_in_windows(question, windows, context, counts)
         spans += targets
-        for window in windows[: len(targets)]:
+        for window in windows[: len(targets)]:  # none if the question is left out
             builder.add_item(torch.from_numpy(window.tokens))
             counts["tokens"] += len(window.tokens)
-            counts["unknown_tokens"] += int((window.tokens == encoder.unk).sum())
+            counts["unknown_tokens"] += int((window.tokens == dictionary.unk()).sum())
     builder.finalize(index_file_path(str(prefix)))
     np.save(f"{prefix}.spans.npy", np.array(spans, dtype=np.int32).reshape(-1, 2))
     counts["windows"] = len(spans)
     counts["windows_with_answer"] = sum(span != NO_ANSWER for span in spans)
     words = counts["tokens"] - SYMBOLS * counts["windows"]
     warn_of_unknown(prefix.name, counts["unknown_tokens"], words)
-    counts["questions_cut"] = encoder.questions_cut - cut_before
+    counts["questions_cut"] = window_maker.questions_cut - cut_before
     names = "questions_left_out answers_moved answers_in_no_window questions_without_answer"
     return {**dict.fromkeys(names.split(), 0), **counts}
 
 
 def _locate_answer_in_windows(
-    question: Question, windows: list[Window], tokens: Tokens, counts: Counter[str]
+    question: Question, windows: list[Window], context: Tokens, counts: Counter[str]
 ) -> list[tuple[int, int]]:
     """Locate the answer in each window; an empty list if the context does not contain it."""
     if not question.answers:
         counts["questions_without_answer"] += 1
         return [NO_ANSWER] * len(windows)
-    for answer in filter(lambda answer: answer.text.strip(), question.answers):
-        start = locate_answer(question.context, answer)
-        covering = None if start is None else tokens.covering(start, start + len(answer.text))
+    for answer in question.answers:
+        start = locate_answer(question.context, answer) if answer.text.strip() else None
+        covering = None if start is None else context.covering(start, start + len(answer.text))
         if covering is not None:
             targets = [window.target(*covering) for window in windows]
             counts["answers_moved"] += start != answer.start

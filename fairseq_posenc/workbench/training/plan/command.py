@@ -42,6 +42,7 @@ def run(args: argparse.Namespace) -> int:
         UserError: wrong input.
         RunError: the training failed.
     """
+    # Dashes between both belong to a script; without a script they only introduce the command.
     dashes = ["--"] if args.training and args.after_dashes else []
     words = [*args.training, *dashes, *args.after_dashes]
     if not words:
@@ -87,9 +88,10 @@ def run_probe(
         log: the log; None for a temporary file, which is kept if the probe fails.
 
     Raises:
-        UserError: the training failed.
+        RunError: the training failed.
+        UserError: its log shows too few updates.
     """
-    left_out = min(10, updates // 5)
+    left_out = min(10, updates // 5)  # slower: caches are empty, and memory is allocated
     log_file = log or Path(tempfile.mkstemp(prefix="fairseq-posenc-plan-", suffix=".log")[1])
     probe_log = ProbeLog()
     # On the disk of the later checkpoints, whose space and speed matter.
@@ -99,10 +101,11 @@ def run_probe(
         command = training.build_probe(updates, Path(folder))
         with lock_folder(Path(folder)) as lock, bar("probe", updates, " updates") as progress:
 
-            def read(line: str) -> None:
-                progress.update(int(probe_log.read(line, time.monotonic())))
+            def read_line(line: str) -> None:
+                if probe_log.read(line, time.monotonic()):
+                    progress.update(1)
 
-            run_logged(command, log_file, lock, read)
+            run_logged(command, log_file, lock, read_line)
         size = sum(path.stat().st_size for path in Path(folder).glob("*.pt"))  # one for each shard
     figures = probe_log.measure(left_out)
     if log is None:
@@ -118,15 +121,13 @@ def run_probe(
 
 
 def _compute_duration(training: PlannedTraining, figures: dict[str, Any]) -> dict[str, Any]:
-    """Compute the duration of the training, and look up that in the paper."""
+    """Compute the last update and the duration of the training, and look up the paper's."""
     ends = [training.max_update] if training.max_update else []
     if training.max_epoch:
         ends.append(training.max_epoch * figures["updates_per_epoch"])
     end = min(ends, default=None)
     hours = end * figures["seconds_per_update"] / 3600 if end else None
-    hardware: dict[str, Any] = {}
-    if training.script and training.script in recipes.load()["pretraining"]:
-        hardware = recipes.build_recipe(training.script).hardware
+    hardware = recipes.build_recipe(training.recipe).hardware if training.recipe else {}
     paper = {f"paper_{name}": hardware.get(name) for name in ("hours", "gpus", "kind")}
     return {"end": end, "hours": hours, **paper}
 

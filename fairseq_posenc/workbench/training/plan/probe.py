@@ -1,4 +1,7 @@
-"""Reads the training to plan, builds the command of the probe (a short run), and reads its log."""
+"""Reads the training to plan, builds the command of the probe, and reads its log.
+
+The probe is the same training for a few updates, from update 0, in a folder of its own.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +28,13 @@ class PlannedTraining(NamedTuple):
     """The command of a training, and the options that the plan needs."""
 
     command: list[str]  # `fairseq-train` and its arguments
-    script: Optional[str]  # name of the script that printed the command; None without a script
+    recipe: Optional[str]  # recipe of a script; None for a command or a script without a recipe
     max_update: Optional[int]  # last update; None without this limit
     max_epoch: Optional[int]  # last epoch; None without this limit
     save_dir: Path  # folder of the checkpoints
     restores: bool  # whether it continues the training of another checkpoint
     position_encoding: Optional[str]  # spec of the positions; None if the architecture decides
-    seed: int  # random seed
+    seed: int
 
     def build_probe(self, updates: int, save_dir: Path) -> list[str]:
         """Build the command of a short training from update 0, which saves one checkpoint."""
@@ -40,7 +43,7 @@ class PlannedTraining(NamedTuple):
         command += ["--save-dir", str(save_dir), "--no-epoch-checkpoints", "--disable-validation"]
         command += ["--save-interval", _NEVER, "--save-interval-updates", "0"]
         command += ["--log-format", "simple", "--log-interval", "1"]
-        if self.restores:
+        if self.restores:  # its weights, but not its number of updates
             for state in ("optimizer", "lr-scheduler", "meters", "dataloader"):
                 command.append(f"--reset-{state}")
         return command
@@ -52,17 +55,17 @@ def read_training(words: Sequence[str]) -> PlannedTraining:
     Raises:
         UserError: the words start no training, or several.
     """
-    script = None
+    recipe = None
     if not _is_training(words):
-        names = [Path(word).stem for word in words]
-        recipe_names = recipes.load()["pretraining"]
-        script = next((name for name in names if name in recipe_names), names[0])
-        words = _print_command(words)
+        # Such as train_scripts/b_small.sh learned ..., or fairseq-posenc train-recipe b_small ...
+        names = (Path(word).stem for word in words)
+        recipe = next((name for name in names if name in recipes.load()["pretraining"]), None)
+        words = _ask_for_command(words)
     position = [Path(word).name for word in words].index(TRAIN)
     options = _parse_options([*words[position + 1 :]])
     return PlannedTraining(
         command=list(words),
-        script=script,
+        recipe=recipe,
         max_update=options.max_update or None,  # 0 means no limit
         max_epoch=options.max_epoch or None,
         save_dir=Path(options.save_dir),
@@ -88,9 +91,9 @@ def _parse_options(words: list[str]) -> argparse.Namespace:
     return parser.parse_known_args(words)[0]
 
 
-def _print_command(words: Sequence[str]) -> list[str]:
+def _ask_for_command(words: Sequence[str]) -> list[str]:
     """Get a script's training command with ``--dry-run``, and print the script's messages."""
-    end = words.index("--") if "--" in words else len(words)
+    end = words.index("--") if "--" in words else len(words)  # fairseq's options follow the dashes
     command = [*words[:end], "--dry-run", *words[end:]]
     try:
         result = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -118,8 +121,8 @@ class ProbeLog:
     """Reads the log of the probe, which has a line for each update."""
 
     def __init__(self) -> None:
-        self.updates: list[tuple[float, Entry]] = []  # with the times at which the lines came
-        self._machine: dict[str, str] = {}
+        self.updates: list[tuple[float, Entry]] = []  # time of a line in seconds, and its content
+        self._machine: dict[str, str] = {}  # the machine's devices, their memory, ...
 
     def read(self, text: str, time: float) -> bool:
         """Read a line that came at a time, in seconds; return whether it reports an update."""
@@ -142,19 +145,20 @@ class ProbeLog:
                 f"the probe's log has {len(self.updates)} updates, and the first {left_out} do "
                 "not count; does --log-file or --quiet hide the rest?"
             )
-        previous = self.updates[left_out - 1 : -1]
-        figures = [entry.figures for _, entry in counted]
-        seconds = [now - then for (then, _), (now, _) in zip(previous, counted)]
-        tokens = [float(update["wpb"]) for update in figures]
-        free = [float(x.figures["gb_free"]) for _, x in self.updates if "gb_free" in x.figures]
+        times = [time for time, _ in self.updates[left_out - 1 :]]
+        seconds = [now - before for before, now in zip(times, times[1:])]
+        tokens = [float(entry.figures["wpb"]) for _, entry in counted]  # words per batch
+        sequences = [float(entry.figures["bsz"]) for _, entry in counted]  # batch size
+        entries = [entry for _, entry in self.updates]
+        free = [float(entry.figures["gb_free"]) for entry in entries if "gb_free" in entry.figures]
         numbers = {name: float(value) for name, value in self._machine.items() if name != "gpu"}
         total = numbers.get("gpu_total")
         return {  # medians; figures of GPUs are None on a processor
             "seconds_per_update": statistics.median(seconds),
-            "tokens_per_second": statistics.median(t / s for t, s in zip(tokens, seconds)),
+            "tokens_per_second": statistics.median(n / s for n, s in zip(tokens, seconds)),
             "tokens_per_update": statistics.median(tokens),
-            "sequences_per_update": statistics.median(float(update["bsz"]) for update in figures),
-            "updates_per_epoch": max(entry.updates_per_epoch for _, entry in self.updates),
+            "sequences_per_update": statistics.median(sequences),
+            "updates_per_epoch": max(entry.updates_per_epoch for entry in entries),
             "devices": int(numbers.get("devices", 1)),
             "gpu": self._machine.get("gpu"),
             "gpu_memory": total - min(free) if total and free else None,  # peak, in GiB

@@ -11,7 +11,8 @@ the papers' tables in ``fairseq-posenc report``. Its parts:
   checkpoints, and that no sentence is dropped;
 - ``models``: DecBERT's models, by their name for ``--model``, with the directions of their layers;
 - ``ablations``: groups of models, trained by ``fairseq-posenc ablation NAME``;
-- ``reported``: tables of results, with a metric for each column; on GLUE, that of the protocol;
+- ``reported``: tables of results, with a metric for each column; on GLUE, that of the protocol.
+  ``A2`` is table 2 of paper A; words such as ``B-figure2`` name other places with results;
 - ``pictures``: pictures and descriptions in the papers without figures, each with its command.
 """
 
@@ -28,14 +29,6 @@ from fairseq_posenc.errors import UserError
 FILE = Path(__file__).with_name("recipes.json")
 TRANSLATION = "translation_iwslt17"
 Figure = tuple[str, str, Optional[str]]  # task, metric, split
-
-# Tables by the paper's number, or by the figure or the topic in the text that has the results.
-TABLES = {
-    **{"A1": "m4m_table1", "A-loss": "m4m_losses", "A2": "m4m_table2", "A-raffel": "m4m_raffel"},
-    **{f"A{number}": f"m4m_table{number}" for number in range(3, 8)},
-    **{f"B{number}": f"decbert_table{number}" for number in range(1, 5)},
-    **{"B-figure2": "decbert_figure2", "B-figure4": "decbert_figure4", "C": "fr_en"},
-}
 
 
 class Recipe(NamedTuple):
@@ -74,11 +67,10 @@ def load() -> dict[str, Any]:
         if "like" in entry:
             entries[name] = _merge(entries[entry.pop("like")], entry)
     for table in data["reported"].values():
-        protocol = data["finetuning"]["glue"].get(table["source"])
         for column in table["columns"].values():
-            if "metric" not in column:
+            if "metric" not in column:  # a task of GLUE, or a part of one, such as MNLI-mm
                 task = column["task"].removesuffix("-mm").removesuffix("-m")
-                column["metric"] = protocol["metrics"][task]
+                column["metric"] = data["finetuning"]["glue"][table["source"]]["metrics"][task]
     return data
 
 
@@ -137,7 +129,7 @@ def largest_share(batch: int, devices: int, maximum: int) -> Optional[int]:
     return next((size for size in sizes if batch % (devices * size) == 0), None)
 
 
-class Reported(NamedTuple):
+class PaperTable(NamedTuple):
     """A paper's table of results."""
 
     id: str  # short name, such as `A2`
@@ -152,17 +144,16 @@ class Reported(NamedTuple):
 
 
 @cache
-def reported() -> dict[str, Reported]:
-    """Collect all tables by short name."""
-    return {name: _build_table(name, load()["reported"][key]) for name, key in TABLES.items()}
-
-
-def _build_table(name: str, entry: dict[str, Any]) -> Reported:
-    columns = entry["columns"].items()
-    return Reported(
-        id=name,
-        **{key: entry[key] for key in ("title", "source", "where", "recipe", "rows")},
-        columns={column: (x["task"], x["metric"], x["split"]) for column, x in columns},
-        digits={column: shown.get("digits", 2) for column, shown in columns},
-        note=entry.get("note", ""),
-    )
+def load_tables() -> dict[str, PaperTable]:
+    """Load all tables of results by short name."""
+    tables = {}
+    for name, entry in load()["reported"].items():
+        columns = entry["columns"].items()
+        tables[name] = PaperTable(
+            id=name,
+            **{key: entry[key] for key in ("title", "source", "where", "recipe", "rows")},
+            columns={column: (c["task"], c["metric"], c["split"]) for column, c in columns},
+            digits={column: c.get("digits", 2) for column, c in columns},
+            note=entry.get("note", ""),
+        )
+    return tables

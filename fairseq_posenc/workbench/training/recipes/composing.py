@@ -46,7 +46,7 @@ def compose_file(path: Path, overrides: Sequence[str] = ()) -> DictConfig:
 def count_updates(config: Any, examples: int) -> int:
     """Count the updates of all epochs of a fine-tuning; an epoch reads every example once.
 
-    The first ``update_freq`` is taken for all epochs: the files have only one.
+    fairseq allows an ``update_freq`` for each epoch; these files have one for all.
     """
     batches = math.ceil(examples / config.dataset.batch_size)
     devices = config.distributed_training.distributed_world_size
