@@ -41,7 +41,7 @@ def format_page() -> str:
     for name, table in data["reported"].items():
         parts += _format_reported(name, table)
     for name, ablation in data["ablations"].items():
-        if not any(_is_ablation_of(ablation, table) for table in data["reported"].values()):
+        if "table" not in ablation:
             parts += _format_ablation(name, ablation)
     others = [
         (
@@ -80,23 +80,13 @@ def _format_reported(name: str, entry: Entry) -> list[str]:
     rows = [
         (row["name"], _train_command({"recipe": entry["recipe"], **row})) for row in entry["rows"]
     ]
-    ablations = recipes.load()["ablations"].items()
     sweeps = [
-        f"All rows: `train_scripts/ablation.sh {name} DATA-BIN`."
-        for name, ablation in ablations
-        if _is_ablation_of(ablation, entry)
+        f"All rows: `train_scripts/ablation.sh {ablation} DATA-BIN`."
+        for ablation, content in recipes.load()["ablations"].items()
+        if content.get("table") == name
     ]
     then = f"Then [measure](#measuring): {'; '.join(_name_evaluations(entry))}."
     return [title, about, _format_commands(rows), " ".join([*sweeps, then])]
-
-
-def _is_ablation_of(ablation: Entry, table: Entry) -> bool:
-    """Check whether the runs of an ablation are the rows of a table."""
-    models = [
-        [(row["position_encoding"], _name_directions(row)) for row in rows]
-        for rows in (ablation["runs"], table["rows"])
-    ]
-    return ablation["recipe"] == table["recipe"] and models[0] == models[1]
 
 
 def _count_table(rows: Sequence[Entry]) -> str:
@@ -180,10 +170,8 @@ def _train_command(row: Entry) -> str:
     """Format the command that makes a row's model, by its recipe, encoding and directions."""
     recipe, encoding = row["recipe"], row["position_encoding"]
     quoted = f"'{encoding}'" if "(" in encoding else encoding
-    if recipe.startswith("translation/"):
-        return f"train_scripts/translation_iwslt17.sh {quoted} DATA-BIN"
     size = "_large" if recipe == "a_large" else ""
-    start = recipes.load()["pretraining"][recipe]["init"]
+    start = recipes.list_trainings()[recipe]["init"]
     init = f"fairseq-posenc swap --checkpoint {start}/model.pt --arch roberta_{encoding}{size}"
     if row.get("released"):
         return f"{init} --out CHECKPOINT"

@@ -13,7 +13,6 @@ from fairseq_posenc.workbench.loading.checkpoints import read_updates
 
 PRETRAINING_TASKS = ("masked_lm", "language_modeling")
 _LAST = "checkpoint_last.pt"
-_ROBERTA_LARGE = (24, 1024)  # layers and width
 # Sections of fairseq's configuration; if two have an option of the same name, the later one counts.
 _SECTIONS = ("common", "distributed_training", "dataset", "optimization", "optimizer")
 _SECTIONS += ("lr_scheduler", "checkpoint", "model", "task")
@@ -52,12 +51,6 @@ class CheckpointFacts(NamedTuple):
     def data_name(self) -> str:
         """Name of the training's data folder, in lower case."""
         return Path(str(self.settings.get("data", "")).split(":")[0]).name.lower()
-
-    @property
-    def is_large(self) -> bool:
-        """Whether the model has the size of RoBERTa-large."""
-        sizes = (self.settings.get("encoder_layers"), self.settings.get("encoder_embed_dim"))
-        return sizes == _ROBERTA_LARGE
 
     @property
     def is_released(self) -> bool:

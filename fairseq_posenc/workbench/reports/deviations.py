@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from typing import Any, Optional
 
 from fairseq_posenc.workbench.reports.checkpoint_facts import CheckpointFacts
-from fairseq_posenc.workbench.reports.user_runs import TRANSLATION, UserRun
+from fairseq_posenc.workbench.reports.user_runs import UserRun
 from fairseq_posenc.workbench.training import recipes
 
 # Given by the recipe or compared elsewhere; the last two are no options of fairseq.
 _NOT_COMPARED = {"task", "criterion", "max_update", "total_num_update", "seed"}
 _NOT_COMPARED |= {"warmup_epochs", "runs"}
-_NO_CHECKPOINT = "the settings of its training are unknown: the checkpoint is missing"
 
 
 def list_deviations(runs: Sequence[UserRun], recipe_name: str) -> list[str]:
@@ -24,8 +23,8 @@ def list_deviations(runs: Sequence[UserRun], recipe_name: str) -> list[str]:
     """
     training = next((run.training for run in runs if run.training is not None), None)
     if training is None:
-        lines = [_NO_CHECKPOINT]
-    elif recipe_name == TRANSLATION:
+        lines = ["the settings of its training are unknown: the checkpoint is missing"]
+    elif recipe_name == recipes.TRANSLATION:
         lines = _compare_translation(training)
     else:
         lines = _compare_pretraining(training, recipes.build_recipe(recipe_name))
@@ -65,11 +64,10 @@ def _compare_settings(settings: dict[str, Any], paper: dict[str, Any]) -> list[s
 def _compare_translation(training: CheckpointFacts) -> list[str]:
     """List the differences between a training of a translation model and the paper's."""
     settings = training.settings
-    recipe = recipes.load()["finetuning"]["translation"]["iwslt17"]
     return [
         f"data: {settings.get('data', 'not known')} (paper: IWSLT 2017, French to English)",
         f"updates: {training.updates:,}, batch: {_format_batch(settings)} (paper: not given)",
-        *_compare_settings(settings, recipe["settings"]),
+        *_compare_settings(settings, recipes.build_recipe(recipes.TRANSLATION).settings),
         f"seed: {settings.get('seed', 'not known')} (paper: the best of 3 runs)",
     ]
 

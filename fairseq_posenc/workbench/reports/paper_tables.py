@@ -12,9 +12,9 @@ from fairseq_posenc.analysis.catalogue import count_at_base_size
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.identity import format_directions
 from fairseq_posenc.workbench.reports.deviations import list_deviations
-from fairseq_posenc.workbench.reports.user_runs import TRANSLATION, UserRun
+from fairseq_posenc.workbench.reports.user_runs import UserRun
 from fairseq_posenc.workbench.results.record import Record
-from fairseq_posenc.workbench.training.recipes import Figure, PaperTable, load_tables
+from fairseq_posenc.workbench.training.recipes import TRANSLATION, Figure, PaperTable, load_tables
 
 # Settings in which trainings may differ and still count as seeds of the same model.
 _DIFFER_BY_SEED = {

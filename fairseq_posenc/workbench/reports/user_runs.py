@@ -21,9 +21,8 @@ from fairseq_posenc.workbench.results.record import Record, Row
 from fairseq_posenc.workbench.running.jobs import read_inputs
 from fairseq_posenc.workbench.running.logs import TRAIN_LOG, Curve, read_curve_file
 from fairseq_posenc.workbench.training import recipes
-from fairseq_posenc.workbench.training.recipes import Figure
+from fairseq_posenc.workbench.training.recipes import TRANSLATION, Figure
 
-TRANSLATION = "translation/iwslt17"  # recipe of all translation models in the papers' tables
 _STAGES = ("start ends", "plateau ends", "dive ends", "length of the plateau")
 _FIGURE_4 = "3.48"  # perplexity in DecBERT's figure 4; its row has the update that reaches it
 # Columns of a record of BLEU, and the metrics of the table.
@@ -101,15 +100,17 @@ def read_runs(path: Path, record: Record, recipe: Optional[str]) -> list[UserRun
 
 def _find_m4m_recipe(training: Optional[CheckpointFacts]) -> str:
     """Find the pre-training of M4M's paper that is most like that of a model."""
-    if training is not None and training.is_large:
+    if training is None:
+        return "a_small"
+    sizes = (training.settings.get("encoder_layers"), training.settings.get("encoder_embed_dim"))
+    if sizes == (24, 1024):  # of RoBERTa-large
         return "a_large"
-    if training is not None and (training.is_released or training.start):
-        return "a_base"
-    return "a_small"
+    return "a_base" if training.is_released or training.start else "a_small"
 
 
 def _read_glue(record: Record) -> Evaluation:
-    is_decbert = record.data["protocol"] == "decbert"
+    protocol = record.data["protocol"]
+    statistic = recipes.load()["finetuning"]["glue"][protocol]["statistic"]
     figures: dict[Figure, float] = {}
     runs = record.figures["runs"]
     for row in record.figures["tasks"]:
@@ -117,13 +118,13 @@ def _read_glue(record: Record) -> Evaluation:
         if metric.endswith(("_m", "_mm")):  # MNLI's two development sets have columns of their own
             metric, part = metric.split("_")
             task = f"{task}-{part}"
-        figures[task, metric, "dev"] = float(row["mean" if is_decbert else "best"])
+        figures[task, metric, "dev"] = float(row[statistic])
     counts = Counter(run["task"] for run in runs)
     collapsed = Counter(run["task"] for run in runs if run["collapsed"])
     notes = [f"{task}: {n} of {counts[task]} runs collapsed" for task, n in collapsed.items()]
     if unfinished := record.data.get("unfinished"):
         notes.append(f"not finished: {unfinished}")
-    return Evaluation(figures, "b_small" if is_decbert else None, notes)
+    return Evaluation(figures, "b_small" if protocol == "decbert" else None, notes)
 
 
 def _read_glue_test(record: Record) -> Evaluation:

@@ -350,16 +350,16 @@ def test_what_diverged_at_the_usual_rates_is_offered_smaller_ones(
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--learning-rates", "1e-5,1e-5"], "--learning-rates 1e-5,1e-5: a number occurs twice"),
         *(
-            ([f"--learning-rates={rates}"], f"--learning-rates {rates}: {message}")
+            ([f"--learning-rates={rates}"], f"argument --learning-rates: {message}")
             for rates, message in [
+                ("1e-5,1e-5", "1e-5,1e-5: a number occurs twice"),
                 ("nan", "must be a finite number, not 'nan'"),
                 ("1e-5,inf", "must be a finite number, not 'inf'"),
                 ("1e-5,", "must be a finite number, not ''"),
                 ("", "must be a finite number, not ''"),
-                ("0", "give numbers above 0"),
-                ("1e-5,-1e-5", "give numbers above 0"),
+                ("0", "0: give numbers above 0"),
+                ("1e-5,-1e-5", "1e-5,-1e-5: give numbers above 0"),
             ]
         ),
         (

@@ -10,7 +10,7 @@ import argparse
 import shlex
 from pathlib import Path
 
-from fairseq_posenc.errors import RunError, UserError
+from fairseq_posenc.errors import RunError
 from fairseq_posenc.tasks.glue.definitions import PROTOCOLS, parse_tasks
 from fairseq_posenc.workbench.finetuning.glue.report import (
     complete_submission,
@@ -52,7 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--protocol", choices=PROTOCOLS, required=True, help="paper whose protocol is followed")
     add_data(parser, "directory made by fairseq-posenc preprocess glue", required=True)
     add("--tasks", default="all", help="tasks, separated by commas (default: all eight)")
-    add("--learning-rates", help="peak learning rates, as in 1e-5,2e-5 (default: the paper's)")
+    text = "peak learning rates, as in 1e-5,2e-5 (default: the paper's)"
+    add("--learning-rates", type=_parse_rates, metavar="LR,LR", default=(), help=text)
     add_seeds(parser, "the paper's; one for m4m")
     add("--name", help="model's name in the report (default: the checkpoint's folder and file)")
     add_out(parser, computed_default="glue-NAME-PROTOCOL")
@@ -85,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
         tasks=parse_tasks(args.tasks),
         pretrained=pretrained,
         out=out,
-        rates=_parse_rates(args.learning_rates),
+        rates=args.learning_rates,
         seeds=args.seeds or (),
         overrides=[*hydra_overrides(args, is_local=cluster is None), *args.changes],
     )
@@ -133,15 +134,10 @@ def _warn_of_divergence(protocol: str, pretrained: Pretrained) -> None:
         )
 
 
-def _parse_rates(text: str | None) -> tuple[float, ...]:
-    if text is None:
-        return ()
-    try:
-        rates = tuple(map(finite_number, text.split(",")))
-    except argparse.ArgumentTypeError as error:
-        raise UserError(f"--learning-rates {text}: {error}; separate them by commas") from None
+def _parse_rates(text: str) -> tuple[float, ...]:
+    rates = tuple(map(finite_number, text.split(",")))
     if min(rates) <= 0:
-        raise UserError(f"--learning-rates {text}: give numbers above 0")
+        raise argparse.ArgumentTypeError(f"{text}: give numbers above 0")
     if len(set(rates)) < len(rates):
-        raise UserError(f"--learning-rates {text}: a number occurs twice")
+        raise argparse.ArgumentTypeError(f"{text}: a number occurs twice")
     return rates

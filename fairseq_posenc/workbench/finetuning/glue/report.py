@@ -24,26 +24,17 @@ from fairseq_posenc.workbench.loading.pretrained import Pretrained
 from fairseq_posenc.workbench.results.markdown import table
 from fairseq_posenc.workbench.results.record import Record, Row, own_command
 from fairseq_posenc.workbench.running.files import read_json
-from fairseq_posenc.workbench.training.recipes import load_tables
+from fairseq_posenc.workbench.training import recipes
 
 _METRICS = {"f1": "F1", "matthews": "Matthews", "pearson": "Pearson", "spearman": "Spearman"}
 TaskRows = dict[str, dict[str, Row]]  # rows of the record's first table, by task and metric
-# What a protocol's paper reports: the best over the learning rates, or the mean over the seeds.
-_PAPER_STATISTIC = {"m4m": "best", "decbert": "mean"}
 Result = dict[str, Any]  # a run's learning rate, seed, metrics and folder
 _SPREAD_COLUMNS = ["task", "metric", "learning rate", "seeds", "best", "mean", "median", "std"]
 
 
 def write_results(runs: Sequence[GlueRun], out: Path, pretrained: Pretrained, name: str) -> Record:
-    """Write ``results.json``, ``results.md`` and the submission; return the record.
-
-    Args:
-        runs: all runs planned in ``out``, finished or not.
-        out: folder of the runs.
-        pretrained: the pre-trained model.
-        name: name of the model.
-    """
-    finished = [run for run in runs if run.is_finished(out)]
+    """Write results and submission of all runs of a folder, finished or not; return the record."""
+    finished = [run for run in runs if (run.folder(out) / RESULT).exists()]
     tasks = {}
     for task in TASKS:
         if task_runs := [run for run in finished if run.task == task]:
@@ -176,7 +167,7 @@ def format_report(record: Record) -> str:
 
 def _compare_with_paper(data: Row, tasks: TaskRows) -> Iterator[str]:
     """Yield a table of our figures and of the paper's on the same development sets, and notes."""
-    statistic = _PAPER_STATISTIC[data["protocol"]]
+    statistic = recipes.load()["finetuning"]["glue"][data["protocol"]]["statistic"]
     columns = _select_columns(tasks)
     head = [""]
     ours = [f"**{data['name']}** ({_describe_selection(statistic, columns)})"]
@@ -185,7 +176,7 @@ def _compare_with_paper(data: Row, tasks: TaskRows) -> Iterator[str]:
         ours.append(f"{row[statistic]:.2f}")
     rows = [ours]
     notes = []
-    for paper_table in load_tables().values():
+    for paper_table in recipes.load_tables().values():
         splits = {split for _, _, split in paper_table.columns.values()}
         is_of_protocol = paper_table.source == data["protocol"] and splits == {"dev"}
         if not (is_of_protocol and columns.keys() & paper_table.columns.keys()):
@@ -260,15 +251,7 @@ def write_predictions(path: Path, ids: Sequence[str], predictions: Sequence[str]
 
 
 def complete_submission(folder: Path, data: Path) -> list[str]:
-    """Add the file of WNLI, which predicts its majority class; list the files that are missing.
-
-    Args:
-        folder: folder of the submission.
-        data: folder of the data-bins, with WNLI's file if preprocessing wrote it.
-
-    Returns:
-        The names of the missing files.
-    """
+    """Add the file of WNLI, if preprocessing wrote it to the data; list the files still missing."""
     wnli = data / f"{WNLI.name}.tsv"
     if wnli.exists():
         folder.mkdir(exist_ok=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -69,15 +68,17 @@ class GlueRun(NamedTuple):
         """Build the path of the run's folder."""
         return out / self.task / f"lr{self.learning_rate:g}-seed{self.seed}"
 
-    def is_finished(self, out: Path) -> bool:
-        """Check whether the run has its result."""
-        return (self.folder(out) / RESULT).exists()
-
     def step(self, out: Path, work: Work = lambda context: None) -> Step:
-        """Build the step that fills the run's folder."""
+        """Build the step that fills the run's folder; its progress is the number of updates."""
         folder = self.folder(out)
-        progress = partial(measure_progress, folder)
-        return Step(folder, self._asdict(), work, progress=progress, result=RESULT)
+        return Step(
+            folder,
+            self._asdict(),
+            work,
+            # Also without checkpoints, which the user may delete once there is a result.
+            progress=lambda: updates_done(folder) or (folder / RESULT).exists(),
+            result=RESULT,
+        )
 
 
 class GlueRequest(NamedTuple):
@@ -240,11 +241,6 @@ def claim_runs(runs: Sequence[GlueRun], out: Path) -> list[GlueRun]:
     return [by_folder[folder] for folder in sorted(by_folder)]
 
 
-def measure_progress(folder: Path) -> int:
-    """Count the updates in a run's checkpoints; 1 if only its result is left, 0 without both."""
-    return updates_done(folder) or int((folder / RESULT).exists())
-
-
 def list_runs(out: Path, like: GlueRun) -> list[GlueRun]:
     """List the runs in a folder that have the same model and protocol as a run.
 
@@ -257,7 +253,7 @@ def list_runs(out: Path, like: GlueRun) -> list[GlueRun]:
         run = read_run(folder)
         names = ("protocol", "checkpoint", "modified")
         differing = [name for name in names if getattr(run, name) != getattr(like, name)]
-        if differing and measure_progress(folder):
+        if differing and run.step(out).progress:
             name = titles.get(differing[0], differing[0])
             raise UserError(
                 f"{folder} has a run with another {name}; choose another --out, or delete it"

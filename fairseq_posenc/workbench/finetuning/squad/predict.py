@@ -116,16 +116,9 @@ def find_best_spans(window: Window, start: np.ndarray, end: np.ndarray) -> Windo
 
 
 def combine_windows(
-    name: str, context: str, tokens: Tokens, windows: Sequence[WindowSpans]
+    question_id: str, context: str, tokens: Tokens, windows: Sequence[WindowSpans]
 ) -> Prediction:
-    """Combine the spans of all windows of a question.
-
-    Args:
-        name: id of the question.
-        context: the paragraph.
-        tokens: tokens of the paragraph.
-        windows: best spans of each window.
-    """
+    """Combine the best spans of all windows of a question into texts of the tokenized context."""
     spans = [span for window in windows for span in window.spans]
     candidates: dict[str, Candidate] = {}  # a text that occurs twice counts with its best score
     for span in sorted(spans, key=lambda span: -span.score):
@@ -136,7 +129,7 @@ def combine_windows(
             candidates[text] = Candidate(text, span.score, start=start, end=start + len(text))
     # The window that is least in favour of no answer decides about it.
     null = min(window.null for window in windows)
-    return Prediction(name, list(candidates.values())[:NBEST], null)
+    return Prediction(question_id, list(candidates.values())[:NBEST], null)
 
 
 class Predictor:

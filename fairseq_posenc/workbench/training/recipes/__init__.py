@@ -10,7 +10,8 @@ the papers' tables in ``fairseq-posenc report``. Its parts:
 - ``housekeeping``: options that do not change results, for all models and by family: about logs,
   checkpoints, and that no sentence is dropped;
 - ``models``: DecBERT's models, by their name for ``--model``, with the directions of their layers;
-- ``ablations``: groups of models, trained by ``fairseq-posenc ablation NAME``;
+- ``ablations``: groups of models, or ``table`` for the rows of one in ``reported``, trained by
+  ``fairseq-posenc ablation NAME``;
 - ``reported``: tables of results, with a metric for each column; on GLUE, that of the protocol.
   ``A2`` is table 2 of paper A; words such as ``B-figure2`` name other places with results;
 - ``pictures``: pictures and descriptions in the papers without figures, each with its command.
@@ -60,12 +61,16 @@ class Recipe(NamedTuple):
 
 @cache
 def load() -> dict[str, Any]:
-    """Load ``recipes.json``, with ``like`` and the metrics of GLUE resolved."""
+    """Load ``recipes.json``, with ``like``, ``table`` and the metrics of GLUE resolved."""
     data: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
     entries = data["pretraining"]
     for name, entry in entries.items():  # an entry comes after the one that it is like
         if "like" in entry:
             entries[name] = _merge(entries[entry.pop("like")], entry)
+    for ablation in data["ablations"].values():
+        if "table" in ablation:
+            table = data["reported"][ablation["table"]]
+            ablation |= {"title": table["title"], "recipe": table["recipe"], "runs": table["rows"]}
     for table in data["reported"].values():
         for column in table["columns"].values():
             if "metric" not in column:  # a task of GLUE, or a part of one, such as MNLI-mm

@@ -120,7 +120,12 @@ class RunIdentity(NamedTuple):
     def folder(self) -> Path:
         """Folder of the checkpoints, such as ``b_small/wiki/decbert_same-none--lr=2e-4``."""
         name = _escape(f"{self.model}-{self.encoding}" if self.model else self.encoding)
-        changes = [_format_change(option, value) for option, value in self.changes.items()]
+        changes = []
+        for option, value in self.changes.items():
+            change = option.lstrip("-").replace("-", "_")
+            if value:  # without the brackets of a tuple, such as (0.9,0.98)
+                change += f"={_escape(value.strip('()'))}"
+            changes.append(change)
         if len(" ".join(changes)) > _LONGEST_NAME:
             digest = hashlib.sha256("\n".join(changes).encode()).hexdigest()[:8]
             changes = [f"{len(changes)}-changes-{digest}"]
@@ -141,17 +146,6 @@ def parse_options(words: Sequence[str]) -> dict[str, str]:
     return options
 
 
-def select_changes(options: Mapping[str, str]) -> dict[str, str]:
-    """Select the options that are a part of a training's identity, sorted by name."""
-    return {name: options[name] for name in sorted(options) if not name.startswith(_SAME_RESULT)}
-
-
-def _format_change(option: str, value: str) -> str:
-    name = option.lstrip("-").replace("-", "_")
-    # Without the brackets of a tuple, such as (0.9,0.98).
-    return f"{name}={_escape(value.strip('()'))}" if value else name
-
-
 def _escape(text: str) -> str:
     """Replace the characters that shells and fairseq treat specially."""
     return text.translate(_IN_FILE_NAMES)
@@ -168,13 +162,18 @@ class RecipeTraining:
     """
 
     def __init__(self, recipe: Recipe, encoding: str, args: Namespace, model: str = "") -> None:
-        spec = str(specs.parse(encoding))
+        self.recipe, self.encoding, self.args, self.model = recipe, encoding, args, model
         self.data = find_data(args.data, recipe.name == TRANSLATION)
         self.passed = parse_options(args.after_dashes)
         _check_options(recipe, args, self.passed)
-        self.recipe, self.encoding, self.args, self.model = recipe, encoding, args, model
-        changes = select_changes(self.passed)
-        self.identity = RunIdentity(recipe.name, spec, self.data.name, model, changes)
+        names = [name for name in sorted(self.passed) if not name.startswith(_SAME_RESULT)]
+        self.identity = RunIdentity(
+            recipe=recipe.name,
+            encoding=str(specs.parse(encoding)),
+            data=self.data.name,
+            model=model,
+            changes={name: self.passed[name] for name in names},
+        )
         self._folder = args.out or self.identity.folder
         self._seeds: Sequence[int] = args.seeds or recipe.seeds
 
