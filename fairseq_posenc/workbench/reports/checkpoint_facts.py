@@ -14,8 +14,8 @@ from fairseq_posenc.workbench.loading.checkpoints import read_updates
 PRETRAINING_TASKS = ("masked_lm", "language_modeling")
 _LAST = "checkpoint_last.pt"
 # Sections of fairseq's configuration; if two have an option of the same name, the later one counts.
-_SECTIONS = ("common", "distributed_training", "dataset", "optimization", "optimizer")
-_SECTIONS += ("lr_scheduler", "checkpoint", "model", "task")
+_SECTIONS = ["common", "distributed_training", "dataset", "optimization", "optimizer"]
+_SECTIONS += ["lr_scheduler", "checkpoint", "model", "task"]
 
 
 class CheckpointFacts(NamedTuple):

@@ -197,14 +197,15 @@ def build_run(path: Path, training: CheckpointFacts, recipe: Optional[str]) -> U
     """
     is_save_dir = path.is_dir() or training.path.name.startswith("checkpoint")
     usual = {"language_modeling": "b_lm", "translation": TRANSLATION}.get(training.task, "b_small")
-    stamp = read_inputs(training.path.parent) or {}
-    stamped = stamp.get("recipe")  # may be that of another command, which has no such recipe
+    stamped = (read_inputs(training.path.parent) or {}).get("recipe")
+    if stamped in recipes.load()["pretraining"]:  # not if another command wrote the stamp
+        usual = str(stamped)
     figures, notes = _collect_figures(training, is_save_dir)
     return UserRun(
         name=training.path.parent.name if is_save_dir else path.stem,
         kind="training" if training.task == "translation" else "pre-training",
         path=path,
-        recipe=recipe or (stamped if stamped in recipes.load()["pretraining"] else usual),
+        recipe=recipe or usual,
         encoding=training.encoding,
         directions=training.directions,
         figures=figures,

@@ -162,6 +162,7 @@ class RecipeTraining:
     """
 
     def __init__(self, recipe: Recipe, encoding: str, args: Namespace, model: str = "") -> None:
+        spec = str(specs.parse(encoding))
         self.recipe, self.encoding, self.args, self.model = recipe, encoding, args, model
         self.data = find_data(args.data, recipe.name == TRANSLATION)
         self.passed = parse_options(args.after_dashes)
@@ -169,7 +170,7 @@ class RecipeTraining:
         names = [name for name in sorted(self.passed) if not name.startswith(_SAME_RESULT)]
         self.identity = RunIdentity(
             recipe=recipe.name,
-            encoding=str(specs.parse(encoding)),
+            encoding=spec,
             data=self.data.name,
             model=model,
             changes={name: self.passed[name] for name in names},
