@@ -1,4 +1,8 @@
-"""Loads and hashes fairseq's dictionaries, and checks which of them a data-bin has."""
+"""Loads and hashes fairseq's dictionaries, and checks which of them a data-bin has.
+
+A data-bin of running text has one dictionary, ``dict.txt``; one of pairs of sentences has
+``dict.LANG.txt`` for each of its two languages.
+"""
 
 import hashlib
 import io
@@ -24,7 +28,7 @@ class Placeholders(Dictionary):
 
 
 def fingerprint(dictionary: Dictionary) -> str | None:
-    """Hash the symbols of a dictionary in their order; None if they are not known."""
+    """Hash the symbols of a dictionary, in their order, to 16 digits; None if they are unknown."""
     if isinstance(dictionary, Placeholders):
         return None
     return hashlib.sha256(
@@ -46,41 +50,40 @@ def load_dictionary(path: Path, mask: bool = True) -> Dictionary:
         dictionary = Dictionary.load(str(path))
     except Exception as error:  # fairseq raises OSError, ValueError, RuntimeError, plain Exception
         reason = " ".join(str(getattr(error, "strerror", None) or error).split())
-        why = _find_fault(path) or shortened(reason)
-        raise UserError(f"{path}: not a fairseq dictionary ({why})") from None
+        fault = _describe_bad_line(path) or shortened(reason)
+        raise UserError(f"{path}: not a fairseq dictionary ({fault})") from None
     if mask:
         dictionary.add_symbol("<mask>")
     return dictionary
 
 
-def check_kind(folder: Path, pairs: bool, reader: str) -> None:
-    """Check that a folder has the kind of text that is needed.
+def check_text_kind(folder: Path, pairs: bool, reader: str) -> None:
+    """Check that a data-bin has the kind of text that is needed.
 
     Args:
         folder: the data-bin.
-        pairs: True for pairs of sentences, False for running text.
+        pairs: whether pairs of sentences are needed, not running text.
         reader: what reads it, for the message, such as ``--task translation``.
 
     Raises:
         UserError: the folder has the other kind, or no data.
     """
-    text = folder / DICTIONARY
-    languages = sorted(folder.glob("dict.*.txt"))
-    names = ", ".join(path.name for path in languages)
+    has_text = (folder / DICTIONARY).exists()
+    languages = ", ".join(sorted(path.name for path in folder.glob("dict.*.txt")))
     if pairs and not languages:
-        has = "dict.txt, data of language models" if text.exists() else "no dictionary"
+        has = "dict.txt, data of language models" if has_text else "no dictionary"
         raise UserError(
             f"{folder} has {has}: {reader} reads pairs of sentences, with dict.LANG.txt"
         )
-    if not pairs and not text.exists():
-        has = f"{names}, translation data" if languages else "no dict.txt: no data-bin"
+    if not pairs and not has_text:
+        has = f"{languages}, translation data" if languages else "no dict.txt: no data-bin"
         raise UserError(f"{folder} has {has}: {reader} reads running text, with dict.txt")
     manifest = folder / MANIFEST
     if not pairs and manifest.is_file() and _SQUAD_MARK in manifest.read_text("utf-8"):
         raise UserError(f"{folder} has the questions of SQuAD: {reader} reads running text")
 
 
-def _find_fault(path: Path) -> str | None:
+def _describe_bad_line(path: Path) -> str | None:
     """Describe the first line that fairseq refuses, and its fault; None if no line is refused."""
     try:
         content = path.read_bytes()

@@ -1,6 +1,8 @@
 """Finds one-line messages for exceptions, above all for those of reading a checkpoint.
 
-fairseq's and torch's exceptions rarely name the file, so it is looked up in their tracebacks.
+:func:`find_message` explains an exception that ended a command, :func:`describe_damage` one that
+was raised while this package read a checkpoint. fairseq's and torch's exceptions rarely name the
+file. So its path is read from the traceback, from a local variable of fairseq's function.
 """
 
 import os
@@ -12,7 +14,6 @@ from types import FrameType
 from fairseq_posenc.error_messages import describe_mistake
 from fairseq_posenc.errors import chain, printable_lines, shortened
 
-_MISFIT = re.compile(r"Error\(s\) in loading state_dict for .*:\s*(.+)")
 # Exceptions of fairseq, torch and omegaconf for a setting of a wrong type or value.
 UNBUILDABLE = (
     TypeError,
@@ -26,16 +27,19 @@ UNBUILDABLE = (
     NotImplementedError,  # settings that name what fairseq does not implement
     RecursionError,  # settings that contain each other
 )
-_MISSING = "Model file not found: "
-_OTHER_PARAMETERS = "loaded state dict "  # begins the messages of torch's optimizers
-_BARE = "Neither args nor cfg exist"
-_OPENING = "load_checkpoint_to_cpu"  # any error in it, or below it, is the file's fault
-_BUILDING = "load_model_ensemble_and_task"  # sets up the task of a checkpoint, and its model
-# The functions of fairseq that read checkpoints, and their local variable with the path.
-_CHECKPOINTS = "fairseq/checkpoint_utils.py"
-_READERS = {  # file, function: variable
-    (_CHECKPOINTS, _OPENING): "path",
-    (_CHECKPOINTS, _BUILDING): "filename",
+# How messages of fairseq and torch begin.
+_NO_FILE = "Model file not found: "
+_NO_SETTINGS = "Neither args nor cfg exist"
+_OTHER_PARAMETERS = "loaded state dict "  # of torch's optimizers
+_MISFIT = re.compile(r"Error\(s\) in loading state_dict for .*:\s*(.+)")
+# Functions of fairseq, as `locate` names them: one that only opens a checkpoint, and one that also
+# sets up its task and model.
+_OPEN = ("fairseq/checkpoint_utils.py", "load_checkpoint_to_cpu")
+_LOAD_MODEL = ("fairseq/checkpoint_utils.py", "load_model_ensemble_and_task")
+# The local variable with the path in each function that reads checkpoints.
+_PATHS = {
+    _OPEN: "path",
+    _LOAD_MODEL: "filename",
     ("fairseq/trainer.py", "load_checkpoint"): "filename",
 }
 # The functions that set up a task, or build a model, from settings.
@@ -57,8 +61,9 @@ def find_message(error: BaseException) -> str | None:
 
 def describe_damage(error: BaseException) -> str:
     """Describe the fault of a checkpoint by the error that reading it raised."""
-    if message := next(filter(None, map(describe_mistake, chain(error))), None):
-        return message
+    for link in chain(error):
+        if message := describe_mistake(link):
+            return message
     for link in chain(error):
         if _runs_code(link):
             # torch raises its own text while it handles the error of its unpickler.
@@ -82,8 +87,8 @@ def _name_file(error: BaseException, message: str | None) -> str | None:
     if message is None:
         return None
     for frame, _ in traceback.walk_tb(error.__traceback__):
-        if locate(frame) == (_CHECKPOINTS, _BUILDING):
-            path = str(frame.f_locals.get("filename"))
+        if locate(frame) == _LOAD_MODEL:
+            path = str(frame.f_locals.get(_PATHS[_LOAD_MODEL]))
             return message if path in message else f"{path}: {message}"
     return message
 
@@ -91,19 +96,17 @@ def _name_file(error: BaseException, message: str | None) -> str | None:
 def _describe_unreadable(error: BaseException) -> str | None:
     """Describe the fault of the checkpoint that fairseq was reading; None if it read none."""
     if isinstance(error, MemoryError) or "allocate memory" in str(error):
-        return None
+        return None  # a good checkpoint can be too large for the memory
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    for frame in reversed(frames):  # innermost first: _BUILDING calls _OPENING
-        file, function = locate(frame)
-        if variable := _READERS.get((file, function)):
-            path = frame.f_locals.get(variable)
-            raised_here = frame is frames[-1]
-            fault = _describe_fault(error, function == _OPENING, raised_here)
-            is_building = function == _BUILDING and not _BUILDERS.isdisjoint(map(locate, frames))
+    for frame in reversed(frames):  # innermost first: _LOAD_MODEL calls _OPEN
+        function = locate(frame)
+        if variable := _PATHS.get(function):
+            fault = _describe_fault(error, function == _OPEN, raised_here=frame is frames[-1])
+            is_building = function == _LOAD_MODEL and not _BUILDERS.isdisjoint(map(locate, frames))
             if fault is None and is_building and isinstance(error, UNBUILDABLE):
                 fault = f"no model can be built of its settings: {quote_error(error)}"
             if fault:
-                return f"{path}: {fault}"
+                return f"{frame.f_locals.get(variable)}: {fault}"
     return describe_damage(error) if _runs_code(error) else None
 
 
@@ -111,12 +114,12 @@ def _describe_fault(error: BaseException, opening: bool, raised_here: bool) -> s
     """Describe the fault of a file by an error; None if the error may have another cause.
 
     Args:
-        error: an error that was raised in a function of ``_READERS``, or in one that it called.
-        opening: whether that function only opens the file.
+        error: an error that was raised in a function of ``_PATHS``, or in one that it called.
+        opening: whether that function only opens the file, so that any error is the file's fault.
         raised_here: whether that function raised the error itself.
     """
     text = str(error)
-    if text.startswith(_MISSING):
+    if text.startswith(_NO_FILE):
         return "no such file"
     if misfit := _MISFIT.match(text):
         return f"its parameters are not the model's: {misfit[1]}"
@@ -127,9 +130,9 @@ def _describe_fault(error: BaseException, opening: bool, raised_here: bool) -> s
         )
     if raised_here and isinstance(error, AssertionError) and "--reset-optimizer" in text:
         return shortened(text)  # another optimizer or criterion
-    # Later only an entry that the reader itself misses is the file's fault.
+    # In the other functions, only an entry that the function itself misses is the file's fault.
     entry_errors = (KeyError, TypeError, AttributeError)
-    misses_entry = isinstance(error, entry_errors) or text.startswith(_BARE)
+    misses_entry = isinstance(error, entry_errors) or text.startswith(_NO_SETTINGS)
     return describe_damage(error) if opening or (raised_here and misses_entry) else None
 
 
@@ -141,5 +144,5 @@ def quote_error(error: BaseException, first_sentence: bool = False) -> str:
 
 
 def locate(frame: FrameType) -> tuple[str, str]:
-    """Name the file of a frame, with its folder, and its function, as in ``_READERS``."""
+    """Name the file of a frame, with its folder, and its function, as in ``_BUILDERS``."""
     return "/".join(frame.f_code.co_filename.split(os.sep)[-2:]), frame.f_code.co_name

@@ -12,9 +12,10 @@ from fairseq_posenc.errors import UserError, shortened
 
 logger = logging.getLogger(__name__)
 _SECTIONS = ("task", "model", "criterion", "optimizer", "lr_scheduler", "optimization")
+# Of these sections, only the named settings are compared.
 _FURTHER = {"common": ("seed", "fp16", "bf16"), "dataset": ("batch_size", "max_tokens")}
 _ALIASES = {"arch", "user_dir"}  # other keys for the model's name and the package's folder
-_optimizers: list[Path] = []  # the checkpoint whose optimizer state will be loaded, if any
+_resumed: list[Path] = []  # the checkpoint whose optimizer state will be loaded, if any
 
 
 def start_resuming(path: Path, settings: DictConfig | None) -> None:
@@ -24,7 +25,7 @@ def start_resuming(path: Path, settings: DictConfig | None) -> None:
         path: the checkpoint.
         settings: fairseq's configuration; None if a program uses the trainer without it.
     """
-    _optimizers.clear()
+    _resumed.clear()
     if settings is None or not path.is_file():
         return
     checkpoint = settings.checkpoint
@@ -41,12 +42,13 @@ def start_resuming(path: Path, settings: DictConfig | None) -> None:
             f"{path} has no average of its weights, and --store-ema can begin one only with a new "
             "training: leave it out"
         )
+    # Written under the name of the task's class; see `fairseq_posenc.host.task_repairs`.
     has_count = any(isinstance(part, dict) and "patience" in part for part in extra.values())
-    if checkpoint.patience > 0 and not has_count:  # see `fairseq_posenc.host.task_repairs`
+    if checkpoint.patience > 0 and not has_count:
         logger.warning("%s does not record the count of --patience; it starts at 0", path)
     if state.get("last_optimizer_state") is not None and not checkpoint.reset_optimizer:
         _refuse_other_classes(path, state.get("cfg"), now)
-        _optimizers.append(path)
+        _resumed.append(path)
     if not (checkpoint.reset_meters or checkpoint.reset_optimizer):
         _refuse_other_metric(path, state.get("cfg"), now)
 
@@ -60,10 +62,10 @@ def refuse_optimizer(resized: list[str]) -> None:
     Raises:
         UserError: there are some, and the state will be loaded (:func:`start_resuming`).
     """
-    if resized and _optimizers:
+    if resized and _resumed:
         raise UserError(
-            f"the optimizer's state in {_optimizers.pop()} is for other sizes: {resized[0]}; keep "
-            "the lengths of the training, or train on with --reset-optimizer"
+            f"the optimizer's state in {_resumed.pop()} is for other sizes: {resized[0]}; keep the "
+            "lengths of the training, or train on with --reset-optimizer"
         )
 
 
@@ -75,25 +77,23 @@ def _refuse_other_classes(path: Path, before: Any, now: dict[str, Any]) -> None:
     if not isinstance(before, dict):
         return
     old, new = _flatten(before), _flatten(now)
-    loaded = {"optimizer": "Optimizer", "criterion": "Criterion"}
+    titles = {"optimizer": "Optimizer", "criterion": "Criterion"}
     if not now["checkpoint"]["reset_lr_scheduler"]:
-        loaded["lr_scheduler"] = "LR scheduler"
-    for name, title in loaded.items():
+        titles["lr_scheduler"] = "LR scheduler"
+    for name, title in titles.items():
         if name in old and name in new and old[name] != new[name]:
-            option = name.replace("_", "-") if name == "lr_scheduler" else "optimizer"
+            part = "lr-scheduler" if name == "lr_scheduler" else "optimizer"
             raise UserError(
-                f"{title} does not match; please reset the {option} (--reset-{option}), or give "
+                f"{title} does not match; please reset the {part} (--reset-{part}), or give "
                 f"--{name.replace('_', '-')} {old[name]}: {path} was trained with that, and its "
                 f"state is not one of {new[name]}"
             )
-    old_precision, precision = (
-        _describe_precision(_get_section(x, "common")) for x in (before, now)
-    )
-    if old_precision != precision:
+    trained = _describe_precision(_get_section(before, "common"))
+    wanted = _describe_precision(_get_section(now, "common"))
+    if trained != wanted:
         raise UserError(
-            f"{path} was trained {old_precision}, and its optimizer's state is not one of a "
-            f"training {precision}: give the precision of its training, or go on with "
-            "--reset-optimizer"
+            f"{path} was trained {trained}, and its optimizer's state is not one of a training "
+            f"{wanted}: give the precision of its training, or go on with --reset-optimizer"
         )
 
 
@@ -135,8 +135,12 @@ def list_changes(before: Any, now: Any) -> list[str]:
 
 
 def _flatten(settings: dict[str, Any]) -> dict[str, Any]:
-    """Flatten the settings that shape a training, by name."""
-    # The section of a model that still uses argparse contains the options of all sections.
+    """Return the settings that shape a training, by name; the class of a section by its section.
+
+    For example ``{"optimizer": "adam", "adam_betas": "(0.9, 0.98)", "seed": 1}``.
+    """
+    # A model that still uses argparse has the options of all sections in its own section; those of
+    # the sections that are not compared are left out there.
     left_out = _ALIASES.union(*(_get_section(settings, k) for k in settings if k not in _SECTIONS))
     flat: dict[str, Any] = {}
     for key in _SECTIONS:

@@ -19,7 +19,7 @@ import torch
 from fairseq_posenc.checkpoints.error_messages import describe_damage
 from fairseq_posenc.checkpoints.file_checks import check_file
 from fairseq_posenc.checkpoints.trusted_settings import check_settings, is_name
-from fairseq_posenc.checkpoints.weights import describe_form, refuse_large_weights
+from fairseq_posenc.checkpoints.weights import describe_wrong_form, refuse_large_weights
 from fairseq_posenc.errors import UserError
 
 _PICKLE = b"\x80"  # first byte of a checkpoint of torch before 1.6, which is not an archive
@@ -68,7 +68,7 @@ def _refuse_malformed_weights(weights: Any) -> None:
     for name, weight in weights.items() if isinstance(weights, dict) else ():
         if type(name) is not str or not is_name(name):
             raise UserError(f"the checkpoint is damaged: a parameter is called {ascii(name)[:100]}")
-        if wrong := describe_form(weight):
+        if wrong := describe_wrong_form(weight):
             raise UserError(f"the checkpoint is damaged, or of another program: {name} {wrong}")
 
 
@@ -78,7 +78,7 @@ def _refuse_expanded_tensors(state: Any) -> None:
     With a stride of 0, a file of a few bytes can hold a huge tensor, which takes hours to read. No
     training writes such a tensor.
     """
-    to_check: list[tuple[Any, tuple[Any, ...]]] = [(state, ())]  # values and their keys
+    to_check: list[tuple[Any, tuple[Any, ...]]] = [(state, ())]  # a value, the keys that lead to it
     seen = set()
     while to_check:
         value, keys = to_check.pop()
@@ -141,7 +141,7 @@ class _NumberType:
     numpy's class is not allowed: a file could give it a size that takes all memory.
     """
 
-    def __init__(self, code: Any, *options: Any) -> None:
+    def __init__(self, code: Any, *options: Any) -> None:  # options: numpy's align and copy
         if code not in ("f8", "f4", "i8"):
             raise pickle.UnpicklingError(f"a number of numpy's type {ascii(code)[:50]}")
         self._code = code
@@ -157,11 +157,11 @@ class _NumberType:
         return number
 
 
-def _read_number(kind: Any, content: Any) -> Any:
+def _read_number(number_type: Any, content: Any) -> Any:
     """Read a number of numpy; takes the place of ``numpy.core.multiarray.scalar``."""
-    if type(kind) is not _NumberType or type(content) is not bytes:
+    if type(number_type) is not _NumberType or type(content) is not bytes:
         raise pickle.UnpicklingError("a number of numpy without its type or its bytes")
-    return kind.read(content)
+    return number_type.read(content)
 
 
 def allow_safe_classes() -> None:

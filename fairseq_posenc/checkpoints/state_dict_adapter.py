@@ -1,6 +1,8 @@
 """Adapts state dicts of fairseq's models, and those with other position parameters, to a model.
 
-All models of this package inherit :class:`PositionCheckpoints`.
+All models of this package inherit :class:`PositionCheckpoints`. fairseq first calls its
+``upgrade_state_dict_named``, torch then its ``_load_from_state_dict``; both adapt the state dict in
+place.
 """
 
 import logging
@@ -40,14 +42,14 @@ class PositionCheckpoints(nn.Module):
     """Mixin for models: adapts a checkpoint's position parameters before they are loaded."""
 
     init_positions: bool = False
-    _read: dict[str, Any] | None = None  # the checkpoint that is being loaded; None at other times
+    _as_read: dict[str, Any] | None = None  # the state dict before it is adapted, for the report
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Any], name: str) -> None:
-        """Rename the position parameters of fairseq's models, and drop copies, in place."""
+        """Rename the position parameters of fairseq's models, and drop copies of weights."""
         for key in filter(is_copy, list(state_dict)):
             del state_dict[key]
         _refuse_flat_tables(state_dict)
-        self._read = dict(state_dict)
+        self._as_read = dict(state_dict)
         super().upgrade_state_dict_named(state_dict, name)  # type: ignore[misc]
         for key in [key for key in state_dict if key.endswith(STOCK_TABLE)]:
             ours = key.removesuffix(STOCK_TABLE) + LEARNED_TABLE
@@ -78,9 +80,9 @@ class PositionCheckpoints(nn.Module):
         refuse_optimizer(extended + replaced)
         for change in changes:
             logger.warning("--init-positions: %s", change)
-        read = self._read or state_dict
-        self._read = None
-        logger.info("checkpoint: %s", format_load_report(read, state_dict, model_state))
+        as_read = self._as_read or state_dict
+        self._as_read = None
+        logger.info("checkpoint: %s", format_load_report(as_read, state_dict, model_state))
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def _match_identities(self, state_dict: dict[str, Any], prefix: str) -> list[str]:
@@ -92,7 +94,7 @@ class PositionCheckpoints(nn.Module):
             UserError: settings other than positions differ.
         """
         changes = []
-        others = []
+        mismatches = []
         for name, stack in self.named_modules():
             ours = getattr(stack, "identity", None)
             if not isinstance(ours, Identity):
@@ -105,7 +107,7 @@ class PositionCheckpoints(nn.Module):
                     f"assuming {ours.positions}"
                 )
             settings = theirs.weight_settings
-            others += [f"{name}: {text}" for text in settings.differences(ours.weight_settings)]
+            mismatches += [f"{name}: {x}" for x in settings.differences(ours.weight_settings)]
             if unknown := settings.list_unknown(ours.weight_settings):
                 logger.info("%s: the checkpoint does not record its %s", name, ", ".join(unknown))
             differences = theirs.differences(ours, stack.layers_kept)
@@ -113,10 +115,10 @@ class PositionCheckpoints(nn.Module):
             identity = ours if differences else theirs
             identity = identity._replace(weight_settings=settings.fill_from(ours.weight_settings))
             state_dict[f"{prefix}{name}.{KEY}"] = identity.to_tensor()
-        if others:
+        if mismatches:
             raise UserError(
-                f"the checkpoint's weights mean something else in this model: {'; '.join(others)}; "
-                "give it the settings and dictionaries of its training"
+                "the checkpoint's weights mean something else in this model: "
+                f"{'; '.join(mismatches)}; give it the settings and dictionaries of its training"
             )
         return changes
 
@@ -124,8 +126,8 @@ class PositionCheckpoints(nn.Module):
 def _read_identity(state_dict: dict[str, Any], stack: str, ours: Identity) -> Identity | None:
     """Read the identity of a stack from a checkpoint; None if it has none.
 
-    Checkpoints of fairseq's models have a table of learned positions, or a marker of sinusoids,
-    which is removed.
+    Checkpoints of fairseq's own models have none, but a table of learned positions, or a marker of
+    sinusoids, which is removed.
     """
     if stack + KEY in state_dict:
         return Identity.from_tensor(state_dict[stack + KEY])
@@ -138,7 +140,7 @@ def _read_identity(state_dict: dict[str, Any], stack: str, ours: Identity) -> Id
 
 
 def _refuse_flat_tables(state_dict: dict[str, Any]) -> None:
-    """Refuse fairseq's learned positions if they are no table."""
+    """Refuse fairseq's learned positions if they are not a matrix."""
     for key in [key for key in state_dict if key.endswith(STOCK_TABLE)]:
         if state_dict[key].dim() != 2:
             raise UserError(

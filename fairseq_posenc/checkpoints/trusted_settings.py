@@ -81,8 +81,8 @@ OPENED = {
 }
 # Settings that name a file in the folder of the data, such as config.yaml, without a path.
 IN_DATA = {"config_yaml", "multitask_config_yaml"}
-_LAYERS = ("encoder_layers_to_keep", "decoder_layers_to_keep")
-_MAPPINGS = ("common", "task", "model", "dataset", "optimization", "checkpoint")
+_LAYERS = ("encoder_layers_to_keep", "decoder_layers_to_keep")  # fairseq reads numbers and commas
+_SECTIONS = ("common", "task", "model", "dataset", "optimization", "checkpoint")
 _BUILT_FROM = ("task", "model", "criterion")  # the sections from which fairseq builds objects
 # Types of settings other than str and int, and of their containers. No subclasses, which could run
 # any code when fairseq uses them.
@@ -120,18 +120,20 @@ def check_settings(state: Any) -> None:
     They are in ``cfg``, in older checkpoints in ``args``.
     """
     cfg = state.get("cfg") if isinstance(state, dict) else None
-    for name in ("", *_MAPPINGS) if cfg is not None else ():
-        section = _get_contents(cfg).get(name) if name else cfg
+    sections = {"settings": cfg}
+    if type(cfg) in (dict, Namespace):
+        sections |= {name: _get_contents(cfg).get(name) for name in _SECTIONS}
+    for name, section in sections.items():
         if section is not None and type(section) not in (dict, Namespace):
-            raise UserError(f"its {name or 'settings'} are not settings, but {_quote(section)}")
+            raise UserError(f"its {name} are not settings, but {_quote(section)}")
     args = state.get("args") if isinstance(state, dict) else None
     if args is not None and type(args) is not Namespace:
         raise UserError(f"its args are not settings, but {_quote(args)}")
     for setting in _iterate_settings(state):
         name = setting.name
         value = setting.value
-        is_text = isinstance(setting.value, str)
-        if wrong := _describe_form(value):
+        is_text = isinstance(value, str)
+        if wrong := _describe_wrong_form(value):
             raise UserError(
                 f"its setting {setting.label} {wrong}; settings are text, numbers, true or false, "
                 "none, and lists and mappings of these"
@@ -150,7 +152,7 @@ def check_settings(state: Any) -> None:
             )
 
 
-def _describe_form(value: Any) -> str | None:
+def _describe_wrong_form(value: Any) -> str | None:
     """Describe why a value cannot be a setting; None if it can."""
     kind = type(value)
     if kind is str and len(value) > _MAX_TEXT:
@@ -163,7 +165,7 @@ def _describe_form(value: Any) -> str | None:
 def refuse_files(state: Any) -> None:
     """Refuse settings that name a file, unless this process's command line sets them."""
     for setting in _list_files(state):
-        if not _is_named(setting.name, sys.argv[1:]):
+        if not _is_set_by(sys.argv[1:], setting.name):
             raise UserError(
                 f"its setting {setting.label} names a file, {_quote(setting.value)}, which "
                 f"fairseq would open; remove it with --model-overrides \"{{'{setting.name}': "
@@ -263,7 +265,7 @@ def _get_contents(section: Any) -> dict[Any, Any]:
     return vars(section) if isinstance(section, Namespace) else section
 
 
-def _is_named(setting: str, words: list[str]) -> bool:
+def _is_set_by(words: list[str], setting: str) -> bool:
     """Check whether a command line sets a setting x, by ``--x``, ``model.x=`` or ``{'x': ...}``.
 
     Its name elsewhere proves nothing: a file may have the name of a setting.

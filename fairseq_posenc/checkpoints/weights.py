@@ -31,16 +31,16 @@ def refuse_broken_weights(state_dict: dict[str, Any], model_state: dict[str, Ten
 
 def refuse_untied(state_dict: dict[str, Any], model_state: dict[str, Tensor]) -> None:
     """Refuse two different matrices for a shared one: torch would keep the second of them."""
-    first: dict[int, str] = {}
+    first_names: dict[int, str] = {}  # by the address of the model's storage
     for name in model_state:
         address = storage_address(model_state[name])
         if name not in state_dict or storage_address(state_dict[name]) == address:
             continue  # not in the checkpoint, or replaced by the model's
-        other = first.setdefault(address, name)
-        pair = state_dict[other], state_dict[name]
-        if storage_address(pair[0]) != storage_address(pair[1]) and not torch.equal(*pair):
+        first = first_names.setdefault(address, name)
+        x, y = state_dict[first], state_dict[name]
+        if storage_address(x) != storage_address(y) and not torch.equal(x, y):
             raise UserError(
-                f"the checkpoint's {name} is not its {other}, and this model shares them: build it "
+                f"the checkpoint's {name} is not its {first}, and this model shares them: build it "
                 "as it was trained (--no-share-decoder-input-output-embed for a causal LM, "
                 "--untie-weights-roberta for a masked one, no --share-... for translation)"
             )
@@ -51,7 +51,7 @@ def storage_address(x: Tensor) -> int:
     return x.untyped_storage().data_ptr()
 
 
-def describe_form(weight: Any) -> str | None:
+def describe_wrong_form(weight: Any) -> str | None:
     """Describe why something cannot be a weight, whatever its numbers; None if it can."""
     if not isinstance(weight, Tensor):
         return f"is not a tensor, but of the type {type(weight).__name__}"
@@ -68,7 +68,7 @@ def describe_form(weight: Any) -> str | None:
 
 def _describe_damage(weight: Any) -> str | None:
     """Describe the damage of a tensor; None without damage."""
-    if wrong := describe_form(weight):
+    if wrong := describe_wrong_form(weight):
         return wrong
     if weight.dtype not in _FLOATS:
         return f"holds numbers of the type {_shorten(weight.dtype)}, not floating-point ones"
@@ -78,7 +78,7 @@ def _describe_damage(weight: Any) -> str | None:
     if weight.sum(dtype=torch.promote_types(weight.dtype, torch.float32)).isfinite():
         return None
     if not (broken := int((~weight.isfinite()).sum())):
-        return None
+        return None  # finite numbers, of which only the sum overflows
     return f"has {broken:,} of {weight.numel():,} numbers that are NaN or infinite"
 
 
@@ -113,6 +113,7 @@ def format_load_report(
     """
     tensors = {name: x for name, x in state_dict.items() if isinstance(x, Tensor)}
     names = [name for name in model_state if not name.endswith(KEY)]
+    # The adapter gives the model's own tensor to a weight that is to stay as it is.
     new = [
         x
         for x in names

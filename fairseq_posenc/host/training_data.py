@@ -14,7 +14,7 @@ from fairseq.tasks.language_modeling import LanguageModelingTask
 from fairseq.tasks.masked_lm import MaskedLMTask
 from omegaconf import OmegaConf
 
-from fairseq_posenc.checkpoints.dictionary import check_kind
+from fairseq_posenc.checkpoints.dictionary import check_text_kind
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.specs import Spec
 
@@ -45,7 +45,7 @@ def check_data(settings: Any, command: str) -> None:
             which = f", one of {len(folders)} shards" if len(folders) > 1 else ""
             raise UserError(f"there is no folder {folder}{which}: correct its name, or make it")
     if name in _TASKS_ON_TEXT or name in _TASKS_ON_PAIRS:
-        check_kind(folders[0], pairs=name in _TASKS_ON_PAIRS, reader=f"--task {name}")
+        check_text_kind(folders[0], pairs=name in _TASKS_ON_PAIRS, reader=f"--task {name}")
         _check_splits(folders, settings, command)
 
 

@@ -24,7 +24,7 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-from fairseq_posenc.checkpoints.recovery import LAST, _read, newest_checkpoint
+from fairseq_posenc.checkpoints.recovery import LAST, _read_if_whole, newest_checkpoint
 from fairseq_posenc.checkpoints.safe_loading import is_torn
 from fairseq_posenc.files import write_whole
 from fairseq_posenc.workbench.results.markdown import table
@@ -142,7 +142,7 @@ def goes_on_from(folder: Path) -> int | None:
     last = folder / LAST
     if not last.exists():
         return None
-    found = newest_checkpoint(folder) if is_torn(last) else _read(last)
+    found = newest_checkpoint(folder) if is_torn(last) else _read_if_whole(last)
     return found.updates if found else None
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
 from fairseq_posenc import specs
-from fairseq_posenc.checkpoints.dictionary import check_kind
+from fairseq_posenc.checkpoints.dictionary import check_text_kind
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.user_dir import USER_DIR
 from fairseq_posenc.workbench.running.jobs import Step, Work
@@ -100,7 +100,7 @@ def _check_data_bin(folder: Path, first: Path, pairs: bool) -> None:
         raise UserError(f"{folder}: no such folder")
     if not any(folder.glob("dict*.txt")):
         raise UserError(f"{folder} is not a data-bin folder: it has no dict.txt")
-    check_kind(folder, pairs, "this recipe")
+    check_text_kind(folder, pairs, "this recipe")
     for path in sorted(folder.glob("dict*.txt")):
         other = first / path.name
         if not other.exists() or path.read_bytes() != other.read_bytes():
