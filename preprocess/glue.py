@@ -32,7 +32,7 @@ from fairseq_posenc.workbench.running.exit_codes import (
     signals_as_keyboard_interrupt,
 )
 from fairseq_posenc.workbench.running.files import checksum
-from fairseq_posenc.workbench.running.folders import Folder
+from fairseq_posenc.workbench.running.folders import WholeFolder
 from fairseq_posenc.workbench.running.options import Parser
 from fairseq_posenc.workbench.running.progress import format_counts, say
 from fairseq_posenc.workbench.tokens.tokenizer import Encoder, SpecialSymbols
@@ -128,8 +128,8 @@ def _write_task(
     dictionary: Dictionary,
 ) -> None:
     """Write the data-bin of a task unless it is done."""
-    folder = Folder(settings.out / task.name, settings.plan(files))
-    if folder.is_done():
+    folder = WholeFolder(settings.out / task.name, settings.plan(files))
+    if folder.check_done():
         return
     with folder.create():
         symbols = SpecialSymbols.from_dictionary(dictionary)

@@ -30,7 +30,7 @@ from fairseq_posenc.workbench.running.exit_codes import (
     run_main,
     signals_as_keyboard_interrupt,
 )
-from fairseq_posenc.workbench.running.folders import Folder
+from fairseq_posenc.workbench.running.folders import WholeFolder
 from fairseq_posenc.workbench.running.options import (
     Parser,
     add_count,
@@ -50,8 +50,8 @@ def main() -> None:
     args = _parser().parse_args()
     corpora = [(corpus, _find_inputs(corpus)) for corpus in map(parse_corpus, args.corpus)]
     rules = build_settings(MixtureRules, args, skip_invalid=args.invalid_lines == "skip")
-    folder = Folder(args.out, _plan(corpora, rules))
-    if folder.is_done():
+    folder = WholeFolder(args.out, _plan(corpora, rules))
+    if folder.check_done():
         return
     with signals_as_keyboard_interrupt(), folder.resume() as saved:
         content = Mixture(corpora, rules, folder, saved).make()

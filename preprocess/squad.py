@@ -29,7 +29,7 @@ from fairseq_posenc.workbench.finetuning.squad.windows import WindowMaker, write
 from fairseq_posenc.workbench.loading.dictionaries import load_tokenizer
 from fairseq_posenc.workbench.running.exit_codes import run_main
 from fairseq_posenc.workbench.running.files import checksum
-from fairseq_posenc.workbench.running.folders import Folder
+from fairseq_posenc.workbench.running.folders import WholeFolder
 from fairseq_posenc.workbench.running.options import Parser
 from fairseq_posenc.workbench.running.progress import format_counts, say
 from fairseq_posenc.workbench.tokens.tokenizer import ENCODER_JSON, MERGES, PIECES
@@ -91,8 +91,8 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
     """Run the program."""
     settings = SquadSettings.from_args(_parser().parse_args(arguments))
     squads = {split: read_squad(path) for split, path in settings.inputs.items()}
-    folder = Folder(settings.out, settings.plan(squads))
-    if folder.is_done():
+    folder = WholeFolder(settings.out, settings.plan(squads))
+    if folder.check_done():
         return
     with folder.create():
         for name, path in settings.vocabulary.items():

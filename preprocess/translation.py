@@ -25,7 +25,7 @@ from typing import Optional
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running.exit_codes import run_main
-from fairseq_posenc.workbench.running.folders import Folder
+from fairseq_posenc.workbench.running.folders import WholeFolder
 from fairseq_posenc.workbench.running.options import (
     Parser,
     add_count,
@@ -40,10 +40,10 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
     """Run the program."""
     settings = ParallelSettings.from_args(make_parser().parse_args(arguments))
     corpus = settings.read_corpus()
-    folder = Folder(settings.out, settings.plan(corpus), plan_key="request")
+    folder = WholeFolder(settings.out, settings.plan(corpus), plan_key="request")
     if "," in str(folder.partial):
         raise UserError(f"--out {settings.out}: fairseq-preprocess cannot have commas in names")
-    if folder.is_done():
+    if folder.check_done():
         return
     with folder.create() as lock:
         results = Preparation(corpus, settings, folder.partial, lock).run()

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fairseq_posenc.checkpoints.error_messages import describe_damage
+from fairseq_posenc.checkpoints.faults import describe_damage
 from fairseq_posenc.checkpoints.file_checks import check_file
 from fairseq_posenc.checkpoints.trusted_settings import check_settings, is_name
 from fairseq_posenc.checkpoints.weights import describe_wrong_form, refuse_large_weights

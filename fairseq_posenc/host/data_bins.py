@@ -56,8 +56,8 @@ def ignore_unopened() -> None:
     previous = sys.unraisablehook
 
     def hook(unraisable: "sys.UnraisableHookArgs") -> None:
-        place = getattr(unraisable.object, "__module__", None)
-        if place != _OPENER or not isinstance(unraisable.exc_value, AttributeError):
+        module = getattr(unraisable.object, "__module__", None)
+        if module != _OPENER or not isinstance(unraisable.exc_value, AttributeError):
             previous(unraisable)
 
     sys.unraisablehook = hook
@@ -92,7 +92,7 @@ def check_data_bin(index: Path) -> None:
     states = index.stat(), data.stat()
     key = index.resolve(), tuple((state.st_size, state.st_mtime_ns) for state in states)
     if key not in _checked:
-        _check(_Files(index, index_size=states[0].st_size, data_size=states[1].st_size))
+        _check_format(_Files(index, index_size=states[0].st_size, data_size=states[1].st_size))
         _checked.add(key)
 
 
@@ -103,8 +103,8 @@ def refuse_empty(index: Path) -> None:
         raise UserError(f"{data} is empty: the split has no sentences; make it of a longer text")
 
 
-def _check(files: _Files) -> None:
-    """Check an index by the format that its first bytes show; Huffman codes are not checked."""
+def _check_format(files: _Files) -> None:
+    """Check an index by the format that its first bytes name; Huffman codes are not checked."""
     with open(files.path, "rb") as file:
         magic = file.read(8)
         if magic == _HUFFMAN:
@@ -172,7 +172,7 @@ def _check_header(files: _Files, version: int, code: int) -> int:
 def _map(path: Path, dtype: str, offset: int, count: int) -> NDArray[np.int64]:
     """Map numbers of a file into memory."""
     if not count:
-        return np.zeros(0, np.int64)
+        return np.zeros(0, np.int64)  # numpy cannot map nothing
     return np.memmap(path, dtype, "r", offset, count)
 
 

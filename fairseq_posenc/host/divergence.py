@@ -18,7 +18,7 @@ from fairseq_posenc.errors import chain
 from fairseq_posenc.transformer.capture_attention import capture_attention
 
 _STOPPED = re.compile(r"training stopped at update ([\d,]+): ")
-_SENTENCES = 8  # number of sentences of the batch to look at
+_SENTENCES = 8  # of a batch are measured
 
 
 class _LargestScore(NamedTuple):

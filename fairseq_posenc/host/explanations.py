@@ -6,7 +6,7 @@ import traceback
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from fairseq_posenc.checkpoints.error_messages import locate
+from fairseq_posenc.checkpoints.faults import locate
 from fairseq_posenc.errors import chain, shortened
 
 _SIZE = re.compile(r"Size of sample #(\d+) is invalid \(=(.+?)\) since max_positions=(.+?), skip")
@@ -45,7 +45,7 @@ def _explain_setting(error: BaseException) -> str | None:
 def _explain_absence(error: BaseException) -> str | None:
     """Explain a missing file or package."""
     if isinstance(error, FileNotFoundError) and (
-        any(file == "data/dictionary.py" for file, _ in _list_places(error))
+        any(file == "data/dictionary.py" for file, _ in _list_functions(error))
         or str(error).startswith("Dataset not found")
     ):
         path = error.filename or str(error).partition(": ")[2]
@@ -62,11 +62,11 @@ def _explain_absence(error: BaseException) -> str | None:
 def _explain_launch(error: BaseException) -> str | None:
     """Explain the errors of fairseq when there are fewer GPUs than processes."""
     launch = "distributed/utils.py"
-    places = _list_places(error)
+    functions = _list_functions(error)
     if (
         isinstance(error, ZeroDivisionError)
-        and (launch, "_infer_torch_distributed_launch_init") in places
-    ) or (isinstance(error, AssertionError) and (launch, "_infer_single_node_init") in places):
+        and (launch, "_infer_torch_distributed_launch_init") in functions
+    ) or (isinstance(error, AssertionError) and (launch, "_infer_single_node_init") in functions):
         return (
             "--distributed-world-size is more than the GPUs that torch sees: give as many as there "
             "are, or all options of docs/cluster.md for processes without GPUs"
@@ -74,6 +74,6 @@ def _explain_launch(error: BaseException) -> str | None:
     return None
 
 
-def _list_places(error: BaseException) -> list[tuple[str, str]]:
-    """List the files and functions that an error passed through (see :func:`locate`)."""
+def _list_functions(error: BaseException) -> list[tuple[str, str]]:
+    """List the functions that an error passed through, each with its file (:func:`locate`)."""
     return [locate(frame) for frame, _ in traceback.walk_tb(error.__traceback__)]

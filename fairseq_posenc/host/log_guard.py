@@ -30,7 +30,7 @@ from fairseq_posenc.host.running_command import (
 )
 from fairseq_posenc.host.task_repairs import keep_patience, prepare_whole_words
 from fairseq_posenc.host.training_data import check_data
-from fairseq_posenc.host.unmet_needs import check_packages, check_precision
+from fairseq_posenc.host.unmet_needs import check_precision, refuse_broken_options
 
 TRAINER = "fairseq.trainer"
 WRITER = "fairseq.checkpoint_utils"
@@ -38,7 +38,7 @@ _TASK = "fairseq.tasks.fairseq_task"
 _CLI = "fairseq_cli"
 _COMMANDS = ["train", "generate", "interactive", "eval_lm", "validate"]
 _LONG_SAMPLES = "samples have invalid sizes"  # in fairseq's warning of samples that are too long
-_BLOCKS = " examples"  # ends the message of fairseq-eval-lm after loading model and data
+_DATA_LOADED = " examples"  # ends the message of fairseq-eval-lm after loading model and data
 _LOCK = ".fairseq-train"  # lock file in a --save-dir
 logger = logging.getLogger(__name__)
 _held: dict[Path, int] = {}  # locks by folder, open until the process ends
@@ -48,9 +48,7 @@ _LOADED = re.compile(r"Loaded checkpoint (.+) \(epoch \d+ @ (\d+) updates\)", re
 class _CheckpointGuard(logging.Filter):
     """Checks what fairseq is about to do when it logs it."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._settings: DictConfig | None = None
+    _settings: DictConfig | None = None  # of the command that runs, once it has logged them
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Check what a record announces; return whether to show it."""
@@ -88,7 +86,7 @@ class _CheckpointGuard(logging.Filter):
             return
         check_alone(settings.distributed_training.distributed_world_size, os.environ)
         check_direction(settings.checkpoint)
-        check_packages(settings)
+        refuse_broken_options(settings)
         _lock_save_dir(settings)
         # By default only rank 0 reads a checkpoint, and sends it to the others as pickled classes
         # of fairseq, which torch loads only if files may run code. So several ranks could not
@@ -98,7 +96,7 @@ class _CheckpointGuard(logging.Filter):
     def _check_command(self, record: logging.LogRecord, command: str) -> None:
         """Check what a command has built when it logs a message."""
         message = str(record.msg)
-        if command == "eval_lm" and message.endswith(_BLOCKS):
+        if command == "eval_lm" and message.endswith(_DATA_LOADED):
             check_blocks()
         elif command == "train" and message.startswith("task: "):
             call = find_call("fairseq_cli/train.py", "main")
@@ -124,7 +122,7 @@ class _CheckpointGuard(logging.Filter):
         if target:
             _refuse_full_disk(target)
         if source:
-            _refuse_torn(Path(source), self._settings)
+            _restore_if_torn(Path(source), self._settings)
             start_resuming(Path(source), self._settings)
         if (loaded := _LOADED.fullmatch(message)) and self._settings is not None:
             _end_if_finished(Path(loaded[1]), int(loaded[2]), self._settings)
@@ -147,7 +145,7 @@ def _lock_save_dir(settings: DictConfig) -> None:
 
 
 def _is_default_restore(path: Path, settings: DictConfig | None) -> bool:
-    """Check whether fairseq looks for its own last checkpoint because no other was requested."""
+    """Check whether fairseq looks for a run's last checkpoint because no other was requested."""
     if settings is None:  # a program uses fairseq's trainer without its command
         return path.name.startswith("checkpoint_last") and path.parent.is_dir()
     if settings.checkpoint.restore_file != CheckpointConfig.restore_file:
@@ -155,8 +153,8 @@ def _is_default_restore(path: Path, settings: DictConfig | None) -> bool:
     return path.parent == Path(settings.checkpoint.save_dir)
 
 
-def _refuse_torn(path: Path, settings: DictConfig | None) -> None:
-    """Restore a last checkpoint that was not written to its end; refuse any other such file."""
+def _restore_if_torn(path: Path, settings: DictConfig | None) -> None:
+    """Restore a run's last checkpoint if it was not written to its end; refuse other such files."""
     if not path.is_file() or not is_torn(path):
         return
     if path.name != LAST or not _is_default_restore(path, settings):

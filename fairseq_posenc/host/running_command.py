@@ -14,7 +14,7 @@ import numpy as np
 from fairseq import utils
 from fairseq.logging import metrics
 
-from fairseq_posenc.checkpoints.error_messages import locate
+from fairseq_posenc.checkpoints.faults import locate
 from fairseq_posenc.errors import UserError
 
 _BETTER_LOW = {"loss", "nll_loss", "ppl"}
@@ -26,8 +26,8 @@ def find_call(file: str, function: str) -> FrameType | None:
     """Find the innermost running call of a function; None if it does not run.
 
     Args:
-        file: file of the function with its folder, such as ``fairseq_cli/train.py``. Modules have
-            no fixed names: under ``python -m`` this one's is ``__main__``.
+        file: file of the function with its folder, such as ``fairseq_cli/train.py``. The module's
+            name would not do: it is ``__main__`` under ``python -m``.
         function: name of the function.
     """
     frame: FrameType | None = sys._getframe(1)
@@ -95,22 +95,22 @@ def count_left_out(record: logging.LogRecord) -> None:
         return
     local = call.f_locals
     ignored = local["ignored"]
-    rest = local["indices"]
+    used = local["indices"]
     dataset = local["dataset"]
-    samples = len(ignored) + len(rest)
-    longest = local["max_positions"]
-    if not len(rest):
-        # For translation, limits of both languages.
-        numbers = longest if isinstance(longest, (tuple, list)) else [longest]
+    samples = len(ignored) + len(used)
+    if not len(used):
+        limits = local["max_positions"]
+        if not isinstance(limits, (tuple, list)):  # for translation, of both languages
+            limits = [limits]
         raise UserError(
-            f"all {samples:,} samples are longer than {' or '.join(f'{n:,}' for n in numbers)} "
+            f"all {samples:,} samples are longer than {' or '.join(f'{n:,}' for n in limits)} "
             "tokens: give a smaller --tokens-per-sample, or a larger --max-tokens, or a model with "
             "more positions (--max-positions, --max-source-positions)"
         )
-    share = f"{len(ignored):,} of {samples:,} samples"
+    counts = f"{len(ignored):,} of {samples:,} samples"
     if (tokens := _count_tokens(dataset, ignored)) is not None:
-        share += f" and {tokens:,} of {tokens + (_count_tokens(dataset, rest) or 0):,} tokens"
-    record.msg = f"{record.getMessage()}; left out are {share}: losses and scores are of the rest"
+        counts += f" and {tokens:,} of {tokens + (_count_tokens(dataset, used) or 0):,} tokens"
+    record.msg = f"{record.getMessage()}; left out are {counts}: losses and scores are of the rest"
     record.args = None
 
 

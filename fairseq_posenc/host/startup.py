@@ -10,7 +10,7 @@ from types import TracebackType
 
 from hydra.core.hydra_config import HydraConfig
 
-from fairseq_posenc.checkpoints.error_messages import find_message
+from fairseq_posenc.checkpoints.faults import find_message
 from fairseq_posenc.checkpoints.safe_loading import allow_safe_classes
 from fairseq_posenc.host.audit_hook import check_fairseq
 from fairseq_posenc.host.data_bins import check_opened, ignore_unopened

@@ -1,4 +1,8 @@
-"""Repairs two options of fairseq's tasks, ``--patience`` and ``--mask-whole-words``."""
+"""Repairs two options of fairseq's tasks, ``--patience`` and ``--mask-whole-words``.
+
+The log filter of :mod:`~fairseq_posenc.host.log_guard` calls both functions when a command has set
+up its task, before it reads a checkpoint.
+"""
 
 import logging
 from typing import Any
@@ -9,10 +13,10 @@ from fairseq.dataclass.configs import CheckpointConfig
 from fairseq_posenc.errors import UserError
 
 logger = logging.getLogger(__name__)
-_KEY = "patience"
+_PATIENCE_KEY = "patience"  # of the count in a task's state
 
 
-def keep_patience(task: Any, checkpoint: Any, counter: Any) -> None:
+def keep_patience(task: Any, checkpoint: Any, should_stop_early: Any) -> None:
     """Make a task write the count of ``--patience`` to checkpoints, and read it on resumption.
 
     fairseq keeps it only in memory, so a training that is resumed ends later than an uninterrupted
@@ -21,32 +25,37 @@ def keep_patience(task: Any, checkpoint: Any, counter: Any) -> None:
     Args:
         task: fairseq's task; two of its methods are replaced.
         checkpoint: fairseq's settings in the section of this name.
-        counter: fairseq's function ``should_stop_early``, whose attributes hold the count.
+        should_stop_early: fairseq's function. Its attributes hold the count: ``best``, the best
+            value of the metric, and ``num_runs``, the validations since then.
     """
     if checkpoint.patience <= 0:
         return
-    get_task_state: Any = getattr(task, "get_checkpoint_dict", lambda: {})
-    set_task_state: Any = getattr(task, "set_checkpoint_dict", lambda state: None)
-    name = type(task).__name__
+    # Only tasks with a state of their own have these methods.
+    get_own_state: Any = getattr(task, "get_checkpoint_dict", lambda: {})
+    set_own_state: Any = getattr(task, "set_checkpoint_dict", lambda state: None)
+    class_name = type(task).__name__
     metric = checkpoint.best_checkpoint_metric
 
     def get_checkpoint_dict() -> dict[str, Any]:
-        state = dict(get_task_state())
-        best = getattr(counter, "best", None)
+        states = dict(get_own_state())
+        best = getattr(should_stop_early, "best", None)
         if best is not None:
-            count = {"metric": metric, "best": float(best), "runs": counter.num_runs}
-            state[name] = {**state.get(name, {}), _KEY: count}
-        return state
+            count = {"metric": metric, "best": float(best), "runs": should_stop_early.num_runs}
+            states[class_name] = {**states.get(class_name, {}), _PATIENCE_KEY: count}
+        return states
 
     def set_checkpoint_dict(state: dict[str, Any]) -> None:
-        set_task_state({key: value for key, value in state.items() if key != _KEY})
-        count = state.get(_KEY)
+        # Of what the other method returned, fairseq passes only the entry of the class's name.
+        set_own_state({key: value for key, value in state.items() if key != _PATIENCE_KEY})
+        count = state.get(_PATIENCE_KEY)
         if not count or count["metric"] != metric or checkpoint.reset_meters:
             return
-        counter.best = count["best"]
-        counter.num_runs = count["runs"]
+        should_stop_early.best = count["best"]
+        should_stop_early.num_runs = count["runs"]
+        # By default, fairseq restores the run's own last checkpoint.
         is_same_training = checkpoint.restore_file == CheckpointConfig.restore_file
         if count["runs"] >= checkpoint.patience and is_same_training:
+            # Without this, fairseq would train on until the next validation.
             logger.warning(
                 f"{checkpoint.save_dir}: {count['runs']} validations without improvement reach "
                 f"--patience {checkpoint.patience}: the training is finished, and nothing was "
@@ -59,14 +68,14 @@ def keep_patience(task: Any, checkpoint: Any, counter: Any) -> None:
 
 
 def prepare_whole_words(task: Any, bpe: Any) -> None:
-    """Give a task that masks whole words the options of ``--bpe``, which splits words into pieces.
+    """Give the options of ``--bpe`` to a task that masks whole words.
 
-    fairseq's ``masked_lm`` reads them from ``task.args``, which it has lacked since its options
-    became a dataclass: ``--mask-whole-words`` failed with an AttributeError.
+    fairseq's ``masked_lm`` reads them from ``task.args``. It has had no such attribute since its
+    options became a dataclass, so ``--mask-whole-words`` fails with an AttributeError in fairseq.
 
     Args:
         task: the task; it is changed only if it masks whole words.
-        bpe: the name of ``--bpe``, or fairseq's section of this name.
+        bpe: the name of ``--bpe``, or fairseq's section of this name; its ``build_bpe`` takes both.
 
     Raises:
         UserError: ``--bpe`` is missing, or its pieces do not show where a word begins.
@@ -74,11 +83,11 @@ def prepare_whole_words(task: Any, bpe: Any) -> None:
     if not getattr(getattr(task, "cfg", None), "mask_whole_words", False):
         return
     name = bpe if isinstance(bpe, str) else getattr(bpe, "_name", None)
-    known = [key for key, kind in BPE_REGISTRY.items() if hasattr(kind, "is_beginning_of_word")]
-    if name not in known:
+    suitable = [key for key, cls in BPE_REGISTRY.items() if hasattr(cls, "is_beginning_of_word")]
+    if name not in suitable:
         reason = f"--bpe {name} does not show" if name else "without --bpe fairseq does not know"
         raise UserError(
             f"--mask-whole-words: {reason} where a word begins, and would mask single pieces; give "
-            f"the --bpe that the data were made with, and its files: one of {', '.join(known)}"
+            f"the --bpe that the data were made with, and its files: one of {', '.join(suitable)}"
         )
     task.args = bpe

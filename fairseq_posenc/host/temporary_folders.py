@@ -22,7 +22,7 @@ def share_temporary_folder() -> None:
         delete_temporary_folders()
         new = folder / f"{_ALIVE}.new"
         lock = os.open(new, os.O_RDWR | os.O_CREAT, 0o600)  # open until the process ends
-        held = [lock]  # emptied in a fork: in its forks, the number may be another file's
+        held = [lock]  # empty in a child: in the child's children the number may be another file's
 
         def close_in_fork() -> None:
             while held:

@@ -40,7 +40,8 @@ def check_data(settings: Any, command: str) -> None:
     if not data or not isinstance(data, str) or "://" in data:  # remote data cannot be checked
         return
     folders = [Path(part) for part in utils.split_paths(data)]
-    for folder in folders if command == "train" else folders[:1]:
+    opened = folders if command == "train" else folders[:1]
+    for folder in opened:
         if not folder.is_dir():
             which = f", one of {len(folders)} shards" if len(folders) > 1 else ""
             raise UserError(f"there is no folder {folder}{which}: correct its name, or make it")

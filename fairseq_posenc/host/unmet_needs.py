@@ -12,7 +12,7 @@ NO_PLASMA = (
     "data are mapped into memory anyway"
 )
 # In this order, because memory_efficient_fp16 also sets fp16.
-_HALVES = ("memory_efficient_fp16", "memory_efficient_bf16", "fp16", "bf16", "amp")
+_HALF_PRECISIONS = ("memory_efficient_fp16", "memory_efficient_bf16", "fp16", "bf16", "amp")
 
 
 def check_precision(common: Any) -> None:
@@ -21,10 +21,10 @@ def check_precision(common: Any) -> None:
     Raises:
         UserError: half precision on a processor, a TPU without torch_xla, or two precisions.
     """
-    chosen = [name for name in _HALVES if getattr(common, name, False)]
-    kinds = {name.removeprefix("memory_efficient_") for name in chosen}
-    if len(kinds) > 1:
-        flags = " and ".join(f"--{name}" for name in sorted(kinds))
+    chosen = [name for name in _HALF_PRECISIONS if getattr(common, name, False)]
+    precisions = {name.removeprefix("memory_efficient_") for name in chosen}
+    if len(precisions) > 1:
+        flags = " and ".join(f"--{name}" for name in sorted(precisions))
         raise UserError(f"{flags} set two precisions: give one of them")
     if find_spec("torch_xla"):  # it brings devices that torch does not list
         return
@@ -47,7 +47,7 @@ def check_precision(common: Any) -> None:
         )
 
 
-def check_packages(settings: Any) -> None:
+def refuse_broken_options(settings: Any) -> None:
     """Refuse options that would end in an error, or in a training that cannot be resumed."""
     if settings.common.use_plasma_view or getattr(settings.task, "use_plasma_view", False):
         raise UserError(NO_PLASMA)

@@ -1,7 +1,5 @@
 """The command ``fairseq-posenc``: lists its subcommands, and imports the one that is run."""
 
-from __future__ import annotations
-
 import argparse
 import logging
 import os
@@ -17,7 +15,7 @@ from fairseq_posenc.workbench.examples import EXAMPLES
 from fairseq_posenc.workbench.running.exit_codes import run_main
 from fairseq_posenc.workbench.running.options import Parser, add_examples, parse_around_dashes
 
-_COMPLETING = "_ARGCOMPLETE"  # environment variable that argcomplete's shell function sets
+_COMPLETING = "_ARGCOMPLETE"  # environment variable that argcomplete's shell function sets, on Tab
 
 
 class Command(NamedTuple):
@@ -30,7 +28,7 @@ class Command(NamedTuple):
 
     help: str  # description in one line
     module: str  # path of the module relative to this package
-    part: str = ""  # name of the command in a module that serves several
+    part: str = ""  # PART of the functions' names in a module that serves several commands
     # description of the words after `--`, which are passed to another program; `run` gets them as
     # `args.after_dashes`
     after_dashes: str = ""
@@ -111,22 +109,16 @@ GROUPS: dict[str, dict[str, Command]] = {
         ),
         "translate": Command("translate sentences", ".translation.command_translate"),
         "bleu": Command(
-            "score translation models on a test set with BLEU and chrF",
-            ".translation.command_bleu",
+            "score translation models on a test set with BLEU and chrF", ".translation.command_bleu"
         ),
         "lm-length": Command(
-            "measure the perplexity of causal LMs by context length",
-            ".experiments.length.command",
+            "measure the perplexity of causal LMs by context length", ".experiments.length.command"
         ),
-        "report": Command(
-            "print results next to the papers' figures",
-            ".reports.report_command",
-        ),
+        "report": Command("print results next to the papers' figures", ".reports.report_command"),
     },
     "convert": {
         "swap": Command(
-            "replace the position encoding of a trained model",
-            ".convert.swap.command",
+            "replace the position encoding of a trained model", ".convert.swap.command"
         ),
         "export": Command(
             "write a model for Hugging Face's transformers, ONNX or CTranslate2",

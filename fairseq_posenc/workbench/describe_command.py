@@ -10,9 +10,9 @@ from fairseq_posenc.analysis import catalogue, costs
 from fairseq_posenc.analysis.catalogue import BASE, BASE_LAYERS
 from fairseq_posenc.assembly import Assembly
 from fairseq_posenc.encodings.base import Dims
-from fairseq_posenc.errors import UserError
 from fairseq_posenc.user_dir import DECBERT
 from fairseq_posenc.workbench.results import terminal
+from fairseq_posenc.workbench.running.options import add_count
 
 _DECBERT = """{name}: an architecture, not an encoding: learned positions, and two first layers
 that attend in one direction only (DecBERT, Luo et al. 2022, arXiv:2204.08688)
@@ -20,8 +20,7 @@ that attend in one direction only (DecBERT, Luo et al. 2022, arXiv:2204.08688)
 In fairseq-train  --arch {name}
 Equivalent        --position-encoding learned --attention-directions {directions}
 The encoding      fairseq-posenc describe learned"""
-
-
+# The sections with formulas, and what the letters in them mean.
 _WITH_LETTERS = ("Equation", "Shapes", "Parameters", "Operations", "Numbers held")
 _LETTERS = {
     "q, k, v": "query, key and value of a head",
@@ -59,9 +58,9 @@ def run_describe(args: argparse.Namespace) -> int:
 
 
 def _describe(name: str) -> str:
-    """Describe an encoding: sections, options, costs, and number of parameters."""
-    described = catalogue.parse_page(name)
-    rows = dict(zip(catalogue.HEADINGS, described[1:]))
+    """Describe an encoding: the sections of its docstring, options, costs, and parameters."""
+    summary, *sections = catalogue.parse_page(name)
+    rows = dict(zip(catalogue.HEADINGS, sections))
     rows["Options"] = catalogue.format_options(name)
     rows["Where"] = catalogue.name_families(name)
     beyond = "in a layer, beyond plain attention:"
@@ -70,11 +69,11 @@ def _describe(name: str) -> str:
     rows["At base size"] = f"{catalogue.count_at_base_size(name):,} parameters"
     rows["Letters"] = _explain_letters(rows)
     width = terminal.count_columns()
-    lines = [terminal.format_report(f"{name}: {described.summary}"), ""]
+    lines = [terminal.format_report(f"{name}: {summary}"), ""]
     for heading, value in rows.items():
-        begin = f"{heading:<13} "
+        label = f"{heading:<13} "
         text = terminal.strip_marks(value)
-        lines.append(terminal.wrap(begin + text, width, " " * len(begin)))
+        lines.append(terminal.wrap(label + text, width, " " * len(label)))
     return "\n".join(lines)
 
 
@@ -93,14 +92,10 @@ def add_count_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``fairseq-posenc count``; the defaults are those of RoBERTa-base."""
     text = "position-encoding spec, as in learned+m4m"
     parser.add_argument("--encoding", required=True, metavar="SPEC", help=text)
-    for name, default, meaning in (
-        ("--layers", BASE_LAYERS, "number of layers"),
-        ("--embed-dim", BASE.embed_dim, "width of the model"),
-        ("--heads", BASE.num_heads, "attention heads of a layer"),
-        ("--max-positions", BASE.max_positions, "longest input in tokens"),
-    ):
-        help = f"{meaning} (default: {default})"
-        parser.add_argument(name, type=int, default=default, metavar="N", help=help)
+    add_count(parser, "--layers", "number of layers", BASE_LAYERS)
+    add_count(parser, "--embed-dim", "width of the model", BASE.embed_dim)
+    add_count(parser, "--heads", "attention heads of a layer", BASE.num_heads)
+    add_count(parser, "--max-positions", "longest input in tokens", BASE.max_positions)
     parser.add_argument("--decoder", action="store_true", help="count for a causal stack")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -109,8 +104,6 @@ def run_count(args: argparse.Namespace) -> int:
     """Print the number of position parameters, in total and by name."""
     spec = specs.parse(args.encoding)
     dims = Dims(args.embed_dim, args.heads, args.max_positions, args.decoder)
-    if args.layers < 1:
-        raise UserError(f"--layers {args.layers}: must be at least 1")
     spec.check_length(args.layers)
     sizes = Assembly(spec, dims).parameters(args.layers)
     total = sum(sizes.values())

@@ -1,7 +1,5 @@
 """``fairseq-posenc doctor``: reports what is installed and works, and tests every encoding."""
 
-from __future__ import annotations
-
 import argparse
 import importlib.metadata
 import importlib.util

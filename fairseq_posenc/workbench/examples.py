@@ -1,10 +1,10 @@
-"""The examples that end each command's help; a test runs them all."""
+"""The examples that end each command's help; a test runs them all.
 
-from __future__ import annotations
+``EXAMPLES["list"]`` has those of ``fairseq-posenc list``, ``EXAMPLES["squad train"]`` those of a
+subcommand.
+"""
 
-import re
-
-# Each command's name, followed by its examples.
+# Lines of two blanks are examples of the command above them; a backslash continues a line.
 _TEXT = r"""
 user-dir
   fairseq-posenc user-dir
@@ -107,8 +107,9 @@ doctor
   fairseq-posenc doctor
 """
 
-_JOINED = _TEXT.replace("\\\n    ", "").strip()  # a backslash continues a line
-EXAMPLES: dict[str, list[str]] = {
-    command: examples
-    for command, *examples in (block.split("\n  ") for block in re.split(r"\n(?=\S)", _JOINED))
-}
+EXAMPLES: dict[str, list[str]] = {}
+for line in _TEXT.replace("\\\n    ", "").strip().splitlines():
+    if not line.startswith("  "):
+        examples = EXAMPLES.setdefault(line, [])
+    else:
+        examples.append(line.strip())

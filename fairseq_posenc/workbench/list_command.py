@@ -1,4 +1,4 @@
-"""The commands ``list`` and ``user-dir``, which are quick: they import torch for --json alone."""
+"""The commands ``list`` and ``user-dir``, which are quick: only ``list --json`` imports torch."""
 
 import argparse
 import json
@@ -21,9 +21,10 @@ def run_list(args: argparse.Namespace) -> int:
         facts = [catalogue.collect_facts(entry.name) for entry in entries]
         print(json.dumps(facts, indent=2))
         return 0
-    name_width, place_width = (max(len(entry[column]) for entry in entries) for column in (0, 1))
+    name_width = max(len(entry.name) for entry in entries)
+    acts_on_width = max(len(entry.acts_on) for entry in entries)
     for name, acts_on, summary in entries:
-        print(f"{name:<{name_width}}  {acts_on:<{place_width}}  {summary.replace('``', '')}")
+        print(f"{name:<{name_width}}  {acts_on:<{acts_on_width}}  {summary.replace('``', '')}")
     return 0
 
 

@@ -1,7 +1,5 @@
 """``fairseq-posenc preprocess``: runs a program of the folder ``preprocess/``."""
 
-from __future__ import annotations
-
 import argparse
 import ast
 import os
@@ -13,20 +11,20 @@ from importlib import import_module
 from types import FrameType
 
 from fairseq_posenc.workbench.running.exit_codes import STOPPED
-from fairseq_posenc.workbench.running.files import shipped
+from fairseq_posenc.workbench.running.files import find_shipped_folder
 
-FOLDER = shipped("preprocess")
+FOLDER = find_shipped_folder("preprocess")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the name of a program, and its options."""
+    """Add the name of a program, which is called KIND in the help, and its options."""
     programs = sorted(path.stem for path in FOLDER.glob("*.py"))
-    text = "kind of text, see below; fairseq-posenc preprocess KIND --help lists its options"
-    parser.add_argument("program", choices=programs, metavar="KIND", help=text)
+    help_text = "kind of text, see below; fairseq-posenc preprocess KIND --help lists its options"
+    parser.add_argument("program", choices=programs, metavar="KIND", help=help_text)
     parser.add_argument("options", nargs=argparse.REMAINDER, metavar="...", help="options of KIND")
     width = max(map(len, programs))
     lines = []
-    for name in programs:  # with the first line of its docstring
+    for name in programs:  # parsed, as importing all of them would take seconds
         program = ast.parse((FOLDER / f"{name}.py").read_text(encoding="utf-8"))
         summary = str(ast.get_docstring(program)).partition("\n")[0]
         lines.append(f"  {name:<{width}}  {summary}")
@@ -34,12 +32,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the program in this process, with its folder on the import path."""
+    """Run the program in this process.
+
+    Its folder is put on the import path, from which it imports the packages that lie beside it.
+    """
     sys.argv = [f"fairseq-posenc preprocess {args.program}", *args.options]
     sys.path.insert(0, str(FOLDER))
     with _exit_on_ctrl_c():
         program = import_module(args.program)
-    program.main()
+    program.main()  # treats Ctrl-C itself
     return 0
 
 
@@ -50,14 +51,14 @@ def _exit_on_ctrl_c() -> Iterator[None]:
     While numpy and other modules are imported, they catch KeyboardInterrupt and raise other errors.
     """
 
-    def end(number: int, frame: FrameType | None) -> None:
+    def exit_at_once(number: int, frame: FrameType | None) -> None:
         os.write(2, b"fairseq-posenc: stopped\n")
         os._exit(STOPPED)
 
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield  # ignored, or handled by another program
         return
-    signal.signal(signal.SIGINT, end)
+    signal.signal(signal.SIGINT, exit_at_once)
     try:
         yield
     finally:

@@ -20,7 +20,7 @@ from fairseq_posenc.files import write_whole
 from fairseq_posenc.workbench.running.executor import run_jobs
 from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.files import checksum, read_json
-from fairseq_posenc.workbench.running.folders import MANIFEST, Folder, saved_progress
+from fairseq_posenc.workbench.running.folders import MANIFEST, WholeFolder, read_progress
 from fairseq_posenc.workbench.running.jobs import Job, Step
 from fairseq_posenc.workbench.running.progress import format_counts, say
 from fairseq_posenc.workbench.tokens.symbols import SymbolEncoder, warn_of_unknown
@@ -144,7 +144,7 @@ class Binarizer:
             folder,
             {},
             work=lambda place: self.run(),
-            progress=lambda: saved_progress(folder),
+            progress=lambda: read_progress(folder),
             result=MANIFEST,
         )
         return Job(str(folder.relative_to(self._settings.out)), folder, (step,))
@@ -152,8 +152,8 @@ class Binarizer:
     def _write_counts(self) -> None:
         """Write the number of occurrences of each symbol in a shard."""
         inputs = self._find_inputs("train")
-        folder = Folder(self._settings.folder, self._plan({"train": inputs}))
-        if folder.is_done():
+        folder = WholeFolder(self._settings.folder, self._plan({"train": inputs}))
+        if folder.check_done():
             return
         with folder.create():
             write_whole(folder.partial / _COUNTS, json.dumps(self._count_symbols(inputs)))
@@ -167,8 +167,8 @@ class Binarizer:
         # fairseq reads valid and test only from the first shard.
         splits = [name for name in settings.inputs if name == "train" or settings.shard == 0]
         inputs = {split: self._find_inputs(split) for split in splits}
-        folder = Folder(settings.folder, self._plan(inputs))
-        if folder.is_done():
+        folder = WholeFolder(settings.folder, self._plan(inputs))
+        if folder.check_done():
             return
         # Loaded first, so that a broken dictionary is refused before anything is written.
         loaded = None if settings.makes_dictionary else vocabulary.load_dictionary()
@@ -196,7 +196,7 @@ class Binarizer:
         self,
         name: str,
         inputs: list[Input],
-        folder: Folder,
+        folder: WholeFolder,
         symbols: SpecialSymbols,
         opened: Pool,
         done: dict[str, Any],

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running.files import checksum
-from fairseq_posenc.workbench.running.folders import MANIFEST, list_differences, read_object
+from fairseq_posenc.workbench.running.folders import MANIFEST, list_differences, read_json_object
 from fairseq_posenc.workbench.tokens.files import SEQUENTIAL
 
 _BLOCK_BYTES = 1 << 20
@@ -127,7 +127,7 @@ def read_shards(folders: Sequence[Path], plan: dict[str, Any]) -> list[list[Inpu
     """
     shards = []
     for folder in folders:
-        manifest = read_object(folder / MANIFEST)
+        manifest = read_json_object(folder / MANIFEST)
         if manifest is None:
             raise UserError(f"{folder} is missing or has no manifest; delete it, {_AGAIN}")
         parts = [

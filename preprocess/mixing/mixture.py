@@ -17,7 +17,7 @@ from binarize.shards import Input, describe_file
 from binarize.sources import Place, read_chunks
 from binarize.store import open_at
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.running.folders import Folder
+from fairseq_posenc.workbench.running.folders import WholeFolder
 from fairseq_posenc.workbench.running.progress import say
 
 from .draw import BYTES, DOCUMENTS, CorpusRequest, Draw, Drawn, measure
@@ -125,7 +125,7 @@ class Mixture:
         self,
         corpora: list[tuple[CorpusRequest, list[Input]]],
         rules: MixtureRules,
-        folder: Folder,
+        folder: WholeFolder,
         saved: dict[str, Any],
     ) -> None:
         none = [Counter[str]() for _ in corpora]

@@ -22,7 +22,7 @@ from omegaconf import OmegaConf
 from torch.multiprocessing.spawn import ProcessRaisedException
 
 from fairseq_posenc import locks
-from fairseq_posenc.checkpoints.error_messages import find_message
+from fairseq_posenc.checkpoints.faults import find_message
 from fairseq_posenc.error_messages import choose_exit_code
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.host import log_guard

@@ -20,7 +20,7 @@ import torch
 from fairseq import checkpoint_utils
 from fairseq_cli import eval_lm, generate, interactive, train, validate
 
-from fairseq_posenc.checkpoints.error_messages import find_message
+from fairseq_posenc.checkpoints.faults import find_message
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.cli import main
 from fairseq_posenc.workbench.loading.checkpoints import load_state

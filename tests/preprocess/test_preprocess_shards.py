@@ -311,7 +311,7 @@ def test_a_run_interrupted_at_the_very_end_goes_on(tmp_path, text, monkeypatch):
         with pytest.raises(_InterruptedError):
             run("--train", text, "--out", tmp_path / "resumed")
     with monkeypatch.context() as patch:
-        patch.setattr(command.Folder, "finish", _interrupt)  # the split is done then
+        patch.setattr(command.WholeFolder, "finish", _interrupt)  # the split is done then
         with pytest.raises(_InterruptedError):
             run("--train", text, "--out", tmp_path / "resumed")
     run("--train", text, "--out", tmp_path / "resumed")
@@ -327,7 +327,7 @@ import sys, time
 sys.path.insert(0, {programs!r})
 import {name}
 from binarize import sources, split
-from fairseq_posenc.workbench.running.folders import Folder
+from fairseq_posenc.workbench.running.folders import WholeFolder
 from mixing import mixture
 sources.CHUNK_BYTES = {chunk}
 split.SECONDS_BETWEEN_SAVES = mixture.SECONDS_BETWEEN_SAVES = 0.0
@@ -336,14 +336,14 @@ sys.argv = ["{name}.py", *{arguments!r}]
 {name}.main()
 """
 HALTING = """
-save, reached = Folder.save, []
+save, reached = WholeFolder.save, []
 def save_or_halt(folder, done):
     if reached:  # now more is written than is known
         print("halted", flush=True)
         time.sleep(3600)
     save(folder, done)
     reached.extend([done] if {where} else [])
-Folder.save = save_or_halt
+WholeFolder.save = save_or_halt
 """
 
 

@@ -1,7 +1,5 @@
 """Loads and writes checkpoints, and reads their number of updates."""
 
-from __future__ import annotations
-
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -13,7 +11,7 @@ import torch
 from fairseq import checkpoint_utils
 from torch import Tensor
 
-from fairseq_posenc.checkpoints.error_messages import UNBUILDABLE, quote_error
+from fairseq_posenc.checkpoints.faults import BUILD_ERRORS, quote_error
 from fairseq_posenc.checkpoints.recovery import newest_checkpoint
 from fairseq_posenc.checkpoints.safe_loading import open_checkpoint
 from fairseq_posenc.checkpoints.trusted_settings import forget_files, refuse_files
@@ -85,7 +83,7 @@ def refuse_unusable_settings(place: str) -> Iterator[None]:
         if str(error).startswith("the checkpoint"):  # raised by code that does not know the file
             raise UserError(f"{place}: {error}") from error
         raise
-    except UNBUILDABLE as error:
+    except BUILD_ERRORS as error:
         reason = quote_error(error)
         raise UserError(f"{place}: no model can be built of its settings: {reason}") from error
 

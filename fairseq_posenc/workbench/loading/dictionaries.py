@@ -1,7 +1,5 @@
 """Loads the dictionaries of a trained model, checked against its checkpoint, and its tokenizer."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 

@@ -1,7 +1,5 @@
 """Describes the three families of models, and builds a model from options, without data."""
 
-from __future__ import annotations
-
 import warnings
 from argparse import Action, ArgumentParser, Namespace
 from copy import deepcopy

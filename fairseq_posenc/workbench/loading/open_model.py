@@ -1,7 +1,5 @@
 """Opens a trained model of any family, ours or fairseq's, with its task and dictionaries."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 

@@ -1,7 +1,5 @@
 """Reads a trained model to start from: the options that build it again, weights, dictionary."""
 
-from __future__ import annotations
-
 from argparse import Namespace
 from pathlib import Path
 from typing import Any, NamedTuple, Optional

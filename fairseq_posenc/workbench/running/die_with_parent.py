@@ -6,8 +6,6 @@ that wish when it executes another program; other systems have nothing like it. 
 its path and imports nothing of the package, so it adds only some hundredths of a second.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

@@ -6,8 +6,6 @@ their states (accounting is off on small clusters), and decides what to submit a
 is done is read from its folder, as on one machine, so a sweep can move between machine and cluster.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -23,7 +21,7 @@ from typing import Any, NamedTuple, Optional
 from fairseq_posenc.errors import RunError, UserError
 from fairseq_posenc.files import write_whole
 from fairseq_posenc.workbench.running.devices import visible_gpus
-from fairseq_posenc.workbench.running.folders import is_locked, lock_folder, read_object
+from fairseq_posenc.workbench.running.folders import is_locked, lock_folder, read_json_object
 from fairseq_posenc.workbench.running.jobs import Job, RunContext
 from fairseq_posenc.workbench.running.programs import find_user_error, run_parallel
 from fairseq_posenc.workbench.running.progress import bar, say
@@ -45,10 +43,11 @@ _FAILED = {
 # Seconds between two calls of squeue.
 _SHORTEST_PAUSE = 1.0
 _LONGEST_PAUSE = 10.0
-# A node that Slurm gave up, or a job that is being requeued, may go on writing for a while.
-_PATIENCE = 300.0  # seconds to wait for its lock
-_EARLY = 60  # seconds by which Slurm's signal may come too early
-_NO_LIMIT = 10**6  # how often a job may run out of time; see _SlurmJob.checkpoint
+# Seconds to wait for the lock of a job's earlier process: on a node that Slurm gave up, or while
+# the job is being requeued, it may go on writing for a while.
+_LOCK_PATIENCE = 300.0
+_SIGNAL_EARLY = 60  # seconds by which Slurm's signal may come too early
+_MAX_TIMEOUTS = 10**6  # without limit: _SlurmJob.checkpoint ends a job that makes no progress
 
 
 class Slurm(NamedTuple):
@@ -65,8 +64,8 @@ class Slurm(NamedTuple):
 
         Args:
             jobs: all jobs of the command.
-            out: folder of the command, on a file system that all machines share.
-            watch: called every few seconds.
+            out: folder of the command; on a cluster, all machines must share its file system.
+            watch: called every few seconds, on this machine several times a second.
 
         Returns:
             A line for each job that failed.
@@ -104,12 +103,7 @@ class LocalMachine(NamedTuple):
     def run(
         self, jobs: Sequence[Job], out: Path, watch: Optional[Callable[[], None]] = None
     ) -> list[str]:
-        """Run the jobs that are not done.
-
-        Args:
-            jobs: all jobs of the command.
-            out: folder of the command.
-            watch: called several times a second.
+        """Run the jobs that are not done; for the arguments see :meth:`Slurm.run`.
 
         Returns:
             A line for each job that failed, with ``keep_going``.
@@ -122,14 +116,16 @@ class LocalMachine(NamedTuple):
         gpus = visible_gpus()
         ended = 0
         failures = list[str]()
+        # The environments that no running job uses; with several GPUs, each names one.
         free = [
             {"CUDA_VISIBLE_DEVICES": gpus[slot % len(gpus)]} if gpus else {}
             for slot in range(self.jobs)
         ]
 
-        def work(job: Job) -> str:
+        def run_job(job: Job) -> str:
             """Run a job; return a line about its failure, or "" if it succeeded."""
-            reached, failure = 0, ""
+            reached = 0
+            failure = ""
 
             def report(updates: int, text: str) -> None:
                 nonlocal reached
@@ -152,7 +148,7 @@ class LocalMachine(NamedTuple):
                 failure = f"{job.label}: {error}"
             finally:
                 free.append(environment)
-            report(job.updates, "")
+            report(job.updates, "")  # fills the bar, also for a job that failed
             return failure
 
         def note_end(failure: str) -> None:
@@ -163,7 +159,7 @@ class LocalMachine(NamedTuple):
                 failures.append(failure.splitlines()[0].rstrip(" :"))
 
         with bar("all runs", sum(job.updates for job in jobs), " updates") as progress:
-            calls = [partial(work, job) for job in jobs]
+            calls = [partial(run_job, job) for job in jobs]
             run_parallel(calls, self.jobs, watch, self.wave, note_end)
         return failures
 
@@ -204,15 +200,20 @@ def _has_failed(state: str) -> bool:
 
 
 class _Queue:
-    """The Slurm jobs of an output folder: recorded there, and listed by squeue under one name."""
+    """The Slurm jobs of an output folder: recorded there, and listed by squeue under one name.
+
+    A state is a word in capitals, then the nodes or a reason: ``RUNNING node1``.
+    """
 
     def __init__(self, out: Path) -> None:
         self._out = out
         self.folder = out.resolve() / "slurm"
         digest = hashlib.sha256(str(self.folder).encode()).hexdigest()
         self._name = f"fairseq-posenc-{digest[:12]}"
-        self._note = self.folder / "jobs.json"
-        self._ids: dict[str, str] = read_object(self._note) or {}  # last Slurm id of each job
+        self._ids_file = self.folder / "jobs.json"
+        self._ids: dict[str, str] = (
+            read_json_object(self._ids_file) or {}
+        )  # last Slurm id of each job
         self.how_to_end = f"scancel --name {self._name} ends them"
 
     def is_busy(self) -> bool:
@@ -228,16 +229,16 @@ class _Queue:
         if (states := self._ask_slurm()) is None:
             raise UserError("--on slurm: squeue does not answer; is this a machine of a cluster?")
         # Jobs of a command that was killed before it recorded what it had submitted.
-        lost = states.keys() - set(self._ids.values())
-        if alive := [job for job in lost if not _has_failed(states[job])]:
+        unrecorded = states.keys() - set(self._ids.values())
+        if alive := [number for number in unrecorded if not _has_failed(states[number])]:
             subprocess.run(["scancel", *alive], check=True)
         if new := [job for job in jobs if _has_failed(self._find_state(job, states))]:
             keys = list(map(self._name_job, new))
-            seconds = cluster.options.get("signal", "@90").partition("@")[2]
+            seconds = cluster.options.get("signal", "@90").partition("@")[2]  # submitit's default
             notice = int(seconds) if seconds.isdecimal() else 60  # sbatch's default
             tasks = [_SlurmJob(job, self._name_lock(key), notice) for key, job in zip(keys, new)]
             self._ids.update(zip(keys, _submit(tasks, self.folder, self._name, cluster)))
-            write_whole(self._note, json.dumps(self._ids, indent=1) + "\n")
+            write_whole(self._ids_file, json.dumps(self._ids, indent=1) + "\n")
         states = self._ask_slurm() or {}
         width = max(len(job.label) for job in jobs)
         for job in jobs:
@@ -255,7 +256,7 @@ class _Queue:
         failures = []
         pause = _SHORTEST_PAUSE
         while pending:
-            for job, previous in list(pending.items()):
+            for job, previous in list(pending.items()):  # a copy, as jobs that ended are deleted
                 text = self._find_state(job, states)
                 word = text.split()[0]
                 pending[job] = word
@@ -283,9 +284,9 @@ class _Queue:
         return failures
 
     def _ask_slurm(self) -> Optional[dict[str, str]]:
-        """Ask squeue for the states by job id: a word, then the nodes or a reason.
+        """Ask squeue for the states by job id; None if Slurm does not answer.
 
-        A job is listed until some minutes after its end. None if Slurm does not answer.
+        A job is listed until some minutes after its end.
         """
         command = ["squeue", "--noheader", "--array", "--states=all", f"--name={self._name}"]
         try:
@@ -320,14 +321,15 @@ class _SlurmJob:
     """A job as it runs on the cluster; submitit calls :meth:`checkpoint` when its time is up."""
 
     def __init__(self, job: Job, lock: Path, notice: int) -> None:
-        self._job, self._lock = job, lock
+        self._job = job
+        self._lock = lock
         self._notice = notice  # seconds between Slurm's signal and the end of the job's time
         self._reached: object = None  # progress the last time that its time was up
 
     def __call__(self) -> None:
         """Run the job, from where it was interrupted."""
-        until = time.monotonic() + _PATIENCE
-        while is_locked(self._lock) and time.monotonic() < until:
+        deadline = time.monotonic() + _LOCK_PATIENCE
+        while is_locked(self._lock) and time.monotonic() < deadline:
             time.sleep(_SHORTEST_PAUSE)
         with lock_folder(self._lock, "job of") as lock:
             if not self._job.is_done:
@@ -343,7 +345,7 @@ class _SlurmJob:
         """
         from submitit.helpers import DelayedSubmission
 
-        if _ask_time_left() < self._notice + _EARLY:
+        if _ask_time_left() < self._notice + _SIGNAL_EARLY:
             reached = self._job.progress
             if reached == self._reached:
                 raise UserError("made no progress in all its time; give it more, with time=")
@@ -373,7 +375,7 @@ def _submit(jobs: Sequence[_SlurmJob], folder: Path, name: str, cluster: Slurm) 
         from submitit.core.utils import FailedJobError
     except ImportError:
         raise UserError("--on slurm needs the package submitit: pip install submitit") from None
-    executor = SlurmExecutor(folder, max_num_timeout=_NO_LIMIT)
+    executor = SlurmExecutor(folder, max_num_timeout=_MAX_TIMEOUTS)
     executor.update_parameters(
         job_name=name,
         array_parallelism=cluster.jobs or len(jobs),

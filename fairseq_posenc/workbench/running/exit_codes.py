@@ -3,8 +3,6 @@
 Exit codes: 0 for success, 1 for a failed run, 2 for wrong input, 130 for an interruption.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys
@@ -13,7 +11,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Optional
 
-from fairseq_posenc.checkpoints.error_messages import find_message
+from fairseq_posenc.checkpoints.faults import find_message
 from fairseq_posenc.error_messages import choose_exit_code
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running.standard_streams import outlive_readers
@@ -25,8 +23,8 @@ def run_main(program: Callable[[], Optional[int]]) -> int:
     """Run a program to its end and return its exit code.
 
     An error that ``find_message`` knows, and Ctrl-C, are printed as one line. When the reader of
-    the output has gone, as behind ``head``, the work goes on; a command that only prints can stop
-    by asking ``has_reader``.
+    the output has gone, as with ``| head``, the work goes on; a command that only prints can ask
+    ``has_reader``, and stop.
     """
     outlive_readers()
     try:
@@ -73,8 +71,8 @@ def signals_as_keyboard_interrupt(
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    ends = (signal.SIGTERM, signal.SIGHUP)
-    changed = [number for number in ends if signal.getsignal(number) is signal.SIG_DFL]
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    changed = [number for number in numbers if signal.getsignal(number) is signal.SIG_DFL]
     for number in changed:
         signal.signal(number, interrupt)
     try:

@@ -1,7 +1,5 @@
 """Small helpers for files: checksums, JSON, folders that the package ships, models on the hub."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re
@@ -54,7 +52,7 @@ def refuse_link(folder: Path) -> None:
         )
 
 
-def shipped(name: str) -> Path:
+def find_shipped_folder(name: str) -> Path:
     """Find a folder that lies inside the package in a wheel, and beside it in a checkout."""
     inside = _PACKAGE / name
     return inside if inside.is_dir() else _PACKAGE.parent / name
@@ -63,7 +61,7 @@ def shipped(name: str) -> Path:
 def find_model(path: Path) -> Path:
     """Return a path as it is, or the local copy of the model that it names on the hub.
 
-    Whatever exists here is taken first, and so is what would lie in a folder that exists.
+    A path ``NAME/NAME`` is looked up on the hub unless a folder of the first name exists here.
 
     Raises:
         UserError: the hub does not have it, or cannot be reached.

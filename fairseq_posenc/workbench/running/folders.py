@@ -1,9 +1,9 @@
-"""Folders of results: locked for one run at a time; data folders are complete or absent.
+"""Output folders: locked for one run at a time, and, by :class:`WholeFolder`, complete or absent.
 
-A data folder has a manifest of what it was made from.
+A run that resumes works in its folder under a lock (:func:`lock_output_folder`). Data and models
+are made in ``NAME.partial``, which is renamed to ``NAME`` when it is complete, with a manifest that
+holds the plan: everything that the content depends on.
 """
-
-from __future__ import annotations
 
 import json
 import os
@@ -21,10 +21,10 @@ from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_inte
 from fairseq_posenc.workbench.running.files import refuse_link
 from fairseq_posenc.workbench.running.progress import say
 
-MANIFEST = "manifest.json"  # of a finished data folder
-_PROGRESS = "progress.json"  # of a partial one
+MANIFEST = "manifest.json"  # in a complete folder: its plan, and facts about its content
+_PROGRESS = "progress.json"  # in a partial folder: its plan, and the parts that are done
 LOCK = ".fairseq-posenc"  # locked while a run works in the folder
-_CHECKSUM = re.compile(r"[0-9a-f]{64}")
+_CHECKSUM = re.compile(r"[0-9a-f]{64}")  # SHA-256
 
 
 @contextmanager
@@ -45,10 +45,13 @@ def lock_folder(folder: Path, prefix: str = "--out") -> Iterator[int]:
     def warn(reason: str) -> None:
         say(f"{folder}: cannot be locked ({reason}): do not start a second run there")
 
-    refusal = f"{prefix} {folder}: {{holder}} is running there; wait until it ends, or name another"
+    refusal = (  # `locks` fills in the holder
+        f"{prefix} {folder}: {{holder}} is running there; wait until it ends, or name "
+        "another folder"
+    )
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = locks.acquire(folder / LOCK, f"{refusal} folder", warn)
+        lock = locks.acquire(folder / LOCK, refusal, warn)
     except OSError as error:
         raise UserError(f"{prefix} {folder}: {error.strerror}; name another folder") from None
     try:
@@ -58,19 +61,19 @@ def lock_folder(folder: Path, prefix: str = "--out") -> Iterator[int]:
 
 
 @contextmanager
-def lock_output_folder(folder: Path, known: Collection[str] = ()) -> Iterator[int]:
-    """Lock a folder of results, after checking that it holds nothing else: steps may empty it.
+def lock_output_folder(folder: Path, allowed: Collection[str] = ()) -> Iterator[int]:
+    """Lock a folder of results; refuse one with other files, because steps may delete them.
 
     Args:
         folder: the folder; made if it does not exist.
-        known: names of files that may lie there without a lock, such as results that are kept
+        allowed: names of files that may lie there without a lock, such as results that are kept
             under version control.
 
     Raises:
         UserError: see :func:`lock_folder`; or the folder is a link, or holds other files.
     """
     refuse_link(folder)
-    names = set(os.listdir(folder) if folder.is_dir() else ()) - set(known)
+    names = set(os.listdir(folder) if folder.is_dir() else ()) - set(allowed)
     if names and LOCK not in names:
         raise UserError(
             f"--out {folder}: holds other files ({min(names)}); name a new or empty folder"
@@ -84,25 +87,26 @@ def is_locked(folder: Path) -> bool:
     return locks.is_held(folder / LOCK)
 
 
-class Folder:
+class WholeFolder:
     """An output folder that is filled as ``NAME.partial`` and renamed when it is complete.
 
     A :class:`~fairseq_posenc.workbench.running.jobs.Step` replaces its folder when its inputs
     change; this class never replaces data.
 
     Args:
-        path: the finished folder.
+        path: the finished folder, as the user wrote it, for messages.
         plan: everything that the content depends on, as JSON values.
-        plan_key: key of the plan in the manifest.
+        plan_key: key of the plan in the manifest; manifests of translation data have another one.
     """
 
     def __init__(self, path: Path, plan: dict[str, Any], plan_key: str = "plan") -> None:
-        self.path, self._plan_key = path, plan_key
+        self.path = path
         self.plan = json.loads(json.dumps(plan))  # tuples become lists, as in the manifest
-        self._whole = path.resolve()
-        self.partial = _name_partial(self._whole)
+        self._plan_key = plan_key
+        self._final = path.resolve()
+        self.partial = _name_partial(self._final)
 
-    def is_done(self) -> bool:
+    def check_done(self) -> bool:
         """Check whether the folder exists and was made from the same plan; print a line if so.
 
         Raises:
@@ -115,7 +119,7 @@ class Folder:
             )
         if not self.path.exists():
             return False
-        self._compare(read_plan(self.path, self._plan_key), self.path)
+        self._refuse_other_plan(read_plan(self.path, self._plan_key), self.path)
         say(f"{self.path} exists already, made from the same inputs with the same options")
         return True
 
@@ -124,22 +128,22 @@ class Folder:
         """Lock the partial folder and yield the progress saved in it, ``{}`` at first.
 
         The plan is saved before anything else is written. A folder with another plan is refused if
-        it has progress, and emptied if not. A UserError in the block, which only other input can
-        mend, deletes the folder; a RunError keeps it.
+        it has progress, and emptied if not. A UserError in the block deletes the folder, because
+        only other input can mend it; a RunError keeps it.
 
         Raises:
             UserError: another process holds the lock, or another program or plan made the folder.
         """
         with self._lock():
-            saved = read_object(self.partial / _PROGRESS) or {}
-            done = saved.get("done") or {}
-            if done:
-                self._compare(saved.get("plan"), self.partial)
+            saved = read_json_object(self.partial / _PROGRESS) or {}
+            progress = saved.get("done") or {}
+            if progress:
+                self._refuse_other_plan(saved.get("plan"), self.partial)
             elif saved.get("plan") != self.plan:
                 self._empty()
-                _write(self.partial / _PROGRESS, {"plan": self.plan, "done": {}})
+                self.save({})
             try:
-                yield done
+                yield progress
             except UserError as error:
                 if not isinstance(error, RunError):
                     self.discard()
@@ -160,9 +164,9 @@ class Folder:
                 self.discard()
                 raise
 
-    def save(self, done: dict[str, Any]) -> None:
-        """Save the progress that :meth:`resume` will yield."""
-        _write(self.partial / _PROGRESS, {"plan": self.plan, "done": done})
+    def save(self, progress: dict[str, Any]) -> None:
+        """Save the progress that :meth:`resume` will yield, as JSON values."""
+        _write_json(self.partial / _PROGRESS, {"plan": self.plan, "done": progress})
 
     def discard(self) -> None:
         """Delete the partial folder."""
@@ -173,7 +177,7 @@ class Folder:
 
     def finish(self, content: dict[str, Any]) -> None:
         """Write the manifest and publish the folder."""
-        _write(self.partial / MANIFEST, {self._plan_key: self.plan, **content})
+        _write_json(self.partial / MANIFEST, {self._plan_key: self.plan, **content})
         self.publish()
         say(f"wrote {self.path}")
 
@@ -181,22 +185,22 @@ class Folder:
         """Sync everything to disk, and rename the folder to its final name."""
         for path in (*self.partial.rglob("*"), self.partial):
             sync(path)
-        os.rename(self.partial, self._whole)
+        os.rename(self.partial, self._final)
         for name in (_PROGRESS, LOCK):  # they marked the partial folder as ours
-            (self._whole / name).unlink(missing_ok=True)
-        sync(self._whole.parent)
+            (self._final / name).unlink(missing_ok=True)
+        sync(self._final.parent)
 
     def _empty(self) -> None:
-        """Delete the files of a killed run from the partial folder, its progress first."""
-        (self.partial / _PROGRESS).unlink(missing_ok=True)
+        """Delete the files of a killed run from the partial folder."""
+        (self.partial / _PROGRESS).unlink(missing_ok=True)  # first: it must not outlive the files
         empty_folder(self.partial)
 
     def _lock(self) -> AbstractContextManager[int]:
-        if self.partial.is_symlink():
+        if self.partial.is_symlink():  # refused here, in words that name the option's folder
             raise UserError(f"--out {self.path}: {self.partial} is a link; name another folder")
         return lock_output_folder(self.partial)
 
-    def _compare(self, plan: Any, folder: Path) -> None:
+    def _refuse_other_plan(self, plan: Any, folder: Path) -> None:
         """Refuse a folder that was made from another plan, or without one."""
         if not isinstance(plan, dict):
             raise UserError(
@@ -212,45 +216,54 @@ class Folder:
 def empty_folder(folder: Path) -> None:
     """Delete everything in a folder except its lock."""
     for path in folder.iterdir() if folder.is_dir() else ():
-        if path.name != LOCK:
-            path.unlink() if path.is_symlink() or path.is_file() else shutil.rmtree(path)
+        if path.name == LOCK:
+            continue
+        if path.is_symlink() or path.is_file():
+            path.unlink()
+        else:
+            shutil.rmtree(path)
 
 
 def _name_partial(whole: Path) -> Path:
-    """Name the folder that is filled in place of a finished one."""
     return whole.with_name(f"{whole.name}.partial")
 
 
-def saved_progress(folder: Path) -> Any:
+def read_progress(folder: Path) -> Any:
     """Read the progress saved in a folder's partial folder; None without one."""
-    return read_object(_name_partial(folder.resolve()) / _PROGRESS)
+    return read_json_object(_name_partial(folder.resolve()) / _PROGRESS)
 
 
 def read_plan(folder: Path, plan_key: str = "plan") -> Any:
     """Read the plan that a folder was made from; None if it has none."""
-    return (read_object(folder / MANIFEST) or {}).get(plan_key)
+    return (read_json_object(folder / MANIFEST) or {}).get(plan_key)
 
 
 def list_differences(old: Any, new: Any, name: str = "") -> list[str]:
-    """Describe the differences of two plans; files are named without their checksums."""
+    """Describe the differences of two plans; of a file with another checksum give only the name.
+
+    Args:
+        old: a plan, or a value in it.
+        new: the same of another plan.
+        name: the keys that lead to the value.
+    """
     if isinstance(old, dict) and isinstance(new, dict):
         differences: list[str] = []
         for key in dict.fromkeys([*new, *old]):
-            differences += list_differences(
-                old.get(key), new.get(key), f"{name}, {key}".lstrip(", ")
-            )
+            inner_name = f"{name}, {key}".lstrip(", ")
+            differences += list_differences(old.get(key), new.get(key), inner_name)
         return differences
     if old == new:
         return []
     if isinstance(old, list) and isinstance(new, list):  # such as the words of a command
         removed = [item for item in old if item not in new]
         added = [item for item in new if item not in old]
-        old, new = (removed, added) if removed or added else (old, new)
+        if removed or added:  # else only their order or number differs
+            old, new = removed, added
     values = f"{old}, not {new}"
     return [name if _CHECKSUM.search(values) else f"{name}: {values}"]
 
 
-def read_object(path: Path) -> Optional[dict[str, Any]]:
+def read_json_object(path: Path) -> Optional[dict[str, Any]]:
     """Read a JSON object from a file; None if the file is missing or holds something else."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -259,5 +272,5 @@ def read_object(path: Path) -> Optional[dict[str, Any]]:
     return content if isinstance(content, dict) else None
 
 
-def _write(path: Path, content: dict[str, Any]) -> None:
+def _write_json(path: Path, content: dict[str, Any]) -> None:
     write_whole(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")

@@ -4,8 +4,6 @@ Modules that call fairseq's code, not its commands, import this one before fairs
 configures the root logger to show every INFO message, and this module restores it.
 """
 
-from __future__ import annotations
-
 import logging
 
 from fairseq_posenc.user_dir import USER_DIR, register

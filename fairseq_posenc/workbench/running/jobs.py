@@ -1,6 +1,8 @@
-"""Jobs: work that fills folders step by step, is done once, and resumes after an interruption."""
+"""Jobs: work that fills folders step by step, is done once, and resumes after an interruption.
 
-from __future__ import annotations
+A step is done if its folder's stamp has its inputs, its goal and its outputs. So a command that is
+started again with the same options finds what is done, and does the rest.
+"""
 
 import json
 from collections.abc import Callable, Mapping
@@ -10,20 +12,24 @@ from typing import Any, NamedTuple, Optional
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.files import write_whole
 from fairseq_posenc.workbench.running.files import read_json
-from fairseq_posenc.workbench.running.folders import empty_folder, list_differences, read_object
+from fairseq_posenc.workbench.running.folders import (
+    empty_folder,
+    list_differences,
+    read_json_object,
+)
 
 Inputs = dict[str, Any]  # all that the result of a step depends on, as JSON values
 Outputs = dict[str, Any]  # figures that a step returns, as JSON values
-STAMP = "stamp.json"
+STAMP = "stamp.json"  # holds the inputs, the goal and, under "facts", the outputs
 
 
 class RunContext(NamedTuple):
-    """The surroundings that a machine gives a step it runs."""
+    """What a step gets from the machine that runs it."""
 
     lock: Optional[int] = None  # open lock that the step's programs inherit and keep
     # takes the number of updates made so far, and a line to print unless it is empty
     report: Callable[[int, str], object] = lambda updates, text: None
-    environment: Mapping[str, str] = {}  # environment of its programs: which GPU is theirs
+    environment: Mapping[str, str] = {}  # variables for its programs: which GPU is theirs
 
 
 ALONE = RunContext()  # nothing else uses the folder or shows progress
@@ -31,7 +37,7 @@ Work = Callable[[RunContext], Optional[Outputs]]
 
 
 class Step:
-    """Work that fills a folder; the folder's stamp holds the inputs and, once done, the outputs.
+    """Work that fills a folder, which has a stamp from the beginning.
 
     Args:
         folder: holds everything that the step makes.
@@ -57,7 +63,10 @@ class Step:
     ) -> None:
         self.folder = folder
         self.inputs = json.loads(json.dumps(inputs))  # tuples become lists, as in the stamp
-        self.work, self.goal, self._progress, self._protected = work, goal, progress, protected
+        self.work = work
+        self.goal = goal
+        self._progress = progress
+        self._protected = protected
         self._result = result
 
     @property
@@ -65,9 +74,9 @@ class Step:
         """The figures that the work returned; None if the step is not done."""
         if self._result:
             return {} if (self.folder / self._result).exists() else None
-        stamp = self._read()
-        done = self.is_claimed and stamp.get("goal") == self.goal
-        return stamp.get("facts") if done else None
+        stamp = self._read_stamp()
+        is_same = stamp.get("inputs") == self.inputs and stamp.get("goal") == self.goal
+        return stamp.get("facts") if is_same else None
 
     @property
     def progress(self) -> object:
@@ -77,12 +86,12 @@ class Step:
     @property
     def can_continue(self) -> bool:
         """Whether the folder has work on the same inputs, with the same goal or a nearer one."""
-        return self.is_claimed and self._read().get("goal", 0) <= self.goal
+        return self.is_claimed and self._read_stamp().get("goal", 0) <= self.goal
 
     @property
     def is_claimed(self) -> bool:
         """Whether the folder's stamp has the same inputs."""
-        return self._read().get("inputs") == self.inputs
+        return self._read_stamp().get("inputs") == self.inputs
 
     def do(self, context: RunContext = ALONE) -> Outputs:
         """Do the work unless it is done; return its figures.
@@ -100,13 +109,13 @@ class Step:
             empty_folder(self.folder)
         self.claim()
         outputs = self.work(context) or {}
-        self._write(outputs)
+        self._write_stamp(outputs)
         return outputs
 
     def claim(self) -> None:
         """Make the folder, with a stamp of the inputs."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._write(None)
+        self._write_stamp(None)
 
     def refuse_others(self) -> None:
         """Refuse a folder with work on other inputs.
@@ -114,18 +123,18 @@ class Step:
         Raises:
             UserError: it has some, and the message names the differences; or the stamp is damaged.
         """
-        known = read_inputs(self.folder)
-        differences = [] if known is None else list_differences(known, self.inputs)
+        recorded = read_inputs(self.folder)
+        differences = [] if recorded is None else list_differences(recorded, self.inputs)
         if differences and self.progress:
             raise UserError(
                 f"{self.folder} has a run with other settings ({'; '.join(differences)}); choose "
                 "another --out, or delete it"
             )
 
-    def _read(self) -> dict[str, Any]:
-        return read_object(self.folder / STAMP) or {}  # it may be damaged by an interruption
+    def _read_stamp(self) -> dict[str, Any]:
+        return read_json_object(self.folder / STAMP) or {}  # a damaged stamp counts as none
 
-    def _write(self, outputs: Optional[Outputs]) -> None:
+    def _write_stamp(self, outputs: Optional[Outputs]) -> None:
         stamp = {"inputs": self.inputs, "goal": self.goal, "facts": outputs}
         write_whole(self.folder / STAMP, json.dumps(stamp, indent=1) + "\n")
 

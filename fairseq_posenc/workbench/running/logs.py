@@ -1,7 +1,5 @@
 """Reads learning curves and speeds from the logs of ``fairseq-train``."""
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -16,12 +14,12 @@ from fairseq_posenc.errors import UserError, shortened
 # the other formats `DATE | INFO | valid | epoch 001 | valid on 'valid' subset | loss 6.97 | ...`
 # and `DATE | INFO | train_inner | epoch 001: 12 / 133 loss=9.1, ups=2.5, ...`. Under hydra they
 # begin with `[DATE][valid][INFO] - `.
-_KIND = r"(?:\| |\[)(train_inner|valid)(?: \||\]\[INFO\] -) "
+_LOGGER = r"(?:\| |\[)(train_inner|valid)(?: \||\]\[INFO\] -) "
+_JSON = re.compile(_LOGGER + r"(\{.*\})\s*$")
+_VALID = re.compile(_LOGGER + r"epoch (\d+) \| valid on .*? subset \|(.*)$")
+_TRAIN = re.compile(_LOGGER + r"epoch (\d+): +\d+ / (\d+) (.*)$")
 # Raised by lines that are cut off, or not fairseq's.
 _PARSE_ERRORS = (ValueError, TypeError, AttributeError, OverflowError, RecursionError)
-_JSON = re.compile(_KIND + r"(\{.*\})\s*$")
-_VALID = re.compile(_KIND + r"epoch (\d+) \| valid on .*? subset \|(.*)$")
-_TRAIN = re.compile(_KIND + r"epoch (\d+): +\d+ / (\d+) (.*)$")
 # Lines worth showing to a user: figures, and messages of this package.
 _FOR_PEOPLE = re.compile(
     r"(?:\]\[|\| )(train_inner|train|valid|fairseq_posenc\.\S+)(?:\]\[INFO\] - | \| )(.+)"
@@ -33,7 +31,7 @@ _MACHINE_FACTS = re.compile(
 )
 
 TRAIN_LOG = "train.log"  # the log of a training, beside its checkpoints
-_MOST_UPDATES = 10**15
+_MAX_UPDATES = 10**15
 
 
 class Entry(NamedTuple):
@@ -103,6 +101,7 @@ def parse_line(text: str) -> Optional[Entry]:
 
 
 def _parse_line(text: str) -> Optional[Entry]:
+    """Read a line in any of the three formats; raise one of ``_PARSE_ERRORS`` if it is damaged."""
     updates_per_epoch = 0
     if match := _JSON.search(text):
         figures = json.loads(match[2])
@@ -119,19 +118,18 @@ def _parse_line(text: str) -> Optional[Entry]:
     if not (match and figures):
         return None
     loss = float(figures.get("loss", "nan"))
-    shares = map(figures.get, ("accuracy", "exact"))
-    accuracy, exact = (None if share is None else float(share) for share in shares)
+    nll_loss = float(figures.get("nll_loss", loss))  # without label smoothing
     return Entry(
-        match[1],
-        int(float(figures.get("num_updates", 0))),
-        loss,
-        2.0 ** min(float(figures.get("nll_loss", loss)), 1000.0),  # fairseq's losses are in bits
-        accuracy,
-        float(figures.get("wps", 0)),
-        int(epoch),
-        exact,
-        updates_per_epoch,
-        figures,
+        kind=match[1],
+        updates=int(float(figures.get("num_updates", 0))),
+        loss=loss,
+        perplexity=2.0 ** min(nll_loss, 1000.0),  # fairseq's losses are in bits
+        accuracy=float(figures["accuracy"]) if "accuracy" in figures else None,
+        speed=float(figures.get("wps", 0)),
+        epoch=int(epoch),
+        exact=float(figures["exact"]) if "exact" in figures else None,
+        updates_per_epoch=updates_per_epoch,
+        figures=figures,
     )
 
 
@@ -157,9 +155,9 @@ def read_curve(lines: Iterable[str]) -> Curve:
     trainings = {entry.updates: entry for entry in entries if entry.kind == "train_inner"}
     training = [trainings[updates] for updates in sorted(trainings)]
     return Curve(
-        [validations[updates] for updates in sorted(validations)],
-        statistics.median(entry.speed for entry in training) if training else 0.0,
-        training,
+        entries=[validations[updates] for updates in sorted(validations)],
+        speed=statistics.median(entry.speed for entry in training) if training else 0.0,
+        training=training,
     )
 
 
@@ -172,7 +170,7 @@ def read_curve_file(log: Path) -> Curve:
     with open(log, encoding="utf-8", errors="replace") as lines:
         curve = read_curve(lines)
     for entry in (*curve.entries, *curve.training):
-        if max(abs(entry.updates), abs(entry.epoch)) >= _MOST_UPDATES:
+        if max(abs(entry.updates), abs(entry.epoch)) >= _MAX_UPDATES:
             figure = f"epoch {entry.epoch}, update {entry.updates}"
         elif entry.is_finite and entry.perplexity == 0:  # the loss is far below 0
             figure = f"a loss of {entry.loss:g} at update {entry.updates:,}"

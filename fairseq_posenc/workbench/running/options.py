@@ -1,4 +1,8 @@
-"""Command-line options that several commands share, each defined once."""
+"""Command-line options that several commands share, each defined once.
+
+``add_NAME`` adds the option ``--NAME``; its parameter ``text`` is the help. Types of options raise
+argparse's ``ArgumentTypeError``, which :class:`Parser` turns into a :class:`UserError`.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +30,7 @@ if TYPE_CHECKING:
 _NAN = re.compile(r"[=\[,\s][+-]?\.?nan(?=[\],\s]|$)", re.IGNORECASE)
 _SURROGATE = re.compile("[\ud800-\udfff]")
 # Options of sbatch that the executor sets.
-_OURS = ("array", "error", "job-name", "nodes", "ntasks", "open-mode", "output", "requeue")
+_SET_HERE = ("array", "error", "job-name", "nodes", "ntasks", "open-mode", "output", "requeue")
 _WITHOUT_VALUE = re.compile(r"argument ([-\w/]+): expected ")  # argparse's message
 Settings = TypeVar("Settings")
 
@@ -34,30 +38,33 @@ Settings = TypeVar("Settings")
 class Parser(ArgumentParser):
     """A parser that raises its errors as :class:`UserError` and keeps line breaks in help texts."""
 
+    passes_on = ""  # program that receives the words after `--`
+    _words: Sequence[str] = ()
+
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings, formatter_class=RawDescriptionHelpFormatter)
 
-    def parse_known_args(self, *words: Any, **settings: Any) -> Any:
-        """Parse the words; errors name the subcommand, not the whole program.
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse the words ``args``; errors name the subcommand, not the whole program.
 
         Raises:
             UserError: wrong options, or a word that is not UTF-8 or has control characters.
         """
-        self._words = list(words[0] if words and words[0] is not None else sys.argv[1:])
+        self._words = sys.argv[1:] if args is None else list(args)
         for word in self._words:
             if not word.isascii() and _SURROGATE.search(word):
                 raise UserError(f"{word!a} is not UTF-8; rename the file, or change the text")
-        known, rest = super().parse_known_args(*words, **settings)
+        known, rest = super().parse_known_args(self._words, namespace)
         for name, value in vars(known).items():
             if isinstance(value, list):
                 setattr(known, name, [_check_path(item) for item in value])
             else:
                 setattr(known, name, _check_path(value))
-        if rest and not self._subparsers:
+        if rest and not self._subparsers:  # else argparse reports the rest
             unknown = " ".join(rest)
             advice = f": options of {self.passes_on} come after two dashes, as in -- {unknown}"
-            passed = advice if self.passes_on and rest[0].startswith("-") else ""
-            self.error(f"unrecognized arguments: {unknown}{passed}")
+            is_passed_on = self.passes_on and rest[0].startswith("-")
+            self.error(f"unrecognized arguments: {unknown}{advice if is_passed_on else ''}")
         return known, rest
 
     def error(self, message: str) -> NoReturn:
@@ -68,15 +75,12 @@ class Parser(ArgumentParser):
         """
         option = _WITHOUT_VALUE.match(message)
         names = option[1].split("/") if option else []
-        after = dict(zip(self._words, self._words[1:]))
-        value = next(filter(None, map(after.get, names)), "")
+        following = dict(zip(self._words, self._words[1:]))
+        value = next(filter(None, map(following.get, names)), "")
         if value.startswith("-") and value not in self._option_string_actions:
             advice = f"a value that begins with a dash is written {names[0]}={value}"
             message = f"{message}; {advice}"
         raise UserError(f"{message} (see {self.prog} --help)")
-
-    passes_on = ""  # program that receives the words after `--`
-    _words: Sequence[str] = ()
 
 
 def _check_path(value: Any) -> Any:
@@ -98,7 +102,7 @@ def parse_around_dashes(parser: ArgumentParser, words: Sequence[str]) -> Namespa
 
 
 def add_data(parser: ArgumentParser, text: str, required: bool = False) -> None:
-    """Add ``--data``, the data-bin; ``text`` is its help, with the kind and the default."""
+    """Add ``--data``, the data-bin; ``text`` names the kind of data and the default."""
     parser.add_argument("--data", type=data_path, metavar="DIR", required=required, help=text)
 
 
@@ -138,13 +142,13 @@ def add_computing(parser: ArgumentParser, bf16: bool = True) -> None:
 def add_count(
     parser: _ActionsContainer, name: str, text: str, default: Optional[int] = None
 ) -> None:
-    """Add an option whose value is an integer of at least 1; ``text`` is its help."""
+    """Add an option ``name`` whose value is an integer of at least 1."""
     text += f" (default: {default})" if default else ""
     parser.add_argument(name, type=positive_int, metavar="N", default=default, help=text)
 
 
 def add_lengths(parser: ArgumentParser, text: str, default: str) -> None:
-    """Add ``--lengths``; ``text`` is its help."""
+    """Add ``--lengths``, integers of at least 1."""
     text += f" (default: {default})"
     parser.add_argument("--lengths", type=positive_ints, metavar="N,N", default=default, help=text)
 
@@ -158,7 +162,7 @@ def add_seeds(parser: ArgumentParser, default: Union[str, Sequence[int]]) -> Non
 
 
 def add_jobs(parser: _ActionsContainer, default: str, text: str = "runs") -> None:
-    """Add ``--jobs``, the number of ``text`` at a time; ``default`` describes its default."""
+    """Add ``--jobs``, the number of things, named by ``text``, that run at a time."""
     add_count(parser, "--jobs", f"{text} at a time (default: {default})")
 
 
@@ -190,10 +194,10 @@ def parse_cluster(args: Namespace) -> Optional[Slurm]:
     """
     from fairseq_posenc.workbench.running.executor import Slurm  # needs the extra; help does not
 
-    kind, *words = args.on
-    if kind not in ("local", "slurm"):
-        raise UserError(f"--on {kind}: is neither local nor slurm")
-    if kind == "local":
+    cluster, *words = args.on
+    if cluster not in ("local", "slurm"):
+        raise UserError(f"--on {cluster}: is neither local nor slurm")
+    if cluster == "local":
         has_jobs = args.one_by_one and args.jobs
         if args.detach or has_jobs or words:
             option = words[0] if words else "--detach" if args.detach else "--jobs"
@@ -205,7 +209,7 @@ def parse_cluster(args: Namespace) -> Optional[Slurm]:
         name = name.replace("_", "-")
         if not (name and value):
             raise UserError(f"--on slurm {word}: write it as key=value, as in partition=gpu")
-        if name in _OURS:
+        if name in _SET_HERE:
             raise UserError(f"--on slurm {word}: {name} is set here; leave it out")
         options[name] = value
     if "time" not in options:
@@ -234,16 +238,16 @@ def add_json(parser: ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the record as JSON")
 
 
-def build_settings(kind: type[Settings], args: Namespace, **computed: Any) -> Settings:
-    """Build an instance from the parsed options that have the names of its fields.
+def build_settings(cls: type[Settings], args: Namespace, **computed: Any) -> Settings:
+    """Build an instance of a class from the parsed options that have the names of its fields.
 
     Args:
-        kind: the class.
+        cls: the class.
         args: the parsed options.
-        **computed: fields that are not options.
+        **computed: the other fields, and those that are not as the option says.
     """
-    names = vars(args).keys() & signature(kind).parameters.keys() - computed.keys()
-    return kind(**{name: getattr(args, name) for name in names}, **computed)
+    names = vars(args).keys() & signature(cls).parameters.keys() - computed.keys()
+    return cls(**{name: getattr(args, name) for name in names}, **computed)
 
 
 def add_examples(parser: ArgumentParser, lines: Sequence[str]) -> None:
@@ -348,12 +352,12 @@ def split_trainings(text: str) -> list[str]:
         text: the paths; each may itself be several paths joined by colons.
     """
     paths = []
-    rest = text.split(",")
-    while rest:
-        ends = range(len(rest), 1, -1)
-        end = next((end for end in ends if _exist(",".join(rest[:end]))), 1)
-        paths.append(",".join(rest[:end]))
-        rest = rest[end:]
+    parts = text.split(",")
+    while parts:  # take as many parts as name existing files together, or the first
+        counts = range(len(parts), 1, -1)
+        count = next((count for count in counts if _exist(",".join(parts[:count]))), 1)
+        paths.append(",".join(parts[:count]))
+        parts = parts[count:]
     return paths
 
 

@@ -1,7 +1,5 @@
 """Runs fairseq's commands: logs them, reads them line by line, and always ends them."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex
@@ -32,8 +30,8 @@ _USER_ERROR = re.compile(
     re.MULTILINE,
 )
 _PATIENCE = 10.0  # seconds between asking a program to end and ending it
-_RUNNING: set[subprocess.Popen[str]] = set()  # programs of all threads of this process
 _MOMENT = 0.2  # seconds; waiting without a limit would delay Ctrl-C
+_running: set[subprocess.Popen[str]] = set()  # programs of all threads of this process
 Result = TypeVar("Result")
 
 
@@ -82,7 +80,7 @@ def run_watched(
         start_new_session=True,
         pass_fds=[] if lock is None else [lock],
     )
-    _RUNNING.add(process)
+    _running.add(process)
     try:
         assert process.stdout is not None
         for line in process.stdout:
@@ -90,7 +88,7 @@ def run_watched(
         return process.wait()
     finally:
         _end_program(process)
-        _RUNNING.discard(process)
+        _running.discard(process)
         delete_temporary_folders()
 
 
@@ -146,10 +144,10 @@ def run_parallel(
     running: set[Future[Result]] = set()
 
     def may_begin() -> bool:
-        number = len(futures)
-        oldest = next((n for n, future in enumerate(futures) if future in running), number)
-        at_a_time = jobs if number // wave == oldest // wave else min(jobs, cores())
-        return number < len(calls) and len(running) < at_a_time
+        following = len(futures)  # index of the call that would begin
+        oldest = next((n for n, future in enumerate(futures) if future in running), following)
+        at_a_time = jobs if following // wave == oldest // wave else min(jobs, cores())
+        return following < len(calls) and len(running) < at_a_time
 
     with ThreadPoolExecutor(jobs) as pool:
         try:
@@ -164,25 +162,20 @@ def run_parallel(
                     watch()
         finally:
             while wait(running, _MOMENT).not_done:  # a function may be about to start a program
-                _end_all_programs()
-
-
-def _end_all_programs() -> None:
-    """End the programs of all threads; each thread then sees that its program failed."""
-    for process in list(_RUNNING):
-        _end_program(process)
+                for process in list(_running):
+                    _end_program(process)  # so that its thread ends
 
 
 def _end_program(process: subprocess.Popen[str]) -> None:
     """End a running program and its process group: with SIGTERM, after a while with SIGKILL."""
-    for number, patience in ((signal.SIGTERM, _PATIENCE), (signal.SIGKILL, None)):
-        if process.poll() is not None:
-            return
-        os.killpg(process.pid, number)
-        try:
-            process.wait(patience)
-        except subprocess.TimeoutExpired:
-            continue
+    if process.poll() is not None:
+        return
+    os.killpg(process.pid, signal.SIGTERM)
+    try:
+        process.wait(_PATIENCE)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def _describe_failure(name: str, status: int, log: Path) -> str:

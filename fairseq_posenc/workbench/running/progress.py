@@ -1,7 +1,5 @@
 """Prints progress on standard error; standard output is for results."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 from typing import Any

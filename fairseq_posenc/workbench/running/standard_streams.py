@@ -4,8 +4,6 @@ SIGPIPE's default action, which ends a program when the reader of its output goe
 the trainings of commands that are piped into ``head`` or ``less``.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import re
@@ -15,7 +13,7 @@ from typing import Any
 from fairseq_posenc.errors import RunError
 
 # Control characters except tabs and ends of lines; standard error keeps those that move a bar.
-_COMMANDS = {
+_CONTROLS = {
     "stdout": re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]"),
     "stderr": re.compile("[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f]|\x1b(?!\\[A)"),
 }
@@ -41,7 +39,7 @@ def outlive_readers() -> None:
                 line_buffering=stream.line_buffering,
                 write_through=stream.write_through,
             )
-            new.commands = _COMMANDS[name]
+            new.controls = _CONTROLS[name]
             setattr(sys, name, new)
 
 
@@ -53,16 +51,16 @@ def has_reader() -> bool:
 class _PrintableText(io.TextIOWrapper):
     """A text stream that escapes control characters as JSON does, so that JSON stays valid."""
 
-    commands: re.Pattern[str]
+    controls: re.Pattern[str]  # the characters to escape
 
     def write(self, text: str, /) -> int:
-        return super().write(self.commands.sub(lambda match: f"\\u{ord(match[0]):04x}", text))
+        return super().write(self.controls.sub(lambda match: f"\\u{ord(match[0]):04x}", text))
 
 
 class _Output(io.FileIO):
     """A standard stream that discards its output after the first write that fails.
 
-    It is fine if the reader closes the pipe; anything else, such as a full disk, is reported once.
+    That the reader closes a pipe is no error; any other reason, such as a full disk, is reported.
     """
 
     def write(self, data: Any, /) -> int:

@@ -18,12 +18,12 @@ import pytest
 import torch
 
 from fairseq_posenc import files
-from fairseq_posenc.checkpoints.error_messages import find_message
+from fairseq_posenc.checkpoints.faults import find_message
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.loading import checkpoints
 from fairseq_posenc.workbench.running import folders, jobs, options, programs, progress
 from fairseq_posenc.workbench.running.devices import ComputeOptions, choose_device, hydra_overrides
-from fairseq_posenc.workbench.running.folders import Folder
+from fairseq_posenc.workbench.running.folders import WholeFolder
 from tests.helpers.waiting import is_running, wait_until
 
 
@@ -300,8 +300,8 @@ class TestFiles:
 class TestFolders:
     PLAN: ClassVar = {"format": 1, "options": {"size": 60, "unit": None}, "inputs": {"a": "0" * 64}}
 
-    def make(self, path: Path, plan: dict | None = None, called: str = "plan") -> Folder:
-        folder = Folder(path, plan or self.PLAN, called)
+    def make(self, path: Path, plan: dict | None = None, called: str = "plan") -> WholeFolder:
+        folder = WholeFolder(path, plan or self.PLAN, called)
         with folder.create():
             (folder.partial / "data").write_text("x")
             folder.finish({"counts": {"items": 1}})
@@ -313,11 +313,11 @@ class TestFolders:
         assert sorted(os.listdir(tmp_path / "out")) == ["data", "manifest.json"]
         manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
         assert manifest == {called: self.PLAN, "counts": {"items": 1}}
-        assert folder.is_done()
+        assert folder.check_done()
         assert os.listdir(tmp_path) == ["out"]
 
     def test_nothing_is_left_where_it_fails_nor_by_one_killed_before(self, tmp_path: Path) -> None:
-        folder = Folder(tmp_path / "out", {})
+        folder = WholeFolder(tmp_path / "out", {})
         (folder.partial / "data").mkdir(parents=True)  # by a killed run
         (folder.partial / folders.LOCK).write_text("")
 
@@ -332,7 +332,7 @@ class TestFolders:
 
     @pytest.mark.parametrize("way", ["create", "resume"])
     def test_somebody_elses_unfinished_folder_is_left_alone(self, tmp_path: Path, way: str) -> None:
-        folder = Folder(tmp_path / "out", {})
+        folder = WholeFolder(tmp_path / "out", {})
         folder.partial.mkdir()
         (folder.partial / "thesis.tex").write_text("precious")
         with pytest.raises(UserError, match=r"out.partial: holds other files \(thesis.tex\)"):
@@ -341,7 +341,7 @@ class TestFolders:
 
     @pytest.mark.parametrize("way", ["create", "resume"])
     def test_a_link_in_the_place_of_the_unfinished_folder(self, tmp_path: Path, way: str) -> None:
-        folder = Folder(tmp_path / "out", {})
+        folder = WholeFolder(tmp_path / "out", {})
         (tmp_path / "elsewhere").mkdir()
         folder.partial.symlink_to(tmp_path / "elsewhere")
         with pytest.raises(UserError, match=r"out.partial is a link; name another folder"):
@@ -351,7 +351,7 @@ class TestFolders:
     def test_a_link_to_where_the_folder_shall_be(self, tmp_path: Path) -> None:
         (tmp_path / "big-disk").mkdir()
         (tmp_path / "out").symlink_to(tmp_path / "big-disk")
-        folder = Folder(tmp_path / "out", {})
+        folder = WholeFolder(tmp_path / "out", {})
         with folder.create():
             (folder.partial / "data").write_text("x")
             folder.finish({})
@@ -362,14 +362,14 @@ class TestFolders:
         "progress", ["{}", "[" * 9999, '{"plan": {}}', '{"plan": 1, "done": 2}']
     )
     def test_progress_that_is_not_ours(self, tmp_path: Path, progress: str) -> None:
-        folder = Folder(tmp_path / "out", {})
+        folder = WholeFolder(tmp_path / "out", {})
         with folder.resume():
             (folder.partial / "progress.json").write_text(progress)
         with contextlib.suppress(UserError), folder.resume() as saved:
             assert saved == {}
 
     def test_a_beginning_is_continued_with_what_was_saved(self, tmp_path: Path) -> None:
-        folder = Folder(tmp_path / "out", self.PLAN)
+        folder = WholeFolder(tmp_path / "out", self.PLAN)
         with folder.resume() as saved:
             assert saved == {}
             folder.save({"items": 3})
@@ -377,7 +377,7 @@ class TestFolders:
             assert saved == {"items": 3}
             with pytest.raises(UserError, match="is running there"):
                 folder.create().__enter__()
-        other = Folder(tmp_path / "out", {**self.PLAN, "format": 2})
+        other = WholeFolder(tmp_path / "out", {**self.PLAN, "format": 2})
         with pytest.raises(UserError, match=r"out.partial: was made with other format: 1, not 2;"):
             other.resume().__enter__()
 
@@ -392,14 +392,14 @@ class TestFolders:
     def test_what_differs_is_named(self, tmp_path: Path, change: dict, told: str) -> None:
         self.make(tmp_path / "out")
         with pytest.raises(UserError, match=f"--out .*out: was made with other {told}"):
-            Folder(tmp_path / "out", {**self.PLAN, **change}).is_done()
+            WholeFolder(tmp_path / "out", {**self.PLAN, **change}).check_done()
 
     @pytest.mark.parametrize("manifest", [None, "", "[]", '{"plan": 1}', '{"request": {}}'])
     def test_what_others_made_is_left_alone(self, tmp_path: Path, manifest: str | None) -> None:
         if manifest is not None:
             (tmp_path / "manifest.json").write_text(manifest)
         with pytest.raises(UserError, match="exists, and was not made by this program"):
-            Folder(tmp_path, self.PLAN).is_done()
+            WholeFolder(tmp_path, self.PLAN).check_done()
 
 
 class TestOptions:

@@ -29,7 +29,7 @@ from fairseq_posenc.workbench.loading.checkpoints import read_updates
 from fairseq_posenc.workbench.loading.open_model import OpenModel
 from fairseq_posenc.workbench.results.markdown import code, escape
 from fairseq_posenc.workbench.running.files import refuse_link
-from fairseq_posenc.workbench.running.folders import Folder
+from fairseq_posenc.workbench.running.folders import WholeFolder
 
 WEIGHTS, CONFIG, CODE = "model.safetensors", "config.json", "modeling_fairseq_posenc.py"
 FAIRSEQ = "fairseq"  # key of config.json: fairseq's options, needed to import the model again
@@ -102,7 +102,7 @@ def create_folder(folder: Path) -> Iterator[Path]:
     refuse_link(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"--out {folder}: exists and is not empty; name another folder")
-    output = Folder(folder, {})
+    output = WholeFolder(folder, {})
     with errors_that_name(folder), output.create():
         yield output.partial
         output.publish()

@@ -13,7 +13,7 @@ import torch
 
 from fairseq_posenc.errors import UserError, how_to_install
 from fairseq_posenc.workbench.running.files import find_model
-from fairseq_posenc.workbench.running.folders import Folder
+from fairseq_posenc.workbench.running.folders import WholeFolder
 from fairseq_posenc.workbench.running.options import add_count
 
 # The options that change a model; at least one is needed.
@@ -103,7 +103,7 @@ def _swap_folder(options: argparse.Namespace) -> list[str]:
     new = dict(model.named_parameters())
     added = [name for name in new if name not in old]
     removed = [name for name in old if name not in new]
-    output = Folder(out, {})
+    output = WholeFolder(out, {})
     with output.create():
         model.save_pretrained(output.partial)
         for file in source.iterdir():

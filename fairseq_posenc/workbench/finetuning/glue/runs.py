@@ -24,7 +24,7 @@ from fairseq_posenc.tasks.glue.definitions import TASKS, Task
 from fairseq_posenc.tasks.glue.task import GlueTaskConfig
 from fairseq_posenc.workbench.loading.checkpoints import updates_done
 from fairseq_posenc.workbench.loading.pretrained import Pretrained
-from fairseq_posenc.workbench.running.files import shipped
+from fairseq_posenc.workbench.running.files import find_shipped_folder
 from fairseq_posenc.workbench.running.folders import lock_folder
 from fairseq_posenc.workbench.running.host import USER_DIR
 from fairseq_posenc.workbench.running.jobs import STAMP, Step, Work, read_inputs
@@ -34,7 +34,7 @@ from fairseq_posenc.workbench.training.recipes.composing import (
     count_updates,
 )
 
-CONFIGS = shipped("finetune_configs") / "glue"
+CONFIGS = find_shipped_folder("finetune_configs") / "glue"
 RESULT = "result.json"  # a run's metrics, written when everything else is done
 _UNQUOTED = re.compile(r"[A-Za-z_./][\w./+-]*")  # texts that hydra reads without quotes
 

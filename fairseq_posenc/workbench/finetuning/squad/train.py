@@ -21,7 +21,7 @@ from fairseq_posenc.files import write_whole
 from fairseq_posenc.tasks.squad.databin import SquadDataBin, open_data_bin
 from fairseq_posenc.workbench.loading.checkpoints import updates_done
 from fairseq_posenc.workbench.loading.pretrained import Pretrained, read_pretrained
-from fairseq_posenc.workbench.running.files import shipped
+from fairseq_posenc.workbench.running.files import find_shipped_folder
 from fairseq_posenc.workbench.running.host import USER_DIR
 from fairseq_posenc.workbench.running.jobs import Job, RunContext, Step
 from fairseq_posenc.workbench.running.logs import TRAIN_LOG, format_progress
@@ -39,7 +39,7 @@ CONFIG = "finetune.yaml"
 
 def find_recipe(data_bin: SquadDataBin) -> Path:
     """Find the recipe for the version of SQuAD of some data."""
-    return shipped("finetune_configs") / f"squad{data_bin.version.replace('.', '')}.yaml"
+    return find_shipped_folder("finetune_configs") / f"squad{data_bin.version.replace('.', '')}.yaml"
 
 
 def compose_config(

@@ -3,6 +3,7 @@
 :func:`find_message` explains an exception that ended a command, :func:`describe_damage` one that
 was raised while this package read a checkpoint. fairseq's and torch's exceptions rarely name the
 file. So its path is read from the traceback, from a local variable of fairseq's function.
+Functions are named by their file and its folder, as :func:`locate` does.
 """
 
 import os
@@ -15,7 +16,7 @@ from fairseq_posenc.error_messages import describe_mistake
 from fairseq_posenc.errors import chain, printable_lines, shortened
 
 # Exceptions of fairseq, torch and omegaconf for a setting of a wrong type or value.
-UNBUILDABLE = (
+BUILD_ERRORS = (
     TypeError,
     ValueError,
     AttributeError,
@@ -32,16 +33,11 @@ _NO_FILE = "Model file not found: "
 _NO_SETTINGS = "Neither args nor cfg exist"
 _OTHER_PARAMETERS = "loaded state dict "  # of torch's optimizers
 _MISFIT = re.compile(r"Error\(s\) in loading state_dict for .*:\s*(.+)")
-# Functions of fairseq, as `locate` names them: one that only opens a checkpoint, and one that also
-# sets up its task and model.
 _OPEN = ("fairseq/checkpoint_utils.py", "load_checkpoint_to_cpu")
 _LOAD_MODEL = ("fairseq/checkpoint_utils.py", "load_model_ensemble_and_task")
-# The local variable with the path in each function that reads checkpoints.
-_PATHS = {
-    _OPEN: "path",
-    _LOAD_MODEL: "filename",
-    ("fairseq/trainer.py", "load_checkpoint"): "filename",
-}
+_RESUME = ("fairseq/trainer.py", "load_checkpoint")
+# The functions of fairseq that read a checkpoint, and their local variable with its path.
+_READERS = {_OPEN: "path", _LOAD_MODEL: "filename", _RESUME: "filename"}
 # The functions that set up a task, or build a model, from settings.
 _BUILDERS = {("tasks/__init__.py", "setup_task"), ("models/__init__.py", "build_model")}
 
@@ -52,8 +48,9 @@ def find_message(error: BaseException) -> str | None:
     fairseq wraps errors of loading a checkpoint in a general exception, so the chain is searched.
     """
     links = list(chain(error))
+    # A mistake that wraps another one adds its place; so the outermost comes first.
     messages = [_name_file(link, describe_mistake(link)) for link in links]
-    # For a checkpoint, the innermost error is the most specific.
+    # Of the other errors, the innermost is the most specific.
     messages += [_describe_unreadable(link) for link in reversed(links)]
     message = next((text for text in messages if text), None)
     return message and printable_lines(message)
@@ -66,7 +63,7 @@ def describe_damage(error: BaseException) -> str:
             return message
     for link in chain(error):
         if _runs_code(link):
-            # torch raises its own text while it handles the error of its unpickler.
+            # torch's own text is long; the reason is in its unpickler's error, which it handled.
             reason = str(link.__context__ or link).strip().splitlines()[0]
             return (
                 f"checkpoint refused, because loading it could run code: {reason.rstrip('. ')}. "
@@ -88,35 +85,37 @@ def _name_file(error: BaseException, message: str | None) -> str | None:
         return None
     for frame, _ in traceback.walk_tb(error.__traceback__):
         if locate(frame) == _LOAD_MODEL:
-            path = str(frame.f_locals.get(_PATHS[_LOAD_MODEL]))
+            path = str(frame.f_locals.get(_READERS[_LOAD_MODEL]))
             return message if path in message else f"{path}: {message}"
     return message
 
 
 def _describe_unreadable(error: BaseException) -> str | None:
-    """Describe the fault of the checkpoint that fairseq was reading; None if it read none."""
+    """Describe the fault of the checkpoint that fairseq was reading; None if it is not at fault."""
     if isinstance(error, MemoryError) or "allocate memory" in str(error):
         return None  # a good checkpoint can be too large for the memory
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    for frame in reversed(frames):  # innermost first: _LOAD_MODEL calls _OPEN
-        function = locate(frame)
-        if variable := _PATHS.get(function):
-            fault = _describe_fault(error, function == _OPEN, raised_here=frame is frames[-1])
-            is_building = function == _LOAD_MODEL and not _BUILDERS.isdisjoint(map(locate, frames))
-            if fault is None and is_building and isinstance(error, UNBUILDABLE):
-                fault = f"no model can be built of its settings: {quote_error(error)}"
-            if fault:
-                return f"{frame.f_locals.get(variable)}: {fault}"
+    functions = [locate(frame) for frame in frames]
+    for depth in reversed(range(len(frames))):  # innermost first: _LOAD_MODEL calls _OPEN
+        reader = functions[depth]
+        if reader not in _READERS:
+            continue
+        if fault := _describe_fault(error, reader, called=functions[depth + 1 :]):
+            return f"{frames[depth].f_locals.get(_READERS[reader])}: {fault}"
+    # torch also refuses files that fairseq opens elsewhere, and whose path is not known.
     return describe_damage(error) if _runs_code(error) else None
 
 
-def _describe_fault(error: BaseException, opening: bool, raised_here: bool) -> str | None:
+def _describe_fault(
+    error: BaseException, reader: tuple[str, str], called: list[tuple[str, str]]
+) -> str | None:
     """Describe the fault of a file by an error; None if the error may have another cause.
 
     Args:
-        error: an error that was raised in a function of ``_PATHS``, or in one that it called.
-        opening: whether that function only opens the file, so that any error is the file's fault.
-        raised_here: whether that function raised the error itself.
+        error: the error.
+        reader: the function of ``_READERS`` that read the file.
+        called: the functions that it called, down to the one that raised the error; empty if the
+            reader raised it itself.
     """
     text = str(error)
     if text.startswith(_NO_FILE):
@@ -128,12 +127,17 @@ def _describe_fault(error: BaseException, opening: bool, raised_here: bool) -> s
             "its optimizer's state is for other parameters than the model's: give the options of "
             "its training, or train on with --reset-optimizer"
         )
-    if raised_here and isinstance(error, AssertionError) and "--reset-optimizer" in text:
+    if not called and isinstance(error, AssertionError) and "--reset-optimizer" in text:
         return shortened(text)  # another optimizer or criterion
-    # In the other functions, only an entry that the function itself misses is the file's fault.
+    # Once the file is open, it is at fault if the reader itself finds an entry absent or None.
     entry_errors = (KeyError, TypeError, AttributeError)
-    misses_entry = isinstance(error, entry_errors) or text.startswith(_NO_SETTINGS)
-    return describe_damage(error) if opening or (raised_here and misses_entry) else None
+    lacks_entry = isinstance(error, entry_errors) or text.startswith(_NO_SETTINGS)
+    if reader == _OPEN or (not called and lacks_entry):
+        return describe_damage(error)
+    is_building = reader == _LOAD_MODEL and not _BUILDERS.isdisjoint(called)
+    if is_building and isinstance(error, BUILD_ERRORS):
+        return f"no model can be built of its settings: {quote_error(error)}"
+    return None
 
 
 def quote_error(error: BaseException, first_sentence: bool = False) -> str:
@@ -144,5 +148,5 @@ def quote_error(error: BaseException, first_sentence: bool = False) -> str:
 
 
 def locate(frame: FrameType) -> tuple[str, str]:
-    """Name the file of a frame, with its folder, and its function, as in ``_BUILDERS``."""
+    """Name the function of a frame: its file, with the folder alone, and its name."""
     return "/".join(frame.f_code.co_filename.split(os.sep)[-2:]), frame.f_code.co_name
