@@ -19,8 +19,7 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.files import refuse_bad_place, written_whole
 from fairseq_posenc.workbench.running import host  # noqa: F401  (registers models and tasks)
 
-State = dict[str, Any]
-_TENSORS = ("model", "last_optimizer_state")
+State = dict[str, Any]  # the content of a checkpoint
 
 
 def load_state(path: Path, option: str, for_fairseq: bool = False) -> State:
@@ -44,11 +43,14 @@ def load_state(path: Path, option: str, for_fairseq: bool = False) -> State:
         raise UserError(f"{option} {path}: no such file")
     with open_checkpoint(path, option, for_weights=True) as state, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # hydra warns about fairseq's configuration
-        (refuse_files if for_fairseq else forget_files)(state)
+        if for_fairseq:
+            refuse_files(state)
+        else:
+            forget_files(state)
         upgraded = _upgrade_settings({**state, "last_optimizer_state": None, "model": {}})
-        upgraded.update({name: state.get(name) for name in _TENSORS})
-        # Raises an error if one of these is missing.
-        _ = upgraded["cfg"].model, upgraded["cfg"].task, state["model"]
+        upgraded["model"] = state["model"]
+        upgraded["last_optimizer_state"] = state.get("last_optimizer_state")
+        _ = upgraded["cfg"].model, upgraded["cfg"].task  # an error if one of these is missing
     return upgraded
 
 
@@ -71,21 +73,21 @@ def _upgrade_settings(state: State) -> State:
 
 
 @contextmanager
-def refuse_unusable_settings(place: str) -> Iterator[None]:
+def refuse_unusable_settings(label: str) -> Iterator[None]:
     """Convert errors of fairseq while it builds something from settings to one line.
 
     Args:
-        place: names the checkpoint in messages.
+        label: names the checkpoint in messages.
     """
     try:
         yield
     except UserError as error:
         if str(error).startswith("the checkpoint"):  # raised by code that does not know the file
-            raise UserError(f"{place}: {error}") from error
+            raise UserError(f"{label}: {error}") from error
         raise
     except BUILD_ERRORS as error:
         reason = quote_error(error)
-        raise UserError(f"{place}: no model can be built of its settings: {reason}") from error
+        raise UserError(f"{label}: no model can be built of its settings: {reason}") from error
 
 
 def write_state(state: State, path: Path) -> None:
@@ -94,7 +96,7 @@ def write_state(state: State, path: Path) -> None:
     Raises:
         UserError: ``path`` cannot be a file.
     """
-    # With an open file: if torch opens it, the error of a full disk does not say so.
+    # The file is opened here, because torch's own error would not say that the disk is full.
     with written_whole(path) as temporary, open(temporary, "wb") as file:
         torch.save(state, file)
 
@@ -117,7 +119,7 @@ def refuse_existing_output(option: str, out: Path, overwrite: bool) -> None:
 
 def write_start_checkpoint(settings: dict[str, Any], weights: dict[str, Tensor], out: Path) -> None:
     """Write a checkpoint of settings and weights with which a training can begin, at update 0."""
-    not_begun = {
+    before_training = {
         "criterion_name": "",
         "optimizer_name": "",
         "lr_scheduler_state": {},
@@ -128,7 +130,7 @@ def write_start_checkpoint(settings: dict[str, Any], weights: dict[str, Tensor],
         "cfg": settings,
         "model": weights,
         "criterion": None,
-        "optimizer_history": [not_begun],
+        "optimizer_history": [before_training],
         "last_optimizer_state": None,
         "task_state": {},
         "extra_state": {"train_iterator": {"epoch": 1, "iterations_in_epoch": 0, "shuffle": True}},

@@ -18,7 +18,6 @@ from fairseq_posenc.workbench.tokens.gpt2 import GPT2
 from fairseq_posenc.workbench.tokens.pieces import PieceEncoder, Pieces
 from fairseq_posenc.workbench.tokens.tokenizer import ENCODER_JSON, MERGES, PIECES, Tokenizer
 
-EMBEDDINGS = "embed_tokens.weight"
 _ADVICE = "--data must have the dictionary that the model was trained with"
 
 
@@ -48,10 +47,10 @@ class TrainedDictionary(NamedTuple):
                 f"{file} has {len(dictionary):,} symbols{' with <mask>' if masked else ''}, but "
                 f"{self.checkpoint} has {self.size:,}; {advice}"
             )
-        known = self.fingerprint
-        if known is None and self.file and self.file.is_file():
-            known = fingerprint(load_dictionary(self.file, masked))
-        if known not in (None, fingerprint(dictionary)):
+        trained = self.fingerprint
+        if trained is None and self.file and self.file.is_file():
+            trained = fingerprint(load_dictionary(self.file, masked))
+        if trained not in (None, fingerprint(dictionary)):
             raise UserError(
                 f"{file} has other symbols, or in another order, than the dictionary that "
                 f"{self.checkpoint} was trained with; {advice}"
@@ -83,12 +82,12 @@ def open_task(path: Path, state: State, data: Optional[Path] = None) -> OpenTask
         UserError: the folder or a dictionary is missing, or is not that of the training.
     """
     settings = state["cfg"]
-    trained = Path(split_paths(str(settings.task.get("data")))[0])
-    folder = data or trained
+    trained_data = Path(split_paths(str(settings.task.get("data")))[0])  # the first of its shards
+    folder = data or trained_data
     if not folder.is_dir():
         why = "" if data else f": {path} was trained on it; name its new place with --data"
         raise UserError(f"--data {folder}: no such folder{why}")
-    files = _list_files(settings.task, folder)
+    files = _name_dictionaries(settings.task, folder)
     for name in files:
         if not (folder / name).is_file():
             raise UserError(
@@ -98,20 +97,22 @@ def open_task(path: Path, state: State, data: Optional[Path] = None) -> OpenTask
     overwrite_args_by_name(settings, {"data": str(folder)})
     task = fairseq_tasks.setup_task(settings.task)
     dictionaries = dict(zip(files, (task.source_dictionary, task.target_dictionary)))
-    for stack, name in zip(("encoder.", "decoder.") if len(files) > 1 else ("",), files):
+    stacks = ["encoder.", "decoder."] if len(files) > 1 else [""]
+    for stack, name in zip(stacks, files):
         weights = {key: x for key, x in state["model"].items() if key.startswith(stack)}
         size = next(iter(count_symbols(weights, path).values()), None)
         identities = (Identity.from_tensor(weights[key]) for key in filter(is_identity, weights))
-        known = next((identity.weight_settings.dictionary for identity in identities), None)
-        dictionary = TrainedDictionary(path, size, known, trained / name)
+        recorded = next((identity.weight_settings.dictionary for identity in identities), None)
+        dictionary = TrainedDictionary(path, size, recorded, trained_data / name)
         dictionary.check(folder / name, dictionaries[name], _ADVICE)
     return OpenTask(task, folder, dictionaries)
 
 
-def _list_files(settings: Any, folder: Path) -> list[str]:
-    """List the files of a task's dictionaries, the source's first; also fill in its languages."""
+def _name_dictionaries(settings: Any, folder: Path) -> list[str]:
+    """Name the files of a task's dictionaries, the source's first; also fill in its languages."""
     if not translates(settings):
-        return [f"input0/{DICTIONARY}" if (folder / "input0").is_dir() else DICTIONARY]
+        is_glue = (folder / "input0").is_dir()  # `input0` has the first sentence of each example
+        return [f"input0/{DICTIONARY}" if is_glue else DICTIONARY]
     pair = settings.source_lang, settings.target_lang
     if not all(pair):
         pair = infer_languages(folder)
@@ -137,7 +138,7 @@ def count_symbols(weights: dict[str, Any], path: Path) -> dict[str, int]:
     Raises:
         UserError: a tensor is not a table.
     """
-    tables = {name: weight for name, weight in weights.items() if name.endswith(EMBEDDINGS)}
+    tables = {name: x for name, x in weights.items() if name.endswith("embed_tokens.weight")}
     for name, table in tables.items():
         if table.dim() != 2:
             raise UserError(

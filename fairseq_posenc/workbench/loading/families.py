@@ -29,8 +29,8 @@ class Family(NamedTuple):
 
     name: str  # `masked_lm`, `causal_lm` or `translation`
     title: str  # name in a sentence
-    kind: Any  # class of our models
-    stock: Any  # fairseq's class, which ours derives from
+    model_class: Any  # of our models
+    stock_class: Any  # of fairseq's, from which ours is derived
     task: str  # fairseq's name of the task
     stem: str  # beginning of architectures' names, which end with the name of an encoding
     positions: dict[str, str]  # stack -> option for its number of positions
@@ -40,8 +40,8 @@ FAMILIES = (
     Family(
         name="masked_lm",
         title="masked LM",
-        kind=PositionalRoberta,
-        stock=RobertaModel,
+        model_class=PositionalRoberta,
+        stock_class=RobertaModel,
         task="masked_lm",
         stem="roberta_",
         positions={"encoder": "max_positions"},
@@ -49,8 +49,8 @@ FAMILIES = (
     Family(
         name="causal_lm",
         title="causal LM",
-        kind=PositionalLM,
-        stock=TransformerLanguageModel,
+        model_class=PositionalLM,
+        stock_class=TransformerLanguageModel,
         task="language_modeling",
         stem="transformer_lm_",
         positions={"decoder": "max_target_positions"},
@@ -58,8 +58,8 @@ FAMILIES = (
     Family(
         name="translation",
         title="translation",
-        kind=PositionalTransformer,
-        stock=TransformerModel,
+        model_class=PositionalTransformer,
+        stock_class=TransformerModel,
         task="translation",
         stem="transformer_",
         positions={"encoder": "max_source_positions", "decoder": "max_target_positions"},
@@ -74,30 +74,32 @@ def architecture(settings: Any) -> str:
 
 def find_family(arch: str, stock: bool = False) -> Optional[Family]:
     """Find the family of an architecture, if any; with ``stock`` also of fairseq's models."""
-    kind = ARCH_MODEL_REGISTRY.get(arch, object)
-    return next((f for f in FAMILIES if issubclass(kind, f.stock if stock else f.kind)), None)
+    cls = ARCH_MODEL_REGISTRY.get(arch, object)
+    for family in FAMILIES:
+        if issubclass(cls, family.stock_class if stock else family.model_class):
+            return family
+    return None
 
 
 def list_stacks(model: Any) -> list[tuple[str, Any]]:
     """List the stacks of a model with their names, ``encoder`` and ``decoder``."""
-    stacks = [(side, getattr(model, side, None)) for side in ("encoder", "decoder")]
     return [
-        (side, getattr(stack, "sentence_encoder", stack))
-        for side, stack in stacks
-        if stack is not None
+        (side, getattr(stack, "sentence_encoder", stack))  # RoBERTa's encoder contains its stack
+        for side in ("encoder", "decoder")
+        if (stack := getattr(model, side, None)) is not None
     ]
 
 
-def defaults(arch: str, task: str) -> dict[str, Any]:
+def build_default_settings(arch: str, task: str) -> dict[str, Any]:
     """Build fairseq's default configuration of a training, as a dictionary of sections.
 
     The section ``model`` is a dictionary if the model has a dataclass, else a Namespace.
     """
-    return dict(_build_defaults(arch, task))
+    return dict(_build_default_settings(arch, task))  # a copy, as callers replace sections
 
 
 @cache
-def _build_defaults(arch: str, task: str) -> dict[str, Any]:
+def _build_default_settings(arch: str, task: str) -> dict[str, Any]:
     words = [".", "--task", task, "--arch", arch]
     if task == "translation":
         words += ["--source-lang", "src", "--target-lang", "tgt"]

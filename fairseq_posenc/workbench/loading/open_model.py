@@ -101,9 +101,9 @@ def open_model(
     arch = families.architecture(state["cfg"].model)
     family = families.find_family(arch, stock=True)
     if family is None:
-        kinds = ", ".join(known.title for known in families.FAMILIES)
-        raise UserError(f"{option} {path}: a model of the kind {arch}; this command reads {kinds}")
-    # Off, even if the training used it, because here it would hide a mistake.
+        titles = ", ".join(known.title for known in families.FAMILIES)
+        raise UserError(f"{option} {path}: a model of the kind {arch}; this command reads {titles}")
+    # New positions, which the training may have started with, would hide a mistake here.
     changes: dict[str, Any] = {"init_positions": False}
     if spec is not None:
         changes |= {"position_encoding": str(spec), "position_encoding_decoder": None}
@@ -119,6 +119,6 @@ def open_model(
             # Our models check this when they are loaded, fairseq's do not.
             refuse_broken_weights(state["model"], model.state_dict())
         except UserError as error:
-            reading = f"{path} cannot be read with {spec}" if spec else path
-            raise UserError(f"{option} {reading}: {error}") from error
+            label = f"{path} cannot be read with {spec}" if spec else path
+            raise UserError(f"{option} {label}: {error}") from error
     return OpenModel(path, family, model.float().eval(), task, state, folder, dictionaries)

@@ -1,4 +1,7 @@
-"""Reads a trained model to start from: the options that build it again, weights, dictionary."""
+"""Reads a trained model to start from: the options that build it again, weights, dictionary.
+
+No model is built, so neither the data nor the dictionaries of the training are needed.
+"""
 
 from argparse import Namespace
 from pathlib import Path
@@ -111,7 +114,7 @@ def read_pretrained(
     Args:
         path: the checkpoint.
         option: the option that named it, for messages.
-        with_weights: whether to keep the weights.
+        with_weights: whether to keep the weights; without them, jobs can carry the rest.
         any_family: whether to accept all families, not only RoBERTa.
         for_fairseq: as for :func:`~fairseq_posenc.workbench.loading.checkpoints.load_state`.
 
@@ -136,8 +139,9 @@ def read_pretrained(
         ARCH_CONFIG_REGISTRY[arch](args)  # sets options that are newer than the checkpoint
         data = settings.task.get("data")
         fingerprint = None
-        for name in sorted(filter(is_identity, weights)):  # the encoder's is the last
-            fingerprint = Identity.from_tensor(weights[name]).weight_settings.dictionary
+        if identities := sorted(filter(is_identity, weights)):  # by name: the encoder's is the last
+            identity = Identity.from_tensor(weights[identities[-1]])
+            fingerprint = identity.weight_settings.dictionary
         return Pretrained(
             path=path,
             settings=settings,
@@ -171,12 +175,12 @@ def _count_positions(
     counts = {}
     for side, option in family.positions.items():
         # The oldest RoBERTas call their encoder decoder, so any name will do.
-        start = f"{side}." if family.name != "masked_lm" else ""
+        prefix = f"{side}." if family.name != "masked_lm" else ""
         in_tables = (
             weight.size(0) - STOCK_OFFSET
             for name, weight in weights.items()
-            if name.startswith(start) and name.endswith(STOCK_TABLE) and weight.dim()
+            if name.startswith(prefix) and name.endswith(STOCK_TABLE) and weight.dim()
         )
-        rows = next(in_tables, 0) or getattr(args, option, None)
-        counts[side] = int(rows or settings.task.tokens_per_sample)
+        count = next(in_tables, 0) or getattr(args, option, None)
+        counts[side] = int(count or settings.task.tokens_per_sample)
     return counts

@@ -28,12 +28,12 @@ def test_families_are_found_by_the_class_of_an_architecture(family):
 @pytest.mark.parametrize("family", ARCHITECTURES)
 def test_a_model_of_default_options_is_built_and_has_its_stacks(family):
     known = families.find_family(ARCHITECTURES[family])
-    settings = families.defaults(ARCHITECTURES[family], known.task)
+    settings = families.build_default_settings(ARCHITECTURES[family], known.task)
     values = settings["model"]
     values = dict(vars(values) if isinstance(values, Namespace) else values)
     values |= {"_name": ARCHITECTURES[family], "tokens_per_sample": 16, "max_positions": 16}
     model = families.build(values, [40] * len(known.positions))
-    assert isinstance(model, known.kind)
+    assert isinstance(model, known.model_class)
     stacks = dict(families.list_stacks(model))
     sides = {"masked_lm": {"encoder"}, "causal_lm": {"decoder"}}
     assert stacks.keys() == sides.get(family, {"encoder", "decoder"})

@@ -53,7 +53,7 @@ def run_export(options: argparse.Namespace) -> int:
     from fairseq_posenc.workbench.loading.open_model import open_model
 
     trained = open_model(options.checkpoint, options.data)
-    if not isinstance(trained.model, trained.family.kind):
+    if not isinstance(trained.model, trained.family.model_class):
         raise UserError(
             f"--checkpoint {trained.path}: a {type(trained.model).__name__}, not a model of "
             "fairseq_posenc; fairseq-posenc swap converts it"

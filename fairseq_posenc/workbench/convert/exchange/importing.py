@@ -43,11 +43,11 @@ from fairseq_posenc.workbench.loading.checkpoints import refuse_unusable_setting
 from fairseq_posenc.workbench.loading.families import (
     NO_WEIGHTS,
     Family,
+    build_default_settings,
     find_family,
     list_stacks,
 )
 from fairseq_posenc.workbench.loading.families import build as build_fairseq_model
-from fairseq_posenc.workbench.loading.families import defaults as build_default_settings
 
 _FINE_TUNING = {"masked_lm": ("glue", "squad")}  # family -> tasks beside its pre-training
 _PRETRAINING_HEAD = "encoder.lm_head."  # fine-tuned models do not use it, and exports leave it out
