@@ -333,7 +333,7 @@ class _SlurmJob:
             time.sleep(_SHORTEST_PAUSE)
         with lock_folder(self._lock, "job of") as lock:
             if not self._job.is_done:
-                self._job.run(RunContext(lock, _say_text, {}))
+                self._job.run(RunContext(lock, lambda updates, text: say(text) if text else None))
 
     def checkpoint(self) -> Any:
         """Return the submission that continues the job: the same job, as it resumes by itself.
@@ -351,11 +351,6 @@ class _SlurmJob:
                 raise UserError("made no progress in all its time; give it more, with time=")
             self._reached = reached
         return DelayedSubmission(self)
-
-
-def _say_text(updates: int, text: str) -> None:
-    if text:
-        say(text)
 
 
 def _ask_time_left() -> float:

@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 from collections.abc import Collection, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Optional
 
@@ -134,7 +134,7 @@ class WholeFolder:
         Raises:
             UserError: another process holds the lock, or another program or plan made the folder.
         """
-        with self._lock():
+        with lock_output_folder(self.partial):
             saved = read_json_object(self.partial / _PROGRESS) or {}
             progress = saved.get("done") or {}
             if progress:
@@ -156,7 +156,8 @@ class WholeFolder:
         Raises:
             UserError: another process holds the lock, or another program made the folder.
         """
-        with signals_as_keyboard_interrupt(advice=""), self._lock() as lock:
+        # No advice: the same command would begin again.
+        with signals_as_keyboard_interrupt(advice=""), lock_output_folder(self.partial) as lock:
             self._empty()
             try:
                 yield lock
@@ -194,11 +195,6 @@ class WholeFolder:
         """Delete the files of a killed run from the partial folder."""
         (self.partial / _PROGRESS).unlink(missing_ok=True)  # first: it must not outlive the files
         empty_folder(self.partial)
-
-    def _lock(self) -> AbstractContextManager[int]:
-        if self.partial.is_symlink():  # refused here, in words that name the option's folder
-            raise UserError(f"--out {self.path}: {self.partial} is a link; name another folder")
-        return lock_output_folder(self.partial)
 
     def _refuse_other_plan(self, plan: Any, folder: Path) -> None:
         """Refuse a folder that was made from another plan, or without one."""
@@ -241,10 +237,7 @@ def read_plan(folder: Path, plan_key: str = "plan") -> Any:
 def list_differences(old: Any, new: Any, name: str = "") -> list[str]:
     """Describe the differences of two plans; of a file with another checksum give only the name.
 
-    Args:
-        old: a plan, or a value in it.
-        new: the same of another plan.
-        name: the keys that lead to the value.
+    For the values in plans, ``name`` has the keys that lead to them.
     """
     if isinstance(old, dict) and isinstance(new, dict):
         differences: list[str] = []

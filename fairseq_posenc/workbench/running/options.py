@@ -56,10 +56,7 @@ class Parser(ArgumentParser):
                 raise UserError(f"{word!a} is not UTF-8; rename the file, or change the text")
         known, rest = super().parse_known_args(self._words, namespace)
         for name, value in vars(known).items():
-            if isinstance(value, list):
-                setattr(known, name, [_check_path(item) for item in value])
-            else:
-                setattr(known, name, _check_path(value))
+            setattr(known, name, _check_paths(value))
         if rest and not self._subparsers:  # else argparse reports the rest
             unknown = " ".join(rest)
             advice = f": options of {self.passes_on} come after two dashes, as in -- {unknown}"
@@ -83,8 +80,10 @@ class Parser(ArgumentParser):
         raise UserError(f"{message} (see {self.prog} --help)")
 
 
-def _check_path(value: Any) -> Any:
+def _check_paths(value: Any) -> Any:
     """Check a path for control characters; make one absolute that looks like an option."""
+    if isinstance(value, list):
+        return [_check_paths(item) for item in value]
     if not isinstance(value, Path):
         return value
     if CONTROL.search(str(value)):
@@ -118,10 +117,9 @@ def add_out(
             default, ``--out`` is required.
     """
     shown = default or computed_default
-    path = Path(default) if default else None
     text = "folder of the results" + (f" (default: {shown})" if shown else "")
     add = parser.add_argument
-    add("--out", type=data_path, metavar="DIR", default=path, required=not shown, help=text)
+    add("--out", type=data_path, metavar="DIR", default=default, required=not shown, help=text)
 
 
 def add_split(parser: ArgumentParser, default: str) -> None:
