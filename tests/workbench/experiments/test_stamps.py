@@ -51,7 +51,7 @@ def test_folders_and_stamps_are_those_of_the_last_version(name, tmp_path, monkey
             (folder / "train.log").write_text(
                 '| valid | {"valid_loss": "5", "num_updates": "40"}\n'
             )
-        step._write(facts)
+        step._write_stamp(facts)
         return facts
 
     monkeypatch.setattr(Step, "do", do)
