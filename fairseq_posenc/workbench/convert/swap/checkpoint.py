@@ -38,8 +38,11 @@ from fairseq_posenc.workbench.loading.checkpoints import (
     write_start_checkpoint,
 )
 from fairseq_posenc.workbench.loading.families import build as build_fairseq_model
-from fairseq_posenc.workbench.loading.families import defaults as build_default_settings
-from fairseq_posenc.workbench.loading.families import list_stacks, model_options
+from fairseq_posenc.workbench.loading.families import (
+    build_default_settings,
+    list_stacks,
+    model_options,
+)
 from fairseq_posenc.workbench.loading.pretrained import (
     NOT_THE_MODEL,
     Pretrained,
