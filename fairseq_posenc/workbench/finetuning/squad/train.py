@@ -39,7 +39,8 @@ CONFIG = "finetune.yaml"
 
 def find_recipe(data_bin: SquadDataBin) -> Path:
     """Find the recipe for the version of SQuAD of some data."""
-    return find_shipped_folder("finetune_configs") / f"squad{data_bin.version.replace('.', '')}.yaml"
+    version = data_bin.version.replace(".", "")
+    return find_shipped_folder("finetune_configs") / f"squad{version}.yaml"
 
 
 def compose_config(
