@@ -1,6 +1,7 @@
 """Builds the encodings of a spec for a stack: at the input, shared by all layers, in each layer.
 
-All hosts build their encodings with :class:`Assembly`.
+All hosts build their encodings with :class:`Assembly`. Before that, it checks and counts them on
+drafts: encodings on the device "meta", which have shapes, but no values, and take no memory.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fairseq_posenc.backends import check
+from fairseq_posenc import backends
 from fairseq_posenc.encodings.base import Dims, Encoding, Encodings
 from fairseq_posenc.encodings.locality import Locality
 from fairseq_posenc.encodings.terms import Terms
@@ -75,14 +76,15 @@ class Assembly(NamedTuple):
         """Build the encodings that layers share."""
         items = self.spec.shared_modules
         built = build_encodings(items, self.dims)
-        built.kinds = tuple(
-            tuple(name for name, item in items.items() if item in (*self.spec.whole_stack, *kind))
-            for kind in self.spec.layer_kinds
-        )
+        kinds = []
+        for layer in self.spec.layer_kinds:
+            used = self.spec.whole_stack + layer
+            kinds.append(tuple(name for name, item in items.items() if item in used))
+        built.kinds = tuple(kinds)
         return built
 
     def build_layer(self, index: int = 0) -> Encodings:
-        """Build the encodings that a layer does not share; layers are counted from 0."""
+        """Build the encodings whose modules belong to a layer; layers are counted from 0."""
         return build_encodings(self.spec.layer_modules(index), self.dims)
 
     def trained_at(self, length: int) -> Assembly:
@@ -96,8 +98,7 @@ class Assembly(NamedTuple):
             backend: ``auto``, or the name of the backend that must be used.
 
         Returns:
-            For each of ``Spec.layer_kinds`` the terms of a single token, on the device "meta": they
-            have shapes, but no values.
+            For each of ``Spec.layer_kinds`` the terms of a single token, on the device "meta".
         """
         self.check_size()
         token = _make_one_token()
@@ -112,19 +113,19 @@ class Assembly(NamedTuple):
             terms = drafts.terms(span, token)
             terms = drafts.read_inputs(terms, x, token, self.dims.num_heads)
             self._check_combination(layer, terms, token)
-            in_layer = map(self._build_draft, (*self.spec.whole_stack, *layer))
-            limits = reduce(and_, (draft.locality(token) for draft in in_layer), Locality())
-            check(
-                backend, terms.projected(self._project, self._project), self.dims.head_dim, limits
-            )
+            limits = self._limit_keys(self.spec.whole_stack + layer, token)
+            projected = terms.projected(self._project, self._project)
+            backends.check(backend, projected, self.dims.head_dim, limits)
             terms_of_kinds.append(terms)
         return terms_of_kinds
 
     def limits(self) -> Locality:
         """Combine the limits of visible keys of all encodings, for a single token on "meta"."""
-        token = _make_one_token()
-        drafts = map(self._build_draft, self.spec.items)
-        return reduce(and_, (draft.locality(token) for draft in drafts), Locality())
+        return self._limit_keys(self.spec.items, _make_one_token())
+
+    def _limit_keys(self, items: Layer, token: Positions) -> Locality:
+        """Combine the limits of visible keys of some encodings."""
+        return reduce(and_, (self._build_draft(item).locality(token) for item in items), Locality())
 
     def _project(self, rows: Tensor) -> Tensor:
         """Give content rows ``(R, C)`` the shape of a layer's projection, ``(H, R, D)``."""
@@ -134,21 +135,21 @@ class Assembly(NamedTuple):
         """Refuse a layer in which one encoding changes what another relies on."""
         has_vectors = any(term.has_vectors for _, term, _ in terms.present("table", "content"))
         span = Span.from_lengths(1, 1, token.tokens.device)
+        is_drawn = token.drawn is not None
+        if is_drawn and self.spec.rotates_source:
+            raise UserError(
+                f"{self.spec}: a decoder does not know the random positions of its encoder"
+            )
         for item in layer:
-            if get(item.name).lifts and (has_vectors or terms.counted_table is not None):
+            if get(item.name).widens and (has_vectors or terms.counted_table is not None):
                 raise UserError(
                     f"{self.spec}: {item.name} makes queries and keys wider, so tables of vectors "
                     "that are multiplied with them do not fit"
                 )
-            is_drawn = token.drawn is not None
             if is_drawn and any(self._build_draft(item).terms(span, token).present()):
                 raise UserError(
                     f"{self.spec}: {item.name} uses distances between tokens, which random "
                     "positions do not change"
-                )
-            if is_drawn and self.spec.rotates_source:
-                raise UserError(
-                    f"{self.spec}: a decoder does not know the random positions of its encoder"
                 )
 
     def check_size(self, layers: int = 1, least: int = 0) -> None:
@@ -158,9 +159,9 @@ class Assembly(NamedTuple):
             layers: number of layers of the stack.
             least: number of float32 values that are allocated whatever the spec.
         """
-        needed = 4 * max(least, sum(self.parameters(layers).values()))
         if not hasattr(os, "sysconf"):  # Windows: torch reports a failed allocation
             return
+        needed = 4 * max(least, sum(self.parameters(layers).values()))  # bytes
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         if needed > memory:
             raise UserError(
@@ -174,21 +175,21 @@ class Assembly(NamedTuple):
 
         ``layers.*`` stands for all layers, whose elements are added up.
         """
-        sizes: Counter[str] = Counter()
-        in_layers = [self.spec.layer_modules(index) for index in range(layers)]
-        for prefix, items in (
+        modules = [
             ("embed_positions.", name_modules(self.spec.input_items)),
             ("", self.spec.shared_modules),
-            *(("layers.*.self_attn.", items) for items in in_layers),
-        ):
+        ]
+        modules += [("layers.*.self_attn.", self.spec.layer_modules(i)) for i in range(layers)]
+        sizes: Counter[str] = Counter()
+        for prefix, items in modules:
             for module, item in items.items():
                 for name, parameter in self._build_draft(item).named_parameters():
                     sizes[f"{prefix}encodings.{module}.{name}"] += parameter.numel()
         return dict(sizes)
 
     def _build_draft(self, item: Item) -> Encoding:
-        """Build an encoding on the device "meta", to read its shapes."""
-        return _build_draft(item, self._input_dims if item in self.spec.input_items else self.dims)
+        dims = self._input_dims if item in self.spec.input_items else self.dims
+        return _build_on_meta(item, dims)
 
     @property
     def _input_dims(self) -> Dims:
@@ -196,14 +197,14 @@ class Assembly(NamedTuple):
 
         With random positions its table has a row for every position that can be drawn.
         """
-        drawn = (get(item.name).drawn_from(item.options) for item in self.spec.whole_stack)
+        drawn = (get(item.name).drawn_from(dict(item.options)) for item in self.spec.whole_stack)
         limits = [limit for limit in drawn if limit is not None]
         return self.dims._replace(max_positions=limits[0]) if limits else self.dims
 
 
 @cache
-def _build_draft(item: Item, dims: Dims) -> Encoding:
-    """Build an encoding on the device "meta": shapes without values, which take no memory."""
+def _build_on_meta(item: Item, dims: Dims) -> Encoding:
+    """Build an encoding on the device "meta", once for equal arguments."""
     with torch.device("meta"):
         (encoding,) = build_encodings(name_modules([item]), dims).as_list()
         return encoding

@@ -9,9 +9,10 @@ from fairseq_posenc.errors import RunError, UserError, chain, how_to_install, sh
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # EFBIG: beyond the user's file size limit
 _NOT_ALLOWED = (errno.EROFS, errno.EACCES, errno.EPERM)
 _TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)
-# Libraries in C++ and Rust (torch, safetensors, tokenizers) raise errors with this text, but
+# Libraries in C++ and Rust (torch, safetensors, tokenizers) raise errors with these texts, but
 # without an errno.
 _ERRNO_TEXTS = {code: os.strerror(code) for code in (*DISK_FULL, *_TOO_MANY_FILES)}
+# A line in the stack trace of a rank, a process of a distributed training.
 _ERROR_OF_RANK = re.compile(
     r"^fairseq_posenc\.errors\.(?P<kind>User|Run)Error: (?P<message>.+)$", re.MULTILINE
 )
@@ -39,8 +40,8 @@ def choose_exit_code(error: BaseException) -> int:
     2 is a mistake that the user can correct before the run, 1 a failed run or a full disk.
     """
     cause = next((link for link in chain(error) if describe_mistake(link)), error)
-    of_rank = _match_rank(cause)
-    is_run = isinstance(cause, RunError) or (of_rank is not None and of_rank["kind"] == "Run")
+    rank_error = _match_rank(cause)
+    is_run = isinstance(cause, RunError) or (rank_error and rank_error["kind"] == "Run")
     return 1 if is_run or _is_full_disk(cause) else 2
 
 
@@ -71,8 +72,8 @@ def describe_mistake(error: BaseException) -> str | None:
             f"{getattr(error, 'filename', None) or 'a file'} could not be opened: "
             f"{os.strerror(_find_errno(error))}; raise the limit with `ulimit -n 1024`"
         )
-    of_rank = _match_rank(error)
-    return of_rank["message"] if of_rank else None
+    rank_error = _match_rank(error)
+    return rank_error["message"] if rank_error else None
 
 
 def _match_rank(error: BaseException) -> re.Match[str] | None:
@@ -82,11 +83,12 @@ def _match_rank(error: BaseException) -> re.Match[str] | None:
 
 
 def _is_full_disk(error: BaseException) -> bool:
+    """Check whether a disk or a user's share of it is full."""
     return _find_errno(error) in DISK_FULL
 
 
 def _find_errno(error: BaseException) -> int:
-    """Find the errno of an error, or that of a full disk or too many files in its text; or 0."""
+    """Find the errno of an error, by its text if it has none; 0 if neither says one."""
     if isinstance(error, OSError):
         return error.errno or 0
     text = str(error)

@@ -1,4 +1,7 @@
-"""Defines the errors that commands report in one line, and makes quoted text safe to print."""
+"""Defines the errors that commands report in one line, and makes quoted text safe to print.
+
+:mod:`~fairseq_posenc.error_messages` gives other errors, such as a full disk, their line.
+"""
 
 import re
 from collections.abc import Iterable, Iterator

@@ -17,7 +17,7 @@ from fairseq_posenc.errors import UserError
 
 _MARK = ".posenc-"  # a temporary file is NAME.posenc-XXXXXXXX, with hexadecimal digits
 _SYSTEM = ("/dev", "/proc", "/sys")
-_SHARED_MEMORY = "/dev/shm"
+_SHARED_MEMORY = "/dev/shm"  # holds ordinary files
 
 
 @contextmanager
@@ -58,7 +58,7 @@ def written_whole(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def errors_that_name(path: Path) -> Iterator[None]:
-    """Make errors of a full disk, or of a temporary file, name the path that the user knows."""
+    """Make errors of a full disk, or of a temporary file, name the path that the user gave."""
     try:
         yield
     except UserError:  # names the path already
@@ -123,10 +123,10 @@ def lock_if_possible(file: int) -> None:
         fcntl.flock(file, fcntl.LOCK_EX)
 
 
-def delete_abandoned(locked: Path, path: Path) -> None:
-    """Delete a file or folder ``path`` if no process holds the lock on the file ``locked``."""
+def delete_abandoned(lock_file: Path, path: Path) -> None:
+    """Delete a file or folder ``path`` if no process holds the lock on the file ``lock_file``."""
     with suppress(OSError):  # locked, another user's, or on a file system without locks
-        lock = os.open(locked, os.O_RDWR | os.O_NOFOLLOW)
+        lock = os.open(lock_file, os.O_RDWR | os.O_NOFOLLOW)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if path.is_dir():

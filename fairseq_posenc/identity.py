@@ -2,6 +2,7 @@
 
 Names and shapes of tensors do not show it: weights trained with rotary positions load into a model
 with ALiBi, or those of four heads into a model with eight, without an error, and compute nonsense.
+So each stack stores a tensor that encodes its :class:`Identity`, and loading compares it.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _PHRASES = {
 }
 KEY = "_extra_state"  # torch's name for state that a module stores beside its parameters
 _BLOCK = 512  # bytes are padded to a multiple: models to be averaged need tensors of one size
-_ROUNDING = 2e-3  # averaging equal bits changes them by less, even in float16
+_ROUNDING = 2e-3  # averaging equal values changes them by less, even in float16
 
 
 class WeightSettings(NamedTuple):
@@ -62,7 +63,8 @@ class WeightSettings(NamedTuple):
 
     def fill_from(self, other: WeightSettings) -> WeightSettings:
         """Fill in unknown fields from ``other``."""
-        return other._replace(**{n: x for n, x in self._asdict().items() if x is not None})
+        known = {name: value for name, value in self._asdict().items() if value is not None}
+        return other._replace(**known)
 
     def list_unknown(self, model: WeightSettings) -> list[str]:
         """List the fields that are known of a model, but not of these weights."""
@@ -100,7 +102,7 @@ class Identity(NamedTuple):
         content = {**self._asdict(), **self.weight_settings._asdict()}
         del content["weight_settings"]
         text = json.dumps({name: x for name, x in content.items() if x is not None}).encode()
-        text = text.ljust(-(-len(text) // _BLOCK) * _BLOCK)  # to a multiple of _BLOCK
+        text += b" " * (-len(text) % _BLOCK)
         bits = np.unpackbits(np.frombuffer(text, dtype=np.uint8), bitorder="little")
         return torch.from_numpy(2 * bits.astype(np.float32) - 1)
 
@@ -150,26 +152,30 @@ class Identity(NamedTuple):
         directions = self.directions
         if layers is not None:
             positions = str(parse(positions).select_layers(layers))
-            old = directions.split(",")
-            directions = format_directions([old[i] if i < len(old) else "both" for i in layers])
+            trained = directions.split(",")
+            directions = format_directions(
+                [trained[i] if i < len(trained) else "both" for i in layers]
+            )
         differences = []
         if positions != model.positions:
             differences.append(f"trained with {positions}, the model has {model.positions}")
         if directions != model.directions:
-            ours, theirs = (x or "both" for x in (directions, model.directions))
-            differences.append(f"trained with attention directions {ours}, the model has {theirs}")
+            differences.append(
+                f"trained with attention directions {directions or 'both'}, the model has "
+                f"{model.directions or 'both'}"
+            )
         return differences
 
 
 def _decode_text(state: Tensor) -> str:
     """Decode the bits of an identity, or in older checkpoints the code points of its text."""
     if not state.is_floating_point():
-        return "".join(map(chr, map(int, state.tolist())))
+        return "".join(chr(code) for code in state.tolist())
     bits = state.detach().cpu().float()
     mixed = (bits.abs() - 1).abs() > _ROUNDING + 4 * torch.finfo(state.dtype).eps
     if bool(mixed.any()):
-        # Bits in which two models differ have the sign of the one with the larger share. Flipping
-        # them gives the text of the other one.
+        # A bit in which two models differ has the sign of the one with the larger share, so
+        # flipping all of these bits gives the text of the other one.
         texts = [_pack_bits(bits), _pack_bits(torch.where(mixed, -bits, bits))]
         models = " and ".join(sorted(filter(None, map(_describe_text, texts))))
         raise UserError(
@@ -180,7 +186,7 @@ def _decode_text(state: Tensor) -> str:
 
 
 def _pack_bits(bits: Tensor) -> str:
-    """Convert bits, which are set if above 0, to a text."""
+    """Convert bits to a text; a bit is set if it is above 0."""
     return np.packbits(bits.numpy() > 0, bitorder="little").tobytes().decode("ascii", "replace")
 
 
@@ -205,7 +211,7 @@ def override_positions(weights: dict[str, Any], spec: Spec) -> None:
 
 
 def format_directions(directions: Sequence[str]) -> str:
-    """Join the directions of a stack's layers, without the last layers of the default, ``both``.
+    """Join the directions of a stack's layers, and leave out ``both``, the default, at the end.
 
     >>> format_directions(["lr", "rl", "both", "both"])
     'lr,rl'

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fairseq_posenc.errors import UserError
 
-_held: set[int] = set()
+_held: set[int] = set()  # descriptors of the files that this process has locked
 
 
 def acquire(path: Path, refusal: str, warn: Callable[[str], object]) -> int:

@@ -42,7 +42,7 @@ def extend_tables(model: nn.Module, state_dict: dict[str, Any], prefix: str) -> 
     Args:
         model: the model that will load ``state_dict``.
         state_dict: changed in place.
-        prefix: of the model's keys in ``state_dict``.
+        prefix: text before the names of the model's parameters in ``state_dict``.
 
     Returns:
         A description of each extended table.
@@ -53,7 +53,8 @@ def extend_tables(model: nn.Module, state_dict: dict[str, Any], prefix: str) -> 
             continue
         for parameter_name, parameter in module.named_parameters():
             key = f"{name}.{parameter_name}"
-            if key not in state_dict or (old := state_dict[key]).dim() != parameter.dim():
+            old = state_dict.get(key)
+            if old is None or old.dim() != parameter.dim():
                 continue  # fit_positions replaces it, or loading reports it
             longer = module.extend(parameter_name, old)
             if longer.shape != old.shape:

@@ -1,6 +1,7 @@
 """Positions of tokens: with padding on either side, sentences in a block, and decoding.
 
-B batch, S tokens, of which the last T are the queries.
+B batch, S tokens, of which the last T are the queries. By default the real tokens of a row are
+counted from 0: ``<pad> <s> a </s>`` is 0 0 1 2.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from torch.nn import functional as F
 
 from fairseq_posenc.errors import UserError
 
-FAR = 2**62  # farther than any tokens are
-# Token ids, as in fairseq's dictionaries, where only the places of padding and ends are given.
+FAR = 2**62  # a distance beyond all others
+# Symbols, as in fairseq's dictionaries, for calls that give masks in place of tokens.
 _PADDING = 1
 _END = 2
 
@@ -30,7 +31,8 @@ class Span(NamedTuple):
         high: the highest distance.
         device: device of tables.
         ids: positions of the keys, ``(B or 1, S)`` or on several axes ``(B or 1, S, axes)``, if
-            distances are differences of these, which may be any numbers, and not of places.
+            distances are differences of these, which may be any numbers; None if they are
+            differences of the tokens' indices.
         tgt_len: T, if there are ids.
     """
 
@@ -55,7 +57,7 @@ class Span(NamedTuple):
         return self.ids is not None and self.ids.dim() == 3
 
     def differences(self) -> Tensor:
-        """Subtract the ids of queries from those of keys, ``(B or 1, T, S)``, or of each axis."""
+        """Subtract the ids of queries from those of keys: ``(B or 1, T, S)`` or ``(..., axes)``."""
         assert self.ids is not None
         return self.ids[:, None] - self.ids[:, self.ids.size(1) - self.tgt_len :, None]
 
@@ -68,7 +70,7 @@ def syncs(device: torch.device) -> bool:
 def may_sync(device: torch.device, decoding: bool = False) -> bool:
     """Check whether a forward pass may read values of its tokens to save work.
 
-    Reading waits for a GPU: affordable once in a pass, but not in each step of decoding. It would
+    Reading waits for a GPU, which a pass can afford once, but not each step of decoding. It would
     break a graph of ``torch.compile``.
     """
     if torch.compiler.is_compiling():
@@ -88,7 +90,7 @@ class Positions(NamedTuple):
         tgt_len: T, the number of queries; they are the last T tokens.
         padded: whether anything is padding, or could be.
         left_padded: whether padding comes before a real token in any row, or could.
-        longest: the largest number of real tokens in a row, or a bound of it; 0 if not known.
+        longest: the largest position plus 1, or an upper bound of it; 0 if not known.
         first: result of :meth:`is_first`, if it was computed for all layers.
         document_starts: ``(B, S)``, the number of real tokens before each token's document, if a
             row has several documents; ``ids`` are then counted in the document.
@@ -96,7 +98,7 @@ class Positions(NamedTuple):
             Like the ids, they ascend if the tokens are counted.
         counted: whether ``ids`` count the tokens; ids that a caller gives may repeat.
         consecutive: whether ``ids`` grow by one from token to token of a document, so that
-            distances of positions equal those of places.
+            their differences equal those of the tokens' indices.
     """
 
     tokens: Tensor
@@ -137,15 +139,16 @@ class Positions(NamedTuple):
         counted = (real.cumsum(1) - 1).clamp(min=0)  # [B, S]
         if not inspect_padding:
             return cls(tokens, counted, padding_idx, eos_idx, tgt_len, True, True, tokens.size(1))
-        ids = torch.arange(tokens.size(1), device=tokens.device).unsqueeze(0)  # [1, S]
-        moved = real & counted.ne(ids)
+        indices = torch.arange(tokens.size(1), device=tokens.device).unsqueeze(0)  # [1, S]
+        shifted = real & counted.ne(indices)  # by padding before them
         longest = counted.amax() + 1 if tokens.numel() else counted.sum()
-        # One wait for all layers.
-        counts = torch.stack([(~real).sum(), moved.sum(), longest])
-        missing, shifted, longest = counts.tolist()
-        padded = missing > 0
-        ids = counted if padded else ids
-        return cls(tokens, ids, padding_idx, eos_idx, tgt_len, padded, shifted > 0, longest)
+        # One tensor, so that a GPU is waited for once.
+        facts = torch.stack([(~real).any(), shifted.any(), longest])
+        padded, left_padded, longest = facts.tolist()
+        ids = counted if padded else indices
+        return cls(
+            tokens, ids, padding_idx, eos_idx, tgt_len, bool(padded), bool(left_padded), longest
+        )
 
     @classmethod
     def from_padding(
@@ -201,12 +204,13 @@ class Positions(NamedTuple):
         consecutive = False
         # If the ids must not be read, the bounds check of a table finds ids that are too large.
         if may_sync(ids.device, decoding=self.tgt_len < ids.size(1)) and ids.numel():
-            follow = self._follow_places(ids if ids.dim() == 2 else ids[..., 0]).all()
-            least, most, consecutive = torch.stack([*ids.aminmax(), follow.to(ids.dtype)]).tolist()
+            least, most = ids.aminmax()
+            grow = self._grow_by_one(ids if ids.dim() == 2 else ids[..., 0]).all()
+            least, most, consecutive = torch.stack([least, most, grow.to(ids.dtype)]).tolist()
             if least < 0:
                 raise UserError(f"{name}: {least} is below 0; positions count from 0")
             longest = int(most) + 1
-        # As with padding on the left, ids do not follow from the places of tokens.
+        # As with padding on the left, ids do not follow from the indices of tokens.
         return self._replace(
             ids=ids,
             left_padded=True,
@@ -217,13 +221,12 @@ class Positions(NamedTuple):
             consecutive=bool(consecutive) and ids.dim() == 2,
         )
 
-    def _follow_places(self, ids: Tensor) -> Tensor:
-        """Mark ids ``(B or 1, S)`` that grow like places from the document's first token on."""
-        places = torch.arange(ids.size(1), device=ids.device).expand_as(ids)
-        first = self.is_first()
-        places, ids, first = torch.broadcast_tensors(places, ids, first)  # [B or 1, S]
-        start = torch.where(first, places, 0).cummax(1).values
-        grows = (ids - ids.gather(1, start)).eq(places - start)
+    def _grow_by_one(self, ids: Tensor) -> Tensor:
+        """Mark ids ``(B or 1, S)`` that grow by one per token from the document's first on."""
+        indices = torch.arange(ids.size(1), device=ids.device)
+        indices, ids, first = torch.broadcast_tensors(indices, ids, self.is_first())  # [B or 1, S]
+        start = torch.where(first, indices, 0).cummax(1).values
+        grows = (ids - ids.gather(1, start)).eq(indices - start)
         return grows if self.padding is None else grows | self.padding
 
     def span(self) -> Span:
@@ -237,11 +240,11 @@ class Positions(NamedTuple):
         """Restart positions at tokens, ``(B, S)`` of bool, that begin a document."""
         real = self.tokens.ne(self.padding_idx)
         ids = self.ids.expand_as(self.tokens)  # [B, S]
-        # A border at padding moves to the next real token.
-        borders = begins.cumsum(1)  # [B, S]
-        before = F.pad(borders.masked_fill(~real, 0).cummax(1).values, (1, 0))[:, :-1]
-        begins = real & (borders > before)
-        starts = torch.where(begins, ids, torch.zeros_like(ids)).cummax(1).values
+        # A document that begins at padding begins at the next real token.
+        documents = begins.cumsum(1)  # [B, S]
+        before = F.pad(documents.masked_fill(~real, 0).cummax(1).values, (1, 0))[:, :-1]
+        begins = real & (documents > before)
+        starts = torch.where(begins, ids, 0).cummax(1).values
         first = begins | (real & real.cumsum(1).eq(1))
         return self._replace(
             ids=ids - starts, left_padded=True, first=first, document_starts=starts
@@ -249,7 +252,7 @@ class Positions(NamedTuple):
 
     @property
     def places(self) -> Tensor:
-        """The numbers that tables and rotations take: ``drawn``, or else ``ids``."""
+        """The positions that tables and rotations take: ``drawn``, or else ``ids``."""
         return self.ids if self.drawn is None else self.drawn
 
     @property
@@ -274,7 +277,7 @@ class Positions(NamedTuple):
         """Refuse positions beyond a table of ``limit`` rows."""
         if self.longest <= limit:
             return
-        longest = int(self.ids.max()) + 1  # not a bound: a GPU is waited for only here
+        longest = int(self.ids.max()) + 1  # `longest` may be a bound; this waits for a GPU
         if longest > limit:
             raise UserError(
                 f"a sequence of {longest} tokens is longer than the {limit} "
@@ -306,10 +309,10 @@ class Positions(NamedTuple):
         start = torch.zeros_like(self.tokens)  # of the row, or of the document
         if self.document_starts is not None:
             start = self.document_starts
-        ids = self.ids + start  # [B, S]
+        ids = self.ids + start  # in the row, [B, S]
         ends = torch.where(self.tokens.eq(self.eos_idx), ids, start)
-        before = F.pad(ends.cummax(1).values, (1, 0))[:, :-1]
-        return ids - torch.maximum(start, before)  # the last end, or where the row begins
+        last_end = F.pad(ends.cummax(1).values, (1, 0))[:, :-1]  # before each token
+        return ids - torch.maximum(start, last_end)
 
     def is_first(self) -> Tensor:
         """Mark the first real token of each row, ``(B or 1, S)`` of bool.

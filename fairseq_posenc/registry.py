@@ -1,4 +1,7 @@
-"""Looks up the registered encodings: their names, classes and options."""
+"""Looks up the registered encodings: their names, classes and options.
+
+Encodings are imported at the first look-up, not with this module.
+"""
 
 import importlib
 import inspect
@@ -10,7 +13,7 @@ from fairseq_posenc import encodings
 from fairseq_posenc.encodings.base import ENCODINGS, Encoding
 from fairseq_posenc.errors import UserError, shortened, suggest
 
-# `acts_on` of classes that modify attention beside an encoding: temperatures, windows, numbering.
+# What companions act on: they modify attention beside an encoding (temperatures, windows, ...).
 _COMPANIONS = ("softmax", "mask", "positions")
 
 
@@ -47,7 +50,7 @@ def get(name: str) -> type[Encoding]:
     Raises:
         UserError: the name is unknown; the message names similar ones.
     """
-    if name not in ENCODINGS:  # files are not looked at again: a graph may be traced here
+    if name not in ENCODINGS:  # else torch.compile would trace the import
         _import_encodings()
     if name not in ENCODINGS:
         raise UserError(
@@ -58,9 +61,9 @@ def get(name: str) -> type[Encoding]:
 
 
 def options(name: str) -> dict[str, inspect.Parameter]:
-    """List the options of an encoding: its constructor's keyword-only arguments, resolved."""
+    """List the options of an encoding: its constructor's keyword-only arguments."""
     constructor = get(name).__init__
-    hints = get_type_hints(constructor)
+    hints = get_type_hints(constructor)  # types, where `annotations` from __future__ leaves texts
     return {
         key: parameter.replace(annotation=hints[key])
         for key, parameter in inspect.signature(constructor).parameters.items()
@@ -68,8 +71,8 @@ def options(name: str) -> dict[str, inspect.Parameter]:
     }
 
 
-def module_place(cls: type[Encoding]) -> str:
+def module_owner(cls: type[Encoding]) -> str:
     """Name the owner of an encoding's module: the ``input``, the ``stack``, or every ``layer``."""
     if cls.acts_on == "input":
         return "input"
-    return "stack" if cls.shared else "layer"
+    return "stack" if cls.shared_by_layers else "layer"

@@ -1,5 +1,8 @@
 """The position state of a forward pass, which all layers of a stack share.
 
+A stack computes it before its first layer (:meth:`Shared.compute`) and hands it to each layer. If
+layers differ, as in ``3*rope,none``, a layer takes the state of its kind (:meth:`Shared.of_kind`).
+
 The letters of shapes are those of :mod:`~fairseq_posenc.encodings.base`.
 """
 
@@ -33,15 +36,15 @@ class Shared(NamedTuple):
         terms: terms that all layers share.
         rotation: rotation of the queries and keys of the last T tokens, or None.
         source: rotation of the source's keys, for rotary encoder-decoder attention.
-        source_ids: positions of these keys, ``(B or 1, S)``.
-        source_counted: whether these positions count the tokens.
         locality: limits of the keys that a query may see.
-        span: span of the terms, if they have room for later steps of decoding.
-        cache: cache of values that the first layer computes for all layers.
+        span: distances of the terms if they also serve later steps of decoding, or None.
+        cache: cache of values that the first layer computes for all layers, or None.
         kinds: if layers differ, the state of each kind of layer (see :meth:`of_kind`).
         recompute_terms: computes ``terms`` again, with another autograd graph.
         rotate_ids: computes the rotation at positions ``(B or 1, S)``.
         stack: spec and sizes of the stack, by which layers recognise their stack.
+        source_ids: positions of the source's keys, ``(B or 1, S)``.
+        source_counted: whether these positions count the tokens.
     """
 
     positions: Positions
@@ -71,42 +74,44 @@ class Shared(NamedTuple):
         Args:
             encodings: result of :meth:`Assembly.build_stack`.
             positions: positions of the tokens.
-            span: span of the terms, if they have room for later steps of decoding.
+            span: distances of the terms if they also serve later steps of decoding.
             compute_terms: computes the terms of an encoding, from its name and itself; by default
-                those of the tokens.
+                those of this pass.
         """
         positions = encodings.number(positions)
-        now = positions.span()
+        span_of_pass = positions.span()
         named = encodings.as_dict()
         ids = positions.queries(positions.places)
-        rotations = {name: encoding.rotation(ids) for name, encoding in named.items()}
 
         def compute(name: str) -> Terms:
             if compute_terms is None:
-                return named[name].terms(now, positions)
+                return named[name].terms(span_of_pass, positions)
             return compute_terms(name, named[name])
 
-        def combine(names: tuple[str, ...], terms: Callable[[str], Terms]) -> Terms:
-            return reduce(or_, map(terms, names), Terms())
+        def combine(names: tuple[str, ...], find_terms: Callable[[str], Terms]) -> Terms:
+            return reduce(or_, map(find_terms, names), Terms())
 
         terms = {name: compute(name) for name in named}
+        rotations = {name: encoding.rotation(ids) for name, encoding in named.items()}
         limits = {name: encoding.locality(positions) for name, encoding in named.items()}
-        states = [
-            cls(
+        states = []
+        for kind, names in enumerate(encodings.kinds):
+            of_kind = [rotations[name] for name in names if rotations[name] is not None]
+            state = cls(
                 positions,
-                combine(names, terms.__getitem__),
-                next((rotations[name] for name in names if rotations[name] is not None), None),
+                terms=combine(names, terms.__getitem__),
+                rotation=of_kind[0] if of_kind else None,  # a spec allows a layer at most one
                 locality=reduce(and_, (limits[name] for name in names), Locality()),
                 span=span,
                 cache=None if span else PerForwardCache(),
                 recompute_terms=partial(combine, names, compute),
                 rotate_ids=partial(encodings.rotation, kind=kind),
             )
-            for kind, names in enumerate(encodings.kinds)
-        ]
+            states.append(state)
         return states[0] if len(states) == 1 else cls(positions, kinds=tuple(states))
 
     def _refuse_kinds(self, method: str) -> None:
+        """Refuse a call on the state of a stack whose layers differ."""
         if self.kinds:
             raise UserError(
                 f"the layers of this stack differ: call shared.of_kind(layer.kind).{method}(...)"
@@ -124,8 +129,8 @@ class Shared(NamedTuple):
     def layer_terms(self) -> Terms:
         """Select the terms for a layer.
 
-        When reentrant checkpointing runs the layer again, they are computed again: its backward
-        pass frees the graph of a layer's arguments, and the layers of a stack get the same terms.
+        When reentrant checkpointing runs a layer again, they are computed again: the backward pass
+        of the first layer frees the graph of its arguments, and all layers have these terms.
         """
         if self.recompute_terms is not None and is_reentrant_recomputation():
             return self.recompute_terms()
@@ -134,42 +139,38 @@ class Shared(NamedTuple):
     def needed_keys(self) -> NeededKeys:
         """Find the keys that later queries may see, once for all layers."""
         limits = self.locality
-        cache = self.cache
-        return cache.get("needed", limits, limits.needed_keys) if cache else limits.needed_keys()
+        if self.cache is None:
+            return limits.needed_keys()
+        return self.cache.get("needed", limits, limits.needed_keys)
 
     def layer_rotation(self) -> Rotation | None:
         """Select the rotation for a layer; a trained one is computed again as terms are."""
-        rotation = self.rotation
-        positions = self.positions
-        if self.rotate_ids is None or rotation is None or not rotation.is_trained:
-            return rotation
-        if not is_reentrant_recomputation():
-            return rotation
-        return self.rotate_ids(positions.queries(positions.places))
+        is_trained = self.rotation is not None and self.rotation.is_trained
+        if self.rotate_ids is None or not is_trained or not is_reentrant_recomputation():
+            return self.rotation
+        return self.rotate_ids(self.positions.queries(self.positions.places))
 
     def rotate_last(self, count: int) -> Rotation | None:
-        """Compute the rotation of the last tokens, whose keys a host caches unrotated."""
+        """Compute the rotation of the last ``count`` tokens, whose keys a host caches unrotated."""
         if self.rotate_ids is None:
             return None
-        places = self.positions.places
-        compute = partial(self.rotate_ids, places[:, places.size(1) - count :])
-        return self.cache.get("last", (places, count), compute) if self.cache else compute()
+        ids = self.positions.places
+        compute = partial(self.rotate_ids, ids[:, ids.size(1) - count :])
+        return self.cache.get("last", (ids, count), compute) if self.cache else compute()
 
     def with_source(self, encodings: Encodings, ids: Tensor, counted: bool = True) -> Shared:
         """Add the rotation of the source's keys at positions ``ids``, ``(B or 1, S)``."""
-        states = [
-            state._replace(
-                source=encodings.rotation(ids, kind), source_ids=ids, source_counted=counted
-            )
-            for kind, state in enumerate(self.kinds or (self,))
-        ]
+        states = []
+        for kind, state in enumerate(self.kinds or (self,)):
+            source = encodings.rotation(ids, kind)
+            states.append(state._replace(source=source, source_ids=ids, source_counted=counted))
         return self._replace(kinds=tuple(states)) if self.kinds else states[0]
 
     def rotate(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         """Rotate query and key of the last T tokens, both ``(B, H, T, D)``.
 
         Raises:
-            UserError: they are of another number of tokens or another width.
+            UserError: they have another shape, or the layers of the stack differ.
         """
         self._refuse_kinds("rotate")
         tgt_len = self.positions.tgt_len
@@ -185,7 +186,7 @@ class Shared(NamedTuple):
         return rotation.rotate_queries(query), rotation.rotate_keys(key)
 
     def mask(self, direction: str) -> Mask:
-        """Make the mask of a direction and the padding among the tokens."""
+        """Make the mask of a direction, with the padding of the tokens."""
         self._refuse_kinds("mask")
         positions = self.positions
         mask = Mask(direction, cache=self.cache, locality=self.locality)

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import chain, groupby
 from types import NoneType, UnionType
@@ -26,10 +27,12 @@ from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
 
 from fairseq_posenc.encodings.base import Place, Signed
 from fairseq_posenc.errors import UserError, shortened
-from fairseq_posenc.registry import get, module_place, names, options
+from fairseq_posenc.registry import get, module_owner, names, options
 
 _ITEM = re.compile(r"\s*([a-z0-9_]+)\s*(?:\(([^()]*)\))?\s*")
 _REPEATED = re.compile(r"\s*(\d{1,6})\s*\*(.*)", re.DOTALL)
+_COMMA = re.compile(r",(?![^(]*\))")  # outside brackets
+_PLUS = re.compile(r"\+(?![^(]*\))")  # outside brackets
 _MAX_CHARACTERS = 5000  # of a spec; enough for the lists of longrope with heads of width 256
 _MAX_LAYERS = 1000
 # Ranges of options: larger tables would not fit into memory, and larger scores would overflow.
@@ -46,9 +49,12 @@ class Item(NamedTuple):
     @classmethod
     def canonical(cls, name: str, values: dict[str, Any]) -> Item:
         """Make the canonical item of an encoding: without options that equal the default."""
-        known = options(name).items()
-        changed = (k for k, option in known if values.get(k, option.default) != option.default)
-        return cls(name, tuple((key, values[key]) for key in changed))
+        changed = []
+        for key, option in options(name).items():
+            value = values.get(key, option.default)
+            if value != option.default:
+                changed.append((key, value))
+        return cls(name, tuple(changed))
 
     def __str__(self) -> str:
         values = ",".join(f"{key}={_format_value(value)}" for key, value in self.options)
@@ -73,8 +79,8 @@ class Spec(NamedTuple):
     def uniform(cls, items: Layer) -> Spec:
         """Make the spec of a stack in which all layers have these encodings."""
         items = tuple(item for item in items if item.name != "none")
-        whole = tuple(item for item in items if _is_for_whole_stack(item))
-        return cls(whole, (tuple(item for item in items if item not in whole),))
+        whole_stack = tuple(item for item in items if _is_for_whole_stack(item))
+        return cls(whole_stack, (tuple(item for item in items if item not in whole_stack),))
 
     @property
     def items(self) -> Layer:
@@ -84,7 +90,7 @@ class Spec(NamedTuple):
     @property
     def input_items(self) -> Layer:
         """The encodings of the input."""
-        return tuple(item for item in self.whole_stack if module_place(get(item.name)) == "input")
+        return tuple(item for item in self.whole_stack if module_owner(get(item.name)) == "input")
 
     @property
     def layer_kinds(self) -> tuple[Layer, ...]:
@@ -93,8 +99,8 @@ class Spec(NamedTuple):
 
     @property
     def shared_modules(self) -> dict[str, Item]:
-        """The encodings whose module all layers share, by the module's name in the stack."""
-        return name_modules(item for item in self.items if module_place(get(item.name)) == "stack")
+        """The encodings with one module for all layers, by the module's name in the stack."""
+        return name_modules(item for item in self.items if module_owner(get(item.name)) == "stack")
 
     @property
     def rotates_source(self) -> bool:
@@ -102,30 +108,25 @@ class Spec(NamedTuple):
         return any(dict(item.options).get("cross_attention") for item in self.items)
 
     def layer_modules(self, index: int) -> dict[str, Item]:
-        """Select the encodings whose module belongs to a layer, by the module's name.
-
-        Args:
-            index: the layer's, from 0.
-        """
+        """Select the encodings with a module in layer ``index``, from 0, by the module's name."""
         layer = self.layers[index % len(self.layers)]
-        return name_modules(item for item in layer if module_place(get(item.name)) == "layer")
+        return name_modules(item for item in layer if module_owner(get(item.name)) == "layer")
 
     def layer_kind(self, index: int) -> int:
-        """Look up the index in :attr:`layer_kinds` of the layer with this index in the stack."""
+        """Look up the kind of layer ``index``, an index in :attr:`layer_kinds`."""
         return self.layer_kinds.index(self.layers[index % len(self.layers)])
 
     def select_layers(self, layers: Sequence[int]) -> Spec:
-        """Make the spec of a stack that consists of some layers of this one."""
-        return self._replace(
-            layers=_find_shortest_period([self.layers[i % len(self.layers)] for i in layers])
-        )
+        """Make the spec of a stack that consists of some layers of this one, by their indices."""
+        selected = [self.layers[index % len(self.layers)] for index in layers]
+        return self._replace(layers=_find_shortest_period(selected))
 
     def split_layers(self) -> list[Spec]:
         """Split the list of layers into the specs of single layers."""
         return [self.select_layers([index]) for index in range(len(self.layers))]
 
     def check_length(self, layers: int) -> None:
-        """Refuse a list of layers that is longer than the stack."""
+        """Refuse a list of layers that is longer than a stack of ``layers``."""
         if len(self.layers) > layers:
             raise UserError(
                 f"position encoding {shortened(str(self))!r} is a list of {len(self.layers)} "
@@ -133,15 +134,16 @@ class Spec(NamedTuple):
             )
 
     def __str__(self) -> str:
-        runs: list[str] = []
+        repeated: list[str] = []
         inputs = len(self.input_items)
         for layer, same in groupby(self.layers):
-            if not runs:  # encodings of the whole stack are written in the first layer
-                layer = (*self.whole_stack[:inputs], *layer, *self.whole_stack[inputs:])
-            text = "+".join(map(str, layer)) or "none"
+            items = layer
+            if not repeated:  # encodings of the whole stack are written in the first layer
+                items = self.whole_stack[:inputs] + layer + self.whole_stack[inputs:]
+            text = "+".join(map(str, items)) or "none"
             count = len(list(same))
-            runs.append(f"{count}*{text}" if count > 1 else text)
-        return ",".join(runs)
+            repeated.append(f"{count}*{text}" if count > 1 else text)
+        return ",".join(repeated)
 
 
 def parse(text: str) -> Spec:
@@ -156,16 +158,18 @@ def parse(text: str) -> Spec:
         UserError: the syntax, a name, an option or a value is wrong, or the encodings cannot be
             combined in a model of any size.
     """
-    layers = [_parse_layer(items, text) for items in split_layers(text)]
-    layers = [[item for item in layer if item.name != "none"] for layer in layers]
+    layers = [_parse_layer(items, text) for items in split_spec(text)]
     whole = sorted({item for item in chain(*layers) if _is_for_whole_stack(item)}, key=_sort_key)
-    in_layers = [sorted(set(layer).difference(whole), key=_sort_key) for layer in layers]
+    in_layers = [
+        tuple(sorted({item for item in layer if item not in whole}, key=_sort_key))
+        for layer in layers
+    ]
     for layer in in_layers:
         _refuse_conflicts([*whole, *layer])
-    return Spec(tuple(whole), _find_shortest_period([tuple(layer) for layer in in_layers]))
+    return Spec(tuple(whole), _find_shortest_period(in_layers))
 
 
-def split_layers(text: str) -> list[list[str]]:
+def split_spec(text: str) -> list[list[str]]:
     """Split the text of a spec into layers, and these into the texts of their encodings.
 
     Raises:
@@ -176,20 +180,21 @@ def split_layers(text: str) -> list[list[str]]:
             f"position encoding {shortened(text)!r}: longer than {_MAX_CHARACTERS:,} characters"
         )
     layers: list[list[str]] = []
-    for part in re.split(r",(?![^(]*\))", text):
-        repeated = _REPEATED.fullmatch(part)
-        count, layer = (int(repeated[1]), repeated[2]) if repeated else (1, part)
+    for part in _COMMA.split(text):
+        count, layer = 1, part
+        if repeated := _REPEATED.fullmatch(part):
+            count, layer = int(repeated[1]), repeated[2]
         if not 1 <= count <= _MAX_LAYERS - len(layers):
             raise UserError(
                 f"position encoding {shortened(text)!r}: name from 1 to {_MAX_LAYERS:,} layers"
             )
-        layers += [re.split(r"\+(?![^(]*\))", layer)] * count
+        layers += [_PLUS.split(layer)] * count
     return layers
 
 
 def _parse_layer(layer: list[str], text: str) -> list[Item]:
-    """Parse the encodings of one layer of ``text``."""
-    items: list[tuple[str, dict[str, Any]]] = []
+    """Parse the encodings of one layer of the spec ``text``, without ``none``."""
+    encodings: list[tuple[str, dict[str, Any]]] = []  # names, and options that were set
     for written in layer:
         match = _ITEM.fullmatch(written)
         if match is None:
@@ -198,14 +203,14 @@ def _parse_layer(layer: list[str], text: str) -> list[Item]:
                 "'+', each with options as in m4m(max_distance=128); different layers joined by "
                 "',' as in 3*rope,none"
             )
-        name, written = match.groups()
+        name, in_brackets = match.groups()
         if name == "reset":
-            _apply_reset(items, text)
+            _apply_reset(encodings, text)
         else:
-            items.append((name, _parse_options(name, written or "")))
-    parsed = [Item.canonical(name, values) for name, values in items]
-    _refuse_conflicts(parsed)
-    return parsed
+            encodings.append((name, _parse_options(name, in_brackets or "")))
+    items = [Item.canonical(name, values) for name, values in encodings]
+    _refuse_conflicts(items)
+    return [item for item in items if item.name != "none"]
 
 
 def _is_for_whole_stack(item: Item) -> bool:
@@ -220,7 +225,7 @@ def _sort_key(item: Item) -> tuple[int, str]:
 
 
 def name_modules(items: Iterable[Item]) -> dict[str, Item]:
-    """Name the modules of items; of an encoding with different options rope, rope_2, and so on."""
+    """Name the modules of items; those of one encoding with different options rope, rope_2, ..."""
     named: dict[str, Item] = {}
     for item in items:
         same = sum(other.name == item.name for other in named.values())
@@ -230,16 +235,16 @@ def name_modules(items: Iterable[Item]) -> dict[str, Item]:
 
 def _find_shortest_period(layers: Sequence[Layer]) -> tuple[Layer, ...]:
     """Find the shortest list that gives these layers when it is repeated."""
-    size = len(layers)
-    for period in range(1, size + 1):
-        if size % period == 0 and list(layers[:period]) * (size // period) == list(layers):
+    whole = tuple(layers)
+    for period in range(1, len(whole) + 1):
+        if whole[:period] * (len(whole) // period) == whole:
             break
-    return tuple(layers[:period])
+    return whole[:period]
 
 
-def _apply_reset(items: list[tuple[str, dict[str, Any]]], text: str) -> None:
+def _apply_reset(encodings: list[tuple[str, dict[str, Any]]], text: str) -> None:
     """Set the option ``reset`` of the last encoding that has it."""
-    for name, values in reversed(items):
+    for name, values in reversed(encodings):
         if "reset" in options(name):
             if values.get("reset") is False:
                 raise UserError(
@@ -270,8 +275,8 @@ def _parse_options(name: str, text: str) -> dict[str, Any]:
 
 def _parse_value(name: str, key: str, value: str, option_type: Any) -> Any:
     """Convert the text of an option to its type."""
-    if get_origin(option_type) in (Union, UnionType):  # Optional[X] or X | None
-        option_type = next(choice for choice in get_args(option_type) if choice is not NoneType)
+    if get_origin(option_type) in (Union, UnionType):  # Optional[X] or X | None: take X
+        option_type = next(member for member in get_args(option_type) if member is not NoneType)
     try:
         if get_origin(option_type) is Literal:
             if value not in get_args(option_type):
@@ -283,21 +288,21 @@ def _parse_value(name: str, key: str, value: str, option_type: Any) -> Any:
             return value.lower() == "true"
         if option_type in (int, float, Signed):
             return _parse_number(key, value, option_type)
-        return option_type.parse(value)
+        return option_type.parse(value)  # `Scaling` or `Sections`
     except UserError as error:
         raise UserError(f"{name}({key}={shortened(value)}): {error}") from None
 
 
 def _parse_number(key: str, text: str, option_type: type) -> float:
     """Parse a number, which must be above 0 unless its type is :class:`Signed`."""
-    wanted = {int: "a whole number", Signed: "a finite number"}.get(option_type, "a number")
+    expected = {int: "a whole number", Signed: "a finite number"}.get(option_type, "a number")
     try:
         number: float = option_type(text)
     except ValueError:
-        raise UserError(f"expected {wanted}") from None
+        raise UserError(f"expected {expected}") from None
     if option_type is Signed:
         if not math.isfinite(number):
-            raise UserError(f"expected {wanted}")
+            raise UserError(f"expected {expected}")
         return number
     if not 0 < number < math.inf:  # so that NaN fails
         allowed = "at least 1" if option_type is int else "a finite number above 0"
@@ -310,19 +315,19 @@ def _parse_number(key: str, text: str, option_type: type) -> float:
 
 def _refuse_conflicts(items: Sequence[Item]) -> None:
     """Refuse an encoding that is named twice, and two for a place on which only one can act."""
-    seen: dict[str, str] = {}
+    names_of_places: dict[str, list[str]] = defaultdict(list)
     written = shortened("+".join(map(str, items)))
     for item in items:
         place = get(item.name).acts_on
-        if item.name in seen.values():
+        before = names_of_places[place]
+        if item.name in before:
             raise UserError(f"{written}: {item.name} is named twice")
-        several = place in ("scores", "softmax", "mask")
-        if not several and place in seen:
+        if before and place not in ("scores", "softmax", "mask"):
             raise UserError(
-                f"{written}: {seen[place]} and {item.name} both act on the {place}; "
+                f"{written}: {before[0]} and {item.name} both act on the {place}; "
                 "choose one of them"
             )
-        seen[item.name if several else place] = item.name
+        before.append(item.name)
 
 
 def _format_value(value: Any) -> str:

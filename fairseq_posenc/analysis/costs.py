@@ -45,7 +45,7 @@ def _describe(name: str, quantity: str) -> str:
         if terms.pair_bias is not None:
             # It depends on positions, which differ from row to row only with padding on the left.
             phrases[-1] += ", or for each if one is padded on the left"
-        if encoding.shared and any(encoding.cost):
+        if encoding.shared_by_layers and any(encoding.cost):
             phrases[-1] += ", most of it once for all layers"
     if any(re.search(r"\bu\b", formula) for formula in (*per_sentence, *per_batch)):
         phrases.append("u is the number of distinct rows of a table, at most 2n-1")

@@ -38,8 +38,8 @@ class Alibi(Encoding):
     """
 
     acts_on = "scores"
-    takes_ids = "real"  # position ids may be real numbers
-    shared = True  # by all layers
+    takes_ids = "real"
+    shared_by_layers = True
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Alibi(Encoding):
 
     def terms(self, span: Span, positions: Positions) -> Terms:
         """Compute the penalties in float32, ``(H, R)``, or by pair, ``(B or 1, H, T, S)``."""
-        if positions.drawn is not None:
+        if positions.drawn is not None:  # by the encoding `randomized`
             # Numbers that are drawn for counted tokens ascend. Those drawn for a caller's position
             # ids are in the order of the ids, which may be any, so they are compared by pair.
             if positions.counted:
@@ -68,13 +68,12 @@ class Alibi(Encoding):
 
     def _penalise(self, distances: Tensor) -> Tensor:
         """Compute the penalty of each head at distances ``(...)``, ``(H, ...)`` in float32."""
-        slopes, later_slopes = (
-            x.view(-1, *[1] * distances.dim())  # [H, ...]
-            for x in self._make_slopes(distances.device)
-        )
-        return -torch.where(distances > 0, later_slopes, slopes) * distances.abs().float()
+        slopes, later_slopes = self._make_slopes(distances.device)
+        shape = (-1, *[1] * distances.dim())  # [H, ...]
+        slopes = torch.where(distances > 0, later_slopes.view(shape), slopes.view(shape))
+        return -slopes * distances.abs().float()
 
-    def _penalise_ascending(self, places: Tensor) -> Terms:
+    def _penalise_ascending(self, ids: Tensor) -> Terms:
         """Penalise the distances of ascending positions p, ``(B or 1, S)``, by their decay.
 
         With c = -slope * p, ``Terms.decay`` adds c_i - c_j = -slope * (p_i - p_j) to the scores of
@@ -85,9 +84,9 @@ class Alibi(Encoding):
 
         def compute_decay(slopes: Tensor) -> Tensor:
             fixed = to_fixed(self.axes * slopes)  # [H]
-            return split_fixed(-fixed[:, None] * places[:, None])  # [B or 1, H, S, 2]
+            return split_fixed(-fixed[:, None] * ids[:, None])  # [B or 1, H, S, 2]
 
-        slopes, later_slopes = self._make_slopes(places.device)
+        slopes, later_slopes = self._make_slopes(ids.device)
         return Terms(
             decay=compute_decay(slopes),
             later_decay=None if self.dims.causal else compute_decay(later_slopes),

@@ -1,4 +1,7 @@
-"""Positions on several axes, such as row and column: which axis rotates a pair of coordinates."""
+"""Positions on several axes, such as row and column: which axis rotates a pair of coordinates.
+
+With the sections ``2/1``, the pairs 0 and 1 turn by the row, and pair 2 by the column.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ class Sections(tuple[int, ...]):
 def assign_axes(
     name: str, pairs: int, axes: int, sections: Sections | None, order: str
 ) -> list[int]:
-    """Assign an axis to each pair of coordinates.
+    """Assign an axis, a number from 0, to each pair of coordinates.
 
     Args:
         name: the name of the encoding, for error messages.
@@ -55,7 +58,11 @@ def assign_axes(
         )
     if order != "interleaved":
         return [axis for axis, count in enumerate(sections) for _ in range(count)]
-    assigned = [pair % axes if pair < sections[pair % axes] * axes else 0 for pair in range(pairs)]
+    assigned = []
+    for pair in range(pairs):
+        axis = pair % axes
+        is_full = pair >= sections[axis] * axes
+        assigned.append(0 if is_full else axis)
     if [assigned.count(axis) for axis in range(axes)] != list(sections):
         raise UserError(
             f"{name}(sections={sections},pairs=interleaved): only the first section may be more "

@@ -1,8 +1,9 @@
 """The contract of a position encoding.
 
-An encoding is a small module with trained parameters. It declares its contribution and never
-computes attention: scores have one form, so the part of an encoding is data
-(:class:`~fairseq_posenc.encodings.terms.Terms`), and every backend serves every encoding.
+An encoding is a small module with trained parameters. It never computes attention: it declares what
+it adds to the scores as data (:class:`~fairseq_posenc.encodings.terms.Terms`), which every backend
+can compute. A host calls the methods once in a forward pass if all layers share the module, else in
+each layer.
 
 Shape legend, for all docstrings and for comments such as ``# [B, H, T, D]``:
     B batch, T queries, S keys, H heads, D head size, C model size,
@@ -85,7 +86,7 @@ class Dims(NamedTuple):
 
 
 class Encoding(nn.Module):
-    """Base class of all encodings. Hooks have an identity default; override what you need.
+    """Base class of all encodings. By default, a method changes nothing; override what you need.
 
     Options are the keyword-only arguments of the subclass's constructor, with types and defaults:
     the command line, the documentation and the error messages are made from them. Specs refuse
@@ -94,10 +95,10 @@ class Encoding(nn.Module):
 
     name: ClassVar[str]  # set by `register`
     acts_on: ClassVar[Place]
-    shared: ClassVar[bool] = False  # True: one module for all layers, else one for each layer
+    shared_by_layers: ClassVar[bool] = False  # True: one module for the stack, else one per layer
     whole_stack: ClassVar[bool] = False  # True: applies to all layers, whichever layer names it
-    lifts: ClassVar[bool] = False  # True: its rotation makes queries and keys wider
-    # The positions that a caller may give: whole numbers, or real ones as well; or it reads none.
+    widens: ClassVar[bool] = False  # True: its rotation makes queries and keys wider
+    # Positions that a caller may give: whole numbers, or also real ones; `unread`: any, unused.
     takes_ids: ClassVar[Literal["whole", "real", "unread"]] = "whole"
     causal_only: ClassVar[str] = ""  # why only causal models can use it; empty: encoders too
     cost: ClassVar[Cost] = Cost()  # cost in a layer, beyond that of its terms
@@ -158,14 +159,13 @@ class Encoding(nn.Module):
         return None
 
     def forget_gates(self, x: Tensor) -> Tensor | None:
-        """Compute how much each token keeps of the tokens before it, before a sigmoid, or None.
+        """Compute the logits of how much each token keeps of the tokens before it, or None.
 
         Args:
             x: the input of the layer, ``(B, T, C)``.
 
         Returns:
-            ``(B, T, H)`` in a causal model; ``(B, T, 2 H)`` in others, where later keys have
-            gates, too.
+            ``(B, T, H)``; in an encoder ``(B, T, 2 H)``, the second half for later keys.
         """
         return None
 
@@ -190,7 +190,7 @@ class Encoding(nn.Module):
         return Terms()
 
     def number(self, positions: Positions) -> Positions:
-        """Number the tokens of a call; by default, keep their numbers."""
+        """Number the tokens of a call in another way; by default, keep their positions."""
         return positions
 
     @classmethod
@@ -203,7 +203,7 @@ class Encoding(nn.Module):
         return None if cls.takes_ids == "unread" else options.get("axes", 1)
 
     @classmethod
-    def drawn_from(cls, options: Iterable[tuple[str, Any]]) -> int | None:
+    def drawn_from(cls, options: Mapping[str, Any]) -> int | None:
         """Read from the options how many numbers positions are drawn from; None if none are."""
         return None
 
@@ -233,14 +233,14 @@ def register(name: str) -> Callable[[EncodingClass], EncodingClass]:
 class Encodings(nn.ModuleDict):
     """The encodings of a stack or of a layer, by name.
 
-    If the layers of a stack differ, each kind of layer uses some of them. Specs allow a layer a
-    single encoding with a rotation, with gates or with states.
+    If the layers of a stack differ, each kind of layer uses some of them. A spec allows a layer at
+    most one encoding with a rotation, one with gates and one with states.
 
     Args:
         encodings: the encodings by name, in the order of their spec.
 
     Attributes:
-        kinds: the names of the encodings of each kind of layer; by default, one kind uses all.
+        kinds: the names of the encodings that each kind of layer uses; by default one kind, all.
     """
 
     def __init__(self, encodings: Mapping[str, Encoding]) -> None:
@@ -252,7 +252,7 @@ class Encodings(nn.ModuleDict):
         return {name: encoding for name, encoding in self.items() if isinstance(encoding, Encoding)}
 
     def as_list(self) -> list[Encoding]:
-        """List the encodings in the order of their spec."""
+        """List the encodings in the order of their spec, with their type."""
         return list(self.as_dict().values())
 
     def select(self, kind: int) -> Encodings:
@@ -274,14 +274,14 @@ class Encodings(nn.ModuleDict):
             past: the result of earlier steps, ``(B, G, S - T, 2)``.
 
         Returns:
-            ``(B, G, S, 2)``, two parts of each sum (see :func:`sum_exactly`). Here G is H in a
-            causal model, 2 H in an encoder.
+            ``(B, G, S, 2)``, two parts of each sum (see :func:`sum_exactly`). Here G is H, or 2 H
+            in an encoder.
         """
         gates = _find_first(encoding.forget_gates(x) for encoding in self.as_list())
         if gates is None:
             return None
         logs = F.logsigmoid(at_least_fp32(gates)).transpose(1, 2)  # [B, G, T]
-        if (padding := positions.padding) is not None:
+        if (padding := positions.padding) is not None:  # a gate of 1 forgets nothing
             logs = logs.masked_fill(padding[:, None, -x.size(1) :], 0.0)
         sums = sum_exactly(logs, None if past is None else past[:, :, -1:])
         return sums if past is None else torch.cat([past, sums], 2)
@@ -291,7 +291,7 @@ class Encodings(nn.ModuleDict):
         return _find_first(encoding.states(x) for encoding in self.as_list())
 
     def read_inputs(self, terms: Terms, x: Tensor, positions: Positions, num_heads: int) -> Terms:
-        """Add the terms that are computed from a layer's input: decay and states.
+        """Add decay and states, the terms that are computed from a layer's input.
 
         Args:
             terms: the layer's other terms.
@@ -310,9 +310,8 @@ class Encodings(nn.ModuleDict):
 
     def terms(self, span: Span, positions: Positions) -> Terms:
         """Combine the terms of all encodings (see :meth:`Encoding.terms`)."""
-        return reduce(
-            or_, (encoding.terms(span, positions) for encoding in self.as_list()), Terms()
-        )
+        terms = (encoding.terms(span, positions) for encoding in self.as_list())
+        return reduce(or_, terms, Terms())
 
 
 def _find_first(values: Iterable[Value | None]) -> Value | None:

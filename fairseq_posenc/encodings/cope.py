@@ -1,4 +1,4 @@
-"""Contextual position encoding: positions count the tokens that a query finds relevant."""
+"""Contextual position encoding (CoPE): positions count the tokens that a query finds relevant."""
 
 import torch
 from torch import nn

@@ -100,7 +100,7 @@ class DebertaV2(Encoding):
     """
 
     acts_on = "scores"
-    shared = True
+    shared_by_layers = True
 
     def __init__(self, dims: Dims, *, buckets: int = 256, scale_factor: float = 3.0) -> None:
         super().__init__(dims)
@@ -134,15 +134,15 @@ class DebertaV2(Encoding):
         return terms.with_runs(runs)
 
     def bucket(self, distances: Tensor) -> Tensor:
-        """Compute the signed bucket of distances i - j."""
+        """Compute the signed bucket of distances i - j, int64 of any shape."""
         exact = self.buckets // 2
-        steps = distances.abs()
-        firsts = make_constant(self.firsts, steps.device, torch.long)
-        far = exact + torch.bucketize(steps, firsts, right=True)
-        return torch.where(steps <= exact, distances, far * distances.sign())
+        unsigned = distances.abs()
+        firsts = make_constant(self.firsts, unsigned.device, torch.long)
+        far = exact + torch.bucketize(unsigned, firsts, right=True)
+        return torch.where(unsigned <= exact, distances, far * distances.sign())
 
     def trained_at(self, length: int) -> None:
-        """Set the length that the weights were trained at."""
+        """Set the length that the weights were trained at, for which buckets are made."""
         super().trained_at(length)
         self.firsts = self._find_first_distances()
 
@@ -153,9 +153,10 @@ class DebertaV2(Encoding):
         """
         exact = self.buckets // 2
         # A shorter length would leave no distance to the logarithm.
-        reach = math.log((max(self.dims.trained_length, exact + 2) - 1) / exact)
+        farthest = max(self.dims.trained_length, exact + 2) - 1
 
         def find_bucket(distance: int) -> int:
-            return math.ceil(math.log(distance / exact) / reach * (exact - 1))
+            share = math.log(distance / exact) / math.log(farthest / exact)
+            return math.ceil(share * (exact - 1))
 
         return find_firsts(find_bucket, start=exact, count=self.buckets - exact)

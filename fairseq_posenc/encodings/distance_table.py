@@ -1,6 +1,7 @@
 """Trained rows for signed distances, and the base class of encodings with rows in each layer.
 
-The letters of shapes are those of :mod:`~fairseq_posenc.encodings.base`.
+A distance is j - i for key j and query i, so those of earlier keys are negative. The letters of
+shapes are those of :mod:`~fairseq_posenc.encodings.base`.
 """
 
 from typing import Any, ClassVar, Optional
@@ -16,7 +17,7 @@ from fairseq_posenc.positions import Positions, Span
 
 
 class DistanceTable(nn.Module):
-    """Trained rows by clipped signed distance: row ``clip(r, -K, K) + K``, r = j - i.
+    """Trained rows by clipped signed distance r: row ``clip(r, -K, K) + K``.
 
     Args:
         max_distance: K.
@@ -38,10 +39,10 @@ class DistanceTable(nn.Module):
                 "no distances; raise max_positions, or set max_distance"
             )
         self.max_distance = max_distance
-        vector = () if width is None else (width,)
-        self.weight = nn.Parameter(torch.empty(groups, 2 * max_distance + 1, *vector))
+        row_shape = () if width is None else (width,)
+        self.weight = nn.Parameter(torch.empty(groups, 2 * max_distance + 1, *row_shape))
         # Not in `weight`, which would be a longer table than that of a checkpoint without a reset.
-        self.reset = nn.Parameter(torch.empty(groups, 2, *vector)) if reset else None
+        self.reset = nn.Parameter(torch.empty(groups, 2, *row_shape)) if reset else None
 
     def select(self, span: Span) -> tuple[Tensor, Runs]:
         """Select the rows for the distances of ``span``.
@@ -65,17 +66,13 @@ class DistanceTable(nn.Module):
         missing = self.weight.size(1) - weight.size(1)
         if missing <= 0 or missing % 2 or weight.shape[2:] != self.weight.shape[2:]:
             return weight
-        first, last = (repeat_row(row, missing // 2) for row in (weight[:, :1], weight[:, -1:]))
-        return torch.cat([first, weight, last], dim=1)  # [G, 2K+1, ...]
+        before = weight[:, :1].repeat_interleave(missing // 2, dim=1)
+        after = weight[:, -1:].repeat_interleave(missing // 2, dim=1)
+        return torch.cat([before, weight, after], dim=1)  # [G, 2K+1, ...]
 
     def mark_first(self, positions: Positions) -> Tensor | None:
         """Mark the tokens for this table's two reset rows; see :attr:`Terms.first`."""
         return None if self.reset is None else positions.is_first()
-
-
-def repeat_row(row: Tensor, times: int) -> Tensor:
-    """Repeat a row ``(G, 1, ...)``: ``(G, times, ...)``."""
-    return row.expand(-1, times, *row.shape[2:])  # [G, times, ...]
 
 
 class DistanceEncoding(Encoding):
@@ -92,8 +89,8 @@ class DistanceEncoding(Encoding):
     """
 
     acts_on = "scores"
-    vectors: ClassVar[bool] = True  # rows of D numbers, else of one
-    start: ClassVar[Optional[float]] = None  # initial value of all rows; None: drawn at random
+    vectors: ClassVar[bool] = True  # True: a row has D numbers, else one
+    initial_value: ClassVar[Optional[float]] = None  # of all rows; None: drawn at random
     term_fields: ClassVar[tuple[str, ...]] = ()  # the fields of `Terms` that get the rows
     product: ClassVar[bool] = False  # see `Terms`
 
@@ -117,11 +114,11 @@ class DistanceEncoding(Encoding):
 
     def reset_parameters(self) -> None:
         """Set the rows to the class's initial value; draw them at random if it has none."""
-        if self.start is None:
+        if self.initial_value is None:
             super().reset_parameters()
         else:
             for parameter in self.table.parameters():
-                nn.init.constant_(parameter, self.start)
+                nn.init.constant_(parameter, self.initial_value)
 
     def terms(self, span: Span, positions: Positions) -> Terms:
         """Select the rows, ``(G, R, D)`` or ``(G, R)``, for the class's ``term_fields``."""

@@ -1,4 +1,7 @@
-"""A small network on the relative distance (FIRE)."""
+"""A small network on the relative distance (FIRE).
+
+The letters of shapes are those of :mod:`~fairseq_posenc.encodings.base`.
+"""
 
 import torch
 from torch import nn
@@ -30,7 +33,7 @@ class Fire(Encoding):
     acts_on = "scores"
     takes_ids = "real"
     causal_only = "it counts how far back a key lies"
-    cost = Cost("", "", "64 h n^2 + 96 n^2", "32 n^2")
+    cost = Cost(common_operations="64 h n^2 + 96 n^2", common_numbers="32 n^2")  # width 32
 
     def __init__(
         self, dims: Dims, *, width: int = 32, threshold: float = 512.0, scale_factor: float = 1.0
@@ -60,14 +63,14 @@ class Fire(Encoding):
 
     def terms(self, span: Span, positions: Positions) -> Terms:
         """Compute the network's outputs by pair, ``(B or 1, H, T, S)``, in float32 at least."""
-        kind = torch.promote_types(self.curvature.dtype, torch.float32)
-        keys = positions.common_ids().to(kind)
+        dtype = torch.promote_types(self.curvature.dtype, torch.float32)
+        keys = positions.common_ids().to(dtype)
         queries = positions.queries(keys)[:, :, None]  # [B or 1, T, 1]
-        back = (queries - keys[:, None, :]).clamp(min=0)  # [B or 1, T, S]
-        furthest = torch.maximum(queries, (self.length * self.threshold).abs())
+        distances = (queries - keys[:, None, :]).clamp(min=0)  # i - j, [B or 1, T, S]
+        farthest = torch.maximum(queries, (self.length * self.threshold).abs())
         curvature = self.curvature.abs()
-        relative = torch.log1p(curvature * back) / torch.log1p(curvature * furthest)
+        relative = torch.log1p(curvature * distances) / torch.log1p(curvature * farthest)
         hidden = relative[..., None] * self.hidden_weight[:, 0] + self.hidden_bias
         hidden = torch.relu(hidden)  # [B or 1, T, S, width]
-        bias = hidden @ self.output_weight.to(kind).T + self.output_bias  # [B or 1, T, S, H]
+        bias = hidden @ self.output_weight.to(dtype).T + self.output_bias  # [B or 1, T, S, H]
         return Terms(pair_bias=bias.permute(0, 3, 1, 2), scale_factor=self.scale_factor)

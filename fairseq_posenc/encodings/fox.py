@@ -1,4 +1,7 @@
-"""Forgetting attention: each token's gate says how much of the earlier tokens to keep."""
+"""Forgetting attention (FoX): each token's gate says how much of the earlier tokens to keep.
+
+The encoding projects the gates; ``Encodings.decay`` adds up their logarithms.
+"""
 
 from typing import cast
 
@@ -37,7 +40,7 @@ class Fox(Encoding):
         self.gate = nn.Linear(dims.embed_dim, dims.num_heads * (1 if dims.causal else 2))
 
     def reset_parameters(self) -> None:
-        """Begin with gates that keep nearly everything of every token."""
+        """Begin with gates that forget nearly nothing."""
         nn.init.normal_(self.gate.weight, std=INIT_STD)
         nn.init.constant_(self.gate.bias, self.start)
 

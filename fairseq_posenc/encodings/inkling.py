@@ -7,6 +7,7 @@ from typing import Optional
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from fairseq_posenc.encodings.base import Dims, Encoding, register
 from fairseq_posenc.encodings.runs import Runs
@@ -14,7 +15,7 @@ from fairseq_posenc.encodings.term import Cost
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.positions import Positions, Span
 
-EXTENT = 1024  # of the released model
+EXTENT = 1024  # `rel_extent` of the released model: distances with a trained row
 
 
 @register("inkling")
@@ -44,7 +45,8 @@ class Inkling(Encoding):
     def __init__(self, dims: Dims, *, rank: int = 16, extent: Optional[int] = None) -> None:
         super().__init__(dims)
         self.extent = min(EXTENT, dims.max_positions) if extent is None else extent
-        self.last = 0 if dims.causal else self.extent - 1  # the largest distance with a row
+        # Rows are for the distances j - i from 1 - extent to `last`.
+        self.last = 0 if dims.causal else self.extent - 1
         self.projection = nn.Linear(dims.embed_dim, dims.num_heads * rank, bias=False)
         self.table = nn.Parameter(torch.empty(self.extent + self.last, rank))
 
@@ -53,8 +55,8 @@ class Inkling(Encoding):
         missing = len(self.table) - len(weight)
         if name != "table" or missing <= 0:
             return weight
-        later = missing // 2 if self.last else 0
-        return nn.functional.pad(weight, (0, 0, missing - later, later))
+        missing_later = missing // 2 if self.last else 0
+        return F.pad(weight, (0, 0, missing - missing_later, missing_later))
 
     def states(self, x: Tensor) -> Tensor:
         """Project the input of the layer, ``(B, T, C)``, to states ``(B, H, T, rank)``."""
@@ -62,8 +64,7 @@ class Inkling(Encoding):
         return states.unflatten(-1, (self.dims.num_heads, -1)).transpose(1, 2)
 
     def terms(self, span: Span, positions: Positions) -> Terms:
-        """Select the rows, ``(1, R, rank)``, with a row of zeros at either end."""
-        zeros = self.table.new_zeros(1, 1, self.table.size(1))
-        rows = torch.cat([zeros, self.table[None], zeros], 1)  # [1, E + 2, rank]
+        """Select the rows, ``(1, R, rank)``; a row of zeros at either end is for all others."""
+        rows = F.pad(self.table[None], (0, 0, 1, 1))  # [1, E + 2, rank], in an encoder [1, 2E + 1]
         kept, runs = Runs.select(range(1 - self.extent, self.last + 2), span)
         return Terms(state_table=rows[:, kept]).with_runs(runs)

@@ -1,4 +1,4 @@
-"""Kernelised distances (KERPLE, logarithmic)."""
+"""Kernelised distances (KERPLE, logarithmic): a trained function of the distance."""
 
 import torch
 from torch import Tensor, nn
@@ -7,7 +7,7 @@ from fairseq_posenc.encodings.base import Dims, Encoding, register
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.positions import Positions, Span
 
-SMALLEST = 1e-2  # smallest value of r1 and r2, as in the authors' code
+SMALLEST = 1e-2  # r1 and r2 are clamped to it, as in the authors' code
 
 
 @register("kerple")
@@ -49,8 +49,7 @@ class Kerple(Encoding):
     def _penalise(self, distances: Tensor) -> Tensor:
         """Compute the penalty of each head at distances ``(...)``, ``(H, ...)``."""
         distances = distances.abs().to(torch.promote_types(self.r1.dtype, torch.float32))
-        r1, r2 = (
-            r.clamp(min=SMALLEST).view(-1, *[1] * distances.dim())  # [H, ...]
-            for r in (self.r1, self.r2)
-        )
+        shape = (-1, *[1] * distances.dim())  # [H, ...]
+        r1 = self.r1.clamp(min=SMALLEST).view(shape)
+        r2 = self.r2.clamp(min=SMALLEST).view(shape)
         return -r1 * torch.log1p(r2 * distances)

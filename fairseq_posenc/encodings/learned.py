@@ -36,7 +36,7 @@ class Learned(Encoding):
     def __init__(self, dims: Dims, *, axes: int = 1) -> None:
         super().__init__(dims)
         self.axes = axes
-        # An nn.Embedding, so that fairseq's BERT initialisation reaches it as it does its own.
+        # An nn.Embedding, so that fairseq's BERT initialisation draws it like fairseq's table.
         self.table = nn.Embedding(axes * dims.max_positions, dims.embed_dim)
 
     @property
@@ -56,10 +56,9 @@ class Learned(Encoding):
             return F.embedding(ids, self.table.weight)
         ids = ids if ids.dim() == 3 else ids[..., None].expand(-1, -1, self.axes)
         rows = self.table.num_embeddings
-        size = self.max_positions
-        firsts = torch.arange(0, rows, size, device=ids.device)
-        # What is beyond the rows of its axis is beyond the table, whose check finds it.
-        index = torch.where(ids < size, ids + firsts, rows)  # [B or 1, T, axes]
+        first_rows = torch.arange(0, rows, self.max_positions, device=ids.device)  # of each axis
+        # An id beyond its axis must not read the next axis: `rows` makes the lookup fail.
+        index = torch.where(ids < self.max_positions, ids + first_rows, rows)  # [B or 1, T, axes]
         return F.embedding(index, self.table.weight).sum(2)
 
 
@@ -83,7 +82,7 @@ class SentenceLearned(Learned):
         as a source in translation, the first token is at 0.
     """
 
-    def __init__(self, dims: Dims) -> None:
+    def __init__(self, dims: Dims) -> None:  # without the option `axes`
         super().__init__(dims)
 
     def embed(self, positions: Positions) -> Tensor:

@@ -1,4 +1,7 @@
-"""Local attention: a query sees only keys of its window, its chunk, or its document."""
+"""Local attention: a query sees only keys of its window, its chunk, or its document.
+
+These encodings stand beside others, as in ``rope+window(size=512)``, and add nothing to the scores.
+"""
 
 from collections.abc import Mapping
 from typing import Any, Literal, Optional
@@ -30,7 +33,7 @@ class Window(Encoding):
     """
 
     acts_on = "mask"
-    shared = True
+    shared_by_layers = True
 
     def __init__(self, dims: Dims, *, size: int = 512, first: Optional[int] = None) -> None:
         super().__init__(dims)
@@ -43,7 +46,7 @@ class Window(Encoding):
         return 1 if options.get("first") else None
 
     def locality(self, positions: Positions) -> Locality:
-        """Limit the distance of keys. Padding lies outside of sentences and moves no token."""
+        """Limit the distance of keys. Padding is never one of the first keys."""
         if self.first is None:
             return Locality(window=self.size)
         first_keys = positions.ids < self.first  # [B or 1, S]
@@ -70,14 +73,14 @@ class Chunk(Encoding):
     """
 
     acts_on = "mask"
-    shared = True
+    shared_by_layers = True
 
     def __init__(self, dims: Dims, *, size: int = 8192) -> None:
         super().__init__(dims)
         self.size = size
 
     def locality(self, positions: Positions) -> Locality:
-        """Number the chunk of each token."""
+        """Limit attention to the tokens of one chunk."""
         longest = self.size if positions.counted else None
         return Locality(segments=positions.common_ids() // self.size, longest=longest)
 
@@ -106,7 +109,7 @@ class Documents(Encoding):
 
     acts_on = "mask"
     takes_ids = "unread"
-    shared = True
+    shared_by_layers = True
     whole_stack = True
 
     def __init__(self, dims: Dims, *, end: Literal["eos", "empty"] = "eos") -> None:

@@ -1,4 +1,7 @@
-"""Limits of the keys that a query sees, as data: windows and segments."""
+"""Limits of the keys that a query sees, as data: windows and segments (chunks or documents).
+
+The letters of shapes are those of :mod:`~fairseq_posenc.encodings.base`.
+"""
 
 from __future__ import annotations
 
@@ -56,41 +59,41 @@ class Locality(NamedTuple):
         """Find the keys that the queries after ``past`` tokens of a causal model may see.
 
         The first keys are those of the segments of these queries. Queries after the last token
-        continue the last segment or begin a new one. A graph needs all keys, as the number of first
-        keys depends on padding.
+        continue the last segment or begin a new one. With first keys, a compiled graph needs all
+        keys: their number depends on padding.
 
         Args:
             past: the number of tokens; by default, all.
         """
-        known = [size for size in (self.window, self.longest) if size is not None]
-        last = min(known) - 1 if known else None
+        sizes = [size for size in (self.window, self.longest) if size is not None]
+        last = min(sizes) - 1 if sizes else None
         if self.first_keys is None or last is None:
             return NeededKeys(last)
         if torch.compiler.is_compiling():
             return NeededKeys(None)
-        marks = self.first_keys[:, :past]  # [B or 1, S]
+        is_first = self.first_keys[:, :past]  # [B or 1, S]
         if self.segments is not None:
             queries = self.segments[:, -1:] if past is None else self.segments[:, past:]
-            same = self.segments[:, :past, None].eq(queries[:, None]).any(2)  # [B or 1, S]
-            marks = marks & same
+            is_seen = self.segments[:, :past, None].eq(queries[:, None]).any(2)  # [B or 1, S]
+            is_first = is_first & is_seen
         # The last key stays in any case: sums of decay go on from it.
-        return NeededKeys(max(last, 1), marks.any(0).nonzero()[:, 0].cpu())
+        return NeededKeys(max(last, 1), is_first.any(0).nonzero()[:, 0].cpu())
 
     def __and__(self, other: Locality) -> Locality:
         """Combine two limits: a key is visible if both allow it."""
         windows = [side.window for side in (self, other) if side.window is not None]
-        marks = [side.first_keys for side in (self, other) if side.first_keys is not None]
-        # A key that only one of two windows leaves visible is hidden by the other.
-        has_first = bool(marks) and len(marks) == len(windows)
         longest = [side.longest for side in (self, other) if side.longest is not None]
-        ours, theirs = self.segments, other.segments
-        if ours is not None and theirs is not None:
-            ours = ours * (theirs.amax() + 1) + theirs  # one number for each pair of numbers
-        segments = theirs if ours is None else ours
+        first_keys = [side.first_keys for side in (self, other) if side.first_keys is not None]
+        # A key that only one of two windows leaves visible is hidden by the other.
+        has_first = bool(first_keys) and len(first_keys) == len(windows)
+        segments = other.segments if self.segments is None else self.segments
+        if self.segments is not None and other.segments is not None:
+            # A number for each pair of segments.
+            segments = self.segments * (other.segments.amax() + 1) + other.segments
         return Locality(
-            min(windows, default=None),
-            segments,
-            self.documents or other.documents,
-            min(longest, default=None),
-            reduce(and_, marks) if has_first else None,
+            window=min(windows, default=None),
+            segments=segments,
+            documents=self.documents or other.documents,
+            longest=min(longest, default=None),
+            first_keys=reduce(and_, first_keys) if has_first else None,
         )

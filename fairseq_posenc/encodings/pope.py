@@ -1,4 +1,4 @@
-"""Polar coordinate positional embedding.
+"""Polar coordinate positional embedding (PoPE).
 
 The letters of shapes are those of :mod:`~fairseq_posenc.encodings.base`.
 """
@@ -16,7 +16,7 @@ from fairseq_posenc.errors import UserError
 
 
 class PolarRotation(NamedTuple):
-    """Queries and keys of twice the width: coordinates as lengths, positions as angles.
+    """A rotation to twice the width: a coordinate is a length, a position sets its angle.
 
     Attributes:
         angles: ``(B or 1, 1, T, D)`` in float32.
@@ -33,7 +33,7 @@ class PolarRotation(NamedTuple):
 
     def rotate_queries(self, query: Tensor) -> Tensor:
         """Lift queries ``(B, H, T, D)`` to ``(B, H, T, 2 D)``."""
-        # The scores of this width are divided by sqrt(2 d).
+        # Scores of vectors of width 2 d are divided by sqrt(2 d), and here by sqrt(d).
         return math.sqrt(2) * _lift(query, self.angles - self.phases.to(self.angles.dtype))
 
     def rotate_keys(self, key: Tensor) -> Tensor:
@@ -42,7 +42,7 @@ class PolarRotation(NamedTuple):
 
 
 def _lift(x: Tensor, angles: Tensor) -> Tensor:
-    """Give the softplus of each coordinate its angle, as a point of the plane."""
+    """Turn each coordinate into a point of the plane: its softplus is the length."""
     lengths = F.softplus(x.to(torch.promote_types(x.dtype, torch.float32)))
     return torch.cat([lengths * angles.cos(), lengths * angles.sin()], -1).type_as(x)
 
@@ -68,7 +68,7 @@ class Pope(Encoding):
 
     acts_on = "rotation"
     takes_ids = "real"
-    lifts = True
+    widens = True
     cost = Cost("8 n C + 2 h n^2 d", "6 n C")
 
     def __init__(self, dims: Dims, *, base: float = 10000.0) -> None:

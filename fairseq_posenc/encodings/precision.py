@@ -1,4 +1,8 @@
-"""The precision of scores: at least float32, even in models of lower precision."""
+"""The precision of scores: at least float32, even in models of lower precision.
+
+Sums of forget gates and of drawn positions need more: they are integers in units of 2^-32 (fixed
+point), handed on as two float32 numbers whose sum they are.
+"""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -11,14 +15,14 @@ _FIXED_BITS = 32
 
 
 def at_least_fp32(x: Tensor) -> Tensor:
-    """Cast to float32, unless it is float64: products of scores overflow fp16."""
+    """Cast to float32, unless the type is float64: products of scores overflow fp16."""
     return x if x.dtype == torch.float64 else x.float()
 
 
 def make_constant(
     numbers: Sequence[float], device: torch.device, dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """Make a tensor ``(n,)`` of numbers, independent of torch's default type and device.
+    """Make a tensor ``(n,)`` of numbers, whatever torch's default type and device are.
 
     It is made on the CPU and copied without waiting for the device.
     """
@@ -27,12 +31,12 @@ def make_constant(
 
 def to_fixed(x: Tensor) -> Tensor:
     """Round float32 numbers to int64, in units of 2^-32, so that their sums are exact."""
-    # A score that is lower by 1e5 has no weight in a softmax.
+    # The limit keeps sums within int64; a score that is lower by 1e5 has no weight in a softmax.
     return (x.clamp(-1e5, 1e5) * 2.0**_FIXED_BITS).round().long()
 
 
 def split_fixed(fixed: Tensor) -> Tensor:
-    """Split the numbers of :func:`to_fixed` into two float32 numbers to add up, ``(..., 2)``.
+    """Split the numbers of :func:`to_fixed` into two float32 parts, ``(..., 2)``, to add up.
 
     Differences of large sums are then exact in the parts, without float64, which some devices lack.
     """
@@ -49,9 +53,9 @@ def join_fixed(parts: Tensor) -> Tensor:
 def sum_exactly(x: Tensor, before: Tensor | None) -> Tensor:
     """Add up ``(B, G, T)`` from token to token, to two parts of each sum, ``(B, G, T, 2)``.
 
-    A score takes the difference of two large sums, which float32 would round, in step-by-step
-    decoding in another way than in a full pass. So float32 numbers are added up as integers, and
-    split by :func:`split_fixed`; float64 is exact enough, and its second part is 0.
+    A score takes the difference of two large sums, which float32 would round, and in decoding in
+    another way than in a full pass. So float32 numbers are added up as integers, and split by
+    :func:`split_fixed`; float64 is exact enough, and its second part is 0.
 
     Args:
         x: numbers, float32 or float64.
@@ -64,7 +68,7 @@ def sum_exactly(x: Tensor, before: Tensor | None) -> Tensor:
     fixed = to_fixed(x.detach()).cumsum(-1)
     if before is not None:
         fixed = fixed + join_fixed(before.detach())
-    # The value of the integers, with the gradient of the sums in float32.
+    # The integers have no gradient: the first part gets that of the float32 sums, plus 0.
     return split_fixed(fixed) + F.pad((sums - sums.detach())[..., None], (0, 1))
 
 

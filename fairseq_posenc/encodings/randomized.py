@@ -1,6 +1,6 @@
 """Randomized positions: tokens take sorted random numbers as positions."""
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
@@ -10,7 +10,7 @@ from fairseq_posenc.encodings.base import Dims, Encoding, register
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions
 
-LIMIT = 2048
+LIMIT = 2048  # by default positions are drawn below it
 
 
 @register("randomized")
@@ -34,9 +34,9 @@ class Randomized(Encoding):
     """
 
     acts_on = "positions"
-    shared = True
+    shared_by_layers = True
     whole_stack = True
-    fixed: Tensor  # the numbers of evaluation, `(n,)`
+    fixed: Tensor  # the positions of evaluation, int64 `(n,)`
 
     def __init__(
         self,
@@ -48,15 +48,15 @@ class Randomized(Encoding):
         super().__init__(dims)
         self.limit = limit
         self.evaluation = evaluation
-        self.fixed = self._draw_fixed_numbers()
+        self.fixed = self._choose_fixed()
 
     def make_room(self, length: int) -> None:
-        """Make room for ``length`` positions, and draw the numbers of evaluation again."""
+        """Make room for ``length`` positions, and choose those of evaluation again."""
         self.dims = self.dims.with_room(length)
-        self.fixed = self._draw_fixed_numbers()
+        self.fixed = self._choose_fixed()
 
     def number(self, positions: Positions) -> Positions:
-        """Draw a number for each position."""
+        """Draw a number for each position, unless the stack has done so in this pass."""
         if positions.drawn is not None:
             return positions
         positions.check_limit(self.dims.max_positions, self.name)
@@ -65,11 +65,12 @@ class Randomized(Encoding):
         return positions._replace(drawn=drawn[positions.ids])
 
     def _draw(self, device: torch.device, generator: torch.Generator | None = None) -> Tensor:
+        """Draw n numbers below the limit without replacement, and sort them."""
         numbers = torch.randperm(self.limit, device=device, generator=generator)
         return numbers[: self.dims.max_positions].sort().values
 
-    def _draw_fixed_numbers(self) -> Tensor:
-        """Compute the numbers of evaluation, ``(n,)``."""
+    def _choose_fixed(self) -> Tensor:
+        """Choose the positions of evaluation, ``(n,)``."""
         room = self.dims.max_positions
         if self.limit < room:
             raise UserError(
@@ -81,7 +82,6 @@ class Randomized(Encoding):
         return self._draw(torch.device("cpu"), torch.Generator().manual_seed(0))
 
     @classmethod
-    def drawn_from(cls, options: Iterable[tuple[str, Any]]) -> int:
+    def drawn_from(cls, options: Mapping[str, Any]) -> int:
         """Read the limit: tables of positions have a row for each number below it."""
-        limit: int = dict(options).get("limit", LIMIT)
-        return limit
+        return int(options.get("limit", LIMIT))

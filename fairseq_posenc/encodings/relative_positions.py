@@ -1,6 +1,7 @@
 """Relative positions: trained rows for distances, in every layer (Shaw, Raffel, Huang).
 
-The letters of shapes are those of :mod:`~fairseq_posenc.encodings.base`.
+In parameter counts, m is the number of layers. The letters of shapes are those of
+:mod:`~fairseq_posenc.encodings.base`.
 """
 
 from typing import Optional
@@ -54,6 +55,7 @@ class ShawValues(DistanceEncoding):
         nothing with the default options.
     """
 
+    # Values are not scaled, so this encoding has no option `scale_factor`.
     def __init__(
         self,
         dims: Dims,
@@ -116,18 +118,18 @@ class Raffel(DistanceEncoding):
 
     def terms(self, span: Span, positions: Positions) -> Terms:
         """Compute the scaled rows as bias, ``(G, R)``, or by pair."""
+        scale = self.dims.scale(self.scale_factor)
         if span.has_axes:
             limit = self.table.max_distance
-            tables = self.table.weight.unflatten(0, (self.axes, -1))
-            tables = tables * self.dims.scale(self.scale_factor)  # [axes, G, 2K+1]
+            tables = self.table.weight.unflatten(0, (self.axes, -1)) * scale  # [axes, G, 2K+1]
             return Terms.by_axis(
                 span, tables, lambda x: x.clamp(-limit, limit) + limit, self.scale_factor
             )
         rows, runs = self.table.select(span)
-        if self.axes > 1:
+        if self.axes > 1:  # distances are the same on all axes
             rows = rows.unflatten(0, (self.axes, -1)).sum(0)
         return Terms(
-            bias=rows * self.dims.scale(self.scale_factor),
+            bias=rows * scale,
             scale_factor=self.scale_factor,
             first=self.table.mark_first(positions),
         ).with_runs(runs)
@@ -176,10 +178,11 @@ class M1(Encoding):
         return torch.cat([weight, weight[:, -1:].expand(-1, missing)], dim=1)
 
     def terms(self, span: Span, positions: Positions) -> Terms:
-        """Select the rows as gain, ``(G, R)``."""
+        """Select the rows of unsigned distances as gain, ``(G, R)``."""
         _, runs = Runs.select(range(1 - self.max_distance, self.max_distance + 1), span)
-        rows = self.table[:, runs.representatives().abs().clamp(max=self.max_distance)]  # [G, R]
-        return Terms(gain=rows, scale_factor=self.scale_factor).with_runs(runs)
+        distances = runs.representatives().abs().clamp(max=self.max_distance)  # [R]
+        gain = self.table[:, distances]
+        return Terms(gain=gain, scale_factor=self.scale_factor).with_runs(runs)
 
 
 @register("m2")
@@ -200,7 +203,7 @@ class M2(DistanceEncoding):
     """
 
     vectors = False
-    start = 1.0
+    initial_value = 1.0
     term_fields = ("gain",)
 
 
@@ -222,7 +225,7 @@ class M3(DistanceEncoding):
         matrix product computes this form, so it costs D passes over the scores.
     """
 
-    start = 1.0
+    initial_value = 1.0
     term_fields = ("channel_gain",)
 
 

@@ -11,6 +11,7 @@ from typing import Any, Literal, Optional
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from fairseq_posenc.encodings.axes import Sections, assign_axes
 from fairseq_posenc.encodings.base import Dims, Encoding, register
@@ -21,7 +22,7 @@ from fairseq_posenc.encodings.term import Cost
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import syncs
 
-GAMMA = 0.4  # g of xPos
+GAMMA = 0.4  # xPos: g in the equation
 
 
 @register("rope")
@@ -46,17 +47,18 @@ class Rope(Encoding):
         the length n of ``dynamic`` and ``longrope`` is the model's number of positions, whatever
         the input, so that decoding equals the full pass. ``fraction`` rotates only the first part
         of each head; ``cross_attention`` also rotates, in a translation model's decoder, queries by
-        their target position and the source's keys by theirs. On several ``axes``, pairs turn by
-        the position on theirs: each axis has equal parts and all frequencies (Qwen2-VL's encoder,
-        SAM 2, DINOv3); with ``sections``, the number of pairs of each, they share one range of
-        frequencies (M-RoPE of Qwen2-VL, arXiv:2409.12191), and with ``pairs=interleaved`` take
-        turns in it (Qwen3-VL); ``pairs=alternating``: they take turns, and the pairs of an axis
-        stand together (Pixtral, arXiv:2410.07073). Text has equal positions on all axes.
+        their target position and the source's keys by theirs. On several ``axes``, a pair turns by
+        the position on its axis. By default the axes have equal parts, each with all frequencies
+        (Qwen2-VL's encoder, SAM 2, DINOv3). With ``sections``, the number of pairs of each axis,
+        the axes share one range of frequencies (M-RoPE of Qwen2-VL, arXiv:2409.12191); with
+        ``pairs=interleaved`` they take turns in it (Qwen3-VL). With ``pairs=alternating`` they take
+        turns, too, and the pairs of an axis stand together (Pixtral, arXiv:2410.07073). Text has
+        equal positions on all axes.
     """
 
     acts_on = "rotation"
     takes_ids = "real"
-    shared = True
+    shared_by_layers = True
     cost = Cost("6 n C", "2 n C")
     frequencies: Tensor  # the angle per position of each pair, `(rotated / 2,)`, in float32
 
@@ -84,7 +86,7 @@ class Rope(Encoding):
             raise UserError(f"{self.name}(base={base:g}): the base must be more than 1")
         self.layout = layout
         self.base = base
-        # An exported model's configuration has texts in place of the objects.
+        # An exported model's configuration holds both objects as text.
         self.scaling = Scaling.parse(scaling) if isinstance(scaling, str) else scaling
         if isinstance(sections, str):
             sections = Sections.parse(sections)
@@ -93,15 +95,14 @@ class Rope(Encoding):
         self.axes = axes or (len(sections) if sections else 1)
         if sections is not None and pairs == "alternating":
             raise UserError(f"{self.name}(pairs=alternating): its axes have equal parts")
-        # The axis by which each pair turns, `(rotated / 2,)`.
-        assigned = assign_axes(self.name, self.rotated // 2, self.axes, sections, pairs)
-        self.pair_axes = make_constant(assigned, torch.device("cpu"), torch.long)
+        pair_axes = assign_axes(self.name, self.rotated // 2, self.axes, sections, pairs)
+        self.pair_axes = make_constant(pair_axes, torch.device("cpu"), torch.long)
         self.scaling.check(self.name, self._range_width)
         self._compute_frequencies()
 
     @classmethod
     def count_axes(cls, options: Mapping[str, Any]) -> int:
-        """Count the axes, or the sections that stand for them."""
+        """Count the axes; sections without ``axes`` have an axis each."""
         sections = options.get("sections")
         return options.get("axes") or (len(sections) if sections else 1)
 
@@ -111,15 +112,14 @@ class Rope(Encoding):
         self._compute_frequencies()
 
     def make_room(self, length: int) -> None:
-        """Compute the frequencies of scalings that depend on the length."""
+        """Compute the frequencies again: some scalings depend on the length."""
         self.dims = self.dims.with_room(length)
         self._compute_frequencies()
 
     def rotation(self, ids: Tensor) -> PairRotation:
         """Compute the rotation at positions ``ids``, ``(B or 1, T)``, in float32.
 
-        On several axes ids are ``(B or 1, T, axes)``; with one number for each token, it is its
-        position on all axes.
+        Positions on several axes are ``(B or 1, T, axes)``; a token with one number has it on all.
         """
         frequencies = self.angles_per_position().to(ids.device, non_blocking=True)
         if ids.dim() == 3:
@@ -141,7 +141,7 @@ class Rope(Encoding):
         return self.rotated // self.axes if has_ranges else self.rotated
 
     def order(self) -> Tensor:
-        """Order a head's coordinates, ``(D,)``, by the pairs that are rotated."""
+        """List the coordinates of a head, ``(D,)``, with those of a pair side by side."""
         order = torch.arange(self.dims.head_dim)
         if self.layout == "half":
             order[: self.rotated] = order[: self.rotated].view(2, -1).t().flatten()
@@ -247,16 +247,16 @@ class XPos(Rope):
 
     def rotation(self, ids: Tensor) -> PairRotation:
         """Compute the rotation, and its decay, at positions ``ids``, ``(B or 1, T)``."""
-        bits = self._count_bits(ids)
+        bits = self._find_largest_bits(ids)
         return super().rotation(ids)._replace(decay=self.decay(ids), decay_bits=bits)
 
-    def _count_bits(self, ids: Tensor) -> float:
-        """Compute the binary logarithm of the largest factor; 0 if ids are not known."""
+    def _find_largest_bits(self, ids: Tensor) -> float:
+        """Compute the binary logarithm of the largest factor; 0 if the positions are not known."""
         if torch.compiler.is_compiling() or ids.is_meta or not ids.numel():
             return 0.0
         if not syncs(ids.device):
             first, last = torch.stack(ids.aminmax()).tolist()
-        elif ids.size(1) > 1:  # a GPU's ids are not read: a full pass counts its tokens
+        elif ids.size(1) > 1:  # a full pass, assumed to count from 0: reading ids would wait
             first, last = 0, ids.size(1) - 1
         else:  # a step of decoding, at a position that is not known
             return 0.0
@@ -265,13 +265,13 @@ class XPos(Rope):
 
     def decay(self, ids: Tensor) -> Tensor:
         """Compute the factor of each coordinate of a query, ``(B or 1, 1, T, D)``."""
-        pairs = torch.arange(0, self.rotated, 2, dtype=torch.float32, device=ids.device)
-        base = (pairs / self.rotated + GAMMA) / (1 + GAMMA)
-        steps = ids[..., None] - self.dims.trained_length // 2  # [B or 1, T, 1]
-        scale = base ** (steps.float() / self.scale_base)  # [B or 1, T, rotated/2]
+        evens = torch.arange(0, self.rotated, 2, dtype=torch.float32, device=ids.device)  # 2t
+        base = (evens / self.rotated + GAMMA) / (1 + GAMMA)  # z of each pair
+        exponents = ids[..., None] - self.dims.trained_length // 2  # [B or 1, T, 1]
+        factors = base ** (exponents.float() / self.scale_base)  # [B or 1, T, rotated/2]
         if self.layout == "half":
-            scale = torch.cat([scale, scale], dim=-1)
+            factors = torch.cat([factors, factors], dim=-1)
         else:
-            scale = scale.repeat_interleave(2, dim=-1)
-        rest = scale.new_ones(*scale.shape[:-1], self.dims.head_dim - self.rotated)
-        return torch.cat([scale, rest], dim=-1).unsqueeze(1)  # [B or 1, 1, T, D]
+            factors = factors.repeat_interleave(2, dim=-1)
+        unrotated = self.dims.head_dim - self.rotated
+        return F.pad(factors, (0, unrotated), value=1.0).unsqueeze(1)  # [B or 1, 1, T, D]

@@ -1,7 +1,8 @@
 """Scalings of rotary positions, for inputs longer than those of the training.
 
-Each kind is a dataclass; :data:`KINDS` lists them by name. The text ``yarn:4:beta_fast=16`` of
-specs and checkpoints is read by :meth:`Scaling.parse` and written by ``str()``.
+Each kind of scaling is a dataclass whose fields are its settings; :data:`KINDS` lists them by name.
+The text ``yarn:4:beta_fast=16`` of specs and checkpoints is read by :meth:`Scaling.parse` and
+written by ``str()``. F is the factor; a frequency is the angle by which a pair turns per position.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.errors import UserError, shortened
 
 _MAX_FACTOR = 1_000_000  # no input is so many times as long as those of the training
-_MAX_LENGTH = 1_000_000_000
-TRAINED_LENGTH = "original_max_position_embeddings"  # in transformers
+_MAX_LENGTH = 1_000_000_000  # tokens
+TRAINED_LENGTH = "original_max_position_embeddings"  # its name in transformers
 
 
 def _named_in_hf(name: str, default: Any = MISSING) -> Any:
-    """Make the field of a setting that has another name in transformers."""
+    """Make the field of a setting that has the name ``name`` in transformers."""
     return field(default=default, metadata={"hf": name})
 
 
@@ -31,10 +32,10 @@ def _named_in_hf(name: str, default: Any = MISSING) -> Any:
 class Scaling:
     """No scaling, and the base class of all kinds.
 
-    The trained length L is the setting ``length``, by default the model's trained length. The
-    length n of the input, on which ``dynamic`` and ``longrope`` depend, is the number of positions
-    that the model has room for, so that neither padding nor other sentences of a batch change a
-    sentence, and decoding equals the full pass.
+    The trained length L is the setting ``length``, by default that of the model. The length n of
+    the input, on which ``dynamic`` and ``longrope`` depend, is the number of positions that the
+    model has room for, so that neither padding nor other sentences of a batch change a sentence,
+    and decoding equals the full pass.
     """
 
     kind: ClassVar[str] = "none"
@@ -51,11 +52,11 @@ class Scaling:
         if text == Scaling.kind:
             return Scaling()
         kind, _, rest = text.partition(":")
-        factor, *settings = rest.split(":")
-        number = _read_number(factor)
-        if kind not in KINDS or number is None:
+        written_factor, *settings = rest.split(":")
+        factor = _read_number(written_factor)
+        if kind not in KINDS or factor is None:
             raise UserError(_FORM)
-        scaling = KINDS[kind](number, **KINDS[kind].parse_settings(settings))
+        scaling = KINDS[kind](factor, **KINDS[kind].parse_settings(settings))
         return Scaling() if scaling in _CHANGING_NOTHING else scaling
 
     def __str__(self) -> str:
@@ -65,7 +66,7 @@ class Scaling:
         """Refuse a number of rotated coordinates of encoding ``name`` that cannot be scaled."""
 
     def frequencies(self, base: float, width: int, dims: Dims) -> Tensor:
-        """Compute the angle per position of each pair, ``(width / 2,)``, in float32 on the CPU."""
+        """Compute the frequency of each pair, ``(width / 2,)``, in float32 on the CPU."""
         with torch.device("cpu"):  # where it is the same on every machine
             exponents = torch.arange(0, width, 2, dtype=torch.float32) / width  # [width/2]
             base = self.scaled_base(base, width, dims)
@@ -76,7 +77,7 @@ class Scaling:
         return base
 
     def _scale(self, frequencies: Tensor, base: float, dims: Dims) -> Tensor:
-        """Scale the frequencies ``(width / 2,)`` of the base."""
+        """Scale the frequencies, ``(width / 2,)``, that a base gives."""
         return frequencies
 
     def gain(self, dims: Dims) -> float:
@@ -101,22 +102,22 @@ class _Scaled(Scaling):
     @classmethod
     def parse_settings(cls, written: list[str]) -> dict[str, Any]:
         """Parse settings, written ``NAME=VALUE``, by the types of the fields."""
-        known = {setting.name: setting.default for setting in fields(cls)[1:]}
+        defaults = {setting.name: setting.default for setting in fields(cls)[1:]}
         settings: dict[str, Any] = {}
-        for setting in written:
-            name, _, value = setting.partition("=")
-            if name not in known:
+        for assignment in written:
+            name, _, value = assignment.partition("=")
+            if name not in defaults:
                 raise UserError(
-                    f"{cls.kind} has no setting {shortened(setting)!r}; its settings: "
-                    f"{', '.join(known) or 'none'}"
+                    f"{cls.kind} has no setting {shortened(assignment)!r}; its settings: "
+                    f"{', '.join(defaults) or 'none'}"
                 )
             if name in settings:
                 raise UserError(f"{name} is set twice")
             read, message = _READERS[get_type_hints(cls)[name]]
             settings[name] = read(value)
             if settings[name] is None:
-                raise UserError(message.format(name=name, setting=shortened(setting)))
-        for name, default in known.items():
+                raise UserError(message.format(name=name, setting=shortened(assignment)))
+        for name, default in defaults.items():
             if default is MISSING and name not in settings:
                 raise UserError(f"{cls.kind} needs {name}")
         return settings
@@ -131,19 +132,19 @@ class _Scaled(Scaling):
 
     @classmethod
     def hf_names(cls) -> dict[str, str]:
-        """List the settings with their names in transformers."""
+        """Map the names of the settings, with that of the factor, to those in transformers."""
         return {setting.name: setting.metadata.get("hf", setting.name) for setting in fields(cls)}
 
     def to_hf(self, dims: Dims) -> dict[str, Any]:
         """See :class:`Scaling`."""
-        described: dict[str, Any] = {"rope_type": self.kind}
-        for name, theirs in self.hf_names().items():
+        parameters: dict[str, Any] = {"rope_type": self.kind}
+        for name, hf_name in self.hf_names().items():
             value = getattr(self, name)
             if name == "length":
                 value = value or dims.trained_length
             if value is not None:
-                described[theirs] = list(value) if isinstance(value, tuple) else value
-        return described
+                parameters[hf_name] = list(value) if isinstance(value, tuple) else value
+        return parameters
 
 
 @dataclass(frozen=True)
@@ -170,16 +171,17 @@ class Ntk(_Scaled):
                 "the first, and here a head has one: rotate at least 4 coordinates"
             )
 
-    def _growth(self, dims: Dims) -> float:
+    def _slowdown(self, dims: Dims) -> float:
+        """Compute how many times as slowly the slowest pair turns."""
         return self.factor
 
     def scaled_base(self, base: float, width: int, dims: Dims) -> float:
         """See :class:`Scaling`."""
-        growth = self._growth(dims)
-        return base if growth == 1 else base * growth ** (width / (width - 2))
+        slowdown = self._slowdown(dims)
+        return base if slowdown == 1 else base * slowdown ** (width / (width - 2))
 
     def to_hf(self, dims: Dims) -> dict[str, Any]:
-        """See :class:`Scaling`."""
+        """See :class:`Scaling`: only the base differs."""
         return {}
 
 
@@ -190,7 +192,7 @@ class Dynamic(Ntk):
     kind = "dynamic"
     length: Optional[int] = _named_in_hf("max_position_embeddings", default=None)
 
-    def _growth(self, dims: Dims) -> float:
+    def _slowdown(self, dims: Dims) -> float:
         length = self.length or dims.trained_length
         if dims.max_positions <= length:
             return 1.0
@@ -228,13 +230,13 @@ class Yarn(_Scaled):
         length = self.length or dims.trained_length
 
         def find_pair(turns: float) -> float:
-            """Find the index, not whole as a rule, of the pair that turns so often."""
+            """Find the index, in general not whole, of the pair that turns so often."""
             return width * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(base))
 
         low, high = find_pair(self.beta_fast), find_pair(self.beta_slow)
         if self.truncate:
             low, high = math.floor(low), math.ceil(high)
-        low, high = max(low, 0), min(high, width - 1)  # as in transformers
+        low, high = max(low, 0), min(high, width - 1)  # as in transformers, though pairs end before
         pairs = torch.arange(width // 2, dtype=torch.float32)
         ramp = (pairs - low) / max(high - low, 0.001)
         return _interpolate(frequencies, self.factor, 1 - ramp.clamp(0, 1))
@@ -243,11 +245,11 @@ class Yarn(_Scaled):
         """See :class:`Scaling`."""
         if self.attention_factor is not None:
             return self.attention_factor
-        scales = (1.0, 0.0)  # g(0) is 1
+        scale, divisor_scale = 1.0, 0.0  # g(0) is 1
         if self.mscale is not None and self.mscale_all_dim is not None:
-            scales = (self.mscale, self.mscale_all_dim)
-        dividend, divisor = (0.1 * scale * math.log(self.factor) + 1.0 for scale in scales)
-        return dividend / divisor
+            scale, divisor_scale = self.mscale, self.mscale_all_dim
+        log_factor = math.log(self.factor)
+        return (0.1 * scale * log_factor + 1.0) / (0.1 * divisor_scale * log_factor + 1.0)
 
 
 @dataclass(frozen=True)
@@ -316,15 +318,15 @@ class LongRope(_Scaled):
         return math.sqrt(1 + math.log(self.factor) / math.log(length))
 
     def to_hf(self, dims: Dims) -> dict[str, Any]:
-        """See :class:`Scaling`. Both lists are the one chosen here: transformers chooses itself."""
-        numbers = self._divisors(dims)
-        fixed = replace(self, short=numbers, long=numbers, attention_factor=self.gain(dims))
+        """See :class:`Scaling`. Both lists are this model's: transformers would choose by input."""
+        divisors = self._divisors(dims)
+        fixed = replace(self, short=divisors, long=divisors, attention_factor=self.gain(dims))
         return super(LongRope, fixed).to_hf(dims)
 
 
 @dataclass(frozen=True)
 class Proportional(_Scaled):
-    """Only ``part`` of the pairs, the first, turn; others have angle 0 (Barbero et al., 2024)."""
+    """The first pairs, a fraction ``part``, turn; others have angle 0 (Barbero et al., 2024)."""
 
     kind = "proportional"
     part: float = _named_in_hf("partial_rotary_factor", default=1.0)
@@ -340,10 +342,7 @@ class Proportional(_Scaled):
         return (frequencies / self.factor) * (torch.arange(width // 2) < turning)
 
     def to_hf(self, dims: Dims) -> dict[str, Any]:
-        """See :class:`Scaling`.
-
-        ``part`` is left out: the export reorders coordinates, so that the model rotates fewer.
-        """
+        """See :class:`Scaling`. ``part`` is left out: the exported model rotates fewer pairs."""
         return {"rope_type": "linear", "factor": self.factor}
 
 
@@ -354,16 +353,16 @@ _FORM = (
     f"write none or KIND:F, with a factor F of at least 1, at most {_MAX_FACTOR:,}, and one of "
     f"these kinds: {', '.join(KINDS)}"
 )
-_CHANGING_NOTHING = (Linear(1.0), Ntk(1.0), Yarn(1.0), Llama3(1.0))
+_CHANGING_NOTHING = (Linear(1.0), Ntk(1.0), Yarn(1.0), Llama3(1.0))  # F = 1
 
 
 def _interpolate(frequencies: Tensor, factor: float, kept: Tensor) -> Tensor:
-    """Mix frequencies with themselves divided by a factor; ``kept`` is the share of the former."""
+    """Mix frequencies with those divided by a factor; ``kept`` is the share of the former."""
     return frequencies * kept + frequencies / factor * (1 - kept)
 
 
 def _read_number(text: str) -> float | None:
-    """Read a finite number above 0, with the 15 digits that it is written with, or None."""
+    """Read a finite number above 0, rounded to the 15 digits that :func:`_format` writes."""
     try:
         number = float(f"{float(text):.15g}")
     except ValueError:
@@ -378,8 +377,9 @@ def _read_numbers(text: str) -> tuple[float | None, ...] | None:
 
 def _read_length(text: str) -> int | None:
     number = _read_number(text)
-    is_length = number is not None and number.is_integer() and number <= _MAX_LENGTH
-    return int(number) if number is not None and is_length else None
+    if number is None or not number.is_integer() or number > _MAX_LENGTH:
+        return None
+    return int(number)
 
 
 _NUMBER = "{setting!r} is not a number above 0"
@@ -397,4 +397,4 @@ def _format(value: Any) -> str:
     """Format a flag, a number, or a list of numbers as it is written in a scaling."""
     if isinstance(value, bool):
         return str(value).lower()
-    return "/".join(f"{x:.15g}" for x in (value if isinstance(value, tuple) else (value,)))
+    return "/".join(map(_format, value)) if isinstance(value, tuple) else f"{value:.15g}"

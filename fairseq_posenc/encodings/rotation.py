@@ -1,6 +1,8 @@
-"""Rotations of queries and keys by their positions, as data: computed once for all layers.
+"""Rotations of queries and keys by their positions, as data.
 
-The letters of shapes are those of :mod:`~fairseq_posenc.encodings.base`.
+An encoding computes a rotation once in a forward pass (``Encoding.rotation``), and each layer
+applies it to its queries and keys. The letters of shapes are those of
+:mod:`~fairseq_posenc.encodings.base`.
 """
 
 from __future__ import annotations
@@ -34,8 +36,8 @@ class PairRotation(NamedTuple):
         phases: complex factors of the pairs of coordinates, ``(B or 1, 1, T, pairs)``; their
             absolute value is 1, or the gain of a scaling. Further coordinates are left unchanged.
         half: coordinate t is paired with t + pairs; otherwise, 2t with 2t + 1.
-        decay: the factors of a query's coordinates, by which those of a key are divided,
-            ``(B or 1, 1, T, D)``; None for 1.
+        decay: factors of xPos, ``(B or 1, 1, T, D)``: a query's coordinates are multiplied by
+            them, a key's divided. None for 1.
         decay_bits: the binary logarithm of the largest of these factors.
     """
 
@@ -55,7 +57,8 @@ class PairRotation(NamedTuple):
         Raises:
             UserError: the type of the queries cannot hold the decay.
         """
-        limit = 12 if query.dtype == torch.float16 else 110  # the rest is for the queries' own size
+        # fp16 reaches 2^16, other types 2^128; the rest is for the size of the queries.
+        limit = 12 if query.dtype == torch.float16 else 110
         if self.decay_bits > limit:
             name = str(query.dtype).removeprefix("torch.")
             raise UserError(
@@ -86,6 +89,7 @@ class PairRotation(NamedTuple):
         )
 
     def _rotate(self, x: Tensor) -> Tensor:
+        """Rotate the first coordinates ``(B, H, T, D)``, those that have phases."""
         width = 2 * self.phases.size(-1)
         if width == x.size(-1):
             return self._rotate_pairs(x)
@@ -94,10 +98,11 @@ class PairRotation(NamedTuple):
 
     def _rotate_pairs(self, x: Tensor) -> Tensor:
         exact = x.to(torch.promote_types(x.dtype, torch.float32))
-        if torch.compiler.is_compiling():  # for formats and compilers without complex numbers
+        if torch.compiler.is_compiling():  # compilers and formats may lack complex numbers
             rotated = self._rotate_real(exact)
         elif self.half:
-            pairs = torch.complex(*exact.chunk(2, dim=-1)) * self.phases  # [B, H, T, D/2]
+            first, second = exact.chunk(2, dim=-1)
+            pairs = torch.complex(first, second) * self.phases  # [B, H, T, D/2]
             rotated = torch.cat([pairs.real, pairs.imag], dim=-1)  # [B, H, T, D]
         else:
             pairs = torch.view_as_complex(_split_pairs(exact)) * self.phases  # [B, H, T, D/2]
@@ -106,19 +111,22 @@ class PairRotation(NamedTuple):
 
     def _rotate_real(self, x: Tensor) -> Tensor:
         """Multiply by the phases, without complex numbers."""
-        place = -2 if self.half else -1
         cos, sin = torch.view_as_real(self.phases).unbind(-1)  # each [B or 1, 1, T, D/2]
-        first, second = x.unflatten(-1, (2, -1) if self.half else (-1, 2)).unbind(place)
+        dim = -2 if self.half else -1  # the one of a pair's two coordinates
+        first, second = x.unflatten(-1, (2, -1) if self.half else (-1, 2)).unbind(dim)
         pairs = (first * cos - second * sin, first * sin + second * cos)
-        return torch.stack(pairs, dim=place).flatten(-2)  # [B, H, T, D]
+        return torch.stack(pairs, dim).flatten(-2)  # [B, H, T, D]
 
 
 def _split_pairs(x: Tensor) -> Tensor:
-    """Split the last dimension into pairs ``(..., D/2, 2)`` with the layout of complex numbers."""
+    """Split the last dimension into pairs, ``(..., D/2, 2)``, for ``torch.view_as_complex``.
+
+    It needs adjacent pairs that begin at even addresses, which a slice may not have: then copy.
+    """
     *others, last = x.stride()
     if last != 1 or x.storage_offset() % 2 or any(stride % 2 for stride in others):
         x = x.clone(memory_format=torch.contiguous_format)
-    return x.view(*x.shape[:-1], x.size(-1) // 2, 2)
+    return x.unflatten(-1, (-1, 2))
 
 
 def _clamp_as(x: Tensor, like: Tensor) -> Tensor:

@@ -1,7 +1,8 @@
 """Runs of distances that share a row of a table: clipped tables, buckets of any kind.
 
 A table holds each distinct row once, so that a projection, a product with queries or keys, or a
-gradient of a row is computed once for all of its distances.
+gradient of a row is computed once for all of its distances. Distances are signed, j - i for key j
+and query i; the runs follow each other without gaps, from low distances to high ones.
 """
 
 from __future__ import annotations
@@ -18,14 +19,15 @@ from fairseq_posenc.positions import Span
 
 
 class Runs(NamedTuple):
-    """The rows of a table by distance, in the order of their distances.
+    """The runs of a table, one for each row.
 
     Row n serves the distances from ``starts[n - 1]`` to below ``starts[n]``; the first row serves
     all smaller distances, the last row all larger ones. With ``starts = (-1, 0, 1)``, there is a
     row for the distances up to -2, one for -1, one for 0, and one for 1 and more.
 
     Attributes:
-        starts: the first distance of each row but the first one, ascending.
+        starts: the first distance of each row but the first one, ascending; a ``range`` if each row
+            but the first and last serves a single distance.
         span: the distances that a call needs.
     """
 
@@ -36,7 +38,7 @@ class Runs(NamedTuple):
     def select(cls, starts: Sequence[int], span: Span) -> tuple[slice, Runs]:
         """Select the rows that a span needs, as a slice, and their runs.
 
-        In a graph, which serves every length, these are all rows.
+        A graph of ``torch.compile`` serves every length, so it selects all rows.
         """
         if torch.compiler.is_compiling():
             return slice(None), cls(starts, span)
@@ -50,7 +52,7 @@ class Runs(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        """Whether each distance of the span has its own row; in a graph, always False."""
+        """Whether each distance of the span has its own row; False while torch compiles."""
         if torch.compiler.is_compiling():
             return False
         return len(self.starts) == self.span.high - self.span.low and self.span.ids is None
@@ -64,14 +66,14 @@ class Runs(NamedTuple):
         """Find the row of each distance, int64 of any shape; distances may lie outside the span."""
         if not self.starts:
             return torch.zeros_like(distances)
-        if isinstance(self.starts, range):  # a clipped table
-            before = self.starts[0] - 1
-            return distances.clamp(before, self.starts[-1]) - before
+        if isinstance(self.starts, range):
+            lowest = self.starts[0] - 1
+            return distances.clamp(lowest, self.starts[-1]) - lowest
         starts = make_constant(self.starts, distances.device, torch.long)
         return torch.bucketize(distances, starts, right=True)
 
     def find_pairs(self, first: Tensor | None) -> Tensor:
-        """Find the row of each query and key by the ids of the span, ``(B or 1, T, S)``.
+        """Find the row of each pair of query and key by the span's ids, ``(B or 1, T, S)``.
 
         Args:
             first: see :class:`~fairseq_posenc.encodings.terms.Terms`; its two rows are the last.
@@ -89,27 +91,27 @@ class Runs(NamedTuple):
             table: has rows in dimension ``dim``; the rows of a reset stay at the end.
             dim: the dimension of the rows.
         """
-        rows, rest = table.split([self.rows, table.size(dim) - self.rows], dim)
-        if not self._is_clipped_inside:
+        rows, reset = table.split([self.rows, table.size(dim) - self.rows], dim)
+        if not self._only_repeats_ends:
             rows = rows.index_select(dim, self.find(self.span.distances()))
-            return torch.cat([rows, rest], dim)
+            return torch.cat([rows, reset], dim)
         # Repeated ends are cheaper than an index, and their gradient is deterministic.
         sizes = list(rows.shape)
         sizes[dim] = self.starts[0] - 1 - self.span.low
         below = rows.narrow(dim, 0, 1).expand(sizes)
         sizes[dim] = self.span.high - self.starts[-1]
         above = rows.narrow(dim, self.rows - 1, 1).expand(sizes)
-        return torch.cat([below, rows, above, rest], dim)
+        return torch.cat([below, rows, above, reset], dim)
 
     @property
-    def _is_clipped_inside(self) -> bool:
-        """Whether all rows but the first and last serve one distance, and the span needs all."""
+    def _only_repeats_ends(self) -> bool:
+        """Whether the span needs all rows, and only the first and last serve several distances."""
         if torch.compiler.is_compiling() or not isinstance(self.starts, range) or not self.starts:
             return False
         return self.span.low < self.starts[0] and self.starts[-1] <= self.span.high
 
     def select_keys(self, places: slice | Tensor) -> Runs:
-        """Leave out all keys but those at ``places`` from the ids of the span."""
+        """Leave out all keys but those at the indices ``places`` from the ids of the span."""
         assert self.span.ids is not None
         return self._replace(span=self.span._replace(ids=self.span.ids[:, places]))
 
@@ -117,8 +119,8 @@ class Runs(NamedTuple):
         """Leave out the ``count`` lowest distances, which only the first keys have.
 
         Returns:
-            The number of rows that only these distances need, and the other runs. By ids, no row
-            belongs to certain keys, and the number is 0.
+            The number of rows that only these distances need, and the other runs. If the span has
+            ids, its distances do not follow the order of the keys, and the number is 0.
         """
         if self.span.ids is not None:
             return 0, self.select_keys(slice(count, None))
@@ -128,11 +130,14 @@ class Runs(NamedTuple):
 
 
 def mirror(begins: Sequence[int], both_sides: bool = True) -> tuple[int, ...]:
-    """Compute :attr:`Runs.starts` of signed distances j - i from the runs of unsigned distances.
+    """Compute :attr:`Runs.starts` of signed distances from the runs of unsigned distances.
+
+    >>> mirror((1, 4))  # 0, 1 to 3, and 4 or more: up to -4, -3 to -1, 0, 1 to 3, 4 or more
+    (-3, 0, 1, 4)
 
     Args:
         begins: the distances of at least 1 at which runs begin, ascending.
         both_sides: whether later keys have such runs, too; otherwise they count as distance 0.
     """
-    past = tuple(1 - begin for begin in reversed(begins))
-    return (*past, *begins) if both_sides else past
+    earlier = tuple(1 - begin for begin in reversed(begins))
+    return (*earlier, *begins) if both_sides else earlier

@@ -1,4 +1,4 @@
-"""Dot products of sinusoids as a bias (Sandwich)."""
+"""Dot products of sinusoids as a bias (Sandwich): a fixed function of the distance j - i."""
 
 import math
 
@@ -32,7 +32,7 @@ class Sandwich(Encoding):
     """
 
     acts_on = "scores"
-    shared = True
+    shared_by_layers = True
 
     def __init__(self, dims: Dims, *, width: int = 128, scale_factor: float = 1.0) -> None:
         super().__init__(dims)
@@ -50,10 +50,10 @@ class Sandwich(Encoding):
         half = self.width // 2
         # Turns per position in whole units of 2^-40: their multiples are exact, and the rest after
         # whole turns is a small angle, so no float64 is needed.
-        turns = [10000.0 ** -(step / half) / (2 * math.pi) for step in range(1, half + 1)]
+        turns = [10000.0 ** -(s / half) / (2 * math.pi) for s in range(1, half + 1)]
         units = make_constant([round(x * 2**40) for x in turns], distances.device, torch.long)
         rest = (distances[..., None] * units).bitwise_and(2**40 - 1)  # [..., w/2]
         angles = rest.float() * (2 * math.pi / 2**40)
-        heads = torch.arange(1, self.dims.num_heads + 1, device=distances.device)
-        heads = heads.view(-1, *[1] * distances.dim())  # [H, ...]
-        return (angles.cos().sum(-1) - half) * self.dims.num_heads / (8 * heads)
+        numbers = torch.arange(1, self.dims.num_heads + 1, device=distances.device)  # of the heads
+        numbers = numbers.view(-1, *[1] * distances.dim())  # [H, ...]
+        return (angles.cos().sum(-1) - half) * self.dims.num_heads / (8 * numbers)

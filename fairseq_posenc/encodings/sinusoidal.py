@@ -61,31 +61,31 @@ class Sinusoidal(Encoding):
     def embed(self, positions: Positions) -> Tensor:
         """Compute the vectors of the queries' positions in float32, ``(B or 1, T, C)``."""
         ids = positions.queries(positions.places)
-        before = positions.padding_idx + 1 if self.layout == "fairseq" else 0
+        first = positions.padding_idx + 1 if self.layout == "fairseq" else 0
         is_counted = positions.counted and positions.drawn is None
         if ids.size(0) == 1 or ids.size(1) == 1 or not is_counted:
-            return self.scale * self.vectors(ids + before)
-        # Sentences count alike: the vectors are computed once for all.
-        rows = torch.arange(positions.longest, device=ids.device)
-        return F.embedding(ids, self.scale * self.vectors(rows + before))
+            return self.scale * self.vectors(ids + first)
+        # All sentences count from 0: the vectors are computed once for all.
+        table = self.vectors(torch.arange(positions.longest, device=ids.device) + first)
+        return F.embedding(ids, self.scale * table)
 
-    def vectors(self, index: Tensor) -> Tensor:
-        """Compute p of positions ``index`` of any shape: ``(*index.shape, C)`` in float32.
+    def vectors(self, ids: Tensor) -> Tensor:
+        """Compute p at positions ``ids``, ``(B or 1, T)``, in float32: ``(B or 1, T, C)``.
 
-        If positions are on several axes, ``index`` is ``(B or 1, T, axes)``.
+        On several axes, ids are ``(B or 1, T, axes)``. Distances ``(R,)`` give ``(R, C)``.
         """
-        if index.dim() == 3:
-            return torch.cat([self._axis_vectors(ids) for ids in index.unbind(-1)], -1)
-        return torch.cat([self._axis_vectors(index)] * self.axes, -1)  # equal on all axes
+        if ids.dim() == 3:
+            return torch.cat([self._axis_vectors(x) for x in ids.unbind(-1)], -1)
+        return torch.cat([self._axis_vectors(ids)] * self.axes, -1)  # equal on all axes
 
-    def _axis_vectors(self, index: Tensor) -> Tensor:
-        """Compute the part of an axis, ``(*index.shape, P)`` where P = C / axes."""
+    def _axis_vectors(self, ids: Tensor) -> Tensor:
+        """Compute the part of an axis, ``(*ids.shape, P)`` where P = C / axes."""
         half = self.dims.embed_dim // (2 * self.axes)
         steps = half - 1 if self.layout == "fairseq" else half
-        exponents = torch.arange(half, dtype=torch.float32, device=index.device) / max(steps, 1)
-        # Angles from frequencies in float32, never in the model's half precision.
+        exponents = torch.arange(half, dtype=torch.float32, device=ids.device) / max(steps, 1)
+        # In float32 in every model: half precision would round large angles.
         frequencies = torch.exp(exponents * -math.log(10000.0))
-        angles = index.float().unsqueeze(-1) * frequencies  # [..., P/2]
+        angles = ids.float().unsqueeze(-1) * frequencies  # [..., P/2]
         if self.layout != "interleaved":
             return torch.cat([angles.sin(), angles.cos()], dim=-1)
         return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2)  # [..., P]

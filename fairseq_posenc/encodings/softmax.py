@@ -1,6 +1,7 @@
 """Changes of the softmax: temperatures (factors of all scores of a query), a cap, and sinks.
 
-The letters of shapes are those of :mod:`~fairseq_posenc.encodings.base`.
+They stand beside other encodings, as in ``rope+llama4``, whose scores, e_ij below, they change. The
+letters of shapes are those of :mod:`~fairseq_posenc.encodings.base`.
 """
 
 import math
@@ -21,16 +22,16 @@ class Temperature(Encoding, ABC):
 
     acts_on = "softmax"
     takes_ids = "real"
-    shared = True
+    shared_by_layers = True
 
     @abstractmethod
-    def factors(self, positions: Tensor) -> Tensor:
-        """Compute the factors at positions ``(B or 1, T)``, counted from 0, in float32."""
+    def factors(self, ids: Tensor) -> Tensor:
+        """Compute the factors at positions ``ids``, ``(B or 1, T)``, from 0, in float32."""
 
     def terms(self, span: Span, positions: Positions) -> Terms:
         """Multiply all scores of a query."""
         factors = self.factors(positions.queries(positions.ids).float())
-        return Terms(temperature=factors.unsqueeze(1))
+        return Terms(temperature=factors.unsqueeze(1))  # [B or 1, 1, T]
 
 
 @register("llama4")
@@ -56,9 +57,9 @@ class Llama4(Temperature):
         self.beta = beta
         self.length = length
 
-    def factors(self, positions: Tensor) -> Tensor:
-        """Compute the factors at positions ``(B or 1, T)``."""
-        return 1 + self.beta * ((positions + 1) / self.length).floor().log1p()
+    def factors(self, ids: Tensor) -> Tensor:
+        """Compute the factors at positions ``ids``, ``(B or 1, T)``."""
+        return 1 + self.beta * ((ids + 1) / self.length).floor().log1p()
 
 
 @register("ministral3")
@@ -84,10 +85,10 @@ class Ministral3(Temperature):
         self.beta = beta
         self.length = length
 
-    def factors(self, positions: Tensor) -> Tensor:
-        """Compute the factors at positions ``(B or 1, T)``."""
+    def factors(self, ids: Tensor) -> Tensor:
+        """Compute the factors at positions ``ids``, ``(B or 1, T)``."""
         length = self.length or self.dims.trained_length
-        return 1 + self.beta * (positions / length).floor().log1p()
+        return 1 + self.beta * (ids / length).floor().log1p()
 
 
 @register("logn")
@@ -118,13 +119,13 @@ class Logn(Temperature):
         self.factor = factor
         self.length = length
 
-    def factors(self, positions: Tensor) -> Tensor:
-        """Compute the factors at positions ``(B or 1, T)``."""
+    def factors(self, ids: Tensor) -> Tensor:
+        """Compute the factors at positions ``ids``, ``(B or 1, T)``."""
         length = self.length or self.dims.trained_length
         if self.factor is not None:
-            return 1 + self.factor * ((positions + 1) / length).clamp(min=1.0).log()
+            return 1 + self.factor * ((ids + 1) / length).clamp(min=1.0).log()
         length = max(length, 2)  # ln 1 is 0
-        return ((positions + 1).log() / math.log(length)).clamp(min=1.0)
+        return ((ids + 1).log() / math.log(length)).clamp(min=1.0)
 
 
 @register("drope")
@@ -154,10 +155,10 @@ class Drope(Temperature):
         """Take the length as n."""
         self.dims = self.dims.with_room(length)
 
-    def factors(self, positions: Tensor) -> Tensor:
-        """Compute the factors, equal at all positions ``(B or 1, T)``, in float32."""
+    def factors(self, ids: Tensor) -> Tensor:
+        """Repeat the factor for all positions ``ids``, ``(B or 1, T)``."""
         growth = math.log(max(self.dims.max_positions / self.dims.trained_length, 1))
-        return torch.full_like(positions, 1 + self.b * growth)
+        return torch.full_like(ids, 1 + self.b * growth)
 
 
 @register("ssmax")
@@ -223,6 +224,7 @@ class Softcap(Encoding):
     """
 
     acts_on = "softmax"
+    takes_ids = "unread"
 
     def __init__(self, dims: Dims, *, cap: float = 50.0) -> None:
         super().__init__(dims)
@@ -270,8 +272,6 @@ class Sink(Encoding):
         """Return the extra score of each head."""
         if self.value is None:
             return Terms(sink=self.score)
+        size = (self.dims.num_heads,)
         device = positions.tokens.device
-        heads = self.dims.num_heads
-        return Terms(
-            sink=torch.full((heads,), float(self.value), dtype=torch.float32, device=device)
-        )
+        return Terms(sink=torch.full(size, float(self.value), dtype=torch.float32, device=device))

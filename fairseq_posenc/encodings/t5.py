@@ -1,8 +1,12 @@
-"""A trained number for each bucket of distances, shared by all layers (T5)."""
+"""A trained number for each bucket of distances, shared by all layers (T5).
+
+:class:`Buckets` also serves ``tupe_shared``, and :func:`find_firsts` the buckets of ``deberta_v2``.
+"""
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -41,7 +45,7 @@ class T5(Encoding):
     """
 
     acts_on = "scores"
-    shared = True
+    shared_by_layers = True
 
     def __init__(
         self,
@@ -61,12 +65,12 @@ class T5(Encoding):
         self.table = nn.Parameter(torch.empty(axes * dims.num_heads, num_buckets))
 
     def terms(self, span: Span, positions: Positions) -> Terms:
-        """Look up the buckets' numbers as bias, ``(H, R)``."""
+        """Look up the buckets' numbers as bias, ``(H, R)``, or by pair on several axes."""
         tables = self.table.view(self.axes, self.dims.num_heads, -1)
         if span.has_axes:
             return Terms.by_axis(span, tables, self.buckets.find, self.scale_factor)
         index, runs = self.buckets.select(span)
-        table = self.table if self.axes == 1 else tables.sum(0)
+        table = self.table if self.axes == 1 else tables.sum(0)  # equal distances on all axes
         return Terms(bias=table[:, index], scale_factor=self.scale_factor).with_runs(runs)
 
 
@@ -74,8 +78,9 @@ class Buckets(NamedTuple):
     """T5's buckets of distances: small distances have one each, large distances share them.
 
     Attributes:
-        exact: the number of distances in a direction that have their own bucket.
-        firsts: the distances at which the shared buckets of a direction begin, without the first.
+        exact: the number of distances in a direction that have their own bucket, from 0 on.
+        firsts: the distances at which shared buckets begin; the first of these begins at ``exact``,
+            which is left out.
         both_sides: whether later keys have buckets, too, after those of earlier keys.
     """
 
@@ -96,7 +101,7 @@ class Buckets(NamedTuple):
         Raises:
             UserError: the numbers do not describe such buckets.
         """
-        side = buckets // 2 if both_sides else buckets
+        side = buckets // 2 if both_sides else buckets  # buckets of a direction
         exact = side // 2
         if buckets % 4 or not 0 < exact < max_distance:
             raise UserError(
@@ -105,9 +110,9 @@ class Buckets(NamedTuple):
             )
 
         def find_bucket(distance: int) -> int:
-            grown = math.log(distance / exact) / math.log(max_distance / exact)
+            share = math.log(distance / exact) / math.log(max_distance / exact)
             # Where a bucket begins exactly, another library's logarithm may be a little less.
-            return int(grown * (side - exact) + 1e-6)
+            return int(share * (side - exact) + 1e-6)
 
         return cls(exact, find_firsts(find_bucket, exact, side - exact - 1), both_sides)
 
@@ -119,30 +124,25 @@ class Buckets(NamedTuple):
 
     def find(self, distances: Tensor) -> Tensor:
         """Find the bucket of each signed distance j - i, int64 of any shape."""
-        steps = distances.abs() if self.both_sides else -distances.clamp(max=0)
-        firsts = make_constant(self.firsts, steps.device, torch.long)
-        far = self.exact + torch.bucketize(steps, firsts, right=True)
-        bucket = torch.where(steps < self.exact, steps, far)
+        unsigned = distances.abs() if self.both_sides else -distances.clamp(max=0)
+        firsts = make_constant(self.firsts, unsigned.device, torch.long)
+        far = self.exact + torch.bucketize(unsigned, firsts, right=True)
+        bucket = torch.where(unsigned < self.exact, unsigned, far)
         side = self.exact + len(self.firsts) + 1
         return bucket + side * distances.gt(0) if self.both_sides else bucket
 
 
 def find_firsts(find_bucket: Callable[[int], int], start: int, count: int) -> tuple[int, ...]:
-    """Find the first distance of each of the buckets 1 to ``count``, searching from ``start``.
+    """Find the first distance of each of the buckets 1 to ``count``; ``start`` is in bucket 0.
 
-    The distances are whole numbers, so that a device's rounding cannot move a bucket. Buckets that
+    They are found once, on the CPU, so that a device's rounding cannot move a bucket. Buckets that
     no input reaches are left out.
     """
-    firsts = []
-    low = start
-    for number in range(1, count + 1):
-        high = 2 * low
-        while find_bucket(high) < number and high < _FARTHEST:
-            high *= 2
-        if high >= _FARTHEST:
+    distances = range(_FARTHEST)
+    firsts: list[int] = []
+    for bucket in range(1, count + 1):
+        start = bisect_left(distances, bucket, lo=start, key=find_bucket)
+        if start == _FARTHEST:
             break
-        while low < high:
-            middle = (low + high) // 2
-            low, high = (low, middle) if find_bucket(middle) >= number else (middle + 1, high)
-        firsts.append(low)
+        firsts.append(start)
     return tuple(firsts)

@@ -9,7 +9,7 @@ class Cost(NamedTuple):
     """Formulas of a layer's cost on the reference backend: n tokens, h heads of width d, C = h d.
 
     A table has u distinct rows: 2n-1, or fewer where distances share rows (see
-    :class:`~fairseq_posenc.encodings.runs.Runs`).
+    :class:`~fairseq_posenc.encodings.runs.Runs`). States have the width w. Empty means no cost.
 
     Attributes:
         operations: multiplications and additions for each sentence.
@@ -25,7 +25,7 @@ class Cost(NamedTuple):
 
 
 class Term(NamedTuple):
-    """The description of a field of Terms, for code that handles terms of any name.
+    """The description of a field of :class:`~fairseq_posenc.encodings.terms.Terms`.
 
     Attributes:
         axes: the shape in letters of :mod:`~fairseq_posenc.encodings.base`; B may be 1 as well.

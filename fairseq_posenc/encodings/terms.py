@@ -27,21 +27,21 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Span
 
 _TABLE_COST = Cost("2 h n u d + h n^2", "h n u + h n^2")
-_GAIN_COST = Cost("h n^2", "h n^2", "", "{g}n^2")
-_CHANNEL_GAIN_COST = Cost("3 h n^2 d", "2 h n^2", "", "{g}n^2")
+_GAIN_COST = Cost("h n^2", "h n^2", common_numbers="{g}n^2")
+_CHANNEL_GAIN_COST = Cost("3 h n^2 d", "2 h n^2", common_numbers="{g}n^2")
 _CONTENT_ROWS_COST = Cost("4 h n u d + 2 h n^2", "2 h n u + 2 h n^2", "4 u C^2", "2 u C")
 _VALUE_TABLE_COST = Cost("h n^2 + 2 h n u d", "h n u")
-_BIAS_COST = Cost("h n^2", "", "", "{g}n^2")
+_BIAS_COST = Cost("h n^2", common_numbers="{g}n^2")
 _STATE_TABLE_COST = Cost("2 h n u w + h n^2", "h n u + h n^2")
 
 
 class Terms(NamedTuple):
     """The contribution of an encoding to the attention scores (see the module's equation).
 
-    Tables have a row for each distance of the requested span, from low to high; those named in
-    ``runs`` have a row for each run of distances that share it. With ``first`` (the reset of the
-    first token), two rows follow: one for a query at the first token, and one for a key at the
-    first token seen from any other query.
+    Encodings combine with ``|``. Tables have a row for each distance of the requested span, from
+    low to high; those named in ``runs`` have a row for each run of distances that share it. With
+    ``first`` (the reset of the first token), two rows follow: one for a query at the first token,
+    and one for a key at the first token seen from any other query.
 
     Attributes:
         query_table: ``(G, R, D)``, Q.
@@ -58,21 +58,22 @@ class Terms(NamedTuple):
         scale_factor: c of the scale 1/sqrt(c * D); None if this encoding does not set it. It is 1
             if none does.
         first: ``(B or 1, S)`` of bool, the first real token of each row; None for no reset.
-        decay: ``(B or 1, H, S, parts)``, parts whose sum is c; c_i - c_j is added to the scores of
-            a query and its earlier keys. Padding has the c of the token before it.
+        decay: ``(B or 1, H, S, parts)``, parts that add up to c (each is exact in float32, c may
+            not be); c_i - c_j is added to the scores of a query and its earlier keys. Padding has
+            the c of the token before it.
         later_decay: c for later keys: c_j - c_i is added to their scores; None if ``decay`` serves
             all keys.
         temperature: ``(B or 1, G, T)``, multiplies all scores of a query.
         counted_table: ``(P, D)``, a; q_i.a_p is added to the score, where p is the sum of
             sigmoid(scale * gain * q_i.k_t) over the keys t from j to i, and a_p is interpolated
             between the rows of the whole numbers around p. For causal directions.
-        log_visible: ``(G,)``; the scores of a query are also multiplied by this times the logarithm
-            of the number of keys that the query may see.
+        log_visible: ``(G,)``; the scores of a query are also multiplied by a factor: this times the
+            logarithm of the number of keys that the query may see.
         visible_offset: ``(G,)``, added to that factor.
         states: ``(B, H, T, W)``, s, of the queries' tokens.
         sink: ``(G,)``, a score that takes part in the softmax, and whose weight is dropped.
         softcap: C, the limit of the scores.
-        runs: which distances share the rows of a table, by its name.
+        runs: the runs of distances that share rows, by the name of the table.
     """
 
     query_table: Annotated[Tensor | None, Term("GRD", "table", _TABLE_COST)] = None
@@ -116,28 +117,28 @@ class Terms(NamedTuple):
         """
         if span.ids is None:
             return cls(bias=axes * bias(span.distances()), scale_factor=scale_factor)  # [H, R]
-        pairs = bias(span.differences()).transpose(0, 1)  # [B or 1, H, T, S], or of each axis
-        pairs = pairs.sum(-1) if span.ids.dim() == 3 else axes * pairs
+        pairs = bias(span.differences()).transpose(0, 1)  # [B or 1, H, T, S] or [..., axes]
+        pairs = pairs.sum(-1) if span.has_axes else axes * pairs  # one id stands for all axes
         return cls(pair_bias=pairs, scale_factor=scale_factor)
 
     @classmethod
     def by_axis(
         cls, span: Span, tables: Tensor, find: Callable[[Tensor], Tensor], scale_factor: float
     ) -> Terms:
-        """Look up a bias for the distance on each axis, and add the biases up.
+        """Look up a bias by the distance on each axis, and add up those of all axes.
 
         Args:
             span: the distances of the call, with ids on several axes.
             tables: the biases of each axis, ``(axes, G, R)``.
-            find: finds the rows of distances of any shape.
+            find: finds the row of each distance, for distances of any shape.
             scale_factor: see :class:`Terms`.
         """
-        distances = span.differences().unbind(-1)  # of each axis, [B or 1, T, S]
-        biases = [table[:, find(x)] for table, x in zip(tables, distances)]
+        distances = span.differences().unbind(-1)  # for each axis [B or 1, T, S]
+        biases = [table[:, find(x)] for table, x in zip(tables, distances)]  # [G, B or 1, T, S]
         return cls(pair_bias=sum(biases).transpose(0, 1), scale_factor=scale_factor)
 
     def present(self, *places: str) -> Iterator[tuple[str, Term, Tensor]]:
-        """Yield the name, description and tensor of each described term that is present.
+        """Yield the name, description and tensor of each term in ``TERMS`` that is present.
 
         Args:
             *places: the places in the equation where the term may enter (see :class:`Term`); by
@@ -151,8 +152,9 @@ class Terms(NamedTuple):
     @property
     def content_only(self) -> bool:
         """Whether attention is a plain scaled dot product, with or without a bias."""
-        others = self.counted_table is not None or self.softcap is not None
-        return not (self.product or others) and not any(self.present("content", "table", "values"))
+        if self.product or self.counted_table is not None or self.softcap is not None:
+            return False
+        return not any(self.present("content", "table", "values"))
 
     @property
     def has_temperature(self) -> bool:
@@ -176,7 +178,7 @@ class Terms(NamedTuple):
 
     @property
     def by_ids(self) -> bool:
-        """Whether tables are looked up by differences of ids, not of places."""
+        """Whether tables are looked up by differences of position ids, not of token indices."""
         return any(runs.span.ids is not None for runs in self.runs.values())
 
     def __or__(self, other: Terms) -> Terms:
@@ -185,13 +187,13 @@ class Terms(NamedTuple):
             raise UserError("reset must apply to every encoding of the scores, or to none")
         if self.multiplies and other.multiplies:
             raise UserError("two encodings that multiply the scores cannot be combined")
-        ours, theirs = self, other
-        if ours.bias is not None and theirs.bias is not None:  # they are added up
-            ours, theirs = ours.expanded("bias"), theirs.expanded("bias")
-        return Terms(*map(_combine, self._fields, ours, theirs))
+        if self.bias is None or other.bias is None:
+            return Terms(*map(_combine, self._fields, self, other))
+        # Biases are added up, so both need a row for each distance.
+        return Terms(*map(_combine, self._fields, self.expanded("bias"), other.expanded("bias")))
 
     def with_runs(self, runs: Runs) -> Terms:
-        """Set the runs of distances that share rows, the same for all tables."""
+        """Set the runs of distances that share rows, for all tables."""
         if runs.is_whole:
             return self
         return self._replace(
@@ -209,7 +211,7 @@ class Terms(NamedTuple):
         """
         runs = dict(self.runs)
         tables: dict[str, Any] = {}
-        expanded: dict[tuple[int, int], Tensor] = {}  # two fields may hold the same table
+        expanded: dict[tuple[int, int], Tensor] = {}  # two fields may hold one table: expand once
         for name in names or self.runs:
             table = getattr(self, name)
             table_runs = runs.get(name)
@@ -262,7 +264,7 @@ class Terms(NamedTuple):
             return self
 
         def drop_first(x: Tensor, dim: int) -> Tensor:
-            # Not a slice: torch.compile makes a constant of a slice's start, a graph for each step.
+            # Not a slice, whose start would be a constant of torch.compile's graph: one per step.
             return x.narrow(dim, count, x.size(dim) - count)
 
         return self._map_keys(drop_first).without_first_distances(count)
@@ -278,7 +280,7 @@ class Terms(NamedTuple):
             src_len: S.
         """
         later = torch.arange(src_len, src_len + tgt_len - 1, device=places.device)
-        rows = torch.cat([places, later])  # of tables with a row for each distance
+        indices = torch.cat([places, later])  # n stands for the distance n - (src_len - 1)
         selected: dict[str, Any] = {}
         by_ids = {
             name: runs.select_keys(places)
@@ -288,18 +290,19 @@ class Terms(NamedTuple):
         for name, term, table in self.present():
             if term.rows is None or name in by_ids:
                 continue
-            number = src_len + tgt_len - 1
-            distinct = rows
+            count = src_len + tgt_len - 1
+            rows = indices
             if (runs := self.runs.get(name)) is not None:
-                number = runs.rows
-                distinct = runs.find(rows - (src_len - 1))
-            kept, reset = table.split([number, table.size(term.rows) - number], term.rows)
-            selected[name] = torch.cat([kept.index_select(term.rows, distinct), reset], term.rows)
+                count = runs.rows
+                rows = runs.find(indices - (src_len - 1))
+            by_distance, reset = table.split([count, table.size(term.rows) - count], term.rows)
+            by_distance = by_distance.index_select(term.rows, rows)
+            selected[name] = torch.cat([by_distance, reset], term.rows)
         keys = self._map_keys(lambda x, dim: x.index_select(dim, places.to(x.device)))
         return keys._replace(**selected, runs=by_ids)
 
     def _map_keys(self, select: Callable[[Tensor, int], Tensor]) -> Terms:
-        """Apply ``select`` to each field with keys, and to the dimension of its keys."""
+        """Apply ``select`` to each field that has a dimension S, and to this dimension."""
         selected: dict[str, Any] = {
             name: select(tensor, tensor.dim() - 1)
             for name, term, tensor in self.present()
@@ -319,14 +322,14 @@ class Terms(NamedTuple):
         for name, term, tensor in self.present():
             if term.rows is None:
                 continue
-            first = count
+            dropped = count
             if name in runs:
-                first, runs[name] = runs[name].without_first(count)
-            tables[name] = tensor.narrow(term.rows, first, tensor.size(term.rows) - first)
+                dropped, runs[name] = runs[name].without_first(count)
+            tables[name] = tensor.narrow(term.rows, dropped, tensor.size(term.rows) - dropped)
         return self._replace(**tables, runs=runs)
 
     def unprojected(self, num_heads: int) -> Terms:
-        """Split content rows into heads as tables, for use without a layer's projections.
+        """Split content rows into heads as tables, as if a layer's projections changed nothing.
 
         Raises:
             UserError: the rows cannot be split into so many heads.
@@ -344,7 +347,8 @@ class Terms(NamedTuple):
         return self.projected(split_heads, split_heads)
 
 
-# Read from the annotations, so that a new term is one edit there.
+# The fields that have a description in their annotation; those of tokens, such as `decay`, and of
+# the softmax have none. They are read from there, so that a new term is one edit.
 TERMS: dict[str, Term] = {
     name: get_args(hint)[1]
     for name, hint in get_type_hints(Terms, include_extras=True).items()
@@ -353,7 +357,7 @@ TERMS: dict[str, Term] = {
 
 
 def _combine(name: str, ours: Any, theirs: Any) -> Any:
-    """Combine a field of the terms of two encodings: biases and decays add up."""
+    """Combine a field of the terms of two encodings."""
     if ours is None or theirs is None:
         return theirs if ours is None else ours
     if name == "product":
@@ -371,7 +375,7 @@ def _combine(name: str, ours: Any, theirs: Any) -> Any:
         return ours + theirs
     if name == "runs":
         return {**ours, **theirs}
-    if name in ("decay", "later_decay"):
+    if name in ("decay", "later_decay"):  # parts of a sum: all of them together
         sizes = torch.broadcast_shapes(ours.shape[:-1], theirs.shape[:-1])
         return torch.cat([x.expand(*sizes, -1) for x in (ours, theirs)], -1)
     term = "temperature" if name == "log_visible" else name.replace("_", " ")

@@ -1,4 +1,7 @@
-"""Sinusoids of the distance: their products with the query (Transformer-XL)."""
+"""Sinusoids of the distance: their products with the query (Transformer-XL).
+
+The letters of shapes are those of :mod:`~fairseq_posenc.encodings.base`.
+"""
 
 import torch
 from torch import nn
@@ -30,7 +33,7 @@ class TransformerXL(Encoding):
 
     acts_on = "scores"
     # W s of each distance, computed in each layer
-    cost = Cost("", "", "2 (2n-1) C^2", "(2n-1) C")
+    cost = Cost(common_operations="2 (2n-1) C^2", common_numbers="(2n-1) C")
 
     def __init__(self, dims: Dims, *, scale_factor: float = 1.0) -> None:
         super().__init__(dims)
@@ -42,7 +45,7 @@ class TransformerXL(Encoding):
 
     def terms(self, span: Span, positions: Positions) -> Terms:
         """Compute W s as query table, u as the key table's only row, and v.(W s) as bias."""
-        if span.ids is not None:
+        if span.ids is not None:  # a row for each distance between a caller's position ids
             reach = positions.count_ids() - 1
             span = span._replace(low=-reach, high=reach)
         sinusoids = self.sinusoids.vectors(-span.distances()).type_as(self.projection)  # [R, C]
@@ -52,7 +55,6 @@ class TransformerXL(Encoding):
         terms = Terms(query_table=rows, bias=bias, scale_factor=self.scale_factor)
         if span.ids is not None:
             terms = terms.with_runs(Runs(range(span.low + 1, span.high + 1), span))
-        # One row, u, for every distance.
-        return terms._replace(
-            key_table=self.u[:, None], runs={**terms.runs, "key_table": Runs((), span)}
-        )
+        # A single run of all distances, whose row is u.
+        runs = {**terms.runs, "key_table": Runs((), span)}
+        return terms._replace(key_table=self.u[:, None], runs=runs)

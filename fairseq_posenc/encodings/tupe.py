@@ -69,7 +69,7 @@ class Tupe(DistanceEncoding):
 
     @property
     def max_positions(self) -> int:
-        """The number of positions."""
+        """The number of positions, as in ``learned``: it marks encodings with such a table."""
         return self.positions.size(0)
 
     def terms(self, span: Span, positions: Positions) -> Terms:
@@ -80,7 +80,7 @@ class Tupe(DistanceEncoding):
             rows = rows.clamp(max=self.dims.max_positions - 1)
         vectors = at_least_fp32(self.positions[rows])  # [B or 1, S, D]
         first = self.table.mark_first(positions)
-        if first is not None:  # nothing of its pairs is left
+        if first is not None:  # two numbers of the table replace its products
             vectors = vectors.masked_fill(first[..., None], 0.0)
         with no_autocast(vectors.device):
             queries = positions.queries(vectors) @ at_least_fp32(self.query_projection)
@@ -116,7 +116,7 @@ class TupeShared(Encoding):
     """
 
     acts_on = "scores"
-    shared = True
+    shared_by_layers = True
     cost = Cost("", "", "4 n C^2 + 2 n^2 C", "2 n C")
 
     def __init__(
@@ -130,7 +130,7 @@ class TupeShared(Encoding):
     ) -> None:
         super().__init__(dims)
         self.distance_buckets = Buckets.build(self.name, num_buckets, max_distance, both_sides=True)
-        self.num_buckets = num_buckets
+        self.num_buckets = num_buckets  # as many numbers in `buckets`, and one of the reset
         self.scale_factor = scale_factor
         self.reset = reset
         width = dims.embed_dim
@@ -145,7 +145,7 @@ class TupeShared(Encoding):
 
     @property
     def max_positions(self) -> int:
-        """The number of positions, which a stack reads by this name."""
+        """See :class:`Tupe`."""
         return self.positions.size(0) - 1
 
     def reset_parameters(self) -> None:
@@ -179,17 +179,17 @@ class TupeShared(Encoding):
             first = positions.is_first()
             at_queries = at_queries.masked_fill(positions.queries(first)[:, None, :, None], 0.0)
             at_keys = at_keys.masked_fill(first[:, None, :, None], 0.0)
-            reset_bias = (queries[:, :2] * keys[:, :2]).sum(-1) * scale
-            as_query, as_key = self.num_buckets // 2, self.num_buckets  # their buckets
-            reset_bias = reset_bias + self.buckets[:, [as_query, as_key]]
-            bias = torch.cat([bias, reset_bias], dim=1)  # [H, R]
+            reset_bias = (queries[:, :2] * keys[:, :2]).sum(-1) * scale  # [H, 2]
+            query_bucket, key_bucket = self.num_buckets // 2, self.num_buckets
+            reset_bias = reset_bias + self.buckets[:, [query_bucket, key_bucket]]
+            bias = torch.cat([bias, reset_bias], dim=1)  # [H, R + 2]
         pairs = at_queries @ at_keys.transpose(-1, -2)  # [B or 1, H, T, S]
         return Terms(
             bias=bias, pair_bias=pairs, scale_factor=self.scale_factor, first=first
         ).with_runs(runs)
 
     def _project(self, rows: int) -> tuple[Tensor, Tensor]:
-        """Project the first rows to queries and keys, each ``(H, rows, D)``, in full precision."""
+        """Project the first rows to queries and keys, ``(H, rows, D)``, in float32 at least."""
         normed = F.layer_norm(
             at_least_fp32(self.positions[:rows]),
             (self.dims.embed_dim,),
@@ -201,5 +201,5 @@ class TupeShared(Encoding):
         return self._split_heads(queries), self._split_heads(keys)
 
     def _split_heads(self, x: Tensor) -> Tensor:
-        """Split ``(n+1, C)`` into heads, ``(H, n+1, D)``."""
+        """Split ``(rows, C)`` into heads, ``(H, rows, D)``."""
         return x.unflatten(-1, (self.dims.num_heads, self.dims.head_dim)).transpose(0, 1)

@@ -15,7 +15,7 @@ from fairseq_posenc.encodings.rope_scaling import TRAINED_LENGTH
 from fairseq_posenc.errors import UserError, shortened
 from fairseq_posenc.hf.families import AFTER_PADDING, FAMILIES
 from fairseq_posenc.registry import options as options_of
-from fairseq_posenc.specs import parse, split_layers
+from fairseq_posenc.specs import parse, split_spec
 
 OWN = "own"
 # Fields of a configuration.
@@ -80,7 +80,7 @@ def read_trained_length(model: Any) -> int:
 
 def names_own(spec: str) -> bool:
     """Check whether a spec has the word ``own``."""
-    return any(_name(item) == OWN for layer in split_layers(spec) for item in layer)
+    return any(_name(item) == OWN for layer in split_spec(spec) for item in layer)
 
 
 def expand_own(spec: str, own_spec: str, num_layers: int | None = None) -> str:
@@ -100,7 +100,7 @@ def expand_own(spec: str, own_spec: str, num_layers: int | None = None) -> str:
     Raises:
         UserError: the spec cannot be read, or the model's positions lack an option.
     """
-    layers = split_layers(spec)
+    layers = split_spec(spec)
     own_layers = [layer.items for layer in parse(own_spec).split_layers()]
     count = math.lcm(len(layers), len(own_layers))
     count = max(min(count, num_layers or count), len(layers))

@@ -49,8 +49,8 @@ class LayerPositions(nn.Module):
         has_vectors = any(terms.present("table", "values")) or terms.channel_gain is not None
         of_tokens = terms.decay, terms.counted_table, terms.state_table
         reads_tokens = any(term is not None for term in of_tokens)
-        lifts = any(get(item.name).lifts for item in spec.layer_kinds[self.kind])
-        if terms.product or has_vectors or terms.changes_softmax or reads_tokens or lifts:
+        widens = any(get(item.name).widens for item in spec.layer_kinds[self.kind])
+        if terms.product or has_vectors or terms.changes_softmax or reads_tokens or widens:
             raise UserError(
                 f"{spec}: its scores are more than a rotated dot product, a factor and a bias for "
                 "each distance: use SelfAttention"

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from fairseq_posenc.encodings.base import Encoding
 from fairseq_posenc.encodings.deberta import EPSILON as TABLE_EPSILON
 from fairseq_posenc.encodings.deberta import DebertaV2
-from fairseq_posenc.encodings.distance_table import DistanceEncoding, repeat_row
+from fairseq_posenc.encodings.distance_table import DistanceEncoding
 from fairseq_posenc.encodings.learned import Learned
 from fairseq_posenc.encodings.rope import Rope
 from fairseq_posenc.encodings.rope_parameters import read_rope
@@ -106,8 +106,8 @@ def _find_relative(encoding: DistanceEncoding) -> list[HFClass]:
         return []
 
     def to_hf(weight: Tensor) -> Tensor:
-        first = repeat_row(weight[:, :1], clipped)
-        last = repeat_row(weight[:, -1:], clipped)
+        first = weight[:, :1].repeat_interleave(clipped, dim=1)
+        last = weight[:, -1:].repeat_interleave(clipped, dim=1)
         return torch.cat([first, weight, last], dim=1)[0].flip(0)  # [2n-1, D]
 
     def from_hf(weight: Tensor) -> Tensor:

@@ -106,7 +106,7 @@ def _refuse_unsupported(stack: Any, states: list[Shared], terms: list[Terms]) ->
         _refuse(stack, "attention directions")
     if getattr(stack, "rotates_source", False):
         _refuse(stack, "rotations between decoder and encoder")
-    if any(get(item.name).lifts for item in stack.assembly.spec.items):
+    if any(get(item.name).widens for item in stack.assembly.spec.items):
         _refuse(stack, "queries and keys wider than values")
     if any(layer.decay is not None for layer in stack.assembly.check("auto")):
         _refuse(stack, "forget gates")

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Optional
 from transformers import PretrainedConfig
 
 from fairseq_posenc.encodings.base import ENCODINGS, Dims, Encodings
-from fairseq_posenc.registry import module_place
+from fairseq_posenc.registry import module_owner
 
 
 class StackConfig(NamedTuple):
@@ -69,10 +69,10 @@ class StackConfig(NamedTuple):
         items: dict[str, tuple[str, dict[str, Any]]] = {}
         for layer in layers:
             for name, options in layer.items():
-                limit = ENCODINGS[name].drawn_from(options.items())
+                limit = ENCODINGS[name].drawn_from(options)
                 if place == "input" and limit is not None:  # positions are drawn from so many
                     dims = dims._replace(max_positions=limit)
-                if module_place(ENCODINGS[name]) != place or (name, options) in items.values():
+                if module_owner(ENCODINGS[name]) != place or (name, options) in items.values():
                     continue
                 same = sum(name == other for other, _ in items.values())
                 items[f"{name}_{same + 1}" if same else name] = name, options
