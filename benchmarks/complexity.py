@@ -21,8 +21,8 @@ import argparse
 import math
 import re
 import sys
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -181,8 +181,8 @@ def measure_size(encodings: list[str], size: Size, args: argparse.Namespace) -> 
             "encoding": spec,
             **size._asdict(),
             **{name: counts[name] - plain[name] for name in COSTS},
-            "formula_operations": _sum_formulas(costs.describe_operations, spec, size),
-            "formula_numbers": _sum_formulas(costs.describe_numbers, spec, size),
+            "formula_operations": _sum_formulas("operations", spec, size),
+            "formula_numbers": _sum_formulas("numbers", spec, size),
             "seconds": timing.median(times, index),
             "ratio": timing.ratio(times, index, 0),
         }
@@ -190,9 +190,12 @@ def measure_size(encodings: list[str], size: Size, args: argparse.Namespace) -> 
     ]
 
 
-def _sum_formulas(describe: Callable[[str], str], spec: str, size: Size) -> int:
-    items = specs.parse(spec).items
-    return sum(evaluate(describe(item.name), size, measure_table(item, size)) for item in items)
+def _sum_formulas(quantity: Literal["operations", "numbers"], spec: str, size: Size) -> int:
+    total = 0
+    for item in specs.parse(spec).items:
+        formulas = costs.describe_cost(item.name, quantity)
+        total += evaluate(formulas, size, measure_table(item, size))
+    return total
 
 
 def measure(args: argparse.Namespace) -> Rows:

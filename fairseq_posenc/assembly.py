@@ -91,14 +91,14 @@ class Assembly(NamedTuple):
         """Return the assembly of the same stack with weights that were trained at a length."""
         return self._replace(dims=self.dims._replace(trained_on=length))
 
-    def check(self, backend: str) -> list[Terms]:
-        """Refuse encodings that do not work together or on a backend; compute their terms.
+    def compute_terms(self, backend: str) -> list[Terms]:
+        """Compute the terms of each of ``Spec.layer_kinds``, of a single token on "meta".
 
         Args:
             backend: ``auto``, or the name of the backend that must be used.
 
-        Returns:
-            For each of ``Spec.layer_kinds`` the terms of a single token, on the device "meta".
+        Raises:
+            UserError: the encodings do not work together, on the backend, or in this memory.
         """
         self.check_size()
         token = _make_one_token()

@@ -153,6 +153,14 @@ def test_ids_matter_and_their_count_changes_nothing(spec):
         assert not torch.allclose(layer(*positions(x, position_ids=ids))[0], counted)
 
 
+@pytest.mark.parametrize("companion", ["softcap", "ssmax", "sink"])
+def test_what_reads_no_positions_takes_real_ones_on_several_axes(companion):
+    positions, layer = build(f"rope(axes=2)+{companion}")
+    x = torch.randn(1, 6, 16, dtype=torch.float64)
+    ids = torch.rand(2, 1, 6)
+    assert layer(*positions(x, position_ids=ids))[0].isfinite().all()
+
+
 @pytest.mark.parametrize(
     "spec",
     some_of(

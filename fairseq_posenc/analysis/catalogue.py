@@ -1,6 +1,7 @@
 """Collects facts about encodings (docstring sections, options, numbers of parameters).
 
-``fairseq-posenc describe`` and the generated pages show them.
+``fairseq-posenc describe`` and the generated pages show them. An encoding's docstring is a summary,
+followed by a section for each of ``HEADINGS``.
 """
 
 import inspect
@@ -15,7 +16,7 @@ from fairseq_posenc.encodings.base import Dims, Signed
 HEADINGS = ("Equation", "Shapes", "Parameters", "Source", "Differs")
 BASE = Dims(embed_dim=768, num_heads=12, max_positions=512)  # RoBERTa-base
 BASE_LAYERS = 12
-_KINDS = {int: "integer", float: "number"}
+_TYPE_NAMES = {int: "integer", float: "number"}
 
 
 class Page(NamedTuple):
@@ -36,29 +37,26 @@ def parse_page(name: str) -> Page:
         ValueError: a section is missing.
     """
     text = inspect.getdoc(registry.get(name)) or ""
-    parts = re.split(rf"^({'|'.join(HEADINGS)}):$", text, flags=re.MULTILINE)
-    sections = dict(zip(parts[1::2], parts[2::2]))
+    headings = rf"^({'|'.join(HEADINGS)}):$"
+    summary, *parts = re.split(headings, text, flags=re.MULTILINE)  # heading, section, heading, ...
+    sections = dict(zip(parts[::2], parts[1::2]))
     missing = [heading for heading in HEADINGS if not sections.get(heading, "").strip()]
     if missing:
         raise ValueError(f"the docstring of {name} lacks {', '.join(missing)}")
-    return Page(_join_lines(parts[0]), *(_join_lines(sections[heading]) for heading in HEADINGS))
+    texts = (summary, *(sections[heading] for heading in HEADINGS))
+    return Page(*(" ".join(text.split()) for text in texts))
 
 
 def name_families(spec: str) -> str:
     """Name the stacks that a spec works in: ``decoders``, or ``encoders and decoders``."""
-    causal = any(registry.get(item.name).causal_only for item in specs.parse(spec).items)
-    return "decoders" if causal else "encoders and decoders"
-
-
-def count_parameters(spec: specs.Spec, dims: Dims, layers: int) -> int:
-    """Count the position parameters of a stack, from its modules."""
-    return sum(Assembly(spec, dims).parameters(layers).values())
+    causal_only = any(registry.get(item.name).causal_only for item in specs.parse(spec).items)
+    return "decoders" if causal_only else "encoders and decoders"
 
 
 def count_at_base_size(name: str) -> int:
     """Count an encoding's parameters in RoBERTa-base with 512 positions."""
     dims = BASE._replace(causal="encoders" not in name_families(name))
-    return count_parameters(specs.parse(name), dims, BASE_LAYERS)
+    return sum(Assembly(specs.parse(name), dims).parameters(BASE_LAYERS).values())
 
 
 def list_options(name: str) -> dict[str, inspect.Parameter]:
@@ -99,16 +97,11 @@ def collect_facts(name: str) -> dict[str, Any]:
 
 
 def _format_option(option: inspect.Parameter) -> str:
-    """Format an option with its default, or with the kind of value that it takes."""
-    kinds = [kind for kind in get_args(option.annotation) if kind is not type(None)]
-    if option.default is None:
-        (kind,) = kinds
-        return f"`{option.name}` ({_KINDS.get(kind, 'text')})"
+    """Format an option with its default and other values; without a default, with its type."""
+    members = [member for member in get_args(option.annotation) if member is not type(None)]
+    if option.default is None:  # Optional[X], whose only member is X
+        return f"`{option.name}` ({_TYPE_NAMES.get(members[0], 'text')})"
     default = str(option.default)
     default = default.lower() if isinstance(option.default, bool) else default
-    others = [f"`{kind}`" for kind in kinds if kind != option.default]  # those of a Literal
+    others = [f"`{value}`" for value in members if value != option.default]  # of a Literal
     return " or ".join([f"`{option.name}={default}`", *others])
-
-
-def _join_lines(text: str) -> str:
-    return " ".join(text.split())

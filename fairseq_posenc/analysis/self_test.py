@@ -1,6 +1,6 @@
 """Compares a tiny forward pass of an encoding on each backend with the reference in float64.
 
-``fairseq-posenc doctor`` shows the errors.
+``fairseq-posenc doctor`` shows the largest absolute differences, here called errors.
 """
 
 import math
@@ -52,28 +52,30 @@ def measure_errors(spec: str, backends: list[str], causal: bool) -> dict[str, fl
 
 def _measure_input_error(encodings: Encodings, positions: Positions) -> float:
     """Return 0 if the input vectors are finite and shaped as embeddings, else infinity."""
-    vectors = [encoding.embed(positions) for encoding in encodings.as_list()]
     shape = (1, LENGTH, DIMS.embed_dim)
-    good = all(x is None or (x.shape == shape and bool(x.isfinite().all())) for x in vectors)
-    return 0.0 if good else math.inf
+    for encoding in encodings.as_list():
+        vectors = encoding.embed(positions)
+        if vectors is not None and not (vectors.shape == shape and vectors.isfinite().all()):
+            return math.inf
+    return 0.0
 
 
 def _measure_rotation_error(encodings: Encodings, query: Tensor, key: Tensor, ids: Tensor) -> float:
     """Measure how the products of rotated queries and keys change if all positions shift by 5.
 
-    They depend on distances alone, so a correct rotation changes nothing.
+    They depend on distances alone, so with a correct rotation they do not change.
     """
 
-    def products(moved: int) -> Tensor:
-        q, k = (x.double().cpu() for x in _rotate(encodings, query, key, ids + moved))
+    def multiply(shift: int) -> Tensor:
+        q, k = (x.double().cpu() for x in _rotate(encodings, query, key, ids + shift))
         return q @ k.transpose(-1, -2)
 
-    at_start = products(0)
+    products = multiply(shift=0)
     unrotated = (query @ key.transpose(-1, -2)).double().cpu()
     rotates = any(encoding.acts_on == "rotation" for encoding in encodings.as_list())
-    if rotates and (at_start - unrotated).abs().max() < LEAST_CHANGE:
-        return math.inf  # a rotation that does nothing also changes nothing when shifted
-    return float((products(moved=5) - at_start).abs().max())
+    if rotates and (products - unrotated).abs().max() < LEAST_CHANGE:
+        return math.inf  # nor do they if the rotation does nothing
+    return float((multiply(shift=5) - products).abs().max())
 
 
 def _rotate(encodings: Encodings, query: Tensor, key: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -87,7 +89,7 @@ def _rotate(encodings: Encodings, query: Tensor, key: Tensor, ids: Tensor) -> tu
 def _attend_exactly(call: AttentionCall, terms: Terms) -> Tensor:
     """Compute a call with the reference backend in float64 on the CPU, ``(H, T, D)``."""
 
-    # Not by `Terms.unprojected`, which makes the calls that are checked.
+    # Not `Terms.unprojected`, which the checked calls use.
     def split_heads(rows: Tensor) -> Tensor:
         return rows.unflatten(-1, (DIMS.num_heads, -1)).transpose(0, 1)  # [H, R, D]
 

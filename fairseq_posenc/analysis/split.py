@@ -1,8 +1,8 @@
 """Splits attention scores into parts: from content, from position, and from both together.
 
-The attention report and the plots show the parts.
-
-The letters of shapes are those of :mod:`~fairseq_posenc.encodings.base`.
+The attention report and the plots show the parts. Each part is a difference of scores that the
+reference backend computes with some of the terms. The letters of shapes are those of
+:mod:`~fairseq_posenc.encodings.base`.
 """
 
 from collections.abc import Iterable, Iterator
@@ -17,7 +17,7 @@ from fairseq_posenc.backends import reference
 from fairseq_posenc.backends.base import score_scale
 from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.rotation import Rotation
-from fairseq_posenc.encodings.terms import TERMS, Terms
+from fairseq_posenc.encodings.terms import Terms
 
 NO_MASK = Mask()
 
@@ -29,9 +29,9 @@ class Split(NamedTuple):
         content: scaled dot products of query and key without positions.
         position: the biases.
         both: the rest, which depends on content and position.
-        details: what each term adds by itself, by its name or ``rotation``; together they are
-            ``both``, unless a temperature or a cap changes their sum. If scores are a product, its
-            factors instead: dot products before scaling.
+        details: what each term alone adds to the scores, by its name or ``rotation``. They add up
+            to ``both``, unless a temperature or a cap changes their sum. If scores are a product,
+            these are its factors instead: dot products before scaling.
         product: whether the details are factors; else they are summands.
     """
 
@@ -59,7 +59,10 @@ class CapturedAttention(NamedTuple):
 
 @contextmanager
 def attributes_set(changes: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
-    """Set attributes of objects, as ``(object, name, value)``, while the block runs."""
+    """Set attributes of objects, as ``(object, name, value)``, while the block runs.
+
+    With it, callers capture the arguments and results of a model's attention.
+    """
     before = []
     for owner, name, value in changes:
         before.append((owner, name, getattr(owner, name, None)))
@@ -93,7 +96,7 @@ def split(
     terms = Terms._make(
         x.double() if isinstance(x, Tensor) and x.is_floating_point() else x for x in terms
     )
-    # No terms: only the scale, and what says how tables are read (`first`, `runs`).
+    # Without terms; `first` and `runs` say how tables are read when some are put back.
     bare = Terms(scale_factor=terms.scale_factor, first=terms.first, runs=terms.runs)
     scores = partial(reference.scores, mask=mask)
     content = scores(query, key, bare)
@@ -106,19 +109,18 @@ def split(
         only = bare._replace(**{name: getattr(terms, name) for name in names})
         return scores(query, key, only) - rotated
 
-    kinds = {name: TERMS[name].enters for name, _, _ in terms.present()}
-    biases = [alone(name) for name, kind in kinds.items() if kind == "bias"]
+    biases = [alone(name) for name, _, _ in terms.present("bias")]
     state_scores = None if terms.state_table is None else alone("state_table", "states")
     if terms.product and state_scores is not None:  # added after the product
         biases.append(state_scores)
     position = torch.stack([torch.zeros_like(content), *biases]).sum(0)
     both = scores(query, key, terms) - content - position
-    changing = [name for name, kind in kinds.items() if kind in ("content", "table")]
+    details = {name: alone(name) for name, _, _ in terms.present("content", "table")}
     if terms.product:
         scale = score_scale(terms, query.size(-1))
-        factors = {name: alone(name) / scale for name in changing}
-        return Split(content, position, both, {"content": rotated / scale, **factors}, True)
-    details = {name: alone(name) for name in changing}
+        factors = {"content": rotated, **details}
+        factors = {name: factor / scale for name, factor in factors.items()}
+        return Split(content, position, both, factors, True)
     if state_scores is not None:
         details["state_table"] = state_scores
     if rotation is not None:

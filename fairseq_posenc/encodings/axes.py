@@ -58,14 +58,14 @@ def assign_axes(
         )
     if order != "interleaved":
         return [axis for axis, count in enumerate(sections) for _ in range(count)]
-    assigned = []
-    for pair in range(pairs):
-        axis = pair % axes
-        is_full = pair >= sections[axis] * axes
-        assigned.append(0 if is_full else axis)
-    if [assigned.count(axis) for axis in range(axes)] != list(sections):
-        raise UserError(
-            f"{name}(sections={sections},pairs=interleaved): only the first section may be more "
-            "than an equal part"
-        )
+    assigned = [0] * pairs
+    for axis in range(1, axes):
+        turns = range(axis, pairs, axes)[: sections[axis]]
+        if len(turns) < sections[axis]:
+            raise UserError(
+                f"{name}(sections={sections},pairs=interleaved): only the first section may be "
+                "more than an equal part"
+            )
+        for pair in turns:
+            assigned[pair] = axis
     return assigned

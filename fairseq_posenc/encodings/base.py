@@ -98,6 +98,7 @@ class Encoding(nn.Module):
     shared_by_layers: ClassVar[bool] = False  # True: one module for the stack, else one per layer
     whole_stack: ClassVar[bool] = False  # True: applies to all layers, whichever layer names it
     widens: ClassVar[bool] = False  # True: its rotation makes queries and keys wider
+    has_position_table: ClassVar[bool] = False  # True: a table has a row for each position
     # Positions that a caller may give: whole numbers, or also real ones; `unread`: any, unused.
     takes_ids: ClassVar[Literal["whole", "real", "unread"]] = "whole"
     causal_only: ClassVar[str] = ""  # why only causal models can use it; empty: encoders too

@@ -1,7 +1,4 @@
-"""Forgetting attention (FoX): each token's gate says how much of the earlier tokens to keep.
-
-The encoding projects the gates; ``Encodings.decay`` adds up their logarithms.
-"""
+"""Forgetting attention (FoX): each token's gate says how much of the earlier tokens to keep."""
 
 from typing import cast
 
@@ -45,5 +42,5 @@ class Fox(Encoding):
         nn.init.constant_(self.gate.bias, self.start)
 
     def forget_gates(self, x: Tensor) -> Tensor:
-        """Project the layer's input to gates, ``(B, T, H or 2 H)``."""
+        """Project the layer's input to logits of gates, ``(B, T, H or 2 H)``."""
         return cast("Tensor", self.gate(x))

@@ -15,8 +15,6 @@ from fairseq_posenc.encodings.term import Cost
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.positions import Positions, Span
 
-EXTENT = 1024  # `rel_extent` of the released model: distances with a trained row
-
 
 @register("inkling")
 class Inkling(Encoding):
@@ -44,7 +42,7 @@ class Inkling(Encoding):
 
     def __init__(self, dims: Dims, *, rank: int = 16, extent: Optional[int] = None) -> None:
         super().__init__(dims)
-        self.extent = min(EXTENT, dims.max_positions) if extent is None else extent
+        self.extent = min(1024, dims.max_positions) if extent is None else extent
         # Rows are for the distances j - i from 1 - extent to `last`.
         self.last = 0 if dims.causal else self.extent - 1
         self.projection = nn.Linear(dims.embed_dim, dims.num_heads * rank, bias=False)

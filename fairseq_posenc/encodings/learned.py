@@ -31,6 +31,7 @@ class Learned(Encoding):
     """
 
     acts_on = "input"
+    has_position_table = True
     cost = Cost("n C", "n C")
 
     def __init__(self, dims: Dims, *, axes: int = 1) -> None:

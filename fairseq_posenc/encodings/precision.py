@@ -1,7 +1,7 @@
 """The precision of scores: at least float32, even in models of lower precision.
 
 Sums of forget gates and of drawn positions need more: they are integers in units of 2^-32 (fixed
-point), handed on as two float32 numbers whose sum they are.
+point), handed on as two float32 numbers to add up.
 """
 
 from collections.abc import Sequence
@@ -45,11 +45,6 @@ def split_fixed(fixed: Tensor) -> Tensor:
     return parts * 2.0**-_FIXED_BITS
 
 
-def join_fixed(parts: Tensor) -> Tensor:
-    """Add up the parts of :func:`split_fixed`, ``(..., 2)``, to the numbers in int64."""
-    return (parts * 2.0**_FIXED_BITS).long().sum(-1)
-
-
 def sum_exactly(x: Tensor, before: Tensor | None) -> Tensor:
     """Add up ``(B, G, T)`` from token to token, to two parts of each sum, ``(B, G, T, 2)``.
 
@@ -66,8 +61,8 @@ def sum_exactly(x: Tensor, before: Tensor | None) -> Tensor:
         sums = sums if before is None else before[..., 0] + sums
         return torch.stack([sums, torch.zeros_like(sums)], -1)
     fixed = to_fixed(x.detach()).cumsum(-1)
-    if before is not None:
-        fixed = fixed + join_fixed(before.detach())
+    if before is not None:  # both parts are whole numbers of units
+        fixed = fixed + (before.detach() * 2.0**_FIXED_BITS).long().sum(-1)
     # The integers have no gradient: the first part gets that of the float32 sums, plus 0.
     return split_fixed(fixed) + F.pad((sums - sums.detach())[..., None], (0, 1))
 

@@ -1,8 +1,7 @@
-"""Rotations of queries and keys by their positions, as data.
+"""Rotations of queries and keys by their positions, as data: computed once for all layers.
 
-An encoding computes a rotation once in a forward pass (``Encoding.rotation``), and each layer
-applies it to its queries and keys. The letters of shapes are those of
-:mod:`~fairseq_posenc.encodings.base`.
+``Encoding.rotation`` makes them, and attention calls them before it computes scores. The letters of
+shapes are those of :mod:`~fairseq_posenc.encodings.base`.
 """
 
 from __future__ import annotations
@@ -89,40 +88,32 @@ class PairRotation(NamedTuple):
         )
 
     def _rotate(self, x: Tensor) -> Tensor:
-        """Rotate the first coordinates ``(B, H, T, D)``, those that have phases."""
-        width = 2 * self.phases.size(-1)
-        if width == x.size(-1):
-            return self._rotate_pairs(x)
-        rotated = self._rotate_pairs(x[..., :width])
-        return torch.cat([rotated, x[..., width:]], dim=-1)
-
-    def _rotate_pairs(self, x: Tensor) -> Tensor:
-        exact = x.to(torch.promote_types(x.dtype, torch.float32))
+        """Rotate ``(B, H, T, D)``, of which the first coordinates, W, have phases."""
+        width = 2 * self.phases.size(-1)  # W
+        exact = x[..., :width].to(torch.promote_types(x.dtype, torch.float32))
         if torch.compiler.is_compiling():  # compilers and formats may lack complex numbers
             rotated = self._rotate_real(exact)
         elif self.half:
             first, second = exact.chunk(2, dim=-1)
-            pairs = torch.complex(first, second) * self.phases  # [B, H, T, D/2]
-            rotated = torch.cat([pairs.real, pairs.imag], dim=-1)  # [B, H, T, D]
+            pairs = torch.complex(first, second) * self.phases  # [B, H, T, W/2]
+            rotated = torch.cat([pairs.real, pairs.imag], dim=-1)  # [B, H, T, W]
         else:
-            pairs = torch.view_as_complex(_split_pairs(exact)) * self.phases  # [B, H, T, D/2]
-            rotated = torch.view_as_real(pairs).flatten(-2)  # [B, H, T, D]
-        return rotated.to(x.dtype)
+            pairs = torch.view_as_complex(_split_pairs(exact)) * self.phases  # [B, H, T, W/2]
+            rotated = torch.view_as_real(pairs).flatten(-2)  # [B, H, T, W]
+        rotated = rotated.to(x.dtype)
+        return rotated if width == x.size(-1) else torch.cat([rotated, x[..., width:]], dim=-1)
 
     def _rotate_real(self, x: Tensor) -> Tensor:
         """Multiply by the phases, without complex numbers."""
-        cos, sin = torch.view_as_real(self.phases).unbind(-1)  # each [B or 1, 1, T, D/2]
+        cos, sin = torch.view_as_real(self.phases).unbind(-1)  # each [B or 1, 1, T, W/2]
         dim = -2 if self.half else -1  # the one of a pair's two coordinates
         first, second = x.unflatten(-1, (2, -1) if self.half else (-1, 2)).unbind(dim)
         pairs = (first * cos - second * sin, first * sin + second * cos)
-        return torch.stack(pairs, dim).flatten(-2)  # [B, H, T, D]
+        return torch.stack(pairs, dim).flatten(-2)  # [B, H, T, W]
 
 
 def _split_pairs(x: Tensor) -> Tensor:
-    """Split the last dimension into pairs, ``(..., D/2, 2)``, for ``torch.view_as_complex``.
-
-    It needs adjacent pairs that begin at even addresses, which a slice may not have: then copy.
-    """
+    """Split the last dimension into pairs, ``(..., W/2, 2)``, aligned as complex numbers."""
     *others, last = x.stride()
     if last != 1 or x.storage_offset() % 2 or any(stride % 2 for stride in others):
         x = x.clone(memory_format=torch.contiguous_format)

@@ -40,7 +40,8 @@ class Tupe(DistanceEncoding):
     """
 
     vectors = False
-    cost = Cost("", "", "4 n d^2 + 2 n^2 d", "2 n d")
+    has_position_table = True
+    cost = Cost(common_operations="4 n d^2 + 2 n^2 d", common_numbers="2 n d")
 
     def __init__(
         self,
@@ -66,11 +67,6 @@ class Tupe(DistanceEncoding):
         self.key_projection = (
             self.query_projection if tie_projections else nn.Parameter(torch.empty(size))
         )
-
-    @property
-    def max_positions(self) -> int:
-        """The number of positions, as in ``learned``: it marks encodings with such a table."""
-        return self.positions.size(0)
 
     def terms(self, span: Span, positions: Positions) -> Terms:
         """Compare positions by pair, ``(B or 1, 1, T, S)``, and the bias."""
@@ -117,7 +113,8 @@ class TupeShared(Encoding):
 
     acts_on = "scores"
     shared_by_layers = True
-    cost = Cost("", "", "4 n C^2 + 2 n^2 C", "2 n C")
+    has_position_table = True
+    cost = Cost(common_operations="4 n C^2 + 2 n^2 C", common_numbers="2 n C")
 
     def __init__(
         self,
@@ -142,11 +139,6 @@ class TupeShared(Encoding):
         self.key_weight = nn.Parameter(torch.empty(dims.heads_dim, width))
         self.key_bias = nn.Parameter(torch.empty(dims.heads_dim))
         self.buckets = nn.Parameter(torch.empty(dims.num_heads, num_buckets + 1))
-
-    @property
-    def max_positions(self) -> int:
-        """See :class:`Tupe`."""
-        return self.positions.size(0) - 1
 
     def reset_parameters(self) -> None:
         """Draw positions, projections and buckets: normal, standard deviation 0.02."""
@@ -198,8 +190,6 @@ class TupeShared(Encoding):
         )
         queries = F.linear(normed, at_least_fp32(self.query_weight), at_least_fp32(self.query_bias))
         keys = F.linear(normed, at_least_fp32(self.key_weight), at_least_fp32(self.key_bias))
-        return self._split_heads(queries), self._split_heads(keys)
-
-    def _split_heads(self, x: Tensor) -> Tensor:
-        """Split ``(rows, C)`` into heads, ``(H, rows, D)``."""
-        return x.unflatten(-1, (self.dims.num_heads, self.dims.head_dim)).transpose(0, 1)
+        heads = (self.dims.num_heads, self.dims.head_dim)
+        queries, keys = queries.unflatten(-1, heads), keys.unflatten(-1, heads)  # [rows, H, D]
+        return queries.transpose(0, 1), keys.transpose(0, 1)

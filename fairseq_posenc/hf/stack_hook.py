@@ -165,7 +165,7 @@ class HookedPositions(RecordedPositions, StackPositions):
             for layer in assembly.spec.layers
         ]
         return (
-            all(terms == Terms() for terms in assembly.check("auto"))
+            all(terms == Terms() for terms in assembly.compute_terms("auto"))
             and not (limits.limits or limits.documents)
             and not any(get(item.name).acts_on == "positions" for item in assembly.spec.items)
             and all(

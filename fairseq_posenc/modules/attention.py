@@ -92,7 +92,7 @@ class SelfAttention(_LayerAttention):
         num_key_value_heads: int | None = None,
     ) -> None:
         super().__init__(positions, dropout, bias, layer, num_key_value_heads)
-        self.stack.check(backend)
+        self.stack.compute_terms(backend)  # refuses a backend that cannot compute them
         self.backend = backend
         causal = self.stack.dims.causal
         self.direction = direction or ("lr" if causal else "both")

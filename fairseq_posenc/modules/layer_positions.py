@@ -45,7 +45,7 @@ class LayerPositions(nn.Module):
         self.stack = read_assembly(positions, layer)
         spec = self.stack.spec
         self.kind = spec.layer_kind(layer)
-        terms = self.stack.check("auto")[self.kind]
+        terms = self.stack.compute_terms("auto")[self.kind]
         has_vectors = any(terms.present("table", "values")) or terms.channel_gain is not None
         of_tokens = terms.decay, terms.counted_table, terms.state_table
         reads_tokens = any(term is not None for term in of_tokens)

@@ -46,7 +46,7 @@ class StackPositions(nn.Module):
         dims = Dims(embed_dim, num_heads, max_positions, causal, own_head_dim=head_dim)
         self.assembly = Assembly(parse(spec), dims)
         limits = self.assembly.limits()
-        terms_of_kinds = self.assembly.check("auto")
+        terms_of_kinds = self.assembly.compute_terms("auto")
         # Tables and windows measure distances between places of tokens, padding included.
         self.has_window = limits.window is not None
         self.has_tables = any(

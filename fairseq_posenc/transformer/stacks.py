@@ -88,7 +88,7 @@ class _PositionalStack:
                 f"--attention-directions names {len(directions)} layers, but the encoder has "
                 f"{len(self.layers)}"
             )
-        kinds = assembly.check(backend)
+        kinds = assembly.compute_terms(backend)
         self.assembly = assembly
         self.backend = backend
         self.eos_idx = eos_idx

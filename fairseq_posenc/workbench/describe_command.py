@@ -64,8 +64,8 @@ def _describe(name: str) -> str:
     rows["Options"] = catalogue.format_options(name)
     rows["Where"] = catalogue.name_families(name)
     beyond = "in a layer, beyond plain attention:"
-    rows["Operations"] = f"{beyond} {costs.describe_operations(name)}"
-    rows["Numbers held"] = f"{beyond} {costs.describe_numbers(name)}"
+    rows["Operations"] = f"{beyond} {costs.describe_cost(name, 'operations')}"
+    rows["Numbers held"] = f"{beyond} {costs.describe_cost(name, 'numbers')}"
     rows["At base size"] = f"{catalogue.count_at_base_size(name):,} parameters"
     rows["Letters"] = _explain_letters(rows)
     width = terminal.count_columns()

@@ -3,7 +3,7 @@
 import argparse
 import json
 
-from fairseq_posenc.analysis.listing import list_entries
+from fairseq_posenc.analysis.listing import list_encodings
 from fairseq_posenc.user_dir import USER_DIR
 
 
@@ -14,7 +14,7 @@ def add_list_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_list(args: argparse.Namespace) -> int:
     """Print a line for each encoding, or everything about them as JSON."""
-    entries = list_entries()
+    entries = list_encodings()
     if args.json:
         from fairseq_posenc.analysis import catalogue  # imports torch
 

@@ -78,7 +78,7 @@ def test_gradients_equal_those_of_the_formula(spec):
 def test_parameter_count_has_a_closed_form(name):
     causal = needs_causal(name)
     dims, layers = Dims(embed_dim=24, num_heads=3, max_positions=7, causal=causal), 5
-    counted = catalogue.count_parameters(specs.parse(name), dims, layers)
+    counted = sum(Assembly(specs.parse(name), dims).parameters(layers).values())
     assert counted == oracles.parameter_count(name, m=5, n=7, d=8, D=24, h=3)
 
 
@@ -307,7 +307,7 @@ def test_a_part_of_odd_heads_can_be_rotated():
 
 def test_values_by_distance_go_with_any_scale():
     parsed = specs.parse("shaw(scale_factor=2)+shaw_values")
-    assert Assembly(parsed, DIMS).check("auto")[0].scale_factor == 2
+    assert Assembly(parsed, DIMS).compute_terms("auto")[0].scale_factor == 2
 
 
 def test_xpos_is_finite_in_fp16_at_both_ends_of_a_long_sequence():

@@ -285,7 +285,7 @@ def test_what_needs_no_torch_starts_at_once(words):
 
 
 def test_the_list_says_what_the_modules_say():
-    found = {entry.name: entry for entry in listing.list_entries()}
+    found = {entry.name: entry for entry in listing.list_encodings()}
     assert list(found) == sorted([*registry.names(), *registry.companion_names()])
     for name, entry in found.items():
         assert entry.acts_on == registry.get(name).acts_on

@@ -139,8 +139,8 @@ def test_describe_says_everything(name, capsys):
     assert catalogue.parse_page(name).equation.replace("``", "") in printed
     assert "At base size" in printed
     assert "fairseq_posenc." not in printed
-    assert costs.describe_operations(name).replace("``", "") in printed
-    assert costs.describe_numbers(name).replace("``", "") in printed
+    assert costs.describe_cost(name, "operations").replace("``", "") in printed
+    assert costs.describe_cost(name, "numbers").replace("``", "") in printed
 
 
 def test_describe_explains_its_letters(capsys):
@@ -196,7 +196,7 @@ def test_a_missing_marker_is_one_line(tmp_path, capsys):
     ],
 )
 def test_numbers_held_are_those_of_the_terms(name, numbers):
-    assert costs.describe_numbers(name).startswith(numbers)
+    assert costs.describe_cost(name, "numbers").startswith(numbers)
 
 
 @pytest.mark.parametrize("option", ["--heads", "--embed-dim", "--max-positions", "--layers"])

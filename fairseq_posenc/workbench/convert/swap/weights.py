@@ -269,7 +269,7 @@ def permute_queries_and_keys(
             continue
         if old_rotary.layout == new_rotary.layout:
             continue
-        if not all(terms.content_only for terms in stack.assembly.check("auto")):
+        if not all(terms.content_only for terms in stack.assembly.compute_terms("auto")):
             raise UserError(
                 f"{spec}: the layout of pairs can change if other encodings add numbers to the "
                 "scores, but not if they multiply vectors with queries or keys"

@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Optional
 
-from fairseq_posenc.analysis.listing import list_entries
+from fairseq_posenc.analysis.listing import list_encodings
 from fairseq_posenc.files import write_whole
 from fairseq_posenc.specs import parse
 from fairseq_posenc.workbench.experiments.compare.statements import derive_statements
@@ -108,7 +108,7 @@ def _describe_encodings(experiment: TextExperiment) -> list[str]:
     }
     lines = [
         f"- {markdown.code(entry.name)}: {entry.summary.replace('``', '`')}"
-        for entry in list_entries()
+        for entry in list_encodings()
         if entry.name in names
     ]
     lines += [

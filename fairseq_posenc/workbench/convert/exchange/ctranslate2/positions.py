@@ -108,7 +108,7 @@ def _refuse_unsupported(stack: Any, states: list[Shared], terms: list[Terms]) ->
         _refuse(stack, "rotations between decoder and encoder")
     if any(get(item.name).widens for item in stack.assembly.spec.items):
         _refuse(stack, "queries and keys wider than values")
-    if any(layer.decay is not None for layer in stack.assembly.check("auto")):
+    if any(layer.decay is not None for layer in stack.assembly.compute_terms("auto")):
         _refuse(stack, "forget gates")
     for state, layer in zip(states, terms):
         if state.positions.drawn is not None:
