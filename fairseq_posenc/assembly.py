@@ -175,10 +175,8 @@ class Assembly(NamedTuple):
 
         ``layers.*`` stands for all layers, whose elements are added up.
         """
-        modules = [
-            ("embed_positions.", name_modules(self.spec.input_items)),
-            ("", self.spec.shared_modules),
-        ]
+        modules = [("embed_positions.", name_modules(self.spec.input_items))]
+        modules.append(("", self.spec.shared_modules))
         modules += [("layers.*.self_attn.", self.spec.layer_modules(i)) for i in range(layers)]
         sizes: Counter[str] = Counter()
         for prefix, items in modules:

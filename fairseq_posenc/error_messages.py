@@ -42,12 +42,13 @@ def choose_exit_code(error: BaseException) -> int:
     cause = next((link for link in chain(error) if describe_mistake(link)), error)
     rank_error = _match_rank(cause)
     is_run = isinstance(cause, RunError) or (rank_error and rank_error["kind"] == "Run")
-    return 1 if is_run or _is_full_disk(cause) else 2
+    return 1 if is_run or _find_errno(cause) in DISK_FULL else 2
 
 
 def find_full_disk(error: BaseException) -> int:
     """Find the errno of a full disk in an exception's chain; 0 if it has none."""
-    return next((_find_errno(link) for link in chain(error) if _is_full_disk(link)), 0)
+    codes = map(_find_errno, chain(error))
+    return next((code for code in codes if code in DISK_FULL), 0)
 
 
 def describe_mistake(error: BaseException) -> str | None:
@@ -60,18 +61,16 @@ def describe_mistake(error: BaseException) -> str | None:
         return f"{shortened(str(error.filename))}: the name is too long for a file"
     if isinstance(error, OSError) and error.errno in _NOT_ALLOWED and error.filename:
         return f"{error.filename}: {error.strerror}; change that, or name another place"
-    if _is_full_disk(error):
-        name = getattr(error, "filename", None) or "a file"
+    code = _find_errno(error)
+    name = getattr(error, "filename", None) or "a file"
+    if code in DISK_FULL:
         return (
-            f"{name} could not be written ({os.strerror(_find_errno(error))}); files written "
-            "before, such as earlier checkpoints, are complete. Make room and start the same "
-            "command again."
+            f"{name} could not be written ({os.strerror(code)}); files written before, such as "
+            "earlier checkpoints, are complete. Make room and start the same command again."
         )
-    if _find_errno(error) in _TOO_MANY_FILES:
-        return (
-            f"{getattr(error, 'filename', None) or 'a file'} could not be opened: "
-            f"{os.strerror(_find_errno(error))}; raise the limit with `ulimit -n 1024`"
-        )
+    if code in _TOO_MANY_FILES:
+        limit = "raise the limit with `ulimit -n 1024`"
+        return f"{name} could not be opened: {os.strerror(code)}; {limit}"
     rank_error = _match_rank(error)
     return rank_error["message"] if rank_error else None
 
@@ -82,13 +81,8 @@ def _match_rank(error: BaseException) -> re.Match[str] | None:
     return _ERROR_OF_RANK.search(str(error)) if is_of_rank else None
 
 
-def _is_full_disk(error: BaseException) -> bool:
-    """Check whether a disk or a user's share of it is full."""
-    return _find_errno(error) in DISK_FULL
-
-
 def _find_errno(error: BaseException) -> int:
-    """Find the errno of an error, by its text if it has none; 0 if neither says one."""
+    """Find the errno of an error, or that of a full disk or too many files in its text; or 0."""
     if isinstance(error, OSError):
         return error.errno or 0
     text = str(error)

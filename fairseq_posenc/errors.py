@@ -1,7 +1,4 @@
-"""Defines the errors that commands report in one line, and makes quoted text safe to print.
-
-:mod:`~fairseq_posenc.error_messages` gives other errors, such as a full disk, their line.
-"""
+"""Defines the errors that commands report in one line, and helps to write their messages."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -9,7 +6,7 @@ from difflib import get_close_matches
 
 _MAX_QUOTED = 200  # characters of a quoted text
 _MAX_MESSAGE = 20_000  # characters; more than a list of all parameters of a model
-_LONG_WORD = re.compile(r"\S{4000,}")  # longer than the name of any file
+_LONG_WORD = re.compile(r"\S{4000,}")  # longer than most systems allow a path to be
 # Characters that end a line, reverse its direction, or control a terminal.
 CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
@@ -23,13 +20,13 @@ class UserError(ValueError):
 
     def __init__(self, message: str) -> None:
         message = _LONG_WORD.sub(lambda word: shortened(word[0]), message)
-        if len(message) > _MAX_MESSAGE:
+        if len(message) > _MAX_MESSAGE:  # the end often says what to do
             message = f"{shortened(message)} ... {message[-_MAX_QUOTED:]}"
         super().__init__(printable_lines(message))
 
 
 class RunError(UserError):
-    """A program that was started failed: reported as a :class:`UserError`, but with exit code 1."""
+    """A started program failed: reported as a :class:`UserError`, but with exit code 1, not 2."""
 
 
 def printable(text: str) -> str:
@@ -55,7 +52,7 @@ def how_to_install(extra: str) -> str:
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
-    """Ask whether names that are nearly the same were meant; "" if no name is."""
+    """Ask whether similar names were meant, as in ``did you mean rope? ``; "" without any."""
     near = get_close_matches(name, [*known], n=2)
     return f"did you mean {' or '.join(near)}? " if near else ""
 
@@ -64,4 +61,4 @@ def chain(error: BaseException | None) -> Iterator[BaseException]:
     """Yield an exception, its cause or context, the cause or context of that, and so on."""
     while error is not None:
         yield error
-        error = error.__cause__ or error.__context__
+        error = error.__cause__ or error.__context__  # also if `from None` hides the context

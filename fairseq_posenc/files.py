@@ -28,7 +28,13 @@ def temporary_file(folder: Path, name: str) -> Iterator[Path]:
     """
     for path in folder.glob(f"{glob.escape(name)}{_MARK}{'[0-9a-f]' * 8}"):
         delete_abandoned(path, path)
-    path, lock = _make_locked(folder, name)
+    while True:
+        path = folder / f"{name}{_MARK}{secrets.token_hex(4)}"
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+        lock_if_possible(lock)
+        if path.exists():
+            break
+        os.close(lock)  # another process deleted the file as abandoned before it was locked
     try:
         yield path
     finally:
@@ -48,12 +54,12 @@ def written_whole(path: Path) -> Iterator[Path]:
         UserError: ``path`` cannot be a file (:func:`refuse_bad_place`).
     """
     refuse_bad_place(path)
-    with errors_that_name(path), temporary_file(path.parent, path.name) as new:
-        yield new
+    with errors_that_name(path), temporary_file(path.parent, path.name) as temporary:
+        yield temporary
         if path.is_file() and not path.is_symlink():
-            shutil.copymode(path, new)
-        sync(new)
-        os.replace(new, path)
+            shutil.copymode(path, temporary)
+        sync(temporary)
+        os.replace(temporary, path)
 
 
 @contextmanager
@@ -104,17 +110,6 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _make_locked(folder: Path, name: str) -> tuple[Path, int]:
-    """Create a temporary file and lock it; return its path and its descriptor."""
-    while True:
-        path = folder / f"{name}{_MARK}{secrets.token_hex(4)}"
-        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
-        lock_if_possible(lock)
-        if path.exists():  # else another process deleted it as abandoned before it was locked
-            return path, lock
-        os.close(lock)
 
 
 def lock_if_possible(file: int) -> None:

@@ -152,18 +152,15 @@ class Identity(NamedTuple):
         directions = self.directions
         if layers is not None:
             positions = str(parse(positions).select_layers(layers))
-            trained = directions.split(",")
-            directions = format_directions(
-                [trained[i] if i < len(trained) else "both" for i in layers]
-            )
+            old = dict(enumerate(directions.split(",")))
+            directions = format_directions([old.get(layer, "both") for layer in layers])
         differences = []
         if positions != model.positions:
             differences.append(f"trained with {positions}, the model has {model.positions}")
         if directions != model.directions:
-            differences.append(
-                f"trained with attention directions {directions or 'both'}, the model has "
-                f"{model.directions or 'both'}"
-            )
+            ours = directions or "both"
+            theirs = model.directions or "both"
+            differences.append(f"trained with attention directions {ours}, the model has {theirs}")
         return differences
 
 

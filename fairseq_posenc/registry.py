@@ -1,7 +1,4 @@
-"""Looks up the registered encodings: their names, classes and options.
-
-Encodings are imported at the first look-up, not with this module.
-"""
+"""Looks up the registered encodings: their names, classes and options."""
 
 import importlib
 import inspect
@@ -19,7 +16,7 @@ _COMPANIONS = ("softmax", "mask", "positions")
 
 @cache
 def _import_encodings() -> None:
-    """Import all modules of ``encodings``, which register their classes."""
+    """Import all modules of ``encodings``, which register their classes, at the first look-up."""
     for module in pkgutil.iter_modules(encodings.__path__, encodings.__name__ + "."):
         importlib.import_module(module.name)
 

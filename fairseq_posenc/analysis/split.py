@@ -19,8 +19,6 @@ from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.rotation import Rotation
 from fairseq_posenc.encodings.terms import Terms
 
-NO_MASK = Mask()
-
 
 class Split(NamedTuple):
     """The scores before mask and softmax as a sum of three parts, ``(B, H, T, S)`` in float64.
@@ -80,7 +78,7 @@ def split(
     terms: Terms,
     rotation: Rotation | None = None,
     key_rotation: Rotation | None = None,
-    mask: Mask = NO_MASK,
+    mask: Mask = Mask(),  # noqa: B008  (immutable)
 ) -> Split:
     """Split the scores into their parts.
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fairseq_posenc.encodings.base import INIT_STD, Dims, Encoding, register
-from fairseq_posenc.encodings.distance_table import DistanceEncoding
+from fairseq_posenc.encodings.distance_table import DistanceEncoding, make_projections
 from fairseq_posenc.encodings.precision import make_constant
 from fairseq_posenc.encodings.runs import Runs, mirror
 from fairseq_posenc.encodings.t5 import find_firsts
@@ -59,12 +59,8 @@ class Deberta(DistanceEncoding):
             scale_factor=scale_factor,
             reset=reset,
         )
-        size = (dims.head_dim, dims.head_dim)
-        self.query_projection = nn.Parameter(torch.empty(size))
-        # Tied, both names are one parameter; torch counts, draws and trains it once.
-        self.key_projection = (
-            self.query_projection if tie_projections else nn.Parameter(torch.empty(size))
-        )
+        projections = make_projections(dims.head_dim, tie_projections)
+        self.query_projection, self.key_projection = projections
 
     def terms(self, span: Span, positions: Positions) -> Terms:
         """Compute the projected rows as query and key table, ``(G, R, D)``."""

@@ -134,3 +134,9 @@ class DistanceEncoding(Encoding):
     def extend(self, name: str, weight: Tensor) -> Tensor:
         """Extend a loaded table to the distances of this one, by repeating the rows at its ends."""
         return self.table.extend(weight) if name == "table.weight" else weight
+
+
+def make_projections(width: int, tied: bool) -> tuple[nn.Parameter, nn.Parameter]:
+    """Make projections ``(width, width)``; tied, one that torch counts, draws and trains once."""
+    projection = nn.Parameter(torch.empty(width, width))
+    return projection, projection if tied else nn.Parameter(torch.empty(width, width))

@@ -34,8 +34,7 @@ class Fire(Encoding):
     acts_on = "scores"
     takes_ids = "real"
     causal_only = "it counts how far back a key lies"
-    # With the default width of 32.
-    cost = Cost(common_operations="64 h n^2 + 96 n^2", common_numbers="32 n^2")
+    cost = Cost(common_operations="64 h n^2 + 96 n^2", common_numbers="32 n^2")  # for width=32
 
     def __init__(
         self, dims: Dims, *, width: int = 32, threshold: float = 512.0, scale_factor: float = 1.0
@@ -68,13 +67,13 @@ class Fire(Encoding):
         dtype = torch.promote_types(self.curvature.dtype, torch.float32)
         keys = positions.common_ids().to(dtype)  # [B or 1, S]
         queries = positions.queries(keys)[:, :, None]  # [B or 1, T, 1]
-        # i - j, [B or 1, T, S]; later keys are hidden, but their logarithm must be finite.
-        distances = (queries - keys[:, None, :]).clamp(min=0)
+        # i - j; the clamp is for later keys, which are hidden: no logarithm below 0.
+        distances = (queries - keys[:, None, :]).clamp(min=0)  # [B or 1, T, S]
         farthest = torch.maximum(queries, (self.length * self.threshold).abs())
         curvature = self.curvature.abs()
         relative = torch.log1p(curvature * distances) / torch.log1p(curvature * farthest)
         hidden = relative[..., None] * self.hidden_weight[:, 0] + self.hidden_bias
         hidden = torch.relu(hidden)  # [B or 1, T, S, width]
-        # A matrix product, unlike other operations, needs equal types. [B or 1, T, S, H]
-        bias = hidden @ self.output_weight.to(dtype).T + self.output_bias
+        bias = hidden @ self.output_weight.to(dtype).T  # matrix products need equal types
+        bias = bias + self.output_bias  # [B or 1, T, S, H]
         return Terms(pair_bias=bias.permute(0, 3, 1, 2), scale_factor=self.scale_factor)

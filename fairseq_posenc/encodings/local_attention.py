@@ -1,7 +1,4 @@
-"""Local attention: a query sees only keys of its window, its chunk, or its document.
-
-These encodings stand beside others, as in ``rope+window(size=512)``, and add nothing to the scores.
-"""
+"""Local attention, as in ``rope+window``: a query sees keys of its window, chunk or document."""
 
 from collections.abc import Mapping
 from typing import Any, Literal, Optional

@@ -1,7 +1,4 @@
-"""Limits of the keys that a query sees, as data: windows and segments (chunks or documents).
-
-The letters of shapes are those of :mod:`~fairseq_posenc.encodings.base`.
-"""
+"""Limits of the keys that a query sees, as data: windows, and segments (chunks, documents)."""
 
 from __future__ import annotations
 

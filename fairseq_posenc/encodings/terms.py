@@ -347,8 +347,7 @@ class Terms(NamedTuple):
         return self.projected(split_heads, split_heads)
 
 
-# The fields that have a description in their annotation; those of tokens, such as `decay`, and of
-# the softmax have none. They are read from there, so that a new term is one edit.
+# Fields with a description in their annotation, so that a new term is one edit there.
 TERMS: dict[str, Term] = {
     name: get_args(hint)[1]
     for name, hint in get_type_hints(Terms, include_extras=True).items()

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fairseq_posenc.encodings.base import INIT_STD, Dims, Encoding, register
-from fairseq_posenc.encodings.distance_table import DistanceEncoding
+from fairseq_posenc.encodings.distance_table import DistanceEncoding, make_projections
 from fairseq_posenc.encodings.precision import at_least_fp32, no_autocast
 from fairseq_posenc.encodings.t5 import Buckets
 from fairseq_posenc.encodings.term import Cost
@@ -60,13 +60,9 @@ class Tupe(DistanceEncoding):
             scale_factor=scale_factor,
             reset=reset,
         )
-        size = (dims.head_dim, dims.head_dim)
         self.positions = nn.Parameter(torch.empty(dims.max_positions, dims.head_dim))
-        self.query_projection = nn.Parameter(torch.empty(size))
-        # Tied, both names are one parameter; torch counts, draws and trains it once.
-        self.key_projection = (
-            self.query_projection if tie_projections else nn.Parameter(torch.empty(size))
-        )
+        projections = make_projections(dims.head_dim, tie_projections)
+        self.query_projection, self.key_projection = projections
 
     def terms(self, span: Span, positions: Positions) -> Terms:
         """Compare positions by pair, ``(B or 1, 1, T, S)``, and the bias."""
