@@ -2,7 +2,6 @@
 
 A stack computes it before its first layer (:meth:`Shared.compute`) and hands it to each layer. If
 layers differ, as in ``3*rope,none``, a layer takes the state of its kind (:meth:`Shared.of_kind`).
-
 The letters of shapes are those of :mod:`~fairseq_posenc.encodings.base`.
 """
 

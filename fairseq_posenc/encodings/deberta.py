@@ -20,6 +20,8 @@ from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, Span
 
+EPSILON = 1e-7  # of the layer norm
+
 
 @register("deberta")
 class Deberta(DistanceEncoding):
@@ -122,7 +124,7 @@ class DebertaV2(Encoding):
         bucket = self.bucket(-runs.representatives())  # buckets are those of i - j, not j - i
         index = (bucket + self.buckets).clamp(0, 2 * self.buckets - 1)
         normed = F.layer_norm(
-            self.table, self.table.shape[1:], self.norm_weight, self.norm_bias, eps=1e-7
+            self.table, self.table.shape[1:], self.norm_weight, self.norm_bias, eps=EPSILON
         )
         terms = Terms(content_rows=normed[index], scale_factor=self.scale_factor)
         return terms.with_runs(runs)
