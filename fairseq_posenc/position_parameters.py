@@ -8,6 +8,7 @@ extended to its length (:func:`extend_parameter`).
 
 import logging
 from collections.abc import Collection
+from itertools import chain
 from typing import Any, Literal
 
 import torch
@@ -72,17 +73,14 @@ def list_changed_options(encoding: str, old: Spec, new: Spec) -> str:
         old: the spec that the parameters were trained with.
         new: the spec of the model that takes them.
     """
-    # An option that is off (False) equals one that an encoding no longer has.
-    old_options, new_options = (
-        {
-            (key, value)
-            for item in spec.items
-            for key, value in item.options
-            if item.name == encoding and key not in _FREE_OPTIONS and value is not False
-        }
-        for spec in (old, new)
-    )
-    return ", ".join(sorted({f"{key}={value}" for key, value in old_options ^ new_options}))
+
+    def select_options(spec: Spec) -> set[tuple[str, Any]]:
+        options = chain.from_iterable(item.options for item in spec.items if item.name == encoding)
+        # An option that is off (False) equals one that an encoding no longer has.
+        return {(key, x) for key, x in options if key not in _FREE_OPTIONS and x is not False}
+
+    changed = select_options(old) ^ select_options(new)
+    return ", ".join(sorted({f"{key}={value}" for key, value in changed}))
 
 
 def extend_parameter(
@@ -94,8 +92,8 @@ def extend_parameter(
 ) -> Tensor | None:
     """Fit a trained parameter to an encoding whose tables may be longer or shorter.
 
-    A table by distance is extended without loss. One by position loses its last rows, or gets more
-    by a rule.
+    A table with a row per distance is extended without loss. One with a row per position loses its
+    last rows, or gets more by a rule.
 
     Args:
         encoding: the new module.
