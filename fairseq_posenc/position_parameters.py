@@ -111,12 +111,12 @@ def extend_parameter(
         return extended
     rows = parameter.size(0)
     # A table by position may begin with rows of no position, such as that of padding.
-    before = rows - encoding.dims.max_positions
-    if trained.size(0) - before not in lengths or trained.shape[1:] != parameter.shape[1:]:
+    offset = rows - encoding.dims.max_positions
+    if trained.size(0) - offset not in lengths or trained.shape[1:] != parameter.shape[1:]:
         return None
     if trained.size(0) >= rows:
         return trained[:rows]
-    return trained if rule is None else _lengthen_table(trained, before, rows, rule)
+    return trained if rule is None else _lengthen_table(trained, offset, rows, rule)
 
 
 def fit_positions(state_dict: dict[str, Any], ours: dict[str, Tensor]) -> list[str]:
@@ -144,21 +144,17 @@ def fit_positions(state_dict: dict[str, Any], ours: dict[str, Tensor]) -> list[s
     )
 
 
-def _lengthen_table(table: Tensor, before: int, rows: int, rule: LengthRule) -> Tensor:
-    """Lengthen a table by position, ``(n, C)``, to ``(rows, C)``.
-
-    Its first rows, of which ``before`` belong to no position, are kept.
-    """
-    numbered = table[before:]
-    wanted = rows - before
+def _lengthen_table(table: Tensor, offset: int, rows: int, rule: LengthRule) -> Tensor:
+    """Lengthen a table by position to ``(rows, C)``; row ``offset`` is that of position 0."""
+    by_position = table[offset:]  # [n, C]
+    length = rows - offset
     if rule == "copy":
-        longer = numbered[torch.arange(wanted, device=table.device) % numbered.size(0)]
+        longer = by_position[torch.arange(length, device=table.device) % by_position.size(0)]
     else:
-        stretched = F.interpolate(
-            numbered.float().t()[None], size=wanted, mode="linear", align_corners=True
-        )  # [1, C, wanted]
-        longer = stretched[0].t().to(numbered.dtype)
-    return torch.cat([table[:before], longer])
+        channels = by_position.float().t()[None]  # [1, C, n]
+        stretched = F.interpolate(channels, length, mode="linear", align_corners=True)
+        longer = stretched[0].t().to(table.dtype)
+    return torch.cat([table[:offset], longer])
 
 
 def _select_position_parameters(weights: dict[str, Any]) -> dict[str, Any]:
