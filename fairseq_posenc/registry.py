@@ -31,7 +31,7 @@ def names(*, encoder: bool = False) -> list[str]:
     return sorted(
         name
         for name, cls in ENCODINGS.items()
-        if cls.acts_on not in _COMPANIONS and not (encoder and cls.causal_only)
+        if cls.acts_on not in _COMPANIONS and not (encoder and cls.causal_reason)
     )
 
 

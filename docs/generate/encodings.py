@@ -37,13 +37,15 @@ def format_table() -> str:
 
 def format_page(name: str) -> str:
     """Format an encoding's page in Markdown."""
-    page, is_causal = catalogue.parse_page(name), registry.get(name).causal_only
+    page, reason = catalogue.parse_page(name), registry.get(name).causal_reason
     formula, prose = equations.split_equation(page.equation)
     number = catalogue.count_at_base_size(name)
     rows = {
         "use": f'`--position-encoding {name}`; in Python `StackPositions("{name}", C, h)`',
         "works in": (
-            f"causal LMs: {is_causal}" if is_causal else "masked LMs, causal LMs, translation"
+            f"causal LMs: {causal_reason}"
+            if causal_reason
+            else "masked LMs, causal LMs, translation"
         ),
         "shapes": _quote(page.shapes),
         "parameters": f"`{page.parameters}`; at base size {number:,}" if number else "none",

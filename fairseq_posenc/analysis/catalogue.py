@@ -49,7 +49,7 @@ def parse_page(name: str) -> Page:
 
 def name_families(spec: str) -> str:
     """Name the stacks that a spec works in: ``decoders``, or ``encoders and decoders``."""
-    causal_only = any(registry.get(item.name).causal_only for item in specs.parse(spec).items)
+    causal_only = any(registry.get(item.name).causal_reason for item in specs.parse(spec).items)
     return "decoders" if causal_only else "encoders and decoders"
 
 

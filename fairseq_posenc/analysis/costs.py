@@ -60,6 +60,6 @@ def _add_formulas(formulas: Sequence[str]) -> str:
 
 def compute_terms(name: str) -> Terms:
     """Compute the terms of an encoding in a tiny stack; they have shapes, but no values."""
-    causal = registry.get(name).causal_only != ""
+    causal = registry.get(name).causal_reason != ""
     dims = Dims(embed_dim=8, num_heads=2, max_positions=4, causal=causal)
     return Assembly(specs.parse(name), dims).compute_terms("auto")[0]  # of the only kind of layer

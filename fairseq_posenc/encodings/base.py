@@ -101,13 +101,13 @@ class Encoding(nn.Module):
     has_position_table: ClassVar[bool] = False  # True: a table has a row for each position
     # Positions that a caller may give: whole numbers, or also real ones; `unread`: any, unused.
     takes_ids: ClassVar[Literal["whole", "real", "unread"]] = "whole"
-    causal_only: ClassVar[str] = ""  # why only causal models can use it; empty: encoders too
+    causal_reason: ClassVar[str] = ""  # why only causal models can use it; empty: encoders too
     cost: ClassVar[Cost] = Cost()  # cost in a layer, beyond that of its terms
 
     def __init__(self, dims: Dims) -> None:
         super().__init__()
-        if self.causal_only and not dims.causal:
-            raise UserError(f"{self.name} is for causal models: {self.causal_only}")
+        if self.causal_reason and not dims.causal:
+            raise UserError(f"{self.name} is for causal models: {self.causal_reason}")
         self.dims = dims
 
     def reset_parameters(self) -> None:

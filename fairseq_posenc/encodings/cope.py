@@ -31,7 +31,7 @@ class Cope(Encoding):
 
     acts_on = "scores"
     takes_ids = "unread"
-    causal_only = "it counts back from the query"
+    causal_reason = "it counts back from the query"
     cost = Cost("7 h n^2", "6 h n^2")
 
     def __init__(self, dims: Dims, *, positions: int = 64) -> None:

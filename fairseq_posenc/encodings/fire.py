@@ -33,7 +33,7 @@ class Fire(Encoding):
 
     acts_on = "scores"
     takes_ids = "real"
-    causal_only = "it counts how far back a key lies"
+    causal_reason = "it counts how far back a key lies"
     cost = Cost(common_operations="64 h n^2 + 96 n^2", common_numbers="32 n^2")  # for width=32
 
     def __init__(

@@ -230,7 +230,7 @@ class XPos(Rope):
         from half of the trained length, to suit fp16; scores do not change.
     """
 
-    causal_only = "it would amplify keys after the query"
+    causal_reason = "it would amplify keys after the query"
 
     def __init__(
         self,

@@ -179,7 +179,7 @@ def compare_translation(name: str, place: str) -> float:
 
     seen = run_translation(
         pattern.format(name),
-        not registry.get(name).causal_only,
+        not registry.get(name).causal_reason,
         not documents,
         DIMS.max_positions,
         prepare,
@@ -247,7 +247,7 @@ def tabulate_encodings() -> str:
         for place, family in product(PLACES, FAMILIES):
             if family == "translation":
                 cells.append(f"{compare_translation(name, place):.0e}")
-            elif family == "encoder" and registry.get(name).causal_only:
+            elif family == "encoder" and registry.get(name).causal_reason:
                 cells.append("-")
             else:
                 cells.append(f"{compare_encoding(name, place, family == 'causal'):.0e}")
