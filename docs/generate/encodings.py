@@ -43,9 +43,7 @@ def format_page(name: str) -> str:
     rows = {
         "use": f'`--position-encoding {name}`; in Python `StackPositions("{name}", C, h)`',
         "works in": (
-            f"causal LMs: {causal_reason}"
-            if causal_reason
-            else "masked LMs, causal LMs, translation"
+            f"causal LMs: {reason}" if reason else "masked LMs, causal LMs, translation"
         ),
         "shapes": _quote(page.shapes),
         "parameters": f"`{page.parameters}`; at base size {number:,}" if number else "none",
