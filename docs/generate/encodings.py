@@ -42,9 +42,7 @@ def format_page(name: str) -> str:
     number = catalogue.count_at_base_size(name)
     rows = {
         "use": f'`--position-encoding {name}`; in Python `StackPositions("{name}", C, h)`',
-        "works in": (
-            f"causal LMs: {reason}" if reason else "masked LMs, causal LMs, translation"
-        ),
+        "works in": (f"causal LMs: {reason}" if reason else "masked LMs, causal LMs, translation"),
         "shapes": _quote(page.shapes),
         "parameters": f"`{page.parameters}`; at base size {number:,}" if number else "none",
         "operations": _quote(costs.describe_cost(name, "operations")),
