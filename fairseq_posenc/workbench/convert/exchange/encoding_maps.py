@@ -47,7 +47,7 @@ class HFClass(NamedTuple):
 
 
 def list_hf_classes(encoding: Encoding) -> list[HFClass]:
-    """List the model classes that can have an encoding's positions; these count tokens."""
+    """List the model classes that can have an encoding's positions; none has those of a grid."""
     find = _FINDERS.get(encoding.name)
     return [] if find is None or getattr(encoding, "axes", 1) > 1 else find(encoding)
 

@@ -194,7 +194,7 @@ def build_standalone(docstring: str, wanted: Iterable[Symbol]) -> str:
 
 
 def _collect_needed(wanted: list[Symbol]) -> tuple[dict[Symbol, list[Symbol]], list[str]]:
-    """Collect the definitions of the package with the symbols that they use, and all imports."""
+    """Collect the needed definitions, with their uses of each other, and the lines of imports."""
     needed: dict[Symbol, list[Symbol]] = {}
     imported: dict[str, set[str]] = {}  # module of another package -> names
     to_visit = wanted[::-1]
