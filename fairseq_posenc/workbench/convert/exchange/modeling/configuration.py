@@ -57,8 +57,8 @@ class StackConfig(NamedTuple):
         """Build encodings with new parameters.
 
         Args:
-            place: ``input``, ``stack`` or ``layer``.
-            number: index of the layer, for ``layer``.
+            place: their owner: the ``input``, the ``stack`` (for all layers) or a ``layer``.
+            number: index of that layer.
         """
         dims = Dims(
             self.embed_dim, self.num_heads, self.max_positions, self.causal, self.trained_on
@@ -79,7 +79,7 @@ class StackConfig(NamedTuple):
         encodings = Encodings(
             {module: ENCODINGS[name](dims, **options) for module, (name, options) in items.items()}
         )
-        encodings.kinds = tuple(
+        encodings.kinds = tuple(  # names of modules, for each kind of layer
             tuple(module for module, (name, options) in items.items() if layer.get(name) == options)
             for layer in layers
         )
