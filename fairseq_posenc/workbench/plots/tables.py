@@ -64,10 +64,12 @@ def subtract_tables(
     Raises:
         UserError: the models have different tables, or tables of different sizes.
     """
-    ours, theirs = (
-        [f"{table.title} ({' x '.join(map(str, table.values.shape))})" for table in model_tables]
-        for model_tables in (tables, others)
-    )
+
+    def describe(table: PlottedTable) -> str:
+        return f"{table.title} ({' x '.join(map(str, table.values.shape))})"
+
+    ours = list(map(describe, tables))
+    theirs = list(map(describe, others))
     if ours != theirs:
         raise UserError(
             f"the models have different tables: {'; '.join(ours)} and {'; '.join(theirs)}: choose "

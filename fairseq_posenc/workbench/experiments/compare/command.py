@@ -5,15 +5,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from fairseq_posenc.workbench.experiments import variants
+from fairseq_posenc.workbench.experiments import text_experiment, variants
 from fairseq_posenc.workbench.experiments.compare import record, report
 from fairseq_posenc.workbench.experiments.compare.live import Live, announce
 from fairseq_posenc.workbench.experiments.corpus import check_text
-from fairseq_posenc.workbench.experiments.text_experiment import (
-    LEARNING_RATE,
-    TASKS,
-    TextExperiment,
-)
+from fairseq_posenc.workbench.experiments.text_experiment import TextExperiment
 from fairseq_posenc.workbench.experiments.trainings import default_jobs
 from fairseq_posenc.workbench.running import options
 from fairseq_posenc.workbench.running.devices import choose_device
@@ -30,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_out(parser, computed_default="demo; compare-NAME for --text NAME.txt")
     add("--text", type=Path, help="UTF-8 text file (default: Python's own documentation)")
     text = "kind of models (default: %(default)s)"
-    add("--family", choices=list(TASKS), default=variants.MASKED, help=text)
+    add("--family", choices=list(text_experiment.TASKS), default=variants.MASKED, help=text)
     add(
         "--encodings",
         default=variants.DEFAULT_ENCODINGS,
@@ -42,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_count(parser, "--vocab-size", "number of sentencepieces", 512)
     options.add_seeds(parser, (1, 2, 3))
     text = "learning rates, as in 0.001,0.003: a model is trained with all and judged at its best"
-    add("--lrs", default=LEARNING_RATE, help=f"{text} (default: %(default)s)")
+    add("--lrs", default=text_experiment.LEARNING_RATE, help=f"{text} (default: %(default)s)")
     options.add_jobs(parser, "one per core, but at least five models of a seed; one on a GPU")
     options.add_cluster(parser)
     add("--open", action="store_true", help="show the report in a browser while trainings go on")

@@ -25,12 +25,12 @@ _PASSES_OF_UPDATE = 1.2  # an update, with its batch, masks, optimizer and log, 
 _UPDATES_OF_VALIDATION = 6.5  # a validation with its checkpoint, in updates
 _UPDATES_OF_START = 48  # start of a training, in updates
 _UPDATES_OF_TEXT = 150  # preparation of Python's documentation, in updates
-_START_SECONDS = 20.0  # start of a training, which fairseq does not time: five on two cores
+_START_SECONDS = 20.0  # start of one of five trainings on two cores; fairseq does not count it
 _REPORT_SECONDS = 20.0  # time between two reports; drawing takes one or two seconds
 
 
 class Live:
-    """Rewrites the report while trainings go on, and opens the first one in a browser if asked."""
+    """Rewrites the report while trainings go on; with ``opens``, shows the first in a browser."""
 
     def __init__(self, opens: bool) -> None:
         self._opens = opens
@@ -80,15 +80,15 @@ def announce(experiment: TextExperiment) -> None:
         time_left = f"{experiment.out / PAGE} estimates the time after the first training"
     else:
         at_once = min(jobs, cores())
-        update = _PASSES_OF_UPDATE * _measure_pass(at_once)
+        update_seconds = _PASSES_OF_UPDATE * _measure_pass(at_once)
         validations = _UPDATES_OF_VALIDATION * experiment.points
-        training = update * (updates + validations + _UPDATES_OF_START)
-        text = update * _UPDATES_OF_TEXT
+        training_seconds = update_seconds * (updates + validations + _UPDATES_OF_START)
+        text_seconds = update_seconds * _UPDATES_OF_TEXT
         models = min(count, total / len(experiment.seeds))  # trainings of the first seed
-        first = format_time(text + models * training / at_once)
+        first = format_time(text_seconds + models * training_seconds / at_once)
         time_left = f"on cores with no other work about {first}"
         if count > models:
-            all_seeds = format_time(text + count * training / at_once)
+            all_seeds = format_time(text_seconds + count * training_seconds / at_once)
             time_left += f" for the first seed, {all_seeds} for all"
     say(f"{total} trainings of {updates:,} updates{done}, {max(jobs, 1)} at a time: {time_left}")
 

@@ -51,11 +51,11 @@ def derive_statements(
 def _describe_ranks(models: Sequence[SeedAggregate], unigram: float) -> str:
     """Say whether ranks mean something and, if not, after how many updates they will."""
     best = min(models, key=lambda model: model.sort_key, default=None)
-    curve = [(updates, level.mean) for updates, level in best.curve] if best else []
-    if not (best and curve):
+    if best is None or not best.curve:
         return ""
-    lowest, (updates, _) = best.perplexity.mean, curve[-1]
-    sentence = describe_ranks(best.variant.name, lowest, updates, unigram)
+    curve = [(updates, level.mean) for updates, level in best.curve]
+    lowest = best.perplexity.mean
+    sentence = describe_ranks(best.variant.name, lowest, curve[-1][0], unigram)
     if lowest <= meaningful_perplexity(unigram):
         return sentence
     needed = estimate_updates(curve, unigram)
@@ -128,7 +128,7 @@ def _format_arrival(model: SeedAggregate, level: float) -> str:
     first, last = min(arrivals), max(arrivals)
     span = f"after {first:,} to {last:,} updates" if first < last else f"after {first:,} updates"
     is_partial = len(arrivals) < len(by_seed)
-    return span + (f" ({len(arrivals)} of {len(by_seed)} seeds)" if is_partial else "")
+    return f"{span} ({len(arrivals)} of {len(by_seed)} seeds)" if is_partial else span
 
 
 def _is_below(model: SeedAggregate, other: SeedAggregate) -> bool:

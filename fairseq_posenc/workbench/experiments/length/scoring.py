@@ -67,7 +67,8 @@ class Scoring(NamedTuple):
     lengths: Sequence[int]  # context lengths
     strides: Mapping[str, int | None]  # stride by mode; None if windows do not overlap
     max_tokens: int  # most tokens of a batch
-    spread: int | None = None  # number of windows to spread over the stream; None reads all of it
+    # number of windows to spread over the stream, the first of the longest length; None reads all
+    spread: int | None = None
 
     def build_job(self) -> Job:
         """Build the job of the model, with a step for each score."""

@@ -7,7 +7,6 @@ import argparse
 from fairseq_posenc import registry
 from fairseq_posenc.workbench.experiments.probe import picture, report, tasks
 from fairseq_posenc.workbench.experiments.probe.experiment import TaskExperiment
-from fairseq_posenc.workbench.experiments.probe.report import tasks_with_depths
 from fairseq_posenc.workbench.experiments.variants import CAUSAL, FAMILIES, parse_variants
 from fairseq_posenc.workbench.results.pictures import can_draw
 from fairseq_posenc.workbench.running import options
@@ -55,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
         if drawn := can_draw():
             picture.draw(results, experiment.out / report.PICTURE)
             picture.draw_learning(results, experiment.out / report.LEARNING)
-            for task in tasks_with_depths(results):
+            for task in report.tasks_with_depths(results):
                 path = experiment.out / report.format_depth_picture(task)
                 picture.draw_depths(results, task, path)
         path = report.write_report(results, drawn)

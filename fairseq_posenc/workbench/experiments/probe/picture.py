@@ -6,13 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fairseq_posenc.workbench.experiments.probe import report
 from fairseq_posenc.workbench.experiments.probe.data import DEPTHS
 from fairseq_posenc.workbench.experiments.probe.experiment import TaskResults
-from fairseq_posenc.workbench.experiments.probe.report import (
-    learning_curve,
-    share_at_depth,
-    share_by_seed,
-)
 from fairseq_posenc.workbench.experiments.variants import Variant
 from fairseq_posenc.workbench.results import pictures
 from fairseq_posenc.workbench.results.intervals import interval_of_share
@@ -29,7 +25,7 @@ def draw_depths(results: TaskResults, task: str, path: Path) -> None:
     lengths = sorted(results.experiment.lengths)
     maps = {
         model.name: [
-            [share_at_depth(results, task, model, length, depth).mean for length in lengths]
+            [report.share_at_depth(results, task, model, length, depth).mean for length in lengths]
             for depth in DEPTHS
         ]
         for model in results.experiment.variants
@@ -63,7 +59,7 @@ def draw(results: TaskResults, path: Path) -> None:
     lengths = sorted(results.experiment.lengths)
 
     def collect_points(task: str, model: Variant) -> list[Points]:
-        by_length = [share_by_seed(results, task, model, [length]) for length in lengths]
+        by_length = [report.share_by_seed(results, task, model, [length]) for length in lengths]
         return [
             [(n, shares[seed]) for n, shares in zip(lengths, by_length)] for seed in by_length[0]
         ]
@@ -80,7 +76,7 @@ def draw_learning(results: TaskResults, path: Path) -> None:
 
     def collect_points(task: str, model: Variant) -> list[Points]:
         return [
-            learning_curve(outcome)
+            report.learning_curve(outcome)
             for outcome in results.outcomes
             if (outcome.run.condition, outcome.run.variant) == (task, model)
         ]
