@@ -128,6 +128,7 @@ def check_text(path: Path) -> None:
 
 
 def _read_documents(text: Optional[str], origin: str) -> list[Document]:
+    """Split the user's text, or else Python's documentation, into documents without repeats."""
     if text is None:
         documents = drop_repeats(read_python_documents(find_python_library()))
     else:

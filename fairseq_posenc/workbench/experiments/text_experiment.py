@@ -140,6 +140,7 @@ class TextExperiment(Experiment):
         return self.out / "text"
 
     def _write_text(self) -> Outputs:
+        """Write the training and validation text, and return their numbers of words."""
         path = self.text
         if path is None:
             text = None
@@ -170,6 +171,7 @@ class TextExperiment(Experiment):
         return Step(self.out / "data", inputs, self._make_data)
 
     def _make_data(self, context: RunContext) -> Outputs:
+        """Learn the pieces, encode both texts and binarize them; return their numbers of tokens."""
         binary = self.data()
         folder = self._data_step.folder
         say(f"text: learning {self.vocab_size:,} sentencepieces, then fairseq-preprocess")

@@ -77,6 +77,7 @@ class Training(NamedTuple):
         return Job(self.label, folder, steps, self.updates)
 
     def _train(self, context: RunContext) -> Outputs:
+        """Train up to ``updates`` from the last checkpoint, if any; return the model's figures."""
         folder, updates = self.folder, self.updates
         log = folder / TRAIN_LOG
         saved = updates_done(folder)

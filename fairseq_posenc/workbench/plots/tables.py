@@ -148,6 +148,7 @@ def _refuse_many(tables: Sequence[PlottedTable], most: int) -> None:
 def _collect_term_tables(
     stack: PlottedStack, layer: int, heads: Sequence[int]
 ) -> Iterator[PlottedTable]:
+    """Yield the tables of a layer's terms, each tensor once."""
     span, terms = compute_terms(stack.layers[layer], stack.dims.max_positions)
     distances = span.distances()
     visible = distances <= (0 if stack.dims.causal else span.high)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 from fairseq_posenc.workbench.results import pictures
 from fairseq_posenc.workbench.results.loss_stages import smooth_losses
@@ -37,27 +36,25 @@ def draw_curves(lines: Mapping[str, Line], title: str, path: Path, log: bool) ->
     values = [value for line in lines.values() for value in line.values]
     if not values:
         return False
+
+    from matplotlib.ticker import FuncFormatter, MaxNLocator  # matplotlib is optional
+
     figure = pictures.new_figure(9, 5.2, dpi=160)
     axes = figure.add_subplot()
     low, high = min(values), max(values)
     room = (high - low or 1.0) * (_MARGIN - 1)
     limits = (low / _MARGIN, high * _MARGIN) if log else (low - room, high + room)
-    _style_updates(axes, [x for line in lines.values() for x, _ in line.mean])
+    updates = [x for line in lines.values() for x, _ in line.mean]
+    # The axis begins at zero, unless all lines begin after an eighth of the updates.
+    first, last = min(updates), max(updates)
+    axes.set_xlim(first if last / 8 < first < last else 0, max(last, 1))
+    axes.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 2.5, 5, 10], integer=True))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axes.set_xlabel("training updates", color=pictures.GREY, fontsize=11)
+    axes.tick_params(labelsize=11)
     pictures.style_values(axes, *limits, log)
     pictures.draw_lines(axes, lines, lambda x, y: f"{y:,.{1 if log else 2}f}")
     axes.set_title(title, loc="left", fontsize=14, pad=14)
     figure.get_layout_engine().set(w_pad=0.15, h_pad=0.15)
     pictures.save(figure, path)
     return True
-
-
-def _style_updates(axes: Any, updates: Sequence[int]) -> None:
-    from matplotlib.ticker import FuncFormatter, MaxNLocator
-
-    axes.set_xlabel("training updates", color=pictures.GREY, fontsize=11)
-    # The axis begins at zero, unless all lines begin after an eighth of the updates.
-    first, last = min(updates), max(updates)
-    axes.set_xlim(first if last / 8 < first < last else 0, max(last, 1))
-    axes.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 2.5, 5, 10], integer=True))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-    axes.tick_params(labelsize=11)

@@ -101,6 +101,7 @@ def make_folder(out: Path) -> None:
 
 
 def _check_content(content: Any) -> Record:
+    """Build a record from the JSON of a file, of which nothing is known."""
     if not isinstance(content, dict) or not {"kind", "version", "figures"} <= content.keys():
         raise RecordError("not a record of fairseq-posenc")
     if content["version"] != VERSION:

@@ -61,6 +61,7 @@ def load(named: NamedCheckpoint, data: Path, computing: ComputeOptions) -> Loade
 
 
 def _refuse_other_tasks(named: NamedCheckpoint, task: Any) -> None:
+    """Refuse models that do not predict the next token of a stream."""
     name = task._name
     if name != TASK:
         raise UserError(

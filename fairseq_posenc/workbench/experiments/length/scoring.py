@@ -90,6 +90,7 @@ class Scoring(NamedTuple):
         return scores
 
     def _measure(self, mode: str, length: int, stride: int, context: RunContext) -> Outputs:
+        """Compute a score: the work of a step."""
         loaded, stream = self.open()
         total = len(stream)
         windows = None
