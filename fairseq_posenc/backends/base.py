@@ -1,4 +1,4 @@
-"""The interface of all backends: a call of attention, and features that decide who computes it.
+"""The interface of all backends: a call of attention, and the features by which one is chosen.
 
 The letters of shapes are those of :mod:`~fairseq_posenc.encodings.base`.
 """
@@ -15,24 +15,24 @@ from fairseq_posenc.encodings.precision import at_least_fp32
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 
-# Why a backend that finds the rows of tables by the places of tokens cannot compute a call.
-NOT_BY_PLACE = "position_ids do not grow by one along the tokens, by whose places it finds rows"
+# Why a backend that takes distances from the order of tokens refuses a call with other ids.
+NEEDS_CONSECUTIVE_IDS = "it needs position_ids that grow by one from token to token"
 
 
 class CallFeatures(NamedTuple):
-    """The features of a call that the choice of a backend depends on, other than the terms."""
+    """The features of a call, other than its terms, that the choice of a backend depends on."""
 
     device: str = "cpu"  # `cpu`, `cuda`
-    dtype: torch.dtype = torch.float32  # the queries, keys and values have it
+    dtype: torch.dtype = torch.float32  # of queries, keys and values
     tgt_len: int = 512  # T
     src_len: int = 512  # S
     head_dim: int = 64  # D
-    padded: bool = False  # whether a mask differs from sentence to sentence
+    padded: bool = False  # whether there is a padding mask, which differs between sentences
     limited: bool = False  # whether a window or segments hide keys
     documents: bool = False  # whether each row has several documents, each with a first token
     dropout: bool = False  # whether weights are dropped
     learns: bool = False  # whether there will be a backward pass
-    need_weights: bool = False  # whether the weights are requested
+    need_weights: bool = False  # whether the attention weights are requested
     direction: str = "both"  # see `Mask`
     lifted: bool = False  # whether queries and keys are wider than values
 
@@ -49,41 +49,42 @@ class AttentionCall(NamedTuple):
     need_weights: bool = False  # also return the weights before dropout
 
     def with_all_heads(self) -> AttentionCall:
-        """Repeat the heads of keys and values, to one for each of the queries'."""
-        groups = self.query.size(1) // self.key.size(1)
-        if groups == 1:
+        """Repeat the heads of keys and values (grouped-query attention) to H."""
+        times = self.query.size(1) // self.key.size(1)
+        if times == 1:
             return self
-        key, value = (x.repeat_interleave(groups, 1) for x in (self.key, self.value))
+        key, value = (x.repeat_interleave(times, 1) for x in (self.key, self.value))
         return self._replace(key=key, value=value)
 
     def temperature(self) -> Tensor | None:
         """Compute the factor of all scores of each query, ``(B or 1, G, T)``, or None for 1."""
         terms = self.terms
-        factors = self.terms.temperature
         if terms.log_visible is None:
-            return factors
+            return terms.temperature
         counts = self.mask.count_visible(self.query.size(2), self.key.size(2), self.query.device)
         # For a single visible key the factor is 0, but its weight is 1 in any case.
         logarithms = counts.clamp(min=1).to(at_least_fp32(self.query).dtype).log()[:, None]
         by_count = at_least_fp32(terms.log_visible)[None, :, None] * logarithms
         if terms.visible_offset is not None:
             by_count = by_count + at_least_fp32(terms.visible_offset)[None, :, None]
-        return by_count if factors is None else factors * by_count
+        return by_count if terms.temperature is None else terms.temperature * by_count
 
     def decay(self) -> tuple[Tensor | None, Tensor | None]:
-        """Select the decay for earlier and later keys, ``(B or 1, H, S, parts)``, by direction.
+        """Select the sums c for earlier and for later keys, ``(B or 1, H, S, parts)`` each.
 
-        If one of the two is None, the other serves all pairs: c of the query minus c of the key is
-        added to the score.
+        c_i - c_j is added to the score of query i and key j. If one of the two is None, the other
+        serves all pairs that the direction leaves visible.
         """
         earlier, later = self.terms.decay, self.terms.later_decay
         if later is None or self.mask.direction == "lr":
             return earlier, None
+        # `later_decay` has the opposite sign: c_j - c_i is added.
         return (None if self.mask.direction == "rl" else earlier), -later
 
     @property
     def features(self) -> CallFeatures:
-        """Features that the choice of a backend depends on."""
+        """The features of this call."""
+        inputs = self.query, self.key, self.value
         return CallFeatures(
             device=self.query.device.type,
             dtype=self.query.dtype,
@@ -94,7 +95,7 @@ class AttentionCall(NamedTuple):
             limited=self.mask.locality.limits,
             documents=self.mask.locality.documents,
             dropout=self.dropout > 0,
-            learns=torch.is_grad_enabled() and any(x.requires_grad for x in self[:3]),
+            learns=torch.is_grad_enabled() and any(x.requires_grad for x in inputs),
             need_weights=self.need_weights,
             direction=self.mask.direction,
             lifted=self.query.size(3) != self.value.size(3),
@@ -115,14 +116,14 @@ class Backend(Protocol):
 
 
 def check_dropout(probability: float) -> float:
-    """Return the probability of dropping a weight; refuse one outside of 0 to below 1."""
+    """Return a probability of dropping weights; refuse one below 0, or of 1 or more."""
     if not 0 <= probability < 1:
         raise UserError(f"dropout={probability:g} must be at least 0 and below 1")
     return probability
 
 
 def refuse_second_order(backend: str) -> None:
-    """Refuse a backward pass that is to be differentiated again: ours are written by hand.
+    """Refuse to differentiate a hand-written backward pass again.
 
     Autograd enables gradients in a backward pass only for ``create_graph=True``.
     """

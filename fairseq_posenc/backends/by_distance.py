@@ -1,5 +1,9 @@
 """Looks up table rows by distance for the pairs of queries and keys, through views and indices.
 
+A table has a row for each distance r = j - i, from 1 - S to T - 1, or a row for each run of
+distances. If the first token is *reset*, two rows follow: one for its pairs as a query, one for its
+pairs as a key.
+
 B batch, H heads, T queries, S keys, R = T + S - 1 distances, G tables: one for all heads, or H.
 """
 
@@ -29,16 +33,16 @@ def expand_by_distance(
     """
     if tgt_len == 1:
         pairs = table[:, None, :src_len]  # [G, 1, S]
-    elif torch.compiler.is_compiling():  # it would recompile `unfold` for each length
+    elif torch.compiler.is_compiling():  # it would compile `unfold` again for each length
         wider = pad_rows(table[..., None])[None, :, None, :, 0]  # [1, G, 1, R + 1]
         pairs = relative_shift(wider.expand(-1, -1, tgt_len, -1), src_len)[0]
     else:
-        # The last query's rows are the table's first, those of the one before begin one later.
+        # The last query's rows are the table's first S; those of the query before begin one later.
         pairs = table.unfold(1, src_len, 1)[:, :tgt_len].flip(1)  # [G, T, S]
     if first is None:
         return pairs[None]
-    first_query, first_key = table[:, -2:, None, None].unbind(1)  # each [G, 1, 1]
-    return insert_reset(pairs[None], first_query, first_key, first)
+    of_query, of_key = table[:, -2:, None, None].unbind(1)  # each [G, 1, 1]
+    return insert_reset(pairs[None], of_query, of_key, first)
 
 
 def expand_term(terms: Terms, name: str, tgt_len: int, src_len: int, mask: Mask) -> Tensor:
@@ -55,7 +59,7 @@ def expand_term(terms: Terms, name: str, tgt_len: int, src_len: int, mask: Mask)
     if runs is not None and runs.span.ids is not None:
         table = at_least_fp32(getattr(terms, name))
         index = row_index(terms, name, tgt_len, src_len, table.device, mask)
-        return table[:, index].transpose(0, 1)
+        return table[:, index].transpose(0, 1)  # [1 or B, G, T, S]
     table = at_least_fp32(getattr(terms.expanded(name), name))
     return expand_by_distance(table, tgt_len, src_len, terms.first)
 
@@ -87,12 +91,12 @@ def pad_rows(table: Tensor) -> Tensor:
 def insert_reset(
     pairs: Tensor, of_query: Tensor | int, of_key: Tensor | int, first: Tensor
 ) -> Tensor:
-    """Replace the values of pairs with the first token by the reset's two.
+    """Replace the values of the first token's pairs by the reset's two.
 
     Args:
         pairs: ``(1 or B, G, T, S)``, or with one dimension more.
-        of_query: value where the first token is the query; broadcast to the pairs.
-        of_key: value where it is the key of any other query.
+        of_query: the value where the first token is the query; broadcast to the pairs.
+        of_key: the value where it is the key of another query.
         first: see :class:`~fairseq_posenc.encodings.terms.Terms`.
     """
     width = [1] * (pairs.dim() - 4)
@@ -115,18 +119,16 @@ def row_index(
         mask: has the forward pass's cache, which keeps the index for all layers.
     """
     runs = terms.runs.get(name)
-    index = partial(_row_index, runs, terms.first, tgt_len, src_len, device)
+    compute = partial(_compute_row_index, runs, terms.first, tgt_len, src_len, device)
     deps = (terms.first, tgt_len, src_len, device)
-    if runs is None:
-        return mask.cached("rows", deps, index)
-    # Tables may have different runs.
-    return mask.cached(f"rows of {name}", (*deps, runs.starts, *runs.span), index)
+    if runs is None:  # all tables without runs have one index
+        return mask.cached("rows", deps, compute)
+    return mask.cached(f"rows of {name}", (*deps, runs.starts, *runs.span), compute)
 
 
-def _row_index(
+def _compute_row_index(
     runs: Runs | None, first: Tensor | None, tgt_len: int, src_len: int, device: torch.device
 ) -> Tensor:
-    span = Span.from_lengths(tgt_len, src_len, device)
     if runs is not None and runs.span.ids is not None:
         return runs.find_pairs(first)
     if runs is None:
@@ -134,7 +136,7 @@ def _row_index(
         index = torch.arange(rows, device=device)
     else:
         rows = runs.rows
-        index = runs.find(span.distances())
+        index = runs.find(Span.from_lengths(tgt_len, src_len, device).distances())
     pairs = expand_by_distance(index[None], tgt_len, src_len)
     if first is not None:
         pairs = insert_reset(pairs, rows, rows + 1, first)

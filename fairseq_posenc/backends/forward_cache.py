@@ -1,4 +1,7 @@
-"""The cache of one forward pass, which the layers of a stack share, and what torch does in it."""
+"""The cache of one forward pass, and checks for the modes of torch that a cache must respect.
+
+The layers of a stack share the cache, so that masks and row indices are computed once.
+"""
 
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
@@ -7,7 +10,8 @@ import torch
 from torch import Tensor
 
 _T = TypeVar("_T")
-# Older versions of torch lack these queries: then hooks and modes are assumed.
+# torch has no public functions for these. Older versions have none at all: then hooks and dispatch
+# modes are assumed to be active.
 _find_hooks: Any = getattr(
     torch._C._autograd, "_top_saved_tensors_default_hooks", lambda ignore_tracing: ()
 )
@@ -15,9 +19,9 @@ _count_modes: Any = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
 
 
 class PerForwardCache:
-    """Cache of one forward pass: the first layer that asks computes a value, the others reuse it.
+    """Cache of one forward pass: the first layer computes a value, the others reuse it.
 
-    For each key the latest value is kept.
+    It holds the latest value of each key.
     """
 
     def __init__(self) -> None:
@@ -34,7 +38,10 @@ class PerForwardCache:
         """
         if torch.compiler.is_compiling():  # the compiler finds common subexpressions itself
             return compute()
-        if is_saving_hooked() and _is_recorded(deps):
+        is_recorded = torch.is_grad_enabled() and any(
+            isinstance(dep, Tensor) and dep.requires_grad for dep in deps
+        )
+        if is_recorded and is_saving_hooked():
             return compute()
         now = (torch.is_grad_enabled(), *deps)
         before, value = self._values.get(key, ((), None))
@@ -53,10 +60,10 @@ def is_exporting() -> bool:
 
 
 def is_saving_hooked() -> bool:
-    """Check whether hooks take what autograd saves, as non-reentrant activation checkpointing does.
+    """Check whether hooks receive the tensors that autograd saves.
 
-    It runs a layer again in the backward pass, and expects it to save the same tensors as before:
-    so nothing that autograd records may be in the cache.
+    Non-reentrant activation checkpointing sets them. It runs a layer again in the backward pass,
+    and expects it to save the same tensors: so nothing that autograd records may be in the cache.
     """
     return _find_hooks(True) is not None
 
@@ -67,26 +74,21 @@ def is_reentrant_recomputation() -> bool:
         return False
     hooks = _find_hooks(True)
     # Other hooks may be active in a backward pass, such as those that keep tensors on the CPU.
-    is_other_kind = bool(hooks) and hooks[0].__module__ == "torch.utils.checkpoint"
-    return torch._C._current_graph_task_id() != -1 and not is_other_kind
+    is_non_reentrant = bool(hooks) and hooks[0].__module__ == "torch.utils.checkpoint"
+    is_backward = torch._C._current_graph_task_id() != -1
+    return is_backward and not is_non_reentrant
 
 
 def writable(x: Tensor) -> Tensor:
-    """Return a result that may be changed in place: a copy, where a dispatch mode may keep it.
+    """Return a result that may be changed in place; a copy if a dispatch mode is active.
 
-    Selective activation checkpointing keeps results of operations such as matrix products, and
-    uses them instead of computing them again.
+    Selective activation checkpointing is such a mode: it keeps the results of operations such as
+    matrix products, and uses them instead of computing them again.
     """
     return x.clone() if _count_modes() else x
 
 
-def _is_recorded(deps: tuple[object, ...]) -> bool:
-    """Check whether autograd records what is computed from the dependencies."""
-    return torch.is_grad_enabled() and any(
-        isinstance(dep, Tensor) and dep.requires_grad for dep in deps
-    )
-
-
 def _is_same(before: object, now: object) -> bool:
-    tensors = isinstance(before, Tensor) or isinstance(now, Tensor)
-    return before is now if tensors else before == now
+    if isinstance(before, Tensor) or isinstance(now, Tensor):
+        return before is now
+    return before == now

@@ -1,6 +1,6 @@
 """The keys that a query may see: directions, padding, windows and documents, as one mask.
 
-B batch, T queries, S keys.
+In masks of bool, True hides a key. B batch, T queries, S keys.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Mask(NamedTuple):
     key_padding: Tensor | None = None  # `(B, S)` of bool, True for padding
     pairs: Tensor | None = None  # `(T, S)` of bool, True where a query must not see a key
     cache: PerForwardCache | None = None  # the forward pass's cache; None outside of one
-    locality: Locality = Locality()  # segments, a window, and keys that no window hides
+    locality: Locality = Locality()  # a window, first keys, which no window hides, and segments
 
     @property
     def may_hide_all(self) -> bool:
@@ -42,7 +42,7 @@ class Mask(NamedTuple):
 
     @property
     def cache_deps(self) -> tuple[object, ...]:
-        """Everything that hides keys: a cached result is valid as long as these are the same."""
+        """All that hides keys: a cached result is valid as long as these objects are the same."""
         return (self.direction, self.key_padding, self.pairs, *self.locality)
 
     @property
@@ -51,7 +51,7 @@ class Mask(NamedTuple):
         return self._replace(locality=self.locality._replace(window=None, first_keys=None))
 
     def forbidden(self, tgt_len: int, src_len: int, device: torch.device) -> Tensor | None:
-        """Combine all masks: True hides a key, ``(B or 1, 1, T or 1, S)``; None hides none."""
+        """Combine all masks to one, ``(B or 1, 1, T or 1, S)``; None if no key is hidden."""
         deps = (*self.cache_deps, tgt_len, src_len, device)
         return self.cached("forbidden", deps, lambda: self._combine_parts(tgt_len, src_len, device))
 
@@ -73,11 +73,11 @@ class Mask(NamedTuple):
         return self._map_keys(lambda x: x.narrow(1, count, x.size(1) - count))
 
     def select_keys(self, places: Tensor) -> Mask:
-        """Keep only the keys at ``places``, of which the last T are the queries' own keys."""
+        """Keep only the keys at the indices ``places``, of which the last T are the queries'."""
         return self._map_keys(lambda x: x[:, places])
 
     def _map_keys(self, select: Callable[[Tensor], Tensor]) -> Mask:
-        """Select keys in the second dimension of all masks."""
+        """Select keys in all masks, whose second dimension they are."""
 
         def select_if_present(x: Tensor | None) -> Tensor | None:
             return None if x is None else select(x)
@@ -95,7 +95,7 @@ class Mask(NamedTuple):
         )
 
     def mark_hidden(self, distances: Tensor) -> Tensor:
-        """Mark the distances, key minus query, that are hidden; bool of their shape.
+        """Mark the distances, key minus query, that a direction or a window hides.
 
         The caller exempts :attr:`Locality.first_keys`, which no window hides.
         """
@@ -113,9 +113,9 @@ class Mask(NamedTuple):
     ) -> tuple[Tensor, Tensor] | None:
         """Find the first and last key that each query may see, ``(B or 1, T)`` each.
 
-        Padding is ignored. None where the visible keys need not be one range: with first keys, or
-        with segments whose numbers do not ascend. While ``torch.compile`` traces, the numbers
-        cannot be read, so any segments give None.
+        Padding and pairs are ignored. The result is None if the visible keys need not be one range:
+        with first keys, or with segments whose numbers do not ascend. While ``torch.compile``
+        traces, the numbers cannot be read, so any segments give None.
         """
         if self.locality.first_keys is not None:
             return None
@@ -144,8 +144,8 @@ class Mask(NamedTuple):
     ) -> tuple[Tensor, Tensor] | None:
         """Find the first and last of :attr:`Locality.first_keys` that each query may see.
 
-        ``(B or 1, T)`` each; for a query that sees none of them, the first is after the last. None
-        if :meth:`find_visible_ranges` without the window is None.
+        ``(B or 1, T)`` each; for a query that sees none of them, the first is after the last. The
+        result is None if :meth:`find_visible_ranges` is None without the window.
         """
         first_keys = self.locality.first_keys
         assert first_keys is not None
@@ -153,14 +153,15 @@ class Mask(NamedTuple):
         if ranges is None:
             return None
         keys = torch.arange(src_len, device=device)
-        # The next first key from each key on, and the last one up to it, both [B or 1, S].
+        # For each key, the nearest first key from it on, and up to it, both [B or 1, S].
         following = torch.where(first_keys, keys, src_len).flip(1).cummin(1).values.flip(1)
         preceding = torch.where(first_keys, keys, -1).cummax(1).values
-        rows = max(len(first_keys), len(ranges[0]))
-        following, preceding, low, high = (
-            x.expand(rows, -1) for x in (following, preceding, *ranges)
+        sentences = max(len(first_keys), len(ranges[0]))
+        low, high = (x.expand(sentences, -1) for x in ranges)
+        return (
+            following.expand(sentences, -1).gather(1, low),
+            preceding.expand(sentences, -1).gather(1, high),
         )
-        return following.gather(1, low), preceding.gather(1, high)
 
     def count_visible(self, tgt_len: int, src_len: int, device: torch.device) -> Tensor:
         """Count the keys that each query may see, ``(B or 1, T)``."""
@@ -185,21 +186,21 @@ class Mask(NamedTuple):
             return ranges[1] - ranges[0] + 1
         if padding is None:
             padding = torch.zeros(1, src_len, dtype=torch.bool, device=device)
-        counts = _count_marked(~padding, *ranges)
+        counts = _count_marked(~padding, ranges)
         if first_keys is None:
             return counts
         all_ranges = self.without_window.find_visible_ranges(tgt_len, src_len, device)
         assert all_ranges is not None, "the segments allow ranges, with or without the window"
         first_keys = first_keys & ~padding
         # The first keys outside of the window are all of them less those inside.
-        return counts + _count_marked(first_keys, *all_ranges) - _count_marked(first_keys, *ranges)
+        return counts + _count_marked(first_keys, all_ranges) - _count_marked(first_keys, ranges)
 
     def _combine_parts(self, tgt_len: int, src_len: int, device: torch.device) -> Tensor | None:
         """Combine everything that hides keys; see :meth:`forbidden`."""
         parts = []
         if (
             self.direction == "rl"
-            or (self.direction == "lr" and tgt_len > 1)  # the last query sees all keys
+            or (self.direction == "lr" and tgt_len > 1)  # a single query is last, and sees all keys
             or self.locality.window is not None
         ):
             queries = _list_queries(tgt_len, src_len, device)
@@ -228,8 +229,9 @@ def _list_queries(tgt_len: int, src_len: int, device: torch.device) -> Tensor:
     return torch.arange(src_len - tgt_len, src_len, device=device)
 
 
-def _count_marked(marks: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """Count the marks, ``(B or 1, S)`` of bool, from ``low`` to ``high``, ``(B or 1, T)``."""
-    (rows,) = torch.broadcast_shapes(marks.shape[:1], low.shape[:1])
-    before = F.pad(marks.cumsum(1), (1, 0)).expand(rows, -1)  # [B or 1, S + 1]
-    return before.gather(1, high.expand(rows, -1) + 1) - before.gather(1, low.expand(rows, -1))
+def _count_marked(marks: Tensor, ranges: tuple[Tensor, Tensor]) -> Tensor:
+    """Count the True of ``(B or 1, S)`` from each first to each last key, ``(B or 1, T)``."""
+    (sentences,) = torch.broadcast_shapes(marks.shape[:1], ranges[0].shape[:1])
+    low, high = (x.expand(sentences, -1) for x in ranges)
+    before = F.pad(marks.cumsum(1), (1, 0)).expand(sentences, -1)  # [B or 1, S + 1]
+    return before.gather(1, high + 1) - before.gather(1, low)

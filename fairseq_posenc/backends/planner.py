@@ -1,7 +1,8 @@
 """Chooses the backend of a call, and gives the reason.
 
-The order for a CPU is measured (``benchmarks/attention.py``). On a GPU, our kernels and
-FlexAttention are chosen only where a benchmark on such a GPU is recorded.
+Backends are ranked, and the first that can compute the call is taken. The order for a CPU was
+measured (``benchmarks/attention.py``). On a GPU, our kernels and FlexAttention are chosen only
+where a benchmark on such a GPU is recorded.
 """
 
 import logging
@@ -28,8 +29,8 @@ BACKENDS: dict[str, Backend] = {
     "reference": reference,
 }
 NO_LIMITS = Locality()
-SHORT = 48  # on a CPU, setting up blocks does not pay for fewer keys
-_logged: set[tuple[object, ...]] = set()
+SHORT = 48  # number of keys below which setting up blocks takes too long on a CPU
+_logged: set[tuple[object, ...]] = set()  # kinds of calls whose plan has been logged
 
 
 class BenchmarkRecord(NamedTuple):
@@ -37,8 +38,7 @@ class BenchmarkRecord(NamedTuple):
 
     backend: str  # `triton` or `flex`
     chip: str  # compute capability, such as `sm_90`
-    # names of the fields of `Terms` that were set, `product` if they were multiplied, `softcap`
-    terms: frozenset[str]
+    terms: frozenset[str]  # the names of the fields of `Terms` that were set
     dropout: bool  # whether attention dropout was on
     shortest: int  # smallest number of keys for which the record holds
     longest: int  # largest number of keys
@@ -104,16 +104,16 @@ def _check_name(requested: str) -> None:
 def choose(requested: str, terms: Terms, call: CallFeatures) -> Plan:
     """Choose the fastest backend that can compute a call, or the one that was requested.
 
-    The choice is logged, once for each distinct case.
+    The choice is logged, once for each kind of call.
 
     Args:
-        requested: ``auto``, or a backend that :func:`check` let pass. It steps aside for the
-            reference where the attention weights are asked for, which no other returns.
+        requested: ``auto``, or a backend that :func:`check` accepts. If the attention weights are
+            requested, the reference takes its place, since no other backend returns them.
         terms: of the encodings, added to the scores.
         call: all other features.
 
     Raises:
-        UserError: the requested backend cannot do it.
+        UserError: the requested backend cannot compute the call.
     """
     if requested == "auto":
         plan = _choose_fastest(terms, call)
@@ -124,8 +124,8 @@ def choose(requested: str, terms: Terms, call: CallFeatures) -> Plan:
             raise UserError(f"position backend {requested} cannot compute this: {why_not}")
         plan = Plan(requested, "requested")
         if call.need_weights:
-            plan = Plan("reference", "the attention weights are asked for")
-    if not torch.compiler.is_compiling():  # a log breaks its graph
+            plan = Plan("reference", "the attention weights are requested")
+    if not torch.compiler.is_compiling():  # logging would break the compiled graph
         _log_once(plan, terms, call)
     return plan
 
@@ -143,7 +143,7 @@ def attend(
     """Attend on the backend that :func:`choose` chooses; see :class:`AttentionCall`.
 
     Raises:
-        UserError: the dropout is not a probability, or the requested backend cannot do it.
+        UserError: the dropout is no probability, or the requested backend cannot compute this.
     """
     mask = mask.without_needless_window(key.size(2))
     call = AttentionCall(query, key, value, terms, mask, check_dropout(dropout), need_weights)
@@ -151,14 +151,14 @@ def attend(
 
 
 def _choose_fastest(terms: Terms, call: CallFeatures) -> Plan:
-    if is_exporting():  # one graph for all lengths, so no choice by length
+    if is_exporting():  # so the length cannot decide
         order = ["sdpa", "reference"]
         reason = "a graph for all lengths"
     elif call.device == "cpu":
         order, reason = _rank_on_cpu(terms, call)
     else:
         order, reason = _rank_on_gpu(terms, call)
-    if torch.compiler.is_compiling():  # its passes by hand cannot be followed
+    if torch.compiler.is_compiling():  # which cannot trace the hand-written passes of `blocked`
         order = [name for name in order if name != "blocked"]
     reasons: list[str] = []
     for name in order:
@@ -173,7 +173,7 @@ def _rank_on_cpu(terms: Terms, call: CallFeatures) -> tuple[list[str], str]:
     """Rank backends from the fastest on, with the reason for the first."""
     if call.src_len < SHORT or call.tgt_len == 1:
         reason = "a single query" if call.tgt_len == 1 else f"fewer than {SHORT} keys"
-        return (["sdpa", "reference"] if terms.content_only else ["reference"]), reason
+        return ["sdpa", "reference"] if terms.content_only else ["reference"], reason
     if not terms.content_only:
         return ["blocked", "reference"], "no matrix of scores by distance"
     if call.limited:
@@ -210,30 +210,33 @@ def find_chip() -> str:
 def _find_recorded(terms: Terms, call: CallFeatures, chip: str) -> tuple[str, str]:
     """Find the backend that won a recorded benchmark of such a call, or "", and the reason."""
     names = frozenset(_list_terms(terms)) | ({"product"} if terms.product else set())
-    here = [record for record in RECORDED if record.chip == chip]
-    alike = [record for record in here if (record.terms, record.dropout) == (names, call.dropout)]
-    for record in alike:
+    same_chip = [record for record in RECORDED if record.chip == chip]
+    same_terms = [x for x in same_chip if (x.terms, x.dropout) == (names, call.dropout)]
+    for record in same_terms:
         if record.shortest <= call.src_len <= record.longest:
             return record.backend, f"the fastest in a benchmark on {chip}"
-    lacking = " of such a length" if alike else " of such terms" if here else ""
-    return "", f"no recorded benchmark{lacking} for {chip}"
+    if same_terms:
+        return "", f"no recorded benchmark of such a length for {chip}"
+    return "", f"no recorded benchmark{' of such terms' if same_chip else ''} for {chip}"
 
 
 def _list_terms(terms: Terms) -> list[str]:
-    """List the names of the terms that are not None."""
+    """List the names of the tensors that are not None, and of a cap."""
     names = [name for name, x in zip(terms._fields, terms) if isinstance(x, Tensor)]
     return names if terms.softcap is None else [*names, "softcap"]
 
 
 def _log_once(plan: Plan, terms: Terms, call: CallFeatures) -> None:
-    """Log a plan, unless a call of the same kind has been logged already."""
-    on = _list_terms(terms)
-    case = (plan, *on, call.device, call.dtype, call.padded, call.dropout)
-    if case in _logged:
+    """Log a plan, unless it has been logged for a call of the same kind."""
+    names = _list_terms(terms)
+    kind_of_call = (plan, *names, call.device, call.dtype, call.padded, call.dropout)
+    if kind_of_call in _logged:
         return
-    _logged.add(case)
-    kind = str(call.dtype).removeprefix("torch.")
-    flags = {"dropout": call.dropout, "padding": call.padded}
-    features = [call.device, kind, *(name for name, is_on in flags.items() if is_on)]
-    listed = ", ".join(name.replace("_", " ") for name in on) or "plain"
+    _logged.add(kind_of_call)
+    features = [call.device, str(call.dtype).removeprefix("torch.")]
+    if call.dropout:
+        features.append("dropout")
+    if call.padded:
+        features.append("padding")
+    listed = ", ".join(name.replace("_", " ") for name in names) or "plain"
     logger.info(f"attention ({listed}; {', '.join(features)}): {plan.name}, {plan.reason}")

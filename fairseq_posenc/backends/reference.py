@@ -1,8 +1,8 @@
-"""Computes the equation of the scores as it is written; memory O(B * H * T * S).
+"""Computes the equation of the scores as it is written (:mod:`~fairseq_posenc.encodings.terms`).
 
-The other backends are compared with this one: it serves every encoding by plain operations, with
-gradients by autograd. For a single query, as in a step of decoding, it is also the fastest: a
-table's rows then lie in the order of the keys, and no product is computed for other pairs.
+It serves every encoding by plain operations, with gradients by autograd, and takes O(B * H * T * S)
+of memory. Tests compare the other backends with it. For a single query, as in a step of decoding,
+it is also the fastest: the table rows that are needed then lie in the order of the keys.
 
 The letters of shapes are those of :mod:`~fairseq_posenc.encodings.base`.
 """
@@ -28,7 +28,7 @@ from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.precision import at_least_fp32
 from fairseq_posenc.encodings.terms import Terms
 
-_ALL = Mask()
+_NO_MASK = Mask()
 
 
 def unavailable() -> str:
@@ -57,12 +57,13 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     return attended, weights if need_weights else None
 
 
-def scores(query: Tensor, key: Tensor, terms: Terms, mask: Mask = _ALL) -> Tensor:
+def scores(query: Tensor, key: Tensor, terms: Terms, mask: Mask = _NO_MASK) -> Tensor:
     """Compute the scores before masks and softmax, ``(B, H, T, S)`` in float32 or float64.
 
-    The mask hides nothing here: it is counted for temperatures, and has the forward pass's cache.
+    The mask hides nothing here. Temperatures may depend on the number of visible keys, counted
+    positions on which they are, and the mask holds the forward pass's cache.
     """
-    assert terms.content_rows is None, "a layer projects them first"
+    assert terms.content_rows is None, "a layer projects them to tables first"
     query, key = at_least_fp32(query), at_least_fp32(key)
     sizes = query.size(2), key.size(2)
     if query.size(2) == 1:
@@ -101,51 +102,51 @@ def scores(query: Tensor, key: Tensor, terms: Terms, mask: Mask = _ALL) -> Tenso
     return combined
 
 
-def multiply_states(terms: Terms, src_len: int, mask: Mask = _ALL) -> Tensor | None:
+def multiply_states(terms: Terms, src_len: int, mask: Mask = _NO_MASK) -> Tensor | None:
     """Multiply the states of queries with the rows of their table, ``(B, H, T, S)``, or None."""
     table = terms.state_table
-    states = terms.states
     if table is None:
         return None
-    assert states is not None, "a layer projects its input to them"
-    states, tgt_len = at_least_fp32(states), states.size(2)
+    assert terms.states is not None, "a layer projects its input to them"
+    states = at_least_fp32(terms.states)
+    tgt_len = states.size(2)
     if tgt_len == 1 and "state_table" not in terms.runs:
         return _multiply_rows(states, table)
     return _multiply_pairs(states, terms, "state_table", (tgt_len, src_len), mask)
 
 
 def _count_positions(query: Tensor, content: Tensor, table: Tensor, mask: Mask) -> Tensor:
-    """Multiply queries with the rows that their counted positions name, ``(B, H, T, S)``.
+    """Multiply queries with the rows at their counted positions, ``(B, H, T, S)``.
 
     Args:
         query: ``(B, H, T, D)``.
         content: scaled, ``(B, H, T, S)``.
-        table: ``(P, D)``.
-        mask: what it hides is not counted.
+        table: :attr:`Terms.counted_table`, ``(P, D)``.
+        mask: hidden keys are not counted.
     """
     forbidden = mask.forbidden(content.size(2), content.size(3), content.device)
     gates = content.sigmoid()
     gates = gates if forbidden is None else gates.masked_fill(forbidden, 0.0)
     positions = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=len(table) - 1)  # [B, H, T, S]
     by_row = query @ at_least_fp32(table).T  # [B, H, T, P]
-    low = positions.detach().floor()
-    part = positions - low  # keeps NaN, which an index cannot have
-    index = low.nan_to_num().long()
-    above = (index + 1).clamp(max=len(table) - 1)  # where p is whole, its part is 0
-    return by_row.gather(-1, index) * (1 - part) + by_row.gather(-1, above) * part
+    whole = positions.detach().floor()
+    fraction = positions - whole  # a NaN stays one, though an index cannot be NaN
+    below = whole.nan_to_num().long()
+    above = (below + 1).clamp(max=len(table) - 1)  # at the last row, the fraction is 0
+    return by_row.gather(-1, below) * (1 - fraction) + by_row.gather(-1, above) * fraction
 
 
 def _expand_decay(call: AttentionCall) -> Tensor | None:
-    """Compute what forgetting adds to the scores, ``(B or 1, H, T, S)``, or None."""
+    """Compute the decay c_i - c_j of each pair, ``(B or 1, H, T, S)``, or None."""
     tgt_len, src_len = call.query.size(2), call.key.size(2)
 
     def subtract(parts: Tensor) -> Tensor:
         queries, keys = parts[:, :, src_len - tgt_len :, None], parts[:, :, None]
+        # Part by part: added up, large sums would lose their small differences.
         pairs = (queries[..., n] - keys[..., n] for n in range(parts.size(-1)))
-        return reduce(add, pairs)  # part by part: [B or 1, H, T, S]
+        return reduce(add, pairs)  # [B or 1, H, T, S]
 
-    sides = [None if c is None else subtract(c) for c in call.decay()]
-    earlier, later = sides
+    earlier, later = (None if sums is None else subtract(sums) for sums in call.decay())
     if earlier is None or later is None:
         return later if earlier is None else earlier
     is_later = torch.ones(tgt_len, src_len, dtype=torch.bool, device=call.query.device)
@@ -185,7 +186,7 @@ def _multiply_pairs(
     table = getattr(terms, name)
     is_of_keys = name == "key_table"
     if terms.first is None and name not in terms.runs:  # the shift finds rows without an index
-        # By key, distances fall from query to query, so the rows come last one first.
+        # Of a key, distances fall from query to query, so the rows are read last one first.
         rows = pad_rows(table.flip(1) if is_of_keys else table)
         pairs = relative_shift(_multiply_rows(x, rows), sizes[0] if is_of_keys else sizes[1])
     else:
@@ -199,16 +200,16 @@ def _compute_single_query_terms(
     query: Tensor, key: Tensor, terms: Terms, mask: Mask
 ) -> tuple[Tensor, list[Tensor]]:
     """Compute the same as :func:`_compute_many_query_terms`, where T is 1."""
-    by_key = terms.key_table
-    with_content = query
-    plain_sum = terms.first is None and not terms.multiplies
+    key_table = terms.key_table
+    content_query = query
+    is_plain_sum = terms.first is None and not terms.multiplies
     runs = terms.runs.get("key_table")
-    if by_key is not None and runs is not None and runs.rows == 1 and plain_sum:
+    if key_table is not None and runs is not None and runs.rows == 1 and is_plain_sum:
         # One row for all distances, as of Transformer-XL, may as well be added to the query.
-        with_content = query + at_least_fp32(by_key[None])
-        by_key = None
+        content_query = query + at_least_fp32(key_table[None])
+        key_table = None
     if terms.channel_gain is None:
-        content = with_content @ key.transpose(-1, -2)  # [B, H, 1, S]
+        content = content_query @ key.transpose(-1, -2)  # [B, H, 1, S]
     else:
         gain = _select_single_query_rows("channel_gain", terms, key.size(2))
         content = (query * gain * key).sum(-1).unsqueeze(2)  # [B, H, 1, S]
@@ -219,7 +220,7 @@ def _compute_single_query_terms(
     elif terms.query_table is not None:
         rows = _select_single_query_rows("query_table", terms, key.size(2))
         table_terms.append(_multiply_single(query, rows))
-    if by_key is not None:
+    if key_table is not None:
         rows = _select_single_query_rows("key_table", terms, key.size(2))
         table_terms.append((key * rows).sum(-1).unsqueeze(2))  # [B, H, 1, S]
     return content, table_terms
@@ -283,7 +284,7 @@ def _select_single_query_rows(name: str, terms: Terms, src_len: int) -> Tensor:
     """Select a table's rows at a single query's keys, ``(1 or B, G, S, D)``."""
     table = getattr(terms, name)
     if name in terms.runs:
-        index = row_index(terms._replace(first=None), name, 1, src_len, table.device, _ALL)
+        index = row_index(terms._replace(first=None), name, 1, src_len, table.device, _NO_MASK)
         rows = table[:, index[:, 0]].transpose(0, 1)  # [1 or B, G, S, D]
     else:
         rows = table[None, :, :src_len]
@@ -295,7 +296,7 @@ def _select_single_query_rows(name: str, terms: Terms, src_len: int) -> Tensor:
 
 
 class _ChannelGain(torch.autograd.Function):
-    """Dot products with a gain for each channel, ``sum_t q_it k_jt a_rt`` (Huang's method 3).
+    """Dot products with a gain for each channel, ``sum_d q_id k_jd a_rd`` (Huang's method 3).
 
     No matrix product computes them, so they are summed channel by channel, forward and backward,
     without a tensor of size T * S * D. ``gain`` has G tables (1 for all heads, or one each) of R
@@ -307,23 +308,23 @@ class _ChannelGain(torch.autograd.Function):
         """Multiply ``(B, H, T, D)``, ``(B, H, S, D)`` and ``(G, R, D)`` to ``(B, H, T, S)``."""
         ctx.save_for_backward(query, key, gain, index)
         total = query.new_zeros(*query.shape[:3], key.size(2))
-        for t in range(query.size(-1)):
-            products = query[..., t, None] * key[..., None, :, t]  # [B, H, T, S]
-            total += products * _look_up_gain(gain[..., t], index)
+        for d in range(query.size(-1)):
+            products = query[..., d, None] * key[..., None, :, d]  # [B, H, T, S]
+            total += products * _look_up_gain(gain[..., d], index)
         return total
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         """Compute the gradients of query, key and gain."""
         query, key, gain, index = ctx.saved_tensors
-        grads = [torch.zeros_like(x) for x in (query, key, gain)]
-        for t in range(query.size(-1)):
-            q, k = query[..., t, None], key[..., None, :, t]  # [B, H, T, 1], [B, H, 1, S]
-            by_gain = grad * _look_up_gain(gain[..., t], index)
-            grads[0][..., t] = (by_gain * k).sum(-1)
-            grads[1][..., t] = (by_gain * q).sum(-2)
-            grads[2][..., t] = _sum_by_row(grad * q * k, index, gain.shape[:2])
-        return grads[0], grads[1], grads[2], None
+        query_grad, key_grad, gain_grad = (torch.zeros_like(x) for x in (query, key, gain))
+        for d in range(query.size(-1)):
+            q, k = query[..., d, None], key[..., None, :, d]  # [B, H, T, 1], [B, H, 1, S]
+            by_gain = grad * _look_up_gain(gain[..., d], index)
+            query_grad[..., d] = (by_gain * k).sum(-1)
+            key_grad[..., d] = (by_gain * q).sum(-2)
+            gain_grad[..., d] = _sum_by_row(grad * q * k, index, gain.shape[:2])
+        return query_grad, key_grad, gain_grad, None
 
 
 def _sum_by_row(x: Tensor, index: Tensor, shape: torch.Size) -> Tensor:

@@ -1,4 +1,7 @@
-"""torch's fused attention, for terms that are a plain dot product with or without a bias.
+"""torch's fused attention, for scores that are a plain dot product with or without a bias.
+
+Masks, states and sinks become a bias of each pair; decay becomes two more channels of queries and
+keys; temperatures multiply the queries.
 
 B batch, H heads, T queries, S keys, D head size, G heads of a bias (1 or H), R distances.
 """
@@ -44,8 +47,8 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     if not _takes_groups(call):
         call = call.with_all_heads()
     query, key, value, terms, mask, dropout, _ = call
-    tgt_len, src_len, head_dim = query.size(2), key.size(2), value.size(-1)
-    earlier, later = call.decay()  # `refuses` lets only one of them through
+    tgt_len, src_len = query.size(2), key.size(2)
+    earlier, later = call.decay()  # `refuses` accepts only one of them
     decay = later if earlier is None else earlier
     if decay is not None:
         query, key, value, terms = _append_decay(query, key, value, terms, decay)
@@ -54,21 +57,13 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
         query = (at_least_fp32(query) * temperature[..., None]).type_as(query)
     with torch.autocast(query.device.type, enabled=False):
         products = multiply_states(terms, src_len, mask)
-    if products is not None:  # they act like a bias of each pair
+    if products is not None:  # added to the scores, so they are a bias of each pair
         if temperature is not None:
             products = products * temperature[..., None]
         pair_bias = products if terms.pair_bias is None else products + terms.pair_bias
         terms = terms._replace(pair_bias=pair_bias, state_table=None, states=None)
-    deps = (
-        terms.bias,
-        terms.pair_bias,
-        terms.first,
-        *mask.cache_deps,
-        tgt_len,
-        src_len,
-        query.dtype,
-        query.device,
-    )
+    deps = (terms.bias, terms.pair_bias, terms.first, *mask.cache_deps)
+    deps = (*deps, tgt_len, src_len, query.dtype, query.device)
     prepared = mask.cached(
         "sdpa", deps, lambda: _prepare_mask(terms, mask, query, tgt_len, src_len)
     )
@@ -77,17 +72,18 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
         key, value = (F.pad(x, (0, 0, 0, 1)) for x in (key, value))
     if terms.bias is None and terms.pair_bias is None:
         attended = _call_torch(query, key, value, prepared, terms, dropout)
-        return attended[..., :head_dim].to(call.value.dtype), None
-    # Scores in float32: torch adds such a bias to 16-bit queries on some devices only, and not
-    # faster (fp16 on a CPU: several times slower). Autocast would round it again.
-    query, key, value = (at_least_fp32(x) for x in (query, key, value))
-    with torch.autocast(query.device.type, enabled=False):
-        attended = _call_torch(query, key, value, prepared, terms, dropout)
-        return attended[..., :head_dim].to(call.value.dtype), None
+    else:
+        # Scores in float32: torch adds such a bias to 16-bit queries on some devices only, and not
+        # faster (fp16 on a CPU: several times slower). Autocast would round it again.
+        query, key, value = (at_least_fp32(x) for x in (query, key, value))
+        with torch.autocast(query.device.type, enabled=False):
+            attended = _call_torch(query, key, value, prepared, terms, dropout)
+    # Decay made the values wider, and float32.
+    return attended[..., : call.value.size(-1)].to(call.value.dtype), None
 
 
 def _takes_groups(call: AttentionCall) -> bool:
-    """Check whether torch's kernels read keys of fewer heads without copying them.
+    """Check whether torch's kernels read keys of fewer heads than queries without copying them.
 
     Kernels for a GPU that take a mask or a bias do not. Decay differs from head to head.
     """
@@ -99,9 +95,9 @@ def _append_decay(
 ) -> tuple[Tensor, Tensor, Tensor, Terms]:
     """Append the decay c, ``(B or 1, H, S, parts)``, to queries and keys as two more channels.
 
-    The dot product then has c_i - c_j as a part: [q_i, c_i, 1].[k_j, 1, -c_j]. It is computed in
-    float32, whatever the precision of the model: c falls by up to 1 with each token. Values are
-    padded to the same width, which torch's fused kernels expect.
+    The dot product [q_i, c_i, 1].[k_j, 1, -c_j] then includes c_i - c_j. It is computed in float32,
+    whatever the precision of the model: c falls by up to 1 with each token. Values are padded to
+    the same width, which torch's fused kernels expect.
     """
     tgt_len, src_len = query.size(2), key.size(2)
     query, key, value = (at_least_fp32(x) for x in (query, key, value))
@@ -116,11 +112,11 @@ def _append_decay(
 
 
 class _PreparedMask(NamedTuple):
-    """The mask of torch's attention."""
+    """The mask and bias of torch's attention."""
 
     bias: Tensor | None  # `(B or 1, G, T, S)`, with -inf where a query must not see a key, or None
-    causal: bool  # whether torch hides the future itself
-    fully_masked: Tensor | None  # `(B, 1, T, 1)`, queries that see no key, or None
+    causal: bool  # whether torch is to hide later keys itself
+    fully_masked: Tensor | None  # `(B or 1, 1, T, 1)`, True for queries that see no key, or None
 
 
 def _prepare_mask(
@@ -138,8 +134,8 @@ def _prepare_mask(
     fully_masked = None
     if forbidden is not None:
         if mask.may_hide_all:
-            # No score can beat -inf. But in some of torch's kernels a row of nothing but -inf gives
-            # NaN, so a query that may see no key sees them all, and is set to zero in the end.
+            # In some of torch's kernels, a row of nothing but -inf gives NaN. So a query that may
+            # see no key sees them all, and its result is set to zero in the end.
             fully_masked = forbidden.all(-1, keepdim=True)  # [B or 1, 1, T, 1]
             forbidden = forbidden & ~fully_masked
         if bias is None:
@@ -181,7 +177,7 @@ def _call_torch(
 
 
 def _sum_biases(terms: Terms, mask: Mask, tgt_len: int, src_len: int) -> tuple[Tensor | None, Mask]:
-    """Add up all biases, ``(B or 1, G, T, S)``, and return the rest of the mask with them.
+    """Add up all biases, ``(B or 1, G, T, S)``; also return the part of the mask not included.
 
     A direction and a window depend on distance alone, so they are cheaper in a bias by distance.
     """
@@ -196,8 +192,7 @@ def _sum_biases(terms: Terms, mask: Mask, tgt_len: int, src_len: int) -> tuple[T
         assert terms.bias is not None
         span = Span.from_lengths(tgt_len, src_len, terms.bias.device)
         hidden = mask.mark_hidden(span.distances())  # [R]
-        hiding = at_least_fp32(terms.bias).masked_fill(hidden, -torch.inf)
-        terms = terms._replace(bias=hiding)
+        terms = terms._replace(bias=at_least_fp32(terms.bias).masked_fill(hidden, -torch.inf))
         mask = Mask()
     bias = expand_term(terms, "bias", tgt_len, src_len, mask)
     return bias if terms.pair_bias is None else bias + terms.pair_bias, mask

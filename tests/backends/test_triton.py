@@ -392,7 +392,7 @@ def test_slabs_cover_every_pair_once():
         attention.Settings(None, None, None, 1.0, "both", product=False, exact=False),
         [torch.zeros(3, H, n, D) for n in (20, 37, 37)] + [None] * 5,
     )
-    stored = {"content", "key"}
+    stored = {"content", "key_term"}
     for numbers in (10**6, 6_000, 2_000, 1):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(gradients, "MAX_VALUES", numbers)

@@ -1,9 +1,9 @@
-"""Attention a block of queries at a time, in plain PyTorch, with a hand-written backward pass.
+"""Attention, a block of queries at a time, in plain PyTorch, with a hand-written backward pass.
 
 Scores exist for one block at a time, and are computed again in the backward pass together with the
-random numbers of dropout: memory grows linearly with the length. Calls that can afford it keep
-their blocks instead. Serves every term but a gain of channels and counted positions. The reference
-computes calls with a single query, for which it is fast. ``docs/blocked.md`` has pictures.
+random numbers of dropout: memory grows linearly with the length. Small calls save their blocks
+instead. The backend serves every term but a gain of channels and counted positions, and leaves
+calls with a single query to the reference, which is fast there. ``docs/blocked.md`` has pictures.
 """
 
 import torch
@@ -11,14 +11,14 @@ from torch import Tensor
 
 from fairseq_posenc.backends import reference
 from fairseq_posenc.backends.base import (
-    NOT_BY_PLACE,
+    NEEDS_CONSECUTIVE_IDS,
     AttentionCall,
     CallFeatures,
     score_scale,
 )
 from fairseq_posenc.backends.blocked.dropout import draw_seeds
 from fairseq_posenc.backends.blocked.function import BlockedAttention
-from fairseq_posenc.backends.blocked.geometry import Geometry, Rule
+from fairseq_posenc.backends.blocked.geometry import Geometry, Settings
 from fairseq_posenc.backends.blocked.operands import (
     Operands,
     build_distance_mask,
@@ -27,11 +27,9 @@ from fairseq_posenc.backends.blocked.operands import (
     lay_out_decay,
     lay_out_segments,
     lay_out_softmax,
-    lay_out_tables,
+    lay_out_terms,
     lay_out_window,
-    reverse_queries,
 )
-from fairseq_posenc.backends.blocked.reset import find_first_tokens
 from fairseq_posenc.encodings.precision import at_least_fp32
 from fairseq_posenc.encodings.terms import Terms
 
@@ -39,8 +37,8 @@ from fairseq_posenc.encodings.terms import Terms
 # again. With every encoding, RoBERTa-base saves 8 sentences of 512 tokens (288 MiB for a product of
 # three terms), and its 12 layers never save more than 3.75 GiB.
 SAVED_BYTES = 320 * 2**20
-# Up to so many rows for each key, each row of a table is multiplied once (measured). A longer table
-# is repeated to all distances: its products by tiles are fewer.
+# A table with more distinct rows for each key is repeated to all distances: multiplying tiles with
+# the rows they need is then faster than multiplying every token with every row (measured).
 ROWS_PER_KEY = 2 / 3
 
 
@@ -54,9 +52,9 @@ def refuses(terms: Terms, call: CallFeatures) -> str:
     if call.need_weights:
         return "it does not keep the attention weights"
     if terms.first is not None and call.documents:
-        return "it resets one first token in a row, and each document has one"
+        return "it resets a single first token of each row, but each document has one"
     if terms.by_ids:
-        return NOT_BY_PLACE
+        return NEEDS_CONSECUTIVE_IDS
     if terms.counted_table is not None:
         return "counted positions depend on all scores of a query"
     if terms.channel_gain is not None and call.tgt_len > 1:
@@ -77,60 +75,55 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
         with torch.autocast(query.device.type, enabled=False):
             return attend(call)
     geometry = Geometry.from_call(query, key.size(2), mask, terms)
-    rule, operands = _prepare_operands(geometry, call._replace(terms=terms))
+    settings, operands = _prepare(geometry, call._replace(terms=terms))
     learns = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in operands)
     temperature = operands.temperature
-    # The gradient of a temperature takes the scores, which are not saved.
+    # The gradient of a temperature needs the scores, which are not saved.
     if learns and (temperature is None or not temperature.requires_grad):
-        fits = _count_saved_bytes(geometry, rule, operands) <= SAVED_BYTES
-        rule = rule._replace(saves=fits)
-    return BlockedAttention.apply(geometry, rule, *operands).type_as(query), None
+        fits = _count_saved_bytes(geometry, settings, operands) <= SAVED_BYTES
+        settings = settings._replace(saves=fits)
+    return BlockedAttention.apply(geometry, settings, *operands).type_as(query), None
 
 
-def _prepare_operands(geometry: Geometry, call: AttentionCall) -> tuple[Rule, Operands]:
-    """Lay out the operands, and make the rule; autograd records it."""
-    operands = Operands(*map(at_least_fp32, call[:3]))
-    device = call.query.device
-    terms = call.terms
-    mask = call.mask
-    dropout = call.dropout
-    terms, scale = _fold_scale(terms, score_scale(terms, call.query.size(-1)))
-    by_name = lay_out_tables(geometry, terms, mask)
+def _prepare(geometry: Geometry, call: AttentionCall) -> tuple[Settings, Operands]:
+    """Collect the settings of a call, and lay out its operands; autograd records the latter."""
+    query, key, value, terms, mask, dropout, _ = call
+    operands = Operands(at_least_fp32(query), at_least_fp32(key), at_least_fp32(value))
+    device = query.device
+    terms, scale = _fold_scale(terms, score_scale(terms, query.size(-1)))
     if dropout:
         batch, heads, (queries, keys) = geometry.batch, geometry.heads, geometry.padded
-        by_name["query_seeds"] = draw_seeds(batch, heads, 2, queries, device=device)
-        by_name["key_seeds"] = draw_seeds(batch, heads, keys, device=device)
-    first = terms.first
-    pair_bias = terms.pair_bias
-    states = terms.states
+        operands = operands._replace(
+            query_seeds=draw_seeds(batch, heads, 2, queries, device=device),
+            key_seeds=draw_seeds(batch, heads, keys, device=device),
+        )
     operands = operands._replace(
+        **lay_out_terms(geometry, terms, mask),
         **lay_out_segments(geometry, mask),
         **lay_out_window(geometry, mask),
-        first=None if first is None else find_first_tokens(first, geometry.batch, geometry.heads),
-        distance_bias=build_distance_mask(geometry, mask, device),
-        pair_bias=None
-        if pair_bias is None
-        else reverse_queries(at_least_fp32(pair_bias), *geometry.missing),
-        states=None
-        if states is None
-        else reverse_queries(at_least_fp32(states), geometry.missing[0]),
-        masked=build_mask_bias(mask, geometry, device),
-        fully_masked=find_fully_masked(mask, geometry),
-        **by_name,
         **lay_out_softmax(geometry, call),
         **lay_out_decay(geometry, call),
+        distance_bias=build_distance_mask(geometry, mask, device),
+        mask_bias=build_mask_bias(mask, geometry, device),
+        fully_masked=find_fully_masked(mask, geometry),
     )
-    starts = {name: runs.starts for name, runs in terms.runs.items()}
     folds = terms.product and _can_fold(terms)
-    product = terms.product and not folds
-    rule = Rule(product, folds, scale, dropout, saves=False, starts=starts, softcap=terms.softcap)
-    return rule, operands
+    settings = Settings(
+        product=terms.product and not folds,
+        folds=folds,
+        scale=scale,
+        dropout=dropout,
+        saves=False,
+        starts={name: runs.starts for name, runs in terms.runs.items()},
+        softcap=terms.softcap,
+    )
+    return settings, operands
 
 
 def _find_long_tables(terms: Terms, src_len: int) -> list[str]:
-    """Find the tables that are better repeated to all distances.
+    """Find the tables that are faster if repeated to all distances (see :data:`ROWS_PER_KEY`).
 
-    A table for each head is not among them: repeating it takes too long.
+    A table for each head is never one of them: repeating it takes too long.
     """
     return [
         name
@@ -143,16 +136,17 @@ def _find_long_tables(terms: Terms, src_len: int) -> list[str]:
 
 def _can_fold(terms: Terms) -> bool:
     """Check whether a product is one of scaled queries and keys (see :mod:`.folded`)."""
-    runs = [terms.runs.get(name) for name, *_ in terms.present("table")]
-    same = bool(runs) and runs[0] is not None and all(other == runs[0] for other in runs)
-    return same and terms.gain is None and terms.first is None
+    if terms.gain is not None or terms.first is not None:
+        return False
+    runs = [terms.runs.get(name) for name, _, _ in terms.present("table")]
+    return bool(runs) and runs[0] is not None and all(other == runs[0] for other in runs)
 
 
 def _fold_scale(terms: Terms, scale: float) -> tuple[Terms, float]:
-    """Fold the scale into a table if possible; also return the factor that remains for the queries.
+    """Multiply a table by the scale if possible; also return the factor that the queries need.
 
-    The terms of a sum are scaled one by one; a product is scaled once. A product without tables is
-    a plain dot product.
+    In a sum, scaled queries scale the content and the query term, so only the table of keys is left
+    to be scaled. A product is scaled once. Without tables it is a plain dot product.
     """
     if terms.key_table is not None:
         terms = terms._replace(key_table=at_least_fp32(terms.key_table) * scale)
@@ -162,14 +156,16 @@ def _fold_scale(terms: Terms, scale: float) -> tuple[Terms, float]:
     return terms._replace(product=False), scale
 
 
-def _count_saved_bytes(geometry: Geometry, rule: Rule, operands: Operands) -> int:
+def _count_saved_bytes(geometry: Geometry, settings: Settings, operands: Operands) -> int:
     """Count the bytes that a call would save if no window or segment hid any pair.
 
     Hidden pairs do not count, so that a window never makes a call save its blocks.
     """
-    # Of a product the content and a term for each table; of a sum the weights, the content if it
-    # has a gain, and capped scores.
-    tables = [operands.query_table, operands.key_table]
-    saved = tables if rule.product else [operands.gain, rule.softcap]
-    numbers = 1 + sum(x is not None for x in saved)
+    # As in BlockState.select_saved: of a product, the content and a term for each table; of a sum,
+    # the weights, the content if it has a gain, and the scores if they are capped.
+    if settings.product:
+        further = [operands.query_table, operands.key_table]
+    else:
+        further = [operands.gain, settings.softcap]
+    numbers = 1 + sum(x is not None for x in further)
     return numbers * geometry._replace(visible=()).pairs * operands.query.element_size()

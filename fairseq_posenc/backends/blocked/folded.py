@@ -1,23 +1,24 @@
-"""Computes products of three terms, whose table rows serve runs of distances, by matrix products.
+"""Computes scores that are a product of three terms by matrix products, where distances share rows.
 
-The score of a pair is ``(q.k) (q.Q_r) (k.K_r)``. If all pairs of a patch have one row r, the score
-is the dot product of two scaled vectors, ``(q.Q_r) q`` and ``(k.K_r) k``: a single matrix product
-computes it, and no number of a pair is multiplied. The same holds for the gradients: that of the
-scaled query is a weighted sum of scaled keys, and its dot product with q is the gradient of
-``q.Q_r``. In other patches the three terms are computed and multiplied.
+The score of a pair is ``(q.k) (q.Q_r) (k.K_r)``. If all pairs of a patch have one table row r, the
+two numbers are *folded* into the vectors: the score is the dot product of ``(q.Q_r) q`` and
+``(k.K_r) k``. A single matrix product computes all scores of the patch, and nothing is multiplied
+pair by pair. The same holds for the gradients: that of the scaled query is a weighted sum of scaled
+keys, and its dot product with q is the gradient of ``q.Q_r``. In other patches the three terms are
+computed and multiplied.
 
 Shapes: D head size; c pairs of sentence and head in a chunk, M queries and W keys of a block, U
-distinct rows that a block needs.
+distinct rows that a block needs; members, the queries or the keys of a block.
 """
 
 from torch import Tensor
 
 from fairseq_posenc.backends.blocked.skew import KEY_SIDE, QUERY_SIDE
-from fairseq_posenc.backends.blocked.spread import Patch, Spread
+from fairseq_posenc.backends.blocked.spread import Patch, Spread, SpreadProducts
 
 
-class Factor:
-    """One side of a block: vectors, and the numbers that multiply the pairs of each of them.
+class FoldedSide:
+    """One side of a block: its vectors, and their products with table rows, the multipliers.
 
     Args:
         members: queries or keys, ``(c, members, D)``.
@@ -27,102 +28,114 @@ class Factor:
 
     def __init__(self, members: Tensor, spread: Spread | None, side: int) -> None:
         self.members = members
-        self.spread = spread
         self.side = side
-        self.numbers = None if spread is None else spread.multiply(members)
-        self._scaled: dict[int, Tensor] = {}  # by row
+        self.multipliers = None if spread is None else spread.multiply(members)
+        self._scaled: dict[int, Tensor] = {}  # all members, times their product with a row
 
     def select_vectors(self, patch: Patch) -> Tensor:
-        """Select the vectors of a patch, ``(c, members, D)``, scaled if it has a single row."""
-        members = self.members
-        if self.numbers is not None and patch.row is not None:
+        """Select the vectors of a patch's members, scaled if the patch has a single row."""
+        vectors = self.members
+        if self.multipliers is not None and patch.row is not None:
             if patch.row not in self._scaled:
-                self._scaled[patch.row] = members * self.numbers.products[:, :, patch.row, None]
-            members = self._scaled[patch.row]
-        return patch.select_members(members, self.side)
+                self._scaled[patch.row] = vectors * self.multipliers.products[:, :, patch.row, None]
+            vectors = self._scaled[patch.row]
+        return patch.select_members(vectors, self.side)
 
-    def select_numbers(self, patch: Patch) -> Tensor | float:
-        """Select the numbers of a patch's pairs, ``(c, M, W)``; 1 without a table."""
-        return 1.0 if self.numbers is None else self.numbers.select(patch)
+    def select_multipliers(self, patch: Patch) -> Tensor | float:
+        """Look up the multiplier of each pair of a patch; 1 without a table."""
+        return 1.0 if self.multipliers is None else self.multipliers.select(patch)
 
-    def begin_gradients(self, pairs: Tensor) -> Tensor | None:
-        """Begin the gradients of all numbers, ``(c, members, U)``; None without any."""
-        return None if self.spread is None else self.spread.begin_sums(pairs)
+    def begin_multiplier_grad(self, pairs: Tensor) -> SpreadProducts | None:
+        """Make zeros for the gradient of the multipliers, of the dtype of ``pairs``."""
+        if self.multipliers is None:
+            return None
+        return self.multipliers._replace(products=self.multipliers.spread.begin_sums(pairs))
 
-    def add_vector_sums(
-        self, patch: Patch, vector_sums: Tensor, total: Tensor, sums: Tensor | None
+    def add_scaled_grad(
+        self,
+        patch: Patch,
+        grad: Tensor,
+        member_grad: Tensor,
+        multiplier_grad: SpreadProducts | None,
     ) -> None:
-        """Add the gradients of a patch that has a single row.
+        """Add the gradient of the scaled vectors of a patch to those of members and multipliers.
 
         Args:
-            patch: with a row.
-            vector_sums: gradient of the scaled vectors, ``(c, members, D)``.
-            total: gradient of all vectors, ``(c, members, D)``.
-            sums: gradient of the numbers (:meth:`begin_gradients`).
+            patch: with a single row.
+            grad: gradient of the scaled vectors of the patch's members.
+            member_grad: gradient of all members, ``(c, members, D)``.
+            multiplier_grad: see :meth:`begin_multiplier_grad`.
         """
-        total = patch.select_members(total, self.side)
-        if self.numbers is None or sums is None:
-            total.add_(vector_sums)
+        member_grad = patch.select_members(member_grad, self.side)
+        if self.multipliers is None or multiplier_grad is None:
+            member_grad.add_(grad)
             return
-        members, numbers, sums = (
-            patch.select_members(x, self.side) for x in (self.members, self.numbers.products, sums)
+        members, multipliers, multiplier_grads = (
+            patch.select_members(x, self.side)
+            for x in (self.members, self.multipliers.products, multiplier_grad.products)
         )
-        total.addcmul_(vector_sums, numbers[:, :, patch.row, None])
-        sums[:, :, patch.row].add_((members * vector_sums).sum(-1))
-
-    def finish_gradients(self, sums: Tensor | None, total: Tensor, table: Tensor | None) -> None:
-        """Add the gradients of the numbers to those of vectors and table."""
-        if self.spread is not None and sums is not None:
-            self.spread.add_gradients(sums, self.members, total, table)
+        member_grad.addcmul_(grad, multipliers[:, :, patch.row, None])
+        multiplier_grads[:, :, patch.row].add_((members * grad).sum(-1))
 
 
-def multiply_factors(query: Factor, key: Factor, patches: tuple[Patch, ...]) -> Tensor:
-    """Compute the scores of a block, ``(c, M, W)``."""
+def multiply_sides(query: FoldedSide, key: FoldedSide, patches: tuple[Patch, ...]) -> Tensor:
+    """Compute the scores of a block, ``(c, M, W)``; its patches hold each pair once."""
     scores = query.members.new_empty(*query.members.shape[:2], key.members.size(1))
     for patch in patches:
         pairs = patch.select(scores)
         pairs.baddbmm_(query.select_vectors(patch), key.select_vectors(patch).mT, beta=0)
         if patch.row is None:
-            pairs.mul_(query.select_numbers(patch)).mul_(key.select_numbers(patch))
+            pairs.mul_(query.select_multipliers(patch)).mul_(key.select_multipliers(patch))
     return scores
 
 
-def add_factor_gradients(
-    query: Factor,
-    key: Factor,
+def add_gradients(
+    query: FoldedSide,
+    key: FoldedSide,
     patches: tuple[Patch, ...],
     grad: Tensor,
-    totals: tuple[Tensor, Tensor],
-    tables: tuple[Tensor | None, Tensor | None],
+    member_grads: tuple[Tensor, Tensor],
+    table_grads: tuple[Tensor | None, Tensor | None],
 ) -> None:
-    """Add the gradients of a block.
+    """Add the gradients of the two sides of a block and of their tables.
 
     Args:
-        query: of the block.
-        key: of the block.
-        patches: of both.
+        query: the side of the queries.
+        key: the side of the keys.
+        patches: of the block.
         grad: gradient of the scores, ``(c, M, W)``.
-        totals: gradients of queries, ``(c, M, D)``, and of keys, ``(c, D, W)``.
-        tables: gradients of their tables; None for one that needs none.
+        member_grads: gradients of queries, ``(c, M, D)``, and of keys, ``(c, D, W)``, transposed as
+            in :class:`~fairseq_posenc.backends.blocked.operands.Operands`.
+        table_grads: gradients of both tables; None for one that needs none.
     """
-    query_total, key_total = totals
-    query_sums = query.begin_gradients(grad)
-    key_sums = key.begin_gradients(grad)
+    query_grad, key_grad = member_grads
+    query_multiplier_grad = query.begin_multiplier_grad(grad)
+    key_multiplier_grad = key.begin_multiplier_grad(grad)
     for patch in patches:
         pairs = patch.select(grad)
         queries, keys = query.select_vectors(patch), key.select_vectors(patch)
         if patch.row is not None:
-            query.add_vector_sums(patch, pairs @ keys, query_total, query_sums)
-            key.add_vector_sums(patch, (queries.mT @ pairs).mT, key_total.mT, key_sums)
+            query.add_scaled_grad(patch, pairs @ keys, query_grad, query_multiplier_grad)
+            # Multiplied in this order, the result has the layout of the keys' gradient.
+            key.add_scaled_grad(patch, (queries.mT @ pairs).mT, key_grad.mT, key_multiplier_grad)
             continue
-        by_query = query.select_numbers(patch)
-        by_key = key.select_numbers(patch)
+        query_multipliers = query.select_multipliers(patch)
+        key_multipliers = key.select_multipliers(patch)
         by_content = pairs * (queries @ keys.mT)  # [c, M, W]
-        for factor, others, sums in ((query, by_key, query_sums), (key, by_query, key_sums)):
-            if factor.spread is not None and sums is not None:
-                factor.spread.add_by_row(sums, patch, by_content * others)
-        content_grad = pairs * by_query * by_key
-        patch.select_members(query_total, QUERY_SIDE).baddbmm_(content_grad, keys)
-        patch.select_members(key_total.mT, KEY_SIDE).mT.baddbmm_(queries.mT, content_grad)
-    query.finish_gradients(query_sums, query_total, tables[0])
-    key.finish_gradients(key_sums, key_total, tables[1])
+        for multiplier_grad, others in (
+            (query_multiplier_grad, key_multipliers),
+            (key_multiplier_grad, query_multipliers),
+        ):
+            if multiplier_grad is not None:
+                sums = multiplier_grad.products
+                multiplier_grad.spread.add_by_row(sums, patch, by_content * others)
+        content_grad = pairs * query_multipliers * key_multipliers
+        patch.select_members(query_grad, QUERY_SIDE).baddbmm_(content_grad, keys)
+        patch.select_members(key_grad.mT, KEY_SIDE).mT.baddbmm_(queries.mT, content_grad)
+    for side, multiplier_grad, member_grad, table_grad in zip(
+        (query, key), (query_multiplier_grad, key_multiplier_grad), member_grads, table_grads
+    ):
+        if multiplier_grad is not None:
+            multiplier_grad.spread.add_gradients(
+                multiplier_grad.products, side.members, member_grad, table_grad
+            )

@@ -1,7 +1,9 @@
 """Divides a call into chunks of sentences and heads, and these into blocks of queries and keys.
 
-A *table* has a row for each distance between query and key. Queries are stored in reverse, the last
-one first, so the pair of query i' and key j has table row i' + j.
+For example, causal attention over 1,024 tokens may have two blocks in each chunk: the last 512
+queries with all keys, and the first 512 queries with the first 512 keys. A *table* has a row for
+each distance between query and key. Queries are stored in reverse, the last one first, so the pair
+of query i' and key j has table row i' + j.
 
 Shapes: B batch, H heads, T queries, S keys, D head size; G tables (1 for all heads, or one each), R
 rows of a table; c pairs of sentence and head in a chunk, M queries and W keys of a block, N queries
@@ -20,22 +22,22 @@ from torch import Tensor
 from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.terms import Terms
 
-# All were measured to be fast.
+# The sizes that were fastest in benchmarks.
 MAX_QUERIES = 512  # the most queries of a block
 PAIRS_PER_THREAD = 2**19  # pairs of a block on a CPU, for each thread of torch
 PAIRS_ON_GPU = 2**27  # pairs of a block on a GPU
-MIN_QUERIES = 64  # queries of a block where a window or segments leave each query few keys
-MIN_GAP = 128  # hidden keys between the first ones and a window from which on they are left out
+MIN_QUERIES = 64  # the fewest queries of a block where a window or segments hide most keys
+MIN_GAP = 128  # this many hidden keys between first keys and a window are skipped; fewer are not
 # Sentences are computed one by one if their blocks then have less than this share of the pairs.
 SEPARATE_BELOW = 0.8
 
 
-class Rule(NamedTuple):
+class Settings(NamedTuple):
     """The settings of a call other than its tensors and sizes."""
 
-    product: bool  # whether terms are multiplied, else added; False where they are folded
-    folds: bool  # whether terms are multiplied as scaled queries and keys (see `folded`)
-    scale: float  # factor of the query
+    product: bool  # whether the parts of a score are multiplied, else added; False if `folds`
+    folds: bool  # whether they are multiplied as scaled queries and keys (see `folded`)
+    scale: float  # factor of the queries
     dropout: float  # probability of dropping a weight
     saves: bool  # whether the backward pass gets the blocks' tensors; else it computes them again
     # by the name of a table, the first distance of each row but the first (see `Runs`)
@@ -44,7 +46,7 @@ class Rule(NamedTuple):
 
     @property
     def saves_weights(self) -> bool:
-        """Whether the weights are saved: only where the parts of a score are added."""
+        """Whether the weights are saved (see :meth:`BlockState.select_saved`)."""
         return self.saves and not self.product
 
 
@@ -94,38 +96,39 @@ class VisibleKeys(NamedTuple):
 
     first: list[int]
     last: list[int]
-    # the same of the first keys, which no window hides; first is above last where there are none
+    # the same of the `Locality.first_keys`; if a query sees none of them, first is above last
     first_keys: VisibleKeys | None = None
 
     @classmethod
-    def from_tensors(cls, *bounds: Tensor) -> VisibleKeys:
-        """Make it from the fields, ``(T,)`` each; those of the first keys follow."""
-        first, last = (x.tolist() for x in bounds[:2])
-        return cls(first, last, cls.from_tensors(*bounds[2:]) if bounds[2:] else None)
+    def from_ranges(cls, ranges: Sequence[tuple[Tensor, Tensor]]) -> VisibleKeys:
+        """Make it from the first and last keys, ``(T,)`` each, and those of the first keys."""
+        keys = [cls(first.tolist(), last.tolist()) for first, last in ranges]
+        return keys[0] if len(keys) == 1 else keys[0]._replace(first_keys=keys[1])
 
     def split_keys(self, first: int, last: int, tile: int) -> list[slice]:
-        """Split the keys that any of the queries ``first`` to ``last`` sees where a gap is.
+        """Split the keys that the queries ``first`` to ``last`` see, where these leave a gap.
 
-        Bounds are whole tiles.
+        The bounds are multiples of ``tile``.
         """
         low, high = self.first[first], self.last[last] + 1
         parts = [(low, high)]
-        if (marked := self.first_keys) is not None:
-            begin = min(marked.first[first : last + 1])
-            end = max(marked.last[first : last + 1]) + 1
+        if (first_keys := self.first_keys) is not None:  # they may lie on either side of the window
+            begin = min(first_keys.first[first : last + 1])
+            end = max(first_keys.last[first : last + 1]) + 1
             parts = [(begin, min(end, low)), (low, high), (max(begin, high), end)]
         keys: list[slice] = []
         for start, stop in parts:
             if start >= stop:
                 continue
-            start, stop = start // tile * tile, -(-stop // tile) * tile
+            start = start // tile * tile
+            stop = -(-stop // tile) * tile
             if keys and start - keys[-1].stop < MIN_GAP:
                 start = keys.pop().start
             keys.append(slice(start, stop))
         return keys
 
     def widths(self) -> list[int]:
-        """Count the keys from the first to the last of each query."""
+        """Count the keys from the first to the last one of each query."""
         return [last - first + 1 for first, last in zip(self.first, self.last)]
 
 
@@ -138,15 +141,15 @@ class Geometry(NamedTuple):
     src_len: int  # S
     # N, queries or keys of a tile that is multiplied with a table of all distances; 1 without one
     tile: int
-    direction: str  # see Mask
+    direction: str  # see `Mask`
     per_head: bool  # whether a table differs from head to head
     block_pairs: int  # how many pairs of queries and keys make a block
-    # one of all sentences together, or one of each; () where a direction alone hides keys
+    # for all sentences together, or for each of them; () if a direction alone hides keys
     visible: tuple[VisibleKeys, ...] = ()
 
     @classmethod
     def from_call(cls, query: Tensor, src_len: int, mask: Mask, terms: Terms) -> Geometry:
-        """Choose the division of a call.
+        """Choose the sizes of a call's blocks.
 
         Args:
             query: ``(B, H, T, D)``.
@@ -156,9 +159,11 @@ class Geometry(NamedTuple):
         """
         tables = [(name, term, x) for name, term, x in terms.present() if term.rows is not None]
         batch, heads, tgt_len, _ = query.shape
-        # Each query (or key) is multiplied with N - 1 table rows that it does not need, so small
-        # tiles waste little; but tiles that are too small make slow matrix products.
-        tile = 16 if src_len < 128 else 64
+        tile = 1
+        if any(term.has_vectors and name not in terms.runs for name, term, _ in tables):
+            # Each query (or key) is multiplied with N - 1 table rows that it does not need, so
+            # small tiles waste little; but tiles that are too small make slow matrix products.
+            tile = 16 if src_len < 128 else 64
         # On a CPU a block's pairs should stay in the caches, and occupy all threads. A GPU needs
         # work for all of its processors at once.
         on_cpu = query.device.type == "cpu"
@@ -167,10 +172,10 @@ class Geometry(NamedTuple):
             heads,
             tgt_len,
             src_len,
-            tile if any(x.has_vectors for name, x, _ in tables if name not in terms.runs) else 1,
+            tile,
             mask.direction,
-            any(term.per_head(x) for _, term, x in tables),
-            PAIRS_PER_THREAD * torch.get_num_threads() if on_cpu else PAIRS_ON_GPU,
+            per_head=any(term.per_head(x) for _, term, x in tables),
+            block_pairs=PAIRS_PER_THREAD * torch.get_num_threads() if on_cpu else PAIRS_ON_GPU,
         )
         if not mask.locality.limits:
             return geometry
@@ -180,16 +185,18 @@ class Geometry(NamedTuple):
         )
         if ranges is None:
             return geometry
-        # Bounds alternate: the lowest first key and the highest last key that any sentence sees.
-        reduced = (x.amax(0) if n % 2 else x.amin(0) for n, x in enumerate(ranges))
-        together = geometry._replace(visible=(VisibleKeys.from_tensors(*reduced),))
-        rows = max(map(len, ranges))
-        if rows == 1:
+        # The first and the last key that any of the sentences sees.
+        joined = VisibleKeys.from_ranges([(first.amin(0), last.amax(0)) for first, last in ranges])
+        together = geometry._replace(visible=(joined,))
+        sentences = max(len(first) for first, _ in ranges)
+        if sentences == 1:
             return together
-        by_row = zip(*(x.expand(rows, -1) for x in ranges))  # [T] each
-        separate = geometry._replace(
-            visible=tuple(VisibleKeys.from_tensors(*bounds) for bounds in by_row)
-        )
+        expanded = [(x.expand(sentences, -1), y.expand(sentences, -1)) for x, y in ranges]
+        by_sentence = [
+            VisibleKeys.from_ranges([(first[b], last[b]) for first, last in expanded])
+            for b in range(sentences)
+        ]
+        separate = geometry._replace(visible=tuple(by_sentence))
         return separate if separate.pairs < SEPARATE_BELOW * together.pairs else together
 
     @property
@@ -203,12 +210,12 @@ class Geometry(NamedTuple):
         return self.tgt_len + self.missing[0], self.src_len + self.missing[1]
 
     def distances(self, device: torch.device) -> Tensor:
-        """List the distances of padded queries and keys, ``(1, R)``; row i' + j of a table."""
+        """List the distances of padded queries and keys, ``(1, R)``, in the order of table rows."""
         return torch.arange(sum(self.padded) - 1, device=device)[None] - (self.src_len - 1)
 
     @property
     def pairs(self) -> int:
-        """The pairs of all blocks."""
+        """The number of pairs in all blocks."""
         return sum(
             (chunk.batch.stop - chunk.batch.start)
             * (chunk.heads.stop - chunk.heads.start)
@@ -219,21 +226,17 @@ class Geometry(NamedTuple):
     def split_chunks(self) -> Iterator[tuple[Chunk, list[Strip]]]:
         """Yield sentences and heads to compute together, and the blocks that hold their pairs."""
         separate = len(self.visible) > 1
-        for number, visible in enumerate(self.visible or (None,)):
-            begin, end = (number, number + 1) if separate else (0, self.batch)
+        for index, visible in enumerate(self.visible or (None,)):
+            begin, end = (index, index + 1) if separate else (0, self.batch)
             sentences, heads, queries = self._choose_sizes(end - begin, visible)
             strips = list(self._split_strips(queries, visible))
             for b in range(begin, end, sentences):
+                batch = slice(b, min(b + sentences, end))
                 for h in range(0, self.heads, heads):
-                    yield (
-                        Chunk(
-                            slice(b, min(b + sentences, end)), slice(h, min(h + heads, self.heads))
-                        ),
-                        strips,
-                    )
+                    yield Chunk(batch, slice(h, min(h + heads, self.heads))), strips
 
     def _split_strips(self, queries: int, visible: VisibleKeys | None) -> Iterator[Strip]:
-        """Yield the blocks of so many queries, with the keys that any of them sees."""
+        """Yield the blocks of ``queries`` queries each, with the keys that any of these sees."""
         tgt_len, src_len = self.padded
         for start in range(0, tgt_len, queries):
             end = min(start + queries, tgt_len)
@@ -244,8 +247,7 @@ class Geometry(NamedTuple):
             else:
                 low = max(self.src_len - end, 0) if self.direction == "rl" else 0
                 high = max(self.src_len - start, 1) if self.direction == "lr" else src_len
-                low, high = low // self.tile * self.tile, -(-high // self.tile) * self.tile
-                parts = [slice(low, high)]
+                parts = [slice(low // self.tile * self.tile, -(-high // self.tile) * self.tile)]
             yield tuple(Block(slice(start, end), keys) for keys in parts)
 
     def _choose_sizes(self, batch: int, visible: VisibleKeys | None) -> tuple[int, int, int]:
@@ -253,31 +255,32 @@ class Geometry(NamedTuple):
         tgt_len, src_len = self.padded
         queries = min(MAX_QUERIES, tgt_len)
         if visible is not None:
-            # A block has the keys of all its queries. With an eighth of the mean window, little
-            # of it is hidden.
+            # A block has the keys of all its queries. If these are an eighth of the mean number of
+            # visible keys, few of its pairs are hidden.
             widths = visible.widths()
             queries = min(queries, max(sum(widths) // len(widths) // 8, MIN_QUERIES))
             src_len = min(src_len, max(widths) + queries)
         queries = max(queries // self.tile, 1) * self.tile
         heads = max(self.block_pairs // (queries * src_len), 1)
-        if heads < self.heads or self.per_head:  # one sentence at a time
+        if heads < self.heads or self.per_head:  # a single sentence
             return 1, min(heads, self.heads), queries
         return min(heads // self.heads, batch), self.heads, queries
 
 
 def _read_ranges(
     mask: Mask, tgt_len: int, src_len: int, device: torch.device
-) -> list[Tensor] | None:
-    """Compute the bounds of the keys that each query sees, ``(B or 1, T)`` each, on the CPU.
+) -> list[tuple[Tensor, Tensor]] | None:
+    """Compute the first and last key that each query sees, ``(B or 1, T)`` each, on the CPU.
 
-    They are the fields of :class:`VisibleKeys`; None if they are not ranges.
+    If there are first keys, their ranges follow. None if the visible keys are not ranges.
     """
     limits = mask.locality
     if limits.segments is None and limits.first_keys is None:
         # A window depends on lengths alone: computed on the CPU, it does not wait for a GPU.
         device = torch.device("cpu")
-    near = mask._replace(locality=limits._replace(first_keys=None))
-    ranges = [near.find_visible_ranges(tgt_len, src_len, device)]
+    without_first_keys = mask._replace(locality=limits._replace(first_keys=None))
+    ranges = [without_first_keys.find_visible_ranges(tgt_len, src_len, device)]
     if limits.first_keys is not None:
         ranges.append(mask.find_first_key_ranges(tgt_len, src_len, device))
-    return [x.cpu() for bounds in ranges for x in bounds or ()] or None
+    known = [(x[0].cpu(), x[1].cpu()) for x in ranges if x is not None]
+    return known or None  # both are known, or neither is

@@ -16,33 +16,34 @@ from torch.nn import functional as F
 
 from fairseq_posenc.backends.base import AttentionCall
 from fairseq_posenc.backends.blocked.geometry import Chunk, Geometry
+from fairseq_posenc.backends.blocked.reset import find_first_tokens
 from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.locality import Locality
 from fairseq_posenc.encodings.precision import at_least_fp32
 from fairseq_posenc.encodings.runs import Runs
 from fairseq_posenc.encodings.terms import Terms
 
-# Added to the score of a forbidden pair: exceeds any score. A pair may be forbidden by distance,
-# segment and mask, and the sum of three is still finite.
+# Added to the score of a forbidden pair: below any score. A pair may be forbidden by distance,
+# segment and mask, and even three times this is finite in float32.
 FORBIDDEN = -1e38
-# Fields `(G, R, ...)`, cut by head alone.
+# Fields `(G, R, ...)`, of which a chunk gets its heads.
 BY_DISTANCE = {
     "query_table",
     "key_table",
     "value_table",
     "state_table",
-    "query_places",
-    "key_places",
-    "value_places",
-    "state_places",
+    "query_row_index",
+    "key_row_index",
+    "value_row_index",
+    "state_row_index",
     "gain",
     "bias",
     "distance_bias",
     "window_bias",
     "is_later",
 }
-# Fields `(B or 1, G, ...)`.
-BY_PAIR = {"pair_bias", "masked"}
+# Fields `(B or 1, G, ...)`, of which a chunk gets its sentences and heads.
+BY_PAIR = {"pair_bias", "mask_bias"}
 
 
 class Operands(NamedTuple):
@@ -52,32 +53,31 @@ class Operands(NamedTuple):
     """
 
     query: Tensor  # `(B, H, T, D)`
-    key: Tensor  # `(B, H, S, D)`; its gradient is `(B, H, D, S)`, the faster product
-    value: Tensor  # shaped as the key
-    first: Tensor | None = None  # place of the first token, `(B, H, 1, 1)`
-    # dropout mixes two seeds of each query with one of each key, `(B, H, 2, T)`
-    query_seeds: Tensor | None = None
-    key_seeds: Tensor | None = None  # `(B, H, S)`
+    key: Tensor  # `(B, H, S, D)`
+    value: Tensor  # shaped as the key; the gradients of both are `(B, H, D, S)`, the faster product
+    first_token: Tensor | None = None  # index of the first token, `(B, H, 1, 1)`
+    query_seeds: Tensor | None = None  # of dropout, two for each query, `(B, H, 2, T)`
+    key_seeds: Tensor | None = None  # one for each key, `(B, H, S)`
     # `(G, R, D)`; with a reset, all tables have its two rows at their end
     query_table: Tensor | None = None
     key_table: Tensor | None = None  # `(G, R, D)`
     value_table: Tensor | None = None  # `(G, R, D)`
-    # where rows of a table serve runs of distances, the row of each distance, `(1, R)` of int64
-    query_places: Tensor | None = None
-    key_places: Tensor | None = None
-    value_places: Tensor | None = None
+    # where runs of distances share a row of a table, the row of each distance, `(1, R)` of int64
+    query_row_index: Tensor | None = None
+    key_row_index: Tensor | None = None
+    value_row_index: Tensor | None = None
     state_table: Tensor | None = None  # `(G, R, W)`
-    state_places: Tensor | None = None
+    state_row_index: Tensor | None = None
     states: Tensor | None = None  # `(B, H, T, W)`
     gain: Tensor | None = None  # `(G, R)`
     bias: Tensor | None = None  # `(G, R)`
     distance_bias: Tensor | None = None  # -1e38 where direction or window hide, `(1, R)`
-    # the same of a window that leaves the first keys visible, and where these are, `(B, H, S)`
+    # the same of a window alone, `(1, R)`, if it leaves the keys visible that `first_keys` marks
     window_bias: Tensor | None = None
-    first_keys: Tensor | None = None
+    first_keys: Tensor | None = None  # `(B, H, S)` of bool
     pair_bias: Tensor | None = None  # `(B or 1, G, T, S)`
-    # the bias of padding and forbidden pairs, `(B or 1, 1, T or 1, S)`
-    masked: Tensor | None = None
+    # -1e38 for padding and forbidden pairs, else 0, `(B or 1, 1, T or 1, S)`
+    mask_bias: Tensor | None = None
     # True for queries that may see no key, `(B or 1, 1, T, 1)`, first query first
     fully_masked: Tensor | None = None
     query_segments: Tensor | None = None  # `(B, H, T)`; a query sees keys of its segment
@@ -85,23 +85,25 @@ class Operands(NamedTuple):
     temperature: Tensor | None = None  # multiplies all scores of a query, `(B, H, T)`
     sink: Tensor | None = None  # one more score in the softmax, `(B, H, 1)`
     # Decay is a running sum c over the tokens: c_i - c_j is added to the score of query i and key
-    # j. These two serve earlier keys or, unless the next two are given, all keys
+    # j. The first two fields are for earlier keys, or for all keys if the next two are None
     query_decay: Tensor | None = None  # parts whose sum is c_i, `(B, H, T, parts)`
     key_decay: Tensor | None = None  # parts whose sum is c_j, `(B, H, S, parts)`
-    query_later: Tensor | None = None  # c_i for later keys, shaped as `query_decay`
-    key_later: Tensor | None = None  # c_j of later keys, shaped as `key_decay`
-    # where both kinds are given, True at the distances of later keys, `(1, R)` of bool
+    query_later_decay: Tensor | None = None  # c_i for later keys, shaped as `query_decay`
+    key_later_decay: Tensor | None = None  # c_j of later keys, shaped as `key_decay`
+    # if all four are given, True at the distances of later keys, `(1, R)` of bool
     is_later: Tensor | None = None
 
     def select_chunk(self, chunk: Chunk) -> Operands:
         """Select a chunk's part of every field, as views ``(c, ...)``."""
         parts: dict[str, Any] = {}
         for name, x in self._asdict().items():
-            if x is None or name in BY_DISTANCE:
-                parts[name] = x if x is None or x.size(0) == 1 else x[chunk.heads]
+            if x is None:
+                continue
+            if name in BY_DISTANCE:
+                parts[name] = x if x.size(0) == 1 else x[chunk.heads]
             elif name in BY_PAIR:
-                sizes = zip(chunk, x.shape)
-                parts[name] = x[tuple(part if size > 1 else slice(None) for part, size in sizes)]
+                sentences = chunk.batch if x.size(0) > 1 else slice(None)
+                parts[name] = x[sentences, chunk.heads if x.size(1) > 1 else slice(None)]
             elif name != "fully_masked":  # used on all attended values, never within a chunk
                 parts[name] = chunk.select(x)
         return self._replace(**parts)
@@ -116,10 +118,9 @@ class Operands(NamedTuple):
             name: torch.zeros_like(x) if wants else None
             for (name, x), wants in zip(self._asdict().items(), wanted)
         }
-        query, key, value = self[:3]
-        zeros["query"] = query.new_zeros(query.shape)  # contiguous, unlike those of `zeros_like`
-        zeros["key"] = key.new_zeros(key.mT.shape)
-        zeros["value"] = value.new_zeros(value.mT.shape)
+        zeros["query"] = self.query.new_zeros(self.query.shape)  # `zeros_like` keeps its strides
+        zeros["key"] = self.key.new_zeros(self.key.mT.shape)
+        zeros["value"] = self.value.new_zeros(self.value.mT.shape)
         return self._replace(**zeros)
 
 
@@ -129,9 +130,16 @@ def reverse_queries(x: Tensor, queries: int, keys: int = 0) -> Tensor:
     return F.pad(x, (0, keys, 0, queries)) if queries or keys else x
 
 
-def lay_out_tables(geometry: Geometry, terms: Terms, mask: Mask) -> dict[str, Tensor]:
-    """Lay out all tables by distance, contiguous, and the places of distances in them."""
+def lay_out_terms(geometry: Geometry, terms: Terms, mask: Mask) -> dict[str, Tensor]:
+    """Lay out tables by distance, contiguous, with row indices; pair bias, states, first token."""
     operands = {}
+    queries, keys = geometry.missing
+    if terms.pair_bias is not None:
+        operands["pair_bias"] = reverse_queries(at_least_fp32(terms.pair_bias), queries, keys)
+    if terms.states is not None:
+        operands["states"] = reverse_queries(at_least_fp32(terms.states), queries)
+    if terms.first is not None:
+        operands["first_token"] = find_first_tokens(terms.first, geometry.batch, geometry.heads)
     for name, term, table in terms.present():
         if term.rows is None:
             continue
@@ -141,9 +149,9 @@ def lay_out_tables(geometry: Geometry, terms: Terms, mask: Mask) -> dict[str, Te
             operands[name] = _pad_table(table, geometry)
         else:
             deps = (runs, geometry.padded, geometry.src_len, table.device)
-            find = partial(_find_places, runs, geometry, table.device)
-            key = name.replace("table", "places")
-            operands[key] = mask.cached(key, deps, find)
+            find = partial(_find_rows, runs, geometry, table.device)
+            index_name = name.replace("table", "row_index")
+            operands[index_name] = mask.cached(index_name, deps, find)
     return operands
 
 
@@ -157,7 +165,7 @@ def _pad_table(table: Tensor, geometry: Geometry) -> Tensor:
     return torch.cat([table[:, :rows], blank, table[:, rows:]], dim=1)  # [G, R, ...]
 
 
-def _find_places(runs: Runs, geometry: Geometry, device: torch.device) -> Tensor:
+def _find_rows(runs: Runs, geometry: Geometry, device: torch.device) -> Tensor:
     """Find the row of each distance, ``(1, R)``."""
     return runs.find(geometry.distances(device))
 
@@ -172,7 +180,7 @@ def build_distance_mask(geometry: Geometry, mask: Mask, device: torch.device) ->
 
 
 def lay_out_window(geometry: Geometry, mask: Mask) -> dict[str, Tensor]:
-    """Lay out a window that leaves the first keys visible, and these; {} without them."""
+    """Lay out a window that leaves some first keys visible, and those keys; {} without them."""
     first_keys = mask.locality.first_keys
     if first_keys is None:
         return {}
@@ -196,7 +204,9 @@ def lay_out_decay(geometry: Geometry, call: AttentionCall) -> dict[str, Tensor]:
     operands = {}
     if earlier is not None and later is not None:
         operands["is_later"] = geometry.distances(earlier.device) > 0  # [1, R]
-        operands["query_later"], operands["key_later"] = _lay_out_tokens(geometry, later)
+        operands["query_later_decay"], operands["key_later_decay"] = _lay_out_tokens(
+            geometry, later
+        )
     if (earlier_or_all := later if earlier is None else earlier) is not None:
         operands["query_decay"], operands["key_decay"] = _lay_out_tokens(geometry, earlier_or_all)
     return operands
@@ -223,8 +233,9 @@ def lay_out_softmax(geometry: Geometry, call: AttentionCall) -> dict[str, Tensor
 
 def build_mask_bias(mask: Mask, geometry: Geometry, device: torch.device) -> Tensor | None:
     """Build the mask of padding and forbidden pairs, ``(B or 1, 1, T or 1, S)``."""
-    sizes, (queries, keys) = (geometry.tgt_len, geometry.src_len), geometry.missing
-    forbidden = mask._replace(direction="both", locality=Locality()).forbidden(*sizes, device)
+    queries, keys = geometry.missing
+    padding_and_pairs = mask._replace(direction="both", locality=Locality())
+    forbidden = padding_and_pairs.forbidden(geometry.tgt_len, geometry.src_len, device)
     if forbidden is None:
         if not keys:
             return None

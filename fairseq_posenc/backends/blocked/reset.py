@@ -1,14 +1,13 @@
 """Reset of the first token (TUPE): its row and column of the scores do not depend on distance.
 
-Pairs with the first token have two entries of their own in each table, behind its rows by distance:
-one where it is the query, one where it is the key. A block's scores and gradients are first
-computed as if there were no reset; then this row and column are overwritten. Their index may differ
-between sentences, and may lie outside the block. It stays a tensor, because reading it would
-synchronize with the GPU. So every block writes both lines; a line that lies outside the block
-writes back the values that are already there.
+Pairs with the first token use two further entries of each table, after its rows by distance: one
+where it is the query, one where it is the key. A block's scores and gradients are first computed as
+if there were no reset; then two *lines* are overwritten, the row of that query and the column of
+that key. Their index may differ between sentences, and may lie outside the block. It stays a
+tensor, because reading it would synchronize with the GPU. So every block writes both lines; a line
+outside the block writes back the values that are already there.
 
-A *line* is this row or column. *Members* are the queries of a block, or its keys if the ``side`` is
-that of keys.
+*Members* are the queries of a block, or its keys if the ``side`` is KEY_SIDE.
 
 Shapes: B batch, H heads, S keys, D head size; G tables (1 for all heads, or one each), R rows of a
 table; c pairs of sentence and head in a chunk, M queries and W keys of a block.
@@ -24,7 +23,7 @@ from torch import Tensor
 from fairseq_posenc.backends.blocked.geometry import Block
 from fairseq_posenc.backends.blocked.skew import QUERY_SIDE
 
-# The places of the two entries in a table.
+# The indices of the two entries in a table.
 AT_FIRST_QUERY = -2
 AT_FIRST_KEY = -1
 
@@ -40,18 +39,26 @@ class ResetLine(NamedTuple):
         """Copy the line out of ``(c, M, W)``: ``(c, 1, W)`` or ``(c, M, 1)``."""
         return x.gather(self.dim, self._expand_offset(x))
 
+    def select_number(self, table: Tensor) -> Tensor:
+        """Select the line's entry in a table of numbers, ``(G, R)``: ``(G, 1, 1)``."""
+        return table[:, AT_FIRST_QUERY if self.dim == 1 else AT_FIRST_KEY, None, None]
+
     def put(self, x: Tensor, line: Tensor) -> None:
         """Overwrite the line in ``(c, M, W)``."""
         x.scatter_(self.dim, self._expand_offset(x), torch.where(self.inside, line, self.select(x)))
 
     def take(self, x: Tensor) -> Tensor:
-        """Copy the line out of ``(c, M, W)`` and zero it there; zeros if outside the block."""
+        """Copy the line out of ``(c, M, W)``, and zero it there; outside the block, zeros."""
         line = self.select(x)
         x.scatter_(self.dim, self._expand_offset(x), torch.where(self.inside, 0.0, line))
         return torch.where(self.inside, line, 0.0)
 
     def scatter_sum(self, x: Tensor, size: int) -> Tensor:
-        """Sum over a line that was taken: the gradient of its token; zeros for ``size`` others.
+        """Sum a line that was taken: the gradient of its token, among zeros of other tokens.
+
+        Args:
+            x: the line.
+            size: the number of tokens, M or W.
 
         Returns:
             ``(c, size, 1)`` of the row, ``(c, 1, size)`` of the column.
@@ -68,26 +75,26 @@ class ResetLine(NamedTuple):
 
 
 class ResetLines(NamedTuple):
-    """The row and the column of a block. The row wins where they cross: put last, taken first."""
+    """The column and the row of a block. Where they cross the row counts: put last, taken first."""
 
     reset_column: ResetLine
     reset_row: ResetLine
 
     @classmethod
-    def locate(cls, place: Tensor, block: Block, src_len: int) -> ResetLines:
+    def locate(cls, first_token: Tensor, block: Block, src_len: int) -> ResetLines:
         """Locate the lines in a block.
 
         Queries are numbered from the last token back: query n is the token S - 1 - n.
 
         Args:
-            place: index of the first token among the keys, ``(c, 1, 1)``; -1, which lies outside
-                every block, for none.
+            first_token: its index among the keys, ``(c, 1, 1)``; -1, which lies outside every
+                block, for none.
             block: its ranges of queries and of keys.
             src_len: S.
         """
         queries, keys = block.shape
-        column = place - block.keys.start
-        row = (src_len - 1 - block.queries.start) - place
+        column = first_token - block.keys.start
+        row = (src_len - 1 - block.queries.start) - first_token
         nearest_column = column.clamp(0, keys - 1)
         nearest_row = row.clamp(0, queries - 1)
         return cls(
@@ -106,7 +113,7 @@ class ResetLines(NamedTuple):
         Args:
             table: ``(G, R, D)``.
             tokens: queries or keys of the block, ``(c, members, D)``.
-            side: whether these are queries or keys.
+            side: QUERY_SIDE or KEY_SIDE.
 
         Returns:
             ``(c, M, 1)`` and ``(c, 1, 1)`` of queries, ``(c, 1, 1)`` and ``(c, 1, W)`` of keys.
@@ -123,7 +130,7 @@ class ResetLines(NamedTuple):
         Args:
             column: gradient of the column, ``(c, M, 1)``.
             row: gradient of the row, ``(c, 1, W)``.
-            side: whether the members are queries or keys.
+            side: QUERY_SIDE or KEY_SIDE.
         """
         if side == QUERY_SIDE:
             return torch.cat([self.reset_row.scatter_sum(row, column.size(1)), column], 2)
@@ -138,8 +145,8 @@ def find_first_tokens(first: Tensor, batch: int, heads: int) -> Tensor:
         batch: B.
         heads: H.
     """
-    place = first.long().argmax(1).masked_fill(~first.any(1), -1)  # [B or 1]
-    return place[:, None, None, None].expand(batch, heads, 1, 1)
+    index = first.long().argmax(1).masked_fill(~first.any(1), -1)  # [B or 1]
+    return index[:, None, None, None].expand(batch, heads, 1, 1)
 
 
 def expand_reset_rows(table: Tensor, like: Tensor) -> Tensor:
@@ -151,6 +158,6 @@ def expand_reset_rows(table: Tensor, like: Tensor) -> Tensor:
 
 
 def add_reset_rows(total: Tensor | None, grad: Tensor) -> None:
-    """Add gradients ``(c, 2, ...)`` of entries, summed if all share a table, to its gradient."""
+    """Add the entries' gradients ``(c, 2, ...)`` to that of their table, summed if all share it."""
     if total is not None:
         total[:, AT_FIRST_QUERY:] += grad.sum_to_size(total.size(0), *grad.shape[1:])

@@ -2,10 +2,10 @@
 
 A chunk is some sentences and heads, a block some queries of it and the keys that they may see. A
 score has up to four parts: content (query times key), gain, query term and key term (query or key
-times a table row for the distance), which are multiplied or added up. If the first token is *reset*
-(TUPE: it has no position), pairs with it use two further table rows: one where it is the key, one
-where it is the query. *Lines* are the scores of these pairs: first the column of the first key,
-then the row of the first query (:mod:`~fairseq_posenc.backends.blocked.reset`).
+times a table row for the distance), which are added up or multiplied. If the first token is *reset*
+(TUPE: it has no position), its pairs use two further table rows instead, one where it is the key,
+one where it is the query. The scores of these pairs are two *lines* of the block, a column and a
+row (:mod:`~fairseq_posenc.backends.blocked.reset`).
 
 Decay is a sum of logarithms of forget gates over the tokens (FoX). An encoder has a second one, for
 keys that come after the query (``later``).
@@ -24,18 +24,11 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from fairseq_posenc.backends.blocked import dropout
+from fairseq_posenc.backends.blocked import dropout, folded
 from fairseq_posenc.backends.blocked.block_state import BlockState
-from fairseq_posenc.backends.blocked.folded import Factor, add_factor_gradients, multiply_factors
-from fairseq_posenc.backends.blocked.geometry import Block, Chunk, Geometry, Rule, Strip
+from fairseq_posenc.backends.blocked.geometry import Block, Chunk, Geometry, Settings, Strip
 from fairseq_posenc.backends.blocked.operands import FORBIDDEN, Operands
-from fairseq_posenc.backends.blocked.reset import (
-    AT_FIRST_KEY,
-    AT_FIRST_QUERY,
-    ResetLines,
-    add_reset_rows,
-    expand_reset_rows,
-)
+from fairseq_posenc.backends.blocked.reset import ResetLines, add_reset_rows, expand_reset_rows
 from fairseq_posenc.backends.blocked.skew import (
     KEY_SIDE,
     QUERY_SIDE,
@@ -50,15 +43,17 @@ from fairseq_posenc.backends.forward_cache import writable
 class Scores:
     """Computes the attention weights of a chunk, and adds up the gradients of its operands.
 
-    The backward pass of a block calls ``compute_weights``, computes the softmax's gradient itself
-    (:mod:`~fairseq_posenc.backends.blocked.function`), and then calls ``uncap_gradient``,
-    ``add_temperature_gradient`` and ``add_gradients``. Values and their table are elsewhere
+    The backward pass of a block (:mod:`~fairseq_posenc.backends.blocked.function`) calls
+    ``compute_weights``, computes the softmax's gradient itself, and then calls
+    ``add_temperature_gradient`` and ``add_gradients``. Another class multiplies weights and values
     (:mod:`~fairseq_posenc.backends.blocked.values`).
     """
 
-    def __init__(self, geometry: Geometry, rule: Rule, chunk: Chunk, operands: Operands) -> None:
+    def __init__(
+        self, geometry: Geometry, settings: Settings, chunk: Chunk, operands: Operands
+    ) -> None:
         self.geometry = geometry
-        self.rule = rule
+        self.settings = settings
         self.chunk = chunk
         self.operands = operands
 
@@ -102,27 +97,34 @@ class Scores:
         if query_seeds is None or key_seeds is None:
             return weights
         seeds = query_seeds[:, :, block.queries].transpose(0, 1), key_seeds[:, block.keys]
-        return dropout.mark_dropped(weights, self.rule.dropout, *seeds)
+        return dropout.mark_dropped(weights, self.settings.dropout, *seeds)
 
-    def band(self, name: str, block: Block, side: int) -> Band | Spread:
-        """Prepare the products of one side of a block with a table's rows."""
+    def make_band(self, name: str, block: Block, side: int) -> Band | Spread | None:
+        """Prepare to multiply one side of a block with a table's rows; None without the table."""
         table = getattr(self.operands, name)
-        places = getattr(self.operands, name.replace("table", "places"))
-        if places is None:
-            return Band(table, block, side, self.geometry.tile)
-        common = self.key_products if side == KEY_SIDE else None
-        starts = self.rule.starts[name]
+        if table is None:
+            return None
+        return self._make_spread(name, block, side) or Band(table, block, side, self.geometry.tile)
+
+    def _make_spread(self, name: str, block: Block, side: int) -> Spread | None:
+        """Make the spread of a table whose distances share rows; None for any other."""
+        table = getattr(self.operands, name)
+        row_index = getattr(self.operands, name.replace("table", "row_index"))
+        if row_index is None:
+            return None
+        key_products = self.key_products if side == KEY_SIDE else None
+        starts = self.settings.starts[name]
         src_len = self.geometry.src_len
-        return Spread(table, places, starts, block, side, src_len, common)
+        return Spread(table, row_index, starts, block, side, src_len, key_products)
 
     @cached_property
     def key_products(self) -> KeyProducts | None:
         """The products of keys that blocks share; None where a block has few of the keys."""
-        operands = self.operands
-        if self.geometry.visible or operands.key_table is None or operands.key_places is None:
+        table = self.operands.key_table
+        if self.geometry.visible or table is None or self.operands.key_row_index is None:
             return None
-        rows = len(self.rule.starts["key_table"]) + 1
-        return KeyProducts(operands.key, operands.key_table[:, :rows])
+        rows = len(self.settings.starts["key_table"]) + 1
+        return KeyProducts(self.operands.key, table[:, :rows])
 
     def finish_gradients(self, totals: Operands) -> None:
         """Add the gradients that the blocks of a chunk share, after the last of them."""
@@ -131,7 +133,7 @@ class Scores:
 
     def locate_reset(self, block: Block) -> ResetLines | None:
         """Locate the first token's scores in a block; None without a reset."""
-        first = self.operands.first
+        first = self.operands.first_token
         return None if first is None else ResetLines.locate(first, block, self.geometry.src_len)
 
     def add_gradients(
@@ -145,17 +147,17 @@ class Scores:
         if totals.pair_bias is not None:
             total = block.select_pairs(totals.pair_bias)
             total += self.chunk.split_sentences(grad).sum_to_size(total.shape)
-        if operands.states is not None:
-            band = self.band("state_table", block, QUERY_SIDE)
+        band = self.make_band("state_table", block, QUERY_SIDE)
+        if operands.states is not None and band is not None:
             sums = band.sum_by_row(grad)
             if totals.states is not None:
                 totals.states[:, block.queries].add_(band.sum_rows(sums))
             band.add_table_gradient(totals.state_table, sums, operands.states[:, block.queries])
         self._add_decay_gradients(block, grad, totals)
-        if self.rule.folds:  # there are no other gradients of queries and keys
+        if self.settings.folds:  # there are no other gradients of queries and keys
             self._add_table_gradients(block, state, grad, totals)
             return
-        product = self.rule.product
+        product = self.settings.product
         lines = self.locate_reset(block)
         query, key = operands.query[:, block.queries], operands.key[:, block.keys]
         content_grad = state.compute_gradient("content", grad, product)  # [c, M, W]
@@ -171,15 +173,15 @@ class Scores:
             self._add_reset_gradients(block, lines, reset_parts, grad, totals)
         self._add_table_gradients(block, state, grad, totals)
 
-    def uncap_gradient(self, state: BlockState, grad: Tensor) -> None:
-        """Turn the gradient of capped scores, in place, into that of the scores before the cap."""
-        if state.capped is not None:  # the derivative of C tanh(e / C) is 1 - tanh(e / C)^2
-            grad.addcmul_(grad * state.capped, state.capped, value=-1)
-
     def add_temperature_gradient(
         self, block: Block, state: BlockState, grad: Tensor, totals: Operands
     ) -> None:
-        """Add the gradient of temperatures; turn ``grad`` into that of the scores before them."""
+        """Add the gradient of temperatures, and change ``grad`` in place.
+
+        It becomes the gradient of the scores before a temperature and a cap.
+        """
+        if state.capped is not None:  # the derivative of C tanh(e / C) is 1 - tanh(e / C)^2
+            grad.addcmul_(grad * state.capped, state.capped, value=-1)
         temperature = self.operands.temperature
         if temperature is None:
             return
@@ -194,7 +196,7 @@ class Scores:
         operands = self.operands
         pairs = (
             (operands.query_decay, operands.key_decay),
-            (operands.query_later, operands.key_later),
+            (operands.query_later_decay, operands.key_later_decay),
         )
         decays = [
             _subtract(by_query[:, block.queries], by_key[:, block.keys], operands.query.dtype)
@@ -213,10 +215,10 @@ class Scores:
         if operands.is_later is not None:
             is_later = view_by_distance(operands.is_later, block)
             earlier_grad = grad.masked_fill(is_later, 0.0)
-            if totals.query_later is not None and totals.key_later is not None:
+            if totals.query_later_decay is not None and totals.key_later_decay is not None:
                 later_grad = grad - earlier_grad
-                totals.query_later[:, block.queries] += later_grad.sum(2)[..., None]
-                totals.key_later[:, block.keys] -= later_grad.sum(1)[..., None]
+                totals.query_later_decay[:, block.queries] += later_grad.sum(2)[..., None]
+                totals.key_later_decay[:, block.keys] -= later_grad.sum(1)[..., None]
         if totals.query_decay is not None and totals.key_decay is not None:
             totals.query_decay[:, block.queries] += earlier_grad.sum(2)[..., None]
             totals.key_decay[:, block.keys] -= earlier_grad.sum(1)[..., None]
@@ -224,30 +226,27 @@ class Scores:
     def _add_table_gradients(
         self, block: Block, state: BlockState, grad: Tensor, totals: Operands
     ) -> None:
-        """Add the gradients of all tables, and what they add to those of queries and keys."""
+        """Add the gradients of all tables, and through them those of queries and keys."""
         operands = self.operands
+        product = self.settings.product
         for total, name in ((totals.bias, "bias"), (totals.gain, "gain")):
             if total is not None:
-                by_pair = state.compute_gradient(name, grad, self.rule.product)  # [c, M, W]
+                by_pair = state.compute_gradient(name, grad, product)  # [c, M, W]
                 if total.size(0) == 1:
                     by_pair = by_pair.sum(0, keepdim=True)  # [1, M, W]
                 total[:, block.rows].add_(sum_by_distance(by_pair))  # [G, M + W - 1]
-        if self.rule.folds:
-            query_total, key_total = totals.query[:, block.queries], totals.key[:, :, block.keys]
+        query_total, key_total = totals.query[:, block.queries], totals.key[:, :, block.keys]
+        if self.settings.folds:
             tables = totals.query_table, totals.key_table
-            add_factor_gradients(*self._fold(block), grad, (query_total, key_total), tables)
+            folded.add_gradients(*self._fold(block), grad, (query_total, key_total), tables)
             return
-        if operands.query_table is not None:
-            band = self.band("query_table", block, QUERY_SIDE)
-            sums = band.sum_by_row(state.compute_gradient("query_term", grad, self.rule.product))
-            query, query_total = (x[:, block.queries] for x in (operands.query, totals.query))
+        if (band := self.make_band("query_table", block, QUERY_SIDE)) is not None:
+            sums = band.sum_by_row(state.compute_gradient("query_term", grad, product))
+            query = operands.query[:, block.queries]
             band.add_gradients(sums, query, query_total, totals.query_table)
-        if operands.key_table is not None:
-            band = self.band("key_table", block, KEY_SIDE)
-            sums = band.sum_by_row(state.compute_gradient("key_term", grad, self.rule.product))
-            key = operands.key[:, block.keys]
-            key_total = totals.key[:, :, block.keys]
-            band.add_gradients(sums, key, key_total, totals.key_table)
+        if (band := self.make_band("key_table", block, KEY_SIDE)) is not None:
+            sums = band.sum_by_row(state.compute_gradient("key_term", grad, product))
+            band.add_gradients(sums, operands.key[:, block.keys], key_total, totals.key_table)
 
     def _add_reset_gradients(
         self,
@@ -259,7 +258,7 @@ class Scores:
     ) -> None:
         """Move the reset's row and column out of ``grad``, and add the gradients of their terms."""
         operands = self.operands
-        product = self.rule.product
+        product = self.settings.product
         (column_parts, row_parts), (column, row) = reset_parts, lines.take(grad)
 
         def split_gradient(name: str) -> tuple[Tensor, Tensor]:  # [c, M, 1] and [c, 1, W]
@@ -288,79 +287,73 @@ class Scores:
     ) -> tuple[BlockState, BlockState]:
         """Compute the parts of the reset's column, ``(c, M, 1)``, and row, ``(c, 1, W)``."""
         operands = self.operands
-        terms = {}
-        if operands.query_table is not None:
+        column: dict[str, Tensor] = {}
+        row: dict[str, Tensor] = {}
+        if (table := operands.query_table) is not None:
             query = operands.query[:, block.queries]
-            terms["query_term"] = lines.multiply(operands.query_table, query, QUERY_SIDE)
-        if operands.key_table is not None:
-            terms["key_term"] = lines.multiply(
-                operands.key_table, operands.key[:, block.keys], KEY_SIDE
-            )
+            column["query_term"], row["query_term"] = lines.multiply(table, query, QUERY_SIDE)
+        if (table := operands.key_table) is not None:
+            key = operands.key[:, block.keys]
+            column["key_term"], row["key_term"] = lines.multiply(table, key, KEY_SIDE)
         if state.content is not None:
-            first_column, first_row = (line.select(state.content) for line in lines)
-            terms["content"] = first_column, first_row
+            column["content"] = lines.reset_column.select(state.content)
+            row["content"] = lines.reset_row.select(state.content)
         if operands.gain is not None:
-            terms["gain"] = (
-                operands.gain[:, AT_FIRST_KEY, None, None],
-                operands.gain[:, AT_FIRST_QUERY, None, None],
-            )
-        column, row = ({name: x[i] for name, x in terms.items()} for i in (0, 1))
+            column["gain"] = lines.reset_column.select_number(operands.gain)
+            row["gain"] = lines.reset_row.select_number(operands.gain)
         return BlockState(**column), BlockState(**row)
 
     def _compute_parts(self, block: Block, state: BlockState) -> BlockState:
         """Compute the missing parts of a block's scores, as if there were no reset."""
-        if self.rule.folds:
-            return BlockState(multiply_factors(*self._fold(block)))
+        if self.settings.folds:
+            return BlockState(folded.multiply_sides(*self._fold(block)))
         operands = self.operands
         query, key = operands.query[:, block.queries], operands.key[:, block.keys]
         content, query_term, key_term = state.content, state.query_term, state.key_term
-        if operands.query_table is not None and query_term is None:
-            query_term = self.band("query_table", block, QUERY_SIDE).multiply(query)
-        if operands.key_table is not None and key_term is None:
-            key_term = self.band("key_table", block, KEY_SIDE).multiply(key)
-        if self.rule.product:  # each is read several times: copy it into contiguous memory once
-            query_term, key_term = (  # [c, M, W]
-                term.flatten(1 + side, 2 + side)
-                if isinstance(term, Tensor) and term.dim() == 4
-                else term
-                for side, term in enumerate((query_term, key_term))
-            )
+        band = self.make_band("query_table", block, QUERY_SIDE)
+        if query_term is None and band is not None:
+            query_term = band.multiply(query)
+            if self.settings.product and isinstance(query_term, Tensor):
+                # It is read several times, so copy the view of tiles into contiguous memory once.
+                query_term = query_term.flatten(1, 2)  # [c, M, W]
+        band = self.make_band("key_table", block, KEY_SIDE)
+        if key_term is None and band is not None:
+            key_term = band.multiply(key)
         if content is None:
             content = writable(query @ key.transpose(1, 2))  # [c, M, W]
         return BlockState(content, state.gain, query_term, key_term)
 
-    def _fold(self, block: Block) -> tuple[Factor, Factor, tuple[Patch, ...]]:
-        """Prepare the product of both sides of a block (:mod:`.folded`), and its patches."""
-        operands = self.operands
-        spreads = []
-        for side, name in enumerate(("query_table", "key_table")):
-            band = None if getattr(operands, name) is None else self.band(name, block, side)
-            spreads.append(band if isinstance(band, Spread) else None)
-        query = Factor(operands.query[:, block.queries], spreads[0], QUERY_SIDE)
-        key = Factor(operands.key[:, block.keys], spreads[1], KEY_SIDE)
-        return query, key, next(spread.patches for spread in spreads if spread is not None)
+    def _fold(self, block: Block) -> tuple[folded.FoldedSide, folded.FoldedSide, tuple[Patch, ...]]:
+        """Prepare both sides of a block for their product (:mod:`.folded`), and its patches."""
+        query_spread = self._make_spread("query_table", block, QUERY_SIDE)
+        key_spread = self._make_spread("key_table", block, KEY_SIDE)
+        query = folded.FoldedSide(self.operands.query[:, block.queries], query_spread, QUERY_SIDE)
+        key = folded.FoldedSide(self.operands.key[:, block.keys], key_spread, KEY_SIDE)
+        spread = query_spread or key_spread  # of one table at least; both have the same patches
+        assert spread is not None
+        return query, key, spread.patches
 
     def _compute_scores(self, block: Block, parts: BlockState) -> tuple[Tensor, BlockState]:
-        """Compute the masked scores, and what else than the parts their gradient needs."""
+        """Compute the masked scores; also return the parts with all that their gradient needs."""
         operands = self.operands
-        product = self.rule.product
+        product = self.settings.product
         lines = self.locate_reset(block)
         # Computed before combine(), which overwrites the content of a sum.
         reset = () if lines is None else self._compute_reset_parts(block, parts, lines)
         scores = parts.combine(product)
         if operands.bias is not None:
             scores.add_(view_by_distance(operands.bias, block))
-        for line, line_parts, row in zip(lines or (), reset, (AT_FIRST_KEY, AT_FIRST_QUERY)):
-            line_scores = line_parts.combine(product)
+        for line, line_parts in zip(lines or (), reset):
+            line_scores = line_parts.combine(product)  # [c, M, 1] or [c, 1, W]
             if operands.bias is not None:
-                # [c, M, 1] or [c, 1, W]
-                line_scores = line_scores + operands.bias[:, row, None, None]
+                line_scores = line_scores + line.select_number(operands.bias)
             line.put(scores, line_scores)
         if operands.pair_bias is not None:
             self.chunk.split_sentences(scores).add_(block.select_pairs(operands.pair_bias))
-        if operands.states is not None:
-            states = operands.states[:, block.queries]  # [c, M, width of a state]
-            add_pairs(scores, self.band("state_table", block, QUERY_SIDE).multiply(states))
+        band = self.make_band("state_table", block, QUERY_SIDE)
+        if operands.states is not None and band is not None:
+            # States have the shape (c, M, width of a state).
+            add_pairs(scores, band.multiply(operands.states[:, block.queries]))
         if (decay := self._compute_decay(block)) is not None:
             scores.add_(decay)  # [c, M, W]
         unscaled = None
@@ -368,7 +361,7 @@ class Scores:
         if operands.temperature is not None:
             unscaled = scores
             scores = scores * operands.temperature[:, block.queries, None]
-        if (softcap := self.rule.softcap) is not None:
+        if (softcap := self.settings.softcap) is not None:
             capped = scores.div(softcap).tanh_()
             scores = capped * softcap
         if operands.distance_bias is not None:
@@ -380,16 +373,21 @@ class Scores:
         if query_segments is not None and key_segments is not None:
             differs = query_segments[:, block.queries, None].ne(key_segments[:, None, block.keys])
             scores.masked_fill_(differs, FORBIDDEN)  # [c, M, W]
-        if operands.masked is not None:
-            self.chunk.split_sentences(scores).add_(block.select_pairs(operands.masked))
+        if operands.mask_bias is not None:
+            self.chunk.split_sentences(scores).add_(block.select_pairs(operands.mask_bias))
         return scores, parts._replace(scores=unscaled, capped=capped)
 
 
 def _subtract(query_sums: Tensor, key_sums: Tensor, dtype: torch.dtype) -> Tensor:
-    """Subtract sums ``(c, W, parts)`` from ``(c, M, parts)`` to ``(c, M, W)``.
+    """Compute the difference of two running sums for each pair, ``(c, M, W)``.
 
-    The first query's sum is subtracted from both, part by part: sums grow with the position, and
-    the whole of a large one would lose the small differences between neighbours.
+    The first query's sum is subtracted from both first, part by part: sums grow with the position,
+    and added up, a large one would lose the small differences between neighbours.
+
+    Args:
+        query_sums: of the queries, ``(c, M, parts)``.
+        key_sums: of the keys, ``(c, W, parts)``.
+        dtype: of the result.
     """
     anchor = query_sums[:, :1]  # [c, 1, parts]
     queries, keys = ((x - anchor).sum(-1).to(dtype) for x in (query_sums, key_sums))

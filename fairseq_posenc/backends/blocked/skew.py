@@ -2,8 +2,8 @@
 
 Queries are stored last one first: then query i' and key j have the distance of table row i' + j,
 and a block of M queries and W keys needs a run of M + W - 1 rows (``block.rows``). The product of
-one side with that run is skewed: each member's scores begin one column later than those of the
-member before. A view whose rows are longer by one undoes that, without a copy, forward and
+one side with that run is *skewed*: each member's scores begin one column later than those of the
+member before. A view whose row stride is longer by one undoes that without a copy, forward and
 backward. For M = 2, W = 2, products ``ab. | .cd`` are the pairs ``ab | cd``: stride 4 in place of
 3. Pictures are in ``docs/blocked.md``.
 
@@ -16,14 +16,14 @@ from torch import Tensor
 
 from fairseq_posenc.backends.blocked.geometry import Block
 
-# The sides of a block: dimensions of its shape.
+# The sides of a block, as dimensions of `Block.shape`.
 QUERY_SIDE = 0
 KEY_SIDE = 1
 SUM_TILE = 64  # queries whose pairs are summed together
 
 
 def view_by_distance(numbers: Tensor, block: Block) -> Tensor:
-    """View the numbers ``(G, R)`` of each pair of a block as ``(G, M, W)``."""
+    """View numbers by distance, ``(G, R)``, as those of a block's pairs, ``(G, M, W)``."""
     start = numbers.storage_offset() + block.rows.start
     return numbers.as_strided((numbers.size(0), *block.shape), (numbers.size(1), 1, 1), start)
 
@@ -31,7 +31,7 @@ def view_by_distance(numbers: Tensor, block: Block) -> Tensor:
 def sum_by_distance(x: Tensor) -> Tensor:
     """Sum the pairs of equal distance in ``(G, M, W)``: ``(G, M + W - 1)``.
 
-    First within tiles of queries: skewed as a whole, the pairs would be mostly zeros.
+    Sums within tiles of queries come first: the whole, skewed at once, would be mostly zeros.
     """
     tile = math.gcd(x.size(1), SUM_TILE)
     within = _sum_skewed(x.unflatten(1, (-1, tile)), 1)  # [G, tiles, tile + W - 1]
@@ -48,9 +48,9 @@ def _sum_skewed(x: Tensor, step: int) -> Tensor:
 
 
 def transpose_pairs(pairs: Tensor) -> Tensor:
-    """Copy the pairs ``(c, ..., W, M)`` to ``(c, M, W)``; tiles in between become one dimension.
+    """Copy pairs by key, ``(c, W, M)`` or ``(c, tiles, N, M)``, to ``(c, M, W)``.
 
-    All heads are laid side by side as one matrix: torch transposes that several times faster than
+    All heads are laid side by side as one matrix, which torch transposes several times faster than
     it reads a transposed view of several.
     """
     stacked = pairs.movedim(0, -2).reshape(-1, len(pairs) * pairs.size(-1))  # [W, c * M]
@@ -94,9 +94,9 @@ class Band:
         return pairs if self.side == QUERY_SIDE else transpose_pairs(pairs)
 
     def sum_by_row(self, weights: Tensor) -> Tensor:
-        """Skew weights of pairs, ``(c, M, W)``, to weights of rows, with zeros elsewhere.
+        """Skew the weights of pairs, ``(c, M, W)``, to those of rows, with zeros elsewhere.
 
-        No sum is needed: no two pairs of a member have the same row.
+        Nothing is summed, since no two pairs of a member have the same row (unlike in a Spread).
 
         Returns:
             ``(G, tiles, c / G * N, N + others - 1)``.
@@ -115,28 +115,30 @@ class Band:
         return sums.transpose(1, 2).reshape(-1, self.tiles * self.tile, sums.size(-1))
 
     def add_gradients(
-        self, skewed: Tensor, members: Tensor, total: Tensor, table: Tensor | None
+        self, skewed: Tensor, members: Tensor, member_grad: Tensor, table_grad: Tensor | None
     ) -> None:
-        """Add the gradients of members and table.
+        """Add to the gradients of members and table.
 
         Args:
-            skewed: of the pairs (:meth:`sum_by_row`).
+            skewed: the pairs' gradients (:meth:`sum_by_row`).
             members: ``(c, members, D)``.
-            total: gradient of queries ``(c, members, D)``, or of keys ``(c, D, members)``.
-            table: gradient of the table; None if it needs none.
+            member_grad: of queries ``(c, members, D)``, or of keys ``(c, D, members)``.
+            table_grad: None if the table needs none.
         """
         by_query = self.side == QUERY_SIDE
-        total.add_(self.sum_rows(skewed) if by_query else self._sum_rows_transposed(skewed))
-        self.add_table_gradient(table, skewed, members)
+        member_grad.add_(self.sum_rows(skewed) if by_query else self._sum_rows_transposed(skewed))
+        self.add_table_gradient(table_grad, skewed, members)
 
-    def add_table_gradient(self, table: Tensor | None, skewed: Tensor, members: Tensor) -> None:
-        """Add the weighted sums of members ``(c, members, D)`` to a table of gradients, if any."""
-        if table is None:
+    def add_table_gradient(
+        self, table_grad: Tensor | None, skewed: Tensor, members: Tensor
+    ) -> None:
+        """Add the sums of members ``(c, members, D)`` by weight to the table's gradient, if any."""
+        if table_grad is None:
             return
-        rows = skewed.transpose(2, 3) @ self._tile(members)  # [G, tiles, N + others - 1, D]
-        for t in range(self.tiles):  # neighbouring tiles share rows
-            start = self.start + t * self.tile
-            table[:, start : start + rows.size(2)].add_(rows[:, t])  # += would assign as well
+        rows_grad = skewed.transpose(2, 3) @ self._tile(members)  # [G, tiles, N + others - 1, D]
+        for index in range(self.tiles):  # one by one, since neighbouring tiles share rows
+            start = self.start + index * self.tile
+            table_grad[:, start : start + rows_grad.size(2)].add_(rows_grad[:, index])
 
     def _sum_rows_transposed(self, skewed: Tensor) -> Tensor:
         """Compute :meth:`sum_rows` transposed, ``(c, D, members)``, as gradients of keys are."""
@@ -152,8 +154,8 @@ class Band:
     def _unskew(self, skewed: Tensor) -> Tensor:
         """View the pairs ``(c, tiles, N, others)`` in products with all rows of a band."""
         stacked, rows = skewed.shape[2:]
-        size = self.tile * rows  # of one head
-        # With a table for each head a chunk has one sentence, so c = G.
+        size = self.tile * rows  # numbers of a tile of one head
+        # With a table for each head, a chunk has one sentence, and its heads are the groups: c = G.
         return skewed.as_strided(
             (self.groups * stacked // self.tile, self.tiles, self.tile, self.others),
             (size if self.groups == 1 else self.tiles * size, stacked * rows, rows + 1, 1),

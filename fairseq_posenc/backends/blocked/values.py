@@ -2,8 +2,8 @@
 
 A block is M queries of a chunk (c pairs of sentence and head) and the W keys that they may see. A
 value table has a row for each distance, which is added to the value of the key. If the first token
-is *reset*, its pairs have two rows of their own instead: they are one column and one row of the
-block, the *reset lines*, and are taken out of the weights before these are summed by distance.
+is *reset*, its pairs have two other rows instead. These pairs are one column and one row of the
+block, the *reset lines*, whose weights are taken out before the others are summed by distance.
 
 Shapes: D head size; G tables (1 for all heads, or one each), R rows of a table.
 """
@@ -60,7 +60,7 @@ class Values:
         Args:
             weights: ``(c, M, W)``.
             grad: gradient of the block's output, ``(c, M, D)``.
-            totals: the chunk's gradients to add to; None for a table that needs none.
+            totals: gradients of the chunk's operands, to add to; None for a table without.
         """
         totals.value[:, :, self.block.keys].baddbmm_(grad.transpose(1, 2), weights)  # [c, D, W]
         weight_grad = grad @ self.value.transpose(1, 2)  # [c, M, W]
@@ -84,7 +84,7 @@ class Values:
         return weight_grad
 
     def _split_weights(self, weights: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Split the weights into those by distance and the reset's, ``(c, M, W), (c, M, 2)``."""
+        """Split weights into those by distance, ``(c, M, W)``, and the reset's, ``(c, M, 2)``."""
         if self.lines is None:
             return weights, None
         weights = weights.clone()

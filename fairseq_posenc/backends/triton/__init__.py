@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fairseq_posenc.backends.base import (
-    NOT_BY_PLACE,
+    NEEDS_CONSECUTIVE_IDS,
     AttentionCall,
     CallFeatures,
     score_scale,
@@ -60,7 +60,7 @@ def refuses(terms: Terms, call: CallFeatures) -> str:
         "counted positions depend on all scores of a query": terms.counted_table is not None,
         "no matrix product computes a gain for each channel": terms.channel_gain is not None,
         by_pair: terms.pair_bias is not None,
-        NOT_BY_PLACE: terms.by_ids,
+        NEEDS_CONSECUTIVE_IDS: terms.by_ids,
         "its kernels have no windows, chunks or documents": call.limited,
         "the rows have not been projected yet": terms.content_rows is not None,
     }

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fairseq_posenc.backends.base import refuse_second_order
-from fairseq_posenc.backends.blocked.dropout import compute_kept_factor
+from fairseq_posenc.backends.blocked.dropout import compute_keep_threshold, compute_kept_factor
 from fairseq_posenc.backends.triton import sizes
 from fairseq_posenc.backends.triton.forward import forward_kernel
 from fairseq_posenc.backends.triton.gradients import Gradients
@@ -27,13 +27,13 @@ from fairseq_posenc.backends.triton.problem import Dropout, Problem, Saved, Tabl
 class Settings(NamedTuple):
     """The arguments of a call other than its inputs, the tensors that may have gradients."""
 
-    padding: Tensor | None  # `(B, S)` of uint8, 1 for keys that nobody may see
+    padding: Tensor | None  # `(B, S)` of uint8, 1 for keys that no query may see
     pairs: Tensor | None  # `(T, S)` of uint8, 1 where a query must not see a key
     dropout: Dropout | None  # None for no dropout
     scale: float  # factor of the combined dot products
     direction: str  # `both`; `lr`, keys up to the query; `rl`, keys from the query on
-    product: bool  # whether terms are multiplied, else added
-    exact: bool  # whether to keep attended values in float32, because more is added to them
+    product: bool  # whether the parts of a score are multiplied, else added
+    exact: bool  # whether attended values stay in float32, because more is added to them
 
 
 class Attention(torch.autograd.Function):
@@ -59,7 +59,7 @@ class Attention(torch.autograd.Function):
         refuse_second_order("triton")
         attended, log_sums, *inputs = ctx.saved_tensors
         result = ForwardResult(attended, log_sums)
-        trained = TrainedTables(*ctx.needs_input_grad[4:9])  # behind settings, query, key, value
+        trained = TrainedTables(*ctx.needs_input_grad[4:])  # after settings, query, key, value
         return None, *run_backward(ctx.settings, inputs, result, grad, log_sums_grad, trained)
 
 
@@ -71,7 +71,7 @@ class ForwardResult(NamedTuple):
 
 
 def run_forward(settings: Settings, inputs: Sequence[Tensor | None]) -> ForwardResult:
-    """Start the forward kernel, a program for each N queries of a head of a sentence."""
+    """Start the forward kernel, with a program for each N queries of a head of a sentence."""
     problem = build_problem(settings, inputs)
     attended = torch.empty_like(problem.query, dtype=torch.float32)  # [B, H, T, D]
     log_sums = attended.new_empty(problem.query.shape[:3])  # [B, H, T]
@@ -101,50 +101,50 @@ def run_backward(
         trained: tables that need a gradient.
     """
     problem = build_problem(settings, inputs)
-    # `dots` are subtracted from the gradients of the weights (FlashAttention's delta). Both come
-    # from the same rounded gradient, so that they cancel out if a query sees a single key.
+    # FlashAttention's delta is subtracted from the gradients of the weights. Both come from the
+    # same rounded gradient, so that they cancel out if a query sees a single key.
     rounded = grad.type_as(problem.query).contiguous()
-    dots = (rounded * result.attended).sum(-1)  # [B, H, T]
+    delta = (rounded * result.attended).sum(-1)  # [B, H, T]
     if log_sums_grad is not None:  # the logarithms are to base 2
-        dots = dots - log_sums_grad / math.log(2)
-    saved = Saved(rounded, result.log_sums, dots * problem.scale)
+        delta = delta - log_sums_grad / math.log(2)
+    saved = Saved(rounded, result.log_sums, delta * problem.scale)
     with torch.cuda.device_of(grad):
         gradients = Gradients(problem, settings.product, trained)
         gradients.run(saved, compile_options(problem, settings))
     return gradients.cast(inputs)
 
 
-def _pad_table(table: Tensor, query: Tensor) -> Tensor:
+def _pad_table(table: Tensor | None, query: Tensor) -> Table | None:
     """Pad a table ``(G, R, D)`` with N rows of zeros on both sides, and D to a power of 2."""
+    if table is None:
+        return None
     block = sizes.choose_block_size(query.dtype)
     columns = sizes.pad_width(query) - table.size(-1)
-    return F.pad(table.type_as(query), (0, columns, block, block))  # [G, N + R + N, W]
+    return Table.from_rows(F.pad(table.type_as(query), (0, columns, block, block)))
 
 
 def build_problem(settings: Settings, inputs: Sequence[Any]) -> Problem:
     """Build the arguments of the kernels from those of :class:`Attention`."""
-    contiguous: list[Any] = [None if x is None else x.contiguous() for x in inputs]
-    query, key, value, *tables = contiguous
-    vectors = [None if x is None else _pad_table(x, query) for x in tables[:3]]
-    if _share_memory(inputs[3], inputs[4]):
-        vectors[1] = vectors[0]
-    scalars = [None if x is None else x.float() for x in tables[3:]]
-    query_table, key_table, value_table, gain, bias = map(Table.from_rows, vectors + scalars)
+    query, key, value, query_table, key_table, value_table, gain, bias = (
+        None if x is None else x.contiguous() for x in inputs
+    )
+    padded_query_table = _pad_table(query_table, query)
+    is_shared = _share_memory(inputs[3], inputs[4])
+    rate = 0.0 if settings.dropout is None else settings.dropout.rate
     return Problem(
         query=query,
         key=key,
         value=value,
-        query_table=query_table,
-        key_table=key_table,
-        value_table=value_table,
-        gain=gain,
-        bias=bias,
+        query_table=padded_query_table,
+        key_table=padded_query_table if is_shared else _pad_table(key_table, query),
+        value_table=_pad_table(value_table, query),
+        gain=None if gain is None else Table.from_rows(gain.float()),
+        bias=None if bias is None else Table.from_rows(bias.float()),
         padding=settings.padding,
         pairs=settings.pairs,
-        drop=None if settings.dropout is None else settings.dropout.for_kernels(),
-        dropout_scale=1.0
-        if settings.dropout is None
-        else compute_kept_factor(settings.dropout.rate),
+        dropout=settings.dropout,
+        keep_threshold=compute_keep_threshold(rate),
+        dropout_scale=compute_kept_factor(rate),
         scale=settings.scale,
         heads=query.size(1),
         tgt_len=query.size(2),
@@ -154,21 +154,25 @@ def build_problem(settings: Settings, inputs: Sequence[Any]) -> Problem:
 
 
 def compile_options(problem: Problem, settings: Settings) -> dict[str, Any]:
-    """Choose the compile-time options of ``forward_kernel`` and ``key_kernel``.
+    """Choose the compile-time options of ``forward_kernel`` and ``backward_kernel``.
 
-    ``SAME``: queries and keys have one table. See also :func:`sizes.choose_options`.
+    ``SHARED_TABLE``: queries and keys have one table. See also :func:`sizes.choose_options`.
     """
     return {
         "DIRECTION": settings.direction,
         "PRODUCT": settings.product,
-        "SAME": _share_memory(*(x and x.rows for x in (problem.query_table, problem.key_table))),
+        "SHARED_TABLE": problem.query_table is not None
+        and problem.query_table is problem.key_table,
         **sizes.choose_options(problem),
     }
 
 
-def _share_memory(ours: Tensor | None, theirs: Tensor | None) -> bool:
-    """Check whether two tables are one tensor, so that its rows are loaded once."""
-    if ours is None or theirs is None:
+def _share_memory(first: Tensor | None, second: Tensor | None) -> bool:
+    """Check whether two tables are the same numbers, so that their rows are loaded once.
+
+    After autograd has saved it, one table comes back as two tensors.
+    """
+    if first is None or second is None:
         return False
-    first, second = ((x.data_ptr(), x.shape, x.stride()) for x in (ours, theirs))
-    return first == second
+    same_layout = first.shape == second.shape and first.stride() == second.stride()
+    return same_layout and first.data_ptr() == second.data_ptr()

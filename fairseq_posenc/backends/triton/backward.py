@@ -5,8 +5,10 @@ It computes the scores again, and stores the gradients of their parts tile by ti
 of these tiles then give the gradients of queries and tables
 (:mod:`~fairseq_posenc.backends.triton.stored`).
 
-Sequence: one head of one sentence. Slab: the sequences, or keys of one, whose tiles are stored at a
-time; see :mod:`~fairseq_posenc.backends.triton.gradients`.
+``problem``, ``saved``, ``layout`` and ``tiles`` are NamedTuples of
+:mod:`~fairseq_posenc.backends.triton.problem`; the compile-time options are those of
+:mod:`~fairseq_posenc.backends.triton.tiles`. Sequence: one head of one sentence. m, n: indices of
+queries and of keys. Kept weights are 0 where dropout drops them, and lack its factor 1 / (1 - p).
 """
 
 import triton
@@ -24,6 +26,9 @@ from fairseq_posenc.backends.triton.tiles import (
 )
 
 
+FLIP = tl.constexpr(True)  # rows of tiles are keys
+
+
 @triton.jit
 def compute_weight_gradients(
     problem, grad, v, head, first_query, first_key, N: tl.constexpr, W: tl.constexpr
@@ -32,7 +37,7 @@ def compute_weight_gradients(
     grad_weight = multiply(v, tl.trans(grad))  # [keys N, queries N]
     if problem.value_table is not None:
         band = load_band(problem, problem.value_table, head, first_query, first_key, N, W)
-        grad_weight += multiply_band(grad, band, False, N, True)  # [keys N, queries N]
+        grad_weight += multiply_band(grad, band, ROWS=False, N=N, FLIP=True)
     return grad_weight
 
 
@@ -40,33 +45,38 @@ def compute_weight_gradients(
 def compute_score_gradients(
     problem, saved, scores, grad_weight, sequence, m, n, FULL: tl.constexpr
 ):
-    """Compute the weights after dropout without its factor, and the gradients of the scores.
+    """Compute the kept weights P' and the gradients dS of the scores, ``(keys N, queries N)``.
 
-    The gradients are multiplied by the scale, as all but the bias's need it.
+    As in FlashAttention, dS = P' dP / (1 - p) - P delta, for the gradients dP of the weights. Here,
+    dS is multiplied by the scale, which ``saved.delta`` includes. All parts of the scores need it
+    but a bias, whose gradient is divided by the scale at the end (``gradients.py``).
     """
     queries = sequence.to(tl.int64) * problem.tgt_len
     inside = m < problem.tgt_len
     log_sum = tl.load(saved.log_sums + queries + m, inside, float("inf"))
-    weights = tl.exp2(scores - log_sum)
-    dot = tl.load(saved.dots + queries + m, inside, 0.0)
+    weights = tl.exp2(scores - log_sum)  # scores and sums are in units of log2
+    delta = tl.load(saved.delta + queries + m, inside, 0.0)
     factor = problem.scale * problem.dropout_scale
-    if problem.drop is not None:
-        dropped = tl.where(is_kept(problem, sequence, m, n, FULL), weights, 0.0)
-        return dropped, dropped * grad_weight * factor - weights * dot
+    if problem.dropout is not None:
+        kept = tl.where(is_kept(problem, sequence, m, n, FULL), weights, 0.0)
+        return kept, kept * grad_weight * factor - weights * delta
     else:
-        return weights, weights * (grad_weight * factor - dot)
+        return weights, weights * (grad_weight * factor - delta)
 
 
 @triton.jit
 def compute_content_gradient(parts, grad, PRODUCT: tl.constexpr):
-    """Compute the gradient of the content: times the other factors of a product."""
+    """Compute the gradient of the content; a missing gain is 1, as is a product's missing term."""
     _, gain, query_term, key_term = parts
     return grad * query_term * key_term * gain if PRODUCT else grad * gain
 
 
 @triton.jit
 def store_tile(tiles, tile, sequence_in_slab, row, column, rows, stride, N: tl.constexpr):
-    """Store ``(N, N)`` at a row and column of the tiles of a sequence, after the zeros."""
+    """Store ``(N, N)`` at a row and a column of a sequence's tiles, behind the row's N zeros.
+
+    Memory is allocated for whole tiles, so that no bounds are needed.
+    """
     i = row + tl.arange(0, N)[:, None]
     j = column + N + tl.arange(0, N)[None, :]
     start = tiles + (sequence_in_slab.to(tl.int64) * rows) * stride
@@ -85,7 +95,7 @@ def store_transposed(
 
 
 @triton.jit
-def store_tiles(
+def store_terms(
     tiles,
     layout,
     parts,
@@ -96,16 +106,21 @@ def store_tiles(
     PRODUCT: tl.constexpr,
     N: tl.constexpr,
 ):
-    """Store the requested gradients, each as soon as it is computed, to save registers."""
+    """Store the gradients of all parts but the content, if ``tiles`` has them.
+
+    Each is stored as soon as it is computed, to save registers.
+    """
     content, gain, query_term, key_term = parts
-    if tiles.query is not None:
+    if tiles.query_term is not None:
         tile = grad * content * gain * key_term if PRODUCT else grad
-        store_transposed(tiles.query, tile, layout, sequence_in_slab, first_query, first_key, N)
-    if tiles.key is not None:
+        store_transposed(
+            tiles.query_term, tile, layout, sequence_in_slab, first_query, first_key, N
+        )
+    if tiles.key_term is not None:
         row = first_key - layout.start
         stride = layout.key_stride
         tile = grad * content * gain * query_term if PRODUCT else grad
-        store_tile(tiles.key, tile, sequence_in_slab, row, first_query, layout.keys, stride, N)
+        store_tile(tiles.key_term, tile, sequence_in_slab, row, first_query, layout.keys, stride, N)
     if tiles.gain is not None:
         tile = grad * query_term * key_term * content if PRODUCT else grad * content
         store_transposed(tiles.gain, tile, layout, sequence_in_slab, first_query, first_key, N)
@@ -114,7 +129,7 @@ def store_tiles(
 
 
 @triton.jit(do_not_specialize=["first_sequence"])
-def key_kernel(
+def backward_kernel(
     problem,
     saved,
     first_sequence,
@@ -124,7 +139,7 @@ def key_kernel(
     grad_value,
     DIRECTION: tl.constexpr,
     PRODUCT: tl.constexpr,
-    SAME: tl.constexpr,
+    SHARED_TABLE: tl.constexpr,
     FULL: tl.constexpr,
     N: tl.constexpr,
     W: tl.constexpr,
@@ -147,23 +162,23 @@ def key_kernel(
         # [queries N, W]
         q = load_block(problem, problem.query, sequence, first_query, problem.tgt_len, FULL, N, W)
         parts = compute_parts(
-            problem, q, k, head, first_query, first_key, True, PRODUCT, SAME, N, W
+            problem, q, k, head, first_query, first_key, FLIP, PRODUCT, SHARED_TABLE, N, W
         )
         # [queries N, W], loaded late and used before the weights, so that fewer tiles are held.
         grad = load_block(problem, saved.grad, sequence, first_query, problem.tgt_len, FULL, N, W)
         grad_weight = compute_weight_gradients(problem, grad, v, head, first_query, first_key, N, W)
-        scores = combine_parts(problem, parts, head, first_query, first_key, True, PRODUCT, N)
+        scores = combine_parts(problem, parts, head, first_query, first_key, FLIP, PRODUCT, N)
         scores = apply_mask(problem, scores, batch, m, n, DIRECTION, FULL)
-        dropped, grad_score = compute_score_gradients(
+        kept, grad_score = compute_score_gradients(
             problem, saved, scores, grad_weight, sequence, m, n, FULL
         )
         if tiles.weights is not None:
             store_transposed(
-                tiles.weights, dropped, layout, sequence_in_slab, first_query, first_key, N
+                tiles.weights, kept, layout, sequence_in_slab, first_query, first_key, N
             )
         if grad_value is not None:
-            grad_v += multiply(dropped.to(v.dtype), grad)  # [keys N, W]
-        store_tiles(
+            grad_v += multiply(kept.to(v.dtype), grad)  # [keys N, W]
+        store_terms(
             tiles, layout, parts, grad_score, sequence_in_slab, first_query, first_key, PRODUCT, N
         )
         tile = compute_content_gradient(parts, grad_score, PRODUCT).to(q.dtype)

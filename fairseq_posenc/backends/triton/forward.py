@@ -92,7 +92,7 @@ def forward_kernel(
     log_sums,
     DIRECTION: tl.constexpr,
     PRODUCT: tl.constexpr,
-    SAME: tl.constexpr,
+    SHARED_TABLE: tl.constexpr,
     FULL: tl.constexpr,
     N: tl.constexpr,
     W: tl.constexpr,
@@ -107,7 +107,7 @@ def forward_kernel(
         log_sums: written.
         DIRECTION: as in :class:`~fairseq_posenc.backends.mask.Mask`.
         PRODUCT: whether the parts of a score are multiplied.
-        SAME: whether queries and keys have one table.
+        SHARED_TABLE: whether queries and keys have one table.
         FULL: whether all tiles are full, and D is a power of 2.
         N: rows and columns of a tile.
         W: width of a head, padded to a power of 2.
@@ -126,13 +126,13 @@ def forward_kernel(
         # [N, W]
         k = load_block(problem, problem.key, sequence, first_key, problem.src_len, FULL, N, W)
         parts = compute_parts(
-            problem, q, k, head, first_query, first_key, FLIP, PRODUCT, SAME, N, W
+            problem, q, k, head, first_query, first_key, FLIP, PRODUCT, SHARED_TABLE, N, W
         )
         scores = combine_parts(problem, parts, head, first_query, first_key, FLIP, PRODUCT, N)
         # Masks come last: they are applied to the whole score, and never multiplied.
         scores = apply_mask(problem, scores, batch, m, n, DIRECTION, FULL)
         weights, rescale, highest, total = online_softmax_step(scores, highest, total)
-        if problem.drop is not None:  # after the sum: the softmax is over all weights
+        if problem.dropout is not None:  # after the sum: the softmax is over all weights
             weights = tl.where(is_kept(problem, sequence, m, n, FULL), weights, 0.0)
         # [N, W], loaded late to save registers.
         v = load_block(problem, problem.value, sequence, first_key, problem.src_len, FULL, N, W)

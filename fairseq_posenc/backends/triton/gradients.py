@@ -1,6 +1,6 @@
 """The backward pass, slab after slab: starts the kernels and collects their results.
 
-``key_kernel`` computes the scores again and stores the gradients of their parts, pair by pair, in
+``backward_kernel`` computes the scores again and stores the gradients of their parts, pair by pair, in
 *tiles* (:class:`~fairseq_posenc.backends.triton.problem.Tiles`). Matrix products of tiles then give
 the gradients of queries and tables.
 
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fairseq_posenc.backends.triton.backward import key_kernel
+from fairseq_posenc.backends.triton.backward import backward_kernel
 from fairseq_posenc.backends.triton.problem import (
     Layout,
     Problem,
@@ -41,7 +41,7 @@ class Gradients:
     def __init__(self, problem: Problem, product: bool, trained: TrainedTables) -> None:
         self.problem = problem
         self.stored = choose_stored(problem, product, trained)
-        # `key_kernel` lacks the registers for products with tables and the sums of key gradients.
+        # `backward_kernel` lacks the registers for products with tables and the sums of key gradients.
         self.keys_from_tiles = problem.has_vectors
         self.values_from_tiles = needs_value_tiles(problem, product)
         self.query = torch.empty_like(problem.query, dtype=torch.float32)
@@ -58,7 +58,7 @@ class Gradients:
         tiles = None
         last = None
         self.sizes = {key: options[key] for key in ("FULL", "N", "W", "num_warps", "num_stages")}
-        # Where terms of tables are multiplied, `key_kernel` only stores tiles: the gradients of
+        # Where terms of tables are multiplied, `backward_kernel` only stores tiles: the gradients of
         # keys and values come later. So no tile goes into another `tl.dot`, and more warps can
         # share them.
         key_options = {**options, "num_warps": choose_warps(spread=options["PRODUCT"])}
@@ -72,7 +72,7 @@ class Gradients:
                 None if self.keys_from_tiles else self.key,
                 None if self.values_from_tiles else self.value,
             )
-            key_kernel[(blocks,)](
+            backward_kernel[(blocks,)](
                 self.problem, saved, slab.sequence, slab.layout, tiles, *grads, **key_options
             )
             self._write_values(slab, tiles, saved)
@@ -107,7 +107,7 @@ class Gradients:
         problem = self.problem
         layout = slab.layout
         # In a plain sum the query term's gradient equals the content's, and is not stored again.
-        query_tiles = tiles.content if tiles.query is None else tiles.query
+        query_tiles = tiles.content if tiles.query_term is None else tiles.query_term
         rows_kernel[(slab.sequences * layout.queries // self.sizes["N"],)](
             slab.sequence,
             describe_query_side(problem, layout),
@@ -126,7 +126,7 @@ class Gradients:
                 describe_key_side(problem, layout),
                 content=tiles.content,
                 other=problem.query,
-                by_distance=tiles.key,
+                by_distance=tiles.key_term,
                 table=problem.key_table,
                 grad=self.key,
                 ADD=False,
@@ -161,8 +161,8 @@ class Gradients:
         # that its rows were multiplied with (None for numbers), the tiles' layout, and 1 if
         # distances grow along a row, else -1.
         products = (
-            (content if tiles.query is None else tiles.query, problem.query, queries, 1),
-            (tiles.key, problem.key, keys, -1),
+            (content if tiles.query_term is None else tiles.query_term, problem.query, queries, 1),
+            (tiles.key_term, problem.key, keys, -1),
             (tiles.weights, saved.grad, queries, 1),
             (tiles.gain, None, queries, 1),
             (content if tiles.bias is None else tiles.bias, None, queries, 1),
@@ -199,11 +199,11 @@ def choose_stored(problem: Problem, product: bool, trained: TrainedTables) -> se
     plain_sum = not product and problem.gain is None
     is_stored = {
         "content": True,
-        "query": problem.query_table is not None and not plain_sum,
+        "query_term": problem.query_table is not None and not plain_sum,
         "gain": trained.gain,
         "bias": trained.bias and not plain_sum,
         "weights": trained.value_table or needs_value_tiles(problem, product),
-        "key": problem.key_table is not None,
+        "key_term": problem.key_table is not None,
     }
     return {name for name, needed in is_stored.items() if needed}
 
@@ -226,8 +226,8 @@ def split_slabs(problem: Problem, block: int, stored: set[str]) -> Iterator[Slab
     queries = -(-problem.tgt_len // block) * block
     keys = -(-problem.src_len // block) * block
     sequences = problem.query.size(0) * problem.heads
-    by_query = len(stored - {"key"}) * queries  # rows of all tiles with a row for each query
-    key_row = queries + 2 * block if "key" in stored else 0  # values of a row for a key
+    by_query = len(stored - {"key_term"}) * queries  # rows of all tiles with a row for each query
+    key_row = queries + 2 * block if "key_term" in stored else 0  # values of a row for a key
 
     def count_values(keys: int) -> int:  # of one sequence
         return by_query * (keys + 2 * block) + key_row * keys
@@ -253,7 +253,7 @@ def make_zero_tiles(problem: Problem, slab: Slab, stored: set[str]) -> Tiles:
     tiles: dict[str, Any] = dict.fromkeys(Tiles._fields)
     for name in stored:
         shape = slab.sequences, layout.queries, layout.query_stride
-        if name == "key":
+        if name == "key_term":
             shape = slab.sequences, layout.keys, layout.key_stride
         tiles[name] = problem.query.new_zeros(shape)
     return Tiles(**tiles)

@@ -2,7 +2,8 @@
 """The relative shift inside the kernels: finds the table row of each pair of a tile.
 
 A tile is N queries by N keys. Its distances span 2N - 1 consecutive rows of a table. Its *band* is
-these rows and the one before them: pair (i, j) needs the band's row N + j - i. One matrix product
+these rows and the one before them, as Triton needs powers of 2. Pair (i, j) of the tile needs the
+band's row N + j - i. One matrix product
 gives every query (or key) times every row of the band, ``(N, 2N)``. The products that the tile
 needs begin one column earlier in every row: for N = 2, of products ``abcd | efgh`` they are
 ``cd | fg``, at 2, 3, 5, 6 of the flat list.
@@ -10,7 +11,7 @@ needs begin one column earlier in every row: for N = 2, of products ``abcd | efg
 ``problem`` and ``table`` are a ``Problem`` and a ``Table`` of ``problem.py``. Row r of a table
 belongs to distance r - (T - 1), where T is the number of queries and a distance is the index of a
 key minus that of a query, both from 0. Tables of vectors have N more rows of zeros on either side,
-so that loads need no mask; tables of scalars have none.
+so that loads need no mask; tables of scalars have none. W, power of 2 that their width is padded to.
 """
 
 import triton
@@ -22,8 +23,8 @@ from fairseq_posenc.backends.triton.matrices import multiply
 @triton.jit
 def index_band(N: tl.constexpr, FLIP: tl.constexpr):
     """Compute the band's row of each element of a tile, ``(N, N)``; by (key, query) if flipped."""
-    step = tl.arange(0, N)[None, :] - tl.arange(0, N)[:, None]  # [N, N]
-    return N - step if FLIP else N + step
+    column_minus_row = tl.arange(0, N)[None, :] - tl.arange(0, N)[:, None]  # [N, N]
+    return N - column_minus_row if FLIP else N + column_minus_row
 
 
 @triton.jit
@@ -59,12 +60,12 @@ def gather_flat(x, index, N: tl.constexpr):
 
 @triton.jit
 def multiply_band(x, band, ROWS: tl.constexpr, N: tl.constexpr, FLIP: tl.constexpr):
-    """Multiply queries or keys with their table rows, ``x . a_r``, for a tile ``(N, N)``.
+    """Multiply queries or keys with the table rows of their pairs, for a tile ``(N, N)``.
 
     Args:
-        x: queries, keys or their gradients, ``(N, W)``.
+        x: queries, keys or gradients of outputs, ``(N, W)``.
         band: ``(2 * N, W)``.
-        ROWS: whether the tile has a row for each of ``x``, else it has a column.
+        ROWS: whether each of ``x`` has a row of the tile, else it has a column.
         N: queries and keys of a tile.
         FLIP: whether the tile is by (key, query).
     """
@@ -77,7 +78,7 @@ def multiply_band(x, band, ROWS: tl.constexpr, N: tl.constexpr, FLIP: tl.constex
 
 @triton.jit
 def load_scalars(problem, table, head, first_query, first_key, N: tl.constexpr, FLIP: tl.constexpr):
-    """Load the scalars of a table for a tile, ``(N, N)`` of float32."""
+    """Load the scalars of a table for a tile, ``(N, N)``."""
     row = first_key - first_query + problem.tgt_len - 1 - N + tl.arange(0, 2 * N)
     inside = (row >= 0) & (row < problem.tgt_len + problem.src_len - 1)
     band = tl.load(table.rows + head * table.head_stride + row, mask=inside, other=0.0)
@@ -88,9 +89,9 @@ def load_scalars(problem, table, head, first_query, first_key, N: tl.constexpr, 
 def roll_rows(tile, N: tl.constexpr):
     """Rotate row i of an (N, N) tile left by i columns, so that column 0 holds the diagonal.
 
-    For N = 3, rows ``abc def ghi`` become ``abc efd igh``. Element (i, s) then belongs to the key
-    i + s, of distance s; or to the distance s - N if it wrapped round. So weights by pair become
-    weights by distance. :func:`mask_half` selects one of the two, which needs N rows of a table.
+    For N = 3, rows ``abc def ghi`` become ``abc efd igh``. Element (i, s) then has the distance s,
+    or s - N if it wrapped round. So weights by pair become weights by distance, with two distances
+    in a column. :func:`mask_half` keeps those of one, so that N rows of a table serve a tile.
     """
     i = tl.arange(0, N)[:, None]
     return gather_flat(tile.reshape(N * N), i * N + (tl.arange(0, N)[None, :] + i) % N, N)

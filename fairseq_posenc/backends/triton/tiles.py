@@ -1,17 +1,18 @@
 # ruff: noqa: ANN001, ANN201
-"""One tile of N queries by N keys: scores, who sees whom, and dropout.
+"""One tile of N queries by N keys: its scores, masks and dropout.
 
-The forward pass has a row for each query, the backward pass one for each key (flipped), so that
-what it multiplies by queries next need not be transposed.
+In the forward pass, tiles have a row for each query; in the backward pass a row for each key
+(flipped), so that they can be multiplied by queries without transposing them.
 
 ``problem`` is a :class:`~fairseq_posenc.backends.triton.problem.Problem`. Sequence: index of a
 sentence and a head. Band: the table rows of a tile; see
 :mod:`~fairseq_posenc.backends.triton.relative_shift`. m, n: indices of queries and of keys; past:
 number of keys before the first query.
 
-Compile-time options: FULL, all tiles are full, and no load needs bounds; FLIP, rows of tiles are
-keys; PRODUCT, the parts of a score are multiplied, not added; SAME, queries and keys have one
-table; N, side of a tile; W, padded width of a head.
+Compile-time options: DIRECTION, as in :class:`~fairseq_posenc.backends.mask.Mask`; FULL, all tiles
+are full, and no load needs bounds; FLIP, rows of tiles are keys; PRODUCT, the parts of a score are
+multiplied, not added; SHARED_TABLE, queries and keys have one table; N, side of a tile; W, power of
+2 that the width of a head is padded to.
 """
 
 import triton
@@ -32,7 +33,7 @@ XXHASH_MULTIPLIER = tl.constexpr(dropout.XXHASH_MULTIPLIER)
 
 @triton.jit
 def find_block(length, N: tl.constexpr):
-    """Find the sequence (of a batch and head) of a program, and the first row of its block."""
+    """Find the sequence of a program, and the first row of its block of N rows."""
     blocks = tl.cdiv(length, N)
     return tl.program_id(0) // blocks, tl.program_id(0) % blocks * N
 
@@ -102,10 +103,10 @@ def is_kept(problem, sequence, m, n, FULL: tl.constexpr):
     keys = sequence.to(tl.int64) * problem.src_len
     inside_m = None if FULL else m < problem.tgt_len
     inside_n = None if FULL else n < problem.src_len
-    bits = tl.load(problem.drop.first_seeds + queries + m, inside_m)
-    bits = (bits ^ tl.load(problem.drop.key_seeds + keys + n, inside_n)) * MURMUR_MULTIPLIER
-    bits = bits ^ tl.load(problem.drop.second_seeds + queries + m, inside_m)
-    return bits * XXHASH_MULTIPLIER < problem.drop.keep_threshold
+    bits = tl.load(problem.dropout.first_seeds + queries + m, inside_m)
+    bits = (bits ^ tl.load(problem.dropout.key_seeds + keys + n, inside_n)) * MURMUR_MULTIPLIER
+    bits = bits ^ tl.load(problem.dropout.second_seeds + queries + m, inside_m)
+    return bits * XXHASH_MULTIPLIER < problem.keep_threshold
 
 
 @triton.jit
@@ -118,13 +119,14 @@ def compute_parts(
     first_key,
     FLIP: tl.constexpr,
     PRODUCT: tl.constexpr,
-    SAME: tl.constexpr,
+    SHARED_TABLE: tl.constexpr,
     N: tl.constexpr,
     W: tl.constexpr,
 ):
-    """Compute content, gain, query and key term of the scores, ``(N, N)``, neutral if missing.
+    """Compute content, gain, query term and key term of the scores, ``(N, N)``.
 
-    If the terms are only added up, the content includes the other terms, which saves registers.
+    A missing part is 1 or 0, whichever changes nothing. If there is no gain and no product, the
+    content includes the terms, which saves registers.
     """
     gain = 1.0
     query_term = 1.0 if PRODUCT else 0.0
@@ -135,12 +137,12 @@ def compute_parts(
         band = load_band(problem, problem.query_table, head, first_query, first_key, N, W)
         query_term = multiply_band(q, band, not FLIP, N, FLIP)  # [N, N]
     if problem.key_table is not None:
-        if not SAME:
+        if not SHARED_TABLE:
             band = load_band(problem, problem.key_table, head, first_query, first_key, N, W)
         key_term = multiply_band(k, band, FLIP, N, FLIP)  # [N, N]
     if problem.gain is not None:
         gain = load_scalars(problem, problem.gain, head, first_query, first_key, N, FLIP)  # [N, N]
-    x, y = (k, q) if FLIP else (q, k)
+    x, y = (k, q) if FLIP else (q, k)  # rows and columns of the tile
     no_tables: tl.constexpr = problem.query_table is None and problem.key_table is None
     if no_tables or PRODUCT or problem.gain is not None:
         content = multiply(x, tl.trans(y))  # [N, N]
