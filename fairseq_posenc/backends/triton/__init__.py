@@ -1,7 +1,7 @@
 """Flash attention with tables by distance, forward and backward, as Triton kernels for a GPU.
 
 Scores exist for one tile at a time, and memory grows linearly with the length. The kernels serve
-terms with a vector or a number for each distance.
+terms with a vector or a number for each distance. Importing this module does not import triton.
 """
 
 import importlib.util
@@ -24,8 +24,8 @@ from fairseq_posenc.backends.triton.problem import Dropout
 from fairseq_posenc.encodings.terms import Terms
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-WIDEST_HEAD = 128
-OLDEST = (3, 3)  # in earlier versions, kernels cannot take a NamedTuple
+MAX_HEAD_DIM = 128
+MIN_VERSION = (3, 3)  # of Triton; in earlier ones, kernels cannot take a NamedTuple
 
 
 def unavailable() -> str:
@@ -33,8 +33,11 @@ def unavailable() -> str:
     version = _read_version()
     if not version:
         return "triton is not installed"
-    if tuple(map(int, re.findall(r"\d+", version)[:2])) < OLDEST:
-        return f"triton is {version}, and {'.'.join(map(str, OLDEST))} is the oldest that will do"
+    major, minor = re.findall(r"\d+", version)[:2]
+    if (int(major), int(minor)) < MIN_VERSION:
+        return (
+            f"triton is {version}, and {'.'.join(map(str, MIN_VERSION))} is the oldest that will do"
+        )
     if is_interpreted():
         return ""
     if not torch.cuda.is_available():
@@ -46,16 +49,17 @@ def unavailable() -> str:
 
 def refuses(terms: Terms, call: CallFeatures) -> str:
     """Explain why these kernels cannot compute such a call; empty if they can."""
-    wide = call.head_dim > WIDEST_HEAD
+    on_gpu = call.device == "cuda" or is_interpreted()
+    wide = call.head_dim > MAX_HEAD_DIM
     by_pair = "a bias for each pair of tokens is not a function of their distance"
     reasons = {
         "these kernels have no temperature, cap or sink": terms.changes_softmax,
         "these kernels do not forget": terms.decay is not None,
         "these kernels do not read states of tokens": terms.state_table is not None,
         "it does not keep the attention weights": call.need_weights,
-        f"it runs on a GPU, not on {call.device}": call.device != "cuda" and not is_interpreted(),
+        f"it runs on a GPU, not on {call.device}": not on_gpu,
         "its queries, keys and values have one width": call.lifted,
-        f"its heads are at most {WIDEST_HEAD} wide, not {call.head_dim}": wide,
+        f"its heads are at most {MAX_HEAD_DIM} wide, not {call.head_dim}": wide,
         f"it computes in float32 at most, not in {call.dtype}": call.dtype not in DTYPES,
         "counted positions depend on all scores of a query": terms.counted_table is not None,
         "no matrix product computes a gain for each channel": terms.channel_gain is not None,
@@ -69,17 +73,17 @@ def refuses(terms: Terms, call: CallFeatures) -> str:
 
 def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     """Compute a call; see :class:`~fairseq_posenc.backends.base.Backend`."""
-    value = call.value
     call = call.with_all_heads()
     call = call._replace(
-        query=call.query.type_as(value),
-        key=call.key.type_as(value),
+        query=call.query.type_as(call.value),  # a rotation may have made them float32
+        key=call.key.type_as(call.value),
         terms=call.terms.expanded(),  # the kernels read a row for each distance
     )
-    with torch.autocast(value.device.type, enabled=False):
+    with torch.autocast(call.value.device.type, enabled=False):
         if call.terms.first is not None:
             return resets.attend(partial(_run_kernels, exact=True), call), None
-        return _run_kernels(call, exact=False)[0], None
+        attended, _ = _run_kernels(call, exact=False)
+        return attended, None
 
 
 def _run_kernels(call: AttentionCall, exact: bool) -> tuple[Tensor, Tensor]:
@@ -92,7 +96,7 @@ def _run_kernels(call: AttentionCall, exact: bool) -> tuple[Tensor, Tensor]:
     from fairseq_posenc.backends.triton.attention import Attention, Settings
 
     apply = Attention.apply
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling():  # dynamo cannot trace kernels that take NamedTuples
         from fairseq_posenc.backends.triton.operation import attend as apply
     settings = Settings(
         padding=_view_as_uint8(mask.key_padding),
@@ -116,7 +120,7 @@ def _read_version() -> str:
 
 @cache
 def _parse_version(path: str) -> str:
-    """Read the version in a file: importing it takes long, and it has several names."""
+    """Read the version in a file: importing takes long, and the distribution has several names."""
     match = re.search(r"__version__ = [\"']([^\"']+)", Path(path).read_text("utf-8"))
     return match[1] if match else ""
 

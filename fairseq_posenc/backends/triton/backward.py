@@ -25,7 +25,6 @@ from fairseq_posenc.backends.triton.tiles import (
     load_block,
 )
 
-
 FLIP = tl.constexpr(True)  # rows of tiles are keys
 
 

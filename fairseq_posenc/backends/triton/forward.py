@@ -1,10 +1,8 @@
 # ruff: noqa: ANN001, ANN201
-"""The forward pass: one program for each block of queries, over all keys that it sees.
+"""The forward pass: one program for each block of N queries, over all keys that they may see.
 
-Source: the online softmax of FlashAttention (Dao et al. 2022).
-
-Scores are in units of log2 (`combine_parts` multiplies them by log2 e), so that exponentials are
-powers of 2.
+Source: the online softmax of FlashAttention (Dao et al. 2022). Scores are in units of log2
+(`combine_parts` multiplies them by log2 e), so that exponentials are powers of 2.
 
 Sequence: one head of one sentence. B batch, H heads, T queries, D head size, N side of a tile, W
 power of 2 that D is padded to; m, n: indices of queries and of keys.
@@ -25,7 +23,7 @@ from fairseq_posenc.backends.triton.tiles import (
     load_block,
 )
 
-FLIP = tl.constexpr(False)  # whether rows of tiles are keys, as in the backward pass
+FLIP = tl.constexpr(False)  # rows of tiles are queries
 # log2 of the sum for a query that sees no key: far below any other, but finite, so that the
 # backward pass computes weights of zero for it.
 NO_SUM = tl.constexpr(-1e30)
@@ -52,8 +50,8 @@ def add_values(
     sums = add_split_product(sums, weights, v)
     if problem.value_table is not None:
         rolled = roll_rows(weights, N)  # [N, N]
-        # Column s has the pairs of distance s or, if they wrapped round, of distance s - N. Each of
-        # the two halves has N rows of the table.
+        # Column s has the pairs of distance s or, if they wrapped round, of distance s - N: first
+        # those that did, then the others.
         for half in tl.static_range(2):
             distance = first_key - first_query + (half - 1) * N
             rows = load_distances(problem, problem.value_table, head, distance, N, N, W)  # [N, W]
@@ -74,7 +72,7 @@ def store_sums(
     N: tl.constexpr,
     W: tl.constexpr,
 ):
-    """Divide the sums of a block of queries by their totals, and store them."""
+    """Divide the summed values of a block of queries by their sums of exponentials; store both."""
     queries = sequence.to(tl.int64) * problem.tgt_len
     m = first_query + tl.arange(0, N)
     sees_no_key = total == 0.0  # [N]
@@ -100,17 +98,8 @@ def forward_kernel(
     """Write attended values ``(B, H, T, D)``, log2 of the sums of exponentials ``(B, H, T)``.
 
     Attended values are summed in full precision: the backward pass subtracts nearly equal numbers.
-
-    Args:
-        problem: a :class:`~fairseq_posenc.backends.triton.problem.Problem`.
-        attended: written.
-        log_sums: written.
-        DIRECTION: as in :class:`~fairseq_posenc.backends.mask.Mask`.
-        PRODUCT: whether the parts of a score are multiplied.
-        SHARED_TABLE: whether queries and keys have one table.
-        FULL: whether all tiles are full, and D is a power of 2.
-        N: rows and columns of a tile.
-        W: width of a head, padded to a power of 2.
+    ``problem`` and the compile-time options are those of
+    :mod:`~fairseq_posenc.backends.triton.tiles`.
     """
     sequence, first_query = find_block(problem.tgt_len, N)
     batch, head = sequence // problem.heads, sequence % problem.heads
@@ -132,7 +121,7 @@ def forward_kernel(
         # Masks come last: they are applied to the whole score, and never multiplied.
         scores = apply_mask(problem, scores, batch, m, n, DIRECTION, FULL)
         weights, rescale, highest, total = online_softmax_step(scores, highest, total)
-        if problem.dropout is not None:  # after the sum: the softmax is over all weights
+        if problem.dropout is not None:  # only now, since dropped weights count in the softmax
             weights = tl.where(is_kept(problem, sequence, m, n, FULL), weights, 0.0)
         # [N, W], loaded late to save registers.
         v = load_block(problem, problem.value, sequence, first_key, problem.src_len, FULL, N, W)

@@ -1,12 +1,12 @@
 """The backward pass, slab after slab: starts the kernels and collects their results.
 
-``backward_kernel`` computes the scores again and stores the gradients of their parts, pair by pair, in
-*tiles* (:class:`~fairseq_posenc.backends.triton.problem.Tiles`). Matrix products of tiles then give
-the gradients of queries and tables.
+``backward_kernel`` computes the scores again and stores the gradients of their parts in *tiles*
+(:class:`~fairseq_posenc.backends.triton.problem.Tiles`), pair by pair. Matrix products of tiles
+then give the gradients of queries and tables.
 
-Slabs bound the memory of the tiles. A slab takes some sequences (heads of a sentence) with all of
-their keys or, if one sequence is too large, some keys of one sequence. The division depends on
-shapes alone, so sums have a fixed order.
+Slabs bound the memory of the tiles. A slab is some sequences (each is a head of a sentence) with
+all of their keys or, if one sequence is too large, some keys of one sequence. The division depends
+on shapes alone, so sums have a fixed order.
 
 H heads, R distances, D head size, N side of a tile.
 """
@@ -24,14 +24,15 @@ from fairseq_posenc.backends.triton.problem import (
     Saved,
     Side,
     Slab,
+    Table,
     Tiles,
     TrainedTables,
 )
 from fairseq_posenc.backends.triton.sizes import choose_warps
 from fairseq_posenc.backends.triton.stored import rows_kernel, table_kernel
 
-PROGRAMS = 512  # enough to fill a GPU, and few enough to keep their output small
-# Values stored at a time: 64 MiB in half precision, little more than the L2 cache of an H200.
+PROGRAMS = 512  # of `table_kernel`: enough to fill a GPU, few enough to keep their output small
+# Numbers in the tiles of a slab: 64 MiB in half precision, a little more than an H200's L2 cache.
 MAX_VALUES = 2**25
 
 
@@ -41,7 +42,7 @@ class Gradients:
     def __init__(self, problem: Problem, product: bool, trained: TrainedTables) -> None:
         self.problem = problem
         self.stored = choose_stored(problem, product, trained)
-        # `backward_kernel` lacks the registers for products with tables and the sums of key gradients.
+        # With tables, `backward_kernel` has no registers left for sums of key gradients.
         self.keys_from_tiles = problem.has_vectors
         self.values_from_tiles = needs_value_tiles(problem, product)
         self.query = torch.empty_like(problem.query, dtype=torch.float32)
@@ -54,19 +55,18 @@ class Gradients:
         }
 
     def run(self, saved: Saved, options: dict[str, Any]) -> None:
-        """Compute everything; ``options`` are those that ``choose_options`` compiles with."""
+        """Compute all gradients; ``options`` are the compile-time options of all kernels."""
         tiles = None
-        last = None
+        layout = None
         self.sizes = {key: options[key] for key in ("FULL", "N", "W", "num_warps", "num_stages")}
-        # Where terms of tables are multiplied, `backward_kernel` only stores tiles: the gradients of
-        # keys and values come later. So no tile goes into another `tl.dot`, and more warps can
-        # share them.
+        # For a product, `backward_kernel` only stores tiles: the gradients of keys and values come
+        # later. So no tile goes into another `tl.dot`, and more warps can share them.
         key_options = {**options, "num_warps": choose_warps(spread=options["PRODUCT"])}
         for slab in split_slabs(self.problem, options["N"], self.stored):
-            # Slabs of one layout write the same places; the zeros around them stay.
-            if tiles is None or last != slab.layout:
+            # Slabs of one layout write the same parts of the tiles; the zeros around them stay.
+            if tiles is None or layout != slab.layout:
                 tiles = make_zero_tiles(self.problem, slab, self.stored)
-                last = slab.layout
+                layout = slab.layout
             blocks = slab.sequences * slab.layout.keys // options["N"]
             grads = (
                 None if self.keys_from_tiles else self.key,
@@ -78,7 +78,7 @@ class Gradients:
             self._write_values(slab, tiles, saved)
             self._write_queries_and_keys(slab, tiles)
             self._add_to_tables(slab, tiles, saved)
-        # The stored weights lack the factor of dropout, so multiply the sums by it once.
+        # The stored weights lack the factor of dropout, so the sums are multiplied by it once.
         if (value_table := self.tables["value_table"]) is not None:
             value_table.mul_(self.problem.dropout_scale)
         # Stored gradients are multiplied by the scale, but a bias is added after scaling.
@@ -86,27 +86,23 @@ class Gradients:
             bias.div_(self.problem.scale)
 
     def cast(self, inputs: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """Cast the gradients to the shapes and types of the inputs.
-
-        They are those of :class:`~fairseq_posenc.backends.triton.attention.Attention`.
-        """
-        tensors = [self.query, self.key, self.value, *self.tables.values()]
+        """Cast the gradients to the shapes and types of the inputs of ``Attention``."""
+        grads = [self.query, self.key, self.value, *self.tables.values()]
         return [
-            None if x is None or y is None else x.sum_to_size(y.shape).type_as(y)
-            for x, y in zip(tensors, inputs)
+            None if grad is None or x is None else grad.sum_to_size(x.shape).type_as(x)
+            for grad, x in zip(grads, inputs)
         ]
 
-    def _make_zeros(self, table: Any) -> Tensor:
+    def _make_zeros(self, table: Table) -> Tensor:
         """Make zeros for the gradient of a table, ``(H, R[, D])`` of float32."""
         rows = self.problem.tgt_len + self.problem.src_len - 1
         size = (self.problem.width,) if table.rows.dim() == 3 else ()
         return torch.zeros(self.problem.heads, rows, *size, device=table.rows.device)
 
     def _write_queries_and_keys(self, slab: Slab, tiles: Tiles) -> None:
-        """Write or add to the gradients of queries; write those of keys if tiles give them."""
+        """Write or add to the gradients of queries; write those of keys if tiles are needed."""
         problem = self.problem
         layout = slab.layout
-        # In a plain sum the query term's gradient equals the content's, and is not stored again.
         query_tiles = tiles.content if tiles.query_term is None else tiles.query_term
         rows_kernel[(slab.sequences * layout.queries // self.sizes["N"],)](
             slab.sequence,
@@ -135,7 +131,7 @@ class Gradients:
             )
 
     def _write_values(self, slab: Slab, tiles: Tiles, saved: Saved) -> None:
-        """Write the gradients of values if tiles give them."""
+        """Write the gradients of values if stored weights are needed for them."""
         if self.values_from_tiles:
             side = describe_key_side(self.problem, slab.layout)
             rows_kernel[(slab.sequences * slab.layout.keys // self.sizes["N"],)](
@@ -160,32 +156,42 @@ class Gradients:
         # For each table, in the order of `TrainedTables`: tiles of its term's gradient, the vectors
         # that its rows were multiplied with (None for numbers), the tiles' layout, and 1 if
         # distances grow along a row, else -1.
-        products = (
+        by_table = (
             (content if tiles.query_term is None else tiles.query_term, problem.query, queries, 1),
             (tiles.key_term, problem.key, keys, -1),
             (tiles.weights, saved.grad, queries, 1),
             (tiles.gain, None, queries, 1),
             (content if tiles.bias is None else tiles.bias, None, queries, 1),
         )
-        for table, (tile, x, side, sign) in zip(self.tables.values(), products):
-            if table is not None:
-                rows = self._sum_diagonals(slab, tile, x, side)
-                add_diagonals(table, rows, slab.sequence, side, sign)
+        for table_grad, (tile, vectors, side, sign) in zip(self.tables.values(), by_table):
+            if table_grad is not None:
+                by_diagonal = self._sum_diagonals(slab, tile, vectors, side)
+                add_diagonals(table_grad, by_diagonal, slab.sequence, side, sign)
 
     def _sum_diagonals(
-        self, slab: Slab, tile: Tensor | None, x: Tensor | None, side: Side
+        self, slab: Slab, tile: Tensor | None, vectors: Tensor | None, side: Side
     ) -> Tensor:
-        """Compute the gradient of a table, ``(heads, chunks, diagonals, N[, D])`` of float32."""
+        """Compute the gradient of a table, ``(heads, chunks, diagonals, N[, D])`` of float32.
+
+        See ``table_kernel``; chunks are parts of the batch.
+        """
         assert tile is not None
         block = self.sizes["N"]
         heads = min(self.problem.heads, slab.sequences)
         diagonals = (slab.layout.queries + slab.layout.keys) // block
         chunks = min(-(-slab.sequences // heads), -(-PROGRAMS // (heads * diagonals)))
-        size = (block,) if x is None else (block, self.problem.width)
+        size = (block,) if vectors is None else (block, self.problem.width)
         by_diagonal = tile.new_empty(heads, chunks, diagonals, *size, dtype=torch.float32)
-        sizes = slab.sequences, heads, chunks
         table_kernel[(heads * chunks * diagonals,)](
-            slab.sequence, side, tile, x, by_diagonal, *sizes, **self.sizes
+            slab.sequence,
+            side,
+            tile,
+            vectors,
+            by_diagonal,
+            slab.sequences,
+            heads,
+            chunks,
+            **self.sizes,
         )
         return by_diagonal
 
@@ -210,8 +216,8 @@ def choose_stored(problem: Problem, product: bool, trained: TrainedTables) -> se
 
 def needs_value_tiles(problem: Problem, product: bool) -> bool:
     """Check whether the gradient of values is computed from stored weights."""
-    both = problem.query_table is not None and problem.key_table is not None
-    return product or both
+    has_both_tables = problem.query_table is not None and problem.key_table is not None
+    return product or has_both_tables
 
 
 def split_slabs(problem: Problem, block: int, stored: set[str]) -> Iterator[Slab]:
@@ -226,18 +232,18 @@ def split_slabs(problem: Problem, block: int, stored: set[str]) -> Iterator[Slab
     queries = -(-problem.tgt_len // block) * block
     keys = -(-problem.src_len // block) * block
     sequences = problem.query.size(0) * problem.heads
-    by_query = len(stored - {"key_term"}) * queries  # rows of all tiles with a row for each query
-    key_row = queries + 2 * block if "key_term" in stored else 0  # values of a row for a key
+    query_rows = len(stored - {"key_term"}) * queries  # rows of all tiles that have one by query
+    key_row = queries + 2 * block if "key_term" in stored else 0  # numbers in the row of a key
 
     def count_values(keys: int) -> int:  # of one sequence
-        return by_query * (keys + 2 * block) + key_row * keys
+        return query_rows * (keys + 2 * block) + key_row * keys
 
     if count_values(keys) <= MAX_VALUES:
         step = MAX_VALUES // count_values(keys)
         slab_keys = keys
     else:
         step = 1
-        most = (MAX_VALUES - count_values(0)) // (by_query + key_row)
+        most = (MAX_VALUES - count_values(0)) // (query_rows + key_row)
         slab_keys = max(1, most // block) * block
     for start in range(0, problem.src_len, slab_keys):
         end = min(start + slab_keys, problem.src_len)
@@ -297,7 +303,7 @@ def add_diagonals(total: Tensor, diagonals: Tensor, sequence: int, side: Side, s
     """Add a slab's gradient by diagonal to the gradient of a table by head.
 
     Args:
-        total: ``(H, R[, D])`` of float32.
+        total: the gradient of the table, ``(H, R[, D])`` of float32.
         diagonals: ``(heads, chunks, diagonals, N[, D])`` of float32.
         sequence: index of the slab's first (sentence, head) pair.
         side: layout of the tiles that were summed over.

@@ -15,7 +15,7 @@ WIDEN = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 
 @triton.jit
 def load_rows(base, start, count, width, FULL: tl.constexpr, N: tl.constexpr, W: tl.constexpr):
-    """Load ``(N, W)``: rows from ``start`` on of ``(count, width)`` at ``base``, then zeros.
+    """Load ``(N, W)``: rows from ``start`` on of ``(count, width)`` at ``base``, filled with zeros.
 
     ``FULL`` promises that all N rows exist and that ``width`` is W, so no load needs a mask.
     """
@@ -56,7 +56,8 @@ def add_product(sums, x, y):
 def add_split_product(sums, x, y):
     """Add the product of a float32 and a half precision matrix with little rounding.
 
-    The float32 matrix is split into two of half precision, as 1.001 = 1.0 + 0.001.
+    ``tl.dot`` needs one precision, so the float32 matrix is split into two of half precision, as
+    1.001 = 1.0 + 0.001.
     """
     high = x.to(y.dtype)
     sums = add_product(sums, high, y)

@@ -1,9 +1,12 @@
 """Registers the attention as operations of torch's library, which ``torch.compile`` can call.
 
-It cannot trace kernels that take NamedTuples. So compiled code calls these operations, whose inputs
-and outputs are plain tensors and numbers; other code calls :class:`Attention`, which is quicker.
+The compiler cannot trace kernels that take NamedTuples. So compiled code calls these operations,
+whose inputs and outputs are plain tensors and numbers; other code calls :class:`Attention`, which
+is quicker. The arguments of both operations are, in the order of ``ARGUMENTS``, the inputs of
+:class:`Attention`, then the fields of its :class:`Settings` and :class:`Dropout`.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,20 +21,20 @@ from fairseq_posenc.backends.triton.attention import (
 )
 from fairseq_posenc.backends.triton.problem import Dropout, TrainedTables
 
-INPUTS = 8  # tensors that may have gradients, the first fields of ``Problem``
-MASKS = 4  # padding, pairs, and the seeds of dropout for queries and keys
-TENSORS = ", ".join(
+INPUTS = 8  # the first arguments: tensors that may have gradients
+CONSTANTS = 5  # the next ones: other tensors
+ARGUMENTS = ", ".join(
     [
         "Tensor query, Tensor key, Tensor value, Tensor? query_table, Tensor? key_table",
         "Tensor? value_table, Tensor? gain, Tensor? bias",
-        "Tensor? padding, Tensor? pairs, Tensor? query_seeds, Tensor? key_seeds",
-        "float rate, float scale, str direction, bool product",
+        "Tensor? padding, Tensor? pairs, Tensor? first_seeds, Tensor? second_seeds",
+        "Tensor? key_seeds, float rate, float scale, str direction, bool product",
     ]
 )
 
 
 @torch.library.custom_op(
-    "fairseq_posenc::attention", mutates_args=(), schema=f"({TENSORS}) -> (Tensor, Tensor)"
+    "fairseq_posenc::attention", mutates_args=(), schema=f"({ARGUMENTS}) -> (Tensor, Tensor)"
 )
 def attention(*arguments: Any) -> tuple[Tensor, Tensor]:
     """Compute a :class:`ForwardResult`."""
@@ -49,56 +52,55 @@ def _allocate_outputs(*arguments: Any) -> tuple[Tensor, Tensor]:
 @torch.library.custom_op(
     "fairseq_posenc::attention_backward",
     mutates_args=(),
-    schema=f"(Tensor attended, Tensor log_sums, Tensor grad, Tensor? log_sums_grad, bool[] wanted, "
-    f"{TENSORS}) -> Tensor[]",
+    schema="(Tensor attended, Tensor log_sums, Tensor grad, Tensor? log_sums_grad, bool[] trained, "
+    f"{ARGUMENTS}) -> Tensor[]",
 )
 def attention_backward(*arguments: Any) -> list[Tensor]:
-    """Compute the gradients of the inputs; an empty tensor for those that have none."""
-    *result, grad, log_sums_grad, wanted = arguments[:5]
-    inputs = arguments[5:][:INPUTS]
-    every = run_backward(
-        _unpack_settings(arguments[5:]),
-        inputs,
-        ForwardResult(*result),
+    """Compute the gradients of the inputs; an empty tensor for an input that has none."""
+    attended, log_sums, grad, log_sums_grad, trained, *forward_arguments = arguments
+    grads = run_backward(
+        _unpack_settings(forward_arguments),
+        forward_arguments[:INPUTS],
+        ForwardResult(attended, log_sums),
         grad,
         log_sums_grad,
-        TrainedTables(*wanted),
+        TrainedTables(*trained),
     )
-    return [grad.new_empty(0) if x is None else x for x in every]
+    return [grad.new_empty(0) if x is None else x for x in grads]
 
 
 @attention_backward.register_fake
 def _allocate_gradients(*arguments: Any) -> list[Tensor]:
-    inputs = arguments[5:][:INPUTS]
-    wanted = [True] * 3 + list(arguments[4])
+    attended, _, _, _, trained, *forward_arguments = arguments
+    is_needed = [True, True, True, *trained]  # those of query, key and value in any case
     return [
-        arguments[0].new_empty(0)
-        if x is None or not want
+        attended.new_empty(0)
+        if x is None or not needed
         else torch.empty_like(x, memory_format=torch.contiguous_format)
-        for x, want in zip(inputs, wanted)
+        for x, needed in zip(forward_arguments[:INPUTS], is_needed)
     ]
 
 
-def _unpack_settings(arguments: tuple[Any, ...]) -> Settings:
-    padding, pairs, query_seeds, key_seeds = arguments[INPUTS : INPUTS + MASKS]
-    rate, scale, direction, product = arguments[INPUTS + MASKS :]
-    dropout = None if query_seeds is None else Dropout(rate, query_seeds, key_seeds)
+def _unpack_settings(arguments: Sequence[Any]) -> Settings:
+    padding, pairs, *seeds, rate, scale, direction, product = arguments[INPUTS:]
+    dropout = None if seeds[0] is None else Dropout(*seeds, rate)
     return Settings(padding, pairs, dropout, scale, direction, product, exact=True)
 
 
 def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    ctx.save_for_backward(*output, *inputs[: INPUTS + MASKS])
-    ctx.numbers = inputs[INPUTS + MASKS :]
+    ctx.save_for_backward(*output, *inputs[: INPUTS + CONSTANTS])
+    ctx.numbers = inputs[INPUTS + CONSTANTS :]
 
 
 def _run_backward(ctx: Any, grad: Tensor, log_sums_grad: Tensor | None) -> tuple[Any, ...]:
     if not torch.compiler.is_compiling():
         refuse_second_order("triton")
-    saved = ctx.saved_tensors
-    wanted = list(ctx.needs_input_grad[3:8])
-    grads = attention_backward(*saved[:2], grad, log_sums_grad, wanted, *saved[2:], *ctx.numbers)
-    needed = zip(grads, ctx.needs_input_grad)
-    return *(x if need else None for x, need in needed), *[None] * (MASKS + len(ctx.numbers))
+    attended, log_sums, *tensors = ctx.saved_tensors
+    trained = list(ctx.needs_input_grad[3:INPUTS])
+    arguments = *tensors, *ctx.numbers
+    grads = attention_backward(attended, log_sums, grad, log_sums_grad, trained, *arguments)
+    input_grads = [x if needed else None for x, needed in zip(grads, ctx.needs_input_grad)]
+    return *input_grads, *[None] * (len(arguments) - INPUTS)
 
 
 attention.register_autograd(_run_backward, setup_context=_save_for_backward)
@@ -106,10 +108,13 @@ attention.register_autograd(_run_backward, setup_context=_save_for_backward)
 
 def attend(settings: Settings, *inputs: Tensor | None) -> tuple[Tensor, Tensor]:
     """Compute ``Attention.apply`` as an operation that ``torch.compile`` can trace."""
-    drop = settings.dropout
-    seeds = (None, None, 0.0) if drop is None else (drop.query_seeds, drop.key_seeds, drop.rate)
     attended, log_sums = torch.ops.fairseq_posenc.attention(
-        *inputs, settings.padding, settings.pairs, *seeds, settings.scale, settings.direction,
+        *inputs,
+        settings.padding,
+        settings.pairs,
+        *(settings.dropout or (None, None, None, 0.0)),
+        settings.scale,
+        settings.direction,
         settings.product,
-    )  # fmt: skip
+    )
     return attended if settings.exact else attended.type_as(inputs[0]), log_sums

@@ -2,16 +2,15 @@
 """The relative shift inside the kernels: finds the table row of each pair of a tile.
 
 A tile is N queries by N keys. Its distances span 2N - 1 consecutive rows of a table. Its *band* is
-these rows and the one before them, as Triton needs powers of 2. Pair (i, j) of the tile needs the
-band's row N + j - i. One matrix product
-gives every query (or key) times every row of the band, ``(N, 2N)``. The products that the tile
-needs begin one column earlier in every row: for N = 2, of products ``abcd | efgh`` they are
-``cd | fg``, at 2, 3, 5, 6 of the flat list.
+these rows and the one before them, since Triton needs powers of 2: pair (i, j) of the tile has the
+band's row N + j - i. One matrix product gives every query (or key) times every row of the band,
+``(N, 2N)``. The products that the tile needs begin one column earlier in every row: for N = 2, of
+products ``abcd | efgh`` they are ``cd | fg``, at 2, 3, 5, 6 of the flat list.
 
 ``problem`` and ``table`` are a ``Problem`` and a ``Table`` of ``problem.py``. Row r of a table
 belongs to distance r - (T - 1), where T is the number of queries and a distance is the index of a
 key minus that of a query, both from 0. Tables of vectors have N more rows of zeros on either side,
-so that loads need no mask; tables of scalars have none. W, power of 2 that their width is padded to.
+so that loads need no mask, and are padded to the width W; tables of scalars are not padded.
 """
 
 import triton

@@ -1,7 +1,7 @@
 """Tile sizes and numbers of warps, by GPU generation (major compute capability).
 
-Chosen by compiling, not by timing: matrix units run at full width, and as few registers as possible
-are spilled.
+They were chosen by compiling, not by timing: matrix units run at full width, and as few registers
+as possible are spilled.
 """
 
 from typing import Any, NamedTuple
@@ -13,8 +13,8 @@ from torch import Tensor
 from fairseq_posenc.backends.triton import is_interpreted
 from fairseq_posenc.backends.triton.problem import Problem
 
-SMALLEST = 16  # side of a matrix product
-PIPELINED = 64  # widest table rows of which two tiles, for two stages, fit into shared memory
+MIN_SIDE = 16  # the smallest side that a matrix in `tl.dot` may have
+MAX_PIPELINED_WIDTH = 64  # table rows up to this width fit into shared memory for two stages
 
 
 class Size(NamedTuple):
@@ -22,8 +22,7 @@ class Size(NamedTuple):
 
     block: int  # queries, and keys, of a tile in half precision; in float32 always 32
     warps: int  # warps of a kernel
-    # warps of a kernel whose tile results are not fed into another `tl.dot`, so they may be
-    # spread over more warps
+    # warps of a kernel in which no tile goes from one `tl.dot` into another: more can share a tile
     spread_warps: int
 
 
@@ -40,13 +39,13 @@ def find_size() -> Size:
 def choose_block_size(dtype: torch.dtype) -> int:
     """Choose the number of queries, and of keys, of a tile."""
     if is_interpreted():
-        return SMALLEST
+        return MIN_SIDE
     return 32 if dtype == torch.float32 else find_size().block
 
 
 def pad_width(query: Tensor) -> int:
     """Round D up to a power of 2 that a matrix product can have."""
-    return int(max(SMALLEST, triton.next_power_of_2(query.size(-1))))
+    return int(max(MIN_SIDE, triton.next_power_of_2(query.size(-1))))
 
 
 def choose_warps(spread: bool) -> int:
@@ -68,5 +67,5 @@ def choose_options(problem: Problem) -> dict[str, Any]:
         "N": block,
         "W": width,
         "num_warps": choose_warps(spread=False),
-        "num_stages": 1 if problem.has_vectors and width > PIPELINED else 2,
+        "num_stages": 1 if problem.has_vectors and width > MAX_PIPELINED_WIDTH else 2,
     }

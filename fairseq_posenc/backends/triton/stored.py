@@ -8,9 +8,9 @@ distance: of rows ``abc | def``, the columns of stride 4 are ``a e``, ``b f``. F
 term, keys and queries change their roles: then distances fall from column to column (``SIGN`` is
 -1).
 
-Sequence: one head of one sentence. Slab: the sequences, or keys of one, whose tiles are stored at a
-time; see :mod:`~fairseq_posenc.backends.triton.gradients`. A gradient is computed for the token of
-each row of tiles, from the tokens of the columns.
+Sequence: one head of one sentence. Slab: the sequences, or some keys of a single one, whose tiles
+are stored together (:mod:`~fairseq_posenc.backends.triton.gradients`). A gradient is computed for
+the token of each row of tiles, from the tokens of the columns.
 """
 
 import triton
