@@ -227,7 +227,7 @@ def test_ids_that_grow_by_one_are_served_as_places(spec):
     ids = torch.tensor([[9, 10, 11, 12, 13, 14], [0, 0, 3, 4, 5, 6]])
     counted = layer(*positions(x, padding))[0][~padding]
     close(layer(*positions(x, padding, position_ids=ids))[0][~padding], counted)
-    with pytest.raises(UserError, match="blocked cannot compute this: position_ids do not grow"):
+    with pytest.raises(UserError, match="blocked cannot compute this: it needs position_ids"):
         build("shaw", backend="blocked")[1](*build("shaw")[0](x, position_ids=IDS))
 
 

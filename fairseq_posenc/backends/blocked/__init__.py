@@ -136,10 +136,9 @@ def _find_long_tables(terms: Terms, src_len: int) -> list[str]:
 
 def _can_fold(terms: Terms) -> bool:
     """Check whether a product is one of scaled queries and keys (see :mod:`.folded`)."""
-    if terms.gain is not None or terms.first is not None:
-        return False
-    runs = [terms.runs.get(name) for name, _, _ in terms.present("table")]
-    return bool(runs) and runs[0] is not None and all(other == runs[0] for other in runs)
+    runs = terms.runs.get("query_table")
+    same_runs = runs is not None and runs == terms.runs.get("key_table")
+    return same_runs and terms.gain is None and terms.first is None
 
 
 def _fold_scale(terms: Terms, scale: float) -> tuple[Terms, float]:

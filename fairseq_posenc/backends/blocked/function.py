@@ -56,7 +56,11 @@ class BlockedAttention(torch.autograd.Function):
                     chunk_gathered[:, block.queries] += sums
                 if settings.saves:
                     saved += state.select_saved(settings.product)
-        attended = _finish_attended(geometry, settings, operands, gathered)
+        attended = _restore_queries(gathered[:, :, : geometry.tgt_len])
+        if settings.dropout:
+            attended.mul_(dropout.compute_kept_factor(settings.dropout))
+        if operands.fully_masked is not None:
+            attended.masked_fill_(operands.fully_masked, 0.0)
         ctx.call = geometry, settings
         # In full precision: the gradients subtract numbers of nearly equal size.
         ctx.save_for_backward(attended, *operands, *saved)
@@ -84,18 +88,6 @@ def _pad_to_tiles(geometry: Geometry, settings: Settings, operands: Operands) ->
         key=F.pad(operands.key, (0, 0, 0, keys)) if keys else operands.key,
         value=F.pad(operands.value, (0, 0, 0, keys)) if keys else operands.value,
     )
-
-
-def _finish_attended(
-    geometry: Geometry, settings: Settings, operands: Operands, gathered: Tensor
-) -> Tensor:
-    """Put attended values in the queries' order, scaled for dropout, zeros if fully masked."""
-    attended = _restore_queries(gathered[:, :, : geometry.tgt_len])
-    if settings.dropout:
-        attended.mul_(dropout.compute_kept_factor(settings.dropout))
-    if operands.fully_masked is not None:
-        attended.masked_fill_(operands.fully_masked, 0.0)
-    return attended
 
 
 def _sum_gradients(ctx: Any, grad: Tensor) -> Operands:

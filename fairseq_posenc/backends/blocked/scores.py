@@ -26,6 +26,7 @@ from torch import Tensor
 
 from fairseq_posenc.backends.blocked import dropout, folded
 from fairseq_posenc.backends.blocked.block_state import BlockState
+from fairseq_posenc.backends.blocked.folded import FoldedSide
 from fairseq_posenc.backends.blocked.geometry import Block, Chunk, Geometry, Settings, Strip
 from fairseq_posenc.backends.blocked.operands import FORBIDDEN, Operands
 from fairseq_posenc.backends.blocked.reset import ResetLines, add_reset_rows, expand_reset_rows
@@ -36,7 +37,7 @@ from fairseq_posenc.backends.blocked.skew import (
     sum_by_distance,
     view_by_distance,
 )
-from fairseq_posenc.backends.blocked.spread import KeyProducts, Patch, Spread, add_pairs
+from fairseq_posenc.backends.blocked.spread import KeyProducts, Spread, add_pairs
 from fairseq_posenc.backends.forward_cache import writable
 
 
@@ -102,16 +103,11 @@ class Scores:
     def make_band(self, name: str, block: Block, side: int) -> Band | Spread | None:
         """Prepare to multiply one side of a block with a table's rows; None without the table."""
         table = getattr(self.operands, name)
+        row_index = getattr(self.operands, name.replace("table", "row_index"))
         if table is None:
             return None
-        return self._make_spread(name, block, side) or Band(table, block, side, self.geometry.tile)
-
-    def _make_spread(self, name: str, block: Block, side: int) -> Spread | None:
-        """Make the spread of a table whose distances share rows; None for any other."""
-        table = getattr(self.operands, name)
-        row_index = getattr(self.operands, name.replace("table", "row_index"))
         if row_index is None:
-            return None
+            return Band(table, block, side, self.geometry.tile)
         key_products = self.key_products if side == KEY_SIDE else None
         starts = self.settings.starts[name]
         src_len = self.geometry.src_len
@@ -323,15 +319,14 @@ class Scores:
             content = writable(query @ key.transpose(1, 2))  # [c, M, W]
         return BlockState(content, state.gain, query_term, key_term)
 
-    def _fold(self, block: Block) -> tuple[folded.FoldedSide, folded.FoldedSide, tuple[Patch, ...]]:
-        """Prepare both sides of a block for their product (:mod:`.folded`), and its patches."""
-        query_spread = self._make_spread("query_table", block, QUERY_SIDE)
-        key_spread = self._make_spread("key_table", block, KEY_SIDE)
-        query = folded.FoldedSide(self.operands.query[:, block.queries], query_spread, QUERY_SIDE)
-        key = folded.FoldedSide(self.operands.key[:, block.keys], key_spread, KEY_SIDE)
-        spread = query_spread or key_spread  # of one table at least; both have the same patches
-        assert spread is not None
-        return query, key, spread.patches
+    def _fold(self, block: Block) -> tuple[FoldedSide, FoldedSide]:
+        """Prepare both sides of a block for their product (:mod:`.folded`)."""
+        query_spread = self.make_band("query_table", block, QUERY_SIDE)
+        key_spread = self.make_band("key_table", block, KEY_SIDE)
+        assert isinstance(query_spread, Spread), "`Settings.folds` is only set for such tables"
+        assert isinstance(key_spread, Spread)
+        query = FoldedSide(self.operands.query[:, block.queries], query_spread, QUERY_SIDE)
+        return query, FoldedSide(self.operands.key[:, block.keys], key_spread, KEY_SIDE)
 
     def _compute_scores(self, block: Block, parts: BlockState) -> tuple[Tensor, BlockState]:
         """Compute the masked scores; also return the parts with all that their gradient needs."""

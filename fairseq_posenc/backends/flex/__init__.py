@@ -2,8 +2,8 @@
 
 Masks become a block mask, so that tiles in which no query sees a key are skipped. torch compiles a
 kernel for each combination of terms and lengths; lengths are therefore rounded up (``sizes.py``),
-and the batch is dynamic. Each table of vectors costs the products of all tokens with its rows at
-the visible distances, ``(B, H, T, R)``.
+and the batch is dynamic. For each table of vectors, all tokens are first multiplied with its rows
+at the visible distances, which takes memory for ``(B, H, T, R)``.
 """
 
 import shutil
@@ -22,11 +22,11 @@ from fairseq_posenc.backends.flex.sizes import mark_batch_dynamic, round_length
 from fairseq_posenc.encodings.precision import at_least_fp32
 from fairseq_posenc.encodings.terms import Terms
 
-MAX_KERNELS = 1_000  # that may be compiled; torch's limit is 8
+MAX_KERNELS = 1_000  # the number of kernels that may be compiled; torch's default is 8
 
 
 def unavailable() -> str:
-    """Explain why it cannot be compiled on this machine; empty if it can."""
+    """Explain why FlexAttention cannot be compiled on this machine; empty if it can."""
     if torch.cuda.is_available() or shutil.which("g++") or shutil.which("clang++"):
         return ""
     return "torch compiles it, and found no C++ compiler (g++)"
@@ -34,17 +34,17 @@ def unavailable() -> str:
 
 def refuses(terms: Terms, call: CallFeatures) -> str:
     """Explain why FlexAttention cannot compute such a call; empty if it can."""
-    cpu = call.device == "cpu"
-    sink = terms.sink is not None
-    inside = "a gain for each channel is inside the dot product, where score_mod does not reach"
+    on_cpu = call.device == "cpu"
+    has_sink = terms.sink is not None
+    by_channel = "a gain for each channel is inside the dot product, where score_mod does not reach"
     reasons = {
         "it does not return the attention weights": call.need_weights,
         "FlexAttention has no dropout of weights": call.dropout,
-        "on a CPU FlexAttention has no backward pass: train with another": cpu and call.learns,
-        "on a CPU FlexAttention has no float64": cpu and call.dtype == torch.float64,
-        "on a CPU FlexAttention does not return the sum that a sink joins": cpu and sink,
+        "on a CPU FlexAttention has no backward pass: train with another": on_cpu and call.learns,
+        "on a CPU FlexAttention has no float64": on_cpu and call.dtype == torch.float64,
+        "on a CPU FlexAttention does not return the sum that a sink joins": on_cpu and has_sink,
         "counted positions depend on all scores of a query": terms.counted_table is not None,
-        inside: terms.channel_gain is not None,
+        by_channel: terms.channel_gain is not None,
         "a table of values is outside the scores": terms.value_table is not None,
     }
     return next((reason for reason, holds in reasons.items() if holds), "")
@@ -58,11 +58,13 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
         rows = [attend(_select_sentence(call, b))[0] for b in range(query.size(0))]
         return torch.cat(rows), None
     tgt_len, src_len = query.size(2), key.size(2)
-    sizes = round_length(tgt_len), round_length(src_len)
+    queries, keys = round_length(tgt_len), round_length(src_len)
     deps = (*mask.cache_deps, query.size(0), tgt_len, src_len, query.device)
-    blocks = mask.cached("flex", deps, lambda: build_block_mask(mask, query, src_len, *sizes))
-    query = F.pad(query, (0, 0, 0, sizes[0] - tgt_len))
-    key, value = (F.pad(x, (0, 0, 0, sizes[1] - src_len)) for x in (key, value))
+    blocks = mask.cached(
+        "flex", deps, lambda: build_block_mask(mask, call.query, src_len, queries, keys)
+    )
+    query = F.pad(query, (0, 0, 0, queries - tgt_len))
+    key, value = (F.pad(x, (0, 0, 0, keys - src_len)) for x in (key, value))
     with torch.autocast(query.device.type, enabled=False):
         modify = build_score_mod(
             terms,
@@ -78,7 +80,7 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
         scale = score_scale(terms, query.size(-1))
         if terms.sink is None:
             attended = _run_compiled(query, key, value, modify, blocks, scale=scale)
-        else:  # it takes its share of the weights
+        else:  # the softmax is that of the keys, times their share in a softmax with the sink
             attended, logsumexp = _run_compiled(
                 query, key, value, modify, blocks, scale=scale, return_lse=True
             )
@@ -90,13 +92,13 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
 def _select_sentence(call: AttentionCall, index: int) -> AttentionCall:
     """Select one sentence of a call, as a batch of one."""
 
-    def row(x: Tensor | None) -> Tensor | None:
+    def select(x: Tensor | None) -> Tensor | None:
         return x if x is None or x.size(0) == 1 else x[index : index + 1]
 
     terms = call.terms
     mask = call.mask
-    limits = mask.locality._replace(
-        segments=row(mask.locality.segments), first_keys=row(mask.locality.first_keys)
+    locality = mask.locality._replace(
+        segments=select(mask.locality.segments), first_keys=select(mask.locality.first_keys)
     )
     return call._replace(
         query=call.query[index : index + 1],
@@ -104,17 +106,17 @@ def _select_sentence(call: AttentionCall, index: int) -> AttentionCall:
         value=call.value[index : index + 1],
         terms=terms._replace(
             runs={
-                name: runs._replace(span=runs.span._replace(ids=row(runs.span.ids)))
+                name: runs._replace(span=runs.span._replace(ids=select(runs.span.ids)))
                 for name, runs in terms.runs.items()
             },
-            pair_bias=row(terms.pair_bias),
-            first=row(terms.first),
-            temperature=row(terms.temperature),
-            states=row(terms.states),
-            decay=row(terms.decay),
-            later_decay=row(terms.later_decay),
+            pair_bias=select(terms.pair_bias),
+            first=select(terms.first),
+            temperature=select(terms.temperature),
+            states=select(terms.states),
+            decay=select(terms.decay),
+            later_decay=select(terms.later_decay),
         ),
-        mask=mask._replace(key_padding=row(mask.key_padding), locality=limits),
+        mask=mask._replace(key_padding=select(mask.key_padding), locality=locality),
     )
 
 
@@ -127,14 +129,13 @@ def _compile_attention() -> Any:
 def _run_compiled(
     query: Tensor, key: Tensor, value: Tensor, modify: ScoreMod, blocks: BlockMask, **options: Any
 ) -> Any:
-    """Attend by the compiled function, with further options of it."""
-    if torch.compiler.is_compiling():
+    """Call ``flex_attention``, compiled, with further options of it."""
+    if torch.compiler.is_compiling():  # then it is compiled together with the caller
         return flex_attention(query, key, value, modify, blocks, **options)
     mark_batch_dynamic(query, key, value)
-    limits = torch._dynamo.config.patch(
+    with torch._dynamo.config.patch(
         recompile_limit=MAX_KERNELS,
         accumulated_recompile_limit=MAX_KERNELS,
-        automatic_dynamic_shapes=False,
-    )
-    with limits:
+        automatic_dynamic_shapes=False,  # lengths are rounded, and the batch is marked as dynamic
+    ):
         return _compile_attention()(query, key, value, modify, blocks, **options)

@@ -1,5 +1,9 @@
 """Builds FlexAttention's block mask: the keys that queries may see, by tiles and by pairs.
 
+Each query may see a range of keys. Padding, forbidden pairs, segments and first keys, which no
+window hides, change that range. The kernel skips tiles without a visible pair, and calls the
+mask of pairs for tiles that have hidden pairs as well.
+
 B batch, T queries, S keys, both padded to the lengths that a kernel is compiled for.
 """
 
@@ -29,12 +33,12 @@ def build_block_mask(mask: Mask, query: Tensor, src_len: int, queries: int, keys
     segments = None
     query_segments = None
     first_keys = None
-    if ranges is None:  # a query's keys are not one range: segments, or first keys with a window
+    if ranges is None:  # not one range for each query: segments and first keys are treated apart
         segments = mask.locality.segments
         first_keys = mask.locality.first_keys
-        limits = mask.locality._replace(segments=None, first_keys=None)
-        ranges = mask._replace(locality=limits).find_visible_ranges(tgt_len, src_len, device)
-        assert ranges is not None
+        window = mask.locality._replace(segments=None, first_keys=None)
+        ranges = mask._replace(locality=window).find_visible_ranges(tgt_len, src_len, device)
+        assert ranges is not None, "a window alone leaves a range"
     # Padded queries see no key, and padded keys are seen by none.
     low = F.pad(ranges[0], (0, queries - tgt_len), value=keys)  # [B or 1, T]
     high = F.pad(ranges[1], (0, queries - tgt_len), value=-1)
@@ -47,22 +51,21 @@ def build_block_mask(mask: Mask, query: Tensor, src_len: int, queries: int, keys
         pairs = F.pad(mask.pairs, (0, keys - src_len, 0, queries - tgt_len), value=True)
     allowed_low, allowed_high = low, high  # by direction alone, the same for every sentence
     if first_keys is not None:
-        wide = mask._replace(locality=Locality()).find_visible_ranges(tgt_len, src_len, device)
-        assert wide is not None
-        allowed_low = F.pad(wide[0], (0, queries - tgt_len), value=keys)
-        allowed_high = F.pad(wide[1], (0, queries - tgt_len), value=-1)
+        allowed = mask._replace(locality=Locality()).find_visible_ranges(tgt_len, src_len, device)
+        assert allowed is not None, "a direction alone leaves a range"
+        allowed_low = F.pad(allowed[0], (0, queries - tgt_len), value=keys)
+        allowed_high = F.pad(allowed[1], (0, queries - tgt_len), value=-1)
         first_keys = F.pad(first_keys, (0, keys - src_len))
     if segments is not None:
         query_segments = F.pad(segments[:, src_len - tgt_len :], (0, queries - tgt_len))
         segments = F.pad(segments, (0, keys - src_len))
 
-    def split_tiles(x: Tensor) -> Tensor:  # [B or 1, S] -> [B or 1, tiles, TILE]
-        return F.pad(x, (0, -x.size(1) % TILE)).unflatten(1, (-1, TILE))
+    def split_tiles(x: Tensor, fill: int = 0) -> Tensor:  # [B or 1, n] -> [B or 1, tiles, TILE]
+        return F.pad(x, (0, -x.size(1) % TILE), value=fill).unflatten(1, (-1, TILE))
 
-    # Tiles with a visible pair, and tiles of which all pairs are visible, which need no mask.
+    # Tiles with a visible pair, and whole tiles of them, which need no mask of pairs.
     starts = torch.arange(0, keys, TILE, device=device)
-    lows = F.pad(low, (0, -queries % TILE), value=keys).unflatten(1, (-1, TILE))[..., None]
-    highs = F.pad(high, (0, -queries % TILE), value=-1).unflatten(1, (-1, TILE))[..., None]
+    lows, highs = split_tiles(low, keys)[..., None], split_tiles(high, -1)[..., None]
     visible = (lows.amin(2) < starts + TILE) & (highs.amax(2) >= starts)  # [B or 1, tiles, tiles]
     if first_keys is not None:
         visible = visible | split_tiles(first_keys).any(2)[:, None]
@@ -75,8 +78,8 @@ def build_block_mask(mask: Mask, query: Tensor, src_len: int, queries: int, keys
     def visible_pair(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         seen = (j >= low[index_or_zero(low, 0, b), i]) & (j <= high[index_or_zero(high, 0, b), i])
         if first_keys is not None:
-            first = first_keys[index_or_zero(first_keys, 0, b), j]
-            seen = seen | (first & (j >= allowed_low[0, i]) & (j <= allowed_high[0, i]))
+            is_first = first_keys[index_or_zero(first_keys, 0, b), j]
+            seen = seen | (is_first & (j >= allowed_low[0, i]) & (j <= allowed_high[0, i]))
         seen = seen & ~hidden[index_or_zero(hidden, 0, b), j]
         if pairs is not None:
             seen = seen & ~pairs[i, j]

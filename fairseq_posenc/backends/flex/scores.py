@@ -1,8 +1,9 @@
-"""Builds FlexAttention's ``score_mod``: changes the score of a pair of tokens as encodings do.
+"""Builds FlexAttention's ``score_mod``, a function that changes the score of a pair of tokens.
 
-It serves tables by distance, gain, biases, reset, temperature, cap and decay; the backend adds
-tables of values and sinks. Reset: pairs of the first token have two table rows of their own, one
-where it is the query and one where it is the key, in place of those of their distances.
+It serves all terms that the backend does not refuse but sinks. The products of tokens with table
+rows are computed before; the function looks up the product of its pair by the distance. Reset:
+pairs of the first token have two table rows of their own, one where it is the query and one where
+it is the key, in place of those of their distances.
 
 B batch, H heads, T queries, S keys, D head size, G tables (1 for all heads, or H), R distances.
 """
@@ -23,22 +24,22 @@ from fairseq_posenc.encodings.precision import at_least_fp32
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.positions import Span
 
+# Of a scaled score, and the indices of its sentence, head, query and key.
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
-
-_ALL = Mask()
+_NO_MASK = Mask()
 
 
 class _VisibleRows(NamedTuple):
     """The rows of the visible distances in the tables of a call."""
 
     first: int  # index of the first visible row in the tables of the terms
-    number: int  # visible rows
-    size: int  # rows of the padded tables, with the reset's two at their end
-    reset: bool  # whether the tables have those
+    number: int  # number of visible rows
+    size: int  # number of rows in the padded tables, with the reset's two at their end
+    reset: bool  # whether the tables have those two
 
     @classmethod
     def lay_out(cls, first: int, number: int, reset: bool) -> _VisibleRows:
-        """Round the size up to lengths that kernels are compiled for."""
+        """Round the number up to a size that kernels are compiled for."""
         return cls(first, number, round_length(max(number, 2)) + 2 * reset, reset)
 
     def select(self, table: Tensor) -> Tensor:
@@ -62,14 +63,17 @@ def _find_visible_rows(terms: Terms, tgt_len: int, src_len: int, mask: Mask) -> 
     return _VisibleRows.lay_out(lowest + src_len - 1, highest - lowest + 1, terms.first is not None)
 
 
-def _place_ids(terms: Terms) -> tuple[Terms, int, int]:
-    """Give tables by ids the span of all distances that have rows, to look them up by distance.
+def _span_all_runs(terms: Terms) -> tuple[Terms, int, int]:
+    """Replace the ids of tables by the span of all distances at which a row of any table begins.
+
+    Distances between ids outside of the span have the rows of its ends.
 
     Returns:
         The terms, and the lowest and the highest of these distances.
     """
     starts = [runs.starts for runs in terms.runs.values() if runs.starts]
-    low, high = min(x[0] for x in starts) - 1, max(x[-1] for x in starts)
+    low = min(x[0] for x in starts) - 1
+    high = max(x[-1] for x in starts)
     runs = {
         name: runs._replace(span=Span(low, high, runs.span.device))
         for name, runs in terms.runs.items()
@@ -81,11 +85,12 @@ class _Products(NamedTuple):
     """Products of queries or keys with the rows of a table."""
 
     by_row: Tensor  # `(B, H, T or S, size)`
-    places: Tensor | None  # the row of each visible distance; None if they are in order
+    row_index: Tensor | None  # the row of each visible distance; None if each has its own
 
-    def look_up(self, b: Tensor, h: Tensor, token: Tensor, row: Tensor) -> Tensor:
-        """Look up the product of a token with the row of a visible distance."""
-        return self.by_row[b, h, token, row if self.places is None else self.places[row]]
+    def look_up(self, b: Tensor, h: Tensor, token: Tensor, distance: Tensor) -> Tensor:
+        """Look up the product of a token with the row of a visible distance, given its index."""
+        row = distance if self.row_index is None else self.row_index[distance]
+        return self.by_row[b, h, token, row]
 
 
 def _multiply_rows(
@@ -96,22 +101,29 @@ def _multiply_rows(
     runs = terms.runs.get(name)
     if x is None or table is None:
         return None
-    places = None
+    row_index = None
     if runs is not None:  # each distinct row is multiplied once
-        places = runs.find(runs.span.distances())[rows.first : rows.first + rows.number]
+        row_index = runs.find(runs.span.distances())[rows.first : rows.first + rows.number]
         distinct = _VisibleRows.lay_out(0, runs.rows, rows.reset)
-        gap = places.new_zeros(rows.size - 2 * rows.reset - rows.number)
+        gap = row_index.new_zeros(rows.size - 2 * rows.reset - rows.number)
         resets = torch.arange(distinct.size - 2 * rows.reset, distinct.size, device=x.device)
-        places = torch.cat([places, gap, resets])
+        row_index = torch.cat([row_index, gap, resets])
         rows = distinct
     # FlexAttention scales the scores, so summands must be scaled as well, and factors must not.
     scaled = at_least_fp32(x) * (1.0 if terms.product else scale)
-    return _Products(scaled @ rows.select(table).transpose(-1, -2), places)
+    return _Products(scaled @ rows.select(table).transpose(-1, -2), row_index)
 
 
-def _look_up(x: Tensor, b: Tensor, h: Tensor, *places: Tensor) -> Tensor:
-    """Look up a number for a sentence and a head, either of which may be one for all."""
-    return x[(index_or_zero(x, 0, b), index_or_zero(x, 1, h), *places)]
+def _look_up(x: Tensor, b: Tensor, h: Tensor, *tokens: Tensor) -> Tensor:
+    """Look up the number of a sentence, a head and tokens; sentence and head may be 1 for all."""
+    return x[(index_or_zero(x, 0, b), index_or_zero(x, 1, h), *tokens)]
+
+
+def _split_parts(decay: Tensor, keys: int) -> list[Tensor]:
+    """Split ``(B or 1, H, S, parts)`` into parts, padded to ``keys``."""
+    padded = F.pad(decay, (0, 0, 0, keys - decay.size(2)))
+    # Copies: FlexAttention's compiler does not take several views of one tensor.
+    return [part.contiguous() for part in padded.unbind(-1)]
 
 
 def build_score_mod(
@@ -119,7 +131,7 @@ def build_score_mod(
     tgt_len: int,
     src_len: int,
     device: torch.device,
-    mask: Mask = _ALL,
+    mask: Mask = _NO_MASK,
     query: Tensor | None = None,
     key: Tensor | None = None,
     temperature: Tensor | None = None,
@@ -146,7 +158,7 @@ def build_score_mod(
         rows = _find_visible_rows(terms, tgt_len, src_len, mask)
         lowest = 1 - tgt_len + rows.first
     else:
-        terms, lowest, highest = _place_ids(terms)
+        terms, lowest, highest = _span_all_runs(terms)
         rows = _VisibleRows.lay_out(0, highest - lowest + 1, terms.first is not None)
         id_query = F.pad(ids[:, src_len - tgt_len :], (0, queries - tgt_len))
         id_key = F.pad(ids, (0, keys - src_len))
@@ -164,9 +176,7 @@ def build_score_mod(
     by_state = _multiply_rows(states, terms, "state_table", rows, 1.0)
     gain = None if terms.gain is None else rows.select(terms.gain)
     bias = None if terms.bias is None else rows.select(terms.bias)
-    pair_bias = terms.pair_bias
-    first = terms.first
-    softcap = terms.softcap
+    pair_bias, first, softcap = terms.pair_bias, terms.first, terms.softcap
     if pair_bias is not None:
         pair_bias = F.pad(at_least_fp32(pair_bias), (0, keys - src_len, 0, queries - tgt_len))
     if first is not None:
@@ -175,22 +185,15 @@ def build_score_mod(
         mark_batch_dynamic(first_query, first_key)
     if temperature is not None:
         temperature = F.pad(temperature, (0, queries - tgt_len))
-    products = (by_query, by_key, by_state)
-    by_row = (None if x is None else x.by_row for x in products)
-    mark_batch_dynamic(*by_row, pair_bias, temperature)
-    offset = torch.tensor(src_len - tgt_len, device=device)
-    earlier, later = (
-        # FlexAttention's compiler does not take several views of one tensor.
-        None
-        if c is None
-        else [x.contiguous() for x in F.pad(c, (0, 0, 0, keys - src_len)).unbind(-1)]
-        for c in decay
-    )
+    products = [x.by_row for x in (by_query, by_key, by_state) if x is not None]
+    mark_batch_dynamic(*products, pair_bias, temperature)
+    past = torch.tensor(src_len - tgt_len, device=device)
+    earlier, later = (None if c is None else _split_parts(c, keys) for c in decay)
     mark_batch_dynamic(*(earlier or ()), *(later or ()))
 
     def compute_decay(parts: Sequence[Tensor], b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Any:
         """Compute c_i - c_j from the parts of c."""
-        i = (i + offset).clamp(max=keys - 1)
+        i = (i + past).clamp(max=keys - 1)
         return sum(_look_up(c, b, h, i) - _look_up(c, b, h, j) for c in parts)
 
     def modify(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
@@ -198,8 +201,8 @@ def build_score_mod(
         if ids is not None:
             b_key = index_or_zero(ids, 0, b)
             distance = id_key[b_key, j] - id_query[b_key, i]
-        row = (distance + shift).clamp(min=0).minimum(last_row)  # hidden pairs take any row
-        if first is not None:  # where the first token meets itself, the query's row counts
+        row = (distance + shift).clamp(min=0).minimum(last_row)  # of a hidden pair, any row
+        if first is not None:  # for the first token as query and key, the query's row counts
             row = torch.where(first_key[index_or_zero(first, 0, b), j], rows.size - 1, row)
             row = torch.where(first_query[index_or_zero(first, 0, b), i], rows.size - 2, row)
         if gain is not None:
@@ -217,7 +220,7 @@ def build_score_mod(
         if by_state is not None:
             score = score + by_state.look_up(b, h, i, row)
         if earlier is not None and later is not None:
-            is_later = j > i + offset
+            is_later = j > i + past
             score = score + torch.where(
                 is_later, compute_decay(later, b, h, i, j), compute_decay(earlier, b, h, i, j)
             )

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-TILE = 128  # tokens
+TILE = 128  # queries, and keys, of a tile of the block mask
 
 
 def round_length(length: int) -> int:
@@ -19,7 +19,7 @@ def round_length(length: int) -> int:
 
 
 def mark_batch_dynamic(*tensors: Tensor | None) -> None:
-    """Let the batch of tensors vary from call to call of one kernel."""
+    """Let one compiled kernel serve every size of the first dimension, unless that is 1."""
     for x in tensors:
         if x is not None and x.size(0) > 1 and not torch.compiler.is_compiling():
             torch._dynamo.maybe_mark_dynamic(x, 0)
