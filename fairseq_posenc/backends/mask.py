@@ -158,10 +158,8 @@ class Mask(NamedTuple):
         preceding = torch.where(first_keys, keys, -1).cummax(1).values
         sentences = max(len(first_keys), len(ranges[0]))
         low, high = (x.expand(sentences, -1) for x in ranges)
-        return (
-            following.expand(sentences, -1).gather(1, low),
-            preceding.expand(sentences, -1).gather(1, high),
-        )
+        following, preceding = (x.expand(sentences, -1) for x in (following, preceding))
+        return following.gather(1, low), preceding.gather(1, high)
 
     def count_visible(self, tgt_len: int, src_len: int, device: torch.device) -> Tensor:
         """Count the keys that each query may see, ``(B or 1, T)``."""

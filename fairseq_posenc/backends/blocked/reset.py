@@ -54,14 +54,10 @@ class ResetLine(NamedTuple):
         return torch.where(self.inside, line, 0.0)
 
     def scatter_sum(self, x: Tensor, size: int) -> Tensor:
-        """Sum a line that was taken: the gradient of its token, among zeros of other tokens.
-
-        Args:
-            x: the line.
-            size: the number of tokens, M or W.
+        """Sum a line that was taken, for its token; the result has zeros for all other tokens.
 
         Returns:
-            ``(c, size, 1)`` of the row, ``(c, 1, size)`` of the column.
+            ``(c, size, 1)`` of the row, ``(c, 1, size)`` of the column; ``size`` is M or W.
         """
         sums = x.sum(3 - self.dim, keepdim=True)  # along the line
         shape = list(sums.shape)

@@ -12,8 +12,8 @@ keys that come after the query (``later``).
 
 A *band* is the run of table rows that a tile of queries (or keys) needs. *Skewed* gradients have a
 column for each row of a band, so one matrix product sums them by distance
-(:mod:`~fairseq_posenc.backends.blocked.skew`). A table whose rows serve runs of distances is spread
-along them instead (:mod:`~fairseq_posenc.backends.blocked.spread`).
+(:mod:`~fairseq_posenc.backends.blocked.skew`). If runs of distances share a row, its products are
+spread along them instead (:mod:`~fairseq_posenc.backends.blocked.spread`).
 
 The letters of shapes are those of :mod:`~fairseq_posenc.backends.blocked.geometry`.
 """
@@ -59,7 +59,7 @@ class Scores:
         self.operands = operands
 
     def compute_weights(self, strip: Strip, saved: Sequence[BlockState]) -> list[BlockState]:
-        """Compute the weights of blocks that share a softmax, from what was saved of them."""
+        """Compute the weights of blocks that share a softmax; ``saved`` are their states, if any."""
         states = []
         scores = []
         for block, state in zip(strip, saved or [BlockState() for _ in strip]):
@@ -79,7 +79,7 @@ class Scores:
         ]
 
     def _compute_softmax(self, scores: list[Tensor]) -> list[Tensor]:
-        """Turn the scores of blocks into weights, ``(c, M, W)`` each; empties the list."""
+        """Turn the scores of blocks, ``(c, M, W)`` each, into weights, and empty the list."""
         widths = [x.size(2) for x in scores]
         sink = self.operands.sink
         if sink is not None:
@@ -115,7 +115,7 @@ class Scores:
 
     @cached_property
     def key_products(self) -> KeyProducts | None:
-        """The products of keys that blocks share; None where a block has few of the keys."""
+        """The products of keys that blocks share; None if each block has few of the keys."""
         table = self.operands.key_table
         if self.geometry.visible or table is None or self.operands.key_row_index is None:
             return None

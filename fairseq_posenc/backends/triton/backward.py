@@ -64,13 +64,6 @@ def compute_score_gradients(
 
 
 @triton.jit
-def compute_content_gradient(parts, grad, PRODUCT: tl.constexpr):
-    """Compute the gradient of the content; a missing gain is 1, as is a product's missing term."""
-    _, gain, query_term, key_term = parts
-    return grad * query_term * key_term * gain if PRODUCT else grad * gain
-
-
-@triton.jit
 def store_tile(tiles, tile, sequence_in_slab, row, column, rows, stride, N: tl.constexpr):
     """Store ``(N, N)`` at a row and a column of a sequence's tiles, behind the row's N zeros.
 
@@ -180,7 +173,9 @@ def backward_kernel(
         store_terms(
             tiles, layout, parts, grad_score, sequence_in_slab, first_query, first_key, PRODUCT, N
         )
-        tile = compute_content_gradient(parts, grad_score, PRODUCT).to(q.dtype)
+        _, gain, query_term, key_term = parts
+        tile = grad_score * query_term * key_term * gain if PRODUCT else grad_score * gain
+        tile = tile.to(q.dtype)
         store_transposed(tiles.content, tile, layout, sequence_in_slab, first_query, first_key, N)
         if grad_key is not None:
             grad_k += multiply(tile, q)  # [keys N, W]

@@ -28,7 +28,7 @@ from fairseq_posenc.backends.triton.problem import (
     Tiles,
     TrainedTables,
 )
-from fairseq_posenc.backends.triton.sizes import choose_warps
+from fairseq_posenc.backends.triton.sizes import choose_options, choose_warps
 from fairseq_posenc.backends.triton.stored import rows_kernel, table_kernel
 
 PROGRAMS = 512  # of `table_kernel`: enough to fill a GPU, few enough to keep their output small
@@ -42,6 +42,7 @@ class Gradients:
     def __init__(self, problem: Problem, product: bool, trained: TrainedTables) -> None:
         self.problem = problem
         self.stored = choose_stored(problem, product, trained)
+        self.options = choose_options(problem)
         # With tables, `backward_kernel` has no registers left for sums of key gradients.
         self.keys_from_tiles = problem.has_vectors
         self.values_from_tiles = needs_value_tiles(problem, product)
@@ -55,10 +56,9 @@ class Gradients:
         }
 
     def run(self, saved: Saved, options: dict[str, Any]) -> None:
-        """Compute all gradients; ``options`` are the compile-time options of all kernels."""
+        """Compute all gradients; ``options`` are compile-time options of ``backward_kernel``."""
         tiles = None
         layout = None
-        self.sizes = {key: options[key] for key in ("FULL", "N", "W", "num_warps", "num_stages")}
         # For a product, `backward_kernel` only stores tiles: the gradients of keys and values come
         # later. So no tile goes into another `tl.dot`, and more warps can share them.
         key_options = {**options, "num_warps": choose_warps(spread=options["PRODUCT"])}
@@ -104,7 +104,7 @@ class Gradients:
         problem = self.problem
         layout = slab.layout
         query_tiles = tiles.content if tiles.query_term is None else tiles.query_term
-        rows_kernel[(slab.sequences * layout.queries // self.sizes["N"],)](
+        rows_kernel[(slab.sequences * layout.queries // self.options["N"],)](
             slab.sequence,
             describe_query_side(problem, layout),
             content=tiles.content,
@@ -114,10 +114,10 @@ class Gradients:
             grad=self.query,
             ADD=layout.start > 0,  # to the sums over earlier keys, which an earlier slab wrote
             SIGN=1,
-            **self.sizes,
+            **self.options,
         )
         if self.keys_from_tiles:
-            rows_kernel[(slab.sequences * layout.keys // self.sizes["N"],)](
+            rows_kernel[(slab.sequences * layout.keys // self.options["N"],)](
                 slab.sequence,
                 describe_key_side(problem, layout),
                 content=tiles.content,
@@ -127,14 +127,14 @@ class Gradients:
                 grad=self.key,
                 ADD=False,
                 SIGN=-1,
-                **self.sizes,
+                **self.options,
             )
 
     def _write_values(self, slab: Slab, tiles: Tiles, saved: Saved) -> None:
         """Write the gradients of values if stored weights are needed for them."""
         if self.values_from_tiles:
             side = describe_key_side(self.problem, slab.layout)
-            rows_kernel[(slab.sequences * slab.layout.keys // self.sizes["N"],)](
+            rows_kernel[(slab.sequences * slab.layout.keys // self.options["N"],)](
                 slab.sequence,
                 side._replace(factor=self.problem.dropout_scale),
                 content=tiles.weights,
@@ -144,7 +144,7 @@ class Gradients:
                 grad=self.value,
                 ADD=False,
                 SIGN=-1,
-                **self.sizes,
+                **self.options,
             )
 
     def _add_to_tables(self, slab: Slab, tiles: Tiles, saved: Saved) -> None:
@@ -176,22 +176,15 @@ class Gradients:
         See ``table_kernel``; chunks are parts of the batch.
         """
         assert tile is not None
-        block = self.sizes["N"]
+        block = self.options["N"]
         heads = min(self.problem.heads, slab.sequences)
         diagonals = (slab.layout.queries + slab.layout.keys) // block
         chunks = min(-(-slab.sequences // heads), -(-PROGRAMS // (heads * diagonals)))
         size = (block,) if vectors is None else (block, self.problem.width)
         by_diagonal = tile.new_empty(heads, chunks, diagonals, *size, dtype=torch.float32)
+        counts = slab.sequences, heads, chunks
         table_kernel[(heads * chunks * diagonals,)](
-            slab.sequence,
-            side,
-            tile,
-            vectors,
-            by_diagonal,
-            slab.sequences,
-            heads,
-            chunks,
-            **self.sizes,
+            slab.sequence, side, tile, vectors, by_diagonal, *counts, **self.options
         )
         return by_diagonal
 

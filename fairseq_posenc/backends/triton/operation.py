@@ -108,13 +108,9 @@ attention.register_autograd(_run_backward, setup_context=_save_for_backward)
 
 def attend(settings: Settings, *inputs: Tensor | None) -> tuple[Tensor, Tensor]:
     """Compute ``Attention.apply`` as an operation that ``torch.compile`` can trace."""
+    seeds_and_rate = settings.dropout or (None, None, None, 0.0)
+    numbers = settings.scale, settings.direction, settings.product
     attended, log_sums = torch.ops.fairseq_posenc.attention(
-        *inputs,
-        settings.padding,
-        settings.pairs,
-        *(settings.dropout or (None, None, None, 0.0)),
-        settings.scale,
-        settings.direction,
-        settings.product,
+        *inputs, settings.padding, settings.pairs, *seeds_and_rate, *numbers
     )
     return attended if settings.exact else attended.type_as(inputs[0]), log_sums

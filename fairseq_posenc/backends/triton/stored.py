@@ -88,7 +88,7 @@ def rows_kernel(
         by_distance: tiles to be multiplied by the table, or None.
         table: vectors by distance, or None.
         grad: the gradients.
-        ADD: whether ``grad`` holds something to add to.
+        ADD: whether ``grad`` holds gradients to add to.
         SIGN: 1 if distances grow along a row of tiles, else -1.
         FULL: whether all tiles are full, and D is a power of 2.
         N: rows and columns of a tile.
