@@ -53,7 +53,7 @@ class Settings(NamedTuple):
 class Chunk(NamedTuple):
     """Sentences and heads that are computed together."""
 
-    batch: slice  # sentences
+    sentences: slice
     heads: slice
 
     def select(self, x: Tensor) -> Tensor:
@@ -62,7 +62,7 @@ class Chunk(NamedTuple):
 
     def split_sentences(self, x: Tensor) -> Tensor:
         """Split ``(c, ...)`` into ``(sentences, heads, ...)``, a view."""
-        return x.unflatten(0, (self.batch.stop - self.batch.start, -1))
+        return x.unflatten(0, (self.sentences.stop - self.sentences.start, -1))
 
 
 class Block(NamedTuple):
@@ -87,34 +87,34 @@ class Block(NamedTuple):
         return slice(lowest, lowest + sum(self.shape) - 1)
 
 
-# Blocks of the same queries, which share a softmax; two where their keys have a gap.
+# The blocks of the same queries, which share a softmax: more than one if their keys have a gap.
 Strip = tuple[Block, ...]
 
 
 class VisibleKeys(NamedTuple):
-    """The first and the last key that each of T queries sees, in a window or its segment."""
+    """The first and the last key that each of T queries sees in its window and segment."""
 
     first: list[int]
     last: list[int]
-    # the same of the `Locality.first_keys`; if a query sees none of them, first is above last
+    # the same of `Locality.first_keys`, which no window hides; if a query sees none, first > last
     first_keys: VisibleKeys | None = None
 
     @classmethod
     def from_ranges(cls, ranges: Sequence[tuple[Tensor, Tensor]]) -> VisibleKeys:
-        """Make it from the first and last keys, ``(T,)`` each, and those of the first keys."""
+        """Make it from first and last keys, ``(T,)`` each; those of first keys may follow."""
         keys = [cls(first.tolist(), last.tolist()) for first, last in ranges]
         return keys[0] if len(keys) == 1 else keys[0]._replace(first_keys=keys[1])
 
-    def split_keys(self, first: int, last: int, tile: int) -> list[slice]:
-        """Split the keys that the queries ``first`` to ``last`` see, where these leave a gap.
+    def split_keys(self, first_query: int, last_query: int, tile: int) -> list[slice]:
+        """List the keys that some queries see, in parts if there is a gap between them.
 
-        The bounds are multiples of ``tile``.
+        The bounds of parts are multiples of ``tile``.
         """
-        low, high = self.first[first], self.last[last] + 1
+        low, high = self.first[first_query], self.last[last_query] + 1
         parts = [(low, high)]
         if (first_keys := self.first_keys) is not None:  # they may lie on either side of the window
-            begin = min(first_keys.first[first : last + 1])
-            end = max(first_keys.last[first : last + 1]) + 1
+            begin = min(first_keys.first[first_query : last_query + 1])
+            end = max(first_keys.last[first_query : last_query + 1]) + 1
             parts = [(begin, min(end, low)), (low, high), (max(begin, high), end)]
         keys: list[slice] = []
         for start, stop in parts:
@@ -133,7 +133,7 @@ class VisibleKeys(NamedTuple):
 
 
 class Geometry(NamedTuple):
-    """The sizes of a call."""
+    """The sizes of a call, which decide its chunks and blocks."""
 
     batch: int  # B
     heads: int  # H
@@ -217,7 +217,7 @@ class Geometry(NamedTuple):
     def pairs(self) -> int:
         """The number of pairs in all blocks."""
         return sum(
-            (chunk.batch.stop - chunk.batch.start)
+            (chunk.sentences.stop - chunk.sentences.start)
             * (chunk.heads.stop - chunk.heads.start)
             * sum(math.prod(block.shape) for strip in strips for block in strip)
             for chunk, strips in self.split_chunks()
@@ -231,9 +231,9 @@ class Geometry(NamedTuple):
             sentences, heads, queries = self._choose_sizes(end - begin, visible)
             strips = list(self._split_strips(queries, visible))
             for b in range(begin, end, sentences):
-                batch = slice(b, min(b + sentences, end))
+                chunk_sentences = slice(b, min(b + sentences, end))
                 for h in range(0, self.heads, heads):
-                    yield Chunk(batch, slice(h, min(h + heads, self.heads))), strips
+                    yield Chunk(chunk_sentences, slice(h, min(h + heads, self.heads))), strips
 
     def _split_strips(self, queries: int, visible: VisibleKeys | None) -> Iterator[Strip]:
         """Yield the blocks of ``queries`` queries each, with the keys that any of these sees."""
@@ -241,9 +241,10 @@ class Geometry(NamedTuple):
         for start in range(0, tgt_len, queries):
             end = min(start + queries, tgt_len)
             if visible is not None:
-                # The first and the last query of the block, counted from the front.
-                first, last = (max(self.tgt_len - index, 0) for index in (end, start + 1))
-                parts = visible.split_keys(first, last, self.tile)
+                # Counted from the front; the last tile may have more queries than there are.
+                first_query = max(self.tgt_len - end, 0)
+                last_query = max(self.tgt_len - start - 1, 0)
+                parts = visible.split_keys(first_query, last_query, self.tile)
             else:
                 low = max(self.src_len - end, 0) if self.direction == "rl" else 0
                 high = max(self.src_len - start, 1) if self.direction == "lr" else src_len
@@ -261,10 +262,10 @@ class Geometry(NamedTuple):
             queries = min(queries, max(sum(widths) // len(widths) // 8, MIN_QUERIES))
             src_len = min(src_len, max(widths) + queries)
         queries = max(queries // self.tile, 1) * self.tile
-        heads = max(self.block_pairs // (queries * src_len), 1)
-        if heads < self.heads or self.per_head:  # a single sentence
-            return 1, min(heads, self.heads), queries
-        return min(heads // self.heads, batch), self.heads, queries
+        fitting_heads = max(self.block_pairs // (queries * src_len), 1)  # of any sentences
+        if fitting_heads < self.heads or self.per_head:
+            return 1, min(fitting_heads, self.heads), queries
+        return min(fitting_heads // self.heads, batch), self.heads, queries
 
 
 def _read_ranges(

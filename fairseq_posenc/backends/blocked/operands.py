@@ -102,7 +102,7 @@ class Operands(NamedTuple):
             if name in BY_DISTANCE:
                 parts[name] = x if x.size(0) == 1 else x[chunk.heads]
             elif name in BY_PAIR:
-                sentences = chunk.batch if x.size(0) > 1 else slice(None)
+                sentences = chunk.sentences if x.size(0) > 1 else slice(None)
                 parts[name] = x[sentences, chunk.heads if x.size(1) > 1 else slice(None)]
             elif name != "fully_masked":  # used on all attended values, never within a chunk
                 parts[name] = chunk.select(x)

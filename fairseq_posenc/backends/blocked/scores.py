@@ -59,7 +59,7 @@ class Scores:
         self.operands = operands
 
     def compute_weights(self, strip: Strip, saved: Sequence[BlockState]) -> list[BlockState]:
-        """Compute the weights of blocks that share a softmax; ``saved`` are their states, if any."""
+        """Compute the weights of blocks that share a softmax, from their states if saved."""
         states = []
         scores = []
         for block, state in zip(strip, saved or [BlockState() for _ in strip]):

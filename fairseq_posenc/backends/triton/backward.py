@@ -36,7 +36,7 @@ def compute_weight_gradients(
     grad_weight = multiply(v, tl.trans(grad))  # [keys N, queries N]
     if problem.value_table is not None:
         band = load_band(problem, problem.value_table, head, first_query, first_key, N, W)
-        grad_weight += multiply_band(grad, band, ROWS=False, N=N, FLIP=True)
+        grad_weight += multiply_band(grad, band, ROWS=False, N=N, FLIP=FLIP)
     return grad_weight
 
 
@@ -100,7 +100,8 @@ def store_terms(
 ):
     """Store the gradients of all parts but the content, if ``tiles`` has them.
 
-    Each is stored as soon as it is computed, to save registers.
+    Each is stored as soon as it is computed, to save registers. A part that is missing is 1 or 0,
+    whichever changes nothing (``compute_parts``).
     """
     content, gain, query_term, key_term = parts
     if tiles.query_term is not None:
