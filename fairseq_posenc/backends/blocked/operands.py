@@ -78,7 +78,7 @@ class Operands(NamedTuple):
     pair_bias: Tensor | None = None  # `(B or 1, G, T, S)`
     # -1e38 for padding and forbidden pairs, else 0, `(B or 1, 1, T or 1, S)`
     mask_bias: Tensor | None = None
-    # True for queries that may see no key, `(B or 1, 1, T, 1)`, first query first
+    # True for queries that may see no key, `(B or 1, 1, T, 1)`; not in reverse
     fully_masked: Tensor | None = None
     query_segments: Tensor | None = None  # `(B, H, T)`; a query sees keys of its segment
     key_segments: Tensor | None = None  # `(B, H, S)`
@@ -108,15 +108,15 @@ class Operands(NamedTuple):
                 parts[name] = chunk.select(x)
         return self._replace(**parts)
 
-    def make_zeros(self, wanted: Sequence[bool]) -> Operands:
-        """Make zeros for the wanted gradients, and for those of query, key and value.
+    def make_zeros(self, needed: Sequence[bool]) -> Operands:
+        """Make zeros for gradients: always for query, key and value, for other fields if needed.
 
         Args:
-            wanted: for each field, whether its gradient is needed.
+            needed: for each field, whether its gradient is needed.
         """
         zeros: dict[str, Any] = {
-            name: torch.zeros_like(x) if wants else None
-            for (name, x), wants in zip(self._asdict().items(), wanted)
+            name: torch.zeros_like(x) if is_needed else None
+            for (name, x), is_needed in zip(self._asdict().items(), needed)
         }
         zeros["query"] = self.query.new_zeros(self.query.shape)  # `zeros_like` keeps its strides
         zeros["key"] = self.key.new_zeros(self.key.mT.shape)

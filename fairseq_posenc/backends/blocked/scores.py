@@ -255,7 +255,8 @@ class Scores:
         """Move the reset's row and column out of ``grad``, and add the gradients of their terms."""
         operands = self.operands
         product = self.settings.product
-        (column_parts, row_parts), (column, row) = reset_parts, lines.take(grad)
+        column_parts, row_parts = reset_parts
+        column, row = lines.take(grad)
 
         def split_gradient(name: str) -> tuple[Tensor, Tensor]:  # [c, M, 1] and [c, 1, W]
             column_grad = column_parts.compute_gradient(name, column, product)
@@ -323,7 +324,8 @@ class Scores:
         """Prepare both sides of a block for their product (:mod:`.folded`)."""
         query_spread = self.make_band("query_table", block, QUERY_SIDE)
         key_spread = self.make_band("key_table", block, KEY_SIDE)
-        assert isinstance(query_spread, Spread), "`Settings.folds` is only set for such tables"
+        # `Settings.folds` is only set if both tables have rows that serve the same runs.
+        assert isinstance(query_spread, Spread)
         assert isinstance(key_spread, Spread)
         query = FoldedSide(self.operands.query[:, block.queries], query_spread, QUERY_SIDE)
         return query, FoldedSide(self.operands.key[:, block.keys], key_spread, KEY_SIDE)
@@ -351,10 +353,10 @@ class Scores:
             add_pairs(scores, band.multiply(operands.states[:, block.queries]))
         if (decay := self._compute_decay(block)) is not None:
             scores.add_(decay)  # [c, M, W]
-        unscaled = None
+        before_temperature = None
         capped = None
         if operands.temperature is not None:
-            unscaled = scores
+            before_temperature = scores
             scores = scores * operands.temperature[:, block.queries, None]
         if (softcap := self.settings.softcap) is not None:
             capped = scores.div(softcap).tanh_()
@@ -370,7 +372,7 @@ class Scores:
             scores.masked_fill_(differs, FORBIDDEN)  # [c, M, W]
         if operands.mask_bias is not None:
             self.chunk.split_sentences(scores).add_(block.select_pairs(operands.mask_bias))
-        return scores, parts._replace(scores=unscaled, capped=capped)
+        return scores, parts._replace(scores=before_temperature, capped=capped)
 
 
 def _subtract(query_sums: Tensor, key_sums: Tensor, dtype: torch.dtype) -> Tensor:
