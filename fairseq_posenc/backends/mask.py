@@ -51,7 +51,7 @@ class Mask(NamedTuple):
         return self._replace(locality=self.locality._replace(window=None, first_keys=None))
 
     def forbidden(self, tgt_len: int, src_len: int, device: torch.device) -> Tensor | None:
-        """Combine all masks to one, ``(B or 1, 1, T or 1, S)``; None if no key is hidden."""
+        """Combine all masks: True hides a key, ``(B or 1, 1, T or 1, S)``; None hides none."""
         deps = (*self.cache_deps, tgt_len, src_len, device)
         return self.cached("forbidden", deps, lambda: self._combine_parts(tgt_len, src_len, device))
 

@@ -50,10 +50,10 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
         with torch.autocast(query.device.type, enabled=False):
             return attend(call)
     weights = softmax(scores(query, key, terms, mask), mask, terms.sink)
-    dropped = F.dropout(weights, dropout) if dropout else weights
-    attended = dropped.type_as(value) @ value  # [B, H, T, D]
+    kept = F.dropout(weights, dropout) if dropout else weights
+    attended = kept.type_as(value) @ value  # [B, H, T, D]
     if terms.value_table is not None:
-        attended = attended + _gather_value_table(dropped, terms, mask).type_as(value)
+        attended = attended + _gather_value_table(kept, terms, mask).type_as(value)
     return attended, weights if need_weights else None
 
 
@@ -149,8 +149,9 @@ def _expand_decay(call: AttentionCall) -> Tensor | None:
     earlier, later = (None if sums is None else subtract(sums) for sums in call.decay())
     if earlier is None or later is None:
         return later if earlier is None else earlier
-    is_later = torch.ones(tgt_len, src_len, dtype=torch.bool, device=call.query.device)
-    return torch.where(is_later.triu(src_len - tgt_len), later, earlier)
+    ones = torch.ones(tgt_len, src_len, dtype=torch.bool, device=call.query.device)
+    is_later = ones.triu(src_len - tgt_len)  # with the diagonal, where both are 0
+    return torch.where(is_later, later, earlier)
 
 
 def _compute_many_query_terms(

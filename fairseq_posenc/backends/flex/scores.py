@@ -64,12 +64,13 @@ def _find_visible_rows(terms: Terms, tgt_len: int, src_len: int, mask: Mask) -> 
 
 
 def _span_all_runs(terms: Terms) -> tuple[Terms, int, int]:
-    """Replace the ids of tables by the span of all distances at which a row of any table begins.
+    """Replace the ids of tables by a span of distances, so that rows are found by distance.
 
-    Distances between ids outside of the span have the rows of its ends.
+    The span holds all distances at which a row of any table begins; distances outside of it have
+    the rows of its ends.
 
     Returns:
-        The terms, and the lowest and the highest of these distances.
+        The terms, and the lowest and the highest distance of the span.
     """
     starts = [runs.starts for runs in terms.runs.values() if runs.starts]
     low = min(x[0] for x in starts) - 1
@@ -96,7 +97,7 @@ class _Products(NamedTuple):
 def _multiply_rows(
     x: Tensor | None, terms: Terms, name: str, rows: _VisibleRows, scale: float
 ) -> _Products | None:
-    """Multiply queries or keys with a table's rows of the visible distances."""
+    """Multiply queries, keys or states with a table's rows of the visible distances."""
     table = getattr(terms, name)
     runs = terms.runs.get(name)
     if x is None or table is None:
@@ -156,7 +157,7 @@ def build_score_mod(
     ids = next((runs.span.ids for runs in terms.runs.values()), None)
     if ids is None:
         rows = _find_visible_rows(terms, tgt_len, src_len, mask)
-        lowest = 1 - tgt_len + rows.first
+        lowest = 1 - tgt_len + rows.first  # of j - i, in which i counts from the first query
     else:
         terms, lowest, highest = _span_all_runs(terms)
         rows = _VisibleRows.lay_out(0, highest - lowest + 1, terms.first is not None)

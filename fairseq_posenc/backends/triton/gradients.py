@@ -46,11 +46,11 @@ class Gradients:
         # With tables, `backward_kernel` has no registers left for sums of key gradients.
         self.keys_from_tiles = problem.has_vectors
         self.values_from_tiles = needs_value_tiles(problem, product)
-        self.query = torch.empty_like(problem.query, dtype=torch.float32)
-        self.key = torch.empty_like(problem.key)
-        self.value = torch.empty_like(problem.value)
+        self.query_grad = torch.empty_like(problem.query, dtype=torch.float32)
+        self.key_grad = torch.empty_like(problem.key)
+        self.value_grad = torch.empty_like(problem.value)
         # By table, `(H, R, D)` or `(H, R)` of float32; None for one not trained.
-        self.tables = {
+        self.table_grads = {
             name: self._make_zeros(getattr(problem, name)) if needed else None
             for name, needed in trained._asdict().items()
         }
@@ -61,7 +61,7 @@ class Gradients:
         layout = None
         # For a product, `backward_kernel` only stores tiles: the gradients of keys and values come
         # later. So no tile goes into another `tl.dot`, and more warps can share them.
-        key_options = {**options, "num_warps": choose_warps(spread=options["PRODUCT"])}
+        backward_options = {**options, "num_warps": choose_warps(spread=options["PRODUCT"])}
         for slab in split_slabs(self.problem, options["N"], self.stored):
             # Slabs of one layout write the same parts of the tiles; the zeros around them stay.
             if tiles is None or layout != slab.layout:
@@ -69,25 +69,25 @@ class Gradients:
                 layout = slab.layout
             blocks = slab.sequences * slab.layout.keys // options["N"]
             grads = (
-                None if self.keys_from_tiles else self.key,
-                None if self.values_from_tiles else self.value,
+                None if self.keys_from_tiles else self.key_grad,
+                None if self.values_from_tiles else self.value_grad,
             )
             backward_kernel[(blocks,)](
-                self.problem, saved, slab.sequence, slab.layout, tiles, *grads, **key_options
+                self.problem, saved, slab.sequence, slab.layout, tiles, *grads, **backward_options
             )
             self._write_values(slab, tiles, saved)
             self._write_queries_and_keys(slab, tiles)
             self._add_to_tables(slab, tiles, saved)
         # The stored weights lack the factor of dropout, so the sums are multiplied by it once.
-        if (value_table := self.tables["value_table"]) is not None:
-            value_table.mul_(self.problem.dropout_scale)
+        if (value_table_grad := self.table_grads["value_table"]) is not None:
+            value_table_grad.mul_(self.problem.dropout_scale)
         # Stored gradients are multiplied by the scale, but a bias is added after scaling.
-        if (bias := self.tables["bias"]) is not None:
-            bias.div_(self.problem.scale)
+        if (bias_grad := self.table_grads["bias"]) is not None:
+            bias_grad.div_(self.problem.scale)
 
     def cast(self, inputs: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Cast the gradients to the shapes and types of the inputs of ``Attention``."""
-        grads = [self.query, self.key, self.value, *self.tables.values()]
+        grads = [self.query_grad, self.key_grad, self.value_grad, *self.table_grads.values()]
         return [
             None if grad is None or x is None else grad.sum_to_size(x.shape).type_as(x)
             for grad, x in zip(grads, inputs)
@@ -111,7 +111,7 @@ class Gradients:
             other=problem.key,
             by_distance=query_tiles,
             table=problem.query_table,
-            grad=self.query,
+            grad=self.query_grad,
             ADD=layout.start > 0,  # to the sums over earlier keys, which an earlier slab wrote
             SIGN=1,
             **self.options,
@@ -124,7 +124,7 @@ class Gradients:
                 other=problem.query,
                 by_distance=tiles.key_term,
                 table=problem.key_table,
-                grad=self.key,
+                grad=self.key_grad,
                 ADD=False,
                 SIGN=-1,
                 **self.options,
@@ -141,7 +141,7 @@ class Gradients:
                 other=saved.grad,
                 by_distance=None,
                 table=None,
-                grad=self.value,
+                grad=self.value_grad,
                 ADD=False,
                 SIGN=-1,
                 **self.options,
@@ -163,7 +163,7 @@ class Gradients:
             (tiles.gain, None, queries, 1),
             (content if tiles.bias is None else tiles.bias, None, queries, 1),
         )
-        for table_grad, (tile, vectors, side, sign) in zip(self.tables.values(), by_table):
+        for table_grad, (tile, vectors, side, sign) in zip(self.table_grads.values(), by_table):
             if table_grad is not None:
                 by_diagonal = self._sum_diagonals(slab, tile, vectors, side)
                 add_diagonals(table_grad, by_diagonal, slab.sequence, side, sign)
