@@ -1,8 +1,7 @@
 """Looks up table rows by distance for the pairs of queries and keys, through views and indices.
 
-A table has a row for each distance r = j - i, from 1 - S to T - 1, or a row for each run of
-distances. If the first token is *reset*, two rows follow: one for its pairs as a query, one for its
-pairs as a key.
+A table has a row for each distance r = j - i, from 1 - S to T - 1, or for each run of distances. If
+the first token is *reset*, two rows follow, for its pairs as a query and for its pairs as a key.
 
 B batch, H heads, T queries, S keys, R = T + S - 1 distances, G tables: one for all heads, or H.
 """

@@ -173,7 +173,7 @@ def _rank_on_cpu(terms: Terms, call: CallFeatures) -> tuple[list[str], str]:
     """Rank backends from the fastest on, with the reason for the first."""
     if call.src_len < SHORT or call.tgt_len == 1:
         reason = "a single query" if call.tgt_len == 1 else f"fewer than {SHORT} keys"
-        return ["sdpa", "reference"] if terms.content_only else ["reference"], reason
+        return (["sdpa", "reference"] if terms.content_only else ["reference"]), reason
     if not terms.content_only:
         return ["blocked", "reference"], "no matrix of scores by distance"
     if call.limited:
@@ -197,7 +197,9 @@ def _rank_on_gpu(terms: Terms, call: CallFeatures) -> tuple[list[str], str]:
         return ["sdpa", "reference"], "a single query"
     winner, reason = _find_recorded(terms, call, find_chip())
     others = ["sdpa", "blocked", "reference"]
-    return ([winner, *others], reason) if winner else (others, f"not triton, not flex: {reason}")
+    if winner:
+        return [winner, *others], reason
+    return others, f"not triton, not flex: {reason}"
 
 
 def find_chip() -> str:

@@ -46,8 +46,7 @@ class Scores:
 
     The backward pass of a block (:mod:`~fairseq_posenc.backends.blocked.function`) calls
     ``compute_weights``, computes the softmax's gradient itself, and then calls
-    ``add_temperature_gradient`` and ``add_gradients``. Another class multiplies weights and values
-    (:mod:`~fairseq_posenc.backends.blocked.values`).
+    ``add_temperature_gradient`` and ``add_gradients``.
     """
 
     def __init__(
