@@ -162,9 +162,8 @@ def _count_saved_bytes(geometry: Geometry, settings: Settings, operands: Operand
     """
     # As in BlockState.select_saved: of a product, the content and a term for each table; of a sum,
     # the weights, the content if it has a gain, and the scores if they are capped.
+    further: tuple[object, object] = (operands.gain, settings.softcap)
     if settings.product:
-        further = [operands.query_table, operands.key_table]
-    else:
-        further = [operands.gain, settings.softcap]
+        further = (operands.query_table, operands.key_table)
     numbers = 1 + sum(x is not None for x in further)
     return numbers * geometry._replace(visible=()).pairs * operands.query.element_size()

@@ -125,9 +125,8 @@ def _pad_table(table: Tensor | None, query: Tensor) -> Table | None:
 
 def build_problem(settings: Settings, inputs: Sequence[Any]) -> Problem:
     """Build the arguments of the kernels from those of :class:`Attention`."""
-    query, key, value, query_table, key_table, value_table, gain, bias = (
-        None if x is None else x.contiguous() for x in inputs
-    )
+    contiguous: list[Any] = [None if x is None else x.contiguous() for x in inputs]
+    query, key, value, query_table, key_table, value_table, gain, bias = contiguous
     padded_query_table = _pad_table(query_table, query)
     is_shared = _share_memory(inputs[3], inputs[4])
     rate = 0.0 if settings.dropout is None else settings.dropout.rate

@@ -82,8 +82,10 @@ def _allocate_gradients(*arguments: Any) -> list[Tensor]:
 
 
 def _unpack_settings(arguments: Sequence[Any]) -> Settings:
-    padding, pairs, *seeds, rate, scale, direction, product = arguments[INPUTS:]
-    dropout = None if seeds[0] is None else Dropout(*seeds, rate)
+    padding, pairs, *seeds = arguments[INPUTS : INPUTS + CONSTANTS]
+    rate, scale, direction, product = arguments[INPUTS + CONSTANTS :]
+    first_seeds, second_seeds, key_seeds = seeds
+    dropout = None if first_seeds is None else Dropout(first_seeds, second_seeds, key_seeds, rate)
     return Settings(padding, pairs, dropout, scale, direction, product, exact=True)
 
 

@@ -43,9 +43,9 @@ class Dropout(NamedTuple):
     @classmethod
     def draw(cls, rate: float, query: Tensor, key: Tensor) -> Dropout:
         """Draw from torch's generator, so a forward pass done again drops the same weights."""
-        query_seeds = dropout.draw_seeds(2, *query.shape[:3], device=query.device)
+        first_seeds, second_seeds = dropout.draw_seeds(2, *query.shape[:3], device=query.device)
         key_seeds = dropout.draw_seeds(*key.shape[:3], device=query.device)
-        return cls(*query_seeds, key_seeds, rate)
+        return cls(first_seeds, second_seeds, key_seeds, rate)
 
 
 class Problem(NamedTuple):
