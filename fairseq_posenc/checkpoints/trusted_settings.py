@@ -185,9 +185,9 @@ def forget_files(state: Any) -> None:
 
 def is_name(key: Any) -> bool:
     """Check whether the key of a mapping is a short printable text or a number."""
-    return (type(key) is str and len(key) <= _MAX_NAME and key.isprintable()) or (
-        type(key) is int and key.bit_length() <= _MAX_BITS
-    )
+    if type(key) is str:
+        return len(key) <= _MAX_NAME and key.isprintable()
+    return type(key) is int and key.bit_length() <= _MAX_BITS
 
 
 def is_literal(text: str) -> bool:

@@ -10,6 +10,11 @@ from fairseq_posenc.checkpoints.faults import locate
 from fairseq_posenc.errors import chain, shortened
 
 _SIZE = re.compile(r"Size of sample #(\d+) is invalid \(=(.+?)\) since max_positions=(.+?), skip")
+# Errors by which functions of fairseq fail when there are fewer GPUs than processes.
+_LAUNCH_ERRORS: dict[type[BaseException], str] = {
+    ZeroDivisionError: "_infer_torch_distributed_launch_init",
+    AssertionError: "_infer_single_node_init",
+}
 
 
 def explain_failure(error: BaseException) -> str | None:
@@ -61,12 +66,8 @@ def _explain_absence(error: BaseException) -> str | None:
 
 def _explain_launch(error: BaseException) -> str | None:
     """Explain the errors of fairseq when there are fewer GPUs than processes."""
-    launch = "distributed/utils.py"
-    functions = _list_functions(error)
-    if (
-        isinstance(error, ZeroDivisionError)
-        and (launch, "_infer_torch_distributed_launch_init") in functions
-    ) or (isinstance(error, AssertionError) and (launch, "_infer_single_node_init") in functions):
+    function = _LAUNCH_ERRORS.get(type(error))
+    if ("distributed/utils.py", function) in _list_functions(error):
         return (
             "--distributed-world-size is more than the GPUs that torch sees: give as many as there "
             "are, or all options of docs/cluster.md for processes without GPUs"

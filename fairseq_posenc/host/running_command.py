@@ -62,15 +62,14 @@ def check_metric() -> None:
     ``loss``, which always exists, nothing is computed.
     """
     call = find_call("fairseq_cli/train.py", "main")
-    if call is None or call.f_locals["cfg"].checkpoint.best_checkpoint_metric == "loss":
+    if call is None:
         return
-    local = call.f_locals
-    settings = local["cfg"]
-    trainer = local["trainer"]
-    subset = local["subset"]
+    settings = call.f_locals["cfg"]
     wanted = settings.checkpoint.best_checkpoint_metric
-    if wanted == "bleu" and getattr(settings.task, "eval_bleu", False):
+    if wanted == "loss" or (wanted == "bleu" and getattr(settings.task, "eval_bleu", False)):
         return  # BLEU may be undefined for one batch: a new model may translate it to nothing
+    trainer = call.f_locals["trainer"]
+    subset = call.f_locals["subset"]
     batches = trainer.get_valid_iterator(subset).next_epoch_itr(
         shuffle=False, set_dataset_epoch=False
     )

@@ -52,10 +52,10 @@ def keep_patience(task: Any, checkpoint: Any, should_stop_early: Any) -> None:
             return
         should_stop_early.best = count["best"]
         should_stop_early.num_runs = count["runs"]
-        # By default, fairseq restores the run's own last checkpoint.
+        # By default, fairseq restores the run's own last checkpoint. Then the training has ended;
+        # fairseq would train on until the next validation.
         is_same_training = checkpoint.restore_file == CheckpointConfig.restore_file
         if count["runs"] >= checkpoint.patience and is_same_training:
-            # Without this, fairseq would train on until the next validation.
             logger.warning(
                 f"{checkpoint.save_dir}: {count['runs']} validations without improvement reach "
                 f"--patience {checkpoint.patience}: the training is finished, and nothing was "

@@ -39,12 +39,10 @@ class Command(NamedTuple):
 
     def run(self, args: argparse.Namespace) -> int:
         """Run the command; return the exit code."""
-        code: int = self._import(f"run_{self.part}" if self.part else "run")(args)
-        return code
+        return self._import(f"run_{self.part}" if self.part else "run")(args)
 
     def _import(self, name: str) -> Callable[..., Any]:
-        function: Callable[..., Any] = getattr(import_module(self.module, __package__), name)
-        return function
+        return getattr(import_module(self.module, __package__), name)
 
 
 # Commands by the user's purpose, in the order of the help.

@@ -50,9 +50,7 @@ class ComputeOptions(NamedTuple):
     dtype: Optional[torch.dtype] = None  # of its parameters; None leaves them as they are
 
     @classmethod
-    def choose(
-        cls, device: Optional[str] = None, fp16: bool = False, bf16: bool = False
-    ) -> ComputeOptions:
+    def choose(cls, device: Optional[str], fp16: bool, bf16: bool) -> ComputeOptions:
         """Choose from ``--device``, ``--fp16`` and ``--bf16``; float32 without either.
 
         Raises:

@@ -45,15 +45,14 @@ def lock_folder(folder: Path, prefix: str = "--out") -> Iterator[int]:
     def warn(reason: str) -> None:
         say(f"{folder}: cannot be locked ({reason}): do not start a second run there")
 
-    refusal = (  # `locks` fills in the holder
-        f"{prefix} {folder}: {{holder}} is running there; wait until it ends, or name "
-        "another folder"
-    )
+    name = f"{prefix} {folder}"
+    # The lock fills in its holder.
+    refusal = f"{name}: {{holder}} is running there; wait until it ends, or name another folder"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = locks.acquire(folder / LOCK, refusal, warn)
     except OSError as error:
-        raise UserError(f"{prefix} {folder}: {error.strerror}; name another folder") from None
+        raise UserError(f"{name}: {error.strerror}; name another folder") from None
     try:
         yield lock
     finally:

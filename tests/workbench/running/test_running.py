@@ -461,7 +461,7 @@ class TestOptions:
 
     @pytest.mark.parametrize(("name", "dtype"), [("bf16", torch.bfloat16), (None, torch.float32)])
     def test_a_model_is_placed_as_asked_for(self, name: str | None, dtype: torch.dtype) -> None:
-        how = ComputeOptions.choose("cpu", **({name: True} if name else {}))
+        how = ComputeOptions.choose("cpu", fp16=False, bf16=name == "bf16")
         model = how.place(torch.nn.Linear(2, 2).double())
         assert model.weight.dtype == dtype
         assert not model.training
