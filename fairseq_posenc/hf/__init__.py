@@ -56,7 +56,8 @@ def set_positions(
     find_family(model)
     refuse_wrapped_parts(model)
     before = list_parameters(model)
-    make_saveable(replace_positions(model, spec, max_positions, extend))
+    replace_positions(model, spec, max_positions, extend)
+    make_saveable(model)
     mark_unsaved(model, True)
     stop_old_holders(model, before)
     return model

@@ -1,6 +1,8 @@
 """Computes attention with our positions, as a function of transformers' attention interface.
 
-The letters of shapes are those of :mod:`~fairseq_posenc.encodings.base`.
+transformers calls it with projected queries and keys, and with the position state that the stack
+computed (:class:`PassState`). Keys in the cache are unrotated if our code rotates. The letters of
+shapes are those of :mod:`~fairseq_posenc.encodings.base`.
 """
 
 from collections.abc import Callable
@@ -17,15 +19,17 @@ from fairseq_posenc.backends import attend
 from fairseq_posenc.backends.base import AttentionCall
 from fairseq_posenc.backends.forward_cache import is_reentrant_recomputation
 from fairseq_posenc.encodings.base import Dims, Encodings
+from fairseq_posenc.encodings.locality import NeededKeys
 from fairseq_posenc.encodings.rotation import PairRotation, Rotation
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf.families import Family
 from fairseq_posenc.modules.attention_core import AttentionCore
+from fairseq_posenc.modules.cache import Kept
 from fairseq_posenc.shared import Shared
 
-NAME = "fairseq_posenc"  # name of the attention function in transformers
-STATE = "position_state"  # keyword argument that passes the state of a forward pass to the layers
-ATTRIBUTE = "positions"  # name of our submodule in a stack and in its attentions
+OUR_ATTENTION = "fairseq_posenc"  # name of the attention function in transformers
+POSITION_STATE = "position_state"  # keyword argument of all layers: a `PassState`
+POSITIONS = "positions"  # name of our submodule in a stack and in its attentions
 Cosines = tuple[Tensor, Tensor]  # cosines and sines, each `(B or 1, T, width)`
 
 
@@ -95,6 +99,51 @@ def can_be_cosines(rotation: Rotation | None, form: str, width: int) -> bool:
     )
 
 
+class DecayCache(NamedTuple):
+    """Keeps the decay of forget gates in a cache of transformers, which has all keys already.
+
+    The decay is an additional layer of the cache, so it is reordered, repeated and cropped together
+    with the keys.
+
+    Attributes:
+        cache: cache of all layers, or None.
+        place: index of the additional layer.
+        earlier: number of earlier tokens.
+    """
+
+    cache: Cache | None
+    place: int
+    earlier: int
+
+    def past_decay(self, key: Tensor) -> Tensor | None:
+        """See :class:`~fairseq_posenc.modules.cache.KeyValueCache`.
+
+        Raises:
+            UserError: the cache has the decay of a different number of tokens.
+        """
+        if not self.earlier:
+            return None
+        layers = [] if self.cache is None else self.cache.layers
+        layer = layers[self.place] if self.place < len(layers) else None
+        tokens = 0 if layer is None else int(layer.get_seq_length())
+        if layer is None or tokens != self.earlier:
+            raise UserError(
+                f"the cache has {self.earlier} tokens, and the forget gates of {tokens}: start "
+                "with an empty cache after set_positions"
+            )
+        return torch.cat([layer.keys, layer.values], -1)  # [B, G, S - T, 2]
+
+    def extend(self, key: Tensor, value: Tensor, decay: Tensor | None, needed: NeededKeys) -> Kept:
+        """Store the decay of the new tokens; return the keys, which are those of all tokens."""
+        assert decay is not None, "only layers with gates have this cache"
+        if self.cache is not None:
+            while len(self.cache.layers) <= self.place:
+                self.cache.layers.append(DynamicLayer())
+            new = decay[:, :, self.earlier :]  # [B, G, T, 2], of which a layer stores two parts
+            self.cache.layers[self.place].update(new[..., :1], new[..., 1:])
+        return Kept(key, value, decay[:, :, decay.size(2) - key.size(2) :])
+
+
 class AttentionPositions(AttentionCore, nn.Module):
     """The positions of a layer's self-attention: its trained encodings, and how they are applied.
 
@@ -137,15 +186,17 @@ class AttentionPositions(AttentionCore, nn.Module):
         self, attention: nn.Module, args: tuple[Any, ...], named: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Pass cosines and sines, or the layer's input, to attention, as a forward pre-hook."""
-        state = named.get(STATE)
+        state = named.get(POSITION_STATE)
         if state is not None and self.is_rotated:
             named["position_embeddings"] = state.layer_cosines(self.kind)
         if state is not None and state.shared is None:  # transformers' own attention is used
-            del named[STATE]
+            del named[POSITION_STATE]
         elif state is not None and self.reads_input:
-            inputs = _find_inputs(args, named)
-            cache = _find_cache(args, named)
-            named[STATE] = state._replace(inputs=inputs, cache=cache)
+            inputs = args[0] if args else named["hidden_states"]  # [B, T, C]
+            # By its type, as models differ in the argument's name and place.
+            cache = next((x for x in (*named.values(), *args) if isinstance(x, Cache)), None)
+            cache = getattr(cache, "self_attention_cache", cache)  # an encoder-decoder has two
+            named[POSITION_STATE] = state._replace(inputs=inputs, cache=cache)
         return args, named
 
     def forward(
@@ -200,54 +251,40 @@ class AttentionPositions(AttentionCore, nn.Module):
             queries, keys = self.family.project_rows(attention, terms.content_rows, self.dims)
             terms = terms.projected(lambda rows: queries, lambda rows: keys)
         factor = 1.0 if terms.scale_factor is None else terms.scale_factor
-        # The model's factor scales all products in place of 1 / sqrt(D).
+        # Scores are divided by sqrt(scale_factor * D); this makes it sqrt(factor) / scale.
         terms = terms._replace(scale_factor=factor / (scale**2 * self.head_dim))
-        terms = terms.with_decay(self._compute_decay(state, shared), self.num_heads)
-        if state.inputs is not None:
-            terms = terms._replace(states=self.encodings.states(state.inputs))
+        cache = None
+        if self.decay_place is not None:
+            earlier = positions.tokens.size(1) - query.size(2)
+            cache = DecayCache(state.cache, self.decay_place, earlier)
         return self.make_call(
             query,
             key,
             value,
             shared,
+            state.inputs,
+            cache,
             terms=terms,
             dropout=dropout,
             need_weights=state.need_weights,
         )
-
-    def _compute_decay(self, state: PassState, shared: Shared) -> Tensor | None:
-        """Compute the decay of all tokens, ``(B, G, S, 2)``; None without gates."""
-        if self.decay_place is None or state.inputs is None:
-            return None
-        new = state.inputs.size(1)
-        earlier = shared.positions.tokens.size(1) - new
-        past = _read_decay(state.cache, self.decay_place, earlier)  # [B, G, S - T, 2]
-        decay = self.encodings.decay(state.inputs, shared.positions, past)
-        if state.cache is not None and decay is not None:
-            _keep_decay(state.cache, self.decay_place, decay[:, :, -new:])
-        return decay
 
     def rotation(self, shared: Shared, count: int | None = None) -> Rotation | None:
         """Select the rotation of the last tokens, unless the model's own code applied it."""
         return None if self.is_rotated else super().rotation(shared, count)
 
     def _check_cache(self, shared: Shared, keys: int) -> None:
-        """Refuse a cache of a fixed size, and one that has dropped keys that the spec needs."""
-        positions = shared.positions
-        src_len = positions.tokens.size(1)
+        """Refuse a cache that has dropped keys that the spec needs, or has room for later ones."""
+        src_len = shared.positions.tokens.size(1)
         needed = shared.locality.needed_keys()
         # transformers' caches drop all keys but the last: with first keys, they must keep all.
         window = needed.last if needed.first is None else None
-        if keys > src_len:
+        least = src_len if window is None else min(src_len, window + shared.positions.tgt_len)
+        if not least <= keys <= src_len:
             raise UserError(
-                f"the cache holds {keys} keys for {src_len} tokens: caches of a fixed size work "
-                "only with encodings that are rotations; leave out cache_implementation"
-            )
-        least = src_len if window is None else min(src_len, window + positions.tgt_len)
-        if keys < least:
-            raise UserError(
-                f"the cache has kept {keys} keys, but this layer's positions need {least}: make "
-                "caches after set_positions, as DynamicCache(config=model.config)"
+                f"the cache has {keys} keys of {src_len} tokens, and this layer's positions need "
+                f"the last {least}: make caches after set_positions, as "
+                "DynamicCache(config=model.config)"
             )
 
 
@@ -268,8 +305,8 @@ def attend_with_positions(
     Raises:
         UserError: the layer was called without its stack.
     """
-    positions = getattr(module, ATTRIBUTE, None)
-    state = named.pop(STATE, None)
+    positions = getattr(module, POSITIONS, None)
+    state = named.pop(POSITION_STATE, None)
     if positions is None:
         return cast(
             "tuple[Tensor, Tensor | None]",
@@ -283,56 +320,12 @@ def attend_with_positions(
             "the model is called"
         )
     scale = getattr(module, "scaling", None) or scaling or query.size(-1) ** -0.5
-    if scaling is not None and scaling != scale:  # the model scales queries by itself
+    if scaling is not None and scaling != scale:  # as OPT, which scales queries itself: undo it
         query = query * (scaling / scale)
     # The module may be PEFT's wrapper around a trained copy, so it is called like a module.
     return cast(
         "tuple[Tensor, Tensor | None]", positions(module, query, key, value, state, scale, dropout)
     )
-
-
-def _find_inputs(args: tuple[Any, ...], named: dict[str, Any]) -> Tensor:
-    """Find the input of a layer, ``(B, T, C)``, among the arguments of its attention."""
-    return cast("Tensor", args[0] if args else named["hidden_states"])
-
-
-def _find_cache(args: tuple[Any, ...], named: dict[str, Any]) -> Cache | None:
-    """Find the cache of self-attention among the arguments of an attention."""
-    cache = next((x for x in (*named.values(), *args) if isinstance(x, Cache)), None)
-    return getattr(cache, "self_attention_cache", cache)
-
-
-def _read_decay(cache: Cache | None, place: int, count: int) -> Tensor | None:
-    """Read the decay of earlier tokens, ``(B, G, count, 2)``; None if there are none.
-
-    Args:
-        cache: cache of all layers.
-        place: index of the cache layer that stores the decay.
-        count: number of earlier tokens.
-
-    Raises:
-        UserError: the cache has the decay of a different number of tokens.
-    """
-    if not count:
-        return None
-    layer = cache.layers[place] if cache is not None and place < len(cache.layers) else None
-    kept = 0 if layer is None else int(layer.get_seq_length())
-    if layer is None or kept != count:
-        raise UserError(
-            f"the cache has {count} tokens, and the forget gates of {kept}: start with an empty "
-            "cache after set_positions"
-        )
-    return torch.cat([layer.keys, layer.values], -1)  # [B, G, S, 2]
-
-
-def _keep_decay(cache: Cache, place: int, decay: Tensor) -> None:
-    """Append the decay of new tokens, ``(B, G, T, 2)``, to an additional layer of a cache.
-
-    As a layer of the cache, it is reordered, repeated and cropped together with the keys.
-    """
-    while len(cache.layers) <= place:
-        cache.layers.append(DynamicLayer())
-    cache.layers[place].update(decay[..., :1], decay[..., 1:])
 
 
 def make_mask(*, mask_function: Any, attention_mask: Tensor | None = None, **named: Any) -> Any:
@@ -348,5 +341,5 @@ def make_mask(*, mask_function: Any, attention_mask: Tensor | None = None, **nam
     )
 
 
-AttentionInterface.register(NAME, attend_with_positions)
-AttentionMaskInterface.register(NAME, make_mask)
+AttentionInterface.register(OUR_ATTENTION, attend_with_positions)
+AttentionMaskInterface.register(OUR_ATTENTION, make_mask)

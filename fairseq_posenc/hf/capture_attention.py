@@ -15,8 +15,8 @@ from fairseq_posenc.backends.base import AttentionCall
 from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.hf.attention import (
-    ATTRIBUTE,
-    NAME,
+    OUR_ATTENTION,
+    POSITIONS,
     AttentionPositions,
     attend_with_positions,
 )
@@ -34,7 +34,7 @@ def capture_attention(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list
     captured: list[CapturedAttention] = []
     with ExitStack() as exits:
         for module in model.modules():
-            positions = getattr(module, ATTRIBUTE, None)
+            positions = getattr(module, POSITIONS, None)
             if not isinstance(positions, HookedPositions):
                 continue
             name = "decoder" if positions.assembly.dims.causal else "encoder"
@@ -42,7 +42,7 @@ def capture_attention(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list
             for number, layer in enumerate(layers):
                 hook = partial(_capture, name, number, captured)
                 exits.callback(layer.register_forward_hook(hook).remove)
-        exits.enter_context(_attend_here(model))
+        exits.enter_context(_use_our_code(model))
         if model.config.is_encoder_decoder:
             exits.enter_context(_capture_cross_attention(model, captured))
         model(**inputs, use_cache=False)
@@ -70,7 +70,9 @@ def _capture(
         layer.rotation(state.shared.of_kind(layer.kind)),
         mask=call.mask,
     )
-    captured.append(CapturedAttention(stack, False, number, weights, parts))
+    captured.append(
+        CapturedAttention(stack, cross=False, layer=number, weights=weights, split=parts)
+    )
 
 
 @contextmanager
@@ -83,29 +85,28 @@ def _capture_cross_attention(
     def attend(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **named: Any
     ) -> tuple[Tensor, Tensor | None]:
-        if not hasattr(module, ATTRIBUTE) and module not in encoder_modules:
-            scale = named["scaling"] or query.size(-1) ** -0.5
+        if not hasattr(module, POSITIONS) and module not in encoder_modules:
             width = query.size(-1)
+            scale = named["scaling"] or width**-0.5
             terms = Terms(scale_factor=1 / (scale**2 * width))
             call = AttentionCall(query, key, value, terms, Mask(), need_weights=True)
             _, weights = reference.attend(call)
             assert weights is not None
             number = sum(attention.cross for attention in captured)
-            captured.append(
-                CapturedAttention("decoder", True, number, weights, split(query, key, terms))
-            )
+            parts = split(query, key, terms)
+            captured.append(CapturedAttention("decoder", True, number, weights, parts))
         return attend_with_positions(module, query, key, value, *args, **named)
 
-    AttentionInterface.register(NAME, attend)
+    AttentionInterface.register(OUR_ATTENTION, attend)
     try:
         yield
     finally:
-        AttentionInterface.register(NAME, attend_with_positions)
+        AttentionInterface.register(OUR_ATTENTION, attend_with_positions)
 
 
 @contextmanager
-def _attend_here(model: PreTrainedModel) -> Iterator[None]:
-    """Let this package attend and rotate, even if the model's code usually does."""
+def _use_our_code(model: PreTrainedModel) -> Iterator[None]:
+    """Let our code attend and rotate, even if the model's code usually does."""
     before = model.config._attn_implementation
     changes: list[tuple[nn.Module, str, Any]] = []
     for module in model.modules():
@@ -114,7 +115,7 @@ def _attend_here(model: PreTrainedModel) -> Iterator[None]:
             changes.append((module, "is_rotated", [False] * len(module.is_rotated)))
         elif isinstance(module, AttentionPositions):
             changes.append((module, "is_rotated", False))
-    model.set_attn_implementation(NAME)
+    model.set_attn_implementation(OUR_ATTENTION)
     try:
         with attributes_set(changes):
             yield

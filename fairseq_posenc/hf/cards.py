@@ -25,6 +25,7 @@ model = {auto}.from_pretrained("FOLDER")
 
 Without the first line transformers refuses this folder, because it lacks these positions.
 """
+# Finds a body that was written here, whatever stands in place of its `{fields}`.
 _WRITTEN = re.compile(re.sub(r"\\{\w+\\}", ".+", re.escape(_BODY)))
 
 
@@ -44,7 +45,7 @@ def write_card(folder: Path, name: str, auto: str, spec: str, length: int) -> No
         path.write_text(_HEADER + body, encoding="utf-8")
         return
     text = path.read_text(encoding="utf-8")
-    if _WRITTEN.search(text):  # its positions may be earlier ones
+    if _WRITTEN.search(text):  # the model may have got other positions since
         path.write_text(_WRITTEN.sub(lambda match: body, text), encoding="utf-8")
 
 

@@ -17,12 +17,15 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from fairseq_posenc.encodings.base import Dims
 
-AFTER_PADDING = -1  # value of `first_row`: the row after that of the padding symbol
+AFTER_PADDING = -1  # value of `first_row` in fairseq's models: the padding symbol's id plus 1
 
 
 @dataclass(frozen=True)
 class Family:
     """The names of the parts of a model that its own positions consist of.
+
+    Paths are those of ``get_submodule``. BERT's stack, for example, is the base model itself, with
+    layers at ``encoder.layer``, and a layer's self-attention is at ``attention.self``.
 
     Attributes:
         stacks: paths of the stacks of layers in the base model.
@@ -34,7 +37,7 @@ class Family:
             which the model uses the first half.
         rotates: attribute of an attention that says whether it rotates; empty if all rotate.
         table: path of the table of learned positions in a stack.
-        first_row: row of position 0 in that table.
+        first_row: row of position 0 in that table, or ``AFTER_PADDING``.
         scale: attribute of a stack that is the factor of its embeddings. An encoder multiplies the
             embeddings that it looks up, a decoder all embeddings that it gets.
         projections: names of the query and key projections in an attention, or of the projection
@@ -66,9 +69,10 @@ class Family:
         stacks = []
         for name in self.stacks:
             layers = f"{name}.{self.layers}".lstrip(".")
-            owners = (module for module in modules if get_part(module, layers) is not None)
-            if (owner := next(owners, None)) is not None:
-                stacks.append(Stack(self, owner.get_submodule(name)))
+            # The base model, which is inside a model with a head, is the first that has layers.
+            bases = (module for module in modules if layers in dict(module.named_modules()))
+            if (base := next(bases, None)) is not None:
+                stacks.append(Stack(self, base.get_submodule(name)))
         return stacks
 
     def applies_cosines(self, attention: nn.Module) -> bool:
@@ -147,9 +151,8 @@ class Stack(NamedTuple):
     def trained_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the weights of the model's own positions, with their names in our modules."""
         family = self.family
-        if family.table and isinstance(
-            table := self.module.get_submodule(family.table), nn.Embedding
-        ):
+        table = self.module.get_submodule(family.table)  # the module itself without a path
+        if isinstance(table, nn.Embedding):
             first = family.first_row
             if first == AFTER_PADDING:
                 first = int(self.config.pad_token_id) + 1
@@ -171,7 +174,7 @@ class Stack(NamedTuple):
             self.attentions[0].set_submodule(family.bias, NoBias())
         for attention in self.attentions if family.sinks else ():
             delattr(attention, family.sinks)
-            # Not a parameter, but transformers initializes the tensor of this name.
+            # Not a parameter, but transformers initializes the tensor of this name on loading.
             setattr(attention, family.sinks, torch.empty(0))
 
     def rotary_width(self, rotary: nn.Module) -> int:
@@ -225,15 +228,8 @@ class NoBias(nn.Module):
         return torch.zeros(1, 1, 1, device=buckets.device)
 
 
-def get_part(module: nn.Module, name: str) -> Any:
-    """Look up a submodule by its path; None if it does not exist."""
-    try:
-        return module.get_submodule(name)
-    except AttributeError:
-        return None
-
-
-_V4 = transformers.__version__.startswith("4.")
+MAJOR_VERSION = int(transformers.__version__.partition(".")[0])
+_V4 = MAJOR_VERSION == 4
 _ROTARY = Family(rotary=("rotary_emb",))
 _BERT = Family(
     layers="encoder.layer",
@@ -294,7 +290,7 @@ _ROTARY_SINCE_5 = [
     "qwen2_moe",
     "solar_open",
 ]
-# By `model_type`.
+# By the `model_type` of configurations.
 FAMILIES: dict[str, Family] = {
     **dict.fromkeys(_ROTARY_TYPES, _ROTARY),
     **dict.fromkeys(_ROTARY_SINCE_5, replace(_ROTARY, since=5)),
@@ -318,7 +314,8 @@ FAMILIES: dict[str, Family] = {
     "persimmon": replace(_ROTARY, projections="query_key_value", by_head=True),
     "cohere2": replace(_ROTARY, cosines="pairs", rotates="sliding_window"),
     "gemma3_text": replace(
-        _ROTARY, rotary=("rotary_emb", "rotary_emb_local") if _V4 else ("rotary_emb",)
+        _ROTARY,
+        rotary=("rotary_emb", "rotary_emb_local") if _V4 else ("rotary_emb",),
     ),
     "gpt_neox": replace(
         _ROTARY, attention="attention", projections="query_key_value", by_head=True

@@ -11,16 +11,12 @@ from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.hf.attention import ATTRIBUTE
+from fairseq_posenc.hf.attention import POSITIONS
 from fairseq_posenc.hf.families import Stack
 
 
 def refuse_wrapped_parts(model: PreTrainedModel) -> None:
-    """Refuse a model whose parts are wrapped by PEFT or FSDP.
-
-    Raises:
-        UserError: the model has adapters, which belong to its positions, or sharded weights.
-    """
+    """Refuse a model whose parts are wrapped by PEFT or FSDP."""
     if getattr(model, "peft_config", None):
         raise UserError(
             "the model has adapters of PEFT, which belong to its positions: set positions before "
@@ -32,7 +28,7 @@ def refuse_wrapped_parts(model: PreTrainedModel) -> None:
 
 def refuse_offloaded(stack: Stack) -> None:
     """Refuse offloaded weights, which accelerate loads only where a module's forward runs."""
-    parts = [getattr(module, ATTRIBUTE) for module in (stack.module, *stack.attentions)]
+    parts = [getattr(module, POSITIONS) for module in (stack.module, *stack.attentions)]
     if any(weight.is_meta for part in parts for weight in part.parameters()):
         raise UserError(
             "accelerate has offloaded trained positions: leave the modules named positions, and "
@@ -72,8 +68,9 @@ def stop_old_holders(model: PreTrainedModel, before: set[int]) -> None:
             "its parameters: wrap it again"
         )
 
-    kinds = {DistributedDataParallel, *_subclasses(Optimizer)}
-    for holder in [x for x in gc.get_objects() if type(x) in kinds]:
+    classes = {DistributedDataParallel, *_subclasses(Optimizer)}
+    # `isinstance` would ask arbitrary objects for their class, which may run code of theirs.
+    for holder in [x for x in gc.get_objects() if type(x) in classes]:
         if isinstance(holder, DistributedDataParallel):
             if any(module is model for module in holder.modules()):
                 holder.register_forward_pre_hook(refuse_pass)
@@ -83,10 +80,11 @@ def stop_old_holders(model: PreTrainedModel, before: set[int]) -> None:
 
 
 def _held(optimizer: Optimizer) -> Iterator[int]:
+    """List the identities of an optimizer's parameters."""
     return (id(p) for group in optimizer.param_groups for p in group["params"])
 
 
-def _subclasses(kind: type[Any]) -> Iterator[type[Any]]:
-    yield kind
-    for derived in kind.__subclasses__():
+def _subclasses(cls: type[Any]) -> Iterator[type[Any]]:
+    yield cls
+    for derived in cls.__subclasses__():
         yield from _subclasses(derived)

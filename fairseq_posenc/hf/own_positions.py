@@ -19,8 +19,8 @@ from fairseq_posenc.specs import parse, split_spec
 
 OWN = "own"
 # Fields of a configuration.
-SPEC = "position_encoding"
-LENGTH = "position_encoding_max_positions"
+SPEC_FIELD = "position_encoding"
+LENGTH_FIELD = "position_encoding_max_positions"
 
 Config = Any  # a `PretrainedConfig`; `PreTrainedConfig` since version 5
 
@@ -39,14 +39,14 @@ def read_positions(model: Any) -> str:
         UserError: the model's type is not known, or the library does not have such positions.
     """
     config = getattr(model, "config", model)
-    spec = getattr(config, SPEC, None)
+    spec = getattr(config, SPEC_FIELD, None)
     if spec is not None:  # set by this package
         return str(parse(spec))
     config = config.get_text_config()
     model_type = str(config.model_type)
     try:
-        if model_type in _TABLES:
-            return str(parse(_TABLES[model_type](config)))
+        if model_type in _READERS:
+            return str(parse(_READERS[model_type](config)))
         if model_type not in _LAYOUTS:
             raise UserError(explain_unservable(config) or "its positions are not known here")
         if reason := _explain_other_layers(config):
@@ -59,7 +59,7 @@ def read_positions(model: Any) -> str:
 def count_positions(model: Any) -> int:
     """Count the positions that a model has room for."""
     config = getattr(model, "config", model)
-    return int(getattr(config, LENGTH, None) or read_trained_length(config))
+    return int(getattr(config, LENGTH_FIELD, None) or read_trained_length(config))
 
 
 def read_trained_length(model: Any) -> int:
@@ -80,13 +80,13 @@ def read_trained_length(model: Any) -> int:
 
 def names_own(spec: str) -> bool:
     """Check whether a spec has the word ``own``."""
-    return any(_name(item) == OWN for layer in split_spec(spec) for item in layer)
+    return any(_read_name(item) == OWN for layer in split_spec(spec) for item in layer)
 
 
 def expand_own(spec: str, own_spec: str, num_layers: int | None = None) -> str:
     """Replace ``own`` in a spec by the positions that the model has; return the canonical spec.
 
-    In layer i it stands for the model's layer i. Options in brackets change those of the model, in
+    In layer i, ``own`` stands for the model's layer i. Options in brackets change the model's, in
     every layer that has them.
 
     >>> expand_own("2*own,own(base=500)+alibi", "rope,none,rope(layout=half)")
@@ -104,44 +104,37 @@ def expand_own(spec: str, own_spec: str, num_layers: int | None = None) -> str:
     own_layers = [layer.items for layer in parse(own_spec).split_layers()]
     count = math.lcm(len(layers), len(own_layers))
     count = max(min(count, num_layers or count), len(layers))
-    unapplied = {  # the options in brackets that no layer has had yet
-        (number, option): item
-        for number, layer in enumerate(layers)
-        for item in layer
-        if _name(item) == OWN
-        for option in _read_options(item)
-    }
+    applied: list[set[str]] = [set() for _ in layers]  # options that the model's positions have
     expanded = []
     for index in range(count):
         number = index % len(layers)
         items = []
         for item in layers[number]:
-            if _name(item) != OWN:
+            if _read_name(item) != OWN:
                 items.append(item)
                 continue
             for own_item in own_layers[index % len(own_layers)]:
                 known = options_of(own_item.name)
                 changes = {k: value for k, value in _read_options(item).items() if k in known}
-                for option in changes:
-                    unapplied.pop((number, option), None)
-                items.append(_change_options(str(own_item), changes))
+                applied[number].update(changes)
+                options = dict(own_item.options) | changes
+                items.append(str(own_item._replace(options=tuple(options.items()))))
         expanded.append("+".join(items))
-    for (_, option), item in unapplied.items():
-        raise UserError(
-            f"{shortened(item)}: the model's positions there have no option "
-            f"{shortened(option)!r}; they are {shortened(own_spec)}"
-        )
+    for layer, applied_options in zip(layers, applied):
+        for item in layer:
+            for option in _read_options(item) if _read_name(item) == OWN else ():
+                if option not in applied_options:
+                    raise UserError(
+                        f"{shortened(item)}: the model's positions there have no option "
+                        f"{shortened(option)!r}; they are {shortened(own_spec)}"
+                    )
     return str(parse(join_layers(expanded)))
 
 
 def join_layers(layers: Sequence[str]) -> str:
     """Join the specs of successive layers to the shortest list that, when repeated, gives them."""
-    count = len(layers)
-    period = next(
-        size
-        for size in range(1, count + 1)
-        if all(layers[index] == layers[index - size] for index in range(size, count))
-    )
+    # A list with this period equals itself when it is shifted by the period.
+    period = next(n for n in range(1, len(layers) + 1) if layers[n:] == layers[:-n])
     return ",".join(layers[:period])
 
 
@@ -149,22 +142,22 @@ def join_layers(layers: Sequence[str]) -> str:
 # named below can be read, but not replaced.
 _LAYOUTS = {
     **{
-        kind: "interleaved" if "pairs" in family.cosines else "half"
-        for kind, family in FAMILIES.items()
+        model_type: "interleaved" if "pairs" in family.cosines else "half"
+        for model_type, family in FAMILIES.items()
         if family.rotary
     },
     **dict.fromkeys(("dots1", "jetmoe", "modernbert-decoder", "nemotron", "stablelm"), "half"),
     **dict.fromkeys(("codegen", "gptj", "llama4_text"), "interleaved"),
 }
 _T5_LENGTH = 512  # tokens of its pre-training
-_RELATIVE = {"absolute": "learned", "relative_key": "shaw", "relative_key_query": "m4"}
+_BERT_TYPES = {"absolute": "learned", "relative_key": "shaw", "relative_key_query": "m4"}
 
 
 def _read_learned(config: Config) -> str:
-    kind = getattr(config, "position_embedding_type", "absolute")
-    if kind not in _RELATIVE:
-        raise UserError(f"unknown position_embedding_type {shortened(repr(kind))}")
-    return _RELATIVE[kind]
+    embedding_type = getattr(config, "position_embedding_type", "absolute")
+    if embedding_type not in _BERT_TYPES:
+        raise UserError(f"unknown position_embedding_type {shortened(repr(embedding_type))}")
+    return _BERT_TYPES[embedding_type]
 
 
 def _read_buckets(config: Config) -> str:
@@ -174,8 +167,8 @@ def _read_buckets(config: Config) -> str:
 
 
 # How the positions of all other known model types are read.
-_TABLES: dict[str, Callable[[Config], str]] = {
-    **{kind: _read_learned for kind, family in FAMILIES.items() if family.table},
+_READERS: dict[str, Callable[[Config], str]] = {
+    **{name: _read_learned for name, family in FAMILIES.items() if family.table},
     **dict.fromkeys(("albert", "blenderbot-small", "distilbert"), _read_learned),
     **dict.fromkeys(("t5", "mt5"), _read_buckets),
     # `half`: all sines, then all cosines. fairseq counts positions from the padding's index on.
@@ -234,7 +227,7 @@ def _read_layers(config: Config, layout: str) -> list[str]:
         layer_type = _find_layer_type(config, index)
         items = []
         if _is_rotated(config, index, layer_type):
-            items.append(read_rope(_read_parameters(config, layer_type), limit, layout))
+            items.append(read_rope(_read_rotation(config, layer_type), limit, layout))
         if layer_type == "sliding_attention":
             items.append(f"window(size={_read_window(config)})")
         if layer_type == "chunked_attention":
@@ -291,7 +284,7 @@ def _read_softmax(config: Config, index: int) -> list[str]:
     return []
 
 
-def _read_parameters(config: Config, layer_type: str) -> dict[str, Any]:
+def _read_rotation(config: Config, layer_type: str) -> dict[str, Any]:
     """Read the rotations of the layers of a type, in the words of transformers 5."""
     if config.model_type in ("codegen", "gptj"):
         width = config.n_embd // config.n_head
@@ -317,7 +310,7 @@ def _read_parameters(config: Config, layer_type: str) -> dict[str, Any]:
     return {"rope_theta": base, "partial_rotary_factor": part, **scaling}
 
 
-def _name(item: str) -> str:
+def _read_name(item: str) -> str:
     return item.partition("(")[0].strip()
 
 
@@ -332,10 +325,3 @@ def _read_options(item: str) -> dict[str, str]:
         raise UserError(f"{shortened(item)}: the bracket is not closed")
     pairs = [part.partition("=") for part in inner.removesuffix(")").split(",") if part.strip()]
     return {name.strip(): value.strip() for name, _, value in pairs}
-
-
-def _change_options(item: str, changes: dict[str, str]) -> str:
-    """Change options of an item of a spec."""
-    options = _read_options(item) | changes
-    text = ",".join(f"{option}={value}" for option, value in options.items())
-    return f"{_name(item)}({text})" if text else _name(item)

@@ -13,11 +13,12 @@ from torch import Tensor, nn
 
 from fairseq_posenc.assembly import Assembly
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.hf.attention import ATTRIBUTE
+from fairseq_posenc.hf.attention import POSITIONS
 from fairseq_posenc.identity import Identity
 
 logger = logging.getLogger(__name__)
-# PEFT saves entries of a state dict whose names begin like those of an adapter's layers.
+# PEFT saves only what is named like an adapter's layers, so records are `...lora_A.NAME.positions`;
+# files lack the adapter's name.
 _ADAPTER = re.compile(r"(?P<layer>.*\.lora_A\.)(?P<adapter>\w+)\.weight")
 _ADAPTER_RECORD = re.compile(r".*\.lora_A\.(\w+\.)?positions")
 _FILE_OPTIONS = (
@@ -41,7 +42,7 @@ class RecordedPositions(nn.Module):
         """Build the record of the positions and the length in training, for the state dict."""
         spec = self.assembly.spec
         dims = self.assembly.dims
-        return Identity(str(spec), "", dims.trained_length).to_tensor()
+        return Identity(str(spec), directions="", trained_length=dims.trained_length).to_tensor()
 
     def set_extra_state(self, state: Tensor) -> None:
         """Compare the record of a state dict with these positions.
@@ -65,7 +66,7 @@ class RecordedPositions(nn.Module):
 
 def is_of_positions(name: str) -> bool:
     """Check whether a state-dict key belongs to positions that were set."""
-    return f".{ATTRIBUTE}." in f".{name}"
+    return f".{POSITIONS}." in f".{name}"
 
 
 def find_positions(module: nn.Module) -> RecordedPositions:
@@ -88,14 +89,14 @@ def add_adapter_records(
     An adapter depends on the positions of its base model, and on their parameters.
     """
     positions = find_positions(stack)
-    first: dict[str, str] = {}  # the first layer of each adapter
+    first_layers: dict[str, str] = {}  # of each adapter; one record is enough
     for name in state_dict:
         if name.startswith(prefix) and (match := _ADAPTER.fullmatch(name)):
-            first.setdefault(match["adapter"], match["layer"])
-    for adapter, layer in first.items():
+            first_layers.setdefault(match["adapter"], match["layer"])
+    for adapter, layer in first_layers.items():
         # Two axes, like an adapter's weights.
         state_dict[f"{layer}{adapter}.positions"] = positions.get_extra_state()[None]
-    if not first or not positions.are_unsaved or positions is not getattr(stack, ATTRIBUTE):
+    if not first_layers or not positions.are_unsaved or positions is not getattr(stack, POSITIONS):
         return
     names = (name for name, _ in stack.named_parameters() if is_of_positions(name))
     if left_out := next(names, None):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import torch
 import transformers
@@ -13,8 +13,8 @@ from transformers import CONFIG_MAPPING, PreTrainedModel
 from fairseq_posenc.encodings.base import Encoding
 from fairseq_posenc.encodings.rope_scaling import LongRope
 from fairseq_posenc.errors import UserError, shortened
-from fairseq_posenc.hf.attention import ATTRIBUTE, NAME, AttentionPositions
-from fairseq_posenc.hf.families import FAMILIES, Family, Stack
+from fairseq_posenc.hf.attention import OUR_ATTENTION, POSITIONS, AttentionPositions
+from fairseq_posenc.hf.families import FAMILIES, MAJOR_VERSION, Family, Stack
 from fairseq_posenc.hf.own_positions import (
     count_positions,
     expand_own,
@@ -34,9 +34,8 @@ from fairseq_posenc.registry import options
 from fairseq_posenc.specs import Spec, parse
 
 logger = logging.getLogger(__name__)
-Model = TypeVar("Model", bound=PreTrainedModel)
 _HOOKS = "position_hooks"  # attribute of a stack with the handles of our hooks
-_VERSION, _MINOR = map(int, transformers.__version__.split(".")[:2])
+_MINOR_VERSION = int(transformers.__version__.split(".")[1])
 _OLDEST_MINOR = 8  # of version 5: earlier ones fail in several families
 
 
@@ -51,21 +50,23 @@ def find_family(model: PreTrainedModel) -> Family:
             f"{type(model).__name__} is not a model of transformers (PreTrainedModel): set its "
             "positions before PEFT, torch.compile or DDP wraps it"
         )
+    # A user's configuration class may be derived from one of a known type.
     types = [getattr(cls, "model_type", "") for cls in type(model.config).__mro__]
     name = next((name for name in types if name in FAMILIES), None)
     if name is None:
-        known = (k for k, x in FAMILIES.items() if x.since <= _VERSION and k in CONFIG_MAPPING)
-        reason = explain_unservable(model) or f"known types: {', '.join(sorted(known))}"
+        usable = [key for key, family in FAMILIES.items() if family.since <= MAJOR_VERSION]
+        known = sorted(key for key in usable if key in CONFIG_MAPPING)
+        reason = explain_unservable(model) or f"known types: {', '.join(known)}"
         raise UserError(
             f"models of type {model.config.model_type!r} cannot be given other positions: {reason}"
         )
-    if _VERSION == 5 and _MINOR < _OLDEST_MINOR:
+    if MAJOR_VERSION == 5 and _MINOR_VERSION < _OLDEST_MINOR:
         raise UserError(
             f"transformers {transformers.__version__} is not supported: install 4.57, or "
             f"5.{_OLDEST_MINOR} or later"
         )
     family = FAMILIES[name]
-    if family.since > _VERSION:
+    if family.since > MAJOR_VERSION:
         raise UserError(
             f"models of type {name!r} compute attention themselves in transformers "
             f"{transformers.__version__}: install transformers {family.since} or later"
@@ -74,11 +75,11 @@ def find_family(model: PreTrainedModel) -> Family:
 
 
 def replace_positions(
-    model: Model,
+    model: PreTrainedModel,
     spec: str,
     max_positions: int | None = None,
     extend: LengthRule | None = None,
-) -> Model:
+) -> None:
     """Replace the positions of a model: see :func:`fairseq_posenc.hf.set_positions`."""
     if not isinstance(spec, str):
         raise UserError(f"a spec is text, such as 'alibi', not {shortened(repr(spec))}")
@@ -94,23 +95,22 @@ def replace_positions(
     if names_own(spec):
         spec = expand_own(spec, read_positions(model), len(stacks[0].attentions))
     parsed = parse(spec)
-    _warn_of_long_numbers(parsed, length)
+    _warn_of_long_factors(parsed, length)
     plans = [Plan.make(parsed, stack, length) for stack in stacks]
     before = Trained.read(model)
     notes = [note for plan in plans for note in plan.carry_over(before, extend)]
     for note in dict.fromkeys(notes):  # once for all layers
         logger.warning(note)
-    for plan in plans:  # the model's own attention is used in all stacks or in none
+    for plan in plans:  # a model has one attention function for all stacks
         plan.positions.is_native = all(other.positions.is_native for other in plans)
     _choose_attention(model, plans)
     for plan in plans:
         plan.install()
-    if not model.config.is_encoder_decoder:  # there, attention to the encoder has caches, too
-        for stack in (plan.stack for plan in plans if plan.stack.causal):
-            _limit_caches(stack, parsed)
+    # The caches of an encoder-decoder also hold the encoder's keys, none of which may be dropped.
+    if stacks[0].causal and not model.config.is_encoder_decoder:
+        _limit_caches(stacks[0], parsed)
     model.config.position_encoding = str(parsed)
     model.config.position_encoding_max_positions = length
-    return model
 
 
 class Trained(NamedTuple):
@@ -185,9 +185,9 @@ class Plan(NamedTuple):
             module.register_state_dict_post_hook(add_adapter_records),
             module.register_load_state_dict_pre_hook(check_adapter_records),
         ]
-        module.add_module(ATTRIBUTE, self.positions)
+        module.add_module(POSITIONS, self.positions)
         for attention, layer in zip(attentions, self.layers):
-            attention.add_module(ATTRIBUTE, layer)
+            attention.add_module(POSITIONS, layer)
             if layer.is_rotated or self.positions.is_native or layer.reads_input:
                 hooks.append(attention.register_forward_pre_hook(layer.prepare, with_kwargs=True))
         setattr(module, _HOOKS, hooks)
@@ -204,12 +204,12 @@ class Plan(NamedTuple):
         Returns:
             A note about each weight that is not copied, or not as a whole.
         """
-        old = getattr(self.stack.module, ATTRIBUTE, None)
+        old = getattr(self.stack.module, POSITIONS, None)
         weights = self.stack.trained_weights() if old is None else old.named_parameters()
         spec = self.positions.assembly.spec
         notes = _copy(self.positions, dict(weights), spec, before, extend)
         for attention, layer in zip(self.stack.attentions, self.layers):
-            old = getattr(attention, ATTRIBUTE, None)
+            old = getattr(attention, POSITIONS, None)
             trained = {} if old is None else dict(old.named_parameters())
             if self.stack.family.sinks:
                 sinks = getattr(attention, self.stack.family.sinks, None)
@@ -226,7 +226,7 @@ def _choose_attention(model: PreTrainedModel, plans: list[Plan]) -> None:
         UserError: the model's attention cannot be replaced.
     """
     positions = plans[0].positions
-    attention = positions.stock if positions.is_native else NAME
+    attention = positions.stock if positions.is_native else OUR_ATTENTION
     model.set_attn_implementation(attention)
     if any(plan.stack.config._attn_implementation != attention for plan in plans):
         model.set_attn_implementation(positions.stock)
@@ -298,7 +298,7 @@ def _limit_caches(stack: Stack, spec: Spec) -> None:
     ]
     sizes = [min(sizes, default=0) for sizes in windows]
     if any(sizes):
-        config.sliding_window = max(sizes)  # a cache has a single size
+        config.sliding_window = max(sizes)  # transformers' caches have one size for all layers
     elif not getattr(config, "layer_types", None):
         if getattr(config, "sliding_window", None):
             config.sliding_window = None
@@ -309,8 +309,8 @@ def _limit_caches(stack: Stack, spec: Spec) -> None:
         stack.module.has_sliding_layers = any(sizes)
 
 
-def _warn_of_long_numbers(spec: Spec, length: int) -> None:
-    """Warn that ``longrope`` has one list of numbers here; transformers chooses one by input.
+def _warn_of_long_factors(spec: Spec, length: int) -> None:
+    """Warn that ``longrope`` has one list of factors here; transformers chooses one by the input.
 
     So neither the other texts of a batch nor a cache change the result of a text.
     """
@@ -319,6 +319,6 @@ def _warn_of_long_numbers(spec: Spec, length: int) -> None:
     for limit in filter(None, limits):
         if length > limit:
             logger.warning(
-                f"longrope: texts of up to {limit} tokens get the numbers for long ones, too; "
-                f"transformers gives them those for short ones, as max_positions={limit} does"
+                f"longrope: texts of up to {limit} tokens are rotated with long_factor, too; "
+                f"transformers takes short_factor for them, as max_positions={limit} does"
             )

@@ -10,14 +10,15 @@ import json
 import re
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import transformers
 from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig, PreTrainedModel
 
 from fairseq_posenc.errors import UserError, how_to_install, shortened
 from fairseq_posenc.hf.cards import TAG, complete_card, write_card
-from fairseq_posenc.hf.own_positions import LENGTH, SPEC
+from fairseq_posenc.hf.families import MAJOR_VERSION
+from fairseq_posenc.hf.own_positions import LENGTH_FIELD, SPEC_FIELD
 from fairseq_posenc.hf.record import (
     is_of_positions,
     mark_unsaved,
@@ -49,10 +50,9 @@ _AUTO_CLASSES: tuple[Any, ...] = (
     transformers.AutoModelForTextEncoding,
     transformers.AutoModelForTokenClassification,
 )
-Model = TypeVar("Model", bound=PreTrainedModel)
 
 
-def make_saveable(model: Model) -> Model:
+def make_saveable(model: PreTrainedModel) -> None:
     """Make a model save and load its positions, in place.
 
     The model and its configuration remain instances of their classes.
@@ -61,10 +61,9 @@ def make_saveable(model: Model) -> Model:
         stock: Any = type(model.config)
         model.config.__class__ = _derive_config(stock)
     if not isinstance(model, _ModelWithPositions):
-        kind: Any = type(model)
-        model.__class__ = _derive_model(kind)
+        stock = type(model)
+        model.__class__ = _derive_model(stock)
         model.add_model_tags(TAG)
-    return model
 
 
 def load_model(folder: Path, **settings: Any) -> PreTrainedModel:
@@ -182,13 +181,13 @@ class PositionsConfig(PretrainedConfig):
             UserError: the spec is invalid, or this version of transformers lacks the model.
         """
         content = _read_content(config_dict)
-        kind = str(content["model_type"])
-        if kind not in CONFIG_MAPPING or kind == MODEL_TYPE:
+        stock_type = str(content["model_type"])
+        if stock_type not in CONFIG_MAPPING or stock_type == MODEL_TYPE:
             raise UserError(
                 f"config.json: transformers {transformers.__version__} has no models of type "
-                f"{shortened(kind)!r}"
+                f"{shortened(stock_type)!r}"
             )
-        return _derive_config(CONFIG_MAPPING[kind]).from_dict(content, **kwargs)
+        return _derive_config(CONFIG_MAPPING[stock_type]).from_dict(content, **kwargs)
 
 
 def _read_content(content: dict[str, Any]) -> dict[str, Any]:
@@ -200,14 +199,14 @@ def _read_content(content: dict[str, Any]) -> dict[str, Any]:
     content.pop(_WEIGHTS, None)
     names = content.get("architectures") or ()
     content["architectures"] = [str(name).removeprefix(_CLASS_PREFIX) for name in names]
-    spec = content.get(SPEC)
-    length = content.get(LENGTH)
+    spec = content.get(SPEC_FIELD)
+    length = content.get(LENGTH_FIELD)
     if not isinstance(spec, str) or not isinstance(length, int) or length < 1:
         raise UserError(
-            f"config.json: {SPEC} must be a spec and {LENGTH} a number of at least 1, not "
-            f"{shortened(repr(spec))} and {shortened(repr(length))}"
+            f"config.json: {SPEC_FIELD} must be a spec and {LENGTH_FIELD} a number of at least 1, "
+            f"not {shortened(repr(spec))} and {shortened(repr(length))}"
         )
-    content[SPEC] = str(parse(spec))
+    content[SPEC_FIELD] = str(parse(spec))
     return content
 
 
@@ -220,7 +219,7 @@ class _ModelWithPositions:
     def __init__(self, config: PretrainedConfig, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
         model = cast(PreTrainedModel, self)
-        replace_positions(model, getattr(config, SPEC), getattr(config, LENGTH))
+        replace_positions(model, getattr(config, SPEC_FIELD), getattr(config, LENGTH_FIELD))
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         return _rebuild, (self.stock, True), self.__dict__
@@ -250,8 +249,9 @@ class _ModelWithPositions:
 
     def _card_fields(self) -> tuple[str, str, str, int]:
         name = type(self).__name__
-        auto = _find_auto_class(type(self.config), name) or transformers.AutoModel
-        return name, auto.__name__, getattr(self.config, SPEC), getattr(self.config, LENGTH)
+        config = self.config
+        auto = _find_auto_class(type(config), name) or transformers.AutoModel
+        return name, auto.__name__, getattr(config, SPEC_FIELD), getattr(config, LENGTH_FIELD)
 
     @classmethod
     def from_pretrained(cls, source: Any, *args: Any, **kwargs: Any) -> Any:
@@ -261,17 +261,17 @@ class _ModelWithPositions:
             UserError: the weights do not belong to a model with the positions of the folder.
         """
         wants_info = kwargs.pop("output_loading_info", False)
-        resizes = kwargs.pop("ignore_mismatched_sizes", False)
-        names = {**_STRIP, **(kwargs.pop("key_mapping", None) or {})}
+        may_resize = kwargs.pop("ignore_mismatched_sizes", False)
+        key_mapping = {**_STRIP, **(kwargs.pop("key_mapping", None) or {})}
         model, info = super().from_pretrained(  # type: ignore[misc]
             source,
             *args,
-            key_mapping=names,
+            key_mapping=key_mapping,
             output_loading_info=True,
-            ignore_mismatched_sizes=True,
+            ignore_mismatched_sizes=True,  # so that the info lists them; checked below
             **kwargs,
         )
-        _refuse_other_weights(model, source, info, resizes)
+        _refuse_other_weights(model, source, info, may_resize)
         # Version 5 would restore the names when it saves, which `save_pretrained` does here.
         conversions = getattr(model, "_weight_conversions", None) or []
         kept = [x for x in conversions if not set(x.source_patterns) & set(_STRIP)]
@@ -287,22 +287,17 @@ class _ModelWithPositions:
         """
         state_dict = {name.removesuffix(_SUFFIX): value for name, value in state_dict.items()}
         if not any(map(is_identity, state_dict)):
-            others = (
-                name
-                for name in self.state_dict()  # type: ignore[attr-defined]
-                if not is_of_positions(name)
-            )
-            if all(name in state_dict for name in others):
+            ours = self.state_dict()  # type: ignore[attr-defined]
+            if all(name in state_dict or is_of_positions(name) for name in ours):
                 raise UserError(
                     "these are the weights of a model whose positions were not set, and the model "
-                    f"has {getattr(self.config, SPEC)}: load them before set_positions"
+                    f"has {getattr(self.config, SPEC_FIELD)}: load them before set_positions"
                 )
         return super().load_state_dict(state_dict, *args, **kwargs)  # type: ignore[misc]
 
     def load_adapter(self, peft_model_id: str | None = None, *args: Any, **kwargs: Any) -> Any:
         """Load a LoRA adapter beside the model's weights, as transformers does."""
-        # Version 4 calls `load_state_dict`, whose hook compares positions.
-        if int(transformers.__version__.partition(".")[0]) >= 5:
+        if MAJOR_VERSION >= 5:  # 4 calls `load_state_dict`, whose hook compares positions
             weights = kwargs.get("adapter_state_dict")
             if weights is None and peft_model_id is not None:
                 weights = read_adapter(peft_model_id, kwargs)
@@ -312,28 +307,27 @@ class _ModelWithPositions:
         return super().load_adapter(peft_model_id, *args, **kwargs)  # type: ignore[misc]
 
 
-def _refuse_other_weights(model: Any, source: Any, info: dict[str, Any], resizes: bool) -> None:
+def _refuse_other_weights(model: Any, source: Any, info: dict[str, Any], may_resize: bool) -> None:
     """Refuse weights that lack position parameters of the model, or have others.
 
     Args:
         model: the loaded model.
         source: source of the weights.
         info: transformers' report on differences of names and shapes.
-        resizes: whether weights other than those of positions may have different shapes.
+        may_resize: whether weights other than those of positions may have different shapes.
     """
     shapes = [key if isinstance(key, str) else key[0] for key in info["mismatched_keys"]]
-    for names, problem in (
-        (filter(is_of_positions, info["missing_keys"]), "lack"),
-        (filter(is_of_positions, info["unexpected_keys"]), "also have"),
-        (
-            (name for name in shapes if not resizes or is_of_positions(name)),
-            "have other shapes of",
-        ),
-    ):
+    problems = {
+        "lack": filter(is_of_positions, info["missing_keys"]),
+        "also have": filter(is_of_positions, info["unexpected_keys"]),
+        "have other shapes of": (x for x in shapes if not may_resize or is_of_positions(x)),
+    }
+    for problem, names in problems.items():
         if listed := ", ".join(sorted(names)):
             raise UserError(
                 f"{source}: the weights {problem} {shortened(listed)}, and its config.json says "
-                f"{SPEC}={getattr(model.config, SPEC)} for {getattr(model.config, LENGTH)} tokens"
+                f"{SPEC_FIELD}={model.config.position_encoding} for "
+                f"{model.config.position_encoding_max_positions} tokens"
             )
 
 

@@ -63,7 +63,7 @@ class PositionalLMConfig(PositionConfig, TransformerLanguageModelConfig):
 class PositionalLM(PositionCheckpoints, RetainedDropout, TransformerLanguageModel):
     """fairseq's causal language model with chosen position encodings."""
 
-    positions_for_bos: int = 0
+    positions_for_bos: int = 0  # rows of position tables for `<s>`; checkpoints may lack them
 
     @classmethod
     def add_args(cls, parser: ArgumentParser) -> None:
@@ -111,8 +111,8 @@ class PositionalLM(PositionCheckpoints, RetainedDropout, TransformerLanguageMode
         shell = super().build_model(shell_args, task)
         if args.max_target_positions is None:
             args.max_target_positions = shell_args.max_target_positions
-        extra = _count_positions_for_bos(args)
-        args.max_target_positions += extra
+        positions_for_bos = _count_positions_for_bos(args)
+        args.max_target_positions += positions_for_bos
         decoder = PositionalDecoder(
             build_stack_config(args),
             task.target_dictionary,
@@ -120,7 +120,7 @@ class PositionalLM(PositionCheckpoints, RetainedDropout, TransformerLanguageMode
             no_encoder_attn=True,
         )
         model = cls(decoder)
-        model.positions_for_bos = extra
+        model.positions_for_bos = positions_for_bos
         # Checkpoints record whether samples begin with `<s>`: weights trained without it do not fit
         # samples with it, and fairseq-eval-lm takes this option from its own command line.
         adds_bos = read_task_option(task, "add_bos_token", args.add_bos_token)
@@ -153,7 +153,7 @@ class PositionalLM(PositionCheckpoints, RetainedDropout, TransformerLanguageMode
                 "read the whole text at once"
             )
         decoder: Any = self.decoder
-        with decoder.place(src_tokens, ids):
+        with decoder.at_positions(src_tokens, ids):
             return super().forward(src_tokens, *args, **kwargs)
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Any], name: str) -> None:
@@ -174,10 +174,11 @@ def _shares_embeddings(args: Any) -> bool:
     """
     if args.adaptive_input or args.character_embeddings or args.adaptive_softmax_cutoff:
         return False
-    widths = args.decoder_input_dim, args.decoder_output_dim
-    if args.share_decoder_input_output_embed and len(set(widths)) > 1:
+    input_dim = args.decoder_input_dim
+    output_dim = args.decoder_output_dim
+    if args.share_decoder_input_output_embed and input_dim != output_dim:
         raise UserError(
-            f"embeddings of widths {widths[0]} (--decoder-input-dim) and {widths[1]} "
+            f"embeddings of widths {input_dim} (--decoder-input-dim) and {output_dim} "
             "(--decoder-output-dim) cannot be shared: --no-share-decoder-input-output-embed"
         )
     return bool(args.share_decoder_input_output_embed)
@@ -205,8 +206,8 @@ TINY = {
 
 def _register(name: str, **defaults: Any) -> None:
     """Register a model class with these defaults."""
-    changed = [(key, type(value), field(default=value)) for key, value in defaults.items()]
-    config = make_dataclass(f"Config_{name}", changed, bases=(PositionalLMConfig,))
+    options = [(key, type(value), field(default=value)) for key, value in defaults.items()]
+    config = make_dataclass(f"Config_{name}", options, bases=(PositionalLMConfig,))
     model = type(name, (PositionalLM,), {"__doc__": PositionalLM.__doc__, "__module__": __name__})
     globals()[name] = register_model(name, dataclass=config)(model)  # where pickle looks for it
     ARCH_CONFIG_REGISTRY[name] = check_parsed  # replaces fairseq's function, which does nothing

@@ -1,4 +1,8 @@
-"""Defines the masked LMs: fairseq's RoBERTa with chosen position encodings and directions."""
+"""Defines the masked LMs: fairseq's RoBERTa with chosen position encodings and directions.
+
+``--arch roberta_alibi`` has fairseq's base size and ALiBi; the suffixes ``_large`` and ``_tiny``
+stand for other sizes.
+"""
 
 from __future__ import annotations
 
@@ -145,7 +149,7 @@ class PositionalRoberta(PositionCheckpoints, RetainedDropout, RobertaModel):
             unmasked = src_tokens
             if targets is not None:
                 unmasked = src_tokens.masked_fill(targets.eq(stack.eos_idx), stack.eos_idx)
-            with stack.place(unmasked, ids):
+            with stack.at_positions(unmasked, ids):  # the call below has neither, and reads these
                 return self(src_tokens, *args, span_scores=span_scores, **kwargs)
         if not span_scores:
             return super().forward(src_tokens, *args, **kwargs)
@@ -183,7 +187,7 @@ SIZES: dict[str, Callable[[Any], None]] = {
 }
 
 
-# The hybrids of the M4M paper (arXiv:2109.12788, table 2).
+# The hybrids of the M4M paper (arXiv:2109.12788, table 2): architectures and their specs.
 HYBRIDS = {"roberta_learned_m4m": "learned+m4m", "roberta_m4_reset": "m4+reset"}
 # As in ModernBERT (arXiv:2412.13663), every third layer sees all tokens, the others a window.
 MODERN = "rope(base=160000,layout=half),2*rope(layout=half)+window(size=128)"
@@ -198,7 +202,7 @@ def _register(
         def architecture(args: Any, set_size: Callable[[Any], None] = SIZES[suffix]) -> None:
             args.position_encoding = getattr(args, "position_encoding", spec)
             args.attention_directions = getattr(args, "attention_directions", directions)
-            check_parsed(args)
+            check_parsed(args)  # as early as possible, before processes wait for each other
             set_size(args)
 
         register_model_architecture("positional_roberta", f"{name}{suffix}")(architecture)

@@ -1,4 +1,7 @@
-"""Defines the translation models: fairseq's Transformer with chosen position encodings."""
+"""Defines the translation models: fairseq's Transformer with chosen position encodings.
+
+``--arch transformer_alibi`` has fairseq's base size and ALiBi; ``transformer_alibi_tiny`` is small.
+"""
 
 from __future__ import annotations
 
@@ -35,16 +38,16 @@ class PositionalTransformer(PositionCheckpoints, RetainedDropout, TransformerMod
 
     @classmethod
     def build_model(cls, args: Any, task: Any) -> PositionalTransformer:
-        """Build a model as fairseq's class does, with our stacks."""
+        """Build a model as fairseq's class does, with the stacks that the methods below build."""
         model: Any = super().build_model(as_namespace(args), task)
         # The value of --init-positions; PositionCheckpoints reads it when a checkpoint is loaded.
         model.init_positions = model.encoder.cfg.position.init_positions
         # Checkpoints record the languages, which only the task knows: weights trained on other
         # languages are refused.
-        for stack, option in (model.encoder, "source_lang"), (model.decoder, "target_lang"):
-            stack.weight_settings = stack.weight_settings._replace(
-                language=read_task_option(task, option)
-            )
+        languages = {"source_lang": model.encoder, "target_lang": model.decoder}
+        for option, stack in languages.items():
+            language = read_task_option(task, option)
+            stack.weight_settings = stack.weight_settings._replace(language=language)
         log_encodings(encoder=model.encoder, decoder=model.decoder)
         return cast(PositionalTransformer, model)
 
@@ -52,14 +55,14 @@ class PositionalTransformer(PositionCheckpoints, RetainedDropout, TransformerMod
     def build_encoder(
         cls, args: Any, src_dict: Any, embed_tokens: nn.Embedding
     ) -> PositionalEncoder:
-        """Build our encoder."""
+        """Build an encoder with position encodings."""
         return PositionalEncoder(build_stack_config(args), src_dict, embed_tokens)
 
     @classmethod
     def build_decoder(
         cls, args: Any, tgt_dict: Any, embed_tokens: nn.Embedding
     ) -> PositionalDecoder:
-        """Build our decoder."""
+        """Build a decoder with position encodings."""
         config = build_stack_config(args)
         return PositionalDecoder(
             config, tgt_dict, embed_tokens, no_encoder_attn=config.no_cross_attention

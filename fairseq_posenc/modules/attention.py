@@ -40,9 +40,10 @@ class _LayerAttention(AttentionCore, nn.Module):
         source_dim: int | None = None,
     ) -> None:
         super().__init__()
-        self.stack = read_assembly(positions, layer)
-        self.kind = self.stack.spec.layer_kind(layer)
-        dims = self.stack.dims
+        self.assembly = read_assembly(positions, layer)
+        # Layers with the same encodings are of one kind, and take the same state.
+        self.kind = self.assembly.spec.layer_kind(layer)
+        dims = self.assembly.dims
         self.num_heads = dims.num_heads
         self.head_dim = dims.head_dim
         self.dropout = check_dropout(dropout)
@@ -92,16 +93,16 @@ class SelfAttention(_LayerAttention):
         num_key_value_heads: int | None = None,
     ) -> None:
         super().__init__(positions, dropout, bias, layer, num_key_value_heads)
-        self.stack.compute_terms(backend)  # refuses a backend that cannot compute them
+        self.assembly.compute_terms(backend)  # refuses a backend that cannot compute them
         self.backend = backend
-        causal = self.stack.dims.causal
+        causal = self.assembly.dims.causal
         self.direction = direction or ("lr" if causal else "both")
         if self.direction not in DIRECTIONS or (causal and self.direction != "lr"):
             raise UserError(
                 f"direction {self.direction!r}: choose one of {', '.join(DIRECTIONS)}; in a causal "
                 "stack it is lr"
             )
-        self.encodings = self.stack.build_layer(layer)
+        self.encodings = self.assembly.build_layer(layer)
 
     def forward(
         self,
@@ -128,8 +129,8 @@ class SelfAttention(_LayerAttention):
             UserError: ``shared`` belongs to another stack or batch, or to other tokens than those
                 in the cache and in ``x``.
         """
-        check_shared(shared, self.stack)
-        check_layer_input(x, shared, self.stack)
+        check_shared(shared, self.assembly)
+        check_layer_input(x, shared, self.assembly)
         shared = shared.of_kind(self.kind)
         cache = Cache.wrap(cache)
         query, key, value = self.project(x)
@@ -168,17 +169,16 @@ class SelfAttention(_LayerAttention):
         if cache.ids is not None and shared.positions.counted:
             raise UserError("the tokens in the cache had position_ids: give those of the new ones")
         needed = shared.locality.needed_keys(past)
-        batch, heads, length = cache.state["key"].shape[:3]  # rotated keys may be wider than values
-        width = cache.state["value"].size(3)
+        batch, heads, length = cache.state["key"].shape[:3]
+        width = cache.state["value"].size(3)  # rotated keys may be wider
         expected = past if needed.last is None else min(past, needed.last)
         if needed.first is not None:
-            # The cache may hold more first keys: after beams were reordered, no row needs some.
+            # More first keys are no mistake: the beams that needed them may be gone.
             lacking = ~torch.isin(needed.first, cache.list_places())
             expected = max(expected, length + int(lacking.sum()))
         needed_batch, needed_heads, _, needed_width = value.shape
-        if (batch, heads, width) != (needed_batch, needed_heads, needed_width) or (
-            length != expected
-        ):
+        needed_sizes = (needed_batch, needed_heads, expected, needed_width)
+        if (batch, heads, length, width) != needed_sizes:
             raise UserError(
                 f"the cache has a batch size of {batch} and {length} keys of {heads} heads of "
                 f"width {width}, but this layer and the positions need {needed_batch}, {expected}, "
@@ -214,7 +214,7 @@ class CrossAttention(_LayerAttention):
         num_key_value_heads: int | None = None,
     ) -> None:
         super().__init__(positions, dropout, bias, layer, num_key_value_heads, source_dim)
-        self.rotates = self.stack.spec.select_layers([layer]).rotates_source
+        self.rotates = self.assembly.spec.select_layers([layer]).rotates_source
 
     def forward(
         self,
@@ -244,8 +244,8 @@ class CrossAttention(_LayerAttention):
             UserError: keys must be rotated, but the positions were computed without
                 ``source_length``; or a mask, a batch or a cache does not fit.
         """
-        check_shared(shared, self.stack)
-        check_layer_input(x, shared, self.stack)
+        check_shared(shared, self.assembly)
+        check_layer_input(x, shared, self.assembly)
         shared = shared.of_kind(self.kind)
         if self.rotates and (shared.source is None or shared.rotation is None):
             raise UserError(
@@ -300,7 +300,7 @@ class CrossAttention(_LayerAttention):
             )
 
     def _check_source(self, source: Tensor | None, cache: Cache, shared: Shared) -> None:
-        """Refuse a cache of another source than the one that is given, if any."""
+        """Refuse a cache of another source than the caller's, which may be None."""
         if source is None or source is cache.state["source"]:
             return
         key = cache.state["key"]
@@ -309,8 +309,8 @@ class CrossAttention(_LayerAttention):
         # Another tensor may be the same source, perhaps with reordered rows: compare its keys.
         if same and not torch.compiler.is_compiling():
             with torch.no_grad():
-                again, _ = self.project_source(source, shared)
-            same = torch.allclose(again.float(), key.float(), rtol=1e-2, atol=1e-2)
+                new_key, _ = self.project_source(source, shared)
+            same = torch.allclose(new_key.float(), key.float(), rtol=1e-2, atol=1e-2)
         if not same:
             raise UserError(
                 f"the cache holds keys of another source, of the batch and length {lengths}: "

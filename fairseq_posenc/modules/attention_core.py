@@ -3,6 +3,7 @@
 The letters of shapes are those of :mod:`~fairseq_posenc.encodings.base`.
 """
 
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from torch import Tensor, nn
@@ -29,7 +30,7 @@ class AttentionCore:
         num_heads: H.
         head_dim: D.
         encodings: the layer's encodings, in self-attention.
-        direction: ``both``, ``lr`` or ``rl`` (see :class:`~fairseq_posenc.backends.mask.Mask`).
+        direction: ``both``; ``lr``, keys up to the query (causal); ``rl``, keys from the query on.
         rotates: in attention to a source, whether queries and keys are rotated by their positions.
     """
 
@@ -50,11 +51,9 @@ class AttentionCore:
 
         Keys and values may have fewer heads, each for a group of the queries' heads.
         """
-        query, key, value = (
-            self.split_heads(projection(x))
-            for projection in (self.q_proj, self.k_proj, self.v_proj)
-        )
-        return query, key, value
+        query = self.split_heads(self.q_proj(x))
+        key = self.split_heads(self.k_proj(x))
+        return query, key, self.split_heads(self.v_proj(x))
 
     def make_call(
         self,
@@ -92,7 +91,7 @@ class AttentionCore:
         if inputs is not None:
             past = None if cache is None else cache.past_decay(key)
             decay = self.encodings.decay(inputs, positions, past)
-            states = self.encodings.states(inputs[:, inputs.size(1) - query.size(2) :])
+            states = self.encodings.states(inputs[:, inputs.size(1) - query.size(2) :])  # T tokens
         tgt_len, src_len = query.size(2), positions.tokens.size(1)
         kept = Kept(key, value, decay)
         if cache is not None:
@@ -128,7 +127,7 @@ class AttentionCore:
         if (rotation := self.rotation(shared)) is None:
             return query, key
         query = rotation.rotate_queries(query)
-        if key.size(2) != query.size(2):
+        if key.size(2) != query.size(2):  # keys that were cached unrotated
             rotation = self.rotation(shared, key.size(2))
             assert rotation is not None, "it comes from the same encoding"
         return query, rotation.rotate_keys(key)
@@ -142,12 +141,12 @@ class AttentionCore:
         """
         positions = shared.positions
         if count is None:
-            stack = shared.layer_rotation()
+            rotation = shared.layer_rotation()
             ids = positions.queries(positions.places)
         else:
-            stack = shared.rotate_last(count)
+            rotation = shared.rotate_last(count)
             ids = positions.places[:, -count:]
-        return stack or self.encodings.rotation(ids)
+        return self.encodings.rotation(ids) if rotation is None else rotation
 
     def project_query(self, x: Tensor, shared: Shared) -> Tensor:
         """Project tokens to queries to a source, ``(B, H, T, D)``, rotated if ``rotates``."""
@@ -157,7 +156,8 @@ class AttentionCore:
 
     def project_source(self, source: Tensor, shared: Shared) -> tuple[Tensor, Tensor]:
         """Project a source to keys, rotated if ``rotates``, and values, both ``(B, H, S, D)``."""
-        key, value = (self.split_heads(p(source)) for p in (self.k_proj, self.v_proj))
+        key = self.split_heads(self.k_proj(source))
+        value = self.split_heads(self.v_proj(source))
         rotation = shared.source if self.rotates else None
         return key if rotation is None else rotation.rotate_keys(key), value
 
@@ -169,9 +169,7 @@ class AttentionCore:
             heads = projection(rows).unflatten(-1, (-1, self.head_dim)).transpose(0, 1)
             return self.repeat_heads(heads, 0)  # [H, R, D]
 
-        return terms.projected(
-            lambda rows: project(self.q_proj, rows), lambda rows: project(self.k_proj, rows)
-        )
+        return terms.projected(partial(project, self.q_proj), partial(project, self.k_proj))
 
     def repeat_heads(self, x: Tensor, dim: int = 1) -> Tensor:
         """Repeat the heads of keys or values to H: k0, k1 become k0, k0, k1, k1 for H = 4."""

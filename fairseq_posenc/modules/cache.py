@@ -1,6 +1,7 @@
 """Keeps keys and values of earlier tokens, for decoding step by step.
 
-B batch, H heads, T new tokens, K keys that are kept, D head size; G sums of decay, H or 2 H.
+B batch, H heads, T new tokens, S all tokens, K keys that are kept, D head size. The decay of forget
+gates has G sums of logarithms at each token, one or two for each head, and each has two parts.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class Kept(NamedTuple):
         value: values, ``(B, H, K, D)``.
         decay: decay of forget gates, ``(B, G, K, 2)``; None without gates.
         places: the index of each key among all tokens, ascending, int64 ``(K,)`` on the CPU; None
-            if they are the last K tokens.
+            for those of the last K tokens.
     """
 
     key: Tensor
@@ -172,14 +173,14 @@ class Cache:
         if self.state and ("decay" in self.state) != (decay is not None):
             raise UserError("the cache is of a layer with other encodings: give each its own")
         tokens = self.tokens + key.size(2)
-        now = Kept(key, value, decay)
+        visible = Kept(key, value, decay)
         if self.state:
             past = Kept(self.state["key"], self.state["value"], None, self.state.get("places"))
-            now = past.append(key, value, decay, tokens)
-        later = now.select(needed, tokens)._asdict()
-        self.state.clear()  # it may be the caller's
-        self.state.update({name: x for name, x in later.items() if x is not None}, tokens=tokens)
-        return now
+            visible = past.append(key, value, decay, tokens)
+        stored = visible.select(needed, tokens)._asdict()
+        self.state.clear()  # in place, as it may be the caller's dictionary
+        self.state.update({name: x for name, x in stored.items() if x is not None}, tokens=tokens)
+        return visible
 
     def reorder(self, rows: Tensor) -> None:
         """Select rows of the batch, ``(new batch,)``, as beam search does after each step."""

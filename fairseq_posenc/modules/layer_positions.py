@@ -42,12 +42,12 @@ class LayerPositions(nn.Module):
 
     def __init__(self, positions: StackPositions, layer: int = 0) -> None:
         super().__init__()
-        self.stack = read_assembly(positions, layer)
-        spec = self.stack.spec
-        self.kind = spec.layer_kind(layer)
-        terms = self.stack.compute_terms("auto")[self.kind]
+        self.assembly = read_assembly(positions, layer)
+        spec = self.assembly.spec
+        self.kind = spec.layer_kind(layer)  # layers with the same encodings are of one kind
+        terms = self.assembly.compute_terms(backend="auto")[self.kind]  # of a single token
         has_vectors = any(terms.present("table", "values")) or terms.channel_gain is not None
-        of_tokens = terms.decay, terms.counted_table, terms.state_table
+        of_tokens = (terms.decay, terms.counted_table, terms.state_table)
         reads_tokens = any(term is not None for term in of_tokens)
         widens = any(get(item.name).widens for item in spec.layer_kinds[self.kind])
         if terms.product or has_vectors or terms.changes_softmax or reads_tokens or widens:
@@ -55,8 +55,8 @@ class LayerPositions(nn.Module):
                 f"{spec}: its scores are more than a rotated dot product, a factor and a bias for "
                 "each distance: use SelfAttention"
             )
-        self.scale = score_scale(terms, self.stack.dims.head_dim)
-        self.encodings = self.stack.build_layer(layer)
+        self.scale = score_scale(terms, self.assembly.dims.head_dim)
+        self.encodings = self.assembly.build_layer(layer)
 
     def bias(self, shared: Shared) -> Tensor | None:
         """Compute the bias, which is added to the scaled scores before masks and softmax.
@@ -93,7 +93,7 @@ class LayerPositions(nn.Module):
         return build_score_mod(terms, *sizes, positions.tokens.device)
 
     def _compute_terms(self, shared: Shared) -> Terms:
-        check_shared(shared, self.stack)
+        check_shared(shared, self.assembly)
         positions = shared.positions
         terms = self.encodings.terms(positions.span(), positions)
         return shared.of_kind(self.kind).layer_terms() | terms

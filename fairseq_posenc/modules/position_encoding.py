@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from fairseq_posenc.backends import attend, reference
+from fairseq_posenc import backends
+from fairseq_posenc.backends import reference
 from fairseq_posenc.backends.base import AttentionCall
 from fairseq_posenc.backends.mask import DIRECTIONS
 from fairseq_posenc.encodings.base import Encodings
@@ -18,7 +19,8 @@ from fairseq_posenc.shared import Shared
 class PositionEncoding(AttentionCore, StackPositions):
     """The position encoding of one layer and of its input, to inspect, test or compare it.
 
-    Arguments and errors are those of :class:`StackPositions`.
+    It has no projections: callers pass queries, keys and values, ``(batch, heads, length,
+    head_dim)``. Arguments and errors are those of :class:`StackPositions`.
     """
 
     def __init__(
@@ -40,7 +42,7 @@ class PositionEncoding(AttentionCore, StackPositions):
 
     @property
     def encodings(self) -> Encodings:  # type: ignore[override]
-        """The encodings of the layer: names of parameters begin with ``layer``, not with this."""
+        """The encodings of the layer, by the name that :class:`AttentionCore` has for them."""
         return self.layer
 
     def parameter_counts(self) -> dict[str, int]:
@@ -71,7 +73,7 @@ class PositionEncoding(AttentionCore, StackPositions):
         Returns:
             ``(batch, heads, tgt_len, src_len)``, in float32 at least.
         """
-        call = self._make_call(query, key, key, key_padding_mask, inputs)
+        call = self._build_call(query, key, key, key_padding_mask, inputs)
         return reference.scores(call.query, call.key, call.terms, call.mask)
 
     def attend(
@@ -103,8 +105,9 @@ class PositionEncoding(AttentionCore, StackPositions):
         self.assembly.compute_terms(backend)  # refuses a backend that cannot compute them
         if value.dim() != 4 or value.shape[:3] != key.shape[:3]:
             raise UserError(f"value {tuple(value.shape)} must be as key, {tuple(key.shape)}")
-        call = self._make_call(query, key, value, key_padding_mask, inputs, direction, dropout)
-        return attend(*call, requested=backend)[0]
+        call = self._build_call(query, key, value, key_padding_mask, inputs, direction, dropout)
+        attended, _ = backends.attend(*call, requested=backend)
+        return attended
 
     @torch.no_grad()
     def distance_curve(self, reach: int, samples: int = 64, seed: int = 0) -> Tensor:
@@ -140,14 +143,14 @@ class PositionEncoding(AttentionCore, StackPositions):
         return scores[:, :, reach].mean(0)  # of the middle query, which has all distances
 
     def terms(self, span: Span, shared: Shared) -> Terms:
-        """Combine the terms of the stack and the layer, as :class:`AttentionCore` does.
+        """Combine the terms of the stack and the layer, for :meth:`AttentionCore.make_call`.
 
         There are no projections, so rows that a layer would project are only split into heads.
         """
         terms = shared.terms | self.encodings.terms(span, shared.positions)
         return terms.unprojected(self.num_heads)
 
-    def _make_call(
+    def _build_call(
         self,
         query: Tensor,
         key: Tensor,
@@ -161,8 +164,9 @@ class PositionEncoding(AttentionCore, StackPositions):
         dims = self.assembly.dims
         batch, _, tgt_len, _ = query.shape
         src_len = key.size(2)
-        shapes = [(batch, dims.num_heads, length, dims.head_dim) for length in (tgt_len, src_len)]
-        if [query.shape, key.shape] != shapes or tgt_len > src_len:
+        query_shape = (batch, dims.num_heads, tgt_len, dims.head_dim)
+        key_shape = (batch, dims.num_heads, src_len, dims.head_dim)
+        if query.shape != query_shape or key.shape != key_shape or tgt_len > src_len:
             raise UserError(
                 f"query {tuple(query.shape)} and key {tuple(key.shape)} must both be (batch, "
                 f"{dims.num_heads} heads, length, {dims.head_dim}), the queries of the last tokens"

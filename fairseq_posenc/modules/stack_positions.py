@@ -1,6 +1,6 @@
 """Computes the positions of a stack of layers: input vectors, and the state that layers share.
 
-B batch, S tokens.
+It also checks what callers pass, once in a forward pass. B batch, T new tokens, S all tokens.
 """
 
 import torch
@@ -46,18 +46,20 @@ class StackPositions(nn.Module):
         dims = Dims(embed_dim, num_heads, max_positions, causal, own_head_dim=head_dim)
         self.assembly = Assembly(parse(spec), dims)
         limits = self.assembly.limits()
-        terms_of_kinds = self.assembly.compute_terms("auto")
-        # Tables and windows measure distances between places of tokens, padding included.
+        # Windows and tables by distance count all places between two tokens, padding included.
         self.has_window = limits.window is not None
         self.has_tables = any(
-            term.rows is not None for terms in terms_of_kinds for _, term, _ in terms.present()
+            term.rows is not None
+            for terms in self.assembly.compute_terms(backend="auto")  # of each kind of layer
+            for _, term, _ in terms.present()
         )
-        # Distances and visible keys depend on the positions of all tokens, earlier ones included.
+        # Whether earlier tokens' positions matter, too: for distances, and for visible keys.
         self.reads_all_ids = (
             limits.segments is not None
             or limits.first_keys is not None
             or any(map(_reads_distances, self.assembly.spec.items))
         )
+        # Encodings, under names that state dicts have; what they compute in a pass is a `Shared`.
         self.input = self.assembly.build_input()
         self.shared = self.assembly.build_stack()
 
@@ -100,7 +102,8 @@ class StackPositions(nn.Module):
             UserError: a shape or a type is wrong; an encoding cannot take the ``position_ids``; or
                 only one of ``document_ids`` and the encoding ``documents`` is given.
         """
-        past, past_ids = (past.tokens, past.ids) if isinstance(past, Cache) else (past, None)
+        past_ids = past.ids if isinstance(past, Cache) else None
+        past = past.tokens if isinstance(past, Cache) else past
         check_embeddings("embeddings", embeddings, self.assembly.dims.embed_dim)
         if isinstance(past, bool) or not isinstance(past, (int, torch.SymInt)) or past < 0:
             raise UserError(
@@ -136,9 +139,10 @@ class StackPositions(nn.Module):
     def _refuse_gaps(self, padding: Tensor, positions: Positions) -> None:
         """Refuse padding between tokens if distances between places include it."""
         counts_places = self.has_window or (self.has_tables and positions.consecutive)
+        # On a GPU nothing is checked, as if decoding: this would be one more wait in every pass.
         if not counts_places or not may_sync(padding.device, decoding=True):
             return
-        # A token after padding, or the first in its row: two in a row if padding lies between them.
+        # The first token of each run of tokens: more than one in a row if padding lies between.
         begins = ~padding & F.pad(padding, (1, 0), value=True)[:, :-1]  # [B, S]
         if bool((begins.sum(1) > 1).any()):
             raise UserError(
@@ -187,7 +191,8 @@ class StackPositions(nn.Module):
 
     def _replace_ids(self, positions: Positions, ids: Tensor, past_ids: Tensor | None) -> Positions:
         """Replace the position of each token by a caller's ids."""
-        (batch, src_len), tgt_len = positions.tokens.shape, positions.tgt_len
+        batch, src_len = positions.tokens.shape
+        tgt_len = positions.tgt_len
         lengths = (tgt_len,) if tgt_len == src_len else (tgt_len, src_len)
         ids = read_position_ids("position_ids", ids, self.assembly.spec, batch, lengths)
         if past_ids is not None and ids.size(1) < src_len:
@@ -208,27 +213,27 @@ def _reads_distances(item: Item) -> bool:
     return encoding.acts_on == "scores" and encoding.count_axes(dict(item.options)) is not None
 
 
-def check_shared(shared: object, stack: Assembly) -> None:
+def check_shared(shared: object, assembly: Assembly) -> None:
     """Refuse anything but the state that the positions of a layer's own stack computed."""
     if not isinstance(shared, Shared):
         raise UserError(
             f"`shared` must be the second result of the stack's positions, not "
             f"{type(shared).__name__}: x, shared = positions(embeddings), then layer(x, shared)"
         )
-    if shared.stack is not stack and shared.stack != stack:
+    if shared.stack is not assembly and shared.stack != assembly:
         raise UserError(
             "`shared` was computed by the positions of another stack: pass each layer the "
             "result of its own StackPositions"
         )
 
 
-def check_layer_input(x: Tensor, shared: Shared, stack: Assembly) -> None:
+def check_layer_input(x: Tensor, shared: Shared, assembly: Assembly) -> None:
     """Refuse a layer's input that is not ``(batch, tgt_len, embed_dim)`` as in ``shared``."""
-    check_embeddings("x", x, stack.dims.embed_dim)
+    check_embeddings("x", x, assembly.dims.embed_dim)
     batch, tgt_len = shared.positions.tokens.size(0), shared.positions.tgt_len
     if x.shape[:2] != (batch, tgt_len):
         raise UserError(
-            f"x {tuple(x.shape)} must be ({batch}, {tgt_len}, {stack.dims.embed_dim}): `shared` "
+            f"x {tuple(x.shape)} must be ({batch}, {tgt_len}, {assembly.dims.embed_dim}): `shared` "
             f"was computed for a batch of {batch} and {tgt_len} new tokens"
         )
 
@@ -298,8 +303,8 @@ def read_position_ids(
     check_tensor(name, ids)
     if not ids.is_floating_point():
         check_integers(name, ids)
-    *axes, rows, length = ids.shape if ids.dim() in (2, 3) else (0, 0, 0, 0)
-    if len(axes) > 1 or rows not in (1, batch) or length not in lengths:
+    axes = list(ids.shape[:-2])  # [] or [number of axes]
+    if ids.dim() not in (2, 3) or ids.size(-2) not in (1, batch) or ids.size(-1) not in lengths:
         allowed = " or ".join(map(str, lengths))
         raise UserError(
             f"{name} {tuple(ids.shape)} must be ({batch} or 1, {allowed}), or on several axes "
@@ -307,8 +312,8 @@ def read_position_ids(
         )
     for item in spec.items:
         encoding = get(item.name)
-        count = get(item.name).count_axes(dict(item.options))
-        if count is None:
+        count = encoding.count_axes(dict(item.options))
+        if count is None:  # it reads no positions
             continue
         if ids.is_floating_point() and encoding.takes_ids == "whole":
             raise UserError(
@@ -326,11 +331,10 @@ def read_position_ids(
 
 def join_ids(before: Tensor, after: Tensor) -> Tensor:
     """Join ids of tokens, ``(B, S)`` or ``(B, S, axes)``; a single id holds for all axes."""
-    if before.dim() != after.dim():
-        axes = max(before.shape[2:] + after.shape[2:])
-        before, after = (
-            x if x.dim() == 3 else x[..., None].expand(-1, -1, axes) for x in (before, after)
-        )
+    if before.dim() < after.dim():
+        before = before[..., None].expand(-1, -1, after.size(2))
+    elif after.dim() < before.dim():
+        after = after[..., None].expand(-1, -1, before.size(2))
     return torch.cat([before, after], 1)
 
 
@@ -342,7 +346,6 @@ def check_tensor(name: str, x: object) -> None:
 
 def check_integers(name: str, ids: Tensor) -> None:
     """Refuse ids that are not whole numbers."""
-    check_tensor(name, ids)
     if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
         raise UserError(f"{name} must be whole numbers (torch.long), not {_name_type(ids)}")
 
@@ -364,4 +367,4 @@ def positions_from_padding(
     if padding is None:
         padding = torch.zeros(batch, src_len, dtype=torch.bool, device=device)
     inspect = may_sync(device, decoding=tgt_len < src_len)
-    return Positions.from_padding(padding.to(device), None, tgt_len, inspect)
+    return Positions.from_padding(padding.to(device), tgt_len=tgt_len, inspect_padding=inspect)

@@ -98,9 +98,9 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
             self.__prepare_scriptable__()
         if static_kv or before_softmax:
             raise UserError("static_kv and before_softmax have no meaning in self-attention here")
-        need_weights = need_weights or need_head_weights
         buffer = self._get_input_buffer(incremental_state)
         shared = current_context() or self._compute_shared(query, buffer, key_padding_mask)
+        src_len = shared.positions.tokens.size(1)
         padding = key_padding_mask
         cache = None
         if incremental_state is not None:
@@ -108,22 +108,29 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
                 key_padding_mask=key_padding_mask,
                 prev_key_padding_mask=buffer.get("prev_key_padding_mask"),
                 batch_size=query.size(1),
-                src_len=shared.positions.tokens.size(1),
+                src_len=src_len,
                 static_kv=False,
             )
             # Outside a stack, later steps count their positions from the cached keys: keep all.
-            tokens = shared.positions.tokens.size(1)
-            cache = IncrementalCache(buffer, padding, tokens, keeps_all=current_context() is None)
+            cache = IncrementalCache(buffer, padding, src_len, keeps_all=current_context() is None)
         drops = self.dropout_module.training or self.dropout_module.apply_during_inference
         call = self.make_call(
             *self.project(query),
             shared,
-            query.transpose(0, 1),
-            cache,
-            self._build_mask(padding, attn_mask, shared),
-            self._compute_step_terms(incremental_state, query.size(0), shared),
+            inputs=query.transpose(0, 1),  # [B, T, C]
+            cache=cache,
+            mask=Mask(
+                self.direction,
+                key_padding=None if padding is None else padding.bool(),
+                # fairseq's additive masks mean "not this pair". Added as finite values such as
+                # -1e8, they could be outweighed by other terms.
+                pairs=None if attn_mask is None else attn_mask.bool(),
+                cache=shared.cache,
+                locality=shared.locality,
+            ),
+            terms=self._compute_step_terms(incremental_state, shared),
             dropout=float(self.dropout_module.p) if drops else 0.0,
-            need_weights=need_weights,
+            need_weights=need_weights or need_head_weights,
         )
         if incremental_state is not None:
             self._set_input_buffer(incremental_state, buffer)
@@ -133,37 +140,27 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
             weights = weights.transpose(0, 1) if need_head_weights else weights.mean(1)
         return self.merge_heads(attended), weights
 
-    def _compute_step_terms(self, state: IncrementalState, tgt_len: int, shared: Shared) -> Terms:
+    def _compute_step_terms(self, state: IncrementalState, shared: Shared) -> Terms:
         """Compute the terms of a call; when decoding, slice them from terms for many steps."""
         positions = shared.positions
-        span = shared.span
-        src_len = positions.tokens.size(1)
-        if span is None:  # nothing is kept for later steps
+        many_steps = shared.span
+        if many_steps is None:  # nothing is kept for later steps
             return self.terms(positions.span(), shared)
-        key = self._get_full_incremental_state_key("terms")
 
         def compute(span: Span) -> Terms:
             ahead = lookahead_positions(positions, span)
             terms = self.terms(span, shared._replace(positions=ahead))
             return terms.expanded("key_table")  # looked up once for many steps
 
+        key = self._get_full_incremental_state_key("terms")
+        terms = cached_terms(state, key, many_steps, compute)
         # Terms by query or by token, unlike those by distance or by pair, cannot be computed for
         # later steps; the stack has computed them for this step.
-        return slice_for_step(cached_terms(state, key, span, compute), span, src_len)._replace(
+        return slice_for_step(terms, many_steps, positions.tokens.size(1))._replace(
             temperature=shared.terms.temperature,
             decay=shared.terms.decay,
             later_decay=shared.terms.later_decay,
         )
-
-    def _build_mask(
-        self, key_padding_mask: Tensor | None, attn_mask: Tensor | None, shared: Shared
-    ) -> Mask:
-        """Combine fairseq's masks with this layer's direction and limits."""
-        padding = None if key_padding_mask is None else key_padding_mask.bool()
-        # fairseq's additive masks mean "not this pair". Added as finite values such as -1e8, they
-        # could be outweighed by other terms.
-        pairs = None if attn_mask is None else attn_mask.bool()
-        return Mask(self.direction, padding, pairs, shared.cache, shared.locality)
 
     def _compute_shared(
         self, query: Tensor, buffer: dict[str, Tensor | None], key_padding_mask: Tensor | None

@@ -6,6 +6,7 @@ The attention report, the plots and the message of a diverged training show them
 import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,9 +25,8 @@ from fairseq_posenc.transformer.forward_context import current_context
 # For example decoder.layers.3.encoder_attn.
 _NAME = re.compile(
     r"(?P<stack>encoder|decoder)\.(?:.+\.)?layers\.(?P<layer>\d+)\."
-    r"(?P<kind>self_attn|encoder_attn)$"
+    r"(?P<attention>self_attn|encoder_attn)$"
 )
-Hook = Callable[..., Any]
 
 
 @torch.no_grad()
@@ -44,7 +44,7 @@ def capture_attention(model: nn.Module, run: Callable[[], Any]) -> list[Captured
             parts = _NAME.search(name)
             if parts and isinstance(module, MultiheadAttention):
                 before = module.register_forward_pre_hook(_request_weights, with_kwargs=True)
-                hook = _build_hook(parts, captured)
+                hook = partial(_capture, parts, captured)
                 after = module.register_forward_hook(hook, with_kwargs=True)
                 hooks.callback(before.remove)
                 hooks.callback(after.remove)
@@ -58,22 +58,25 @@ def _request_weights(
     return args, {**kwargs, "need_weights": True, "need_head_weights": True}
 
 
-def _build_hook(name: re.Match[str], captured: list[CapturedAttention]) -> Hook:
-    """Build the forward hook that captures the attention of the module of a name."""
-
-    def capture(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        _, weights = out
-        captured.append(
-            CapturedAttention(
-                stack=name["stack"],
-                cross=name["kind"] == "encoder_attn",
-                layer=int(name["layer"]),
-                weights=weights.transpose(0, 1),  # [H, B, T, S] -> [B, H, T, S]
-                split=_split_scores(module, kwargs["query"], kwargs["key"]),
-            )
+def _capture(
+    name: re.Match[str],
+    captured: list[CapturedAttention],
+    module: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    out: Any,
+) -> None:
+    """Capture the attention of the module of a name, as a forward hook."""
+    _, weights = out
+    captured.append(
+        CapturedAttention(
+            stack=name["stack"],
+            cross=name["attention"] == "encoder_attn",
+            layer=int(name["layer"]),
+            weights=weights.transpose(0, 1),  # [H, B, T, S] -> [B, H, T, S]
+            split=_split_scores(module, kwargs["query"], kwargs["key"]),
         )
-
-    return capture
+    )
 
 
 def _split_scores(attention: MultiheadAttention, queries: Tensor, keys: Tensor) -> Split:

@@ -1,18 +1,16 @@
 """Rotates queries and keys of fairseq's encoder-decoder attention (``rope(cross_attention=true)``).
 
-Decoder layers use it in place of fairseq's class.
-
-The letters of shapes are those of :mod:`~fairseq_posenc.encodings.base`.
+Decoder layers use it in place of fairseq's class. The letters of shapes are those of
+:mod:`~fairseq_posenc.encodings.base`.
 """
 
-from typing import Any, cast
+from typing import Any
 
 from fairseq.modules import MultiheadAttention
 from torch import Tensor, nn
 
 from fairseq_posenc.encodings.rotation import PairRotation
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.transformer.attention import IncrementalState
 from fairseq_posenc.transformer.forward_context import current_context
 
 
@@ -39,33 +37,11 @@ class RotaryCrossAttention(MultiheadAttention):
                 "rope(cross_attention=true) does not work with --quant-noise-pq: quantised "
                 "projections would not rotate"
             )
-        for name, is_key in (("q_proj", False), ("k_proj", True)):
-            setattr(self, name, RotatedProjection(getattr(self, name), self.head_dim, is_key))
-
-    def forward(
-        self,
-        *args: Any,
-        incremental_state: IncrementalState = None,
-        static_kv: bool = False,
-        **kwargs: Any,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Attend as fairseq's class does: ``(T, B, C)`` in and out.
-
-        Args:
-            *args: passed on to fairseq's class.
-            incremental_state: fairseq's caches, or None.
-            static_kv: whether keys are the same at every step, as in fairseq's decoders.
-            **kwargs: passed on to fairseq's class.
-
-        Raises:
-            UserError: there are no caches, and ``static_kv`` is False.
-        """
-        if not static_kv and incremental_state is None:
-            # fairseq would call torch's function, which reads the weights of the projections and
-            # does not call them.
-            raise UserError("rotary encoder-decoder attention must be called with static_kv=True")
-        kwargs.update(incremental_state=incremental_state, static_kv=static_kv)
-        return cast("tuple[Tensor, Tensor | None]", super().forward(*args, **kwargs))
+        self.q_proj = RotatedProjection(self.q_proj, self.head_dim, is_key=False)
+        self.k_proj = RotatedProjection(self.k_proj, self.head_dim, is_key=True)
+        # Else fairseq would call torch's function, which reads the projections' weights and does
+        # not call them.
+        self.skip_embed_dim_check = True
 
 
 class RotatedProjection(nn.Linear):
@@ -86,17 +62,15 @@ class RotatedProjection(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """Project ``(T, B, C)`` and rotate each head."""
-        projected = super().forward(x)  # [T, B, C]
-        heads = projected.unflatten(-1, (-1, self.head_dim)).permute(1, 2, 0, 3)  # [B, H, T, D]
-        return self._rotate(heads).permute(2, 0, 1, 3).reshape(projected.shape)  # [T, B, C]
-
-    def _rotate(self, heads: Tensor) -> Tensor:
-        """Rotate heads ``(B, H, T, D)``."""
-        shared = current_context()
-        rotation = None if shared is None else shared.source if self.is_key else shared.rotation
+        rotation = None
+        if (shared := current_context()) is not None:
+            rotation = shared.source if self.is_key else shared.rotation
         if rotation is None:
             raise UserError("rotary encoder-decoder attention works only inside a decoder")
         assert isinstance(rotation, PairRotation), "only rope has cross_attention"
+        projected = super().forward(x)  # [T, B, C]
+        heads = projected.unflatten(-1, (-1, self.head_dim)).permute(1, 2, 0, 3)  # [B, H, T, D]
         # fairseq projects the source's keys once per sentence, not once per beam.
         rotation = rotation.select_sentences(heads.size(0))
-        return rotation.rotate_keys(heads) if self.is_key else rotation.rotate_queries(heads)
+        heads = rotation.rotate_keys(heads) if self.is_key else rotation.rotate_queries(heads)
+        return heads.permute(2, 0, 1, 3).reshape(projected.shape)  # [T, B, C]

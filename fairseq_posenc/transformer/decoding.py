@@ -43,25 +43,26 @@ class IncrementalCache:
 
     def extend(self, key: Tensor, value: Tensor, decay: Tensor | None, needed: NeededKeys) -> Kept:
         """See :class:`~fairseq_posenc.modules.cache.KeyValueCache`."""
-        past_key, past_value = self.buffer.get("prev_key"), self.buffer.get("prev_value")
-        now = Kept(key, value, decay)
+        past_key = self.buffer.get("prev_key")
+        past_value = self.buffer.get("prev_value")
+        visible = Kept(key, value, decay)
         if past_key is not None and past_value is not None:
             places = self.buffer.get("prev_places")
             past = Kept(past_key, past_value, None, None if places is None else places[0].cpu())
-            now = past.append(key, value, decay, self.tokens)
-        later = now if self.keeps_all else now.select(needed, self.tokens)
-        places = later.places
+            visible = past.append(key, value, decay, self.tokens)
+        stored = visible if self.keeps_all else visible.select(needed, self.tokens)
+        places = stored.places
         if places is not None:  # a row for each beam, as fairseq reorders rows
             places = places.to(key.device).expand(key.size(0), -1)
         self.buffer.update(
-            prev_key=later.key,
-            prev_value=later.value,
+            prev_key=stored.key,
+            prev_value=stored.value,
             prev_key_padding_mask=self.padding,
             prev_places=places,
         )
-        if later.decay is not None:
-            self.buffer["prev_decay"] = later.decay
-        return now
+        if stored.decay is not None:
+            self.buffer["prev_decay"] = stored.decay
+        return visible
 
 
 def compute_step_span(positions: Positions, limit: int) -> Span:
@@ -108,9 +109,9 @@ def slice_for_step(terms: Terms, span: Span, src_len: int) -> Terms:
     """
     sliced: dict[str, Any] = {}
     for name, term, tensor in terms.present():
-        if term.rows is None:
+        if term.rows is None:  # by pair
             queries, keys = tensor.shape[2:]
-            query = queries - 1 - (keys - src_len)
+            query = queries - 1 - (keys - src_len)  # the last, before those of later steps
             sliced[name] = tensor[:, :, query : query + 1, :src_len]  # [B, H, 1, S]
     if terms.first is not None:
         sliced["first"] = terms.first[:, :src_len]  # [B, S]

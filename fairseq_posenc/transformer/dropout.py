@@ -32,9 +32,11 @@ def _find_owners(model: nn.Module, requested: Any) -> list[str]:
         modules = {
             child.module_name for child in owner.children() if isinstance(child, FairseqDropout)
         }
-        for kind in type(owner).__mro__ if modules else ():
+        if not modules:
+            continue
+        for cls in type(owner).__mro__:
             # fairseq's TransformerEncoderLayer, say, is TransformerEncoderLayerBase here.
-            for name in (kind.__name__, kind.__name__.removesuffix("Base")):
+            for name in (cls.__name__, cls.__name__.removesuffix("Base")):
                 known.setdefault(name, set()).update(modules)
     for name in names:
         if name not in known:

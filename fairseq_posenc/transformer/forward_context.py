@@ -59,7 +59,7 @@ def inject_context(
     tensors = {f"shared_{name}": tensor for name, _, tensor in shared.terms.present()}
     bare = shared.terms._replace(**dict.fromkeys(TERMS))  # type: ignore[arg-type]
     if isinstance(shared.rotation, PairRotation) and shared.rotation.is_trained:
-        # Trained phases need gradients, too.
+        # Trained phases need gradients, too; without `rotate_ids` no layer computes others.
         tensors["shared_phases"] = shared.rotation.phases
         shared = shared._replace(rotate_ids=None)
     return args, {**kwargs, "shared": shared._replace(terms=bare, recompute_terms=None), **tensors}

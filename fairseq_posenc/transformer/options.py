@@ -108,14 +108,11 @@ def resolve(args: Any) -> PositionOptions:
 
 def _check_text(name: str, value: Any, optional: bool) -> None:
     """Refuse null, numbers and lists, which hydra accepts for a text."""
-    if not isinstance(value, str) and not (optional and value is None):
-        flag = f"--{name.replace('_', '-')}"
-        shown = "null" if value is None else shortened(str(value))
-        raise UserError(
-            f"{flag} {shown}: give a text, as in rope or learned+m4m"
-            if name != "attention_directions"
-            else f"{flag} {shown}: give a text, as in 'lr,rl'"
-        )
+    if isinstance(value, str) or (optional and value is None):
+        return
+    shown = "null" if value is None else shortened(str(value))
+    example = "'lr,rl'" if name == "attention_directions" else "rope or learned+m4m"
+    raise UserError(f"--{name.replace('_', '-')} {shown}: give a text, as in {example}")
 
 
 def _parse_directions(text: str) -> tuple[str, ...]:
@@ -175,8 +172,9 @@ def read_task_option(task: Any, name: str, default: Any = None) -> Any:
 def check_activations(args: Any) -> None:
     """Refuse an activation function that fairseq does not know; hydra does not check it."""
     for option in ("activation_fn", "pooler_activation_fn"):
+        name = getattr(args, option, None) or "relu"
         try:
-            utils.get_activation_fn(name := getattr(args, option, None) or "relu")
+            utils.get_activation_fn(name)
         except RuntimeError:
             known = ", ".join(utils.get_available_activation_fns())
             flag = option.replace("_", "-")
@@ -186,14 +184,13 @@ def check_activations(args: Any) -> None:
 def log_encodings(**stacks: Any) -> None:
     """Log the position encodings of each stack in one line."""
     for name, stack in stacks.items():
-        runs = [(direction, len([*alike])) for direction, alike in groupby(stack.directions)]
-        directions = " ".join(f"{direction} x{count}" for direction, count in runs)
+        runs = [f"{direction} x{len(list(run))}" for direction, run in groupby(stack.directions)]
         parameters = sum(
             value.numel()
             for key, value in stack.named_parameters()
             if is_position_parameter(f".{key}")  # with a dot, as in the names of a whole model
         )
         logger.info(
-            f"{name} position encoding: {stack.assembly.spec} | directions: {directions} | "
+            f"{name} position encoding: {stack.assembly.spec} | directions: {' '.join(runs)} | "
             f"backend: {stack.backend} | position parameters: {parameters:,}"
         )

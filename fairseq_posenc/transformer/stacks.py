@@ -59,8 +59,7 @@ class InputPositions(nn.Module):
             shared = Shared(Positions.from_tokens(tokens, self.padding_idx, self.eos_idx, tgt_len))
         (encoding,) = self.encodings.as_list()
         vectors = encoding.embed(shared.positions)
-        if vectors is None:
-            raise AssertionError("an input encoding must add vectors")
+        assert vectors is not None, "an input encoding adds vectors"
         return vectors.type_as(self.like)
 
 
@@ -88,7 +87,7 @@ class _PositionalStack:
                 f"--attention-directions names {len(directions)} layers, but the encoder has "
                 f"{len(self.layers)}"
             )
-        kinds = assembly.compute_terms(backend)
+        terms_of_kinds = assembly.compute_terms(backend)
         self.assembly = assembly
         self.backend = backend
         self.eos_idx = eos_idx
@@ -103,8 +102,9 @@ class _PositionalStack:
             layer.self_attn.direction = direction
             layer.register_forward_pre_hook(inject_context, with_kwargs=True)
         # Terms that depend on distance alone can be kept between the steps of any decoding.
-        self.by_distance = all(kind.pair_bias is None and kind.first is None for kind in kinds)
-        self.resets = any(kind.first is not None for kind in kinds)
+        self.has_reset = any(terms.first is not None for terms in terms_of_kinds)
+        has_pairs = any(terms.pair_bias is not None for terms in terms_of_kinds)
+        self.by_distance = not (has_pairs or self.has_reset)
 
     @property
     def identity(self) -> Identity:
@@ -129,8 +129,8 @@ class _PositionalStack:
             if isinstance(module, Encoding):
                 module.trained_at(length)
 
-    def place(self, tokens: Tensor, ids: Tensor | None) -> AbstractContextManager[None]:
-        """Set the positions of the forward passes in a ``with`` block.
+    def at_positions(self, tokens: Tensor, ids: Tensor | None) -> AbstractContextManager[None]:
+        """Run the forward passes in a ``with`` block at a caller's positions.
 
         Args:
             tokens: the tokens, ``(B, S)``, whose padding and ends of sentences are read.
@@ -166,7 +166,7 @@ class _PositionalStack:
         if ids is not None:
             positions = self.encodings.number(positions).replace_ids(ids)
         positions = self.encodings.number(positions)
-        if self.resets:
+        if self.has_reset:
             positions = positions._replace(first=positions.is_first())
         # Terms by pair can be kept between steps only if no sentence is padded on the left.
         keeps_terms = self.by_distance or not positions.left_padded
@@ -198,9 +198,9 @@ class PositionalEncoder(_PositionalStack, TransformerEncoderBase):
         self.layers_kept = kept
         self.weight_settings = read_weight_settings(cfg, cfg.encoder, dictionary)
         directions = cfg.position.directions
-        if self.layers_kept is not None:
+        if kept is not None:
             by_layer = dict(enumerate(directions))
-            directions = tuple(by_layer.get(index, "both") for index in self.layers_kept)
+            directions = tuple(by_layer.get(index, "both") for index in kept)
         self.install(assembly, dictionary.eos(), directions, cfg.position.backend)
 
     def build_encoder_layer(self, cfg: Any) -> nn.Module:
@@ -247,7 +247,6 @@ class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
         encoder_out: dict[str, list[Tensor]] | None = None,
         incremental_state: IncrementalState = None,
         full_context_alignment: bool = False,
-        *args: Any,
         **kwargs: Any,
     ) -> tuple[Tensor, dict[str, Any]]:
         """Decode ``prev_output_tokens``, ``(B, S)``; arguments and result are fairseq's.
@@ -257,24 +256,22 @@ class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
         """
         if full_context_alignment:
             raise UserError("full-context alignment is not supported: decoders see only the past")
-        tgt_len = prev_output_tokens.size(1)
+        src_len = prev_output_tokens.size(1)
+        tgt_len = src_len
         if incremental_state is not None:
             self._check_step(prev_output_tokens, incremental_state)
             tgt_len = 1
         shared = current_context()  # a caller may have given positions
         if shared is None or incremental_state is not None:
             shared = self.compute_shared(prev_output_tokens, tgt_len, incremental_state)
-        if (
-            self.rotates_source
-            and encoder_out is not None
-            and tgt_len == prev_output_tokens.size(1)
-        ):
+        # Later steps of decoding find rotated keys in their caches.
+        if self.rotates_source and encoder_out is not None and tgt_len == src_len:
             shared = shared.with_source(self.encodings, self._number_source(encoder_out))
         with set_context(shared):
             return cast(
                 "tuple[Tensor, dict[str, Any]]",
                 super().extract_features(
-                    prev_output_tokens, encoder_out, incremental_state, False, *args, **kwargs
+                    prev_output_tokens, encoder_out, incremental_state, **kwargs
                 ),
             )
 
@@ -282,10 +279,7 @@ class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
         """Build no mask of pairs: the direction of the layers replaces it."""
 
     def _number_source(self, encoder_out: dict[str, list[Tensor]]) -> Tensor:
-        """Number the source's tokens, ``(B, S)``, to rotate their keys.
-
-        Only the first step needs the numbers: later steps find rotated keys in their caches.
-        """
+        """Number the source's tokens, ``(B, S)``, to rotate their keys."""
         (states,) = encoder_out["encoder_out"]  # [S, B, C]
         padding = encoder_out["encoder_padding_mask"]
         # [B, S]

@@ -404,10 +404,9 @@ def test_gradients_of_values_by_distance_equal_those_of_the_formula():
 def test_rotary_cross_attention_refuses_what_would_pass_by_the_rotation():
     attention = RotaryCrossAttention(16, 2, kdim=16, vdim=16)
     query, key = torch.randn(3, 2, 16), torch.randn(5, 2, 16)
-    with pytest.raises(UserError, match="static_kv=True"):
-        attention(query, key, key)
-    with pytest.raises(UserError, match="only inside a decoder"):
-        attention(query, key, key, static_kv=True)
+    for static_kv in (False, True):
+        with pytest.raises(UserError, match="only inside a decoder"):
+            attention(query, key, key, static_kv=static_kv)
     with pytest.raises(UserError, match="quant-noise-pq"):
         RotaryCrossAttention(16, 2, q_noise=0.1, qn_block_size=8)
 

@@ -171,7 +171,7 @@ def test_rotary_cross_attention_equals_the_formula():
     (rope,) = model.decoder.encodings.as_list()
     at_target, at_source = (rope.rotation(torch.arange(length)[None]) for length in (3, 5))
     with set_context(Shared(None, rotation=at_target, source=at_source)):
-        ours, _ = attention(query, key, key, static_kv=True, need_weights=False)
+        ours, _ = attention(query, key, key, need_weights=False)
 
     def linear(projection, x):
         """Apply a projection without its rotation."""

@@ -22,11 +22,7 @@ class Limits(NamedTuple):
     max_question: int = 64  # maximum size of a question; longer ones are cut
 
     def check(self) -> None:
-        """Refuse sizes that leave no room for the context, or a stride that skips tokens of it.
-
-        Raises:
-            UserError: a size is out of range; the message gives the range.
-        """
+        """Refuse sizes that leave no room for the context, or a stride that skips tokens of it."""
         least = SYMBOLS + 2  # a token of the question and one of the context
         if self.max_length < least:
             raise UserError(f"--max-length {self.max_length}: give {least} or more")

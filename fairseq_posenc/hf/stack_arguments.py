@@ -1,0 +1,232 @@
+"""Reads the arguments with which a model of transformers calls a stack of layers.
+
+By default tokens are counted from 0, padding left out. Position ids that differ from this count are
+joined to those of the cached tokens. B batch, T new tokens, S all tokens, cached ones first.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PretrainedConfig
+
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.modules.stack_positions import join_ids, read_position_ids
+from fairseq_posenc.positions import may_sync, syncs
+from fairseq_posenc.specs import Spec
+
+_CACHED_IDS = "fairseq_posenc_position_ids"  # attribute of a cache: its tokens' ids, `(B or 1, S)`
+_CACHES = ("cache", "past_key_values")  # the keyword of transformers 5, and of 4
+
+
+class StackArguments:
+    """The arguments of a forward pass of a stack.
+
+    Args:
+        names: names of the stack's parameters, in order.
+        args: arguments by position.
+        named: arguments by name.
+        spec: spec of the stack.
+
+    Attributes:
+        named: all arguments by name, as the model's code is to get them.
+        ids: the caller's position ids, ``(B or 1, T)`` or ``(B or 1, T, axes)``, or None.
+
+    Raises:
+        UserError: position ids are on axes that the encodings do not have.
+    """
+
+    def __init__(
+        self, names: list[str], args: tuple[Any, ...], named: dict[str, Any], spec: Spec
+    ) -> None:
+        self.names = names
+        self.named = {**dict(zip(names, args)), **named}
+        self.spec = spec
+        ids: Tensor | None = self.named.get("position_ids")
+        if ids is not None and ids.dim() == 3:
+            # The model's code only checks the shape of ids, so it gets those of the first axis.
+            self.named["position_ids"] = ids[0]
+            ids = read_position_ids("position_ids", ids, spec, ids.size(1), (ids.size(2),))
+        self.ids = ids
+
+    @property
+    def inputs(self) -> Tensor | None:
+        """The new tokens, ``(B, T)``, or their embeddings, ``(B, T, C)``."""
+        tokens: Tensor | None = self.named.get("input_ids")
+        return self.named.get("inputs_embeds") if tokens is None else tokens
+
+    @property
+    def cache(self) -> Any:
+        """The cache of keys and values, or None."""
+        caches = (self.named.get(name) for name in _CACHES)
+        return next((cache for cache in caches if cache is not None), None)
+
+    def count_cached(self) -> Any:
+        """Count the earlier tokens; in a graph, and with a static cache, this is a tensor."""
+        return 0 if self.cache is None else self.cache.get_seq_length()
+
+    def keep_together(self) -> None:
+        """Add a mask of ones if the position ids have gaps, so that attention ignores these.
+
+        Without a mask, transformers begins a document wherever ids do not grow by one. That is
+        right only for ids that count the tokens of several documents, which several axes never do.
+        """
+        ids = self.ids
+        x = self.inputs
+        if ids is None or x is None or self.named.get("attention_mask") is not None:
+            return
+        if not may_sync(ids.device) or not ids.diff(dim=1).ne(1).any():
+            return
+        if ids.dim() == 3 or not _is_packed(ids):
+            src_len = self.count_cached() + x.size(1)
+            self.named["attention_mask"] = ids.new_ones(x.size(0), src_len, dtype=torch.long)
+
+    def count_ids(self) -> Tensor | None:
+        """Return the caller's ids, or count the new tokens as transformers does: ``(B or 1, T)``.
+
+        Unlike transformers', the count leaves out padding.
+        """
+        x = self.inputs
+        if self.ids is not None or x is None:
+            return self.ids
+        mask = self.named.get("attention_mask")
+        tgt_len = x.size(1)
+        if isinstance(mask, Tensor) and mask.dim() == 2:
+            return (mask.ne(0).cumsum(1) - 1).clamp(min=0)[:, mask.size(1) - tgt_len :]
+        return (torch.arange(tgt_len, device=x.device) + self.count_cached()).unsqueeze(0)
+
+    def read_padding(self, batch: int, src_len: int) -> Tensor | None:
+        """Read the padding, ``(B, S)`` of bool, from the mask: 1 for tokens, 0 for padding."""
+        mask = self.named.get("attention_mask")
+        if isinstance(mask, dict):  # one for each type of layer, made by `generate`
+            mask = next(iter(mask.values()))
+        if mask is None:
+            return None
+        if mask.dim() != 2 or mask.shape != (batch, src_len):
+            raise UserError(
+                f"attention_mask {tuple(mask.shape)} must be ({batch}, {src_len}), 1 for tokens "
+                "and 0 for padding, those in the cache included; windows and documents belong to "
+                "the spec"
+            )
+        return mask.eq(0)
+
+    def read_ids(
+        self, embeddings: Tensor, padding: Tensor | None
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Read the position ids of all tokens, and the documents.
+
+        Args:
+            embeddings: embeddings of the new tokens, ``(B, T, C)``.
+            padding: result of :meth:`read_padding`.
+
+        Returns:
+            The position ids, ``(B or 1, S)`` or ``(B or 1, S, axes)``, None if they just count the
+            tokens of the row or of each document; and the number of each token's document,
+            ``(B, S)``, None if the spec has no ``documents``.
+
+        Raises:
+            UserError: the ids do not fit the batch, the spec or the cache.
+        """
+        batch, tgt_len = embeddings.shape[:2]
+        ids = self.ids
+        if ids is not None and (ids.size(0) not in (1, batch) or ids.size(1) != tgt_len):
+            raise UserError(f"position_ids {tuple(ids.shape)} must be ({batch} or 1, {tgt_len})")
+        documents = self._read_documents(embeddings, padding)
+        return (self._read_ids(padding) if documents is None else None), documents
+
+    def _read_documents(self, embeddings: Tensor, padding: Tensor | None) -> Tensor | None:
+        """Number the document of each token; without ``document_ids``, by where ids jump."""
+        documents: Tensor | None = self.named.pop("document_ids", None)
+        if not any(item.name == "documents" for item in self.spec.items):
+            if documents is not None:
+                raise UserError(f"document_ids: {self.spec} must have +documents")
+            return None
+        ids = self.ids
+        if ids is not None and ids.dim() == 3:
+            raise UserError("position_ids on several axes do not separate documents")
+        if documents is not None:
+            return documents
+        past = int(self.count_cached())
+        if ids is None or past:  # generation continues a single document
+            src_len = past + embeddings.size(1)
+            return embeddings.new_zeros(len(embeddings), src_len, dtype=torch.long)
+        jumps = ids.diff(dim=1, prepend=ids[:, :1] - 1).ne(1)  # [B or 1, T]
+        if padding is not None:
+            jumps = jumps & ~padding & (~padding).cumsum(1).ne(1)  # not at a row's first token
+        if self.cache is not None and bool(jumps.any()):
+            raise UserError(
+                "position_ids start again, so a row holds several documents, but a cache can hold "
+                "only one: pass use_cache=False, or generate from each document"
+            )
+        return jumps.expand(len(embeddings), -1).cumsum(1)
+
+    def _read_ids(self, padding: Tensor | None) -> Tensor | None:
+        """Read ids that do not just count the tokens, and join them to those of the cache."""
+        ids = self.ids
+        cached: Tensor | None = getattr(self.cache, _CACHED_IDS, None)
+        if ids is None:
+            if cached is not None:
+                raise UserError(
+                    "the tokens in the cache had position_ids: give those of the new ones"
+                )
+            return None
+        past = int(self.count_cached())
+        if padding is None:
+            counted = torch.arange(past + ids.size(1), device=ids.device).unsqueeze(0)  # [1, S]
+        else:
+            counted = ((~padding).cumsum(1) - 1).clamp(min=0)  # [B, S]
+        if cached is None and not self._differ(ids, counted, padding, past):
+            return None
+        before = counted[:, :past] if cached is None else cached[:, :past]
+        rows = max(before.size(0), ids.size(0))
+        if before.size(0) not in (1, rows) or ids.size(0) not in (1, rows):
+            raise UserError(
+                f"position_ids are of {ids.size(0)} rows, but those of the tokens in the cache of "
+                f"{before.size(0)}"
+            )
+        return join_ids(before.expand(rows, *before.shape[1:]), ids.expand(rows, *ids.shape[1:]))
+
+    def _differ(self, ids: Tensor, counted: Tensor, padding: Tensor | None, past: int) -> bool:
+        """Check whether the ids of new tokens, ``(B or 1, T, ...)``, differ from their count.
+
+        Raises:
+            UserError: the ids count the tokens of several documents.
+        """
+        if not may_sync(ids.device):  # in a graph
+            return True
+        if past > 0 and syncs(ids.device):  # the first pass was checked
+            return False
+        has_axes = ids.dim() == 3
+        counted = counted[:, past:]
+        differs = ids.ne(counted[..., None]).any(-1) if has_axes else ids.ne(counted)
+        if padding is not None:
+            differs = differs & ~padding[:, past:]
+        elif not has_axes and _is_packed(ids):
+            raise UserError(
+                f"position_ids start again, as in a packed batch: add +documents to "
+                f"{self.spec}, so that attention stays inside each document"
+            )
+        return bool(differs.any())
+
+    def cache_ids(self, ids: Tensor, config: PretrainedConfig) -> None:
+        """Store the ids of all tokens with the cache of their keys, for later steps.
+
+        Args:
+            ids: result of :meth:`read_ids`.
+            config: configuration of the stack.
+        """
+        uses_cache = self.named.get("use_cache")
+        if self.cache is None and (config.use_cache if uses_cache is None else uses_cache):
+            if config.is_encoder_decoder:
+                raise UserError("position_ids that do not count the tokens: pass use_cache=False")
+            # The model would make this cache later, where the ids could not reach it.
+            name = next(name for name in _CACHES if name in self.names)
+            self.named[name] = DynamicCache(config=config)
+        if self.cache is not None:
+            setattr(self.cache, _CACHED_IDS, ids)
+
+
+def _is_packed(ids: Tensor) -> bool:
+    """Check whether a row of ids, ``(B or 1, T)``, counts tokens and starts again from 0."""
+    steps = ids.diff(dim=1)
+    return bool(((steps < 0).any(1) & (steps.eq(1) | ids[:, 1:].eq(0)).all(1)).any())
