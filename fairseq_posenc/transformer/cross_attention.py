@@ -37,8 +37,8 @@ class RotaryCrossAttention(MultiheadAttention):
                 "rope(cross_attention=true) does not work with --quant-noise-pq: quantised "
                 "projections would not rotate"
             )
-        self.q_proj = RotatedProjection(self.q_proj, self.head_dim, is_key=False)
-        self.k_proj = RotatedProjection(self.k_proj, self.head_dim, is_key=True)
+        for name, is_key in {"q_proj": False, "k_proj": True}.items():
+            setattr(self, name, RotatedProjection(getattr(self, name), self.head_dim, is_key))
         # Else fairseq would call torch's function, which reads the projections' weights and does
         # not call them.
         self.skip_embed_dim_check = True
