@@ -42,7 +42,7 @@ class PositionEncoding(AttentionCore, StackPositions):
 
     @property
     def encodings(self) -> Encodings:  # type: ignore[override]
-        """The encodings of the layer, by the name that :class:`AttentionCore` has for them."""
+        """The encodings of the layer; the names of their parameters begin with ``layer``."""
         return self.layer
 
     def parameter_counts(self) -> dict[str, int]:
