@@ -4,7 +4,7 @@ The terms, each a class:
 
 - A *variant* is a model to compare: a position encoding and attention directions (``variants``).
 - A *run* identifies a training: variant, seed, and learning rate or task (``variants``).
-- A *job* has the steps of a run, which train and measure the model (``trainings``). The folder of a
+- A *job* has the steps of a run, which train and test the model (``trainings``). The folder of a
   step has a stamp of its inputs, so the same command resumes where it was interrupted, and repeats
   only the steps whose inputs have changed (``running/jobs``).
 - An *outcome* has the results of a run, a *seed aggregate* those of all seeds (``outcomes``).

@@ -76,7 +76,7 @@ def read(path: Path) -> Record:
             if '"kind"' not in text:
                 raise RecordError("not a record of fairseq-posenc")
             content = json.loads(text + stream.read())
-            # JSON can hold half a surrogate pair, which no file or terminal could be given.
+            # Half a surrogate pair, which JSON can hold, can be neither printed nor written.
             json.dumps(content, ensure_ascii=False).encode()
     except RecordError:
         raise

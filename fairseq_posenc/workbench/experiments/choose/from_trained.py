@@ -1,6 +1,6 @@
 """Answers which positions a trained model can be given: ``choose --from-trained``.
 
-The project has measured trained models before and after such changes; the user's model is not read.
+The answer comes from measurements of the project; the user's model is not read.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def answer_from_trained(question: ChooseQuestion) -> str:
         ranking = rank(measurement, names)
         is_kept &= ranking.verdicts[kept] in (BEST, SAME)
         rows = [
-            (f"`{name}`" + " (kept)" * (name == kept), ranking.show(name), verdict)
+            (f"`{name}` (kept)" if name == kept else f"`{name}`", ranking.show(name), verdict)
             for name, verdict in ranking.verdicts.items()
         ]
         table = markdown.table(("encoding", measurement.scale.name, "compared"), rows, "lrl")

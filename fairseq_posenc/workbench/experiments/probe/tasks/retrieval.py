@@ -117,8 +117,8 @@ def needle_multi_query(rng: random.Random, length: int) -> Example:
 def variable_tracking(rng: random.Random, length: int) -> Example:
     """Say which variables have a given value, in the order of assignments (RULER).
 
-    The assignments stand in noise: ``x5 := v2``, then a chain of up to four hops, ``x9 := x5``,
-    ``x1 := x9`` and so on.
+    The question names the value. The assignments stand in noise: ``x5 := v2``, then a chain of up
+    to four hops, ``x9 := x5``, ``x1 := x9`` and so on.
     """
     names = rng.sample(_VARIABLES, _count_needles(length, _HOPS + 1))
     value = rng.choice(_VALUES)

@@ -82,10 +82,10 @@ def look_up(rng: random.Random, length: int) -> Example:
 
 @register([*_WORDS, *_SHIFTS, ASK])
 def indirect_indexing(rng: random.Random, length: int) -> Example:
-    """Say the word that stands some places after or before a given word (PoPE, arXiv:2509.10534).
+    """Say the word some places after or before another one (PoPE, arXiv:2509.10534).
 
-    All words differ, so a question has at most 512; it ends with the given word and the number of
-    places.
+    The question ends with the other word and the number of places, as in ``w7 -2``. All words
+    differ, so it has at most 512.
     """
     words = rng.sample(_WORDS, max(2, length))
     place = rng.randrange(len(words))
