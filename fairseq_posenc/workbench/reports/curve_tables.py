@@ -1,21 +1,15 @@
-"""Formats training logs as tables: best validations, epochs, seeds, and stages of the loss."""
+"""Formats training logs as tables: best validations, epochs, seeds, and stages of the loss.
+
+A training is a name with the curves of one or more seeds. Tables of single curves number the seeds,
+as in ``rope 2``. fairseq logs losses in bits; those in nats are ``ln 2`` times as large.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 
-from fairseq_posenc.workbench.results.differences import (
-    TEST_NOTE,
-    describe_differences,
-    explain_few_seeds,
-)
-from fairseq_posenc.workbench.results.intervals import (
-    INTERVAL_NOTE,
-    Interval,
-    interval,
-    interval_of_perplexity,
-)
+from fairseq_posenc.workbench.results import differences, intervals
 from fairseq_posenc.workbench.results.loss_stages import (
     MIN_FALL,
     SLOPE_RATIO,
@@ -31,8 +25,9 @@ from fairseq_posenc.workbench.running.logs import Curve, Entry
 Curves = Mapping[str, Curve]
 Trainings = Mapping[str, Sequence[Curve]]  # name -> a curve for each seed
 
-_MEANS = {"perplexity": 2, "loss_at_the_end_nats": 3, "plateau_ends": 0, "plateau": 0}  # decimals
-STAGES_NOTE = (
+# Figures that are averaged over seeds, in the order of their columns, and their decimals.
+_MEAN_DIGITS = {"perplexity": 2, "loss_at_the_end_nats": 3, "plateau_ends": 0, "plateau": 0}
+_STAGES_NOTE = (
     "The loss is fitted with line segments, as many as its noise warrants. The dive is the "
     f"steepest segment that follows one at least {SLOPE_RATIO} times flatter (the plateau), which "
     f"in turn follows one {SLOPE_RATIO} times steeper (the start). It lasts while the loss falls "
@@ -95,16 +90,18 @@ def collect_figures(trainings: Trainings) -> dict[str, list[Row]]:
     return tables
 
 
-def _average_over_seeds(curves: Sequence[Curve]) -> dict[str, Interval]:
+def _average_over_seeds(curves: Sequence[Curve]) -> dict[str, intervals.Interval]:
     """Compute means of trainings that differ by seed; those of stages only if all have stages."""
-    means = {"perplexity": interval_of_perplexity(curve.best.perplexity for curve in curves)}
+    means = {
+        "perplexity": intervals.interval_of_perplexity(curve.best.perplexity for curve in curves)
+    }
     ends = [points[-1][1] for points in map(smooth_losses, curves) if points]
     if len(ends) == len(curves):
-        means["loss_at_the_end_nats"] = interval(ends)
+        means["loss_at_the_end_nats"] = intervals.interval(ends)
     stages = [stage for stage in map(find_stages, curves) if stage is not None]
     if len(stages) == len(curves):
-        means["plateau_ends"] = interval(stage.plateau for stage in stages)
-        means["plateau"] = interval(stage.plateau - stage.start for stage in stages)
+        means["plateau_ends"] = intervals.interval(stage.plateau for stage in stages)
+        means["plateau"] = intervals.interval(stage.plateau - stage.start for stage in stages)
     return means
 
 
@@ -114,17 +111,21 @@ def _format_seeds(trainings: Trainings) -> list[str]:
     columns += ["with a dive after a plateau", "plateau ends", "length of the plateau"]
     rows = []
     for name, curves in several.items():
-        means, number = _average_over_seeds(curves), len(curves)
-        dives = sum(find_stages(curve) is not None for curve in curves)
+        means = _average_over_seeds(curves)
         perplexity, loss, end, length = (
             means[key].show(digits) if key in means and math.isfinite(means[key].mean) else "-"
-            for key, digits in _MEANS.items()
+            for key, digits in _MEAN_DIGITS.items()
         )
-        row = [code(name), str(number), perplexity, loss, f"{dives} of {number}", end, length]
-        rows.append(row)
+        dives = sum(find_stages(curve) is not None for curve in curves)
+        seeds_with_dive = f"{dives} of {len(curves)}"
+        rows.append([code(name), str(len(curves)), perplexity, loss, seeds_with_dive, end, length])
     if not rows:
         return []
-    parts = ["## Means over seeds", table(columns, rows), f"In brackets: {INTERVAL_NOTE}."]
+    parts = [
+        "## Means over seeds",
+        table(columns, rows),
+        f"In brackets: {intervals.INTERVAL_NOTE}.",
+    ]
     return parts + _format_differences(several)
 
 
@@ -137,19 +138,20 @@ def _format_differences(trainings: Trainings) -> list[str]:
     }
     if len(best) < 2:
         return []
-    explanation = explain_few_seeds(min(map(len, best.values())))
-    sentences = [explanation] if explanation else describe_differences(best)
+    explanation = differences.explain_few_seeds(min(map(len, best.values())))
+    sentences = [explanation] if explanation else differences.describe_differences(best)
     return [
         "\n".join(f"- {sentence}" for sentence in sentences),
-        f"The n-th logs of two names count as one seed. {TEST_NOTE}",
+        f"The n-th logs of two names count as one seed. {differences.TEST_NOTE}",
     ]
 
 
 def _format_best(curves: Curves) -> str:
     """Format the best validation of each training."""
     accuracies = any(curve.best.accuracy is not None for curve in curves.values())
-    columns = ["training", "updates", "best at", "loss (bits)", "loss (nats)"]
-    columns += ["perplexity", *(["accuracy"] if accuracies else []), "tokens/s"]
+    columns = ["training", "updates", "best at", "loss (bits)", "loss (nats)", "perplexity"]
+    if accuracies:
+        columns.append("accuracy")
     rows = []
     for name, curve in curves.items():
         best = curve.best
@@ -158,8 +160,8 @@ def _format_best(curves: Curves) -> str:
         row += [_format(best.loss, 3), _format(best.nats, 3), _format_perplexity(best)]
         if accuracies:
             row.append("-" if best.accuracy is None else f"{best.accuracy:.1f} %")
-        rows.append([*row, _format(curve.speed or None)])
-    return table(columns, rows)
+        rows.append([*row, _format(curve.speed or None)])  # 0 if the log does not say
+    return table([*columns, "tokens/s"], rows)
 
 
 def _format_epochs(trainings: Trainings) -> list[str]:
@@ -181,7 +183,9 @@ def _average_epochs(curves: Sequence[Curve]) -> dict[int, Entry]:
     for epoch, entry in curves[0].epochs.items():
         if all(epoch in curve.epochs for curve in curves):
             perplexities = (curve.epochs[epoch].perplexity for curve in curves)
-            averages[epoch] = entry._replace(perplexity=interval_of_perplexity(perplexities).mean)
+            averages[epoch] = entry._replace(
+                perplexity=intervals.interval_of_perplexity(perplexities).mean
+            )
     return averages
 
 
@@ -202,13 +206,14 @@ def _format_reached(perplexities: Mapping[str, Mapping[int, Entry]]) -> list[str
     }
     if len(lowest) < 2:
         return []
-    worst = max(lowest, key=lowest.__getitem__)
+    target = max(lowest.values())
     parts = []
     for name in lowest:
-        epochs = perplexities[name].items()
-        epoch, entry = next(pair for pair in epochs if pair[1].perplexity <= lowest[worst])
-        parts.append(f"{code(name)} at epoch {epoch} (update {entry.updates:,})")
-    return [f"The lowest perplexity that all reach, {lowest[worst]:,.2f}: {', '.join(parts)}."]
+        for epoch, entry in perplexities[name].items():
+            if entry.perplexity <= target:
+                parts.append(f"{code(name)} at epoch {epoch} (update {entry.updates:,})")
+                break
+    return [f"The lowest perplexity that all reach, {target:,.2f}: {', '.join(parts)}."]
 
 
 def _format_stages(curves: Curves) -> list[str]:
@@ -218,15 +223,15 @@ def _format_stages(curves: Curves) -> list[str]:
     columns += ["length of the plateau", "loss at the end (nats)"]
     rows = []
     for name, curve in curves.items():
-        points, stages = smooth_losses(curve), find_stages(curve)
         updates = [entry.updates for entry in curve.training]
-        every = min((b - a for a, b in zip(updates, updates[1:])), default="-")
-        ends = ["-", "no dive after a plateau", "-", "-"]
-        if stages is not None:
-            ends = [f"{update:,}" for update in (*stages, stages.plateau - stages.start)]
-        last = f"{points[-1][1]:.3f}" if points else "-"
-        rows.append([code(name), str(every), *ends, last])
-    return ["## Stages of the training loss, in updates", table(columns, rows), STAGES_NOTE]
+        every = min((after - before for before, after in zip(updates, updates[1:])), default="-")
+        cells = ["-", "no dive after a plateau", "-", "-"]
+        if stages := find_stages(curve):
+            cells = [f"{update:,}" for update in (*stages, stages.plateau - stages.start)]
+        points = smooth_losses(curve)
+        last_loss = f"{points[-1][1]:.3f}" if points else "-"
+        rows.append([code(name), str(every), *cells, last_loss])
+    return ["## Stages of the training loss, in updates", table(columns, rows), _STAGES_NOTE]
 
 
 def _list_divergences(curves: Curves) -> str:

@@ -1,4 +1,7 @@
-"""``fairseq-posenc learning-curves``: tables and pictures of training logs."""
+"""``fairseq-posenc learning-curves``: tables and pictures of training logs.
+
+``rope=a.log,b.log none=c.log`` are two trainings, the first with two seeds.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,8 @@ from typing import Optional
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.files import write_whole
 from fairseq_posenc.workbench.reports.curve_tables import collect_figures, format_all_tables
-from fairseq_posenc.workbench.results import intervals, learning_curves
+from fairseq_posenc.workbench.results import learning_curves
+from fairseq_posenc.workbench.results.intervals import interval, interval_of_perplexity
 from fairseq_posenc.workbench.results.markdown import escape
 from fairseq_posenc.workbench.results.pictures import Line, can_draw
 from fairseq_posenc.workbench.results.record import Record, make_folder, own_command
@@ -19,8 +23,9 @@ from fairseq_posenc.workbench.running.logs import Curve, read_curve_file
 from fairseq_posenc.workbench.running.options import add_json, add_out, parse_named, split_trainings
 from fairseq_posenc.workbench.running.progress import say
 
-TABLE, RECORD = "curves.md", "curves.json"
-PICTURE, TRAINING = "curves.png", "training.png"
+# Files in the folder of the results; the pictures show the validations and the training loss.
+_TABLES, _RECORD = "curves.md", "curves.json"
+_VALIDATIONS, _TRAINING = "curves.png", "training.png"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,43 +53,48 @@ def run(args: argparse.Namespace) -> int:
         name: split_trainings(paths)
         for name, paths in parse_named(args.logs, "NAME=LOG", "trainings").items()
     }
-    trainings: dict[str, list[Curve]] = {name: [] for name in logs}
-    for name, log in ((name, path) for name, paths in logs.items() for path in paths):
-        if not Path(log).is_file():
-            raise UserError(f"{name}: the log {log} does not exist")
-        trainings[name].append(read_curve_file(Path(log)))
-        if not trainings[name][-1].entries:
-            raise UserError(f"{name}: {log} has no validation; fairseq-train logs one per epoch")
+    trainings = {name: [_read_log(name, Path(path)) for path in logs[name]] for name in logs}
     make_folder(args.out)
     text = format_all_tables(trainings)
     data = {name: ",".join(paths) for name, paths in logs.items()}
     record = Record("curves", collect_figures(trainings), data, command=own_command())
-    record.write(args.out / RECORD)
+    record.write(args.out / _RECORD)
     print(record.text() if args.json else text)
     pictures = {
-        PICTURE: (args.title, learning_curves.validation_line, intervals.interval_of_perplexity),
-        TRAINING: ("Training loss in nats", learning_curves.training_line, intervals.interval),
+        _VALIDATIONS: (args.title, learning_curves.validation_line, interval_of_perplexity),
+        _TRAINING: ("Training loss in nats", learning_curves.training_line, interval),
     }
-    drawn = []
-    for file, (title, collect_points, average) in pictures.items() if can_draw() else ():
+    written = "tables (the log has no lines in --updates)"
+    if not can_draw():
+        pictures = {}
+        written = "tables (pictures need matplotlib)"
+    for file, (title, collect_points, average) in pictures.items():
         lines = {}
         for name, curves in trainings.items():
-            seeds = [
-                [point for point in collect_points(curve) if first <= point[0] <= last]
-                for curve in curves
-            ]
+            seeds = []
+            for curve in curves:
+                points = collect_points(curve)
+                seeds.append([(update, y) for update, y in points if first <= update <= last])
             lines[name] = Line.over_seeds(seeds, average)
-            if file == TRAINING:  # which has too many points for dots
+            if file == _TRAINING:  # it has too many points for dots
                 lines[name] = Line(lines[name].mean)
-        is_log = file == PICTURE  # the axis of perplexities is logarithmic
-        if learning_curves.draw_curves(lines, title, args.out / file, is_log):
-            drawn.append(f"\n![{escape(title)}]({file})\n")
-    write_whole(args.out / TABLE, "".join([text, *drawn]))
-    written = "tables and pictures" if drawn else "tables (the log has no lines in --updates)"
-    if not can_draw():
-        written = "tables (pictures need matplotlib)"
+        # Perplexities are drawn on a logarithmic axis.
+        if learning_curves.draw_curves(lines, title, args.out / file, log=file == _VALIDATIONS):
+            text += f"\n![{escape(title)}]({file})\n"
+            written = "tables and pictures"
+    write_whole(args.out / _TABLES, text)
     say(f"{written}: {args.out}")
     return 0
+
+
+def _read_log(name: str, log: Path) -> Curve:
+    """Read a log of a training; refuse one without a validation."""
+    if not log.is_file():
+        raise UserError(f"{name}: the log {log} does not exist")
+    curve = read_curve_file(log)
+    if not curve.entries:
+        raise UserError(f"{name}: {log} has no validation; fairseq-train logs one per epoch")
+    return curve
 
 
 def _parse_updates(text: Optional[str]) -> tuple[float, float]:

@@ -17,14 +17,8 @@ from fairseq_posenc.workbench.results.record import Record
 from fairseq_posenc.workbench.training.recipes import TRANSLATION, Figure, PaperTable, load_tables
 
 # Settings in which trainings may differ and still count as seeds of the same model.
-_DIFFER_BY_SEED = {
-    "seed",
-    "save_dir",
-    "restore_file",
-    "tensorboard_logdir",
-    "log_file",
-    "wandb_project",
-}
+_DIFFER_BY_SEED = {"seed", "save_dir", "restore_file"}
+_DIFFER_BY_SEED |= {"tensorboard_logdir", "log_file", "wandb_project"}
 # Columns, in order of preference, by which the best of several trainings is chosen.
 _BEST_BY = {"valid loss": min, "BLEU": max}
 

@@ -15,11 +15,7 @@ from pathlib import Path
 from typing import Optional
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.reports.checkpoint_facts import (
-    PRETRAINING_TASKS,
-    read_checkpoint,
-    read_folder,
-)
+from fairseq_posenc.workbench.reports import checkpoint_facts
 from fairseq_posenc.workbench.reports.paper_tables import build_report
 from fairseq_posenc.workbench.reports.report_text import format_report
 from fairseq_posenc.workbench.reports.user_runs import UserRun, build_run, read_runs
@@ -122,12 +118,13 @@ def _list_sources(path: Path) -> Iterator[Path]:
 def _read(path: Path, recipe: Optional[str]) -> tuple[list[UserRun], Optional[Record]]:
     """Read a folder or file: the runs for the papers' tables, and the record if it is one."""
     if path.is_dir():
-        training = read_folder(path)
-        if training is None or training.task not in (*PRETRAINING_TASKS, "translation"):
+        training = checkpoint_facts.read_folder(path)
+        tasks = (*checkpoint_facts.PRETRAINING_TASKS, "translation")  # of the papers' tables
+        if training is None or training.task not in tasks:
             return [], None
         return [build_run(path, training, recipe)], None
     if path.suffix == ".pt":
-        return [build_run(path, read_checkpoint(path), recipe)], None
+        return [build_run(path, checkpoint_facts.read_checkpoint(path), recipe)], None
     record = read_record(path)
     try:
         return read_runs(path, record, recipe), record

@@ -71,14 +71,11 @@ class GlueRun(NamedTuple):
     def step(self, out: Path, work: Work = lambda context: None) -> Step:
         """Build the step that fills the run's folder; its progress is the number of updates."""
         folder = self.folder(out)
-        return Step(
-            folder,
-            self._asdict(),
-            work,
-            # Also without checkpoints, which the user may delete once there is a result.
-            progress=lambda: updates_done(folder) or (folder / RESULT).exists(),
-            result=RESULT,
-        )
+
+        def measure_progress() -> int:  # the user may delete checkpoints once there is a result
+            return updates_done(folder) or int((folder / RESULT).exists())
+
+        return Step(folder, self._asdict(), work, progress=measure_progress, result=RESULT)
 
 
 class GlueRequest(NamedTuple):

@@ -135,10 +135,7 @@ def evaluate(run: GlueRun, folder: Path) -> None:
 def predict(model: Any, task: Any, split: str) -> tuple[Tensor, Tensor]:
     """Predict a split; return outputs ``(N, C)`` and labels ``(N,)`` in the order of its file.
 
-    Args:
-        model: a RoBERTa with the classification head of the task, in evaluation mode.
-        task: fairseq's task ``glue``, which loads the data.
-        split: name of the split; labels of a test set, which has none, are 0.
+    ``task`` is fairseq's. A test set has no labels: they are 0.
     """
     dataset = task.load_dataset(split)
     batches = task.get_batch_iterator(

@@ -185,9 +185,8 @@ def build_record(
     position_encoding: Optional[str],
 ) -> Record:
     """Build the record of the figures; those of SQuAD 1.1 get their names in 2.0."""
-    row = dict(figures)
-    if "exact_match" in row:
-        row = {"exact": row.pop("exact_match"), **row}
+    names = {"exact_match": "exact"}
+    row = {names.get(name, name): value for name, value in figures.items()}
     data = {
         "name": name,
         "checkpoint": None if checkpoint is None else str(checkpoint),

@@ -121,11 +121,7 @@ class WindowMaker:
 
 
 def locate_answer(context: str, answer: Answer) -> Optional[int]:
-    """Find the occurrence of an answer in its context that is nearest to where it should start.
-
-    Returns:
-        The index of its first character; None if the context does not contain the answer.
-    """
+    """Find where an answer starts in its context, nearest to its ``start``; None without it."""
     if context.startswith(answer.text, answer.start) and answer.start >= 0:
         return answer.start
     starts = [i for i in range(len(context)) if context.startswith(answer.text, i)]

@@ -121,7 +121,8 @@ class ProbeLog:
     """Reads the log of the probe, which has a line for each update."""
 
     def __init__(self) -> None:
-        self.updates: list[tuple[float, Entry]] = []  # time of a line in seconds, and its content
+        self._entries: list[Entry] = []  # one for each update
+        self._times: list[float] = []  # when they came, in seconds
         self._machine: dict[str, str] = {}  # the machine's devices, their memory, ...
 
     def read(self, text: str, time: float) -> bool:
@@ -130,7 +131,8 @@ class ProbeLog:
         entry = parse_line(text.rstrip())
         if entry is None or entry.kind != "train_inner":
             return False
-        self.updates.append((time, entry))
+        self._entries.append(entry)
+        self._times.append(time)
         return True
 
     def measure(self, left_out: int) -> dict[str, Any]:
@@ -139,18 +141,18 @@ class ProbeLog:
         Raises:
             UserError: there are no other updates.
         """
-        counted = self.updates[left_out:]
+        counted = [entry.figures for entry in self._entries[left_out:]]
         if left_out < 1 or not counted:
             raise UserError(
-                f"the probe's log has {len(self.updates)} updates, and the first {left_out} do "
+                f"the probe's log has {len(self._entries)} updates, and the first {left_out} do "
                 "not count; does --log-file or --quiet hide the rest?"
             )
-        times = [time for time, _ in self.updates[left_out - 1 :]]
+        times = self._times[left_out - 1 :]
         seconds = [now - before for before, now in zip(times, times[1:])]
-        tokens = [float(entry.figures["wpb"]) for _, entry in counted]  # words per batch
-        sequences = [float(entry.figures["bsz"]) for _, entry in counted]  # batch size
-        entries = [entry for _, entry in self.updates]
-        free = [float(entry.figures["gb_free"]) for entry in entries if "gb_free" in entry.figures]
+        tokens = [float(figures["wpb"]) for figures in counted]  # words per batch
+        sequences = [float(figures["bsz"]) for figures in counted]  # batch size
+        figures_of_gpu = (entry.figures.get("gb_free") for entry in self._entries)
+        free = [float(text) for text in figures_of_gpu if text is not None]
         numbers = {name: float(value) for name, value in self._machine.items() if name != "gpu"}
         total = numbers.get("gpu_total")
         return {  # medians; figures of GPUs are None on a processor
@@ -158,7 +160,7 @@ class ProbeLog:
             "tokens_per_second": statistics.median(n / s for n, s in zip(tokens, seconds)),
             "tokens_per_update": statistics.median(tokens),
             "sequences_per_update": statistics.median(sequences),
-            "updates_per_epoch": max(entry.updates_per_epoch for entry in entries),
+            "updates_per_epoch": max(entry.updates_per_epoch for entry in self._entries),
             "devices": int(numbers.get("devices", 1)),
             "gpu": self._machine.get("gpu"),
             "gpu_memory": total - min(free) if total and free else None,  # peak, in GiB

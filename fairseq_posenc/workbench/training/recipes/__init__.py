@@ -10,8 +10,7 @@ the papers' tables in ``fairseq-posenc report``. Its parts:
 - ``housekeeping``: options that do not change results, for all models and by family: about logs,
   checkpoints, and that no sentence is dropped;
 - ``models``: DecBERT's models, by their name for ``--model``, with the directions of their layers;
-- ``ablations``: groups of models, or ``table`` for the rows of one in ``reported``, trained by
-  ``fairseq-posenc ablation NAME``;
+- ``ablations``: groups of models for ``fairseq-posenc ablation``; ``table``: the rows of a table;
 - ``reported``: tables of results, with a metric for each column; on GLUE, that of the protocol.
   ``A2`` is table 2 of paper A; words such as ``B-figure2`` name other places with results;
 - ``pictures``: pictures and descriptions in the papers without figures, each with its command.

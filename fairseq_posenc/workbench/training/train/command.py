@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running.executor import refuse_jobs, run_jobs
@@ -26,7 +27,7 @@ from fairseq_posenc.workbench.running.programs import run_logged, run_watched
 from fairseq_posenc.workbench.training import recipes
 from fairseq_posenc.workbench.training.train.runs import RecipeTraining, TrainingRun
 
-_MORE = """
+_END_OF_HELP = """
 Run the same command again to resume from the last checkpoint. Several GPUs run under torchrun; on
 several nodes, start the command on each of them.
 """
@@ -34,38 +35,36 @@ several nodes, start the command on each of them.
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``train-recipe``."""
-    known = recipes.list_trainings()
-    _list_names(parser, {name: entry["title"] for name, entry in known.items()})
+    trainings = recipes.list_trainings()
+    _list_names(parser, trainings)
     add = parser.add_argument
-    add("recipe", choices=known, metavar="RECIPE", help="a recipe of the list below")
+    add("recipe", choices=trainings, metavar="RECIPE", help="a recipe of the list below")
     add("encoding", metavar="ENCODING", help="position encoding, as in rope or learned+m4m")
     _add_common(parser)
     folder = "checkpoints/RECIPE/DATA/, then the encoding and the changed options"
     add_out(parser, computed_default=folder)
     text = "start checkpoint, made by fairseq-posenc swap"
     add("--init", type=Path, metavar="FILE", help=text)
-    add(
-        "--model",
-        choices=recipes.load()["models"],
-        help="model of the recipes b_small and b_large (default: bert)",
-    )
+    text = "model of the recipes b_small and b_large (default: bert)"
+    add("--model", choices=recipes.load()["models"], help=text)
     add_seeds(parser, "the recipe's, if it has several")
 
 
 def add_ablation_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``ablation``."""
-    known = recipes.load()["ablations"]
-    _list_names(parser, {name: entry["title"] for name, entry in known.items()})
-    parser.add_argument("name", choices=known, metavar="NAME", help="an ablation of the list below")
+    ablations = recipes.load()["ablations"]
+    _list_names(parser, ablations)
+    text = "an ablation of the list below"
+    parser.add_argument("name", choices=ablations, metavar="NAME", help=text)
     _add_common(parser)
-    parser.set_defaults(out=None, init=None, seeds=None)
+    parser.set_defaults(out=None, init=None, seeds=None)  # `RecipeTraining` reads them
 
 
-def _list_names(parser: argparse.ArgumentParser, names: dict[str, str]) -> None:
-    """End the help with names and their titles."""
-    width = max(map(len, names))
-    lines = [f"  {name:{width}}  {title}" for name, title in names.items()]
-    parser.epilog = "\n".join(lines) + "\n" + _MORE
+def _list_names(parser: argparse.ArgumentParser, entries: dict[str, Any]) -> None:
+    """End the help with the names and titles of entries of ``recipes.json``."""
+    width = max(map(len, entries))
+    lines = [f"  {name:{width}}  {entry['title']}" for name, entry in entries.items()]
+    parser.epilog = "\n".join(lines) + "\n" + _END_OF_HELP
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
@@ -119,16 +118,16 @@ def run_ablation(args: argparse.Namespace) -> int:
     """Train all models of an ablation; return the exit code."""
     ablation = recipes.load()["ablations"][args.name]
     recipe = recipes.build_recipe(ablation["recipe"])
-    runs: list[TrainingRun] = []
+    trainings: list[TrainingRun] = []
     for row in ablation["runs"]:
         directions = row.get("attention_directions", "both")
         model = recipes.find_model(directions) if recipe.is_decbert else ""
-        runs += RecipeTraining(recipe, row["position_encoding"], args, model).runs
-    _run_all(runs, args)
+        trainings += RecipeTraining(recipe, row["position_encoding"], args, model).runs
+    _run_all(trainings, args)
     return 0
 
 
-def _run_all(runs: list[TrainingRun], args: argparse.Namespace) -> None:
+def _run_all(trainings: list[TrainingRun], args: argparse.Namespace) -> None:
     """Run the unfinished trainings: as jobs of a cluster, or on this machine until one fails.
 
     Raises:
@@ -136,7 +135,7 @@ def _run_all(runs: list[TrainingRun], args: argparse.Namespace) -> None:
     """
     cluster = parse_cluster(args)
     if args.dry_run:
-        for training in runs:
+        for training in trainings:
             print(shlex.join(training.command()))
         return
     if cluster and (args.nodes or args.head):
@@ -144,15 +143,15 @@ def _run_all(runs: list[TrainingRun], args: argparse.Namespace) -> None:
             "--on slurm submits one single-node job per training; for several nodes, use "
             "train_scripts/slurm.sh"
         )
-    for training in runs:
+    for training in trainings:
         training.choose_start()  # so that errors come before the first training
-    out = Path(os.path.commonpath([training.folder for training in runs]))
+    out = Path(os.path.commonpath([training.folder for training in trainings]))
     with signals_as_keyboard_interrupt():
         if cluster:
-            run_jobs([*map(_build_job, runs)], out, cluster)
+            run_jobs([_build_job(training) for training in trainings], out, cluster)
             return
-        refuse_jobs(out)
-        for training in runs:
+        refuse_jobs(out)  # those that a cluster still runs in the folder
+        for training in trainings:
             if training.step().outputs is not None:
                 print(f"{training.folder}: the training is finished, and nothing was changed")
                 continue
@@ -161,6 +160,7 @@ def _run_all(runs: list[TrainingRun], args: argparse.Namespace) -> None:
 
 
 def _train_here(command: Sequence[str], log: Path, context: RunContext) -> None:
+    """Do the step of a training; ``context`` is for jobs that run beside others."""
     if code := run_command(command, log):
         raise SystemExit(code)
 
@@ -176,7 +176,7 @@ def _build_job(training: TrainingRun) -> Job:
 
 def run_command(command: Sequence[str], log: Path) -> int:
     """Run a command, and write its output to a log as well; return its exit code as shells do."""
-    # fairseq's own --log-file would repeat every line once more in each epoch.
+    # With fairseq's own --log-file, each epoch would repeat every line once more.
     with open(log, "a", encoding="utf-8", buffering=1) as file:  # a line at a time
 
         def write(line: str) -> None:

@@ -25,11 +25,6 @@ class Devices(NamedTuple):
         """Number of processes on all machines."""
         return self.gpus * self.nodes
 
-    @property
-    def kind(self) -> str:
-        """Name of the kind of device in messages."""
-        return "processor" if self.precision == "--cpu" else "GPU"
-
 
 def choose_devices(args: Namespace, name: str) -> Devices:
     """Choose the devices by the user's options and those of the machine.
@@ -103,8 +98,9 @@ def share_batch(recipe: Recipe, devices: Devices, per_gpu: int | None) -> tuple[
             f"{devices.world * size} ({devices.world} x {size}): choose --gpus or --per-gpu so "
             "that it can"
         )
+    device = "processor" if devices.precision == "--cpu" else "GPU"
     say(
-        f"global batch: {recipe.batch} {recipe.unit} = {devices.world} {devices.kind}(s) x {size} "
+        f"global batch: {recipe.batch} {recipe.unit} = {devices.world} {device}(s) x {size} "
         f"x {steps} steps (--update-freq)"
     )
     return size, steps

@@ -27,7 +27,7 @@ LAST = "checkpoint_last.pt"
 _WITH_VALUE_TRUE = {"update_epoch_batch_itr"}  # options that are written as --OPTION True
 # Without GPUs, fairseq does not read its rank from torchrun's environment.
 _WITH_RANK = ("--no-python", "sh", "-c", 'exec "$0" "$@" --distributed-rank "$RANK"')
-_ON_PROCESSORS = {
+_OPTIONS_ON_PROCESSORS = {  # of several processes without GPUs
     "distributed_no_spawn": True,
     "distributed_init_method": "env://",
     "distributed_backend": "gloo",
@@ -164,17 +164,12 @@ class RecipeTraining:
     def __init__(self, recipe: Recipe, encoding: str, args: Namespace, model: str = "") -> None:
         spec = str(specs.parse(encoding))
         self.recipe, self.encoding, self.args, self.model = recipe, encoding, args, model
-        self.data = find_data(args.data, recipe.name == TRANSLATION)
-        self.passed = parse_options(args.after_dashes)
+        self.data = find_data(args.data, pairs=recipe.name == TRANSLATION)
+        self.passed = parse_options(args.after_dashes)  # the user's options for fairseq-train
         _check_options(recipe, args, self.passed)
         names = [name for name in sorted(self.passed) if not name.startswith(_SAME_RESULT)]
-        self.identity = RunIdentity(
-            recipe=recipe.name,
-            encoding=spec,
-            data=self.data.name,
-            model=model,
-            changes={name: self.passed[name] for name in names},
-        )
+        changes = {name: self.passed[name] for name in names}
+        self.identity = RunIdentity(recipe.name, spec, self.data.name, model, changes)
         self._folder = args.out or self.identity.folder
         self._seeds: Sequence[int] = args.seeds or recipe.seeds
 
@@ -198,14 +193,16 @@ class RecipeTraining:
         }
         del options["fp16"]  # the user chooses the precision
         if devices.precision == "--cpu" and devices.rendezvous:
-            options.update(_ON_PROCESSORS)
+            options.update(_OPTIONS_ON_PROCESSORS)
         if self.recipe.warmup_epochs:
             options.update(self._convert_schedule(self.recipe.warmup_epochs, options))
         launcher = [find_command("fairseq-train")]
         if devices.rendezvous:
             processes = f"--nproc_per_node={devices.gpus}"
             torchrun = [find_command("torchrun"), *devices.rendezvous, processes]
-            launcher = [*torchrun, *(_WITH_RANK if devices.precision == "--cpu" else ()), *launcher]
+            if devices.precision == "--cpu":
+                torchrun += _WITH_RANK
+            launcher = [*torchrun, *launcher]
         return [*launcher, *_format_arguments(self.data, options), devices.precision]
 
     def _choose_batch(self, devices: Devices) -> dict[str, Any]:
@@ -221,10 +218,10 @@ class RecipeTraining:
 
         words = [*_format_arguments(self.data, options), *self.args.after_dashes]
         updates = epochs.count_updates_per_epoch(words)
-        rise = warmup_epochs * updates
-        fall = self.recipe.settings["max_epoch"] * updates - rise
-        say(f"an epoch has {updates} updates: warm-up over {rise}, decay over {fall}")
-        return {"warmup_steps": rise, "hold_steps": 0, "decay_steps": fall}
+        warmup = warmup_epochs * updates
+        decay = self.recipe.settings["max_epoch"] * updates - warmup
+        say(f"an epoch has {updates} updates: warm-up over {warmup}, decay over {decay}")
+        return {"warmup_steps": warmup, "hold_steps": 0, "decay_steps": decay}
 
 
 class TrainingRun(NamedTuple):
@@ -237,7 +234,7 @@ class TrainingRun(NamedTuple):
     @property
     def end_options(self) -> dict[str, str]:
         """Values of the options that end a training, such as ``max_update``."""
-        options = {**self.training.recipe.all_settings}
+        options = self.training.recipe.all_settings
         for option, value in self.training.passed.items():
             options[option.lstrip("-").replace("-", "_")] = value
         return {name: str(options[name]) for name in _END_OPTIONS if name in options}
@@ -273,10 +270,10 @@ class TrainingRun(NamedTuple):
         """
         last = self.folder / LAST
         init = self.training.args.init
-        requested = self.training.passed.keys()
+        passed = self.training.passed.keys()
         self.step().refuse_others()
         if last.exists():
-            if "--restore-file" in requested:
+            if "--restore-file" in passed:
                 raise UserError(
                     f"{last} would be overwritten: leave --restore-file out to continue from it, "
                     "or choose another --out"
@@ -287,7 +284,7 @@ class TrainingRun(NamedTuple):
             if not init.is_file():
                 raise UserError(f"--init {init} does not exist")
             return f"starting from the weights of {init}; {folder}"
-        if requested & {"--restore-file", "--finetune-from-model"}:
+        if passed & {"--restore-file", "--finetune-from-model"}:
             return f"starting from the checkpoint in the options after --; {folder}"
         if self.training.recipe.init.startswith("roberta"):
             raise UserError(
