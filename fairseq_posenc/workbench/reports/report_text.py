@@ -15,12 +15,11 @@ def format_report(report: Mapping[str, Any]) -> str:
     tables = report["tables"]
     # The letter of a table's name, as in A2, stands for its paper.
     papers = {table["id"][0]: recipes.load_tables()[table["id"]].source for table in tables}
-    citations = [f"{letter}: {_cite_paper(papers[letter])}." for letter in sorted(papers)]
-    legend = "Cells have our figure / the paper's; - stands for a missing figure."
-    legend = " ".join([legend, *citations])
+    legend = ["Cells have our figure / the paper's; - stands for a missing figure."]
+    legend += [f"{letter}: {_cite_paper(papers[letter])}." for letter in sorted(papers)]
     parts = [
         "# Our runs beside the papers'" if tables else "# Results",
-        legend if tables else "",
+        " ".join(legend) if tables else "",
         *(_format_table(table) for table in tables),
         _format_unmatched_runs(report["others"]),
         *_format_records(report["records"]),
