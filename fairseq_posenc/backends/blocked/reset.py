@@ -94,8 +94,8 @@ class ResetLines(NamedTuple):
         nearest_column = column.clamp(0, keys - 1)
         nearest_row = row.clamp(0, queries - 1)
         return cls(
-            reset_column=ResetLine(2, nearest_column, nearest_column == column),
-            reset_row=ResetLine(1, nearest_row, nearest_row == row),
+            reset_column=ResetLine(dim=2, offset=nearest_column, inside=nearest_column == column),
+            reset_row=ResetLine(dim=1, offset=nearest_row, inside=nearest_row == row),
         )
 
     def take(self, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -56,8 +56,7 @@ def add_product(sums, x, y):
 def add_split_product(sums, x, y):
     """Add the product of a float32 and a half precision matrix with little rounding.
 
-    ``tl.dot`` needs one precision, so the float32 matrix is split into two of half precision, as
-    1.001 = 1.0 + 0.001.
+    The float32 matrix is split into two of half precision, as 1.001 = 1.0 + 0.001.
     """
     high = x.to(y.dtype)
     sums = add_product(sums, high, y)

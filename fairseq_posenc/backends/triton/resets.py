@@ -52,7 +52,7 @@ def attend(kernels: Kernels, call: AttentionCall) -> Tensor:
     if column_terms.value_table is not None:
         first_value = first_value + column_terms.value_table[:, :1].float()
     attended = attended * (1 - weights) + F.dropout(weights, dropout) * first_value
-    row_mask = Mask("both", tokens.hidden_of_query)
+    row_mask = Mask(key_padding=tokens.hidden_of_query)
     row_query = _select_token(query, tokens.query_index)
     row, _ = reference.attend(call._replace(query=row_query, terms=row_terms, mask=row_mask))
     is_query = first[:, None, src_len - tgt_len :, None]  # [B, 1, T, 1]

@@ -106,12 +106,13 @@ def rows_kernel(
         total += load_rows(row_grad, row, side.row_end - side.row_start, width, FULL, N, W)
     if content is not None:
         others = other + (sequence * side.column_tokens + side.column_start) * width
+        rows_are_keys: tl.constexpr = SIGN < 0
         total = add_content(
-            total, side, content, others, sequence_in_slab, row, SIGN < 0, FULL, N, W
+            total, side, content, others, sequence_in_slab, row, rows_are_keys, FULL, N, W
         )
     if table is not None:
         head = sequence % side.heads
-        # The table row of the block's first row and first column, N zeros before the first other.
+        # The table row at the first of the N zeros before the block's first row of tiles.
         first_row = SIGN * (side.column_start - side.row_start - row - N)
         first_row += side.row_of_distance_zero
         for column in range(0, side.columns + N, N):

@@ -135,11 +135,11 @@ def compute_parts(
     if problem.query_table is not None:
         # [2N, W]
         band = load_band(problem, problem.query_table, head, first_query, first_key, N, W)
-        query_term = multiply_band(q, band, not FLIP, N, FLIP)  # [N, N]
+        query_term = multiply_band(q, band, ROWS=not FLIP, N=N, FLIP=FLIP)  # [N, N]
     if problem.key_table is not None:
         if not SHARED_TABLE:
             band = load_band(problem, problem.key_table, head, first_query, first_key, N, W)
-        key_term = multiply_band(k, band, FLIP, N, FLIP)  # [N, N]
+        key_term = multiply_band(k, band, ROWS=FLIP, N=N, FLIP=FLIP)  # [N, N]
     if problem.gain is not None:
         gain = load_scalars(problem, problem.gain, head, first_query, first_key, N, FLIP)  # [N, N]
     x, y = (k, q) if FLIP else (q, k)  # rows and columns of the tile
