@@ -63,7 +63,7 @@ def build_block_mask(mask: Mask, query: Tensor, src_len: int, queries: int, keys
     def split_tiles(x: Tensor, fill: int = 0) -> Tensor:  # [B or 1, n] -> [B or 1, tiles, TILE]
         return F.pad(x, (0, -x.size(1) % TILE), value=fill).unflatten(1, (-1, TILE))
 
-    # Tiles with a visible pair, and whole tiles of them, which need no mask of pairs.
+    # Tiles with a visible pair, and tiles without a hidden one, which need no mask of pairs.
     starts = torch.arange(0, keys, TILE, device=device)
     lows, highs = split_tiles(low, keys)[..., None], split_tiles(high, -1)[..., None]
     visible = (lows.amin(2) < starts + TILE) & (highs.amax(2) >= starts)  # [B or 1, tiles, tiles]
