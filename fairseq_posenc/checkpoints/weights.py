@@ -11,7 +11,7 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.identity import KEY
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-_WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
 _MAX_WEIGHT = 1e18  # the square of a larger number might overflow float32
 
 
@@ -61,7 +61,7 @@ def describe_wrong_form(weight: Any) -> str | None:
         return f"is a tensor with the layout {_shorten(weight.layout)}, not a plain one"
     if weight.device.type != "cpu":
         return f"has no numbers in the file, but is on the device {weight.device.type}"
-    if weight.dtype not in _FLOATS and weight.dtype not in _WHOLE:
+    if weight.dtype not in _FLOATS and weight.dtype not in _INTEGERS:
         return f"holds numbers of the type {_shorten(weight.dtype)}, not floating-point ones"
     return None
 

@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 from fairseq_posenc.errors import UserError
 
 INDEX = ".idx"
-_OPENER = "fairseq.data.indexed_dataset"  # fairseq's module that opens data-bins
-_OPENS_DATA = "_do_init"  # its function that opens the data, not only the index
+_OPENING_MODULE = "fairseq.data.indexed_dataset"  # fairseq's module that opens data-bins
+_DATA_OPENER = "_do_init"  # its function that opens the data, not only the index
 # The first bytes of each format.
 _MAPPED = b"MMIDIDX\0"
 _LEGACY = b"TNTIDX\0\0"
 _HUFFMAN = b"HUFFIDX\0"
 _VERSION = 1
-_BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 8: 2, 9: 4, 10: 8}  # bytes of a token by fairseq's code
+_TOKEN_BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 8: 2, 9: 4, 10: 8}  # by fairseq's code of their type
 _BLOCK = 1 << 20  # sentences that are checked at a time
 _checked: set[tuple[Path, tuple[tuple[int, int], ...]]] = set()  # with sizes and times of change
 
@@ -57,7 +57,7 @@ def ignore_unopened() -> None:
 
     def hook(unraisable: "sys.UnraisableHookArgs") -> None:
         module = getattr(unraisable.object, "__module__", None)
-        if module != _OPENER or not isinstance(unraisable.exc_value, AttributeError):
+        if module != _OPENING_MODULE or not isinstance(unraisable.exc_value, AttributeError):
             previous(unraisable)
 
     sys.unraisablehook = hook
@@ -71,10 +71,10 @@ def check_opened(event: str, arguments: tuple[Any, ...]) -> None:
     if not str(path).endswith(INDEX) or "w" in str(mode):
         return
     caller = sys._getframe(1)
-    if caller.f_globals.get("__name__") == _OPENER:
+    if caller.f_globals.get("__name__") == _OPENING_MODULE:
         check_data_bin(Path(str(path)))
         # fairseq-preprocess reads the index of an empty split, but not its data.
-        if caller.f_back is not None and caller.f_back.f_code.co_name == _OPENS_DATA:
+        if caller.f_back is not None and caller.f_back.f_code.co_name == _DATA_OPENER:
             refuse_empty(Path(str(path)))
 
 
@@ -164,9 +164,9 @@ def _check_header(files: _Files, version: int, code: int) -> int:
     """Check the version and the type of tokens; return the bytes of a token."""
     if version != _VERSION:
         files.refuse(f"it is of version {version}, not {_VERSION}")
-    if code not in _BYTES:
+    if code not in _TOKEN_BYTES:
         files.refuse(f"its tokens are of type {code}, not an integer type")
-    return _BYTES[code]
+    return _TOKEN_BYTES[code]
 
 
 def _map(path: Path, dtype: str, offset: int, count: int) -> NDArray[np.int64]:

@@ -19,9 +19,9 @@ from hydra.core.hydra_config import HydraConfig
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.host.unmet_needs import NO_PLASMA, forget_tpu
 
-_OF_TORCHRUN = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")  # its environment variables
-_TRAINS = ("fairseq-train", "train")  # fairseq's script, and its file in fairseq_cli/
-_WITHOUT_GPUS = ("legacy_ddp", "no_c10d")  # values of --ddp-backend; the others need a GPU
+_TORCHRUN_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")  # of its environment
+_TRAINING_PROGRAMS = ("fairseq-train", "train")  # fairseq's script, and its file in fairseq_cli/
+_CPU_DDP_BACKENDS = ("legacy_ddp", "no_c10d")  # values of --ddp-backend; the others need a GPU
 
 
 class Launch(NamedTuple):
@@ -43,7 +43,7 @@ def check_command_line() -> None:
         if "--use-plasma-view" in sys.argv:
             raise UserError(NO_PLASMA)  # here, as fairseq-train starts the plasma server first
         # In the other programs --distributed-world-size also counts the shards of the data.
-        if program.stem in _TRAINS:
+        if program.stem in _TRAINING_PROGRAMS:
             gpus = torch.cuda.device_count()
             check_launch(parse_launch(sys.argv[1:], gpus), os.environ, gpus)
 
@@ -101,11 +101,11 @@ def check_launch(launch: Launch, environment: Mapping[str, str], gpus: int) -> N
         "--distributed-init-method env://": launch.init_method is None,
         "--distributed-no-spawn": not launch.no_spawn,
         "--distributed-backend gloo": launch.backend == "nccl",
-        "--ddp-backend legacy_ddp": count > 1 and launch.ddp_backend not in _WITHOUT_GPUS,
+        "--ddp-backend legacy_ddp": count > 1 and launch.ddp_backend not in _CPU_DDP_BACKENDS,
         "--distributed-rank of each process": started and launch.rank != int(environment["RANK"]),
     }
     if options := ", ".join(option for option, is_lacking in lacks.items() if is_lacking):
-        raise UserError(_describe(count, f"without a GPU they need {options}"))
+        raise UserError(_format_refusal(count, f"without a GPU they need {options}"))
 
 
 def check_alone(world_size: int, environment: Mapping[str, str]) -> None:
@@ -116,21 +116,21 @@ def check_alone(world_size: int, environment: Mapping[str, str]) -> None:
     """
     started = count_torchrun(environment)
     if started > 1 and world_size == 1:
-        wrong = "with --distributed-world-size 1 each would train alone, as rank 0"
-        raise UserError(_describe(started, wrong))
+        problem = "with --distributed-world-size 1 each would train alone, as rank 0"
+        raise UserError(_format_refusal(started, problem))
 
 
 def count_torchrun(environment: Mapping[str, str]) -> int:
     """Count the processes that torchrun started, this one among them; 0 without torchrun."""
-    if not all(environment.get(name, "") for name in _OF_TORCHRUN):
+    if not all(environment.get(name, "") for name in _TORCHRUN_VARIABLES):
         return 0
-    numbers = environment["WORLD_SIZE"], environment["RANK"]
-    return int(numbers[0]) if all(text.isdigit() for text in numbers) else 0
+    world_size, rank = environment["WORLD_SIZE"], environment["RANK"]
+    return int(world_size) if world_size.isdigit() and rank.isdigit() else 0
 
 
-def _describe(count: int, wrong: str) -> str:
+def _format_refusal(count: int, problem: str) -> str:
     return (
-        f"{count} processes of one training: {wrong}. What works: torchrun --nproc_per_node "
+        f"{count} processes of one training: {problem}. What works: torchrun --nproc_per_node "
         f'{count} --no-python sh -c \'exec fairseq-train "$@" --distributed-rank "$RANK"\' sh '
         f"DATA OPTIONS --cpu --distributed-world-size {count} --distributed-no-spawn "
         "--distributed-init-method env:// --distributed-backend gloo --ddp-backend legacy_ddp "

@@ -9,7 +9,7 @@ from typing import Any
 
 from fairseq_posenc.errors import UserError, shortened
 
-_BLOCK = 1 << 20  # bytes
+_BLOCK = 1 << 20  # bytes that are read at a time
 _PACKAGE = Path(__file__).resolve().parents[2]
 # A model as it is named on the hub of Hugging Face, and its files besides the weights.
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")

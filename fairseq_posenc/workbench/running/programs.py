@@ -17,7 +17,7 @@ from fairseq_posenc.host.temporary_folders import delete_temporary_folders
 from fairseq_posenc.workbench.running.devices import cores
 from fairseq_posenc.workbench.running.die_with_parent import die_with_parent
 
-_QUOTED_LINES = 15
+_QUOTED_LINES = 15  # of the end of a log, in a message
 # By default an OpenMP thread that waits for another one spins. With other work on the same cores
 # that makes the training several times slower; sleeping costs a few percent on an idle machine. The
 # user's own values of both variables win.
