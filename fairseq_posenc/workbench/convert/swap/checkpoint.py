@@ -22,11 +22,7 @@ from fairseq_posenc.models.masked_lm import PositionalRoberta
 from fairseq_posenc.specs import parse
 from fairseq_posenc.transformer.options import PositionConfig
 from fairseq_posenc.transformer.options import resolve as resolve_positions
-from fairseq_posenc.workbench.convert.random_comparison import (
-    compute_scores,
-    is_rounding,
-    largest_difference,
-)
+from fairseq_posenc.workbench.convert import random_comparison
 from fairseq_posenc.workbench.convert.swap.weights import (
     StartWeights,
     transfer_weights,
@@ -228,10 +224,10 @@ def _check_equality(source: Pretrained, new: NewModel) -> str:
     transfer_weights(source, old.model, None)
     if _list_identities(old.model) != _list_identities(new.model):
         return ""
-    compute_before = partial(compute_scores, old.model.float().eval())
-    compute_after = partial(compute_scores, new.model.float().eval())
-    difference = largest_difference(old.model, compute_before, compute_after)
-    if not is_rounding(difference):
+    compute_before = partial(random_comparison.compute_scores, old.model.float().eval())
+    compute_after = partial(random_comparison.compute_scores, new.model.float().eval())
+    difference = random_comparison.largest_difference(old.model, compute_before, compute_after)
+    if not random_comparison.is_rounding(difference):
         raise UserError(
             f"{source.path}: with the other layout its scores differ by {difference:.1e} of the "
             "largest one, more than rounding explains: nothing was written"

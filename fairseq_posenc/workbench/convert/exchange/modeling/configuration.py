@@ -53,11 +53,11 @@ class StackConfig(NamedTuple):
                 kinds.append(layer)
         return kinds
 
-    def build_encodings(self, place: str, number: Optional[int] = None) -> Encodings:
+    def build_encodings(self, owner: str, number: Optional[int] = None) -> Encodings:
         """Build encodings with new parameters.
 
         Args:
-            place: their owner: the ``input``, the ``stack`` (for all layers) or a ``layer``.
+            owner: of their modules: the ``input``, the ``stack`` (for all layers) or a ``layer``.
             number: index of that layer.
         """
         dims = Dims(
@@ -70,9 +70,9 @@ class StackConfig(NamedTuple):
         for layer in layers:
             for name, options in layer.items():
                 limit = ENCODINGS[name].drawn_from(options)
-                if place == "input" and limit is not None:  # positions are drawn from so many
+                if owner == "input" and limit is not None:  # positions are drawn from so many
                     dims = dims._replace(max_positions=limit)
-                if module_owner(ENCODINGS[name]) != place or (name, options) in items.values():
+                if module_owner(ENCODINGS[name]) != owner or (name, options) in items.values():
                     continue
                 same = sum(name == other for other, _ in items.values())
                 items[f"{name}_{same + 1}" if same else name] = name, options
