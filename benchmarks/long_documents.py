@@ -24,7 +24,7 @@ from transformers import AutoModel, AutoTokenizer, PreTrainedModel
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf import set_positions
 from fairseq_posenc.hf.own_positions import count_positions
-from fairseq_posenc.position_parameters import LENGTH_RULES
+from fairseq_posenc.position_parameters import LengthRule
 from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.results.differences import Scale, compare
 from fairseq_posenc.workbench.results.intervals import interval_of_share
@@ -97,12 +97,12 @@ def build_record(args: argparse.Namespace, hits: dict[str, dict[str, list[float]
     rows: list[Row] = []
     first = next(iter(hits.values()))
     for name, halves in hits.items():
-        row: Row = {"model": name}
+        figures: dict[str, float] = {}
         for half, values in halves.items():
-            row |= interval_of_share(values).figures(half)
+            figures |= interval_of_share(values).figures(half)
             change = compare(dict(enumerate(values)), dict(enumerate(first[half])), SHARE)
-            row |= change.interval.figures(f"{half}_difference")
-        rows.append(row)
+            figures |= change.interval.figures(f"{half}_difference")
+        rows.append({"model": name, **figures})
     data = {
         "model": str(args.folder),
         "text": str(args.text),
@@ -124,7 +124,8 @@ def main() -> None:
     tokens = tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"][0]
     documents = cut_documents(tokens, args.length, args.documents)
     hits = {}
-    for rule in (None, *LENGTH_RULES):
+    rules: list[LengthRule | None] = [None, "copy", "interpolate"]
+    for rule in rules:
         model = AutoModel.from_pretrained(args.folder).eval()
         if rule is not None:
             set_positions(model, "own", args.length + 2, extend=rule)
