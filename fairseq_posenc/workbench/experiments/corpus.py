@@ -27,7 +27,7 @@ SPLIT_SEED = 1  # fixed, so that all models and seeds are validated on the same 
 _DOCUMENT_WORDS = 500  # a document ends with the paragraph that reaches this length
 _PARAGRAPH_WORDS = 200  # longest paragraph
 # Installed packages differ between machines, and tests have hardly any documentation.
-_LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
+_SKIPPED_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
 _TOPICS = Path("pydoc_data", "topics.py")  # the language reference, as a dictionary for ``help()``
 # Names of fairseq's symbols; as control symbols they are never pieces of the text.
 _FAIRSEQ_SYMBOLS = ["<pad>", "<mask>"]
@@ -166,7 +166,7 @@ def read_python_documents(library: Path) -> Iterator[Document]:
     yield from _read_topics(library / _TOPICS)
     for path in sorted(library.rglob("*.py")):
         relative = path.relative_to(library)
-        if _LEFT_OUT.isdisjoint(relative.parts) and relative != _TOPICS:
+        if _SKIPPED_FOLDERS.isdisjoint(relative.parts) and relative != _TOPICS:
             document = Document(relative.as_posix(), _read_docstrings(path))
             if document.paragraphs:
                 yield document

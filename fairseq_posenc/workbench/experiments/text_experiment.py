@@ -41,7 +41,7 @@ _OPTIONS = """
 --lr-scheduler inverse_sqrt --warmup-updates 200
 """
 TASKS = {MASKED: "masked_lm", CAUSAL: "language_modeling"}
-STACKS = {MASKED: "encoder", CAUSAL: "decoder"}  # name in options, such as --encoder-layers
+STACKS = {MASKED: "encoder", CAUSAL: "decoder"}  # begin options such as --encoder-layers
 LEARNING_RATE = "0.003"
 _MIN_VOCAB_SIZE = 16
 _MODELS = {

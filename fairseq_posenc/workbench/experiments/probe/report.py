@@ -132,7 +132,7 @@ def format_tables(results: TaskResults) -> str:
 
 def _format_shares(results: TaskResults, lengths: Sequence[int], ranks: bool = False) -> str:
     tasks = [task.name for task in results.experiment.tasks]
-    header = ["encoding", *(["mean reciprocal rank"] if ranks else []), *tasks]
+    header = ["encoding", "mean reciprocal rank", *tasks] if ranks else ["encoding", *tasks]
     rows = []
     for model in results.experiment.variants:
         columns = [reciprocal_rank(results, model)] if ranks else []
