@@ -43,7 +43,7 @@ def _call(
         padding[row, : 2 * row] = left
         padding[row, length - 2 * row :] = not left
     with torch.no_grad():
-        return layer._make_call(query, key, value, padding, None)
+        return layer._build_call(query, key, value, padding, None)
 
 
 def _largest_difference(call: AttentionCall) -> float:
