@@ -75,7 +75,7 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     """Compute a call; see :class:`~fairseq_posenc.backends.base.Backend`."""
     call = call.with_all_heads()
     call = call._replace(
-        query=call.query.type_as(call.value),  # a rotation may have made them float32
+        query=call.query.type_as(call.value),  # under autocast, a norm makes them float32
         key=call.key.type_as(call.value),
         terms=call.terms.expanded(),  # the kernels read a row for each distance
     )
