@@ -61,7 +61,8 @@ class Module:
         tree = ast.parse(text)
         self.name = name
         self.lines = text.splitlines()
-        self.title = (ast.get_docstring(tree) or "").partition("\n")[0]
+        title = (ast.get_docstring(tree) or "").partition("\n")[0]
+        self.title = _REFERENCE.sub(r"\1", title)
         self.definitions: dict[str, ast.stmt] = {}
         self._imported: dict[str, Symbol] = {}
         for node in tree.body:
