@@ -10,9 +10,8 @@ from fairseq_posenc.workbench.reports.checkpoint_facts import CheckpointFacts
 from fairseq_posenc.workbench.reports.user_runs import UserRun
 from fairseq_posenc.workbench.training import recipes
 
-# Given by the recipe or compared elsewhere; the last two are no options of fairseq.
+# Options that the kind of run fixes, or that have a line of their own.
 _NOT_COMPARED = {"task", "criterion", "max_update", "total_num_update", "seed"}
-_NOT_COMPARED |= {"warmup_epochs", "runs"}
 
 
 def list_deviations(runs: Sequence[UserRun], recipe_name: str) -> list[str]:
