@@ -149,7 +149,7 @@ class StackArguments:
         past = int(self.count_cached())
         if ids is None or past:  # generation continues a single document
             src_len = past + embeddings.size(1)
-            return embeddings.new_zeros(len(embeddings), src_len, dtype=torch.long)
+            return embeddings.new_zeros(embeddings.size(0), src_len, dtype=torch.long)
         jumps = ids.diff(dim=1, prepend=ids[:, :1] - 1).ne(1)  # [B or 1, T]
         if padding is not None:
             jumps = jumps & ~padding & (~padding).cumsum(1).ne(1)  # not at a row's first token
@@ -158,7 +158,7 @@ class StackArguments:
                 "position_ids start again, so a row holds several documents, but a cache can hold "
                 "only one: pass use_cache=False, or generate from each document"
             )
-        return jumps.expand(len(embeddings), -1).cumsum(1)
+        return jumps.expand(embeddings.size(0), -1).cumsum(1)
 
     def _read_ids(self, padding: Tensor | None) -> Tensor | None:
         """Read ids that do not just count the tokens, and join them to those of the cache."""
