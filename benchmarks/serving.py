@@ -34,7 +34,7 @@ from fairseq_posenc.workbench.convert.exchange.exporting import export
 from fairseq_posenc.workbench.convert.exchange.hf_folder_writer import Labels
 from fairseq_posenc.workbench.loading.open_model import OpenModel, open_model
 from fairseq_posenc.workbench.translation import Translator
-from fairseq_posenc.workbench.translation.checkpoint import find_data_bin
+from fairseq_posenc.workbench.translation.checkpoint import ParallelDataBin
 from measuring import page, timing
 from measuring.commands import new_parser, run_script
 
@@ -125,7 +125,7 @@ def ctranslate2_engine(folder: Path, pieces: Path, longest: int, threads: int) -
 def export_engines(trained: OpenModel, folder: Path, threads: int) -> dict[str, Engine]:
     """Export a model, and load it with each of the other engines."""
     longest = build_generation_config(trained)["max_new_tokens"] - 1  # words
-    source = find_data_bin(trained)
+    source = ParallelDataBin.from_opened(trained)
     pieces = source.find_pieces(source.source)
     export(trained, "hf", None, folder / "hf", Labels())
     engines = {"transformers": transformers_engine(folder / "hf")}
@@ -192,7 +192,7 @@ def compared(ours: list[Found], theirs: list[Found], references: list[str]) -> d
 def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Measure a row for each engine."""
     trained = open_model(args.checkpoint, args.data)
-    data = find_data_bin(trained)
+    data = ParallelDataBin.from_opened(trained)
     sources, references = (
         (data.folder / f"test.raw.{language}").read_text("utf-8").splitlines()
         for language in (data.source, data.target)

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 _FORMAT = 1  # version of manifest.json
 _SPLITS = ("train", "valid", "test")
-_SHORTEST_LIMIT = 8  # least value of --max-tokens
+_LEAST_MAX_TOKENS = 8  # four special symbols of a pair, and two tokens of each sentence
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,8 @@ class GlueSettings:
         """
         vocabulary = Vocabulary.from_args(args)
         splits = args.splits.split(",")
-        if args.max_tokens < _SHORTEST_LIMIT:
-            raise UserError(f"--max-tokens {args.max_tokens}: give {_SHORTEST_LIMIT} or more")
+        if args.max_tokens < _LEAST_MAX_TOKENS:
+            raise UserError(f"--max-tokens {args.max_tokens}: give {_LEAST_MAX_TOKENS} or more")
         if unknown := set(splits) - set(_SPLITS):
             names = ", ".join(_SPLITS)
             raise UserError(
@@ -85,7 +85,7 @@ class GlueSettings:
         """
         files = {}
         for split in task.files:
-            if split.rstrip("12") in self.splits:
+            if split.rstrip("12") in self.splits:  # MNLI also has valid1, test1 and test2
                 try:
                     files[split] = find_file(self.raw, task, split)
                 except UserError:
@@ -106,18 +106,18 @@ class GlueSettings:
 
 def main() -> None:
     """Run the program."""
-    settings = GlueSettings.from_args(_parser().parse_args())
-    # For all tasks before the first is written, so that a missing file is reported at once.
+    settings = GlueSettings.from_args(_make_parser().parse_args())
+    # Before any task is written, so that a missing file is reported at once.
     files = {task.name: settings.find_files(task) for task in settings.tasks}
     dictionary = settings.vocabulary.load_dictionary()
     encoder = settings.vocabulary.load_encoder(dictionary)
-    assert encoder
+    assert encoder  # only words and characters, which are no options here, have none
     with signals_as_keyboard_interrupt():
         for task in settings.tasks:
             _write_task(task, files[task.name], settings, encoder, dictionary)
         is_everything = len(settings.tasks) == len(TASKS) and set(settings.splits) == set(_SPLITS)
         if is_everything and (settings.raw / WNLI.name).is_dir():
-            _write_majority_of_wnli(settings)
+            _predict_wnli(settings)
 
 
 def _write_task(
@@ -144,18 +144,18 @@ def _write_task(
         folder.finish({"glue_task": task.name, DICTIONARY: summary, "splits": splits})
 
 
-def _write_majority_of_wnli(settings: GlueSettings) -> None:
+def _predict_wnli(settings: GlueSettings) -> None:
     """Write the predictions for WNLI: the majority class of its training set."""
     files = settings.find_files(WNLI)
-    train, test = (read_examples(files[split], WNLI, split) for split in ("train", "test"))
+    train = read_examples(files["train"], WNLI, "train")
+    test = read_examples(files["test"], WNLI, "test")
     ((label, count),) = Counter(train.labels).most_common(1)
     path = settings.out / f"{WNLI.name}.tsv"
     write_predictions(path, test.ids, [label] * len(test.ids))
     say(f"wrote {path}: {label} for all, the label of {count:,} of {len(train.labels):,}")
 
 
-def _parser() -> argparse.ArgumentParser:
-    """Build the parser of the program."""
+def _make_parser() -> argparse.ArgumentParser:
     parser = Parser(description=__doc__)
     add = parser.add_argument
     add("raw", type=Path, help="folder with CoLA/train.tsv and so on; also .gz, .bz2, .xz, .zst")

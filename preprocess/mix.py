@@ -1,9 +1,9 @@
-r"""Mixes several corpora, sampled to a size each, to one text, and holds out a part.
+r"""Mixes several corpora, each sampled to a size, into one text, and holds out a part of it.
 
 Each --corpus is a format (plain, json, wikipedia, wikitext), files or folders, and settings:
 size=64GiB samples documents up to this size, lines=158400000 up to this number of lines,
-hold-out=50000 holds this number out for validation, where=FIELD=VALUE and field=NAME are for json
-(and Parquet).
+hold-out=50000 holds this number of documents (see --unit) out for validation, where=FIELD=VALUE and
+field=NAME are for json (and Parquet).
 
   fairseq-posenc preprocess mix --out text/books-wiki --sentences --unit lines \
       --corpus plain books/ hold-out=5000 --corpus wikipedia extracts/ hold-out=15000
@@ -11,8 +11,8 @@ hold-out=50000 holds this number out for validation, where=FIELD=VALUE and field
       --valid text/books-wiki/valid.txt --out data-bin/books-wiki --longest-line 511 \
       --encoder-json encoder.json --vocab-bpe vocab.bpe --dict dict.txt
 
-OUT/train has text files, each with documents of all corpora, OUT/valid.txt the text held out, and
-OUT/manifest.json all counts. The same seed samples the same documents on every machine.
+OUT/train has text files, each with documents of all corpora; OUT/valid.txt has the text held out,
+and OUT/manifest.json all counts. The same seed samples the same documents on every machine.
 """
 
 from __future__ import annotations
@@ -42,15 +42,16 @@ from mixing.draw import DOCUMENTS, LINES, CorpusRequest, parse_corpus
 from mixing.mixture import Mixture, MixtureRules
 
 _FORMAT = 2  # version of manifest.json
-_checksum = cache(Input.from_part)  # several corpora may be in one file, as with the Pile
+# Reads a file for its checksum once, even if several corpora are in one file, as in the Pile.
+_compute_input = cache(Input.from_part)
 
 
 def main() -> None:
     """Run the program."""
-    args = _parser().parse_args()
+    args = _make_parser().parse_args()
     corpora = [(corpus, _find_inputs(corpus)) for corpus in map(parse_corpus, args.corpus)]
     rules = build_settings(MixtureRules, args, skip_invalid=args.invalid_lines == "skip")
-    folder = WholeFolder(args.out, _plan(corpora, rules))
+    folder = WholeFolder(args.out, _make_plan(corpora, rules))
     if folder.check_done():
         return
     with signals_as_keyboard_interrupt(), folder.resume() as saved:
@@ -63,21 +64,26 @@ def main() -> None:
 def _find_inputs(corpus: CorpusRequest) -> list[Input]:
     parts = parts_of_shard(find_files(corpus.paths), 0, 1)
     check_format(corpus.format, [part.path for part in parts])
-    return list(map(_checksum, parts))
+    return list(map(_compute_input, parts))
 
 
-def _plan(corpora: list[tuple[CorpusRequest, list[Input]]], rules: MixtureRules) -> dict[str, Any]:
+def _make_plan(
+    corpora: list[tuple[CorpusRequest, list[Input]]], rules: MixtureRules
+) -> dict[str, Any]:
     """List everything that the text depends on."""
     return {
         "format": _FORMAT,
+        # The text is the same for any number of workers.
         "options": {**rules._asdict(), "workers": None},
-        "corpora": [[describe_format(c.format), c.size, c.unit, c.hold_out] for c, _ in corpora],
+        "corpora": [
+            [describe_format(corpus.format), corpus.size, corpus.unit, corpus.hold_out]
+            for corpus, _ in corpora
+        ],
         "inputs": [combine_checksums(inputs) for _, inputs in corpora],
     }
 
 
-def _parser() -> argparse.ArgumentParser:
-    """Build the parser of the program."""
+def _make_parser() -> argparse.ArgumentParser:
     parser = Parser(description=__doc__)
     add = parser.add_argument
     add(

@@ -1,4 +1,4 @@
-r"""Converts plain text (BooksCorpus, OpenWebText, any text of yours) to a fairseq data-bin.
+r"""Converts plain text (BooksCorpus, OpenWebText, any other text) to a fairseq data-bin.
 
 A line is a paragraph or a sentence; an empty line or the end of a file ends a document.
 

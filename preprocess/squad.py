@@ -1,12 +1,11 @@
-#!/usr/bin/env python3
 r"""Converts the published files of SQuAD 1.1 or 2.0 to a folder to train on.
 
     fairseq-posenc preprocess squad --train train-v1.1.json --valid dev-v1.1.json \
         --out data-bin/squad11 --encoder-json encoder.json --vocab-bpe vocab.bpe --dict dict.txt
 
 Files may be compressed (.gz). The tokens and the dictionary must be those of the model's
-pre-training. A question with a long paragraph becomes several windows; in a window without the
-answer, the answer is <s>. The folder also has the files of the vocabulary, and manifest.json with
+pre-training. A question with a long paragraph becomes several windows; a window without the answer
+has <s> as its answer. The folder also has the files of the vocabulary, and manifest.json with
 the options, the inputs' SHA-256, and all counts.
 """
 
@@ -35,7 +34,7 @@ from fairseq_posenc.workbench.running.progress import format_counts, say
 from fairseq_posenc.workbench.tokens.tokenizer import ENCODER_JSON, MERGES, PIECES
 
 SPLITS = ("train", "valid")
-_NAMES = {  # names of the vocabulary's files in the folder
+_NAMES = {  # option of the vocabulary -> name of its file in the folder
     "dict": DICTIONARY,
     "sentencepiece_model": PIECES,
     "encoder_json": ENCODER_JSON,
@@ -50,7 +49,7 @@ class SquadSettings:
     inputs: dict[str, Path]  # split -> file of SQuAD
     out: Path  # folder to make
     vocabulary: dict[str, Path]  # name in the folder -> file of the vocabulary
-    limits: Limits  # sizes in tokens
+    limits: Limits  # of windows and questions, in tokens
 
     @classmethod
     def from_args(cls, args: argparse.Namespace) -> SquadSettings:
@@ -89,7 +88,7 @@ class SquadSettings:
 
 def main(arguments: Optional[Sequence[str]] = None) -> None:
     """Run the program."""
-    settings = SquadSettings.from_args(_parser().parse_args(arguments))
+    settings = SquadSettings.from_args(_make_parser().parse_args(arguments))
     squads = {split: read_squad(path) for split, path in settings.inputs.items()}
     folder = WholeFolder(settings.out, settings.plan(squads))
     if folder.check_done():
@@ -99,19 +98,18 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
             shutil.copyfile(path, folder.partial / name)
         dictionary = load_dictionary(folder.partial / DICTIONARY)
         tokenizer = load_tokenizer(folder.partial, dictionary)
-        encoder = WindowMaker(tokenizer, dictionary, settings.limits)
+        window_maker = WindowMaker(tokenizer, dictionary, settings.limits)
         counts = {}
         for split, squad in squads.items():
             say(f"{split}: {len(squad.questions):,} questions")
             prefix = folder.partial / split
-            counts[split] = write_split(squad, encoder, prefix)
+            counts[split] = write_split(squad, window_maker, prefix)
         folder.finish({"splits": counts})
     for split, count in counts.items():
         print(f"{split}: {format_counts(count)}")
 
 
-def _parser() -> argparse.ArgumentParser:
-    """Build the parser of the program."""
+def _make_parser() -> argparse.ArgumentParser:
     parser = Parser(description=__doc__)
     add = parser.add_argument
     add("--train", type=Path, required=True, help="train-v1.1.json or train-v2.0.json")

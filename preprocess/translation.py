@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 r"""Converts parallel text to a fairseq data-bin: IWSLT 2017, Multi30k, or files line by line.
 
   fairseq-posenc preprocess translation iwslt17 fr-en.tgz --out data-bin/iwslt17.fr-en
@@ -71,9 +70,9 @@ def make_parser() -> argparse.ArgumentParser:
 
 def _add_sets(parser: argparse.ArgumentParser, **defaults: Optional[list[str]]) -> None:
     """Add ``--valid`` and ``--test``, which are required if they have no default."""
+    add = parser.add_argument
     for name, default in defaults.items():
         text = f"one or several sets (default: {' '.join(default)})" if default else "as --train"
-        add = parser.add_argument
         add(f"--{name}", nargs="+", metavar="SET", default=default, required=not default, help=text)
 
 

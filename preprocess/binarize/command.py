@@ -44,24 +44,20 @@ from .split import Split, SplitState
 from .vocabulary import PACKAGES, save_dictionary
 
 _FORMAT = 2  # version of manifest.json
-_COUNTS = "counts.json"
+_COUNTS_FILE = "counts.json"
 _PADDING_FACTOR = 8  # dictionaries are padded to a multiple of it, as in fairseq
-# The options, beside the files, that the content of a data-bin depends on.
-_OPTIONS = (
-    *("words", "characters", "keep_spaces", "min_count", "max_symbols"),
-    *("sentences", "empty_lines", "longest_line", "long_lines", "invalid_lines"),
-    *("shard", "num_shards"),
-)
+# Settings that do not change the content of a data-bin, or that its manifest has elsewhere.
+_UNRECORDED = ("inputs", "vocabulary", "out", "dict_only", "workers", "cluster")
 
 
-def run(args: argparse.Namespace, lines: LineFormat) -> None:
+def run(args: argparse.Namespace, line_format: LineFormat) -> None:
     """Make the data-bin or dictionary; resume where an earlier call was interrupted.
 
     Args:
         args: options of :func:`options.make_parser`.
-        lines: format of the corpus.
+        line_format: format of the corpus.
     """
-    binarizer = Binarizer(BinarizeSettings.from_args(args), lines)
+    binarizer = Binarizer(BinarizeSettings.from_args(args), line_format)
     with signals_as_keyboard_interrupt():
         binarizer.run()
 
@@ -70,16 +66,16 @@ class Binarizer:
     """Makes a data-bin, its shards, or only their dictionary.
 
     Args:
-        settings: the text, and what to make of it.
-        lines: format of the corpus.
+        settings: the input files, and the output to make from them.
+        line_format: format of the corpus.
     """
 
-    def __init__(self, settings: BinarizeSettings, lines: LineFormat) -> None:
+    def __init__(self, settings: BinarizeSettings, line_format: LineFormat) -> None:
         self._settings = settings
-        self._text = TextRules(lines, settings.sentences, settings.empty_lines)
+        self._text_rules = TextRules(line_format, settings.sentences, settings.empty_lines)
 
     def run(self) -> None:
-        """Make the missing parts of what the settings ask for.
+        """Make the missing parts of the output.
 
         Raises:
             UserError: the input is wrong, or the folder has other settings.
@@ -100,22 +96,21 @@ class Binarizer:
 
     def _replace(self, **changes: Any) -> Binarizer:
         """Build a binarizer with changed settings."""
-        return Binarizer(replace(self._settings, **changes), self._text.lines)
+        return Binarizer(replace(self._settings, **changes), self._text_rules.line_format)
 
     def _run_jobs(self) -> None:
         """Make all shards as jobs of a cluster; first count symbols if they need a dictionary."""
         settings = self._settings
-        programs = str(Path(__file__).parents[1])
         assert settings.cluster
-        # So that jobs find the modules beside the programs.
-        os.environ["PYTHONPATH"] = os.pathsep.join(
-            filter(None, [programs, os.environ.get("PYTHONPATH")])
-        )
+        # So that jobs find this package, which is not installed.
+        programs = str(Path(__file__).parents[1])
+        inherited = os.environ.get("PYTHONPATH")
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [programs, inherited]))
         changes: dict[str, Any] = {"workers": int(settings.cluster.options.get("cpus-per-task", 1))}
         if settings.makes_dictionary:
             counter: Counter[str] = Counter()
             for folder in self._replace(**changes, dict_only=True)._make_shards():
-                counter.update(read_json(folder / _COUNTS))
+                counter.update(read_json(folder / _COUNTS_FILE))
             path = settings.out / DICTIONARY
             save_dictionary(self._build_dictionary(counter), path)
             changes["vocabulary"] = settings.vocabulary._replace(dict_txt=path)
@@ -143,7 +138,7 @@ class Binarizer:
         step = Step(
             folder,
             {},
-            work=lambda place: self.run(),
+            work=lambda _: self.run(),
             progress=lambda: read_progress(folder),
             result=MANIFEST,
         )
@@ -156,21 +151,21 @@ class Binarizer:
         if folder.check_done():
             return
         with folder.create():
-            write_whole(folder.partial / _COUNTS, json.dumps(self._count_symbols(inputs)))
-            described = [{**part._asdict(), "sha256": digest} for part, digest in inputs]
-            folder.finish({"splits": {"train": {"inputs": described}}})
+            write_whole(folder.partial / _COUNTS_FILE, json.dumps(self._count_symbols(inputs)))
+            parts = [{**part._asdict(), "sha256": digest} for part, digest in inputs]
+            folder.finish({"splits": {"train": {"inputs": parts}}})
 
     def _write_folder(self) -> None:
         """Write the data-bin, or one shard of it."""
         settings = self._settings
-        vocabulary = self._settings.vocabulary
+        vocabulary = settings.vocabulary
         # fairseq reads valid and test only from the first shard.
         splits = [name for name in settings.inputs if name == "train" or settings.shard == 0]
         inputs = {split: self._find_inputs(split) for split in splits}
         folder = WholeFolder(settings.folder, self._plan(inputs))
         if folder.check_done():
             return
-        # Loaded first, so that a broken dictionary is refused before anything is written.
+        # Loaded now, so that a broken dictionary is refused before anything is written.
         loaded = None if settings.makes_dictionary else vocabulary.load_dictionary()
         path = folder.partial / DICTIONARY
         with folder.resume() as done:
@@ -185,10 +180,10 @@ class Binarizer:
             tokenizer = vocabulary.load_encoder(dictionary)
             encoder = tokenizer or SymbolEncoder(settings.splitter, dictionary)
             with Pool(
-                settings.workers, make_items, self._text, encoder, symbols, settings
-            ) as opened:
+                settings.workers, make_items, self._text_rules, encoder, symbols, settings
+            ) as pool:
                 for split in splits:
-                    self._write_split(split, inputs[split], folder, symbols, opened, done)
+                    self._write_split(split, inputs[split], folder, symbols, pool, done)
             summary = {"symbols": len(dictionary), "sha256": checksum(path)}
             folder.finish({DICTIONARY: summary, "splits": {split: done[split] for split in splits}})
 
@@ -198,7 +193,7 @@ class Binarizer:
         inputs: list[Input],
         folder: WholeFolder,
         symbols: SpecialSymbols,
-        opened: Pool,
+        pool: Pool,
         done: dict[str, Any],
     ) -> None:
         """Write a split unless it is done; ``done`` has results or unfinished states by split."""
@@ -210,7 +205,7 @@ class Binarizer:
 
             state = SplitState.from_json(done[name]) if name in done else SplitState()
             split = Split(folder.partial / name, inputs, symbols, self._settings, state, save)
-            done[name] = split.write(opened)
+            done[name] = split.write(pool)
             folder.save(done)
         (folder.partial / f"{name}.sizes").unlink(missing_ok=True)
         counts = done[name]["counts"]
@@ -219,23 +214,30 @@ class Binarizer:
         if special := counts.get("special_tokens"):
             say(f"warning: {name} has {special:,} words that fairseq takes for <s>, </s> or <pad>")
 
-    def _find_parts(self, split: str, shard: int, count: int) -> list[Part]:
+    def _find_parts(self, split: str, shard: int = 0, num_shards: int = 1) -> list[Part]:
         files = find_files(self._settings.inputs[split])
-        check_format(self._text.lines, files)
-        return parts_of_shard(files, shard, count)
+        check_format(self._text_rules.line_format, files)
+        return parts_of_shard(files, shard, num_shards)
 
     def _find_inputs(self, split: str) -> list[Input]:
         """Find the parts of a split; only ``train`` is divided into shards."""
         settings = self._settings
-        shard = (settings.shard, settings.num_shards) if split == "train" else (0, 1)
-        return list(map(Input.from_part, self._find_parts(split, *shard)))
+        if split == "train":
+            parts = self._find_parts(split, settings.shard, settings.num_shards)
+        else:
+            parts = self._find_parts(split)
+        return list(map(Input.from_part, parts))
 
     def _plan(self, inputs: dict[str, list[Input]]) -> dict[str, Any]:
         """List all settings and checksums that the content of the folder depends on."""
         return {
             "format": _FORMAT,
-            "options": {name: getattr(self._settings, name) for name in _OPTIONS},
-            "corpus": describe_format(self._text.lines),
+            "options": {
+                name: value
+                for name, value in vars(self._settings).items()
+                if name not in _UNRECORDED
+            },
+            "corpus": describe_format(self._text_rules.line_format),
             "files": self._settings.vocabulary.checksums(),
             "inputs": {split: combine_checksums(parts) for split, parts in inputs.items()},
             "packages": {name: version(name) for name in PACKAGES},
@@ -243,15 +245,15 @@ class Binarizer:
 
     def _count_dictionary(self) -> Dictionary:
         """Build the dictionary by counting the whole training text in this process."""
-        parts = self._find_parts("train", 0, 1)
+        parts = self._find_parts("train")
         return self._build_dictionary(self._count_symbols([Input(part) for part in parts]))
 
     def _count_symbols(self, inputs: Sequence[Input]) -> Counter[str]:
         settings = self._settings
         counter = Counter[str]()
-        with Pool(settings.workers, count_symbols, self._text, settings.splitter) as opened:
-            for mark, (counts, invalid) in opened.map(read_chunks(inputs, Place())):
-                check_invalid(invalid, inputs, mark, settings.skips_invalid)
+        with Pool(settings.workers, count_symbols, self._text_rules, settings.splitter) as pool:
+            for chunk, (counts, invalid) in pool.map(read_chunks(inputs, Place())):
+                check_invalid(invalid, inputs, chunk, settings.skips_invalid)
                 counter.update(counts)
         return counter
 

@@ -1,7 +1,8 @@
 """Extracts text from the lines of corpus files, in the formats of several corpora.
 
 A format turns one line of a file into lines of text, and "" at the end of a document. It needs no
-other line, so any number of processes can share a file.
+other line, so any number of processes can share a file. A format that is a function keeps its name:
+manifests record it.
 """
 
 from __future__ import annotations
@@ -62,7 +63,8 @@ class JsonField(NamedTuple):
             raise ValueError(f'not a JSON object with a text "{self.field}"')
         if _SURROGATE.search(text):
             raise ValueError("half of a surrogate pair is not a character")
-        return (*(part for part in split_lines(text) if part.strip()), "")
+        paragraphs = [line for line in split_lines(text) if line.strip()]
+        return [*paragraphs, ""]
 
 
 def _look_up(record: object, path: str) -> object:
@@ -70,8 +72,8 @@ def _look_up(record: object, path: str) -> object:
     if isinstance(record, dict) and path in record:
         return record[path]
     first, _, rest = path.partition(".")
-    inside = record.get(first) if isinstance(record, dict) else None
-    return _look_up(inside, rest) if rest else inside
+    value = record.get(first) if isinstance(record, dict) else None
+    return _look_up(value, rest) if rest else value
 
 
 def parse_where(text: Optional[str]) -> Optional[tuple[str, str]]:
@@ -121,12 +123,12 @@ def split_lines(text: str) -> list[str]:
     return lines
 
 
-def describe_format(lines: LineFormat) -> str:
-    """Describe a format with its settings, for manifests."""
-    return getattr(lines, "__name__", None) or repr(lines)
+def describe_format(line_format: LineFormat) -> str:
+    """Describe a format for manifests: a function by its name, a tuple with its settings."""
+    return getattr(line_format, "__name__", None) or repr(line_format)
 
 
-def check_format(lines: LineFormat, paths: Sequence[str]) -> None:
+def check_format(line_format: LineFormat, paths: Sequence[str]) -> None:
     """Refuse Parquet files for formats other than JSON, before anything is written.
 
     Raises:
@@ -134,7 +136,7 @@ def check_format(lines: LineFormat, paths: Sequence[str]) -> None:
     """
     for path in paths:
         if path.endswith(PARQUET):
-            if not isinstance(lines, JsonField):
+            if not isinstance(line_format, JsonField):
                 raise UserError(f"{path}: Parquet is read by json_lines.py")
             if find_spec("pyarrow") is None:
                 raise UserError(f"{path}: Parquet needs the package pyarrow: pip install pyarrow")

@@ -21,14 +21,14 @@ from .formats import LineFormat, split_lines
 from .options import BinarizeSettings
 from .sentences import split_sentences
 from .shards import Input
-from .sources import Mark
+from .sources import Chunk
 
 
 @dataclass(frozen=True)
 class TextRules:
     """The rules by which lines of a corpus become the lines that are encoded."""
 
-    lines: LineFormat  # format of the corpus
+    line_format: LineFormat  # of the corpus
     sentences: bool  # split lines into sentences
     # `drop` empty lines, `keep` them as items of `</s>` alone, or keep one such item between two
     # `documents`
@@ -45,10 +45,12 @@ class InvalidLine(NamedTuple):
 class Items(NamedTuple):
     """The items of a chunk."""
 
-    tokens: bytes  # all tokens, in the data set's type
-    sizes: bytes  # the size of each item, as int32
-    begins_document: bool  # with `documents`, whether an empty line came before the first item
-    ends_document: bool  # and whether one came after the last; both if all lines were empty
+    tokens: bytes  # of all items, in the data set's type
+    sizes: bytes  # of the items, `</s>` included, as int32
+    # for `documents`: whether empty lines came before the first item, and after the last one;
+    # both if all lines were empty
+    begins_document: bool
+    ends_document: bool
     counts: Counter[str]  # for the manifest
     invalid: list[InvalidLine]
 
@@ -61,26 +63,28 @@ class Lines(NamedTuple):
     invalid: list[InvalidLine]
 
 
-def read_lines(data: bytes, text: TextRules) -> Lines:
+def read_lines(data: bytes, rules: TextRules) -> Lines:
     """Read the lines of a chunk, stripped, and split into sentences if the rules say so."""
     lines: list[str] = []
     invalid: list[InvalidLine] = []
     raw = split_lines(data.decode("utf-8", errors="surrogateescape"))
     for number, line in enumerate(raw):
         try:
-            line.encode()
-            lines += text.lines(line)
+            line.encode()  # fails for bytes that are not UTF-8, which were read as surrogates
+            lines += rules.line_format(line)
         except UnicodeEncodeError as error:
-            byte = ord(error.object[error.start]) & 0xFF
+            byte = ord(error.object[error.start]) & 0xFF  # U+DC80 + n stands for byte 0x80 + n
             reason = f"byte 0x{byte:02x} at column {error.start + 1} is not UTF-8"
             invalid.append(InvalidLine(number, reason))
         except ValueError as error:
             invalid.append(InvalidLine(number, str(error)))
-    if text.sentences:
-        lines = list(chain.from_iterable(tuple(split_sentences(line)) or ("",) for line in lines))
+    if rules.sentences:
+        # An empty line has no sentences, but stays a line.
+        sentences = (tuple(split_sentences(line)) or ("",) for line in lines)
+        lines = list(chain.from_iterable(sentences))
     else:
         lines = [line.strip() for line in lines]
-    if text.empty_lines == "drop":
+    if rules.empty_lines == "drop":
         lines = [line for line in lines if line]
     counts = Counter(lines=len(raw), invalid_lines=len(invalid))
     counts["blank_lines"] = sum(not line or line.isspace() for line in raw)
@@ -88,102 +92,97 @@ def read_lines(data: bytes, text: TextRules) -> Lines:
 
 
 def make_items(
-    data: bytes,
-    text: TextRules,
-    encoder: Encoder,
-    symbols: SpecialSymbols,
-    settings: BinarizeSettings,
+    data: bytes, rules: TextRules, encoder: Encoder, symbols: SpecialSymbols, settings: BinarizeSettings
 ) -> Items:
     """Encode a chunk of a file as items."""
-    lines, counts, invalid = read_lines(data, text)
+    lines, counts, invalid = read_lines(data, rules)
     tokens, sizes = encoder.encode(lines)
-    counts.update(_count_symbols(tokens, sizes, symbols))
+    counts.update(_count_special_tokens(tokens, sizes, symbols))
     blank = np.fromiter((not line for line in lines), bool, len(lines))
-    begins = False
-    ends = False
+    begins_document = False
+    ends_document = False
     is_kept = np.ones(len(sizes), dtype=bool)
     if settings.longest_line is not None:
         long = sizes > settings.longest_line
         counts["long_lines"] = int(long.sum())
         if settings.long_lines == "skip":
             is_kept = ~long
-    if text.empty_lines == "documents":
+    if rules.empty_lines == "documents":
         is_kept &= (sizes > 1) | blank  # drop lines of text without tokens, which end no document
-        is_kept, begins, ends = between_documents(is_kept, blank)
+        is_kept, begins_document, ends_document = _keep_between_documents(is_kept, blank)
         counts["document_ends"] = int((is_kept & blank).sum())
     tokens = tokens[np.repeat(is_kept, sizes)]
     sizes = sizes[is_kept]
     if settings.longest_line is not None:
-        sizes = split_long(sizes, settings.longest_line)
+        sizes = split_long_sizes(sizes, settings.longest_line)
     counts.update(items=len(sizes), tokens=len(tokens))
-    return Items(tokens.tobytes(), sizes.tobytes(), begins, ends, counts, invalid)
+    return Items(tokens.tobytes(), sizes.tobytes(), begins_document, ends_document, counts, invalid)
 
 
-def _count_symbols(
+def _count_special_tokens(
     tokens: np.ndarray, sizes: np.ndarray, symbols: SpecialSymbols
 ) -> dict[str, int]:
-    ends = int((tokens == symbols.eos).sum()) - len(sizes)
-    special = int(((tokens == symbols.bos) | (tokens == symbols.pad)).sum())
-    return {"unknown_tokens": int((tokens == symbols.unk).sum()), "special_tokens": special + ends}
+    """Count ``<unk>``, and words of the text that are spelled like other special symbols."""
+    special = np.isin(tokens, [symbols.bos, symbols.pad, symbols.eos]).sum() - len(sizes)
+    return {"unknown_tokens": int((tokens == symbols.unk).sum()), "special_tokens": int(special)}
 
 
 def count_symbols(
-    data: bytes, text: TextRules, split: Splitter
+    data: bytes, rules: TextRules, split: Splitter
 ) -> tuple[Counter[str], list[InvalidLine]]:
     """Count the symbols of a chunk; also return the lines that are left out."""
-    read = read_lines(data, text)
-    counter: Counter[str] = Counter()
-    for symbols in split(read.lines):
-        counter.update(symbols)
-    return counter, read.invalid
+    lines, _, invalid = read_lines(data, rules)
+    counter = Counter(chain.from_iterable(split(lines)))
+    return counter, invalid
 
 
 def check_invalid(
-    invalid: Sequence[InvalidLine], inputs: Sequence[Input], mark: Mark, skip: bool
+    invalid: Sequence[InvalidLine], inputs: Sequence[Input], chunk: Chunk, skip: bool
 ) -> list[str]:
     """Describe the invalid lines of a chunk.
 
     Args:
         invalid: the lines.
         inputs: the parts of files that are read.
-        mark: describes the chunk.
+        chunk: where the chunk lies in them.
         skip: whether invalid lines are allowed.
 
     Raises:
         UserError: a line is invalid, and ``skip`` is False.
     """
-    part = inputs[mark.place.part].part
-    line = mark.place.line - mark.lines
+    part = inputs[chunk.end.part].part
+    lines_before = chunk.end.line - chunk.lines
     origin = f" (counted from byte {part.start})" if part.start else ""
     problems = [
-        f"{part.path}, line {line + number + 1}: {reason}{origin}" for number, reason in invalid
+        f"{part.path}, line {lines_before + number + 1}: {reason}{origin}"
+        for number, reason in invalid
     ]
     if problems and not skip:
         raise UserError(f"{problems[0]}; mend the file, or use --invalid-lines skip")
     return problems
 
 
-def split_long(sizes: np.ndarray, longest: int) -> np.ndarray:
+def split_long_sizes(sizes: np.ndarray, longest: int) -> np.ndarray:
     """Split long sizes into as few parts as possible, of nearly equal size: 9 into 5 and 4.
 
     Unequal parts might leave a last part of a single ``</s>``, which fairseq takes for the end of a
     document.
     """
-    if (sizes <= longest).all():  # the limit may be too large for the type of the sizes
+    if (sizes <= longest).all():  # else a huge limit would overflow the type of the sizes
         return sizes
     parts = -(-sizes // longest)  # rounded up
-    # For each part: the size and the number of parts of its whole, and its index among them.
-    whole = np.repeat(sizes, parts)
+    # For each part: the size and the number of parts of its item, and its index among them.
+    size = np.repeat(sizes, parts)
     count = np.repeat(parts, parts)
     index = np.arange(len(count)) - np.repeat(np.cumsum(parts) - parts, parts)
-    return (whole // count + (index < whole % count)).astype(sizes.dtype)
+    return (size // count + (index < size % count)).astype(sizes.dtype)
 
 
-def between_documents(keep: np.ndarray, blank: np.ndarray) -> tuple[np.ndarray, bool, bool]:
+def _keep_between_documents(keep: np.ndarray, blank: np.ndarray) -> tuple[np.ndarray, bool, bool]:
     """Keep one empty item between documents, and none before the first and after the last.
 
-    In fairseq's ``complete`` mode an empty item is an extra ``</s>``, which RoBERTa has after each
-    document.
+    With fairseq's ``--sample-break-mode complete``, an empty item is an extra ``</s>``, which
+    RoBERTa has after each document.
 
     Args:
         keep: mask of the items that are kept so far, ``(N,)``.
@@ -193,13 +192,13 @@ def between_documents(keep: np.ndarray, blank: np.ndarray) -> tuple[np.ndarray, 
         The mask of the items to keep, and whether the text began and ended with empty items.
     """
     kept = np.flatnonzero(keep)
-    empty = blank[kept]
-    full = np.flatnonzero(~empty)
-    if not len(full):
+    is_empty = blank[kept]
+    text = np.flatnonzero(~is_empty)
+    if not len(text):
         return np.zeros_like(keep), len(kept) > 0, len(kept) > 0
-    follows_text = np.concatenate([[False], ~empty[:-1]])
-    inside = np.arange(len(kept)) < full[-1]
-    chosen = ~empty | (follows_text & inside)
+    follows_text = np.concatenate([[False], ~is_empty[:-1]])
+    precedes_text = np.arange(len(kept)) < text[-1]
+    chosen = ~is_empty | (follows_text & precedes_text)
     result = np.zeros_like(keep)
     result[kept[chosen]] = True
-    return result, bool(empty[0]), bool(empty[-1])
+    return result, bool(is_empty[0]), bool(is_empty[-1])

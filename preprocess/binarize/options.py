@@ -30,7 +30,7 @@ from fairseq_posenc.workbench.tokens.symbols import (
 from .vocabulary import Vocabulary, add_vocabulary
 
 SPLITS = ("train", "valid", "test")
-_SHORTEST_LIMIT = 4  # least value of --longest-line
+_LEAST_LONGEST_LINE = 4  # so that parts of a split line have two tokens or more
 _NO_LIMIT = -1  # default of --max-symbols
 _FAIRSEQS_SYMBOLS = 4  # <s>, <pad>, </s> and <unk>
 
@@ -66,8 +66,8 @@ class BinarizeSettings:
             UserError: options are missing, or contradict each other.
         """
         inputs = {split: paths for split in SPLITS if (paths := getattr(args, split))}
-        has_symbols = args.words or args.characters
-        vocabulary = Vocabulary.from_args(args, has_symbols, ", or --words")
+        is_by_rule = args.words or args.characters
+        vocabulary = Vocabulary.from_args(args, is_by_rule, ", or --words")
         settings = build_settings(
             cls, args, inputs=inputs, vocabulary=vocabulary, cluster=parse_cluster(args)
         )
@@ -109,8 +109,10 @@ class BinarizeSettings:
         """Refuse options that are out of range or contradict each other."""
         if not 0 <= self.shard < self.num_shards:
             raise UserError(f"--shard {self.shard}: shards are numbered 0 to {self.num_shards - 1}")
-        if self.longest_line is not None and self.longest_line < _SHORTEST_LIMIT:
-            raise UserError(f"--longest-line {self.longest_line}: give {_SHORTEST_LIMIT} or more")
+        if self.longest_line is not None and self.longest_line < _LEAST_LONGEST_LINE:
+            raise UserError(
+                f"--longest-line {self.longest_line}: give {_LEAST_LONGEST_LINE} or more"
+            )
         if self.long_lines == "skip" and self.longest_line is None:
             raise UserError("--long-lines skip: give --longest-line, too")
         if self.min_count < 0:
@@ -136,8 +138,9 @@ class BinarizeSettings:
             raise UserError("--dict-only counts words or characters of --train, without --dict")
         if self.makes_dictionary and not has_train:
             raise UserError("give --train, which the dictionary is made from, or --dict")
-        made = self.dict_only or self.cluster
-        if self.makes_dictionary and self.num_shards > 1 and not made:
+        # --dict-only counts a shard; on a cluster, counting is the first step.
+        counts_shards = self.dict_only or self.cluster
+        if self.makes_dictionary and self.num_shards > 1 and not counts_shards:
             raise UserError(
                 "shards need one dictionary: make it with --dict-only, then give it with --dict"
             )

@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 
 from fairseq_posenc.errors import RunError
 
-Mark = TypeVar("Mark")  # describes a chunk
-_PENDING_PER_WORKER = 3  # chunks that wait to be processed or yielded
+Key = TypeVar("Key")  # stays with the caller while a worker processes the chunk
+_PENDING_PER_WORKER = 3  # chunks that are processed, or wait for it or to be yielded
 # Signals that end the main process, and its workers with it.
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -30,26 +30,26 @@ class Pool:
     def __init__(self, workers: int, function: Callable[..., Any], *arguments: Any) -> None:
         # Forked workers share the arguments' memory, and need not import modules.
         context = multiprocessing.get_context("fork" if sys.platform == "linux" else None)
-        self._most_pending = workers * _PENDING_PER_WORKER
+        self._max_pending = workers * _PENDING_PER_WORKER
         self._executor = ProcessPoolExecutor(
             workers, context, initializer=_start_worker, initargs=(function, arguments)
         )
 
-    def map(self, chunks: Iterable[tuple[Mark, bytes]]) -> Iterator[tuple[Mark, Any]]:
-        """Yield each chunk's mark and the function's result for its data, in order.
+    def map(self, chunks: Iterable[tuple[Key, bytes]]) -> Iterator[tuple[Key, Any]]:
+        """Yield the key of each chunk with the function's result for its bytes, in order.
 
         Raises:
             RunError: a worker was killed.
         """
-        pending: deque[tuple[Mark, Future[Any]]] = deque()
+        pending: deque[tuple[Key, Future[Any]]] = deque()
         try:
-            for mark, data in chunks:
-                pending.append((mark, self._submit(data)))
-                if len(pending) >= self._most_pending:
-                    first, future = pending.popleft()
-                    yield first, future.result()
-            for mark, future in pending:
-                yield mark, future.result()
+            for key, data in chunks:
+                pending.append((key, self._submit(data)))
+                if len(pending) >= self._max_pending:
+                    oldest, future = pending.popleft()
+                    yield oldest, future.result()
+            for key, future in pending:
+                yield key, future.result()
         except BrokenProcessPool:
             raise RunError(
                 "a worker process was ended from outside, often for lack of memory; "
@@ -76,7 +76,7 @@ class Pool:
         self._executor.shutdown(cancel_futures=True)
 
 
-_task: tuple[Callable[..., Any], tuple[Any, ...]]
+_task: tuple[Callable[..., Any], tuple[Any, ...]]  # of this worker: function and arguments
 
 
 def _start_worker(function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:

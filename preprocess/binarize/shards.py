@@ -14,7 +14,7 @@ from fairseq_posenc.workbench.running.folders import MANIFEST, list_differences,
 from fairseq_posenc.workbench.tokens.files import SEQUENTIAL
 
 _BLOCK_BYTES = 1 << 20
-_AGAIN = "and start the same command again, which makes only this shard"
+_HOW_TO_REMAKE = "and start the same command again, which makes only this shard"
 
 
 class Part(NamedTuple):
@@ -29,7 +29,7 @@ class Input(NamedTuple):
     """A part with the checksum of its content, which identifies the text wherever the file is."""
 
     part: Part
-    sha256: str = ""  # empty: not checked
+    sha256: str = ""  # empty: the content is not checked
 
     @classmethod
     def from_part(cls, part: Part) -> Input:
@@ -84,15 +84,17 @@ def parts_of_shard(files: Sequence[str], shard: int, num_shards: int) -> list[Pa
     compressed = {path for path in files if Path(path).suffix in SEQUENTIAL}
     by_bytes = len(compressed) < len(set(files))
     sizes = [os.path.getsize(path) if by_bytes else 1 for path in files]
-    low, high = (sum(sizes) * number // num_shards for number in (shard, shard + 1))
-    parts, before = [], 0
+    low = sum(sizes) * shard // num_shards
+    high = sum(sizes) * (shard + 1) // num_shards
+    parts = []
+    before = 0  # bytes or files
     for path, size in zip(files, sizes):
         if path in compressed:
             start = 0
             end = os.path.getsize(path) if low <= before < high else 0
         else:
-            start = _line_start(path, min(max(low - before, 0), size), size)
-            end = _line_start(path, min(max(high - before, 0), size), size)
+            start = _find_line_start(path, min(max(low - before, 0), size), size)
+            end = _find_line_start(path, min(max(high - before, 0), size), size)
         if start < end:
             parts.append(Part(path, start, end))
         before += size
@@ -104,9 +106,9 @@ def parts_of_shard(files: Sequence[str], shard: int, num_shards: int) -> list[Pa
     return parts
 
 
-def _line_start(path: str, offset: int, size: int) -> int:
+def _find_line_start(path: str, offset: int, size: int) -> int:
     """Find the beginning of the first line at or after an offset."""
-    if offset in (0, size):  # without opening the file: for many files and shards, that takes hours
+    if offset in (0, size):  # to open many files for many shards would take hours
         return offset
     with open(path, "rb") as file:
         file.seek(offset - 1)
@@ -129,7 +131,7 @@ def read_shards(folders: Sequence[Path], plan: dict[str, Any]) -> list[list[Inpu
     for folder in folders:
         manifest = read_json_object(folder / MANIFEST)
         if manifest is None:
-            raise UserError(f"{folder} is missing or has no manifest; delete it, {_AGAIN}")
+            raise UserError(f"{folder} is missing or has no manifest; delete it, {_HOW_TO_REMAKE}")
         parts = [
             Input(Part(entry["path"], entry["start"], entry["end"]), entry["sha256"])
             for entry in manifest["splits"]["train"]["inputs"]
@@ -147,7 +149,7 @@ def read_shards(folders: Sequence[Path], plan: dict[str, Any]) -> list[list[Inpu
                     differences.append(f"content of {name}")
         if differences:
             listed = "; other ".join(differences)
-            raise UserError(f"{folder}: has other {listed}; delete it, {_AGAIN}")
+            raise UserError(f"{folder}: has other {listed}; delete it, {_HOW_TO_REMAKE}")
         shards.append(parts)
     return shards
 

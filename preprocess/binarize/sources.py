@@ -1,4 +1,4 @@
-"""Reads parts of files as chunks of whole lines."""
+"""Reads parts of files as chunks of whole lines: a :class:`Chunk` and its decompressed bytes."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from .shards import Input, Part
 CHUNK_BYTES = 1 << 20
 # Control characters, without white space (0x09 to 0x0d), escape, and separators of records.
 _CONTROLS = bytes([*range(0x00, 0x09), *range(0x0E, 0x1B)])
-_MOST_CONTROLS = 0.03  # their largest share in a text
-_LONGEST_LINE = 1 << 28  # bytes; a chunk is held in memory several times
+_MAX_CONTROL_SHARE = 0.03  # of the bytes of a text
+_MAX_LINE_BYTES = 1 << 28  # a chunk is held in memory several times
 
 
 class Place(NamedTuple):
@@ -28,53 +28,57 @@ class Place(NamedTuple):
     line: int = 0  # lines of the part before the place
 
 
-class Mark(NamedTuple):
-    """A description of a chunk that was read."""
+class Chunk(NamedTuple):
+    """Where a chunk lies; its bytes are passed on beside it."""
 
-    place: Place  # end of the chunk
+    end: Place
     lines: int  # number of lines
-    is_last: bool  # whether it is the empty chunk that ends its part
+    ends_part: bool  # whether it is the empty chunk after the last bytes of a part
 
     @property
-    def next(self) -> Place:
+    def next_place(self) -> Place:
         """The beginning of the next chunk."""
-        return Place(self.place.part + 1) if self.is_last else self.place
+        return Place(self.end.part + 1) if self.ends_part else self.end
 
 
-def read_chunks(inputs: Sequence[Input], place: Place) -> Iterator[tuple[Mark, bytes]]:
-    """Yield the chunks of several parts from a place on, and an empty one at the end of a part.
+def read_chunks(inputs: Sequence[Input], place: Place) -> Iterator[tuple[Chunk, bytes]]:
+    """Yield the chunks of several parts from a place on, and an empty one at the end of each part.
 
     Raises:
         UserError: a part cannot be read, or has changed.
     """
-    offset, line = place.offset, place.line
+    _, offset, line = place
     for number in range(place.part, len(inputs)):
         part, expected = inputs[number]
         reader = Reader(part, offset, line)
         for data, lines in reader:
-            yield Mark(Place(number, reader.offset, reader.line), lines, False), data
+            end = Place(number, reader.offset, reader.line)
+            yield Chunk(end, lines, ends_part=False), data
         if expected and reader.sha256() != expected:
             raise UserError(f"{part.path} changed while it was read; start again from nothing")
-        yield Mark(Place(number, reader.offset, reader.line), 0, True), b""
-        offset, line = 0, 0
+        end = Place(number, reader.offset, reader.line)
+        yield Chunk(end, lines=0, ends_part=True), b""
+        offset = 0
+        line = 0
 
 
-class _Hashed(io.RawIOBase):
-    """A part as a file that computes its SHA-256 while it is read."""
+class _HashedPart(io.RawIOBase):
+    """A part of a file, opened as a file, whose SHA-256 is computed while it is read."""
 
     def __init__(self, part: Part) -> None:
         self._file = open(part.path, "rb")  # noqa: SIM115  (closed with this object)
         self._file.seek(part.start)
-        self._left = part.end - part.start
+        self._remaining = part.end - part.start
         self.digest = hashlib.sha256()
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: object) -> int:
-        data = self._file.read(min(len(memoryview(buffer)), self._left))  # type: ignore[arg-type]
-        memoryview(buffer)[: len(data)] = data  # type: ignore[arg-type]
-        self._left -= len(data)
+        view = memoryview(buffer)  # type: ignore[arg-type]
+        data = self._file.read(min(len(view), self._remaining))
+        view[: len(data)] = data
+        self._remaining -= len(data)
         self.digest.update(data)
         return len(data)
 
@@ -98,7 +102,7 @@ class Reader:
 
     def __init__(self, part: Part, offset: int = 0, line: int = 0) -> None:
         self.part, self.offset, self.line = part, offset, line
-        self._raw = _Hashed(part)
+        self._raw = _HashedPart(part)
 
     def sha256(self) -> str:
         """Get the checksum of the part on disk; call it after all chunks are read."""
@@ -120,7 +124,9 @@ class Reader:
                     if number == 0:
                         refuse_wide_characters(chunk[0], self.part.path)
                     yield chunk
-                while raw.read(CHUNK_BYTES):  # the checksum includes bytes after the content
+                while raw.read(
+                    CHUNK_BYTES
+                ):  # bytes after compressed content count for the checksum
                     continue
         except (*DAMAGE_ERRORS, OSError) as error:
             if isinstance(error, OSError) and error.errno is not None:
@@ -129,44 +135,46 @@ class Reader:
 
     def _split(self, file: BinaryIO) -> Iterator[tuple[bytes, int]]:
         """Yield the rest of a file in chunks, each of which ends with a line feed."""
-        pending: list[bytes] = []  # of a line whose end is not read yet
+        pending: list[bytes] = []  # blocks of a line whose end is not read yet
         pending_size = 0
         while block := file.read(CHUNK_BYTES):
             head, newline, tail = block.rpartition(b"\n")
             if newline:
                 yield self._make_chunk(b"".join([*pending, head, newline]))
-                pending, pending_size = [], 0
+                pending = []
+                pending_size = 0
             pending.append(tail)
             pending_size += len(tail)
-            if pending_size > _LONGEST_LINE:
+            if pending_size > _MAX_LINE_BYTES:
                 raise UserError(
-                    f"{self.part.path}, line {self.line + 1}: more than {_LONGEST_LINE >> 20} MiB "
-                    "without an end of line; is this a text file?"
+                    f"{self.part.path}, line {self.line + 1}: more than {_MAX_LINE_BYTES >> 20} "
+                    "MiB without an end of line; is this a text file?"
                 )
         if pending_size:
             yield self._make_chunk(b"".join(pending))
 
     def _make_chunk(self, data: bytes) -> tuple[bytes, int]:
         if self.offset + self.part.start == 0:  # the first chunk of the file
-            self.offset = len(data) - len(data.removeprefix(codecs.BOM_UTF8))
-            data = data.removeprefix(codecs.BOM_UTF8)
+            text = data.removeprefix(codecs.BOM_UTF8)
+            self.offset = len(data) - len(text)
+            data = text
         lines = count_lines(data)
-        self.offset = self.offset + len(data)
-        self.line = self.line + lines
+        self.offset += len(data)
+        self.line += lines
         return data, lines
 
 
 def refuse_wide_characters(data: bytes, name: str) -> None:
     """Refuse a file in UTF-16 or UTF-32 by its beginning; most of it would be valid UTF-8, too.
 
-    In Latin script half of its bytes are NUL, in most other scripts control characters; in all
-    scripts spaces and ends of lines contain NUL.
+    In Latin script at least half of its bytes are NUL, in most other scripts they are control
+    characters; in all scripts spaces and ends of lines contain NUL.
 
     Raises:
         UserError: names the file.
     """
     controls = len(data) - len(data.translate(None, _CONTROLS))
-    if controls > len(data) * _MOST_CONTROLS:
+    if controls > len(data) * _MAX_CONTROL_SHARE:
         raise UserError(
             f"{name}: {controls:,} of its first {len(data):,} bytes are NUL or other control "
             "characters, as in UTF-16; save it as UTF-8 plain text"

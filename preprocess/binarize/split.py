@@ -22,11 +22,11 @@ from .items import Items, check_invalid
 from .options import BinarizeSettings
 from .pool import Pool
 from .shards import Input, describe_file
-from .sources import Mark, Place, read_chunks
+from .sources import Chunk, Place, read_chunks
 from .store import SIZE, Position, Store
 
 SECONDS_BETWEEN_SAVES = 10.0
-_SHOWN = 10  # number of invalid lines that are reported; all are counted
+_MAX_REPORTED = 10  # invalid lines; all are counted
 
 
 @dataclass
@@ -34,7 +34,7 @@ class SplitState:
     """Progress of a split; everything before it is synced to disk."""
 
     place: Place = field(default_factory=Place)  # beginning of the next chunk
-    position: Position = field(default_factory=Position)  # end of the data set
+    position: Position = field(default_factory=Position)  # end of the written items
     document_ended: bool = False  # whether an empty item must precede the next item
     counts: Counter[str] = field(default_factory=Counter)
     part_lines: list[int] = field(default_factory=list)  # number of lines of each finished part
@@ -71,7 +71,7 @@ class Split:
     ) -> None:
         self._inputs = inputs
         self._skip_invalid = settings.skips_invalid
-        self._documents = settings.empty_lines == "documents"  # an empty item between them
+        self._separates_documents = settings.empty_lines == "documents"  # by an empty item
         self._state = state
         self._save = save
         self._last_save = time.monotonic()
@@ -90,12 +90,12 @@ class Split:
             UserError: a line is invalid, or the text is empty.
         """
         try:
-            for mark, items in pool.map(read_chunks(self._inputs, self._state.place)):
-                if items.counts["lines"] != mark.lines:
-                    raise RuntimeError(f"{mark}: {items.counts['lines']} lines came back")
-                self._report_invalid(items, mark)
+            for chunk, items in pool.map(read_chunks(self._inputs, self._state.place)):
+                if items.counts["lines"] != chunk.lines:
+                    raise RuntimeError(f"{chunk}: {items.counts['lines']} lines came back")
+                self._report_invalid(items, chunk)
                 self._append(items)
-                self._advance(mark)
+                self._advance(chunk)
                 if time.monotonic() - self._last_save >= SECONDS_BETWEEN_SAVES:
                     self._save_state()
             if not self._store.position.items:
@@ -105,12 +105,12 @@ class Split:
             self._store.close()
         return self._summarise()
 
-    def _advance(self, mark: Mark) -> None:
+    def _advance(self, chunk: Chunk) -> None:
         state = self._state
-        if mark.is_last:
-            state.part_lines.append(mark.place.line)
+        if chunk.ends_part:
+            state.part_lines.append(chunk.end.line)
             state.document_ended = True
-        state.place = mark.next
+        state.place = chunk.next_place
 
     def _append(self, items: Items) -> None:
         """Append the items of a chunk, after an empty item if a document ended before them."""
@@ -119,16 +119,16 @@ class Split:
         state.document_ended |= items.begins_document
         if not items.sizes:
             return
-        if self._documents and state.document_ended and self._store.position.items:
+        if self._separates_documents and state.document_ended and self._store.position.items:
             self._store.append(*self._empty)
             state.counts.update(items=1, tokens=1, document_ends=1)
         self._store.append(items.tokens, items.sizes)
         state.document_ended = items.ends_document
 
-    def _report_invalid(self, items: Items, mark: Mark) -> None:
+    def _report_invalid(self, items: Items, chunk: Chunk) -> None:
         """Report the invalid lines of a chunk, or refuse them."""
-        for message in check_invalid(items.invalid, self._inputs, mark, self._skip_invalid):
-            if len(self._state.messages) < _SHOWN:
+        for message in check_invalid(items.invalid, self._inputs, chunk, self._skip_invalid):
+            if len(self._state.messages) < _MAX_REPORTED:
                 self._state.messages.append(message)
                 say(f"skipped {message}")
 

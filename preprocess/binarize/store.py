@@ -1,4 +1,8 @@
-"""Writes fairseq's mmap format in constant memory, and resumes after an interruption."""
+"""Writes fairseq's mmap format in constant memory, and resumes after an interruption.
+
+``.bin`` has the tokens of all items; ``.idx`` a header, the size of each item and the byte of
+``.bin`` at which it begins. Private names of fairseq are used so that the header is fairseq's.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +15,12 @@ from typing import BinaryIO, NamedTuple
 import numpy as np
 from fairseq.data.indexed_dataset import MMapIndexedDataset, _dtype_header_code
 
-_BLOCK = 1 << 20
+_SIZES_PER_BLOCK = 1 << 20
 SIZE = np.dtype(np.int32)  # type of the sizes in an .idx file
 
 
 class Position(NamedTuple):
-    """A place in a data set: the size of the part before it."""
+    """A place in a data set, by the number of items and tokens before it."""
 
     items: int = 0
     tokens: int = 0
@@ -25,8 +29,8 @@ class Position(NamedTuple):
 class Store:
     """Writes ``PREFIX.bin`` and ``PREFIX.idx``, byte for byte as fairseq does.
 
-    The index is made at the end from ``PREFIX.sizes``, which the caller then deletes: a run that is
-    interrupted later may still resume.
+    The index is made at the end from ``PREFIX.sizes``, which the caller then deletes: until the
+    caller has recorded the split as done, an interrupted run resumes from it.
 
     Args:
         prefix: path without suffix.
@@ -49,7 +53,7 @@ class Store:
         )
 
     def sync(self) -> Position:
-        """Sync everything to disk, and return its size."""
+        """Sync everything to disk, and return its end."""
         for file in (self._bin, self._sizes):
             file.flush()
             os.fsync(file.fileno())
@@ -70,23 +74,23 @@ class Store:
             code = _dtype_header_code(self.dtype.type)
             version = 1
             index.write(struct.pack("<QBQ", version, code, self.position.items))
-            # The sizes of all items, then the byte at which each begins.
-            for sizes in _blocks(sizes_path):
+            for sizes in _read_sizes(sizes_path):
                 index.write(sizes.tobytes())
-            address = 0
-            for sizes in _blocks(sizes_path):
-                ends = address + np.cumsum(sizes, dtype=np.int64) * self.dtype.itemsize
-                index.write(np.concatenate([[address], ends[:-1]]).astype(np.int64).tobytes())
-                address = int(ends[-1])
+            begin = 0  # byte of .bin
+            for sizes in _read_sizes(sizes_path):
+                ends = begin + np.cumsum(sizes, dtype=np.int64) * self.dtype.itemsize
+                index.write(np.concatenate([[begin], ends[:-1]]).astype(np.int64).tobytes())
+                begin = int(ends[-1])
             index.flush()
             os.fsync(index.fileno())
-        self._check(address)
+        self._check(bin_bytes=begin)
 
-    def _check(self, bytes_by_sizes: int) -> None:
-        read = MMapIndexedDataset.Index(str(self.prefix.with_suffix(".idx")))
-        written = (len(read), read.dtype, os.path.getsize(self.prefix.with_suffix(".bin")))
-        expected = (self.position.items, self.dtype.type, bytes_by_sizes)
-        if written != expected or bytes_by_sizes != self.position.tokens * self.dtype.itemsize:
+    def _check(self, bin_bytes: int) -> None:
+        """Compare the files with the counts; the sizes of all items add up to ``bin_bytes``."""
+        index = MMapIndexedDataset.Index(str(self.prefix.with_suffix(".idx")))
+        written = (len(index), index.dtype, os.path.getsize(self.prefix.with_suffix(".bin")))
+        expected = (self.position.items, self.dtype.type, bin_bytes)
+        if written != expected or bin_bytes != self.position.tokens * self.dtype.itemsize:
             raise RuntimeError(f"{self.prefix}: {written} on disk, but {expected} were written")
 
 
@@ -98,7 +102,7 @@ def open_at(path: Path, size: int) -> BinaryIO:
     return file
 
 
-def _blocks(path: Path) -> Iterator[np.ndarray]:
+def _read_sizes(path: Path) -> Iterator[np.ndarray]:
     with open(path, "rb") as file:
-        while block := file.read(_BLOCK * SIZE.itemsize):
+        while block := file.read(_SIZES_PER_BLOCK * SIZE.itemsize):
             yield np.frombuffer(block, dtype=SIZE)

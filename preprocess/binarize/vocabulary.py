@@ -1,4 +1,4 @@
-"""Loads the files that define a model's tokens: their options, the dictionary and the encoder."""
+"""Defines the options of the files that define a model's tokens; loads dictionary and encoder."""
 
 from __future__ import annotations
 
@@ -41,20 +41,20 @@ class Vocabulary(NamedTuple):
 
     @classmethod
     def from_args(
-        cls, args: argparse.Namespace, has_symbols: bool = False, alternatives: str = ""
+        cls, args: argparse.Namespace, is_by_rule: bool = False, alternatives: str = ""
     ) -> Vocabulary:
         """Build the vocabulary from the parsed options, with ``--dict``.
 
         Args:
             args: the parsed options.
-            has_symbols: whether another option chose words or characters as tokens.
-            alternatives: names such options, for the message.
+            is_by_rule: whether the tokens are words or characters, which need no file.
+            alternatives: end of the message that asks for a choice: ", or --words".
 
         Raises:
             UserError: the options name no vocabulary, more than one, or a missing file.
         """
         chosen = cls(*(getattr(args, name) for name in _OPTIONS))
-        tokens = [chosen.encoder_json, chosen.sentencepiece_model, has_symbols]
+        tokens = [chosen.encoder_json, chosen.sentencepiece_model, is_by_rule]
         if sum(map(bool, tokens)) != 1 or bool(chosen.encoder_json) != bool(chosen.vocab_bpe):
             raise UserError(
                 "choose the tokens: --encoder-json and --vocab-bpe, or --sentencepiece-model"
@@ -94,8 +94,8 @@ class Vocabulary(NamedTuple):
                 f"{name}, line 1: begins with a byte-order mark, which fairseq takes for a part of "
                 "the first word; save it as UTF-8 without one"
             )
-        if split := [symbol for symbol in dictionary.symbols if symbol.split() != [symbol]]:
-            count = f"{len(split):,} of its words have white space in them, as {split[0]!r}"
+        if spaced := [symbol for symbol in dictionary.symbols if symbol.split() != [symbol]]:
+            count = f"{len(spaced):,} of its words have white space in them, as {spaced[0]!r}"
             say(f"warning: {name}: {count}: no token of a text can match these")
         return dictionary
 
@@ -105,7 +105,7 @@ class Vocabulary(NamedTuple):
         """Write the dictionary of :meth:`load_dictionary`; a file of ``--dict`` is copied.
 
         Raises:
-            UserError: the file has another checksum than before.
+            UserError: the file no longer has its checksum of ``checksums``.
         """
         if self.dict_txt is None:
             save_dictionary(dictionary, path)

@@ -1,4 +1,8 @@
-"""Truncates examples, and writes the splits of a GLUE task as fairseq reads them."""
+"""Truncates examples, and writes the splits of a GLUE task as fairseq reads them.
+
+A sentence is stored with ``</s>`` at its end; of two sentences, fairseq makes ``<s> first </s>
+</s> second </s>``. Its data set of a side (``input0``, ``input1``) has one item per example.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,7 @@ from fairseq_posenc.workbench.tokens.tokenizer import Encoder, SpecialSymbols
 
 from .rows import Examples
 
-_BATCH = 10_000  # examples that are encoded at a time
+_BATCH_SIZE = 10_000  # examples that are encoded together
 
 
 class Writer(NamedTuple):
@@ -48,21 +52,21 @@ class Writer(NamedTuple):
     def _write_sentences(self, split: str, examples: Examples) -> dict[str, int]:
         """Write the sentences, truncated to the maximum size; return the counts."""
         sides = range(len(examples.sentences))
-        # Without special symbols: <s> first </s>, and for a pair </s> second </s>.
-        room = min(self.max_tokens, np.iinfo(SIZE).max) - 2 * len(sides)
+        num_special = 2 * len(sides)  # <s> first </s>, and for a pair </s> second </s>
+        room = min(self.max_tokens, np.iinfo(SIZE).max) - num_special
         stores = [self._open_store(f"input{side}", split, self.symbols.dtype) for side in sides]
         counts: Counter[str] = Counter(cut=0, tokens=0, unknown_tokens=0)
         longest = 0
-        for start in range(0, len(examples.ids), _BATCH):
-            part = slice(start, start + _BATCH)
-            encoded = [self.encoder.encode(texts[part]) for texts in examples.sentences]
+        for start in range(0, len(examples.ids), _BATCH_SIZE):
+            batch = slice(start, start + _BATCH_SIZE)
+            encoded = [self.encoder.encode(texts[batch]) for texts in examples.sentences]
             lengths = np.stack([sizes.astype(np.int64) - 1 for _, sizes in encoded], axis=1)
-            kept = truncated_lengths(lengths, room)
+            kept = truncate_lengths(lengths, room)
             for side, store in enumerate(stores):
                 tokens = truncate(*encoded[side], kept[:, side])
                 counts["unknown_tokens"] += int((tokens == self.symbols.unk).sum())
                 store.append(tokens.tobytes(), (kept[:, side] + 1).astype(SIZE).tobytes())
-            totals = kept.sum(axis=1) + 2 * len(sides)
+            totals = kept.sum(axis=1) + num_special
             counts.update(cut=int((kept < lengths).any(axis=1).sum()), tokens=int(totals.sum()))
             longest = max(longest, int(totals.max()))
         for store in stores:
@@ -71,15 +75,15 @@ class Writer(NamedTuple):
 
     def _write_classes(self, task: Task, split: str, labels: list[str]) -> None:
         dictionary = build_label_dictionary(task)
-        numbers = [[dictionary.index(label), dictionary.eos()] for label in labels]
+        items = [[dictionary.index(label), dictionary.eos()] for label in labels]
         dtype = SpecialSymbols.from_dictionary(dictionary).dtype
         store = self._open_store("label", split, dtype)
-        store.append(np.array(numbers, dtype).tobytes(), np.full(len(labels), 2, SIZE).tobytes())
+        store.append(np.array(items, dtype).tobytes(), np.full(len(labels), 2, SIZE).tobytes())
         _finish(store)
 
-    def _open_store(self, kind: str, split: str, dtype: np.dtype) -> Store:
-        (self.folder / kind).mkdir(exist_ok=True)
-        return Store(self.folder / kind / split, dtype, Position())
+    def _open_store(self, name: str, split: str, dtype: np.dtype) -> Store:
+        (self.folder / name).mkdir(exist_ok=True)
+        return Store(self.folder / name / split, dtype, Position())
 
     def write_dictionaries(
         self, task: Task, vocabulary: Vocabulary, dictionary: Dictionary, checksums: dict[str, str]
@@ -107,8 +111,8 @@ def build_label_dictionary(task: Task) -> Dictionary:
     return dictionary
 
 
-def truncated_lengths(lengths: np.ndarray, room: int) -> np.ndarray:
-    """Compute the number of tokens to keep of each sentence; the longer of two is cut first.
+def truncate_lengths(lengths: np.ndarray, room: int) -> np.ndarray:
+    """Compute how many tokens of each sentence to keep; the longer of two is cut first.
 
     The result is the same as removing one token at a time from the longer sentence, or from the
     second if they are equal: of 5 and 2 tokens with room for 4, 2 and 2 are kept.
@@ -135,10 +139,10 @@ def truncate(tokens: np.ndarray, sizes: np.ndarray, kept: np.ndarray) -> np.ndar
     Args:
         tokens: tokens of all sentences, ``(T,)``.
         sizes: sizes of the sentences with ``</s>``, ``(N,)``.
-        kept: number of tokens to keep of each sentence, without ``</s>``, ``(N,)``.
+        kept: numbers of tokens to keep, without ``</s>``, ``(N,)``.
     """
     ends = np.cumsum(sizes)
-    place = np.arange(len(tokens)) - np.repeat(ends - sizes, sizes)  # in its sentence, (T,)
-    is_kept = place < np.repeat(kept, sizes)
+    index = np.arange(len(tokens)) - np.repeat(ends - sizes, sizes)  # in its sentence, (T,)
+    is_kept = index < np.repeat(kept, sizes)
     is_kept[ends - 1] = True
     return tokens[is_kept]

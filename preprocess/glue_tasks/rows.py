@@ -13,13 +13,13 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.tasks.glue.definitions import SCORE_MAXIMUM, Task
 from fairseq_posenc.workbench.tokens.files import decode_text, read_bytes
 
-_ENDINGS = ("", ".gz", ".bz2", ".xz", ".zst")
+_SUFFIXES = ("", ".gz", ".bz2", ".xz", ".zst")
 
 
 class Examples(NamedTuple):
     """The examples of a file."""
 
-    sentences: tuple[list[str], ...]  # for each column of the task, one or two, its texts
+    sentences: tuple[list[str], ...]  # the texts of one column, or of two for pairs
     labels: list[str]  # as in the file; empty for a test set
     ids: list[str]  # the first column, which in test files is the example's id
     broken: int  # number of rows that were left out
@@ -32,12 +32,12 @@ def find_file(folder: Path, task: Task, split: str) -> Path:
         UserError: the file is missing.
     """
     plain = Path(os.path.normpath(folder / task.name / f"{task.files[split]}.tsv"))
-    for suffix in _ENDINGS:
+    for suffix in _SUFFIXES:
         path = plain.with_name(plain.name + suffix)
         if path.is_file():
             return path
     raise UserError(
-        f"{plain} is not there, nor with {', '.join(_ENDINGS[1:])}; give the folder that has "
+        f"{plain} is not there, nor with {', '.join(_SUFFIXES[1:])}; give the folder that has "
         "GLUE's folders (CoLA, SST-2, ...) as they are downloaded, or leave out the task or the "
         "split"
     )
@@ -47,27 +47,31 @@ def read_examples(path: Path, task: Task, split: str) -> Examples:
     """Read the examples of a split.
 
     Raises:
-        UserError: a row is broken, or its label is none of the task's; names the line.
+        UserError: names a line that has too few columns, or a label that the task does not have.
     """
     lines = _read_lines(path)
-    header: Sequence[str] = task.headless.get(split) or next(lines, (1, ""))[1].split("\t")
+    header: Sequence[str] = task.headless.get(split, ())
+    if not header:
+        _, first_line = next(lines, (1, ""))
+        header = first_line.split("\t")
     columns = [_find_column(header, name, path) for name in task.sentences]
-    labelled = split not in task.test_splits
-    label = _find_column(header, task.label, path) if labelled else None
+    is_labelled = split not in task.test_splits
+    label_column = _find_column(header, task.label, path) if is_labelled else None
     examples = Examples(tuple([] for _ in columns), [], [], 0)
     broken = 0
     for number, line in lines:
         cells = line.split("\t")
         if len(cells) != len(header):
-            if not (task.may_be_broken and labelled):
+            if not (task.may_be_broken and is_labelled):
                 raise UserError(
                     f"{path}, line {number}: {len(cells)} columns instead of {len(header)}; "
                     "mend the file, or download it again"
                 )
             broken += 1
             continue
-        if label is not None:
-            examples.labels.append(_check_label(cells[label], task, f"{path}, line {number}"))
+        if label_column is not None:
+            line_name = f"{path}, line {number}"
+            examples.labels.append(_check_label(cells[label_column], task, line_name))
         for texts, column in zip(examples.sentences, columns):
             texts.append(cells[column].strip())
         examples.ids.append(cells[0])
@@ -80,7 +84,7 @@ def _read_lines(path: Path) -> Iterator[tuple[int, str]]:
     r"""Yield numbered lines; they end only at ``\n``, as texts contain other line separators."""
     content = read_bytes(path)
     refuse_wide_characters(content, str(path))
-    # Without the byte-order mark that MRPC begins with.
+    # `decode_text` also drops a byte-order mark; MRPC begins with one.
     for number, line in enumerate(decode_text(content, str(path)).split("\n"), start=1):
         if line.strip():
             yield number, line.rstrip("\r")
@@ -95,7 +99,7 @@ def _find_column(header: Sequence[str], name: str, path: Path) -> int:
     return list(header).index(name)
 
 
-def _check_label(label: str, task: Task, where: str) -> str:
+def _check_label(label: str, task: Task, line: str) -> str:
     """Check that a label is a class or a score of the task; return it without white space."""
     label = label.strip()
     if task.regression:
@@ -105,11 +109,10 @@ def _check_label(label: str, task: Task, where: str) -> str:
             score = math.nan
         if not 0 <= score <= SCORE_MAXIMUM:
             raise UserError(
-                f"{where}: the score {label!r} is not between 0 and {SCORE_MAXIMUM:g}; mend the "
-                "file"
+                f"{line}: the score {label!r} is not between 0 and {SCORE_MAXIMUM:g}; mend the file"
             )
     elif label not in task.classes:
         raise UserError(
-            f"{where}: the label {label!r} is not one of {', '.join(task.classes)}; mend the file"
+            f"{line}: the label {label!r} is not one of {', '.join(task.classes)}; mend the file"
         )
     return label

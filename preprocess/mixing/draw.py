@@ -1,11 +1,11 @@
 """Samples documents, and text to hold out, at random.
 
 Both use Knuth's selection sampling (The Art of Computer Programming, 3.4.2, algorithm S): to choose
-n of N, each next one is chosen with probability (n - chosen) / (N - seen). All have the same
-chance, exactly n are chosen, and nothing is kept in memory. A size in bytes or lines is not a
-number of documents: each document is drawn with probability (wanted / rest) in this unit, so the
-size is met to within a document. The random number is a hash of the seed and the number of the
-document or line, so an interrupted run can resume anywhere.
+n of N items, the next item is chosen with probability (n - chosen) / (N - seen). All items have the
+same chance, exactly n are chosen, and nothing is kept in memory. For a size in bytes or lines, n, N
+and the counts are in this unit, and documents are chosen whole: the size is met to within one
+document. The random number is a hash of the seed and the number of the document or line, so an
+interrupted run can resume anywhere.
 
 A document is text in which every line ends with a line feed; an empty line follows it in a file.
 """
@@ -100,7 +100,7 @@ def parse_size(text: str) -> int:
     return int(Fraction(match[1]) * _UNITS[match[2]])
 
 
-class Drawn(NamedTuple):
+class SampledDocument(NamedTuple):
     """The parts of a document: text to train on, and text held out; either may be empty."""
 
     train: bytes
@@ -108,16 +108,16 @@ class Drawn(NamedTuple):
 
 
 @dataclass
-class Draw:
+class Sampler:
     """Samples from one corpus."""
 
     corpus: CorpusRequest
     seed: str
-    held_unit: str  # unit of the text held out, `documents` or `lines`
-    total: Counter[str]  # number of documents, lines and bytes in the corpus
-    # the same counts of the text read so far, of the text to train on (`train_lines` ...), and
-    # `held_out`; updated
-    done: Counter[str]
+    hold_out_unit: str  # unit of the text held out, `documents` or `lines`
+    totals: Counter[str]  # `documents`, `lines` and `bytes` of the corpus, if sampling needs them
+    # the same of the text read so far; `train_documents` ... of its text to train on; `held_out`,
+    # in `hold_out_unit`. `sample` updates the caller's counter, which saves and resumes with it
+    counts: Counter[str]
 
     def check(self) -> None:
         """Refuse to sample more than the corpus has, before anything is sampled.
@@ -126,10 +126,10 @@ class Draw:
             UserError: says how much the corpus has.
         """
         corpus = self.corpus
-        available = self.total[self.held_unit]
+        available = self.totals[self.hold_out_unit]
         if corpus.hold_out > available:
             raise UserError(
-                f"{corpus.name}: has {available:,} {self.held_unit}, less than hold-out="
+                f"{corpus.name}: has {available:,} {self.hold_out_unit}, less than hold-out="
             )
         rest = self._estimate_rest()
         if corpus.size is not None and corpus.size > rest:
@@ -138,49 +138,50 @@ class Draw:
                 f"{corpus.size:,}"
             )
 
-    def draw(self, document: bytes) -> Drawn:
+    def sample(self, document: bytes) -> SampledDocument:
         """Decide about the next document: train on it, hold it out, or leave it out."""
-        corpus, done = self.corpus, self.done
-        if not corpus.hold_out:
-            train = document
-            valid = b""
-        elif self.held_unit == DOCUMENTS:
-            is_held = self._choose_held_out(done[DOCUMENTS])
-            train, valid = (b"", document + b"\n") if is_held else (document, b"")
-        else:
+        corpus = self.corpus
+        counts = self.counts
+        train = document
+        valid = b""
+        if corpus.hold_out and self.hold_out_unit == LINES:
             train, valid = self._split_lines(document)
-        done.update(measure(document))
+        elif corpus.hold_out and self._choose_held_out(counts[DOCUMENTS]):
+            train = b""
+            valid = document + b"\n"
+        counts.update(measure(document))
         if corpus.size is not None and train:
-            wanted = corpus.size - done[f"train_{corpus.unit}"]
+            wanted = corpus.size - counts[f"train_{corpus.unit}"]
             # The estimate is for the text after this document.
             rest = self._estimate_rest() + measure(train)[corpus.unit]
-            if self._random("size", done[DOCUMENTS]) * rest >= wanted:
+            if self._random("size", counts[DOCUMENTS]) * rest >= wanted:
                 train = b""
-        done.update({f"train_{name}": value for name, value in measure(train).items()})
-        return Drawn(train, valid)
+        counts.update({f"train_{name}": value for name, value in measure(train).items()})
+        return SampledDocument(train, valid)
 
     def _estimate_rest(self) -> float:
         """Estimate how much text to train on is left, in the unit of the corpus' size."""
-        rest = self.total[self.held_unit] - self.done[self.held_unit]
-        held = self.corpus.hold_out - self.done["held_out"]
-        share = 1 - held / rest if rest else 0  # of the remaining text that is not held out
+        rest = self.totals[self.hold_out_unit] - self.counts[self.hold_out_unit]
+        held = self.corpus.hold_out - self.counts["held_out"]
+        train_share = 1 - held / rest if rest else 0
         unit = self.corpus.unit
-        return (self.total[unit] - self.done[unit]) * share
+        return (self.totals[unit] - self.counts[unit]) * train_share
 
     def _split_lines(self, document: bytes) -> tuple[bytes, bytes]:
         """Split a document into the lines to train on and those held out."""
-        kept: list[bytes] = []
-        held: list[bytes] = []
-        for number, line in enumerate(document.splitlines(keepends=True), self.done[LINES]):
-            (held if self._choose_held_out(number) else kept).append(line)
-        return b"".join(kept), b"".join(held)
+        train: list[bytes] = []
+        valid: list[bytes] = []
+        for number, line in enumerate(document.splitlines(keepends=True), self.counts[LINES]):
+            part = valid if self._choose_held_out(number) else train
+            part.append(line)
+        return b"".join(train), b"".join(valid)
 
     def _choose_held_out(self, number: int) -> bool:
         """Decide whether to hold out a document or line by its number, and count it if so."""
-        wanted = self.corpus.hold_out - self.done["held_out"]
-        rest = self.total[self.held_unit]
-        is_held = self._random("hold-out", number) * (rest - number) < wanted
-        self.done["held_out"] += is_held
+        wanted = self.corpus.hold_out - self.counts["held_out"]
+        rest = self.totals[self.hold_out_unit] - number
+        is_held = self._random("hold-out", number) * rest < wanted
+        self.counts["held_out"] += is_held
         return is_held
 
     def _random(self, purpose: str, number: int) -> float:

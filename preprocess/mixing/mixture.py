@@ -1,4 +1,4 @@
-"""Mixes corpora: counts all of them, then samples from them; it can resume anywhere."""
+"""Mixes corpora: counts all of them, then samples from them; it can resume at any chunk."""
 
 from __future__ import annotations
 
@@ -20,33 +20,36 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running.folders import WholeFolder
 from fairseq_posenc.workbench.running.progress import say
 
-from .draw import BYTES, DOCUMENTS, CorpusRequest, Draw, Drawn, measure
+from .draw import BYTES, DOCUMENTS, CorpusRequest, SampledDocument, Sampler, measure
+
+SECONDS_BETWEEN_SAVES = 10.0
+_TRAIN_DOCUMENTS = f"train_{DOCUMENTS}"  # a count of `Sampler`
 
 
-def cut_documents(data: bytes, text: TextRules) -> tuple[list[bytes], list[InvalidLine]]:
-    r"""Cut a chunk of a file where documents end, in a worker process.
+def cut_documents(data: bytes, rules: TextRules) -> tuple[list[bytes], list[InvalidLine]]:
+    r"""Cut a chunk of a file where documents end; worker processes call it.
 
     Returns:
-        The text of each document, with ``\n`` after every line; the last document may continue in
-        the next chunk. And the lines that are left out.
+        The text of each document, with ``\n`` after every line, and the lines that are left out.
+        The first text continues the last document of the chunk before, and may be empty.
     """
-    lines, _, invalid = read_lines(data, text)
+    lines, _, invalid = read_lines(data, rules)
     texts = [b""]
     for is_end, group in itertools.groupby(lines, lambda line: not line):
         if is_end:
-            texts += [b""] * len(list(group))
+            texts.append(b"")
         else:
             texts[-1] = "".join(f"{line}\n" for line in group).encode()
     return texts, invalid
 
 
-class Texts:
+class MixtureFiles:
     """Writes ``train/00.txt`` and so on, with an empty line after each document, and ``valid.txt``.
 
     Args:
         folder: folder of the files.
         count: number of training files, to which documents are written in turn.
-        sizes: result of :meth:`sync`, empty at first; text written after that is dropped.
+        sizes: result of the last :meth:`sync`, empty at first; files are cut to these sizes.
     """
 
     def __init__(self, folder: Path, count: int, sizes: Sequence[int]) -> None:
@@ -58,11 +61,12 @@ class Texts:
         sizes = sizes or [0] * len(self.paths)
         self._files = [open_at(path, size) for path, size in zip(self.paths, sizes)]
 
-    def write(self, drawn: Drawn, number: int) -> None:
-        """Write the drawn parts of a document; ``number`` counts the documents from 0."""
-        if drawn.train:
-            self._files[number % (len(self._files) - 1)].write(drawn.train + b"\n")
-        self._files[-1].write(drawn.valid)
+    def write(self, document: SampledDocument, number: int) -> None:
+        """Write the parts of a document; ``number`` counts documents with text to train on."""
+        *train_files, valid_file = self._files
+        if document.train:
+            train_files[number % len(train_files)].write(document.train + b"\n")
+        valid_file.write(document.valid)
 
     def sync(self) -> list[int]:
         """Write everything to disk; return the size of each file in bytes."""
@@ -75,9 +79,6 @@ class Texts:
         """Close the files as they are."""
         for file in self._files:
             file.close()
-
-
-SECONDS_BETWEEN_SAVES = 10.0
 
 
 class MixtureRules(NamedTuple):
@@ -97,9 +98,9 @@ class MixtureState:
 
     step: int = 0  # for N corpora, step n < N counts corpus n, step N + n samples from it
     place: Place = field(default_factory=Place)  # beginning of the next chunk of that corpus
-    pending: str = ""  # the last document so far, which continues in the next chunk
-    totals: list[Counter[str]] = field(default_factory=list)  # `Draw.total` of each corpus
-    done: list[Counter[str]] = field(default_factory=list)  # `Draw.done` of each corpus
+    pending: str = ""  # begin of a document that continues in the next chunk; text, for JSON
+    totals: list[Counter[str]] = field(default_factory=list)  # `Sampler.totals` of each corpus
+    done: list[Counter[str]] = field(default_factory=list)  # `Sampler.counts` of each corpus
     sizes: list[int] = field(default_factory=list)  # sizes of the written files in bytes
 
     @classmethod
@@ -128,12 +129,14 @@ class Mixture:
         folder: WholeFolder,
         saved: dict[str, Any],
     ) -> None:
-        none = [Counter[str]() for _ in corpora]
-        fresh = MixtureState(totals=none, done=[counts.copy() for counts in none])
         self._corpora, self._rules, self._folder = corpora, rules, folder
-        self._state = MixtureState.from_json(saved) if saved else fresh
-        self._texts = Texts(folder.partial, rules.files, self._state.sizes)
-        self._saved = time.monotonic()
+        if saved:
+            self._state = MixtureState.from_json(saved)
+        else:
+            totals = [Counter[str]() for _ in corpora]
+            self._state = MixtureState(totals=totals, done=[Counter[str]() for _ in corpora])
+        self._files = MixtureFiles(folder.partial, rules.files, self._state.sizes)
+        self._last_save = time.monotonic()
 
     def make(self) -> dict[str, Any]:
         """Do the remaining steps; return the manifest's entries.
@@ -144,66 +147,75 @@ class Mixture:
         state = self._state
         count = len(self._corpora)
         try:
-            while state.step < 2 * count:
-                number = state.step % count
-                if state.step == count and state.place == Place():
-                    for corpus_number in range(count):
-                        self._make_draw(corpus_number).check()
+            for number in range(state.step, count):
                 corpus, _ = self._corpora[number]
-                if state.step >= count or corpus.size is not None or corpus.hold_out:
-                    self._process_corpus(number, is_count=state.step < count)
-                state.step = state.step + 1
-                state.place = Place()
-                state.pending = ""
-                self._save()
+                needs_totals = corpus.size is not None or corpus.hold_out
+                if needs_totals:
+                    self._process_corpus(number, is_count=True)
+                self._end_step()
+            if not any(state.done):  # nothing is sampled yet, in an earlier run either
+                for number in range(count):
+                    self._make_sampler(number).check()
+            for number in range(state.step - count, count):
+                self._process_corpus(number, is_count=False)
+                self._end_step()
         finally:
-            self._texts.close()
+            self._files.close()
         self._refuse_empty_corpora()
         return self._summarise()
 
     def _process_corpus(self, number: int, is_count: bool) -> None:
         """Count a corpus, or sample from it."""
-        state, rules, (corpus, inputs) = self._state, self._rules, self._corpora[number]
-        draw = self._make_draw(number)
+        state = self._state
+        rules = self._rules
+        corpus, inputs = self._corpora[number]
+        sampler = self._make_sampler(number)
         pending = state.pending.encode()
-        text = TextRules(corpus.format, rules.sentences, "keep")
-        with Pool(rules.workers, cut_documents, text) as opened:
-            for mark, (texts, invalid) in opened.map(read_chunks(inputs, state.place)):
-                for message in check_invalid(invalid, inputs, mark, rules.skip_invalid):
+        text_rules = TextRules(corpus.format, rules.sentences, empty_lines="keep")
+        with Pool(rules.workers, cut_documents, text_rules) as pool:
+            for chunk, (texts, invalid) in pool.map(read_chunks(inputs, state.place)):
+                for message in check_invalid(invalid, inputs, chunk, rules.skip_invalid):
                     say(f"skipped {message}")
                 documents = [pending + texts[0], *texts[1:]]
-                # The last document continues in the next chunk.
-                pending = b"" if mark.is_last else documents.pop()
+                # The last document may continue in the next chunk.
+                pending = b"" if chunk.ends_part else documents.pop()
                 for document in filter(None, documents):
                     if is_count:
                         state.totals[number].update(measure(document))
                     else:
-                        place = state.done[number]["train_documents"]
-                        self._texts.write(draw.draw(document), place)
-                state.place = mark.next
+                        train_number = state.done[number][_TRAIN_DOCUMENTS]
+                        self._files.write(sampler.sample(document), train_number)
+                state.place = chunk.next_place
                 state.pending = pending.decode()
-                if time.monotonic() - self._saved >= SECONDS_BETWEEN_SAVES:
+                if time.monotonic() - self._last_save >= SECONDS_BETWEEN_SAVES:
                     self._save()
+
+    def _end_step(self) -> None:
+        self._state.step += 1
+        self._state.place = Place()
+        self._state.pending = ""
+        self._save()
 
     def _refuse_empty_corpora(self) -> None:
         """Refuse a corpus without text, and a mixture with nothing to train on."""
         for (corpus, _), counts in zip(self._corpora, self._state.done):
             if not counts[DOCUMENTS]:
                 raise UserError(f"{corpus.name}: has no text")
-        if not any(counts[f"train_{DOCUMENTS}"] for counts in self._state.done):
+        if not any(counts[_TRAIN_DOCUMENTS] for counts in self._state.done):
             raise UserError("nothing is left to train on: hold-out= takes all")
 
-    def _make_draw(self, number: int) -> Draw:
+    def _make_sampler(self, number: int) -> Sampler:
         seed = f"{self._rules.seed} {number}"
         state = self._state
         corpus, _ = self._corpora[number]
-        return Draw(corpus, seed, self._rules.unit, state.totals[number], state.done[number])
+        # The sampler counts in `state.done` itself, so a later one goes on from these counts.
+        return Sampler(corpus, seed, self._rules.unit, state.totals[number], state.done[number])
 
     def _save(self) -> None:
         state = self._state
-        state.sizes = self._texts.sync()
+        state.sizes = self._files.sync()
         self._folder.save(vars(state))
-        self._saved = time.monotonic()
+        self._last_save = time.monotonic()
         read = sum(counts[BYTES] for counts in (*state.totals, *state.done))
         say(f"step {state.step} of {2 * len(self._corpora)}: {read:,} bytes")
 
@@ -212,6 +224,6 @@ class Mixture:
             "drawn": [dict(sorted(counts.items())) for counts in self._state.done],
             "outputs": {
                 str(path.relative_to(self._folder.partial)): describe_file(path)
-                for path in self._texts.paths
+                for path in self._files.paths
             },
         }

@@ -29,12 +29,12 @@ from parallel.texts import (
 )
 
 # Lines about a talk; all other lines of a train file are text. Titles and descriptions are left
-# out, too, as they are not by the speaker, and not always translated.
-_ABOUT = re.compile(
+# out, too: the speaker does not say them, and not all are translated.
+_ABOUT_TALK = re.compile(
     r"\s*</?(url|keywords|speaker|talkid|title|description|reviewer|translator|doc|transcript)"
     r"\b[^>]*>"
 )
-TESTS = tuple(f"tst{year}" for year in range(2010, 2016))  # the campaign's test sets since 2010
+TESTS = tuple(f"tst{year}" for year in range(2010, 2016))  # test sets of all campaigns since 2010
 _FIRST_TAG = "url"  # begins each talk
 _SEGMENT = re.compile(r'\s*<seg id="([^"]*)">(.*)</seg>\s*')
 _ENTITIES = {"&quot;": '"', "&apos;": "'"}
@@ -43,8 +43,8 @@ _ENTITIES = {"&quot;": '"', "&apos;": "'"}
 class _TalkStart(NamedTuple):
     """The place where a talk starts."""
 
-    lines_before: int  # number of lines of text before it
-    number: int  # number of its first line in the file
+    lines_before: int  # lines of text before it
+    number: int  # of its first line in the file
 
 
 class _Talks(NamedTuple):
@@ -60,15 +60,21 @@ class _Release:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        names = ("train.tags.*", "IWSLT17.TED.*.xml") if path.is_dir() else ()
-        self._files = {file.name: file for name in names for file in sorted(path.rglob(name))}
-        self._contents = {} if path.is_dir() else _read_archive(path)
-        self.inputs = {} if path.is_dir() else {path.name: checksum(path)}
+        self._files: dict[str, Path] = {}
+        self._contents: dict[str, bytes] = {}
+        self.inputs: dict[str, str] = {}  # SHA-256 of the archive, or of each file that was read
+        if path.is_dir():
+            for pattern in ("train.tags.*", "IWSLT17.TED.*.xml"):
+                self._files |= {file.name: file for file in sorted(path.rglob(pattern))}
+        else:
+            self._contents = _read_archive(path)
+            self.inputs = {path.name: checksum(path)}
 
     def read(self, pattern: str, languages: tuple[str, str], language: str) -> NumberedLines:
         """Read a file in one language; its name may have the languages in either order."""
         source, target = languages
-        names = [pattern.format(f"{a}-{b}.{language}") for a, b in (languages, (target, source))]
+        pairs = (f"{source}-{target}", f"{target}-{source}")
+        names = [pattern.format(f"{pair}.{language}") for pair in pairs]
         for name in names:
             if name in self._files:
                 self._contents[name] = read_bytes(self._files[name])
@@ -97,23 +103,25 @@ def read_iwslt(
         UserError: a file is missing, damaged, not UTF-8, or does not fit the other language.
     """
     release = _Release(path)
-    sides = [_parse_talks(release.read("train.tags.{}", languages, side)) for side in languages]
-    _check_alignment(*sides)
+    source, target = (
+        _parse_talks(release.read("train.tags.{}", languages, language)) for language in languages
+    )
+    _check_alignment(source, target)
 
-    def split(names: str) -> ParallelSplit:
+    def read_set(names: str) -> ParallelSplit:
         parts = []
         for name in names.split("+"):
             pattern = f"IWSLT17.TED.{name}.{{}}.xml"
-            texts = (release.read(pattern, languages, side) for side in languages)
-            parts.append(check_split(_read_segments(name, *texts), keep_all=True))
+            texts = (release.read(pattern, languages, language) for language in languages)
+            parts.append(check_split(_pair_segments(name, *texts), keep_all=True))
         return join_splits(names, parts)
 
     return ParallelCorpus(
-        check_split(ParallelSplit("train", sides[0].text, sides[1].text), keep_all=False),
-        [split(name) for name in valid],
-        [split(name) for name in test],
-        release.inputs,
-        {language: dict(talks.tags) for language, talks in zip(languages, sides)},
+        train=check_split(ParallelSplit("train", source.text, target.text), keep_all=False),
+        valid=[read_set(names) for names in valid],
+        test=[read_set(names) for names in test],
+        inputs=release.inputs,
+        left_out={languages[0]: dict(source.tags), languages[1]: dict(target.tags)},
     )
 
 
@@ -124,8 +132,9 @@ def _read_archive(path: Path) -> dict[str, bytes]:
         with tarfile.open(path) as archive:
             for member in archive:
                 if member.isfile():
-                    opened = archive.extractfile(member)
-                    contents[Path(member.name).name] = opened.read() if opened else b""
+                    file = archive.extractfile(member)
+                    assert file  # None only if a member is no file
+                    contents[Path(member.name).name] = file.read()
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; give the .tgz of the release") from None
     except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
@@ -136,10 +145,11 @@ def _read_archive(path: Path) -> dict[str, bytes]:
 def _parse_talks(text: NumberedLines) -> _Talks:
     """Separate the text of a train file from the lines about its talks."""
     lines: list[str] = []
-    numbers, starts = [], []
+    numbers: list[int] = []
+    starts: list[_TalkStart] = []
     tags: Counter[str] = Counter()
     for number, line in zip(text.numbers, text.lines):
-        if match := _ABOUT.match(line):
+        if match := _ABOUT_TALK.match(line):
             tags[match[1]] += 1
             if match[1] == _FIRST_TAG:
                 starts.append(_TalkStart(len(lines), number))
@@ -151,31 +161,36 @@ def _parse_talks(text: NumberedLines) -> _Talks:
 
 def _check_alignment(source: _Talks, target: _Talks) -> None:
     """Check that every talk starts at the same line of text on both sides."""
-    for talk, (start, other) in enumerate(zip(source.starts, target.starts), start=1):
-        if start.lines_before != other.lines_before:
+    for talk, (ours, theirs) in enumerate(zip(source.starts, target.starts), start=1):
+        if ours.lines_before != theirs.lines_before:
             raise UserError(
-                f"{source.text.origin}, line {start.number}: talk {talk} begins after "
-                f"{start.lines_before:,} lines of text, but after {other.lines_before:,} in "
-                f"{target.text.origin}, line {other.number}: the talk before it is not aligned; "
+                f"{source.text.origin}, line {ours.number}: talk {talk} begins after "
+                f"{ours.lines_before:,} lines of text, but after {theirs.lines_before:,} in "
+                f"{target.text.origin}, line {theirs.number}: the talk before it is not aligned; "
                 "fetch the release again"
             )
 
 
-def _read_segments(name: str, *texts: NumberedLines) -> ParallelSplit:
-    """Read the segments of a set in both languages, and check that they are the same."""
-    sides, labels = zip(*map(_parse_segments, texts))
-    for index, (source, target) in enumerate(zip(*labels)):
-        if source != target:
+def _pair_segments(
+    name: str, source_text: NumberedLines, target_text: NumberedLines
+) -> ParallelSplit:
+    """Pair the segments of a set in both languages, and check that they have the same labels."""
+    source, source_labels = _parse_segments(source_text)
+    target, target_labels = _parse_segments(target_text)
+    for index, (label, other) in enumerate(zip(source_labels, target_labels)):
+        if label != other:
             raise UserError(
-                f"{sides[0].where(index)}: this is {source}, but {sides[1].where(index)}: "
-                f"{target}; both files must have the same segments"
+                f"{source.locate(index)}: this is {label}, but {target.locate(index)}: "
+                f"{other}; both files must have the same segments"
             )
-    return ParallelSplit(name, *sides)
+    return ParallelSplit(name, source, target)
 
 
 def _parse_segments(text: NumberedLines) -> tuple[NumberedLines, list[str]]:
     """Parse the segments of an XML file; also return a label of each, with its document."""
-    lines, numbers, labels = [], [], []
+    lines: list[str] = []
+    numbers: list[int] = []
+    labels: list[str] = []
     document = 0
     for number, line in zip(text.numbers, text.lines):
         document += "<doc " in line

@@ -14,15 +14,14 @@ from pathlib import Path
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running.devices import cores
-from fairseq_posenc.workbench.tokens import pieces
 from fairseq_posenc.workbench.tokens.files import read_bytes
-from fairseq_posenc.workbench.tokens.pieces import learn_pieces
+from fairseq_posenc.workbench.tokens.pieces import Pieces, learn_pieces
 
-Pieces = list[list[int]]  # for each line the ids of its pieces
+PieceIds = list[list[int]]  # for each line the ids of its pieces
 VOCABULARY = "vocab.json"  # in the folder of the source language's model
 _SYMBOLS = ("<s>", "<pad>", "</s>", "<unk>")  # fairseq's special symbols, in its order
 UNKNOWN = _SYMBOLS.index("<unk>")
-SPECIAL = len(_SYMBOLS)
+NUM_SPECIAL = len(_SYMBOLS)
 
 
 def train_model(lines: Iterable[str], vocab_size: int, model_type: str) -> bytes:
@@ -60,22 +59,23 @@ class SubwordEncoder:
     """
 
     def __init__(self, path: Path, vocabulary: list[str] | None = None) -> None:
-        self._model = pieces.Pieces(path)
+        self._model = Pieces(path)
         self._pieces = vocabulary or self._model.names
-        numbers = {piece: number for number, piece in enumerate(self._pieces)}
-        self._numbers = [numbers.get(piece, UNKNOWN) for piece in self._model.names]
+        ids = {piece: number for number, piece in enumerate(self._pieces)}
+        # fairseq's id of each piece of the model
+        self._ids = [ids.get(piece, UNKNOWN) for piece in self._model.names]
 
     @property
     def knows_pieces(self) -> bool:
         """Whether any piece of the model is in the vocabulary."""
-        return max(self._numbers) >= SPECIAL
+        return max(self._ids) >= NUM_SPECIAL
 
-    def encode(self, lines: list[str]) -> Pieces:
+    def encode(self, lines: list[str]) -> PieceIds:
         """Encode each line as ids."""
         encoded = self._model.model.encode([" ".join(line.split()) for line in lines])
-        return [[self._numbers[number] for number in line] for line in encoded]
+        return [[self._ids[number] for number in line] for line in encoded]
 
-    def write(self, path: Path, lines: Pieces) -> dict[str, int]:
+    def write(self, path: Path, lines: PieceIds) -> dict[str, int]:
         """Write pieces as text for fairseq-preprocess; count pieces and ``<unk>``."""
         with open(path, "w", encoding="utf-8") as file:
             for line in lines:
@@ -90,7 +90,7 @@ class SubwordEncoder:
         """
         counts = Counter(number for line in lines for number in line)
         with open(path, "w", encoding="utf-8") as file:
-            for number, piece in enumerate(self._pieces[SPECIAL:], start=SPECIAL):
+            for number, piece in enumerate(self._pieces[NUM_SPECIAL:], start=NUM_SPECIAL):
                 file.write(f"{piece} {counts[number]}\n")
 
 
@@ -108,12 +108,13 @@ class TrainedPieces:
     def __init__(self, source: Path, target: Path) -> None:
         self.paths = (source, target, source.with_name(VOCABULARY))
         self.contents = tuple(read_bytes(path) for path in self.paths)
-        self.pieces = [*_SYMBOLS, *(n for n in self._read_pieces() if n not in _SYMBOLS)]
+        self.pieces = [*_SYMBOLS, *(name for name in self._read_pieces() if name not in _SYMBOLS)]
         self.encoders = (self._load_encoder(source), self._load_encoder(target))
 
     def _read_pieces(self) -> list[str]:
         """Read the pieces of the vocabulary in the order of their numbers."""
-        path, content = self.paths[-1], self.contents[-1]
+        path = self.paths[-1]
+        content = self.contents[-1]
         try:
             numbers = json.loads(content)
             pieces: list[str] = sorted(numbers, key=numbers.__getitem__)

@@ -16,10 +16,11 @@ from fairseq_posenc.workbench.running.programs import run_logged
 from fairseq_posenc.workbench.running.progress import say
 from fairseq_posenc.workbench.tokens.symbols import warn_of_unknown
 from parallel.iwslt import read_iwslt
-from parallel.pieces import Pieces, SubwordEncoder, TrainedPieces, train_model
+from parallel.pieces import PieceIds, SubwordEncoder, TrainedPieces, train_model
 from parallel.texts import ParallelCorpus, ParallelSplit, read_files
 
-_DEFAULTS = {"vocab_size": 16384, "model_type": "bpe", "separate": False}  # of learnt pieces
+# Options of learnt pieces, and their defaults; --sentencepiece-model allows none of them.
+_DEFAULTS = {"vocab_size": 16384, "model_type": "bpe", "separate": False}
 
 
 @dataclass(frozen=True)
@@ -51,12 +52,16 @@ class ParallelSettings:
         """
         if args.max_ratio < 1:
             raise UserError(f"--max-ratio {args.max_ratio:g}: give 1 or more")
-        path, train = getattr(args, "path", None), getattr(args, "train", None)
-        computed: dict[str, Any] = {"path": path, "train": train, "trained": None}
-        if args.corpus == "multi30k":
-            names = {"valid": args.valid, "test": args.test}
-            computed |= {kind: [str(args.path / name) for name in names[kind]] for kind in names}
+        # Every corpus has only some of the options.
+        computed: dict[str, Any] = {
+            "path": getattr(args, "path", None),
+            "train": getattr(args, "train", None),
+            "trained": None,
+        }
+        if args.corpus == "multi30k":  # files in a folder
             computed["train"] = str(args.path / "train")
+            computed["valid"] = [str(args.path / name) for name in args.valid]
+            computed["test"] = [str(args.path / name) for name in args.test]
         pieces = {name: getattr(args, name) for name in _DEFAULTS}
         if args.sentencepiece_model is None:
             computed |= {name: pieces[name] or default for name, default in _DEFAULTS.items()}
@@ -100,8 +105,8 @@ class ParallelSettings:
 
 
 def filter_pairs(
-    source: Pieces, target: Pieces, max_length: int, max_ratio: float
-) -> tuple[Pieces, Pieces, dict[str, int]]:
+    source: PieceIds, target: PieceIds, max_length: int, max_ratio: float
+) -> tuple[PieceIds, PieceIds, dict[str, int]]:
     """Drop pairs that are empty, too long, or too different in length.
 
     Args:
@@ -125,7 +130,7 @@ def filter_pairs(
             dropped["lengths too different"] += 1
         else:
             kept.append(pair)
-    return [pair[0] for pair in kept], [pair[1] for pair in kept], dropped
+    return [source for source, _ in kept], [target for _, target in kept], dropped
 
 
 class Preparation:
@@ -144,27 +149,27 @@ class Preparation:
         self._settings = settings
         self._languages = settings.languages
         self._splits = {"train": corpus.train}
-        for kind, splits in (("valid", corpus.valid), ("test", corpus.test)):
-            self._splits |= {f"{kind}{number or ''}": split for number, split in enumerate(splits)}
+        for prefix, splits in (("valid", corpus.valid), ("test", corpus.test)):
+            for number, split in enumerate(splits):
+                self._splits[f"{prefix}{number or ''}"] = split  # valid, valid1, valid2 ...
         self._work, self._lock = work, lock
-        self._text = work / "pieces"  # for fairseq-preprocess; removed at the end
+        self._pieces_folder = work / "pieces"  # for fairseq-preprocess; removed at the end
 
     def run(self) -> dict[str, Any]:
         """Run all steps; return the counts of each split."""
-        self._text.mkdir()
-        encoders = self._choose_pieces()
+        self._pieces_folder.mkdir()
+        encoders = self._make_encoders()
         results = {}
         for name, split in self._splits.items():
             results[name] = self._write_split(name, split, encoders)
             print(f"{name}: {_describe(results[name])}", flush=True)
         self._binarize()
-        shutil.rmtree(self._text)
+        shutil.rmtree(self._pieces_folder)
         return results
 
-    def _choose_pieces(self) -> tuple[SubwordEncoder, SubwordEncoder]:
-        """Take the sentencepiece models or train them, and write them to the folder."""
+    def _make_encoders(self) -> tuple[SubwordEncoder, SubwordEncoder]:
+        """Load or train the sentencepiece models of both languages; write them to the folder."""
         settings = self._settings
-        split = self._splits["train"]
         names = [f"sentencepiece.{language}.model" for language in self._languages]
         if settings.trained is not None:
             for name, model in zip(names, settings.trained.contents):
@@ -173,14 +178,16 @@ class Preparation:
         assert settings.vocab_size is not None
         assert settings.model_type is not None
         say(f"learning {settings.vocab_size:,} sentencepieces ({settings.model_type})")
-        sides = [side.lines for side in split.sides]
-        texts = sides if settings.separate else [[*sides[0], *sides[1]]]
+        texts = [side.lines for side in self._splits["train"].sides]
+        if not settings.separate:
+            names = ["sentencepiece.model"]
+            texts = [list(chain(*texts))]
         encoders = []
-        for name, lines in zip(names if settings.separate else ["sentencepiece.model"], texts):
+        for name, lines in zip(names, texts):
             model = train_model(lines, settings.vocab_size, settings.model_type)
             (self._work / name).write_bytes(model)
             encoders.append(SubwordEncoder(self._work / name))
-        return encoders[0], encoders[-1]
+        return encoders[0], encoders[-1]  # the same one, if both languages share it
 
     def _write_split(
         self, name: str, split: ParallelSplit, encoders: tuple[SubwordEncoder, SubwordEncoder]
@@ -189,8 +196,10 @@ class Preparation:
         sides = [encoder.encode(side.lines) for encoder, side in zip(encoders, split.sides)]
         figures: dict[str, Any] = {"set": split.name, "read": len(sides[0])}
         if name == "train":
-            limits = self._settings.max_length, self._settings.max_ratio
-            *sides, figures["dropped"] = filter_pairs(sides[0], sides[1], *limits)
+            source, target, figures["dropped"] = filter_pairs(
+                *sides, self._settings.max_length, self._settings.max_ratio
+            )
+            sides = [source, target]
             self._write_dictionaries(encoders, sides)
         figures["kept"] = len(sides[0])
         if not sides[0]:
@@ -199,7 +208,7 @@ class Preparation:
                 "choose another --max-length and --max-ratio"
             )
         for language, encoder, side, text in zip(self._languages, encoders, sides, split.sides):
-            figures[language] = encoder.write(self._text / f"{name}.{language}", side)
+            figures[language] = encoder.write(self._pieces_folder / f"{name}.{language}", side)
             counts = figures[language]
             warn_of_unknown(f"{name}.{language}", counts["unknown"], counts["pieces"])
             if name != "train":
@@ -209,30 +218,33 @@ class Preparation:
         return figures
 
     def _write_dictionaries(
-        self, encoders: tuple[SubwordEncoder, SubwordEncoder], sides: list[Pieces]
+        self, encoders: tuple[SubwordEncoder, SubwordEncoder], sides: list[PieceIds]
     ) -> None:
-        texts = [[side] for side in sides] if self._settings.separate else [sides] * 2
-        for language, encoder, text in zip(self._languages, encoders, texts):
-            encoder.write_dictionary(self._text / f"dict.{language}.txt", chain(*text))
+        if not self._settings.separate:
+            sides = [list(chain(*sides))] * 2
+        for language, encoder, lines in zip(self._languages, encoders, sides):
+            encoder.write_dictionary(self._pieces_folder / f"dict.{language}.txt", lines)
 
     def _binarize(self) -> None:
         """Run ``fairseq-preprocess`` on the pieces of all splits."""
         source, target = self._languages
-        target_dictionary = ["--tgtdict", str(self._text / f"dict.{target}.txt")]
-        command = [
-            *("fairseq-preprocess", "--source-lang", source, "--target-lang", target),
-            *("--srcdict", str(self._text / f"dict.{source}.txt")),
-            *(target_dictionary if self._settings.separate else ["--joined-dictionary"]),
-            *("--destdir", str(self._work), "--workers", str(self._settings.workers)),
-        ]
-        for kind in ("train", "valid", "test"):
-            names = [str(self._text / name) for name in self._splits if name.startswith(kind)]
-            command += [f"--{kind}pref", ",".join(names)]
+        folder = self._pieces_folder
+        command = ["fairseq-preprocess", "--source-lang", source, "--target-lang", target]
+        command += ["--destdir", str(self._work), "--workers", str(self._settings.workers)]
+        command += ["--srcdict", str(folder / f"dict.{source}.txt")]
+        if self._settings.separate:
+            command += ["--tgtdict", str(folder / f"dict.{target}.txt")]
+        else:
+            command.append("--joined-dictionary")
+        for prefix in ("train", "valid", "test"):
+            files = [str(folder / name) for name in self._splits if name.startswith(prefix)]
+            command += [f"--{prefix}pref", ",".join(files)]
         say("running fairseq-preprocess")
-        run_logged(command, self._text / "preprocess.log", self._lock)
+        run_logged(command, self._pieces_folder / "preprocess.log", self._lock)
 
 
 def _describe(figures: dict[str, Any]) -> str:
-    dropped = [f"{count:,} {why}" for why, count in figures.get("dropped", {}).items() if count]
-    why = f" (dropped: {', '.join(dropped)})" if dropped else ""
-    return f"{figures['kept']:,} pairs of {figures['read']:,} kept{why}"
+    dropped = figures.get("dropped", {})
+    reasons = ", ".join(f"{count:,} {reason}" for reason, count in dropped.items() if count)
+    text = f"{figures['kept']:,} pairs of {figures['read']:,} kept"
+    return f"{text} (dropped: {reasons})" if reasons else text

@@ -1,4 +1,7 @@
-"""Reads parallel text; lines keep their numbers, so that errors can name the place."""
+"""Reads parallel text: lines of two files with the same index are translations of each other.
+
+Lines keep their number in their file, so that errors can name it.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running.files import checksum
 from fairseq_posenc.workbench.tokens.files import decode_text, read_bytes
 
-_REFUSED = {b"\0": "a NUL byte", b"\r": "a carriage return inside a line"}
+_REFUSED_BYTES = {b"\0": "a NUL byte", b"\r": "a carriage return inside a line"}
 
 
 class NumberedLines(NamedTuple):
@@ -20,8 +23,8 @@ class NumberedLines(NamedTuple):
     lines: list[str]  # without line ends
     numbers: Sequence[int]  # number of each line in the file, from 1
 
-    def where(self, index: int) -> str:
-        """Describe the place of a line."""
+    def locate(self, index: int) -> str:
+        """Name the file and line number of a line, for messages."""
         return f"{self.origin}, line {self.numbers[index]}"
 
 
@@ -49,14 +52,14 @@ class ParallelCorpus(NamedTuple):
 
 
 def decode(content: bytes, origin: str) -> NumberedLines:
-    """Decode a UTF-8 file into lines, which end with a line feed or a carriage return and one.
+    r"""Decode a UTF-8 file into lines, which end with ``\n`` or ``\r\n``.
 
     Raises:
         UserError: the file is empty, not UTF-8, or has a NUL byte or a carriage return in a line.
     """
     if not content.strip():
         raise UserError(f"{origin}: the file is empty; give one with text in it")
-    text = decode_text(content.replace(b"\r\n", b"\n"), origin, _REFUSED)
+    text = decode_text(content.replace(b"\r\n", b"\n"), origin, _REFUSED_BYTES)
     lines = text.removesuffix("\n").split("\n")
     return NumberedLines(origin, lines, range(1, len(lines) + 1))
 
@@ -66,7 +69,7 @@ def check_split(split: ParallelSplit, keep_all: bool) -> ParallelSplit:
 
     Args:
         split: the split.
-        keep_all: whether to refuse empty lines, because no pair may be dropped later.
+        keep_all: whether to refuse empty lines, as in validation and test no pair is dropped.
 
     Raises:
         UserError: a line has no partner or is empty.
@@ -76,14 +79,14 @@ def check_split(split: ParallelSplit, keep_all: bool) -> ParallelSplit:
     for side in split.sides:
         if len(side.lines) > shared:
             raise UserError(
-                f"{side.where(shared)}: no line of the other side belongs to it, because "
+                f"{side.locate(shared)}: no line of the other side belongs to it, because "
                 f"{source.origin} has {len(source.lines):,} lines of text and {target.origin} "
                 f"{len(target.lines):,}; give files that are translations line by line"
             )
         for index, line in enumerate(side.lines if keep_all else []):
             if not line.strip():
                 raise UserError(
-                    f"{side.where(index)}: empty; lines are never left out of validation and test "
+                    f"{side.locate(index)}: empty; lines are never left out of validation and test "
                     "sets, so remove the pair from both files, or fill it in"
                 )
     return split
@@ -94,13 +97,14 @@ def join_splits(name: str, splits: Sequence[ParallelSplit]) -> ParallelSplit:
     if len(splits) == 1:
         return splits[0]
 
-    def side(texts: Sequence[NumberedLines]) -> NumberedLines:
+    def join(texts: Sequence[NumberedLines]) -> NumberedLines:
+        origin = " and ".join(text.origin for text in texts)
         lines = [line for text in texts for line in text.lines]
-        return NumberedLines(
-            " and ".join(text.origin for text in texts), lines, range(1, len(lines) + 1)
-        )
+        return NumberedLines(origin, lines, range(1, len(lines) + 1))
 
-    return ParallelSplit(name, side([s.source for s in splits]), side([s.target for s in splits]))
+    sources = [split.source for split in splits]
+    targets = [split.target for split in splits]
+    return ParallelSplit(name, join(sources), join(targets))
 
 
 def read_files(
@@ -115,25 +119,29 @@ def read_files(
     """
     inputs: dict[str, str] = {}
 
-    def split(prefix: str, keep_all: bool = True) -> ParallelSplit:
+    def read(prefix: str, keep_all: bool = True) -> ParallelSplit:
         source, target = (_read_side(prefix, language, inputs) for language in languages)
         return check_split(ParallelSplit(Path(prefix).name, source, target), keep_all)
 
     return ParallelCorpus(
-        split(train, False), [*map(split, valid)], [*map(split, test)], inputs, {}
+        train=read(train, keep_all=False),
+        valid=[read(prefix) for prefix in valid],
+        test=[read(prefix) for prefix in test],
+        inputs=inputs,
+        left_out={},
     )
 
 
 def _read_side(prefix: str, language: str, inputs: dict[str, str]) -> NumberedLines:
     """Read a file in one language, plain or compressed; add its checksum to ``inputs``."""
     plain = Path(f"{prefix}.{language}")
-    packed = Path(f"{prefix}.{language}.gz")
-    existing = [path for path in (plain, packed) if path.exists()]
-    if len(existing) > 1:
-        raise UserError(f"{plain} and {packed} both exist; remove the one that is not meant")
-    if not existing:
-        raise UserError(f"there is neither {plain} nor {packed}; check the name and the language")
-    (path,) = existing
+    compressed = Path(f"{prefix}.{language}.gz")
+    path = plain if plain.exists() else compressed
+    if not path.exists():
+        raise UserError(f"neither {plain} nor {compressed} exists; check the name and the language")
+    if plain.exists() and compressed.exists():
+        raise UserError(f"{plain} and {compressed} both exist; remove the one that is not meant")
     content = read_bytes(path)
-    inputs[str(path) if path.name in inputs else path.name] = checksum(path)
+    name = str(path) if path.name in inputs else path.name  # sets in two folders may have one name
+    inputs[name] = checksum(path)
     return decode(content, str(path))

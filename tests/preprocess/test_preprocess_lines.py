@@ -18,7 +18,7 @@ from fairseq.data import Dictionary, TokenBlockDataset
 from fairseq.data.indexed_dataset import MMapIndexedDataset
 
 from binarize import command, formats, options
-from binarize.items import split_long
+from binarize.items import split_long_sizes
 from binarize.sentences import split_sentences
 from fairseq_posenc.errors import UserError
 
@@ -297,7 +297,7 @@ def test_long_lines_are_skipped_with_a_count(tmp_path):
 @pytest.mark.parametrize("longest", [4, 5, 7, 64])
 def test_cut_sizes(longest):
     sizes = np.arange(1, 400, dtype=np.int32)
-    cut = split_long(sizes, longest)
+    cut = split_long_sizes(sizes, longest)
     assert cut.dtype == np.int32
     assert cut.max() <= longest
     assert set(np.cumsum(sizes)) <= set(np.cumsum(cut))  # every line still ends an item

@@ -15,7 +15,7 @@ import mix
 from binarize import sources
 from fairseq_posenc.errors import UserError
 from mixing import mixture
-from mixing.draw import Draw, measure, parse_corpus, parse_size
+from mixing.draw import Sampler, measure, parse_corpus, parse_size
 from tests.helpers.products import some_of
 from tests.preprocess.test_preprocess_shards import kill_where
 
@@ -127,13 +127,13 @@ def test_long_and_late_documents_have_the_same_chance_as_others(hold_out):
     corpus = parse_corpus(["plain", "x", f"size={wanted}B", f"hold-out={hold_out}"])
     drawn, held, rounds = Counter(), Counter(), 500
     for seed in range(rounds):
-        draw = Draw(corpus, str(seed), "documents", there, Counter())
+        sampler = Sampler(corpus, str(seed), "documents", there, Counter())
         for number, each in enumerate(every):
-            found = draw.draw(each)
+            found = sampler.sample(each)
             drawn[number] += bool(found.train)
             held[number] += bool(found.valid)
-        assert draw.done["held_out"] == hold_out
-        assert abs(draw.done["train_bytes"] - wanted) <= 3 * 402
+        assert sampler.counts["held_out"] == hold_out
+        assert abs(sampler.counts["train_bytes"] - wanted) <= 3 * 402
     for few in (range(2, 120, 6), range(4, 120, 6), range(0, 120, 6), range(30), range(90, 120)):
         mean = sum(drawn[number] for number in few) / len(few) / rounds
         assert mean == pytest.approx(1 / 3, abs=0.03)

@@ -262,7 +262,7 @@ def test_chunks_are_whole_lines_wherever_reading_begins(tmp_path, block, monkeyp
 
 
 def test_a_line_without_end_is_no_text_file(tmp_path, monkeypatch):
-    monkeypatch.setattr(sources, "_LONGEST_LINE", 1 << 20)
+    monkeypatch.setattr(sources, "_MAX_LINE_BYTES", 1 << 20)
     (tmp_path / "text").write_bytes(b"ok\n" + bytes(3 << 20))
     with pytest.raises(UserError, match=r"text, line 2: more than 1 MiB without an end of line"):
         run("--train", tmp_path / "text", "--out", tmp_path / "bin")

@@ -245,7 +245,7 @@ def test_iwslt_from_a_folder_in_the_other_direction(tmp_path):
     folder = release(tmp_path)
     corpus = read_iwslt(folder, ("en", "fr"), ["dev2010"], ["tst2014"])
     english = corpus.train.source
-    assert (english.lines[1], english.where(1)) == (
+    assert (english.lines[1], english.locate(1)) == (
         " " + sentences(40, 0)[1][1],
         f"{folder}: train.tags.fr-en.en, line 8",
     )
@@ -380,7 +380,7 @@ def test_files_that_cannot_be_read(tmp_path):
         with pytest.raises(UserError, match=r"test.en.gz: cannot be read \("):
             make(*files(tmp_path, tmp_path / "bin"))
     packed.unlink()
-    with pytest.raises(UserError, match=r"neither .*test.en nor .*test.en.gz; check the name"):
+    with pytest.raises(UserError, match=r"neither .*test.en nor .*test.en.gz exists; check the name"):
         make(*files(tmp_path, tmp_path / "bin"))
 
 

@@ -26,6 +26,12 @@ class ParallelDataBin(NamedTuple):
     source: str  # language to translate from
     target: str  # language to translate to
 
+    @classmethod
+    def from_opened(cls, opened: Union[OpenTask, OpenModel]) -> ParallelDataBin:
+        """Name the folder and languages that a task or model was opened with."""
+        settings = opened.task.cfg
+        return cls(opened.data, settings.source_lang, settings.target_lang)
+
     @property
     def direction(self) -> str:
         """The languages, as in ``fr-en``."""
@@ -52,6 +58,7 @@ class ParallelDataBin(NamedTuple):
         Raises:
             UserError: the folder has no such subset.
         """
+        # One folder serves both directions; its files are named after one of them.
         for pair in (self.direction, f"{self.target}-{self.source}"):
             data = data_utils.load_indexed_dataset(f"{self.folder}/{subset}.{pair}.{self.source}")
             if data is not None:
@@ -76,11 +83,6 @@ def load_translation(path: Path, option: str = "--checkpoint") -> State:
     return state
 
 
-def find_data_bin(opened: Union[OpenTask, OpenModel]) -> ParallelDataBin:
-    """Build the data-bin that a task or model was opened with."""
-    return ParallelDataBin(opened.data, opened.task.cfg.source_lang, opened.task.cfg.target_lang)
-
-
 def open_ensemble(paths: Iterable[Path], data: Optional[Path] = None) -> list[OpenModel]:
     """Open models with the data folder of the first, unless ``data`` names another.
 
@@ -91,18 +93,19 @@ def open_ensemble(paths: Iterable[Path], data: Optional[Path] = None) -> list[Op
     for path in paths:
         folder = opened[0].data if opened else data
         opened.append(open_model(path, folder, state=load_translation(path)))
-        first = find_data_bin(opened[0]).direction
-        last = find_data_bin(opened[-1]).direction
-        if first != last:
+        first = ParallelDataBin.from_opened(opened[0]).direction
+        direction = ParallelDataBin.from_opened(opened[-1]).direction
+        if direction != first:
             raise UserError(
-                f"--checkpoint {path}: translates {last}, but {opened[0].path} translates {first}"
+                f"--checkpoint {path}: translates {direction}, but {opened[0].path} translates "
+                f"{first}"
             )
     if not opened:
         raise UserError("no checkpoint to load")
     return opened
 
 
-def last_checkpoints(folder: Path, count: int) -> list[Path]:
+def find_last_checkpoints(folder: Path, count: int) -> list[Path]:
     """Find the checkpoints of a folder's last epochs, the newest first.
 
     Raises:
@@ -122,52 +125,59 @@ def last_checkpoints(folder: Path, count: int) -> list[Path]:
 def average_checkpoints(paths: Sequence[Path], target: Path) -> None:
     """Write a checkpoint with the averaged parameters of several.
 
-    fairseq's ``scripts/average_checkpoints.py`` does this, too, but its package does not install
-    it.
-
-    Sums are accumulated in float32 or wider, and each mean is cast back to the dtype of its
-    parameter. The settings are those of the first checkpoint. The optimizer state is dropped
-    because it does not belong to the averaged parameters.
+    Like fairseq's ``scripts/average_checkpoints.py``, which its package does not install. Sums are
+    accumulated in float32 or wider, and each mean is cast back to the dtype of its parameter. The
+    settings are those of the first checkpoint. The optimizer state is dropped because it does not
+    belong to the averaged parameters.
 
     Raises:
         UserError: a file is not a checkpoint, or the models differ in encoding or shapes.
     """
     first = load_translation(paths[0])["model"]
     sums: dict[str, Tensor] = {}
-    for path in paths:
+    for path in paths:  # files are mapped into memory, so to open the first again costs little
         model = load_translation(path)["model"]
         _check_same(paths[0], first, path, model)
         for name, value in model.items():
-            if not is_identity(name):  # metadata, not weights
+            if not is_identity(name):  # an identity describes the weights, and is kept as it is
                 wide = torch.promote_types(value.dtype, torch.float32)
                 sums[name] = sums.get(name, 0) + value.to(wide)
     means = {
         name: (sums[name] / len(paths)).to(value.dtype) if name in sums else value
         for name, value in first.items()
     }
-    write_state({**open_mapped(paths[0]), "model": means, "last_optimizer_state": None}, target)
+    # The first file's settings as they are stored; those of `load_translation` are upgraded.
+    state = open_mapped(paths[0])
+    write_state({**state, "model": means, "last_optimizer_state": None}, target)
 
 
-def _check_same(first: Path, old: dict[str, Tensor], path: Path, new: dict[str, Tensor]) -> None:
+def _check_same(
+    first_path: Path, first: dict[str, Tensor], path: Path, model: dict[str, Tensor]
+) -> None:
     """Check that two checkpoints have the same encoding, settings and parameter shapes."""
-    for name in filter(is_identity, old):
-        if name not in new:
-            continue
-        ours, theirs = (Identity.from_tensor(model[name]) for model in (old, new))
-        differences = ours.weight_settings.differences(theirs.weight_settings, "and with")
-        if ours.describe() != theirs.describe():
-            differences.insert(0, f"{ours.describe()}, and {theirs.describe()}")
-        if differences:
-            raise UserError(f"{first} and {path} are different models: {'; '.join(differences)}")
-    old_shapes, new_shapes = (
-        {name: tuple(value.shape) for name, value in model.items() if not is_identity(name)}
-        for model in (old, new)
-    )
-    names = {**old_shapes, **new_shapes}
-    differing = [name for name in names if old_shapes.get(name) != new_shapes.get(name)]
+    refusal = f"{first_path} and {path} are different models"
+    for name in filter(is_identity, first):
+        if name in model:  # models that were trained without the plugin have no identity
+            ours = Identity.from_tensor(first[name])
+            theirs = Identity.from_tensor(model[name])
+            differences = ours.weight_settings.differences(
+                theirs.weight_settings, phrase="and with"
+            )
+            if ours.describe() != theirs.describe():
+                differences.insert(0, f"{ours.describe()}, and {theirs.describe()}")
+            if differences:
+                raise UserError(f"{refusal}: {'; '.join(differences)}")
+    first_shapes = _list_shapes(first)
+    shapes = _list_shapes(model)
+    names = {**first_shapes, **shapes}
+    differing = [name for name in names if first_shapes.get(name) != shapes.get(name)]
     if differing:
         name = differing[0]
         raise UserError(
-            f"{first} and {path} are different models: {len(differing)} parameters differ, such as "
-            f"{name}: {old_shapes.get(name, 'missing')} and {new_shapes.get(name, 'missing')}"
+            f"{refusal}: {len(differing)} parameters differ, such as {name}: "
+            f"{first_shapes.get(name, 'missing')} and {shapes.get(name, 'missing')}"
         )
+
+
+def _list_shapes(model: dict[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(value.shape) for name, value in model.items() if not is_identity(name)}

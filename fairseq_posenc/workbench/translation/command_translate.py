@@ -7,6 +7,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from fairseq.utils import split_paths
@@ -19,7 +20,7 @@ from fairseq_posenc.workbench.tokens.files import read_arriving_lines
 from fairseq_posenc.workbench.training import recipes
 from fairseq_posenc.workbench.translation.translator import Hypothesis, Translator
 
-_SHOWN = 3  # default number of hypotheses of beam search
+_DEFAULT_NBEST = 3  # or the beam size, if that is less
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,16 +51,20 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Translate; return the exit code."""
-    nbest = args.nbest or min(_SHOWN, args.beam)
+    nbest = args.nbest or min(_DEFAULT_NBEST, args.beam)
     if nbest > args.beam:
         raise UserError(f"--nbest {nbest}: must be from 1 to the beam of {args.beam}")
     with _open_sentences(args) as batches:
-        names = ("data", "device", "fp16", "bf16")
-        options = {name: getattr(args, name) for name in names}
-        translator = Translator.load(*split_paths(args.checkpoint), **options)
+        translator = Translator.load(
+            *split_paths(args.checkpoint),
+            data=args.data,
+            device=args.device,
+            fp16=args.fp16,
+            bf16=args.bf16,
+        )
         for sentences in batches:
             _print_translations(translator, sentences, args, nbest)
-            if not has_reader():
+            if not has_reader():  # the next program of a pipe has ended
                 return 0
         if args.example and not args.plain:
             print(f"  reference             {_find_example()['target']}")
@@ -97,16 +102,16 @@ def _find_example() -> dict[str, str]:
 def _print_translations(
     translator: Translator, sentences: Sequence[str], args: argparse.Namespace, nbest: int
 ) -> None:
-    options = {"length_penalty": args.lenpen}
+    translate = partial(translator.translate, sentences, length_penalty=args.lenpen)
     if args.plain:
-        for (best,) in translator.translate(sentences, args.beam, **options):
+        for (best,) in translate(args.beam):
             print(best.text)
     else:
-        greedy = translator.translate(sentences, beam=1, **options)
-        several = translator.translate(sentences, args.beam, nbest, **options)
-        for sentence, (alone,), hypotheses in zip(sentences, greedy, several):
+        for sentence, (greedy,), hypotheses in zip(
+            sentences, translate(1), translate(args.beam, nbest)
+        ):
             print(sentence)
-            _print_hypothesis("greedy", alone)
+            _print_hypothesis("greedy", greedy)
             for rank, hypothesis in enumerate(hypotheses, start=1):
                 _print_hypothesis(f"beam {args.beam}, {rank}", hypothesis)
     sys.stdout.flush()

@@ -20,8 +20,7 @@ from fairseq_posenc.workbench.tokens.files import read_lines
 from fairseq_posenc.workbench.translation.checkpoint import (
     ParallelDataBin,
     average_checkpoints,
-    find_data_bin,
-    last_checkpoints,
+    find_last_checkpoints,
     load_translation,
 )
 from fairseq_posenc.workbench.translation.generate import Generation, GenerationOptions, Search
@@ -77,10 +76,10 @@ def parse_systems(texts: Sequence[str], average: int | None) -> list[Training]:
         UserError: a name is not valid for a folder or occurs twice; one system has more trainings
             than another; a folder without ``average``, or a checkpoint with it.
     """
-    named_texts = [  # a path may contain "="
-        f"{_derive_name(text)}={text}" if "=" not in text or Path(text).exists() else text
-        for text in texts
-    ]
+    named_texts = []
+    for text in texts:
+        is_path = "=" not in text or Path(text).exists()  # a path may contain "="
+        named_texts.append(f"{_derive_name(text)}={text}" if is_path else text)
     form = "NAME=PATH or NAME=PATH,PATH"
     paths = {
         name: split_trainings(path)
@@ -131,19 +130,21 @@ class _TrainedModel(NamedTuple):
     data: ParallelDataBin
 
 
-class _Texts(NamedTuple):
+class _TestSet(NamedTuple):
     """The references of the test set, and its sources where they are known."""
 
-    path: Path  # file of the references
+    reference_path: Path
     references: list[str]
     sources: Optional[list[str]]
-    data: Optional[ParallelDataBin]  # data-bin of the test set
+    data_bin: Optional[ParallelDataBin]
 
     def check_count(self, name: str, count: int) -> None:
-        """Check that a text is as long as the references; ``name`` is for the message."""
+        """Check that a text is as long as the references; messages begin with its ``name``."""
         expected = len(self.references)
         if count != expected:
-            raise UserError(f"{name} has {count} sentences, but {self.path} has {expected}")
+            raise UserError(
+                f"{name} has {count} sentences, but {self.reference_path} has {expected}"
+            )
 
 
 def evaluate(request: BleuRequest, out: Path) -> Record:
@@ -158,10 +159,10 @@ def evaluate(request: BleuRequest, out: Path) -> Record:
         for training in request.trainings
         if training.is_model
     }
-    texts = _read_texts(request, list(models.values()))
-    files = _read_translations(request, models, texts)
-    scorer = Scorer(texts.references)
-    piece_bleu = PieceBleu(texts.data, texts.references)
+    test_set = _read_test_set(request, list(models.values()))
+    files = _read_translations(request, models, test_set)
+    scorer = Scorer(test_set.references)
+    piece_bleu = PieceBleu(test_set.data_bin, test_set.references)
     generations = {
         training: _prepare_generation(training, model, request, out)
         for training, model in models.items()
@@ -169,11 +170,13 @@ def evaluate(request: BleuRequest, out: Path) -> Record:
     jobs = [generation.build_job(request.searches) for generation in generations.values()]
     run_jobs(jobs, out, request.cluster or LocalMachine())
     rows: list[Row] = []
-    compared: dict[str, list[list[str]]] = {}  # all trainings of each system, by the last search
+    # system -> the translations of each of its trainings, by the last search
+    compared: dict[str, list[list[str]]] = {}
     for training in request.trainings:
         translations: dict[Optional[Search], tuple[str, list[str]]]
         if training in models:
-            translations = {s: generations[training].join(s) for s in request.searches}
+            join = generations[training].join
+            translations = {search: join(search) for search in request.searches}
         else:
             translations = {None: (training.path, files[training])}
         for search, (path, lines) in translations.items():
@@ -187,61 +190,72 @@ def evaluate(request: BleuRequest, out: Path) -> Record:
                 PIECE_BLEU: piece_bleu.score(lines),
             }
             rows.append(row)
-        compared.setdefault(training.name, []).append(lines)
+        _, last_lines = list(translations.values())[-1]
+        compared.setdefault(training.name, []).append(last_lines)
     differences, test_signatures = scorer.compare(compared) if len(compared) > 1 else ([], {})
-    data = {
+    facts = {
         "subset": request.options.subset,
-        "reference": str(texts.path),
-        "sentences": len(texts.references),
+        "reference": str(test_set.reference_path),
+        "sentences": len(test_set.references),
         "baseline": request.trainings[0].name,
         **{f"signature of {name}": text for name, text in scorer.signatures().items()},
         **{f"test signature of {name}": text for name, text in test_signatures.items()},
         f"signature of {PIECE_BLEU}": piece_bleu.note,
     }
-    tables = {"scores": rows, "means": compute_means(rows), "differences": differences}
-    tables["lengths"] = (
-        [] if texts.sources is None else scorer.score_by_length(texts.sources, compared)
-    )
-    return Record("bleu", tables, data, command=own_command())
+    lengths: list[Row] = []
+    if test_set.sources is not None:
+        lengths = scorer.score_by_length(test_set.sources, compared)
+    tables = {
+        "scores": rows,
+        "means": compute_means(rows),
+        "differences": differences,
+        "lengths": lengths,
+    }
+    return Record("bleu", tables, facts, command=own_command())
 
 
 def _find_model(training: Training, request: BleuRequest) -> _TrainedModel:
     if training.is_folder:
-        checkpoints = last_checkpoints(Path(training.path), request.average or 0)
+        assert request.average is not None  # `parse_systems` refuses a folder without it
+        checkpoints = find_last_checkpoints(Path(training.path), request.average)
     else:
         checkpoints = [Path(path) for path in training.paths]
-    # All are opened, because each is checked before anything is translated.
+    # All are opened, so that mistakes are reported before anything is translated.
     opened = [
         open_task(path, load_translation(path, f"{training.label}:"), request.data)
         for path in checkpoints
     ]
-    return _TrainedModel(checkpoints, find_data_bin(opened[0]))
+    return _TrainedModel(checkpoints, ParallelDataBin.from_opened(opened[0]))
 
 
-def _read_texts(request: BleuRequest, models: list[_TrainedModel]) -> _Texts:
+def _read_test_set(request: BleuRequest, models: list[_TrainedModel]) -> _TestSet:
     """Read references and sources, by default those in a data folder."""
-    reference, source = request.reference, request.source
-    data = models[0].data if models else None
-    if data is None and request.data is not None:
-        data = ParallelDataBin(request.data, *infer_languages(request.data))
-    if data is not None:
-        languages = (data.source, data.target)
-        raw = [data.folder / f"{request.options.subset}.raw.{name}" for name in languages]
-        source = source or (raw[0] if raw[0].exists() else None)
-        reference = reference or (raw[1] if raw[1].exists() else None)
+    reference = request.reference
+    source = request.source
+    data_bin = models[0].data if models else None
+    if data_bin is None and request.data is not None:
+        data_bin = ParallelDataBin(request.data, *infer_languages(request.data))
+    if data_bin is not None:
+        prefix = f"{request.options.subset}.raw"
+        raw_source = data_bin.folder / f"{prefix}.{data_bin.source}"
+        raw_target = data_bin.folder / f"{prefix}.{data_bin.target}"
+        if source is None and raw_source.exists():
+            source = raw_source
+        if reference is None and raw_target.exists():
+            reference = raw_target
     if reference is None:
-        reason = f"{data.folder} has none" if data else "without --data there is no default"
+        reason = f"{data_bin.folder} has none" if data_bin else "without --data there is no default"
         raise UserError(f"name the reference translations with --reference: {reason}")
     references = read_lines(reference, "--reference")
     sources = read_lines(source, "--source") if source else None
-    texts = _Texts(reference, references, sources, data)
+    test_set = _TestSet(reference, references, sources, data_bin)
     if sources is not None:
-        texts.check_count(f"--source {source}", len(sources))
-    return texts
+        test_set.check_count(f"--source {source}", len(sources))
+    return test_set
 
 
 def _read_translations(
-    request: BleuRequest, models: dict[Training, _TrainedModel], texts: _Texts
+    request: BleuRequest, models: dict[Training, _TrainedModel], test_set: _TestSet
 ) -> dict[Training, list[str]]:
     """Read the user's files of translations; check that everything is as long as the references."""
     files = {}
@@ -249,17 +263,17 @@ def _read_translations(
         if training in models:
             data = models[training].data
             count = data.count_sentences(request.options.subset)
-            texts.check_count(f"{training.label}: {data.folder}", count)
+            test_set.check_count(f"{training.label}: {data.folder}", count)
         else:
             files[training] = read_lines(Path(training.path), f"{training.label}:")
-            texts.check_count(f"{training.label}: {training.path}", len(files[training]))
+            test_set.check_count(f"{training.label}: {training.path}", len(files[training]))
     return files
 
 
 def _prepare_generation(
     training: Training, model: _TrainedModel, request: BleuRequest, out: Path
 ) -> Generation:
-    """Build the generation of a model; if the system is a folder, average its checkpoints first."""
+    """Build the generation of a model; if the training is a folder, average its checkpoints."""
     folder = out / training.folder
     checkpoints = model.checkpoints
     if training.is_folder:

@@ -20,7 +20,7 @@ from fairseq_posenc.workbench.running.progress import say
 from fairseq_posenc.workbench.tokens.files import read_lines
 from fairseq_posenc.workbench.translation.checkpoint import ParallelDataBin
 
-_LARGEST_BATCH = 128  # sentences
+_MAX_BATCH_SENTENCES = 128
 
 
 class Search(NamedTuple):
@@ -132,22 +132,25 @@ class Generation:
     def _build_command(self, search: Search, shard: int, folder: Path) -> list[str]:
         """Build the command that translates one part."""
         options = self._options
-        batch_size = min(self._sentences // self._shards, _LARGEST_BATCH)
-        return [
-            *("fairseq-generate", str(self._data.folder), "--user-dir", str(USER_DIR)),
-            *("--source-lang", self._data.source, "--target-lang", self._data.target),
-            *("--path", ":".join(map(str, self._checkpoints)), "--gen-subset", options.subset),
-            *("--beam", str(search.beam), "--lenpen", str(search.length_penalty)),
-            *("--remove-bpe", "sentencepiece", "--results-path", str(folder)),
-            # Files of pre-trained embeddings are needed only for training.
-            *("--model-overrides", "{'encoder_embed_path': None, 'decoder_embed_path': None}"),
-            *("--max-tokens", str(options.max_tokens), "--batch-size", str(batch_size)),
-            *("--required-batch-size-multiple", "1", "--num-workers", "0", "--no-progress-bar"),
-            # These two select the part, as fairseq-generate ignores --num-shards and --shard-id.
-            *("--distributed-world-size", str(self._shards), "--distributed-rank", str(shard)),
-            *(["--cpu"] if choose_device(options.device, options.fp16) == "cpu" else []),
-            *(["--fp16"] if options.fp16 else []),
-        ]
+        # Every part gets a batch of sentences, as fairseq divides the batches among the parts.
+        batch_size = min(self._sentences // self._shards, _MAX_BATCH_SENTENCES)
+        command = ["fairseq-generate", str(self._data.folder), "--user-dir", str(USER_DIR)]
+        command += ["--source-lang", self._data.source, "--target-lang", self._data.target]
+        command += ["--path", ":".join(map(str, self._checkpoints))]
+        command += ["--gen-subset", options.subset, "--remove-bpe", "sentencepiece"]
+        command += ["--beam", str(search.beam), "--lenpen", str(search.length_penalty)]
+        # Files of pre-trained embeddings are needed only for training.
+        no_files = "{'encoder_embed_path': None, 'decoder_embed_path': None}"
+        command += ["--model-overrides", no_files, "--results-path", str(folder)]
+        command += ["--max-tokens", str(options.max_tokens), "--batch-size", str(batch_size)]
+        command += ["--required-batch-size-multiple", "1", "--num-workers", "0"]
+        # These two select the part, as fairseq-generate ignores --num-shards and --shard-id.
+        command += ["--distributed-world-size", str(self._shards), "--distributed-rank", str(shard)]
+        if choose_device(options.device, options.fp16) == "cpu":
+            command.append("--cpu")
+        if options.fp16:
+            command.append("--fp16")
+        return [*command, "--no-progress-bar"]
 
 
 def read_hypotheses(path: Path) -> dict[int, str]:
@@ -155,7 +158,9 @@ def read_hypotheses(path: Path) -> dict[int, str]:
     hypotheses: dict[int, str] = {}
     for line in read_lines(path, "the output of fairseq-generate"):
         if line.startswith("D-"):
-            number, *rest = line.split("\t", 2)
-            # The best hypothesis comes first; an empty one has no tab, which was stripped.
-            hypotheses.setdefault(int(number[len("D-") :]), rest[1] if len(rest) > 1 else "")
+            # D-NUMBER, score, text; without text and its tab, which is stripped, if that is empty.
+            name, _, score_and_text = line.partition("\t")
+            _, _, text = score_and_text.partition("\t")
+            # The best hypothesis of a sentence comes first.
+            hypotheses.setdefault(int(name.removeprefix("D-")), text)
     return hypotheses

@@ -53,15 +53,16 @@ def write_report(record: Record, out: Path) -> str:
         f"{code(data['reference'])}. Higher is better."
     )
     parts = ["# Translation quality", introduction, *_format_scores(record)]
-    parts += [*_format_means(record), *_format_differences(record), *_format_lengths(record)]
+    for format_section in (_format_means, _format_differences, _format_lengths):
+        parts += format_section(record)
     text = "\n\n".join(parts) + "\n"
     record.write(out / FIGURES)
     write_whole(out / REPORT, text)
     return text
 
 
-def _has_trainings(record: Record) -> bool:
-    """Whether systems have several trainings, which differ by seed."""
+def _has_several_trainings(record: Record) -> bool:
+    """Check whether systems have several trainings, which differ by seed."""
     return any(row["training"] > 1 for row in record.figures["scores"])
 
 
@@ -71,10 +72,11 @@ def _name_search(row: Row) -> str:
 
 
 def _format_scores(record: Record) -> list[str]:
-    has_trainings = _has_trainings(record)
+    has_several_trainings = _has_several_trainings(record)
     rows = [
         [
-            code(row["system"]) + (f", training {row['training']}" if has_trainings else ""),
+            code(row["system"])
+            + (f", training {row['training']}" if has_several_trainings else ""),
             _name_search(row),
             f"{row['length_penalty']:g}" if row["beam"] else "-",
             *(f"{row[metric]:.2f}" for metric in METRICS),
@@ -89,13 +91,15 @@ def _format_scores(record: Record) -> list[str]:
 
 
 def _format_means(record: Record) -> list[str]:
-    if not _has_trainings(record):
+    if not _has_several_trainings(record):
         return []
     rows = []
     for row in record.figures["means"]:
-        bounds = [[row[f"{metric}{end}"] for end in ("", "_low", "_high")] for metric in METRICS]
-        scores = [Interval(*mean).show(2) for mean in bounds]
-        rows.append([code(row["system"]), _name_search(row), str(row["trainings"]), *scores])
+        cells = [code(row["system"]), _name_search(row), str(row["trainings"])]
+        for metric in METRICS:
+            mean = Interval(row[metric], row[f"{metric}_low"], row[f"{metric}_high"])
+            cells.append(mean.show(2))
+        rows.append(cells)
     header = ["system", "search", "trainings", *METRICS]
     return ["## Means over trainings", table(header, rows, "llr"), f"In brackets: {INTERVAL_NOTE}."]
 
@@ -103,16 +107,17 @@ def _format_means(record: Record) -> list[str]:
 def _format_differences(record: Record) -> list[str]:
     rows = []
     for differences in _group(record.figures["differences"], "system"):
-        rows.append([code(differences[0]["system"])])
+        cells = [code(differences[0]["system"])]
         for row in differences:
             p_value = "same translations" if row["p_value"] is None else f"{row['p_value']:.4f}"
-            rows[-1] += [f"{row['difference']:+.2f}", p_value]
+            cells += [f"{row['difference']:+.2f}", p_value]
+        rows.append(cells)
     if not rows:
         return []
     return [
         f"## Differences from {code(record.data['baseline'])}",
         table(["system", *(cell for metric in METRICS for cell in (metric, "p"))], rows),
-        _P_OF_SEVERAL_TRAININGS if _has_trainings(record) else _P_OF_ONE_TRAINING,
+        _P_OF_SEVERAL_TRAININGS if _has_several_trainings(record) else _P_OF_ONE_TRAINING,
         _list_signatures(record, "test signature of "),
     ]
 
@@ -122,11 +127,12 @@ def _format_lengths(record: Record) -> list[str]:
     groups = _group(record.figures["lengths"], "words")
     if not groups:
         return [title, "Not computed: name the source text with --source."]
-    rows = [
-        [group[0]["words"], f"{group[0]['sentences']:,}", *(f"{row['BLEU']:.2f}" for row in group)]
-        for group in groups
-    ]
-    return [title, table(["words", "sentences", *(code(row["system"]) for row in groups[0])], rows)]
+    header = ["words", "sentences", *(code(row["system"]) for row in groups[0])]
+    rows = []
+    for group in groups:
+        scores = [f"{row['BLEU']:.2f}" for row in group]
+        rows.append([group[0]["words"], f"{group[0]['sentences']:,}", *scores])
+    return [title, table(header, rows)]
 
 
 def _list_signatures(record: Record, prefix: str) -> str:

@@ -2,16 +2,17 @@
 
 It also computes the BLEU-4 of some reports: NLTK's corpus BLEU on pieces, from 0 to 1. That figure
 depends on the pieces, so it is comparable only between texts cut into the same ones. NLTK, which is
-optional, differs from sacreBLEU without smoothing in one respect: for every n-gram order that a
-translation is too short for, it counts one n-gram.
+optional, differs from sacreBLEU without smoothing in one respect: it counts one n-gram for every
+n-gram order for which a translation is too short.
 """
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any, Optional
 
 from sacrebleu.metrics import BLEU, CHRF
@@ -23,9 +24,10 @@ from fairseq_posenc.workbench.tokens.pieces import Pieces
 from fairseq_posenc.workbench.translation.checkpoint import ParallelDataBin
 
 METRICS = {"BLEU": BLEU, "chrF2": CHRF}  # sacreBLEU's name -> metric
-_LENGTHS = (5, 10, 15, 20, 30, 50)  # most words of a source sentence in each group but the last
+# Most words of a source sentence in each group; longer ones are the last group.
+_MAX_WORDS = (5, 10, 15, 20, 30, 50)
 PIECE_BLEU = "BLEU-4 on pieces, 0 to 1"
-_INSTALL = "NLTK is not installed (pip install nltk)"
+_NO_NLTK = "NLTK is not installed (pip install nltk)"
 _NO_PIECES = "no sentencepiece model is known; name its folder with --data"
 
 
@@ -34,7 +36,7 @@ class Scorer:
 
     def __init__(self, references: Sequence[str]) -> None:
         self.references = list(references)
-        self._metrics = {name: kind(references=[references]) for name, kind in METRICS.items()}
+        self._metrics = {name: metric(references=[references]) for name, metric in METRICS.items()}
 
     def score(self, hypotheses: Sequence[str]) -> dict[str, float]:
         """Compute the scores of the whole test set by metric."""
@@ -70,9 +72,11 @@ class Scorer:
         baseline, *others = systems
         trainings = len(systems[baseline])
         references = [self.references * trainings]
-        metrics = {name: kind(references=references) for name, kind in METRICS.items()}
-        test = PairedTest(list(joined.items()), metrics, None, "ar" if trainings > 1 else "bs")
-        results: Any
+        metrics = {name: metric(references=references) for name, metric in METRICS.items()}
+        # approximate randomization, or paired bootstrap
+        method = "ar" if trainings > 1 else "bs"
+        test = PairedTest(list(joined.items()), metrics, None, method)
+        results: Any  # metric -> results of the systems; typed too narrowly by sacreBLEU
         signatures, results = test()
         differences: list[Row] = []
         for index, name in enumerate(others, start=1):
@@ -92,18 +96,19 @@ class Scorer:
         A row has the range of words, such as ``6-10``, the number of sentences, system and BLEU.
         """
         rows: list[Row] = []
-        for low, high in zip((0, *_LENGTHS), (*_LENGTHS, None)):
-            numbers = [
-                number
-                for number, source in enumerate(sources)
-                if low < max(len(source.split()), 1) and (not high or len(source.split()) <= high)
-            ]
-            group = {"words": f"{low + 1}-{high}" if high else f"over {low}"}
-            for name, trainings in systems.items() if numbers else ():
+        lengths = [max(len(source.split()), 1) for source in sources]
+        for low, high in pairwise((0, *_MAX_WORDS, math.inf)):
+            numbers = [number for number, length in enumerate(lengths) if low < length <= high]
+            if not numbers:
+                continue
+            words = f"over {low}" if high == math.inf else f"{low + 1}-{high}"
+            for name, trainings in systems.items():
                 references = [self.references[number] for number in numbers] * len(trainings)
                 hypotheses = [lines[number] for lines in trainings for number in numbers]
                 bleu = float(BLEU().corpus_score(hypotheses, [references]).score)
-                rows.append({**group, "sentences": len(numbers), "system": name, "BLEU": bleu})
+                rows.append(
+                    {"words": words, "sentences": len(numbers), "system": name, "BLEU": bleu}
+                )
         return rows
 
 
@@ -112,7 +117,7 @@ class PieceBleu:
 
     def __init__(self, data: Optional[ParallelDataBin], references: Sequence[str]) -> None:
         self._corpus_bleu = None
-        self.note = _INSTALL
+        self.note = _NO_NLTK
         with suppress(ImportError, UserError):
             import nltk
             from nltk.translate.bleu_score import corpus_bleu
@@ -121,7 +126,7 @@ class PieceBleu:
             if data:
                 path = data.find_pieces(data.target)
                 self._model = Pieces(path).model
-                self._references = [[pieces] for pieces in self._cut(references)]
+                self._references = [[pieces] for pieces in self._cut_into_pieces(references)]
                 self._corpus_bleu = corpus_bleu
                 self.note = f"NLTK {nltk.__version__}, corpus_bleu without smoothing, {path.name}"
 
@@ -131,9 +136,9 @@ class PieceBleu:
             return None
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about a score of 0 because no 4-gram is right
-            return float(self._corpus_bleu(self._references, self._cut(hypotheses)))
+            return float(self._corpus_bleu(self._references, self._cut_into_pieces(hypotheses)))
 
-    def _cut(self, lines: Sequence[str]) -> list[list[str]]:
+    def _cut_into_pieces(self, lines: Sequence[str]) -> list[list[str]]:
         texts = [" ".join(line.split()) for line in lines]
         pieces: list[list[str]] = self._model.encode(texts, out_type=str)
         return pieces

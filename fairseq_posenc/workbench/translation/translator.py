@@ -1,4 +1,4 @@
-"""Translates raw text with trained models."""
+"""Translates raw text with trained models: sentencepieces, fairseq's beam search, plain text."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running.devices import ComputeOptions
 from fairseq_posenc.workbench.tokens.pieces import Pieces
-from fairseq_posenc.workbench.translation.checkpoint import find_data_bin, open_ensemble
+from fairseq_posenc.workbench.translation.checkpoint import ParallelDataBin, open_ensemble
 
-_QUOTED = 40  # characters of a sentence in an error message
+_QUOTED_CHARACTERS = 40  # of a sentence, in an error message
 
 
 class Hypothesis(NamedTuple):
@@ -75,12 +75,12 @@ class Translator:
             UserError: a file is missing or damaged, or does not fit the others.
         """
         compute = ComputeOptions.choose(device, fp16, bf16)
-        opened = open_ensemble(map(Path, checkpoints), Path(data) if data else None)
-        for model in opened:
-            compute.place(model.model).prepare_for_inference_(model.settings)
-        data_bin = find_data_bin(opened[0])
-        models = [model.model for model in opened]
-        return cls(opened[0].task, models, data_bin.find_pieces(data_bin.source))
+        opened_models = open_ensemble(map(Path, checkpoints), Path(data) if data else None)
+        for opened in opened_models:
+            compute.place(opened.model).prepare_for_inference_(opened.settings)
+        data_bin = ParallelDataBin.from_opened(opened_models[0])
+        models = [opened.model for opened in opened_models]
+        return cls(opened_models[0].task, models, data_bin.find_pieces(data_bin.source))
 
     def translate(
         self,
@@ -114,16 +114,20 @@ class Translator:
         options = GenerationConfig(beam=beam, lenpen=length_penalty)
         generator = self.task.build_generator(self.models, options)
         encoded = [self._encode(sentence) for sentence in sentences]
+        # The only token of an empty sentence is its end.
         nonempty = [number for number, tokens in enumerate(encoded) if tokens.numel() > 1]
         results = [[_EMPTY] for _ in sentences]
         for batch in self._make_batches([encoded[number] for number in nonempty], max_tokens):
             numbers = [nonempty[index] for index in batch["id"].tolist()]
             try:
-                searched = self.task.inference_step(generator, self.models, batch)
+                translated = self.task.inference_step(generator, self.models, batch)
             except UserError as error:
+                # The only mistake of a user that shows here: a source beyond the encodings' limit.
                 longest = numbers[int(batch["net_input"]["src_lengths"].argmax())]
-                raise UserError(f"'{sentences[longest][:_QUOTED]}...': {error}") from None
-            for number, hypotheses in zip(numbers, searched):
+                raise UserError(
+                    f"'{sentences[longest][:_QUOTED_CHARACTERS]}...': {error}"
+                ) from None
+            for number, hypotheses in zip(numbers, translated):
                 results[number] = [self._decode(hypothesis) for hypothesis in hypotheses[:nbest]]
         return results
 
@@ -146,7 +150,7 @@ class Translator:
             return
         lengths = [tokens.numel() for tokens in encoded]
         dataset = self.task.build_dataset_for_inference(encoded, lengths)
-        # Without the limit on positions of fairseq's iterators; the encodings check their own.
+        # fairseq's iterators would limit positions for all encodings; these check their own limits.
         for numbers in dataset.batch_by_size(
             dataset.ordered_indices(), max_tokens=max(max_tokens, *lengths)
         ):

@@ -31,7 +31,7 @@ from tests.helpers.glue_files import (
 )
 
 sys.path.insert(0, str(PREPROCESS))
-from glue_tasks.binary import truncate, truncated_lengths
+from glue_tasks.binary import truncate, truncate_lengths
 from glue_tasks.rows import find_file, read_examples
 
 SIZES = {"train": 9, "valid": 5, "test": 4}
@@ -137,8 +137,8 @@ def test_the_longer_sentence_is_cut_first():
     lengths = np.array(list(itertools.product(range(12), repeat=2)))
     for room in range(14):
         expected = [cut_slowly(*pair, room) for pair in lengths.tolist()]
-        assert truncated_lengths(lengths, room).tolist() == [list(pair) for pair in expected]
-    assert truncated_lengths(np.array([[3], [9]]), 5).tolist() == [[3], [5]]
+        assert truncate_lengths(lengths, room).tolist() == [list(pair) for pair in expected]
+    assert truncate_lengths(np.array([[3], [9]]), 5).tolist() == [[3], [5]]
 
 
 def test_a_cut_sentence_keeps_its_beginning_and_its_end_symbol():
