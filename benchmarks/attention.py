@@ -21,13 +21,14 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator
+from functools import partial
 
-from fairseq_posenc import registry
-from fairseq_posenc.workbench.results.markdown import table
+import torch
+
 from measuring import commands, page
 from measuring.compare import compare
 from measuring.contenders import backend_names
-from measuring.families import BASE, Case
+from measuring.families import BASE, FAMILIES, Case
 from measuring.scopes import SCOPES
 
 LENGTHS = [128, 512, 1024, 2048, 4096]
@@ -41,10 +42,7 @@ QUICK = {
     "rounds": 7,
     "encodings": FEW,
 }
-JSON_KEYS = (
-    *("scope", "device", "mode", "encoding", "backend"),
-    *("length", "dropout", "ratio", "memory_ratio", "batch", "dtype", "seconds"),
-)
+NOT_IN_JSON = ("memory", "ratio_to_none")
 QUICK_SECONDS = 12.0  # time for timing; start, warm-up and memory take the rest of a minute
 
 
@@ -74,11 +72,12 @@ def cases(args: argparse.Namespace) -> Iterator[tuple[str, Case]]:
     on_gpu = args.device.type == "cuda"
     batch = args.batch or (8 if on_gpu else 1)
     layers = args.layers or (12 if on_gpu else 2)
+    dtype = getattr(torch, args.dtype)
     for scope in args.scopes:
         for mode in args.modes:
             for length in args.lengths:
                 dropout = args.dropout if mode == "training" else 0.0
-                case = Case(length, batch, dropout, commands.DTYPES[args.dtype], args.device, mode)
+                case = Case(length, batch, dropout, dtype, args.device, mode)
                 family = "causal_lm" if scope == "causal" else "masked_lm"
                 yield scope, case._replace(family=family, size=BASE._replace(layers=layers))
 
@@ -90,45 +89,31 @@ def measure(args: argparse.Namespace) -> page.Rows:
     rows: page.Rows = []
     for scope, case in cases(args):
         print(f"{scope} {case.mode} n={case.length} ...", file=sys.stderr, flush=True)
-        names = registry.names(encoder=not case.causal)
-        encodings = names if args.encodings == ["all"] else args.encodings
-        compared = compare(scope, case, encodings, backends, args.rounds, seconds)
-        rows += [row._asdict() for row in compared]
+        encodings = FAMILIES[case.family].encodings(args.encodings)
+        rows += compare(scope, case, encodings, backends, args.rounds, seconds)
     return rows
 
 
 def format_json(rows: page.Rows) -> str:
-    """Format our own rows as a JSON list of objects with :data:`JSON_KEYS`."""
-    chosen = [row for row in rows if row["encoding"] != "stock"]
-    return json.dumps([{key: row[key] for key in JSON_KEYS} for row in chosen], indent=1)
-
-
-def format_rows(rows: page.Rows) -> str:
-    """Format every row with all its figures as a Markdown table."""
-    header = [
-        *("scope", "mode", "encoding", "backend", "n", "batch", "dropout"),
-        *("time / stock", "time / `none`", "memory / stock", "ms", "MB"),
-    ]
-    cells = (
-        [
-            *(row["scope"], row["mode"], f"`{row['encoding']}`", row["backend"]),
-            *(f"{row['length']:,}", str(row["batch"]), f"{row['dropout']:g}"),
-            *(f"{row['ratio']:.2f}", f"{row['ratio_to_none']:.2f}", f"{row['memory_ratio']:.2f}"),
-            *(f"{row['seconds'] * 1e3:,.1f}", f"{row['memory'] / 1e6:,.1f}"),
-        ]
+    """Format our own rows as a JSON list of objects."""
+    ours = [
+        {name: value for name, value in row.items() if name not in NOT_IN_JSON}
         for row in rows
-    )
-    return table(header, cells, "llllr")
+        if row["encoding"] != "stock"
+    ]
+    return json.dumps(ours, indent=1)
 
 
 def main() -> None:
     """Measure, print, and keep the figures."""
     args = parse_args(sys.argv[1:])
     if args.write_docs:
-        page.write()
+        page.write_page()
         return
     commands.prepare(args)
-    commands.report(args, "attention", measure(args), format_rows, format_json)
+    commands.report(
+        args, "attention", measure(args), partial(page.format_table, "attention"), format_json
+    )
 
 
 if __name__ == "__main__":

@@ -21,13 +21,13 @@ from torch.profiler import ProfilerActivity, profile
 
 from fairseq_posenc.errors import UserError
 from measuring import timing
-from measuring.commands import DTYPES, add_common, new_parser, run_script
+from measuring.commands import add_common, new_parser, run_script
 from measuring.contenders import STOCK, contenders
 from measuring.families import Case
 from measuring.page import Rows
 from measuring.scopes import SCOPES
 
-PARTS = {
+PARTS = {  # part -> names of torch's operations
     "products": {"mm", "addmm", "addmm_", "bmm", "baddbmm", "baddbmm_"},
     "random": {"bernoulli_", "random_"},
     "softmax": {"_softmax", "_softmax_backward_data"},
@@ -67,18 +67,19 @@ def measure(args: argparse.Namespace) -> Rows:
     """
     if args.device.type != "cpu":
         raise UserError("the parts can be timed on a CPU only: leave --device out")
-    case = Case(args.length, args.batch or 1, args.dropout, DTYPES[args.dtype], args.device)
+    case = Case.from_args(args)
+    # `contenders` adds `none`, which is left out unless it was asked for.
     ours = contenders(args.encodings, ["auto"], case.dims, case.call)
-    everyone = [STOCK, *(contender for contender in ours if contender.encoding in args.encodings)]
-    passes = [SCOPES[args.scope](contender, case) for contender in everyone]
+    group = [STOCK, *(contender for contender in ours if contender.encoding in args.encodings)]
+    passes = [SCOPES[args.scope](contender, case) for contender in group]
     for run in passes:
         for _ in range(timing.WARM_UP):
             run()
     rounds = [[time_parts(run) for run in passes] for _ in range(args.rounds)]
     rows = []
-    for index, contender in enumerate(everyone):
-        timed = [timing[index] for timing in rounds]
-        ratios = [timing[index]["seconds"] / timing[0]["seconds"] for timing in rounds]
+    for index, contender in enumerate(group):
+        parts = [times[index] for times in rounds]
+        ratios = [times[index]["seconds"] / times[0]["seconds"] for times in rounds]
         rows.append(
             {
                 "scope": args.scope,
@@ -87,7 +88,7 @@ def measure(args: argparse.Namespace) -> Rows:
                 "length": case.length,
                 "dropout": case.dropout,
                 "ratio": median(ratios),
-                **{part: median(timing[part] for timing in timed) for part in timed[0]},
+                **{part: median(times[part] for times in parts) for part in parts[0]},
             }
         )
     return rows

@@ -41,8 +41,9 @@ from measuring.growth import TABLE1, complexity_table
 from measuring.page import Rows
 
 SEED = 1
-BYTES = 4  # of a number
+BYTES_PER_NUMBER = 4
 COSTS = ("operations", "numbers")
+# Operations that write nothing.
 UNWRITTEN = ("aten::empty", "aten::new_empty", "aten::_unsafe_view", "aten::_local_scalar_dense")
 
 
@@ -60,14 +61,15 @@ class Written(TorchDispatchMode):
 
     def __init__(self, products: Mapping[Any, Any]) -> None:
         super().__init__()
-        self.products, self.numbers = products, 0
+        self.products = products
+        self.numbers = 0
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         out = function(*args, **(kwargs or {}))
-        counted = function.is_view or function._overloadpacket in self.products
-        if not counted and not function.name().startswith(UNWRITTEN):
+        is_excluded = function.is_view or function._overloadpacket in self.products
+        if not is_excluded and not function.name().startswith(UNWRITTEN):
             outputs = out if isinstance(out, (tuple, list)) else [out]
             self.numbers += sum(x.numel() for x in outputs if isinstance(x, torch.Tensor))
         return out
@@ -93,7 +95,8 @@ def parse_args(words: list[str]) -> argparse.Namespace:
     add("--json", action="store_true", help="print the rows as JSON, and nothing else")
     add("--save", metavar="NAME", help="keep the figures, and write docs/benchmarks.md")
     args = parser.parse_args(words)
-    args.device, args.dtype = torch.device("cpu"), "float32"
+    args.device = torch.device("cpu")
+    args.dtype = "float32"
     for name in ("lengths", "widths"):
         values = sorted(set(getattr(args, name)))
         if len(values) < 2 or values[0] < 1:
@@ -124,7 +127,10 @@ def count_costs(run: timing.Pass) -> dict[str, int]:
     with FlopCounterMode(display=False) as products, Written(products.flop_registry) as written:
         run()
     operations = products.get_total_flops() + written.numbers
-    return {"operations": operations, "numbers": timing.peak(run, torch.device("cpu")) // BYTES}
+    return {
+        "operations": operations,
+        "numbers": timing.peak(run, torch.device("cpu")) // BYTES_PER_NUMBER,
+    }
 
 
 class Table(NamedTuple):
@@ -136,7 +142,8 @@ class Table(NamedTuple):
 
 def measure_table(item: specs.Item, size: Size) -> Table:
     """Measure the tables of an encoding in a layer."""
-    n, device = size.length, torch.device("cpu")
+    n = size.length
+    device = torch.device("cpu")
     dims = Dims(size.heads * size.width, size.heads, max_positions=n)
     encoding = registry.get(item.name)(dims, **dict(item.options))
     terms = encoding.terms(Span.from_lengths(n, n, device), make_positions(1, n, device))
@@ -149,13 +156,7 @@ def measure_table(item: specs.Item, size: Size) -> Table:
 
 
 def evaluate(formulas: str, size: Size, table: Table) -> int:
-    """Compute the value of formulas of :mod:`fairseq_posenc.analysis.costs`.
-
-    Args:
-        formulas: a description with formulas between double backquotes.
-        size: sizes of the layer.
-        table: the tables of the encoding (:func:`measure_table`).
-    """
+    """Sum the formulas in double backquotes of :mod:`fairseq_posenc.analysis.costs`."""
     n, h, d = size.length, size.heads, size.width
     values = {"n": n, "h": h, "d": d, "C": h * d, "(2n-1)": 2 * n - 1}
     values |= {"u": table.rows, "w": table.state_width}
@@ -202,9 +203,10 @@ def measure(args: argparse.Namespace) -> Rows:
     """Measure every length with the first width, and the middle length with the other widths."""
     first, *others = args.widths
     middle = args.lengths[len(args.lengths) // 2]
+    sizes = [(length, first) for length in args.lengths] + [(middle, width) for width in others]
     rows: Rows = []
     for backend in args.backends:
-        for length, width in [*((n, first) for n in args.lengths), *((middle, w) for w in others)]:
+        for length, width in sizes:
             print(f"{backend} n={length} width={width} ...", file=sys.stderr, flush=True)
             size = Size(length, width, args.heads, backend)
             rows += measure_size(args.encodings, size, args)

@@ -16,9 +16,9 @@ from fairseq_posenc.files import written_whole
 from fairseq_posenc.workbench.results.record import Row
 from fairseq_posenc.workbench.running.progress import say
 
-STATE = "state.pt"
+STATE_FILE = "state.pt"
 WARM_UP = 10  # updates of a rising learning rate, which then stays: trainings can be prolonged
-CLIP = 1.0  # largest norm of the gradient
+MAX_GRADIENT_NORM = 1.0
 
 
 def name_folder(spec: str) -> str:
@@ -39,14 +39,14 @@ class Training:
         self.model = model
         self.folder = folder
         self.updates = 0
-        self.losses: list[float] = []  # of the batch of each update, before it
+        self.losses: list[float] = []  # of the batch of each update, before the update
         self.evaluations: list[Row] = []
         self.seconds = 0.0  # processor time of all updates
         self._optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.0, fused=True)
         self._schedule = torch.optim.lr_scheduler.LambdaLR(
             self._optimizer, lambda update: min(1.0, (update + 1) / WARM_UP)
         )
-        if (folder / STATE).exists():
+        if (folder / STATE_FILE).exists():
             self._load()
 
     def run(
@@ -56,10 +56,10 @@ class Training:
         compute_loss: Callable[[int], Tensor],
         evaluate: Callable[[], Row],
     ) -> None:
-        """Train up to a number of updates; evaluate and save before the first and after some.
+        """Train up to a number of updates; evaluate and save before the first and at intervals.
 
         Args:
-            goal: updates in all, those made earlier included.
+            goal: total number of updates, those made earlier included.
             every: updates between two evaluations.
             compute_loss: reads the batch of an update, by its number from 0.
             evaluate: measures the model, in evaluation mode and without gradients.
@@ -73,7 +73,7 @@ class Training:
             self.model.train()
             loss = compute_loss(self.updates)
             loss.backward()
-            nn.utils.clip_grad_norm_(self.model.parameters(), CLIP)
+            nn.utils.clip_grad_norm_(self.model.parameters(), MAX_GRADIENT_NORM)
             self._optimizer.step()
             self._schedule.step()
             self._optimizer.zero_grad()
@@ -100,13 +100,15 @@ class Training:
             "losses": self.losses,
             "seconds": self.seconds,
         }
-        with written_whole(self.folder / STATE) as new:
+        with written_whole(self.folder / STATE_FILE) as new:
             torch.save(content, new)
 
     def _load(self) -> None:
-        content: dict[str, Any] = torch.load(self.folder / STATE, weights_only=True)
+        content: dict[str, Any] = torch.load(self.folder / STATE_FILE, weights_only=True)
         self.model.load_state_dict(content["model"])
         self._optimizer.load_state_dict(content["optimizer"])
         self._schedule.load_state_dict(content["schedule"])
-        self.evaluations, self.losses = content["evaluations"], content["losses"]
-        self.seconds, self.updates = content["seconds"], len(content["losses"])
+        self.evaluations = content["evaluations"]
+        self.losses = content["losses"]
+        self.seconds = content["seconds"]
+        self.updates = len(self.losses)

@@ -42,12 +42,12 @@ def parse_args(words: list[str]) -> argparse.Namespace:
 
 def fine_tune(args: argparse.Namespace, lock: int) -> Record:
     """Fine-tune the models, and collect the reported metric of each task, and the tasks' mean."""
-    values: dict[tuple[str, str], dict[int, float]] = {}
+    values: dict[tuple[str, str], dict[int, float]] = {}  # (model, task) -> seed -> score
     runs: list[Row] = []
     for variant, seed in product(parse_variants(args.encodings), args.seeds):
-        place = Path(variant.folder, f"lr-{args.lr}-seed-{seed}")
-        out = args.out.with_suffix("") / place
-        trained = args.models / "models" / place / LAST
+        subfolder = Path(variant.folder, f"lr-{args.lr}-seed-{seed}")
+        out = args.out.with_suffix("") / subfolder
+        trained = args.models / "models" / subfolder / LAST
         command = ["fairseq-posenc", "glue", "--checkpoint", str(trained), "--out", str(out)]
         command += ["--name", variant.folder, "--seeds", str(seed), *args.after_dashes]
         say(f"{out}: fine-tuning")
@@ -62,6 +62,7 @@ def fine_tune(args: argparse.Namespace, lock: int) -> Record:
         for task, score in scores.items():
             values.setdefault((variant.name, task), {})[seed] = score
             row = {"model": variant.name, "task": task, "seed": seed, "score": score}
+            # The mean has neither.
             collapsed = by_task[task]["collapsed"] if task in by_task else None
             runs.append({**row, "metric": reported.get(task), "collapsed": collapsed})
     rows = [

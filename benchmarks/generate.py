@@ -24,13 +24,13 @@ from fairseq.dataclass.configs import GenerationConfig
 from torch import Tensor
 
 from measuring import timing
-from measuring.commands import DTYPES, add_common, new_parser, run_script
+from measuring.commands import add_common, new_parser, run_script
 from measuring.contenders import STOCK, Contender
 from measuring.families import FAMILIES, Case, build
 from measuring.page import Rows
 
 BASELINE = Contender("sinusoidal", "auto")
-BATCH = {"cpu": 4, "cuda": 64}
+BATCH = {"cpu": 4, "cuda": 64}  # sentences
 
 
 def parse_args(words: list[str]) -> argparse.Namespace:
@@ -49,11 +49,7 @@ def generation(
 ) -> timing.Pass:
     """Build the generation of one batch.
 
-    Args:
-        contender: the encoding and its backend.
-        case: sizes of the model and the batch.
-        beam: size of the beam.
-        weights: weights by name, which all models share; missing ones are added.
+    All models share ``weights``, by name; missing ones are added.
 
     Raises:
         AssertionError: a hypothesis has another length, so that models would do different work.
@@ -64,8 +60,8 @@ def generation(
         parameter.data = weights.setdefault(name, parameter.data)
     config.generation.beam = beam
     model.prepare_for_inference_(config)  # as fairseq-generate does
-    forced = case.length - 1  # and the end of the sentence
-    settings = GenerationConfig(beam=beam, max_len_a=0, max_len_b=forced, min_len=forced)
+    words = case.length - 1  # beside the end of the sentence
+    settings = GenerationConfig(beam=beam, max_len_a=0, max_len_b=words, min_len=words)
     generator = task.build_generator([model], settings)
     source = torch.randint(
         len(task.source_dictionary) // 2,
@@ -88,14 +84,16 @@ def measure(args: argparse.Namespace) -> Rows:
     """Measure a row for the baseline, for stock fairseq, and for each encoding."""
     size = FAMILIES["translation"].sizes[args.size]
     batch = args.batch or BATCH[args.device.type]
-    shared = (args.length, batch, 0.0, DTYPES[args.dtype], args.device, "forward")
-    case = Case(*shared, family="translation", size=size, vocabulary=10_000)
+    case = Case.from_args(args, batch=batch, dropout=0.0, mode="forward", family="translation")
+    case = case._replace(size=size, vocabulary=10_000)
     encodings = FAMILIES["translation"].encodings(args.encodings)
     ours = [Contender(spec, "auto") for spec in encodings]
-    everyone = list(dict.fromkeys([BASELINE, STOCK, *ours]))
+    group = list(dict.fromkeys([BASELINE, STOCK, *ours]))
     weights: dict[str, Tensor] = {}
-    baseline, *others = (generation(contender, case, args.beam, weights) for contender in everyone)
-    turns = [baseline, *(run for other in others for run in (other, baseline))]
+    baseline, *others = (generation(contender, case, args.beam, weights) for contender in group)
+    turns = [baseline]
+    for other in others:
+        turns += [other, baseline]
     rounds = timing.interleaved(turns, case.device, args.rounds, args.seconds)
     return [
         {
@@ -109,7 +107,7 @@ def measure(args: argparse.Namespace) -> Rows:
             "tokens_per_second": case.batch * case.length / timing.median(rounds, turn),
             "ratio": speed(rounds, turn),
         }
-        for turn, contender in zip(range(-1, len(turns), 2), everyone)
+        for turn, contender in zip(range(-1, len(turns), 2), group)
     ]
 
 
@@ -117,7 +115,7 @@ def speed(rounds: list[list[float]], turn: int) -> float:
     """Compute the speed of a model relative to the turns around it, the median over the rounds."""
     if turn < 0:
         return 1.0  # the baseline, which has the last turn
-    return median((timing[turn - 1] + timing[turn + 1]) / 2 / timing[turn] for timing in rounds)
+    return median((times[turn - 1] + times[turn + 1]) / 2 / times[turn] for times in rounds)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from fairseq_posenc.api import SelfAttention, StackPositions
 from measuring import timing
 from measuring.commands import add_common, new_parser, run_script
 from measuring.families import BASE
-from measuring.page import Rows, given_positions_table
+from measuring.page import Rows
 
 ENCODINGS = ["none", "rope", "alibi", "t5", "shaw", "m4m", "deberta_v2"]
 
@@ -50,8 +50,9 @@ def make_ids(batch: int, length: int) -> dict[str, Tensor | None]:
 def build_pass(spec: str, ids: Tensor | None, args: argparse.Namespace) -> timing.Pass:
     """Build a training step of self-attention with its positions."""
     torch.manual_seed(1)
-    room = 3 * args.length + 100  # more than the largest id
-    positions = StackPositions(spec, BASE.embed_dim, BASE.num_heads, room).to(args.device)
+    max_positions = 3 * args.length + 100  # ids are smaller
+    positions = StackPositions(spec, BASE.embed_dim, BASE.num_heads, max_positions)
+    positions.to(args.device)
     layer = SelfAttention(positions, dropout=args.dropout).to(args.device)
     size = (args.batch or 1, args.length, BASE.embed_dim)
     x = torch.randn(size, device=args.device, requires_grad=True)
@@ -77,4 +78,4 @@ def measure(args: argparse.Namespace) -> Rows:
 
 
 if __name__ == "__main__":
-    run_script("given_positions", parse_args, measure, given_positions_table)
+    run_script("given_positions", parse_args, measure)

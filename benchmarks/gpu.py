@@ -8,7 +8,7 @@ command continues with them. Finished steps are not repeated while the code is t
 fails does not stop the others.
 
     python benchmarks/gpu.py --out demo/gpu             # results.json, tables.md
-    python benchmarks/gpu.py --out demo/gpu --dry-run   # as far as it goes on Triton's interpreter
+    python benchmarks/gpu.py --out demo/gpu --dry-run   # tiny sizes, on Triton's interpreter
     python benchmarks/gpu.py --out demo/gpu --keep      # results.json goes to docs
 """
 
@@ -24,6 +24,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -31,16 +32,16 @@ from fairseq_posenc.files import write_whole
 from fairseq_posenc.workbench.results.markdown import fill_page, table
 from fairseq_posenc.workbench.results.record import Record
 from measuring.commands import new_parser
-from measuring.gpu_steps import LIMIT, SCRIPTS, TIMED, Step, steps
+from measuring.gpu_steps import SCRIPTS, TIME_LIMIT, TIMED_KINDS, Step, list_steps
 from measuring.page import RESULTS
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "gpu.md"
 KEPT = RESULTS / "gpu.json"
 START, END = "<!-- gpu: generated -->", "<!-- end of gpu -->"
-LONG = 8192
 # One layer of DeBERTa-base on an H200, bfloat16, forward and backward (huggingface/transformers,
-# pull request 48176): who, and milliseconds.
+# pull request 48176): implementation, unknown dropout, and milliseconds.
+PUBLISHED_LENGTH = 8192
 PUBLISHED = [["eager, as published", "", "119.3"], ["DisentangledFlash, as published", "", "88.9"]]
 
 Results = list[dict[str, Any]]
@@ -55,20 +56,18 @@ def checksum_code() -> str:
     return digest.hexdigest()[:12]
 
 
-def done_before(path: Path) -> dict[str, dict[str, Any]]:
+def read_finished(path: Path) -> dict[str, dict[str, Any]]:
     """Read the results of steps that an earlier call finished with the same code, by name."""
     results = json.loads(path.read_text("utf-8")) if path.exists() else []
-    here = checksum_code()
-    return {x["step"]: x for x in results if x["end"] == "done" and x["code"] == here}
+    code = checksum_code()
+    finished = [result for result in results if (result["end"], result["code"]) == ("done", code)]
+    return {result["step"]: result for result in finished}
 
 
 def run(step: Step, dry_run: bool, seconds_left: float) -> dict[str, Any]:
-    """Run a step; return how it ended, with its rows or the end of what it said.
+    """Run a step; return how it ended, with its rows or the end of its output.
 
-    Args:
-        step: the step.
-        dry_run: whether Triton's interpreter replaces the GPU, without a limit of time.
-        seconds_left: seconds until all steps must be finished.
+    In a dry run, Triton's interpreter replaces the GPU, and there is no limit of time.
     """
     result: dict[str, Any] = {"step": step.name, "code": checksum_code()}
     if not dry_run and seconds_left < step.seconds / 2:
@@ -84,6 +83,7 @@ def run(step: Step, dry_run: bool, seconds_left: float) -> dict[str, Any]:
         environment["TRITON_INTERPRET"] = "1"
     started = time.monotonic()
     try:
+        # An estimate may be wrong by a factor of two.
         limit = None if dry_run else min(seconds_left, 2 * step.seconds)
         process = subprocess.run(
             command, cwd=ROOT, env=environment, timeout=limit, capture_output=True, text=True
@@ -99,27 +99,27 @@ def run(step: Step, dry_run: bool, seconds_left: float) -> dict[str, Any]:
 
 
 def run_all(
-    to_run: list[Step], before: dict[str, dict[str, Any]], dry_run: bool
+    planned: list[Step], finished: dict[str, dict[str, Any]], dry_run: bool
 ) -> Iterator[dict[str, Any]]:
     """Run the steps, first those without timing; yield their results, or earlier ones."""
-    end = time.monotonic() + LIMIT
+    end = time.monotonic() + TIME_LIMIT
 
     def run_once(step: Step) -> dict[str, Any]:
-        return before.get(step.name) or run(step, dry_run, end - time.monotonic())
+        return finished.get(step.name) or run(step, dry_run, end - time.monotonic())
 
     with ThreadPoolExecutor(max_workers=1 if dry_run else None) as pool:
-        yield from pool.map(run_once, [step for step in to_run if step.kind not in TIMED])
-    yield from map(run_once, [step for step in to_run if step.kind in TIMED])
+        yield from pool.map(run_once, [step for step in planned if step.kind not in TIMED_KINDS])
+    yield from map(run_once, [step for step in planned if step.kind in TIMED_KINDS])
 
 
 def format_tables(results: Results) -> list[str]:
     """Format the results as Markdown."""
-    cells = [[x["step"], x["end"], f"{x['seconds']:.0f}"] for x in results]
+    cells = [[result["step"], result["end"], f"{result['seconds']:.0f}"] for result in results]
     lines = [table(["step", "end", "seconds"], cells, "llr"), *_compare_with_published(results)]
     for result in results:
         if rows := result.get("rows"):
             header = list(rows[0])
-            cells = [[_format(row[x]) for x in header] for row in rows]
+            cells = [[_format(value) for value in row.values()] for row in rows]
             lines += ["", f"**{result['step']}**", "", table(header, cells, "lllllr")]
     return lines
 
@@ -133,27 +133,30 @@ def keep(path: Path, kept: Path = KEPT, page: Path = PAGE) -> None:
     results = json.loads(path.read_text("utf-8"))
     body = "\n".join(format_tables(results))
     text = fill_page(page, START, f"\n\n{body}\n\n", END)
-    steps = [{name: x[name] for name in ("step", "end", "seconds")} for x in results]
-    rows = {x["step"]: x["rows"] for x in results if x.get("rows")}
+    columns = ("step", "end", "seconds")
+    steps = [{name: result[name] for name in columns} for result in results]
+    rows = {result["step"]: result["rows"] for result in results if result.get("rows")}
     Record("benchmark-gpu", {"steps": steps, **rows}, {}, command="make gpu").write(kept)
     page.write_text(text, encoding="utf-8")
 
 
 def _compare_with_published(results: Results) -> list[str]:
     """Format DeBERTa's layer at the published length beside the published times."""
-    rows = [row for result in results for row in result.get("rows", [])]
-    ours = [
-        [
-            *(f"`{row['encoding']}`, {row['backend']}", f"{row['dropout']:g}"),
-            f"{row['seconds'] * 1e3:.1f}",
-        ]
-        for row in rows
-        if row["encoding"].startswith("deberta")
-        and (row.get("scope"), row["length"], row["dtype"]) == ("layer", LONG, "bfloat16")
-    ]
+    ours = []
+    for row in chain.from_iterable(result.get("rows", []) for result in results):
+        case = (row.get("scope"), row["length"], row["dtype"])
+        if row["encoding"].startswith("deberta") and case == (
+            "layer",
+            PUBLISHED_LENGTH,
+            "bfloat16",
+        ):
+            name = f"`{row['encoding']}`, {row['backend']}"
+            ours.append([name, f"{row['dropout']:g}", f"{row['seconds'] * 1e3:.1f}"])
     if not ours:
         return []
-    title = f"**A layer of DeBERTa-base at n = {LONG:,}**, forward and backward, bfloat16"
+    title = (
+        f"**A layer of DeBERTa-base at n = {PUBLISHED_LENGTH:,}**, forward and backward, bfloat16"
+    )
     return ["", title, "", table(["who", "dropout", "ms"], [*PUBLISHED, *ours], "llr")]
 
 
@@ -179,20 +182,20 @@ def main() -> None:
         keep(args.out / "results.json")
         return
     args.out.mkdir(parents=True, exist_ok=True)
-    planned = steps(args.dry_run)
-    before = done_before(args.out / "results.json")
-    known = dict(before)
-    for result in run_all(planned, before, args.dry_run):
-        again = ", before" * (result["step"] in before)
-        print(f"{result['step']}: {result['end']}{again}", file=sys.stderr, flush=True)
-        known[result["step"]] = result
-        results = [known[step.name] for step in planned if step.name in known]
+    planned = list_steps(args.dry_run)
+    finished = read_finished(args.out / "results.json")
+    by_step = dict(finished)
+    for result in run_all(planned, finished, args.dry_run):
+        when = ", before" if result["step"] in finished else ""
+        print(f"{result['step']}: {result['end']}{when}", file=sys.stderr, flush=True)
+        by_step[result["step"]] = result
+        results = [by_step[step.name] for step in planned if step.name in by_step]
         write_whole(args.out / "results.json", json.dumps(results, indent=1))
         write_whole(args.out / "tables.md", "\n".join(format_tables(results)) + "\n")
     print((args.out / "tables.md").read_text("utf-8"))
-    if cut := sum(result["end"].startswith("cut") for result in known.values()):
+    if cut := sum(result["end"].startswith("cut") for result in by_step.values()):
         print(f"{cut} steps are left: the same command continues with them", file=sys.stderr)
-    sys.exit(any(result["end"].startswith(("failed", "stopped")) for result in known.values()))
+    sys.exit(any(result["end"].startswith(("failed", "stopped")) for result in by_step.values()))
 
 
 if __name__ == "__main__":

@@ -57,8 +57,9 @@ NEEDLE = (
     "\n\nThe secret pass key of {city} is {key}. Remember it: {key} is the pass key of {city}.\n\n"
 )
 QUESTION = "\n\nWhat is the secret pass key of {city}? The secret pass key of {city} is"
+# The argument that takes a cache, in transformers 5 or 4.
 CACHE = "cache" if int(transformers.__version__.partition(".")[0]) > 4 else "past_key_values"
-ROOM = 128  # tokens of a question and its answer, at most
+MAX_QUESTION = 128  # tokens, with the answer
 SHARE = Scale("share of right answers", higher=True)
 
 
@@ -66,8 +67,8 @@ class Needles(NamedTuple):
     """A text with its pass keys, in tokens."""
 
     text: Tensor  # `(1, T)`
-    questions: Sequence[Tensor]  # of each key, `(1, Q)`
-    answers: Sequence[Tensor]  # `(1, A)`
+    questions: Sequence[Tensor]  # for each key, `(1, Q)`
+    answers: Sequence[Tensor]  # the keys, `(1, A)`
 
 
 def parse_args(words: list[str]) -> argparse.Namespace:
@@ -96,17 +97,17 @@ def hide(tokens: Tensor, tokenizer: Any, length: int, number: int, texts: int) -
     Args:
         tokens: the whole text, ``(N,)``.
         tokenizer: tokenizer of the model.
-        length: number of tokens of the piece, with its keys.
-        number: number of the piece, from 0; its place and keys depend on it.
+        length: tokens of the piece, with its keys.
+        number: number of the piece, from 0; the part of the text and the keys depend on it.
         texts: number of pieces, which are spread over the whole text.
     """
 
     def encode(text: str) -> Tensor:
         return torch.tensor(tokenizer(text, add_special_tokens=False)["input_ids"])
 
-    chance = random.Random(number)
-    cities = chance.sample(CITIES, len(DEPTHS))
-    keys = [str(chance.randrange(10_000, 100_000)) for _ in DEPTHS]
+    generator = random.Random(number)
+    cities = generator.sample(CITIES, len(DEPTHS))
+    keys = [str(generator.randrange(10_000, 100_000)) for _ in DEPTHS]
     needles = [encode(NEEDLE.format(city=city, key=key)) for city, key in zip(cities, keys)]
     room = length - sum(map(len, needles))
     if not 0 < room <= len(tokens):
@@ -115,9 +116,14 @@ def hide(tokens: Tensor, tokenizer: Any, length: int, number: int, texts: int) -
             f"--text, which has {len(tokens):,}; choose a length between"
         )
     end = max(len(tokens) * (number + 1) // texts, room)
-    places = [0, *(round(room * depth) for depth in DEPTHS), room]
-    pieces = [tokens[end - room : end][a:b] for a, b in zip(places, places[1:])]
-    parts = [pieces[0], *(part for pair in zip(needles, pieces[1:]) for part in pair)]
+    piece = tokens[end - room : end]
+    parts = []
+    begin = 0
+    for depth, needle in zip(DEPTHS, needles):
+        place = round(room * depth)
+        parts += [piece[begin:place], needle]
+        begin = place
+    parts.append(piece[begin:])
     return Needles(
         torch.cat(parts)[None],
         [encode(QUESTION.format(city=city))[None] for city in cities],
@@ -137,15 +143,19 @@ def ask(loaded: LoadedModel, needles: Needles) -> Outputs:
     device = next(loaded.model.parameters()).device
     cache = DynamicCache(config=model.config)
     model(needles.text.to(device), use_cache=True, logits_to_keep=1, **{CACHE: cache})
-    right, log_probability = [], []
+    right: list[int] = []
+    log_probability: list[float] = []
     for question, answer in zip(needles.questions, needles.answers):
         tokens = torch.cat([question, answer[:, :-1]], 1).to(device)
-        kept = answer.size(1)
-        read = {CACHE: copy.deepcopy(cache)}
-        logits = model(tokens, use_cache=True, logits_to_keep=kept, **read).logits  # [1, A, V]
-        logits = logits.float().cpu()
+        output = model(
+            tokens,
+            use_cache=True,
+            logits_to_keep=answer.size(1),
+            **{CACHE: copy.deepcopy(cache)},  # a model appends to the cache that it is given
+        )
+        logits = output.logits.float().cpu()  # [1, A, V]
         # Greedy decoding gives the key if, after each part of it, its next token is likeliest.
-        right.append(int(bool((logits.argmax(-1) == answer).all())))
+        right.append(int(torch.equal(logits.argmax(-1), answer)))
         log_probability.append(float(logits.log_softmax(-1).gather(-1, answer[..., None]).sum()))
     return {"right": right, "log_probability": log_probability}
 
@@ -156,25 +166,31 @@ def measure(args: argparse.Namespace, lengths: Sequence[int]) -> list[Row]:
     Raises:
         UserError: a model is not a folder of transformers, or lengths are wrong.
     """
-    named = parse_checkpoints(args.models)
-    for checkpoint in named:
+    checkpoints = parse_checkpoints(args.models)
+    for checkpoint in checkpoints:
         if not checkpoint.is_folder:
             raise UserError(f"{checkpoint.name}: {checkpoint.path} is not a folder of transformers")
     computing = ComputeOptions.choose(args.device, args.fp16, args.bf16)
-    load = functools.cache(
-        partial(hf_model.load, computing=computing, longest=max(args.lengths) + ROOM)
-    )
+    # Loaded only if an answer is missing, and once.
+    longest = max(args.lengths) + MAX_QUESTION
+    load = functools.cache(partial(hf_model.load, computing=computing, longest=longest))
     rows: list[Row] = []
-    for length, number, checkpoint in product(lengths, range(args.texts), named):
-        place = args.out.with_suffix("") / checkpoint.name / f"{length}-{number}"
+    for length, number, checkpoint in product(lengths, range(args.texts), checkpoints):
+        folder = args.out.with_suffix("") / checkpoint.name / f"{length}-{number}"
         inputs = _collect_inputs(checkpoint, args, length, number)
         work = partial(_ask_once, load, checkpoint, args, length, number)
-        outputs = Step(place, inputs, work).do()
-        for depth, right, log_probability in zip(DEPTHS, *outputs.values()):
+        outputs = Step(folder, inputs, work).do()
+        for index, depth in enumerate(DEPTHS):
             rows.append(
-                {"model": checkpoint.name, "override": checkpoint.spec_override}
-                | {"length": length, "text": number + 1, "depth": depth}
-                | {"right": right, "log_probability": log_probability}
+                {
+                    "model": checkpoint.name,
+                    "override": checkpoint.spec_override,
+                    "length": length,
+                    "text": number + 1,
+                    "depth": depth,
+                    "right": outputs["right"][index],
+                    "log_probability": outputs["log_probability"][index],
+                }
             )
     return rows
 
@@ -204,13 +220,13 @@ def summarise(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
     for length in dict.fromkeys(row["length"] for row in rows):
         values = {model: _average_texts(rows, model, length, "right") for model in models}
         for model in models:
+            share = interval_of_share(values[model].values())
+            chances = _average_texts(rows, model, length, "log_probability")
             change = compare(values[model], values[models[0]], SHARE)
             by_length.append(
                 {"model": model, "length": length, "texts": len(values[model])}
-                | interval_of_share(values[model].values()).figures("share")
-                | interval(_average_texts(rows, model, length, "log_probability").values()).figures(
-                    "log_probability"
-                )
+                | share.figures("share")
+                | interval(chances.values()).figures("log_probability")
                 | change.interval.figures("change")
             )
     cells: dict[tuple[Any, ...], list[Any]] = {}
@@ -227,7 +243,9 @@ def draw(by_depth: Sequence[Row], path: Path) -> None:
     """Draw a map of depth and length for each model, of shares of right answers, as PNG."""
     models = list(dict.fromkeys(row["model"] for row in by_depth))
     lengths = list(dict.fromkeys(row["length"] for row in by_depth))
-    share = {(r["model"], r["length"], r["depth"]): r["right"] / r["of"] for r in by_depth}
+    share = {
+        (row["model"], row["length"], row["depth"]): row["right"] / row["of"] for row in by_depth
+    }
     maps = {
         model: [[share[model, length, depth] for length in lengths] for depth in DEPTHS]
         for model in models
@@ -267,7 +285,7 @@ def main() -> None:
         for count in range(1, len(args.lengths) + 1):  # a record after each length
             rows = measure(args, args.lengths[:count])
             by_length, by_depth = summarise(rows)
-            data = {
+            facts = {
                 "text": str(args.text),
                 "fairseq_posenc": __version__,
                 "torch": str(torch.__version__),
@@ -275,7 +293,7 @@ def main() -> None:
                 "precision": "bfloat16" if args.bf16 else "float32",
             }
             figures = {"lengths": by_length, "depths": by_depth, "answers": rows}
-            Record("needle", figures, data, command=own_command()).write(args.out)
+            Record("needle", figures, facts, command=own_command()).write(args.out)
     if pictures.can_draw():
         draw(by_depth, args.out.with_suffix(".png"))
     for row in by_length:

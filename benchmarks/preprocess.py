@@ -39,7 +39,8 @@ def _start_encoder(folder: Path) -> None:
     from fairseq.data.encoders.gpt2_bpe import GPT2BPE, GPT2BPEConfig
 
     global _encoder
-    vocabulary, merges = str(folder / "encoder.json"), str(folder / "vocab.bpe")
+    vocabulary = str(folder / "encoder.json")
+    merges = str(folder / "vocab.bpe")
     _encoder = GPT2BPE(GPT2BPEConfig(gpt2_encoder_json=vocabulary, gpt2_vocab_bpe=merges))
 
 
@@ -115,12 +116,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         text = Path(temporary, "text")
         write_text(args.text, text, args.megabytes)
-        size, seconds, processor = text.stat().st_size / 1e6, {}, {}
+        size = text.stat().st_size / 1e6
+        seconds = {}
+        processor_seconds = {}
         for name, run in {"plain_text.py": run_ours, "fairseq's chain": run_chain}.items():
-            began, busy = time.perf_counter(), sum(os.times()[:4])  # with ended children
+            began = time.perf_counter()
+            busy = sum(os.times()[:4])  # user and system, of this process and its ended children
             run(text, Path(temporary, run.__name__), args.bpe, args.workers)
             seconds[name] = time.perf_counter() - began
-            processor[name] = sum(os.times()[:4]) - busy
+            processor_seconds[name] = sum(os.times()[:4]) - busy
             if run is run_ours:
                 memory = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
         files = ["train.bin", "train.idx", "dict.txt"]
@@ -132,9 +136,9 @@ def main() -> None:
     rows = []
     for name, taken in seconds.items():
         ratio = seconds["fairseq's chain"] / taken
-        less = processor["fairseq's chain"] / processor[name]
+        less = processor_seconds["fairseq's chain"] / processor_seconds[name]
         row = [name, f"{taken:.1f}", f"{size / taken:.2f}", f"{ratio:.1f}"]
-        rows.append([*row, f"{processor[name]:.1f}", f"{less:.1f}"])
+        rows.append([*row, f"{processor_seconds[name]:.1f}", f"{less:.1f}"])
     print(table(header, rows))
     print(f"\nequal byte for byte: {', '.join(same)} of {', '.join(files)}; ", end="")
     print(f"largest process of plain_text.py: {memory:.0f} MiB\n{machine}")

@@ -27,11 +27,11 @@ from measuring import timing
 from measuring.commands import add_common, new_parser, run_script
 from measuring.contenders import Contender
 from measuring.families import BASE, Case
-from measuring.page import Rows, repeated_rows_table
+from measuring.page import Rows
 from measuring.scopes import SCOPES
 
 ENCODINGS = ["shaw", "shaw(max_distance=16)", "m4m", "m4m(max_distance=16)", "deberta_v2", "t5"]
-PEERS = {
+PEERS = {  # model of transformers -> the same encoding here
     "DebertaV2Model": "deberta_v2",
     "BertModel relative_key": "shaw",
     "BertModel relative_key_query": "m4",
@@ -44,7 +44,7 @@ def parse_args(words: list[str]) -> argparse.Namespace:
     add_common(parser, ENCODINGS)
     add = parser.add_argument
     add("--cached", type=int, default=2048, help="cached tokens of a step (default: 2048)")
-    add("--lengths", nargs="+", type=int, default=[512, 1024, 2048], help="n, of the models beside")
+    add("--lengths", nargs="+", type=int, default=[512, 1024, 2048], help="n of layers in training")
     return parser.parse_args(words)
 
 
@@ -64,6 +64,7 @@ def build_step(spec: str, cached: int) -> timing.Pass:
     def run() -> None:
         token, shared = positions(x[:, cached:], past=cached)
         for layer, cache in zip(layers, caches):
+            # A layer replaces entries of its cache; a copy keeps the cache for the next step.
             token, _ = layer(token, shared, Cache(dict(cache.state)))
 
     return run
@@ -86,8 +87,11 @@ def build_peer(name: str, case: Case) -> timing.Pass:
         relative |= {"share_att_key": True, "position_biased_input": False}
         model: Any = DebertaV2Model(DebertaV2Config(**sizes, **relative))
     else:
-        kind = name.split()[1]
-        config = BertConfig(**sizes, position_embedding_type=kind, attn_implementation="eager")
+        config = BertConfig(
+            **sizes,
+            position_embedding_type=name.removeprefix("BertModel "),
+            attn_implementation="eager",
+        )
         model = BertModel(config, add_pooling_layer=False)
     x = torch.randn(case.batch, case.length, BASE.embed_dim, requires_grad=True)
     model.train()
@@ -117,13 +121,15 @@ def measure(args: argparse.Namespace) -> Rows:
     return rows
 
 
-def _time(kind: str, length: int, passes: dict[str, timing.Pass], args: argparse.Namespace) -> Rows:
+def _time(
+    subject: str, length: int, passes: dict[str, timing.Pass], args: argparse.Namespace
+) -> Rows:
     """Time passes that take turns; ratios are to the first one."""
     rounds = timing.interleaved(list(passes.values()), args.device, args.rounds, args.seconds)
     return [
         {
             "encoding": name,
-            "pass": kind,
+            "pass": subject,
             "length": length,
             "seconds": timing.median(rounds, index),
             "ratio": timing.ratio(rounds, index, 0),
@@ -133,4 +139,4 @@ def _time(kind: str, length: int, passes: dict[str, timing.Pass], args: argparse
 
 
 if __name__ == "__main__":
-    run_script("repeated_rows", parse_args, measure, repeated_rows_table)
+    run_script("repeated_rows", parse_args, measure)

@@ -26,7 +26,7 @@ from torch import nn
 from fairseq_posenc.encodings.distance_table import DistanceTable
 from fairseq_posenc.errors import UserError
 from measuring import timing
-from measuring.commands import DTYPES, add_common, new_parser, prepare, run_script
+from measuring.commands import add_common, new_parser, prepare, run_script
 from measuring.contenders import Contender, contenders
 from measuring.families import Case
 from measuring.page import Rows
@@ -44,7 +44,8 @@ def parse_args(words: list[str]) -> argparse.Namespace:
 
 
 # A measurement of an encoding in one process: the contender, the seconds of a pass without the
-# reset, and the ratio with the reset. It is pickled, which a class of a script cannot be.
+# reset, and the ratio of those with the reset to these. A plain tuple, because it is pickled, and
+# another process cannot import a class of a script.
 ResetTime = tuple[Contender, float, float]
 
 
@@ -71,22 +72,24 @@ def without_reset(modules: nn.Module) -> Iterator[None]:
 def measure_here(args: argparse.Namespace) -> list[ResetTime]:
     """Measure each encoding in this process."""
     prepare(args)
-    batch = args.batch or (8 if args.device.type == "cuda" else 1)
-    case = Case(args.length, batch, args.dropout, DTYPES[args.dtype], args.device)
+    case = Case.from_args(args)
     times = []
     for encoding in args.encodings:
         ours = contenders([f"{encoding}+reset"], ["auto"], case.dims, case.call)
         contender = next(entry for entry in ours if entry.encoding != "none")
         run, modules = layer_and_modules(contender, case)
 
-        def plain(run: timing.Pass = run, modules: nn.Module = modules) -> None:
+        def run_plain(run: timing.Pass = run, modules: nn.Module = modules) -> None:
             with without_reset(modules):
                 run()
 
         # In this order a machine that slows down affects both equally.
-        turns = [plain, run, run, plain]
+        turns = [run_plain, run, run, run_plain]
         rounds = timing.interleaved(turns, args.device, args.rounds, args.seconds)
-        ratio = median((b + c) / (a + d) for a, b, c, d in rounds)
+        ratio = median(
+            (reset + reset_again) / (plain + plain_again)
+            for plain, reset, reset_again, plain_again in rounds
+        )
         contender = contender._replace(encoding=encoding)
         times.append((contender, timing.median(rounds, 0), ratio))
     return times
@@ -102,16 +105,16 @@ def measure(args: argparse.Namespace) -> Rows:
 def summarize(args: argparse.Namespace, runs: list[list[ResetTime]]) -> Rows:
     """Summarize the ratios of all processes: a row for each encoding."""
     rows = []
-    for of_encoding in zip(*runs):
-        (contender, *_), *_ = of_encoding
-        ratios = [ratio for _, _, ratio in of_encoding]
+    for times in zip(*runs):  # of an encoding in all processes
+        contender, _, _ = times[0]
+        ratios = [ratio for _, _, ratio in times]
         rows.append(
             {
                 "encoding": contender.encoding,
                 "backend": contender.backend,
                 "length": args.length,
                 "dropout": args.dropout,
-                "seconds": median(seconds for _, seconds, _ in of_encoding),
+                "seconds": median(seconds for _, seconds, _ in times),
                 "ratio": median(ratios),
                 "lowest": min(ratios),
                 "highest": max(ratios),

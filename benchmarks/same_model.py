@@ -29,7 +29,7 @@ TEXTS = [
 
 
 def distance(after: Tensor, before: Tensor) -> float:
-    """Measure the largest difference, relative to the largest number."""
+    """Compute the largest difference, relative to the largest magnitude."""
     return float((after - before).abs().max() / before.abs().max())
 
 
@@ -44,12 +44,18 @@ def compare_decoder(folder: Path, tokens: int) -> dict[str, object]:
     def run(model: PreTrainedModel) -> list[tuple[Tensor, Tensor]]:
         return [(model(**text).logits, model.generate(**text, **settings)) for text in texts]
 
-    before, positions = run(model), read_positions(model)
+    before = run(model)
+    positions = read_positions(model)
     after = run(set_positions(model, positions))
+    differences = []
+    alike = 0
+    for (new_logits, new_tokens), (logits, old_tokens) in zip(after, before):
+        differences.append(distance(new_logits, logits))
+        alike += torch.equal(new_tokens, old_tokens)
     return {
         "positions": positions,
-        "largest difference of logits": max(distance(a[0], b[0]) for a, b in zip(after, before)),
-        "texts generated alike": sum(torch.equal(a[1], b[1]) for a, b in zip(after, before)),
+        "largest difference of logits": max(differences),
+        "texts generated alike": alike,
         "texts": len(TEXTS),
     }
 
@@ -58,7 +64,7 @@ def compare_encoder(folder: Path, sts: Path) -> dict[str, object]:
     """Compare vectors of sentences, and their correlation with people's scores."""
     model = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    pairs = [*read_table(sts)]
+    pairs = list(read_table(sts))
     scores = torch.tensor([float(row["score"]) for row in pairs])
 
     def run(model: PreTrainedModel) -> tuple[Tensor, float]:
@@ -68,13 +74,14 @@ def compare_encoder(folder: Path, sts: Path) -> dict[str, object]:
         )
         return first, spearman((first * second).sum(1), scores)
 
-    (before, correlation), positions = run(model), read_positions(model)
-    after, again = run(set_positions(model, positions))
+    before, correlation_before = run(model)
+    positions = read_positions(model)
+    after, correlation_after = run(set_positions(model, positions))
     return {
         "positions": positions,
         "largest difference of vectors": distance(after, before),
-        "spearman before": correlation,
-        "spearman after": again,
+        "spearman before": correlation_before,
+        "spearman after": correlation_after,
         "pairs": len(pairs),
     }
 

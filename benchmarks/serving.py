@@ -41,16 +41,15 @@ from measuring.commands import new_parser, run_script
 BEAMS = (5, 1)
 
 
-class Found(NamedTuple):
+class Translation(NamedTuple):
     """A translation."""
 
     tokens: tuple[str, ...]  # sentencepieces, without the end
-    # the log probability by the length, with the end; None where an engine tells none
-    score: Optional[float]
+    score: Optional[float]  # mean log probability of tokens and end; None if it is not computed
 
 
-# Translates a batch with a beam, and says whether to tell scores.
-Engine = Callable[[Sequence[str], int, bool], list[Found]]
+# Translates sentences with a beam; the last argument asks for scores that cost extra time.
+Engine = Callable[[Sequence[str], int, bool], list[Translation]]
 
 
 def parse_args(words: list[str]) -> argparse.Namespace:
@@ -74,9 +73,9 @@ def fairseq_engine(args: argparse.Namespace) -> Engine:
     """Load the model with fairseq, for the search of ``fairseq-generate``."""
     translator = Translator.load(args.checkpoint, data=args.data, device="cpu")
 
-    def translate(sentences: Sequence[str], beam: int, _: bool) -> list[Found]:
+    def translate(sentences: Sequence[str], beam: int, _: bool) -> list[Translation]:
         hypotheses = translator.translate(sentences, beam=beam, max_tokens=10**6)
-        return [Found(hypothesis[0].tokens, hypothesis[0].score) for hypothesis in hypotheses]
+        return [Translation(hypothesis[0].tokens, hypothesis[0].score) for hypothesis in hypotheses]
 
     return translate
 
@@ -86,27 +85,27 @@ def transformers_engine(folder: Path) -> Engine:
     tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
     model = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder, trust_remote_code=True)
 
-    def words(numbers: Tensor) -> tuple[str, ...]:
+    def cut_special(ids: Tensor) -> tuple[str, ...]:
         special = {tokenizer.pad_token, tokenizer.eos_token}
-        symbols = tokenizer.convert_ids_to_tokens(numbers.tolist())
+        symbols = tokenizer.convert_ids_to_tokens(ids.tolist())
         return tuple(symbol for symbol in symbols if symbol not in special)
 
-    def translate(sentences: Sequence[str], beam: int, _: bool) -> list[Found]:
+    def translate(sentences: Sequence[str], beam: int, _: bool) -> list[Translation]:
         inputs = tokenizer(list(sentences), return_tensors="pt", padding=True)
         with torch.inference_mode():
             generated = model.generate(**inputs, num_beams=beam, early_stopping=beam > 1)
-        return [Found(words(hypothesis), None) for hypothesis in generated]
+        return [Translation(cut_special(hypothesis), None) for hypothesis in generated]
 
     return translate
 
 
 def ctranslate2_engine(folder: Path, pieces: Path, longest: int, threads: int) -> Engine:
     """Load an exported folder with CTranslate2."""
-    cut = SentencePieceProcessor(model_file=str(pieces))
+    tokenizer = SentencePieceProcessor(model_file=str(pieces))
     translator = ctranslate2.Translator(str(folder), inter_threads=1, intra_threads=threads)
 
-    def translate(sentences: Sequence[str], beam: int, scored: bool) -> list[Found]:
-        inputs = [cut.encode(sentence, out_type=str) for sentence in sentences]
+    def translate(sentences: Sequence[str], beam: int, with_scores: bool) -> list[Translation]:
+        inputs = [tokenizer.encode(sentence, out_type=str) for sentence in sentences]
         translated = translator.translate_batch(
             inputs, beam_size=beam, max_decoding_length=longest, return_end_token=True
         )
@@ -115,76 +114,78 @@ def ctranslate2_engine(folder: Path, pieces: Path, longest: int, threads: int) -
             for translation in translated
         ]
         scores: Sequence[Optional[float]] = [None] * len(words)
-        if scored:  # again, as a search leaves the end out of the chances of the first word
+        if with_scores:  # again, as a search leaves the end out of the chances of the first word
             scores = [fmean(score.log_probs) for score in translator.score_batch(inputs, words)]
-        return [Found(tuple(pair), score) for pair, score in zip(words, scores)]
+        return [Translation(tuple(pair), score) for pair, score in zip(words, scores)]
 
     return translate
 
 
 def export_engines(trained: OpenModel, folder: Path, threads: int) -> dict[str, Engine]:
     """Export a model, and load it with each of the other engines."""
-    longest = build_generation_config(trained)["max_new_tokens"] - 1  # words
-    source = ParallelDataBin.from_opened(trained)
-    pieces = source.find_pieces(source.source)
+    longest = build_generation_config(trained)["max_new_tokens"] - 1  # without the end
+    data = ParallelDataBin.from_opened(trained)
+    pieces = data.find_pieces(data.source)
     export(trained, "hf", None, folder / "hf", Labels())
     engines = {"transformers": transformers_engine(folder / "hf")}
     for quantization in ("float32", "float16", "int8"):
-        place = folder / quantization
-        export_to_ctranslate2(trained, quantization, None, place, Labels())
+        exported = folder / quantization
+        export_to_ctranslate2(trained, quantization, None, exported, Labels())
         engines[f"CTranslate2, {quantization}"] = ctranslate2_engine(
-            place, pieces, longest, threads
+            exported, pieces, longest, threads
         )
     return engines
 
 
-def batches(sentences: Sequence[str], size: int) -> list[list[str]]:
+def make_batches(sentences: Sequence[str], size: int) -> list[list[str]]:
     """Cut sentences, sorted by length, into batches."""
     ordered = sorted(sentences, key=len)
     return [ordered[start : start + size] for start in range(0, len(ordered), size)]
 
 
-def speeds(
+def measure_speeds(
     engines: list[Engine], sentences: Sequence[str], size: int, rounds: int
 ) -> list[tuple[float, float]]:
     """Measure the sentences per second of each engine, and the ratio to the first one."""
-    now = timing.clock(torch.device("cpu"))
-    cut = batches(sentences, size)
-    times: list[list[float]] = []
-    for turn in range(rounds + 1):  # the first warms up
-        seconds = []
-        for engine in engines:
-            began = now()
-            for batch in cut if turn else cut[:2]:
+    batches = make_batches(sentences, size)
+
+    def build_pass(engine: Engine) -> timing.Pass:
+        def run() -> None:
+            for batch in batches:
                 engine(batch, BEAMS[0], False)
-            seconds.append(now() - began)
-        times += [seconds] if turn else []
+
+        return run
+
+    times = timing.interleaved(list(map(build_pass, engines)), torch.device("cpu"), rounds)
     return [
         (len(sentences) / timing.median(times, index), 1 / timing.ratio(times, index, 0))
         for index in range(len(engines))
     ]
 
 
-def quality(engine: Engine, sources: Sequence[str], beam: int) -> list[Found]:
+def translate_all(engine: Engine, sources: Sequence[str], beam: int) -> list[Translation]:
     """Translate the whole test set."""
-    by_source: dict[str, Found] = {}
-    for batch in batches(sorted(set(sources)), 32):
+    by_source: dict[str, Translation] = {}
+    for batch in make_batches(sorted(set(sources)), 32):
         by_source.update(zip(batch, engine(batch, beam, True)))
     return [by_source[source] for source in sources]
 
 
-def compared(ours: list[Found], theirs: list[Found], references: list[str]) -> dict[str, Any]:
-    """Compare translations: the number of equal ones, the largest score difference, BLEU."""
-    same = [
-        (exported.score, original.score)
-        for exported, original in zip(ours, theirs)
-        if exported.tokens == original.tokens
-    ]
-    apart = [abs(a - b) for a, b in same if a is not None and b is not None]
-    texts = ["".join(line.tokens).replace("▁", " ").strip() for line in theirs]
+def compare(
+    originals: list[Translation], translations: list[Translation], references: list[str]
+) -> dict[str, Any]:
+    """Compare with fairseq's: the number of equal ones, the largest score difference, BLEU."""
+    same = 0
+    differences = []
+    for original, translation in zip(originals, translations):
+        if original.tokens == translation.tokens:
+            same += 1
+            if original.score is not None and translation.score is not None:
+                differences.append(abs(original.score - translation.score))
+    texts = ["".join(line.tokens).replace("▁", " ").strip() for line in translations]
     return {
-        "same": len(same),
-        "score_difference": max(apart) if apart else None,
+        "same": same,
+        "score_difference": max(differences, default=None),
         "bleu": sacrebleu.corpus_bleu(texts, [references]).score,
     }
 
@@ -204,16 +205,16 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = [
             {"device": "cpu", "engine": name, "sentences": len(sources)} for name in engines
         ]
-        runs = list(engines.values())
+        group = list(engines.values())
         step = max(1, len(sources) // args.sentences)
-        timed = sources[::step][: args.sentences]
+        timed = sources[::step][: args.sentences]  # from all parts of the test set
         for size in args.batches:
-            for row, (speed, ratio) in zip(rows, speeds(runs, timed, size, args.rounds)):
+            for row, (speed, ratio) in zip(rows, measure_speeds(group, timed, size, args.rounds)):
                 row |= {f"sentences_per_second_{size}": speed, f"ratio_{size}": ratio}
         for beam in BEAMS:
-            translated = [quality(engine, sources, beam) for engine in runs]
+            translated = [translate_all(engine, sources, beam) for engine in group]
             for row, hypotheses in zip(rows, translated):
-                figures = compared(translated[0], hypotheses, references)
+                figures = compare(translated[0], hypotheses, references)
                 row |= {f"{name}_beam_{beam}": value for name, value in figures.items()}
     return rows
 

@@ -52,10 +52,10 @@ def parse_args() -> argparse.Namespace:
 
 
 def read_words(path: Path, case: Case) -> torch.Tensor:
-    """Convert a text to numbers of words, keeping the most frequent ones."""
+    """Convert a text to fairseq's ids of words, 4 and above; rare ones become 3, ``<unk>``."""
     words = path.read_text(encoding="utf-8").split()
-    most = Counter(words).most_common(case.vocabulary - 10)
-    numbers = {word: 4 + number for number, (word, _) in enumerate(most)}
+    frequent = Counter(words).most_common(case.vocabulary - 10)
+    numbers = {word: 4 + number for number, (word, _) in enumerate(frequent)}
     return torch.tensor([numbers.get(word, 3) for word in words])
 
 
@@ -65,22 +65,24 @@ def fill_batch(batch: dict[str, Any], text: torch.Tensor, update: int) -> None:
     The same places are masked as before, a language model predicts the next word, and the
     translation of a sentence is the reversed sentence.
     """
-    inputs, target = batch["net_input"], batch["target"]
+    inputs = batch["net_input"]
+    target = batch["target"]
     tokens = inputs["src_tokens"]
     start = update * tokens.numel() % (len(text) - tokens.numel() - 1)
     words = text[start : start + tokens.numel() + 1].to(tokens.device)
-    here, after = words[:-1].view_as(tokens), words[1:].view_as(tokens)
+    current = words[:-1].view_as(tokens)
+    following = words[1:].view_as(tokens)
     if "prev_output_tokens" in inputs:
-        tokens[:, :-1] = here[:, :-1]
-        target[:, :-1] = here[:, :-1].flip(1)
+        tokens[:, :-1] = current[:, :-1]
+        target[:, :-1] = current[:, :-1].flip(1)
         inputs["prev_output_tokens"][:, 1:] = target[:, :-1]
     elif (target == 1).any():  # padding where nothing is masked
         masked = target != 1
-        target[masked] = here[masked]
-        tokens.copy_(torch.where(masked, tokens, here))
+        target[masked] = current[masked]
+        tokens.copy_(torch.where(masked, tokens, current))
     else:
-        tokens.copy_(here)
-        target.copy_(after)
+        tokens.copy_(current)
+        target.copy_(following)
 
 
 def survive(
@@ -95,13 +97,17 @@ def survive(
         log = trainer.train_step([batch])
         losses.append(float("nan") if log is None else float(log["loss"]))
     finite = all(bool(x.isfinite().all()) for x in trainer.model.parameters())
-    seen = [x for x in losses if not math.isnan(x)]  # NaN: an update that was skipped
-    tenth = max(1, len(seen) // 10)
+    known = [loss for loss in losses if not math.isnan(loss)]  # NaN: a skipped update
+    tenth = max(1, len(known) // 10)
     return {
-        **{"family": case.family, "encoding": contender.encoding, "backend": contender.backend},
-        **{"updates": updates, "skipped": updates - len(seen), "finite": finite and bool(seen)},
-        **{"first": fmean(seen[:tenth]) if seen else None},
-        **{"last": fmean(seen[-tenth:]) if seen else None},
+        "family": case.family,
+        "encoding": contender.encoding,
+        "backend": contender.backend,
+        "updates": updates,
+        "skipped": updates - len(known),
+        "finite": finite and bool(known),
+        "first": fmean(known[:tenth]) if known else None,
+        "last": fmean(known[-tenth:]) if known else None,
     }
 
 
@@ -113,8 +119,8 @@ def rows_table(rows: list[dict[str, Any]]) -> str:
 
 def build_contenders(args: argparse.Namespace, family: str) -> tuple[Case, list[Contender]]:
     """Build the case of a family, and its contenders."""
-    shared = args.length, args.batch or 8, args.dropout, commands.DTYPES[args.dtype], args.device
-    case = Case(*shared, family=family, size=FAMILIES[family].sizes["tiny"], vocabulary=1_000)
+    size = FAMILIES[family].sizes["tiny"]
+    case = Case.from_args(args, batch=args.batch or 8, family=family, size=size, vocabulary=1_000)
     names = FAMILIES[family].encodings(args.encodings)
     return case, contenders(names, backend_names(args.backends), case.dims, case.call)
 
@@ -123,13 +129,14 @@ def main() -> None:
     """Train with each encoding in turn, and fail if one does not survive."""
     args = parse_args()
     commands.prepare(args)
-    known = args.record.exists() if args.record else False
-    rows = json.loads(args.record.read_text(encoding="utf-8")) if known else []
+    rows = []
+    if args.record and args.record.exists():
+        rows = json.loads(args.record.read_text(encoding="utf-8"))
     finished = {(row["family"], row["encoding"], row["backend"]) for row in rows}
     for family in args.families:
-        case, everyone = build_contenders(args, family)
+        case, group = build_contenders(args, family)
         text = read_words(args.text, case) if args.text else None
-        for contender in everyone:
+        for contender in group:
             if (family, *contender) in finished:
                 continue
             named = f"{family}, {contender.encoding}, {contender.backend}"
@@ -139,7 +146,7 @@ def main() -> None:
             if args.record:
                 lines = ",\n".join(json.dumps(row) for row in rows)
                 write_whole(args.record, f"[\n{lines}\n]\n")
-    args.save = None
+    args.save = None  # the page has no section for it
     commands.report(args, "survive", rows, rows_table)
     if not all(row["finite"] for row in rows):
         raise UserError("not every encoding survived")

@@ -31,11 +31,11 @@ from measuring.commands import exit_on_error, new_parser, own_command
 
 @dataclass(frozen=True, kw_only=True)
 class Swaps(TextExperiment):
-    """Trainings from models whose positions were changed, on the data of a comparison."""
+    """Trainings from models whose positions were changed, on the data of the comparison ``out``."""
 
     source: Variant  # the encoding of the models that are changed
     source_lr: str  # the learning rate at which they were trained
-    models: Path  # folder of the trainings; `out` is that of the comparison, with the data
+    models: Path  # folder of the trainings
 
     def folder(self, run: Run) -> Path:
         """Return the folder of a training."""
@@ -59,9 +59,9 @@ class Swaps(TextExperiment):
                 command = ["fairseq-posenc", "swap", "--checkpoint", str(source)]
                 command += ["--out", str(start), "--seed", str(run.seed), *run.variant.options]
                 run_logged(command, start.with_suffix(".swap.log"), context.lock)
-        name, rows = self.source.name, read(self.out / RECORD).rows
-        updates = next(row["updates"] for row in rows if row["model"] == name)
-        return {"source": name, "source_updates": updates}
+        rows = read(self.out / RECORD).rows
+        updates = next(row["updates"] for row in rows if row["model"] == self.source.name)
+        return {"source": self.source.name, "source_updates": updates}
 
 
 def parse_args(words: list[str]) -> argparse.Namespace:
@@ -82,7 +82,7 @@ def parse_args(words: list[str]) -> argparse.Namespace:
 def main() -> None:
     """Change the models' positions, train them, and write the record as a comparison does."""
     args = parse_args(sys.argv[1:])
-    made = read(args.comparison / RECORD).data
+    facts = read(args.comparison / RECORD).data  # of the comparison
     (source,) = parse_variants(args.source)
     experiment = Swaps(
         out=args.comparison,
@@ -92,14 +92,14 @@ def main() -> None:
         variants=parse_variants(args.encodings),
         seeds=args.seeds,
         updates=args.updates,
-        family=made["family"],
+        family=facts["family"],
         lrs=(args.lr,),
-        vocab_size=made["vocab_size"],
-        train_args=(*shlex.split(made["options"]), *args.after_dashes),
+        vocab_size=facts["vocab_size"],
+        train_args=(*shlex.split(facts["options"]), *args.after_dashes),
     )
     with lock_output_folder(experiment.models) as lock:
         record = build_record(experiment.run(lock))
-    data = {**record.data, "text": made["text"]}
+    data = {**record.data, "text": facts["text"]}
     record._replace(data=data, command=own_command()).write(args.out)
 
 

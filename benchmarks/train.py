@@ -19,8 +19,8 @@ import sys
 from typing import Any
 
 from measuring import timing
-from measuring.commands import DTYPES, add_backends, add_common, new_parser, run_script
-from measuring.compare import chunks
+from measuring.commands import add_backends, add_common, new_parser, run_script
+from measuring.compare import split_into_groups
 from measuring.contenders import STOCK, Contender, backend_names, contenders
 from measuring.families import FAMILIES, Case, build, training_step
 from measuring.flops import ceiling, model_flops
@@ -45,33 +45,32 @@ def build_case(args: argparse.Namespace) -> Case:
     """Build the case: the model and its batch."""
     size = FAMILIES[args.family].sizes[args.size]
     size = size._replace(layers=args.layers or size.layers)
-    batch = args.batch or (8 if args.device.type == "cuda" else 1)
-    shared = (args.length, batch, args.dropout, DTYPES[args.dtype], args.device)
-    return Case(*shared, family=args.family, size=size)
+    return Case.from_args(args, family=args.family, size=size)
 
 
 def measure(args: argparse.Namespace) -> Rows:
     """Measure a row for stock, and one for each encoding on each backend."""
     case = build_case(args)
     encodings = FAMILIES[args.family].encodings(args.encodings)
-    group = contenders(encodings, backend_names(args.backends), case.dims, case.call)
-    flops = model_flops(case, len(build(STOCK, case)[1].source_dictionary))
+    ours = contenders(encodings, backend_names(args.backends), case.dims, case.call)
+    _, task, _ = build(STOCK, case)
+    flops = model_flops(case, len(task.source_dictionary))
     rows: dict[tuple[str, str], dict[str, Any]] = {}
-    for some in chunks(group):
-        for row in _measure(args, case, [STOCK, *some], flops):
-            rows.setdefault((row["encoding"], row["backend"]), row)
+    for group in split_into_groups(ours):
+        for row in _measure(args, case, [STOCK, *group], flops):
+            rows.setdefault((row["encoding"], row["backend"]), row)  # stock is in all groups
     return list(rows.values())
 
 
-def _measure(args: argparse.Namespace, case: Case, everyone: list[Contender], flops: int) -> Rows:
-    names = ", ".join(contender.encoding for contender in everyone)
+def _measure(args: argparse.Namespace, case: Case, group: list[Contender], flops: int) -> Rows:
+    names = ", ".join(contender.encoding for contender in group)
     print(f"{case.family}: {names} ...", file=sys.stderr, flush=True)
     product, product_flops = ceiling(case.dtype, case.device)
-    passes = [*(training_step(contender, case) for contender in everyone), product]
+    passes = [*(training_step(contender, case) for contender in group), product]
     rounds = timing.interleaved(passes, case.device, args.rounds, args.seconds)
-    highest = product_flops / timing.median(rounds, -1)
+    peak_flops = product_flops / timing.median(rounds, -1)  # per second
     rows = []
-    for index, contender in enumerate(everyone):
+    for index, contender in enumerate(group):
         seconds = timing.median(rounds, index)
         rows.append(
             {
@@ -88,7 +87,7 @@ def _measure(args: argparse.Namespace, case: Case, everyone: list[Contender], fl
                 "tokens_per_second": case.batch * case.length / seconds,
                 "ratio": timing.ratio(rounds, index, 0),
                 "flops": flops / seconds,
-                "utilisation": flops / seconds / highest,
+                "utilisation": flops / seconds / peak_flops,
             }
         )
     return rows

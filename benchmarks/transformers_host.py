@@ -12,9 +12,6 @@ from __future__ import annotations
 import argparse
 import copy
 import json
-import statistics
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -22,8 +19,10 @@ import transformers
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 from fairseq_posenc.hf import set_positions
+from measuring import timing
 
 SPECS = ["own", "3*own,none", "alibi", "own+alibi", "t5", "m4m"]
+# The argument that takes a cache, in transformers 5 or 4.
 CACHE = "cache" if int(transformers.__version__.partition(".")[0]) > 4 else "past_key_values"
 
 
@@ -38,7 +37,7 @@ def build(layers: int) -> LlamaForCausalLM:
     return LlamaForCausalLM(config)
 
 
-def prepare_decoding(model: LlamaForCausalLM, length: int) -> Callable[[], None]:
+def prepare_decoding(model: LlamaForCausalLM, length: int) -> timing.Pass:
     """Fill a cache; return a step that decodes a token, and crops the cache again."""
     model.eval()
     ids = torch.arange(length)[None] % 1000
@@ -54,7 +53,7 @@ def prepare_decoding(model: LlamaForCausalLM, length: int) -> Callable[[], None]
     return step
 
 
-def prepare_training(model: LlamaForCausalLM, length: int, batch: int) -> Callable[[], None]:
+def prepare_training(model: LlamaForCausalLM, length: int, batch: int) -> timing.Pass:
     """Return a step of training without an optimizer."""
     model.train()
     ids = torch.arange(batch * length).view(batch, length) % 1000
@@ -66,25 +65,11 @@ def prepare_training(model: LlamaForCausalLM, length: int, batch: int) -> Callab
     return step
 
 
-def measure(steps: dict[str, Callable[[], None]], turns: int) -> dict[str, float]:
+def measure(steps: dict[str, timing.Pass], turns: int) -> dict[str, float]:
     """Measure the processor time of each step in turns; return medians of ratios to the first."""
-    for step in steps.values():
-        step()
-    ratios: dict[str, list[float]] = {name: [] for name in steps}
-    times: list[float] = []
-    for _ in range(turns):
-        turn = {}
-        for name, step in steps.items():
-            start = time.process_time()
-            step()
-            turn[name] = time.process_time() - start
-        stock = turn[next(iter(steps))]
-        times.append(stock)
-        for name, seconds in turn.items():
-            ratios[name].append(seconds / stock)
-    return {"seconds of stock": statistics.median(times)} | {
-        name: statistics.median(values) for name, values in ratios.items()
-    }
+    rounds = timing.interleaved(list(steps.values()), torch.device("cpu"), turns)
+    ratios = {name: timing.ratio(rounds, index, 0) for index, name in enumerate(steps)}
+    return {"seconds of stock": timing.median(rounds, 0), **ratios}
 
 
 def main() -> None:

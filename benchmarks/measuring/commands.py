@@ -20,7 +20,7 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running.devices import cores, processor_name
 from measuring import page
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = ("float32", "bfloat16", "float16")  # names in torch
 
 
 def new_parser(description: str | None) -> argparse.ArgumentParser:
@@ -55,8 +55,8 @@ def add_common(parser: argparse.ArgumentParser, encodings: list[str]) -> None:
     limit = "stop a comparison after so many seconds, once it has three rounds"
     add("--seconds", type=float, default=math.inf, help=limit)
     add("--json", action="store_true", help="print the rows as JSON, and nothing else")
-    keep = "keep the figures as docs/results/benchmark_NAME.json, and write docs/benchmarks.md"
-    add("--save", metavar="NAME", help=keep)
+    save = "keep the figures as docs/results/benchmark_NAME.json, and write docs/benchmarks.md"
+    add("--save", metavar="NAME", help=save)
 
 
 def add_backends(parser: argparse.ArgumentParser) -> None:
@@ -81,12 +81,12 @@ def prepare(args: argparse.Namespace) -> None:
 def machine(device: torch.device) -> str:
     """Describe the processor or GPU, and the versions."""
     if device.type == "cuda":
-        where = f"{torch.cuda.get_device_name(device)}, CUDA {torch.version.cuda}"
+        processor = f"{torch.cuda.get_device_name(device)}, CUDA {torch.version.cuda}"
     else:
         threads = torch.get_num_threads()
-        where = f"{processor_name()}, {cores()} cores, {threads} thread(s) used"
+        processor = f"{processor_name()}, {cores()} cores, {threads} thread(s) used"
     return (
-        f"{where}; torch {torch.__version__}, Python {platform.python_version()}, "
+        f"{processor}; torch {torch.__version__}, Python {platform.python_version()}, "
         f"fairseq-posenc {fairseq_posenc.__version__}"
     )
 
@@ -109,7 +109,7 @@ def report(
     else:
         print("\n".join([machine(args.device), "", format_table(rows)]))
     if args.save:
-        page.keep(page.Result(args.save, script, own_command(), machine(args.device), rows))
+        page.save_result(page.Result(args.save, script, own_command(), machine(args.device), rows))
 
 
 def run_script(
@@ -120,13 +120,13 @@ def run_script(
 ) -> None:
     """Read the command line, measure, print, and keep the figures; see :func:`report`.
 
-    By default the table is :func:`measuring.page.backend_table`.
+    By default, the table has the script's columns of :data:`measuring.page.COLUMNS`.
     """
 
     def main() -> None:
         args = parse_args(sys.argv[1:])
         prepare(args)
-        report(args, script, measure(args), format_table or partial(page.backend_table, script))
+        report(args, script, measure(args), format_table or partial(page.format_table, script))
 
     exit_on_error(main)
 

@@ -3,35 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any
 
 import torch
 
 from measuring import timing
 from measuring.contenders import STOCK, Contender, contenders
 from measuring.families import Case
+from measuring.page import Rows
 from measuring.scopes import SCOPES
 
-TOGETHER = 5  # models that are measured together: each has weights, gradients, Adam's means
-
-
-class AttentionRow(NamedTuple):
-    """Figures of an encoding on a backend; ratios are to fairseq's own attention."""
-
-    scope: str  # ``op``, ``layer`` or ``model``
-    device: str  # ``cpu`` or ``cuda``
-    mode: str  # ``forward`` (evaluation) or ``training``
-    encoding: str  # its spec, or ``stock``: fairseq's own again, which shows the noise
-    backend: str  # name of the backend
-    length: int  # n, tokens of a sentence
-    batch: int  # sentences
-    dropout: float  # probability
-    dtype: str  # type of the numbers
-    seconds: float  # of a pass, median
-    memory: int  # peak of a pass's own allocations in bytes
-    ratio: float  # of times, the median over rounds
-    ratio_to_none: float  # the same, to our attention without positions on the same backend
-    memory_ratio: float  # of peaks
+MODELS_TOGETHER = 5  # in memory, each with weights, gradients and Adam's moments
 
 
 def compare(
@@ -41,62 +23,65 @@ def compare(
     backends: Sequence[str],
     rounds: int,
     seconds: float,
-) -> list[AttentionRow]:
-    """Measure the rows of a case in one of :data:`SCOPES`, stock first.
+) -> Rows:
+    """Measure the rows of a case in one of :data:`SCOPES`.
 
-    All passes take turns, up to a number of rounds or seconds (:func:`timing.interleaved`).
+    The first row is stock again, and shows the noise. All passes take turns, up to a number of
+    rounds or seconds (:func:`timing.interleaved`).
     """
-    group = contenders(encodings, backends, case.dims, case.call)
-    groups = chunks(group) if scope == "model" else [group]
-    rows: dict[tuple[str, str], AttentionRow] = {}
-    for some in groups:
-        for row in _measure_rows(scope, case, [STOCK, STOCK, *some], rounds, seconds):
-            rows.setdefault((row.encoding, row.backend), row)
+    ours = contenders(encodings, backends, case.dims, case.call)
+    groups = split_into_groups(ours) if scope == "model" else [ours]
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    for group in groups:
+        for row in _measure_rows(scope, case, [STOCK, STOCK, *group], rounds, seconds):
+            rows.setdefault(
+                (row["encoding"], row["backend"]), row
+            )  # stock and none are in all groups
     return list(rows.values())
 
 
-def chunks(group: list[Contender]) -> list[list[Contender]]:
-    """Split contenders into groups that fit into memory, with ``none`` on each one's backends."""
-    plain = [result for result in group if result.encoding == "none"]
-    others = [result for result in group if result.encoding != "none"]
-    parts = [others[start : start + TOGETHER] for start in range(0, len(others), TOGETHER)]
-    with_plain = []
-    for part in parts:
-        used = {result.backend for result in part}
-        with_plain.append([*(result for result in plain if result.backend in used), *part])
-    return with_plain or [plain]
+def split_into_groups(ours: list[Contender]) -> list[list[Contender]]:
+    """Split contenders into groups that fit into memory, with ``none`` on the backends of each."""
+    plain = [contender for contender in ours if contender.encoding == "none"]
+    others = [contender for contender in ours if contender.encoding != "none"]
+    groups = []
+    for start in range(0, len(others), MODELS_TOGETHER):
+        part = others[start : start + MODELS_TOGETHER]
+        used = {contender.backend for contender in part}
+        groups.append([*(none for none in plain if none.backend in used), *part])
+    return groups or [plain]
 
 
 def _measure_rows(
-    scope: str, case: Case, everyone: list[Contender], rounds: int, seconds: float
-) -> list[AttentionRow]:
+    scope: str, case: Case, group: list[Contender], rounds: int, seconds: float
+) -> Rows:
     """Measure all contenders after the first one, stock, with which they are compared."""
-    passes = [SCOPES[scope](contender, case) for contender in everyone]
+    passes = [SCOPES[scope](contender, case) for contender in group]
     times = timing.interleaved(passes, case.device, rounds, seconds)
     memory = [timing.peak(run, case.device) for run in passes]
     rows = []
-    for index, contender in enumerate(everyone):
+    for index, contender in enumerate(group):
         none = Contender("none", contender.backend)
-        plain = everyone.index(none) if none in everyone else 0  # for stock itself
+        none_index = group.index(none) if none in group else 0  # stock has no ``none``
         rows.append(
-            AttentionRow(
-                scope=scope,
-                device=case.device.type,
-                mode=case.mode,
-                encoding=contender.encoding,
-                backend=contender.backend,
-                length=case.length,
-                batch=case.batch,
-                dropout=case.dropout,
-                dtype=str(case.dtype).removeprefix("torch."),
-                seconds=timing.median(times, index),
-                memory=memory[index],
-                ratio=timing.ratio(times, index, 0),
-                ratio_to_none=timing.ratio(times, index, plain),
-                memory_ratio=memory[index] / max(memory[0], 1),
-            )
+            {
+                "scope": scope,
+                "device": case.device.type,
+                "mode": case.mode,
+                "encoding": contender.encoding,
+                "backend": contender.backend,
+                "length": case.length,
+                "dropout": case.dropout,
+                "ratio": timing.ratio(times, index, 0),  # of times, to stock
+                "memory_ratio": memory[index] / max(memory[0], 1),  # to stock
+                "batch": case.batch,
+                "dtype": str(case.dtype).removeprefix("torch."),
+                "seconds": timing.median(times, index),
+                "memory": memory[index],  # peak of a pass's own allocations, in bytes
+                "ratio_to_none": timing.ratio(times, index, none_index),
+            }
         )
-    if case.device.type == "cuda":
+    if case.device.type == "cuda":  # else the next case would have less memory
         del passes
         torch.cuda.empty_cache()
     return rows[1:]

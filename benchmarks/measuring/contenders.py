@@ -30,7 +30,9 @@ class Contender(NamedTuple):
 
 
 STOCK = Contender("stock", "fairseq")  # fairseq's own classes, without this package
-TABLE_STD = 0.2  # with it, no score is so far below its row's highest that its weight is denormal
+# With it, no score is so far below the highest of its row that its weight is a denormal number,
+# which processors compute slowly.
+TABLE_STD = 0.2
 
 
 def backend_names(requested: list[str]) -> list[str]:
@@ -45,8 +47,11 @@ def backend_names(requested: list[str]) -> list[str]:
             raise UserError(f"unknown backend {name!r}; known: auto, all, {', '.join(BACKENDS)}")
         if why_not.get(name):
             raise UserError(f"backend {name} cannot run here: {why_not[name]}")
-    runs = [name for name in BACKENDS if not why_not[name]]
-    return [run for name in requested for run in (runs if name == "all" else [name])]
+    running = [name for name in BACKENDS if not why_not[name]]
+    names: list[str] = []
+    for name in requested:
+        names += running if name == "all" else [name]
+    return names
 
 
 def contenders(
@@ -54,13 +59,8 @@ def contenders(
 ) -> list[Contender]:
     """List the contenders of a benchmark, with ``none`` on every backend that is used.
 
-    Encodings that a backend refuses are left out, with a message.
-
-    Args:
-        encodings: specs.
-        backends: names; ``auto`` is the one that the package would choose.
-        dims: sizes of a layer.
-        call: features of the call, by which a backend is chosen.
+    The backend ``auto`` is the one that the package would choose for ``call``. Encodings that a
+    backend refuses are left out, with a message.
 
     Raises:
         UserError: a spec cannot be read, or does not apply to such a layer.
@@ -76,25 +76,22 @@ def contenders(
             else:
                 listed.append(Contender(spec, name))
     none = _terms("none", dims, device)
-    used = dict.fromkeys(entry.backend for entry in listed)
-    serving_none = [name for name in used if not BACKENDS[name].refuses(none, call)]
-    return list(dict.fromkeys([*(Contender("none", name) for name in serving_none), *listed]))
+    used = [contender.backend for contender in listed]
+    plain = [Contender("none", name) for name in used if not BACKENDS[name].refuses(none, call)]
+    return list(dict.fromkeys([*plain, *listed]))
 
 
 def layer_and_shared(spec: str, dims: Dims) -> tuple[Encodings, Encodings]:
     """Build the encodings of a layer, and those that all layers share.
 
-    Their parameters are drawn so that scores differ, but not so much that weights are denormal
-    numbers, which processors compute slowly.
+    Their parameters are drawn at random, as many start at zero, which would leave work out.
     """
     parsed = specs.parse(spec)
-    parts = [
-        build_encodings(items, dims) for items in (parsed.layer_modules(0), parsed.shared_modules)
-    ]
-    for part in parts:
-        for parameter in part.parameters():
-            torch.nn.init.normal_(parameter, std=TABLE_STD)
-    return parts[0], parts[1]
+    layer = build_encodings(parsed.layer_modules(0), dims)
+    shared = build_encodings(parsed.shared_modules, dims)
+    for parameter in (*layer.parameters(), *shared.parameters()):
+        torch.nn.init.normal_(parameter, std=TABLE_STD)
+    return layer, shared
 
 
 def make_positions(batch: int, length: int, device: torch.device) -> Positions:
@@ -103,9 +100,8 @@ def make_positions(batch: int, length: int, device: torch.device) -> Positions:
     return Positions.from_tokens(tokens, padding_idx=1, eos_idx=2, tgt_len=length)
 
 
-@cache
+@cache  # so that a message is printed once
 def _say(text: str) -> None:
-    """Print a message once."""
     print(text, file=sys.stderr, flush=True)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+from argparse import Namespace
 from typing import Any, NamedTuple
 
 import fairseq.benchmark  # noqa: F401  (registers the dummy tasks)
@@ -39,10 +41,10 @@ LARGE = Size(1024, 16, 4096, 24)
 class Family(NamedTuple):
     """How fairseq names and sizes the models of a family."""
 
-    task: list[str]
-    stock: str
-    ours: str
-    sides: tuple[str, ...]
+    task: list[str]  # options of the dummy task and its loss
+    stock: str  # fairseq's architecture
+    ours: str  # this package's, to which a position encoding is given
+    sides: tuple[str, ...]  # `encoder`, `decoder` or both
     sizes: dict[str, Size]
 
     def encodings(self, requested: list[str]) -> list[str]:
@@ -53,26 +55,31 @@ class Family(NamedTuple):
 
 FAMILIES = {
     "masked_lm": Family(
-        ["--task", "dummy_masked_lm", "--criterion", "masked_lm"],
-        *("roberta", "roberta_none", ("encoder",)),
-        {"tiny": TINY, "base": BASE, "large": LARGE},
+        shlex.split("--task dummy_masked_lm --criterion masked_lm"),
+        stock="roberta",
+        ours="roberta_none",
+        sides=("encoder",),
+        sizes={"tiny": TINY, "base": BASE, "large": LARGE},
     ),
     "causal_lm": Family(
-        [
-            *("--task", "dummy_lm", "--criterion", "cross_entropy"),
-            *("--decoder-normalize-before", "--activation-fn", "gelu"),
-            "--share-decoder-input-output-embed",
-        ],
-        *("transformer_lm", "transformer_lm_none", ("decoder",)),
-        {"tiny": TINY, "base": BASE._replace(layers=8), "large": LARGE},
+        shlex.split(
+            "--task dummy_lm --criterion cross_entropy --decoder-normalize-before "
+            "--activation-fn gelu --share-decoder-input-output-embed"
+        ),
+        stock="transformer_lm",
+        ours="transformer_lm_none",
+        sides=("decoder",),
+        sizes={"tiny": TINY, "base": BASE._replace(layers=8), "large": LARGE},
     ),
     "translation": Family(
-        [
-            *("--task", "dummy_mt", "--criterion", "label_smoothed_cross_entropy"),
-            *("--label-smoothing", "0.1", "--share-all-embeddings"),
-        ],
-        *("transformer", "transformer_none", ("encoder", "decoder")),
-        {"tiny": TINY, "base": Size(512, 8, 2048, 6), "large": Size(1024, 16, 4096, 6)},
+        shlex.split(
+            "--task dummy_mt --criterion label_smoothed_cross_entropy --label-smoothing 0.1 "
+            "--share-all-embeddings"
+        ),
+        stock="transformer",
+        ours="transformer_none",
+        sides=("encoder", "decoder"),
+        sizes={"tiny": TINY, "base": Size(512, 8, 2048, 6), "large": Size(1024, 16, 4096, 6)},
     ),
 }
 
@@ -89,6 +96,18 @@ class Case(NamedTuple):
     family: str = "masked_lm"
     size: Size = BASE
     vocabulary: int = 50_000
+
+    @classmethod
+    def from_args(cls, args: Namespace, **changes: Any) -> Case:
+        """Build a case of the options that benchmarks share, with ``changes`` of its fields."""
+        case = cls(
+            length=args.length,
+            batch=args.batch or (8 if args.device.type == "cuda" else 1),
+            dropout=args.dropout,
+            dtype=getattr(torch, args.dtype),
+            device=args.device,
+        )
+        return case._replace(**changes)
 
     @property
     def causal(self) -> bool:
@@ -136,8 +155,8 @@ def train_options(contender: Contender, case: Case) -> list[str]:
 def _list_sizes(case: Case) -> list[str]:
     if case.family == "translation":  # the task appends an end of sentence
         sides = ["--src-len", str(case.length - 1), "--tgt-len", str(case.length - 1)]
-        places = str(case.length + 2)
-        return [*sides, "--max-source-positions", places, "--max-target-positions", places]
+        positions = str(case.length + 2)
+        return [*sides, "--max-source-positions", positions, "--max-target-positions", positions]
     tokens = ["--tokens-per-sample", str(case.length)]
     if case.family == "masked_lm":
         return [*tokens, "--max-positions", str(case.length)]
@@ -149,7 +168,7 @@ def build(contender: Contender, case: Case) -> tuple[Any, Any, Any]:
     """Build the configuration, task and model that ``fairseq-train`` would make."""
     parser = options.get_training_parser()
     args = options.parse_args_and_arch(parser, train_options(contender, case))
-    args.tpu = False  # which fairseq makes of --bf16
+    args.tpu = False  # fairseq sets it with --bf16
     config = convert_namespace_to_omegaconf(args)
     torch.manual_seed(SEED)
     task = setup_task(config.task)
@@ -176,8 +195,8 @@ def validation_step(contender: Contender, case: Case) -> Pass:
 def build_trainer(contender: Contender, case: Case, lr: float = 1e-7) -> tuple[Trainer, Any]:
     """Build fairseq's trainer of a model, and a batch."""
     config, task, model = build(contender, case)
-    for part in (config.optimization, config.optimizer, config.lr_scheduler):  # each has its own
-        part.lr = [lr]
+    for section in (config.optimization, config.optimizer, config.lr_scheduler):
+        section.lr = [lr]  # all three have a copy
     trainer = Trainer(config, task, model, task.build_criterion(config.criterion))
     trainer.begin_epoch(1)
     task.load_dataset("train")

@@ -1,4 +1,7 @@
-"""Lists the commands of ``make gpu``, the most important first, with an estimated time of each."""
+"""Lists the commands of ``make gpu``, the most important first, each with an estimated time.
+
+A step is a test, a check or a measurement in a process of its own. Estimates are of an H200.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,17 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 PYTEST = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0"]
-CASE = "tests/backends/test_triton.py::test_reset_with_padding_on_the_left[both-False]"
-FEW = ["alibi", "shaw", "m4m", "deberta"]
-OTHERS = ["rope", "t5", "m4", "tupe"]  # `none` and fairseq's own take part in each step
-NAMES = ["none", *FEW, *OTHERS]
-RIVALS = ["alibi", "shaw", "deberta"]  # FlexAttention compiles each at each length for seconds
-BATCHES = {512: 8, 2048: 2, 128: 32, 8192: 1}  # of whole updates, by length
-EACH = "128 512 2048 8192"  # lengths
-BOTH, EAGER = "triton sdpa", "triton sdpa reference"
+ALL_KERNELS_TEST = "tests/backends/test_triton.py::test_reset_with_padding_on_the_left[both-False]"
+MAIN_ENCODINGS = ["alibi", "shaw", "m4m", "deberta"]
+OTHER_ENCODINGS = ["rope", "t5", "m4", "tupe"]
+ENCODINGS = ["none", *MAIN_ENCODINGS, *OTHER_ENCODINGS]
+# Few, as FlexAttention compiles an encoding at each length for seconds.
+FLEX_ENCODINGS = ["alibi", "shaw", "deberta"]
+BATCHES = {512: 8, 2048: 2, 128: 32, 8192: 1}  # length -> sentences of an update
+ALL_LENGTHS = "128 512 2048 8192"
 BF16, FP16 = "bfloat16", "float16"
-LIMIT = 9 * 60
-TIMED = ("layers", "updates")
+TIME_LIMIT = 9 * 60  # seconds of all steps
+TIMED_KINDS = ("layers", "updates")
 SCRIPTS = {
     "layers": ["benchmarks/attention.py", "--scopes", "layer", "--modes", "training"],
     "updates": ["benchmarks/train.py"],
@@ -32,71 +35,88 @@ DRY = {
 
 
 class Step(NamedTuple):
-    """A command: its kind, its estimated seconds, and its words."""
+    """A command, and its estimated seconds."""
 
     name: str
-    kind: str
+    kind: str  # `tests`, `checker`, or a key of :data:`SCRIPTS`
     seconds: int
-    words: list[str]
+    words: list[str]  # the arguments of Python
 
 
-def steps(dry_run: bool) -> list[Step]:
-    """List the steps, each with its estimated time on an H200; see :func:`estimate`."""
-    tests = [CASE] if dry_run else ["-m", "not slow", "tests/backends/test_triton.py"]
+def list_steps(dry_run: bool) -> list[Step]:
+    """List all steps; see :func:`estimate_seconds`."""
+    tests = [ALL_KERNELS_TEST] if dry_run else ["-m", "not slow", "tests/backends/test_triton.py"]
     listed = [
         Step("tests", "tests", 80, [*PYTEST, *tests]),
-        Step("memory checker", "checker", 80, [*PYTEST, CASE]),
+        Step("memory checker", "checker", 80, [*PYTEST, ALL_KERNELS_TEST]),
         _measure("survival", 120, BF16, "0.1", "--updates 300", ["all"]),
         _measure("survival", 120, FP16, "0.1", "--updates 300", ["all"]),
-        *first(),
-        *rest(),
+        *list_main_steps(),
+        *list_other_steps(),
     ]
     if dry_run:
-        # The same steps with other sizes are one step.
-        listed = list({step.kind: step for step in reversed(listed)}.values())[::-1]
+        by_kind: dict[str, Step] = {}
+        for step in listed:  # the first of each kind, as sizes do not matter
+            by_kind.setdefault(step.kind, step)
         return [
-            Step(f"{x.kind}, tiny", x.kind, 0, x.words + DRY.get(x.kind, "").split())
-            for x in listed
+            Step(f"{kind}, tiny", kind, 0, step.words + DRY.get(kind, "").split())
+            for kind, step in by_kind.items()
         ]
     return listed
 
 
-def first() -> list[Step]:
+def list_main_steps() -> list[Step]:
     """List the measurements that a first call has time for: those of the project's aims."""
+    eager = "triton sdpa reference"
     return [
-        _measure("layers", 75, BF16, "0.1", "--lengths 128 512 2048 --batch 8", NAMES, BOTH),
-        _measure("updates", 55, BF16, "0.1", "--length 512 --batch 8", NAMES),
-        _measure("layers", 30, BF16, "0.1", "--lengths 8192 --batch 1", NAMES),
-        _measure("layers", 70, BF16, "0", f"--lengths {EACH} --batch 1", RIVALS, "auto flex"),
-        *(_updates(BF16, "0.1", length, FEW) for length in (2048, 128, 8192)),
-        _measure("layers", 25, FP16, "0.1", f"--lengths {EACH} --batch 1", FEW),
-        _measure("layers", 25, BF16, "0.1", f"--lengths {EACH} --batch 1", FEW, EAGER),
-        _updates(FP16, "0.1", 512, FEW),
-        _measure("updates", 30, BF16, "0", "--length 512 --batch 8", FEW, EAGER),
+        _measure(
+            "layers", 75, BF16, "0.1", "--lengths 128 512 2048 --batch 8", ENCODINGS, "triton sdpa"
+        ),
+        _measure("updates", 55, BF16, "0.1", "--length 512 --batch 8", ENCODINGS),
+        _measure("layers", 30, BF16, "0.1", "--lengths 8192 --batch 1", ENCODINGS),
+        _measure(
+            "layers",
+            70,
+            BF16,
+            "0",
+            f"--lengths {ALL_LENGTHS} --batch 1",
+            FLEX_ENCODINGS,
+            "auto flex",
+        ),
+        *(_updates(BF16, "0.1", length, MAIN_ENCODINGS) for length in (2048, 128, 8192)),
+        _measure("layers", 25, FP16, "0.1", f"--lengths {ALL_LENGTHS} --batch 1", MAIN_ENCODINGS),
+        _measure(
+            "layers", 25, BF16, "0.1", f"--lengths {ALL_LENGTHS} --batch 1", MAIN_ENCODINGS, eager
+        ),
+        _updates(FP16, "0.1", 512, MAIN_ENCODINGS),
+        _measure("updates", 30, BF16, "0", "--length 512 --batch 8", MAIN_ENCODINGS, eager),
     ]
 
 
-def rest() -> Iterator[Step]:
+def list_other_steps() -> Iterator[Step]:
     """Yield the other measurements: every encoding, length and type, with and without dropout."""
     conditions = [(FP16, "0.1"), (BF16, "0"), (FP16, "0")]
     for dtype, dropout in conditions:
         for length in BATCHES:
             if length != 512 or (dtype, dropout) == (FP16, "0"):
-                yield _updates(dtype, dropout, length, FEW)
-    yield _measure("layers", 25, FP16, "0", f"--lengths {EACH} --batch 1", FEW)
+                yield _updates(dtype, dropout, length, MAIN_ENCODINGS)
+    yield _measure("layers", 25, FP16, "0", f"--lengths {ALL_LENGTHS} --batch 1", MAIN_ENCODINGS)
     for dtype, dropout in [(BF16, "0.1"), *conditions]:
         for length in BATCHES:
             if length != 512 or (dtype, dropout) != (BF16, "0.1"):
-                yield _updates(dtype, dropout, length, OTHERS)
+                yield _updates(dtype, dropout, length, OTHER_ENCODINGS)
     for dtype, dropout in conditions:
-        encodings = OTHERS if dtype == FP16 else ["m4m", *OTHERS]
-        yield _measure("layers", 25, dtype, dropout, f"--lengths {EACH} --batch 1", encodings)
+        encodings = OTHER_ENCODINGS if dtype == FP16 else ["m4m", *OTHER_ENCODINGS]
+        yield _measure(
+            "layers", 25, dtype, dropout, f"--lengths {ALL_LENGTHS} --batch 1", encodings
+        )
 
 
-def estimate(planned: list[Step]) -> int:
+def estimate_seconds(planned: list[Step]) -> int:
     """Estimate the seconds of some steps; those without timing run together."""
-    together = [step.seconds for step in planned if step.kind not in TIMED]
-    return max(together, default=0) + sum(step.seconds for step in planned if step.kind in TIMED)
+    timed = [step.seconds for step in planned if step.kind in TIMED_KINDS]
+    together = [step.seconds for step in planned if step.kind not in TIMED_KINDS]
+    return max(together, default=0) + sum(timed)
 
 
 def _updates(dtype: str, dropout: str, length: int, encodings: list[str]) -> Step:
@@ -113,8 +133,10 @@ def _measure(
     encodings: list[str],
     backends: str = "triton",
 ) -> Step:
-    words = [*SCRIPTS[kind], *f"--device cuda --dtype {dtype} --dropout {dropout} --json".split()]
-    words += ["--encodings", *encodings]
-    words += ["--backends", *backends.split(), "--seconds", "2"]
-    name = f"{kind}, {dtype}, dropout {dropout}, {options.replace('--', '')}, {backends}"
-    return Step(f"{name}: {' '.join(encodings)}", kind, seconds, [*words, *options.split()])
+    listed = " ".join(encodings)
+    words = (
+        f"--device cuda --dtype {dtype} --dropout {dropout} --json --encodings {listed} "
+        f"--backends {backends} --seconds 2 {options}"
+    )
+    name = f"{kind}, {dtype}, dropout {dropout}, {options.replace('--', '')}, {backends}: {listed}"
+    return Step(name, kind, seconds, [*SCRIPTS[kind], *words.split()])

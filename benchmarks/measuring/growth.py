@@ -30,43 +30,29 @@ def complexity_table(rows: Sequence[Row]) -> str:
     first_width = min(row["width"] for row in rows)
     cases = list(dict.fromkeys((row["backend"], row["encoding"]) for row in rows))
     lengths = sorted({row["length"] for row in rows if row["width"] == first_width})
-    cells = []
+    lines = []
     for backend, encoding in cases:
         selected = [row for row in rows if (row["backend"], row["encoding"]) == (backend, encoding)]
         by_length = {row["length"]: row for row in selected if row["width"] == first_width}
         wider = next(row for row in selected if row["width"] != first_width)
-        longest, before = by_length[lengths[-1]], by_length[lengths[-2]]
+        longest = by_length[lengths[-1]]
+        second_longest = by_length[lengths[-2]]
         paper = TABLE1[encoding]["texts"]["complexity"] if encoding in TABLE1 else ""
-        cells.append(
-            [
-                f"`{encoding}`",
-                backend,
-                f"`{paper}`" if paper else "-",
-                *(
-                    text
-                    for cost, scale in SCALES.items()
-                    for text in (
-                        f"{longest[cost] * scale:,.3g}",
-                        f"{longest[f'formula_{cost}'] * scale:,.3g}",
-                        _format_growths(
-                            growth(before, longest, cost, "length"),
-                            growth(by_length[wider["length"]], wider, cost, "width"),
-                        ),
-                    )
-                ),
-                *(f"{by_length[n]['ratio']:.2f}" for n in lengths),
-            ]
-        )
-    header = [
-        *("encoding", "backend", "the paper's storage"),
-        *("numbers, million", "formula", "growth with n, width"),
-        *("operations, billion", "formula", "growth with n, width"),
-        *(f"time / `none`, n = {n:,}" for n in lengths),
-    ]
-    return table(header, cells, "lllr")
+        cells = [f"`{encoding}`", backend, f"`{paper}`" if paper else "-"]
+        for cost, scale in SCALES.items():
+            by_n = growth(second_longest, longest, cost, "length")
+            by_width = growth(by_length[wider["length"]], wider, cost, "width")
+            cells.append(f"{longest[cost] * scale:,.3g}")
+            cells.append(f"{longest[f'formula_{cost}'] * scale:,.3g}")
+            cells.append(f"{_format_growth(by_n)}, {_format_growth(by_width)}")
+        cells += [f"{by_length[n]['ratio']:.2f}" for n in lengths]
+        lines.append(cells)
+    header = ["encoding", "backend", "the paper's storage"]
+    for cost in ("numbers, million", "operations, billion"):
+        header += [cost, "formula", "growth with n, width"]
+    header += [f"time / `none`, n = {n:,}" for n in lengths]
+    return table(header, lines, "lllr")
 
 
-def _format_growths(*growths: float | None) -> str:
-    return ", ".join(
-        "-" if value is None else f"{value:.1f}".replace("-0.0", "0.0") for value in growths
-    )
+def _format_growth(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}".replace("-0.0", "0.0")

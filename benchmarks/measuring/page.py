@@ -1,8 +1,12 @@
-"""Keeps measurements in docs/results, and writes the tables and pictures of docs/benchmarks.md."""
+"""Saves measurements in docs/results, and writes the tables and pictures of docs/benchmarks.md.
+
+Every script measures a list of rows, values by column; a saved measurement is a :class:`Result`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,14 +17,14 @@ from measuring.growth import complexity_table
 
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
 RESULTS = PAGE.parent / "results"
-PREFIX, KIND = "benchmark_", "benchmark-"  # of the names of files and kinds
-ROWS = "layer_rows"  # begins the names of measurements of layers whose tables repeat rows
+PREFIX, KIND_PREFIX = "benchmark_", "benchmark-"  # of the names of files, and of kinds of records
+REPEATED_ROWS = "layer_rows"  # begins the names of results on layers whose tables repeat rows
 Rows = list[dict[str, Any]]
 PANELS = {"seconds": ("time of a pass, ms", 1e3), "memory": ("peak of memory, MB", 1e-6)}
 
 
 class Result(NamedTuple):
-    """A kept measurement."""
+    """A saved measurement."""
 
     name: str
     script: str
@@ -31,63 +35,64 @@ class Result(NamedTuple):
     @property
     def section(self) -> str:
         """The section of the page that shows it."""
-        return "repeated_rows" if self.name.startswith(ROWS) else self.script
+        return "repeated_rows" if self.name.startswith(REPEATED_ROWS) else self.script
 
 
-def keep(result: Result, folder: Path = RESULTS, page: Path = PAGE) -> None:
-    """Keep a measurement as a file, a line for each row, and rewrite the page."""
+def save_result(result: Result, folder: Path = RESULTS, page: Path = PAGE) -> None:
+    """Save a measurement as a file, a line for each row, and rewrite the page."""
     folder.mkdir(parents=True, exist_ok=True)
     rows = {"rows": [_round_figures(row) for row in result.rows]}
     record = Record(
-        f"{KIND}{result.script}", rows, {"machine": result.machine}, command=result.command
+        f"{KIND_PREFIX}{result.script}", rows, {"machine": result.machine}, command=result.command
     )
     record.write(folder / f"{PREFIX}{result.name}.json")
-    write(folder, page)
+    write_page(folder, page)
 
 
 def _round_figures(row: Mapping[str, Any]) -> dict[str, Any]:
     """Round each figure to five digits; the noise is larger."""
-    return {k: float(f"{v:.5g}") if isinstance(v, float) else v for k, v in row.items()}
+    return {
+        name: float(f"{value:.5g}") if isinstance(value, float) else value
+        for name, value in row.items()
+    }
 
 
-def load(folder: Path = RESULTS) -> list[Result]:
-    """Load all kept measurements by name."""
+def load_results(folder: Path = RESULTS) -> list[Result]:
+    """Load all saved measurements, sorted by name."""
     results = []
     for path in sorted(folder.glob(f"{PREFIX}*.json")):
-        kept = read(path)
-        name, script = path.stem[len(PREFIX) :], kept.kind[len(KIND) :]
-        rows = [dict(row) for row in kept.rows]
-        results.append(Result(name, script, kept.command, kept.data["machine"], rows))
+        record = read(path)
+        name = path.stem.removeprefix(PREFIX)
+        script = record.kind.removeprefix(KIND_PREFIX)
+        rows = [dict(row) for row in record.rows]
+        results.append(Result(name, script, record.command, record.data["machine"], rows))
     return results
 
 
-def write(folder: Path = RESULTS, page: Path = PAGE) -> None:
-    """Write the generated parts of the page, and the pictures, from the kept measurements."""
-    kept = load(folder)
-    for result in kept:
+def write_page(folder: Path = RESULTS, page: Path = PAGE) -> None:
+    """Write the generated parts of the page, and the pictures, from the saved measurements."""
+    results = load_results(folder)
+    for result in results:
         if has_picture(result):
             _draw(result.rows, _name_picture(result, folder))
-    page.write_text(text(page.read_text("utf-8"), kept), encoding="utf-8")
+    page.write_text(fill_sections(page.read_text("utf-8"), results), encoding="utf-8")
 
 
-def text(old: str, kept: Iterable[Result]) -> str:
-    """Rewrite everything between the page's markers.
+def fill_sections(text: str, results: Sequence[Result]) -> str:
+    """Rewrite everything between the markers of the page's text.
 
     Raises:
         UserError: a marker is missing.
     """
-    kept = list(kept)
     for section, format_results in SECTIONS.items():
-        start, end = f"<!-- {section}: generated -->", f"<!-- end of {section} -->"
-        results = [result for result in kept if result.section == section]
-        lines = (
-            [*_list_commands(results), *format_results(results)]
-            if results
-            else ["Nothing is kept yet."]
-        )
-        body = "\n".join(lines).strip()
-        old = fill_page(PAGE, start, f"\n\n{body}\n\n", end, old)
-    return old
+        shown = [result for result in results if result.section == section]
+        body = "Nothing is kept yet."
+        if shown:
+            body = "\n".join([*_list_commands(shown), *format_results(shown)]).strip()
+        start = f"<!-- {section}: generated -->"
+        end = f"<!-- end of {section} -->"
+        text = fill_page(PAGE, start, f"\n\n{body}\n\n", end, text)
+    return text
 
 
 def has_picture(result: Result) -> bool:
@@ -95,48 +100,50 @@ def has_picture(result: Result) -> bool:
     return result.section == "attention" and len({row["length"] for row in result.rows}) > 1
 
 
-def _list_commands(kept: Iterable[Result]) -> list[str]:
+def _list_commands(results: Iterable[Result]) -> list[str]:
     """List the commands of measurements, each with its machine."""
     by_machine: dict[str, list[str]] = {}
-    for result in kept:
+    for result in results:
         by_machine.setdefault(result.machine, []).append(f"    {result.command}")
-    return [
-        line
-        for machine, commands in by_machine.items()
-        for line in (f"{machine}:", "", *commands, "")
-    ]
+    lines: list[str] = []
+    for machine, commands in by_machine.items():
+        lines += [f"{machine}:", "", *commands, ""]
+    return lines
 
 
 def _name_picture(result: Result, folder: Path) -> Path:
     return folder / f"{PREFIX}{result.name}.png"
 
 
-def _draw(rows: list[dict[str, Any]], path: Path) -> None:
+def _draw(rows: Rows, path: Path) -> None:
     """Draw a PNG file: a row of panels for each scope and mode, time and memory side by side."""
     subjects = list(dict.fromkeys((row["scope"], row["mode"]) for row in rows))
     figure = pictures.new_figure(11, 4.2 * len(subjects), dpi=120)
     panels = figure.subplots(len(subjects), len(PANELS), squeeze=False)
-    for subject, pair in zip(subjects, panels):
+    for subject, row_of_panels in zip(subjects, panels):
         chosen = [row for row in rows if (row["scope"], row["mode"]) == subject]
-        for (key, (label, unit)), axes in zip(PANELS.items(), pair):
-            _draw_panel(axes, chosen, key, unit)
+        for (column, (label, unit)), axes in zip(PANELS.items(), row_of_panels):
+            _draw_panel(axes, chosen, column, unit)
             axes.set_title(f"{', '.join(subject)}: {label}", loc="left")
-        pair[-1].legend(loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False, fontsize=8)
+        row_of_panels[-1].legend(
+            loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False, fontsize=8
+        )
     pictures.save(figure, path)
 
 
-def _draw_panel(axes: Any, rows: list[dict[str, Any]], key: str, unit: float) -> None:
+def _draw_panel(axes: Any, rows: Rows, column: str, unit: float) -> None:
     lines = dict.fromkeys((row["encoding"], row["backend"]) for row in rows)
     for number, (encoding, backend) in enumerate(lines):
         points = sorted(
-            (row["length"], row[key] * unit)
+            (row["length"], row[column] * unit)
             for row in rows
             if (row["encoding"], row["backend"]) == (encoding, backend)
         )
         style = pictures.line_style(number, pictures.COLOURS[1:])
-        if stock := encoding == "stock":
+        name = f"{encoding} ({backend})"
+        if encoding == "stock":
             style = pictures.line_style(0)  # black
-        name = "stock" if stock else f"{encoding} ({backend})"
+            name = "stock"
         axes.plot(*zip(*points), marker="o", markersize=3, label=name, **style)
     lengths = sorted({row["length"] for row in rows})
     axes.set_xscale("log", base=2)
@@ -148,38 +155,41 @@ def _draw_panel(axes: Any, rows: list[dict[str, Any]], key: str, unit: float) ->
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _format_attention(kept: Iterable[Result]) -> list[str]:
+def _format_attention(results: Iterable[Result]) -> list[str]:
     """Format one table for the measurements at one length, and one for each at several."""
     groups: dict[str, list[Result]] = {}
-    for result in kept:
+    for result in results:
         groups.setdefault(result.name if has_picture(result) else "", []).append(result)
-    return [line for group in groups.values() for line in _tabulate_attention(group)]
+    return list(chain.from_iterable(map(_tabulate_attention, groups.values())))
 
 
-def _tabulate_attention(kept: Iterable[Result]) -> list[str]:
+def _tabulate_attention(results: Iterable[Result]) -> list[str]:
     lines: list[str] = []
-    cells: dict[str, dict[str, str]] = {}
-    for result in kept:
+    cells: dict[str, dict[str, str]] = {}  # column -> encoding -> cell
+    for result in results:
         if has_picture(result):
             name = _name_picture(result, Path("results")).as_posix()
             lines += [f"`{result.name}`:", "", f"![time and memory over the length]({name})", ""]
-        first: dict[str, str] = {}  # backend of each encoding
+        first_backends: dict[str, str] = {}  # encoding -> the backend that needs no mention
         for row in result.rows:
-            name, backend = f"`{row['encoding']}`", row["backend"]
-            if first.setdefault(name, backend) != backend:
-                name += f", {backend}"
-            peak = f"{row['memory'] / 1e6:,.1f} MB"
-            shown = peak if row["encoding"] == "stock" else f"{row['memory_ratio']:.2f}"
-            cell = f"{row['ratio']:.2f} ({shown})"
+            name = f"`{row['encoding']}`"
+            if first_backends.setdefault(name, row["backend"]) != row["backend"]:
+                name += f", {row['backend']}"
+            memory = f"{row['memory_ratio']:.2f}"
+            if row["encoding"] == "stock":
+                memory = f"{row['memory'] / 1e6:,.1f} MB"
+            cell = f"{row['ratio']:.2f} ({memory})"
             cells.setdefault(_name_column(result, row), {})[name] = cell
     return [*lines, _tabulate_encodings(cells), ""]
 
 
 def _name_column(result: Result, row: dict[str, Any]) -> str:
     """Name a column by what differs within a measurement, or by the measurement."""
-    differ = [key for key in ("scope", "mode", "length") if len({r[key] for r in result.rows}) > 1]
-    shown = (f"n = {row[key]:,}" if key == "length" else row[key] for key in differ)
-    return ", ".join(shown) or f"`{result.name}`"
+    parts = []
+    for key in ("scope", "mode", "length"):
+        if any(other[key] != row[key] for other in result.rows):
+            parts.append(f"n = {row[key]:,}" if key == "length" else row[key])
+    return ", ".join(parts) or f"`{result.name}`"
 
 
 def _tabulate_encodings(cells: Mapping[str, Mapping[str, str]]) -> str:
@@ -189,16 +199,36 @@ def _tabulate_encodings(cells: Mapping[str, Mapping[str, str]]) -> str:
     return table(["encoding", *cells], rows)
 
 
-# Columns of the tables of encodings and backends: by script, the format of each by its title.
+_CONTENDER = {"encoding": "`{encoding}`", "backend": "{backend}"}
+# Tables with a line for each row: script -> title of a column -> format of a row's values.
 COLUMNS: dict[str, dict[str, str]] = {
-    "generate": {"tokens/s": "{tokens_per_second:,.1f}", "speed / `sinusoidal`": "{ratio:.3f}"},
+    "attention": {
+        "scope": "{scope}",
+        "mode": "{mode}",
+        **_CONTENDER,
+        "n": "{length:,}",
+        "batch": "{batch}",
+        "dropout": "{dropout:g}",
+        "time / stock": "{ratio:.2f}",
+        "time / `none`": "{ratio_to_none:.2f}",
+        "memory / stock": "{memory_ratio:.2f}",
+        "ms": "{seconds:,.1f}",
+        "MB": "{memory:,.1f}",
+    },
+    "generate": {
+        **_CONTENDER,
+        "tokens/s": "{tokens_per_second:,.1f}",
+        "speed / `sinusoidal`": "{ratio:.3f}",
+    },
     "train": {
+        **_CONTENDER,
         "tokens/s": "{tokens_per_second:,.0f}",
         "time / stock": "{ratio:.3f}",
         "TFLOP/s": "{flops:.4g}",
         "utilisation": "{utilisation:.1%}",
     },
     "breakdown": {
+        **_CONTENDER,
         "time / stock": "{ratio:.2f}",
         "ms": "{seconds:,.1f}",
         "matrix products": "{products:,.1f}",
@@ -207,68 +237,64 @@ COLUMNS: dict[str, dict[str, str]] = {
         "the rest": "{rest:,.1f}",
     },
     "reset": {
+        **_CONTENDER,
         "ms": "{seconds:,.1f}",
         "time with a reset / without": "{ratio:.3f}",
         "lowest": "{lowest:.3f}",
         "highest": "{highest:.3f}",
     },
+    "repeated_rows": {
+        "pass": "{pass}",
+        "n": "{length:,}",
+        "encoding or model": "`{encoding}`",
+        "ms": "{seconds:,.1f}",
+        "time / `none`": "{ratio:.2f}",
+    },
+    "given_positions": {
+        "encoding": "`{encoding}`",
+        "n": "{length:,}",
+        "ms without ids": "{seconds:,.1f}",
+        "ids from 100 on": "{from_100:.2f}",
+        "ids with gaps": "{gaps:.2f}",
+    },
 }
-_UNITS = {"flops": 1e-12} | dict.fromkeys(("seconds", "products", "random", "softmax", "rest"), 1e3)
+_ALIGN = {
+    "attention": "llllr",
+    "repeated_rows": "lrl",
+    "given_positions": "l",
+}  # of the columns; else `llr`
+# Seconds are shown as milliseconds, bytes as MB, operations per second as TFLOP/s.
+_UNITS = {"flops": 1e-12, "memory": 1e-6} | dict.fromkeys(
+    ("seconds", "products", "random", "softmax", "rest"), 1e3
+)
 
 
-def backend_table(script: str, rows: Rows) -> str:
-    """Format the rows of a script of :data:`COLUMNS`, one for each encoding and backend."""
-    columns, cells = COLUMNS[script], []
+def format_table(script: str, rows: Rows) -> str:
+    """Format the rows of a script by :data:`COLUMNS`."""
+    columns = COLUMNS[script]
+    cells = []
     for row in rows:
-        shown = {name: row[name] * unit for name, unit in _UNITS.items() if name in row}
-        figures = (cells.format_map({**row, **shown}) for cells in columns.values())
-        cells.append([f"`{row['encoding']}`", row["backend"], *figures])
-    return table(["encoding", "backend", *columns], cells, "llr")
+        in_units = {name: row[name] * unit for name, unit in _UNITS.items() if name in row}
+        cells.append([cell.format_map({**row, **in_units}) for cell in columns.values()])
+    return table(list(columns), cells, _ALIGN.get(script, "llr"))
 
 
-def repeated_rows_table(rows: Rows) -> str:
-    """Format the times of passes, with and without our positions."""
-    cells = [
-        [
-            row["pass"],
-            f"{row['length']:,}",
-            f"`{row['encoding']}`",
-            f"{row['seconds'] * 1e3:,.1f}",
-            f"{row['ratio']:.2f}",
-        ]
-        for row in rows
-    ]
-    return table(["pass", "n", "encoding or model", "ms", "time / `none`"], cells, "lrl")
-
-
-def given_positions_table(rows: Rows) -> str:
-    """Format the times of self-attention with ``position_ids``, by that without them."""
-    cells = [
-        [
-            f"`{row['encoding']}`",
-            f"{row['length']:,}",
-            f"{row['seconds'] * 1e3:,.1f}",
-            f"{row['from_100']:.2f}",
-            f"{row['gaps']:.2f}",
-        ]
-        for row in rows
-    ]
-    titles = ["encoding", "n", "ms without ids", "ids from 100 on", "ids with gaps"]
-    return table(titles, cells, "l")
-
-
-def _format_repeated_rows(kept: Sequence[Result]) -> list[str]:
+def _format_repeated_rows(results: Iterable[Result]) -> list[str]:
     """Format one table of all layers, and one for each measurement of decoding."""
-    layers = [result for result in kept if result.script == "attention"]
-    tables = [_tabulate_layers(layers)] if layers else []
-    tables += [repeated_rows_table(result.rows) for result in kept if result not in layers]
-    return [line for text in tables for line in (text, "")]
+    lines: list[str] = []
+    layers = [result for result in results if result.script == "attention"]
+    if layers:
+        lines += [_tabulate_layers(layers), ""]
+    for result in results:
+        if result.script != "attention":
+            lines += [format_table("repeated_rows", result.rows), ""]
+    return lines
 
 
-def _tabulate_layers(kept: Iterable[Result]) -> str:
+def _tabulate_layers(results: Iterable[Result]) -> str:
     """Format times and memory of layers divided by those of ``none`` on the same backend."""
     cells: dict[str, dict[str, str]] = {}
-    for result in kept:
+    for result in results:
         plain = {
             (row["length"], row["backend"]): row["memory"]
             for row in result.rows
@@ -285,39 +311,46 @@ def _tabulate_layers(kept: Iterable[Result]) -> str:
 
 
 def serving_table(rows: Rows) -> str:
-    """Format the speed of engines, and how far their translations equal fairseq's."""
-    sizes = [key.rpartition("_")[2] for key in rows[0] if key.startswith("ratio_")]
-    beams = [key.rpartition("_")[2] for key in rows[0] if key.startswith("bleu_")]
+    """Format the speed of engines, and how far their translations equal fairseq's.
+
+    Columns such as ``ratio_32`` end with the size of a batch, those such as ``bleu_beam_5`` with a
+    beam.
+    """
+    sizes = [key.removeprefix("ratio_") for key in rows[0] if key.startswith("ratio_")]
+    beams = [key.removeprefix("bleu_beam_") for key in rows[0] if key.startswith("bleu_beam_")]
     titles = ["engine"]
     titles += [f"sentences/s, batch {size} (times fairseq's)" for size in sizes]
-    parts = ("same, beam {}", "scores apart, beam {}", "BLEU, beam {}")
-    titles += [title.format(beam) for beam in beams for title in parts]
-    cells = [
-        [
-            row["engine"],
-            *(f"{row[f'sentences_per_second_{n}']:.1f} ({row[f'ratio_{n}']:.2f})" for n in sizes),
-            *(cell for n in beams for cell in _format_quality(row, n)),
-        ]
-        for row in rows
-    ]
-    return table(titles, cells)
+    for beam in beams:
+        titles += [f"same, beam {beam}", f"scores apart, beam {beam}", f"BLEU, beam {beam}"]
+    lines = []
+    for row in rows:
+        cells = [row["engine"]]
+        for size in sizes:
+            speed = row[f"sentences_per_second_{size}"]
+            cells.append(f"{speed:.1f} ({row[f'ratio_{size}']:.2f})")
+        for beam in beams:
+            cells += _format_quality(row, beam)
+        lines.append(cells)
+    return table(titles, lines)
 
 
 def _format_quality(row: dict[str, Any], beam: str) -> list[str]:
     """Format how equal an engine's translations are to fairseq's, and how good."""
-    apart = row[f"score_difference_beam_{beam}"]
+    difference = row[f"score_difference_beam_{beam}"]
     return [
         f"{row[f'same_beam_{beam}']:,} of {row['sentences']:,}",
-        f"{apart:.0e}" if apart else "-",
+        f"{difference:.0e}" if difference else "-",
         f"{row[f'bleu_beam_{beam}']:.2f}",
     ]
 
 
 SECTIONS: dict[str, Callable[[Sequence[Result]], list[str]]] = {
     "attention": _format_attention,
-    "train": lambda kept: [backend_table("train", result.rows) for result in kept],
-    "serving": lambda kept: [serving_table(result.rows) for result in kept],
-    "complexity": lambda kept: [complexity_table(result.rows) for result in kept],
+    "train": lambda results: [format_table("train", result.rows) for result in results],
+    "serving": lambda results: [serving_table(result.rows) for result in results],
+    "complexity": lambda results: [complexity_table(result.rows) for result in results],
     "repeated_rows": _format_repeated_rows,
-    "given_positions": lambda kept: [given_positions_table(result.rows) for result in kept],
+    "given_positions": lambda results: [
+        format_table("given_positions", result.rows) for result in results
+    ],
 }

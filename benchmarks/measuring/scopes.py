@@ -39,22 +39,23 @@ def operation(contender: Contender, case: Case) -> Pass:
     everything that an encoding does: rotations, tables, and the tables' projections.
     """
     torch.manual_seed(SEED)
-    # In the order in which the projections leave them in memory.
+    # With the strides that the projections give them.
     shape = (case.length, case.batch, case.size.num_heads, case.dims.head_dim)
     query, key, value = (
         _draw(case, *shape, std=QUERY_STD).permute(1, 2, 0, 3).detach() for _ in range(3)
     )
     if contender == STOCK:
 
-        def plain() -> Tensor:
+        def attend_stock() -> Tensor:
             return F.scaled_dot_product_attention(query, key, value, dropout_p=case.dropout)
 
-        return _build_pass(plain, case, nn.ModuleList(), [query, key, value])
+        return _build_pass(attend_stock, case, nn.ModuleList(), [query, key, value])
     layer, shared = layer_and_shared(contender.encoding, case.dims)
     attention = PositionalAttention(case.size.embed_dim, case.size.num_heads, layer)
     modules = nn.ModuleList([attention, shared]).to(case.device, case.dtype)
     positions = make_positions(case.batch, case.length, case.device)
-    x = _draw(case, case.batch, case.length, case.size.embed_dim, std=1.0)  # for gates
+    # The layer's input, which some encodings read beside queries and keys.
+    x = _draw(case, case.batch, case.length, case.size.embed_dim, std=1.0)
 
     def attend() -> Tensor:
         common = Shared.compute(shared, positions)
@@ -89,12 +90,14 @@ def layer_and_modules(contender: Contender, case: Case) -> tuple[Pass, nn.Module
         inputs = {"self_attn_mask": later.to(case.device, case.dtype)}
         settings = {"no_encoder_attn": True}
     if contender == STOCK:
-        kind: Any = TransformerDecoderLayerBase if case.causal else TransformerEncoderLayerBase
-        stock = kind(layer_config(Contender("none", "auto"), case), **settings)
+        stock_class: Any = (
+            TransformerDecoderLayerBase if case.causal else TransformerEncoderLayerBase
+        )
+        stock = stock_class(layer_config(Contender("none", "auto"), case), **settings)
         stock.to(case.device, case.dtype)
         return _build_pass(lambda: _select_output(stock(x, **inputs)), case, stock, [x]), stock
-    kind = PositionalDecoderLayer if case.causal else PositionalEncoderLayer
-    ours = kind(layer_config(contender, case), **settings)
+    our_class: Any = PositionalDecoderLayer if case.causal else PositionalEncoderLayer
+    ours = our_class(layer_config(contender, case), **settings)
     ours.register_forward_pre_hook(inject_context, with_kwargs=True)
     ours.self_attn.encodings, shared = layer_and_shared(contender.encoding, case.dims)
     modules = nn.ModuleList([ours, shared]).to(case.device, case.dtype)
@@ -121,13 +124,13 @@ def model(contender: Contender, case: Case) -> Pass:
 
 def layer_config(contender: Contender, case: Case) -> Any:
     """Build fairseq's configuration of RoBERTa-base's layer, with our options."""
-    sizes = {
-        "embed_dim": case.size.embed_dim,
-        "attention_heads": case.size.num_heads,
-        "ffn_embed_dim": case.size.ffn_dim,
-    }
     args = Namespace(
-        **{f"{side}_{name}": x for side in ("encoder", "decoder") for name, x in sizes.items()},
+        encoder_embed_dim=case.size.embed_dim,
+        decoder_embed_dim=case.size.embed_dim,
+        encoder_attention_heads=case.size.num_heads,
+        decoder_attention_heads=case.size.num_heads,
+        encoder_ffn_embed_dim=case.size.ffn_dim,
+        decoder_ffn_embed_dim=case.size.ffn_dim,
         dropout=case.dropout,
         attention_dropout=case.dropout,
         max_source_positions=case.length,
@@ -153,15 +156,15 @@ def _build_pass(
     for x in inputs:
         x.requires_grad_(training)
     with torch.no_grad():
-        incoming = torch.randn_like(compute())
+        grad_output = torch.randn_like(compute())
     leaves = [*inputs, *modules.parameters()]
 
     def run() -> None:
         with torch.set_grad_enabled(training):
             out = compute()
         if training:
-            out.backward(incoming)
-            for leaf in leaves:  # as an optimizer does, and no pass begins with another's
+            out.backward(grad_output)
+            for leaf in leaves:  # so that no pass begins with another's gradients
                 leaf.grad = None
 
     return run

@@ -14,8 +14,8 @@ from torch.profiler import ProfilerActivity, profile
 
 Pass = Callable[[], None]
 WARM_UP = 2  # passes before the first timed one, to compile kernels and allocate memory
-SHORTEST = 0.05  # seconds; shorter passes are timed several in a row
-FEWEST = 3  # smallest number of rounds, even if they take too long
+MIN_SECONDS = 0.05  # shorter passes are timed several in a row
+MIN_ROUNDS = 3  # even if they take too long
 
 
 def clock(device: torch.device) -> Callable[[], float]:
@@ -26,11 +26,11 @@ def clock(device: torch.device) -> Callable[[], float]:
     """
     if device.type == "cuda":
 
-        def waited() -> float:
+        def wait_and_read() -> float:
             torch.cuda.synchronize(device)
             return time.perf_counter()
 
-        return waited
+        return wait_and_read
     return time.process_time if torch.get_num_threads() == 1 else time.perf_counter
 
 
@@ -39,17 +39,13 @@ def interleaved(
 ) -> list[list[float]]:
     """Time passes in turns; return a list of seconds for each round, in the order of ``passes``.
 
-    Args:
-        passes: the passes; every round runs each of them.
-        device: device of the passes.
-        rounds: number of rounds.
-        limit: seconds after which no further round begins, once three are finished.
+    No round begins after ``limit`` seconds, once three are finished.
     """
     now = clock(device)
     repeats = [_count_repeats(run, now) for run in passes]
     end = time.monotonic() + limit
     seconds: list[list[float]] = []
-    while len(seconds) < rounds and (len(seconds) < FEWEST or time.monotonic() < end):
+    while len(seconds) < rounds and (len(seconds) < MIN_ROUNDS or time.monotonic() < end):
         seconds.append([_time(run, times, now) for run, times in zip(passes, repeats)])
     return seconds
 
@@ -67,7 +63,7 @@ def ratio(rounds: list[list[float]], index: int, baseline: int) -> float:
 def _count_repeats(run: Pass, now: Callable[[], float]) -> int:
     """Warm up, and choose how many passes to time in a row, so that the clock is exact enough."""
     _time(run, WARM_UP - 1, now)
-    return max(1, math.ceil(SHORTEST / max(_time(run, 1, now), 1e-6)))
+    return max(1, math.ceil(MIN_SECONDS / max(_time(run, 1, now), 1e-6)))
 
 
 def _time(run: Pass, times: int, now: Callable[[], float]) -> float:
@@ -82,11 +78,8 @@ def peak(run: Pass, device: torch.device) -> int:
 
     On a GPU torch counts them. On the CPU torch's profiler reports the size of every allocation of
     torch's allocator, also inside kernels, so the figure is exact and repeatable; it does not
-    include memory that other libraries allocate themselves.
-
-    Args:
-        run: the pass; run it once before, so that tensors that are made only once do not count.
-        device: device of the pass.
+    include memory that other libraries allocate themselves. Run the pass once before, so that
+    tensors that are made only once do not count.
     """
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -102,12 +95,11 @@ def peak(run: Pass, device: torch.device) -> int:
 
 def _find_peak(profiled: profile) -> int:
     results: Any = profiled.profiler  # torch has no public function for the events
-    events_seen = results.kineto_results.events()
-    events = [
-        e for e in events_seen if e.name() == "[memory]" and e.device_type() == DeviceType.CPU
-    ]
-    held = highest = 0
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        held += event.nbytes()  # negative when memory is given back
-        highest = max(highest, held)
+    events = sorted(results.kineto_results.events(), key=lambda event: event.start_ns())
+    held = 0
+    highest = 0
+    for event in events:
+        if event.name() == "[memory]" and event.device_type() == DeviceType.CPU:
+            held += event.nbytes()  # negative when memory is given back
+            highest = max(highest, held)
     return highest

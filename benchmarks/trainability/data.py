@@ -30,7 +30,10 @@ def prepare(out: Path, files: dict[str, Path], lock: int) -> tuple[dict[str, Pat
     facts["text"] |= _compute_unigram(out / "data", "train.pieces", "valid.pieces")
     folders = dict.fromkeys(("masked LM", "causal LM"), experiment.data())
     if files:
-        inputs = {"vocabulary": VOCABULARY["translation"], **{k: str(v) for k, v in files.items()}}
+        inputs = {
+            "vocabulary": VOCABULARY["translation"],
+            **{name: str(path) for name, path in files.items()},
+        }
         folder = out / "parallel"
         facts["translation"] = Step(folder, inputs, lambda _: make_translation(folder, files)).do()
         folders["translation"] = folder / "binary"

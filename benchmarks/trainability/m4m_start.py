@@ -18,17 +18,14 @@ from fairseq_posenc.workbench.results.markdown import table
 
 COLOURS = ("#999999", *pictures.COLOURS, "#7F3FBF", "#8B4513")  # grey is without positions
 Grid = dict[str, dict[str, list[dict[str, Any]]]]  # setting -> start, or "none" -> results
-# Settings that the starts of M4M are compared in: name -> family, encoding, options, updates.
-SETTINGS: dict[str, tuple[str, str, tuple[str, ...]]] = {
-    "base": ("masked LM", "m4m", ()),
-    "eps-1e-6": ("masked LM", "m4m", ("--adam-eps", "1e-6")),  # RoBERTa's
-    "lr-0.0005": ("masked LM", "m4m", ("--lr", "0.0005")),
-    "width-256": (
-        *("masked LM", "m4m"),
-        ("--encoder-embed-dim", "256", "--encoder-ffn-embed-dim", "1024"),
-    ),
-    "learned+m4m": ("masked LM", "learned+m4m", ()),
-    "translation": ("translation", "m4m", ()),
+# Settings in which the starts of M4M are compared: name -> family, encoding, further options.
+SETTINGS: dict[str, tuple[str, str, str]] = {
+    "base": ("masked LM", "m4m", ""),
+    "eps-1e-6": ("masked LM", "m4m", "--adam-eps 1e-6"),  # RoBERTa's
+    "lr-0.0005": ("masked LM", "m4m", "--lr 0.0005"),
+    "width-256": ("masked LM", "m4m", "--encoder-embed-dim 256 --encoder-ffn-embed-dim 1024"),
+    "learned+m4m": ("masked LM", "learned+m4m", ""),
+    "translation": ("translation", "m4m", ""),
 }
 
 
@@ -45,10 +42,12 @@ def start_runs(args: argparse.Namespace) -> list[tuple[str, StartRun]]:
     cases += [(setting, first_seed, args.starts) for setting in other_settings]
     runs = []
     for setting, seed, starts in cases:
-        family, encoding, extra = SETTINGS[setting]
-        common = (seed, args.updates)
-        runs.append((setting, StartRun(family, "none", *common, extra=extra)))
-        runs += [(setting, StartRun(family, encoding, *common, start, extra)) for start in starts]
+        family, encoding, options = SETTINGS[setting]
+        extra = tuple(options.split())
+        none = StartRun(family, "none", seed, args.updates, extra=extra)
+        runs.append((setting, none))
+        for start in starts:
+            runs.append((setting, none._replace(encoding=encoding, start=start)))
     return runs
 
 
@@ -60,7 +59,7 @@ def report_starts(args: argparse.Namespace, store: Store) -> None:
         grid.setdefault(setting, {}).setdefault(label, []).append(store.get(run))
     picture = args.results / "m4m_start.png"
     draw_starts(grid, picture)
-    results = [result for labels in grid.values() for mine in labels.values() for result in mine]
+    results = [result for labels in grid.values() for seeds in labels.values() for result in seeds]
     write_figures(args.results / "m4m_start.json", {}, results)
     write_report(args.results / "m4m_start.md", _format_report(args, grid, picture.name))
 
@@ -81,20 +80,19 @@ def _format_report(args: argparse.Namespace, grid: Grid, picture: str) -> list[s
 def _format_losses(args: argparse.Namespace, grid: Grid) -> list[str]:
     seeds = ", ".join(map(str, args.seeds))
     first = next(iter(grid.values()))
-    settings = (f"`{name}`: {' '.join((*SETTINGS[name][:2], *SETTINGS[name][2]))}" for name in grid)
-    shown = {name: meaning for name, (meaning, _) in STARTS.items()}
+    settings = (f"`{name}`: {' '.join(SETTINGS[name]).rstrip()}" for name in grid)
+    meanings = {name: meaning for name, (meaning, _) in STARTS.items()}
     header = ["start", "vectors", *grid, "below `none` after", "gradient of W_Q", "of tables"]
-    cells = [
-        [f"`{label}`", shown.get(label, "-"), *(_format_ends(x.get(label)) for x in grid.values())]
-        for label in first
-    ]
-    cells = [[*row, *why] for row, why in zip(cells, _explain_starts(first))]
+    rows = []
+    for label, explanation in zip(first, _explain_starts(first)):
+        ends = [_format_ends(labels.get(label)) for labels in grid.values()]
+        rows.append([f"`{label}`", meanings.get(label, "-"), *ends, *explanation])
     return [
         f"Settings: {'; '.join(settings)}. Validation loss at the end, in bits per token (first "
         f"setting: mean over seeds {seeds} ± half the range; one seed if no ±). In the first "
         "setting also the updates until the loss is below where `none` ends, and the size (root "
         "mean square) of the first update's gradients.",
-        table(header, cells, "llr"),
+        table(header, rows, "llr"),
     ]
 
 
@@ -102,18 +100,20 @@ def _format_ends(results: Optional[list[dict[str, Any]]]) -> str:
     if not results:
         return "-"
     ends = [last_loss(result) for result in results]
-    spread_ = f" ± {(max(ends) - min(ends)) / 2:.2f}" if len(ends) > 1 else ""
-    return f"{statistics.mean(ends):.3f}{spread_}"
+    spread = f" ± {(max(ends) - min(ends)) / 2:.2f}" if len(ends) > 1 else ""
+    return f"{statistics.mean(ends):.3f}{spread}"
 
 
 def _explain_starts(labels: dict[str, list[dict[str, Any]]]) -> Iterator[list[str]]:
     """Yield when each start passes ``none``, and the sizes of its first gradients."""
     level = last_loss(labels["none"][0])
     for first, *_ in labels.values():
-        passed = next((at for at, loss in first["curve"] if loss < level), None)
-        sizes = (first["gradients"].get(k) for k in ("query projections", "position parameters"))
-        shown = ("-" if size is None else f"{size:.0e}" for size in sizes)
-        yield ["not reached" if passed is None else str(passed), *shown]
+        below = next((str(updates) for updates, loss in first["curve"] if loss < level), None)
+        cells = [below or "not reached"]
+        for name in ("query projections", "position parameters"):
+            size = first["gradients"].get(name)
+            cells.append("-" if size is None else f"{size:.0e}")
+        yield cells
 
 
 def draw_starts(grid: Grid, path: Path) -> None:

@@ -1,6 +1,7 @@
 """Starting values of M4M's table.
 
-Each start gets a layer's attention, its table and a generator, and returns the table's new value.
+A start is a function of a layer's attention, its table and a generator, and returns the new table.
+A *row* is the vector ``a`` of a distance, of the head's width d.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from fairseq_posenc.transformer.attention import PositionalAttention
 
 def _sigma(attention: PositionalAttention) -> float:
     """Compute the standard deviation of a query's and a key's numbers, for inputs of variance 1."""
-    stds = [proj.weight.std().item() for proj in (attention.q_proj, attention.k_proj)]
-    return math.sqrt(stds[0] * stds[1] * attention.embed_dim)
+    q_std = attention.q_proj.weight.std().item()
+    k_std = attention.k_proj.weight.std().item()
+    return math.sqrt(q_std * k_std * attention.embed_dim)
 
 
 def _normal(std: Callable[[PositionalAttention], float]) -> Any:
@@ -82,7 +84,7 @@ STARTS: dict[str, tuple[str, Any]] = {
 
 def apply_start(model: nn.Module, start: str, seed: int) -> None:
     """Redraw the tables of ``m4m``; all other weights stay as they are."""
-    draw = STARTS[start][1]
+    _, draw = STARTS[start]
     generator = torch.Generator().manual_seed(seed)
     for module in model.modules():
         if draw and isinstance(module, PositionalAttention) and "m4m" in module.encodings:

@@ -24,32 +24,27 @@ from torch import nn
 from fairseq_posenc.position_parameters import is_position_parameter
 from fairseq_posenc.workbench.experiments.text_experiment import LEARNING_RATE, TRAIN_OPTIONS
 from fairseq_posenc.workbench.experiments.variants import MASKED
-from fairseq_posenc.workbench.running.jobs import Step
+from fairseq_posenc.workbench.running.jobs import RunContext, Step
 from fairseq_posenc.workbench.running.logs import parse_line
 
-NEVER = "1000000000"
-VALIDATE_EVERY = 50
-SIZES = ("--warmup-updates", "100", "--max-tokens", "2048")
+_SIZES = "--warmup-updates 100 --max-tokens 2048"
 _ADAM = (
-    *("--optimizer", "adam", "--adam-betas", "(0.9, 0.98)", "--lr", LEARNING_RATE),
-    *("--lr-scheduler", "inverse_sqrt", *SIZES, "--dropout", "0", "--criterion", "cross_entropy"),
-    *("--required-batch-size-multiple", "1"),
+    f"--optimizer adam --adam-betas '(0.9, 0.98)' --lr {LEARNING_RATE} --lr-scheduler inverse_sqrt "
+    f"{_SIZES} --dropout 0 --criterion cross_entropy --required-batch-size-multiple 1"
 )
-FAMILIES: dict[str, tuple[str, ...]] = {
-    "masked LM": (*TRAIN_OPTIONS[MASKED], "--lr", LEARNING_RATE, *SIZES),
-    "translation": (
-        *("--task", "translation", "--arch", "transformer_none_tiny", *_ADAM),
-        *("--encoder-embed-dim", "128", "--encoder-ffn-embed-dim", "512"),
-        *("--share-all-embeddings", "--skip-invalid-size-inputs-valid-test"),
-        *("--max-tokens", "1024"),
-        *("--max-source-positions", "128", "--max-target-positions", "128"),
+# Options of `fairseq-train` by family; of a repeated option, the last value counts.
+FAMILIES: dict[str, list[str]] = {
+    "masked LM": [*TRAIN_OPTIONS[MASKED], *shlex.split(f"--lr {LEARNING_RATE} {_SIZES}")],
+    "translation": shlex.split(
+        f"--task translation --arch transformer_none_tiny {_ADAM} --encoder-embed-dim 128 "
+        "--encoder-ffn-embed-dim 512 --share-all-embeddings --skip-invalid-size-inputs-valid-test "
+        "--max-tokens 1024 --max-source-positions 128 --max-target-positions 128"
     ),
-    "causal LM": (
-        *("--task", "language_modeling", "--arch", "transformer_lm_none_tiny", *_ADAM),
-        *("--decoder-embed-dim", "128", "--decoder-input-dim", "128"),
-        *("--decoder-output-dim", "128", "--decoder-ffn-embed-dim", "512"),
-        *("--share-decoder-input-output-embed", "--sample-break-mode", "none"),
-        *("--tokens-per-sample", "64", "--max-target-positions", "64"),
+    "causal LM": shlex.split(
+        f"--task language_modeling --arch transformer_lm_none_tiny {_ADAM} --decoder-embed-dim 128 "
+        "--decoder-input-dim 128 --decoder-output-dim 128 --decoder-ffn-embed-dim 512 "
+        "--share-decoder-input-output-embed --sample-break-mode none --tokens-per-sample 64 "
+        "--max-target-positions 64"
     ),
 }
 
@@ -66,14 +61,15 @@ class StartRun(NamedTuple):
 
     def command(self, data: Path) -> list[str]:
         """List the options of ``fairseq-train``."""
-        return [
-            *(str(data), *FAMILIES[self.family], "--position-encoding", self.encoding),
-            *("--max-update", str(self.updates), "--seed", str(self.seed), "--no-save"),
-            *("--validate-interval-updates", str(VALIDATE_EVERY), "--validate-interval", NEVER),
-            *("--log-format", "json", "--log-interval", "1", "--num-workers", "0", "--cpu"),
-            *("--save-dir", str(data.parent / "unused"), "--distributed-world-size", "1"),
-            *self.extra,
-        ]
+        words = [str(data), *FAMILIES[self.family], "--position-encoding", self.encoding]
+        # Validates every 50 updates, and never at the end of an epoch.
+        words += shlex.split(
+            f"--max-update {self.updates} --seed {self.seed} --no-save --validate-interval-updates "
+            "50 --validate-interval 1000000000 --log-format json --log-interval 1 --num-workers 0 "
+            "--cpu"
+        )
+        words += ["--save-dir", str(data.parent / "unused"), "--distributed-world-size", "1"]
+        return [*words, *self.extra]
 
 
 class Recorder(logging.Handler):
@@ -82,9 +78,9 @@ class Recorder(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
         self.model: Optional[nn.Module] = None
-        self.training: list[float] = []
-        self.curve: list[tuple[int, float]] = []
-        self.clock: list[float] = []
+        self.training: list[float] = []  # loss of each update
+        self.curve: list[tuple[int, float]] = []  # updates and validation loss
+        self.clock: list[float] = []  # processor time after each update
         self.gradients: dict[str, float] = {}
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -111,15 +107,15 @@ class Recorder(logging.Handler):
 
 def _measure_gradients(model: Optional[nn.Module]) -> dict[str, float]:
     """Compute root mean squares of the gradients of the first update."""
-    norms: dict[str, list[float]] = {"query projections": [], "position parameters": []}
+    sizes: dict[str, list[float]] = {"query projections": [], "position parameters": []}
     for name, value in model.named_parameters() if model else ():
         if value.grad is not None:
             size = value.grad.square().mean().sqrt().item()
             if name.endswith("self_attn.q_proj.weight"):
-                norms["query projections"].append(size)
+                sizes["query projections"].append(size)
             if is_position_parameter(name):
-                norms["position parameters"].append(size)
-    return {name: statistics.mean(sizes) for name, sizes in norms.items() if sizes}
+                sizes["position parameters"].append(size)
+    return {name: statistics.mean(values) for name, values in sizes.items() if values}
 
 
 @contextlib.contextmanager
@@ -148,7 +144,8 @@ def train(run: StartRun, data: Path) -> dict[str, Any]:
     """Train one model as ``fairseq-train`` does, and collect its figures."""
     parser = options.get_training_parser()
     args = options.parse_args_and_arch(parser, input_args=run.command(data))
-    began, diverged = time.monotonic(), ""
+    began = time.monotonic()
+    diverged = ""
     with _record_training(run) as recorder:
         try:
             fairseq_train.main(convert_namespace_to_omegaconf(args))
@@ -157,7 +154,8 @@ def train(run: StartRun, data: Path) -> dict[str, Any]:
     if recorder.model is None or not (recorder.curve or diverged):
         raise AssertionError(f"nothing was measured in {run}")
     sizes = {name: value.numel() for name, value in recorder.model.named_parameters()}
-    end, seconds = recorder.curve[-1][1] if recorder.curve else math.nan, time.monotonic() - began
+    seconds = time.monotonic() - began
+    _, end = recorder.curve[-1] if recorder.curve else (0, math.nan)
     print(
         f"{run.family}, {run.encoding}, {run.start} {shlex.join(run.extra)} seed {run.seed}: "
         f"{end:.3f} bits after {seconds:.0f} s",
@@ -170,7 +168,9 @@ def train(run: StartRun, data: Path) -> dict[str, Any]:
         "cpu_seconds_per_100": round(recorder.seconds(), 3),
         "wall_seconds": round(seconds, 1),
         "parameters": sum(sizes.values()),
-        "position_parameters": sum(n for name, n in sizes.items() if is_position_parameter(name)),
+        "position_parameters": sum(
+            size for name, size in sizes.items() if is_position_parameter(name)
+        ),
         "gradients": recorder.gradients,
         "diverged": diverged,
     }
@@ -187,5 +187,8 @@ class Store:
         data = self._data[run.family]
         command = [run.start, *run.command(data)]
         name = hashlib.sha256(json.dumps(command).encode()).hexdigest()[:16]
-        inputs, result = {"command": command}, lambda _: {**run._asdict(), **train(run, data)}
-        return Step(self._out / name, inputs, result).do()
+
+        def work(_: RunContext) -> dict[str, Any]:
+            return {**run._asdict(), **train(run, data)}
+
+        return Step(self._out / name, {"command": command}, work).do()

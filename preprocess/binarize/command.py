@@ -51,24 +51,14 @@ _UNRECORDED = ("inputs", "vocabulary", "out", "dict_only", "workers", "cluster")
 
 
 def run(args: argparse.Namespace, line_format: LineFormat) -> None:
-    """Make the data-bin or dictionary; resume where an earlier call was interrupted.
-
-    Args:
-        args: options of :func:`options.make_parser`.
-        line_format: format of the corpus.
-    """
+    """Make the data-bin or dictionary that the options of :func:`options.make_parser` describe."""
     binarizer = Binarizer(BinarizeSettings.from_args(args), line_format)
     with signals_as_keyboard_interrupt():
         binarizer.run()
 
 
 class Binarizer:
-    """Makes a data-bin, its shards, or only their dictionary.
-
-    Args:
-        settings: the input files, and the output to make from them.
-        line_format: format of the corpus.
-    """
+    """Makes a data-bin, its shards, or only their dictionary; resumes interrupted calls."""
 
     def __init__(self, settings: BinarizeSettings, line_format: LineFormat) -> None:
         self._settings = settings

@@ -139,13 +139,7 @@ def count_symbols(
 def check_invalid(
     invalid: Sequence[InvalidLine], inputs: Sequence[Input], chunk: Chunk, skip: bool
 ) -> list[str]:
-    """Describe the invalid lines of a chunk.
-
-    Args:
-        invalid: the lines.
-        inputs: the parts of files that are read.
-        chunk: where the chunk lies in them.
-        skip: whether invalid lines are allowed.
+    """Describe the invalid lines of a chunk of ``inputs``.
 
     Raises:
         UserError: a line is invalid, and ``skip`` is False.

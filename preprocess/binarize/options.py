@@ -147,12 +147,7 @@ class BinarizeSettings:
 
 
 def make_parser(description: str | None, *, characters: bool = False) -> argparse.ArgumentParser:
-    """Build a parser with the shared options.
-
-    Args:
-        description: text of ``--help``.
-        characters: whether the program's tokens are always characters.
-    """
+    """Build a parser with the shared options; with ``characters``, all tokens are characters."""
     parser = Parser(description=description)
     files = parser.add_argument_group("files")
     text = "text files, also compressed (.gz, .bz2, .xz, .zst), or folders of them"

@@ -90,14 +90,8 @@ class _HashedPart(io.RawIOBase):
 class Reader:
     """Reads a part chunk by chunk, in constant memory.
 
-    Args:
-        part: part to read.
-        offset: decompressed bytes of the part to skip.
-        line: number of lines in these bytes.
-
-    Attributes:
-        offset: decompressed bytes of the part before the next chunk.
-        line: number of lines before the next chunk.
+    ``offset`` and ``line`` count the decompressed bytes and lines of the part before the next
+    chunk; those before the first chunk are skipped.
     """
 
     def __init__(self, part: Part, offset: int = 0, line: int = 0) -> None:

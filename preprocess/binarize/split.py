@@ -49,15 +49,10 @@ class SplitState:
 
 
 class Split:
-    """Writes one split, from the beginning or from a saved state.
+    """Writes one split, from the beginning or from the state of an earlier run.
 
-    Args:
-        prefix: path of the data set without its suffix.
-        inputs: parts of files to read.
-        symbols: special symbols of the dictionary.
-        settings: settings of the data-bin.
-        state: progress of an earlier run, or a new state.
-        save: called every few seconds, to write the state to disk; not after the last item.
+    ``prefix`` is the path of the data set without its suffix. ``save`` writes the state to disk; it
+    is called every few seconds, but not after the last item.
     """
 
     def __init__(
@@ -95,22 +90,20 @@ class Split:
                     raise RuntimeError(f"{chunk}: {items.counts['lines']} lines came back")
                 self._report_invalid(items, chunk)
                 self._append(items)
-                self._advance(chunk)
+                if chunk.ends_part:
+                    self._state.part_lines.append(chunk.end.line)
+                    self._state.document_ended = True
+                self._state.place = chunk.next_place
                 if time.monotonic() - self._last_save >= SECONDS_BETWEEN_SAVES:
-                    self._save_state()
+                    self._state.position = self._store.sync()
+                    self._save(self._state)
+                    self._last_save = time.monotonic()
             if not self._store.position.items:
                 raise UserError(f"{self._prefix.name}: no line of its text is left")
             self._store.finish()
         finally:
             self._store.close()
         return self._summarise()
-
-    def _advance(self, chunk: Chunk) -> None:
-        state = self._state
-        if chunk.ends_part:
-            state.part_lines.append(chunk.end.line)
-            state.document_ended = True
-        state.place = chunk.next_place
 
     def _append(self, items: Items) -> None:
         """Append the items of a chunk, after an empty item if a document ended before them."""
@@ -131,11 +124,6 @@ class Split:
             if len(self._state.messages) < _MAX_REPORTED:
                 self._state.messages.append(message)
                 say(f"skipped {message}")
-
-    def _save_state(self) -> None:
-        self._state.position = self._store.sync()
-        self._save(self._state)
-        self._last_save = time.monotonic()
 
     def _summarise(self) -> dict[str, Any]:
         """Build the manifest's entry of the split, and check its counts."""

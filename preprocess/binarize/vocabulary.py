@@ -45,10 +45,8 @@ class Vocabulary(NamedTuple):
     ) -> Vocabulary:
         """Build the vocabulary from the parsed options, with ``--dict``.
 
-        Args:
-            args: the parsed options.
-            is_by_rule: whether the tokens are words or characters, which need no file.
-            alternatives: end of the message that asks for a choice: ", or --words".
+        ``is_by_rule`` is True if the tokens are words or characters, which need no file.
+        ``alternatives`` ends the message that asks for a choice: ", or --words".
 
         Raises:
             UserError: the options name no vocabulary, more than one, or a missing file.

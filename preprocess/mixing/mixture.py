@@ -46,10 +46,8 @@ def cut_documents(data: bytes, rules: TextRules) -> tuple[list[bytes], list[Inva
 class MixtureFiles:
     """Writes ``train/00.txt`` and so on, with an empty line after each document, and ``valid.txt``.
 
-    Args:
-        folder: folder of the files.
-        count: number of training files, to which documents are written in turn.
-        sizes: result of the last :meth:`sync`, empty at first; files are cut to these sizes.
+    Documents go to the ``count`` training files in turn. Files are cut to ``sizes``, the result of
+    the last :meth:`sync`; it is empty at first.
     """
 
     def __init__(self, folder: Path, count: int, sizes: Sequence[int]) -> None:
@@ -113,13 +111,9 @@ class MixtureState:
 
 
 class Mixture:
-    """Mixes corpora into text files in a folder.
+    """Mixes corpora, each with its files, into text files in a folder.
 
-    Args:
-        corpora: requests, and the parts of files of each.
-        rules: settings of all corpora.
-        folder: folder of the text files and of the saved state.
-        saved: the state that an earlier run saved; empty for none.
+    ``saved`` is the state that an earlier run saved in the folder; it is empty at first.
     """
 
     def __init__(

@@ -107,13 +107,9 @@ class ParallelSettings:
 def filter_pairs(
     source: PieceIds, target: PieceIds, max_length: int, max_ratio: float
 ) -> tuple[PieceIds, PieceIds, dict[str, int]]:
-    """Drop pairs that are empty, too long, or too different in length.
+    """Drop pairs with an empty side, with more than ``max_length`` pieces, or of unequal length.
 
-    Args:
-        source: pieces of each source sentence.
-        target: pieces of each target sentence.
-        max_length: maximum pieces of either side.
-        max_ratio: maximum ratio of the longer side to the shorter one.
+    The ratio of the longer side to the shorter one is at most ``max_ratio``.
 
     Returns:
         Both sides of the pairs kept, and the number of those dropped by reason.
@@ -134,13 +130,9 @@ def filter_pairs(
 
 
 class Preparation:
-    """Makes the data-bin of a corpus in a work folder.
+    """Makes the data-bin of a corpus in the folder ``work``.
 
-    Args:
-        corpus: the text.
-        settings: settings of the data-bin.
-        work: the folder.
-        lock: descriptor of the folder's lock, which ``fairseq-preprocess`` inherits.
+    ``lock`` is the descriptor of the folder's lock, which ``fairseq-preprocess`` inherits.
     """
 
     def __init__(

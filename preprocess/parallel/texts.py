@@ -67,9 +67,7 @@ def decode(content: bytes, origin: str) -> NumberedLines:
 def check_split(split: ParallelSplit, keep_all: bool) -> ParallelSplit:
     """Check that both sides of a split have the same number of lines; return the split.
 
-    Args:
-        split: the split.
-        keep_all: whether to refuse empty lines, as in validation and test no pair is dropped.
+    ``keep_all`` refuses empty lines, as no pair of validation and test sets is dropped later.
 
     Raises:
         UserError: a line has no partner or is empty.

@@ -55,7 +55,7 @@ QUICKLY = 3, 60.0  # rounds and seconds
 
 @pytest.fixture(autouse=True)
 def _short(monkeypatch):
-    monkeypatch.setattr(timing, "SHORTEST", 0.005)
+    monkeypatch.setattr(timing, "MIN_SECONDS", 0.005)
 
 
 def rows(
@@ -69,20 +69,29 @@ def rows(
 def test_every_scope_and_mode_gives_whole_rows(scope, mode):
     dropout = 0.1 if mode == "training" else 0.0
     found = rows(scope, TINY._replace(mode=mode, dropout=dropout), encodings=["m4m"])
-    assert [row.encoding for row in found] == ["stock", "none", "m4m"]
+    assert [row["encoding"] for row in found] == ["stock", "none", "m4m"]
     for row in found:
-        assert (row.scope, row.mode) == (scope, mode)
-        assert row.backend in (*available(), "fairseq")
-        assert min(row.seconds, row.memory, row.ratio, row.ratio_to_none, row.memory_ratio) > 0
-        if row.encoding == "none":
-            assert row.ratio_to_none == 1.0
+        assert (row["scope"], row["mode"]) == (scope, mode)
+        assert row["backend"] in (*available(), "fairseq")
+        assert (
+            min(
+                row["seconds"],
+                row["memory"],
+                row["ratio"],
+                row["ratio_to_none"],
+                row["memory_ratio"],
+            )
+            > 0
+        )
+        if row["encoding"] == "none":
+            assert row["ratio_to_none"] == 1.0
 
 
 def test_all_encodings_and_backends_can_compete():
     names = registry.names(encoder=True)
     found = contenders(names, backend_names(["all"]), TINY.dims, TINY.call)
-    assert {each.encoding for each in found} == set(names)
-    assert {"sdpa", "reference"} <= {each.backend for each in found}
+    assert {row["encoding"] for row in found} == set(names)
+    assert {"sdpa", "reference"} <= {row["backend"] for row in found}
     for contender in found:
         for scope in (operation, layer):
             scope(contender, TINY)()
@@ -91,7 +100,7 @@ def test_all_encodings_and_backends_can_compete():
 def test_stock_is_as_large_as_itself():
     case = TINY._replace(length=128, size=families.Size(128, 4, 256, 1))
     stock = rows("layer", case)[0]
-    assert stock.memory_ratio == 1.0
+    assert stock["memory_ratio"] == 1.0
 
 
 def test_fairseqs_layer_calls_scaled_dot_product_attention():
@@ -171,13 +180,13 @@ def test_weights_have_no_denormal_numbers(name, monkeypatch):
 
 
 def test_interleaving_runs_all_in_turns_and_drops_the_warm_up(monkeypatch):
-    monkeypatch.setattr(timing, "SHORTEST", 0.0)  # so that none is repeated
+    monkeypatch.setattr(timing, "MIN_SECONDS", 0.0)  # so that none is repeated
     order: list[str] = []
     passes = [lambda: order.append("a"), lambda: order.append("b")]
     found = timing.interleaved(passes, CPU, rounds=4)
     assert "".join(order[2 * timing.WARM_UP :]) == "abababab"
     assert len(found) == 4
-    assert len(timing.interleaved(passes, CPU, rounds=9, limit=0.0)) == timing.FEWEST
+    assert len(timing.interleaved(passes, CPU, rounds=9, limit=0.0)) == timing.MIN_ROUNDS
 
 
 def test_ratios_are_medians_of_ratios_in_a_round():
@@ -231,7 +240,7 @@ def test_the_formula_of_model_flops_counts_the_matrix_products(family):
 def test_flex_attention_is_left_out_aloud(capsys):
     case = TINY._replace(mode="training", dropout=0.0)
     found = compare("op", case, ["rope"], ["auto", "flex"], *QUICKLY)
-    assert "flex" not in {row.backend for row in found}
+    assert "flex" not in {row["backend"] for row in found}
     assert (
         "no row for rope on flex: on a CPU FlexAttention has no backward" in capsys.readouterr().err
     )
@@ -250,12 +259,12 @@ def test_an_unknown_backend_is_told():
 
 def test_kept_figures_come_back_and_fill_the_page(tmp_path):
     found = rows() + rows(case=TINY._replace(length=32))
-    kept = [row._asdict() for row in found]
+    kept = [dict(row) for row in found]
     document = tmp_path / "benchmarks.md"
     document.write_text(page.PAGE.read_text())
     result = page.Result("some", "attention", "python benchmarks/attention.py", "here", kept)
-    page.keep(result, tmp_path, document)
-    (again,) = page.load(tmp_path)
+    page.save_result(result, tmp_path, document)
+    (again,) = page.load_results(tmp_path)
     assert again._replace(rows=[]) == result._replace(rows=[])
     assert again.rows[1]["ratio"] == pytest.approx(kept[1]["ratio"], rel=1e-4)
     text = document.read_text()
@@ -263,13 +272,13 @@ def test_kept_figures_come_back_and_fill_the_page(tmp_path):
     assert "| `m4m` | " in text
     assert "| encoding | n = 16 | n = 32 |" in text
     assert (tmp_path / "benchmark_some.png").stat().st_size > 10_000
-    assert page.text(text, [again]) == text
+    assert page.fill_sections(text, [again]) == text
 
 
 def test_layers_of_repeated_rows_are_compared_with_none_in_a_section_by_themselves():
-    kept = [row._asdict() for row in rows()]
+    kept = [dict(row) for row in rows()]
     result = page.Result("layer_rows_some", "attention", "python x.py", "here", kept)
-    text = page.text(page.PAGE.read_text(), [result])
+    text = page.fill_sections(page.PAGE.read_text(), [result])
     attention, section = (
         text.split(f"<!-- {name}: generated -->")[1].split(f"<!-- end of {name} -->")[0]
         for name in ("attention", "repeated_rows")
@@ -284,8 +293,10 @@ def test_layers_of_repeated_rows_are_compared_with_none_in_a_section_by_themselv
 
 def test_the_page_is_up_to_date():
     text = page.PAGE.read_text("utf-8")
-    assert text == page.text(text, page.load()), "run python benchmarks/attention.py --write-docs"
-    for result in page.load():
+    assert text == page.fill_sections(text, page.load_results()), (
+        "run python benchmarks/attention.py --write-docs"
+    )
+    for result in page.load_results():
         if page.has_picture(result):
             assert (page.RESULTS / f"{page.PREFIX}{result.name}.png").is_file()
 

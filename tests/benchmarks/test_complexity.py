@@ -30,7 +30,7 @@ from measuring import page, timing  # noqa: E402
 from measuring.growth import TABLE1, complexity_table, growth  # noqa: E402
 
 SMALL = Size(length=8, width=4, heads=2, backend="reference")
-(KEPT,) = [result for result in page.load() if result.script == "complexity"]
+(KEPT,) = [result for result in page.load_results() if result.script == "complexity"]
 
 
 def kept(encoding: str, backend: str, length: int = 2048, width: int = 64) -> dict:
@@ -126,7 +126,7 @@ def test_what_costs_nothing_has_no_growth(costs):
     ],
 )
 def test_operations_are_those_of_the_formulas(encoding, looked_up, monkeypatch):
-    monkeypatch.setattr(timing, "SHORTEST", 1e-4)
+    monkeypatch.setattr(timing, "MIN_SECONDS", 1e-4)
     words = ["--encodings", encoding, "--backends", "reference", "--lengths", "64", "128"]
     rows = measure(parse_args([*words, "--widths", "16", "32", "--heads", "12", "--rounds", "1"]))
     assert [(row["length"], row["width"]) for row in rows] == [(64, 16), (128, 16), (128, 32)]

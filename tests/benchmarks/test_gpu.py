@@ -16,8 +16,15 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import gpu  # noqa: E402
-from gpu import done_before, run, run_all  # noqa: E402
-from measuring.gpu_steps import LIMIT, NAMES, Step, estimate, first, steps  # noqa: E402
+from gpu import read_finished, run, run_all  # noqa: E402
+from measuring.gpu_steps import (  # noqa: E402
+    ENCODINGS,
+    TIME_LIMIT,
+    Step,
+    estimate_seconds,
+    list_main_steps,
+    list_steps,
+)
 
 pytestmark = [
     pytest.mark.slow,
@@ -26,17 +33,17 @@ pytestmark = [
 
 
 def test_what_matters_most_on_a_gpu_takes_nine_minutes_at_most():
-    found = steps(dry_run=False)
+    found = list_steps(dry_run=False)
     tests = [step for step in found if step.kind in ("tests", "checker", "survival")]
     assert found[: len(tests)] == tests
-    assert found[len(tests) :][: len(first())] == first()
-    assert estimate([*tests, *first()]) <= LIMIT
-    assert {step.kind for step in found} == {step.kind for step in steps(dry_run=True)}
+    assert found[len(tests) :][: len(list_main_steps())] == list_main_steps()
+    assert estimate_seconds([*tests, *list_main_steps()]) <= TIME_LIMIT
+    assert {step.kind for step in found} == {step.kind for step in list_steps(dry_run=True)}
 
 
 def test_every_length_type_and_dropout_is_measured_of_every_encoding():
     found = set()
-    for step in steps(dry_run=False):
+    for step in list_steps(dry_run=False):
         if step.kind in ("layers", "updates"):
             dtype, dropout, lengths, encodings = (
                 words_after(step.words, option)
@@ -46,7 +53,7 @@ def test_every_length_type_and_dropout_is_measured_of_every_encoding():
     kinds, types = ["layers", "updates"], ["bfloat16", "float16"]
     lengths = ["128", "512", "2048", "8192"]
     # `none` is put into each step, by the benchmark itself.
-    wanted = set(itertools.product(kinds, types, ["0.1", "0"], lengths, NAMES[1:]))
+    wanted = set(itertools.product(kinds, types, ["0.1", "0"], lengths, ENCODINGS[1:]))
     assert wanted <= found
 
 
@@ -62,19 +69,19 @@ def test_a_second_call_goes_on_where_the_first_was_cut(tmp_path):
     one = run(step, dry_run=False, seconds_left=60)
     cut = run(late, dry_run=False, seconds_left=0.2)
     path.write_text(json.dumps([one, cut]))
-    before = done_before(path)
+    before = read_finished(path)
     assert before == {"one": one}
     again = list(run_all([step, late], before, dry_run=False))
     assert [x["end"] for x in again] == ["done", "done"]
     assert again[0] == one
     path.write_text(json.dumps([{**one, "code": "of another commit"}]))
-    assert done_before(path) == {}
+    assert read_finished(path) == {}
 
 
 def test_what_needs_a_gpu_can_be_tried_without(monkeypatch):
     monkeypatch.delenv(SERVER)  # whose triton is not for the interpreter
-    survival = next(step for step in steps(dry_run=True) if step.kind == "survival")
-    result = run(survival, dry_run=True, seconds_left=LIMIT)
+    survival = next(step for step in list_steps(dry_run=True) if step.kind == "survival")
+    result = run(survival, dry_run=True, seconds_left=TIME_LIMIT)
     assert result["end"] == "done", result
     assert [row["encoding"] for row in result["rows"]] == ["none", "shaw", "m4m"]
     assert all(row["finite"] for row in result["rows"])
@@ -99,11 +106,13 @@ def test_results_go_to_the_page_beside_what_was_published(tmp_path):
 
 
 def test_a_step_that_fails_is_told_and_stops_nothing():
-    broken = steps(dry_run=True)[0]._replace(words=["-c", "raise SystemExit('no')"])
-    assert run(broken, dry_run=True, seconds_left=LIMIT)["end"] == "failed with 1"
+    broken = list_steps(dry_run=True)[0]._replace(words=["-c", "raise SystemExit('no')"])
+    assert run(broken, dry_run=True, seconds_left=TIME_LIMIT)["end"] == "failed with 1"
 
 
 def test_a_step_that_would_be_too_late_is_cut_and_one_that_hangs_is_stopped():
-    step = steps(dry_run=False)[0]._replace(seconds=1, words=["-c", "import time; time.sleep(600)"])
+    step = list_steps(dry_run=False)[0]._replace(
+        seconds=1, words=["-c", "import time; time.sleep(600)"]
+    )
     assert run(step, dry_run=False, seconds_left=0.2)["end"] == "cut: 0 s were left"
     assert run(step, dry_run=False, seconds_left=60)["end"] == "stopped after 2 s"

@@ -380,7 +380,9 @@ def test_files_that_cannot_be_read(tmp_path):
         with pytest.raises(UserError, match=r"test.en.gz: cannot be read \("):
             make(*files(tmp_path, tmp_path / "bin"))
     packed.unlink()
-    with pytest.raises(UserError, match=r"neither .*test.en nor .*test.en.gz exists; check the name"):
+    with pytest.raises(
+        UserError, match=r"neither .*test.en nor .*test.en.gz exists; check the name"
+    ):
         make(*files(tmp_path, tmp_path / "bin"))
 
 

@@ -55,13 +55,9 @@ def run(args: argparse.Namespace) -> int:
     if nbest > args.beam:
         raise UserError(f"--nbest {nbest}: must be from 1 to the beam of {args.beam}")
     with _open_sentences(args) as batches:
-        translator = Translator.load(
-            *split_paths(args.checkpoint),
-            data=args.data,
-            device=args.device,
-            fp16=args.fp16,
-            bf16=args.bf16,
-        )
+        precision = {"fp16": args.fp16, "bf16": args.bf16}
+        paths = split_paths(args.checkpoint)
+        translator = Translator.load(*paths, data=args.data, device=args.device, **precision)
         for sentences in batches:
             _print_translations(translator, sentences, args, nbest)
             if not has_reader():  # the next program of a pipe has ended

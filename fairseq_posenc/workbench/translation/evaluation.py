@@ -68,9 +68,7 @@ class Training(NamedTuple):
 def parse_systems(texts: Sequence[str], average: int | None) -> list[Training]:
     """Parse the systems of a command line, each ``NAME=PATH[,PATH...]`` or a path; list trainings.
 
-    Args:
-        texts: the arguments.
-        average: number of checkpoints to average in each folder; None if ``--average`` is missing.
+    ``average`` is the number of checkpoints of ``--average``, or None.
 
     Raises:
         UserError: a name is not valid for a folder or occurs twice; one system has more trainings

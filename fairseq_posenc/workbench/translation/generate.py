@@ -54,12 +54,7 @@ class GenerationOptions:
 class Generation:
     """The translations of a test set by a model, or by several as an ensemble.
 
-    Args:
-        label: name in messages.
-        checkpoints: the models.
-        data: the test set.
-        options: options of the evaluation.
-        folder: folder of the translations.
+    Messages begin with ``label``. Translations are written below ``folder``.
     """
 
     def __init__(

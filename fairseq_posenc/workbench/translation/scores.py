@@ -58,10 +58,7 @@ class Scorer:
         many, are compared by approximate randomization over trainings and sentences (Clark et al.
         2011, "Better hypothesis testing for statistical machine translation"): the translations of
         a sentence by the n-th trainings of two systems are exchanged at random, and the score is
-        that of the translations of all trainings.
-
-        Args:
-            systems: translations of the test set by each training of each system.
+        that of the translations of all trainings. ``systems`` has these translations by system.
 
         Returns:
             Rows with the system, the metric, the difference of its score, and the p-value (None if
