@@ -16,7 +16,7 @@ from fairseq_posenc.files import written_whole
 from fairseq_posenc.workbench.results.record import Row
 from fairseq_posenc.workbench.running.progress import say
 
-STATE_FILE = "state.pt"
+STATE = "state.pt"
 WARM_UP = 10  # updates of a rising learning rate, which then stays: trainings can be prolonged
 MAX_GRADIENT_NORM = 1.0
 
@@ -46,7 +46,7 @@ class Training:
         self._schedule = torch.optim.lr_scheduler.LambdaLR(
             self._optimizer, lambda update: min(1.0, (update + 1) / WARM_UP)
         )
-        if (folder / STATE_FILE).exists():
+        if (folder / STATE).exists():
             self._load()
 
     def run(
@@ -100,11 +100,11 @@ class Training:
             "losses": self.losses,
             "seconds": self.seconds,
         }
-        with written_whole(self.folder / STATE_FILE) as new:
+        with written_whole(self.folder / STATE) as new:
             torch.save(content, new)
 
     def _load(self) -> None:
-        content: dict[str, Any] = torch.load(self.folder / STATE_FILE, weights_only=True)
+        content: dict[str, Any] = torch.load(self.folder / STATE, weights_only=True)
         self.model.load_state_dict(content["model"])
         self._optimizer.load_state_dict(content["optimizer"])
         self._schedule.load_state_dict(content["schedule"])

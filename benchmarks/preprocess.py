@@ -93,15 +93,6 @@ def write_text(source: Path, path: Path, megabytes: int) -> None:
             output.write(data)
 
 
-def describe_machine() -> str:
-    """Describe the machine of the figures."""
-    packages = ", ".join(f"{name} {version(name)}" for name in ("fairseq-fixed", "tiktoken"))
-    return (
-        f"{processor_name()}, {cores()} cores, load "
-        f"{os.getloadavg()[0]:.1f} before the run; Python {platform.python_version()}, {packages}"
-    )
-
-
 def main() -> None:
     """Print a Markdown table, and the machine."""
     parser = argparse.ArgumentParser(
@@ -112,7 +103,11 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, default=100)
     parser.add_argument("--workers", type=positive_int, default=cores())
     args = parser.parse_args()
-    machine = describe_machine()
+    packages = ", ".join(f"{name} {version(name)}" for name in ("fairseq-fixed", "tiktoken"))
+    machine = (
+        f"{processor_name()}, {cores()} cores, load {os.getloadavg()[0]:.1f} before the run; "
+        f"Python {platform.python_version()}, {packages}"
+    )
     with tempfile.TemporaryDirectory() as temporary:
         text = Path(temporary, "text")
         write_text(args.text, text, args.megabytes)

@@ -87,11 +87,8 @@ def build_peer(name: str, case: Case) -> timing.Pass:
         relative |= {"share_att_key": True, "position_biased_input": False}
         model: Any = DebertaV2Model(DebertaV2Config(**sizes, **relative))
     else:
-        config = BertConfig(
-            **sizes,
-            position_embedding_type=name.removeprefix("BertModel "),
-            attn_implementation="eager",
-        )
+        encoding = name.removeprefix("BertModel ")
+        config = BertConfig(**sizes, position_embedding_type=encoding, attn_implementation="eager")
         model = BertModel(config, add_pooling_layer=False)
     x = torch.randn(case.batch, case.length, BASE.embed_dim, requires_grad=True)
     model.train()

@@ -117,14 +117,6 @@ def rows_table(rows: list[dict[str, Any]]) -> str:
     return table(header, ([str(x) for x in row.values()] for row in rows), "lllr")
 
 
-def build_contenders(args: argparse.Namespace, family: str) -> tuple[Case, list[Contender]]:
-    """Build the case of a family, and its contenders."""
-    size = FAMILIES[family].sizes["tiny"]
-    case = Case.from_args(args, batch=args.batch or 8, family=family, size=size, vocabulary=1_000)
-    names = FAMILIES[family].encodings(args.encodings)
-    return case, contenders(names, backend_names(args.backends), case.dims, case.call)
-
-
 def main() -> None:
     """Train with each encoding in turn, and fail if one does not survive."""
     args = parse_args()
@@ -134,7 +126,11 @@ def main() -> None:
         rows = json.loads(args.record.read_text(encoding="utf-8"))
     finished = {(row["family"], row["encoding"], row["backend"]) for row in rows}
     for family in args.families:
-        case, group = build_contenders(args, family)
+        size = FAMILIES[family].sizes["tiny"]
+        batch = args.batch or 8
+        case = Case.from_args(args, batch=batch, family=family, size=size, vocabulary=1_000)
+        names = FAMILIES[family].encodings(args.encodings)
+        group = contenders(names, backend_names(args.backends), case.dims, case.call)
         text = read_words(args.text, case) if args.text else None
         for contender in group:
             if (family, *contender) in finished:

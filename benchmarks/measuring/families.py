@@ -175,21 +175,18 @@ def build(contender: Contender, case: Case) -> tuple[Any, Any, Any]:
     return config, task, task.build_model(config.model)
 
 
-def training_step(contender: Contender, case: Case) -> Pass:
-    """Build an update: forward, backward, gradient clipping and Adam."""
+def trainer_step(contender: Contender, case: Case) -> Pass:
+    """Build an update with gradient clipping and Adam, or a validation step, of a whole model."""
     trainer, batch = build_trainer(contender, case)
 
     def run() -> None:
-        trainer.train_step([batch])
-        trainer.zero_grad()  # so that no pass begins with another's gradients
+        if case.mode == "training":
+            trainer.train_step([batch])
+            trainer.zero_grad()  # so that no pass begins with another's gradients
+        else:
+            trainer.valid_step(batch)
 
     return run
-
-
-def validation_step(contender: Contender, case: Case) -> Pass:
-    """Build a forward pass with its loss, in evaluation."""
-    trainer, batch = build_trainer(contender, case)
-    return lambda: trainer.valid_step(batch)
 
 
 def build_trainer(contender: Contender, case: Case, lr: float = 1e-7) -> tuple[Trainer, Any]:

@@ -25,7 +25,7 @@ from fairseq_posenc.transformer.forward_context import inject_context, set_conte
 from fairseq_posenc.transformer.layers import PositionalDecoderLayer, PositionalEncoderLayer
 from fairseq_posenc.transformer.options import build_stack_config
 from measuring.contenders import STOCK, Contender, layer_and_shared, make_positions
-from measuring.families import Case, training_step, validation_step
+from measuring.families import Case, trainer_step
 from measuring.timing import Pass
 
 SEED = 1
@@ -116,12 +116,6 @@ def _select_output(output: Any) -> Tensor:
     return out
 
 
-def model(contender: Contender, case: Case) -> Pass:
-    """Build a whole update of a RoBERTa, or a validation step, in fairseq's trainer."""
-    step = training_step if case.mode == "training" else validation_step
-    return step(contender, case)
-
-
 def layer_config(contender: Contender, case: Case) -> Any:
     """Build fairseq's configuration of RoBERTa-base's layer, with our options."""
     args = Namespace(
@@ -174,5 +168,5 @@ SCOPES: dict[str, Callable[[Contender, Case], Pass]] = {
     "op": operation,
     "layer": layer,
     "causal": layer,
-    "model": model,
+    "model": trainer_step,
 }

@@ -136,7 +136,7 @@ class Mixture:
         """Do the remaining steps; return the manifest's entries.
 
         Raises:
-            UserError: a file cannot be read, a line is invalid, or a corpus is too small.
+            UserError: a file cannot be read, a line is invalid, or a corpus is too small or empty.
         """
         state = self._state
         count = len(self._corpora)
@@ -155,8 +155,19 @@ class Mixture:
                 self._end_step()
         finally:
             self._files.close()
-        self._refuse_empty_corpora()
-        return self._summarise()
+        for (corpus, _), counts in zip(self._corpora, state.done):
+            if not counts[DOCUMENTS]:
+                raise UserError(f"{corpus.name}: has no text")
+        if not any(counts[_TRAIN_DOCUMENTS] for counts in state.done):
+            raise UserError("nothing is left to train on: hold-out= takes all")
+        outputs = {
+            str(path.relative_to(self._folder.partial)): describe_file(path)
+            for path in self._files.paths
+        }
+        return {
+            "drawn": [dict(sorted(counts.items())) for counts in state.done],
+            "outputs": outputs,
+        }
 
     def _process_corpus(self, number: int, is_count: bool) -> None:
         """Count a corpus, or sample from it."""
@@ -190,14 +201,6 @@ class Mixture:
         self._state.pending = ""
         self._save()
 
-    def _refuse_empty_corpora(self) -> None:
-        """Refuse a corpus without text, and a mixture with nothing to train on."""
-        for (corpus, _), counts in zip(self._corpora, self._state.done):
-            if not counts[DOCUMENTS]:
-                raise UserError(f"{corpus.name}: has no text")
-        if not any(counts[_TRAIN_DOCUMENTS] for counts in self._state.done):
-            raise UserError("nothing is left to train on: hold-out= takes all")
-
     def _make_sampler(self, number: int) -> Sampler:
         seed = f"{self._rules.seed} {number}"
         state = self._state
@@ -212,12 +215,3 @@ class Mixture:
         self._last_save = time.monotonic()
         read = sum(counts[BYTES] for counts in (*state.totals, *state.done))
         say(f"step {state.step} of {2 * len(self._corpora)}: {read:,} bytes")
-
-    def _summarise(self) -> dict[str, Any]:
-        return {
-            "drawn": [dict(sorted(counts.items())) for counts in self._state.done],
-            "outputs": {
-                str(path.relative_to(self._folder.partial)): describe_file(path)
-                for path in self._files.paths
-            },
-        }

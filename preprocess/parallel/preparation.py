@@ -189,7 +189,7 @@ class Preparation:
         figures: dict[str, Any] = {"set": split.name, "read": len(sides[0])}
         if name == "train":
             source, target, figures["dropped"] = filter_pairs(
-                *sides, self._settings.max_length, self._settings.max_ratio
+                sides[0], sides[1], self._settings.max_length, self._settings.max_ratio
             )
             sides = [source, target]
             self._write_dictionaries(encoders, sides)

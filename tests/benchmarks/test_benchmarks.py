@@ -73,16 +73,8 @@ def test_every_scope_and_mode_gives_whole_rows(scope, mode):
     for row in found:
         assert (row["scope"], row["mode"]) == (scope, mode)
         assert row["backend"] in (*available(), "fairseq")
-        assert (
-            min(
-                row["seconds"],
-                row["memory"],
-                row["ratio"],
-                row["ratio_to_none"],
-                row["memory_ratio"],
-            )
-            > 0
-        )
+        figures = ("seconds", "memory", "ratio", "ratio_to_none", "memory_ratio")
+        assert min(row[name] for name in figures) > 0
         if row["encoding"] == "none":
             assert row["ratio_to_none"] == 1.0
 
@@ -90,8 +82,8 @@ def test_every_scope_and_mode_gives_whole_rows(scope, mode):
 def test_all_encodings_and_backends_can_compete():
     names = registry.names(encoder=True)
     found = contenders(names, backend_names(["all"]), TINY.dims, TINY.call)
-    assert {row["encoding"] for row in found} == set(names)
-    assert {"sdpa", "reference"} <= {row["backend"] for row in found}
+    assert {contender.encoding for contender in found} == set(names)
+    assert {"sdpa", "reference"} <= {contender.backend for contender in found}
     for contender in found:
         for scope in (operation, layer):
             scope(contender, TINY)()
