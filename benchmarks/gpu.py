@@ -144,8 +144,9 @@ def _compare_with_published(results: Results) -> list[str]:
     """Format DeBERTa's layer at the published length beside the published times."""
     ours = []
     for row in chain.from_iterable(result.get("rows", []) for result in results):
-        case = (row.get("scope"), row["length"], row["dtype"])
-        if row["encoding"].startswith("deberta") and case == (
+        if not row["encoding"].startswith("deberta"):
+            continue
+        if (row.get("scope"), row["length"], row["dtype"]) == (
             "layer",
             PUBLISHED_LENGTH,
             "bfloat16",

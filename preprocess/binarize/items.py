@@ -92,7 +92,11 @@ def read_lines(data: bytes, rules: TextRules) -> Lines:
 
 
 def make_items(
-    data: bytes, rules: TextRules, encoder: Encoder, symbols: SpecialSymbols, settings: BinarizeSettings
+    data: bytes,
+    rules: TextRules,
+    encoder: Encoder,
+    symbols: SpecialSymbols,
+    settings: BinarizeSettings,
 ) -> Items:
     """Encode a chunk of a file as items."""
     lines, counts, invalid = read_lines(data, rules)

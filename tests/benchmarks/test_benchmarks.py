@@ -220,7 +220,7 @@ def test_the_models_compared_differ_in_their_positions_alone(family):
 def test_the_formula_of_model_flops_counts_the_matrix_products(family):
     """With dropout the CPU's attention is plain products, which torch's counter knows."""
     whole = small_model(family)
-    step = families.training_step(STOCK, whole)
+    step = families.trainer_step(STOCK, whole)
     step()
     with FlopCounterMode(display=False) as counter:
         step()
