@@ -14,10 +14,9 @@ import argparse
 import json
 import resource
 import statistics
+import subprocess
 import sys
 import time
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from torch import Tensor
 from fairseq_posenc.api import SelfAttention, StackPositions
 from fairseq_posenc.backends import attend
 from fairseq_posenc.backends.blocked.geometry import Geometry
+from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Span
 from measuring.commands import exit_on_error, machine, new_parser
 
@@ -47,6 +47,7 @@ def parse_args(words: list[str]) -> argparse.Namespace:
     add("--rounds", type=int, default=3, help="steps of a case; the fastest counts (default: 3)")
     add("--runs", type=int, default=3, help="processes of a case (default: 3)")
     add("--out", type=Path, metavar="FILE", help="where the figures go, as JSON")
+    add("--case", nargs=2, metavar=("SPEC", "N"), help=argparse.SUPPRESS)
     return parser.parse_args(words)
 
 
@@ -55,13 +56,12 @@ def run_case(spec: str, length: int, batch: int, rounds: int) -> dict[str, float
     torch.set_num_threads(1)
     torch.manual_seed(0)
     _step_attention(spec, WARM_UP, 1)
-    before = _read_peak()
-    seconds = []
+    before, seconds = _read_peak(), []
     for _ in range(rounds):
         began = time.process_time()
-        pairs, needed_bytes = _step_attention(spec, length, batch)
+        pairs, known = _step_attention(spec, length, batch)
         seconds.append(time.process_time() - began)
-    own_bytes = _read_peak() - before - needed_bytes
+    own_bytes = _read_peak() - before - known
     positions = StackPositions(spec, WIDTH, HEADS, max_positions=length, causal=True)
     layer = SelfAttention(positions)
     x = torch.randn(batch, length, WIDTH, requires_grad=True)
@@ -107,8 +107,10 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
             for limit in args.limits:
                 limited = _run_processes(args, f"{encoding}+{limit}", length)
                 ratios = {name: limited[name] / whole[name] for name in FIGURES}
-                row = {"encoding": encoding, "length": length, "limit": limit, "ratio": ratios}
-                rows.append({**row, "whole": whole, "limited": limited})
+                rows.append(
+                    {"encoding": encoding, "length": length, "limit": limit, "ratio": ratios}
+                    | {"whole": whole, "limited": limited}
+                )
                 texts = [
                     f"{FIGURES[name].format(limited[name])}, by {ratios[name]:.2f}"
                     for name in FIGURES
@@ -120,21 +122,32 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
 def main() -> None:
     """Measure, print, and keep the figures."""
     args = parse_args(sys.argv[1:])
+    if args.case:
+        spec, length = args.case
+        print(json.dumps(run_case(spec, int(length), args.batch, args.rounds)))
+        return
     rows = measure(args)
     if args.out:
         command = " ".join(["python benchmarks/windows.py", *sys.argv[1:]])
-        record = {"command": command, "machine": machine(torch.device("cpu")), "rows": rows}
-        args.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        kept = {"command": command, "machine": machine(torch.device("cpu")), "rows": rows}
+        args.out.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
 
 
 def _run_processes(args: argparse.Namespace, spec: str, length: int) -> dict[str, float]:
-    """Run a case in several processes, one after the other; take the median of each figure."""
-    with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as pool:
-        futures = [
-            pool.submit(run_case, spec, length, args.batch, args.rounds) for _ in range(args.runs)
-        ]
-        measured = [future.result() for future in futures]
-    return {name: statistics.median(run[name] for run in measured) for name in measured[0]}
+    """Run a case in several processes of its own; take the median of each figure."""
+    words = [sys.executable, __file__, "--rounds", str(args.rounds), "--batch", str(args.batch)]
+    measured: list[dict[str, float]] = []
+    for _ in range(args.runs):
+        process = subprocess.run(
+            [*words, "--case", spec, str(length)], capture_output=True, text=True, check=False
+        )
+        if process.returncode:
+            raise UserError(f"{spec}, {length} tokens: {process.stderr.strip().splitlines()[-1]}")
+        measured.append(json.loads(process.stdout))
+    return {
+        name: statistics.median(measurement[name] for measurement in measured)
+        for name in measured[0]
+    }
 
 
 def _read_peak() -> int:
