@@ -123,7 +123,7 @@ def main() -> None:
     text = args.text.read_text(encoding="utf-8")
     tokens = tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"][0]
     documents = cut_documents(tokens, args.length, args.documents)
-    hits = {}
+    hits: dict[str, dict[str, list[float]]] = {}
     rules: list[LengthRule | None] = [None, "copy", "interpolate"]
     for rule in rules:
         model = AutoModel.from_pretrained(args.folder).eval()
