@@ -3,7 +3,7 @@
 # ARGS="..." adds options to what demo and the tests run.
 
 BIN := .venv/bin
-# A process for each core and two more, up to eight; the tests of a file share what they set up, and files come
+# A process for each core and one more, up to eight; the tests of a file share what they set up, and files come
 # in the order that tests/conftest.py gives them.
 PYTEST := $(BIN)/pytest -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder --durations=30
 

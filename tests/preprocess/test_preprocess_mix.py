@@ -220,7 +220,7 @@ def test_a_killed_run_goes_on_to_the_same_bytes(tmp_path, monkeypatch, step):
     given += ["--workers", "1", "--files", "2", "--out"]
     monkeypatch.setattr(sources, "CHUNK_BYTES", 50_000)
     run(monkeypatch, *given, tmp_path / "whole")
-    where = f"done['step'] == {step} and done['place'][1]"
+    where = f"done.get('step') == {step} and done['place'][1]"
     kill_where(where, "mix", [*given, str(tmp_path / "resumed")], 2000)
     assert not (tmp_path / "resumed").exists()
     run(monkeypatch, *given, tmp_path / "resumed")
