@@ -36,7 +36,7 @@ def register() -> None:
         raise
 
 
-class PackagePath(list[str]):
+class RegisteringPath(list[str]):
     """The package's ``__path__``, which registers our names when fairseq looks for its user-dir.
 
     fairseq imports a user-dir and all of its modules. But if a program has imported the package

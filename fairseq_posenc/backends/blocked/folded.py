@@ -1,11 +1,12 @@
-"""Computes scores that are a product of three terms by matrix products, where distances share rows.
+"""Computes the scores ``(q.k) (q.Q_r) (k.K_r)`` with one matrix product where pairs share row r.
 
-The score of a pair is ``(q.k) (q.Q_r) (k.K_r)``. If all pairs of a patch have one table row r, the
-two numbers are *folded* into the vectors: the score is the dot product of ``(q.Q_r) q`` and
-``(k.K_r) k``. A single matrix product computes all scores of the patch, and nothing is multiplied
-pair by pair. The same holds for the gradients: that of the scaled query is a weighted sum of scaled
-keys, and its dot product with q is the gradient of ``q.Q_r``. In other patches the three terms are
-computed and multiplied.
+If all pairs of a patch have one row r in both tables, the two *multipliers* ``q.Q_r`` and ``k.K_r``
+are *folded* into the vectors: the score is the dot product of ``(q.Q_r) q`` and ``(k.K_r) k``, so
+nothing is multiplied pair by pair. The same holds for the gradients: the gradient of the scaled
+query is a weighted sum of scaled keys, and the dot product of this sum with q is the gradient of
+``q.Q_r``. In other patches the three terms are computed and multiplied.
+
+Both tables have the same runs of distances, so both sides of a block have the same patches.
 
 Shapes: D head size; c pairs of sentence and head in a chunk, M queries and W keys of a block, U
 distinct rows that a block needs; members, the queries or the keys of a block.
@@ -18,29 +19,27 @@ from fairseq_posenc.backends.blocked.spread import Patch, Spread
 
 
 class FoldedSide:
-    """One side of a block: its vectors, and their products with table rows, the multipliers.
+    """One side of a block: its vectors, and their multipliers, the products with table rows.
 
     Args:
         members: queries or keys, ``(c, members, D)``.
         spread: multiplies them with the rows of their table.
-        side: QUERY_SIDE or KEY_SIDE.
     """
 
-    def __init__(self, members: Tensor, spread: Spread, side: int) -> None:
+    def __init__(self, members: Tensor, spread: Spread) -> None:
         self.members = members
         self.spread = spread
-        self.side = side
         self.multipliers = spread.multiply(members)
         self._scaled: dict[int, Tensor] = {}  # by row: all members, times their products with it
 
     def select_vectors(self, patch: Patch) -> Tensor:
-        """Select the vectors of a patch's members, scaled if the patch has a single row."""
+        """Select the vectors of a patch's members, times multipliers if it has a single row."""
         vectors = self.members
         if patch.row is not None:
             if patch.row not in self._scaled:
-                self._scaled[patch.row] = vectors * self.multipliers.products[:, :, patch.row, None]
+                self._scaled[patch.row] = vectors * self.multipliers.by_row[:, :, patch.row, None]
             vectors = self._scaled[patch.row]
-        return patch.select_members(vectors, self.side)
+        return patch.select_members(vectors, self.spread.side)
 
     def add_scaled_gradient(
         self, patch: Patch, scaled_grad: Tensor, member_grad: Tensor, multiplier_grad: Tensor
@@ -53,19 +52,17 @@ class FoldedSide:
             member_grad: gradient of all members, ``(c, members, D)``.
             multiplier_grad: gradient of all multipliers, ``(c, members, U)``.
         """
-        members = patch.select_members(self.members, self.side)
-        multipliers = patch.select_members(self.multipliers.products, self.side)
-        member_grad = patch.select_members(member_grad, self.side)
-        multiplier_grad = patch.select_members(multiplier_grad, self.side)
-        member_grad.addcmul_(scaled_grad, multipliers[:, :, patch.row, None])
-        multiplier_grad[:, :, patch.row].add_((members * scaled_grad).sum(-1))
+        side = self.spread.side
+        members = patch.select_members(self.members, side)
+        multipliers = patch.select_members(self.multipliers.by_row, side)[:, :, patch.row, None]
+        patch.select_members(member_grad, side).addcmul_(scaled_grad, multipliers)
+        patch_grad = patch.select_members(multiplier_grad, side)[:, :, patch.row]
+        patch_grad.add_((members * scaled_grad).sum(-1))
 
 
-def multiply_sides(query: FoldedSide, key: FoldedSide) -> Tensor:
-    """Compute the scores of a block, ``(c, M, W)``.
-
-    Both sides have the same runs of distances, so the same patches, which hold each pair once.
-    """
+def compute_scores(query: FoldedSide, key: FoldedSide) -> Tensor:
+    """Compute the scores of a block, ``(c, M, W)``."""
+    # Each pair is in one patch, whose product overwrites it (`beta=0`).
     scores = query.members.new_empty(*query.members.shape[:2], key.members.size(1))
     for patch in query.spread.patches:
         pairs = patch.select(scores)
@@ -84,6 +81,9 @@ def add_gradients(
 ) -> None:
     """Add the gradients of both sides of a block and of their tables.
 
+    If blocks share the products of keys with rows, those of keys and their table are added later,
+    after the last block (see :class:`~fairseq_posenc.backends.blocked.spread.KeyProducts`).
+
     Args:
         query: the side of the queries.
         key: the side of the keys.
@@ -93,25 +93,25 @@ def add_gradients(
         table_grads: gradients of both tables; None for one that needs none.
     """
     query_grad, key_grad = member_grads
-    query_multiplier_grad = query.spread.begin_sums(grad)
-    key_multiplier_grad = key.spread.begin_sums(grad)
+    query_multiplier_grad = query.spread.prepare_row_sums(like=grad)
+    key_multiplier_grad = key.spread.prepare_row_sums(like=grad)
+    grad_of_keys = key_grad.mT  # [c, W, D]
     for patch in query.spread.patches:
         pairs = patch.select(grad)
         queries, keys = query.select_vectors(patch), key.select_vectors(patch)
         if patch.row is not None:
             query.add_scaled_gradient(patch, pairs @ keys, query_grad, query_multiplier_grad)
             # Multiplied in this order, the product has the layout of the keys' gradient.
-            key.add_scaled_gradient(
-                patch, (queries.mT @ pairs).mT, key_grad.mT, key_multiplier_grad
-            )
+            scaled_grad = (queries.mT @ pairs).mT
+            key.add_scaled_gradient(patch, scaled_grad, grad_of_keys, key_multiplier_grad)
             continue
         query_multipliers = query.multipliers.select(patch)
         key_multipliers = key.multipliers.select(patch)
-        by_content = pairs * (queries @ keys.mT)  # [c, M, W]
-        query.spread.add_by_row(query_multiplier_grad, patch, by_content * key_multipliers)
-        key.spread.add_by_row(key_multiplier_grad, patch, by_content * query_multipliers)
+        grad_times_content = pairs * (queries @ keys.mT)  # of the patch's pairs
+        query.spread.add_by_row(query_multiplier_grad, patch, grad_times_content * key_multipliers)
+        key.spread.add_by_row(key_multiplier_grad, patch, grad_times_content * query_multipliers)
         content_grad = pairs * query_multipliers * key_multipliers
         patch.select_members(query_grad, QUERY_SIDE).baddbmm_(content_grad, keys)
-        patch.select_members(key_grad.mT, KEY_SIDE).mT.baddbmm_(queries.mT, content_grad)
+        patch.select_members(grad_of_keys, KEY_SIDE).mT.baddbmm_(queries.mT, content_grad)
     query.spread.add_gradients(query_multiplier_grad, query.members, query_grad, table_grads[0])
     key.spread.add_gradients(key_multiplier_grad, key.members, key_grad, table_grads[1])

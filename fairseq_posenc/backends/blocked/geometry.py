@@ -81,8 +81,8 @@ class Block(NamedTuple):
         return x[:, :, self.queries if x.size(2) > 1 else slice(None), self.keys]
 
     @property
-    def rows(self) -> slice:
-        """The M + W - 1 table rows of its pairs, from that of its first query and first key on."""
+    def distances(self) -> slice:
+        """The M + W - 1 distances of its pairs, counted from the call's lowest one, -(S - 1)."""
         lowest = self.queries.start + self.keys.start
         return slice(lowest, lowest + sum(self.shape) - 1)
 

@@ -146,7 +146,7 @@ class Scores:
         if operands.states is not None and band is not None:
             sums = band.sum_by_row(grad)
             if totals.states is not None:
-                totals.states[:, block.queries].add_(band.sum_rows(sums))
+                totals.states[:, block.queries].add_(band.sum_weighted_rows(sums))
             band.add_table_gradient(totals.state_table, sums, operands.states[:, block.queries])
         self._add_decay_gradients(block, grad, totals)
         if self.settings.folds:  # there are no other gradients of queries and keys
@@ -229,7 +229,7 @@ class Scores:
                 by_pair = state.compute_gradient(name, grad, product)  # [c, M, W]
                 if total.size(0) == 1:
                     by_pair = by_pair.sum(0, keepdim=True)  # [1, M, W]
-                total[:, block.rows].add_(sum_by_distance(by_pair))  # [G, M + W - 1]
+                total[:, block.distances].add_(sum_by_distance(by_pair))  # [G, M + W - 1]
         query_total, key_total = totals.query[:, block.queries], totals.key[:, :, block.keys]
         if self.settings.folds:
             tables = totals.query_table, totals.key_table
@@ -302,7 +302,7 @@ class Scores:
     def _compute_parts(self, block: Block, state: BlockState) -> BlockState:
         """Compute the missing parts of a block's scores, as if there were no reset."""
         if self.settings.folds:
-            return BlockState(folded.multiply_sides(*self._fold(block)))
+            return BlockState(folded.compute_scores(*self._fold(block)))
         operands = self.operands
         query, key = operands.query[:, block.queries], operands.key[:, block.keys]
         content, query_term, key_term = state.content, state.query_term, state.key_term
@@ -326,8 +326,8 @@ class Scores:
         # `Settings.folds` is only set if both tables have rows that serve the same runs.
         assert isinstance(query_spread, Spread)
         assert isinstance(key_spread, Spread)
-        query = FoldedSide(self.operands.query[:, block.queries], query_spread, QUERY_SIDE)
-        return query, FoldedSide(self.operands.key[:, block.keys], key_spread, KEY_SIDE)
+        query = FoldedSide(self.operands.query[:, block.queries], query_spread)
+        return query, FoldedSide(self.operands.key[:, block.keys], key_spread)
 
     def _compute_scores(self, block: Block, parts: BlockState) -> tuple[Tensor, BlockState]:
         """Compute the masked scores; also return the parts with all that their gradient needs."""

@@ -1,8 +1,8 @@
 """The relative shift: finds the table rows of a block's pairs by views, without an index.
 
 Queries are stored last one first: then query i' and key j have the distance of table row i' + j,
-and a block of M queries and W keys needs a run of M + W - 1 rows (``block.rows``). The product of
-one side with that run is *skewed*: each member's scores begin one column later than those of the
+and a block of M queries and W keys needs a run of M + W - 1 rows (``block.distances``). The product
+of one side with that run is *skewed*: each member's scores begin one column later than those of the
 member before. A view whose row stride is longer by one undoes that without a copy, forward and
 backward. For M = 2, W = 2, products ``ab. | .cd`` are the pairs ``ab | cd``: stride 4 in place of
 3. Pictures are in ``docs/blocked.md``.
@@ -24,7 +24,7 @@ SUM_TILE = 64  # queries whose pairs are summed together
 
 def view_by_distance(numbers: Tensor, block: Block) -> Tensor:
     """View numbers by distance, ``(G, R)``, as those of a block's pairs, ``(G, M, W)``."""
-    start = numbers.storage_offset() + block.rows.start
+    start = numbers.storage_offset() + block.distances.start
     return numbers.as_strided((numbers.size(0), *block.shape), (numbers.size(1), 1, 1), start)
 
 
@@ -71,7 +71,7 @@ class Band:
     """
 
     def __init__(self, table: Tensor, block: Block, side: int, tile: int) -> None:
-        self.start = block.rows.start
+        self.start = block.distances.start
         self.side = side
         self.tile = tile
         self.groups, _, width = table.shape
@@ -109,8 +109,8 @@ class Band:
         self._unskew(skewed).copy_(pairs)
         return skewed
 
-    def sum_rows(self, skewed: Tensor) -> Tensor:
-        """Sum the rows by weight (:meth:`sum_by_row`) for each member, ``(c, members, D)``."""
+    def sum_weighted_rows(self, skewed: Tensor) -> Tensor:
+        """Add up rows by the weights of :meth:`sum_by_row` for each member, ``(c, members, D)``."""
         sums = (skewed @ self.rows).unflatten(2, (-1, self.tile))  # [G, tiles, c / G, N, D]
         return sums.transpose(1, 2).reshape(-1, self.tiles * self.tile, sums.size(-1))
 
@@ -125,14 +125,16 @@ class Band:
             member_grad: of queries ``(c, members, D)``, or of keys ``(c, D, members)``.
             table_grad: None if the table needs none.
         """
-        by_query = self.side == QUERY_SIDE
-        member_grad.add_(self.sum_rows(skewed) if by_query else self._sum_rows_transposed(skewed))
+        if self.side == QUERY_SIDE:
+            member_grad.add_(self.sum_weighted_rows(skewed))
+        else:
+            member_grad.add_(self._sum_weighted_rows_transposed(skewed))
         self.add_table_gradient(table_grad, skewed, members)
 
     def add_table_gradient(
         self, table_grad: Tensor | None, skewed: Tensor, members: Tensor
     ) -> None:
-        """Add the sums of members ``(c, members, D)`` by weight to the table's gradient, if any."""
+        """Add up members ``(c, members, D)`` by weight in the table's gradient, if any."""
         if table_grad is None:
             return
         rows_grad = skewed.transpose(2, 3) @ self._tile(members)  # [G, tiles, N + others - 1, D]
@@ -140,8 +142,8 @@ class Band:
             start = self.start + index * self.tile
             table_grad[:, start : start + rows_grad.size(2)].add_(rows_grad[:, index])
 
-    def _sum_rows_transposed(self, skewed: Tensor) -> Tensor:
-        """Compute :meth:`sum_rows` transposed, ``(c, D, members)``, as gradients of keys are."""
+    def _sum_weighted_rows_transposed(self, skewed: Tensor) -> Tensor:
+        """Compute :meth:`sum_weighted_rows` as ``(c, D, members)``, like gradients of keys."""
         sums = (self.rows.transpose(2, 3) @ skewed.transpose(2, 3)).unflatten(3, (-1, self.tile))
         return sums.permute(0, 3, 2, 1, 4).reshape(-1, sums.size(2), self.tiles * self.tile)
 

@@ -51,7 +51,7 @@ class Values:
         weights, reset_weights = self._split_weights(weights)
         if reset_weights is not None:
             gathered.baddbmm_(reset_weights, expand_reset_rows(self.table, reset_weights))
-        gathered += self.band.sum_rows(self.band.sum_by_row(weights))
+        gathered += self.band.sum_weighted_rows(self.band.sum_by_row(weights))
         return gathered
 
     def add_gradients(self, weights: Tensor, grad: Tensor, totals: Operands) -> Tensor:
