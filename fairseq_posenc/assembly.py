@@ -111,7 +111,7 @@ class Assembly(NamedTuple):
             drafts = Encodings({str(n): self._build_draft(item) for n, item in enumerate(layer)})
             x = torch.empty(1, 1, self.dims.embed_dim, device="meta")
             terms = drafts.terms(span, token)
-            terms = drafts.read_inputs(terms, x, token, self.dims.num_heads)
+            terms = drafts.add_input_terms(terms, x, token, self.dims.num_heads)
             self._check_combination(layer, terms, token)
             limits = self._limit_keys(self.spec.whole_stack + layer, token)
             projected = terms.projected(self._project, self._project)

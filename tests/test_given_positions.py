@@ -53,7 +53,7 @@ def scores_at(built, query: Tensor, key: Tensor, ids: Tensor) -> Tensor:
     _, key = rotated(built, key[None], key[None], ids)
     positions = give(ids, tgt_len)
     terms = built.terms(positions.span(), positions).unprojected(2)
-    terms = built.read_inputs(terms, INPUTS[None, : ids.size(1)].to(query.dtype), positions, 2)
+    terms = built.add_input_terms(terms, INPUTS[None, : ids.size(1)].to(query.dtype), positions, 2)
     return reference.scores(query, key, terms)[0]
 
 

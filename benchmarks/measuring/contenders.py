@@ -114,4 +114,4 @@ def _terms(spec: str, dims: Dims, device: torch.device) -> Terms:
         Span.from_lengths(1, 1, device), Shared.compute(shared.to(device), positions)
     )
     x = torch.zeros(1, 1, dims.embed_dim, device=device)
-    return layer.read_inputs(terms, x, positions, dims.num_heads)
+    return layer.add_input_terms(terms, x, positions, dims.num_heads)

@@ -63,7 +63,7 @@ def operation(contender: Contender, case: Case) -> Pass:
         if (rotation := attention.rotation(common)) is not None:
             q, k = rotation.rotate_queries(query), rotation.rotate_keys(key)
         terms = attention.terms(Span.from_lengths(case.length, case.length, case.device), common)
-        terms = layer.read_inputs(terms, x, positions, case.size.num_heads)
+        terms = layer.add_input_terms(terms, x, positions, case.size.num_heads)
         return BACKENDS[contender.backend].attend(
             AttentionCall(q, k, value, terms, Mask(), dropout=case.dropout)
         )[0]

@@ -39,7 +39,7 @@ def measure_errors(spec: str, backends: list[str], causal: bool) -> dict[str, fl
     query, key = _rotate(encodings, query, key, positions.ids)
     terms = encodings.terms(Span.from_lengths(LENGTH, LENGTH, device), positions)
     inputs = torch.randn(1, LENGTH, DIMS.embed_dim, device=device)
-    terms = encodings.read_inputs(terms, inputs, positions, DIMS.num_heads)
+    terms = encodings.add_input_terms(terms, inputs, positions, DIMS.num_heads)
     mask = Mask("lr" if causal else "both")
     call = AttentionCall(query, key, value, terms.unprojected(DIMS.num_heads), mask)
     expected = _attend_exactly(call, terms.expanded())

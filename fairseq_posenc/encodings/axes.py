@@ -28,7 +28,7 @@ class Sections(tuple[int, ...]):
 
 
 def assign_axes(
-    name: str, pairs: int, axes: int, sections: Sections | None, order: str
+    name: str, pairs: int, axes: int, sections: Sections | None, interleaved: bool
 ) -> list[int]:
     """Assign an axis, a number from 0, to each pair of coordinates.
 
@@ -37,9 +37,9 @@ def assign_axes(
         pairs: the number of pairs.
         axes: the number of axes.
         sections: the number of pairs of each axis; None for equal parts.
-        order: ``blocks`` and ``alternating``: the pairs of an axis stand together;
-            ``interleaved``: the axes take turns until their sections are full, and the first axis
-            gets the remaining pairs, as in Qwen3-VL.
+        interleaved: the axes take turns until their sections are full, and the first axis gets the
+            remaining pairs, as in Qwen3-VL: 4/2/2 gives 0 1 2 0 1 2 0 0. Otherwise the pairs of an
+            axis stand together.
 
     Raises:
         UserError: the pairs cannot be divided in this way.
@@ -48,17 +48,17 @@ def assign_axes(
         if pairs % axes:
             raise UserError(
                 f"{name}(axes={axes}): {pairs} pairs of coordinates cannot be divided among "
-                f"{axes} axes; give their numbers as sections, such as sections=16/24/24"
+                f"{axes} axes; give the pairs of each axis, such as sections=16/24/24"
             )
         sections = Sections([pairs // axes] * axes)
     if len(sections) != axes or sum(sections) != pairs:
         raise UserError(
-            f"{name}(axes={axes},sections={sections}): the sections must be {axes}, and their sum "
+            f"{name}(axes={axes},sections={sections}): there must be {axes} sections with the sum "
             f"{pairs}, the pairs of coordinates that are rotated"
         )
-    if order != "interleaved":
+    if not interleaved:
         return [axis for axis, count in enumerate(sections) for _ in range(count)]
-    assigned = [0] * pairs
+    assigned = [0] * pairs  # the first axis, unless another takes its turn
     for axis in range(1, axes):
         turns = range(axis, pairs, axes)[: sections[axis]]
         if len(turns) < sections[axis]:

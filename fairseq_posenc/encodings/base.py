@@ -32,7 +32,7 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, Span
 
 INIT_STD = 0.02  # BERT's, as for the rest of a masked language model
-# Where an encoding acts, in the order of the canonical form of specs.
+# Where an encoding acts, in the order of canonical specs ("positions": it numbers the tokens).
 Place = Literal["input", "rotation", "scores", "softmax", "mask", "positions"]
 
 
@@ -90,13 +90,14 @@ class Encoding(nn.Module):
 
     Options are the keyword-only arguments of the subclass's constructor, with types and defaults:
     the command line, the documentation and the error messages are made from them. Specs refuse
-    numbers that are not above 0.
+    numbers that are not above 0, unless the type is :class:`Signed`.
     """
 
     name: ClassVar[str]  # set by `register`
     acts_on: ClassVar[Place]
-    shared_by_layers: ClassVar[bool] = False  # True: one module for the stack, else one per layer
-    whole_stack: ClassVar[bool] = False  # True: applies to all layers, whichever layer names it
+    # True: the layers that use it share one module (`t5`); False: each has its own (`kerple`).
+    shared_by_layers: ClassVar[bool] = False
+    whole_stack: ClassVar[bool] = False  # True: applies to all layers, even if one names it
     widens: ClassVar[bool] = False  # True: its rotation makes queries and keys wider
     has_position_table: ClassVar[bool] = False  # True: a table has a row for each position
     # Positions that a caller may give: whole numbers, or also real ones; `unread`: any, unused.
@@ -134,6 +135,8 @@ class Encoding(nn.Module):
 
     def make_room(self, length: int) -> None:
         """Adapt constants that depend on the model's limit, so that it can read ``length`` tokens.
+
+        An encoding with such constants also replaces its ``dims`` (:meth:`Dims.with_room`).
 
         Raises:
             UserError: the encoding cannot read so many.
@@ -205,7 +208,7 @@ class Encoding(nn.Module):
 
     @classmethod
     def drawn_from(cls, options: Mapping[str, Any]) -> int | None:
-        """Read from the options how many numbers positions are drawn from; None if none are."""
+        """Read how many numbers random positions are drawn from; None if it draws no positions."""
         return None
 
     def locality(self, positions: Positions) -> Locality:
@@ -234,8 +237,9 @@ def register(name: str) -> Callable[[EncodingClass], EncodingClass]:
 class Encodings(nn.ModuleDict):
     """The encodings of a stack or of a layer, by name.
 
-    If the layers of a stack differ, each kind of layer uses some of them. A spec allows a layer at
-    most one encoding with a rotation, one with gates and one with states.
+    If the layers of a stack differ, each kind of layer uses some of them; but for ``rotation``, the
+    methods combine all. A spec allows a layer at most one encoding with a rotation, one with gates
+    and one with states.
 
     Args:
         encodings: the encodings by name, in the order of their spec.
@@ -249,11 +253,11 @@ class Encodings(nn.ModuleDict):
         self.kinds: tuple[tuple[str, ...], ...] = (tuple(encodings),)
 
     def as_dict(self) -> dict[str, Encoding]:
-        """Return the encodings by name, in the order of their spec, with their type."""
+        """Return the encodings by name, in the order of their spec, typed as encodings."""
         return {name: encoding for name, encoding in self.items() if isinstance(encoding, Encoding)}
 
     def as_list(self) -> list[Encoding]:
-        """List the encodings in the order of their spec, with their type."""
+        """List the encodings in the order of their spec."""
         return list(self.as_dict().values())
 
     def select(self, kind: int) -> Encodings:
@@ -272,26 +276,28 @@ class Encodings(nn.ModuleDict):
         Args:
             x: the input of the layer for the last T tokens, ``(B, T, C)``.
             positions: the positions of the tokens.
-            past: the result of earlier steps, ``(B, G, S - T, 2)``.
+            past: the result of earlier steps, ``(B, H, S - T, 2)``.
 
         Returns:
-            ``(B, G, S, 2)``, two parts of each sum (see :func:`sum_exactly`). Here G is H, or 2 H
-            in an encoder.
+            ``(B, H, S, 2)``, or ``(B, 2 H, S, 2)`` in an encoder; two parts of each sum (see
+            :func:`sum_exactly`).
         """
         gates = _find_first(encoding.forget_gates(x) for encoding in self.as_list())
         if gates is None:
             return None
-        logs = F.logsigmoid(at_least_fp32(gates)).transpose(1, 2)  # [B, G, T]
+        logs = F.logsigmoid(at_least_fp32(gates)).transpose(1, 2)  # [B, H or 2 H, T]
         if (padding := positions.padding) is not None:  # a gate of 1 forgets nothing
             logs = logs.masked_fill(padding[:, None, -x.size(1) :], 0.0)
-        sums = sum_exactly(logs, None if past is None else past[:, :, -1:])
+        sums = sum_exactly(logs, None if past is None else past[:, :, -1:])  # from the last one on
         return sums if past is None else torch.cat([past, sums], 2)
 
     def states(self, x: Tensor) -> Tensor | None:
         """Project the queries' tokens (see :meth:`Encoding.states`)."""
         return _find_first(encoding.states(x) for encoding in self.as_list())
 
-    def read_inputs(self, terms: Terms, x: Tensor, positions: Positions, num_heads: int) -> Terms:
+    def add_input_terms(
+        self, terms: Terms, x: Tensor, positions: Positions, num_heads: int
+    ) -> Terms:
         """Add decay and states, the terms that are computed from a layer's input.
 
         Args:

@@ -7,7 +7,7 @@ from fairseq_posenc.encodings.base import Dims, Encoding, register
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.positions import Positions, Span
 
-SMALLEST = 1e-2  # r1 and r2 are clamped to it, as in the authors' code
+MIN_PARAMETER = 1e-2  # r1 and r2 are clamped to it, as in the authors' code
 
 
 @register("kerple")
@@ -25,7 +25,7 @@ class Kerple(Encoding):
         Chi et al. (2022), "KERPLE: Kernelized Relative Positional Embedding for Length
         Extrapolation", arXiv:2205.09921, the logarithmic variant.
     Differs:
-        r1 starts uniform in (0, 2), r2 in (0, 1); both are kept above 0.01.
+        r1 starts uniform in (0, 2), r2 in (0, 1); both are kept at 0.01 or more.
     """
 
     acts_on = "scores"
@@ -43,13 +43,13 @@ class Kerple(Encoding):
         nn.init.uniform_(self.r2, 0, 1)
 
     def terms(self, span: Span, positions: Positions) -> Terms:
-        """Compute the penalties as bias, ``(H, R)``, or by pair, in float32 at least."""
-        return Terms.by_distance(span, self._penalise, self.scale_factor)
+        """Compute minus the penalties as bias, ``(H, R)``, or by pair, in float32 at least."""
+        return Terms.by_distance(span, self._bias, self.scale_factor)
 
-    def _penalise(self, distances: Tensor) -> Tensor:
-        """Compute the penalty of each head at distances ``(...)``, ``(H, ...)``."""
+    def _bias(self, distances: Tensor) -> Tensor:
+        """Compute minus the penalty of each head at distances ``(...)``, ``(H, ...)``."""
         distances = distances.abs().to(torch.promote_types(self.r1.dtype, torch.float32))
         shape = (-1, *[1] * distances.dim())  # [H, ...]
-        r1 = self.r1.clamp(min=SMALLEST).view(shape)
-        r2 = self.r2.clamp(min=SMALLEST).view(shape)
+        r1 = self.r1.clamp(min=MIN_PARAMETER).view(shape)
+        r2 = self.r2.clamp(min=MIN_PARAMETER).view(shape)
         return -r1 * torch.log1p(r2 * distances)

@@ -95,7 +95,8 @@ class Rope(Encoding):
         self.axes = axes or (len(sections) if sections else 1)
         if sections is not None and pairs == "alternating":
             raise UserError(f"{self.name}(pairs=alternating): its axes have equal parts")
-        pair_axes = assign_axes(self.name, self.rotated // 2, self.axes, sections, pairs)
+        interleaved = pairs == "interleaved"
+        pair_axes = assign_axes(self.name, self.rotated // 2, self.axes, sections, interleaved)
         self.pair_axes = make_constant(pair_axes, torch.device("cpu"), torch.long)
         self.scaling.check(self.name, self._range_width)
         self._compute_frequencies()

@@ -42,8 +42,8 @@ class Runs(NamedTuple):
         """
         if torch.compiler.is_compiling():
             return slice(None), cls(starts, span)
-        first, last = (bisect_right(starts, end) for end in (span.low, span.high))
-        return slice(first, last + 1), cls(starts[first:last], span)
+        first_row, last_row = bisect_right(starts, span.low), bisect_right(starts, span.high)
+        return slice(first_row, last_row + 1), cls(starts[first_row:last_row], span)
 
     @property
     def rows(self) -> int:
@@ -55,10 +55,11 @@ class Runs(NamedTuple):
         """Whether each distance of the span has its own row; False while torch compiles."""
         if torch.compiler.is_compiling():
             return False
+        # `select` keeps only the starts inside the span, so their number decides.
         return len(self.starts) == self.span.high - self.span.low and self.span.ids is None
 
     def representatives(self) -> Tensor:
-        """List one distance of each row, int64 ``(rows,)``."""
+        """List a distance of each row, the last of the first row: int64 ``(rows,)``."""
         distances = (self.starts[0] - 1, *self.starts) if self.starts else (self.span.low,)
         return make_constant(distances, self.span.device, torch.long)
 
@@ -88,20 +89,20 @@ class Runs(NamedTuple):
         """Repeat rows along their runs, so that each distance of the span has a row.
 
         Args:
-            table: has rows in dimension ``dim``; the rows of a reset stay at the end.
+            table: has rows in dimension ``dim``; the two rows of a reset, if any, stay at the end.
             dim: the dimension of the rows.
         """
-        rows, reset = table.split([self.rows, table.size(dim) - self.rows], dim)
+        distinct, reset = table.split([self.rows, table.size(dim) - self.rows], dim)
         if not self._only_repeats_ends:
-            rows = rows.index_select(dim, self.find(self.span.distances()))
-            return torch.cat([rows, reset], dim)
+            by_distance = distinct.index_select(dim, self.find(self.span.distances()))
+            return torch.cat([by_distance, reset], dim)
         # Repeated ends are cheaper than an index, and their gradient is deterministic.
-        sizes = list(rows.shape)
+        sizes = list(distinct.shape)
         sizes[dim] = self.starts[0] - 1 - self.span.low
-        below = rows.narrow(dim, 0, 1).expand(sizes)
+        below = distinct.narrow(dim, 0, 1).expand(sizes)
         sizes[dim] = self.span.high - self.starts[-1]
-        above = rows.narrow(dim, self.rows - 1, 1).expand(sizes)
-        return torch.cat([below, rows, above, reset], dim)
+        above = distinct.narrow(dim, self.rows - 1, 1).expand(sizes)
+        return torch.cat([below, distinct, above, reset], dim)
 
     @property
     def _only_repeats_ends(self) -> bool:
@@ -111,7 +112,7 @@ class Runs(NamedTuple):
         return self.span.low < self.starts[0] and self.starts[-1] <= self.span.high
 
     def select_keys(self, places: slice | Tensor) -> Runs:
-        """Leave out all keys but those at the indices ``places`` from the ids of the span."""
+        """Keep only the keys at the indices ``places`` in the ids of the span."""
         assert self.span.ids is not None
         return self._replace(span=self.span._replace(ids=self.span.ids[:, places]))
 
@@ -129,15 +130,15 @@ class Runs(NamedTuple):
         return kept.start or 0, runs
 
 
-def mirror(begins: Sequence[int], both_sides: bool = True) -> tuple[int, ...]:
+def mirror(starts: Sequence[int], both_sides: bool = True) -> tuple[int, ...]:
     """Compute :attr:`Runs.starts` of signed distances from the runs of unsigned distances.
 
     >>> mirror((1, 4))  # 0, 1 to 3, and 4 or more: up to -4, -3 to -1, 0, 1 to 3, 4 or more
     (-3, 0, 1, 4)
 
     Args:
-        begins: the distances of at least 1 at which runs begin, ascending.
+        starts: the distances of at least 1 at which runs begin, ascending.
         both_sides: whether later keys have such runs, too; otherwise they count as distance 0.
     """
-    earlier = tuple(1 - begin for begin in reversed(begins))
-    return (*earlier, *begins) if both_sides else earlier
+    earlier = tuple(1 - start for start in reversed(starts))
+    return (*earlier, *starts) if both_sides else earlier

@@ -9,7 +9,8 @@ class Cost(NamedTuple):
     """Formulas of a layer's cost on the reference backend: n tokens, h heads of width d, C = h d.
 
     A table has u distinct rows: 2n-1, or fewer where distances share rows (see
-    :class:`~fairseq_posenc.encodings.runs.Runs`). States have the width w. Empty means no cost.
+    :class:`~fairseq_posenc.encodings.runs.Runs`). States have the width w. ``{g}`` is h if each
+    head has a table, and nothing otherwise. Empty means no cost.
 
     Attributes:
         operations: multiplications and additions for each sentence.
@@ -28,12 +29,13 @@ class Term(NamedTuple):
     """The description of a field of :class:`~fairseq_posenc.encodings.terms.Terms`.
 
     Attributes:
-        axes: the shape in letters of :mod:`~fairseq_posenc.encodings.base`; B may be 1 as well.
+        axes: the shape, a letter for each dimension (see :mod:`~fairseq_posenc.encodings.base`); B
+            may be 1 as well.
         enters: the place in the equation. ``content``: it multiplies the content term; ``table``:
             its dot products are added or multiplied; ``bias``: it is added after scaling;
             ``states``: its products with states are added after scaling; ``values``: it is added to
             the values.
-        cost: the cost in a layer; ``{g}`` is h if each head has a table, and nothing otherwise.
+        cost: the cost in a layer.
     """
 
     axes: str

@@ -3,12 +3,14 @@
 With q_i and k_j the (rotated) query and key and r = j - i their distance, the score is::
 
     e_ij = tau_i * (scale * combine(gain_r * q_i.k_j,  q_i.Q_r,  k_j.K_r)
-                    +  s_i.P_r  +  bias_r  +  bias_ij  +  c_i - c_j)
+                    +  q_i.a_p  +  s_i.P_r  +  bias_r  +  bias_ij  +  c_i - c_j)
 
-where combine is a sum or a product, scale = 1 / sqrt(scale_factor * head_dim), s is a second
-projection of the tokens (their states), c is the decay of the tokens, and tau_i is the query's
-temperature, 1 by default. A cap C turns e_ij into C * tanh(e_ij / C). A sink is one more score in
-the softmax, with a value of zeros.
+where combine is a sum or a product, scale = 1 / sqrt(scale_factor * head_dim), p is a position that
+depends on the content (see ``counted_table``), s is a second projection of the tokens (their
+states), and c is the decay of the tokens; for a later key j, c_j - c_i may be added instead (see
+``later_decay``). tau_i is the query's temperature, 1 by default, possibly times ``visible_offset +
+log_visible * log(number of visible keys)``. A cap C turns e_ij into C * tanh(e_ij / C). A sink is
+one more score in the softmax, with a value of zeros. The output is the sum of v_j + V_r by weight.
 
 The letters of shapes are those of :mod:`~fairseq_posenc.encodings.base`.
 """
@@ -50,26 +52,24 @@ class Terms(NamedTuple):
         channel_gain: ``(G, R, D)``, multiplies the content term channel by channel.
         content_rows: ``(R, C)``; the key and query projections of each layer turn them into its
             query and key tables.
-        value_table: ``(G, R, D)``, added to the values at each distance.
+        value_table: ``(G, R, D)``, V, added to the values at each distance.
         bias: ``(G, R)``, added after scaling.
         pair_bias: ``(B or 1, G, T, S)``, added after scaling.
         state_table: ``(G, R, W)``, P, whose products with ``states`` are added after scaling.
-        product: combine by product in place of the sum.
+        product: whether the three terms of ``combine`` are multiplied, not added.
         scale_factor: c of the scale 1/sqrt(c * D); None if this encoding does not set it. It is 1
             if none does.
         first: ``(B or 1, S)`` of bool, the first real token of each row; None for no reset.
         decay: ``(B or 1, H, S, parts)``, parts that add up to c (each is exact in float32, c may
-            not be); c_i - c_j is added to the scores of a query and its earlier keys. Padding has
-            the c of the token before it.
-        later_decay: c for later keys: c_j - c_i is added to their scores; None if ``decay`` serves
-            all keys.
+            not be). Padding has the c of the token before it.
+        later_decay: another c in the same form, of which c_j - c_i is added to the scores of later
+            keys j; None if c_i - c_j of ``decay`` is added for all keys.
         temperature: ``(B or 1, G, T)``, multiplies all scores of a query.
-        counted_table: ``(P, D)``, a; q_i.a_p is added to the score, where p is the sum of
-            sigmoid(scale * gain * q_i.k_t) over the keys t from j to i, and a_p is interpolated
+        counted_table: ``(P, D)``, a, of contextual positions (CoPE). The position p of key j is the
+            sum of sigmoid(scale * gain * q_i.k_t) over the keys t from j to i; a_p is interpolated
             between the rows of the whole numbers around p. For causal directions.
-        log_visible: ``(G,)``; the scores of a query are also multiplied by a factor: this times the
-            logarithm of the number of keys that the query may see.
-        visible_offset: ``(G,)``, added to that factor.
+        log_visible: ``(G,)``, multiplied by the logarithm of the number of keys that a query sees.
+        visible_offset: ``(G,)``, added to this product; 0 if None.
         states: ``(B, H, T, W)``, s, of the queries' tokens.
         sink: ``(G,)``, a score that takes part in the softmax, and whose weight is dropped.
         softcap: C, the limit of the scores.
@@ -101,13 +101,9 @@ class Terms(NamedTuple):
 
     @classmethod
     def by_distance(
-        cls,
-        span: Span,
-        bias: Callable[[Tensor], Tensor],
-        scale_factor: float,
-        axes: int = 1,
+        cls, span: Span, bias: Callable[[Tensor], Tensor], scale_factor: float, axes: int = 1
     ) -> Terms:
-        """Add a function of the distance to the scores; on several axes, the sum over them.
+        """Make a bias that is a function of the distance; on several axes, the sum over them.
 
         Args:
             span: the distances of the call.
@@ -151,7 +147,7 @@ class Terms(NamedTuple):
 
     @property
     def content_only(self) -> bool:
-        """Whether attention is a plain scaled dot product, with or without a bias."""
+        """Whether attention is a scaled dot product, but for bias, states, decay and the softmax."""
         if self.product or self.counted_table is not None or self.softcap is not None:
             return False
         return not any(self.present("content", "table", "values"))
@@ -173,7 +169,7 @@ class Terms(NamedTuple):
 
     @property
     def changes(self) -> bool:
-        """Whether a table, a bias or a product makes attention differ from plain attention."""
+        """Whether there is a product or one of ``TERMS`` (not a temperature, a decay or a sink)."""
         return self.product or any(self.present())
 
     @property
@@ -187,10 +183,11 @@ class Terms(NamedTuple):
             raise UserError("reset must apply to every encoding of the scores, or to none")
         if self.multiplies and other.multiplies:
             raise UserError("two encodings that multiply the scores cannot be combined")
-        if self.bias is None or other.bias is None:
-            return Terms(*map(_combine, self._fields, self, other))
-        # Biases are added up, so both need a row for each distance.
-        return Terms(*map(_combine, self._fields, self.expanded("bias"), other.expanded("bias")))
+        ours, theirs = self, other
+        if self.bias is not None and other.bias is not None:
+            # They are added up, so both need a row for each distance.
+            ours, theirs = self.expanded("bias"), other.expanded("bias")
+        return Terms(*map(_combine, self._fields, ours, theirs))
 
     def with_runs(self, runs: Runs) -> Terms:
         """Set the runs of distances that share rows, for all tables."""
@@ -211,7 +208,7 @@ class Terms(NamedTuple):
         """
         runs = dict(self.runs)
         tables: dict[str, Any] = {}
-        expanded: dict[tuple[int, int], Tensor] = {}  # two fields may hold one table: expand once
+        expanded: dict[tuple[int, int], Tensor] = {}  # a table that two fields hold: expanded once
         for name in names or self.runs:
             table = getattr(self, name)
             table_runs = runs.get(name)
@@ -252,7 +249,7 @@ class Terms(NamedTuple):
         return self._replace(content_rows=None, runs=runs) | tables
 
     def with_decay(self, decay: Tensor | None, num_heads: int) -> Terms:
-        """Add the decay of a layer, ``(B, G, S, 2)``, the second half of G for later keys."""
+        """Add the decay of a layer, ``(B, H, S, 2)``, or ``(B, 2 H, S, 2)`` with later keys'."""
         if decay is None:
             return self
         earlier, later = decay[:, :num_heads], decay[:, num_heads:]
@@ -270,43 +267,47 @@ class Terms(NamedTuple):
         return self._map_keys(drop_first).without_first_distances(count)
 
     def select_keys(self, places: Tensor, tgt_len: int, src_len: int) -> Terms:
-        """Leave out all keys but those at ``places``, ascending, int64 ``(K,)``.
+        """Keep only the keys at ``places``, ascending, int64 ``(K,)``.
+
+        A table by distance keeps the rows that the last query reads, and T - 1 at the end. Earlier
+        queries read up to T - 1 rows later, so each gap begins with T - 1 hidden keys: with T = 3,
+        ``ab...fgh`` becomes ``ab00fgh`` (:meth:`~fairseq_posenc.modules.cache.Kept.with_gaps`).
 
         Args:
-            places: the indices among the S keys. The last ones are those of the queries; T - 1
-                hidden keys lie before a gap (see
-                :meth:`~fairseq_posenc.modules.cache.Kept.with_gaps`).
+            places: the indices among the S keys; the last ones are those of the queries.
             tgt_len: T.
             src_len: S.
         """
-        later = torch.arange(src_len, src_len + tgt_len - 1, device=places.device)
-        indices = torch.cat([places, later])  # n stands for the distance n - (src_len - 1)
-        selected: dict[str, Any] = {}
-        by_ids = {
+        after_last = torch.arange(src_len, src_len + tgt_len - 1, device=places.device)
+        rows = torch.cat([places, after_last])  # row n is that of the distance n - (src_len - 1)
+        runs_by_ids = {
             name: runs.select_keys(places)
             for name, runs in self.runs.items()
             if runs.span.ids is not None
         }
+        tables: dict[str, Any] = {}
         for name, term, table in self.present():
-            if term.rows is None or name in by_ids:
+            if term.rows is None or name in runs_by_ids:
                 continue
-            count = src_len + tgt_len - 1
-            rows = indices
             if (runs := self.runs.get(name)) is not None:
                 count = runs.rows
-                rows = runs.find(indices - (src_len - 1))
+                index = runs.find(rows - (src_len - 1))
+            else:
+                count = src_len + tgt_len - 1
+                index = rows
             by_distance, reset = table.split([count, table.size(term.rows) - count], term.rows)
-            by_distance = by_distance.index_select(term.rows, rows)
-            selected[name] = torch.cat([by_distance, reset], term.rows)
-        keys = self._map_keys(lambda x, dim: x.index_select(dim, places.to(x.device)))
-        return keys._replace(**selected, runs=by_ids)
+            by_distance = by_distance.index_select(term.rows, index)
+            tables[name] = torch.cat([by_distance, reset], term.rows)
+        selected = self._map_keys(lambda x, dim: x.index_select(dim, places.to(x.device)))
+        # `tables` have a row for each distance now, so no runs.
+        return selected._replace(**tables, runs=runs_by_ids)
 
     def _map_keys(self, select: Callable[[Tensor, int], Tensor]) -> Terms:
         """Apply ``select`` to each field that has a dimension S, and to this dimension."""
         selected: dict[str, Any] = {
-            name: select(tensor, tensor.dim() - 1)
+            name: select(tensor, term.axes.index("S"))
             for name, term, tensor in self.present()
-            if term.rows is None
+            if "S" in term.axes
         }
         if self.first is not None:
             selected["first"] = select(self.first, 1)
@@ -377,5 +378,6 @@ def _combine(name: str, ours: Any, theirs: Any) -> Any:
     if name in ("decay", "later_decay"):  # parts of a sum: all of them together
         sizes = torch.broadcast_shapes(ours.shape[:-1], theirs.shape[:-1])
         return torch.cat([x.expand(*sizes, -1) for x in (ours, theirs)], -1)
+    # `log_visible` comes before `visible_offset`, the other field of such a temperature.
     term = "temperature" if name == "log_visible" else name.replace("_", " ")
     raise UserError(f"two encodings both bring a {term} to the scores: choose one of them")

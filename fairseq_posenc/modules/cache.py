@@ -70,7 +70,7 @@ class Kept(NamedTuple):
 
         In a table by distance, the rows of a query begin one row earlier than those of the query
         before. So for T queries a gap needs room for T - 1 more rows, which these keys make: with
-        T = 3, keys at the places ``ab....gh`` become ``ab00gh``.
+        T = 3, keys at the places ``ab...fgh`` become ``ab00fgh``.
 
         Args:
             queries: T.

@@ -92,7 +92,7 @@ def _split_scores(attention: MultiheadAttention, queries: Tensor, keys: Tensor) 
     if isinstance(attention, PositionalAttention):
         assert shared is not None, "a layer of a stack"
         span = Span.from_lengths(queries.size(0), keys.size(0), queries.device)
-        terms = attention.encodings.read_inputs(
+        terms = attention.encodings.add_input_terms(
             attention.terms(span, shared),
             queries.transpose(0, 1),
             shared.positions,

@@ -125,10 +125,10 @@ class Band:
             member_grad: of queries ``(c, members, D)``, or of keys ``(c, D, members)``.
             table_grad: None if the table needs none.
         """
-        if self.side == QUERY_SIDE:
-            member_grad.add_(self.sum_weighted_rows(skewed))
-        else:
-            member_grad.add_(self._sum_weighted_rows_transposed(skewed))
+        by_query = self.side == QUERY_SIDE
+        member_grad.add_(
+            self.sum_weighted_rows(skewed) if by_query else self._sum_transposed(skewed)
+        )
         self.add_table_gradient(table_grad, skewed, members)
 
     def add_table_gradient(
@@ -142,7 +142,7 @@ class Band:
             start = self.start + index * self.tile
             table_grad[:, start : start + rows_grad.size(2)].add_(rows_grad[:, index])
 
-    def _sum_weighted_rows_transposed(self, skewed: Tensor) -> Tensor:
+    def _sum_transposed(self, skewed: Tensor) -> Tensor:
         """Compute :meth:`sum_weighted_rows` as ``(c, D, members)``, like gradients of keys."""
         sums = (self.rows.transpose(2, 3) @ skewed.transpose(2, 3)).unflatten(3, (-1, self.tile))
         return sums.permute(0, 3, 2, 1, 4).reshape(-1, sums.size(2), self.tiles * self.tile)

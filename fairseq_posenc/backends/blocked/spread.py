@@ -53,8 +53,7 @@ def _narrow(x: Tensor, dim: int, part: slice) -> Tensor:
 class KeyProducts:
     """The products of all keys of a chunk with all distinct rows, which its blocks share.
 
-    Most blocks see most keys, each at other distances. If each computed its products by itself,
-    many would be computed again.
+    Most blocks see most keys, at other distances; by itself, each would compute many of them again.
 
     Args:
         key: ``(c, S, D)``.
