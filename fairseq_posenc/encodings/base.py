@@ -97,7 +97,7 @@ class Encoding(nn.Module):
     acts_on: ClassVar[Place]
     # True: the layers that use it share one module (`t5`); False: each has its own (`kerple`).
     shared_by_layers: ClassVar[bool] = False
-    whole_stack: ClassVar[bool] = False  # True: applies to all layers, even if one names it
+    whole_stack: ClassVar[bool] = False  # True: all layers use it, whichever names it
     widens: ClassVar[bool] = False  # True: its rotation makes queries and keys wider
     has_position_table: ClassVar[bool] = False  # True: a table has a row for each position
     # Positions that a caller may give: whole numbers, or also real ones; `unread`: any, unused.
@@ -237,9 +237,9 @@ def register(name: str) -> Callable[[EncodingClass], EncodingClass]:
 class Encodings(nn.ModuleDict):
     """The encodings of a stack or of a layer, by name.
 
-    If the layers of a stack differ, each kind of layer uses some of them; but for ``rotation``, the
-    methods combine all. A spec allows a layer at most one encoding with a rotation, one with gates
-    and one with states.
+    If the layers of a stack differ, each kind of layer uses some of them: ``rotation`` takes the
+    kind; ``decay`` and ``states`` are for the encodings of one layer. A spec allows a layer at most
+    one encoding with a rotation, one with gates and one with states.
 
     Args:
         encodings: the encodings by name, in the order of their spec.

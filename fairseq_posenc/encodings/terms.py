@@ -147,7 +147,7 @@ class Terms(NamedTuple):
 
     @property
     def content_only(self) -> bool:
-        """Whether attention is a scaled dot product, but for bias, states, decay and the softmax."""
+        """Whether attention is a scaled dot product but for bias, states, decay and softmax."""
         if self.product or self.counted_table is not None or self.softcap is not None:
             return False
         return not any(self.present("content", "table", "values"))
