@@ -248,8 +248,8 @@ def test_text_before_an_image_is_on_both_axes():
     ("spec", "message"),
     [
         ("rope(axes=3)", r"rope\(axes=3\): 4 pairs of coordinates cannot be divided among 3 axes"),
-        ("rope(sections=2/3)", r"sections must be 2, and their sum 4"),
-        ("rope(axes=3,sections=2/2)", r"sections must be 3, and their sum 4"),
+        ("rope(sections=2/3)", r"there must be 2 sections with the sum 4"),
+        ("rope(axes=3,sections=2/2)", r"there must be 3 sections with the sum 4"),
         ("rope(sections=1/3,pairs=interleaved)", "only the first section may be more"),
         ("rope(sections=1/3,pairs=alternating)", "its axes have equal parts"),
         ("rope(sections=1/x)", "write the pairs of each axis as 16/24/24"),
