@@ -209,7 +209,9 @@ def test_biases_and_masks_are_made_once_a_forward_pass(
 
 def test_a_resets_rows_are_found_once_a_forward_pass(monkeypatch):
     calls, real = [], by_distance._compute_row_index
-    monkeypatch.setattr(by_distance, "_compute_row_index", lambda *args: calls.append(1) or real(*args))
+    monkeypatch.setattr(
+        by_distance, "_compute_row_index", lambda *args: calls.append(1) or real(*args)
+    )
     options = {"position_encoding": "m4+reset", "position_backend": "reference"}
     logits(make_model("masked_lm", **options), "masked_lm", make_tokens())
     assert len(calls) == 1
