@@ -17,11 +17,11 @@ from fairseq.data import Dictionary
 from fairseq_posenc.checkpoints.dictionary import DICTIONARY, load_dictionary
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.files import write_whole
-from fairseq_posenc.workbench.running.executor import run_jobs
+from fairseq_posenc.workbench.running.executor import Slurm, run_jobs
 from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.files import checksum, read_json
 from fairseq_posenc.workbench.running.folders import MANIFEST, WholeFolder, read_progress
-from fairseq_posenc.workbench.running.jobs import Job, Step
+from fairseq_posenc.workbench.running.jobs import Job, ResultStep
 from fairseq_posenc.workbench.running.progress import format_counts, say
 from fairseq_posenc.workbench.tokens.symbols import SymbolEncoder, warn_of_unknown
 from fairseq_posenc.workbench.tokens.tokenizer import SpecialSymbols
@@ -46,7 +46,7 @@ from .vocabulary import PACKAGES, save_dictionary
 _FORMAT = 2  # version of manifest.json
 _COUNTS_FILE = "counts.json"
 _PADDING_FACTOR = 8  # dictionaries are padded to a multiple of it, as in fairseq
-# Settings that do not change the content of a data-bin, or that its manifest has elsewhere.
+# Settings that do not change the content of a data-bin, or that stand elsewhere in its manifest.
 _UNRECORDED = ("inputs", "vocabulary", "out", "dict_only", "workers", "cluster")
 
 
@@ -72,7 +72,7 @@ class Binarizer:
         """
         settings = self._settings
         if settings.cluster:
-            self._run_jobs()
+            self._run_jobs(settings.cluster)
         elif settings.dict_only and settings.num_shards > 1:
             self._write_counts()
         elif settings.dict_only:
@@ -88,36 +88,35 @@ class Binarizer:
         """Build a binarizer with changed settings."""
         return Binarizer(replace(self._settings, **changes), self._text_rules.line_format)
 
-    def _run_jobs(self) -> None:
+    def _run_jobs(self, cluster: Slurm) -> None:
         """Make all shards as jobs of a cluster; first count symbols if they need a dictionary."""
         settings = self._settings
-        assert settings.cluster
         # So that jobs find this package, which is not installed.
         programs = str(Path(__file__).parents[1])
         inherited = os.environ.get("PYTHONPATH")
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [programs, inherited]))
-        changes: dict[str, Any] = {"workers": int(settings.cluster.options.get("cpus-per-task", 1))}
+        binarizer = self._replace(workers=int(cluster.options.get("cpus-per-task", 1)))
         if settings.makes_dictionary:
             counter: Counter[str] = Counter()
-            for folder in self._replace(**changes, dict_only=True)._make_shards():
+            for folder in binarizer._replace(dict_only=True)._make_shards(cluster):
                 counter.update(read_json(folder / _COUNTS_FILE))
             path = settings.out / DICTIONARY
             save_dictionary(self._build_dictionary(counter), path)
-            changes["vocabulary"] = settings.vocabulary._replace(dict_txt=path)
+            binarizer = binarizer._replace(vocabulary=settings.vocabulary._replace(dict_txt=path))
         if not settings.dict_only:
-            self._replace(**changes)._make_shards()
+            binarizer._make_shards(cluster)
 
-    def _make_shards(self) -> list[Path]:
+    def _make_shards(self, cluster: Slurm) -> list[Path]:
         """Make the missing shards, each in a job; return the folders of all shards."""
         settings = self._settings
-        assert settings.cluster
-        plan = self._plan({})
+        plan = self._plan({})  # compared with those of shards, except what differs between shards
         files = find_files(settings.inputs["train"])
         numbers = range(settings.num_shards)
         jobs = [self._replace(shard=number, cluster=None)._build_job() for number in numbers]
         folders = [job.folder for job in jobs]
+        # Shards with other settings are refused before any job starts.
         read_shards([folder for folder in folders if folder.exists()], plan)
-        run_jobs(jobs, settings.out, settings.cluster)
+        run_jobs(jobs, settings.out, cluster)
         check_coverage(read_shards(folders, plan), files)
         say(f"{len(jobs)} shards in {folders[0].parent} have all of {len(files)} files, once")
         return folders
@@ -125,13 +124,8 @@ class Binarizer:
     def _build_job(self) -> Job:
         """Build the job of a shard, which runs this binarizer."""
         folder = self._settings.folder
-        step = Step(
-            folder,
-            {},
-            work=lambda _: self.run(),
-            progress=lambda: read_progress(folder),
-            result=MANIFEST,
-        )
+        # Without inputs, as the manifest holds the plan, which `run` compares.
+        step = ResultStep(folder, {}, lambda _: self.run(), lambda: read_progress(folder), MANIFEST)
         return Job(str(folder.relative_to(self._settings.out)), folder, (step,))
 
     def _write_counts(self) -> None:
@@ -186,7 +180,7 @@ class Binarizer:
         pool: Pool,
         done: dict[str, Any],
     ) -> None:
-        """Write a split unless it is done; ``done`` has results or unfinished states by split."""
+        """Write a split unless ``done[name]`` is its result, with ``outputs``, not only a state."""
         if "outputs" not in done.get(name, {}):
 
             def save(state: SplitState) -> None:
@@ -197,10 +191,12 @@ class Binarizer:
             split = Split(folder.partial / name, inputs, symbols, self._settings, state, save)
             done[name] = split.write(pool)
             folder.save(done)
+        # The index was made of this file. It is there still if an earlier call was killed here.
         (folder.partial / f"{name}.sizes").unlink(missing_ok=True)
         counts = done[name]["counts"]
         print(f"{name}: {format_counts(counts)}")
-        warn_of_unknown(name, counts["unknown_tokens"], counts["tokens"] - counts["items"])
+        words = counts["tokens"] - counts["items"]  # an item has one </s>
+        warn_of_unknown(name, counts["unknown_tokens"], words)
         if special := counts.get("special_tokens"):
             say(f"warning: {name} has {special:,} words that fairseq takes for <s>, </s> or <pad>")
 
@@ -212,11 +208,8 @@ class Binarizer:
     def _find_inputs(self, split: str) -> list[Input]:
         """Find the parts of a split; only ``train`` is divided into shards."""
         settings = self._settings
-        if split == "train":
-            parts = self._find_parts(split, settings.shard, settings.num_shards)
-        else:
-            parts = self._find_parts(split)
-        return list(map(Input.from_part, parts))
+        shard, num_shards = (settings.shard, settings.num_shards) if split == "train" else (0, 1)
+        return list(map(Input.from_part, self._find_parts(split, shard, num_shards)))
 
     def _plan(self, inputs: dict[str, list[Input]]) -> dict[str, Any]:
         """List all settings and checksums that the content of the folder depends on."""
@@ -236,6 +229,7 @@ class Binarizer:
     def _count_dictionary(self) -> Dictionary:
         """Build the dictionary by counting the whole training text in this process."""
         parts = self._find_parts("train")
+        # without checksums, which only a manifest needs, and for which all text would be read twice
         return self._build_dictionary(self._count_symbols([Input(part) for part in parts]))
 
     def _count_symbols(self, inputs: Sequence[Input]) -> Counter[str]:

@@ -1,7 +1,7 @@
 """Truncates examples, and writes the splits of a GLUE task as fairseq reads them.
 
-A sentence is stored with ``</s>`` at its end; of two sentences, fairseq makes ``<s> first </s>
-</s> second </s>``. Its data set of a side (``input0``, ``input1``) has one item per example.
+A sentence is stored with ``</s>`` at its end; two are joined by fairseq, as ``<s> first </s>
+</s> second </s>``. The data set of a side (``input0``, ``input1``) has one item per example.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ class Writer(NamedTuple):
     def write(self, task: Task, split: str, examples: Examples) -> dict[str, int]:
         """Write a split; return its counts."""
         counts = self._write_sentences(split, examples)
+        # without the special symbols: two for each sentence
         words = counts["tokens"] - 2 * len(examples.sentences) * len(examples.ids)
         warn_of_unknown(f"{task.name} {split}", counts["unknown_tokens"], words)
         if split in task.test_splits:
@@ -61,7 +62,7 @@ class Writer(NamedTuple):
             batch = slice(start, start + _BATCH_SIZE)
             encoded = [self.encoder.encode(texts[batch]) for texts in examples.sentences]
             lengths = np.stack([sizes.astype(np.int64) - 1 for _, sizes in encoded], axis=1)
-            kept = truncate_lengths(lengths, room)
+            kept = truncate_lengths(lengths, room)  # without </s>, as are lengths
             for side, store in enumerate(stores):
                 tokens = truncate(*encoded[side], kept[:, side])
                 counts["unknown_tokens"] += int((tokens == self.symbols.unk).sum())
@@ -100,7 +101,7 @@ class Writer(NamedTuple):
 
 def _finish(store: Store) -> None:
     store.finish()
-    store.prefix.with_suffix(".sizes").unlink()  # needed only to resume a split
+    store.prefix.with_suffix(".sizes").unlink()  # the index was made of it
 
 
 def build_label_dictionary(task: Task) -> Dictionary:
@@ -124,13 +125,11 @@ def truncate_lengths(lengths: np.ndarray, room: int) -> np.ndarray:
     if lengths.shape[1] == 1:
         return np.minimum(lengths, room)
     first, second = lengths.T
-    larger_half = room - room // 2
-    smaller_half = room // 2
-    too_long = first + second > room
-    cut_first = np.maximum(larger_half, room - np.minimum(second, smaller_half))
-    cut_second = np.maximum(smaller_half, room - np.minimum(first, larger_half))
-    kept = np.minimum(lengths, np.stack([cut_first, cut_second], axis=1))
-    return np.where(too_long[:, None], kept, lengths)
+    second_share = room // 2  # a sentence within its share is never cut
+    first_share = room - second_share
+    kept_first = np.minimum(first, room - np.minimum(second, second_share))
+    kept_second = np.minimum(second, room - np.minimum(first, first_share))
+    return np.stack([kept_first, kept_second], axis=1)
 
 
 def truncate(tokens: np.ndarray, sizes: np.ndarray, kept: np.ndarray) -> np.ndarray:

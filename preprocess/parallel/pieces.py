@@ -60,10 +60,10 @@ class SubwordEncoder:
 
     def __init__(self, path: Path, vocabulary: list[str] | None = None) -> None:
         self._model = Pieces(path)
-        self._pieces = vocabulary or self._model.names
+        self._pieces = vocabulary or self._model.texts
         ids = {piece: number for number, piece in enumerate(self._pieces)}
         # fairseq's id of each piece of the model
-        self._ids = [ids.get(piece, UNKNOWN) for piece in self._model.names]
+        self._ids = [ids.get(piece, UNKNOWN) for piece in self._model.texts]
 
     @property
     def knows_pieces(self) -> bool:

@@ -55,7 +55,7 @@ class OpenModel(NamedTuple):
         """The head of a model of ours: ``spans``, ``classes``, or the name of its family."""
         if self.family.name != "masked_lm":
             return self.family.name
-        if self.model.span_head is not None:
+        if self.model.span_head is not None:  # an attribute of our RoBERTa only
             return "spans"
         return "classes" if self.model.classification_heads else "masked_lm"
 
@@ -87,10 +87,11 @@ def open_model(
 
     Args:
         path: the checkpoint.
-        data: folder with the dictionaries; by default the one of the training.
+        data: data-bin with the dictionaries; by default the one of the training.
         option: the option that named the checkpoint, for messages.
-        state: content of the checkpoint if it was read already.
-        spec: positions to read the model with; by default those of the training.
+        state: content of the checkpoint if it was read already; becomes that of the opened model,
+            with its data folder and ``spec``.
+        spec: positions of all stacks to read the model with; by default those of the training.
 
     Raises:
         UserError: the file is not a whole checkpoint of one of the families, weights are NaN or
@@ -103,7 +104,8 @@ def open_model(
     if family is None:
         titles = ", ".join(known.title for known in families.FAMILIES)
         raise UserError(f"{option} {path}: a model of the kind {arch}; this command reads {titles}")
-    # New positions, which the training may have started with, would hide a mistake here.
+    # The training may have had --init-positions. Here, it would replace positions that the
+    # checkpoint lacks by new ones, and so hide a wrong spec or a damaged file.
     changes: dict[str, Any] = {"init_positions": False}
     if spec is not None:
         changes |= {"position_encoding": str(spec), "position_encoding_decoder": None}
@@ -113,6 +115,7 @@ def open_model(
             if spec is not None:
                 override_positions(state["model"], spec)
             overwrite_args_by_name(state["cfg"], changes)
+            # Without `args`, the old form of the settings, which fairseq would prefer to `cfg`.
             (model,), _ = checkpoint_utils.load_model_ensemble(
                 [str(path)], task=task, state={**state, "args": None}
             )

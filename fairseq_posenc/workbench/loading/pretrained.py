@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
 from fairseq.models import ARCH_CONFIG_REGISTRY
+from fairseq.utils import split_paths
 from torch import Tensor
 
 from fairseq_posenc.checkpoints.dictionary import DICTIONARY, load_dictionary
@@ -25,9 +26,8 @@ from fairseq_posenc.workbench.loading.families import (
     model_options,
 )
 
-# Options that concern loading or training, and do not define the model.
+# Options of models that concern loading or training, and do not define the model.
 NOT_THE_MODEL = {
-    "help",
     "init_positions",
     "load_checkpoint_heads",
     "position_backend",
@@ -55,9 +55,9 @@ class Pretrained(NamedTuple):
     arch: str  # architecture
     family: Family
     specs: dict[str, Spec]  # `encoder` or `decoder` -> position encodings
-    positions: dict[str, int]  # `encoder` or `decoder` -> number of positions
+    num_positions: dict[str, int]  # `encoder` or `decoder` -> number of positions
     sizes: list[int]  # sizes of the dictionaries, with `<mask>`; the source's is the first
-    dictionary: Optional[Path]  # file of the training's dictionary; None if unknown
+    dictionary: Optional[Path]  # dict.txt of the training, which translation lacks; None if unknown
     fingerprint: Optional[str]  # hash of the first dictionary's symbols; None if unknown
     weights: dict[str, Tensor]  # parameters by the file's names; empty if not read
 
@@ -69,10 +69,10 @@ class Pretrained(NamedTuple):
     @property
     def max_positions(self) -> int:
         """The number of positions of the first stack."""
-        return next(iter(self.positions.values()))
+        return next(iter(self.num_positions.values()))
 
     @property
-    def symbols(self) -> int:
+    def num_symbols(self) -> int:
         """The size of the first dictionary."""
         return self.sizes[0]
 
@@ -83,9 +83,9 @@ class Pretrained(NamedTuple):
 
     @property
     def options(self) -> dict[str, Any]:
-        """The section ``model`` of a configuration that builds the model again, as one of ours."""
+        """The section ``model`` of a configuration that builds a RoBERTa again, as one of ours."""
+        # All our RoBERTas have the same options; fairseq's have one encoding, which names ours.
         ours = find_family(self.arch) is not None
-        # All our architectures of RoBERTa have the same options.
         names = {option.dest for option in model_options("roberta_none")}
         options = {
             **{name: getattr(self.args, name, None) for name in sorted(names - NOT_THE_MODEL)},
@@ -97,7 +97,7 @@ class Pretrained(NamedTuple):
 
     def check_dictionary(self, path: Path) -> None:
         """Refuse the dictionary of data for the model if it is not that of the training."""
-        trained = TrainedDictionary(self.path, self.symbols, self.fingerprint, self.dictionary)
+        trained = TrainedDictionary(self.path, self.num_symbols, self.fingerprint, self.dictionary)
         advice = "make the data with the vocabulary of the pre-training: --dict"
         trained.check(path, load_dictionary(path), advice)
 
@@ -114,16 +114,16 @@ def read_pretrained(
     Args:
         path: the checkpoint.
         option: the option that named it, for messages.
-        with_weights: whether to keep the weights; without them, jobs can carry the rest.
+        with_weights: whether to keep the weights; the rest is small enough to be sent to jobs.
         any_family: whether to accept all families, not only RoBERTa.
-        for_fairseq: as for :func:`~fairseq_posenc.workbench.loading.checkpoints.load_state`.
+        for_fairseq: whether fairseq will read the file, too; see :func:`load_state`.
 
     Raises:
         UserError: the file is missing, no whole checkpoint, or of another family.
     """
     state = load_state(path, option, for_fairseq)
     settings, weights = state["cfg"], state["model"]
-    args = Namespace(**vars(as_namespace(settings.model)))
+    args = Namespace(**vars(as_namespace(settings.model)))  # a copy, to which options are added
     arch = architecture(args)
     family = find_family(arch, stock=True)
     if family is None or not (any_family or family.name == "masked_lm"):
@@ -139,7 +139,8 @@ def read_pretrained(
         ARCH_CONFIG_REGISTRY[arch](args)  # sets options that are newer than the checkpoint
         data = settings.task.get("data")
         fingerprint = None
-        if identities := sorted(filter(is_identity, weights)):  # by name: the encoder's is the last
+        # The source's identity and size are the encoder's: by name, they come after the decoder's.
+        if identities := sorted(filter(is_identity, weights)):
             identity = Identity.from_tensor(weights[identities[-1]])
             fingerprint = identity.weight_settings.dictionary
         return Pretrained(
@@ -149,9 +150,9 @@ def read_pretrained(
             arch=arch,
             family=family,
             specs=_read_specs(args, arch, family),
-            positions=_count_positions(args, settings, family, weights),
-            sizes=[sizes[name] for name in sorted(sizes, reverse=True)],  # encoder before decoder
-            dictionary=Path(str(data).split(":")[0], DICTIONARY) if data else None,
+            num_positions=_count_positions(args, settings, family, weights),
+            sizes=[sizes[name] for name in sorted(sizes, reverse=True)],
+            dictionary=Path(split_paths(str(data))[0], DICTIONARY) if data else None,
             fingerprint=fingerprint,
             weights=weights if with_weights else {},
         )
@@ -179,8 +180,9 @@ def _count_positions(
         in_tables = (
             weight.size(0) - STOCK_OFFSET
             for name, weight in weights.items()
-            if name.startswith(prefix) and name.endswith(STOCK_TABLE) and weight.dim()
+            if name.startswith(prefix) and name.endswith(STOCK_TABLE)
+            if weight.dim()  # without a dimension it is damaged, and refused when it is loaded
         )
         count = next(in_tables, 0) or getattr(args, option, None)
-        counts[side] = int(count or settings.task.tokens_per_sample)
+        counts[side] = int(count or settings.task.tokens_per_sample)  # as in fairseq
     return counts

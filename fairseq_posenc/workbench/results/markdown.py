@@ -1,4 +1,4 @@
-"""Formats tables, code and foreign text in Markdown, for all reports and generated pages.
+"""Formats Markdown for all reports and generated pages, and replaces generated parts of a page.
 
 The library tabulate pads cells to the width of their column, so one longer figure would change
 every line of a page under version control, and it does not escape ``|``.
@@ -13,18 +13,19 @@ from pathlib import Path
 from fairseq_posenc.errors import UserError, printable
 
 _RULES = {"l": "---", "r": "---:"}
-_BAR = re.compile(r"(?<!\\)\|")  # an unescaped bar ends a cell
-# Characters that begin HTML or code, or turn the preceding text into a link or a picture, with the
-# backslashes before them, which would undo an escape.
-_ACTIVE = re.compile(r"(\\*)(<|`|\](?=[(\[:]))")
+_BAR = re.compile(r"(?<!\\)\|")  # ends a cell, as it does not after any backslash
+# Backslashes, and a character that begins HTML or code, or ends the text of a link or a picture.
+_ACTIVE = re.compile(r"(?P<backslashes>\\*)(?P<character><|`|\](?=[(\[:]))")
 _TICKS = re.compile("`+")
 
 
 def escape(text: str) -> str:
-    """Escape foreign text, so that a page shows it and no part of it becomes markup."""
+    """Escape foreign text: it becomes no HTML, code or link; only emphasis may stay."""
 
     def replace(match: re.Match[str]) -> str:
-        return match[1] * 2 + ("&lt;" if match[2] == "<" else f"\\{match[2]}")
+        character = match["character"]
+        # Backslashes are doubled, because an odd number would undo the escape: "\`" -> "\\\`".
+        return match["backslashes"] * 2 + ("&lt;" if character == "<" else f"\\{character}")
 
     return _ACTIVE.sub(replace, printable(text))
 
@@ -38,7 +39,7 @@ def code(text: str) -> str:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], align: str = "lr") -> str:
-    """Format a table.
+    """Format a table; foreign text in its cells must be escaped (:func:`escape`).
 
     Letters of ``align`` align columns left (``l``) or right (``r``); the last one is repeated.
     """
@@ -57,8 +58,8 @@ def fill_page(path: Path, start: str, content: str, end: str, text: str | None =
     """
     if text is None:
         text = path.read_text(encoding="utf-8") if path.is_file() else ""
-    before, begins, rest = text.partition(start)
-    _, ends, after = rest.partition(end)
-    if not begins or not ends:
+    before, found_start, rest = text.partition(start)
+    _, found_end, after = rest.partition(end)
+    if not found_start or not found_end:
         raise UserError(f"{path} has no line {start!r}, or none {end!r} after it")
     return f"{before}{start}{content}{end}{after}"

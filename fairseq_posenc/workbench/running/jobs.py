@@ -19,7 +19,7 @@ from fairseq_posenc.workbench.running.folders import (
 )
 
 Inputs = dict[str, Any]  # all that the result of a step depends on, as JSON values
-Outputs = dict[str, Any]  # figures that a step returns, as JSON values
+Outputs = dict[str, Any]  # what a step returns, such as figures, as JSON values
 STAMP = "stamp.json"  # holds the inputs, the goal and, under "facts", the outputs
 
 
@@ -34,6 +34,7 @@ class RunContext(NamedTuple):
 
 ALONE = RunContext()  # nothing else uses the folder or shows progress
 Work = Callable[[RunContext], Optional[Outputs]]
+Progress = Callable[[], object]  # returns a value that changes with every save; false before
 
 
 class Step:
@@ -42,13 +43,11 @@ class Step:
     Args:
         folder: holds everything that the step makes.
         inputs: all that the result depends on, as JSON values.
-        work: fills the folder, and may return figures.
-        goal: where the work ends, such as the updates of a training, as JSON values.
-        progress: returns a value that changes whenever a part of the work is saved, and is false
-            before the first. Without it, interrupted work starts from the beginning.
-        protected: whether a folder with work on other inputs is refused; otherwise it is emptied.
-        result: name of a file that the work writes last. With it, the file shows that the work is
-            done, and :meth:`do` writes no stamp.
+        work: fills the folder, and may return outputs.
+        goal: where the work ends, such as a number of updates, as a JSON value.
+        progress: finds the progress; without it, interrupted work starts from the beginning.
+        protected: whether to refuse a folder in which ``progress`` shows work on other inputs, and
+            never to empty it (before the first save, it has only logs); else other work is deleted.
     """
 
     def __init__(
@@ -57,9 +56,8 @@ class Step:
         inputs: Inputs,
         work: Work = lambda context: None,
         goal: Any = 0,
-        progress: Optional[Callable[[], object]] = None,
+        progress: Optional[Progress] = None,
         protected: bool = False,
-        result: Optional[str] = None,
     ) -> None:
         self.folder = folder
         self.inputs = json.loads(json.dumps(inputs))  # tuples become lists, as in the stamp
@@ -67,25 +65,22 @@ class Step:
         self.goal = goal
         self._progress = progress
         self._protected = protected
-        self._result = result
 
     @property
     def outputs(self) -> Optional[Outputs]:
-        """The figures that the work returned; None if the step is not done."""
-        if self._result:
-            return {} if (self.folder / self._result).exists() else None
+        """What the work returned; None if the step is not done."""
         stamp = self._read_stamp()
         is_same = stamp.get("inputs") == self.inputs and stamp.get("goal") == self.goal
         return stamp.get("facts") if is_same else None
 
     @property
     def progress(self) -> object:
-        """A value that changes whenever a part of the work is saved; false before the first."""
+        """A value that changes whenever a part of the work is saved; false before."""
         return self._progress() if self._progress else self.outputs is not None
 
     @property
     def can_continue(self) -> bool:
-        """Whether the folder has work on the same inputs, with the same goal or a nearer one."""
+        """Whether the folder has work on the same inputs, with the same or a smaller goal."""
         return self.is_claimed and self._read_stamp().get("goal", 0) <= self.goal
 
     @property
@@ -94,15 +89,13 @@ class Step:
         return self._read_stamp().get("inputs") == self.inputs
 
     def do(self, context: RunContext = ALONE) -> Outputs:
-        """Do the work unless it is done; return its figures.
+        """Do the work unless it is done; return its outputs.
 
         Raises:
             UserError: the folder is protected and has work on other inputs.
         """
         if (outputs := self.outputs) is not None:
             return outputs
-        if self._result:
-            return self.work(context) or {}
         if self._protected:
             self.refuse_others()
         elif not (self._progress and self.can_continue):
@@ -118,10 +111,10 @@ class Step:
         self._write_stamp(None)
 
     def refuse_others(self) -> None:
-        """Refuse a folder with work on other inputs.
+        """Refuse a folder in which ``progress`` shows work on other inputs.
 
         Raises:
-            UserError: it has some, and the message names the differences; or the stamp is damaged.
+            UserError: it has some (the message names the differences), or its stamp is damaged.
         """
         recorded = read_inputs(self.folder)
         differences = [] if recorded is None else list_differences(recorded, self.inputs)
@@ -137,6 +130,28 @@ class Step:
     def _write_stamp(self, outputs: Optional[Outputs]) -> None:
         stamp = {"inputs": self.inputs, "goal": self.goal, "facts": outputs}
         write_whole(self.folder / STAMP, json.dumps(stamp, indent=1) + "\n")
+
+
+class ResultStep(Step):
+    """Work that is done when a file exists, which it writes last; only ``claim`` writes a stamp.
+
+    ``result`` is the name of the file; for the other arguments see :class:`Step`.
+    """
+
+    def __init__(
+        self, folder: Path, inputs: Inputs, work: Work, progress: Progress, result: str
+    ) -> None:
+        super().__init__(folder, inputs, work, progress=progress)
+        self._result = result
+
+    @property
+    def outputs(self) -> Optional[Outputs]:
+        """Empty if there is the file, else None."""
+        return {} if (self.folder / self._result).exists() else None
+
+    def do(self, context: RunContext = ALONE) -> Outputs:
+        """Do the work unless it is done; return its outputs."""
+        return {} if self.outputs is not None else self.work(context) or {}
 
 
 def read_inputs(folder: Path) -> Any:
@@ -161,12 +176,12 @@ class Job(NamedTuple):
 
     @property
     def outputs(self) -> Optional[Outputs]:
-        """The figures of all steps; None if a step is not done."""
+        """The outputs of all steps; None if a step is not done."""
         outputs: Outputs = {}
         for step in self.steps:
-            if (figures := step.outputs) is None:
+            if (step_outputs := step.outputs) is None:
                 return None
-            outputs |= figures
+            outputs |= step_outputs
         return outputs
 
     @property

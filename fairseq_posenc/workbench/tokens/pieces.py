@@ -21,7 +21,7 @@ _MAX_LINE_BYTES = 1 << 20  # sentencepiece silently skips longer lines (default:
 
 
 def learn_pieces(vocab_size: int, **options: Any) -> None:
-    """Train a sentencepiece model, with options of sentencepiece's trainer.
+    """Train a sentencepiece model, with options of sentencepiece's trainer, which name the text.
 
     Raises:
         UserError: the text has too few or too many different pieces for that size.
@@ -71,9 +71,9 @@ class Pieces:
         except (OSError, RuntimeError) as error:
             reason = " ".join(str(error).split())
             raise UserError(f"{path}: not a sentencepiece model ({reason})") from None
-        # The pieces as text, by number.
-        self.names = [self.model.id_to_piece(i) for i in range(self.model.get_piece_size())]
-        broken = [name for name in self.names if len(name.split()) != 1]
+        # The texts of the pieces, by number.
+        self.texts = [self.model.id_to_piece(i) for i in range(self.model.get_piece_size())]
+        broken = [text for text in self.texts if len(text.split()) != 1]
         if broken:
             raise UserError(
                 f"{path}: has the piece {broken[0]!r}, and fairseq separates symbols by white "
@@ -81,18 +81,18 @@ class Pieces:
             )
 
     def __call__(self, lines: Sequence[str]) -> Iterable[Sequence[str]]:
-        """Split each line into pieces, as a ``Splitter``; unknown text becomes ``<unk>``."""
-        numbers_by_line = self.model.encode(list(lines), num_threads=1)
-        return ([self.names[number] for number in numbers] for numbers in numbers_by_line)
+        """Split each line, as a ``Splitter`` of ``symbols.py``; unknown text becomes ``<unk>``."""
+        numbers_by_line = self.model.encode(list(lines), num_threads=1)  # callers use processes
+        return ([self.texts[number] for number in numbers] for numbers in numbers_by_line)
 
     def build_dictionary(self) -> Dictionary:
         """Build a dictionary of all pieces that can occur in a text, in the model's order."""
         from fairseq.data import Dictionary
 
         dictionary = Dictionary()
-        for number, name in enumerate(self.names):
+        for number, text in enumerate(self.texts):
             if not self.model.is_control(number) and not self.model.is_unknown(number):
-                dictionary.add_symbol(name)
+                dictionary.add_symbol(text)
         return dictionary
 
 
@@ -104,8 +104,8 @@ class PieceEncoder(SymbolEncoder):
         self._pieces = pieces
 
     def tokens(self, text: str) -> Tokens:
-        """Tokenize a text; see :class:`Tokenizer`."""
-        # sentencepiece 0.2.3 added this method, and with it the return type below.
+        """Tokenize a text, as a ``Tokenizer`` of ``tokenizer.py``."""
+        # sentencepiece 0.2.3 added this method together with the return type "offset_mapping".
         if not hasattr(self._pieces.model, "EncodeAsOffsetMapping"):
             raise UserError("sentencepiece is too old to give offsets; update it to 0.2.3 or newer")
         encoded = self._pieces.model.encode(text, return_type="offset_mapping")
@@ -115,5 +115,5 @@ class PieceEncoder(SymbolEncoder):
         for i in reversed(range(len(spans) - 1)):
             if spans[i][0] == spans[i][1]:
                 spans[i] = spans[i + 1]
-        ids = [self.index(self._pieces.names[number]) for number in encoded["ids"]]
+        ids = [self.index(self._pieces.texts[number]) for number in encoded["ids"]]
         return Tokens.from_spans(text, ids, spans)

@@ -480,7 +480,7 @@ def save(path, model, args, data="nowhere"):
 def rebuilt(pretrained):
     options = {**pretrained.options, "dropout": 0.0, "attention_dropout": 0.0}
     dictionary = Dictionary()
-    for index in range(pretrained.symbols - len(dictionary)):
+    for index in range(pretrained.num_symbols - len(dictionary)):
         dictionary.add_symbol(f"w{index}")
     task = SimpleNamespace(source_dictionary=dictionary)
     model = PositionalRoberta.build_model(Namespace(**options), task).eval()
@@ -494,7 +494,7 @@ def test_a_model_is_built_again_from_its_checkpoint(tmp_path, spec):
     more = {"arch": "roberta_none_tiny", "attention_directions": "lr,rl"}
     model = model_of(spec, **more)
     pretrained = read_pretrained(save(tmp_path / "model.pt", model, model.args), "--checkpoint")
-    assert (str(pretrained.spec), pretrained.symbols) == (spec, 24)
+    assert (str(pretrained.spec), pretrained.num_symbols) == (spec, 24)
     assert pretrained.directions == pretrained.options["attention_directions"] == "lr,rl"
     assert not pretrained.weights
     torch.testing.assert_close(rebuilt(pretrained)(TOKENS), model(TOKENS))

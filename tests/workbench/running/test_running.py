@@ -98,7 +98,7 @@ class TestSteps:
             (tmp_path / "end").touch()
 
         done: list[bool] = []
-        step = jobs.Step(tmp_path, {}, work, result="end")
+        step = jobs.ResultStep(tmp_path, {}, work, (tmp_path / "end").exists, "end")
         assert (step.outputs, step.progress) == (None, False)
         assert [step.do(), step.do(), step.outputs] == [{}, {}, {}]
         assert (done, sorted(os.listdir(tmp_path))) == ([True], ["begun", "end"])

@@ -140,11 +140,11 @@ def _collect_options(arch: str, user_options: UserOptions, source: Pretrained) -
     max_positions = chosen.pop("max_positions", 0)  # not the option's name in every family
     options |= chosen
     for side, option in source.family.positions.items():
-        options[option] = max_positions or source.positions[side]
-        if options[option] < source.positions[side]:
+        options[option] = max_positions or source.num_positions[side]
+        if options[option] < source.num_positions[side]:
             raise UserError(
-                f"--max-positions {max_positions}: {source.path} has {source.positions[side]}, and "
-                "tables are extended, never cut; shorter samples need no shorter table"
+                f"--max-positions {max_positions}: {source.path} has {source.num_positions[side]}, "
+                "and tables are extended, never cut; shorter samples need no shorter table"
             )
     # The last one is fairseq's option for no positions; ours is the spec `none`.
     return {**options, "arch": arch, "_name": arch, "no_token_positional_embeddings": False}
@@ -249,7 +249,7 @@ def _describe_parameters(source: Pretrained, start: StartWeights, equality: str)
     for side, spec in source.specs.items():
         layers = getattr(source.args, f"{side}_layers")
         width = getattr(source.args, f"{side}_embed_dim")
-        size = f"{layers} layers of width {width}, {source.positions[side]:,} positions"
+        size = f"{layers} layers of width {width}, {source.num_positions[side]:,} positions"
         stacks.append(f"{size}, positions: {spec}")
     symbols = " and ".join(f"{size:,}" for size in dict.fromkeys(source.sizes))
     lines = [

@@ -108,7 +108,7 @@ def _pair_stacks(source: Pretrained, model: Any) -> list[StackPair]:
     for_bos = getattr(model, "positions_for_bos", 0)
     pairs = []
     for side, stack in list_stacks(model):
-        length = source.positions[side]
+        length = source.num_positions[side]
         lengths = (length, length + for_bos)
         pairs.append(StackPair(f"{names[id(stack)]}.", stack, source.specs[side], lengths))
     return pairs

@@ -27,7 +27,7 @@ from fairseq_posenc.workbench.loading.pretrained import Pretrained
 from fairseq_posenc.workbench.running.files import find_shipped_folder
 from fairseq_posenc.workbench.running.folders import lock_folder
 from fairseq_posenc.workbench.running.host import USER_DIR
-from fairseq_posenc.workbench.running.jobs import STAMP, Step, Work, read_inputs
+from fairseq_posenc.workbench.running.jobs import STAMP, ResultStep, Work, read_inputs
 from fairseq_posenc.workbench.training.recipes.composing import (
     compose_file,
     config_name,
@@ -68,14 +68,14 @@ class GlueRun(NamedTuple):
         """Build the path of the run's folder."""
         return out / self.task / f"lr{self.learning_rate:g}-seed{self.seed}"
 
-    def step(self, out: Path, work: Work = lambda context: None) -> Step:
+    def step(self, out: Path, work: Work = lambda context: None) -> ResultStep:
         """Build the step that fills the run's folder; its progress is the number of updates."""
         folder = self.folder(out)
 
         def measure_progress() -> int:  # the user may delete checkpoints once there is a result
             return updates_done(folder) or int((folder / RESULT).exists())
 
-        return Step(folder, self._asdict(), work, progress=measure_progress, result=RESULT)
+        return ResultStep(folder, self._asdict(), work, measure_progress, RESULT)
 
 
 class GlueRequest(NamedTuple):

@@ -1,6 +1,7 @@
-"""Names, composes and reads the YAML files of ``finetune_configs`` and ``train_scripts/configs``.
+"""Composes the YAML files of ``finetune_configs`` and ``train_scripts/configs``.
 
-They are composed with hydra as by ``fairseq-hydra-train``, which is a program and not a function.
+``fairseq-hydra-train`` composes them in the same way, but has no function for it. Two functions
+name the file of a GLUE task, and count the updates of a fine-tuning's configuration.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ import math
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig
@@ -30,7 +30,7 @@ def compose_file(path: Path, overrides: Sequence[str] = ()) -> DictConfig:
     """Compose the configuration of a file and of its defaults.
 
     Call fairseq's ``hydra_init(path.stem)`` first to also merge in fairseq's own defaults and to
-    refuse overrides of unknown options. An earlier initialisation of hydra in this process ends.
+    refuse overrides of unknown options. Any other earlier use of hydra in this process is ended.
 
     Raises:
         HydraException: the file does not exist, or an override cannot be read.
@@ -38,12 +38,12 @@ def compose_file(path: Path, overrides: Sequence[str] = ()) -> DictConfig:
     """
     GlobalHydra.instance().clear()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of hydra, about fairseq's use of it
+        warnings.simplefilter("ignore")  # hydra warns about fairseq's configuration
         with initialize_config_dir(str(path.parent.resolve()), **_VERSION_ARGUMENT):
             return compose(path.stem, list(overrides))
 
 
-def count_updates(config: Any, examples: int) -> int:
+def count_updates(config: DictConfig, examples: int) -> int:
     """Count the updates of all epochs of a fine-tuning; an epoch reads every example once.
 
     fairseq allows an ``update_freq`` for each epoch; these files have one for all.
@@ -55,5 +55,5 @@ def count_updates(config: Any, examples: int) -> int:
 
 
 def config_name(protocol: str, task: Task) -> str:
-    """Build the name of a GLUE task's file by a paper's protocol, such as ``decbert_cola``."""
+    """Name the file of a GLUE task by a paper's protocol, such as ``decbert_cola``."""
     return f"{protocol}_{task.name.lower().replace('-', '')}"

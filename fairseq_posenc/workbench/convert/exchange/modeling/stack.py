@@ -27,20 +27,21 @@ from fairseq_posenc.workbench.convert.exchange.modeling.attention import (
 )
 from fairseq_posenc.workbench.convert.exchange.modeling.configuration import StackConfig
 
-_READ_ENDS = ("documents", "sentence_learned")  # encodings that depend on the ends of sentences
+# The encodings that depend on the ends of sentences, which vectors in place of ids do not show.
+_READ_ENDS = ("documents", "sentence_learned")
 
 
 class Layer(GradientCheckpointingLayer):
     """Self-attention, attention to the memory if there is one, and a feed-forward network."""
 
-    def __init__(self, config: StackConfig, number: int) -> None:
+    def __init__(self, config: StackConfig, index: int) -> None:
         super().__init__()
         width = config.embed_dim
         self.norm_before = config.norm_before
-        self.self_attn = Attention(config, number, config.build_encodings("layer", number))
+        self.self_attn = Attention(config, index, config.build_encodings("layer", index))
         self.self_attn_layer_norm = nn.LayerNorm(width)
         if config.memory_dim is not None:
-            self.encoder_attn = CrossAttention(config, number, Encodings({}), config.memory_dim)
+            self.encoder_attn = CrossAttention(config, index, Encodings({}), config.memory_dim)
             self.encoder_attn_layer_norm = nn.LayerNorm(width)
         self.fc1 = nn.Linear(width, config.ffn_dim)
         self.fc2 = nn.Linear(config.ffn_dim, width)
@@ -79,7 +80,7 @@ class Layer(GradientCheckpointingLayer):
 
 
 class Stack(nn.Module):
-    """An encoder or a decoder, from symbols to the output of its last layer."""
+    """An encoder or a decoder, from token ids to the output of its last layer."""
 
     main_input_name = "input_ids"  # transformers' `generate` reads it
 
@@ -92,10 +93,10 @@ class Stack(nn.Module):
         self.positions = config.build_encodings("input")  # added to the token embeddings
         self.encodings = config.build_encodings("stack")  # shared by the attention of all layers
         self.layernorm_embedding = nn.LayerNorm(width) if config.embedding_norm else None
-        self.layers = nn.ModuleList(Layer(config, number) for number in range(config.num_layers))
+        self.layers = nn.ModuleList(Layer(config, index) for index in range(config.num_layers))
         self.layer_norm = nn.LayerNorm(width) if config.final_norm else None
         self.dropout = nn.Dropout(config.dropout)
-        layers = (config.layer(number) for number in range(config.num_layers))
+        layers = (config.layer(index) for index in range(config.num_layers))
         self.kind_by_layer = [config.kinds.index(layer) for layer in layers]
 
     def window(self, kind: int) -> Optional[int]:
@@ -131,37 +132,33 @@ class Stack(nn.Module):
         """Compute the output of the last layer, ``(B, T, C)``.
 
         Args:
-            input_ids: symbols of the last T of S tokens, ``(B, T)``.
-            attention_mask: 0 for padding, ``(B, S)``; the symbol of padding is padding, too.
-            prefix_ids: symbols of all S tokens, ``(B, S)``; needed if the cache is not empty.
+            input_ids: ids of the last T of S tokens, ``(B, T)``.
+            attention_mask: 0 for padding, ``(B, S)``; tokens with the id of padding are, too.
+            prefix_ids: ids of all S tokens, ``(B, S)``; needed if the cache is not empty.
             memory: output of the encoder.
             past_key_values: cache of keys and values.
-            inputs_embeds: rows of the token embeddings, ``(B, T, C)``, in place of the symbols.
+            inputs_embeds: rows of the token embeddings, ``(B, T, C)``, in place of the ids.
             output_attentions: whether to return the attention weights of each layer.
             output_hidden_states: whether to return the output of each layer.
             return_dict: False for a tuple.
             **kwargs: other arguments of transformers, which must be None.
         """
         inputs.refuse_arguments(kwargs)
-        tokens, new, may_read = self._check_tokens(
+        tokens, num_new, may_read = self._find_tokens(
             input_ids, inputs_embeds, attention_mask, prefix_ids, memory, past_key_values
         )
         pad, eos = self.config.padding_idx, self.config.eos_idx
-        positions = Positions.from_tokens(tokens, pad, eos, new, may_read)
+        positions = Positions.from_tokens(tokens, pad, eos, num_new, may_read)
         shared = Shared.compute(self.encodings, positions)
-        if self.training and any(layer.gradient_checkpointing for layer in self.layers):
-            if past_key_values is not None:
-                raise ValueError("gradient checkpointing keeps no caches: call eval() to generate")
-            # Without the cache of values that layers share: each layer computes them, and again
-            # in the backward pass.
-            kinds = tuple(kind._replace(cache=None) for kind in shared.kinds)
-            shared = shared._replace(cache=None, kinds=kinds)
+        recomputes = self.training and any(layer.gradient_checkpointing for layer in self.layers)
+        if recomputes and past_key_values is not None:
+            raise ValueError("gradient checkpointing keeps no caches: call eval() to generate")
         if input_ids is not None:
             inputs_embeds = self.embed_tokens(self.replace_unknown(input_ids))
         assert inputs_embeds is not None
         x = self._add_positions(inputs_embeds, shared.positions)
         if memory is not None:
-            shared = self._add_source(shared, memory)
+            shared = self._add_source_positions(shared, memory)
         states, weights, cross_weights = [], [], []
         for layer, kind in zip(self.layers, self.kind_by_layer):
             if output_hidden_states:
@@ -192,7 +189,7 @@ class Stack(nn.Module):
                 x = x + vectors.type_as(x)
         return self.dropout(x if self.layernorm_embedding is None else self.layernorm_embedding(x))
 
-    def _add_source(self, shared: Shared, memory: Memory) -> Shared:
+    def _add_source_positions(self, shared: Shared, memory: Memory) -> Shared:
         """Add the positions of the source if the attention to it rotates queries and keys."""
         layers: list[Any] = [*self.layers]
         if not any(layer.encoder_attn.rotates for layer in layers):
@@ -204,18 +201,18 @@ class Stack(nn.Module):
         return shared.with_source(self.encodings, source.ids)
 
     def replace_unknown(self, ids: Tensor) -> Tensor:
-        """Replace symbols beyond the vocabulary, as of a tokenizer's unknown pieces, by unknown."""
+        """Replace ids beyond the vocabulary, as a tokenizer gives to unknown pieces, by unknown."""
         return ids.masked_fill(ids.ge(self.config.vocab_size), self.config.unk_idx)
 
     def make_placeholders(self, embeds: Tensor) -> Tensor:
-        """Make symbols for vectors ``(B, T, C)``, as positions are counted from symbols.
+        """Make ids for vectors ``(B, T, C)``, as positions are counted from ids.
 
         They are all unknown: no vector is padding or ends a sentence.
 
         Raises:
             ValueError: positions depend on the ends of sentences.
         """
-        names = {name for layer in self.config.positions for name in layer if name in _READ_ENDS}
+        names = {name for specs in self.config.positions for name in specs if name in _READ_ENDS}
         if names:
             raise ValueError(
                 f"{min(names)} counts from the ends of sentences, which inputs_embeds do not "
@@ -223,7 +220,7 @@ class Stack(nn.Module):
             )
         return embeds.new_full(embeds.shape[:2], self.config.unk_idx, dtype=torch.long)
 
-    def _check_tokens(
+    def _find_tokens(
         self,
         input_ids: Optional[Tensor],
         inputs_embeds: Optional[Tensor],
@@ -232,10 +229,10 @@ class Stack(nn.Module):
         memory: Optional[Memory],
         cache: Optional[Cache],
     ) -> tuple[Tensor, int, bool]:
-        """Check the inputs of a call.
+        """Check the inputs of a call, and find its tokens.
 
         Returns:
-            The symbols of all tokens, ``(B, S)``, where those that the mask hides are padding; the
+            The ids of all tokens, ``(B, S)``, where those that the mask hides are padding; the
             number T of new tokens; and whether values may be read, which waits for a GPU.
         """
         # transformers' names of a decoder's inputs, beside those of an encoder
@@ -246,7 +243,7 @@ class Stack(nn.Module):
             inputs.check_ids(f"{prefix}input_ids", input_ids)
         else:
             inputs.check_embeds(f"{prefix}inputs_embeds", inputs_embeds, self.config.embed_dim)
-        batch, new = new_tokens.shape[:2]
+        batch, num_new = new_tokens.shape[:2]
         if cache is not None:
             windows = [self.window(kind) for kind in self.kind_by_layer]
             inputs.check_cache(cache, batch, windows)
@@ -260,10 +257,10 @@ class Stack(nn.Module):
             tokens = self.make_placeholders(inputs_embeds)
         elif prefix_ids is not None:
             inputs.check_ids("prefix_ids", prefix_ids)
-        if tokens.size(1) != past + new or tokens.size(0) != batch:
+        if tokens.size(1) != past + num_new or tokens.size(0) != batch:
             raise ValueError(
-                f"{past} tokens are in the cache and {new} are new: give all {past + new} of "
-                f"{batch} sentences as prefix_ids, because positions are counted from the first"
+                f"{past} tokens are in the cache and {num_new} are new: give all {past + num_new} "
+                f"of {batch} sentences as prefix_ids, because positions are counted from the first"
             )
         if memory is not None and memory.states.size(0) != batch:
             raise ValueError(
@@ -272,6 +269,6 @@ class Stack(nn.Module):
             )
         if attention_mask is not None:
             name = f"{prefix}attention_mask"
-            inputs.check_mask(name, attention_mask, batch, past + new, may_read)
+            inputs.check_mask(name, attention_mask, batch, past + num_new, may_read)
             tokens = tokens.masked_fill(attention_mask.eq(0), self.config.padding_idx)
-        return tokens, new, may_read
+        return tokens, num_new, may_read
