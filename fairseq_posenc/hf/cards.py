@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import NamedTuple
 
 from huggingface_hub import ModelCard
 
@@ -12,51 +13,54 @@ tags: [{TAG}, position-encoding]
 ---
 
 """
-_BODY = """A {name} with these positions, as a spec of fairseq-posenc (max_positions {length}):
+_BODY = """\
+A {class_name} with these positions, as a spec of fairseq-posenc (max_positions {length}):
 
     {spec}
 
 ```python
 import fairseq_posenc.hf  # pip install '.[hf]' in a checkout of fairseq-posenc
-from transformers import {auto}
+from transformers import {auto_class}
 
-model = {auto}.from_pretrained("FOLDER")
+model = {auto_class}.from_pretrained("FOLDER")
 ```
 
 Without the first line transformers refuses this folder, because it lacks these positions.
 """
 # Finds a body that was written here, whatever stands in place of its `{fields}`.
-_WRITTEN = re.compile(re.sub(r"\\{\w+\\}", ".+", re.escape(_BODY)))
+_BODY_PATTERN = re.compile(re.sub(r"\\{\w+\\}", ".+", re.escape(_BODY)))
 
 
-def write_card(folder: Path, name: str, auto: str, spec: str, length: int) -> None:
-    """Write the card of a folder, or update one that was written here; leave any other card.
+class CardFields(NamedTuple):
+    """What a card says about a model."""
 
-    Args:
-        folder: folder of a saved model.
-        name: name of the model's class.
-        auto: name of the Auto class that loads it.
-        spec: spec of its positions.
-        length: longest sequence of its positions.
-    """
+    class_name: str  # of the model
+    auto_class: str  # name of the Auto class that loads it
+    spec: str  # of its positions
+    length: int  # number of its positions
+
+
+def write_card(folder: Path, fields: CardFields) -> None:
+    """Write the card of a folder, or update one that was written here; leave any other card."""
     path = folder / "README.md"
-    body = _BODY.format(name=name, auto=auto, spec=spec, length=length)
+    body = _BODY.format(**fields._asdict())
     if not path.exists():
         path.write_text(_HEADER + body, encoding="utf-8")
         return
     text = path.read_text(encoding="utf-8")
-    if _WRITTEN.search(text):  # the model may have got other positions since
-        path.write_text(_WRITTEN.sub(lambda match: body, text), encoding="utf-8")
+    if _BODY_PATTERN.search(text):  # the model may have got other positions since
+        path.write_text(_BODY_PATTERN.sub(lambda match: body, text), encoding="utf-8")
 
 
-def complete_card(folder: Path, name: str, auto: str, spec: str, length: int) -> None:
-    """Add to a card for the hub how the model is loaded, if it does not say so.
+def complete_hub_card(folder: Path, fields: CardFields) -> None:
+    """Add to a card for the hub how the model is loaded, or update what it says about that.
 
-    For the hub, transformers replaces the folder's card by its own.
+    When a model is pushed, transformers has put the hub's card, or a new one, into the folder.
     """
     path = folder / "README.md"
-    if "import fairseq_posenc.hf" not in path.read_text(encoding="utf-8"):
+    if "import fairseq_posenc.hf" in path.read_text(encoding="utf-8"):
+        write_card(folder, fields)
+    else:
         card = ModelCard.load(path)
-        card.text = f"\n{_BODY.format(name=name, auto=auto, spec=spec, length=length)}\n{card.text}"
+        card.text = f"\n{_BODY.format(**fields._asdict())}\n{card.text}"
         card.save(path)
-    write_card(folder, name, auto, spec, length)

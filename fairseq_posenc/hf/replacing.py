@@ -22,7 +22,7 @@ from fairseq_posenc.hf.own_positions import (
     names_own,
     read_positions,
 )
-from fairseq_posenc.hf.record import add_adapter_records, check_adapter_records
+from fairseq_posenc.hf.record import add_adapter_records, pop_adapter_records
 from fairseq_posenc.hf.stack_hook import HookedPositions, prepare_pass
 from fairseq_posenc.position_parameters import (
     LENGTH_RULES,
@@ -183,7 +183,7 @@ class Plan(NamedTuple):
         hooks = [
             module.register_forward_pre_hook(prepare_pass, with_kwargs=True),
             module.register_state_dict_post_hook(add_adapter_records),
-            module.register_load_state_dict_pre_hook(check_adapter_records),
+            module.register_load_state_dict_pre_hook(pop_adapter_records),
         ]
         module.add_module(POSITIONS, self.positions)
         for attention, layer in zip(attentions, self.layers):

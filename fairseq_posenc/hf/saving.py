@@ -16,14 +16,14 @@ import transformers
 from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig, PreTrainedModel
 
 from fairseq_posenc.errors import UserError, how_to_install, shortened
-from fairseq_posenc.hf.cards import TAG, complete_card, write_card
+from fairseq_posenc.hf.cards import TAG, CardFields, complete_hub_card, write_card
 from fairseq_posenc.hf.families import MAJOR_VERSION
 from fairseq_posenc.hf.own_positions import LENGTH_FIELD, SPEC_FIELD
 from fairseq_posenc.hf.record import (
     is_of_positions,
     mark_unsaved,
+    pop_adapter_records,
     read_adapter,
-    take_adapter_records,
 )
 from fairseq_posenc.hf.replacing import replace_positions
 from fairseq_posenc.identity import is_identity
@@ -240,18 +240,19 @@ class _ModelWithPositions:
             save_directory, is_main_process=is_main_process, state_dict=state_dict, **kwargs
         )
         if is_main_process and not kwargs.get("push_to_hub"):
-            write_card(Path(save_directory), *self._card_fields())
+            write_card(Path(save_directory), self._card_fields())
 
     def _upload_modified_files(self, working_dir: Any, *args: Any, **kwargs: Any) -> Any:
         """Upload a saved model as transformers does, with a card that says how to load it."""
-        complete_card(Path(working_dir), *self._card_fields())
+        complete_hub_card(Path(working_dir), self._card_fields())
         return super()._upload_modified_files(working_dir, *args, **kwargs)  # type: ignore[misc]
 
-    def _card_fields(self) -> tuple[str, str, str, int]:
+    def _card_fields(self) -> CardFields:
         name = type(self).__name__
         config = self.config
         auto = _find_auto_class(type(config), name) or transformers.AutoModel
-        return name, auto.__name__, getattr(config, SPEC_FIELD), getattr(config, LENGTH_FIELD)
+        spec, length = getattr(config, SPEC_FIELD), getattr(config, LENGTH_FIELD)
+        return CardFields(name, auto.__name__, spec, length)
 
     @classmethod
     def from_pretrained(cls, source: Any, *args: Any, **kwargs: Any) -> Any:
@@ -302,8 +303,8 @@ class _ModelWithPositions:
             if weights is None and peft_model_id is not None:
                 weights = read_adapter(peft_model_id, kwargs)
             if weights is not None:
-                model = cast(PreTrainedModel, self)
-                kwargs["adapter_state_dict"] = take_adapter_records(model, weights)
+                kwargs["adapter_state_dict"] = weights = dict(weights)
+                pop_adapter_records(cast(PreTrainedModel, self), weights)
         return super().load_adapter(peft_model_id, *args, **kwargs)  # type: ignore[misc]
 
 

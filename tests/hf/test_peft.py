@@ -17,6 +17,17 @@ from tests.helpers.hf_models import MODELS, Cell, compute_logits, distance, posi
 peft = pytest.importorskip("peft", reason="needs PEFT")
 
 
+@pytest.mark.parametrize("name", ["default", "my-adapter 2"])
+def test_adapters_of_any_name_have_records(name: str, tmp_path: Path) -> None:
+    base = Cell.build("llama", "alibi").model
+    model = peft.get_peft_model(copy.deepcopy(base), peft.LoraConfig(r=2), adapter_name=name)
+    model.save_pretrained(tmp_path)
+    folder = tmp_path if name == "default" else tmp_path / name
+    peft.PeftModel.from_pretrained(base, folder, adapter_name=name)
+    with pytest.raises(UserError, match="weights trained with alibi, the model has t5"):
+        peft.PeftModel.from_pretrained(set_positions(MODELS["llama"].build(), "t5"), folder)
+
+
 @pytest.mark.parametrize("spec", ["learned+m4m", "t5+alibi+sink"])
 def test_positions_are_trained_with_an_adapter_and_saved_in_it(spec: str, tmp_path: Path) -> None:
     cell = Cell.build("llama", spec)
