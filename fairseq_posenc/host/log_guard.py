@@ -19,7 +19,7 @@ from fairseq_posenc.checkpoints.recovery import LAST, restore_last
 from fairseq_posenc.checkpoints.resuming import start_resuming
 from fairseq_posenc.checkpoints.safe_loading import is_torn
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.host.processes import check_alone
+from fairseq_posenc.host.processes import refuse_training_alone
 from fairseq_posenc.host.running_command import (
     check_blocks,
     check_direction,
@@ -84,7 +84,7 @@ class _CheckpointGuard(logging.Filter):
             check_window(settings)
         if command != "train":
             return
-        check_alone(settings.distributed_training.distributed_world_size, os.environ)
+        refuse_training_alone(settings.distributed_training.distributed_world_size, os.environ)
         check_direction(settings.checkpoint)
         refuse_broken_options(settings)
         _lock_save_dir(settings)

@@ -19,7 +19,7 @@ from hydra.core.hydra_config import HydraConfig
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.host.unmet_needs import NO_PLASMA, forget_tpu
 
-_TORCHRUN_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")  # of its environment
+_TORCHRUN_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")  # that torchrun sets
 _TRAINING_PROGRAMS = ("fairseq-train", "train")  # fairseq's script, and its file in fairseq_cli/
 _CPU_DDP_BACKENDS = ("legacy_ddp", "no_c10d")  # values of --ddp-backend; the others need a GPU
 
@@ -38,8 +38,9 @@ class Launch(NamedTuple):
 def check_command_line() -> None:
     """Check the command line of this process if it runs fairseq, before it joins the others."""
     program = Path(sys.argv[0])
+    # fairseq-train, fairseq_cli/train.py, or train.py in a checkout of fairseq.
     is_fairseq = "fairseq" in sys.argv[0] and program.name != "fairseq-posenc"
-    if is_fairseq and not HydraConfig.initialized():  # hydra's command line has no options
+    if is_fairseq and not HydraConfig.initialized():  # `log_guard` checks hydra's settings
         if "--use-plasma-view" in sys.argv:
             raise UserError(NO_PLASMA)  # here, as fairseq-train starts the plasma server first
         # In the other programs --distributed-world-size also counts the shards of the data.
@@ -48,17 +49,17 @@ def check_command_line() -> None:
             check_launch(parse_launch(sys.argv[1:], gpus), os.environ, gpus)
 
 
-def check_parsed(options: Any) -> None:
-    """Check the parsed options of a command; fairseq calls this as an architecture's function.
+def prepare_options(options: Any) -> None:
+    """Check the command line, and undo in the parsed options that ``--bf16`` selects a TPU.
 
-    Also undoes that ``--bf16`` selects a TPU (:func:`forget_tpu`).
+    This is part of each architecture's function, the first code of ours that fairseq calls.
     """
     forget_tpu(options)
     check_command_line()
 
 
-def parse_launch(words: Sequence[str], gpus: int) -> Launch:
-    """Parse the options of :class:`Launch` from the words of a command, and skip all others."""
+def parse_launch(arguments: Sequence[str], gpus: int) -> Launch:
+    """Parse the options of :class:`Launch` from a command's arguments, and skip all others."""
     default = Launch(world_size=max(1, gpus))
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     add = parser.add_argument
@@ -70,7 +71,7 @@ def parse_launch(words: Sequence[str], gpus: int) -> Launch:
     add("--ddp-backend")
     parser.set_defaults(**default._asdict())
     try:
-        return Launch(**vars(parser.parse_known_args(list(words))[0]))
+        return Launch(**vars(parser.parse_known_args(list(arguments))[0]))
     except (argparse.ArgumentError, SystemExit):
         return default  # fairseq reports the wrong value
 
@@ -82,11 +83,16 @@ def check_launch(launch: Launch, environment: Mapping[str, str], gpus: int) -> N
         launch: the options of the command.
         environment: environment variables, with those of torchrun if it started this process.
         gpus: number of GPUs that torch sees.
+
+    Raises:
+        UserError: options are missing or wrong; the message has a command that works.
     """
-    started = count_torchrun(environment)
+    if gpus:  # fairseq assigns ranks
+        refuse_training_alone(launch.world_size, environment)
+        return
+    started = _count_torchrun_processes(environment)
     count = max(started, launch.world_size)
-    if gpus or (count == 1 and launch.init_method is None):
-        check_alone(launch.world_size, environment)
+    if count == 1 and launch.init_method is None:
         return
     on_slurm = {"SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"} & environment.keys()
     if on_slurm and not started and launch.init_method is None:
@@ -96,31 +102,32 @@ def check_launch(launch: Launch, environment: Mapping[str, str], gpus: int) -> N
             "--distributed-init-method is for several processes, and without a GPU fairseq would "
             "start none: leave it out"
         )
-    lacks = {
+    is_other_rank = started > 0 and launch.rank != int(environment["RANK"])
+    is_lacking = {
         f"--distributed-world-size {count}": launch.world_size != count,
         "--distributed-init-method env://": launch.init_method is None,
         "--distributed-no-spawn": not launch.no_spawn,
         "--distributed-backend gloo": launch.backend == "nccl",
         "--ddp-backend legacy_ddp": count > 1 and launch.ddp_backend not in _CPU_DDP_BACKENDS,
-        "--distributed-rank of each process": started and launch.rank != int(environment["RANK"]),
+        "--distributed-rank of each process": is_other_rank,
     }
-    if options := ", ".join(option for option, is_lacking in lacks.items() if is_lacking):
+    if options := ", ".join(option for option in is_lacking if is_lacking[option]):
         raise UserError(_format_refusal(count, f"without a GPU they need {options}"))
 
 
-def check_alone(world_size: int, environment: Mapping[str, str]) -> None:
+def refuse_training_alone(world_size: int, environment: Mapping[str, str]) -> None:
     """Refuse to train alone in one of several processes that torchrun started.
 
     Raises:
         UserError: every process would train the same model, and write the same checkpoints.
     """
-    started = count_torchrun(environment)
+    started = _count_torchrun_processes(environment)
     if started > 1 and world_size == 1:
         problem = "with --distributed-world-size 1 each would train alone, as rank 0"
         raise UserError(_format_refusal(started, problem))
 
 
-def count_torchrun(environment: Mapping[str, str]) -> int:
+def _count_torchrun_processes(environment: Mapping[str, str]) -> int:
     """Count the processes that torchrun started, this one among them; 0 without torchrun."""
     if not all(environment.get(name, "") for name in _TORCHRUN_VARIABLES):
         return 0

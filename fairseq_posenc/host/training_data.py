@@ -1,9 +1,8 @@
-"""Checks the folders of a command's data before it loads anything.
+"""Checks a command's data before it loads them: folders, splits, dictionaries, ends of documents.
 
 fairseq opens a shard only when its epoch begins, perhaps days after the start.
 """
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -40,8 +39,8 @@ def check_data(settings: Any, command: str) -> None:
     if not data or not isinstance(data, str) or "://" in data:  # remote data cannot be checked
         return
     folders = [Path(part) for part in utils.split_paths(data)]
-    opened = folders if command == "train" else folders[:1]
-    for folder in opened:
+    opened_folders = folders if command == "train" else folders[:1]
+    for folder in opened_folders:
         if not folder.is_dir():
             which = f", one of {len(folders)} shards" if len(folders) > 1 else ""
             raise UserError(f"there is no folder {folder}{which}: correct its name, or make it")
@@ -85,12 +84,12 @@ def check_document_ends(spec: Spec, task: Any) -> None:
     """Refuse to train with ``documents`` on text in which the ends of documents are not marked.
 
     Every ``</s>`` ends a document, or with ``end=empty`` every empty line. Only language models are
-    checked.
+    checked, as only their samples are blocks of running text.
 
     Raises:
-        UserError: a masked LM does not get its unmasked tokens, so it would miss masked ends; the
-            lines of the training text do not end with ``</s>``; or ``end=empty`` is set and no line
-            is empty.
+        UserError: without ``--include-target-tokens`` a masked LM gets ``<mask>`` in place of some
+            ends; the lines of the training text do not end with ``</s>``; or ``end=empty`` is set
+            and no line is empty.
     """
     documents = (dict(item.options) for item in spec.whole_stack if item.name == "documents")
     ends = [options.get("end", "eos") for options in documents]
@@ -102,14 +101,14 @@ def check_document_ends(spec: Spec, task: Any) -> None:
         raise UserError(
             "documents: a masked </s> would not end its document; add --include-target-tokens"
         )
-    train = Path((settings.data or "").split(os.pathsep)[0]) / "train"
+    train = Path(utils.split_paths(settings.data or "")[0]) / "train"
     lines = data_utils.load_indexed_dataset(str(train), task.source_dictionary)
     if not lines:
         return  # no training text, so the command only evaluates other splits
     # fairseq-preprocess ends either all lines with </s> or none, so the first line is enough.
     if lines[0][-1] != task.source_dictionary.eos():
         raise UserError(f"documents: the lines of {train} do not end with </s>")
-    if ends == ["empty"] and not (lines.sizes == 1).any():
+    if "empty" in ends and not (lines.sizes == 1).any():  # only </s>
         raise UserError(
             f"documents(end=empty): no line of {train} is empty, so no document ends; put an "
             "empty line after each document, or use documents, which ends one at each line"

@@ -11,10 +11,10 @@ import torch
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.host.processes import (
     Launch,
-    check_alone,
     check_command_line,
     check_launch,
     parse_launch,
+    refuse_training_alone,
 )
 from tests.helpers.commands import FAMILIES, TRAINING, USER_DIR, new_directory, script
 from tests.helpers.programs import true_start
@@ -95,8 +95,8 @@ def test_only_trainings_are_judged(command, place, monkeypatch):
 
 def test_hydra_has_only_the_number_of_processes():
     with pytest.raises(UserError, match="each would train alone, as rank 0"):
-        check_alone(1, RANK)
-    check_alone(2, RANK)
+        refuse_training_alone(1, RANK)
+    refuse_training_alone(2, RANK)
 
 
 def _torchrun(*words):

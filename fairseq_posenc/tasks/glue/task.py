@@ -17,13 +17,15 @@ from fairseq_posenc.checkpoints.dictionary import DICTIONARY, load_dictionary
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.tasks.glue.criterion import HEAD
 from fairseq_posenc.tasks.glue.data import open_data
+from fairseq_posenc.tasks.glue.definitions import Task
 
 
 @dataclass
 class GlueTaskConfig(FairseqDataclass):
     """Options of the task; the data-bin determines everything else.
 
-    A training ignores the last three, from which ``fairseq-posenc glue`` plans several trainings.
+    A training ignores ``learning_rates``, ``seeds`` and ``warmup_ratio``, from which
+    ``fairseq-posenc glue`` plans several trainings.
     """
 
     data: str = field(default=MISSING, metadata={"help": "data-bin of one task"})
@@ -43,9 +45,10 @@ class GlueTaskConfig(FairseqDataclass):
 
 
 class _ScoreDataset(BaseWrapperDataset):
-    """Adds the size of the data set to each batch, and keeps the scores exact.
+    """Keeps the scores exact, and adds the size of the data set to each batch.
 
-    With --fp16, fairseq rounds all float32 tensors of a batch, but not float64.
+    With --fp16, fairseq rounds all float32 tensors of a batch, but not float64. The criterion needs
+    the size to gather the scores of all processes in one vector.
     """
 
     def collater(self, samples: Any) -> Any:
@@ -60,22 +63,23 @@ class _ScoreDataset(BaseWrapperDataset):
 class GlueTask(SentencePredictionTask):
     """Sentence prediction whose classes and their order come from the data-bin."""
 
+    glue: Task  # GLUE's definition of it
+
     @classmethod
     def setup_task(cls, cfg: GlueTaskConfig, **kwargs: Any) -> "GlueTask":
         """Load the dictionaries.
 
         Raises:
-            UserError: the folder is no data-bin of a GLUE task, or the number of updates is not
-                set.
+            UserError: the folder is no data-bin of a GLUE task, or no number of updates is set.
         """
         if not cfg.max_update:  # fairseq's learning rate would fall to 0 at once
             raise UserError(
-                "optimization.max_update is 0: give the updates of 3 epochs, and 6% of them as "
-                "lr_scheduler.warmup_updates, as `fairseq-posenc glue --dry-run` shows them"
+                "optimization.max_update is 0: give, for example, the updates of 3 epochs, and 6% "
+                "of them as lr_scheduler.warmup_updates, as `fairseq-posenc glue --dry-run` does"
             )
         glue = open_data(Path(cfg.data)).task
         dictionary = load_dictionary(Path(cfg.data, "input0", DICTIONARY))
-        labels = dictionary
+        labels = dictionary  # of a regression, only because fairseq's task asks for one
         if not glue.regression:
             labels = load_dictionary(Path(cfg.data, "label", DICTIONARY), mask=False)
             classes = labels.symbols[labels.nspecial :]
@@ -99,7 +103,11 @@ class GlueTask(SentencePredictionTask):
         return task
 
     def load_dataset(self, split: str, combine: bool = False, **kwargs: Any) -> Any:
-        """Load a split."""
+        """Load a split.
+
+        Raises:
+            UserError: an example has more tokens than the model has positions.
+        """
         dataset = super().load_dataset(split, combine=combine, **kwargs)
         longest = int(np.max(dataset.sizes))
         limit = self.cfg.max_positions

@@ -325,7 +325,7 @@ def test_no_setting_is_nan(capsys, command, name):
 @pytest.mark.parametrize(
     ("version", "entry", "message"),
     [
-        ("v2.0", {"answers": ["the cat"], "is_impossible": True}, "is true, but it has 1 answers"),
+        ("v2.0", {"answers": ["the cat"], "is_impossible": True}, "is true, but it has an answer"),
         ("v2.0", {"answers": [], "is_impossible": False}, "is false, but it has no answer; corr"),
         ("v2.0", {"answers": ["the cat"], "is_impossible": "no"}, "must be true or false"),
         ("v2.0", {"answers": ["the cat"], "is_impossible": 0}, "must be true or false"),
@@ -337,7 +337,7 @@ def test_no_setting_is_nan(capsys, command, name):
         ("v2.0", {"is_impossible": False}, "question q2 has no 'answers', unlike others"),
         ("1.1", {"answers": []}, "question q2 has no answer, unlike SQuAD 1.1; leave it out, or"),
         ("1.1", {"answers": [], "is_impossible": True}, "question q2 has no answer, unlike SQuAD"),
-        ("1.1", {"answers": ["the cat"], "is_impossible": True}, "is true, but it has 1 answers"),
+        ("1.1", {"answers": ["the cat"], "is_impossible": True}, "is true, but it has an answer"),
         ("1.1", {"answers": ["the cat"], "is_impossible": False}, ("the cat",)),
         (None, {"answers": []}, ()),
     ],

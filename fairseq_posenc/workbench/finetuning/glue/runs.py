@@ -35,7 +35,7 @@ from fairseq_posenc.workbench.training.recipes.composing import (
 )
 
 CONFIGS = find_shipped_folder("finetune_configs") / "glue"
-RESULT = "result.json"  # a run's metrics, written when everything else is done
+RESULT = "result.json"  # a run's metrics; it marks the run as done
 _UNQUOTED = re.compile(r"[A-Za-z_./][\w./+-]*")  # texts that hydra reads without quotes
 
 

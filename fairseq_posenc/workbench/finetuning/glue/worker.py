@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fairseq_posenc.workbench.running import host  # noqa: F401  (before fairseq, see there)
+from fairseq_posenc.workbench.running import host  # noqa: F401  (before fairseq: keeps it quiet)
 
 # isort: split
 
@@ -39,11 +39,11 @@ from fairseq_posenc.workbench.running.jobs import Job, RunContext
 from fairseq_posenc.workbench.running.logs import TRAIN_LOG, parse_line
 from fairseq_posenc.workbench.running.programs import run_logged
 
-_MODULE = "fairseq_posenc.workbench.finetuning.glue.worker"
-_SUFFIXES = ("_m", "_mm")  # of MNLI's metrics, for its two development sets
+_MODULE = "fairseq_posenc.workbench.finetuning.glue.worker"  # __name__ may be "__main__"
+_MNLI_SUFFIXES = ("_m", "_mm")  # of its metrics, for its two development sets
 _BATCH_SIZE = 32  # sentences, in evaluation
 _REPORT_INTERVAL = 15.0  # seconds between two progress lines of a run
-_ON_CPU = ["common.cpu=true", "common.fp16=false"]
+_ON_CPU = "common.cpu=true"  # the command has it already after --device cpu
 
 
 def build_job(run: GlueRun, out: Path) -> Job:
@@ -67,33 +67,31 @@ def _train_and_evaluate(run: GlueRun, folder: Path, context: RunContext) -> None
 def _train(run: GlueRun, folder: Path, context: RunContext) -> None:
     ensure_last_checkpoint(folder)
     updates = updates_done(folder)
-    start = f"starting, {run.max_update:,} updates"
     if updates:
         start = f"resuming from update {updates:,}"
+    else:
+        start = f"starting, {run.max_update:,} updates"
     context.report(updates, f"{run.label}: {start}")
-    # fairseq starts from this checkpoint unless the folder has a last one.
-    pretrained = format_override("checkpoint.finetune_from_model", run.checkpoint)
-    command = [*run.command, pretrained]
+    # fairseq starts from this checkpoint unless the folder has checkpoint_last.pt.
+    command = [*run.command, format_override("checkpoint.finetune_from_model", run.checkpoint)]
     # Only now, because a cluster's machine may have other devices than the command's.
-    if choose_device() != "cuda" and _ON_CPU[0] not in command:
-        command += _ON_CPU
-        context.report(
-            updates, f"{run.label}: no GPU here: training on the processor, without fp16"
-        )
+    if choose_device() != "cuda" and _ON_CPU not in command:
+        command += [_ON_CPU, "common.fp16=false"]
+        context.report(updates, f"{run.label}: no GPU here: training on the CPU, without fp16")
     reported_at = time.monotonic()
 
     def report_line(text: str) -> None:
         """Report validations, and the number of updates every few seconds."""
         nonlocal reported_at
         entry = parse_line(text)
-        score = ""
         if entry is None:
             return
-        if entry.kind == "valid" and run.metric in entry.figures:
-            score = f", {run.metric} {float(entry.figures[run.metric]):.2f}"
-        elif entry.kind != "train_inner" or time.monotonic() - reported_at < _REPORT_INTERVAL:
+        has_score = entry.kind == "valid" and run.metric in entry.figures
+        is_due = time.monotonic() - reported_at >= _REPORT_INTERVAL
+        if not has_score and not (entry.kind == "train_inner" and is_due):
             return
         reported_at = time.monotonic()
+        score = f", {run.metric} {float(entry.figures[run.metric]):.2f}" if has_score else ""
         progress = f"update {entry.updates:,} of {run.max_update:,}"
         context.report(entry.updates, f"{run.label}: {progress}{score}")
 
@@ -112,7 +110,7 @@ def evaluate(run: GlueRun, folder: Path) -> None:
     data = open_data(opened.data)
     splits = data.task.valid_splits
     figures, collapsed = {}, False
-    for suffix, split in zip(_SUFFIXES if len(splits) > 1 else ("",), splits):
+    for suffix, split in zip(_MNLI_SUFFIXES if len(splits) > 1 else ("",), splits):
         outputs, labels = predict(model, opened.task, split)
         metrics_of_split = measure(data.task, outputs, labels)
         figures.update({f"{name}{suffix}": value for name, value in metrics_of_split.items()})
@@ -125,8 +123,9 @@ def evaluate(run: GlueRun, folder: Path) -> None:
             file.parent.mkdir(exist_ok=True)
             write_predictions(file, data.test_ids(split), predictions)
     result = {"update": read_updates(opened.state), "metrics": figures, "collapsed": collapsed}
-    # Before the checkpoints shrink: training cannot continue from shrunk ones.
+    # The result marks the run as done. From shrunk checkpoints it could not continue.
     write_whole(folder / RESULT, json.dumps(result, indent=1) + "\n")
+    # Read again, because loading changes `opened.state`. The mapped file is replaced, not changed.
     write_state({**open_mapped(path), "last_optimizer_state": None}, path)
     (folder / LAST).unlink(missing_ok=True)
 
@@ -142,7 +141,7 @@ def predict(model: Any, task: Any, split: str) -> tuple[Tensor, Tensor]:
         dataset, max_sentences=_BATCH_SIZE, max_positions=task.max_positions()
     ).next_epoch_itr(shuffle=False)
     outputs = [torch.empty(0)] * len(dataset)
-    labels = torch.zeros(len(dataset)).double()
+    labels = torch.zeros(len(dataset), dtype=torch.float64)  # scores are exact
     on_gpu = next(model.parameters()).is_cuda
     for sample in batches:
         batch = utils.move_to_cuda(sample) if on_gpu else sample
@@ -163,12 +162,12 @@ def measure(task: Task, outputs: Tensor, labels: Tensor) -> dict[str, float]:
 
 
 def has_collapsed(task: Task, outputs: Tensor, figures: dict[str, float]) -> bool:
-    """Check whether a model predicts the same for everything, no number, or not above chance."""
+    """Check whether a model predicts the same for everything, no number, or exactly at chance."""
     if task.regression:
-        return metrics.is_constant(outputs.view(-1))
-    is_constant = len(outputs.argmax(-1).unique()) == 1
+        return metrics.is_constant(outputs.view(-1))  # true also for NaN
+    is_one_class = len(outputs.argmax(-1).unique()) == 1
     # A Matthews correlation, which tasks with two classes have, is 0 at chance.
-    return not outputs.isfinite().all() or is_constant or figures.get("matthews") == 0
+    return not outputs.isfinite().all() or is_one_class or figures.get("matthews") == 0
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Reads SQuAD's JSON files: articles, paragraphs, questions and answers.
+"""Reads SQuAD's JSON files (articles, paragraphs, questions, answers), and files of predictions.
 
 ``{"version": "1.1", "data": [{"paragraphs": [{"context": "Rome is old.", "qas": [{"id": "1",
 "question": "What is old?", "answers": [{"text": "Rome", "answer_start": 0}]}]}]}]}``
@@ -45,27 +45,8 @@ class Squad(NamedTuple):
 
     @property
     def answered(self) -> bool:
-        """Whether the file has answers; published test sets have none."""
+        """Whether the file says of all questions what answers they have, as no test set does."""
         return all(question.answers is not None for question in self.questions)
-
-    def refuse_missing_answers(self) -> None:
-        """Refuse a file in which only some questions have ``answers``, or in 1.1 no answer.
-
-        Raises:
-            UserError: there is such a question; the message names the first.
-        """
-        has_answers = any(question.answers for question in self.questions)
-        for question in self.questions:
-            if question.answers is None and has_answers:
-                raise UserError(
-                    f"{self.path}: question {question.id} has no 'answers', unlike others; in "
-                    "SQuAD 2.0, write an empty list for a question without an answer"
-                )
-            if question.answers == () and self.version == V1:
-                raise UserError(
-                    f"{self.path}: question {question.id} has no answer, unlike SQuAD 1.1; leave "
-                    'it out, or write "version": "v2.0"'
-                )
 
 
 def read_squad(path: Path) -> Squad:
@@ -77,7 +58,7 @@ def read_squad(path: Path) -> Squad:
     Raises:
         UserError: the file cannot be read, is not a SQuAD file, or contradicts itself.
     """
-    content = read_json(path)
+    content = _read_json(path)
     questions = list(_read_questions(content, str(path)))
     if not questions:
         raise UserError(f"{path}: holds no question")
@@ -87,11 +68,30 @@ def read_squad(path: Path) -> Squad:
             raise UserError(f"{path}: two questions have the id {question.id}")
         seen.add(question.id)
     squad = Squad(path, _determine_version(content, questions), questions)
-    squad.refuse_missing_answers()
+    _refuse_missing_answers(squad)
     return squad
 
 
-def read_json(path: Path) -> Any:
+def _refuse_missing_answers(squad: Squad) -> None:
+    """Refuse a question without ``answers`` if another has some, and in 1.1 one without an answer.
+
+    Empty lists alone are taken: a test set may say no more than which questions are impossible.
+    """
+    some_have_answers = any(question.answers for question in squad.questions)
+    for question in squad.questions:
+        if question.answers is None and some_have_answers:
+            raise UserError(
+                f"{squad.path}: question {question.id} has no 'answers', unlike others; in "
+                "SQuAD 2.0, write an empty list for a question without an answer"
+            )
+        if question.answers == () and squad.version == V1:
+            raise UserError(
+                f"{squad.path}: question {question.id} has no answer, unlike SQuAD 1.1; leave "
+                'it out, or write "version": "v2.0"'
+            )
+
+
+def _read_json(path: Path) -> Any:
     """Read a JSON file, which may be compressed.
 
     Raises:
@@ -125,18 +125,18 @@ def read_odds(path: Path) -> dict[str, float]:
     """
     odds = _read_object(path, (int, float), "a number")
     for key, value in odds.items():
-        if isinstance(value, bool) or (isinstance(value, float) and not math.isfinite(value)):
+        if isinstance(value, float) and not math.isfinite(value):
             raise UserError(f"{path}: the value of {key} is not a number: {value}")
     return odds
 
 
 def _read_object(path: Path, types: tuple[type, ...], type_name: str) -> dict:
     """Read a JSON object whose values have one of some types."""
-    content = read_json(path)
+    content = _read_json(path)
     if not isinstance(content, dict):
         raise UserError(f"{path}: must be a JSON object from ids to {type_name}")
     for key, value in content.items():
-        if not isinstance(value, types):
+        if isinstance(value, bool) or not isinstance(value, types):  # True is an int
             raise UserError(f"{path}: the value of {key} is not {type_name}")
     return content
 
@@ -172,8 +172,8 @@ def _read_question(entry: Any, context: str, place: str) -> Question:
     for item in _read_field(entry, "answers", list, place):
         answer_text = _read_field(item, "text", str, place)
         answers.append(Answer(answer_text, _read_field(item, "answer_start", int, place)))
-    if impossible is not None and impossible == bool(answers):
-        number = f"{len(answers)} answers" if answers else "no answer"
+    if impossible is not None and impossible != (not answers):
+        number = "an answer" if answers else "no answer"
         raise UserError(
             f"{place}, question {question_id}: 'is_impossible' is {str(impossible).lower()}, but "
             f"it has {number}; correct one of them"
@@ -189,9 +189,9 @@ def _read_field(entry: Any, name: str, field_type: type[_T], place: str) -> _T:
         raise UserError(
             f"{place}: has no {name!r} that is {types[field_type]}; is it a file of SQuAD?"
         )
-    try:
-        if isinstance(value, str):
+    if isinstance(value, str):
+        try:
             value.encode("utf-8")
-    except UnicodeEncodeError:  # JSON's \ud800 is half a character
-        raise UserError(f"{place}: {name!r} has half a surrogate pair in it") from None
+        except UnicodeEncodeError:  # JSON's \ud800 is half a character
+            raise UserError(f"{place}: {name!r} has half a surrogate pair in it") from None
     return value
