@@ -96,7 +96,9 @@ def train(
     def compute_loss(update: int) -> Tensor:
         ids = rows[update % len(rows)][None]
         with torch.autocast("cpu", torch.bfloat16, enabled=args.bf16):
-            return model(input_ids=ids, labels=ids, use_cache=False).loss
+            # With this mask, transformers 4 does not look for packed texts, and attention is fast.
+            mask = torch.ones_like(ids)
+            return model(input_ids=ids, attention_mask=mask, labels=ids, use_cache=False).loss
 
     def evaluate() -> Row:
         losses = {}

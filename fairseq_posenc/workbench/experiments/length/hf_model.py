@@ -54,7 +54,9 @@ def load(named: NamedCheckpoint, computing: ComputeOptions, longest: int) -> Loa
 def predict(model: PreTrainedModel, tokens: Tensor, targets: Tensor) -> Tensor:
     """Compute the log probabilities of targets, ``(B, n)``, which follow the last n tokens."""
     count = targets.size(1)
-    options: dict[str, Any] = {}
+    # Without a mask and a cache, transformers 4 looks for packed texts, and computes all pairs of
+    # tokens in place of the causal half.
+    options: dict[str, Any] = {"attention_mask": torch.ones_like(tokens)}
     if "logits_to_keep" in inspect.signature(model.forward).parameters:  # saves memory
         options["logits_to_keep"] = count
     logits = model(input_ids=tokens, use_cache=False, **options).logits[:, -count:]  # [B, n, V]
