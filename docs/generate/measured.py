@@ -60,7 +60,7 @@ SWITCH_RECORD = {
 }
 # Of a model that people use: read with other positions, and trained on with other positions.
 _REAL_MODEL = "SmolLM2-135M-Instruct, its weights expanded from 4 bits"
-REAL_RECORD = "smollm2_length.json"
+REAL_RECORDS = ("smollm2_length.json", "smollm2_length_16384.json")
 CONTINUED_RECORD = "smollm2_continued.json"
 GLUE_RECORDS = {MASKED: ("glue.json", "glue_small.json")}
 EARLY_RECORD = "trainability.json"  # one seed
@@ -197,25 +197,30 @@ def list_changes(family: str) -> list[Change]:
 
 def _list_changes_by_length() -> list[Change]:
     """List what a change does to a real model at each length, without training."""
-    record = _read_record(REAL_RECORD)
-    rows = [] if record is None else record.rows
     models = (
         f"{_REAL_MODEL}, without training after the change, on eight windows of WikiText-2's test "
         "set"
     )
-    changes = []
-    for length in dict.fromkeys(row["length"] for row in rows):
-        values: dict[str, list[Optional[float]]] = {
-            str(row["override"] or "own"): [
-                round(value, 6) for name, value in row.items() if name.startswith("window_")
-            ]
-            for row in rows
-            if row["length"] == length
-        }
-        title = f"perplexity at {length:,} tokens, with its 95 % interval over the windows"
-        measurement = Measurement(title, REAL_RECORD, False, values)
-        changes.append(Change(models, "own", length, measurement))
-    return changes
+    changes: dict[int, Change] = {}  # by length; of a length in two records, the first
+    trained = 0  # length at which the model was trained
+    for name in REAL_RECORDS:
+        record = _read_record(name)
+        rows = [] if record is None else record.rows
+        for length in {row["length"] for row in rows} - changes.keys():
+            values: dict[str, list[Optional[float]]] = {
+                str(row["override"] or "own"): [
+                    round(value, 6) for column, value in row.items() if column.startswith("window_")
+                ]
+                for row in rows
+                if row["length"] == length
+            }
+            title = f"perplexity at {length:,} tokens, with its 95 % interval over the windows"
+            changes[length] = Change(models, "own", length, Measurement(title, name, False, values))
+            trained = rows[0]["trained_length"]
+    if within := [length for length in changes if length <= trained]:
+        # The longest text within the trained length speaks for all up to it.
+        changes[max(within)] = changes[max(within)]._replace(length=trained)
+    return [change for _, change in sorted(changes.items())]
 
 
 def _list_continued() -> list[Change]:

@@ -356,7 +356,12 @@ def test_what_a_trained_model_can_be_given(capsys):
     assert printed.startswith("Keep the positions that the model has")
     assert "lm-length --text my.txt --lengths 4096" in printed
     rows = [line.split() for line in printed.splitlines() if "(kept)" in line]
-    assert [(row[0], row[-1]) for row in rows] == [("own", "best"), ("rope", "best")]
+    # without training, after a little, and of small models
+    kept = [(row[0], row[-1]) for row in rows]
+    assert kept == [("own", "best"), ("own", "best"), ("rope", "best")]
+    assert main([*words[:-2], "16384", "--from-trained"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("Significantly better than the kept positions: own(scaling=yarn:2)")
     assert main([*words, "--encodings", "m4m", "--markdown"]) == 0
     printed = capsys.readouterr().out
     assert re.search(r"\| `m4m` \| .* \| significantly worse \|", printed)
@@ -373,7 +378,9 @@ def test_a_better_encoding_than_the_kept_one_is_named(monkeypatch):
     changes = [from_trained.Change("small models", "rope", None, measurement)]
     monkeypatch.setattr(from_trained, "read_changes", lambda family: changes)
     text = from_trained.answer_from_trained(ChooseQuestion("causal-lm", 8, 8))
-    assert text.startswith("Try the first encoding of each table")
+    assert text.startswith(
+        "Significantly better than the kept positions: `alibi` in place of `rope`"
+    )
 
 
 def test_the_figures_for_texts_of_a_length_answer():

@@ -34,7 +34,7 @@ class Change(NamedTuple):
 
     models: str  # description of the models
     kept: str  # the encoding that they had
-    length: Optional[int]  # of the texts, in tokens; None if it decides for texts of any length
+    length: Optional[int]  # decides for texts of up to so many tokens; None for all texts
     measurement: Measurement  # of all encodings, the kept one included
 
 
@@ -68,7 +68,7 @@ def answer_from_trained(question: ChooseQuestion) -> str:
         UserError: none of the requested encodings was measured.
     """
     parts = []
-    is_kept = True  # whether the kept encoding is the best in all measurements, or may be
+    better = []  # encodings that were better than the kept one, and where
     changes = select_for_length(read_changes(question.family), question.length)
     for models, kept, _, measurement in changes:
         names: list[str] = []  # all
@@ -77,7 +77,8 @@ def answer_from_trained(question: ChooseQuestion) -> str:
             if names == [kept]:
                 continue
         ranking = rank(measurement, names)
-        is_kept &= ranking.verdicts[kept] in (BEST, SAME)
+        if ranking.verdicts[kept] not in (BEST, SAME):
+            better.append(f"`{ranking.best}` in place of `{kept}` ({measurement.title})")
         rows = [
             (f"`{name}` (kept)" if name == kept else f"`{name}`", ranking.show(name), verdict)
             for name, verdict in ranking.verdicts.items()
@@ -89,11 +90,9 @@ def answer_from_trained(question: ChooseQuestion) -> str:
             f"--encodings {join_list(question.names)}: none of these was measured after a change; "
             "leave the option out to see those that were"
         )
-    head = (
-        "Keep the positions that the model has: no other ones were significantly better."
-        if is_kept
-        else "Try the first encoding of each table: it was significantly better than the kept one."
-    )
+    head = "Keep the positions that the model has: no other ones were significantly better."
+    if better:
+        head = f"Significantly better than the kept positions: {'; '.join(better)}."
     command = _READ.format(length=question.length) if question.family == CAUSAL else _SWAP
     advice = f"To find out what a change does to your model:\n\n    {command}"
     return "\n\n".join([f"{head} {advice}", *parts])
