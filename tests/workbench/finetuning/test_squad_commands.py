@@ -308,7 +308,7 @@ def configured(gpus=1, spec="m4m", version="1.1", *set_to, path=None):
         arch="roberta_m4m",
         family=FAMILIES[0],
         specs={"encoder": parse(spec)},
-        positions={"encoder": 512},
+        num_positions={"encoder": 512},
         sizes=[50_265],
         dictionary=None,
         fingerprint=None,
