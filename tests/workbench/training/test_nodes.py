@@ -61,7 +61,7 @@ def wait_for_end(cluster: Cluster, job: str) -> str:
 def losses(out: Path) -> dict[int, float]:
     """Return the loss of each update, as the log has it last."""
     log = (out / "seed1" / "train.log").read_text()
-    found = re.findall(r'"loss": "([\d.]+)", "ppl".*"num_updates": "(\d+)"', log)
+    found = re.findall(r'"loss": "([\d.]+)", "ppl"[^}]*"num_updates": "(\d+)"', log)
     return {int(update): float(loss) for loss, update in found}
 
 
