@@ -77,8 +77,8 @@ def find_family(model: PreTrainedModel) -> Family:
 def replace_positions(
     model: PreTrainedModel,
     spec: str,
-    max_positions: int | None = None,
-    extend: LengthRule | None = None,
+    max_positions: int | None,
+    extend: LengthRule | None,
 ) -> None:
     """Replace the positions of a model: see :func:`fairseq_posenc.hf.set_positions`."""
     if not isinstance(spec, str):

@@ -219,7 +219,8 @@ class _ModelWithPositions:
     def __init__(self, config: PretrainedConfig, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
         model = cast(PreTrainedModel, self)
-        replace_positions(model, getattr(config, SPEC_FIELD), getattr(config, LENGTH_FIELD))
+        spec, length = getattr(config, SPEC_FIELD), getattr(config, LENGTH_FIELD)
+        replace_positions(model, spec, length, extend=None)
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         return _rebuild, (self.stock, True), self.__dict__

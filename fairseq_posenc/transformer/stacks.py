@@ -247,6 +247,7 @@ class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
         encoder_out: dict[str, list[Tensor]] | None = None,
         incremental_state: IncrementalState = None,
         full_context_alignment: bool = False,
+        *args: Any,
         **kwargs: Any,
     ) -> tuple[Tensor, dict[str, Any]]:
         """Decode ``prev_output_tokens``, ``(B, S)``; arguments and result are fairseq's.
@@ -271,7 +272,7 @@ class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
             return cast(
                 "tuple[Tensor, dict[str, Any]]",
                 super().extract_features(
-                    prev_output_tokens, encoder_out, incremental_state, **kwargs
+                    prev_output_tokens, encoder_out, incremental_state, False, *args, **kwargs
                 ),
             )
 

@@ -251,6 +251,16 @@ def test_decoding_several_tokens_at_once_is_refused(spec):
         model.decoder(make_tokens(2, 3), incremental_state=state)
 
 
+def test_arguments_of_a_decoder_may_have_fairseqs_order():
+    decoder = make_model("causal_lm", position_encoding="alibi").eval().decoder
+    tokens = make_tokens(2, 5)
+    by_name = decoder.extract_features(tokens, alignment_layer=0)[1]
+    by_place = decoder.extract_features(tokens, None, None, False, 0)[1]
+    assert len(by_name["inner_states"]) == len(decoder.layers) + 1
+    for state, other in zip(by_place["inner_states"], by_name["inner_states"], strict=True):
+        torch.testing.assert_close(state, other)
+
+
 @pytest.mark.parametrize("name", registry.names())
 def test_triton_can_be_required_where_it_serves(name, monkeypatch):
     """Whether it does must not depend on how far a layer has got with its terms."""

@@ -1,7 +1,7 @@
 """``fairseq-posenc squad``: fine-tunes on SQuAD, predicts answers, and scores them.
 
-In SQuAD 1.1 every question has an answer. In 2.0 a model may also predict that there is none, by
-odds: its score of no answer minus that of its best answer, so above 0 it prefers no answer.
+In SQuAD 1.1 every question has an answer. In 2.0 a model may also predict no answer, by odds: its
+score of no answer minus that of its best answer, so above 0 it prefers no answer.
 """
 
 from __future__ import annotations
