@@ -36,6 +36,7 @@ from fairseq_posenc.workbench.results.differences import compare
 from fairseq_posenc.workbench.results.intervals import interval_of_perplexity
 from fairseq_posenc.workbench.results.record import Record, Row
 from fairseq_posenc.workbench.running import options
+from fairseq_posenc.workbench.running.devices import choose_device
 from fairseq_posenc.workbench.running.files import checksum
 from fairseq_posenc.workbench.running.folders import lock_folder
 from fairseq_posenc.workbench.running.jobs import ALONE, Inputs, Outputs, RunContext, Step
@@ -66,6 +67,7 @@ def parse_args(words: list[str]) -> argparse.Namespace:
     add("--lr", type=float, default=2e-4, help="learning rate (default: %(default)s)")
     add("--seed", type=int, default=1, help="of the order and new parameters (default: 1)")
     add("--bf16", action="store_true", help="train in autocast to bfloat16; all else in float32")
+    options.add_device(parser)
     add("--out", type=Path, required=True, metavar="FILE", help="the record; models lie beside it")
     return parser.parse_args(words)
 
@@ -86,6 +88,8 @@ def train(
     stock = model.num_parameters()
     set_positions(model, spec)
     added = model.num_parameters() - stock
+    device = choose_device(args.device)
+    model.to(device)
     rows = draw_rows(hf_model.read_text(args.train, args.folder).targets, args.length, args.seed)
     stream = hf_model.read_text(args.valid, args.folder)
     if not rows or len(stream) < args.length:
@@ -94,8 +98,8 @@ def train(
     windows = [*spread_windows(len(stream), *sizes, args.blocks)]
 
     def compute_loss(update: int) -> Tensor:
-        ids = rows[update % len(rows)][None]
-        with torch.autocast("cpu", torch.bfloat16, enabled=args.bf16):
+        ids = rows[update % len(rows)][None].to(device)
+        with torch.autocast(device, torch.bfloat16, enabled=args.bf16):
             # With this mask, transformers 4 does not look for packed texts, and attention is fast.
             mask = torch.ones_like(ids)
             return model(input_ids=ids, attention_mask=mask, labels=ids, use_cache=False).loss
@@ -103,7 +107,7 @@ def train(
     def evaluate() -> Row:
         losses = {}
         for number, window in enumerate(windows, start=1):
-            read, predicted = (x[None, window.start : window.end] for x in stream)
+            read, predicted = (x[None, window.start : window.end].to(device) for x in stream)
             losses[f"loss_{number}"] = -float(hf_model.predict(model, read, predicted).mean())
         return losses
 
@@ -150,6 +154,7 @@ def build_record(args: argparse.Namespace, outputs: Mapping[str, Outputs]) -> Re
         "tokens_per_update": args.length,
         "lr": args.lr,
         "training_in": "autocast to bfloat16" if args.bf16 else "float32",
+        "device": choose_device(args.device),
         "fairseq_posenc": __version__,
         "torch": str(torch.__version__),
         "transformers": transformers.__version__,

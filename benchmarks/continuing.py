@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from transformers import PreTrainedModel
 from fairseq_posenc.files import written_whole
 from fairseq_posenc.workbench.results.record import Row
 from fairseq_posenc.workbench.running.progress import say
+from measuring.timing import clock
 
 STATE = "state.pt"
 WARM_UP = 10  # updates of a rising learning rate, which then stays: trainings can be prolonged
@@ -41,7 +41,7 @@ class Training:
         self.updates = 0
         self.losses: list[float] = []  # of the batch of each update, before the update
         self.evaluations: list[Row] = []
-        self.seconds = 0.0  # processor time of all updates
+        self.seconds = 0.0  # of all updates; see `timing.clock`
         self._optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.0, fused=True)
         self._schedule = torch.optim.lr_scheduler.LambdaLR(
             self._optimizer, lambda update: min(1.0, (update + 1) / WARM_UP)
@@ -64,12 +64,13 @@ class Training:
             compute_loss: reads the batch of an update, by its number from 0.
             evaluate: measures the model, in evaluation mode and without gradients.
         """
+        now = clock(self.model.device)
         while True:
             if self.updates % every == 0 or self.updates == goal:
                 self._evaluate_once(evaluate)
             if self.updates >= goal:
                 return
-            began = time.process_time()
+            began = now()
             self.model.train()
             loss = compute_loss(self.updates)
             loss.backward()
@@ -77,7 +78,7 @@ class Training:
             self._optimizer.step()
             self._schedule.step()
             self._optimizer.zero_grad()
-            self.seconds += time.process_time() - began
+            self.seconds += now() - began
             self.losses.append(loss.item())
             self.updates += 1
 

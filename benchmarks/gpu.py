@@ -78,7 +78,8 @@ def run(step: Step, dry_run: bool, seconds_left: float) -> dict[str, Any]:
         if checker is None:
             return {**result, "end": "skipped: no compute-sanitizer here", "seconds": 0.0}
         command = [checker, "--error-exitcode", "9", *command]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": path}
     if dry_run:
         environment["TRITON_INTERPRET"] = "1"
     started = time.monotonic()

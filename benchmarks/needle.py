@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from inspect import signature
 from itertools import product
 from pathlib import Path
 from statistics import fmean
@@ -27,7 +28,7 @@ from typing import Any, NamedTuple
 import torch
 import transformers
 from torch import Tensor
-from transformers import AutoTokenizer, DynamicCache
+from transformers import AutoTokenizer, DynamicCache, LlamaForCausalLM
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.version import __version__
@@ -57,8 +58,8 @@ NEEDLE = (
     "\n\nThe secret pass key of {city} is {key}. Remember it: {key} is the pass key of {city}.\n\n"
 )
 QUESTION = "\n\nWhat is the secret pass key of {city}? The secret pass key of {city} is"
-# The argument that takes a cache, in transformers 5 or 4.
-CACHE = "cache" if int(transformers.__version__.partition(".")[0]) > 4 else "past_key_values"
+# The argument that takes a cache; transformers has renamed it.
+CACHE = "cache" if "cache" in signature(LlamaForCausalLM.forward).parameters else "past_key_values"
 MAX_QUESTION = 128  # tokens, with the answer
 SHARE = Scale("share of right answers", higher=True)
 

@@ -1,10 +1,11 @@
-"""Measures the processor time of a model of transformers with our positions and without them.
+"""Measures the time of a model of transformers with our positions and without them.
 
 The model has the sizes of SmolLM2-135M and random weights. It makes a step of decoding with cached
-tokens, and a step of training, on one thread. The models take turns; the medians of their ratios to
-the stock model in the same turn are printed:
+tokens, and a step of training: on one thread in processor time, or on a GPU in wall time. The
+models take turns; the medians of their ratios to the stock model in the same turn are printed:
 
     python benchmarks/transformers_host.py --out host.json
+    python benchmarks/transformers_host.py --device cuda --dtype bfloat16 --out host_gpu.json
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+from inspect import signature
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -22,8 +25,8 @@ from fairseq_posenc.hf import set_positions
 from measuring import timing
 
 SPECS = ["own", "3*own,none", "alibi", "own+alibi", "t5", "m4m"]
-# The argument that takes a cache, in transformers 5 or 4.
-CACHE = "cache" if int(transformers.__version__.partition(".")[0]) > 4 else "past_key_values"
+# The argument that takes a cache; transformers has renamed it.
+CACHE = "cache" if "cache" in signature(LlamaForCausalLM.forward).parameters else "past_key_values"
 
 
 def build(layers: int) -> LlamaForCausalLM:
@@ -40,7 +43,7 @@ def build(layers: int) -> LlamaForCausalLM:
 def prepare_decoding(model: LlamaForCausalLM, length: int) -> timing.Pass:
     """Fill a cache; return a step that decodes a token, and crops the cache again."""
     model.eval()
-    ids = torch.arange(length)[None] % 1000
+    ids = torch.arange(length, device=model.device)[None] % 1000
     cache = DynamicCache(config=model.config)
     with torch.no_grad():
         model(ids, **{CACHE: cache})
@@ -56,7 +59,7 @@ def prepare_decoding(model: LlamaForCausalLM, length: int) -> timing.Pass:
 def prepare_training(model: LlamaForCausalLM, length: int, batch: int) -> timing.Pass:
     """Return a step of training without an optimizer."""
     model.train()
-    ids = torch.arange(batch * length).view(batch, length) % 1000
+    ids = torch.arange(batch * length, device=model.device).view(batch, length) % 1000
 
     def step() -> None:
         model.zero_grad()
@@ -65,9 +68,9 @@ def prepare_training(model: LlamaForCausalLM, length: int, batch: int) -> timing
     return step
 
 
-def measure(steps: dict[str, timing.Pass], turns: int) -> dict[str, float]:
-    """Measure the processor time of each step in turns; return medians of ratios to the first."""
-    rounds = timing.interleaved(list(steps.values()), torch.device("cpu"), turns)
+def measure(steps: dict[str, timing.Pass], device: str, turns: int) -> dict[str, float]:
+    """Measure the time of each step in turns; return medians of ratios to the first."""
+    rounds = timing.interleaved(list(steps.values()), torch.device(device), turns)
     ratios = {name: timing.ratio(rounds, index, 0) for index, name in enumerate(steps)}
     return {"seconds of stock": timing.median(rounds, 0), **ratios}
 
@@ -82,20 +85,26 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=20)
     parser.add_argument("--training-turns", type=int, default=3)
     parser.add_argument("--specs", nargs="*", default=SPECS)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    models = {"stock": build(args.layers)}
+    stock = build(args.layers).to(device=args.device, dtype=getattr(torch, args.dtype))
+    models = {"stock": stock}
     for spec in args.specs:
         models[spec] = set_positions(copy.deepcopy(models["stock"]), spec)
     decoding = {name: prepare_decoding(model, args.cached) for name, model in models.items()}
-    record = {"transformers": transformers.__version__, "decoding": measure(decoding, args.turns)}
+    record: dict[str, Any] = {"transformers": transformers.__version__}
+    if args.device == "cuda":
+        record |= {"gpu": torch.cuda.get_device_name(), "dtype": args.dtype}
+    record["decoding"] = measure(decoding, args.device, args.turns)
     print(json.dumps(record, indent=1), flush=True)
     if args.training_turns:
         training = {
             name: prepare_training(model, args.length, args.batch) for name, model in models.items()
         }
-        record["training"] = measure(training, args.training_turns)
+        record["training"] = measure(training, args.device, args.training_turns)
         print(json.dumps(record["training"], indent=1))
     if args.out is not None:
         args.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")

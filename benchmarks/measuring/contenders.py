@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from fairseq_posenc import specs
+from fairseq_posenc import registry, specs
 from fairseq_posenc.assembly import build_encodings
 from fairseq_posenc.backends import available, choose
 from fairseq_posenc.backends.base import CallFeatures
@@ -69,9 +69,11 @@ def contenders(
     listed = []
     for spec in encodings:
         terms = _terms(spec, dims, device)
+        items = specs.parse(spec).items
+        of_spec = call._replace(lifted=any(registry.get(item.name).widens for item in items))
         for backend in backends:
-            name = choose("auto", terms, call).name if backend == "auto" else backend
-            if why_not := BACKENDS[name].refuses(terms, call):
+            name = choose("auto", terms, of_spec).name if backend == "auto" else backend
+            if why_not := BACKENDS[name].refuses(terms, of_spec):
                 _say(f"no row for {spec} on {name}: {why_not}")
             else:
                 listed.append(Contender(spec, name))

@@ -113,9 +113,9 @@ def _derive_config(stock: Any) -> Any:
 
 @cache
 def _make_config_class(stock: Any) -> Any:
-    attributes = {"__module__": stock.__module__, "stock": stock}
-    name = f"{stock.__name__}WithPositions"  # Auto classes keep the names of stock ones
-    return type(name, (_ConfigWithPositions, stock), attributes)
+    # Auto classes keep the names of stock ones, and 5.14 to 5.23 all in modules of transformers.
+    name = f"{stock.__name__}WithPositions"
+    return type(name, (_ConfigWithPositions, stock), {"stock": stock})
 
 
 @cache

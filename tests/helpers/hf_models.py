@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator
+from inspect import signature
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,11 +16,13 @@ import torch
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor, nn
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from transformers import LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from fairseq_posenc.hf import set_positions
 
 VERSION = int(transformers.__version__.partition(".")[0])
+# The argument and output that hold a cache; transformers has renamed them.
+CACHE = "cache" if "cache" in signature(LlamaForCausalLM.forward).parameters else "past_key_values"
 SYMBOLS, PADDING, POSITIONS = 97, 0, 64
 WIDTH, HEADS, LAYERS = 32, 4, 4
 _SIZES = {
@@ -364,13 +367,12 @@ class Cell(NamedTuple):
         name = "decoder_input_ids" if self.tiny.has_encoder else "input_ids"
         mask_name = name.replace("input_ids", "attention_mask")
         ids, mask = inputs[name], inputs[mask_name]
-        cache_name = "cache" if VERSION >= 5 else "past_key_values"
         cache, parts = None, []
         for start, end in [(0, 5), (5, 8), *((i, i + 1) for i in range(8, ids.size(1)))]:
             step = {**inputs, name: ids[:, start:end], mask_name: mask[:, :end]}
             with torch.no_grad():
-                out = self.model(**step, **{cache_name: cache}, use_cache=True)
-            cache = out[cache_name]
+                out = self.model(**step, **{CACHE: cache}, use_cache=True)
+            cache = out[CACHE]
             parts.append(out.logits)
         return distance(torch.cat(parts, 1)[:, 2:], whole[:, 2:])
 

@@ -14,6 +14,7 @@ from fairseq_posenc.hf import read_positions, set_positions
 from fairseq_posenc.registry import names
 from fairseq_posenc.specs import parse
 from tests.helpers.hf_models import (
+    CACHE,
     MODELS,
     POSITIONS,
     SERVED,
@@ -134,7 +135,7 @@ def test_bfloat16(name):
 
 def test_caches_forget_what_windows_hide():
     cell = Cell.build("llama", "rope(layout=half)+window(size=5),alibi+window(size=3),none,none")
-    cache = cell.model(**cell.inputs, use_cache=True)["past_key_values" if VERSION < 5 else "cache"]
+    cache = cell.model(**cell.inputs, use_cache=True)[CACHE]
     assert [layer.keys.size(2) for layer in cache.layers] == [4, 4, 12, 12]
 
 

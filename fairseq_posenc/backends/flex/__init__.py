@@ -22,6 +22,7 @@ from fairseq_posenc.backends.flex.sizes import mark_batch_dynamic, round_length
 from fairseq_posenc.encodings.precision import at_least_fp32
 from fairseq_posenc.encodings.terms import Terms
 
+MIN_GPU_HEAD_DIM = 16
 MAX_KERNELS = 1_000  # the number of kernels that may be compiled; torch's default is 8
 
 
@@ -35,6 +36,7 @@ def unavailable() -> str:
 def refuses(terms: Terms, call: CallFeatures) -> str:
     """Explain why FlexAttention cannot compute such a call; empty if it can."""
     on_cpu = call.device == "cpu"
+    narrow = not on_cpu and call.head_dim < MIN_GPU_HEAD_DIM
     has_sink = terms.sink is not None
     by_channel = "a gain for each channel is inside the dot product, where score_mod does not reach"
     reasons = {
@@ -43,6 +45,7 @@ def refuses(terms: Terms, call: CallFeatures) -> str:
         "on a CPU FlexAttention has no backward pass: train with another": on_cpu and call.learns,
         "on a CPU FlexAttention has no float64": on_cpu and call.dtype == torch.float64,
         "on a CPU FlexAttention does not return the sum that a sink joins": on_cpu and has_sink,
+        f"on a GPU its heads are {MIN_GPU_HEAD_DIM} wide or more, not {call.head_dim}": narrow,
         "counted positions depend on all scores of a query": terms.counted_table is not None,
         by_channel: terms.channel_gain is not None,
         "a table of values is outside the scores": terms.value_table is not None,

@@ -129,12 +129,17 @@ def add_split(parser: ArgumentParser, default: str) -> None:
 
 def add_computing(parser: ArgumentParser, bf16: bool = True) -> None:
     """Add ``--device``, ``--fp16`` and, if supported, ``--bf16``; see :mod:`.devices`."""
-    text = "device to compute on (default: a GPU if there is one)"
-    parser.add_argument("--device", choices=("cpu", "cuda"), help=text)
+    add_device(parser)
     group = parser.add_mutually_exclusive_group()
     group.add_argument("--fp16", action="store_true", help="half precision, on a GPU")
     if bf16:
         group.add_argument("--bf16", action="store_true", help="bfloat16")
+
+
+def add_device(parser: ArgumentParser) -> None:
+    """Add ``--device``."""
+    text = "device to compute on (default: a GPU if there is one)"
+    parser.add_argument("--device", choices=("cpu", "cuda"), help=text)
 
 
 def add_count(
