@@ -13,8 +13,7 @@ ALL_KERNELS_TEST = "tests/backends/test_triton.py::test_reset_with_padding_on_th
 MAIN_ENCODINGS = ["alibi", "shaw", "m4m", "deberta"]
 OTHER_ENCODINGS = ["rope", "t5", "m4", "tupe"]
 ENCODINGS = ["none", *MAIN_ENCODINGS, *OTHER_ENCODINGS]
-# Few, as FlexAttention compiles an encoding at each length for seconds.
-FLEX_ENCODINGS = ["alibi", "shaw", "deberta"]
+RIVALS = "triton sdpa blocked reference"
 BATCHES = {512: 8, 2048: 2, 128: 32, 8192: 1}  # length -> sentences of an update
 ALL_LENGTHS = "128 512 2048 8192"
 BF16, FP16 = "bfloat16", "float16"
@@ -67,29 +66,18 @@ def list_steps(dry_run: bool) -> list[Step]:
 
 def list_main_steps() -> list[Step]:
     """List the measurements that a first call has time for: those of the project's aims."""
-    eager = "triton sdpa reference"
+    short = "--lengths 512 2048 --batch 8"
+    encodings = [*MAIN_ENCODINGS, "t5"]
     return [
-        _measure(
-            "layers", 75, BF16, "0.1", "--lengths 128 512 2048 --batch 8", ENCODINGS, "triton sdpa"
-        ),
+        _measure("layers", 45, BF16, "0.1", short, encodings, RIVALS),
+        _measure("layers", 70, BF16, "0", short, encodings, f"{RIVALS} flex"),
+        _measure("layers", 40, "float32", "0.1", short, encodings, RIVALS),
+        _measure("layers", 40, BF16, "0.1", "--lengths 128 8192 --batch 1", encodings, RIVALS),
         _measure("updates", 55, BF16, "0.1", "--length 512 --batch 8", ENCODINGS),
-        _measure("layers", 30, BF16, "0.1", "--lengths 8192 --batch 1", ENCODINGS),
-        _measure(
-            "layers",
-            70,
-            BF16,
-            "0",
-            f"--lengths {ALL_LENGTHS} --batch 1",
-            FLEX_ENCODINGS,
-            "auto flex",
-        ),
         *(_updates(BF16, "0.1", length, MAIN_ENCODINGS) for length in (2048, 128, 8192)),
         _measure("layers", 25, FP16, "0.1", f"--lengths {ALL_LENGTHS} --batch 1", MAIN_ENCODINGS),
-        _measure(
-            "layers", 25, BF16, "0.1", f"--lengths {ALL_LENGTHS} --batch 1", MAIN_ENCODINGS, eager
-        ),
         _updates(FP16, "0.1", 512, MAIN_ENCODINGS),
-        _measure("updates", 30, BF16, "0", "--length 512 --batch 8", MAIN_ENCODINGS, eager),
+        _measure("updates", 30, BF16, "0", "--length 512 --batch 8", MAIN_ENCODINGS, RIVALS),
     ]
 
 
