@@ -208,7 +208,9 @@ class Terms(NamedTuple):
         """
         runs = dict(self.runs)
         tables: dict[str, Any] = {}
-        expanded: dict[tuple[int, int], Tensor] = {}  # a table that two fields hold: expanded once
+        # Table, runs and their rows: a table that two fields hold is expanded once. No dictionary,
+        # as torch.compile cannot trace the `id` of a tensor before torch 2.13.
+        expanded: list[tuple[Tensor, Runs, Tensor]] = []
         for name in names or self.runs:
             table = getattr(self, name)
             table_runs = runs.get(name)
@@ -217,10 +219,12 @@ class Terms(NamedTuple):
                 continue
             if table_runs.span.ids is None:
                 del runs[name]
-                key = id(table), id(table_runs)
-                if key not in expanded:
-                    expanded[key] = table_runs.expand(table, dim)
-                tables[name] = expanded[key]
+                same = (x for t, r, x in expanded if t is table and r is table_runs)
+                rows = next(same, None)
+                if rows is None:
+                    rows = table_runs.expand(table, dim)
+                    expanded.append((table, table_runs, rows))
+                tables[name] = rows
             elif name == "bias":
                 del runs[name]
                 index = table_runs.find_pairs(self.first)
