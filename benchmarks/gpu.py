@@ -119,10 +119,32 @@ def format_tables(results: Results) -> list[str]:
     lines = [table(["step", "end", "seconds"], cells, "llr"), *_compare_with_published(results)]
     for result in results:
         if rows := result.get("rows"):
-            header = list(rows[0])
-            cells = [[_format(value) for value in row.values()] for row in rows]
-            lines += ["", f"**{result['step']}**", "", table(header, cells, "lllllr")]
+            is_of_layers = "memory_ratio" in rows[0]
+            lines += ["", f"**{result['step']}**", ""]
+            lines.append(_compare_backends(rows) if is_of_layers else _list_rows(rows))
     return lines
+
+
+def _compare_backends(rows: Results) -> str:
+    """Format time and memory of layers, divided by those of fairseq's, with a column a backend."""
+    backends = list(dict.fromkeys(row["backend"] for row in rows))
+    found = {
+        (row["encoding"], row["length"], row["backend"]): (
+            f"{row['ratio']:.2f}, {row['memory_ratio']:.1f} ({row['seconds'] * 1e3:.1f})"
+        )
+        for row in rows
+    }
+    places = dict.fromkeys((row["encoding"], row["length"]) for row in rows)
+    cells = [
+        [f"`{encoding}`", f"{length:,}", *(found.get((encoding, length, x), "") for x in backends)]
+        for encoding, length in places
+    ]
+    titles = [f"{name}: time, memory (ms)" for name in backends]
+    return table(["encoding", "length", *titles], cells, "lr" + "r" * len(backends))
+
+
+def _list_rows(rows: Results) -> str:
+    return table(list(rows[0]), [[_format(x) for x in row.values()] for row in rows], "lllllr")
 
 
 def keep(path: Path, kept: Path = KEPT, page: Path = PAGE) -> None:
@@ -131,8 +153,11 @@ def keep(path: Path, kept: Path = KEPT, page: Path = PAGE) -> None:
     Raises:
         UserError: the page lacks a marker.
     """
-    results = json.loads(path.read_text("utf-8"))
+    every = json.loads(path.read_text("utf-8"))
+    results = [result for result in every if not result["end"].startswith("cut")]
     body = "\n".join(format_tables(results))
+    if cut := len(every) - len(results):
+        body += f"\n\nThere was no time for {cut} more steps."
     text = fill_page(page, START, f"\n\n{body}\n\n", END)
     columns = ("step", "end", "seconds")
     steps = [{name: result[name] for name in columns} for result in results]

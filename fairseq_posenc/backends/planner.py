@@ -1,8 +1,8 @@
 """Chooses the backend of a call, and gives the reason.
 
-Backends are ranked, and the first that can compute the call is taken. The order for a CPU was
-measured (``benchmarks/attention.py``). On a GPU, our kernels and FlexAttention are chosen only
-where a benchmark on such a GPU is recorded.
+Backends are ranked, and the first that can compute the call is taken. The orders were measured
+(``benchmarks/attention.py``). On a GPU, our kernels and FlexAttention are chosen only where a
+benchmark on such a GPU is recorded.
 """
 
 import logging
@@ -30,6 +30,8 @@ BACKENDS: dict[str, Backend] = {
 }
 NO_LIMITS = Locality()
 SHORT = 48  # number of keys below which setting up blocks takes too long on a CPU
+# Keys up to which the reference is faster than blocks on an H100, and needs no more memory.
+SHORT_ON_GPU = 512
 _logged: set[tuple[object, ...]] = set()  # kinds of calls whose plan has been logged
 
 
@@ -45,8 +47,13 @@ class BenchmarkRecord(NamedTuple):
     source: str  # file with the figures, in `docs/results`
 
 
-# `make gpu` measures the figures for a new record; no GPU has been measured yet.
-RECORDED: tuple[BenchmarkRecord, ...] = ()
+# Layers of 2,048 tokens on an H100 (`make gpu`), where the kernels are the fastest or, with two
+# tables, as fast as the reference in a twelfth of its memory. Memory of all others, but `blocked`,
+# grows with the square of the length, so they are no choice for longer texts.
+RECORDED = tuple(
+    BenchmarkRecord("triton", "sm_90", frozenset(terms), True, 2048, 8192, "gpu.json")
+    for terms in (["bias"], ["query_table"], ["query_table", "key_table"])
+)
 
 
 class Plan(NamedTuple):
@@ -199,6 +206,8 @@ def _rank_on_gpu(terms: Terms, call: CallFeatures) -> tuple[list[str], str]:
     others = ["sdpa", "blocked", "reference"]
     if winner:
         return [winner, *others], reason
+    if call.src_len <= SHORT_ON_GPU:
+        others = ["sdpa", "reference", "blocked"]
     return others, f"not triton, not flex: {reason}"
 
 

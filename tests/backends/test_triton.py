@@ -403,6 +403,21 @@ def test_slabs_cover_every_pair_once():
             assert seen.eq(1).all()
 
 
+@pytest.mark.parametrize("length", [512, 2048, 8192])
+def test_a_slab_fills_a_gpu_within_its_memory(length):
+    problem = attention.build_problem(
+        attention.Settings(None, None, None, 1.0, "both", product=True, exact=False),
+        [torch.zeros(8, 12, length, 1)] * 3 + [None] * 5,
+    )
+    stored = {"content", "query_term", "key_term", "weights"}
+    for slab in gradients.split_slabs(problem, 64, stored):
+        programs = slab.sequences * slab.layout.keys // 64
+        values = len(stored) * slab.sequences * slab.layout.keys * (length + 2 * 64)
+        assert values <= gradients.MAX_VALUES
+        if slab.sequence + slab.sequences < 96 and slab.layout.end < length:
+            assert programs >= min(gradients.MIN_PROGRAMS, 100)
+
+
 def test_one_table_for_queries_and_keys():
     table = leaf(1, 39, D)
     terms = Terms(query_table=table, key_table=table)
@@ -485,7 +500,7 @@ WON = planner.BenchmarkRecord(
 TABLE, BIAS = Terms(query_table=torch.ones(1, 1023, 64)), Terms(bias=torch.ones(1, 1023))
 PLANS = {
     "won": ("sm_90", TABLE, 512, "triton", "the fastest in a benchmark on sm_90"),
-    "another chip": ("sm_80", TABLE, 512, "blocked", "no recorded benchmark for sm_80"),
+    "another chip": ("sm_80", TABLE, 512, "reference", "no recorded benchmark for sm_80"),
     "other terms": ("sm_90", BIAS, 512, "sdpa", "no recorded benchmark of such terms for sm_90"),
     "too long": ("sm_90", TABLE, 4096, "blocked", "benchmark of such a length for sm_90"),
     "plain": ("sm_90", Terms(), 512, "sdpa", "a plain dot product"),

@@ -5,8 +5,9 @@
 then give the gradients of queries and tables.
 
 Slabs bound the memory of the tiles. A slab is some sequences (each is a head of a sentence) with
-all of their keys or, if one sequence is too large, some keys of one sequence. The division depends
-on shapes alone, so sums have a fixed order.
+all of their keys or, if one sequence is too large, some keys of one sequence. It starts several
+kernels, so it has to fill the GPU. The division depends on shapes alone, so sums have a fixed
+order.
 
 H heads, R distances, D head size, N side of a tile.
 """
@@ -32,8 +33,10 @@ from fairseq_posenc.backends.triton.sizes import choose_options, choose_warps
 from fairseq_posenc.backends.triton.stored import rows_kernel, table_kernel
 
 PROGRAMS = 512  # of `table_kernel`: enough to fill a GPU, few enough to keep their output small
-# Numbers in the tiles of a slab: 64 MiB in half precision, a little more than an H200's L2 cache.
-MAX_VALUES = 2**25
+# Numbers in the tiles of a slab: about an H200's L2 cache in half precision (64 MiB); more, if its
+# kernels would be too few programs for the processors of a GPU (132 of an H100), up to 512 MiB.
+FEW_VALUES, MAX_VALUES = 2**25, 2**28
+MIN_PROGRAMS = 256
 
 
 class Gradients:
@@ -232,7 +235,9 @@ def split_slabs(problem: Problem, block: int, stored: set[str]) -> Iterator[Slab
         return query_rows * (keys + 2 * block) + key_row * keys
 
     if count_values(keys) <= MAX_VALUES:
-        step = MAX_VALUES // count_values(keys)
+        filling = -(-MIN_PROGRAMS // (keys // block))  # the GPU
+        step = max(FEW_VALUES // count_values(keys), filling)
+        step = min(step, MAX_VALUES // count_values(keys))
         slab_keys = keys
     else:
         step = 1
