@@ -49,7 +49,7 @@ def _server() -> tuple[Any, Any]:
             listener.listen()
         numbers = [plain.fileno(), plugin.fileno()]
         server = subprocess.Popen(
-            [sys.executable, HERE / "fork_server.py", *map(str, numbers)],
+            [sys.executable, HERE / "fork_server.py", f"{folder.name}/code", *map(str, numbers)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             pass_fds=numbers,

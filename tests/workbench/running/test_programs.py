@@ -111,6 +111,14 @@ def test_open_files_are_handed_on(tmp_path, true):
     assert (tmp_path / "file").read_text() == "written"
 
 
+@both
+@pytest.mark.parametrize("end", ["", "raise KeyError", "sys.exit(3)", "sys.exit('no')"])
+def test_files_are_written_to_their_ends(end, true, tmp_path):
+    code = f"import sys\ndef f():\n file = open('file', 'w'); file.write('all'); {end}\nf()"
+    assert bool(python("-c", code, true=true, cwd=tmp_path).returncode) == bool(end)
+    assert (tmp_path / "file").read_text() == "all"
+
+
 ENDLESS = """
 import os, signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
