@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
+import shutil
 import statistics
 import subprocess
 import sys
@@ -160,3 +162,11 @@ def test_spread_windows_predict_the_same_tokens_at_every_length(llama, measure, 
     assert re.search(
         r"none: its perplexity divided by that of own .* 8: [\d.]+ to [\d.]+; 24:", page
     )
+
+
+def test_a_tokenizer_that_loses_blanks_is_refused(llama, measure, tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(llama, other)
+    path = other / "tokenizer.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "decoder": {"type": "Fuse"}}))
+    assert "reads its tokenizer wrongly" in measure(f"a={other}", *SHORT, fails=True)

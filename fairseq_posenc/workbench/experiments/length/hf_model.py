@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import AutoTokenizer, PreTrainedModel
@@ -21,6 +22,7 @@ from fairseq_posenc.workbench.experiments.length.checkpoint import LoadedModel, 
 from fairseq_posenc.workbench.experiments.length.stream import Stream
 from fairseq_posenc.workbench.running.devices import ComputeOptions
 
+_TOKENS_OF_A_SAMPLE = 200  # decoded to see whether a tokenizer keeps words apart
 _TOKENS_AT_A_TIME = 1024  # whose losses are computed together, to save memory
 
 
@@ -73,7 +75,8 @@ def read_text(path: Path, folder: Path) -> Stream:
     """Tokenize a text with the tokenizer of a model's folder.
 
     Raises:
-        UserError: the file cannot be read, is empty, or the folder has no tokenizer.
+        UserError: the file cannot be read, is empty, or the folder has no tokenizer that keeps
+            words apart.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -86,6 +89,13 @@ def read_text(path: Path, folder: Path) -> Stream:
     tokens = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     if not tokens:
         raise UserError(f"--text {path}: is empty")
+    sample = tokenizer.decode(tokens[:_TOKENS_OF_A_SAMPLE]).strip()
+    # 5.17 builds tokenizers of some folders by another class, whose tokens have no blanks.
+    if len(sample.split()) == 1 < len(text.strip()[: len(sample)].split()):
+        raise UserError(
+            f"{folder}: transformers {transformers.__version__} reads its tokenizer wrongly, as a "
+            "text loses its blanks; install another version"
+        )
     first_token = tokenizer.bos_token_id
     if first_token is None:
         first_token = tokenizer.eos_token_id
