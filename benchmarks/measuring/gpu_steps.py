@@ -44,9 +44,12 @@ class Step(NamedTuple):
 
 def list_steps(dry_run: bool) -> list[Step]:
     """List all steps; see :func:`estimate_seconds`."""
-    tests = [ALL_KERNELS_TEST] if dry_run else ["-m", "not slow", "tests/backends/test_triton.py"]
+    tests = [ALL_KERNELS_TEST]
+    if not dry_run:
+        files = ["tests/backends/test_triton.py", "tests/test_gpu.py"]
+        tests = ["-n", "4", "-m", "not slow", *files]
     listed = [
-        Step("tests", "tests", 80, [*PYTEST, *tests]),
+        Step("tests", "tests", 120, [*PYTEST, *tests]),
         Step("memory checker", "checker", 80, [*PYTEST, ALL_KERNELS_TEST]),
         _measure("survival", 120, BF16, "0.1", "--updates 300", ["all"]),
         _measure("survival", 120, FP16, "0.1", "--updates 300", ["all"]),
