@@ -96,8 +96,8 @@ def list_other_steps() -> Iterator[Step]:
         for length in BATCHES:
             if length != 512 or (dtype, dropout) != (BF16, "0.1"):
                 yield _updates(dtype, dropout, length, OTHER_ENCODINGS)
-    for dtype, dropout in conditions:
-        encodings = OTHER_ENCODINGS if dtype == FP16 else ["m4m", *OTHER_ENCODINGS]
+    for dtype, dropout in [(BF16, "0.1"), *conditions]:
+        encodings = ENCODINGS[1:] if (dtype, dropout) == (BF16, "0") else OTHER_ENCODINGS
         yield _measure(
             "layers", 25, dtype, dropout, f"--lengths {ALL_LENGTHS} --batch 1", encodings
         )
