@@ -170,6 +170,24 @@ def test_a_layer_equals_the_plugins_with_the_same_weights(spec, direction):
     assert nothing is None
 
 
+@pytest.mark.parametrize(
+    ("spec", "length"),
+    [("deberta_v2(buckets=8)", 8), ("deberta_v2", 256), ("t5(num_buckets=32,max_distance=12)", 16)],
+)
+def test_as_many_buckets_as_distances(spec, length):
+    """Some buckets have no distance, and others several: padding changes neither."""
+    positions = awake(StackPositions(spec, 16, 2, max_positions=length))
+    layer = SelfAttention(positions)
+    awake(layer.encodings)
+    x = torch.randn(1, length, 16)
+    padded = torch.cat([x, torch.randn(1, 3, 16)], 1)
+    padding = torch.arange(length + 3)[None] >= length
+    found = layer(*positions(x))[0]
+    torch.testing.assert_close(
+        layer(*positions(padded, padding))[0][:, :length], found, rtol=1e-4, atol=1e-4
+    )
+
+
 @pytest.mark.parametrize("spec", [s for s in SPECS if s != "sentence_learned+m4"])
 def test_step_by_step_equals_the_full_pass(spec):
     positions, ours, _ = both(spec, "lr")

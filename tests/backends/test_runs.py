@@ -31,6 +31,8 @@ STARTS: dict[str, Sequence[int]] = {
     "one row": (),
     "a run in the middle": (-50, -2, 3),
     "all beyond the span": range(-300, -200),
+    "rows that no distance has": (-50, -3, -3, 2, 2, 2, 9),
+    "as many rows as distances": (*range(2 - T, T - 1), T - 2),  # a row of two, and one of none
 }
 FORMS: dict[str, dict[str, Any]] = {
     "query table": {"query_table": 1},
@@ -119,6 +121,12 @@ def test_equals_repeated_rows(name, starts, form, reset, tgt_len, direction, sav
         assert form == "channels"
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_as_many_rows_as_distances_need_not_be_one_for_each(form):
+    terms, whole = make_terms(form, STARTS["as many rows as distances"], T, reset=False)
+    assert_same("reference", terms, whole, Mask(), T)
+
+
 @pytest.mark.parametrize(
     ("starts", "form", "window", "left"),
     product_of(
@@ -184,7 +192,8 @@ def test_the_row_of_each_distance(starts):
     distances = torch.arange(-3 * T, 3 * T)
     expected = [sum(start <= r for start in STARTS[starts]) for r in distances.tolist()]
     assert runs.find(distances).tolist() == expected
-    assert runs.find(runs.representatives()).tolist() == list(range(runs.rows))
+    found = runs.find(runs.representatives()).tolist()
+    assert all(found[row] == row for row in set(expected))  # the other rows have no distance
 
 
 @pytest.mark.parametrize("span", [(-T, T), (-3, 2), (-40, 0), (0, 0), (5, 9), (-400, -390)])
@@ -193,7 +202,7 @@ def test_a_span_takes_the_rows_that_it_needs(starts, span):
     whole = torch.arange(len(STARTS[starts]) + 1)
     kept, runs = Runs.select(STARTS[starts], Span(*span, CPU))
     expected = [sum(s <= r for s in STARTS[starts]) for r in range(span[0], span[1] + 1)]
-    assert whole[kept].tolist() == sorted(set(expected))
+    assert whole[kept].tolist() == list(range(expected[0], expected[-1] + 1))
     assert runs.expand(whole[kept], 0).tolist() == expected
     assert runs.is_whole == (len(set(expected)) == len(expected))
 
