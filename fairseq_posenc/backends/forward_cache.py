@@ -89,6 +89,6 @@ def writable(x: Tensor) -> Tensor:
 
 
 def _is_same(before: object, now: object) -> bool:
-    if isinstance(before, Tensor) or isinstance(now, Tensor):
-        return before is now
-    return before == now
+    if before is now:
+        return True
+    return not isinstance(before, Tensor) and not isinstance(now, Tensor) and before == now

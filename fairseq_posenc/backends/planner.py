@@ -239,6 +239,8 @@ def _list_terms(terms: Terms) -> list[str]:
 
 def _log_once(plan: Plan, terms: Terms, call: CallFeatures) -> None:
     """Log a plan, unless it has been logged for a call of the same kind."""
+    if not logger.isEnabledFor(logging.INFO):
+        return
     names = _list_terms(terms)
     kind_of_call = (plan, *names, call.device, call.dtype, call.padded, call.dropout)
     if kind_of_call in _logged:

@@ -55,9 +55,11 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     temperature = call.temperature()
     if temperature is not None:
         query = (at_least_fp32(query) * temperature[..., None]).type_as(query)
-    with torch.autocast(query.device.type, enabled=False):
-        products = multiply_states(terms, src_len, mask)
-    if products is not None:  # added to the scores, so they are a bias of each pair
+    if terms.state_table is not None:
+        with torch.autocast(query.device.type, enabled=False):
+            products = multiply_states(terms, src_len, mask)
+        assert products is not None, "there is a table"
+        # Added to the scores, so they are a bias of each pair.
         if temperature is not None:
             products = products * temperature[..., None]
         pair_bias = products if terms.pair_bias is None else products + terms.pair_bias

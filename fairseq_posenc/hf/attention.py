@@ -246,7 +246,9 @@ class AttentionPositions(AttentionCore, nn.Module):
         shared = state.shared.of_kind(self.kind)
         self._check_cache(shared, key.size(2))
         positions = shared.positions
-        terms = shared.layer_terms() | self.encodings.terms(positions.span(), positions)
+        terms = shared.layer_terms()
+        if len(self.encodings):
+            terms |= self.encodings.terms(positions.span(), positions)
         if terms.content_rows is not None:  # some models project queries and keys together
             queries, keys = self.family.project_rows(attention, terms.content_rows, self.dims)
             terms = terms.projected(lambda rows: queries, lambda rows: keys)

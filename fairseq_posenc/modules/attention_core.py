@@ -139,14 +139,13 @@ class AttentionCore:
             shared: position state of the forward pass, for this kind of layer.
             count: number of tokens; by default T.
         """
+        rotation = shared.layer_rotation() if count is None else shared.rotate_last(count)
+        if rotation is not None or not len(self.encodings):
+            return rotation
         positions = shared.positions
-        if count is None:
-            rotation = shared.layer_rotation()
-            ids = positions.queries(positions.places)
-        else:
-            rotation = shared.rotate_last(count)
-            ids = positions.places[:, -count:]
-        return self.encodings.rotation(ids) if rotation is None else rotation
+        places = positions.places
+        ids = positions.queries(places) if count is None else places[:, -count:]
+        return self.encodings.rotation(ids)
 
     def project_query(self, x: Tensor, shared: Shared) -> Tensor:
         """Project tokens to queries to a source, ``(B, H, T, D)``, rotated if ``rotates``."""
@@ -163,7 +162,9 @@ class AttentionCore:
 
     def terms(self, span: Span, shared: Shared) -> Terms:
         """Combine the terms of the stack and of this layer; project their content rows to heads."""
-        terms = shared.layer_terms() | self.encodings.terms(span, shared.positions)
+        terms = shared.layer_terms()
+        if len(self.encodings):
+            terms |= self.encodings.terms(span, shared.positions)
 
         def project(projection: nn.Module, rows: Tensor) -> Tensor:
             heads = projection(rows).unflatten(-1, (-1, self.head_dim)).transpose(0, 1)
