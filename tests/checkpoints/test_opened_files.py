@@ -206,6 +206,9 @@ def test_files_that_a_model_opens_are_in_the_table(name):
         for option, value in vars(settings).items():
             if option.endswith("layers") and type(value) is int:
                 setattr(settings, option, 1)
+            # Some of its layers are not made on the device of the model, and take seconds.
+            if option.endswith("layers") and type(value) is str and value.startswith("[("):
+                setattr(settings, option, "[(8, 2)]")
         build(settings)
 
     assert find_opened(kind, {"arch": architectures[0]}, start) <= OPENED | IN_DATA
