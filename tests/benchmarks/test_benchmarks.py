@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import sysconfig
 from argparse import Namespace
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -14,7 +16,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -40,6 +41,7 @@ from measuring.contenders import (  # noqa: E402
 from measuring.scopes import SCOPES, layer, layer_and_modules, operation  # noqa: E402
 from reset import parse_args, summarize, without_reset  # noqa: E402
 from survive import survive  # noqa: E402
+from tests.helpers import growth  # noqa: E402
 from tests.helpers.products import WHOLE  # noqa: E402
 from tests.workbench.translation.test_translation_commands import TEST, checkpoint  # noqa: E402
 
@@ -123,32 +125,10 @@ def test_peak_of_known_allocations():
 def test_peak_is_what_the_process_grows_by():
     """In a process of its own, which frees nothing of other tests meanwhile."""
     with ProcessPoolExecutor(1, get_context("spawn")) as process:
-        peaks, grown = process.submit(peaks_and_growth).result()
+        peaks, grown = process.submit(growth.peaks_and_growth).result()
     scores = 12 * 1024**2 * 4
     assert peaks == pytest.approx([grown] * 2, rel=0.08)
     assert peaks[1] > 4 * scores  # scores, weights, mask as numbers, and the product
-
-
-def peaks_and_growth() -> tuple[list[int], int]:
-    """Return the peak as measured, twice, and by how much this process grows."""
-    query, key, value = (torch.randn(1, 12, 1024, 64, requires_grad=True) for _ in range(3))
-    incoming = torch.randn(1, 12, 1024, 64)
-
-    def run() -> None:
-        F.scaled_dot_product_attention(query, key, value, dropout_p=0.1).backward(incoming)
-        query.grad = key.grad = value.grad = None
-
-    run()
-    Path("/proc/self/clear_refs").write_text("5")  # forgets the highest so far
-    before = memory("VmRSS")
-    run()
-    grown = memory("VmHWM") - before
-    return [timing.peak(run, CPU) for _ in range(2)], grown
-
-
-def memory(key: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(key))
 
 
 @pytest.mark.parametrize("name", ["m4m", "m4", "shaw", "deberta"])
@@ -296,9 +276,9 @@ def test_the_page_is_up_to_date():
 whole = pytest.mark.skipif(not WHOLE, reason="a script like others: make test-trust runs it")
 
 
-def script(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def script(name: str, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(ROOT / "benchmarks" / name), *arguments]
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", **more}
     return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
 
 
@@ -410,11 +390,26 @@ def test_a_reset_is_taken_out_for_a_while():
         pass
 
 
+SMALL_LIBRARY = """
+import os, sysconfig
+paths = sysconfig.get_paths
+sysconfig.get_paths = lambda *given: {**paths(*given), "stdlib": os.path.dirname(__file__)}
+"""
+
+
 @pytest.mark.slow
 def test_trainings_are_reported_and_kept(tmp_path):
+    """On some of Python's documentation: test_compare.py has the whole."""
     folders = ("--out", str(tmp_path / "out"), "--results", str(tmp_path))
     few = ("--updates", "2", "--methods", "rope", "--families", "masked LM")
-    done = script("trainability", "methods", *few, *folders)
+    small, library = tmp_path / "library", Path(sysconfig.get_paths()["stdlib"])
+    (small / "pydoc_data").mkdir(parents=True)
+    for name in ("_pydecimal", "argparse", "logging/__init__", "statistics", "turtle"):
+        shutil.copy(library / f"{name}.py", small / f"{name.replace('/', '-')}.txt.py")
+    (small / "pydoc_data" / "topics.py").write_text("topics = {}", encoding="utf-8")
+    (small / "sitecustomize.py").write_text(SMALL_LIBRARY, encoding="utf-8")
+    python_path = os.pathsep.join([str(small), os.environ.get("PYTHONPATH", "")])
+    done = script("trainability", "methods", *few, *folders, PYTHONPATH=python_path)
     assert done.returncode == 0, done.stderr
     assert "masked LM, rope, plain" in done.stdout
     runs = json.loads((tmp_path / "trainability.json").read_text())["runs"]
@@ -422,5 +417,6 @@ def test_trainings_are_reported_and_kept(tmp_path):
     assert all(0 < run["curve"][-1][1] < run["before"] for run in runs)
     report = (tmp_path / "trainability.md").read_text()
     assert "| `rope` | " in report
-    assert "masked LM, rope, plain" not in script("trainability", "methods", *few, *folders).stdout
+    again = script("trainability", "methods", *few, *folders, PYTHONPATH=python_path)
+    assert "masked LM, rope, plain" not in again.stdout
     assert (tmp_path / "trainability.md").read_text() == report

@@ -45,6 +45,8 @@ THIRD_PARTY = [
     "fairseq",
 ]
 PLUGIN = os.path.join(os.path.dirname(os.path.dirname(sys.path[0])), "fairseq_posenc")
+TASKS = {"masked_lm": "roberta_m4m_tiny", "language_modeling": "transformer_lm_rope_tiny"}
+TASKS["translation"] = "transformer_m4_tiny"
 COMMANDS = re.compile(r"fairseq-(?!posenc)|fairseq_cli\.")
 
 
@@ -83,15 +85,16 @@ def list_frames() -> list[inspect.FrameInfo]:
     return found
 
 
-def warm_up() -> None:
+def warm_up(*words: str) -> None:
     """Fill the caches of Hydra and Python that the first start of a fairseq command fills."""
     from fairseq import options
     from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
-    parser = options.get_training_parser()
+    parser = options.get_training_parser(words[1] if words else "translation")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # and so the programs still give them
-        convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, ["", "--arch", "lstm"]))
+        args = options.parse_args_and_arch(parser, ["", *(words or ("--arch", "lstm"))])
+        convert_namespace_to_omegaconf(args)
 
 
 class Program(NamedTuple):
@@ -246,6 +249,8 @@ def load_plugin() -> None:
 
     import_user_module(argparse.Namespace(user_dir=PLUGIN))
     sys.path.remove(os.path.dirname(PLUGIN))
+    for task, arch in TASKS.items():
+        warm_up("--task", task, "--arch", arch)
 
 
 if __name__ == "__main__":
