@@ -1,8 +1,8 @@
 """``fairseq-posenc report``: shows results, and compares them with the papers' tables.
 
-Results are records (JSON files of any command) and trainings (folders with a checkpoint). All
-trainings, and the records of GLUE, SQuAD and BLEU, become runs, each in the row of a paper's table
-that has its recipe and its encoding.
+Results are records (JSON files of any command) and trainings (checkpoints, or folders with one).
+Pre-trainings, trainings of translation models, and the records of GLUE, SQuAD and BLEU become runs,
+each in the row of a paper's table that has its recipe and its encoding.
 """
 
 from __future__ import annotations
@@ -33,15 +33,18 @@ _STATE_FILES = ("stamp.json", "result.json")  # files from which commands contin
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``fairseq-posenc report``."""
     parser.add_argument(
-        "runs",
+        "results",
         nargs="*",
         metavar="[RECIPE=]PATH",
         help="results of any command, a --save-dir, or a folder with such files; "
         "RECIPE, as in a_base=PATH, is the paper's recipe to compare them with",
     )
     names = ", ".join(recipes.load_tables())
-    text = f"tables to show: {names}, or all (default: those with your results)"
-    parser.add_argument("--tables", metavar="LIST", help=text)
+    parser.add_argument(
+        "--tables",
+        metavar="LIST",
+        help=f"tables to show: {names}, or all (default: those with your results)",
+    )
     add_json(parser)
 
 
@@ -51,15 +54,15 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         UserError: there are no results, an unknown table, or a checkpoint that cannot be read.
     """
-    if not args.runs and args.tables is None:
-        raise UserError("name runs, or the papers' tables to show with --tables")
+    if not args.results and args.tables is None:
+        raise UserError("name results, or the papers' tables to show with --tables")
     runs: Runs = {}
     records: Records = {}
-    for argument in args.runs:
+    for argument in args.results:
         runs_of_argument, records_of_argument = find_results(argument)
         runs |= runs_of_argument
         records |= records_of_argument
-    if args.runs and not (runs or records):
+    if args.results and not (runs or records):
         raise UserError("all files were skipped: nothing to report")
     report = build_report(list(runs.values()), records, args.tables)
     print(json.dumps(report, indent=2) if args.json else format_report(report))
@@ -85,7 +88,7 @@ def find_results(argument: str) -> tuple[Runs, Records]:
     skipped = defaultdict(list)
     for source in _list_sources(path):
         try:
-            source_runs, record = _read(source, recipe)
+            source_runs, record = _read_source(source, recipe)
         except RecordError as error:
             skipped[str(error)].append(source)
             continue
@@ -115,16 +118,15 @@ def _list_sources(path: Path) -> Iterator[Path]:
                 yield file
 
 
-def _read(path: Path, recipe: Optional[str]) -> tuple[list[UserRun], Optional[Record]]:
+def _read_source(path: Path, recipe: Optional[str]) -> tuple[list[UserRun], Optional[Record]]:
     """Read a folder or file: the runs for the papers' tables, and the record if it is one."""
-    if path.is_dir():
-        training = checkpoint_facts.read_folder(path)
+    if path.is_dir() or path.suffix == ".pt":
+        read = checkpoint_facts.read_folder if path.is_dir() else checkpoint_facts.read_checkpoint
+        training = read(path)
         tasks = (*checkpoint_facts.PRETRAINING_TASKS, "translation")  # of the papers' tables
         if training is None or training.task not in tasks:
             return [], None
         return [build_run(path, training, recipe)], None
-    if path.suffix == ".pt":
-        return [build_run(path, checkpoint_facts.read_checkpoint(path), recipe)], None
     record = read_record(path)
     try:
         return read_runs(path, record, recipe), record

@@ -604,10 +604,12 @@ def test_a_run_that_is_named_twice_counts_once(tmp_path, capsys):
     assert ours(data) == {("A5", "RoBERTa-M4M"): [{"SST-2": 91.5}]}
 
 
-def test_fine_tuned_checkpoints_in_a_folder_are_no_pre_trainings(tmp_path, capsys):
-    checkpoint(tmp_path / "tuned", task="sentence_prediction")
+def test_fine_tuned_checkpoints_are_no_pre_trainings(tmp_path, capsys):
+    tuned = checkpoint(tmp_path / "tuned", task="sentence_prediction")
     glue(tmp_path / "results.json")
     assert len(ours(report(capsys, tmp_path))) == 1
+    assert main(["report", str(tuned)]) == 2
+    assert "no checkpoint of a pre-training" in capsys.readouterr().err
 
 
 MISTAKES = [
@@ -615,7 +617,7 @@ MISTAKES = [
     (["."], ".: holds no results of a fairseq-posenc command, and no checkpoint"),
     (["torn.pt"], "torn.pt: not a complete checkpoint of fairseq"),
     (["good.json", "--tables", "A9"], "--tables A9: unknown table 'A9': choose from A1"),
-    ([], "name runs, or the papers' tables to show with --tables"),
+    ([], "name results, or the papers' tables to show with --tables"),
 ]
 
 
