@@ -24,7 +24,7 @@ def run_main(program: Callable[[], Optional[int]]) -> int:
 
     An error that ``find_message`` knows, and Ctrl-C, are printed as one line. When the reader of
     the output has gone, as with ``| head``, the work goes on; a command that only prints can ask
-    ``has_reader``, and stop.
+    ``standard_streams.has_reader``, and stop.
     """
     outlive_readers()
     try:
@@ -68,7 +68,7 @@ def signals_as_keyboard_interrupt(
         KeyboardInterrupt: with the advice, which the command line prints.
     """
 
-    def interrupt(number: int, frame: FrameType | None) -> None:
+    def interrupt(number: int, frame: Optional[FrameType]) -> None:
         raise KeyboardInterrupt
 
     numbers = (signal.SIGTERM, signal.SIGHUP)

@@ -22,15 +22,16 @@ _QUOTED_LINES = 15  # of the end of a log, in a message
 # that makes the training several times slower; sleeping costs a few percent on an idle machine. The
 # user's own values of both variables win.
 _ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE", "PYTHONUNBUFFERED": "1"}
-# A line that replaces the end of the log in messages: an error about options or one of ours, the
-# same under hydra, and one of ours in the traceback of a process that the program started.
-_USER_ERROR = re.compile(
-    r"^(?:fairseq-[a-z-]+: error: |Error executing job with overrides: .*\n(?!fairseq-)"
-    r"|fairseq_posenc\.errors\.(?:User|Run)Error: )(?!Traceback)(\S.*)",
-    re.MULTILINE,
+# What stands before a message that explains a failure, so that the end of the log is not shown.
+_ERROR_PREFIXES = (
+    "fairseq-[a-z-]+: error: ",  # of wrong options, or of a UserError or RunError
+    r"fairseq_posenc\.errors\.(?:User|Run)Error: ",  # the same in a traceback, as of a rank
+    # hydra's own line. After it may come a traceback, or a line with the first prefix.
+    r"Error executing job with overrides: .*\n(?!Traceback|fairseq-)",
 )
-_PATIENCE = 10.0  # seconds between asking a program to end and ending it
-_MOMENT = 0.2  # seconds; waiting without a limit would delay Ctrl-C
+_USER_ERROR = re.compile(rf"^(?:{'|'.join(_ERROR_PREFIXES)})(\S.*)", re.MULTILINE)
+_SECONDS_TO_END = 10.0  # between asking a program to end and killing it
+_POLL_SECONDS = 0.2  # waiting without a limit would delay Ctrl-C
 _running: set[subprocess.Popen[str]] = set()  # programs of all threads of this process
 Result = TypeVar("Result")
 
@@ -76,7 +77,7 @@ def run_watched(
         encoding="utf-8",
         errors="replace",
         env={**_ENVIRONMENT, **os.environ, **(environment or {})},
-        # In a new process group: Ctrl-C reaches only this program, which then ends the group.
+        # In a new process group: Ctrl-C reaches only our process, which then ends the group.
         start_new_session=True,
         pass_fds=[] if lock is None else [lock],
     )
@@ -89,7 +90,7 @@ def run_watched(
     finally:
         _end_program(process)
         _running.discard(process)
-        delete_temporary_folders()
+        delete_temporary_folders()  # of the command, if it was killed
 
 
 def run_logged(
@@ -106,12 +107,12 @@ def run_logged(
     """
     with open(log, "a", encoding="utf-8", buffering=1) as output:  # a line at a time
 
-        def note(line: str) -> None:
+        def log_line(line: str) -> None:
             output.write(line)
             on_line(line)
 
         output.write(f"$ {shlex.join(command)}\n")
-        status = run_watched(command, note, lock, environment)
+        status = run_watched(command, log_line, lock, environment)
     if status:
         raise RunError(_describe_failure(command[0], status, log))
 
@@ -125,14 +126,14 @@ def run_parallel(
 ) -> None:
     """Call functions that start programs, in threads.
 
-    Ctrl-C or the first failure ends the programs of all functions, and is raised.
+    Ctrl-C or the first failure ends all programs that this process has started, and is raised.
 
     Args:
         calls: the functions, started in this order.
-        jobs: number of calls at a time.
+        jobs: number of calls at a time; it may exceed the number of cores.
         watch: called several times a second.
         wave: number of calls that belong together, such as the trainings of one seed. While a call
-            of a wave runs, calls of later waves start only on free cores, so as not to slow it.
+            of a wave runs, one of a later wave starts only if fewer calls than cores run.
         on_end: called with each result, as soon as it comes.
     """
     if jobs == 1 and not watch:  # in this thread, so that Ctrl-C interrupts any work
@@ -144,10 +145,10 @@ def run_parallel(
     running: set[Future[Result]] = set()
 
     def may_begin() -> bool:
-        following = len(futures)  # index of the call that would begin
-        oldest = next((n for n, future in enumerate(futures) if future in running), following)
-        at_a_time = jobs if following // wave == oldest // wave else min(jobs, cores())
-        return following < len(calls) and len(running) < at_a_time
+        index = len(futures)  # of the call that would begin
+        first_running = next((n for n, future in enumerate(futures) if future in running), index)
+        limit = jobs if index // wave == first_running // wave else min(jobs, cores())
+        return index < len(calls) and len(running) < limit
 
     with ThreadPoolExecutor(jobs) as pool:
         try:
@@ -155,13 +156,13 @@ def run_parallel(
                 while may_begin():
                     futures.append(pool.submit(calls[len(futures)]))
                     running.add(futures[-1])
-                done, running = wait(running, _MOMENT, FIRST_COMPLETED)
+                done, running = wait(running, _POLL_SECONDS, FIRST_COMPLETED)
                 for future in done:
                     on_end(future.result())
                 if watch:
                     watch()
         finally:
-            while wait(running, _MOMENT).not_done:  # a function may be about to start a program
+            while wait(running, _POLL_SECONDS).not_done:  # one may be about to start a program
                 for process in list(_running):
                     _end_program(process)  # so that its thread ends
 
@@ -172,7 +173,7 @@ def _end_program(process: subprocess.Popen[str]) -> None:
         return
     os.killpg(process.pid, signal.SIGTERM)
     try:
-        process.wait(_PATIENCE)
+        process.wait(_SECONDS_TO_END)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()

@@ -54,7 +54,8 @@ class GenerationOptions:
 class Generation:
     """The translations of a test set by a model, or by several as an ensemble.
 
-    Messages begin with ``label``. Translations are written below ``folder``.
+    Messages begin with ``label``. Translations are written below ``folder``. The constructor reads
+    all files of the checkpoints and of the data, for their checksums.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class Generation:
         self._sentences = data.count_sentences(options.subset)
         files = sorted(data.folder.glob(f"{options.subset}.*-*.*"))
         files += [data.folder / f"dict.{name}.txt" for name in (data.source, data.target)]
-        # No part is empty: fairseq-generate divides by the number of its sentences.
+        # No part may be empty: fairseq-generate divides by the number of its sentences.
         self._shards = min(options.num_shards, self._sentences)
         self._inputs: Inputs = {
             "checkpoints": [checksum(path) for path in self._checkpoints],
@@ -108,15 +109,12 @@ class Generation:
         return str(path), lines
 
     def _build_steps(self, search: Search) -> list[Step]:
-        folder = self.folder / search.file_name
-        return [
-            Step(
-                folder / f"part-{shard + 1}",
-                {**self._inputs, "search": list(search), "shard": [shard, self._shards]},
-                partial(self._translate, search, shard, folder / f"part-{shard + 1}"),
-            )
-            for shard in range(self._shards)
-        ]
+        steps = []
+        for shard in range(self._shards):
+            folder = self.folder / search.file_name / f"part-{shard + 1}"
+            inputs = {**self._inputs, "search": list(search), "shard": [shard, self._shards]}
+            steps.append(Step(folder, inputs, partial(self._translate, search, shard, folder)))
+        return steps
 
     def _translate(self, search: Search, shard: int, folder: Path, context: RunContext) -> None:
         say(f"{self.label}, {search.name}: part {shard + 1} of {self._shards}")
@@ -127,7 +125,7 @@ class Generation:
     def _build_command(self, search: Search, shard: int, folder: Path) -> list[str]:
         """Build the command that translates one part."""
         options = self._options
-        # Every part gets a batch of sentences, as fairseq divides the batches among the parts.
+        # fairseq deals out whole batches. There are at least as many of this size as parts.
         batch_size = min(self._sentences // self._shards, _MAX_BATCH_SENTENCES)
         command = ["fairseq-generate", str(self._data.folder), "--user-dir", str(USER_DIR)]
         command += ["--source-lang", self._data.source, "--target-lang", self._data.target]
@@ -135,11 +133,13 @@ class Generation:
         command += ["--gen-subset", options.subset, "--remove-bpe", "sentencepiece"]
         command += ["--beam", str(search.beam), "--lenpen", str(search.length_penalty)]
         # Files of pre-trained embeddings are needed only for training.
-        no_files = "{'encoder_embed_path': None, 'decoder_embed_path': None}"
-        command += ["--model-overrides", no_files, "--results-path", str(folder)]
+        no_embedding_files = "{'encoder_embed_path': None, 'decoder_embed_path': None}"
+        command += ["--model-overrides", no_embedding_files, "--results-path", str(folder)]
         command += ["--max-tokens", str(options.max_tokens), "--batch-size", str(batch_size)]
-        command += ["--required-batch-size-multiple", "1", "--num-workers", "0"]
-        # These two select the part, as fairseq-generate ignores --num-shards and --shard-id.
+        command += ["--required-batch-size-multiple", "1"]  # by default, multiples of 8
+        command += ["--num-workers", "0"]  # parts are small: no worker process
+        # These two only select the part: fairseq-generate starts no group of processes, and
+        # ignores --num-shards and --shard-id.
         command += ["--distributed-world-size", str(self._shards), "--distributed-rank", str(shard)]
         if choose_device(options.device, options.fp16) == "cpu":
             command.append("--cpu")
@@ -153,7 +153,7 @@ def read_hypotheses(path: Path) -> dict[int, str]:
     hypotheses: dict[int, str] = {}
     for line in read_lines(path, "the output of fairseq-generate"):
         if line.startswith("D-"):
-            # D-NUMBER, score, text; without text and its tab, which is stripped, if that is empty.
+            # "D-NUMBER<tab>score<tab>text"; an empty text has no tab, as `read_lines` strips lines.
             name, _, score_and_text = line.partition("\t")
             _, _, text = score_and_text.partition("\t")
             # The best hypothesis of a sentence comes first.
