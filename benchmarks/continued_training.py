@@ -90,8 +90,10 @@ def train(
     added = model.num_parameters() - stock
     device = choose_device(args.device)
     model.to(device)
-    rows = draw_rows(hf_model.read_text(args.train, args.folder).targets, args.length, args.seed)
-    stream = hf_model.read_text(args.valid, args.folder)
+    rows = draw_rows(
+        hf_model.tokenize_text(args.train, args.folder).targets, args.length, args.seed
+    )
+    stream = hf_model.tokenize_text(args.valid, args.folder)
     if not rows or len(stream) < args.length:
         raise UserError(f"--length {args.length}: a text is shorter")
     sizes = args.length, args.length, args.length  # every token of a block is predicted

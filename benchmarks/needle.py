@@ -204,7 +204,7 @@ def _ask_once(
     number: int,
     context: RunContext = ALONE,
 ) -> Outputs:
-    tokens = hf_model.read_text(args.text, checkpoint.path).targets
+    tokens = hf_model.tokenize_text(args.text, checkpoint.path).targets
     tokenizer = AutoTokenizer.from_pretrained(checkpoint.path)
     began = time.monotonic()
     outputs = ask(load(checkpoint), hide(tokens, tokenizer, length, number, args.texts))

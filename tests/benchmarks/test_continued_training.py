@@ -70,7 +70,7 @@ def test_perplexity_before_training_is_that_of_the_model_with_other_positions(
         ("none", 4),
     ]
     assert (tmp_path / "out.png").stat().st_size > 5000
-    stream = hf_model.read_text(place / "valid.txt", place / "model")
+    stream = hf_model.tokenize_text(place / "valid.txt", place / "model")
     for row in curves:
         if row["updates"]:
             continue

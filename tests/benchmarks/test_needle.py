@@ -43,7 +43,7 @@ def place(tmp_path_factory):
 def hide(place, length, number=0):
     """Hide keys in a text; return the needles, and tokens as letters."""
     folder = place / "model"
-    tokens = hf_model.read_text(place / "text.txt", folder).targets
+    tokens = hf_model.tokenize_text(place / "text.txt", folder).targets
     needles = needle.hide(tokens, AutoTokenizer.from_pretrained(folder), length, number, texts=3)
     return needles, lambda ids: "".join(LETTERS[i - 1] for i in ids[0])
 

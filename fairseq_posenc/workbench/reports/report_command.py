@@ -40,11 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "RECIPE, as in a_base=PATH, is the paper's recipe to compare them with",
     )
     names = ", ".join(recipes.load_tables())
-    parser.add_argument(
-        "--tables",
-        metavar="LIST",
-        help=f"tables to show: {names}, or all (default: those with your results)",
-    )
+    text = f"tables to show: {names}, or all (default: those with your results)"
+    parser.add_argument("--tables", metavar="LIST", help=text)
     add_json(parser)
 
 

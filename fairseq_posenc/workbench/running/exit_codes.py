@@ -1,4 +1,4 @@
-"""Ends commands: with an exit code, one line about an error, and signals as interruptions.
+"""Ends commands with an exit code and one line about an error; turns signals into interruptions.
 
 Exit codes: 0 for success, 1 for a failed run, 2 for wrong input, 130 for an interruption.
 """

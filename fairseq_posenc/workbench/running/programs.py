@@ -12,7 +12,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Optional, TypeVar
 
-from fairseq_posenc.errors import RunError, UserError
+from fairseq_posenc.errors import RunError, UserError, how_to_install
 from fairseq_posenc.host.temporary_folders import delete_temporary_folders
 from fairseq_posenc.workbench.running.devices import cores
 from fairseq_posenc.workbench.running.die_with_parent import die_with_parent
@@ -45,7 +45,8 @@ def find_command(name: str) -> str:
     beside = Path(sys.executable).parent / name  # joining leaves an absolute path unchanged
     path = str(beside) if beside.exists() else shutil.which(name)
     if path is None:
-        raise UserError(f"{name} is neither beside {sys.executable} nor on the PATH; run install")
+        place = f"neither beside {sys.executable} nor on the PATH"
+        raise UserError(f"{name} is {place}: {how_to_install('fairseq')}")
     return path
 
 
@@ -147,7 +148,8 @@ def run_parallel(
     def may_begin() -> bool:
         index = len(futures)  # of the call that would begin
         first_running = next((n for n, future in enumerate(futures) if future in running), index)
-        limit = jobs if index // wave == first_running // wave else min(jobs, cores())
+        is_same_wave = index // wave == first_running // wave
+        limit = jobs if is_same_wave else min(jobs, cores())
         return index < len(calls) and len(running) < limit
 
     with ThreadPoolExecutor(jobs) as pool:
@@ -162,7 +164,8 @@ def run_parallel(
                 if watch:
                     watch()
         finally:
-            while wait(running, _POLL_SECONDS).not_done:  # one may be about to start a program
+            # Until no call runs: one may be about to start a program when the others are ended.
+            while wait(running, _POLL_SECONDS).not_done:
                 for process in list(_running):
                     _end_program(process)  # so that its thread ends
 

@@ -14,9 +14,11 @@ import transformers
 from fairseq import checkpoint_utils
 from safetensors.torch import load_file, save_file
 
+from fairseq_posenc.encodings.base import ENCODINGS, Dims
 from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.cli import main
 from fairseq_posenc.workbench.convert.exchange import exporting
+from fairseq_posenc.workbench.convert.exchange.encoding_maps import list_hf_classes, parse_positions
 from fairseq_posenc.workbench.loading.pretrained import load_state
 from tests.helpers.commands import new_directory
 from tests.helpers.exchanged import checkpoint
@@ -61,6 +63,14 @@ SIZES = {
     "max_position_embeddings": 34,
     "layer_norm_eps": 1e-5,
 }
+
+
+@pytest.mark.parametrize("name", ["learned", "shaw", "m4", "deberta_v2", "rope"])
+def test_a_configuration_has_the_positions_that_it_was_written_for(name):
+    for hf_class in list_hf_classes(ENCODINGS[name](Dims(32, 4, 24, causal=True))):
+        if hf_class.model != "RoFormerForMaskedLM":  # nothing imports it by its configuration
+            item, size = parse_positions(hf_class.model, dict(hf_class.config))
+            assert (hf_class.model, item.name, size) == (hf_class.model, name, 24)
 
 
 def import_(folder: Path, code=0) -> Path:
@@ -487,7 +497,7 @@ def test_fine_tuned_heads_come_back_bit_for_bit(task, spec, capsys):
         trained = checkpoint("masked_lm", spec, data, "squad", **tanh)
     folder = export(trained, tokens=str(pieces))
     before, after = (load_state(path, "it")["model"] for path in (trained.path, import_(folder)))
-    assert "its head for masked tokens is not in the folder: here it is zeros" in (
+    assert "the folder has no head for masked tokens: the checkpoint has zeros there" in (
         capsys.readouterr().out
     )
     assert before.keys() == after.keys()

@@ -190,7 +190,7 @@ def test_symbols_are_checked(head, make, match):
 def test_labels_are_checked_and_may_be_pieces_without_a_symbol(head):
     model, inputs = model_of(head), exported_inputs(head)
     tokens = inputs["input_ids"]
-    for bad in (tokens.T, tokens[:, :4], tokens.float(), tokens[:2]):
+    for bad in (tokens.T, tokens[:, :4], tokens.float(), tokens[:2], tokens.tolist()):
         given = {**inputs, "labels": bad}
         refused(model, "must be int64", **given)
     unknown = model(**inputs, labels=tokens.masked_fill(tokens.eq(1), 3)).loss

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -75,8 +74,8 @@ def run_export(options: argparse.Namespace) -> int:
 def add_import_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``fairseq-posenc import``."""
     add = parser.add_argument
-    folder = "folder of transformers: a RoBERTa, or one that fairseq-posenc export wrote"
-    add("--from", dest="source", type=Path, required=True, metavar="FOLDER", help=folder)
+    text = "folder of transformers: a RoBERTa, or one that fairseq-posenc export wrote"
+    add("--from", dest="source", type=Path, required=True, metavar="FOLDER", help=text)
     add("--out", type=Path, required=True, metavar="FILE", help="start checkpoint of fairseq")
     add("--overwrite", action="store_true", help="replace --out if it exists")
 
@@ -104,11 +103,11 @@ def run_import(options: argparse.Namespace) -> int:
     stacks = [f"{name} {stack.identity.describe()}" for name, stack in list_stacks(built.model)]
     print(f"wrote {options.out}: {len(folder.weights):,} tensors; {'; '.join(stacks)}")
     if built.head in ("classes", "spans"):
-        print("its head for masked tokens is not in the folder: here it is zeros")
+        print("the folder has no head for masked tokens: the checkpoint has zeros there")
     if built.changed:
         changed = printable(", ".join(f"{name} = {value}" for name, value in built.changed.items()))
         print(f"these settings were changed in transformers since the export: {changed}")
-        spec = str(built.changed.get("position_encoding"))
+        spec = built.changed.get("position_encoding", "")
         if "scaling=dynamic" in spec or "scaling=longrope" in spec:
             print(
                 "transformers scales these rotations by the longest row of a batch; here the "
@@ -120,11 +119,13 @@ def run_import(options: argparse.Namespace) -> int:
 
 def _require(extra: str, *libraries: str) -> None:
     """Refuse to run without the libraries of an extra."""
-    missing = []
-    for name in libraries:
-        with suppress(ModuleNotFoundError):  # raised for `google.protobuf` without `google`
-            if find_spec(name) is not None:
-                continue
-        missing.append(name)
+    missing = [name for name in libraries if not _is_installed(name)]
     if missing:
         raise UserError(f"needs {', '.join(missing)}: {how_to_install(extra)}")
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        return find_spec(name) is not None
+    except ModuleNotFoundError:  # for `google.protobuf` without `google`
+        return False

@@ -24,6 +24,32 @@ from fairseq_posenc.encodings.rope_scaling import TRAINED_LENGTH, Scaling
 from fairseq_posenc.encodings.t5 import T5
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.specs import Item, parse
+from fairseq_posenc.workbench.convert.exchange.param_names import EPSILON
+
+_GPT_NEOX = "GPTNeoXForCausalLM"
+_ROBERTA = "RobertaForMaskedLM"
+_XLM_ROBERTA = "XLMRobertaForMaskedLM"
+_DEBERTA = "DebertaV2ForMaskedLM"
+# Model classes whose folders become a fairseq model, whoever wrote them.
+IMPORTED = (_ROBERTA, _XLM_ROBERTA, _DEBERTA)
+_OFFSET = 2  # rows before position 0, in fairseq's tables of positions and in these
+_ROBERTA_TABLE = "roberta.embeddings.position_embeddings.weight"
+# Class -> its table, and how many of the rows before position 0 max_position_embeddings counts.
+_LEARNED = {
+    _ROBERTA: (_ROBERTA_TABLE, _OFFSET),
+    _XLM_ROBERTA: (_ROBERTA_TABLE, _OFFSET),
+    "OPTForCausalLM": ("model.decoder.embed_positions.weight", 0),
+}
+_EMBEDDING_TYPES = {"shaw": "relative_key", "m4": "relative_key_query"}  # in RoBERTa
+_RELATIVE = {embedding_type: name for name, embedding_type in _EMBEDDING_TYPES.items()}
+_DEBERTA_CONFIG = {
+    "relative_attention": True,
+    "pos_att_type": ["c2p", "p2c"],
+    "share_att_key": True,
+    "norm_rel_ebd": "layer_norm",
+    "position_biased_input": False,
+    "type_vocab_size": 0,
+}
 
 
 class ParamMap(NamedTuple):
@@ -47,7 +73,7 @@ class HFClass(NamedTuple):
 
 
 def list_hf_classes(encoding: Encoding) -> list[HFClass]:
-    """List the model classes that can have an encoding's positions; none has those of a grid."""
+    """List the model classes that can have an encoding's positions; none has several axes."""
     find = _FINDERS.get(encoding.name)
     return [] if find is None or getattr(encoding, "axes", 1) > 1 else find(encoding)
 
@@ -60,7 +86,8 @@ def parse_positions(model: str, config: dict[str, Any]) -> tuple[Item, int] | No
         return None if rope is None else (rope, size)
     embedding_type = config.get("position_embedding_type", "absolute")
     if model in _LEARNED and embedding_type == "absolute":
-        return Item.canonical("learned", {}), size - _OFFSET
+        _, counted = _LEARNED[model]
+        return Item.canonical("learned", {}), size - counted
     if model == _ROBERTA and embedding_type in _RELATIVE:
         return Item.canonical(_RELATIVE[embedding_type], {}), size
     buckets = config.get("position_buckets", -1)
@@ -69,24 +96,11 @@ def parse_positions(model: str, config: dict[str, Any]) -> tuple[Item, int] | No
     return None
 
 
-_GPT_NEOX = "GPTNeoXForCausalLM"
-_ROBERTA = "RobertaForMaskedLM"
-_RELATIVE = {"relative_key": "shaw", "relative_key_query": "m4"}
-_OFFSET = 2  # rows before position 0, in fairseq's tables and in these
-_LEARNED = {
-    _ROBERTA: "roberta.embeddings.position_embeddings.weight",
-    "XLMRobertaForMaskedLM": "roberta.embeddings.position_embeddings.weight",
-    "OPTForCausalLM": "model.decoder.embed_positions.weight",
-}
-
-
 def _find_learned(encoding: Learned) -> list[HFClass]:
-    """List RoBERTa, and OPT: the one causal class whose positions ignore padding."""
+    """Find RoBERTa, and OPT: the one causal class whose positions ignore padding."""
     classes = []
-    for model, name in _LEARNED.items():
-        size = encoding.table.num_embeddings
-        if model != "OPTForCausalLM":  # it does not count the rows before position 0
-            size += _OFFSET
+    for model, (name, counted) in _LEARNED.items():
+        size = encoding.table.num_embeddings + counted
         table = ParamMap(
             name,
             to_hf=lambda weight: F.pad(weight, (0, 0, _OFFSET, 0)),
@@ -97,11 +111,13 @@ def _find_learned(encoding: Learned) -> list[HFClass]:
 
 
 def _find_relative(encoding: DistanceEncoding) -> list[HFClass]:
-    """List RoBERTa with relative positions, whose rows are in the order of i - j."""
+    """Find RoBERTa with relative positions, whose rows are in the order of i - j."""
     table = encoding.table
     size = encoding.dims.max_positions
     clipped = size - 1 - table.max_distance  # distances on each side that use our end row
     has_head_tables = table.weight.size(0) > 1
+    # The class has no reset, one table for all heads, the scale 1 / sqrt(head_dim), and no rows
+    # for distances beyond its longest text.
     if table.reset is not None or has_head_tables or encoding.scale_factor != 1 or clipped < 0:
         return []
 
@@ -114,36 +130,23 @@ def _find_relative(encoding: DistanceEncoding) -> list[HFClass]:
         return weight.flip(0)[None, clipped : weight.size(0) - clipped]  # [1, 2K+1, D]
 
     name = "roberta.encoder.layer.{}.attention.self.distance_embedding.weight"
-    embedding_type = next(key for key, ours in _RELATIVE.items() if ours == encoding.name)
     # The class also adds a table of absolute positions to its input.
-    absolute = {_LEARNED[_ROBERTA]: torch.zeros(size, encoding.dims.embed_dim)}
+    absolute = {_ROBERTA_TABLE: torch.zeros(size, encoding.dims.embed_dim)}
+    embedding_type = _EMBEDDING_TYPES[encoding.name]
     config = {"position_embedding_type": embedding_type, "max_position_embeddings": size}
     weights = {"table.weight": ParamMap(name, to_hf, from_hf)}
     return [HFClass(_ROBERTA, config, weights, absolute, until=4)]
 
 
-_DEBERTA = "DebertaV2ForMaskedLM"
-# Model classes whose folders become a fairseq model, whoever wrote them.
-IMPORTED = (_ROBERTA, "XLMRobertaForMaskedLM", _DEBERTA)
-_DEBERTA_CONFIG = {
-    "relative_attention": True,
-    "pos_att_type": ["c2p", "p2c"],
-    "share_att_key": True,
-    "norm_rel_ebd": "layer_norm",
-    "position_biased_input": False,
-    "type_vocab_size": 0,
-}
-
-
 def _find_deberta_v2(encoding: DebertaV2) -> list[HFClass]:
-    """List DeBERTa V2.
+    """Find DeBERTa V2.
 
     It has the same epsilon for all layer norms: 1e-5, fairseq's. Ours for the table is 1e-7. So
     the table is exported sqrt(1e-5 / 1e-7) times as large, and its layer norm gives the same rows.
     """
     if encoding.scale_factor != 3.0:  # the class always divides scores by sqrt(3 * head_dim)
         return []
-    factor = (1e-5 / TABLE_EPSILON) ** 0.5
+    factor = (EPSILON / TABLE_EPSILON) ** 0.5
     config = {
         **_DEBERTA_CONFIG,
         "position_buckets": encoding.buckets,
@@ -160,19 +163,20 @@ def _find_deberta_v2(encoding: DebertaV2) -> list[HFClass]:
 
 
 def _is_plain_deberta(config: dict[str, Any]) -> bool:
-    """Check that a DeBERTa V2 has only the positions of ``deberta_v2``."""
+    """Check that a DeBERTa V2 has the positions of ``deberta_v2`` alone."""
     # The two terms may be written in either order.
     config = {**config, "pos_att_type": sorted(config.get("pos_att_type") or ())}
     return (
         all(config.get(name) == value for name, value in _DEBERTA_CONFIG.items())
-        and config.get("max_relative_positions", -1) < 1
-        and config.get("legacy", True) is True
+        and config.get("max_relative_positions", -1) < 1  # as max_position_embeddings
+        and config.get("legacy", True) is True  # its head is RoBERTa's
     )
 
 
 def _find_rope(encoding: Rope) -> list[HFClass]:
-    """List GPT-NeoX; for the paper's rotation also RoFormer, which has a table of all angles."""
-    classes = [_describe_gpt_neox(encoding)] if encoding.frequencies.any() else []
+    """Find GPT-NeoX; for the paper's rotation also RoFormer, which has a table of all angles."""
+    rotates = bool(encoding.frequencies.any())  # GPT-NeoX rotates at least one pair
+    classes = [_describe_gpt_neox(encoding)] if rotates else []
     is_papers = encoding.layout == "interleaved" and encoding.scaling == Scaling()
     if not is_papers or encoding.base != 10000.0 or encoding.rotated != encoding.dims.head_dim:
         return classes
@@ -188,8 +192,8 @@ def _describe_gpt_neox(encoding: Rope) -> HFClass:
     """Describe GPT-NeoX, which rotates the first coordinates of a head, in the layout ``half``.
 
     Pairs with frequency 0 (of the scaling ``proportional``) become coordinates that GPT-NeoX does
-    not rotate. With w rotated coordinates its frequencies are base^(-2i / w); ours are
-    base^(-2i / w') with the w' coordinates of all pairs. So its base is ours to the power w / w'.
+    not rotate. Its frequencies are base^(-2i / w) for w rotated coordinates. Ours are
+    base^(-2i / w'), where w' counts such pairs, too. So its base is ours to the power w / w'.
     """
     scaling, dims = encoding.scaling, encoding.dims
     width = 2 * int(encoding.frequencies.count_nonzero())
@@ -208,14 +212,14 @@ def _describe_gpt_neox(encoding: Rope) -> HFClass:
             **scaled,
         },
     }
-    pairs = encoding.order()
+    pairs = encoding.order()  # coordinates pair by pair; the rotated pairs come first
     order = torch.cat([pairs[:width:2], pairs[1:width:2], pairs[width:]])
     return HFClass(_GPT_NEOX, config, order=order)
 
 
 def _parse_rope(config: dict[str, Any], size: int) -> Item | None:
     """Read the rotations of a GPT-NeoX; None for a scaling that is unknown here."""
-    rotation = config.get("rope_parameters")
+    rotation = config.get("rope_parameters")  # in our exports, but version 4 does not read it
     if rotation is None or str(config.get("transformers_version")).startswith("4."):
         rotation = dict(config.get("rope_scaling") or {})
         if "rotary_emb_base" in config:
@@ -233,7 +237,7 @@ def _parse_rope(config: dict[str, Any], size: int) -> Item | None:
 
 
 def _find_t5(encoding: T5) -> list[HFClass]:
-    """List MPNet, which has T5's buckets; its absolute positions are set to zero."""
+    """Find MPNet, which has T5's buckets; its absolute positions are set to zero."""
     options = (encoding.num_buckets, encoding.max_distance, encoding.scale_factor)
     # MPNet is an encoder; its code fixes 32 buckets, the largest distance 128, and the scale
     # 1 / sqrt(head_dim).
@@ -242,7 +246,7 @@ def _find_t5(encoding: T5) -> list[HFClass]:
     rows = encoding.dims.max_positions + 2  # position 0 is in row 2
     config = {"relative_attention_num_buckets": 32, "max_position_embeddings": rows}
     name = "mpnet.encoder.relative_attention_bias.weight"
-    table = ParamMap(name, lambda weight: weight.T, lambda weight: weight.T.contiguous())
+    table = ParamMap(name, torch.t, torch.t)
     absolute = torch.zeros(rows, encoding.dims.embed_dim)
     fixed = {"mpnet.embeddings.position_embeddings.weight": absolute}
     return [HFClass("MPNetForMaskedLM", config, {"table": table}, fixed)]

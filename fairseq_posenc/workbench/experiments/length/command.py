@@ -212,7 +212,7 @@ def _open(
     if named.is_folder:  # either host may be absent
         from fairseq_posenc.workbench.experiments.length import hf_model
 
-        return hf_model.load(named, compute, longest), hf_model.read_text(text, named.path)
+        return hf_model.load(named, compute, longest), hf_model.tokenize_text(text, named.path)
     from fairseq_posenc.workbench.experiments.length import fairseq_model
 
     stream = fairseq_model.read_stream(text, split)

@@ -26,25 +26,27 @@ _TOKENS_OF_A_SAMPLE = 200  # decoded to see whether a tokenizer keeps words apar
 _TOKENS_AT_A_TIME = 1024  # whose losses are computed together, to save memory
 
 
-def load(named: NamedCheckpoint, computing: ComputeOptions, longest: int) -> LoadedModel:
-    """Open the model of a folder, without running code of the folder.
+def load(checkpoint: NamedCheckpoint, computing: ComputeOptions, longest: int) -> LoadedModel:
+    """Open the model of a folder for texts of ``longest`` tokens, without running its code.
 
     Raises:
         UserError: it is not a causal language model, or cannot take the positions.
     """
-    model = load_model(named.path, dtype=torch.float32)
+    path = checkpoint.path
+    model = load_model(path, dtype=torch.float32)
     if not model.can_generate() or model.config.is_encoder_decoder:
         raise UserError(
-            f"{named.name}: {named.path} is a {type(model).__name__}; give a causal language model"
+            f"{checkpoint.name}: {path} is a {type(model).__name__}; give a causal language model"
         )
     trained = read_trained_length(model)
     encoding = read_positions(model)
-    if named.spec_override is not None:
-        set_positions(model, named.spec_override, max_positions=max(longest, trained))
+    if checkpoint.spec_override is not None:
+        set_positions(model, checkpoint.spec_override, max_positions=max(longest, trained))
         encoding = read_positions(model)
     has_table = any(item.name == "learned" for item in parse(encoding).items)
+    model = computing.place(model)
     return LoadedModel(
-        model=computing.place(model),
+        model=model,
         predict=partial(predict, model),
         encoding=encoding,
         trained_length=trained,
@@ -56,8 +58,8 @@ def load(named: NamedCheckpoint, computing: ComputeOptions, longest: int) -> Loa
 def predict(model: PreTrainedModel, tokens: Tensor, targets: Tensor) -> Tensor:
     """Compute the log probabilities of targets, ``(B, n)``, which follow the last n tokens."""
     count = targets.size(1)
-    # Without a mask and a cache, transformers 4 looks for packed texts, and computes all pairs of
-    # tokens in place of the causal half.
+    # Without a mask or cache, transformers 4 looks for packed texts, and then computes the whole
+    # square of scores instead of its causal half.
     options: dict[str, Any] = {"attention_mask": torch.ones_like(tokens)}
     if "logits_to_keep" in inspect.signature(model.forward).parameters:  # saves memory
         options["logits_to_keep"] = count
@@ -71,7 +73,7 @@ def predict(model: PreTrainedModel, tokens: Tensor, targets: Tensor) -> Tensor:
     return -torch.cat(losses).view_as(targets)
 
 
-def read_text(path: Path, folder: Path) -> Stream:
+def tokenize_text(path: Path, folder: Path) -> Stream:
     """Tokenize a text with the tokenizer of a model's folder.
 
     Raises:
@@ -90,15 +92,15 @@ def read_text(path: Path, folder: Path) -> Stream:
     if not tokens:
         raise UserError(f"--text {path}: is empty")
     sample = tokenizer.decode(tokens[:_TOKENS_OF_A_SAMPLE]).strip()
-    # 5.17 builds tokenizers of some folders by another class, whose tokens have no blanks.
-    if len(sample.split()) == 1 < len(text.strip()[: len(sample)].split()):
+    original = text.strip()[: len(sample)]
+    # transformers 5.17 opens some folders with the wrong tokenizer class, which loses the spaces.
+    if len(sample.split()) == 1 and len(original.split()) > 1:
         raise UserError(
-            f"{folder}: transformers {transformers.__version__} reads its tokenizer wrongly, as a "
-            "text loses its blanks; install another version"
+            f"{folder}: transformers {transformers.__version__} reads its tokenizer wrongly: a "
+            "text loses its spaces; install another version"
         )
-    first_token = tokenizer.bos_token_id
-    if first_token is None:
-        first_token = tokenizer.eos_token_id
+    bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
+    first_token = eos if bos is None else bos
     if first_token is None:
         raise UserError(f"{folder}: its tokenizer has no token with which a text begins")
     return Stream.from_tokens(torch.tensor(tokens), first_token)

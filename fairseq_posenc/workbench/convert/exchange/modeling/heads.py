@@ -5,7 +5,7 @@ Exported folders hold a copy of this module (see the package).
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,10 +17,8 @@ from fairseq_posenc.workbench.convert.exchange.modeling.configuration import Pos
 from fairseq_posenc.workbench.convert.exchange.modeling.inputs import check_labels
 
 
-def cross_entropy(
-    logits: Tensor, labels: Optional[Tensor], num_items: Any = None
-) -> Optional[Tensor]:
-    """Compute the mean cross entropy where labels are not -100; None without labels.
+def cross_entropy(logits: Tensor, labels: Tensor, num_items: Any = None) -> Tensor:
+    """Compute the mean cross entropy where labels are not -100.
 
     Args:
         logits: scores, ``(..., symbols)``.
@@ -28,18 +26,12 @@ def cross_entropy(
         num_items: number, or tensor of one, by which the sum is divided: ``Trainer`` gives that of
             several batches of an update. By default the number of these labels.
     """
-    if labels is None:
-        return None
     check_labels(labels, logits.shape[:-1])
     return fixed_cross_entropy(logits.flatten(0, -2).float(), labels.flatten(), num_items)
 
 
-def squared_error(
-    logits: Tensor, labels: Optional[Tensor], num_items: Any = None
-) -> Optional[Tensor]:
+def squared_error(logits: Tensor, labels: Tensor, num_items: Any = None) -> Tensor:
     """Compute the mean squared error of scores ``(B, 1)``; see :func:`cross_entropy`."""
-    if labels is None:
-        return None
     if labels.numel() != len(logits):
         raise ValueError(f"labels must be {len(logits)} numbers, not {tuple(labels.shape)}")
     scores, targets = logits.flatten().float(), labels.flatten().float()

@@ -31,7 +31,14 @@ from fairseq_posenc.workbench.convert.exchange.modeling.configuration import Pos
 from fairseq_posenc.workbench.convert.exchange.modeling.stack import Stack
 
 # Arguments that `generate` adds, and that the models do not need.
-_OF_GENERATE = ("cache_position", "next_sequence_length", "is_first_iteration")
+_IGNORED_ARGUMENTS = ("cache_position", "next_sequence_length", "is_first_iteration")
+
+
+def _compute_loss(
+    stack: Stack, logits: Tensor, labels: Tensor, options: inputs.ReturnOptions
+) -> Tensor:
+    inputs.check_labels(labels, logits.shape[:-1])
+    return heads.cross_entropy(logits, stack.replace_unknown(labels), options.num_items)
 
 
 class PosencForMaskedLM(PosencModel):
@@ -45,7 +52,7 @@ class PosencForMaskedLM(PosencModel):
         """See :meth:`PosencModel.resize_head`."""
         head = self.lm_head
         head.bias = nn.Parameter(heads.resize_rows(head.bias, size))
-        if hasattr(head, "weight"):
+        if not self.config.tied_output:
             head.weight = nn.Parameter(heads.resize_rows(head.weight, size))
 
     @can_return_tuple
@@ -60,9 +67,9 @@ class PosencForMaskedLM(PosencModel):
         """Compute scores ``(B, T, symbols)``; see :meth:`PosencModel.encode`."""
         options, output = self.encode(input_ids, attention_mask, inputs_embeds, kwargs)
         logits = self.lm_head(output.last_hidden_state, self.encoder.embed_tokens.weight)
+        loss = None
         if labels is not None:
-            labels = self.encoder.replace_unknown(labels)
-        loss = heads.cross_entropy(logits, labels, options.num_items)
+            loss = _compute_loss(self.encoder, logits, labels, options)
         return MaskedLMOutput(loss, logits, output.hidden_states, output.attentions)
 
 
@@ -86,7 +93,7 @@ class PosencForSequenceClassification(PosencModel):
         options, output = self.encode(input_ids, attention_mask, inputs_embeds, kwargs)
         logits = self.classifier(output.last_hidden_state)
         compute_loss = heads.squared_error if self.config.num_labels == 1 else heads.cross_entropy
-        loss = compute_loss(logits, labels, options.num_items)
+        loss = None if labels is None else compute_loss(logits, labels, options.num_items)
         return SequenceClassifierOutput(loss, logits, output.hidden_states, output.attentions)
 
 
@@ -116,8 +123,8 @@ class PosencForQuestionAnswering(PosencModel):
         starts, ends = self.span_head(x, padding)
         loss = None
         if start_positions is not None and end_positions is not None:
-            start_loss: Any = heads.cross_entropy(starts, start_positions, options.num_items)
-            end_loss: Any = heads.cross_entropy(ends, end_positions, options.num_items)
+            start_loss = heads.cross_entropy(starts, start_positions, options.num_items)
+            end_loss = heads.cross_entropy(ends, end_positions, options.num_items)
             loss = (start_loss + end_loss) / 2
         return QuestionAnsweringModelOutput(
             loss, starts, ends, output.hidden_states, output.attentions
@@ -141,8 +148,8 @@ class DecoderModel(PosencModel, GenerationMixin):
             head.weight = nn.Parameter(heads.resize_rows(head.weight, size))
             head.out_features = size
 
-    def scores(self, x: Tensor) -> Tensor:
-        """Score the symbols, ``(B, T, symbols)``, from the decoder's output."""
+    def compute_scores(self, x: Tensor) -> Tensor:
+        """Compute the scores ``(B, T, symbols)`` from the decoder's output."""
         if self.config.tied_output:
             return F.linear(x, self.decoder.embed_tokens.weight)
         return self.output_projection(x)
@@ -159,8 +166,9 @@ class DecoderModel(PosencModel, GenerationMixin):
         """Select the inputs of the next step: tokens that are not in the cache, and all tokens."""
         cache = inputs.choose_cache(past_key_values, cache)
         past = 0 if cache is None else cache.get_seq_length()
-        others = {name: value for name, value in kwargs.items() if name not in _OF_GENERATE}
+        others = {name: value for name, value in kwargs.items() if name not in _IGNORED_ARGUMENTS}
         others |= {"past_key_values": cache, "attention_mask": attention_mask}
+        # An encoder-decoder's vectors are its source, which the encoder has read.
         if inputs_embeds is not None and not self.config.is_encoder_decoder:
             return others | self._select_embeds(input_ids, inputs_embeds, past, attention_mask)
         if input_ids.size(1) <= past:
@@ -177,13 +185,14 @@ class DecoderModel(PosencModel, GenerationMixin):
 
         Args:
             ids: generated symbols, ``(B, written)``; or, if the caller knows the symbols of the
-                vectors, these and then the generated ones, ``(B, L + written)``.
+                vectors and gives a mask, these and the generated ones, ``(B, L + written)``.
             embeds: the vectors, ``(B, L, C)``.
             past: number of tokens in the cache.
             mask: mask of vectors and generated symbols, ``(B, L + written)``.
         """
         length = embeds.size(1)
-        if mask is None or mask.size(1) != ids.size(1):
+        has_symbols = mask is not None and mask.size(1) == ids.size(1)  # of the vectors
+        if not has_symbols:
             ids = torch.cat([self.decoder.make_placeholders(embeds), ids], 1)  # [B, L + written]
         if past >= length:
             return {"input_ids": ids[:, past:], "prefix_ids": ids}
@@ -195,9 +204,9 @@ class DecoderModel(PosencModel, GenerationMixin):
 class PosencForCausalLM(DecoderModel):
     """Predicts the next token."""
 
-    def add_head(self, config: PosencConfig) -> None:
-        """See :meth:`DecoderModel.add_head`; also set the windows that a cache may use."""
-        super().add_head(config)
+    def __init__(self, config: PosencConfig) -> None:
+        super().__init__(config)
+        # Read by `DynamicCache(config=...)`. There is one size for all windows: the largest.
         windows = [self.decoder.window(kind) for kind in self.decoder.kind_by_layer]
         sizes = [size for size in windows if size is not None]
         config.sliding_window = max(sizes, default=None)
@@ -218,10 +227,11 @@ class PosencForCausalLM(DecoderModel):
         cache: Optional[Cache] = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithCrossAttentions:
-        """Compute scores ``(B, T, symbols)``; see :meth:`Stack.forward` and :class:`ReturnOptions`.
+        """Compute scores ``(B, T, symbols)``; see :meth:`Stack.forward`.
 
         ``labels`` are the symbols, which are shifted here, with -100 for padding; ``use_cache``
-        makes a cache; ``cache`` is the newer name of ``past_key_values``.
+        makes a cache; ``cache`` is the newer name of ``past_key_values``; ``kwargs``: see
+        :class:`inputs.ReturnOptions`.
         """
         cache = inputs.choose_cache(past_key_values, cache)
         options = inputs.ReturnOptions.read(self.config, kwargs)
@@ -237,12 +247,11 @@ class PosencForCausalLM(DecoderModel):
             inputs_embeds=inputs_embeds,
             **options.stack_arguments,
         )
-        logits = self.scores(output.last_hidden_state)
+        logits = self.compute_scores(output.last_hidden_state)
         loss = None
         if labels is not None:
             inputs.check_labels(labels, logits.shape[:-1])
-            targets = self.decoder.replace_unknown(labels[:, 1:])
-            loss = heads.cross_entropy(logits[:, :-1], targets, options.num_items)
+            loss = _compute_loss(self.decoder, logits[:, :-1], labels[:, 1:], options)
         return CausalLMOutputWithCrossAttentions(
             loss=loss,
             logits=logits,
@@ -258,7 +267,7 @@ class PosencForSeq2SeqLM(DecoderModel):
     step_input = "decoder_input_ids"
 
     def get_encoder(self, *args: Any, **kwargs: Any) -> Stack:
-        """Get the encoder, which ``generate`` runs once."""
+        """Get the only encoder, which ``generate`` runs once, whatever arguments would choose."""
         return self.encoder
 
     def read_memory(self, outputs: Any, ids: Optional[Tensor], mask: Optional[Tensor]) -> Memory:
@@ -267,6 +276,7 @@ class PosencForSeq2SeqLM(DecoderModel):
         inputs.check_embeds("encoder_outputs[0]", states, self.encoder.config.embed_dim)
         if mask is not None:
             batch, length = states.shape[:2]
+            # At each step of decoding, so without reading its values, which waits for a GPU.
             inputs.check_mask("attention_mask", mask, batch, length, may_read=False)
         return Memory(states, inputs.find_padding(ids, mask, self.config.pad_token_id))
 
@@ -308,7 +318,7 @@ class PosencForSeq2SeqLM(DecoderModel):
             inputs_embeds: vectors in place of ``input_ids``.
             decoder_inputs_embeds: vectors in place of ``decoder_input_ids``.
             cache: newer name of ``past_key_values``.
-            **kwargs: see :class:`ReturnOptions`.
+            **kwargs: see :class:`inputs.ReturnOptions`.
         """
         cache = inputs.choose_cache(past_key_values, cache)
         options = inputs.ReturnOptions.read(self.config, kwargs)
@@ -325,21 +335,23 @@ class PosencForSeq2SeqLM(DecoderModel):
         if cache is not None:
             inputs.check_cache_class(cache, has_encoder=True)
         elif use_cache:
+            # These keep all keys: only a causal LM's configuration has windows.
             cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
         output = self.decoder(
             decoder_input_ids,
             decoder_attention_mask,
             prefix_ids,
-            memory,
-            cache,
-            decoder_inputs_embeds,
+            memory=memory,
+            past_key_values=cache,
+            inputs_embeds=decoder_inputs_embeds,
             **options.stack_arguments,
         )
-        logits = self.scores(output.last_hidden_state)
+        logits = self.compute_scores(output.last_hidden_state)
+        loss = None
         if labels is not None:
-            labels = self.decoder.replace_unknown(labels)
+            loss = _compute_loss(self.decoder, logits, labels, options)
         return Seq2SeqLMOutput(
-            loss=heads.cross_entropy(logits, labels, options.num_items),
+            loss=loss,
             logits=logits,
             past_key_values=cache,
             decoder_hidden_states=output.hidden_states,
