@@ -52,6 +52,7 @@ LONG = (
     "fairseq-posenc compare --text my.txt --encodings learned,m4m --out wider",
     "fairseq-posenc probe --tasks flip_flop --updates 600",
     "fairseq-posenc probe --out needles",
+    "fairseq-posenc bleu --data data-bin/multi30k rope=fr-en.pt",
     "fairseq-posenc bleu --data data-bin/multi30k rope=fr-en.pt alibi=",
 )
 # What stands in the text of a script, and what runs.

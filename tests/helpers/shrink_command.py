@@ -42,7 +42,7 @@ START = ["--max-positions", "48", "--tokens-per-sample", "48", "--encoder-layers
 START += ["--encoder-embed-dim", "64", "--encoder-ffn-embed-dim", "128"]
 START += ["--encoder-attention-heads", "4"]
 # Of the values of a list, so many from the end.
-FEWER = {"compare": {"--encodings": 3}, "probe": {"--encodings": 1, "--tasks": 1}}
+FEWER = {"compare": {"--encodings": 2}, "probe": {"--encodings": 1, "--tasks": 1}}
 
 
 def sizes(arch: str, layers: int = 1) -> list[str]:
