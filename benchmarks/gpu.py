@@ -72,7 +72,7 @@ def run(step: Step, dry_run: bool, seconds_left: float) -> dict[str, Any]:
     result: dict[str, Any] = {"step": step.name, "code": checksum_code()}
     if not dry_run and seconds_left < step.seconds / 2:
         return {**result, "end": f"cut: {seconds_left:.0f} s were left", "seconds": 0.0}
-    command = [sys.executable, *step.words]
+    command = [sys.executable, *step.arguments]
     if step.kind == "checker":
         checker = shutil.which("compute-sanitizer")
         if checker is None:

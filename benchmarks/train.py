@@ -23,7 +23,7 @@ from measuring.commands import add_backends, add_common, new_parser, run_script
 from measuring.compare import split_into_groups
 from measuring.contenders import STOCK, Contender, backend_names, contenders
 from measuring.families import FAMILIES, Case, build, trainer_step
-from measuring.flops import ceiling, model_flops
+from measuring.flops import build_ceiling, model_flops
 from measuring.page import Rows
 
 
@@ -65,7 +65,7 @@ def measure(args: argparse.Namespace) -> Rows:
 def _measure(args: argparse.Namespace, case: Case, group: list[Contender], flops: int) -> Rows:
     names = ", ".join(contender.encoding for contender in group)
     print(f"{case.family}: {names} ...", file=sys.stderr, flush=True)
-    product, product_flops = ceiling(case.dtype, case.device)
+    product, product_flops = build_ceiling(case.dtype, case.device)
     passes = [*(trainer_step(contender, case) for contender in group), product]
     rounds = timing.interleaved(passes, case.device, args.rounds, args.seconds)
     peak_flops = product_flops / timing.median(rounds, -1)  # per second

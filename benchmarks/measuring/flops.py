@@ -1,15 +1,16 @@
-"""Counts the operations of a model's matrix products, and those the machine can do per second.
+"""Counts the operations of a model's matrix products; builds one to measure the machine's ceiling.
 
 A product of ``(a, b)`` and ``(b, c)`` is 2abc operations. C is the width, F the width of the
 feed-forward part, V the vocabulary, n the length. For each token, the forward pass has:
 
     layer        2 (4 C^2 + 2 C F) + 4 n C    projections and feed-forward; q.k and weights.v
     cross        2 (4 C^2) + 4 n C            in a decoder of an encoder-decoder, too
-    output       2 C V                        of predicted tokens; masked LM: and 2 C^2 before it
+    output       2 C V                        for predicted tokens; in a masked LM, 2 C^2 more
 
 A training step has three times as many: forward, and the gradients of both factors. Causal
 attention counts as a whole, as it is computed. The count is the same for every encoding: operations
-of encodings are not part of it, so they lower the utilisation.
+of encodings are not part of it, so their time lowers the utilisation (operations per second of a
+step, divided by those of a large product, the ceiling).
 
 Source: the counting of Chowdhery et al. (2022), "PaLM", arXiv:2204.02311, appendix B, without its
 shortcuts for C and F.
@@ -38,13 +39,13 @@ def model_flops(case: Case, vocabulary: int) -> int:
         sentence = n * layers * layer + predicted * (output + 2 * width**2)
     elif case.family == "causal_lm":
         sentence = n * (layers * layer + output)
-    else:
+    else:  # translation
         sentence = n * (2 * layers * layer + layers * attention + output)
     return TRAINING * case.batch * sentence
 
 
-def ceiling(dtype: torch.dtype, device: torch.device) -> tuple[Pass, int]:
-    """Build the product of two large square matrices, and its operations."""
+def build_ceiling(dtype: torch.dtype, device: torch.device) -> tuple[Pass, int]:
+    """Build a pass to time, the product of two large square matrices, and count its operations."""
     size = CEILING_SIZE[device.type]
     left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
     out = torch.empty_like(left)

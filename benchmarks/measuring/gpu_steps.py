@@ -14,10 +14,10 @@ MAIN_ENCODINGS = ["alibi", "shaw", "m4m", "deberta"]
 OTHER_ENCODINGS = ["rope", "t5", "m4", "tupe"]
 ENCODINGS = ["none", *MAIN_ENCODINGS, *OTHER_ENCODINGS]
 RIVALS = "triton sdpa blocked reference"
-BATCHES = {512: 8, 2048: 2, 128: 32, 8192: 1}  # length -> sentences of an update
-ALL_LENGTHS = "128 512 2048 8192"
+BATCHES = {512: 8, 2048: 2, 128: 32, 8192: 1}  # important lengths first -> sentences of an update
+ALL_LENGTHS = "--lengths 128 512 2048 8192 --batch 1"
 BF16, FP16 = "bfloat16", "float16"
-TIME_LIMIT = 9 * 60  # seconds of all steps
+TIME_LIMIT = 9 * 60  # seconds of a call; another call continues with the steps that did not fit
 TIMED_KINDS = ("layers", "updates")
 SCRIPTS = {
     "layers": ["benchmarks/attention.py", "--scopes", "layer", "--modes", "training"],
@@ -26,7 +26,7 @@ SCRIPTS = {
 }
 # Options that a dry run appends; the last value of a repeated option counts.
 TINY = "--device cpu --dtype float32 --batch 1 --rounds 1 --seconds 1 --threads 1"
-DRY = {
+DRY_RUN_OPTIONS = {
     "layers": f"{TINY} --lengths 8 --encodings shaw --backends triton",
     "updates": f"{TINY} --length 8 --size tiny --layers 1 --encodings shaw --backends triton",
     "survival": f"{TINY} --length 8 --encodings shaw m4m --updates 2",
@@ -39,16 +39,16 @@ class Step(NamedTuple):
     name: str
     kind: str  # `tests`, `checker`, or a key of :data:`SCRIPTS`
     seconds: int
-    words: list[str]  # the arguments of Python
+    arguments: list[str]  # the arguments of Python
 
 
 def list_steps(dry_run: bool) -> list[Step]:
-    """List all steps; see :func:`estimate_seconds`."""
+    """List all steps, or for a dry run a tiny one of each kind."""
     tests = [ALL_KERNELS_TEST]
     if not dry_run:
         files = ["tests/backends/test_triton.py", "tests/test_gpu.py"]
         tests = ["-n", "4", "-m", "not slow", *files]
-    listed = [
+    steps = [
         Step("tests", "tests", 120, [*PYTEST, *tests]),
         Step("memory checker", "checker", 80, [*PYTEST, ALL_KERNELS_TEST]),
         _measure("survival", 120, BF16, "0.1", "--updates 300", ["all"]),
@@ -58,49 +58,48 @@ def list_steps(dry_run: bool) -> list[Step]:
     ]
     if dry_run:
         by_kind: dict[str, Step] = {}
-        for step in listed:  # the first of each kind, as sizes do not matter
+        for step in steps:  # the first of each kind, as sizes do not matter
             by_kind.setdefault(step.kind, step)
         return [
-            Step(f"{kind}, tiny", kind, 0, step.words + DRY.get(kind, "").split())
+            Step(f"{kind}, tiny", kind, 0, step.arguments + DRY_RUN_OPTIONS.get(kind, "").split())
             for kind, step in by_kind.items()
         ]
-    return listed
+    return steps
 
 
 def list_main_steps() -> list[Step]:
-    """List the measurements that a first call has time for: those of the project's aims."""
-    short = "--lengths 512 2048 --batch 8"
+    """List the measurements that a first call has time for, those that the project is judged by."""
+    medium = "--lengths 512 2048 --batch 8"
     encodings = [*MAIN_ENCODINGS, "t5"]
     return [
-        _measure("layers", 45, BF16, "0.1", short, encodings, RIVALS),
-        _measure("layers", 70, BF16, "0", short, encodings, f"{RIVALS} flex"),
-        _measure("layers", 40, "float32", "0.1", short, encodings, RIVALS),
+        _measure("layers", 45, BF16, "0.1", medium, encodings, RIVALS),
+        _measure("layers", 70, BF16, "0", medium, encodings, f"{RIVALS} flex"),
+        _measure("layers", 40, "float32", "0.1", medium, encodings, RIVALS),
         _measure("layers", 40, BF16, "0.1", "--lengths 128 8192 --batch 1", encodings, RIVALS),
         _measure("updates", 55, BF16, "0.1", "--length 512 --batch 8", ENCODINGS),
         *(_updates(BF16, "0.1", length, MAIN_ENCODINGS) for length in (2048, 128, 8192)),
-        _measure("layers", 25, FP16, "0.1", f"--lengths {ALL_LENGTHS} --batch 1", MAIN_ENCODINGS),
+        _measure("layers", 25, FP16, "0.1", ALL_LENGTHS, MAIN_ENCODINGS),
         _updates(FP16, "0.1", 512, MAIN_ENCODINGS),
         _measure("updates", 30, BF16, "0", "--length 512 --batch 8", MAIN_ENCODINGS, RIVALS),
     ]
 
 
 def list_other_steps() -> Iterator[Step]:
-    """Yield the other measurements: every encoding, length and type, with and without dropout."""
+    """Yield what the main steps lack of all encodings, lengths, 16-bit types and dropouts."""
     conditions = [(FP16, "0.1"), (BF16, "0"), (FP16, "0")]
     for dtype, dropout in conditions:
-        for length in BATCHES:
+        for length in BATCHES:  # of 512, the main steps lack only this condition
             if length != 512 or (dtype, dropout) == (FP16, "0"):
                 yield _updates(dtype, dropout, length, MAIN_ENCODINGS)
-    yield _measure("layers", 25, FP16, "0", f"--lengths {ALL_LENGTHS} --batch 1", MAIN_ENCODINGS)
+    yield _measure("layers", 25, FP16, "0", ALL_LENGTHS, MAIN_ENCODINGS)
     for dtype, dropout in [(BF16, "0.1"), *conditions]:
-        for length in BATCHES:
+        for length in BATCHES:  # of 512, the main steps have only this condition
             if length != 512 or (dtype, dropout) != (BF16, "0.1"):
                 yield _updates(dtype, dropout, length, OTHER_ENCODINGS)
     for dtype, dropout in [(BF16, "0.1"), *conditions]:
+        # In this condition, the main steps lack two lengths of the main encodings.
         encodings = ENCODINGS[1:] if (dtype, dropout) == (BF16, "0") else OTHER_ENCODINGS
-        yield _measure(
-            "layers", 25, dtype, dropout, f"--lengths {ALL_LENGTHS} --batch 1", encodings
-        )
+        yield _measure("layers", 25, dtype, dropout, ALL_LENGTHS, encodings)
 
 
 def estimate_seconds(planned: list[Step]) -> int:
@@ -124,10 +123,10 @@ def _measure(
     encodings: list[str],
     backends: str = "triton",
 ) -> Step:
-    listed = " ".join(encodings)
-    words = (
-        f"--device cuda --dtype {dtype} --dropout {dropout} --json --encodings {listed} "
+    names = " ".join(encodings)
+    arguments = (
+        f"--device cuda --dtype {dtype} --dropout {dropout} --json --encodings {names} "
         f"--backends {backends} --seconds 2 {options}"
     )
-    name = f"{kind}, {dtype}, dropout {dropout}, {options.replace('--', '')}, {backends}: {listed}"
-    return Step(name, kind, seconds, [*SCRIPTS[kind], *words.split()])
+    name = f"{kind}, {dtype}, dropout {dropout}, {options.replace('--', '')}, {backends}: {names}"
+    return Step(name, kind, seconds, [*SCRIPTS[kind], *arguments.split()])

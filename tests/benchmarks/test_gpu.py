@@ -46,7 +46,7 @@ def test_every_length_type_and_dropout_is_measured_of_every_encoding():
     for step in list_steps(dry_run=False):
         if step.kind in ("layers", "updates"):
             dtype, dropout, lengths, encodings = (
-                words_after(step.words, option)
+                words_after(step.arguments, option)
                 for option in ("--dtype", "--dropout", "--length", "--encodings")
             )
             found |= set(itertools.product([step.kind], dtype, dropout, lengths, encodings))
@@ -106,13 +106,13 @@ def test_results_go_to_the_page_beside_what_was_published(tmp_path):
 
 
 def test_a_step_that_fails_is_told_and_stops_nothing():
-    broken = list_steps(dry_run=True)[0]._replace(words=["-c", "raise SystemExit('no')"])
+    broken = list_steps(dry_run=True)[0]._replace(arguments=["-c", "raise SystemExit('no')"])
     assert run(broken, dry_run=True, seconds_left=TIME_LIMIT)["end"] == "failed with 1"
 
 
 def test_a_step_that_would_be_too_late_is_cut_and_one_that_hangs_is_stopped():
     step = list_steps(dry_run=False)[0]._replace(
-        seconds=1, words=["-c", "import time; time.sleep(600)"]
+        seconds=1, arguments=["-c", "import time; time.sleep(600)"]
     )
     assert run(step, dry_run=False, seconds_left=0.2)["end"] == "cut: 0 s were left"
     assert run(step, dry_run=False, seconds_left=60)["end"] == "stopped after 2 s"
