@@ -23,7 +23,7 @@ from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, Span
 from fairseq_posenc.registry import get
-from fairseq_posenc.specs import Item, Layer, Spec, name_modules
+from fairseq_posenc.specs import Item, Items, Spec, name_modules
 
 
 def build_encodings(items: Spec | Mapping[str, Item], dims: Dims) -> Encodings:
@@ -123,7 +123,7 @@ class Assembly(NamedTuple):
         """Combine the limits of visible keys of all encodings, for a single token on "meta"."""
         return self._limit_keys(self.spec.items, _make_one_token())
 
-    def _limit_keys(self, items: Layer, token: Positions) -> Locality:
+    def _limit_keys(self, items: Items, token: Positions) -> Locality:
         """Combine the limits of visible keys of some encodings."""
         return reduce(and_, (self._build_draft(item).locality(token) for item in items), Locality())
 
@@ -131,7 +131,7 @@ class Assembly(NamedTuple):
         """Give content rows ``(R, C)`` the shape of a layer's projection, ``(H, R, D)``."""
         return rows.new_empty(self.dims.num_heads, rows.size(0), self.dims.head_dim)
 
-    def _check_combination(self, layer: Layer, terms: Terms, token: Positions) -> None:
+    def _check_combination(self, layer: Items, terms: Terms, token: Positions) -> None:
         """Refuse a layer in which one encoding changes what another relies on."""
         has_vectors = any(term.has_vectors for _, term, _ in terms.present("table", "content"))
         span = Span.from_lengths(1, 1, token.tokens.device)

@@ -60,7 +60,7 @@ def get(name: str) -> type[Encoding]:
 def options(name: str) -> dict[str, inspect.Parameter]:
     """List the options of an encoding: its constructor's keyword-only arguments."""
     constructor = get(name).__init__
-    hints = get_type_hints(constructor)  # types, where `annotations` from __future__ leaves texts
+    hints = get_type_hints(constructor)  # types, where modules leave strings
     return {
         key: parameter.replace(annotation=hints[key])
         for key, parameter in inspect.signature(constructor).parameters.items()

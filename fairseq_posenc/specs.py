@@ -1,16 +1,18 @@
 """Parses specs, in which users name position encodings, and writes their canonical form.
 
 A spec joins names by ``+`` and has options in brackets, as in ``learned+m4m(max_distance=128)``.
-``+reset`` is short for ``reset=true`` of the encoding before it.
+``+reset`` is short for ``reset=true`` of the last encoding before it that has this option.
 
 Layers may differ: specs joined by ``,`` belong to successive layers, ``3*`` repeats a layer, and
 the list is repeated over the stack. In ``3*rope,none`` every fourth layer has no positions.
-Encodings of the input and ``documents`` hold for the whole stack, wherever they are written.
+Encodings of the input, ``documents`` and random positions hold for the whole stack, wherever they
+are written.
 
 All specs with the same meaning have one canonical form, which checkpoints store:
 
 - options in the order of the constructor, without defaults;
 - encodings in the order of the place they act on (input, rotation, scores, ...), then by name;
+  what holds for the whole stack comes last, except encodings of the input;
 - ``none`` only for a layer without any encoding;
 - the shortest list of layers; encodings of the whole stack are written in the first.
 """
@@ -25,9 +27,10 @@ from itertools import chain, groupby
 from types import NoneType, UnionType
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
 
-from fairseq_posenc.encodings.base import Place, Signed
+from fairseq_posenc import registry
+from fairseq_posenc.encodings.base import Encoding, Place, Signed
 from fairseq_posenc.errors import UserError, shortened
-from fairseq_posenc.registry import get, module_owner, names, options
+from fairseq_posenc.registry import module_owner
 
 _ITEM = re.compile(r"\s*([a-z0-9_]+)\s*(?:\(([^()]*)\))?\s*")
 _REPEATED = re.compile(r"\s*(\d{1,6})\s*\*(.*)", re.DOTALL)
@@ -38,6 +41,7 @@ _MAX_LAYERS = 1000
 # Ranges of options: larger tables would not fit into memory, and larger scores would overflow.
 _INT_RANGE = (1, 1_000_000)
 _FLOAT_RANGE = (1e-6, 1e12)
+_PLACES_FOR_SEVERAL = ("scores", "softmax", "mask")  # on which several encodings may act
 
 
 class Item(NamedTuple):
@@ -49,58 +53,60 @@ class Item(NamedTuple):
     @classmethod
     def canonical(cls, name: str, values: dict[str, Any]) -> Item:
         """Make the canonical item of an encoding: without options that equal the default."""
-        changed = []
-        for key, option in options(name).items():
-            value = values.get(key, option.default)
-            if value != option.default:
-                changed.append((key, value))
-        return cls(name, tuple(changed))
+        known = registry.options(name)
+        changed = [key for key in known if key in values and values[key] != known[key].default]
+        return cls(name, tuple((key, values[key]) for key in changed))
+
+    @property
+    def encoding(self) -> type[Encoding]:
+        """The class of the encoding."""
+        return registry.get(self.name)
 
     def __str__(self) -> str:
         values = ",".join(f"{key}={_format_value(value)}" for key, value in self.options)
         return f"{self.name}({values})" if values else self.name
 
 
-Layer = tuple[Item, ...]  # the encodings of one layer, without those of the whole stack
+Items = tuple[Item, ...]  # in canonical order
 
 
 class Spec(NamedTuple):
     """A parsed spec; ``str()`` gives its canonical form.
 
     Attributes:
-        whole_stack: encodings that hold for the whole stack: those of the input, ``documents``.
-        layers: the encodings of successive layers, repeated over the stack.
+        whole_stack: encodings that hold for the whole stack.
+        layers: the other encodings of successive layers, repeated over the stack.
     """
 
-    whole_stack: Layer
-    layers: tuple[Layer, ...]
+    whole_stack: Items
+    layers: tuple[Items, ...]
 
     @classmethod
-    def uniform(cls, items: Layer) -> Spec:
+    def uniform(cls, items: Items) -> Spec:
         """Make the spec of a stack in which all layers have these encodings."""
         items = tuple(item for item in items if item.name != "none")
         whole_stack = tuple(item for item in items if _is_for_whole_stack(item))
         return cls(whole_stack, (tuple(item for item in items if item not in whole_stack),))
 
     @property
-    def items(self) -> Layer:
+    def items(self) -> Items:
         """All different encodings; ``none`` if there are no others."""
         return tuple(dict.fromkeys([*self.whole_stack, *chain(*self.layers)])) or (Item("none"),)
 
     @property
-    def input_items(self) -> Layer:
+    def input_items(self) -> Items:
         """The encodings of the input."""
-        return tuple(item for item in self.whole_stack if module_owner(get(item.name)) == "input")
+        return tuple(item for item in self.whole_stack if item.encoding.acts_on == "input")
 
     @property
-    def layer_kinds(self) -> tuple[Layer, ...]:
+    def layer_kinds(self) -> tuple[Items, ...]:
         """The different layers: two for ``3*rope,none``."""
         return tuple(dict.fromkeys(self.layers))
 
     @property
     def shared_modules(self) -> dict[str, Item]:
         """The encodings with one module for all layers, by the module's name in the stack."""
-        return name_modules(item for item in self.items if module_owner(get(item.name)) == "stack")
+        return name_modules(item for item in self.items if module_owner(item.encoding) == "stack")
 
     @property
     def rotates_source(self) -> bool:
@@ -110,7 +116,7 @@ class Spec(NamedTuple):
     def layer_modules(self, index: int) -> dict[str, Item]:
         """Select the encodings with a module in layer ``index``, from 0, by the module's name."""
         layer = self.layers[index % len(self.layers)]
-        return name_modules(item for item in layer if module_owner(get(item.name)) == "layer")
+        return name_modules(item for item in layer if module_owner(item.encoding) == "layer")
 
     def layer_kind(self, index: int) -> int:
         """Look up the kind of layer ``index``, an index in :attr:`layer_kinds`."""
@@ -160,11 +166,8 @@ def parse(text: str) -> Spec:
     """
     layers = [_parse_layer(items, text) for items in split_spec(text)]
     whole = sorted({item for item in chain(*layers) if _is_for_whole_stack(item)}, key=_sort_key)
-    in_layers = [
-        tuple(sorted({item for item in layer if item not in whole}, key=_sort_key))
-        for layer in layers
-    ]
-    for layer in in_layers:
+    in_layers = [tuple(sorted({*layer} - {*whole}, key=_sort_key)) for layer in layers]
+    for layer in in_layers:  # with what other layers name for the whole stack
         _refuse_conflicts([*whole, *layer])
     return Spec(tuple(whole), _find_shortest_period(in_layers))
 
@@ -205,23 +208,24 @@ def _parse_layer(layer: list[str], text: str) -> list[Item]:
             )
         name, in_brackets = match.groups()
         if name == "reset":
+            if in_brackets:
+                raise UserError(f"reset has no option {shortened(in_brackets)!r}: write +reset")
             _apply_reset(encodings, text)
         else:
             encodings.append((name, _parse_options(name, in_brackets or "")))
     items = [Item.canonical(name, values) for name, values in encodings]
-    _refuse_conflicts(items)
+    _refuse_conflicts(items)  # while an encoding that is named twice is still there twice
     return [item for item in items if item.name != "none"]
 
 
 def _is_for_whole_stack(item: Item) -> bool:
     """Check whether an encoding holds for all layers, whichever it is written in."""
-    cls = get(item.name)
-    return cls.acts_on == "input" or cls.whole_stack
+    return item.encoding.acts_on == "input" or item.encoding.whole_stack
 
 
 def _sort_key(item: Item) -> tuple[int, str]:
     """Make the key of the canonical order: the place that an encoding acts on, then its name."""
-    return get_args(Place).index(get(item.name).acts_on), item.name
+    return get_args(Place).index(item.encoding.acts_on), item.name
 
 
 def name_modules(items: Iterable[Item]) -> dict[str, Item]:
@@ -233,26 +237,23 @@ def name_modules(items: Iterable[Item]) -> dict[str, Item]:
     return named
 
 
-def _find_shortest_period(layers: Sequence[Layer]) -> tuple[Layer, ...]:
+def _find_shortest_period(layers: Sequence[Items]) -> tuple[Items, ...]:
     """Find the shortest list that gives these layers when it is repeated."""
-    whole = tuple(layers)
-    for period in range(1, len(whole) + 1):
-        if whole[:period] * (len(whole) // period) == whole:
-            break
-    return whole[:period]
+    beginnings = (tuple(layers[:period]) for period in range(1, len(layers) + 1))
+    return next(x for x in beginnings if x * (len(layers) // len(x)) == tuple(layers))
 
 
 def _apply_reset(encodings: list[tuple[str, dict[str, Any]]], text: str) -> None:
     """Set the option ``reset`` of the last encoding that has it."""
     for name, values in reversed(encodings):
-        if "reset" in options(name):
+        if "reset" in registry.options(name):
             if values.get("reset") is False:
                 raise UserError(
                     f"{shortened(text)!r}: {name}(reset=false) and +reset contradict each other"
                 )
             values["reset"] = True
             return
-    known = [name for name in names() if "reset" in options(name)]
+    known = [name for name in registry.names() if "reset" in registry.options(name)]
     raise UserError(
         f"{shortened(text)!r}: reset must follow an encoding that has it: {', '.join(known)}"
     )
@@ -260,7 +261,7 @@ def _apply_reset(encodings: list[tuple[str, dict[str, Any]]], text: str) -> None
 
 def _parse_options(name: str, text: str) -> dict[str, Any]:
     """Parse the options in the brackets of an encoding."""
-    known = options(name)
+    known = registry.options(name)
     parsed: dict[str, Any] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         key, equals, value = (piece.strip() for piece in part.partition("="))
@@ -288,7 +289,7 @@ def _parse_value(name: str, key: str, value: str, option_type: Any) -> Any:
             return value.lower() == "true"
         if option_type in (int, float, Signed):
             return _parse_number(key, value, option_type)
-        return option_type.parse(value)  # `Scaling` or `Sections`
+        return option_type.parse(value)  # `Scaling`, `Sections`: refuses by a UserError
     except UserError as error:
         raise UserError(f"{name}({key}={shortened(value)}): {error}") from None
 
@@ -315,19 +316,19 @@ def _parse_number(key: str, text: str, option_type: type) -> float:
 
 def _refuse_conflicts(items: Sequence[Item]) -> None:
     """Refuse an encoding that is named twice, and two for a place on which only one can act."""
-    names_of_places: dict[str, list[str]] = defaultdict(list)
+    names_by_place: dict[str, list[str]] = defaultdict(list)
     written = shortened("+".join(map(str, items)))
     for item in items:
-        place = get(item.name).acts_on
-        before = names_of_places[place]
-        if item.name in before:
+        place = item.encoding.acts_on
+        others = names_by_place[place]
+        if item.name in others:
             raise UserError(f"{written}: {item.name} is named twice")
-        if before and place not in ("scores", "softmax", "mask"):
+        if others and place not in _PLACES_FOR_SEVERAL:
             raise UserError(
-                f"{written}: {before[0]} and {item.name} both act on the {place}; "
+                f"{written}: {others[0]} and {item.name} both act on the {place}; "
                 "choose one of them"
             )
-        before.append(item.name)
+        others.append(item.name)
 
 
 def _format_value(value: Any) -> str:

@@ -65,6 +65,7 @@ def test_canonical_form(text, canonical):
         ("m4(reset=true,reset=true)", r"m4\(reset=true,reset=true\): reset is set twice"),
         ("m4(max_distance=3,max_distance=4)", "max_distance is set twice"),
         ("m4(reset=false)+reset", "contradict each other"),
+        ("m4+reset(x=1)", "reset has no option 'x=1'"),
         ("reset", "reset must follow an encoding that has it: "),
         ("learned+reset", "reset must follow an encoding that has it: "),
     ],

@@ -32,7 +32,7 @@ from fairseq_posenc.position_parameters import (
     is_position_parameter,
     list_changed_options,
 )
-from fairseq_posenc.specs import Item, Layer, Spec
+from fairseq_posenc.specs import Item, Items, Spec
 from fairseq_posenc.workbench.loading.families import list_stacks
 from fairseq_posenc.workbench.loading.pretrained import Pretrained
 
@@ -287,7 +287,7 @@ def permute_queries_and_keys(
 def with_default_layouts(spec: Spec) -> Spec:
     """Replace the layout of each rotation of a spec by the default."""
 
-    def plain(layer: Layer) -> Layer:
+    def plain(layer: Items) -> Items:
         return tuple(
             Item.canonical(item.name, {key: x for key, x in item.options if key != "layout"})
             for item in layer
