@@ -37,7 +37,13 @@ from fairseq_posenc.backends.blocked.skew import (
     sum_by_distance,
     view_by_distance,
 )
-from fairseq_posenc.backends.blocked.spread import KeyProducts, Spread, add_pairs
+from fairseq_posenc.backends.blocked.spread import (
+    KeyProducts,
+    RowTable,
+    SharedSpread,
+    Spread,
+    add_pairs,
+)
 from fairseq_posenc.backends.forward_cache import writable
 
 
@@ -107,10 +113,11 @@ class Scores:
             return None
         if row_index is None:
             return Band(table, block, side, self.geometry.tile)
-        key_products = self.key_products if side == KEY_SIDE else None
-        starts = self.settings.starts[name]
-        src_len = self.geometry.src_len
-        return Spread(table, row_index, starts, block, side, src_len, key_products)
+        lowest = 1 - self.geometry.src_len
+        rows = RowTable(table, row_index, self.settings.starts[name], lowest)
+        if side == KEY_SIDE and self.key_products is not None:
+            return SharedSpread(rows, block, self.key_products)
+        return Spread(rows, block, side)
 
     @cached_property
     def key_products(self) -> KeyProducts | None:

@@ -6,7 +6,8 @@ clipped table, each member has one product there; elsewhere an index looks up th
 backward pass, the gradients of pairs are first summed by row.
 
 Queries are stored last one first: query i' and key j of a block have the distance i' + j, counted
-from the block's lowest one. A *row* is always one of a table.
+from the block's lowest one. A *row* is always one of a table. Rows of a *reset*, for pairs with the
+first token, may be at a table's end; they are not used here.
 
 Shapes: D head size; G tables (1, or c, one for each head of a single sentence), R distances, U rows
 that a block needs; c pairs of sentence and head in a chunk, M queries and W keys of a block.
@@ -22,7 +23,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from fairseq_posenc.backends.blocked.geometry import Block
-from fairseq_posenc.backends.blocked.skew import QUERY_SIDE, transpose_pairs
+from fairseq_posenc.backends.blocked.skew import KEY_SIDE, QUERY_SIDE, transpose_pairs
 
 PATCH_QUERIES = 256  # queries of a patch
 # A block is cut into patches if at least this share of its pairs is in patches of one row.
@@ -53,21 +54,17 @@ def _narrow(x: Tensor, dim: int, part: slice) -> Tensor:
 class KeyProducts:
     """The products of all keys of a chunk with all distinct rows, which its blocks share.
 
-    Most blocks see most keys, at other distances; by itself, each would compute many of them again.
-
-    Args:
-        key: ``(c, S, D)``.
-        rows: ``(G, U, D)``.
+    Most blocks see most keys; without sharing, each would multiply them again with the same rows.
     """
 
     def __init__(self, key: Tensor, rows: Tensor) -> None:
-        self.key = key
-        self.rows = rows
+        self.key = key  # [c, S, D]
+        self.rows = rows  # [G, U, D]
 
     @cached_property
     def products(self) -> Tensor:
         """The products, ``(c, S, U)``."""
-        return _multiply_rows(self.key, self.rows)
+        return self.key @ _as_factor(self.rows).mT
 
     @cached_property
     def product_grads(self) -> Tensor:
@@ -77,45 +74,40 @@ class KeyProducts:
     def add_gradients(self, key_grad: Tensor, table_grad: Tensor | None) -> None:
         """Add to the gradients of keys, ``(c, D, S)``, and of the table, after all blocks."""
         key_grad.add_(self.rows.mT @ self.product_grads.mT)
-        # The rows of a reset, at the table's end, have no part in these products.
-        rows_grad = None if table_grad is None else table_grad[:, : self.rows.size(1)]
-        _add_row_gradients(rows_grad, self.product_grads, self.key)
+        _add_row_gradients(table_grad, slice(self.rows.size(1)), self.product_grads, self.key)
+
+
+class RowTable(NamedTuple):
+    """A table in which runs of distances j - i share a row."""
+
+    rows: Tensor  # `(G, rows, D)`
+    row_index: Tensor  # the row of each distance of the call, `(1, R)`
+    starts: Sequence[int]  # row n serves the distances from `starts[n - 1]` on (see `Runs`)
+    lowest: int  # the lowest distance of the call, -(S - 1)
 
 
 class Spread:
     """Multiplies one side of a block with distinct rows, and spreads the products to pairs.
 
-    Callers use it like a :class:`~fairseq_posenc.backends.blocked.skew.Band`, by the same methods.
+    It has the methods of a :class:`~fairseq_posenc.backends.blocked.skew.Band` (``multiply``,
+    ``sum_by_row``, ``sum_weighted_rows``, ``add_gradients``, ``add_table_gradient``).
 
     Args:
-        table: ``(G, rows, D)``; the rows of a reset, at its end, are never read.
-        row_index: the row of each distance of the call, ``(1, R)``.
-        starts: see :class:`~fairseq_posenc.encodings.runs.Runs`.
+        table: the rows, and their distances.
         block: queries and keys of a chunk.
         side: which of them are the members, QUERY_SIDE or KEY_SIDE.
-        src_len: S.
-        key_products: the products that blocks share, if keys are the members; None: no sharing.
     """
 
-    def __init__(
-        self,
-        table: Tensor,
-        row_index: Tensor,
-        starts: Sequence[int],
-        block: Block,
-        side: int,
-        src_len: int,
-        key_products: KeyProducts | None = None,
-    ) -> None:
-        lowest = block.distances.start - (src_len - 1)  # j - i of its first query and first key
-        highest = block.distances.stop - 1 - (src_len - 1)
+    def __init__(self, table: RowTable, block: Block, side: int) -> None:
+        # `block.distances` counts from the lowest distance of the call.
+        lowest = block.distances.start + table.lowest
+        highest = block.distances.stop - 1 + table.lowest
+        starts = table.starts
         first_row, last_row = bisect_right(starts, lowest), bisect_right(starts, highest)
         self.side = side
-        self.keys = block.keys
-        self.key_products = key_products
         self.row_range = slice(first_row, last_row + 1)
-        self.rows = table[:, self.row_range]  # [G, U, D]
-        self.row_index = row_index[0, block.distances] - first_row  # [M + W - 1]
+        self.rows = table.rows[:, self.row_range]  # [G, U, D]
+        self.row_index = table.row_index[0, block.distances] - first_row  # [M + W - 1]
         borders = None  # where the block's second and last row begin
         if first_row < last_row:
             borders = starts[first_row] - lowest, starts[last_row - 1] - lowest
@@ -123,9 +115,7 @@ class Spread:
 
     def multiply(self, members: Tensor) -> SpreadProducts:
         """Multiply members ``(c, members, D)`` with the rows."""
-        if self.key_products is not None:
-            return SpreadProducts(self, self.key_products.products[:, self.keys, self.row_range])
-        return SpreadProducts(self, _multiply_rows(members, self.rows))
+        return SpreadProducts(self, members @ _as_factor(self.rows).mT)
 
     def sum_by_row(self, pairs: Tensor) -> Tensor:
         """Sum each member's pairs of equal row in ``(c, M, W)``: ``(c, members, U)``."""
@@ -135,9 +125,7 @@ class Spread:
         return sums
 
     def prepare_row_sums(self, like: Tensor) -> Tensor:
-        """Make the zeros that :meth:`sum_by_row` adds to, or select the sums that blocks share."""
-        if self.key_products is not None:
-            return self.key_products.product_grads[:, self.keys, self.row_range]
+        """Make the zeros that :meth:`sum_by_row` adds to."""
         members = like.size(1 if self.side == QUERY_SIDE else 2)
         return like.new_zeros(len(like), members, self.rows.size(1))
 
@@ -153,38 +141,57 @@ class Spread:
 
     def sum_weighted_rows(self, sums: Tensor) -> Tensor:
         """Add up rows by the weights of :meth:`sum_by_row` for each member, ``(c, members, D)``."""
-        return sums @ (self.rows[0] if len(self.rows) == 1 else self.rows)
+        return sums @ _as_factor(self.rows)
 
     def add_gradients(
         self, sums: Tensor, members: Tensor, member_grad: Tensor, table_grad: Tensor | None
     ) -> None:
-        """Add to the gradients of members and table; those that blocks share are added later.
+        """Add to the gradients of members and table, given ``sums`` of the pairs' gradients by row.
 
-        Args:
-            sums: of the pairs' gradients by row (:meth:`sum_by_row`).
-            members: ``(c, members, D)``.
-            member_grad: of queries ``(c, members, D)``, or of keys ``(c, D, members)``.
-            table_grad: None if the table needs none.
+        The shapes are those of :meth:`~fairseq_posenc.backends.blocked.skew.Band.add_gradients`.
         """
-        if self.key_products is not None:
-            return
         by_query = self.side == QUERY_SIDE
         member_grad.add_(self.sum_weighted_rows(sums) if by_query else self.rows.mT @ sums.mT)
         self.add_table_gradient(table_grad, sums, members)
 
     def add_table_gradient(self, table_grad: Tensor | None, sums: Tensor, members: Tensor) -> None:
         """Add up members ``(c, members, D)``, times ``sums``, in the table's gradient, if any."""
-        rows_grad = None if table_grad is None else table_grad[:, self.row_range]
-        _add_row_gradients(rows_grad, sums, members)
+        _add_row_gradients(table_grad, self.row_range, sums, members)
 
     def index(self, patch: Patch, batch: int) -> Tensor:
         """View the row index of each pair of a patch, ``(c, members, others)``."""
         queries = patch.queries.stop - patch.queries.start
         keys = patch.keys.stop - patch.keys.start
         shape = (queries, keys) if self.side == QUERY_SIDE else (keys, queries)
-        # The distance i' + j is the index of pair (i', j), so both strides are 1.
+        # The row index is contiguous, and pair (i', j) is at its distance i' + j: strides 1 and 1.
         start = self.row_index.storage_offset() + patch.queries.start + patch.keys.start
         return self.row_index.as_strided((batch, *shape), (0, 1, 1), start)
+
+
+class SharedSpread(Spread):
+    """A Spread of keys, whose products all blocks share.
+
+    So are the sums by row: each block adds to those of all. :meth:`KeyProducts.add_gradients` turns
+    them into gradients after the last block.
+    """
+
+    def __init__(self, table: RowTable, block: Block, key_products: KeyProducts) -> None:
+        super().__init__(table, block, KEY_SIDE)
+        self.keys = block.keys
+        self.key_products = key_products
+
+    def multiply(self, members: Tensor) -> SpreadProducts:
+        """Select the products of the block's keys with its rows."""
+        return SpreadProducts(self, self.key_products.products[:, self.keys, self.row_range])
+
+    def prepare_row_sums(self, like: Tensor) -> Tensor:
+        """Select the shared sums of the block's keys and rows, a view."""
+        return self.key_products.product_grads[:, self.keys, self.row_range]
+
+    def add_gradients(
+        self, sums: Tensor, members: Tensor, member_grad: Tensor, table_grad: Tensor | None
+    ) -> None:
+        """Add nothing yet."""
 
 
 class SpreadProducts(NamedTuple):
@@ -213,7 +220,7 @@ class SpreadProducts(NamedTuple):
 def split_patches(
     borders: tuple[int, int] | None, last_row: int, queries: int, keys: int
 ) -> tuple[Patch, ...]:
-    """Split a block; for every 256 queries: near keys, and on either side farther ones of one row.
+    """Split a block into patches of 256 queries and near keys, or farther keys of one row.
 
     Args:
         borders: the distances, counted from the block's lowest one, where the second and the last
@@ -233,7 +240,8 @@ def split_patches(
         # the last row even for query i' = begin.
         low = min(max(borders[0] - end + 1, 0), keys)
         high = min(max(borders[1] - begin, low), keys)
-        single_row_pairs += (end - begin) * (keys - high + low)
+        single_row_keys = low + keys - high
+        single_row_pairs += (end - begin) * single_row_keys
         parts = [(slice(0, low), 0), (slice(low, high), None), (slice(high, keys), last_row)]
         patches += [
             Patch(slice(begin, end), part, row) for part, row in parts if part.start < part.stop
@@ -243,23 +251,27 @@ def split_patches(
 
 
 def add_pairs(pairs: Tensor, term: Tensor | SpreadProducts) -> None:
-    """Add a number of each pair to ``(c, M, W)``; those of a Band may be ``(c, tiles, N, W)``."""
+    """Add a number of each pair to ``(c, M, W)``."""
     if isinstance(term, SpreadProducts):
         term.add_to(pairs)
+    elif term.dim() == 4:  # of a Band: tiles of queries, (c, tiles, queries, W)
+        pairs.view(term.shape).add_(term)
     else:
-        (pairs.view(term.shape) if term.dim() == 4 else pairs).add_(term)
+        pairs.add_(term)
 
 
-def _multiply_rows(members: Tensor, rows: Tensor) -> Tensor:
-    """Multiply ``(c, members, D)`` with ``(G, U, D)``: ``(c, members, U)``."""
-    return members @ (rows[0] if len(rows) == 1 else rows).mT
+def _as_factor(rows: Tensor) -> Tensor:
+    """Drop the dimension of a single table, so that torch makes one product for all heads."""
+    return rows[0] if len(rows) == 1 else rows
 
 
-def _add_row_gradients(rows_grad: Tensor | None, sums: Tensor, members: Tensor) -> None:
-    """Add up members ``(c, members, D)``, times ``sums``, in the gradients of rows, if any."""
-    if rows_grad is None:
+def _add_row_gradients(
+    table_grad: Tensor | None, row_range: slice, sums: Tensor, members: Tensor
+) -> None:
+    """Add up members ``(c, members, D)``, times ``sums``, in a table's gradient, if any."""
+    if table_grad is None:
         return
-    if len(rows_grad) == 1:  # all heads share the table: one product for them
+    if len(table_grad) == 1:  # all heads share the table: one product for them
         sums = sums.flatten(0, 1)[None]
         members = members.flatten(0, 1)[None]
-    rows_grad.baddbmm_(sums.mT, members)
+    table_grad[:, row_range].baddbmm_(sums.mT, members)
