@@ -24,10 +24,10 @@ class CallFeatures(NamedTuple):
 
     device: str = "cpu"  # `cpu`, `cuda`
     dtype: torch.dtype = torch.float32  # of queries, keys and values
-    tgt_len: int = 512  # T
+    tgt_len: int = 512  # T; these defaults are a usual call's
     src_len: int = 512  # S
     head_dim: int = 64  # D
-    padded: bool = False  # whether there is a padding mask, which differs between sentences
+    padded: bool = False  # whether there is a padding mask
     limited: bool = False  # whether a window or segments hide keys
     documents: bool = False  # whether each row has several documents, each with a first token
     dropout: bool = False  # whether weights are dropped
@@ -57,13 +57,17 @@ class AttentionCall(NamedTuple):
         return self._replace(key=key, value=value)
 
     def temperature(self) -> Tensor | None:
-        """Compute the factor of all scores of each query, ``(B or 1, G, T)``, or None for 1."""
+        """Compute the factor of all scores of each query, ``(B or 1, G, T)``, or None for 1.
+
+        It is temperature * (visible_offset + log_visible * log(number of visible keys)).
+        """
         terms = self.terms
         if terms.log_visible is None:
             return terms.temperature
         counts = self.mask.count_visible(self.query.size(2), self.key.size(2), self.query.device)
-        # For a single visible key the factor is 0, but its weight is 1 in any case.
-        logarithms = counts.clamp(min=1).to(at_least_fp32(self.query).dtype).log()[:, None]
+        # `clamp` is for queries that see no key, and get zeros in any case.
+        dtype = torch.promote_types(self.query.dtype, torch.float32)
+        logarithms = counts.clamp(min=1).to(dtype).log()[:, None]
         by_count = at_least_fp32(terms.log_visible)[None, :, None] * logarithms
         if terms.visible_offset is not None:
             by_count = by_count + at_least_fp32(terms.visible_offset)[None, :, None]
@@ -72,8 +76,8 @@ class AttentionCall(NamedTuple):
     def decay(self) -> tuple[Tensor | None, Tensor | None]:
         """Select the sums c for earlier and for later keys, ``(B or 1, H, S, parts)`` each.
 
-        c_i - c_j is added to the score of query i and key j. If one of the two is None, the other
-        serves all pairs that the direction leaves visible.
+        The parts add up to c, and c_i - c_j is added to the score of query i and key j. If one of
+        the two is None, the other serves all visible pairs; without decay, both are.
         """
         earlier, later = self.terms.decay, self.terms.later_decay
         if later is None or self.mask.direction == "lr":
@@ -84,7 +88,7 @@ class AttentionCall(NamedTuple):
     @property
     def features(self) -> CallFeatures:
         """The features of this call."""
-        inputs = self.query, self.key, self.value
+        inputs = [x for x in (self.query, self.key, self.value, *self.terms) if torch.is_tensor(x)]
         return CallFeatures(
             device=self.query.device.type,
             dtype=self.query.dtype,
@@ -135,6 +139,6 @@ def refuse_second_order(backend: str) -> None:
 
 
 def score_scale(terms: Terms, head_dim: int) -> float:
-    """Compute the factor of the combined dot products, 1 / sqrt(scale_factor * D)."""
+    """Compute the scale of the scores, 1 / sqrt(scale_factor * D), as :meth:`Dims.scale` does."""
     factor = 1.0 if terms.scale_factor is None else terms.scale_factor
     return float((factor * head_dim) ** -0.5)

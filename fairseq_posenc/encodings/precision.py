@@ -1,7 +1,7 @@
 """The precision of scores: at least float32, even in models of lower precision.
 
-Sums of forget gates and of drawn positions need more: they are integers in units of 2^-32 (fixed
-point), handed on as two float32 numbers to add up.
+Sums of forget gates and of randomly drawn positions need more: they are integers in units of 2^-32
+(fixed point), handed on as two float32 numbers to add up.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ _FIXED_BITS = 32
 
 
 def at_least_fp32(x: Tensor) -> Tensor:
-    """Cast to float32, unless the type is float64: products of scores overflow fp16."""
+    """Cast to float32, unless the type is float64: scores may be too large for float16."""
     return x if x.dtype == torch.float64 else x.float()
 
 
@@ -31,14 +31,16 @@ def make_constant(
 
 def to_fixed(x: Tensor) -> Tensor:
     """Round float32 numbers to int64, in units of 2^-32, so that their sums are exact."""
-    # The limit keeps sums within int64; a score that is lower by 1e5 has no weight in a softmax.
+    # The limit keeps sums of 21,000 such numbers within int64. One alone leaves no weight: a score
+    # that is lower by 1e5 has none in a softmax.
     return (x.clamp(-1e5, 1e5) * 2.0**_FIXED_BITS).round().long()
 
 
 def split_fixed(fixed: Tensor) -> Tensor:
     """Split the numbers of :func:`to_fixed` into two float32 parts, ``(..., 2)``, to add up.
 
-    Differences of large sums are then exact in the parts, without float64, which some devices lack.
+    Subtract part by part and then add up: the large first parts cancel exactly, without float64,
+    which some devices lack.
     """
     coarse = fixed.float()
     parts = torch.stack([coarse, (fixed - coarse.long()).float()], -1)
@@ -46,15 +48,16 @@ def split_fixed(fixed: Tensor) -> Tensor:
 
 
 def sum_exactly(x: Tensor, before: Tensor | None) -> Tensor:
-    """Add up ``(B, G, T)`` from token to token, to two parts of each sum, ``(B, G, T, 2)``.
+    """Add up ``(B, G, T)`` from token to token; each sum has two parts, ``(B, G, T, 2)``.
 
-    A score takes the difference of two large sums, which float32 would round, and in decoding in
-    another way than in a full pass. So float32 numbers are added up as integers, and split by
-    :func:`split_fixed`; float64 is exact enough, and its second part is 0.
+    A score has the difference of two large sums. float32 would round both, in decoding differently
+    from a full pass. So float32 numbers are added up as integers, and split by :func:`split_fixed`;
+    float64 is exact enough, and its second part is 0.
 
     Args:
         x: numbers, float32 or float64.
-        before: the last result of earlier tokens, ``(B, G, 1, 2)``, to which the sums are added.
+        before: the last result of earlier tokens, ``(B, G, 1, 2)``, to which the sums are added. It
+            gets no gradient in float32: decoding needs none.
     """
     sums = x.cumsum(-1)
     if x.dtype == torch.float64:

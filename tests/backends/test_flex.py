@@ -7,7 +7,7 @@ import torch
 from torch._dynamo.utils import counters
 from torch.nn.attention.flex_attention import flex_attention
 
-from fairseq_posenc.backends import choose, flex, reference
+from fairseq_posenc.backends import attend, choose, flex, reference
 from fairseq_posenc.backends.base import AttentionCall, CallFeatures
 from fairseq_posenc.backends.flex.sizes import round_length
 from fairseq_posenc.backends.mask import Mask
@@ -145,6 +145,15 @@ def test_what_it_cannot_do_is_said_in_a_line(changes, reason):
     with pytest.raises(UserError, match="position backend flex cannot compute this: " + reason):
         choose("flex", Terms(), CallFeatures(**changes))
     assert choose("flex", Terms(), CallFeatures(need_weights=True)).name == "reference"
+
+
+def test_a_trained_table_beside_frozen_projections_is_a_backward_pass_too(uncompiled):
+    terms = Terms(bias=torch.zeros(1, 5, requires_grad=True))
+    frozen = torch.ones(1, 1, 3, 4)
+    with pytest.raises(UserError, match="on a CPU FlexAttention has no backward pass"):
+        attend(frozen, frozen, frozen, terms, Mask(), requested="flex")
+    with torch.no_grad():
+        attend(frozen, frozen, frozen, terms, Mask(), requested="flex")
 
 
 @pytest.mark.parametrize("spec", REFUSED)
