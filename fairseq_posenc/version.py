@@ -1,3 +1,3 @@
-"""Defines the version of the package; nothing else states it."""
+"""Defines the version of the package; only CITATION.cff repeats it."""
 
 __version__ = "0.2.0"

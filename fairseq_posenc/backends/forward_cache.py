@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 _T = TypeVar("_T")
-# torch has no public functions for these. Older versions have none at all: then hooks and dispatch
-# modes are assumed to be active.
+# torch has no public functions for these. Older versions have none at all: then a dispatch mode is
+# assumed to be active, and hooks of unknown origin, which `()` stands for.
 _find_hooks: Any = getattr(
     torch._C._autograd, "_top_saved_tensors_default_hooks", lambda ignore_tracing: ()
 )
@@ -21,7 +21,8 @@ _count_modes: Any = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
 class PerForwardCache:
     """Cache of one forward pass: the first layer computes a value, the others reuse it.
 
-    It holds the latest value of each key.
+    It holds the latest value of each key, and keeps what the value depends on: no other tensor can
+    then have the same identity.
     """
 
     def __init__(self) -> None:
@@ -43,11 +44,11 @@ class PerForwardCache:
         )
         if is_recorded and is_saving_hooked():
             return compute()
-        now = (torch.is_grad_enabled(), *deps)
-        before, value = self._values.get(key, ((), None))
-        if len(before) != len(now) or not all(map(_is_same, before, now)):
+        deps_now = (torch.is_grad_enabled(), *deps)
+        deps_before, value = self._values.get(key, ((), None))
+        if len(deps_before) != len(deps_now) or not all(map(_is_same, deps_before, deps_now)):
             value = compute()
-            self._values[key] = now, value
+            self._values[key] = deps_now, value
         return cast(_T, value)
 
 

@@ -15,11 +15,11 @@ from fairseq_posenc.errors import UserError, shortened
 
 DICTIONARY = "dict.txt"
 MANIFEST = "manifest.json"  # of a data-bin: what it was made from
-_SQUAD_MARK = '"windows":'  # only in the manifest of SQuAD's data-bins
+_SQUAD_MARK = '"windows":'  # only in the manifest of SQuAD's data-bins, even if it is damaged
 
 
 class Placeholders(Dictionary):
-    """A dictionary of which only the size is known; its symbols are symbol0, symbol1, ..."""
+    """Stands in for the dictionary of a checkpoint, of which only the size is known."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class Placeholders(Dictionary):
 
 
 def fingerprint(dictionary: Dictionary) -> str | None:
-    """Hash the symbols of a dictionary, in their order, to 16 digits; None if they are unknown."""
+    """Hash a dictionary's symbols, in their order, to 16 hex digits; None if they are unknown."""
     if isinstance(dictionary, Placeholders):
         return None
     return hashlib.sha256(
@@ -44,7 +44,7 @@ def load_dictionary(path: Path, mask: bool = True) -> Dictionary:
         mask: whether to add ``<mask>``, as the tasks of masked language models do.
 
     Raises:
-        UserError: the file cannot be read; names the line.
+        UserError: the file cannot be read; the message names the line.
     """
     try:
         dictionary = Dictionary.load(str(path))

@@ -10,6 +10,7 @@ Shape legend, for all docstrings and for comments such as ``# [B, H, T, D]``:
     G groups of heads with a table of their own (1: all heads share it, or H),
     R rows of a table: one for each distance of a :class:`~fairseq_posenc.positions.Span`,
     W width of a state, which is a second, narrow projection of a token.
+In numbers of parameters, m is the number of layers, h that of heads, and n that of positions.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from functools import reduce
 from operator import or_
-from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -81,7 +82,7 @@ class Dims(NamedTuple):
         return self._replace(max_positions=max(length, trained), trained_on=trained)
 
     def scale(self, scale_factor: float) -> float:
-        """Compute the scale 1 / sqrt(c * D) of the scores."""
+        """Compute the scale of the scores, 1 / sqrt(scale_factor * D)."""
         return float((scale_factor * self.head_dim) ** -0.5)
 
 
@@ -95,12 +96,12 @@ class Encoding(nn.Module):
 
     name: ClassVar[str]  # set by `register`
     acts_on: ClassVar[Place]
-    # True: the layers that use it share one module (`t5`); False: each has its own (`kerple`).
+    # True: the layers that use it have one module (`t5`); False: each has its own (`kerple`).
     shared_by_layers: ClassVar[bool] = False
-    whole_stack: ClassVar[bool] = False  # True: all layers use it, whichever names it
+    whole_stack: ClassVar[bool] = False  # True: all layers use it, whichever of them names it
     widens: ClassVar[bool] = False  # True: its rotation makes queries and keys wider
     has_position_table: ClassVar[bool] = False  # True: a table has a row for each position
-    # Positions that a caller may give: whole numbers, or also real ones; `unread`: any, unused.
+    # The positions that a caller may give: whole numbers, also real ones, or any, which are unread.
     takes_ids: ClassVar[Literal["whole", "real", "unread"]] = "whole"
     causal_reason: ClassVar[str] = ""  # why only causal models can use it; empty: encoders too
     cost: ClassVar[Cost] = Cost()  # cost in a layer, beyond that of its terms
@@ -117,16 +118,17 @@ class Encoding(nn.Module):
             nn.init.normal_(parameter, std=INIT_STD)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Encoding:
-        """Move constants with the parameters.
+        """Move constants to the parameters' device; their values and types stay.
 
         Constants are plain attributes, not buffers: no checkpoint holds them, so whatever empties a
-        module before it is loaded (``to_empty``, FSDP2, transformers 5) must leave them alone.
+        module before it is loaded (``to_empty``, FSDP2, transformers 5) must not empty them.
         """
         super()._apply(fn, recurse)
         for name, value in vars(self).items():
-            # `fn` may also cast, but constants are only moved: an empty tensor shows where to.
-            if isinstance(value, Tensor) and not (moved := fn(value.new_empty(0))).is_meta:
-                setattr(self, name, value.to(moved.device))
+            if isinstance(value, Tensor):
+                device = fn(value.new_empty(0)).device  # `fn` may also cast; this shows where to
+                if device.type != "meta":  # which would empty it
+                    setattr(self, name, value.to(device))
         return self
 
     def trained_at(self, length: int) -> None:
@@ -199,11 +201,7 @@ class Encoding(nn.Module):
 
     @classmethod
     def count_axes(cls, options: Mapping[str, Any]) -> int | None:
-        """Count the axes of the positions that an encoding with these options reads.
-
-        Returns:
-            The number of axes; None if it does not read positions.
-        """
+        """Count the axes of the positions that an encoding with these options reads, or None."""
         return None if cls.takes_ids == "unread" else options.get("axes", 1)
 
     @classmethod
@@ -237,9 +235,10 @@ def register(name: str) -> Callable[[EncodingClass], EncodingClass]:
 class Encodings(nn.ModuleDict):
     """The encodings of a stack or of a layer, by name.
 
-    If the layers of a stack differ, each kind of layer uses some of them: ``rotation`` takes the
-    kind; ``decay`` and ``states`` are for the encodings of one layer. A spec allows a layer at most
-    one encoding with a rotation, one with gates and one with states.
+    If the layers of a stack differ, each kind of layer uses some of them. Then ``rotation`` takes
+    the kind, since it is called in forward passes, where ``select`` would build modules; ``number``
+    is for all kinds; the other methods are for the encodings of one kind or layer. A spec allows a
+    layer at most one encoding with a rotation, one with gates and one with states.
 
     Args:
         encodings: the encodings by name, in the order of their spec.
@@ -254,7 +253,7 @@ class Encodings(nn.ModuleDict):
 
     def as_dict(self) -> dict[str, Encoding]:
         """Return the encodings by name, in the order of their spec, typed as encodings."""
-        return {name: encoding for name, encoding in self.items() if isinstance(encoding, Encoding)}
+        return cast("dict[str, Encoding]", dict(self.items()))
 
     def as_list(self) -> list[Encoding]:
         """List the encodings in the order of their spec."""
@@ -279,8 +278,8 @@ class Encodings(nn.ModuleDict):
             past: the result of earlier steps, ``(B, H, S - T, 2)``.
 
         Returns:
-            ``(B, H, S, 2)``, or ``(B, 2 H, S, 2)`` in an encoder; two parts of each sum (see
-            :func:`sum_exactly`).
+            ``(B, H, S, 2)``, or in an encoder ``(B, 2 H, S, 2)``, the second half for later keys.
+            Each sum has two parts (see :func:`sum_exactly`).
         """
         gates = _find_first(encoding.forget_gates(x) for encoding in self.as_list())
         if gates is None:
@@ -288,7 +287,7 @@ class Encodings(nn.ModuleDict):
         logs = F.logsigmoid(at_least_fp32(gates)).transpose(1, 2)  # [B, H or 2 H, T]
         if (padding := positions.padding) is not None:  # a gate of 1 forgets nothing
             logs = logs.masked_fill(padding[:, None, -x.size(1) :], 0.0)
-        sums = sum_exactly(logs, None if past is None else past[:, :, -1:])  # from the last one on
+        sums = sum_exactly(logs, None if past is None else past[:, :, -1:])  # from the last sum on
         return sums if past is None else torch.cat([past, sums], 2)
 
     def states(self, x: Tensor) -> Tensor | None:
@@ -316,7 +315,7 @@ class Encodings(nn.ModuleDict):
         return positions
 
     def terms(self, span: Span, positions: Positions) -> Terms:
-        """Combine the terms of all encodings (see :meth:`Encoding.terms`)."""
+        """Combine the terms of all encodings by ``|`` (see :meth:`Encoding.terms`)."""
         terms = (encoding.terms(span, positions) for encoding in self.as_list())
         return reduce(or_, terms, Terms())
 

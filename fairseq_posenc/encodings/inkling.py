@@ -1,4 +1,4 @@
-"""Inkling: states of the queries' tokens choose among a few trained curves over the distance.
+"""Inkling: a state of each query is multiplied with a trained vector of the distance.
 
 The letters of shapes are those of :mod:`~fairseq_posenc.encodings.base`.
 """
@@ -18,11 +18,11 @@ from fairseq_posenc.positions import Positions, Span
 
 @register("inkling")
 class Inkling(Encoding):
-    """A narrow projection of the query's token is multiplied with a trained vector of the distance.
+    """The query's state, a narrow projection, is multiplied with a trained vector of the distance.
 
     Equation:
-        e_ij = q_i.k_j / sqrt(d) + s_i.p_r, where s_i = W_h x_i, x is the input of the layer, and
-        r = j - i. p_r is 0 from a distance of E on.
+        e_ij = q_i.k_j / sqrt(d) + s_i.p_r, where the state s_i is W_h x_i, x is the input of the
+        layer, and r = j - i. p_r is 0 from a distance of E on.
     Shapes:
         W ``(H * rank, C)`` and p ``(E, rank)`` in each layer; its heads share p. An encoder has
         2E-1 rows, also for later keys.
@@ -31,29 +31,30 @@ class Inkling(Encoding):
     Source:
         Inkling (2026), ``r_proj``, ``d_rel`` (rank) and ``rel_extent`` (E) of
         ``InklingAttention`` in Hugging Face's transformers. The model has no other positions. Its
-        full layers also have ``logn(factor=0.1,length=N)``, and those with a window an E as long.
+        layers without a window also have ``logn(factor=0.1,length=N)``; in the others, E is the
+        length of the window.
     Differs:
         the model is causal, normalises queries and keys, and divides by d in place of its root. E
-        is by default 1024, or n where that is less.
+        is by default the smaller of 1024 and n.
     """
 
     acts_on = "scores"
-    cost = Cost("2 h n C w", "h n w")  # the states
+    cost = Cost(operations="2 h n C w", numbers="h n w")  # of the states, whose width w is `rank`
 
     def __init__(self, dims: Dims, *, rank: int = 16, extent: Optional[int] = None) -> None:
         super().__init__(dims)
         self.extent = min(1024, dims.max_positions) if extent is None else extent
-        # Rows are for the distances j - i from 1 - extent to `last`.
-        self.last = 0 if dims.causal else self.extent - 1
+        # Rows are for the distances j - i from 1 - extent to `last_distance`.
+        self.last_distance = 0 if dims.causal else self.extent - 1
         self.projection = nn.Linear(dims.embed_dim, dims.num_heads * rank, bias=False)
-        self.table = nn.Parameter(torch.empty(self.extent + self.last, rank))
+        self.table = nn.Parameter(torch.empty(self.extent + self.last_distance, rank))
 
     def extend(self, name: str, weight: Tensor) -> Tensor:
-        """Extend a loaded table to this one's extent with zeros, its rows for larger distances."""
+        """Extend a loaded table to this one's extent, with rows of zeros for larger distances."""
         missing = len(self.table) - len(weight)
         if name != "table" or missing <= 0:
             return weight
-        missing_later = missing // 2 if self.last else 0
+        missing_later = missing // 2 if self.last_distance else 0
         return F.pad(weight, (0, 0, missing - missing_later, missing_later))
 
     def states(self, x: Tensor) -> Tensor:
@@ -64,5 +65,5 @@ class Inkling(Encoding):
     def terms(self, span: Span, positions: Positions) -> Terms:
         """Select the rows, ``(1, R, rank)``; a row of zeros at either end is for all others."""
         rows = F.pad(self.table[None], (0, 0, 1, 1))  # [1, E + 2, rank], in an encoder [1, 2E + 1]
-        kept, runs = Runs.select(range(1 - self.extent, self.last + 2), span)
+        kept, runs = Runs.select(range(1 - self.extent, self.last_distance + 2), span)
         return Terms(state_table=rows[:, kept]).with_runs(runs)

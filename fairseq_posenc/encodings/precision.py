@@ -56,8 +56,7 @@ def sum_exactly(x: Tensor, before: Tensor | None) -> Tensor:
 
     Args:
         x: numbers, float32 or float64.
-        before: the last result of earlier tokens, ``(B, G, 1, 2)``, to which the sums are added. It
-            gets no gradient in float32: decoding needs none.
+        before: the last result of earlier tokens, ``(B, G, 1, 2)``, to add; no gradient in float32.
     """
     sums = x.cumsum(-1)
     if x.dtype == torch.float64:

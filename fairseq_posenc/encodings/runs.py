@@ -63,7 +63,7 @@ class Runs(NamedTuple):
         return isinstance(starts, range) or len(set(starts)) == len(starts)
 
     def representatives(self) -> Tensor:
-        """List a distance of each row, the last of the first row: int64 ``(rows,)``."""
+        """List the first distance of each row, but the last of the first row: int64 ``(rows,)``."""
         distances = (self.starts[0] - 1, *self.starts) if self.starts else (self.span.low,)
         return make_constant(distances, self.span.device, torch.long)
 
@@ -81,23 +81,25 @@ class Runs(NamedTuple):
         """Find the row of each pair of query and key by the span's ids, ``(B or 1, T, S)``.
 
         Args:
-            first: see :class:`~fairseq_posenc.encodings.terms.Terms`; its two rows are the last.
+            first: ``(B or 1, S)`` of bool, the first real token of each row, whose pairs have two
+                rows after all others (a *reset*): as the query, and as the key. None: no reset.
         """
-        rows = self.find(self.span.differences())
+        of_pairs = self.find(self.span.differences())
         if first is None:
-            return rows
+            return of_pairs
         queries = first[:, first.size(1) - self.span.tgt_len :, None]
-        return torch.where(queries, self.rows, torch.where(first[:, None], self.rows + 1, rows))
+        of_pairs = torch.where(first[:, None], self.rows + 1, of_pairs)
+        return torch.where(queries, self.rows, of_pairs)
 
     def expand(self, table: Tensor, dim: int) -> Tensor:
         """Repeat rows along their runs, so that each distance of the span has a row.
 
         Args:
-            table: has rows in dimension ``dim``; the two rows of a reset, if any, stay at the end.
+            table: has rows in dimension ``dim``; those of a reset (:meth:`find_pairs`) stay last.
             dim: the dimension of the rows.
         """
         distinct, reset = table.split([self.rows, table.size(dim) - self.rows], dim)
-        if not self._only_repeats_ends:
+        if not self._repeats_only_ends:
             by_distance = distinct.index_select(dim, self.find(self.span.distances()))
             return torch.cat([by_distance, reset], dim)
         # Repeated ends are cheaper than an index, and their gradient is deterministic.
@@ -109,29 +111,29 @@ class Runs(NamedTuple):
         return torch.cat([below, distinct, above, reset], dim)
 
     @property
-    def _only_repeats_ends(self) -> bool:
-        """Whether the span needs all rows, and only the first and last serve several distances."""
+    def _repeats_only_ends(self) -> bool:
+        """Whether only the first and last row serve several distances, and the span needs both."""
         if torch.compiler.is_compiling() or not isinstance(self.starts, range) or not self.starts:
             return False
         return self.span.low < self.starts[0] and self.starts[-1] <= self.span.high
 
-    def select_keys(self, places: slice | Tensor) -> Runs:
-        """Keep only the keys at the indices ``places`` in the ids of the span."""
+    def select_keys(self, indices: slice | Tensor) -> Runs:
+        """Keep only the keys at some indices in the ids of the span."""
         assert self.span.ids is not None
-        return self._replace(span=self.span._replace(ids=self.span.ids[:, places]))
+        return self._replace(span=self.span._replace(ids=self.span.ids[:, indices]))
 
     def without_first(self, count: int) -> tuple[int, Runs]:
-        """Leave out the ``count`` lowest distances, which only the first keys have.
+        """Leave out the ``count`` lowest distances, for a call without the first ``count`` keys.
 
         Returns:
-            The number of rows that only these distances need, and the other runs. If the span has
-            ids, its distances do not follow the order of the keys, and the number is 0.
+            The number of rows that only these distances need, and the other runs. It is 0 while
+            torch compiles, and if the span has ids: these do not follow the order of the keys.
         """
         if self.span.ids is not None:
             return 0, self.select_keys(slice(count, None))
         span = self.span._replace(low=self.span.low + count)
         kept, runs = Runs.select(self.starts, span)
-        return kept.start or 0, runs
+        return kept.start or 0, runs  # it has no start while torch compiles
 
 
 def mirror(starts: Sequence[int], both_sides: bool = True) -> tuple[int, ...]:

@@ -39,7 +39,7 @@ class T5(Encoding):
         Raffel et al. (2020), "Exploring the Limits of Transfer Learning", arXiv:1910.10683,
         section 2.1; buckets as in the authors' code.
     Differs:
-        the scores keep their scale, which T5 folds into its initialisation (``scale_factor``).
+        the scores keep their scale (``scale_factor``), which T5 folds into its initialisation.
         Encoders give half of the buckets to each direction, decoders all to the past. On several
         ``axes`` each has a table, and their numbers are added.
     """
@@ -70,7 +70,7 @@ class T5(Encoding):
         if span.has_axes:
             return Terms.by_axis(span, tables, self.buckets.find, self.scale_factor)
         index, runs = self.buckets.select(span)
-        table = self.table if self.axes == 1 else tables.sum(0)  # equal distances on all axes
+        table = self.table if self.axes == 1 else tables.sum(0)  # all axes have this distance
         return Terms(bias=table[:, index], scale_factor=self.scale_factor).with_runs(runs)
 
 
@@ -79,8 +79,7 @@ class Buckets(NamedTuple):
 
     Attributes:
         exact: the number of distances in a direction that have their own bucket, from 0 on.
-        firsts: the distances at which shared buckets begin; the first of these begins at ``exact``,
-            which is left out.
+        firsts: the first distance of each shared bucket but the first, which begins at ``exact``.
         both_sides: whether later keys have buckets, too, after those of earlier keys.
     """
 
@@ -123,20 +122,20 @@ class Buckets(NamedTuple):
         return self.find(runs.representatives()), runs
 
     def find(self, distances: Tensor) -> Tensor:
-        """Find the bucket of each signed distance j - i, int64 of any shape."""
+        """Find the bucket of each signed distance j - i, int64 of any shape, also for pairs."""
         unsigned = distances.abs() if self.both_sides else -distances.clamp(max=0)
         firsts = make_constant(self.firsts, unsigned.device, torch.long)
         far = self.exact + torch.bucketize(unsigned, firsts, right=True)
         bucket = torch.where(unsigned < self.exact, unsigned, far)
-        side = self.exact + len(self.firsts) + 1
+        side = self.exact + 1 + len(self.firsts)  # `build` leaves out no bucket: all are reached
         return bucket + side * distances.gt(0) if self.both_sides else bucket
 
 
 def find_firsts(find_bucket: Callable[[int], int], start: int, count: int) -> tuple[int, ...]:
     """Find the first distance of each of the buckets 1 to ``count``; ``start`` is in bucket 0.
 
-    They are found once, on the CPU, so that a device's rounding cannot move a bucket. Buckets that
-    no input reaches are left out.
+    They are found once, on the CPU, so that a device's rounding cannot move a bucket. A bucket that
+    is skipped begins where the next one does; buckets that no input reaches are left out.
     """
     distances = range(_FARTHEST)
     firsts: list[int] = []

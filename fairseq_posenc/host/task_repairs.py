@@ -1,7 +1,7 @@
 """Repairs two options of fairseq's tasks, ``--patience`` and ``--mask-whole-words``.
 
 The log filter of :mod:`~fairseq_posenc.host.log_guard` calls both functions when a command has set
-up its task, before it reads a checkpoint.
+up its task, before it reads a checkpoint: fairseq has no hook there, but logs a message.
 """
 
 import logging
@@ -13,10 +13,10 @@ from fairseq.dataclass.configs import CheckpointConfig
 from fairseq_posenc.errors import UserError
 
 logger = logging.getLogger(__name__)
-_PATIENCE_KEY = "patience"  # of the count in a task's state
+_PATIENCE_KEY = "patience"  # of the progress in a task's state
 
 
-def keep_patience(task: Any, checkpoint: Any, should_stop_early: Any) -> None:
+def keep_patience(task: Any, options: Any, should_stop_early: Any) -> None:
     """Make a task write the count of ``--patience`` to checkpoints, and read it on resumption.
 
     fairseq keeps it only in memory, so a training that is resumed ends later than an uninterrupted
@@ -24,41 +24,41 @@ def keep_patience(task: Any, checkpoint: Any, should_stop_early: Any) -> None:
 
     Args:
         task: fairseq's task; two of its methods are replaced.
-        checkpoint: fairseq's settings in the section of this name.
+        options: fairseq's settings in the section ``checkpoint``.
         should_stop_early: fairseq's function. Its attributes hold the count: ``best``, the best
             value of the metric, and ``num_runs``, the validations since then.
     """
-    if checkpoint.patience <= 0:
+    if options.patience <= 0:
         return
     # Only tasks with a state of their own have these methods.
     get_own_state: Any = getattr(task, "get_checkpoint_dict", lambda: {})
     set_own_state: Any = getattr(task, "set_checkpoint_dict", lambda state: None)
     class_name = type(task).__name__
-    metric = checkpoint.best_checkpoint_metric
+    metric = options.best_checkpoint_metric
 
     def get_checkpoint_dict() -> dict[str, Any]:
         states = dict(get_own_state())
         best = getattr(should_stop_early, "best", None)
         if best is not None:
-            count = {"metric": metric, "best": float(best), "runs": should_stop_early.num_runs}
-            states[class_name] = {**states.get(class_name, {}), _PATIENCE_KEY: count}
+            progress = {"metric": metric, "best": float(best), "runs": should_stop_early.num_runs}
+            states[class_name] = {**states.get(class_name, {}), _PATIENCE_KEY: progress}
         return states
 
     def set_checkpoint_dict(state: dict[str, Any]) -> None:
-        # Of what the other method returned, fairseq passes only the entry of the class's name.
+        # fairseq passes back only the entry under the class's name.
         set_own_state({key: value for key, value in state.items() if key != _PATIENCE_KEY})
-        count = state.get(_PATIENCE_KEY)
-        if not count or count["metric"] != metric or checkpoint.reset_meters:
+        progress = state.get(_PATIENCE_KEY)
+        if not progress or progress["metric"] != metric or options.reset_meters:
             return
-        should_stop_early.best = count["best"]
-        should_stop_early.num_runs = count["runs"]
-        # By default, fairseq restores the run's own last checkpoint. Then the training has ended;
-        # fairseq would train on until the next validation.
-        is_same_training = checkpoint.restore_file == CheckpointConfig.restore_file
-        if count["runs"] >= checkpoint.patience and is_same_training:
+        should_stop_early.best = progress["best"]
+        should_stop_early.num_runs = progress["runs"]
+        # With the default --restore-file this is the run's own last checkpoint, so the training had
+        # already ended; fairseq would train on until the next validation.
+        is_same_training = options.restore_file == CheckpointConfig.restore_file
+        if progress["runs"] >= options.patience and is_same_training:
             logger.warning(
-                f"{checkpoint.save_dir}: {count['runs']} validations without improvement reach "
-                f"--patience {checkpoint.patience}: the training is finished, and nothing was "
+                f"{options.save_dir}: {progress['runs']} validations without improvement reach "
+                f"--patience {options.patience}: the training is finished, and nothing was "
                 "changed"
             )
             raise SystemExit(0)

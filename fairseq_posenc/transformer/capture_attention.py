@@ -22,7 +22,7 @@ from fairseq_posenc.transformer.attention import PositionalAttention
 from fairseq_posenc.transformer.cross_attention import RotaryCrossAttention
 from fairseq_posenc.transformer.forward_context import current_context
 
-# For example decoder.layers.3.encoder_attn.
+# For example decoder.layers.3.encoder_attn or encoder.sentence_encoder.layers.0.self_attn.
 _NAME = re.compile(
     r"(?P<stack>encoder|decoder)\.(?:.+\.)?layers\.(?P<layer>\d+)\."
     r"(?P<attention>self_attn|encoder_attn)$"
@@ -31,23 +31,23 @@ _NAME = re.compile(
 
 @torch.no_grad()
 def capture_attention(model: nn.Module, run: Callable[[], Any]) -> list[CapturedAttention]:
-    """Capture the weights and scores of every attention in a full forward pass, stack by stack.
+    """Capture the weights and scores of every attention in a forward pass, stack by stack.
 
     Args:
         model: a model of fairseq or of this package, in evaluation mode.
-        run: calls the model.
+        run: calls the model with all tokens at once, not in steps of decoding.
     """
     captured: list[CapturedAttention] = []
-    with ExitStack() as hooks:
-        hooks.enter_context(_forbid_fused_calls(model))
+    with ExitStack() as cleanup:
+        cleanup.enter_context(_forbid_fused_calls(model))
         for name, module in model.named_modules():
-            parts = _NAME.search(name)
-            if parts and isinstance(module, MultiheadAttention):
+            match = _NAME.search(name)
+            if match and isinstance(module, MultiheadAttention):
                 before = module.register_forward_pre_hook(_request_weights, with_kwargs=True)
-                hook = partial(_capture, parts, captured)
+                hook = partial(_capture, match, captured)
                 after = module.register_forward_hook(hook, with_kwargs=True)
-                hooks.callback(before.remove)
-                hooks.callback(after.remove)
+                cleanup.callback(before.remove)
+                cleanup.callback(after.remove)
         run()
     return sorted(captured, key=lambda layer: (layer.stack == "decoder", layer.cross, layer.layer))
 
@@ -59,20 +59,20 @@ def _request_weights(
 
 
 def _capture(
-    name: re.Match[str],
+    match: re.Match[str],
     captured: list[CapturedAttention],
     module: Any,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     out: Any,
 ) -> None:
-    """Capture the attention of the module of a name, as a forward hook."""
+    """Capture the attention of a module, as a forward hook; fairseq's layers pass keywords."""
     _, weights = out
     captured.append(
         CapturedAttention(
-            stack=name["stack"],
-            cross=name["attention"] == "encoder_attn",
-            layer=int(name["layer"]),
+            stack=match["stack"],
+            cross=match["attention"] == "encoder_attn",
+            layer=int(match["layer"]),
             weights=weights.transpose(0, 1),  # [H, B, T, S] -> [B, H, T, S]
             split=_split_scores(module, kwargs["query"], kwargs["key"]),
         )
@@ -81,28 +81,28 @@ def _capture(
 
 def _split_scores(attention: MultiheadAttention, queries: Tensor, keys: Tensor) -> Split:
     """Split the scores of inputs ``(T, B, C)`` and ``(S, B, C)`` into their parts."""
-    query, key = (
+
+    def project(x: Tensor, projection: Any) -> Tensor:
         # Not projection(x), which also rotates in rotary cross-attention.
-        F.linear(x, projection.weight, projection.bias)
-        .unflatten(-1, (attention.num_heads, -1))
-        .permute(1, 2, 0, 3)  # [B, H, T or S, D]
-        for x, projection in ((queries, attention.q_proj), (keys, attention.k_proj))
-    )
-    shared = current_context()
+        projected = F.linear(x, projection.weight, projection.bias)
+        return projected.unflatten(-1, (attention.num_heads, -1)).permute(1, 2, 0, 3)
+
+    query = project(queries, attention.q_proj)  # [B, H, T, D]
+    key = project(keys, attention.k_proj)  # [B, H, S, D]
+    shared = current_context()  # the stack's position state
     if isinstance(attention, PositionalAttention):
-        assert shared is not None, "a layer of a stack"
+        assert shared is not None, "the layer does not run in its stack"
         span = Span.from_lengths(queries.size(0), keys.size(0), queries.device)
+        terms = attention.terms(span, shared)
+        inputs = queries.transpose(0, 1)  # of the layer; some terms are computed from them
         terms = attention.encodings.add_input_terms(
-            attention.terms(span, shared),
-            queries.transpose(0, 1),
-            shared.positions,
-            attention.num_heads,
+            terms, inputs, shared.positions, attention.num_heads
         )
-        mask = shared.mask(attention.direction)
-        return split(query, key, terms, attention.rotation(shared), mask=mask)
+        rotation = attention.rotation(shared)  # of the stack or of this layer
+        return split(query, key, terms, rotation, mask=shared.mask(attention.direction))
     if isinstance(attention, RotaryCrossAttention):
-        assert shared is not None, "a layer of a stack"
-        return split(query, key, Terms(), shared.rotation, shared.source)
+        assert shared is not None, "the layer does not run in its stack"
+        return split(query, key, Terms(), shared.rotation, key_rotation=shared.source)
     return split(query, key, Terms())
 
 
@@ -116,5 +116,6 @@ def _forbid_fused_calls(model: nn.Module) -> AbstractContextManager[None]:
         if isinstance(module, TransformerEncoderLayerBase):
             changes.append((module, "can_use_fastpath", False))
         elif isinstance(module, MultiheadAttention):
+            # With it, fairseq computes attention itself, and does not call torch's function.
             changes.append((module, "skip_embed_dim_check", True))
     return attributes_set(changes)

@@ -265,13 +265,11 @@ def _as_factor(rows: Tensor) -> Tensor:
     return rows[0] if len(rows) == 1 else rows
 
 
-def _add_row_gradients(
-    table_grad: Tensor | None, row_range: slice, sums: Tensor, members: Tensor
-) -> None:
-    """Add up members ``(c, members, D)``, times ``sums``, in a table's gradient, if any."""
-    if table_grad is None:
+def _add_row_gradients(grad: Tensor | None, rows: slice, sums: Tensor, members: Tensor) -> None:
+    """Add up members ``(c, members, D)``, times ``sums``, in rows of a table's gradient, if any."""
+    if grad is None:
         return
-    if len(table_grad) == 1:  # all heads share the table: one product for them
+    if len(grad) == 1:  # all heads share the table: one product for them
         sums = sums.flatten(0, 1)[None]
         members = members.flatten(0, 1)[None]
-    table_grad[:, row_range].baddbmm_(sums.mT, members)
+    grad[:, rows].baddbmm_(sums.mT, members)

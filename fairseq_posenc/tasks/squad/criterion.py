@@ -13,21 +13,21 @@ _SIDES = ("start", "end")
 
 @register_criterion("squad")
 class SquadCriterion(FairseqCriterion):
-    """The mean of the losses of start and end, summed over windows, as in BERT.
+    """The mean of the losses of start and end, as in BERT, summed over windows.
 
-    The softmax is over all tokens of a window except padding. In a window without the answer, the
-    target of both is ``<s>``.
+    The softmax is over all tokens of a window except padding, which the model gives scores of -inf.
+    In a window without the answer, the target of both is ``<s>``.
     """
 
     def forward(
         self, model: Any, sample: dict[str, Any], reduce: bool = True
     ) -> tuple[Tensor, int, dict[str, Any]]:
         """Compute the summed loss, the number of windows, and the values to log, all sums."""
-        sides = model(**sample["net_input"], span_scores=True)  # 2 x [B, T]
+        both_scores = model(**sample["net_input"], span_scores=True)  # 2 x [B, T]
         targets = [sample["starts"], sample["ends"]]
         losses = [  # 2 x [] or, without reduce, 2 x [B]
             F.cross_entropy(scores, target, reduction="sum" if reduce else "none")
-            for scores, target in zip(sides, targets)
+            for scores, target in zip(both_scores, targets)
         ]
         loss = (losses[0] + losses[1]) / 2
         windows = len(targets[0])
@@ -37,7 +37,7 @@ class SquadCriterion(FairseqCriterion):
             "nsentences": windows,
             "sample_size": windows,
         }
-        for name, scores, target in zip(_SIDES, sides, targets):
+        for name, scores, target in zip(_SIDES, both_scores, targets):
             logged[f"{name}_correct"] = (scores.argmax(-1) == target).sum().detach()
         return loss, windows, logged
 
