@@ -99,6 +99,7 @@ def _split_scores(attention: MultiheadAttention, queries: Tensor, keys: Tensor) 
             terms, inputs, shared.positions, attention.num_heads
         )
         rotation = attention.rotation(shared)  # of the stack or of this layer
+        # Only encodings that count the visible keys need the mask.
         return split(query, key, terms, rotation, mask=shared.mask(attention.direction))
     if isinstance(attention, RotaryCrossAttention):
         assert shared is not None, "the layer does not run in its stack"
