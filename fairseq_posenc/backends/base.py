@@ -88,7 +88,7 @@ class AttentionCall(NamedTuple):
     @property
     def features(self) -> CallFeatures:
         """The features of this call."""
-        inputs = [x for x in (self.query, self.key, self.value, *self.terms) if torch.is_tensor(x)]
+        inputs = (x for x in (self.query, self.key, self.value, *self.terms) if torch.is_tensor(x))
         return CallFeatures(
             device=self.query.device.type,
             dtype=self.query.dtype,
