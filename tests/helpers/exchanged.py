@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
+from copy import deepcopy
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from fairseq import options, tasks
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf, flag_override
 
 from fairseq_posenc import registry, specs
 from fairseq_posenc.workbench.convert.exchange.config_json import (
@@ -95,14 +98,14 @@ def checkpoint(
     chosen = {**SIZES[family], "position_encoding": spec, **more}
     if task:
         del chosen["tokens_per_sample"]
-    words = [str(data), "--task", task or TASK[family], "--arch", arch]
+    words = ["--task", task or TASK[family], "--arch", arch]
     if family == "translation":
         words += ["--source-lang", "de", "--target-lang", "en"]
+    usual = tuple(words)
     for name, value in chosen.items():
         words.append(f"--{name.replace('_', '-')}")
         words += [] if value is True else [str(value)]
-    args = options.parse_args_and_arch(options.get_training_parser(), words)
-    config = convert_namespace_to_omegaconf(args)
+    config = _read_settings(usual, [str(data), *words])
     set_up = tasks.setup_task(config.task)
     torch.manual_seed(0)
     model = set_up.build_model(config.model).eval()
@@ -130,6 +133,31 @@ def checkpoint(
     }
     torch.save(state, path)
     return Checkpoint(path, data, model, set_up)
+
+
+def _read_settings(usual: tuple[str, ...], words: list[str]) -> Any:
+    """Return what a training has as its settings, by the usual ones and what differs from them.
+
+    Hydra takes 0.1 s to put settings together, and tests have hundreds of these models.
+    """
+    before, config = _read_usual_settings(usual)
+    config = deepcopy(config)
+    args = options.parse_args_and_arch(options.get_training_parser(), words)
+    for name, value in vars(args).items():
+        for section in config.values() if value != vars(before).get(name) else ():
+            if isinstance(section, DictConfig) and name in section:
+                section[name] = value
+    if isinstance(config.model, Namespace):  # of an architecture without settings of its own
+        args._name = config.model._name
+        with flag_override(config, "allow_objects", True):
+            config.model = args
+    return config
+
+
+@cache
+def _read_usual_settings(words: tuple[str, ...]) -> tuple[Namespace, Any]:
+    args = options.parse_args_and_arch(options.get_training_parser(), ["", *words])
+    return args, convert_namespace_to_omegaconf(args)
 
 
 def _let_sentences_end(decoder: Any) -> None:

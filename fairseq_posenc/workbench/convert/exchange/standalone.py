@@ -65,6 +65,7 @@ class Module:
         self.title = _REFERENCE.sub(r"\1", title)
         self.definitions: dict[str, ast.stmt] = {}
         self._imported: dict[str, Symbol] = {}
+        self._uses: dict[str, list[Use]] = {}  # of the definitions that were asked for
         for node in tree.body:
             if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
                 self.definitions[node.name] = node
@@ -95,7 +96,9 @@ class Module:
 
     def list_uses(self, name: str) -> list[Use]:
         """List the uses of symbols in the definition of a name."""
-        return list(self._find_uses(self.definitions[name], frozenset()))
+        if name not in self._uses:
+            self._uses[name] = list(self._find_uses(self.definitions[name], frozenset()))
+        return self._uses[name]
 
     def _find_uses(self, node: ast.AST, local: frozenset[str]) -> Iterator[Use]:
         """Yield the uses of symbols below a node; ``local`` are names bound inside functions."""
