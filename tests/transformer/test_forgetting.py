@@ -70,7 +70,7 @@ def test_equals_the_formula_on_every_backend(spec, monkeypatch):
     monkeypatch.setattr(
         flex,
         "refuses",  # float64, uncompiled
-        lambda terms, call: refuses(terms, call._replace(device="cuda")),
+        lambda terms, call: refuses(terms, call._replace(device="cuda", head_dim=64)),
     )
     cases = [(True, "lr"), (False, "both"), (False, "lr"), (False, "rl")]
     served = set()
