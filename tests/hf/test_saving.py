@@ -80,6 +80,11 @@ def test_a_loaded_model_equals_the_saved_one(name: str, spec: str, tmp_path: Pat
     assert torch.equal(compute_logits(load(name, tmp_path / "again"), inputs), logits)
 
 
+def test_auto_classes_of_every_version_take_our_configurations() -> None:
+    """From 5.14 to 5.23, they ignore the registration of one in a module of transformers."""
+    assert type(make_model().config).__module__.startswith("fairseq_posenc.")
+
+
 def test_other_heads_are_loaded_with_the_same_positions(tmp_path: Path) -> None:
     model, inputs = make_model(), make_inputs(MODELS["llama"])
     model.save_pretrained(tmp_path)
