@@ -156,6 +156,12 @@ def test_a_trained_table_beside_frozen_projections_is_a_backward_pass_too(uncomp
         attend(frozen, frozen, frozen, terms, Mask(), requested="flex")
 
 
+def test_heads_that_torch_cannot_compile_on_a_gpu_are_refused():
+    assert "16 wide or more, not 8" in flex.refuses(Terms(), CallFeatures("cuda", head_dim=8))
+    assert not flex.refuses(Terms(), CallFeatures("cuda", head_dim=16))
+    assert not flex.refuses(Terms(), CallFeatures("cpu", head_dim=8))
+
+
 @pytest.mark.parametrize("spec", REFUSED)
 def test_terms_that_it_cannot_compute_are_refused(spec):
     terms = _call(spec, 1, 3, True, False).terms
