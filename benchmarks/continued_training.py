@@ -199,6 +199,7 @@ def _collect_inputs(args: argparse.Namespace, spec: str) -> Inputs:
         "weights": [checksum(path) for path in sorted(args.folder.glob("*.safetensors"))],
         "texts": [checksum(args.train), checksum(args.valid)],
         "spec": spec,
+        "device": choose_device(args.device),
         **{name: getattr(args, name) for name in names},
     }
 

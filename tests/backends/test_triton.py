@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -410,12 +411,13 @@ def test_a_slab_fills_a_gpu_within_its_memory(length):
         [torch.zeros(8, 12, length, 1)] * 3 + [None] * 5,
     )
     stored = {"content", "query_term", "key_term", "weights"}
-    for slab in gradients.split_slabs(problem, 64, stored):
-        programs = slab.sequences * slab.layout.keys // 64
-        values = len(stored) * slab.sequences * slab.layout.keys * (length + 2 * 64)
-        assert values <= gradients.MAX_VALUES
-        if slab.sequence + slab.sequences < 96 and slab.layout.end < length:
-            assert programs >= min(gradients.MIN_PROGRAMS, 100)
+    slabs = [*gradients.split_slabs(problem, 64, stored)]
+    values = [len(stored) * slab.sequences * slab.layout.keys * (length + 2 * 64) for slab in slabs]
+    assert max(values) <= gradients.MAX_VALUES
+    first = slabs[0]  # the last ones may be smaller
+    programs = first.sequences * first.layout.keys // 64
+    # A sequence of 8,192 tokens does not fit as a whole: half its keys are almost a GPU's 132.
+    assert programs >= (gradients.MIN_PROGRAMS if length < 8192 else 120)
 
 
 def test_one_table_for_queries_and_keys():
@@ -519,9 +521,28 @@ def test_auto_takes_kernels_that_won_a_recorded_benchmark(case, monkeypatch):
     assert reason in plan.reason
 
 
-def test_nothing_is_recorded_without_figures():
+WITH_TERMS = {  # encodings that the benchmark of a record has
+    ("bias",): ["alibi", "t5"],
+    ("query_table",): ["shaw"],
+    ("key_table", "query_table"): ["deberta"],
+}
+
+
+@pytest.mark.parametrize("record", planner.RECORDED)
+def test_a_recorded_winner_won_its_benchmark(record):
     results = Path(__file__).parents[2] / "docs" / "results"
-    assert all((results / record.source).exists() for record in planner.RECORDED)
+    figures = json.loads((results / record.source).read_text())["figures"]
+    rows = [row for step, rows in figures.items() if step.startswith("layers") for row in rows]
+    for encoding in WITH_TERMS[tuple(sorted(record.terms))]:
+        seconds = {
+            row["backend"]: row["seconds"]
+            for row in rows
+            if (row["encoding"], row["length"], row["dtype"], row["dropout"] > 0)
+            == (encoding, record.shortest, "bfloat16", record.dropout)
+        }
+        assert len(seconds) > 2
+        # As fast as the fastest, which may need many times the memory.
+        assert seconds[record.backend] <= 1.03 * min(seconds.values())
 
 
 @pytest.mark.parametrize("version", ["3.2.0", "2.1.0+git1"])

@@ -277,7 +277,7 @@ if __name__ == "__main__":
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
         if end.code != status and end.code is not None:
             print(end.code, file=sys.stderr)
-    except Exception:
+    except Exception:  # printed, with status 1, as the interpreter does
         sys.excepthook(*sys.exc_info())
         status = 1
     # What an error held is gone by now, and open files are written to their ends.
