@@ -21,8 +21,7 @@ from fairseq_posenc.encodings.base import Dims, Encoding, Encodings
 from fairseq_posenc.encodings.locality import Locality
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.positions import Positions, Span
-from fairseq_posenc.registry import get
+from fairseq_posenc.positions import Positions
 from fairseq_posenc.specs import Item, Items, Spec, name_modules
 
 
@@ -51,7 +50,7 @@ def build_encodings(items: Spec | Mapping[str, Item], dims: Dims) -> Encodings:
     if isinstance(items, Spec):
         items = name_modules(items.items)
     built = Encodings(
-        {key: get(item.name)(dims, **dict(item.options)) for key, item in items.items()}
+        {key: item.encoding(dims, **dict(item.options)) for key, item in items.items()}
     )
     for encoding in built.as_list():
         encoding.reset_parameters()
@@ -66,11 +65,8 @@ class Assembly(NamedTuple):
 
     def build_input(self) -> Encodings | None:
         """Build the encodings that add vectors to the token embeddings; None without any."""
-        token = _make_one_token()
-        drafts = map(self._build_draft, self.spec.input_items)
-        if not any(draft.embed(token) is not None for draft in drafts):
-            return None
-        return build_encodings(name_modules(self.spec.input_items), self._input_dims)
+        items = name_modules(self.spec.input_items)
+        return build_encodings(items, self._input_dims) if items else None
 
     def build_stack(self) -> Encodings:
         """Build the encodings that layers share."""
@@ -91,11 +87,14 @@ class Assembly(NamedTuple):
         """Return the assembly of the same stack with weights that were trained at a length."""
         return self._replace(dims=self.dims._replace(trained_on=length))
 
-    def compute_terms(self, backend: str) -> list[Terms]:
-        """Compute the terms of each of ``Spec.layer_kinds``, of a single token on "meta".
+    def draft_terms(self, backend: str) -> list[Terms]:
+        """Compute the terms of a single token on "meta", and refuse what cannot work.
 
         Args:
             backend: ``auto``, or the name of the backend that must be used.
+
+        Returns:
+            The terms of each of ``Spec.layer_kinds``.
 
         Raises:
             UserError: the encodings do not work together, on the backend, or in this memory.
@@ -103,29 +102,30 @@ class Assembly(NamedTuple):
         self.check_size()
         token = _make_one_token()
         for item in self.spec.whole_stack:
-            if get(item.name).acts_on == "positions":
-                token = self._build_draft(item).number(token)
-        span = Span.from_lengths(1, 1, token.tokens.device)
+            token = self._build_draft(item).number(token)
         terms_of_kinds = []
         for layer in self.spec.layer_kinds:
-            drafts = Encodings({str(n): self._build_draft(item) for n, item in enumerate(layer)})
+            items = name_modules(layer)
+            drafts = Encodings({name: self._build_draft(item) for name, item in items.items()})
             x = torch.empty(1, 1, self.dims.embed_dim, device="meta")
-            terms = drafts.terms(span, token)
+            terms = drafts.terms(token.span(), token)
             terms = drafts.add_input_terms(terms, x, token, self.dims.num_heads)
             self._check_combination(layer, terms, token)
-            limits = self._limit_keys(self.spec.whole_stack + layer, token)
+            limits = self.limits(self.spec.whole_stack + layer)
             projected = terms.projected(self._project, self._project)
             backends.check(backend, projected, self.dims.head_dim, limits)
             terms_of_kinds.append(terms)
         return terms_of_kinds
 
-    def limits(self) -> Locality:
-        """Combine the limits of visible keys of all encodings, for a single token on "meta"."""
-        return self._limit_keys(self.spec.items, _make_one_token())
+    def limits(self, items: Items | None = None) -> Locality:
+        """Combine the limits of visible keys, for a single token on "meta".
 
-    def _limit_keys(self, items: Items, token: Positions) -> Locality:
-        """Combine the limits of visible keys of some encodings."""
-        return reduce(and_, (self._build_draft(item).locality(token) for item in items), Locality())
+        Args:
+            items: the encodings whose limits are combined; by default all.
+        """
+        token = _make_one_token()
+        drafts = map(self._build_draft, self.spec.items if items is None else items)
+        return reduce(and_, (draft.locality(token) for draft in drafts), Locality())
 
     def _project(self, rows: Tensor) -> Tensor:
         """Give content rows ``(R, C)`` the shape of a layer's projection, ``(H, R, D)``."""
@@ -134,19 +134,20 @@ class Assembly(NamedTuple):
     def _check_combination(self, layer: Items, terms: Terms, token: Positions) -> None:
         """Refuse a layer in which one encoding changes what another relies on."""
         has_vectors = any(term.has_vectors for _, term, _ in terms.present("table", "content"))
-        span = Span.from_lengths(1, 1, token.tokens.device)
-        is_drawn = token.drawn is not None
-        if is_drawn and self.spec.rotates_source:
-            raise UserError(
-                f"{self.spec}: a decoder does not know the random positions of its encoder"
-            )
         for item in layer:
-            if get(item.name).widens and (has_vectors or terms.counted_table is not None):
+            if item.encoding.widens and (has_vectors or terms.counted_table is not None):
                 raise UserError(
                     f"{self.spec}: {item.name} makes queries and keys wider, so tables of vectors "
                     "that are multiplied with them do not fit"
                 )
-            if is_drawn and any(self._build_draft(item).terms(span, token).present()):
+        if token.drawn is None:
+            return
+        if self.spec.rotates_source:
+            raise UserError(
+                f"{self.spec}: a decoder does not know the random positions of its encoder"
+            )
+        for item in layer:
+            if any(self._build_draft(item).terms(token.span(), token).present()):
                 raise UserError(
                     f"{self.spec}: {item.name} uses distances between tokens, which random "
                     "positions do not change"
@@ -195,7 +196,7 @@ class Assembly(NamedTuple):
 
         With random positions its table has a row for every position that can be drawn.
         """
-        drawn = (get(item.name).drawn_from(dict(item.options)) for item in self.spec.whole_stack)
+        drawn = (item.encoding.drawn_from(dict(item.options)) for item in self.spec.whole_stack)
         limits = [limit for limit in drawn if limit is not None]
         return self.dims._replace(max_positions=limits[0]) if limits else self.dims
 

@@ -109,14 +109,20 @@ def extend_parameter(
     extended = encoding.extend(name, trained)
     if extended.shape == parameter.shape:
         return extended
-    rows = parameter.size(0)
+    if trained.shape[1:] != parameter.shape[1:]:
+        return None
+    axes = getattr(encoding, "axes", 1)  # their tables stand one below the other
+    tables = trained.unflatten(0, (axes, -1))
+    rows = parameter.size(0) // axes
     # A table by position may begin with rows of no position, such as that of padding.
     offset = rows - encoding.dims.max_positions
-    if trained.size(0) - offset not in lengths or trained.shape[1:] != parameter.shape[1:]:
+    if tables.size(1) - offset not in lengths:
         return None
-    if trained.size(0) >= rows:
-        return trained[:rows]
-    return trained if rule is None else _lengthen_table(trained, offset, rows, rule)
+    if tables.size(1) >= rows:
+        return tables[:, :rows].flatten(0, 1)
+    if rule is None:  # the first rows of the parameter are those of one axis
+        return trained if axes == 1 else None
+    return torch.cat([_lengthen_table(table, offset, rows, rule) for table in tables])
 
 
 def fit_positions(state_dict: dict[str, Any], ours: dict[str, Tensor]) -> list[str]:

@@ -113,6 +113,11 @@ class Spec(NamedTuple):
         """Whether an encoding also rotates queries and keys of encoder-decoder attention."""
         return any(dict(item.options).get("cross_attention") for item in self.items)
 
+    @property
+    def is_causal_only(self) -> bool:
+        """Whether an encoding is for causal models alone."""
+        return any(item.encoding.causal_reason for item in self.items)
+
     def layer_modules(self, index: int) -> dict[str, Item]:
         """Select the encodings with a module in layer ``index``, from 0, by the module's name."""
         layer = self.layers[index % len(self.layers)]

@@ -420,6 +420,14 @@ def test_attention_made_of_the_parts_is_the_layers(spec, padded):
     torch.testing.assert_close(found.transpose(1, 2).flatten(2)[real], expected[real])
 
 
+def test_a_bias_by_position_ids_is_float32():
+    positions = StackPositions("raffel", 16, 2).bfloat16()
+    ids = torch.tensor([[0, 3, 1]])
+    _, shared = positions(torch.randn(1, 3, 16, dtype=torch.bfloat16), position_ids=ids)
+    bias = LayerPositions(positions).bfloat16().bias(shared)
+    assert bias.dtype == torch.float32
+
+
 def test_parts_that_are_not_enough_are_refused():
     for spec in ("m4m", "shaw_values", "transformer_xl"):
         with pytest.raises(UserError, match="use SelfAttention"):

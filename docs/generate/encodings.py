@@ -29,7 +29,7 @@ def format_table() -> str:
     """Format the table of all encodings in Markdown."""
     rows = []
     for name in registry.names():
-        formula, _ = equations.split_equation(catalogue.parse_page(name).equation)
+        formula, _ = equations.split_equation(catalogue.parse_page(name)["equation"])
         number = f"{catalogue.count_at_base_size(name):,}"
         rows.append((f"[`{name}`]({name}.md)", f"${equations.to_latex(formula)}$", number))
     return markdown.table(("name", "formula", "parameters"), rows, "llr")
@@ -38,21 +38,21 @@ def format_table() -> str:
 def format_page(name: str) -> str:
     """Format an encoding's page in Markdown."""
     page, reason = catalogue.parse_page(name), registry.get(name).causal_reason
-    formula, prose = equations.split_equation(page.equation)
+    formula, prose = equations.split_equation(page["equation"])
     number = catalogue.count_at_base_size(name)
     rows = {
         "use": f'`--position-encoding {name}`; in Python `StackPositions("{name}", C, h)`',
         "works in": (f"causal LMs: {reason}" if reason else "masked LMs, causal LMs, translation"),
-        "shapes": _quote(page.shapes),
-        "parameters": f"`{page.parameters}`; at base size {number:,}" if number else "none",
+        "shapes": _quote(page["shapes"]),
+        "parameters": f"`{page['parameters']}`; at base size {number:,}" if number else "none",
         "operations": _quote(costs.describe_cost(name, "operations")),
         "memory": _quote(costs.describe_cost(name, "numbers")),
         "options": catalogue.format_options(name),
-        "source": _quote(page.source),
-        "differences": _quote("none" if page.differs == "nothing." else page.differs),
+        "source": _quote(page["source"]),
+        "differences": _quote("none" if page["differs"] == "nothing." else page["differs"]),
         "relatives": _link_relatives(name),
     }
-    lines = [f"# {name}", "", _quote(page.summary), "", f"$${equations.to_latex(formula)}$$", ""]
+    lines = [f"# {name}", "", _quote(page["summary"]), "", f"$${equations.to_latex(formula)}$$", ""]
     if prose:
         lines += [f"where {_quote(prose)}", ""]
     # Terms that enter only the values do not change the scores.
@@ -86,7 +86,7 @@ def _find_places(name: str) -> set[str]:
 @cache
 def _find_terms(name: str) -> set[str]:
     """Find the places where an encoding's terms enter attention."""
-    return {term.enters for _, term, _ in costs.compute_terms(name).present()}
+    return {term.enters for _, term, _ in costs.draft_terms(name).present()}
 
 
 def _quote(text: str) -> str:

@@ -6,11 +6,10 @@ followed by a section for each of ``HEADINGS``.
 
 import inspect
 import re
-from typing import Any, NamedTuple, Optional, get_args
+from typing import Any, Optional, get_args
 
 from fairseq_posenc import registry, specs
 from fairseq_posenc.assembly import Assembly
-from fairseq_posenc.encodings.axes import Sections
 from fairseq_posenc.encodings.base import Dims, Signed
 
 HEADINGS = ("Equation", "Shapes", "Parameters", "Source", "Differs")
@@ -19,19 +18,8 @@ BASE_LAYERS = 12
 _TYPE_NAMES = {int: "integer", float: "number"}
 
 
-class Page(NamedTuple):
-    """The sections of an encoding's docstring."""
-
-    summary: str
-    equation: str
-    shapes: str
-    parameters: str
-    source: str
-    differs: str
-
-
-def parse_page(name: str) -> Page:
-    """Parse the sections of an encoding's docstring.
+def parse_page(name: str) -> dict[str, str]:
+    """Parse an encoding's docstring: ``summary``, and a section for each of ``HEADINGS``.
 
     Raises:
         ValueError: a section is missing.
@@ -43,42 +31,44 @@ def parse_page(name: str) -> Page:
     missing = [heading for heading in HEADINGS if not sections.get(heading, "").strip()]
     if missing:
         raise ValueError(f"the docstring of {name} lacks {', '.join(missing)}")
-    texts = (summary, *(sections[heading] for heading in HEADINGS))
-    return Page(*(" ".join(text.split()) for text in texts))
+    page = {"summary": summary, **{heading.lower(): sections[heading] for heading in HEADINGS}}
+    return {heading: " ".join(text.split()) for heading, text in page.items()}
 
 
 def name_families(spec: str) -> str:
     """Name the stacks that a spec works in: ``decoders``, or ``encoders and decoders``."""
-    causal_only = any(registry.get(item.name).causal_reason for item in specs.parse(spec).items)
-    return "decoders" if causal_only else "encoders and decoders"
+    return "decoders" if specs.parse(spec).is_causal_only else "encoders and decoders"
 
 
 def count_at_base_size(name: str) -> int:
     """Count an encoding's parameters in RoBERTa-base with 512 positions."""
-    dims = BASE._replace(causal="encoders" not in name_families(name))
-    return sum(Assembly(specs.parse(name), dims).parameters(BASE_LAYERS).values())
+    spec = specs.parse(name)
+    dims = BASE._replace(causal=spec.is_causal_only)
+    return sum(Assembly(spec, dims).parameters(BASE_LAYERS).values())
 
 
-def list_options(name: str) -> dict[str, inspect.Parameter]:
-    """List the options of an encoding with plain types: str, int, float, bool or None."""
+def _list_plain_options(name: str) -> dict[str, inspect.Parameter]:
+    """List the options of an encoding with plain types: numbers, bool, or text for all others."""
     plain = {}
     for key, option in registry.options(name).items():
-        annotation = option.annotation
-        default = option.default
-        if annotation in (Signed, Optional[Signed]):
-            annotation = float if annotation is Signed else Optional[float]
-        elif annotation == Optional[Sections]:
-            annotation = Optional[str]
-        elif not isinstance(default, (str, float, int, type(None))):
-            annotation = str
-            default = str(default)
+        annotation = _simplify(option.annotation)
+        default = str(option.default) if annotation is str else option.default
         plain[key] = option.replace(annotation=annotation, default=default)
     return plain
 
 
+def _simplify(annotation: Any) -> Any:
+    """Simplify the type of an option: a number, or text for a type that is parsed from text."""
+    if type(None) in (members := get_args(annotation)):  # Optional[X], whose members are X and None
+        return Optional[_simplify(members[0])]
+    if annotation is Signed:
+        return float
+    return str if hasattr(annotation, "parse") else annotation
+
+
 def format_options(name: str) -> str:
     """Write the options of an encoding with their defaults and other values, as Markdown."""
-    return ", ".join(map(_format_option, registry.options(name).values())) or "none"
+    return ", ".join(map(_format_option, _list_plain_options(name).values())) or "none"
 
 
 def collect_facts(name: str) -> dict[str, Any]:
@@ -89,10 +79,10 @@ def collect_facts(name: str) -> dict[str, Any]:
         "families": name_families(name),
         "options": {
             key: {"type": str(option.annotation), "default": option.default}
-            for key, option in list_options(name).items()
+            for key, option in _list_plain_options(name).items()
         },
         "parameters_at_base_size": count_at_base_size(name),
-        **parse_page(name)._asdict(),
+        **parse_page(name),
     }
 
 
@@ -101,7 +91,6 @@ def _format_option(option: inspect.Parameter) -> str:
     members = [member for member in get_args(option.annotation) if member is not type(None)]
     if option.default is None:  # Optional[X], whose only member is X
         return f"`{option.name}` ({_TYPE_NAMES.get(members[0], 'text')})"
-    default = str(option.default)
-    default = default.lower() if isinstance(option.default, bool) else default
+    default = str(option.default).lower() if option.annotation is bool else str(option.default)
     others = [f"`{value}`" for value in members if value != option.default]  # of a Literal
     return " or ".join([f"`{option.name}={default}`", *others])

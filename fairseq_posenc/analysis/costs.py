@@ -19,7 +19,7 @@ from fairseq_posenc.encodings.terms import Terms
 def describe_cost(name: str, quantity: Literal["operations", "numbers"]) -> str:
     """Describe additional operations, or numbers in memory at once, in words and formulas."""
     encoding = registry.get(name)
-    terms = compute_terms(name)
+    terms = draft_terms(name)
     costs = [encoding.cost]
     for _, term, tensor in terms.present():
         # `{g}` in a term's formulas is a factor h, which it has only if each head has a table.
@@ -58,8 +58,8 @@ def _add_formulas(formulas: Sequence[str]) -> str:
     )
 
 
-def compute_terms(name: str) -> Terms:
+def draft_terms(name: str) -> Terms:
     """Compute the terms of an encoding in a tiny stack; they have shapes, but no values."""
-    causal = registry.get(name).causal_reason != ""
-    dims = Dims(embed_dim=8, num_heads=2, max_positions=4, causal=causal)
-    return Assembly(specs.parse(name), dims).compute_terms("auto")[0]  # of the only kind of layer
+    spec = specs.parse(name)
+    dims = Dims(embed_dim=8, num_heads=2, max_positions=4, causal=spec.is_causal_only)
+    return Assembly(spec, dims).draft_terms("auto")[0]  # of the only kind of layer

@@ -6,7 +6,7 @@ reference backend computes with some of the terms. The letters of shapes are tho
 """
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -61,15 +61,14 @@ def attributes_set(changes: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
 
     With it, callers capture the arguments and results of a model's attention.
     """
-    before = []
-    for owner, name, value in changes:
-        before.append((owner, name, getattr(owner, name, None)))
-        setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        for owner, name, value in before:
+    with ExitStack() as restoring:
+        for owner, name, value in changes:
+            if name in vars(owner):
+                restoring.callback(setattr, owner, name, vars(owner)[name])
+            else:  # the attribute is its class's, or new
+                restoring.callback(delattr, owner, name)
             setattr(owner, name, value)
+        yield
 
 
 def split(

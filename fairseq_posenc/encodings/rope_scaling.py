@@ -353,7 +353,7 @@ _FORM = (
     f"write none or KIND:F, with a factor F of at least 1, at most {_MAX_FACTOR:,}, and one of "
     f"these kinds: {', '.join(KINDS)}"
 )
-_CHANGING_NOTHING = (Linear(1.0), Ntk(1.0), Yarn(1.0), Llama3(1.0))  # F = 1
+_CHANGING_NOTHING = (Linear(1.0), Ntk(1.0), Yarn(1.0), Llama3(1.0), Proportional(1.0))  # F = 1
 
 
 def _interpolate(frequencies: Tensor, factor: float, kept: Tensor) -> Tensor:

@@ -152,7 +152,7 @@ class Plan(NamedTuple):
             _refuse_other_width(spec, positions, stack)
             assembly = positions.assembly
             # Terms of each kind of layer; native attention needs none of our backends.
-            terms = assembly.compute_terms("auto" if positions.is_native else positions.backend)
+            terms = assembly.draft_terms("auto" if positions.is_native else positions.backend)
             layers = []
             for index, is_rotated in enumerate(positions.is_rotated):
                 kind = spec.layer_kind(index)

@@ -30,7 +30,6 @@ from fairseq_posenc.hf.own_positions import read_trained_length
 from fairseq_posenc.hf.record import RecordedPositions
 from fairseq_posenc.hf.stack_arguments import StackArguments
 from fairseq_posenc.modules.stack_positions import StackPositions
-from fairseq_posenc.registry import get
 
 
 class HookedPositions(RecordedPositions, StackPositions):
@@ -160,13 +159,12 @@ class HookedPositions(RecordedPositions, StackPositions):
         spec = assembly.spec
         limits = assembly.limits()
         has_rotation = [
-            any(get(item.name).acts_on == "rotation" for item in layer)
-            for layer in spec.layer_kinds
+            any(item.encoding.acts_on == "rotation" for item in layer) for layer in spec.layer_kinds
         ]
         return (
-            all(terms == Terms() for terms in assembly.compute_terms(backend="auto"))
+            all(terms == Terms() for terms in assembly.draft_terms(backend="auto"))
             and not (limits.limits or limits.documents)
-            and not any(get(item.name).acts_on == "positions" for item in spec.items)
+            and not any(item.encoding.acts_on == "positions" for item in spec.items)
             and all(
                 is_rotated or not has_rotation[spec.layer_kind(index)]
                 for index, is_rotated in enumerate(self.is_rotated)

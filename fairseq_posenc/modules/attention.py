@@ -93,7 +93,7 @@ class SelfAttention(_LayerAttention):
         num_key_value_heads: int | None = None,
     ) -> None:
         super().__init__(positions, dropout, bias, layer, num_key_value_heads)
-        self.assembly.compute_terms(backend)  # refuses a backend that cannot compute them
+        self.assembly.draft_terms(backend)  # refuses a backend that cannot compute them
         self.backend = backend
         causal = self.assembly.dims.causal
         self.direction = direction or ("lr" if causal else "both")

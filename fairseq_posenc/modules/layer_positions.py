@@ -9,7 +9,6 @@ from fairseq_posenc.encodings.precision import at_least_fp32
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.modules.stack_positions import StackPositions, check_shared, read_assembly
-from fairseq_posenc.registry import get
 from fairseq_posenc.shared import Shared
 
 
@@ -45,12 +44,12 @@ class LayerPositions(nn.Module):
         self.assembly = read_assembly(positions, layer)
         spec = self.assembly.spec
         self.kind = spec.layer_kind(layer)  # layers with the same encodings are of one kind
-        terms = self.assembly.compute_terms(backend="auto")[self.kind]  # of a single token
-        has_vectors = any(terms.present("table", "values")) or terms.channel_gain is not None
+        terms = self.assembly.draft_terms(backend="auto")[self.kind]  # of a single token
+        has_products = any(terms.present("table", "values")) or terms.channel_gain is not None
         of_tokens = (terms.decay, terms.counted_table, terms.state_table)
         reads_tokens = any(term is not None for term in of_tokens)
-        widens = any(get(item.name).widens for item in spec.layer_kinds[self.kind])
-        if terms.product or has_vectors or terms.changes_softmax or reads_tokens or widens:
+        widens = any(item.encoding.widens for item in spec.layer_kinds[self.kind])
+        if terms.product or has_products or terms.changes_softmax or reads_tokens or widens:
             raise UserError(
                 f"{spec}: its scores are more than a rotated dot product, a factor and a bias for "
                 "each distance: use SelfAttention"
@@ -73,11 +72,12 @@ class LayerPositions(nn.Module):
         terms = self._compute_terms(shared).expanded()
         if terms.gain is not None:
             raise UserError("a bias cannot multiply the scores by a factor: use score_mod")
+        by_pair = None if terms.pair_bias is None else at_least_fp32(terms.pair_bias)
         if terms.bias is None:
-            return terms.pair_bias
+            return by_pair
         tgt_len, src_len = shared.positions.tgt_len, shared.positions.tokens.size(1)
         bias = expand_by_distance(at_least_fp32(terms.bias), tgt_len, src_len, terms.first)
-        return bias if terms.pair_bias is None else bias + at_least_fp32(terms.pair_bias)
+        return bias if by_pair is None else bias + by_pair
 
     def score_mod(self, shared: Shared) -> ScoreMod:
         """Build the function that ``torch.nn.attention.flex_attention`` takes as ``score_mod``.

@@ -102,7 +102,7 @@ class PositionEncoding(AttentionCore, StackPositions):
         """
         if direction not in (None, *DIRECTIONS):
             raise UserError(f"unknown direction {direction!r}: choose {', '.join(DIRECTIONS)}")
-        self.assembly.compute_terms(backend)  # refuses a backend that cannot compute them
+        self.assembly.draft_terms(backend)  # refuses a backend that cannot compute them
         if value.dim() != 4 or value.shape[:3] != key.shape[:3]:
             raise UserError(f"value {tuple(value.shape)} must be as key, {tuple(key.shape)}")
         call = self._build_call(query, key, value, key_padding_mask, inputs, direction, dropout)

@@ -12,7 +12,6 @@ from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.modules.cache import Cache
 from fairseq_posenc.positions import Positions, may_sync
-from fairseq_posenc.registry import get
 from fairseq_posenc.shared import Shared
 from fairseq_posenc.specs import Item, Spec, parse
 
@@ -50,7 +49,7 @@ class StackPositions(nn.Module):
         self.has_window = limits.window is not None
         self.has_tables = any(
             term.rows is not None
-            for terms in self.assembly.compute_terms(backend="auto")  # of each kind of layer
+            for terms in self.assembly.draft_terms(backend="auto")  # of each kind of layer
             for _, term, _ in terms.present()
         )
         # Whether earlier tokens' positions matter, too: for distances, and for visible keys.
@@ -123,8 +122,8 @@ class StackPositions(nn.Module):
         positions = self.shared.number(positions)
         for encoding in self.input.as_list() if self.input is not None else ():
             vectors = encoding.embed(positions)
-            if vectors is not None:
-                embeddings = embeddings + vectors.type_as(embeddings)
+            assert vectors is not None, "encodings of the input have some"
+            embeddings = embeddings + vectors.type_as(embeddings)
         shared = Shared.compute(self.shared, positions).of_stack(self.assembly)
         if source_length is not None:
             source = self._number_source(
@@ -209,8 +208,8 @@ class StackPositions(nn.Module):
 
 def _reads_distances(item: Item) -> bool:
     """Check whether an encoding adds a function of positions to the scores."""
-    encoding = get(item.name)
-    return encoding.acts_on == "scores" and encoding.count_axes(dict(item.options)) is not None
+    counts = item.encoding.count_axes(dict(item.options)) is not None
+    return item.encoding.acts_on == "scores" and counts
 
 
 def check_shared(shared: object, assembly: Assembly) -> None:
@@ -311,11 +310,10 @@ def read_position_ids(
             f"(axes, {batch} or 1, {allowed})"
         )
     for item in spec.items:
-        encoding = get(item.name)
-        count = encoding.count_axes(dict(item.options))
+        count = item.encoding.count_axes(dict(item.options))
         if count is None:  # it reads no positions
             continue
-        if ids.is_floating_point() and encoding.takes_ids == "whole":
+        if ids.is_floating_point() and item.encoding.takes_ids == "whole":
             raise UserError(
                 f"{name} must be whole numbers (torch.long) for {item.name}, not {_name_type(ids)}"
             )

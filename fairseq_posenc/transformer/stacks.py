@@ -87,7 +87,7 @@ class _PositionalStack:
                 f"--attention-directions names {len(directions)} layers, but the encoder has "
                 f"{len(self.layers)}"
             )
-        terms_of_kinds = assembly.compute_terms(backend)
+        terms_of_kinds = assembly.draft_terms(backend)
         self.assembly = assembly
         self.backend = backend
         self.eos_idx = eos_idx

@@ -150,7 +150,7 @@ def test_what_depends_on_the_length_takes_that_of_the_model():
         ("yarn:4:beta_slow=2:beta_fast=16.0", "yarn:4:beta_fast=16:beta_slow=2"),
         ("llama3:8:length=512", "llama3:8:length=512"),
         ("longrope:4:long=1.50/4:short=1/1.0", "longrope:4:short=1/1:long=1.5/4"),
-        ("proportional:1:part=1", "proportional:1"),
+        ("proportional:1:part=0.5", "proportional:1:part=0.5"),
     ],
 )
 def test_scalings_have_one_canonical_form(written, canonical):
@@ -178,7 +178,6 @@ SCALINGS = [
         "longrope:1:short=1:long=2:attention_factor=1.5:length=9",
         LongRope(1.0, (1.0,), (2.0,), attention_factor=1.5, length=9),
     ),
-    ("proportional:1", Proportional(1.0)),
     ("proportional:2:part=0.25", Proportional(2.0, part=0.25)),
 ]
 
@@ -195,7 +194,7 @@ def test_the_table_has_every_kind():
     assert {scaling.kind for _, scaling in SCALINGS} == {"none", *KINDS}
 
 
-@pytest.mark.parametrize("kind", ["linear", "ntk", "yarn", "llama3"])
+@pytest.mark.parametrize("kind", ["linear", "ntk", "yarn", "llama3", "proportional"])
 def test_factor_one_is_none_unless_a_setting_is_changed(kind):
     assert Scaling.parse(f"{kind}:1.0") == Scaling()
     if kind in ("yarn", "llama3"):

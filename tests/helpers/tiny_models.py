@@ -111,7 +111,7 @@ NO_DROPOUT = {"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.
 def needs_causal(spec: str) -> bool:
     """Return whether a spec has a meaning in decoders alone."""
     parsed = specs.parse(spec)
-    return "causal" in spec or any(registry.get(item.name).causal_reason for item in parsed.items)
+    return "causal" in spec or parsed.is_causal_only
 
 
 def directions(spec: str) -> list[str]:

@@ -56,23 +56,29 @@ def test_tables_by_distance_grow_without_changing_the_model(
     assert not caplog.text
 
 
+@pytest.mark.parametrize("axes", [1, 2])
 @pytest.mark.parametrize("rule", ["copy", "interpolate"])
 def test_tables_by_position_grow_by_a_rule(
-    rule: LengthRule, caplog: pytest.LogCaptureFixture
+    rule: LengthRule, axes: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    model = build("llama", "learned")
-    old = model.get_parameter("model.positions.input.learned.table.weight").clone()
+    model = build("llama", f"learned(axes={axes})")
+    name = "model.positions.input.learned.table.weight"
+    old = model.get_parameter(name).clone().view(axes, LENGTH, -1)
     set_positions(model, "own", 2 * LENGTH, extend=rule)
-    new = model.get_parameter("model.positions.input.learned.table.weight")
+    new = model.get_parameter(name).view(axes, 2 * LENGTH, -1)
     for row in range(2 * LENGTH):
         if rule == "copy":
-            expected = old[row % LENGTH]
+            expected = old[:, row % LENGTH]
         else:
             place = row * (LENGTH - 1) / (2 * LENGTH - 1)
             share = place - int(place)
-            expected = (1 - share) * old[int(place)] + share * old[min(int(place) + 1, LENGTH - 1)]
-        assert torch.allclose(new[row], expected, atol=1e-5), row
+            after = old[:, min(int(place) + 1, LENGTH - 1)]
+            expected = (1 - share) * old[:, int(place)] + share * after
+        assert torch.allclose(new[:, row], expected, atol=1e-5), row
     assert not caplog.text
+    set_positions(model, "own", LENGTH)
+    kept = model.get_parameter(name).view(axes, LENGTH, -1)
+    assert torch.equal(kept, new[:, :LENGTH])
 
 
 def test_rows_without_a_rule_are_new_and_reported(caplog: pytest.LogCaptureFixture) -> None:

@@ -289,7 +289,7 @@ def test_the_list_says_what_the_modules_say():
     assert list(found) == sorted([*registry.names(), *registry.companion_names()])
     for name, entry in found.items():
         assert entry.acts_on == registry.get(name).acts_on
-        assert entry.summary == catalogue.parse_page(name).summary
+        assert entry.summary == catalogue.parse_page(name)["summary"]
 
 
 @pytest.mark.parametrize(

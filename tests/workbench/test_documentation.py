@@ -65,7 +65,7 @@ def test_every_encoding_has_its_page_and_picture():
 
 @pytest.mark.parametrize("name", registry.names())
 def test_equations_become_latex_without_a_rest(name):
-    latex = equations.to_latex(equations.split_equation(catalogue.parse_page(name).equation)[0])
+    latex = equations.to_latex(equations.split_equation(catalogue.parse_page(name)["equation"])[0])
     assert "sqrt(" not in latex
     assert "abs(" not in latex
     assert "_(" not in latex
@@ -136,11 +136,16 @@ def test_describe_says_everything(name, capsys):
     assert max(map(len, lines.splitlines())) <= 80
     assert "`" not in lines
     printed = " ".join(lines.split())
-    assert catalogue.parse_page(name).equation.replace("``", "") in printed
+    assert catalogue.parse_page(name)["equation"].replace("``", "") in printed
     assert "At base size" in printed
     assert "fairseq_posenc." not in printed
     assert costs.describe_cost(name, "operations").replace("``", "") in printed
     assert costs.describe_cost(name, "numbers").replace("``", "") in printed
+
+
+def test_describe_names_the_type_of_an_option_without_default(capsys):
+    assert cli.main(["describe", "sink"]) == 0
+    assert "value (number)" in capsys.readouterr().out
 
 
 def test_describe_explains_its_letters(capsys):

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple, Optional, cast
 import torch
 from torch import Tensor
 
-from fairseq_posenc import registry
 from fairseq_posenc.assembly import build_encodings
 from fairseq_posenc.checkpoints.state_dict_adapter import (
     STOCK_OFFSET,
@@ -269,7 +268,7 @@ def permute_queries_and_keys(
             continue
         if old_rotary.layout == new_rotary.layout:
             continue
-        if not all(terms.content_only for terms in stack.assembly.compute_terms("auto")):
+        if not all(terms.content_only for terms in stack.assembly.draft_terms("auto")):
             raise UserError(
                 f"{spec}: the layout of pairs can change if other encodings add numbers to the "
                 "scores, but not if they multiply vectors with queries or keys"
@@ -301,7 +300,7 @@ def with_default_layouts(spec: Spec) -> Spec:
 def _build_rotary(spec: Spec, layer: int, dims: Dims) -> Optional[Rope]:
     """Build the rotary encoding of a layer; None if it has none."""
     for item in spec.select_layers([layer]).items:
-        if issubclass(registry.get(item.name), Rope):
+        if issubclass(item.encoding, Rope):
             (built,) = build_encodings({item.name: item}, dims).as_list()
             return cast(Rope, built)
     return None

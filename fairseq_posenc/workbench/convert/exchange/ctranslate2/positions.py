@@ -22,7 +22,6 @@ from fairseq_posenc.encodings.rotation import PairRotation
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Span
-from fairseq_posenc.registry import get
 from fairseq_posenc.shared import Shared
 
 # Fields of terms without a field in CTranslate2 -> their description for the message.
@@ -106,9 +105,9 @@ def _refuse_unsupported(stack: Any, states: list[Shared], terms: list[Terms]) ->
         _refuse(stack, "attention directions")
     if getattr(stack, "rotates_source", False):
         _refuse(stack, "rotations between decoder and encoder")
-    if any(get(item.name).widens for item in stack.assembly.spec.items):
+    if any(item.encoding.widens for item in stack.assembly.spec.items):
         _refuse(stack, "queries and keys wider than values")
-    if any(layer.decay is not None for layer in stack.assembly.compute_terms("auto")):
+    if any(layer.decay is not None for layer in stack.assembly.draft_terms("auto")):
         _refuse(stack, "forget gates")
     for state, layer in zip(states, terms):
         if state.positions.drawn is not None:
