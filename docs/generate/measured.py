@@ -17,7 +17,7 @@ from typing import NamedTuple, Optional
 
 from fairseq_posenc.workbench.experiments.choose.answer import (
     BLEU,
-    NOT_MEASURED,
+    UNREADABLE,
     Evidence,
     Measurement,
     compare_with_best,
@@ -30,6 +30,7 @@ from fairseq_posenc.workbench.results.differences import PERPLEXITY, Scale, Valu
 from fairseq_posenc.workbench.results.intervals import Interval, interval, interval_of_perplexity
 from fairseq_posenc.workbench.results.record import Record, Row, read
 
+NOT_MEASURED = "not measured"
 RESULTS = Path(__file__).parents[1] / "results"
 # Records of the models trained for choose.md, by family.
 MAIN_RECORD = {
@@ -89,7 +90,7 @@ class Column(NamedTuple):
         figure = self.figures.get(name)
         if figure is None:
             return NOT_MEASURED
-        return "cannot be read" if math.isinf(figure.mean) else figure.show(self.digits)
+        return UNREADABLE if math.isinf(figure.mean) else figure.show(self.digits)
 
     def verdicts(self) -> dict[str, str]:
         """Compare the encodings with the best one; see :func:`compare_with_best`."""

@@ -14,7 +14,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, Optional
+from typing import Any, Optional
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.tokens.files import decode_text
@@ -33,16 +33,14 @@ _TOPICS = Path("pydoc_data", "topics.py")  # the language reference, as a dictio
 _FAIRSEQ_SYMBOLS = ["<pad>", "<mask>"]
 
 
-class Document(NamedTuple):
-    """A part of the text that is not split between training and validation."""
+# A part of the text that is not split between training and validation: its paragraphs, without
+# line breaks.
+Document = list[str]
 
-    name: str  # its origin
-    paragraphs: list[str]  # paragraphs without line breaks
 
-    @property
-    def words(self) -> int:
-        """Number of words, separated by spaces."""
-        return sum(len(paragraph.split()) for paragraph in self.paragraphs)
+def count_words(document: Document) -> int:
+    """Count the words, separated by spaces."""
+    return sum(len(paragraph.split()) for paragraph in document)
 
 
 def read_text(path: Path) -> str:
@@ -69,10 +67,9 @@ def split_into_documents(text: str) -> list[Document]:
     for words in map(str.split, paragraphs):
         # Long paragraphs are cut, so that a text on a single line can be split as well.
         for start in range(0, len(words), _PARAGRAPH_WORDS):
-            if not documents or documents[-1].words >= _DOCUMENT_WORDS:
-                documents.append(Document(f"part {len(documents) + 1}", []))
-            paragraph = words[start : start + _PARAGRAPH_WORDS]
-            documents[-1].paragraphs.append(" ".join(paragraph))
+            if not documents or count_words(documents[-1]) >= _DOCUMENT_WORDS:
+                documents.append([])
+            documents[-1].append(" ".join(words[start : start + _PARAGRAPH_WORDS]))
     return documents
 
 
@@ -81,21 +78,21 @@ def drop_repeats(documents: Iterable[Document]) -> list[Document]:
     known: set[str] = set()
     unique = []
     for document in documents:
-        new = [text for text in dict.fromkeys(document.paragraphs) if text not in known]
+        new = [text for text in dict.fromkeys(document) if text not in known]
         known.update(new)
         if new:
-            unique.append(Document(document.name, new))
+            unique.append(new)
     return unique
 
 
 def split_documents(documents: list[Document]) -> tuple[list[Document], list[Document]]:
     """Shuffle documents from a fixed seed, and split them for training and for validation."""
     shuffled = random.Random(SPLIT_SEED).sample(documents, len(documents))
-    least = VALIDATION_SHARE * sum(document.words for document in documents)
+    least = VALIDATION_SHARE * sum(map(count_words, documents))
     words = 0
     count = 0
     while words < least and count < len(shuffled) - 1:  # at least one document is for training
-        words += shuffled[count].words
+        words += count_words(shuffled[count])
         count += 1
     return shuffled[count:], shuffled[:count]
 
@@ -109,12 +106,12 @@ def write_corpus(text: Optional[str], origin: str, folder: Path) -> dict[str, An
         UserError: the text has too few words.
     """
     documents = _read_documents(text, origin)
-    words = sum(document.words for document in documents)
+    words = sum(map(count_words, documents))
     facts: dict[str, Any] = {"documents": len(documents), "words": words}
     for name, part in zip(("train", "valid"), split_documents(documents)):
-        lines = [paragraph for document in part for paragraph in document.paragraphs]
+        lines = [paragraph for document in part for paragraph in document]
         (folder / f"{name}.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
-        facts[f"{name}_words"] = sum(document.words for document in part)
+        facts[f"{name}_words"] = sum(map(count_words, part))
     return facts
 
 
@@ -133,7 +130,7 @@ def _read_documents(text: Optional[str], origin: str) -> list[Document]:
         documents = drop_repeats(read_python_documents(find_python_library()))
     else:
         documents = drop_repeats(split_into_documents(text))
-    words = sum(document.words for document in documents)
+    words = sum(map(count_words, documents))
     if words < LEAST_WORDS:
         raise UserError(
             f"{origin}: too short, {words:,} words; at least {LEAST_WORDS:,} are needed (a "
@@ -166,10 +163,9 @@ def read_python_documents(library: Path) -> Iterator[Document]:
     yield from _read_topics(library / _TOPICS)
     for path in sorted(library.rglob("*.py")):
         relative = path.relative_to(library)
-        if _SKIPPED_FOLDERS.isdisjoint(relative.parts) and relative != _TOPICS:
-            document = Document(relative.as_posix(), _read_docstrings(path))
-            if document.paragraphs:
-                yield document
+        is_source = _SKIPPED_FOLDERS.isdisjoint(relative.parts) and relative != _TOPICS
+        if is_source and (document := _read_docstrings(path)):
+            yield document
 
 
 def _parse(path: Path) -> ast.Module:
@@ -181,8 +177,8 @@ def _parse(path: Path) -> ast.Module:
         return ast.Module(body=[], type_ignores=[])
 
 
-def _read_docstrings(path: Path) -> list[str]:
-    paragraphs: list[str] = []
+def _read_docstrings(path: Path) -> Document:
+    paragraphs: Document = []
     for node in ast.walk(_parse(path)):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             paragraphs += split_paragraphs(ast.get_docstring(node) or "")
@@ -192,9 +188,9 @@ def _read_docstrings(path: Path) -> list[str]:
 def _read_topics(path: Path) -> Iterator[Document]:
     for node in ast.walk(_parse(path)):
         if isinstance(node, ast.Dict):
-            for key, value in zip(node.keys, node.values):
-                if isinstance(key, ast.Constant) and isinstance(value, ast.Constant):
-                    yield Document(f"topic {key.value!r}", split_paragraphs(str(value.value)))
+            for value in node.values:
+                if isinstance(value, ast.Constant):
+                    yield split_paragraphs(str(value.value))
 
 
 def train_pieces(text: Path, prefix: Path, vocab_size: int) -> None:

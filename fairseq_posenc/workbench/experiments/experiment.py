@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from argparse import Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Optional, TypeVar
 
@@ -19,7 +20,7 @@ from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.experiments import trainings
 from fairseq_posenc.workbench.experiments.outcomes import Outcome, SeedAggregate, aggregate
 from fairseq_posenc.workbench.experiments.trainings import Evaluation, Training
-from fairseq_posenc.workbench.experiments.variants import CAUSAL, Run, Variant, refuse_directions
+from fairseq_posenc.workbench.experiments.variants import CAUSAL, Run, Variant
 from fairseq_posenc.workbench.running.executor import LocalMachine, Slurm, run_jobs
 from fairseq_posenc.workbench.running.jobs import Inputs, Job, Outputs, RunContext
 from fairseq_posenc.workbench.running.logs import TRAIN_LOG, Curve, read_curve_file
@@ -61,15 +62,15 @@ class Experiment(ABC):
     train_args: tuple[str, ...] = ()  # further options of `fairseq-train`, which override others
 
     def __post_init__(self) -> None:
-        if self.family == CAUSAL:
-            refuse_directions(self.variants)
+        for variant in self.variants:
+            if variant.directions and self.family == CAUSAL:
+                raise UserError(
+                    f"--encodings: {variant.name!r} has attention directions, which are for "
+                    "encoders; a causal LM attends only lr"
+                )
         if self.train_args and not self.train_args[0].startswith("-"):
             raise UserError(f"{self.train_args[0]!r} is not an option; set the folder with --out")
-        for argument in self.train_args:
-            option = argument.split("=")[0]
-            if option in self.reserved:
-                advice = self.reserved[option]
-                raise UserError(f"-- {argument}: {option} cannot be set here; {advice}")
+        refuse_reserved(self.train_args, self.reserved)
 
     @classmethod
     def from_args(cls, args: Namespace, **computed: Any) -> Self:
@@ -144,7 +145,8 @@ class Experiment(ABC):
 
         Args:
             lock: open lock of the folder, which all programs inherit.
-            watch: called several times a second with a function that reads the results so far.
+            watch: called several times a second. Reading results takes time, so it gets a
+                function that reads those so far, and need not call it every time.
 
         Raises:
             UserError: bad data, or a command failed.
@@ -157,10 +159,10 @@ class Experiment(ABC):
             outcomes, begun = _read_outcomes(jobs)
             return Results(self, outcomes, data, begun)
 
-        follow = (lambda: watch(read_results)) if watch else None
         # The trainings of a seed are a wave: later seeds do not slow them down.
         wave = len(jobs) // len(self.seeds)
         machine = self.cluster or LocalMachine(self.jobs, lock, wave)
+        follow = partial(watch, read_results) if watch else None
         run_jobs([*jobs.values()], self.out, machine, follow)
         return read_results()
 
@@ -172,14 +174,27 @@ class Experiment(ABC):
             "seed": run.seed,
             "version": __version__,
         }
-        return Training(
+        training = Training(
             self.label(run),
             self.folder(run),
             inputs,
             self.updates,
             self.train_command(run),
             evaluation,
-        ).build_job()
+        )
+        return training.build_job()
+
+
+def refuse_reserved(train_args: Iterable[str], reserved: Mapping[str, str]) -> None:
+    """Refuse reserved options of ``fairseq-train``, with the advice on each.
+
+    Raises:
+        UserError: one of the arguments is such an option.
+    """
+    for argument in train_args:
+        option = argument.split("=")[0]
+        if option in reserved:
+            raise UserError(f"-- {argument}: {option} cannot be set here; {reserved[option]}")
 
 
 ExperimentT_co = TypeVar("ExperimentT_co", bound=Experiment, covariant=True)
@@ -205,25 +220,16 @@ class Results(Generic[ExperimentT_co]):
         finished = {outcome.run for outcome in self.outcomes}
         return [run for run in self.experiment.runs if run not in finished]
 
-    def by_seed(self, figure: str, variant: Variant, condition: str) -> dict[int, float]:
-        """Collect a figure of a model by seed; 0 where the training diverged."""
-        return {
-            outcome.run.seed: outcome.figures.get(figure, 0.0)
-            for outcome in self.outcomes
-            if (outcome.run.variant, outcome.run.condition) == (variant, condition)
-        }
-
 
 def _read_outcomes(jobs: Mapping[Run, Job]) -> tuple[list[Outcome], dict[Run, Curve]]:
     """Read the outcomes of finished trainings, and the curves of unfinished ones."""
     outcomes, begun = [], {}
     for run, job in jobs.items():
-        figures = job.outputs
+        training = job.steps[0]
         log = job.folder / TRAIN_LOG
-        if figures is not None:
-            seconds = figures.pop("seconds", math.nan)
-            diverged = figures.pop("diverged", 0)
+        if (figures := job.outputs) is not None:
+            seconds, diverged = figures.get("seconds", math.nan), figures.get("diverged", 0)
             outcomes.append(Outcome(run, figures, read_curve_file(log), seconds, diverged))
-        elif job.steps[0].can_continue and log.is_file():  # not the log of another training
+        elif training.can_continue and log.is_file():  # not the log of another training
             begun[run] = read_curve_file(log)
     return outcomes, begun

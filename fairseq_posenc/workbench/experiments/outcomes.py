@@ -20,9 +20,9 @@ class Outcome(NamedTuple):
     """The results of a training."""
 
     run: Run  # the training
-    # Figures by name: `position_parameters`; from an evaluation the `perplexity` at another length
-    # than in training (infinite if the model cannot read it), or shares of right answers by length.
-    # Empty if the training diverged.
+    # Outputs of the job by name: `position_parameters` and, from an evaluation, the `perplexity` at
+    # another length than in training (infinite if the model cannot read it), or shares of right
+    # answers by length. None of these if the training diverged.
     figures: Outputs
     curve: Curve = Curve([], 0.0)  # learning curve and speed
     seconds: float = math.nan  # duration of the training; NaN if it diverged

@@ -25,6 +25,7 @@ from fairseq_posenc.workbench.experiments import corpus
 from fairseq_posenc.workbench.experiments.experiment import RESERVED, Experiment, Results
 from fairseq_posenc.workbench.experiments.trainings import Evaluation
 from fairseq_posenc.workbench.experiments.variants import CAUSAL, MASKED, Run
+from fairseq_posenc.workbench.running.files import checksum
 from fairseq_posenc.workbench.running.jobs import Job, Outputs, RunContext, Step
 from fairseq_posenc.workbench.running.programs import run_logged
 from fairseq_posenc.workbench.running.progress import say
@@ -73,10 +74,8 @@ class TextExperiment(Experiment):
         for lr in self.lrs:
             if not _is_rate(lr):
                 raise UserError(f"--lrs {','.join(self.lrs)}: write numbers, as in 0.001,0.003")
-        layers = self.size("layers")
-        if layers.isdigit():  # fairseq refuses anything else
-            for variant in self.variants:
-                parse(variant.position_encoding).check_length(int(layers))
+        for variant in self.variants:
+            parse(variant.position_encoding).check_length(self.size("layers"))
 
     @property
     def runs(self) -> list[Run]:
@@ -88,27 +87,44 @@ class TextExperiment(Experiment):
         """Return the folder of a run's checkpoints and log."""
         return self.out / "models" / run.variant.folder / f"lr-{run.condition}-seed-{run.seed}"
 
-    def data(self, run: Optional[Run] = None) -> Path:
-        """Return the data-bin, the same for all runs."""
+    @property
+    def binary(self) -> Path:
+        """The data-bin of all runs."""
         return self.out / "data" / "binary"
+
+    def data(self, run: Run) -> Path:
+        """Return the data-bin that a run is trained on."""
+        return self.binary
 
     def options(self, run: Run) -> list[str]:
         """List the options of ``fairseq-train`` that define the model and what it learns."""
         defaults = (*TRAIN_OPTIONS[self.family], *run.variant.options)
         return [*defaults, *self.train_args, "--lr", run.condition]
 
-    def option(self, name: str) -> str:
-        """Look up the value of an option of ``fairseq-train``."""
-        return option_value(self.family, self.train_args, name)
+    def count(self, option: str) -> int:
+        """Look up the value of an option of ``fairseq-train``, a whole number.
 
-    def size(self, name: str) -> str:
+        Raises:
+            UserError: the user gave another value, or none.
+        """
+        value = option_value(self.family, self.train_args, option)
+        if not value.isdecimal():
+            raise UserError(f"-- {option} {value}: must be a whole number")
+        return int(value)
+
+    def size(self, name: str) -> int:
         """Look up a size of the stack, such as ``embed-dim``."""
-        return self.option(f"--{STACKS[self.family]}-{name}")
+        return self.count(f"--{STACKS[self.family]}-{name}")
 
     @property
     def trained(self) -> int:
         """Length of inputs in training, in tokens."""
-        return int(self.option("--tokens-per-sample"))
+        return self.count("--tokens-per-sample")
+
+    @property
+    def read_length(self) -> int:
+        """Length of inputs in evaluation, in tokens."""
+        return self.eval_length or self.trained
 
     def prepare(self, context: RunContext) -> Outputs:
         """Write the text, split it into sentencepieces and binarize it; return its figures."""
@@ -119,12 +135,11 @@ class TextExperiment(Experiment):
 
     def job(self, run: Run) -> Job:
         """Build the job of a training, with an evaluation if it is at another length."""
-        # The last validation of a training has the length of the training.
-        if self.eval_length in (0, self.trained):
+        if self.read_length == self.trained:  # the last validation has this length
             return self._build_job(run, self._data_step.inputs)
-        folder = self.folder(run) / f"read-{self.eval_length}"
-        command = ["fairseq-posenc", "lm-length", "--data", str(self.data())]
-        command += f"--lengths {self.eval_length} --mode non-overlapping".split()
+        folder = self.folder(run) / f"read-{self.read_length}"
+        command = ["fairseq-posenc", "lm-length", "--data", str(self.binary)]
+        command += f"--lengths {self.read_length} --mode non-overlapping".split()
         command += ["--out", str(folder), f"read={self.folder(run) / LAST}"]
 
         def read_perplexity(_: list[str]) -> Outputs:
@@ -141,14 +156,13 @@ class TextExperiment(Experiment):
 
     def _write_text(self) -> Outputs:
         """Write the training and validation text, and return their numbers of words."""
-        path = self.text
-        if path is None:
+        if self.text is None:
             text = None
-            origin = f"the documentation in {corpus.find_python_library()}"
-            source = f"{origin}, Python {sys.version}"
+            origin = f"the documentation in {corpus.find_python_library()}"  # in messages
+            source = f"{origin}, Python {sys.version}"  # in the stamp
         else:
-            text = corpus.read_text(path)
-            origin = f"--text {path}"
+            text = corpus.read_text(self.text)
+            origin = f"--text {self.text}"
             source = hashlib.sha256(text.encode("utf-8")).hexdigest()
         rules = [corpus.LEAST_WORDS, corpus.VALIDATION_SHARE, corpus.SPLIT_SEED]
         inputs = {"source": source, "rules": rules, "version": __version__}
@@ -162,9 +176,9 @@ class TextExperiment(Experiment):
 
     @cached_property
     def _data_step(self) -> Step:
-        texts = [(self._text_folder / f"{part}.txt").read_bytes() for part in ("train", "valid")]
+        texts = [self._text_folder / f"{part}.txt" for part in ("train", "valid")]
         inputs = {
-            "text": [hashlib.sha256(text).hexdigest() for text in texts],
+            "text": [*map(checksum, texts)],
             "vocab_size": self.vocab_size,
             "version": __version__,
         }
@@ -172,8 +186,7 @@ class TextExperiment(Experiment):
 
     def _make_data(self, context: RunContext) -> Outputs:
         """Learn the pieces, encode both texts and binarize them; return their numbers of tokens."""
-        binary = self.data()
-        folder = self._data_step.folder
+        binary, folder = self.binary, self._data_step.folder
         say(f"text: learning {self.vocab_size:,} sentencepieces, then fairseq-preprocess")
         binary.mkdir()
         # All commands look for the tokenizer of a model beside its dictionary.
@@ -195,10 +208,9 @@ TextResults = Results[TextExperiment]
 
 
 def option_value(family: str, train_args: Sequence[str], name: str) -> str:
-    """Look up the last value of an option of ``fairseq-train``, after a space or ``=``."""
+    """Look up the last value of an option of ``fairseq-train``; empty if it has none."""
     words = [word for option in (*TRAIN_OPTIONS[family], *train_args) for word in option.split("=")]
-    last = max(index for index, word in enumerate(words) if word == name)
-    return words[last + 1]
+    return dict(zip(words, [*words[1:], ""]))[name]
 
 
 def _is_rate(text: str) -> bool:

@@ -6,6 +6,7 @@ An interrupted training resumes from its last checkpoint.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,7 +32,7 @@ class Evaluation(NamedTuple):
     """A command that evaluates a trained model."""
 
     command: Sequence[str]
-    parse: Callable[[list[str]], Outputs]  # parses the lines that it prints into figures by name
+    read: Callable[[list[str]], Outputs]  # gets the printed lines, and reads the figures by name
 
 
 def default_jobs() -> int:
@@ -56,25 +57,23 @@ class Training(NamedTuple):
         the training diverges, which is a result and not a failure, the only output is ``diverged``,
         the update.
         """
-        folder, evaluation = self.folder, self.evaluation
         training = Step(
-            folder, self.inputs, self._train, self.updates, lambda: updates_done(folder)
+            self.folder,
+            self.inputs,
+            self._train,
+            goal=self.updates,
+            progress=lambda: updates_done(self.folder),
         )
-        steps: tuple[Step, ...] = (training,)
-        if evaluation:
+        steps = [training]
+        if self.evaluation:
             inputs = {
                 "model": training.inputs,
                 "updates": self.updates,
-                "command": [*evaluation.command],
+                "command": [*self.evaluation.command],
             }
-
-            def evaluate(context: RunContext) -> Outputs:
-                if "diverged" in (training.outputs or {}):
-                    return {}
-                return self._evaluate(evaluation, context)
-
-            steps += (Step(folder / "measured", inputs, evaluate),)
-        return Job(self.label, folder, steps, self.updates)
+            evaluate = partial(self._evaluate, self.evaluation, training)
+            steps.append(Step(self.folder / "measured", inputs, evaluate))
+        return Job(self.label, self.folder, tuple(steps), self.updates)
 
     def _train(self, context: RunContext) -> Outputs:
         """Train up to ``updates`` from the last checkpoint, if any; return the model's figures."""
@@ -111,11 +110,14 @@ class Training(NamedTuple):
             say(f"{self.label}: done; perplexity {perplexity:,.4g}")
         return _read_checkpoint_figures(folder)
 
-    def _evaluate(self, evaluation: Evaluation, context: RunContext) -> Outputs:
+    def _evaluate(self, evaluation: Evaluation, training: Step, context: RunContext) -> Outputs:
+        """Evaluate the model after its training, unless that diverged; return the figures."""
+        if "diverged" in (training.outputs or {}):
+            return {}
         lines: list[str] = []
         log = self.folder / "measured" / "validate.log"
         _run_command(evaluation.command, log, context, lines.append)
-        if not (figures := evaluation.parse(lines)):
+        if not (figures := evaluation.read(lines)):
             raise UserError(f"{evaluation.command[0]} printed no figures; see its log {log}")
         shown = ", ".join(f"{name} {value:,.4g}" for name, value in figures.items())
         say(f"{self.label}: done; {shown}")

@@ -7,7 +7,7 @@ A variant is a spec and, for DecBERT's models, the directions in which the first
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from fairseq_posenc.errors import UserError, suggest
@@ -88,25 +88,11 @@ def parse_variants(text: str) -> tuple[Variant, ...]:
     for item in split_list(text):
         variant = _parse_variant(item, text)
         for other in variants:
-            if variant._replace(name=other.name) == other:
+            if variant.options == other.options:
                 both = repr(item) if item == other.name else f"{other.name!r} and {item!r}"
                 raise UserError(f"--encodings: {both} would train the same model twice")
         variants.append(variant)
     return tuple(variants)
-
-
-def refuse_directions(variants: Iterable[Variant]) -> None:
-    """Refuse attention directions, which causal LMs do not have.
-
-    Raises:
-        UserError: a variant has directions.
-    """
-    for variant in variants:
-        if variant.directions:
-            raise UserError(
-                f"--encodings: {variant.name!r} has attention directions, which are for encoders; "
-                "a causal LM attends only lr"
-            )
 
 
 def _parse_variant(item: str, text: str) -> Variant:

@@ -7,6 +7,7 @@ import math
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,11 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.experiments.choose import command, halving, on_text
 from fairseq_posenc.workbench.experiments.choose.halving import Halving
 from fairseq_posenc.workbench.experiments.corpus import unigram_perplexity
-from fairseq_posenc.workbench.experiments.text_experiment import TextExperiment
+from fairseq_posenc.workbench.experiments.outcomes import Outcome
+from fairseq_posenc.workbench.experiments.text_experiment import TextExperiment, TextResults
 from fairseq_posenc.workbench.experiments.variants import parse_variants
 from fairseq_posenc.workbench.results import record
+from fairseq_posenc.workbench.running.executor import Slurm
 from fairseq_posenc.workbench.running.options import parse_around_dashes
 from tests.workbench.experiments.test_compare import small_text
 
@@ -43,10 +46,10 @@ class Simulated(Halving):
             out=out, variants=variants, seeds=seeds, updates=1, vocab_size=512, jobs=jobs
         )
         super().__init__(experiment, budget, 0)
-        self.ends, self.made, self.unigram = ends, 0, unigram
+        self.ends, self.unigram = ends, unigram
         self.trained: list[Any] = []
 
-    def _train(self, experiment):
+    def _train(self, experiment, before):
         rows = []
         for seed in experiment.seeds:
             for each in experiment.variants:
@@ -56,10 +59,7 @@ class Simulated(Halving):
                     continue
                 perplexity = (end + 100 / experiment.updates) * (1 + seed / 1000)
                 rows.append([perplexity, SPEED * experiment.updates, 0])
-        wall = (
-            len(rows) * (START + SPEED * (experiment.updates - self.made)) / self._experiment.jobs
-        )
-        self.made = experiment.updates
+        wall = len(rows) * (START + SPEED * (experiment.updates - before)) / self._experiment.jobs
         self.trained.append([each.name for each in experiment.variants])
         return {"seconds": wall, "outcomes": rows}
 
@@ -85,7 +85,7 @@ def test_what_diverges_or_cannot_be_read_leaves_first(tmp_path):
     rounds = Simulated(tmp_path, ends, 600).run()
     assert [model.variant.name for model in rounds[-1].models] == ["alibi", "none"]
     found = dict(
-        (model.variant.name, model.show(1)) for _, model in on_text.find_last_rounds(rounds)
+        (model.variant.name, model.show(1)) for _, model in on_text.rank_candidates(rounds)
     )
     assert found["rope"] == "diverged at update 7 (seed 1), 7 (seed 2)"
     assert found["learned"] == "cannot be read"
@@ -116,6 +116,21 @@ def test_a_training_is_recommended_only_by_models_that_learned(unigram, recommen
     assert "Two seeds are too few to judge differences" in text
     assert ("fairseq-posenc train-recipe a_small rope" in text) == recommended
     assert text.startswith("Take `rope`" if recommended else "No encoding is recommended.")
+
+
+def test_a_round_on_a_cluster_takes_its_part_of_the_time_of_all_rounds(tmp_path, monkeypatch):
+    """fairseq's times include earlier rounds; that of a training that diverged is not known."""
+    candidates = Simulated(tmp_path, {"rope": 11.0, "alibi": 12.0}, 600)
+    experiment = replace(candidates._experiment, cluster=Slurm({}, None, False), updates=50)
+    ends = [{"perplexity": 9.0, "seconds": 40.0}] * 3 + [{"diverged": 7}]
+    outcomes = [
+        Outcome(run, end, seconds=end.get("seconds", math.nan), diverged=end.get("diverged", 0))
+        for run, end in zip(experiment.runs, ends)
+    ]
+    results = TextResults(experiment, outcomes)
+    monkeypatch.setattr(TextExperiment, "run", lambda *_: results)
+    seconds = Halving._train(candidates, experiment, 20)["seconds"]
+    assert seconds == pytest.approx(3 * 40 * (30 / 50) / experiment.jobs)
 
 
 def test_nobody_is_dropped_while_ranks_mean_nothing(tmp_path):
@@ -164,6 +179,15 @@ def parse_args(*words: str) -> argparse.Namespace:
     [
         ("--length 64 --trained 128", "--trained 128 is more than --length 64"),
         ("--length 64 --json", "--json: needs --text"),
+        ("--length 64 --budget 5m", "--budget: needs --text"),
+        ("--length 64 --vocab-size 99", "--vocab-size: needs --text"),
+        ("--length 64 --on slurm time=10", "--on: needs --text"),
+        ("--length 64 -- --dropout 0.1", "-- --dropout: needs --text"),
+        ("--length 64 --from-trained --trained 32", "--trained: leave it out with --from-trained"),
+        ("--length 64 --text t -- --lr 0.01", "--lr cannot be set here; all candidates have 0.003"),
+        ("--length 64 --text t -- --max-update 5", "--max-update cannot be set here; use --budget"),
+        ("--length 64 --text t -- --tokens-per-sample 9", "cannot be set here; use --trained"),
+        ("--length 64 --text t -- --encoder-layers x", "--encoder-layers x: must be a whole"),
         ("--length 128 --trained 64 --text t", "--trained: masked-lm candidates"),
         ("--length 64 --text t --budget soon", "--budget soon: write a time"),
         ("--length 64 --text t --budget 0m", "--budget 0m: write a time"),

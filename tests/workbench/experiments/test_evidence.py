@@ -17,7 +17,6 @@ from fairseq_posenc.workbench.cli import main
 from fairseq_posenc.workbench.experiments.choose import answer, from_trained
 from fairseq_posenc.workbench.experiments.choose.answer import (
     BEST,
-    NOT_MEASURED,
     SAME,
     UNKNOWN,
     UNREADABLE,
@@ -94,7 +93,7 @@ def test_figures_over_the_seeds_have_the_interval_of_their_mean_loss(results):
     assert column.figures["rope"] == interval_of_perplexity([14.0 * 0.99, 14.0, 14.0 * 1.01])
     assert measured.multiples("causal-lm") == [1, 2, 4]
     assert column.show("learned") == "cannot be read"
-    assert column.show("t5") == NOT_MEASURED
+    assert column.show("t5") == measured.NOT_MEASURED
 
 
 @pytest.mark.parametrize(
@@ -269,11 +268,11 @@ def test_a_start_from_a_trained_model_is_read_from_greedy_search(results):
         {"system": "rope", "beam": beam, "BLEU": bleu, "BLEU_low": bleu - 1, "BLEU_high": bleu + 1}
         for beam, bleu in ((1, 33.0), (5, 35.0))
     ]
-    assert measured.after_switch("encoder-decoder").show("rope") == NOT_MEASURED
+    assert measured.after_switch("encoder-decoder").show("rope") == measured.NOT_MEASURED
     path = results / measured.SWITCH_RECORD["encoder-decoder"]
     Record("bleu", {"scores": [], "means": means}, {}).write(path)
     assert measured.after_switch("encoder-decoder").show("rope") == "33.00 (32.00 to 34.00)"
-    assert measured.after_switch("causal-lm").show("rope") == NOT_MEASURED
+    assert measured.after_switch("causal-lm").show("rope") == measured.NOT_MEASURED
 
 
 def test_scores_of_fine_tuned_models_are_a_column_for_each_task(results):

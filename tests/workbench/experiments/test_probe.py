@@ -33,7 +33,7 @@ from fairseq_posenc.workbench.experiments.probe import (
     tasks,
 )
 from fairseq_posenc.workbench.experiments.probe.experiment import TaskExperiment, TaskResults
-from fairseq_posenc.workbench.experiments.probe.report import reciprocal_rank
+from fairseq_posenc.workbench.experiments.probe.report import reciprocal_ranks
 from fairseq_posenc.workbench.experiments.variants import (
     CAUSAL,
     ENCODER_DECODER,
@@ -468,7 +468,7 @@ def made_up(out: Path) -> TaskResults:
 class TestReport:
     def test_mean_reciprocal_rank(self, tmp_path):
         found = made_up(tmp_path)
-        ranks = {each.name: reciprocal_rank(found, each).mean for each in found.experiment.variants}
+        ranks = {each.name: mean for each, (mean, _, _) in reciprocal_ranks(found).items()}
         assert ranks == pytest.approx(
             {"alibi": 1.0, "rope": (1 / 2.5 + 1 / 2) / 2, "none": (1 / 2.5 + 1 / 3) / 2}
         )
@@ -480,7 +480,7 @@ class TestReport:
             "| `rope` | 0.45 (0.45 to 0.45) | 0.00 (0.00 to 0.00) | 0.30 (0.30 to 0.30) |" in text
         )
         assert "- copy: `alibi` is right in 90%, significantly above `none`, `rope`." in text
-        picture.draw(found, tmp_path / "probe.png")
+        picture.draw_lengths(found, tmp_path / "probe.png")
         assert (tmp_path / "probe.png").read_bytes().startswith(b"\x89PNG")
         report.build_record(found).write(tmp_path / report.RECORD)
         rows = record.read(tmp_path / report.RECORD).figures
@@ -491,7 +491,8 @@ class TestReport:
         }
         picture.draw_learning(found, tmp_path / report.LEARNING)
         assert (tmp_path / report.LEARNING).read_bytes() != (tmp_path / "probe.png").read_bytes()
-        assert report.write_report(found, drawn=True).read_text().count("probe.png") == 1
+        drawn = picture.draw_all(found)
+        assert report.write_report(found, drawn).read_text().count("probe.png") == 1
 
     def test_depths_are_drawn_and_recorded(self, tmp_path):
         chosen = settings(tmp_path, tasks=(tasks.get("needle"),), lengths=(20, 80))
@@ -499,12 +500,12 @@ class TestReport:
         figures = {"20": 0.9, "80": 0.5, **shares}
         outcomes = [Outcome(run, figures, seconds=9.0) for run in chosen.runs]
         found = TaskResults(chosen, outcomes)
-        picture.draw_depths(found, "needle", tmp_path / "needle.png")
-        assert (tmp_path / "needle.png").stat().st_size > 10_000
+        drawn = picture.draw_all(found)
+        assert (tmp_path / "probe-needle.png").stat().st_size > 10_000
         rows = report.build_record(found).figures["depths"]
         assert len(rows) == 3 * 2 * len(data.DEPTHS)
         assert {row["exact"] for row in rows if row["length"] == 80} == {1, 0.75, 0.5, 0.25, 0}
-        assert "probe-needle.png" in report.write_report(found, drawn=True).read_text()
+        assert "probe-needle.png" in report.write_report(found, drawn).read_text()
 
     def test_without_longer_questions_there_are_no_ranks(self, tmp_path):
         found = made_up(tmp_path)
@@ -551,6 +552,10 @@ class TestCommand:
         with pytest.raises(UserError, match=re.escape(message)):
             command.run(parse("--out", str(tmp_path / "out"), *words))
         assert not (tmp_path / "out").exists()
+
+    def test_a_task_that_is_named_twice_is_trained_once(self):
+        found = command._build_experiment(parse("--tasks", "copy, sort,copy , copy"))
+        assert [task.name for task in found.tasks] == ["copy", "sort"]
 
     @pytest.mark.parametrize("family", FAMILIES)
     def test_all_are_those_of_the_family(self, family):

@@ -15,12 +15,15 @@ from typing import NamedTuple, Optional
 from fairseq_posenc import registry
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.experiments.variants import CAUSAL, ENCODER_DECODER, MASKED, join_list
-from fairseq_posenc.workbench.results import intervals, markdown
+from fairseq_posenc.workbench.results import markdown
 from fairseq_posenc.workbench.results.differences import PERPLEXITY, Scale, Values, find_different
-from fairseq_posenc.workbench.results.intervals import Interval
+from fairseq_posenc.workbench.results.intervals import (
+    Interval,
+    interval,
+    interval_of_perplexity,
+)
 
 EVIDENCE = Path(__file__).with_name("evidence.json")
-NOT_MEASURED = "not measured"
 # Verdicts on an encoding, by comparison with the best one.
 BEST = "best"
 SAME = "not significantly worse"
@@ -61,10 +64,8 @@ class Measurement(NamedTuple):
     def average(self, name: str) -> Interval:
         """Average an encoding's values over seeds; infinite if it cannot read such inputs."""
         worst = -math.inf if self.higher else math.inf
-        values = [worst if value is None else value for value in self.values[name]]
-        if self.higher:
-            return intervals.interval(values)
-        return intervals.interval_of_perplexity(values)
+        average = interval if self.higher else interval_of_perplexity
+        return average(worst if value is None else value for value in self.values[name])
 
 
 class Evidence(NamedTuple):
@@ -90,7 +91,7 @@ class Ranking(NamedTuple):
         """The encoding with the best figure."""
         return next(iter(self.verdicts))
 
-    def list_names(self, verdict: str) -> list[str]:
+    def list_with(self, verdict: str) -> list[str]:
         """List the encodings with a verdict."""
         return [name for name, other in self.verdicts.items() if other == verdict]
 
@@ -135,9 +136,10 @@ def compare_with_best(
 ) -> dict[str, str]:
     """Compare encodings with the best one; return their verdicts, the best mean first.
 
-    An encoding may not be significantly worse than the best, although another one with a better
-    mean is. Then its seeds vary too much, and it is not known well enough. A mean is infinite if
-    the model cannot read the input.
+    Once an encoding is significantly worse, all that follow have an even worse mean. Those of them
+    that the test does not find worse have seeds that vary too much: they are not known well enough.
+    A mean is infinite if the model cannot read the input. An encoding without ``seeds``, of which
+    only a mean is published, is never found worse.
     """
     sign = -1 if scale.higher else 1
     readable = [name for name, mean in means.items() if math.isfinite(mean)]
@@ -145,11 +147,11 @@ def compare_with_best(
     verdicts = dict.fromkeys(ranked[:1], BEST)
     reference = seeds.get(ranked[0], {}) if ranked else {}
     worse = find_different(reference, {name: seeds.get(name, {}) for name in ranked[1:]}, scale)
-    otherwise = SAME
+    if_not_worse = SAME
     for name in ranked[1:]:
         if name in worse:
-            otherwise = UNKNOWN  # for all with a worse mean than this one
-        verdicts[name] = WORSE if name in worse else otherwise
+            if_not_worse = UNKNOWN  # from here on
+        verdicts[name] = WORSE if name in worse else if_not_worse
     return verdicts | {name: UNREADABLE for name in means if name not in verdicts}
 
 
@@ -251,7 +253,7 @@ def _list_rivals(ranking: Ranking) -> list[str]:
     """List the encodings that may be as good as the best."""
     sentences = []
     for verdict, reason in (SAME, ""), (UNKNOWN, ": the seeds differ too much"):
-        if shown := [f"`{name}` at {ranking.show(name)}" for name in ranking.list_names(verdict)]:
+        if shown := [f"`{name}` at {ranking.show(name)}" for name in ranking.list_with(verdict)]:
             *others, last = shown
             listed = f"{', '.join(others)} and {last} are" if others else f"{last} is"
             sentences.append(f"{listed} {verdict}{reason}.")

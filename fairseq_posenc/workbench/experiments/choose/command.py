@@ -65,6 +65,18 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _refuse_options_of_trainings(args: argparse.Namespace) -> None:
+    defaults = argparse.ArgumentParser()
+    add_arguments(defaults)
+    for name in ("budget", "seeds", "vocab_size", "jobs", "on", "detach", "out", "json"):
+        if getattr(args, name) != defaults.get_default(name):
+            raise UserError(f"--{name.replace('_', '-')}: needs --text: nothing is trained here")
+    if args.after_dashes:
+        raise UserError(f"-- {args.after_dashes[0]}: needs --text: nothing is trained here")
+    if args.from_trained and args.trained:
+        raise UserError("--trained: leave it out with --from-trained: the models are measured ones")
+
+
 def _refuse_wrong_options(question: ChooseQuestion, args: argparse.Namespace) -> None:
     if question.length < question.trained:
         raise UserError(
@@ -72,8 +84,7 @@ def _refuse_wrong_options(question: ChooseQuestion, args: argparse.Namespace) ->
             "to the longest text to read"
         )
     if args.text is None:
-        if args.json:
-            raise UserError("--json: needs --text; the records are in docs/results")
+        _refuse_options_of_trainings(args)
     elif args.from_trained:
         raise UserError("--from-trained: answers from measurements; leave out --text")
     elif question.family == ENCODER_DECODER:

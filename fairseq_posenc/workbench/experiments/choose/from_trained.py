@@ -71,12 +71,10 @@ def answer_from_trained(question: ChooseQuestion) -> str:
     better = []  # encodings that were better than the kept one, and where
     changes = select_for_length(read_changes(question.family), question.length)
     for models, kept, _, measurement in changes:
-        names: list[str] = []  # all
-        if question.names:
-            names = [name for name in measurement.values if name in (*question.names, kept)]
-            if names == [kept]:
-                continue
+        names = (*question.names, kept) if question.names else ()
         ranking = rank(measurement, names)
+        if question.names and [*ranking.verdicts] == [kept]:
+            continue
         if ranking.verdicts[kept] not in (BEST, SAME):
             better.append(f"`{ranking.best}` in place of `{kept}` ({measurement.title})")
         rows = [

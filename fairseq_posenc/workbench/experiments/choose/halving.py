@@ -18,6 +18,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from statistics import fmean
 from typing import NamedTuple, Optional
 
 from fairseq_posenc.version import __version__
@@ -51,10 +52,9 @@ class Round(NamedTuple):
 
     @property
     def kept(self) -> list[Variant]:
-        """The better half of the comparable models, or all of them while ranks mean nothing."""
-        half = math.ceil(len(self.models) / 2)
-        models = self.comparable[:half] if self.has_meaning else self.comparable
-        return [model.variant for model in models]
+        """The better half of the models, or all while ranks mean nothing; all are comparable."""
+        count = math.ceil(len(self.models) / 2) if self.has_meaning else len(self.models)
+        return [model.variant for model in self.comparable[:count]]
 
     @property
     def has_meaning(self) -> bool:
@@ -85,17 +85,15 @@ class Halving:
             UserError: the text is unusable, or a program failed.
         """
         candidates = self._experiment.variants
-        count = self._count_rounds()
         rounds = [self._train_round(0, candidates, 0, _FIRST_UPDATES)]
-        for number in range(1, count + 1):
+        for remaining in range(self._count_rounds(), 0, -1):
             seconds = self._budget - sum(round_.seconds for round_ in rounds)
-            share = seconds / (count + 1 - number)
-            updates = self._count_affordable(rounds[-1], len(candidates), share)
+            updates = self._count_affordable(rounds[-1], len(candidates), seconds / remaining)
             before = rounds[-1].updates
             if updates < _MIN_GROWTH * before:
                 say(f"{format_time(max(seconds, 0))} left: too little for another round")
                 break
-            rounds.append(self._train_round(number, candidates, before, updates))
+            rounds.append(self._train_round(len(rounds), candidates, before, updates))
             candidates = tuple(rounds[-1].kept)
             if len(candidates) < 2:
                 break
@@ -104,21 +102,24 @@ class Halving:
     def estimate_budget(self, rounds: Sequence[Round]) -> Optional[float]:
         """Estimate a budget that trains all candidates until ranks mean something.
 
+        That is in the first round after the one that measures the speed: it trains all candidates.
+        All rounds after it get as much time.
+
         Returns:
             The budget in seconds; None if all trainings diverged.
         """
-        best = rounds[-1].models[0]
+        last = rounds[-1]
+        if (costs := self._measure_costs(last)) is None:
+            return None
         curve = [
             (round_.updates, model.perplexity.mean)
             for round_ in rounds
             for model in round_.models
-            if model.variant == best.variant
+            if model.variant == last.models[0].variant
         ]
-        needed = max(estimate_updates(curve, rounds[-1].unigram) or 0, _USEFUL_UPDATES)
-        if needed <= rounds[-1].updates:  # the perplexity did not fall
-            needed = 2 * rounds[-1].updates
-        if (costs := self._measure_costs(rounds[-1])) is None:
-            return None
+        needed = max(estimate_updates(curve, last.unigram) or 0, _USEFUL_UPDATES)
+        if needed <= last.updates:  # these were not enough
+            needed = 2 * last.updates
         trainings = len(self._experiment.variants) * len(self._experiment.seeds)
         training_seconds = costs.overhead + needed * costs.update
         round_seconds = trainings * training_seconds / self._experiment.jobs
@@ -140,10 +141,11 @@ class Halving:
         outcomes = [outcome for model in last.models for outcome in model.undiverged]
         if not outcomes:
             return None
-        update = sum(outcome.seconds for outcome in outcomes) / len(outcomes) / last.updates
+        # The seconds of an outcome are those of all rounds, without overheads.
+        update = fmean(outcome.seconds for outcome in outcomes) / last.updates
         trainings = sum(len(model.outcomes) for model in last.models)
-        total = last.seconds * self._experiment.jobs / trainings
-        overhead = max(total - update * (last.updates - last.before), 0)
+        round_seconds = last.seconds * self._experiment.jobs / trainings  # of a training, with them
+        overhead = max(round_seconds - update * (last.updates - last.before), 0)
         return TrainingCosts(update, overhead)
 
     def _train_round(
@@ -155,7 +157,7 @@ class Halving:
             "candidates": [variant.name for variant in variants],
             "updates": updates,
             "text": checksum(experiment.text) if experiment.text else None,
-            "how": [  # the name in the stamps of rounds to resume
+            "how": [  # in one list, as in the stamps of earlier versions
                 experiment.family,
                 experiment.seeds,
                 experiment.eval_length,
@@ -167,7 +169,7 @@ class Halving:
         say(f"round {number}: {len(variants)} encodings, to update {updates:,}")
         longer = replace(experiment, updates=updates)
         rounds = experiment.out / "rounds"
-        facts = Step(rounds / str(number), inputs, lambda context: self._train(longer)).do()
+        facts = Step(rounds / str(number), inputs, lambda _: self._train(longer, before)).do()
         models = _rank(experiment, facts)
         return Round(before, updates, facts["seconds"], models, self._measure_unigram())
 
@@ -175,14 +177,17 @@ class Halving:
         data = self._experiment.out / "data"
         return unigram_perplexity(data / "train.pieces", data / "valid.pieces")
 
-    def _train(self, experiment: TextExperiment) -> Outputs:
+    def _train(self, experiment: TextExperiment, before: int) -> Outputs:
+        """Continue all trainings, which have made ``before`` updates; return their figures."""
         began = time.monotonic()
         outcomes = experiment.run(self._lock).outcomes
         # As JSON values, which :func:`_rank` reads.
         rows = [[outcome.perplexity, outcome.seconds, outcome.diverged] for outcome in outcomes]
         seconds = time.monotonic() - began
         if experiment.cluster:  # jobs also wait there, so use the time that they would take here
-            seconds = sum(outcome.seconds for outcome in outcomes) / experiment.jobs
+            all_rounds = sum(outcome.seconds for outcome in outcomes if not outcome.diverged)
+            share = 1 - before / experiment.updates  # of this round
+            seconds = share * all_rounds / experiment.jobs
         return {"seconds": seconds, "outcomes": rows}
 
 

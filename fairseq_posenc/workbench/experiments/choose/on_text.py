@@ -18,9 +18,10 @@ from fairseq_posenc.files import write_whole
 from fairseq_posenc.workbench.experiments.choose.answer import ChooseQuestion, choose_candidates
 from fairseq_posenc.workbench.experiments.choose.halving import Halving, Round
 from fairseq_posenc.workbench.experiments.corpus import check_text
+from fairseq_posenc.workbench.experiments.experiment import refuse_reserved
 from fairseq_posenc.workbench.experiments.outcomes import SeedAggregate
 from fairseq_posenc.workbench.experiments.ranks import describe_ranks
-from fairseq_posenc.workbench.experiments.text_experiment import TextExperiment
+from fairseq_posenc.workbench.experiments.text_experiment import LEARNING_RATE, TextExperiment
 from fairseq_posenc.workbench.experiments.variants import CAUSAL, MASKED, parse_variants
 from fairseq_posenc.workbench.results import differences, intervals, markdown
 from fairseq_posenc.workbench.results.record import Record, own_command
@@ -30,6 +31,13 @@ from fairseq_posenc.workbench.running.progress import format_time, say
 
 REPORT, RECORD = "choose.md", "choose.json"
 _RECIPES = {MASKED: "a_small", CAUSAL: "b_lm"}  # for a full training
+# Options of fairseq-train that follow from those of the command.
+_RESERVED = {
+    "--lr": f"all candidates have {LEARNING_RATE}",
+    "--max-update": "use --budget",
+    "--max-epoch": "use --budget",
+    "--tokens-per-sample": "use --trained",
+}
 _UNITS = {"s": 1, "m": 60, "h": 3600}
 _TIME = re.compile(r"(\d+)([smh])")
 
@@ -63,6 +71,7 @@ def train_candidates(question: ChooseQuestion, args: argparse.Namespace) -> tupl
 
 
 def _build_experiment(question: ChooseQuestion, args: argparse.Namespace) -> TextExperiment:
+    refuse_reserved(args.after_dashes, _RESERVED)
     listed = args.encodings or ",".join(choose_candidates(question))
     variants = parse_variants(listed)
     if len(variants) < 2:
@@ -85,8 +94,8 @@ def _parse_seconds(text: str) -> float:
     return float(int(match[1]) * _UNITS[match[2]])
 
 
-def find_last_rounds(rounds: Sequence[Round]) -> Iterator[tuple[Round, SeedAggregate]]:
-    """Yield each candidate with its last round, the best first."""
+def rank_candidates(rounds: Sequence[Round]) -> Iterator[tuple[Round, SeedAggregate]]:
+    """Yield each candidate's last round and its results there, the best first."""
     yielded = set()
     for round_ in reversed(rounds):
         for model in round_.models:
@@ -104,7 +113,7 @@ def describe_rounds(
     """
     rows = [
         (markdown.code(model.variant.name), f"{last_round.updates:,}", model.show(2))
-        for last_round, model in find_last_rounds(rounds)
+        for last_round, model in rank_candidates(rounds)
     ]
     few = differences.explain_few_seeds(len(experiment.seeds))
     # The first of several rounds only measures the speed.
@@ -117,7 +126,7 @@ def describe_rounds(
             f"Measured: {experiment.family} models of {experiment.size('layers')} layers of width "
             f"{experiment.size('embed-dim')} on {markdown.code(str(experiment.text))}, trained at "
             f"{experiment.trained:,} tokens for up to {rounds[-1].updates:,} updates, read at "
-            f"{experiment.eval_length or experiment.trained:,}, {len(experiment.seeds)} seeds.",
+            f"{experiment.read_length:,}, {len(experiment.seeds)} seeds.",
             "",
             markdown.table(("encoding", "updates", "validation perplexity"), rows),
             "",
@@ -192,6 +201,6 @@ def build_record(rounds: Sequence[Round], experiment: TextExperiment) -> Record:
         "family": experiment.family,
         "text": str(experiment.text),
         "trained_length": experiment.trained,
-        "read_length": experiment.eval_length or experiment.trained,
+        "read_length": experiment.read_length,
     }
     return Record("choose", {"candidates": rows, "rounds": times}, data, command=own_command())

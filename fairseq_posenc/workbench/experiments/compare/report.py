@@ -183,7 +183,7 @@ def _introduce(results: TextResults) -> str:
         f"{experiment.size('attention-heads')} attention heads, and read blocks of "
         f"{experiment.trained} tokens. They differ only in their position encoding. Each is "
         f"trained for {experiment.updates:,} updates of "
-        f"{int(experiment.option('--max-tokens')):,} tokens, once for each seed "
+        f"{experiment.count('--max-tokens'):,} tokens, once for each seed "
         f"({_join(experiment.seeds)}) and learning rate ({_join(experiment.lrs)}). With the same "
         "seed they read the same text in the same order"
         f"{', with the same masks' if experiment.family == MASKED else ''}."

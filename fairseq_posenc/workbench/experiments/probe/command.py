@@ -51,12 +51,7 @@ def run(args: argparse.Namespace) -> int:
         results = experiment.run(lock)
         record = report.build_record(results)
         record.write(experiment.out / report.RECORD)
-        if drawn := can_draw():
-            picture.draw(results, experiment.out / report.PICTURE)
-            picture.draw_learning(results, experiment.out / report.LEARNING)
-            for task in report.tasks_with_depths(results):
-                path = experiment.out / report.format_depth_picture(task)
-                picture.draw_depths(results, task, path)
+        drawn = picture.draw_all(results) if can_draw() else {}
         path = report.write_report(results, drawn)
     print(record.text() if args.json else report.format_tables(results))
     say(f"report: {path}" + ("" if drawn else " (no picture: matplotlib is not installed)"))
@@ -64,9 +59,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _build_experiment(args: argparse.Namespace) -> TaskExperiment:
-    names = tasks.names() if args.tasks == _ALL else args.tasks.split(",")
+    listed = ",".join(tasks.names()) if args.tasks == _ALL else args.tasks
+    names = dict.fromkeys(name.strip() for name in listed.split(","))
     encodings = args.encodings
     if encodings == _ALL:
         encodings = ",".join(registry.names(encoder=args.family != CAUSAL))
-    chosen = tuple(tasks.get(name.strip()) for name in dict.fromkeys(names))
-    return TaskExperiment.from_args(args, tasks=chosen, variants=parse_variants(encodings))
+    return TaskExperiment.from_args(
+        args, tasks=tuple(map(tasks.get, names)), variants=parse_variants(encodings)
+    )

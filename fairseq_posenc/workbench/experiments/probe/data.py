@@ -36,8 +36,8 @@ def write_train_splits(task: Task, family: str, longest: int, folder: Path) -> O
 
 
 def write_test_splits(task: Task, family: str, lengths: Sequence[int], folder: Path) -> Outputs:
-    """Write the splits of :func:`name_test_splits`."""
-    splits = name_test_splits(task, lengths)
+    """Write the splits of :func:`plan_test_splits`."""
+    splits = plan_test_splits(task, lengths)
     count = TEST_EXAMPLES // (len(DEPTHS) if task.has_depth else 1)
     for split, arguments in splits.items():
         rng = _new_generator(task, split)
@@ -46,10 +46,10 @@ def write_test_splits(task: Task, family: str, lengths: Sequence[int], folder: P
     return dict.fromkeys(splits, count)
 
 
-def name_test_splits(
+def plan_test_splits(
     task: Task, lengths: Sequence[int]
 ) -> dict[str, tuple[int] | tuple[int, float]]:
-    """Name the test splits by length and depth, which are the arguments of ``make_example``."""
+    """Choose the length and the depth of each test split, the arguments of ``make_example``."""
     if not task.has_depth:
         return {f"length-{length}": (length,) for length in lengths}
     return {f"length-{n}-depth-{depth:g}": (n, depth) for n in lengths for depth in DEPTHS}

@@ -19,7 +19,6 @@ from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.experiments.experiment import Experiment, Results
 from fairseq_posenc.workbench.experiments.probe import data as probe_data
 from fairseq_posenc.workbench.experiments.probe.data import ANSWER, QUESTION
-from fairseq_posenc.workbench.experiments.probe.tasks import get as get_task
 from fairseq_posenc.workbench.experiments.probe.tasks.base import Task
 from fairseq_posenc.workbench.experiments.trainings import Evaluation
 from fairseq_posenc.workbench.experiments.variants import CAUSAL, ENCODER_DECODER, MASKED, Run
@@ -27,15 +26,15 @@ from fairseq_posenc.workbench.running.jobs import Job, Outputs, RunContext, Step
 from fairseq_posenc.workbench.running.progress import say
 
 _MAX_WORDS = 500  # longest question
-POSITIONS = 1024  # most tokens of a sample: an answer may be as long as its question
+_POSITIONS = 1024  # most tokens of a sample: an answer may be as long as its question
 
 # By default fairseq cuts the last batch to a multiple of 8 and drops the rest, in validation too.
-KEEP_ALL = "--max-tokens 4096 --required-batch-size-multiple 1"
+_BATCHES = "--max-tokens 4096 --required-batch-size-multiple 1"
 # Small enough that a training takes at most two minutes on a core, large enough to learn the tasks
 # at the lengths trained on. Without the last option, a resumed training draws other batches.
 _COMMON = f"""
---criterion answers {KEEP_ALL} --dropout 0 --attention-dropout 0
---max-target-positions {POSITIONS} --optimizer adam --adam-betas '(0.9, 0.98)' --clip-norm 1.0
+--criterion answers {_BATCHES} --dropout 0 --attention-dropout 0
+--max-target-positions {_POSITIONS} --optimizer adam --adam-betas '(0.9, 0.98)' --clip-norm 1.0
 --lr 0.003 --lr-scheduler inverse_sqrt --warmup-updates 100 --update-epoch-batch-itr True
 """
 # fairseq's options by family. An encoder is not trained with random masks: its targets are its own
@@ -46,11 +45,11 @@ _TASK_OPTIONS = {
     CAUSAL: "--task language_modeling",
     ENCODER_DECODER: f"--task translation --source-lang {QUESTION} --target-lang {ANSWER}",
 }
-_SAMPLES = f"--sample-break-mode eos --tokens-per-sample {POSITIONS}"
+_SAMPLES = f"--sample-break-mode eos --tokens-per-sample {_POSITIONS}"
 _MODELS = {  # without positions; each variant adds its own by --position-encoding
     MASKED: f"--arch roberta_none_tiny {_SAMPLES} --encoder-ffn-embed-dim 256",
     CAUSAL: f"--arch transformer_lm_none_tiny {_SAMPLES} --decoder-ffn-embed-dim 256",
-    ENCODER_DECODER: f"--arch transformer_none_tiny --max-source-positions {POSITIONS} "
+    ENCODER_DECODER: f"--arch transformer_none_tiny --max-source-positions {_POSITIONS} "
     "--encoder-ffn-embed-dim 256 --decoder-ffn-embed-dim 256",
 }
 TRAIN_OPTIONS = {
@@ -115,11 +114,11 @@ class TaskExperiment(Experiment):
 
     def job(self, run: Run) -> Job:
         """Build a training on one task, and its test at all lengths."""
-        task = get_task(run.condition)
+        (task,) = (task for task in self.tasks if task.name == run.condition)
         train, test = self._build_steps(task)
-        splits = ",".join(probe_data.name_test_splits(task, self.lengths))
+        splits = ",".join(probe_data.plan_test_splits(task, self.lengths))
         options = (
-            f"{_TASK_OPTIONS[self.family]} --valid-subset {splits} {KEEP_ALL} --log-format json "
+            f"{_TASK_OPTIONS[self.family]} --valid-subset {splits} {_BATCHES} --log-format json "
             "--num-workers 0 --distributed-world-size 1"
         )
         model = str(self.folder(run) / LAST)

@@ -20,12 +20,29 @@ if TYPE_CHECKING:
 _COLUMNS = 3  # most panels in a row
 
 
+def draw_all(results: TaskResults) -> dict[str, str]:
+    """Draw all pictures of a probe into its folder; return their file names by title."""
+    out = results.experiment.out
+    draw_lengths(results, out / report.PICTURE)
+    draw_learning(results, out / report.LEARNING)
+    drawn = {
+        "Share of right answers over the questions' length": report.PICTURE,
+        "Share of right answers over the updates": report.LEARNING,
+    }
+    for task in results.experiment.tasks:
+        if task.has_depth:
+            name = f"probe-{task.name}.png"
+            draw_depths(results, task.name, out / name)
+            drawn[f"{task.name}: share of right answers over depth and length"] = name
+    return drawn
+
+
 def draw_depths(results: TaskResults, task: str, path: Path) -> None:
     """Draw a map of depth and length for each model, of a task that has depths, as PNG."""
     lengths = sorted(results.experiment.lengths)
     maps = {
         model.name: [
-            [report.share_at_depth(results, task, model, length, depth).mean for length in lengths]
+            [report.share(results, task, model, [report.at_depth(n, depth)]).mean for n in lengths]
             for depth in DEPTHS
         ]
         for model in results.experiment.variants
@@ -54,7 +71,7 @@ def draw_depth_maps(
     return figure
 
 
-def draw(results: TaskResults, path: Path) -> None:
+def draw_lengths(results: TaskResults, path: Path) -> None:
     """Draw right answers over the length of the question, a panel for each task, as PNG."""
     lengths = sorted(results.experiment.lengths)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -24,29 +24,33 @@ PICTURE, LEARNING = "probe.png", "probe-learning.png"
 FILES = (REPORT, RECORD, PICTURE, LEARNING)
 
 
-def share(results: TaskResults, task: str, model: Variant, lengths: Sequence[int]) -> Interval:
-    """Compute the share of right answers, the mean over lengths, over the seeds."""
-    return interval_of_share(share_by_seed(results, task, model, lengths).values())
+def share(results: TaskResults, task: str, model: Variant, places: Sequence[object]) -> Interval:
+    """Compute the share of right answers, the mean over ``places``, over the seeds.
+
+    A place is a length, or a length and a depth (:func:`at_depth`).
+    """
+    return interval_of_share(share_by_seed(results, task, model, places).values())
 
 
 def share_by_seed(
-    results: TaskResults, task: str, model: Variant, lengths: Sequence[int]
+    results: TaskResults, task: str, model: Variant, places: Sequence[object]
 ) -> dict[int, float]:
-    """Compute the share of right answers, the mean over lengths, for each seed."""
-    shares = [results.by_seed(str(length), model, task) for length in lengths]
-    return {seed: fmean(share[seed] for share in shares) for seed in shares[0]}
+    """Compute the share of right answers, the mean over ``places``, for each seed."""
+    return {
+        outcome.run.seed: fmean(read_share(outcome, place) for place in places)
+        for outcome in results.outcomes
+        if (outcome.run.condition, outcome.run.variant) == (task, model)
+    }
 
 
-def share_at_depth(
-    results: TaskResults, task: str, model: Variant, length: int, depth: float
-) -> Interval:
-    """Compute the share of right answers at a depth, over the seeds."""
-    return interval_of_share(results.by_seed(f"{length}@{depth:g}", model, task).values())
+def read_share(outcome: Outcome, place: object) -> float:
+    """Read the share of right answers of a training; 0 if it diverged."""
+    return 0.0 if outcome.diverged else outcome.figures[str(place)]
 
 
-def tasks_with_depths(results: TaskResults) -> list[str]:
-    """List the tasks whose questions have a needle at several depths."""
-    return [task.name for task in results.experiment.tasks if task.has_depth]
+def at_depth(length: int, depth: float) -> str:
+    """Name a length and a depth of the needle as the figures of an outcome do."""
+    return f"{length}@{depth:g}"
 
 
 def learning_curve(outcome: Outcome) -> list[tuple[int, float]]:
@@ -55,8 +59,8 @@ def learning_curve(outcome: Outcome) -> list[tuple[int, float]]:
     return [(entry.updates, entry.exact) for entry in entries if entry.exact is not None]
 
 
-def reciprocal_rank(results: TaskResults, model: Variant) -> Interval:
-    """Compute the mean over tasks of 1 / rank beyond the trained length, over the seeds.
+def reciprocal_ranks(results: TaskResults) -> dict[Variant, Interval]:
+    """Compute each model's mean over tasks of 1 / rank beyond the trained length, over the seeds.
 
     For each task and seed, models are ranked by their share of right answers; models with the same
     share get the mean of their ranks. After Kazemnejad et al. (2023, arXiv:2305.19466).
@@ -64,39 +68,28 @@ def reciprocal_rank(results: TaskResults, model: Variant) -> Interval:
     from scipy.stats import rankdata  # takes a second to import
 
     experiment = results.experiment
-    index = experiment.variants.index(model)
-    by_task = [
-        [
-            share_by_seed(results, task.name, variant, experiment.beyond)
-            for variant in experiment.variants
-        ]
+    models = experiment.variants
+    shares = [  # by task, model and seed
+        [share_by_seed(results, task.name, model, experiment.beyond) for model in models]
         for task in experiment.tasks
     ]
-    return interval_of_share(
-        # rankdata gives the smallest number the rank 1.
-        fmean(1 / rankdata([-values[seed] for values in shares])[index] for shares in by_task)
+    reciprocals = [  # by seed, task and model; rankdata gives the smallest number the rank 1
+        [1 / rankdata([-by_seed[seed] for by_seed in by_model]) for by_model in shares]
         for seed in experiment.seeds
-    )
+    ]
+    return {
+        model: interval_of_share(fmean(by_model[i] for by_model in tasks) for tasks in reciprocals)
+        for i, model in enumerate(models)
+    }
 
 
-def write_report(results: TaskResults, drawn: bool) -> Path:
-    """Write the report, with its pictures if they were drawn; return its path."""
-    experiment = results.experiment
+def write_report(results: TaskResults, pictures: Mapping[str, str]) -> Path:
+    """Write the report, with its pictures, file names by title; return its path."""
     parts = ["# Tasks with known answers", _introduce(results), format_tables(results)]
-    if drawn:
-        parts.append(f"![Share of right answers over the questions' length]({PICTURE})")
-        parts.append(f"![Share of right answers over the updates]({LEARNING})")
-        for task in tasks_with_depths(results):
-            title = f"{task}: share of right answers over depth and length"
-            parts.append(f"![{title}]({format_depth_picture(task)})")
-    path = experiment.out / REPORT
+    parts += [f"![{title}]({name})" for title, name in pictures.items()]
+    path = results.experiment.out / REPORT
     write_whole(path, "\n\n".join([*parts, f"```sh\n{own_command()}\n```"]) + "\n")
     return path
-
-
-def format_depth_picture(task: str) -> str:
-    """Name the picture of a task that has depths."""
-    return f"probe-{task}.png"
 
 
 def _introduce(results: TaskResults) -> str:
@@ -133,9 +126,10 @@ def format_tables(results: TaskResults) -> str:
 def _format_shares(results: TaskResults, lengths: Sequence[int], ranks: bool = False) -> str:
     tasks = [task.name for task in results.experiment.tasks]
     header = ["encoding", "mean reciprocal rank", *tasks] if ranks else ["encoding", *tasks]
+    reciprocals = reciprocal_ranks(results) if ranks else {}
     rows = []
     for model in results.experiment.variants:
-        columns = [reciprocal_rank(results, model)] if ranks else []
+        columns = [reciprocals[model]] if ranks else []
         columns += [share(results, task, model, lengths) for task in tasks]
         rows.append([markdown.code(model.name), *(column.show(2) for column in columns)])
     return markdown.table(header, rows)
@@ -151,9 +145,8 @@ def _describe_best(results: TaskResults, task: str) -> str:
         for model in models
         if model != best
     }
-    judged = {model: pair for model, pair in pairs.items() if pair.is_judged}
-    below = [model for model, pair in judged.items() if pair.is_significant]
-    same = [model for model, pair in judged.items() if not pair.is_significant]
+    below = [model for model, pair in pairs.items() if pair.is_significant]
+    same = [model for model, pair in pairs.items() if pair.is_judged and not pair.is_significant]
     sentence = f"{task}: {markdown.code(best.name)} is right in {fmean(seeds[best].values()):.0%}"
     if below:
         sentence += f", significantly above {_join_names(below)}"
@@ -186,24 +179,25 @@ def build_record(results: TaskResults) -> Record:
     depths = [
         {
             "model": variant.name,
-            "task": task,
+            "task": task.name,
             "length": length,
             "depth": depth,
-            **share_at_depth(results, task, variant, length, depth).figures("exact"),
+            **share(results, task.name, variant, [at_depth(length, depth)]).figures("exact"),
         }
-        for task in tasks_with_depths(results)
+        for task in experiment.tasks
+        if task.has_depth
         for variant in experiment.variants
         for length in experiment.lengths
         for depth in DEPTHS
     ]
     ranks = [
-        {"model": variant.name, **reciprocal_rank(results, variant).figures("mean_reciprocal_rank")}
-        for variant in (experiment.variants if experiment.beyond else [])
+        {"model": variant.name, **interval.figures("mean_reciprocal_rank")}
+        for variant, interval in (reciprocal_ranks(results) if experiment.beyond else {}).items()
     ]
     trainings = [
         {
             **_name_training(outcome),
-            **{f"length_{n}": outcome.figures.get(str(n), 0.0) for n in experiment.lengths},
+            **{f"length_{length}": read_share(outcome, length) for length in experiment.lengths},
             "seconds": outcome.seconds,
         }
         for outcome in results.outcomes
