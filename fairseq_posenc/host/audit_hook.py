@@ -29,7 +29,7 @@ def check_fairseq(event: str, arguments: tuple[Any, ...]) -> None:
     elif event == "exec":
         _refuse_code(arguments[0])
     elif caller.f_code.co_name == _READER:
-        refuse_broken(Path(os.fsdecode(arguments[0])))
+        refuse_unsafe_checkpoint(Path(os.fsdecode(arguments[0])))
 
 
 def _refuse_source(source: Any) -> None:
@@ -68,7 +68,7 @@ def _is_plain(value: Any) -> bool:
     return value is None or type(value) in (bool, int, float, complex, str, bytes)
 
 
-def refuse_broken(path: Path) -> None:
+def refuse_unsafe_checkpoint(path: Path) -> None:
     """Refuse a checkpoint that is damaged, would run code, or names files to open.
 
     Its tensors are read once, for their checksums, and not kept in memory.

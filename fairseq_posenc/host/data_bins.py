@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from fairseq_posenc.errors import UserError
 
-INDEX = ".idx"
+_INDEX = ".idx"
 _OPENING_MODULE = "fairseq.data.indexed_dataset"  # fairseq's module that opens data-bins
 _DATA_OPENER = "_do_init"  # its function that opens the data, not only the index
 # The first bytes of each format.
@@ -68,14 +68,14 @@ def check_opened(event: str, arguments: tuple[Any, ...]) -> None:
     if event != "open":
         return
     path, mode, *_ = arguments
-    if not str(path).endswith(INDEX) or "w" in str(mode):
+    if not str(path).endswith(_INDEX) or "w" in str(mode):
         return
     caller = sys._getframe(1)
     if caller.f_globals.get("__name__") == _OPENING_MODULE:
         check_data_bin(Path(str(path)))
         # fairseq-preprocess reads the index of an empty split, but not its data.
         if caller.f_back is not None and caller.f_back.f_code.co_name == _DATA_OPENER:
-            refuse_empty(Path(str(path)))
+            _refuse_empty(Path(str(path)))
 
 
 def check_data_bin(index: Path) -> None:
@@ -96,7 +96,7 @@ def check_data_bin(index: Path) -> None:
         _checked.add(key)
 
 
-def refuse_empty(index: Path) -> None:
+def _refuse_empty(index: Path) -> None:
     """Refuse a split without a sentence, which fairseq cannot open."""
     data = index.with_suffix(".bin")
     if data.is_file() and not data.stat().st_size:

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fairseq.models.transformer import TransformerDecoderBase, TransformerEncoderBase
 from fairseq.trainer import Trainer
 from torch import Tensor, nn
 
 from fairseq_posenc.errors import chain
 from fairseq_posenc.transformer.capture_attention import capture_attention
+from fairseq_posenc.transformer.stacks import PositionalDecoder, PositionalEncoder
 
 _STOPPED = re.compile(r"training stopped at update ([\d,]+): ")
 _SENTENCES = 8  # of a batch are measured
@@ -59,11 +59,10 @@ def parse_stop_update(message: str) -> int:
 def _describe_largest_score(trainer: Trainer, samples: list[Any]) -> str:
     """Describe the largest score in the batch at which the training stopped."""
     model = trainer.get_model().eval()  # no training follows
-    specs = {
-        "decoder" if isinstance(stack, TransformerDecoderBase) else "encoder": stack.assembly.spec
+    specs = {  # fairseq's own stacks have none
+        "decoder" if isinstance(stack, PositionalDecoder) else "encoder": stack.assembly.spec
         for stack in model.modules()
-        if isinstance(stack, (TransformerEncoderBase, TransformerDecoderBase))
-        and hasattr(stack, "assembly")
+        if isinstance(stack, (PositionalEncoder, PositionalDecoder))
     }
     measured: list[_LargestScore] = []
     for sample in samples:
@@ -80,7 +79,8 @@ def _describe_largest_score(trainer: Trainer, samples: list[Any]) -> str:
     else:
         stack, layer, head, score = max(measured, key=lambda score: score.largest)
         phrase = f"the largest attention score is {score:.3g},"
-    return f"{phrase} in {stack} layer {layer + 1}, head {head + 1} ({specs[stack]}); "
+    encoding = f" ({specs[stack]})" if stack in specs else ""
+    return f"{phrase} in {stack} layer {layer + 1}, head {head + 1}{encoding}; "
 
 
 def _measure_largest_scores(model: nn.Module, sentence: dict[str, Any]) -> Iterator[_LargestScore]:

@@ -9,7 +9,9 @@ import logging
 import os
 import re
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from fairseq.dataclass.configs import CheckpointConfig
 from omegaconf import DictConfig
@@ -20,20 +22,23 @@ from fairseq_posenc.checkpoints.resuming import start_resuming
 from fairseq_posenc.checkpoints.safe_loading import is_torn
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.host.processes import refuse_training_alone
-from fairseq_posenc.host.running_command import (
-    check_blocks,
-    check_direction,
-    check_metric,
+from fairseq_posenc.host.refused_options import (
+    check_precision,
     check_window,
-    count_left_out,
-    find_call,
+    refuse_broken_options,
+    refuse_wrong_best,
+)
+from fairseq_posenc.host.running_command import (
+    find_variables,
+    refuse_long_blocks,
+    refuse_missing_metric,
+    report_left_out,
 )
 from fairseq_posenc.host.task_repairs import keep_patience, prepare_whole_words
 from fairseq_posenc.host.training_data import check_data
-from fairseq_posenc.host.unmet_needs import check_precision, refuse_broken_options
 
-TRAINER = "fairseq.trainer"
-WRITER = "fairseq.checkpoint_utils"
+_TRAINER = "fairseq.trainer"
+_CHECKPOINTS = "fairseq.checkpoint_utils"
 _TASK = "fairseq.tasks.fairseq_task"
 _CLI = "fairseq_cli"
 _COMMANDS = ["train", "generate", "interactive", "eval_lm", "validate"]
@@ -53,29 +58,24 @@ class _CheckpointGuard(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         """Check what a record announces; return whether to show it."""
         command = record.name.partition(f"{_CLI}.")[2]
-        if isinstance(record.msg, DictConfig):
-            # fairseq logs its configuration, not a copy, so changes here take effect. But
-            # fairseq-validate logs the configuration of the checkpoint's training.
-            if command == "validate" and (call := find_call("fairseq_cli/validate.py", "main")):
-                settings = call.f_locals["cfg"]
-                saved = call.f_locals["saved_cfg"]
-                check_precision(settings.common)
-                prepare_whole_words(call.f_locals["task"], settings.bpe or saved.bpe)
-            elif command and command != "validate":
-                self._begin(record.msg, command)
-        elif command:
-            self._check_command(record, command)
-        elif record.name == TRAINER:
-            self._check_message(record.getMessage())
+        # fairseq logs its configuration, not a copy, so changes here take effect. But
+        # fairseq-validate logs the configuration of the checkpoint's training.
+        if command and isinstance(record.msg, DictConfig) and command != "validate":
+            self._check_settings(record.msg, command)
+        elif command and (variables := find_variables(f"{_CLI}/{command}.py", "main")):
+            _check_command(command, record.msg, variables)
+        elif record.name == _TRAINER:
+            self._check_trainer(record.getMessage())
         elif record.name == _TASK and _LONG_SAMPLES in str(record.msg):
-            count_left_out(record)
-        elif record.name == WRITER and record.getMessage().startswith("Traceback"):
+            if selection := find_variables("tasks/fairseq_task.py", "filter_indices_by_size"):
+                report_left_out(record, selection)
+        elif record.name == _CHECKPOINTS and record.getMessage().startswith("Traceback"):
             return False  # fairseq also raises the error, which excepthook prints in one line
         # The filter needs messages of level INFO; show only those that LOGLEVEL asks for.
         package = logging.getLogger(record.name.partition(".")[0])
         return record.levelno >= package.getEffectiveLevel()
 
-    def _begin(self, settings: DictConfig, command: str) -> None:
+    def _check_settings(self, settings: DictConfig, command: str) -> None:
         """Check the settings of a command before it does anything."""
         self._settings = settings
         check_precision(settings.common)
@@ -85,7 +85,7 @@ class _CheckpointGuard(logging.Filter):
         if command != "train":
             return
         refuse_training_alone(settings.distributed_training.distributed_world_size, os.environ)
-        check_direction(settings.checkpoint)
+        refuse_wrong_best(settings.checkpoint)
         refuse_broken_options(settings)
         _lock_save_dir(settings)
         # By default only rank 0 reads a checkpoint, and sends it to the others as pickled classes
@@ -93,21 +93,7 @@ class _CheckpointGuard(logging.Filter):
         # resume a training.
         settings.checkpoint.load_checkpoint_on_all_dp_ranks = True
 
-    def _check_command(self, record: logging.LogRecord, command: str) -> None:
-        """Check what a command has built when it logs a message."""
-        message = str(record.msg)
-        if command == "eval_lm" and message.endswith(_DATA_LOADED):
-            check_blocks()
-        elif command == "train" and message.startswith("task: "):
-            call = find_call("fairseq_cli/train.py", "main")
-            if call and self._settings is not None:
-                task = call.f_locals["task"]
-                prepare_whole_words(task, self._settings.bpe)
-                keep_patience(task, self._settings.checkpoint, call.f_globals["should_stop_early"])
-        elif command == "train" and message.startswith("begin dry-run validation"):
-            check_metric()
-
-    def _check_message(self, message: str) -> None:
+    def _check_trainer(self, message: str) -> None:
         """Check what the trainer is about to do: start a training, write or read a checkpoint."""
         # The path at the end of a message; empty for any other message.
         missing = message.partition("No existing checkpoint found ")[2]
@@ -126,6 +112,22 @@ class _CheckpointGuard(logging.Filter):
             start_resuming(Path(source), self._settings)
         if (loaded := _LOADED.fullmatch(message)) and self._settings is not None:
             _end_if_finished(Path(loaded[1]), int(loaded[2]), self._settings)
+
+
+def _check_command(command: str, message: Any, variables: Mapping[str, Any]) -> None:
+    """Check what a command has built when it logs a text or a configuration."""
+    settings = variables["cfg"]
+    if command == "validate" and isinstance(message, DictConfig):
+        check_precision(settings.common)
+        prepare_whole_words(variables["task"], settings.bpe or variables["saved_cfg"].bpe)
+    elif command == "eval_lm" and str(message).endswith(_DATA_LOADED):
+        refuse_long_blocks(variables)
+    elif command == "train" and str(message).startswith("task: "):
+        task = variables["task"]
+        prepare_whole_words(task, settings.bpe)
+        keep_patience(task, settings.checkpoint, variables["should_stop_early"])
+    elif command == "train" and str(message).startswith("begin dry-run validation"):
+        refuse_missing_metric(variables)
 
 
 def _lock_save_dir(settings: DictConfig) -> None:
@@ -203,7 +205,7 @@ def _refuse_full_disk(path: str) -> None:
 def install_log_guard() -> None:
     """Add the filter to fairseq's loggers."""
     guard = _CheckpointGuard()
-    for name in (TRAINER, WRITER, _TASK, *(f"{_CLI}.{command}" for command in _COMMANDS)):
+    for name in (_TRAINER, _CHECKPOINTS, _TASK, *(f"{_CLI}.{command}" for command in _COMMANDS)):
         source_logger = logging.getLogger(name)
         source_logger.setLevel(logging.INFO)
         source_logger.addFilter(guard)

@@ -10,12 +10,12 @@ from fairseq.data.audio import raw_audio_dataset
 # numpy 1.24 dropped `float`, numpy 2 `compat`. fairseq 0.12 needs them for --sample-break-mode eos
 # (token_block_dataset), --num-batch-buckets (language_pair_dataset), and the CRF of
 # non-autoregressive translation (dynamic_crf_layer).
-NAMES = {"compat": SimpleNamespace(long=int), "float": float}
+_NAMES = {"compat": SimpleNamespace(long=int), "float": float}
 
 
 def install_numpy_names() -> None:
     """Add the names that numpy lacks, and replace ``get_buckets`` in fairseq's three modules."""
-    for name, value in NAMES.items():
+    for name, value in _NAMES.items():
         if name not in vars(np):
             setattr(np, name, value)
     for module in (data_utils, bucket_pad_length_dataset, raw_audio_dataset):

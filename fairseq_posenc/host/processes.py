@@ -11,13 +11,13 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Optional
+from typing import NamedTuple, Optional
 
 import torch
 from hydra.core.hydra_config import HydraConfig
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.host.unmet_needs import NO_PLASMA, forget_tpu
+from fairseq_posenc.host.refused_options import NO_PLASMA
 
 _TORCHRUN_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")  # that torchrun sets
 _TRAINING_PROGRAMS = ("fairseq-train", "train")  # fairseq's script, and its file in fairseq_cli/
@@ -36,26 +36,21 @@ class Launch(NamedTuple):
 
 
 def check_command_line() -> None:
-    """Check the command line of this process if it runs fairseq, before it joins the others."""
+    """Check the command line of this process if it runs fairseq, before it joins the others.
+
+    Hydra's settings are checked by :mod:`~fairseq_posenc.host.log_guard`.
+    """
     program = Path(sys.argv[0])
-    # fairseq-train, fairseq_cli/train.py, or train.py in a checkout of fairseq.
-    is_fairseq = "fairseq" in sys.argv[0] and program.name != "fairseq-posenc"
-    if is_fairseq and not HydraConfig.initialized():  # `log_guard` checks hydra's settings
+    is_script = program.name.startswith("fairseq-") and program.name != "fairseq-posenc"
+    # fairseq_cli/train.py, or train.py in a checkout of fairseq.
+    is_module = program.parent.name in ("fairseq_cli", "fairseq")
+    if (is_script or is_module) and not HydraConfig.initialized():
         if "--use-plasma-view" in sys.argv:
             raise UserError(NO_PLASMA)  # here, as fairseq-train starts the plasma server first
         # In the other programs --distributed-world-size also counts the shards of the data.
         if program.stem in _TRAINING_PROGRAMS:
             gpus = torch.cuda.device_count()
             check_launch(parse_launch(sys.argv[1:], gpus), os.environ, gpus)
-
-
-def prepare_options(options: Any) -> None:
-    """Check the command line, and undo in the parsed options that ``--bf16`` selects a TPU.
-
-    This is part of each architecture's function, the first code of ours that fairseq calls.
-    """
-    forget_tpu(options)
-    check_command_line()
 
 
 def parse_launch(arguments: Sequence[str], gpus: int) -> Launch:
@@ -103,7 +98,7 @@ def check_launch(launch: Launch, environment: Mapping[str, str], gpus: int) -> N
             "start none: leave it out"
         )
     is_other_rank = started > 0 and launch.rank != int(environment["RANK"])
-    is_lacking = {
+    wrong = {
         f"--distributed-world-size {count}": launch.world_size != count,
         "--distributed-init-method env://": launch.init_method is None,
         "--distributed-no-spawn": not launch.no_spawn,
@@ -111,7 +106,7 @@ def check_launch(launch: Launch, environment: Mapping[str, str], gpus: int) -> N
         "--ddp-backend legacy_ddp": count > 1 and launch.ddp_backend not in _CPU_DDP_BACKENDS,
         "--distributed-rank of each process": is_other_rank,
     }
-    if options := ", ".join(option for option in is_lacking if is_lacking[option]):
+    if options := ", ".join(option for option, is_wrong in wrong.items() if is_wrong):
         raise UserError(_format_refusal(count, f"without a GPU they need {options}"))
 
 

@@ -1,12 +1,14 @@
 """Checks what a command of fairseq has built: the metric of its validation, samples left out.
 
 fairseq has no hook at the point where a command has its options, model and data, but it logs a
-message there. The log filter of :mod:`~fairseq_posenc.host.log_guard` then calls these functions,
-which read the local variables of fairseq's functions up the stack.
+message there. The log filter of :mod:`~fairseq_posenc.host.log_guard` then calls these functions
+with the variables of the fairseq function that logs.
 """
 
 import logging
 import sys
+from collections import ChainMap
+from collections.abc import Mapping
 from types import FrameType
 from typing import Any
 
@@ -17,13 +19,9 @@ from fairseq.logging import metrics
 from fairseq_posenc.checkpoints.faults import locate
 from fairseq_posenc.errors import UserError
 
-_BETTER_LOW = {"loss", "nll_loss", "ppl"}
-_BETTER_HIGH = {"accuracy", "bleu", "f1", "acc_and_f1", "mcc", "pearson", "spearman"}
-_DEFAULT_TOKENS = 36_000  # tokens in a batch of fairseq-eval-lm
 
-
-def find_call(file: str, function: str) -> FrameType | None:
-    """Find the innermost running call of a function; None if it does not run.
+def find_variables(file: str, function: str) -> Mapping[str, Any] | None:
+    """Find the local and global variables of a running function; None if it does not run.
 
     Args:
         file: file of the function with its folder, such as ``fairseq_cli/train.py``. The module's
@@ -33,43 +31,20 @@ def find_call(file: str, function: str) -> FrameType | None:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and locate(frame) != (file, function):
         frame = frame.f_back
-    return frame
+    return None if frame is None else ChainMap(frame.f_locals, frame.f_globals)
 
 
-def check_direction(checkpoint: Any) -> None:
-    """Check that the best checkpoint is chosen by the highest accuracy or the lowest loss.
-
-    Raises:
-        UserError: ``--maximize-best-checkpoint-metric`` is missing, or wrong for the metric.
-    """
-    metric = checkpoint.best_checkpoint_metric
-    flag = "--maximize-best-checkpoint-metric"
-    if metric in _BETTER_HIGH and not checkpoint.maximize_best_checkpoint_metric:
-        raise UserError(
-            f"--best-checkpoint-metric {metric} would keep the checkpoint with the lowest {metric} "
-            f"as the best: add {flag}"
-        )
-    if metric in _BETTER_LOW and checkpoint.maximize_best_checkpoint_metric:
-        raise UserError(
-            f"{flag} would keep the checkpoint with the highest {metric} as the best: leave it out"
-        )
-
-
-def check_metric() -> None:
-    """Check that validation computes the metric, by validating one batch with the model.
+def refuse_missing_metric(training: Mapping[str, Any]) -> None:
+    """Refuse a metric that validation does not compute, by validating one batch with the model.
 
     Called when fairseq is about to read a validation subset for the first time. With the metric
     ``loss``, which always exists, nothing is computed.
     """
-    call = find_call("fairseq_cli/train.py", "main")
-    if call is None:
-        return
-    settings = call.f_locals["cfg"]
+    settings = training["cfg"]
     wanted = settings.checkpoint.best_checkpoint_metric
     if wanted == "loss" or (wanted == "bleu" and getattr(settings.task, "eval_bleu", False)):
         return  # BLEU may be undefined for one batch: a new model may translate it to nothing
-    trainer = call.f_locals["trainer"]
-    subset = call.f_locals["subset"]
+    trainer, subset = training["trainer"], training["subset"]
     batches = trainer.get_valid_iterator(subset).next_epoch_itr(
         shuffle=False, set_dataset_epoch=False
     )
@@ -83,28 +58,25 @@ def check_metric() -> None:
         )
 
 
-def count_left_out(record: logging.LogRecord) -> None:
+def report_left_out(record: logging.LogRecord, selection: Mapping[str, Any]) -> None:
     """Add to fairseq's warning how many samples and tokens are left out, and of how many.
 
     Raises:
         UserError: all samples are left out, so nothing would be trained or measured.
     """
-    call = find_call("tasks/fairseq_task.py", "filter_indices_by_size")
-    if call is None:
-        return
-    local = call.f_locals
-    ignored = local["ignored"]
-    used = local["indices"]
-    dataset = local["dataset"]
+    ignored, used = selection["ignored"], selection["indices"]
+    dataset = selection["dataset"]
     samples = len(ignored) + len(used)
     if not len(used):
-        limits = local["max_positions"]
+        limits = selection["max_positions"]
         if not isinstance(limits, (tuple, list)):  # for translation, of both languages
             limits = [limits]
+        # The limits of several pairs of languages are a dictionary.
+        shown = " or ".join(f"{n:,}" if isinstance(n, int) else str(n) for n in limits)
         raise UserError(
-            f"all {samples:,} samples are longer than {' or '.join(f'{n:,}' for n in limits)} "
-            "tokens: give a smaller --tokens-per-sample, or a larger --max-tokens, or a model with "
-            "more positions (--max-positions, --max-source-positions)"
+            f"all {samples:,} samples are longer than {shown} tokens: give a smaller "
+            "--tokens-per-sample, or a larger --max-tokens, or a model with more positions "
+            "(--max-positions, --max-source-positions)"
         )
     counts = f"{len(ignored):,} of {samples:,} samples"
     if (tokens := _count_tokens(dataset, ignored)) is not None:
@@ -113,29 +85,7 @@ def count_left_out(record: logging.LogRecord) -> None:
     record.args = None
 
 
-def check_window(settings: Any) -> None:
-    """Check ``--context-window`` of fairseq-eval-lm, and keep its batches as small as without it.
-
-    fairseq counts only the new tokens of a block, so with a window of nearly the whole block a
-    batch would have thousands of blocks.
-
-    Raises:
-        UserError: the window leaves no new token in a block.
-    """
-    block = settings.task.tokens_per_sample
-    window = settings.eval_lm.context_window
-    if not 0 <= window < block:
-        raise UserError(
-            f"--context-window {window} is part of the {block} tokens of --tokens-per-sample: give "
-            f"a number from 0 to {block - 1}"
-        )
-    if window:
-        new = block - window
-        tokens = settings.dataset.max_tokens or _DEFAULT_TOKENS
-        settings.dataset.max_tokens = max(new, tokens * new // block)
-
-
-def check_blocks() -> None:
+def refuse_long_blocks(evaluation: Mapping[str, Any]) -> None:
     """Refuse to measure the perplexity of blocks that are too long for the model.
 
     Called when fairseq-eval-lm has loaded model and data.
@@ -143,15 +93,13 @@ def check_blocks() -> None:
     Raises:
         UserError: says how many tokens would be left out.
     """
-    call = find_call("fairseq_cli/eval_lm.py", "main")
-    if call is None:
-        return
-    local = call.f_locals
-    settings = local["cfg"]
-    new_tokens = settings.task.tokens_per_sample
+    settings = evaluation["cfg"]
     window = settings.eval_lm.context_window
-    longest = utils.resolve_max_positions(*[model.max_positions() for model in local["models"]])
-    sizes = np.asarray(local["dataset"].sizes)
+    # fairseq-eval-lm has subtracted the window from --tokens-per-sample by now.
+    block = settings.task.tokens_per_sample + window
+    limits = [model.max_positions() for model in evaluation["models"]]
+    longest = utils.resolve_max_positions(*limits)
+    sizes = np.asarray(evaluation["dataset"].sizes)
     has_fixed_length = settings.task.sample_break_mode != "eos"  # else blocks are sentences
     ignored = sizes[sizes > longest].sum()
     tokens = sizes.sum()
@@ -160,14 +108,14 @@ def check_blocks() -> None:
         f"give --tokens-per-sample {longest}, or measure longer blocks with fairseq-posenc "
         "lm-length"
     )
-    if ignored and (ignored == tokens or (has_fixed_length and new_tokens > longest)):
+    if ignored and (ignored == tokens or (has_fixed_length and block - window > longest)):
         raise UserError(
-            f"--tokens-per-sample {new_tokens + window}: blocks are {excess}, and {ignored:,} of "
+            f"--tokens-per-sample {block}: blocks are {excess}, and {ignored:,} of "
             f"{tokens:,} tokens would be left out; {advice}"
         )
-    if window and new_tokens + window > longest:
+    if window and block > longest:
         raise UserError(
-            f"--tokens-per-sample {new_tokens + window}: with --context-window {window} blocks are "
+            f"--tokens-per-sample {block}: with --context-window {window} blocks are "
             f"{excess}; {advice}"
         )
 

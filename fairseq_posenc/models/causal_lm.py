@@ -21,7 +21,7 @@ from torch import Tensor
 from fairseq_posenc import registry
 from fairseq_posenc.checkpoints.state_dict_adapter import PositionCheckpoints
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.host.processes import prepare_options
+from fairseq_posenc.host.refused_options import forget_tpu
 from fairseq_posenc.host.training_data import check_document_ends
 from fairseq_posenc.position_parameters import is_position_parameter
 from fairseq_posenc.specs import parse
@@ -210,7 +210,7 @@ def _register(name: str, **defaults: Any) -> None:
     config = make_dataclass(f"Config_{name}", options, bases=(PositionalLMConfig,))
     model = type(name, (PositionalLM,), {"__doc__": PositionalLM.__doc__, "__module__": __name__})
     globals()[name] = register_model(name, dataclass=config)(model)  # where pickle looks for it
-    ARCH_CONFIG_REGISTRY[name] = prepare_options  # replaces fairseq's function, which does nothing
+    ARCH_CONFIG_REGISTRY[name] = forget_tpu  # replaces fairseq's function, which does nothing
 
 
 for _encoding in registry.names():

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from fairseq_posenc import registry
 from fairseq_posenc.checkpoints.state_dict_adapter import PositionCheckpoints
-from fairseq_posenc.host.processes import prepare_options
+from fairseq_posenc.host.refused_options import forget_tpu
 from fairseq_posenc.host.training_data import check_document_ends
 from fairseq_posenc.transformer.dropout import RetainedDropout
 from fairseq_posenc.transformer.options import add_position_args, build_stack_config, log_encodings
@@ -202,7 +202,7 @@ def _register(
         def architecture(args: Any, set_size: Callable[[Any], None] = SIZES[suffix]) -> None:
             args.position_encoding = getattr(args, "position_encoding", spec)
             args.attention_directions = getattr(args, "attention_directions", directions)
-            prepare_options(args)  # as early as possible, before processes wait for each other
+            forget_tpu(args)
             set_size(args)
 
         register_model_architecture("positional_roberta", f"{name}{suffix}")(architecture)

@@ -14,7 +14,7 @@ from torch import nn
 
 from fairseq_posenc import registry
 from fairseq_posenc.checkpoints.state_dict_adapter import PositionCheckpoints
-from fairseq_posenc.host.processes import prepare_options
+from fairseq_posenc.host.refused_options import forget_tpu
 from fairseq_posenc.transformer.dropout import RetainedDropout
 from fairseq_posenc.transformer.options import (
     add_position_args,
@@ -86,7 +86,7 @@ def _register(name: str, spec: str) -> None:
 
         def architecture(args: Any, set_size: Any = set_size) -> None:
             args.position_encoding = getattr(args, "position_encoding", spec)
-            prepare_options(args)  # as early as possible, before processes wait for each other
+            forget_tpu(args)
             set_size(args)
 
         register_model_architecture("positional_transformer", f"{name}{suffix}")(architecture)

@@ -21,7 +21,7 @@ import torch
 
 from fairseq_posenc.checkpoints.safe_loading import open_checkpoint, open_mapped
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.host.audit_hook import refuse_broken
+from fairseq_posenc.host.audit_hook import refuse_unsafe_checkpoint
 from fairseq_posenc.workbench.loading.checkpoints import load_state
 
 COOKIE = b"#coding:utf-7\n[1#+AAo-,__import__('os').getpid()]"
@@ -117,7 +117,7 @@ def test_settings_of_other_types_are_refused_by_name(form, tmp_path):
     value, message = SETTINGS[form]
     path = save(tmp_path / "a.pt", in_settings(value))
     start = time.process_time()
-    for read in (refuse_broken, lambda file: load_state(file, "--checkpoint")):
+    for read in (refuse_unsafe_checkpoint, lambda file: load_state(file, "--checkpoint")):
         with pytest.raises(UserError, match=message) as caught:
             read(path)
         assert str(path) in str(caught.value)
@@ -215,12 +215,12 @@ def test_a_flipped_bit_of_a_weight_is_noticed(at, bit, tmp_path):
     weights = {"decoder.embed_tokens.weight": torch.ones(8, 8), WEIGHT: torch.randn(32, 32)}
     state = {"model": weights, "cfg": {"model": Namespace(), "task": {}}}
     path = save(tmp_path / "a.pt", state)
-    refuse_broken(path)
+    refuse_unsafe_checkpoint(path)
     content = bytearray(path.read_bytes())
     content[content.index(weights[WEIGHT].numpy().tobytes()) + at] ^= 1 << bit
     path.write_bytes(content)
     open_mapped(path)  # whoever looks for settings alone does not read them
-    for read in (refuse_broken, lambda file: load_state(file, "--checkpoint")):
+    for read in (refuse_unsafe_checkpoint, lambda file: load_state(file, "--checkpoint")):
         with pytest.raises(UserError, match=f"a.pt: the checkpoint is damaged: {WEIGHT} does"):
             read(path)
 

@@ -26,7 +26,7 @@ from fairseq_posenc.checkpoints.trusted_settings import (
     refuse_files,
 )
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.host.audit_hook import refuse_broken
+from fairseq_posenc.host.audit_hook import refuse_unsafe_checkpoint
 from fairseq_posenc.workbench.cli import main
 from fairseq_posenc.workbench.translation.checkpoint import average_checkpoints
 from tests.checkpoints import test_hostile_checkpoints as hostile
@@ -352,18 +352,18 @@ def test_a_setting_that_the_command_line_names_is_the_users(tmp_path, monkeypatc
     torch.save({"args": Namespace(encoder_embed_path="vectors.txt"), "model": {}}, path)
     monkeypatch.setattr(sys, "argv", ["fairseq-generate", "DATA"])
     with pytest.raises(UserError, match=r"args.encoder_embed_path names a file, 'vectors.txt'"):
-        refuse_broken(path)
+        refuse_unsafe_checkpoint(path)
     for word in (path.with_name("encoder_embed_path.pt"), "--encoder-embed", "{'x': 'y'}"):
         monkeypatch.setattr(sys, "argv", ["fairseq-generate", "DATA", str(word)])
         with pytest.raises(UserError, match=r"names a file"):
-            refuse_broken(path)
+            refuse_unsafe_checkpoint(path)
     for word in (
         *("--encoder-embed-path", "--encoder-embed-path=vectors.txt", "--encoder_embed_path"),
         *("{'encoder_embed_path': None}", "--model-overrides={'encoder_embed_path':None}"),
         *("model.encoder_embed_path=vectors.txt", "+model.encoder_embed_path=null"),
     ):
         monkeypatch.setattr(sys, "argv", ["fairseq-generate", "DATA", word])
-        refuse_broken(path)
+        refuse_unsafe_checkpoint(path)
 
 
 def test_a_checkpoint_names_no_file_to_write(tmp_path):

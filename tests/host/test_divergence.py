@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from unittest import mock
 
 import pytest
 import torch
 
-from fairseq_posenc.host.divergence import parse_stop_update
+from fairseq_posenc.host.divergence import _describe_largest_score, parse_stop_update
 from tests.helpers.commands import FAMILIES, new_directory, train
+from tests.helpers.tiny_models import STOCK, make_model, make_tokens
 
 pytestmark = pytest.mark.slow
 FIRST = {
@@ -35,6 +37,22 @@ def test_it_names_update_layer_and_encoding(family):
     assert re.search(rf"not finite is in {FIRST[family]}; ", said)
     after = torch.load(save_dir / "checkpoint_last.pt")["model"]
     torch.testing.assert_close(after, before, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("family", STOCK)
+def test_models_of_fairseqs_own_have_no_encoding_to_name(family):
+    model = make_model(family, STOCK[family])
+    tokens = make_tokens()
+    inputs = {"src_tokens": tokens}
+    if family != "causal_lm":
+        inputs["src_lengths"] = tokens.ne(1).sum(1)
+    if family == "translation":
+        inputs["prev_output_tokens"] = tokens
+    trainer = mock.Mock(
+        **{"get_model.return_value": model, "_prepare_sample": lambda sample: (sample, False)}
+    )
+    said = _describe_largest_score(trainer, [{"net_input": inputs}])
+    assert re.fullmatch(r"the largest attention score is \S+, in \w+ layer \d, head \d; ", said)
 
 
 def test_large_scores_are_told_where_all_are_finite():

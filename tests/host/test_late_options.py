@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import shutil
 
 import pytest
 import torch
 
+from fairseq_posenc.errors import UserError
 from fairseq_posenc.host.explanations import explain_failure
+from fairseq_posenc.host.running_command import report_left_out
 from tests.helpers.commands import (
     SENTENCES,
     USER_DIR,
@@ -189,6 +192,14 @@ def test_a_training_says_what_it_left_out(family, options, numbers):
     assert any(re.search(rf"left out are {numbers}", line) for line in lines), lines
     assert any(f"of {SENTENCES['valid']} samples" in line for line in lines), lines
     assert all(line.endswith("losses and scores are of the rest") for line in lines)
+
+
+def test_limits_of_several_pairs_of_languages_are_told():
+    record = logging.LogRecord("fairseq", logging.WARNING, __file__, 1, "left out", None, None)
+    limits = {"de-en": (4, 4), "fr-en": (4, 4)}
+    selection = {"ignored": [0, 1], "indices": [], "dataset": None, "max_positions": limits}
+    with pytest.raises(UserError, match=r"all 2 samples are longer than .*'fr-en': \(4, 4\)"):
+        report_left_out(record, selection)
 
 
 def _eval_lm(*options, fails=False):

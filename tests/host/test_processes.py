@@ -93,6 +93,13 @@ def test_only_trainings_are_judged(command, place, monkeypatch):
         check_command_line()
 
 
+def test_a_program_of_ones_own_is_not_judged_by_its_folder(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    file = "/home/me/fairseq-experiments/train.py"
+    monkeypatch.setattr("sys.argv", [file, "--distributed-world-size", "4"])
+    check_command_line()
+
+
 def test_hydra_has_only_the_number_of_processes():
     with pytest.raises(UserError, match="each would train alone, as rank 0"):
         refuse_training_alone(1, RANK)

@@ -1,4 +1,4 @@
-"""Refuses options that this machine or installation does not support: precisions, packages."""
+"""Refuses options that this machine does not support, or that would waste a run."""
 
 from importlib.util import find_spec
 from typing import Any
@@ -13,6 +13,9 @@ NO_PLASMA = (
 )
 # In this order, because memory_efficient_fp16 also sets fp16.
 _HALF_PRECISIONS = ("memory_efficient_fp16", "memory_efficient_bf16", "fp16", "bf16", "amp")
+_BETTER_LOW = {"loss", "nll_loss", "ppl"}
+_BETTER_HIGH = {"accuracy", "bleu", "f1", "acc_and_f1", "mcc", "pearson", "spearman"}
+_DEFAULT_TOKENS = 36_000  # tokens in a batch of fairseq-eval-lm
 
 
 def check_precision(common: Any) -> None:
@@ -66,3 +69,44 @@ def forget_tpu(options: Any) -> None:
     is_tpu = getattr(options, "bf16", False) and getattr(options, "tpu", False)
     if is_tpu and not find_spec("torch_xla"):
         options.tpu = False
+
+
+def refuse_wrong_best(checkpoint: Any) -> None:
+    """Refuse to keep the checkpoint with the lowest accuracy or the highest loss as the best.
+
+    Raises:
+        UserError: ``--maximize-best-checkpoint-metric`` is missing, or wrong for the metric.
+    """
+    metric = checkpoint.best_checkpoint_metric
+    flag = "--maximize-best-checkpoint-metric"
+    if metric in _BETTER_HIGH and not checkpoint.maximize_best_checkpoint_metric:
+        raise UserError(
+            f"--best-checkpoint-metric {metric} would keep the checkpoint with the lowest {metric} "
+            f"as the best: add {flag}"
+        )
+    if metric in _BETTER_LOW and checkpoint.maximize_best_checkpoint_metric:
+        raise UserError(
+            f"{flag} would keep the checkpoint with the highest {metric} as the best: leave it out"
+        )
+
+
+def check_window(settings: Any) -> None:
+    """Check ``--context-window`` of fairseq-eval-lm, and keep its batches as small as without it.
+
+    fairseq counts only the new tokens of a block, so with a window of nearly the whole block a
+    batch would have thousands of blocks.
+
+    Raises:
+        UserError: the window leaves no new token in a block.
+    """
+    block = settings.task.tokens_per_sample
+    window = settings.eval_lm.context_window
+    if not 0 <= window < block:
+        raise UserError(
+            f"--context-window {window} is part of the {block} tokens of --tokens-per-sample: give "
+            f"a number from 0 to {block - 1}"
+        )
+    if window:
+        new = block - window
+        tokens = settings.dataset.max_tokens or _DEFAULT_TOKENS
+        settings.dataset.max_tokens = max(new, tokens * new // block)
