@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _LINE_INCHES = 0.1  # height of a line of text
 _LETTER_INCHES = 0.06  # width of a letter
-_SINGLE_MAP = 1.7  # size of the only map in a row, as a multiple of others
+_SINGLE_MAP = 1.7  # width of the only map in a row, as a multiple of `grids.panel_width`
 _LONG_TITLES = 4  # most maps in a row that have room for long titles
 
 
@@ -68,11 +68,11 @@ def draw_attention(maps: Maps, title: str, signed: bool = False) -> Any:
     differences. Returns matplotlib's Figure.
     """
     rows, columns, tgt_len, src_len = maps.weights.shape
-    ratio = min(max(tgt_len / src_len, 0.5), 1.5)
-    side = grids.panel_width(columns) * (_SINGLE_MAP if columns == 1 else 1.0)
-    below = max(map(len, maps.keys)) * _LETTER_INCHES if _labels_fit(maps.keys, side) else 0.0
-    panel_ratio = ratio * side / grids.panel_width(columns)
-    figure, panels = grids.new_panels(rows * columns, title, columns, panel_ratio, below)
+    panel_width = grids.panel_width(columns)
+    map_width = panel_width * (_SINGLE_MAP if columns == 1 else 1.0)
+    map_height = map_width * min(max(tgt_len / src_len, 0.5), 1.5)
+    below = max(map(len, maps.keys)) * _LETTER_INCHES if _labels_fit(maps.keys, map_width) else 0.0
+    figure, panels = grids.new_page(rows * columns, title, columns, map_height / panel_width, below)
     limit = float(maps.weights.abs().max())
     form = "layer {}, head {}" if columns <= _LONG_TITLES else "{}.{}"
     for number, axes in enumerate(panels):
@@ -81,8 +81,8 @@ def draw_attention(maps: Maps, title: str, signed: bool = False) -> Any:
             axes, maps.weights[row, column], limit, signed, maps.hidden[row]
         )
         axes.set_title(form.format(maps.layers[row] + 1, maps.heads[column] + 1), fontsize=9)
-        _write_tokens(axes.set_yticks, maps.queries if column == 0 else (), side * ratio)
-        _write_tokens(axes.set_xticks, maps.keys if row == rows - 1 else (), side, rotation=90)
+        _write_tokens(axes.set_yticks, maps.queries if column == 0 else (), map_height)
+        _write_tokens(axes.set_xticks, maps.keys if row == rows - 1 else (), map_width, rotation=90)
     grids.draw_scale(figure, image, panels, "difference of attention" if signed else "attention")
     return figure
 
@@ -92,7 +92,7 @@ def draw_distance(maps: Maps, title: str) -> Any:
 
     Hidden pairs do not count. Returns matplotlib's Figure.
     """
-    figure, panels = grids.new_panels(len(maps.layers), title, columns=2, ratio=0.7)
+    figure, panels = grids.new_page(len(maps.layers), title, columns=2, ratio=0.7)
     for axes, layer, weights, hidden in zip(panels, maps.layers, maps.weights, maps.hidden):
         distances, means = mean_by_distance(weights[None], ~hidden[None])
         grids.draw_lines(axes, distances, means, grids.name_heads(maps.heads))

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from fairseq_posenc.analysis.split import CapturedAttention
 
 _SEED = 1
+_SAMPLES = 64  # random contents that the scores on a grid are averaged over
 
 
 class Curves(NamedTuple):
@@ -33,19 +34,17 @@ class Curves(NamedTuple):
     values: Tensor  # `(heads, R)`, or `(1, R)` if all heads share them
 
 
-def mean_by_distance(values: Tensor, counted: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def mean_by_distance(values: Tensor, counted: Tensor) -> tuple[Tensor, Tensor]:
     """Compute the mean over sentences and pairs of tokens at each distance.
 
     Args:
         values: value of each pair, ``(B, H, T, S)``.
-        counted: whether a pair counts, ``(B, T, S)``; None for all pairs.
+        counted: whether a pair counts, ``(B, T, S)``.
 
     Returns:
         Distances ``(R,)`` and means ``(H, R)``; distances at which no pair counts are missing.
     """
-    batch, _, tgt_len, src_len = values.shape
-    if counted is None:
-        counted = torch.ones(batch, tgt_len, src_len, dtype=torch.bool)
+    tgt_len, src_len = values.shape[2:]
     values = values.double().masked_fill(~counted[:, None], 0.0)
     means = {}
     for distance in range(1 - tgt_len, src_len):
@@ -77,9 +76,11 @@ def compute_curves(
 
     for attention in captured:
         if attention.stack == stack.name and not attention.cross and attention.layer in layers:
-            distances, means = mean_by_distance(attention.split.scores)
+            scores = attention.split.scores
+            all_pairs = torch.ones_like(scores[:, 0], dtype=torch.bool)
+            distances, means = mean_by_distance(scores, all_pairs)
             add_curves(f"score, layer {attention.layer + 1}", distances, means[list(heads)])
-    if not curves:
+    if not captured:
         equal = stack.layers[0].distance_curve(reach)[list(heads)]
         add_curves("score of equal contents", torch.arange(-reach, reach + 1), equal)
     for layer in layers if stack.has_own_encodings else layers[:1]:
@@ -103,7 +104,7 @@ def draw_curves(curves: Sequence[Curves], heads: Sequence[int], title: str) -> A
     if count > grids.MAX_PANELS:
         raise UserError(f"{count} panels are too many for a picture: choose --layer")
     columns = 2 if count in (2, 4) else 3  # no gap in the last row
-    figure, panels = grids.new_panels(count, title, columns, ratio=0.8)
+    figure, panels = grids.new_page(count, title, columns, ratio=0.8)
     for axes, curve in zip(panels, curves):
         names = grids.name_heads(heads) if len(curve.values) == len(heads) else ["all heads"]
         grids.draw_lines(axes, curve.distances, curve.values, names)
@@ -155,7 +156,7 @@ def draw_products(
     if stack.projections:
         for layer in layers:
             projections[f"projections of layer {layer + 1}"] = stack.projections[layer]
-    figure, panels = grids.new_panels(1 + len(projections), title, columns=3, ratio=0.9)
+    figure, panels = grids.new_page(1 + len(projections), title, columns=3, ratio=0.9)
     distances = torch.arange(-reach, reach + 1)
     grids.draw_lines(panels[0], distances, compute_products(vectors, reach), ["all channels"])
     grids.label_axes(panels[0], "themselves", "distance k", "")
@@ -192,7 +193,7 @@ def draw_decay(stack: PlottedStack, reach: int, title: str) -> Any:
     rotation = stack.layers[0].shared.rotation(make_positions(reach + 1).ids)
     if not isinstance(rotation, PairRotation) or rotation.decay is not None:
         raise UserError(f"{stack.spec} has no bound of decay; only rope has one")
-    figure, (axes,) = grids.new_panels(1, title, columns=1, ratio=0.75)
+    figure, (axes,) = grids.new_page(1, title, columns=1, ratio=0.75)
     names = [f"{2 * rotation.phases.size(-1)} coordinates of a head"]
     grids.draw_lines(axes, torch.arange(reach + 1), compute_rotary_bound(rotation.phases[0]), names)
     grids.label_axes(axes, "bound of the score", "distance", "mean of |S_j|")
@@ -200,13 +201,14 @@ def draw_decay(stack: PlottedStack, reach: int, title: str) -> Any:
 
 
 @torch.no_grad()
-def compute_plane(encoding: PositionEncoding, reach: int, samples: int = 64) -> Tensor:
+def compute_plane(encoding: PositionEncoding, reach: int) -> Tensor:
     """Compute the mean scores of the middle token of a grid with all tokens, of equal contents.
+
+    The contents are random vectors of norm sqrt(embed_dim).
 
     Args:
         encoding: with ``axes=2``, not causal.
         reach: rows and columns on each side of the middle.
-        samples: number of random contents, of norm sqrt(embed_dim), to average over.
 
     Returns:
         ``(heads, 2 * reach + 1, 2 * reach + 1)``, by row and column.
@@ -218,17 +220,17 @@ def compute_plane(encoding: PositionEncoding, reach: int, samples: int = 64) -> 
     side = 2 * reach + 1
     ids = torch.cartesian_prod(torch.arange(side), torch.arange(side)).t()[:, None]  # [2, 1, T]
     generator = torch.Generator().manual_seed(_SEED)
-    content = torch.randn(samples, 1, dims.embed_dim, generator=generator)
+    content = torch.randn(_SAMPLES, 1, dims.embed_dim, generator=generator)
     x, shared = encoding(content.expand(-1, side * side, -1), position_ids=ids)
-    heads = x.unflatten(-1, (dims.num_heads, -1)).transpose(1, 2)  # [samples, H, T, D]
+    heads = x.unflatten(-1, (dims.num_heads, -1)).transpose(1, 2)  # [B, H, T, D]
     call = encoding.make_call(heads, heads, heads, shared, x, mask=shared.mask("both"))
-    scores = reference.scores(call.query, call.key, call.terms, call.mask)  # [samples, H, T, T]
+    scores = reference.scores(call.query, call.key, call.terms, call.mask)  # [B, H, T, T]
     return scores[:, :, side * side // 2].mean(0).unflatten(-1, (side, side))
 
 
 def draw_plane(scores: Tensor, heads: Sequence[int], title: str) -> Any:
     """Draw a heat map of the scores ``(heads, rows, columns)`` of each head."""
-    figure, panels = grids.new_panels(len(scores), title, columns=4, ratio=1.0)
+    figure, panels = grids.new_page(len(scores), title, columns=4, ratio=1.0)
     limit = float(scores.abs().max())
     reach = scores.size(1) // 2
     extent = (-reach - 0.5, reach + 0.5, reach + 0.5, -reach - 0.5)

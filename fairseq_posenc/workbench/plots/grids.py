@@ -24,7 +24,7 @@ _TITLE_LETTERS = 85  # most letters in a line of a title
 _HEADER = 0.6  # height of the title and the legend, in inches
 
 
-def new_panels(
+def new_page(
     count: int, title: str, columns: int, ratio: float, below: float = 0.0
 ) -> tuple[Any, list[Any]]:
     """Create a figure of panels in rows of up to ``columns``; return both.
@@ -34,16 +34,16 @@ def new_panels(
     """
     columns = min(columns, count)
     height = ratio * panel_width(columns)
-    panel = WIDTH / columns, min(0.5, 0.5 * height) + height  # with room for titles and labels
+    panel = WIDTH / columns, height + min(0.5, 0.5 * height)  # with room for titles and labels
     figure, panels = pictures.new_panels(count, columns, panel, (0.0, _HEADER + below), DPI)
     figure.suptitle(fill(title, _TITLE_LETTERS), fontsize=11, x=0.01, ha="left")
     return figure, panels
 
 
 def panel_width(columns: int) -> float:
-    """Compute the smallest width of a panel in inches; a single panel counts as half a row."""
+    """Estimate the width of a panel without its labels, in inches; a single one has half a row."""
     width = WIDTH / max(columns, 2)
-    return width - min(0.7, 0.2 * width)
+    return width - min(0.7, 0.2 * width)  # the labels are on its left
 
 
 def draw_heat_map(

@@ -17,6 +17,8 @@ from fairseq_posenc.hf.saving import load_model
 from fairseq_posenc.workbench.plots.inspection import Facts, Inspection, refuse_large_page
 from fairseq_posenc.workbench.running.files import checksum
 
+_MAX_TARGET = 200  # tokens of the model's own output, as in fairseq
+
 
 def inspect_folder(folder: Path, text: str, target: str | None = None) -> Inspection:
     """Run the model of a folder on a text, and collect its quantized attention.
@@ -54,7 +56,7 @@ def inspect_folder(folder: Path, text: str, target: str | None = None) -> Inspec
     # The same positions, in attention that can be captured.
     set_positions(model, "own", max(longest, count_positions(model)))
     heads = model.config.num_hidden_layers * model.config.num_attention_heads
-    heads *= 3 if has_two_stacks else 1  # of encoder, decoder and cross-attention
+    heads *= 3 if has_two_stacks else 1  # about: of encoder, decoder and cross-attention
     refuse_large_page(folder, heads, labels)
     captured = capture_attention(model, inputs)
     if not has_two_stacks:  # the only stack may be a decoder
@@ -75,7 +77,9 @@ def _read_target(
     """Build the input of a decoder, ``(1, T)``: its start, and the target without its end."""
     start = model.generation_config.decoder_start_token_id
     if target is None:
-        tokens = model.generate(**inputs, do_sample=False)[0].tolist()
+        # By default, transformers stops after 20 tokens.
+        limit = min(_MAX_TARGET, count_positions(model))
+        tokens = model.generate(**inputs, do_sample=False, max_length=limit)[0].tolist()
     elif start is None:
         raise UserError(f"{folder}: its generation_config.json has no decoder_start_token_id")
     else:

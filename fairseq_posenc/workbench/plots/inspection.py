@@ -33,7 +33,7 @@ MAX_STEP = 0.01
 MIN_STEPS = 254
 _MAX_STEPS = 65_000  # so that a code fits into two bytes
 # The stacks of the queries and of the keys, by kind of attention.
-_STACKS = {
+STACKS = {
     "encoder": ("encoder", "encoder"),
     "decoder": ("decoder", "decoder"),
     "cross": ("decoder", "encoder"),
@@ -69,8 +69,8 @@ class Inspection(NamedTuple):
         for kind, layers in group_by_kind(captured).items():
             planes = []
             visible = find_visible(layers)
-            for plane in list_planes(layers):
-                refuse_infinite(facts.path, kind, plane)
+            for plane in _list_planes(layers):
+                _refuse_infinite(facts.path, kind, plane)
                 coded = quantize(plane.values, visible)
                 # From these the page computes the numbers that the codes stand for.
                 scale = {"step": coded.step, "first": coded.first, "last": coded.last}
@@ -78,7 +78,7 @@ class Inspection(NamedTuple):
                     {"name": plane.name, "role": plane.role, "start": len(codes), **scale}
                 )
                 codes += coded.tobytes()
-            queries, keys = _STACKS[kind]
+            queries, keys = STACKS[kind]
             kinds.append(
                 {
                     "name": kind,
@@ -154,7 +154,7 @@ def group_by_kind(captured: Sequence[CapturedAttention]) -> dict[str, list[Captu
     return by_kind
 
 
-def list_planes(layers: Sequence[CapturedAttention]) -> Iterator[Plane]:
+def _list_planes(layers: Sequence[CapturedAttention]) -> Iterator[Plane]:
     """Yield the weights of one kind of attention, and the parts of its scores."""
     weights = torch.cat([layer.weights for layer in layers])
     yield Plane("weight", "weight", weights.double())  # as the parts of scores are
@@ -201,7 +201,7 @@ def quantize(values: Tensor, visible: Tensor) -> Quantized:
     return Quantized(codes, *(limit[..., 0, 0].tolist() for limit in (step, first, last)))
 
 
-def refuse_infinite(path: Path, kind: str, plane: Plane) -> None:
+def _refuse_infinite(path: Path, kind: str, plane: Plane) -> None:
     """Refuse attention that is NaN or infinite, which very large weights can cause.
 
     Raises:

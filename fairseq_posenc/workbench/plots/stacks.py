@@ -94,7 +94,8 @@ def collect_trained_stacks(model: nn.Module) -> dict[str, PlottedStack]:
 def compute_terms(encoding: PositionEncoding, length: int) -> tuple[Span, Terms]:
     """Compute a layer's terms for a sentence of ``length`` tokens, and their span.
 
-    In the terms, each distance has its own row, even if some are equal.
+    In the terms, each distance has its own row, even if some are equal. An encoding with a reset
+    adds two rows at the end, which belong to no distance.
     """
     span = Span.from_lengths(length, length, torch.device("cpu"))
     positions = make_positions(length)

@@ -87,7 +87,7 @@ def draw_tables(tables: Sequence[PlottedTable], title: str) -> Any:
         UserError: there are too many tables for a picture.
     """
     _refuse_many(tables, grids.MAX_PANELS)
-    figure, panels = grids.new_panels(len(tables), title, columns=4, ratio=1.2)
+    figure, panels = grids.new_page(len(tables), title, columns=4, ratio=1.2)
     for axes, table in zip(panels, tables):
         width = len(table.columns)
         extent = (-0.5, width - 0.5, int(table.rows[-1]) + 0.5, int(table.rows[0]) - 0.5)
@@ -127,7 +127,7 @@ def draw_map(tables: Sequence[PlottedTable], title: str) -> Any:
     if not tables:
         raise UserError("a map needs a table of vectors; the encodings have tables of numbers only")
     _refuse_many(tables, _MAX_MAPS)
-    figure, panels = grids.new_panels(len(tables), title, columns=2, ratio=0.85)
+    figure, panels = grids.new_page(len(tables), title, columns=2, ratio=0.85)
     for axes, table in zip(panels, tables):
         points = place_rows(table.values).numpy()
         axes.plot(*points.T, color=grids.PALE, lw=0.7, zorder=1)
@@ -158,25 +158,31 @@ def _collect_term_tables(
     for names, term, tensor in by_tensor.values():
         title = f"{' and '.join(names)}, {stack.name_layer(layer)}"
         if term.rows is None:
-            queries = torch.arange(tensor.size(-2))
-            keys = range(tensor.size(-1))
-            per_head = term.per_head(tensor)
-            for head in heads if per_head else [0]:
-                name = f"{title}, head {head + 1}" if per_head else title
-                values = tensor[0, head]
-                labels = ("query's position", "key's position")
-                yield PlottedTable(name, values, queries, keys, *labels)
-            continue
-        tensor = tensor.narrow(term.rows, 0, len(distances))  # without the rows of a reset
-        for name, values, columns in _split_table(term, tensor, heads, title):
-            kept, rows = _merge_equal_ends(values[visible], distances[visible])
-            column_label = CHANNEL if term.has_vectors else "head"
-            yield PlottedTable(name, kept, rows, columns, DISTANCE, column_label)
-    if (counted := terms.counted_table) is not None:
+            yield from _list_pair_tables(term, tensor, heads, title)
+        else:
+            by_distance = tensor.narrow(term.rows, 0, len(distances))  # without those of a reset
+            for name, values, columns in _split_table(term, by_distance, heads, title):
+                kept, rows = _merge_equal_ends(values[visible], distances[visible])
+                column_label = CHANNEL if term.has_vectors else "head"
+                yield PlottedTable(name, kept, rows, columns, DISTANCE, column_label)
+    if (counted := terms.counted_table) is not None:  # CoPE's, by the number of counted tokens
         rows = torch.arange(len(counted))
         columns = range(counted.size(1))
         title = f"counted table, {stack.name_layer(layer)}"
         yield PlottedTable(title, counted, rows, columns, "counted position", CHANNEL)
+
+
+def _list_pair_tables(
+    term: Term, tensor: Tensor, heads: Sequence[int], title: str
+) -> Iterator[PlottedTable]:
+    """Yield a table for each head of a term by pairs of tokens, or a single one for all heads."""
+    titles = {0: title}
+    if term.per_head(tensor):
+        titles = {head: f"{title}, head {head + 1}" for head in heads}
+    queries, keys = torch.arange(tensor.size(-2)), range(tensor.size(-1))
+    labels = ("query's position", "key's position")
+    for head, name in titles.items():
+        yield PlottedTable(name, tensor[0, head], queries, keys, *labels)
 
 
 def _split_table(

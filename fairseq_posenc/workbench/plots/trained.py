@@ -16,6 +16,7 @@ from fairseq_posenc.transformer.capture_attention import capture_attention
 from fairseq_posenc.workbench.loading.open_model import OpenModel, open_model
 from fairseq_posenc.workbench.plots.attention import Maps
 from fairseq_posenc.workbench.plots.inspection import (
+    STACKS,
     Facts,
     Inspection,
     group_by_kind,
@@ -63,7 +64,7 @@ def attention_to_text(
     prepared = prepare_input(opened, text, target)
     kinds = group_by_kind(capture_attention(opened.model, prepared.run))
     kind = _choose_stack(path, list(kinds), name)
-    queries, keys = ("decoder", "encoder") if kind == "cross" else (kind, kind)
+    queries, keys = STACKS[kind]
     return kind, Maps.from_stack(kinds[kind], prepared.labels[queries], prepared.labels[keys])
 
 
@@ -97,8 +98,11 @@ def inspect_model(opened: OpenModel, prepared: ModelInput) -> Inspection:
         UserError: the page would be too large, the text is too long for the model, or its
             attention is NaN or infinite.
     """
-    stacks = opened.stacks.values()
-    heads = sum(len(stack.layers) * stack.layers[0].self_attn.num_heads for stack in stacks)
+    heads = 0
+    for stack in opened.stacks.values():
+        first = stack.layers[0]
+        kinds = 2 if getattr(first, "encoder_attn", None) else 1  # of attention in a layer
+        heads += len(stack.layers) * kinds * first.self_attn.num_heads
     refuse_large_page(opened.path, heads, prepared.labels)
     captured = capture_attention(opened.model, prepared.run)
     facts = Facts(opened.path, checksum(opened.path), opened.family.title, opened.positions)

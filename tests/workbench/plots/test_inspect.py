@@ -370,7 +370,12 @@ def test_checkpoints_of_another_kind_or_broken_are_refused(capsys, tmp_path):
     assert "not a complete checkpoint" in refusal(capsys, path)
 
 
-def test_a_page_too_large_for_a_browser_is_refused():
-    opened, reading = watched_model("causal_lm", make_model("causal_lm"), ["a"] * 3000)
-    with pytest.raises(UserError, match=r"3000 tokens in 8 heads .* at most 1000 tokens"):
+@pytest.mark.parametrize(
+    ("family", "length", "heads", "limit"),
+    [("causal_lm", 3000, 8, 1000), ("translation", 600, 24, 577)],  # 8 heads of each kind
+)
+def test_a_page_too_large_for_a_browser_is_refused(family, length, heads, limit):
+    opened, reading = watched_model(family, make_model(family), ["a"] * length)
+    refusal = f"{length} tokens in {heads} heads .* at most {limit} tokens"
+    with pytest.raises(UserError, match=refusal):
         inspect_model(opened, reading)

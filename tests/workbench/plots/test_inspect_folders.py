@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from transformers import BertConfig, LlamaForCausalLM
+from transformers import AutoTokenizer, BertConfig, LlamaForCausalLM
 
 from fairseq_posenc.hf import set_positions
 from fairseq_posenc.hf.capture_attention import capture_attention
 from fairseq_posenc.workbench import cli
+from fairseq_posenc.workbench.plots.inspect_folder import _read_target
 from tests.helpers.hf_models import MODELS, SERVED, VERSION, Cell, make_inputs, save_tokenizer
 from tests.helpers.products import product_of
 from tests.workbench.plots.test_inspect import content_of, numbers_of
@@ -143,3 +144,13 @@ def test_mistakes_are_one_line(tmp_path, capsys):
     if VERSION < 5:
         BertConfig(architectures=["BertForMaskedLM"]).save_pretrained(tmp_path / "bert")
         assert "bert" in refused("--checkpoint", tmp_path / "bert")
+
+
+def test_a_models_own_output_ends_late(tmp_path):
+    """The defaults of transformers end it after 20 tokens."""
+    model = MODELS["t5"].build().eval()
+    model.config.eos_token_id = model.generation_config.eos_token_id = None
+    save_tokenizer(tmp_path, TEXT.split())
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    inputs = dict(tokenizer(TEXT, return_tensors="pt", return_token_type_ids=False))
+    assert _read_target(tmp_path, model, tokenizer, inputs, None).shape == (1, 200)
