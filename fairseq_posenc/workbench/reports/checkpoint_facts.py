@@ -8,11 +8,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
+from fairseq_posenc.checkpoints.recovery import BEST, LAST
 from fairseq_posenc.checkpoints.safe_loading import open_checkpoint
 from fairseq_posenc.workbench.loading.checkpoints import read_updates
 
 PRETRAINING_TASKS = ("masked_lm", "language_modeling")
-_LAST = "checkpoint_last.pt"
 # Sections of fairseq's configuration; if two have an option of the same name, the later one counts.
 _SECTIONS = ["common", "distributed_training", "dataset", "optimization", "optimizer"]
 _SECTIONS += ["lr_scheduler", "checkpoint", "model", "task"]
@@ -50,14 +50,13 @@ class CheckpointFacts(NamedTuple):
     @property
     def data_name(self) -> str:
         """Name of the training's data folder, in lower case."""
-        return Path(str(self.settings.get("data", "")).split(":")[0]).name.lower()
+        folder = Path(str(self.settings.get("data", "")).split(":")[0])
+        is_shard = folder.name.startswith("shard")  # a folder in that of the data
+        return (folder.parent if is_shard else folder).name.lower()
 
     @property
     def is_released(self) -> bool:
-        """Whether the model stands for one that fairseq released, in a table that has such rows.
-
-        It does if it was converted from another (0 updates), or is of fairseq's own architectures.
-        """
+        """Whether the model was converted (0 updates), or is of fairseq's own architectures."""
         return self.updates == 0 or "position_encoding" not in self.settings
 
     @property
@@ -65,9 +64,9 @@ class CheckpointFacts(NamedTuple):
         """The checkpoint that the training started from; None if its weights were random."""
         if pretrained := self.settings.get("finetune_from_model"):
             return Path(pretrained)
-        restored = Path(self.settings.get("restore_file") or _LAST)
+        restored = Path(self.settings.get("restore_file") or LAST)
         folders = (self.path.parent, Path(self.settings.get("save_dir", self.path.parent)))
-        is_same_run = restored == Path(_LAST) or restored.parent in folders
+        is_same_run = restored == Path(LAST) or restored.parent in folders
         return None if is_same_run else restored
 
 
@@ -92,7 +91,7 @@ def read_folder(folder: Path) -> Optional[CheckpointFacts]:
     Raises:
         UserError: a file with the name of a checkpoint is none.
     """
-    for name in (_LAST, "checkpoint_best.pt"):  # the last one has the most updates
+    for name in (LAST, BEST):  # the last one has the most updates
         if (folder / name).is_file():
             return read_checkpoint(folder / name)
     return None

@@ -15,17 +15,18 @@ from fairseq_posenc.workbench.results.loss_stages import (
     SLOPE_RATIO,
     find_stages,
     fit_segments,
-    smooth_losses,
+    last_loss,
     training_points,
 )
-from fairseq_posenc.workbench.results.markdown import code, table
+from fairseq_posenc.workbench.results.markdown import code, format_number, table
 from fairseq_posenc.workbench.results.record import Row
 from fairseq_posenc.workbench.running.logs import Curve, Entry
 
 Curves = Mapping[str, Curve]
 Trainings = Mapping[str, Sequence[Curve]]  # name -> a curve for each seed
 
-# Figures that are averaged over seeds, in the order of their columns, and their decimals.
+# Figures that are averaged over seeds, in the order of their columns, and their decimals; `plateau`
+# is its length.
 _MEAN_DIGITS = {"perplexity": 2, "loss_at_the_end_nats": 3, "plateau_ends": 0, "plateau": 0}
 _STAGES_NOTE = (
     "The loss is fitted with line segments, as many as its noise warrants. The dive is the "
@@ -95,13 +96,13 @@ def _average_over_seeds(curves: Sequence[Curve]) -> dict[str, intervals.Interval
     means = {
         "perplexity": intervals.interval_of_perplexity(curve.best.perplexity for curve in curves)
     }
-    ends = [points[-1][1] for points in map(smooth_losses, curves) if points]
+    ends = [loss for loss in map(last_loss, curves) if loss is not None]
     if len(ends) == len(curves):
         means["loss_at_the_end_nats"] = intervals.interval(ends)
     stages = [stage for stage in map(find_stages, curves) if stage is not None]
     if len(stages) == len(curves):
         means["plateau_ends"] = intervals.interval(stage.plateau for stage in stages)
-        means["plateau"] = intervals.interval(stage.plateau - stage.start for stage in stages)
+        means["plateau"] = intervals.interval(stage.plateau_length for stage in stages)
     return means
 
 
@@ -155,12 +156,12 @@ def _format_best(curves: Curves) -> str:
     rows = []
     for name, curve in curves.items():
         best = curve.best
-        row = [code(name), _format(curve.entries[-1].updates)]
-        row.append(_format(best.updates) if best.is_finite else "-")
-        row += [_format(best.loss, 3), _format(best.nats, 3), _format_perplexity(best)]
+        row = [code(name), format_number(curve.entries[-1].updates)]
+        row.append(format_number(best.updates) if best.is_finite else "-")
+        row += [format_number(best.loss, 3), format_number(best.nats, 3), _format_perplexity(best)]
         if accuracies:
             row.append("-" if best.accuracy is None else f"{best.accuracy:.1f} %")
-        rows.append([*row, _format(curve.speed or None)])  # 0 if the log does not say
+        rows.append([*row, format_number(curve.speed or None)])  # 0 if the log does not say
     return table([*columns, "tokens/s"], rows)
 
 
@@ -190,11 +191,7 @@ def _average_epochs(curves: Sequence[Curve]) -> dict[int, Entry]:
 
 
 def _format_perplexity(entry: Entry | None) -> str:
-    return _format(entry.perplexity, 2) if entry and entry.is_finite else "-"
-
-
-def _format(value: float | None, digits: int = 0) -> str:
-    return "-" if value is None or not math.isfinite(value) else f"{value:,.{digits}f}"
+    return format_number(entry.perplexity, 2) if entry and entry.is_finite else "-"
 
 
 def _format_reached(perplexities: Mapping[str, Mapping[int, Entry]]) -> list[str]:
@@ -227,10 +224,8 @@ def _format_stages(curves: Curves) -> list[str]:
         every = min((after - before for before, after in zip(updates, updates[1:])), default="-")
         cells = ["-", "no dive after a plateau", "-", "-"]
         if stages := find_stages(curve):
-            cells = [f"{update:,}" for update in (*stages, stages.plateau - stages.start)]
-        points = smooth_losses(curve)
-        last_loss = f"{points[-1][1]:.3f}" if points else "-"
-        rows.append([code(name), str(every), *cells, last_loss])
+            cells = [f"{update:,}" for update in (*stages, stages.plateau_length)]
+        rows.append([code(name), str(every), *cells, format_number(last_loss(curve), 3)])
     return ["## Stages of the training loss, in updates", table(columns, rows), _STAGES_NOTE]
 
 

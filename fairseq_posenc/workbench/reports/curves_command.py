@@ -8,24 +8,28 @@ from __future__ import annotations
 import argparse
 import math
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Optional
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.files import write_whole
-from fairseq_posenc.workbench.reports.curve_tables import collect_figures, format_all_tables
-from fairseq_posenc.workbench.results import learning_curves
-from fairseq_posenc.workbench.results.intervals import interval, interval_of_perplexity
+from fairseq_posenc.workbench.reports.curve_tables import (
+    Trainings,
+    collect_figures,
+    format_all_tables,
+)
+from fairseq_posenc.workbench.results import intervals, learning_curves
 from fairseq_posenc.workbench.results.markdown import escape
-from fairseq_posenc.workbench.results.pictures import Line, can_draw
+from fairseq_posenc.workbench.results.pictures import Line, Points, can_draw
 from fairseq_posenc.workbench.results.record import Record, make_folder, own_command
 from fairseq_posenc.workbench.running.logs import Curve, read_curve_file
 from fairseq_posenc.workbench.running.options import add_json, add_out, parse_named, split_trainings
 from fairseq_posenc.workbench.running.progress import say
 
-# Files in the folder of the results; the pictures show the validations and the training loss.
+# Files in the folder of the results.
 _TABLES, _RECORD = "curves.md", "curves.json"
-_VALIDATIONS, _TRAINING = "curves.png", "training.png"
+_VALIDATION_PICTURE, _TRAINING_PICTURE = "curves.png", "training.png"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the tables and pictures, print the tables; return the exit code."""
-    first, last = _parse_updates(args.updates)
+    updates = _parse_updates(args.updates)
     logs = {
         name: split_trainings(paths)
         for name, paths in parse_named(args.logs, "NAME=LOG", "trainings").items()
@@ -60,31 +64,40 @@ def run(args: argparse.Namespace) -> int:
     record = Record("curves", collect_figures(trainings), data, command=own_command())
     record.write(args.out / _RECORD)
     print(record.text() if args.json else text)
-    pictures = {
-        _VALIDATIONS: (args.title, learning_curves.validation_line, interval_of_perplexity),
-        _TRAINING: ("Training loss in nats", learning_curves.training_line, interval),
-    }
-    written = "tables (the log has no lines in --updates)"
-    if not can_draw():
-        pictures = {}
-        written = "tables (pictures need matplotlib)"
-    for file, (title, collect_points, average) in pictures.items():
-        lines = {}
-        for name, curves in trainings.items():
-            seeds = []
-            for curve in curves:
-                points = collect_points(curve)
-                seeds.append([(update, y) for update, y in points if first <= update <= last])
-            lines[name] = Line.over_seeds(seeds, average)
-            if file == _TRAINING:  # it has too many points for dots
-                lines[name] = Line(lines[name].mean)
-        # Perplexities are drawn on a logarithmic axis.
-        if learning_curves.draw_curves(lines, title, args.out / file, log=file == _VALIDATIONS):
-            text += f"\n![{escape(title)}]({file})\n"
-            written = "tables and pictures"
+    written = "tables (pictures need matplotlib)"
+    if can_draw():
+        drawn = _draw_pictures(trainings, args.title, updates, args.out)
+        text += "".join(f"\n![{escape(title)}]({file})\n" for file, title in drawn.items())
+        written = "tables and pictures" if drawn else "tables (the log has no lines in --updates)"
     write_whole(args.out / _TABLES, text)
     say(f"{written}: {args.out}")
     return 0
+
+
+def _draw_pictures(
+    trainings: Trainings, title: str, updates: tuple[float, float], out: Path
+) -> dict[str, str]:
+    """Draw validations and training losses between two updates; return the titles by file."""
+    first, last = updates
+
+    def select(lines: Iterable[Points]) -> list[Points]:
+        return [[(update, y) for update, y in line if first <= update <= last] for line in lines]
+
+    validations, losses = {}, {}
+    for name, curves in trainings.items():
+        seeds = select(map(learning_curves.validation_line, curves))
+        validations[name] = Line.over_seeds(seeds, intervals.interval_of_perplexity)
+        seeds = select(map(learning_curves.training_line, curves))
+        losses[name] = Line(intervals.average_lines(seeds, intervals.interval))  # no dots: too many
+    pictures = {
+        _VALIDATION_PICTURE: (validations, title),
+        _TRAINING_PICTURE: (losses, "Training loss in nats"),
+    }
+    return {
+        file: title
+        for file, (lines, title) in pictures.items()
+        if learning_curves.draw_curves(lines, title, out / file, log=lines is validations)
+    }
 
 
 def _read_log(name: str, log: Path) -> Curve:

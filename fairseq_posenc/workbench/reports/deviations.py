@@ -7,26 +7,27 @@ from collections.abc import Sequence
 from typing import Any, Optional
 
 from fairseq_posenc.workbench.reports.checkpoint_facts import CheckpointFacts
-from fairseq_posenc.workbench.reports.user_runs import UserRun
+from fairseq_posenc.workbench.reports.user_runs import UserRun, find_training
 from fairseq_posenc.workbench.training import recipes
 
 # Options that the kind of run fixes, or that have a line of their own.
 _NOT_COMPARED = {"task", "criterion", "max_update", "total_num_update", "seed"}
 
 
-def list_deviations(runs: Sequence[UserRun], recipe_name: str) -> list[str]:
+def list_deviations(runs: Sequence[UserRun]) -> list[str]:
     """List the differences between the settings of a model's runs and the paper's.
 
     Settings that the files of the runs do not contain are listed as not known; data and seeds are
     always listed, for the reader to compare.
     """
-    training = next((run.training for run in runs if run.training is not None), None)
+    training = find_training(runs)
+    recipe = recipes.build_recipe(runs[0].recipe)
     if training is None:
         lines = ["the settings of its training are unknown: the checkpoint is missing"]
-    elif recipe_name == recipes.TRANSLATION:
-        lines = _compare_translation(training)
+    elif recipe.name == recipes.TRANSLATION:
+        lines = _compare_translation(training, recipe)
     else:
-        lines = _compare_pretraining(training, recipes.build_recipe(recipe_name))
+        lines = _compare_pretraining(training, recipe)
     for run in runs:
         lines += [*_compare_fine_tuning(run), *run.notes]
     return list(dict.fromkeys(lines))
@@ -60,13 +61,13 @@ def _compare_settings(settings: dict[str, Any], paper: dict[str, Any]) -> list[s
     return lines
 
 
-def _compare_translation(training: CheckpointFacts) -> list[str]:
+def _compare_translation(training: CheckpointFacts, recipe: recipes.Recipe) -> list[str]:
     """List the differences between a training of a translation model and the paper's."""
     settings = training.settings
     return [
         f"data: {settings.get('data', 'not known')} (paper: IWSLT 2017, French to English)",
         f"updates: {training.updates:,}, batch: {_format_batch(settings)} (paper: not given)",
-        *_compare_settings(settings, recipes.build_recipe(recipes.TRANSLATION).settings),
+        *_compare_settings(settings, recipe.settings),
         f"seed: {settings.get('seed', 'not known')} (paper: the best of 3 runs)",
     ]
 

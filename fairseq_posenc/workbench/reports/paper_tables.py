@@ -12,7 +12,7 @@ from fairseq_posenc.analysis.catalogue import count_at_base_size
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.identity import format_directions
 from fairseq_posenc.workbench.reports.deviations import list_deviations
-from fairseq_posenc.workbench.reports.user_runs import UserRun
+from fairseq_posenc.workbench.reports.user_runs import UserRun, find_training
 from fairseq_posenc.workbench.results.record import Record
 from fairseq_posenc.workbench.training.recipes import TRANSLATION, Figure, PaperTable, load_tables
 
@@ -75,10 +75,14 @@ def _match_runs(paper: PaperTable, runs: Sequence[UserRun]) -> list[list[UserRun
     """Find the runs of each row that have a figure in one of the table's columns."""
     columns = set(paper.columns.values())
     runs = [run for run in runs if columns & run.figures.keys()]
-    # In a table with rows for released models, the other rows are for models of the authors.
-    released = False if any("released" in row for row in paper.rows) else None
-    rows = [{"recipe": paper.recipe, "released": released, **row} for row in paper.rows]
-    return [[run for run in runs if _belongs_to_row(run, row)] for row in rows]
+    matches = [[run for run in runs if _belongs_to_row(run, paper, row)] for row in paper.rows]
+    if not any("released" in row for row in paper.rows):
+        return matches
+    # Beside the rows for released models, the others are for models of the authors.
+    return [
+        [run for run in row_runs if run.is_released == row.get("released", False)]
+        for row, row_runs in zip(paper.rows, matches)
+    ]
 
 
 def _build_table(paper: PaperTable, matches: Sequence[Sequence[UserRun]]) -> dict[str, Any]:
@@ -91,14 +95,14 @@ def _build_table(paper: PaperTable, matches: Sequence[Sequence[UserRun]]) -> dic
             {
                 "runs": [_describe_run(run) for run in model],
                 "values": _select_figures(paper, model),
-                "differences": list_deviations(model, model[0].recipe),
+                "differences": list_deviations(model),
             }
             for model in models.values()
         ]
         if paper.recipe == TRANSLATION:
             _mark_best(list(models.values()), ours)
         spec = row["position_encoding"]
-        computed = {  # figures that need no run
+        computed = {  # figures that need no run: thousands of position parameters
             column: count_at_base_size(spec) / 1000
             for column, figure in paper.columns.items()
             if figure[0] == "parameters"
@@ -113,12 +117,20 @@ def _build_table(paper: PaperTable, matches: Sequence[Sequence[UserRun]]) -> dic
                 "computed": computed,
             }
         )
-    columns = {"columns": list(paper.columns), "rows": rows, "note": paper.note}
-    return {"id": paper.id, "title": paper.title, **columns}
+    return {
+        "id": paper.id,
+        "title": paper.title,
+        "columns": list(paper.columns),
+        "rows": rows,
+        "note": paper.note,
+    }
 
 
 def _select_figures(paper: PaperTable, model: Sequence[UserRun]) -> dict[str, float]:
-    """Select the figures of a model, given as its runs, by column of a table."""
+    """Select the figures of a model, given as its runs, by column of a table.
+
+    A column ``average`` is the mean of all others, if the model has them.
+    """
     figures = {key: value for run in model for key, value in run.figures.items()}
     columns = paper.columns.items()
     selected = {name: figures[key] for name, key in columns if key in figures}
@@ -136,27 +148,23 @@ def _mark_best(models: Sequence[Sequence[UserRun]], ours: Sequence[dict[str, Any
     """
     groups: dict[str, list[dict[str, Any]]] = {}
     for model, entry in zip(models, ours):
-        training = next((run.training for run in model if run.training is not None), None)
-        if training is not None:
+        if (training := find_training(model)) is not None:
             shared = {k: v for k, v in training.settings.items() if k not in _DIFFER_BY_SEED}
             # A text, because the values may be lists, which have no hash.
             groups.setdefault(repr(sorted(shared.items(), key=str)), []).append(entry)
     for group in groups.values():
         for column, choose in _BEST_BY.items():
-            if len(group) > 1 and all(entry["values"].get(column) for entry in group):
+            if len(group) > 1 and all(column in entry["values"] for entry in group):
                 best = choose(group, key=lambda entry: entry["values"][column])
                 best |= {"best_of": len(group), "best_by": column}
                 break
 
 
-def _belongs_to_row(run: UserRun, row: dict[str, Any]) -> bool:
-    """Check whether a run has the recipe, encoding, directions and release status of a row."""
-    if run.recipe != row["recipe"] or run.encoding is None:
+def _belongs_to_row(run: UserRun, paper: PaperTable, row: dict[str, Any]) -> bool:
+    """Check whether a run has the recipe, encoding and directions of a row."""
+    if run.recipe != row.get("recipe", paper.recipe) or run.encoding is None:
         return False
     if specs.parse(run.encoding) != specs.parse(row["position_encoding"]):
-        return False
-    is_released = run.training is not None and run.training.is_released
-    if row["released"] not in (None, is_released):  # None: it does not matter
         return False
     if run.directions is None:
         return "attention_directions" not in row
@@ -175,12 +183,7 @@ def _explain_absence(run: UserRun) -> str:
     if run.encoding is None:
         return "its positions are not known"
     with_row = [
-        paper
-        for paper in tables
-        if any(
-            _belongs_to_row(run, {"recipe": run.recipe, **row, "released": None})
-            for row in paper.rows
-        )
+        paper for paper in tables if any(_belongs_to_row(run, paper, row) for row in paper.rows)
     ]
     names = ", ".join(paper.id for paper in with_row or tables)
     if not with_row:

@@ -42,22 +42,22 @@ def _format_table(table: Mapping[str, Any]) -> str:
     header += [f"{name}, the paper's" for name in text_columns]
     rows, differences = [], []
     for row in table["rows"]:
-        lines = [(_join_names(model), model["values"]) for model in row["ours"]]
-        if not lines:
-            lines = [(f"`{row['encoding']}`, counted" if row["computed"] else "-", {})]
+        labelled = [(_join_names(model), model["values"]) for model in row["ours"]]
+        if not labelled:
+            labelled = [(f"`{row['encoding']}`, counted" if row["computed"] else "-", {})]
         for model in row["ours"]:
             names = _join_names(model)
             if "best_of" in model:  # the paper's figures are those of the best seed
                 label = f"best of {model['best_of']} runs, by {model['best_by']}: {names}"
-                lines.append((label, model["values"]))
+                labelled.append((label, model["values"]))
             text = markdown.escape("; ".join(model["differences"]))
             differences.append(f"- {names} ({row['name']}): {text}")
         texts = [row["paper_texts"].get(name, "-") for name in text_columns]
-        for label, values in lines:
+        for label, values in labelled:
             ours = {**row["computed"], **values}
             cells = [
-                f"{_format_number(ours.get(column), decimals)} / "
-                f"{_format_number(row['paper'].get(column), decimals)}"
+                f"{markdown.format_number(ours.get(column), decimals)} / "
+                f"{markdown.format_number(row['paper'].get(column), decimals)}"
                 for column, decimals in digits.items()
             ]
             rows.append([row["name"], label, *cells, *texts])
@@ -69,10 +69,6 @@ def _format_table(table: Mapping[str, Any]) -> str:
         _format_examples() if table["id"] == "C" else "",
     )
     return "\n\n".join(filter(None, parts))
-
-
-def _format_number(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:,.{digits}f}"
 
 
 def _format_examples() -> str:

@@ -16,7 +16,7 @@ from fairseq_posenc.workbench.reports.checkpoint_facts import (
     CheckpointFacts,
     read_checkpoint,
 )
-from fairseq_posenc.workbench.results.loss_stages import find_stages, smooth_losses
+from fairseq_posenc.workbench.results.loss_stages import find_stages, last_loss
 from fairseq_posenc.workbench.results.record import Record, Row
 from fairseq_posenc.workbench.running.jobs import read_inputs
 from fairseq_posenc.workbench.running.logs import TRAIN_LOG, Curve, read_curve_file
@@ -24,7 +24,9 @@ from fairseq_posenc.workbench.training import recipes
 from fairseq_posenc.workbench.training.recipes import TRANSLATION, Figure
 
 _STAGES = ("start ends", "plateau ends", "dive ends", "length of the plateau")
-_FIGURE_4 = "3.48"  # perplexity in DecBERT's figure 4; its row has the update that reaches it
+# DecBERT's figure 4 says when a perplexity of 3.48 is reached; there, this number is the task.
+_FIGURE_4 = "3.48"
+_ANOTHER_TEXT = "another text"
 # Columns of a record of BLEU, and the metrics of the table.
 _BLEU_METRICS = {"BLEU-4 on pieces, 0 to 1": "bleu", "BLEU": "sacreBLEU", "chrF2": "chrF2"}
 
@@ -58,6 +60,16 @@ class UserRun(NamedTuple):
             return self.name
         path = self.training.path
         return str(path.parent if path.name.startswith("checkpoint") else path)
+
+    @property
+    def is_released(self) -> bool:
+        """Whether its model stands for one that fairseq released, in a table with such rows."""
+        return self.training is not None and self.training.is_released
+
+
+def find_training(runs: Sequence[UserRun]) -> Optional[CheckpointFacts]:
+    """Find the training of a model, given as its runs; None if its checkpoint is missing."""
+    return next((run.training for run in runs if run.training is not None), None)
 
 
 def read_runs(path: Path, record: Record, recipe: Optional[str]) -> list[UserRun]:
@@ -175,7 +187,7 @@ def _name_translation_test(training: Optional[CheckpointFacts]) -> str:
     name = "" if training is None else training.data_name
     if "iwslt" in name and "fr-en" in name:
         return "IWSLT2017 fr-en"
-    return name or "another text"
+    return name or _ANOTHER_TEXT
 
 
 def _read_if_present(checkpoint: Any, path: Path) -> Optional[CheckpointFacts]:
@@ -224,16 +236,12 @@ def _collect_figures(
         figures = _compute_translation_figures(curve, _name_translation_test(training))
         return figures, [] if figures else ["no train.log beside its checkpoint"]
     figures, notes, task = {}, [], "validation"
-    if training.task != "language_modeling":
+    if training.task == "masked_lm":
         figures = _compute_masked_lm_figures(curve)
-    # The table of causal LMs has a column for each text.
-    elif "wikitext" in training.data_name and "103" in training.data_name:
-        task = "WikiText-103"
-    elif "zh" in training.data_name or "chinese" in training.data_name:
-        task = "Chinese Wikipedia"
     else:
-        task = "another text"
-        notes.append("the name of its data folder contains neither wikitext nor zh or chinese")
+        task = _name_lm_text(training.data_name)
+        if task == _ANOTHER_TEXT:
+            notes.append("the name of its data folder contains neither wikitext nor zh or chinese")
     if training.perplexity is None:
         notes.append("its checkpoint has no validation loss")
     else:
@@ -241,13 +249,22 @@ def _collect_figures(
     return figures, notes
 
 
+def _name_lm_text(data_name: str) -> str:
+    """Name the text of a causal LM as in their table, which has a column for each text."""
+    if "wikitext" in data_name and "103" in data_name:
+        return "WikiText-103"
+    if "zh" in data_name or "chinese" in data_name:
+        return "Chinese Wikipedia"
+    return _ANOTHER_TEXT
+
+
 def _compute_masked_lm_figures(curve: Curve) -> dict[Figure, float]:
     """Compute the last training loss, the stages, and when figure 4's perplexity is reached."""
     figures: dict[Figure, float] = {}
-    if points := smooth_losses(curve):
-        figures["masked LM", "loss", "train"] = points[-1][1]
+    if (loss := last_loss(curve)) is not None:
+        figures["masked LM", "loss", "train"] = loss
     if stages := find_stages(curve):
-        for metric, updates in zip(_STAGES, (*stages, stages.plateau - stages.start)):
+        for metric, updates in zip(_STAGES, (*stages, stages.plateau_length)):
             figures["pre-training", metric, "train"] = updates
     for epoch, entry in curve.epochs.items():
         # Rounded as the paper prints it.
@@ -262,8 +279,8 @@ def _compute_masked_lm_figures(curve: Curve) -> dict[Figure, float]:
 def _compute_translation_figures(curve: Curve, task: str) -> dict[Figure, float]:
     """Collect losses in nats and the accuracy as a share, as in the report on IWSLT 2017."""
     figures: dict[Figure, float] = {}
-    if points := smooth_losses(curve):
-        figures[task, "loss", "train"] = points[-1][1]
+    if (loss := last_loss(curve)) is not None:
+        figures[task, "loss", "train"] = loss
     if curve.points:
         figures[task, "loss", "valid"] = curve.best.nats
         if curve.best.accuracy is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple, Optional
 
 import numpy as np
@@ -28,6 +29,11 @@ class LossStages(NamedTuple):
     start: int  # end of the start: the plateau begins
     plateau: int  # end of the plateau: the dive begins
     dive: int  # end of the dive: convergence begins, and lasts until the end
+
+    @property
+    def plateau_length(self) -> int:
+        """Number of updates on the plateau."""
+        return self.plateau - self.start
 
 
 class Segment(NamedTuple):
@@ -55,9 +61,15 @@ def smooth_losses(curve: Curve) -> list[tuple[int, float]]:
     return smoothed
 
 
-def training_points(curve: Curve) -> list[tuple[int, float]]:
+def last_loss(curve: Curve) -> Optional[float]:
+    """Return the last training loss in nats that is finite; None without one."""
+    points = training_points(curve)
+    return points[-1][1] if points else None
+
+
+def training_points(curve: Curve) -> tuple[tuple[int, float], ...]:
     """List updates and training losses in nats, without those that are NaN or infinite."""
-    return [(entry.updates, entry.nats) for entry in curve.training if entry.is_finite]
+    return tuple((entry.updates, entry.nats) for entry in curve.training if entry.is_finite)
 
 
 def find_stages(curve: Curve) -> Optional[LossStages]:
@@ -91,7 +103,8 @@ def find_stages(curve: Curve) -> Optional[LossStages]:
     return None
 
 
-def fit_segments(points: Sequence[tuple[int, float]]) -> list[Segment]:
+@lru_cache(maxsize=128)  # of the logs that a report reads
+def fit_segments(points: tuple[tuple[int, float], ...]) -> Sequence[Segment]:
     """Fit losses over updates with line segments, as many as the noise warrants.
 
     The segments minimize the Bayesian information criterion: the sum of squared errors, in units of

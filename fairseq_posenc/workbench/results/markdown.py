@@ -6,6 +6,7 @@ every line of a page under version control, and it does not escape ``|``.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -36,6 +37,11 @@ def code(text: str) -> str:
     ticks = "`" * (longest + 1)
     space = " " if longest else ""
     return f"{ticks}{space}{printable(text)}{space}{ticks}"
+
+
+def format_number(value: float | None, digits: int = 0) -> str:
+    """Format a number with some decimals; - without one, or if it is NaN or infinite."""
+    return "-" if value is None or not math.isfinite(value) else f"{value:,.{digits}f}"
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], align: str = "lr") -> str:

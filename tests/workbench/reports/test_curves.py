@@ -219,12 +219,12 @@ def test_the_way_back_from_a_jump_is_no_dive():
     """As where a stretch of the text is hard."""
     found = list(losses([(0, 8.0), (60, 6.0), (2000, 5.8)], noise=0.03, every=20))
     jumped = [(at, loss + (0.4 - (at - 620) / 100) * (620 <= at <= 660)) for at, loss in found]
-    assert max(piece.rate for piece in fit_segments(jumped)[1:]) > 0.005
+    assert max(piece.rate for piece in fit_segments(tuple(jumped))[1:]) > 0.005
     assert find_stages(curve_of(jumped)) is None
 
 
 def test_pieces_are_no_more_than_there_are():
-    pieces = fit_segments(list(losses(BERT, noise=0.01)))
+    pieces = fit_segments(tuple(losses(BERT, noise=0.01)))
     assert len(pieces) == len(BERT) - 1
     for piece, (x, y), (x1, y1) in zip(pieces, BERT, BERT[1:]):
         assert piece.end == pytest.approx(x1, abs=EVERY)
