@@ -31,8 +31,8 @@ BUILD_ERRORS = (
 # How messages of fairseq and torch begin.
 _NO_FILE = "Model file not found: "
 _NO_SETTINGS = "Neither args nor cfg exist"
-_OTHER_PARAMETERS = "loaded state dict "  # of torch's optimizers
-_MISFIT = re.compile(r"Error\(s\) in loading state_dict for .*:\s*(.+)")
+_OTHER_OPTIMIZER = "loaded state dict "  # of torch's optimizers
+_OTHER_WEIGHTS = re.compile(r"Error\(s\) in loading state_dict for .*:\s*(.+)")
 _OPEN = ("fairseq/checkpoint_utils.py", "load_checkpoint_to_cpu")
 _LOAD_MODEL = ("fairseq/checkpoint_utils.py", "load_model_ensemble_and_task")
 _RESUME = ("fairseq/trainer.py", "load_checkpoint")
@@ -85,9 +85,14 @@ def _name_file(error: BaseException, message: str | None) -> str | None:
         return None
     for frame, _ in traceback.walk_tb(error.__traceback__):
         if locate(frame) == _LOAD_MODEL:
-            path = str(frame.f_locals.get(_READERS[_LOAD_MODEL]))
+            path = _read_path(frame)
             return message if path in message else f"{path}: {message}"
     return message
+
+
+def _read_path(reader: FrameType) -> str:
+    """Read the checkpoint's path from a frame of a function in ``_READERS``."""
+    return str(reader.f_locals.get(_READERS[locate(reader)]))
 
 
 def _describe_unreadable(error: BaseException) -> str | None:
@@ -101,7 +106,7 @@ def _describe_unreadable(error: BaseException) -> str | None:
         if reader not in _READERS:
             continue
         if fault := _describe_fault(error, reader, called=functions[depth + 1 :]):
-            return f"{frames[depth].f_locals.get(_READERS[reader])}: {fault}"
+            return f"{_read_path(frames[depth])}: {fault}"
     # torch also refuses files that fairseq opens elsewhere, and whose path is not known.
     return describe_damage(error) if _runs_code(error) else None
 
@@ -114,25 +119,26 @@ def _describe_fault(
     Args:
         error: the error.
         reader: the function of ``_READERS`` that read the file.
-        called: the functions that it called, down to the one that raised the error; empty if the
-            reader raised it itself.
+        called: the functions that it called, down to the one that raised the error.
     """
+    raised_by_reader = not called
     text = str(error)
     if text.startswith(_NO_FILE):
         return "no such file"
-    if misfit := _MISFIT.match(text):
+    if misfit := _OTHER_WEIGHTS.match(text):
         return f"its parameters are not the model's: {misfit[1]}"
-    if text.startswith(_OTHER_PARAMETERS):
+    if text.startswith(_OTHER_OPTIMIZER):
         return (
             "its optimizer's state is for other parameters than the model's: give the options of "
             "its training, or train on with --reset-optimizer"
         )
-    if not called and isinstance(error, AssertionError) and "--reset-optimizer" in text:
+    if raised_by_reader and isinstance(error, AssertionError) and "--reset-optimizer" in text:
         return shortened(text)  # another optimizer or criterion
+    if reader == _OPEN:
+        return describe_damage(error)
     # Once the file is open, it is at fault if the reader itself finds an entry absent or None.
-    entry_errors = (KeyError, TypeError, AttributeError)
-    lacks_entry = isinstance(error, entry_errors) or text.startswith(_NO_SETTINGS)
-    if reader == _OPEN or (not called and lacks_entry):
+    of_entry = isinstance(error, (KeyError, TypeError, AttributeError))
+    if raised_by_reader and (of_entry or text.startswith(_NO_SETTINGS)):
         return describe_damage(error)
     is_building = reader == _LOAD_MODEL and not _BUILDERS.isdisjoint(called)
     if is_building and isinstance(error, BUILD_ERRORS):

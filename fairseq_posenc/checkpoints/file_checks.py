@@ -11,7 +11,7 @@ import sys
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from fairseq_posenc.errors import UserError
 
@@ -183,12 +183,12 @@ def _encode(text: Any = "", encoding: Any = "latin1", *others: Any) -> bytes:
 class _CheckingUnpickler(pickle._Unpickler):
     """Reads a pickle as torch does, but replaces everything that torch would build or call.
 
-    Its base is the unpickler in Python, whose ``dispatch`` can be changed.
+    Its base is Python's unpickler in Python: the one in C allocates as many places as the largest
+    number that a pickle gives to an object.
     """
 
     def __init__(self, file: io.BytesIO, file_size: int) -> None:
         super().__init__(file, encoding="latin1")
-        self._file = file
         self._file_size = file_size
 
     def load(self) -> Any:
@@ -204,15 +204,6 @@ class _CheckingUnpickler(pickle._Unpickler):
             raise UserError(
                 "not a complete checkpoint of fairseq (its contents are not a pickle)"
             ) from error
-
-    def _skip_protocol(self) -> None:
-        self._file.read(1)  # torch reads all protocols as 2
-        self.proto = 2
-
-    dispatch: ClassVar[dict[int, Any]] = {
-        **pickle._Unpickler.dispatch,
-        pickle.PROTO[0]: _skip_protocol,
-    }
 
     def find_class(self, module: str, name: str) -> Any:
         """Return the replacement of a class or function."""

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fairseq_posenc.checkpoints.safe_loading import is_torn, open_mapped
-from fairseq_posenc.errors import UserError
 from fairseq_posenc.files import written_whole
 
 logger = logging.getLogger(__name__)
@@ -37,29 +36,26 @@ def newest_checkpoint(folder: Path) -> WholeCheckpoint | None:
 def ensure_last_checkpoint(folder: Path) -> None:
     """Replace ``checkpoint_last.pt`` by the newest whole checkpoint if it is torn or missing."""
     last = folder / LAST
-    if newest_checkpoint(folder) and (not last.exists() or is_torn(last)):
+    if not last.exists() or is_torn(last):
         restore_last(last)
 
 
-def restore_last(last: Path) -> None:
+def restore_last(last: Path) -> bool:
     """Replace a torn or missing ``checkpoint_last.pt`` by the newest whole checkpoint beside it.
 
-    Raises:
-        UserError: the folder has no complete checkpoint.
+    Return whether there is one.
     """
     newest = newest_checkpoint(last.parent)
-    fault = "was not written to its end" if last.exists() else "is missing"
     if newest is None:
-        raise UserError(
-            f"{last} {fault}, and the folder has no complete checkpoint: remove it to start from "
-            "scratch"
-        )
+        return False
+    fault = "was not written to its end" if last.exists() else "is missing"
     with written_whole(last) as new:  # several processes may do this
         shutil.copyfile(newest.path, new)
     logger.warning(
         f"{last} {fault}; training resumes from {newest.path.name}, the newest complete "
         f"checkpoint (update {newest.updates:,})"
     )
+    return True
 
 
 def _read_if_whole(path: Path) -> WholeCheckpoint | None:

@@ -15,7 +15,9 @@ _SECTIONS = ("task", "model", "criterion", "optimizer", "lr_scheduler", "optimiz
 # Of these sections, only the named settings are compared.
 _FURTHER = {"common": ("seed", "fp16", "bf16"), "dataset": ("batch_size", "max_tokens")}
 _ALIASES = {"arch", "user_dir"}  # other keys for the model's name and the package's folder
-_resumed: list[Path] = []  # the checkpoint whose optimizer state will be loaded, if any
+# The checkpoint whose optimizer's state will be loaded, if any: `start_resuming` sets it, before
+# the model that loads the weights calls `refuse_optimizer`.
+_optimizer_source: Path | None = None
 
 
 def start_resuming(path: Path, settings: DictConfig | None) -> None:
@@ -25,7 +27,8 @@ def start_resuming(path: Path, settings: DictConfig | None) -> None:
         path: the checkpoint.
         settings: fairseq's configuration; None if a program uses the trainer without it.
     """
-    _resumed.clear()
+    global _optimizer_source
+    _optimizer_source = None
     if settings is None or not path.is_file():
         return
     checkpoint = settings.checkpoint
@@ -33,8 +36,10 @@ def start_resuming(path: Path, settings: DictConfig | None) -> None:
         return  # another training: its optimizer starts fresh
     now: Any = OmegaConf.to_container(settings, resolve=True, enum_to_str=True)
     with open_checkpoint(path) as state:
-        changes = list_changes(state.get("cfg"), now)
-    if changes:
+        before = state.get("cfg")
+    if not isinstance(before, dict):
+        before = {}  # an old checkpoint, with `args` in place of a configuration
+    if changes := list_changes(before, now):
         logger.info("%s resumes with other settings: %s", path, ", ".join(changes))
     extra = state.get("extra_state") or {}
     if settings.ema.store_ema and "ema" not in extra:  # fairseq fails with a KeyError
@@ -47,10 +52,11 @@ def start_resuming(path: Path, settings: DictConfig | None) -> None:
     if checkpoint.patience > 0 and not has_count:
         logger.warning("%s does not record the count of --patience; it starts at 0", path)
     if state.get("last_optimizer_state") is not None and not checkpoint.reset_optimizer:
-        _refuse_other_classes(path, state.get("cfg"), now)
-        _resumed.append(path)
+        _optimizer_source = path
+        if before:
+            _refuse_other_state(path, before, now)
     if not (checkpoint.reset_meters or checkpoint.reset_optimizer):
-        _refuse_other_metric(path, state.get("cfg"), now)
+        _refuse_other_metric(path, before, now)
 
 
 def refuse_optimizer(resized: list[str]) -> None:
@@ -62,20 +68,18 @@ def refuse_optimizer(resized: list[str]) -> None:
     Raises:
         UserError: there are some, and the state will be loaded (:func:`start_resuming`).
     """
-    if resized and _resumed:
+    if resized and _optimizer_source:
         raise UserError(
-            f"the optimizer's state in {_resumed.pop()} is for other sizes: {resized[0]}; keep the "
-            "lengths of the training, or train on with --reset-optimizer"
+            f"the optimizer's state in {_optimizer_source} is for other sizes: {resized[0]}; keep "
+            "the lengths of the training, or train on with --reset-optimizer"
         )
 
 
-def _refuse_other_classes(path: Path, before: Any, now: dict[str, Any]) -> None:
-    """Refuse to load a state into another class of optimizer, schedule or criterion.
+def _refuse_other_state(path: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
+    """Refuse the state of another class of optimizer, schedule or criterion, or precision.
 
     fairseq would fail with a KeyError, load a part of the state, or suggest the wrong option.
     """
-    if not isinstance(before, dict):
-        return
     old, new = _flatten(before), _flatten(now)
     titles = {"optimizer": "Optimizer", "criterion": "Criterion"}
     if not now["checkpoint"]["reset_lr_scheduler"]:
@@ -106,12 +110,12 @@ def _describe_precision(common: dict[str, Any]) -> str:
     return "with --amp" if common.get("amp") else "in float32"
 
 
-def _refuse_other_metric(path: Path, before: Any, now: dict[str, Any]) -> None:
+def _refuse_other_metric(path: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
     """Refuse to compare a metric with the best value of another metric.
 
     With other units, no later checkpoint might ever be the best.
     """
-    old, new = _get_section(before or {}, "checkpoint"), _get_section(now, "checkpoint")
+    old, new = _get_section(before, "checkpoint"), _get_section(now, "checkpoint")
     metric = "best_checkpoint_metric"
     for name in (metric, f"maximize_{metric}"):
         if name in old and old[name] != new[name]:
@@ -122,10 +126,8 @@ def _refuse_other_metric(path: Path, before: Any, now: dict[str, Any]) -> None:
             )
 
 
-def list_changes(before: Any, now: Any) -> list[str]:
-    """List the settings that differ between two configurations of fairseq, as dictionaries."""
-    if not isinstance(before, dict):
-        return []  # an old checkpoint, with `args` in place of a configuration
+def list_changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """List the settings that differ between two configurations of fairseq."""
     old, new = _flatten(before), _flatten(now)
     return [
         f"{name} {shortened(str(old[name]))} -> {shortened(str(new[name]))}"
@@ -139,15 +141,16 @@ def _flatten(settings: dict[str, Any]) -> dict[str, Any]:
 
     For example ``{"optimizer": "adam", "adam_betas": "(0.9, 0.98)", "seed": 1}``.
     """
-    # A model that still uses argparse has the options of all sections in its own section; those of
-    # the sections that are not compared are left out there.
-    left_out = _ALIASES.union(*(_get_section(settings, k) for k in settings if k not in _SECTIONS))
+    # A model that still uses argparse repeats the options of all sections in its own section, also
+    # those of sections that are not compared.
+    others = [_get_section(settings, key) for key in settings if key not in _SECTIONS]
+    not_compared = _ALIASES.union(*others)
     flat: dict[str, Any] = {}
     for key in _SECTIONS:
         for name, value in _get_section(settings, key).items():
             if name == "_name":
                 flat[key] = value
-            elif name not in left_out:
+            elif name not in not_compared:
                 flat.setdefault(name, value)
     for key, names in _FURTHER.items():
         flat |= {name: x for name, x in _get_section(settings, key).items() if name in names}

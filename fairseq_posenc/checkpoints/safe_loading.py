@@ -18,12 +18,15 @@ import torch
 
 from fairseq_posenc.checkpoints.faults import describe_damage
 from fairseq_posenc.checkpoints.file_checks import check_file
-from fairseq_posenc.checkpoints.trusted_settings import check_settings, is_name
-from fairseq_posenc.checkpoints.weights import describe_wrong_form, refuse_large_weights
+from fairseq_posenc.checkpoints.trusted_settings import check_settings
+from fairseq_posenc.checkpoints.weights import (
+    refuse_expanded_tensors,
+    refuse_large_weights,
+    refuse_malformed_weights,
+)
 from fairseq_posenc.errors import UserError
 
 _PICKLE = b"\x80"  # first byte of a checkpoint of torch before 1.6, which is not an archive
-_MAX_DEPTH = 64  # levels of nested mappings; an optimizer's state has 6
 
 
 def open_mapped(path: Path, for_weights: bool = False) -> dict[str, Any]:
@@ -45,8 +48,8 @@ def open_mapped(path: Path, for_weights: bool = False) -> dict[str, Any]:
     state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     if not isinstance(state, dict):
         raise TypeError(f"a {type(state).__name__} instead of a mapping")
-    _refuse_malformed_weights(state.get("model"))
-    _refuse_expanded_tensors(state)
+    refuse_malformed_weights(state.get("model"))
+    refuse_expanded_tensors(state)
     if for_weights:
         refuse_large_weights(state.get("model"))
     check_settings(state)
@@ -61,42 +64,6 @@ def is_torn(path: Path) -> bool:
     """
     with open(path, "rb") as file:
         return file.read(1) != _PICKLE and not zipfile.is_zipfile(file)
-
-
-def _refuse_malformed_weights(weights: Any) -> None:
-    """Refuse weights in a form that no training of fairseq writes."""
-    for name, weight in weights.items() if isinstance(weights, dict) else ():
-        if type(name) is not str or not is_name(name):
-            raise UserError(f"the checkpoint is damaged: a parameter is called {ascii(name)[:100]}")
-        if wrong := describe_wrong_form(weight):
-            raise UserError(f"the checkpoint is damaged, or of another program: {name} {wrong}")
-
-
-def _refuse_expanded_tensors(state: Any) -> None:
-    """Refuse tensors with more numbers than are stored for them, and mappings nested too deep.
-
-    With a stride of 0, a file of a few bytes can hold a huge tensor, which takes hours to read. No
-    training writes such a tensor.
-    """
-    to_check: list[tuple[Any, tuple[Any, ...]]] = [(state, ())]  # a value, the keys that lead to it
-    seen = set()
-    while to_check:
-        value, keys = to_check.pop()
-        if isinstance(value, torch.Tensor):
-            if value.layout != torch.strided or value.is_meta:
-                continue  # without a plain storage
-            stored = value.untyped_storage().nbytes() // value.element_size()
-            if value.numel() > stored:
-                raise UserError(
-                    f"the checkpoint is damaged: {'.'.join(map(str, keys)) or 'a tensor'} says "
-                    f"that it has {value.numel():,} numbers, and {stored:,} are stored"
-                )
-        elif isinstance(value, (dict, list, tuple)) and id(value) not in seen:
-            seen.add(id(value))
-            if len(keys) > _MAX_DEPTH:
-                raise UserError(f"it has mappings or lists that are more than {_MAX_DEPTH} deep")
-            parts = value.items() if isinstance(value, dict) else enumerate(value)
-            to_check += [(part, (*keys, key)) for key, part in parts]
 
 
 @contextmanager

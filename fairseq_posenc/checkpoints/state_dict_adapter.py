@@ -29,31 +29,37 @@ LEARNED_TABLE = "embed_positions.encodings.learned.table.weight"  # and in ours
 # Copies of weights, which encoder layers of fairseq 0.12.2 have for its fast path.
 _COPIED = ("in_proj", "out_proj", "fc1", "fc2")
 COPIES = [f"{name}_{kind}" for name in _COPIED for kind in ("weight", "bias")]
-_COPY = re.compile(rf"\.layers\.\d+\.(?:{'|'.join(COPIES)})$")
+_COPY_NAME = re.compile(rf"\.layers\.\d+\.(?:{'|'.join(COPIES)})$")
 STOCK_OFFSET = 2  # rows before position 0: padding_idx + 1, and fairseq's padding_idx is 1
 
 
 def is_copy(name: str) -> bool:
     """Check whether a state-dict key is one of fairseq 0.12.2's copies of encoder weights."""
-    return _COPY.search(name) is not None
+    return _COPY_NAME.search(name) is not None
 
 
 class PositionCheckpoints(nn.Module):
     """Mixin for models: adapts a checkpoint's position parameters before they are loaded."""
 
     init_positions: bool = False
-    _as_read: dict[str, Any] | None = None  # the state dict before it is adapted, for the report
+    # The state dict before it is adapted, for the report: set by `upgrade_state_dict_named`, taken
+    # by `_load_from_state_dict`.
+    _as_read: dict[str, Any] | None = None
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Any], name: str) -> None:
         """Rename the position parameters of fairseq's models, and drop copies of weights."""
         for key in filter(is_copy, list(state_dict)):
             del state_dict[key]
-        _refuse_flat_tables(state_dict)
         self._as_read = dict(state_dict)
         super().upgrade_state_dict_named(state_dict, name)  # type: ignore[misc]
         for key in [key for key in state_dict if key.endswith(STOCK_TABLE)]:
-            ours = key.removesuffix(STOCK_TABLE) + LEARNED_TABLE
-            state_dict[ours] = state_dict.pop(key)[STOCK_OFFSET:]
+            table = state_dict.pop(key)
+            if table.dim() != 2:
+                raise UserError(
+                    f"the checkpoint is damaged: {key} is not a table, but has the shape "
+                    f"{tuple(table.shape)}"
+                )
+            state_dict[key.removesuffix(STOCK_TABLE) + LEARNED_TABLE] = table[STOCK_OFFSET:]
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
@@ -68,16 +74,16 @@ class PositionCheckpoints(nn.Module):
         refuse_broken_weights(state_dict, model_state)
         _refuse_other_dictionary(state_dict, model_state)
         changes = self._match_identities(state_dict, prefix)
-        extended = extend_tables(self, state_dict, prefix)
-        replaced = fit_positions(state_dict, model_state)
-        changes += replaced
+        extended_tables = extend_tables(self, state_dict, prefix)
+        replaced_parameters = fit_positions(state_dict, model_state)
+        changes += replaced_parameters
         if changes and not self.init_positions:
             raise UserError(
                 "the checkpoint's positions are not the model's (--init-positions accepts this and "
                 f"starts the model's own fresh): {'; '.join(changes)}"
             )
         refuse_untied(state_dict, model_state)
-        refuse_optimizer(extended + replaced)
+        refuse_optimizer(extended_tables + replaced_parameters)
         for change in changes:
             logger.warning("--init-positions: %s", change)
         as_read = self._as_read or state_dict
@@ -88,43 +94,31 @@ class PositionCheckpoints(nn.Module):
     def _match_identities(self, state_dict: dict[str, Any], prefix: str) -> list[str]:
         """Compare the identity of each stack with the checkpoint's; return how positions differ.
 
-        If they do, the state dict gets the model's identity.
+        If they do, the state dict gets the model's identity, as it will get its parameters.
 
         Raises:
             UserError: settings other than positions differ.
         """
+        modules = dict[str, Any](self.named_modules())
+        stacks = {name: x for name, x in modules.items() if hasattr(x, "weight_settings")}
+        trained = {
+            name: _read_identity(state_dict, f"{prefix}{name}.", stack.identity)
+            for name, stack in stacks.items()
+        }
+        _refuse_other_settings(stacks, trained)
         changes = []
-        mismatches = []
-        for name, stack in self.named_modules():
-            ours = getattr(stack, "identity", None)
-            if not isinstance(ours, Identity):
-                continue
-            theirs = _read_identity(state_dict, f"{prefix}{name}.", ours)
-            if theirs is None:
-                theirs = ours
-                logger.warning(
-                    f"{name}: the checkpoint comes from a version that did not record positions; "
-                    f"assuming {ours.positions}"
-                )
-            settings = theirs.weight_settings
-            mismatches += [f"{name}: {x}" for x in settings.differences(ours.weight_settings)]
-            if unknown := settings.list_unknown(ours.weight_settings):
-                logger.info("%s: the checkpoint does not record its %s", name, ", ".join(unknown))
-            differences = theirs.differences(ours, stack.layers_kept)
+        for name, stack in stacks.items():
+            differences = trained[name].differences(stack.identity, stack.layers_kept)
             changes += [f"{name}: {difference}" for difference in differences]
-            identity = ours if differences else theirs
-            identity = identity._replace(weight_settings=settings.fill_from(ours.weight_settings))
+            identity = stack.identity if differences else trained[name]
+            settings = trained[name].weight_settings.fill_from(stack.weight_settings)
+            identity = identity._replace(weight_settings=settings)
             state_dict[f"{prefix}{name}.{KEY}"] = identity.to_tensor()
-        if mismatches:
-            raise UserError(
-                "the checkpoint's weights mean something else in this model: "
-                f"{'; '.join(mismatches)}; give it the settings and dictionaries of its training"
-            )
         return changes
 
 
-def _read_identity(state_dict: dict[str, Any], stack: str, ours: Identity) -> Identity | None:
-    """Read the identity of a stack from a checkpoint; None if it has none.
+def _read_identity(state_dict: dict[str, Any], stack: str, ours: Identity) -> Identity:
+    """Read the identity of a stack from a checkpoint, by the beginning of the stack's names.
 
     Checkpoints of fairseq's own models have none, but a table of learned positions, or a marker of
     sinusoids, which is removed.
@@ -136,17 +130,27 @@ def _read_identity(state_dict: dict[str, Any], stack: str, ours: Identity) -> Id
         del state_dict[mark]
     if marks:
         return ours._replace(positions=STOCK_SPEC)
-    return ours if ours.positions == "learned" and stack + LEARNED_TABLE in state_dict else None
+    if ours.positions != "learned" or stack + LEARNED_TABLE not in state_dict:
+        logger.warning(
+            f"{stack.removesuffix('.')}: the checkpoint comes from a version that did not record "
+            f"positions; assuming {ours.positions}"
+        )
+    return ours
 
 
-def _refuse_flat_tables(state_dict: dict[str, Any]) -> None:
-    """Refuse fairseq's learned positions if they are not a matrix."""
-    for key in [key for key in state_dict if key.endswith(STOCK_TABLE)]:
-        if state_dict[key].dim() != 2:
-            raise UserError(
-                f"the checkpoint is damaged: {key} is not a table, but has the shape "
-                f"{tuple(state_dict[key].shape)}"
-            )
+def _refuse_other_settings(stacks: dict[str, Any], trained: dict[str, Identity]) -> None:
+    """Refuse weights that were trained with other settings than the model's stacks have."""
+    mismatches = []
+    for name, stack in stacks.items():
+        settings = trained[name].weight_settings
+        mismatches += [f"{name}: {x}" for x in settings.differences(stack.weight_settings)]
+        if unknown := settings.list_unknown(stack.weight_settings):
+            logger.info("%s: the checkpoint does not record its %s", name, ", ".join(unknown))
+    if mismatches:
+        raise UserError(
+            "the checkpoint's weights mean something else in this model: "
+            f"{'; '.join(mismatches)}; give it the settings and dictionaries of its training"
+        )
 
 
 def _refuse_other_dictionary(state_dict: dict[str, Any], model_state: dict[str, Tensor]) -> None:

@@ -114,26 +114,25 @@ class _Setting(NamedTuple):
         return shortened(self.place.removeprefix("cfg."))
 
 
-def check_settings(state: Any) -> None:
+def check_settings(state: dict[str, Any]) -> None:
     """Refuse settings that fairseq would run as code, or could not read.
 
     They are in ``cfg``, in older checkpoints in ``args``.
     """
-    cfg = state.get("cfg") if isinstance(state, dict) else None
+    cfg, args = state.get("cfg"), state.get("args")
     sections = {"settings": cfg}
     if type(cfg) in (dict, Namespace):
         sections |= {name: _get_contents(cfg).get(name) for name in _SECTIONS}
     for name, section in sections.items():
         if section is not None and type(section) not in (dict, Namespace):
             raise UserError(f"its {name} are not settings, but {_quote(section)}")
-    args = state.get("args") if isinstance(state, dict) else None
     if args is not None and type(args) is not Namespace:
         raise UserError(f"its args are not settings, but {_quote(args)}")
     for setting in _iterate_settings(state):
         name = setting.name
         value = setting.value
         is_text = isinstance(value, str)
-        if wrong := _describe_wrong_form(value):
+        if wrong := _describe_wrong_value(value):
             raise UserError(
                 f"its setting {setting.label} {wrong}; settings are text, numbers, true or false, "
                 "none, and lists and mappings of these"
@@ -152,7 +151,7 @@ def check_settings(state: Any) -> None:
             )
 
 
-def _describe_wrong_form(value: Any) -> str | None:
+def _describe_wrong_value(value: Any) -> str | None:
     """Describe why a value cannot be a setting; None if it can."""
     kind = type(value)
     if kind is str and len(value) > _MAX_TEXT:
@@ -162,7 +161,7 @@ def _describe_wrong_form(value: Any) -> str | None:
     return None if kind in (str, int, *_PLAIN, *_HOLDERS) else f"is of the type {kind.__name__}"
 
 
-def refuse_files(state: Any) -> None:
+def refuse_files(state: dict[str, Any]) -> None:
     """Refuse settings that name a file, unless this process's command line sets them."""
     for setting in _list_files(state):
         if not _is_set_by(sys.argv[1:], setting.name):
@@ -174,10 +173,11 @@ def refuse_files(state: Any) -> None:
             )
 
 
-def forget_files(state: Any) -> None:
+def forget_files(state: dict[str, Any]) -> None:
     """Set the settings that name files to None.
 
-    Commands of this package need no such file: its weights are in the checkpoint.
+    Commands of this package need no such file: what it holds is in the
+    checkpoint.
     """
     for setting in _list_files(state):
         setting.holder[setting.name] = None
@@ -219,9 +219,9 @@ def _count_parts(node: ast.expr) -> int:
     return len(value) if isinstance(value, Sized) else 1
 
 
-def _iterate_settings(state: Any) -> Iterator[_Setting]:
+def _iterate_settings(state: dict[str, Any]) -> Iterator[_Setting]:
     """Yield the settings of a checkpoint, at all levels; refuse too many or too deep ones."""
-    root = {name: state.get(name) for name in ("args", "cfg")} if isinstance(state, dict) else {}
+    root = {name: state.get(name) for name in ("args", "cfg")}
     to_visit: list[tuple[str, Any, int]] = [("", root, 0)]
     count = 0
     while to_visit:
@@ -245,7 +245,7 @@ def _iterate_settings(state: Any) -> Iterator[_Setting]:
             to_visit.append((inner, value, depth + 1))
 
 
-def _list_files(state: Any) -> list[_Setting]:
+def _list_files(state: dict[str, Any]) -> list[_Setting]:
     """List the settings of models, tasks and criterions that name a file."""
     files = []
     for setting in _iterate_settings(state):

@@ -7,79 +7,50 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from fairseq_posenc.checkpoints.trusted_settings import is_name
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.identity import KEY
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
+_MAX_DEPTH = 64  # levels of nested mappings; an optimizer's state has 6
 _MAX_WEIGHT = 1e18  # the square of a larger number might overflow float32
 
 
-def refuse_broken_weights(state_dict: dict[str, Any], model_state: dict[str, Tensor]) -> None:
-    """Refuse broken weights, which torch would silently copy into the model.
+def refuse_malformed_weights(weights: Any) -> None:
+    """Refuse weights of a file, by name, in a form that no training of fairseq writes."""
+    for name, weight in weights.items() if isinstance(weights, dict) else ():
+        if type(name) is not str or not is_name(name):
+            raise UserError(f"the checkpoint is damaged: a parameter is called {ascii(name)[:100]}")
+        if wrong := _describe_wrong_form(weight):
+            raise UserError(f"the checkpoint is damaged, or of another program: {name} {wrong}")
 
-    Only floating-point parameters of the model are checked, without identities.
+
+def refuse_expanded_tensors(state: Any) -> None:
+    """Refuse tensors with more numbers than are stored for them, and mappings nested too deep.
+
+    With a stride of 0, a file of a few bytes can hold a huge tensor, which takes hours to read. No
+    training writes such a tensor.
     """
-    for name in model_state:
-        if name in state_dict and model_state[name].is_floating_point() and not name.endswith(KEY):
-            wrong = _describe_damage(state_dict[name])
-            if wrong:
+    to_check: list[tuple[Any, tuple[Any, ...]]] = [(state, ())]  # a value, the keys that lead to it
+    seen = set()
+    while to_check:
+        value, keys = to_check.pop()
+        if isinstance(value, Tensor):
+            if value.layout != torch.strided or value.is_meta:
+                continue  # without a plain storage
+            stored = value.untyped_storage().nbytes() // value.element_size()
+            if value.numel() > stored:
                 raise UserError(
-                    f"the checkpoint is damaged, or of a training that diverged: {name} {wrong}"
+                    f"the checkpoint is damaged: {'.'.join(map(str, keys)) or 'a tensor'} says "
+                    f"that it has {value.numel():,} numbers, and {stored:,} are stored"
                 )
-
-
-def refuse_untied(state_dict: dict[str, Any], model_state: dict[str, Tensor]) -> None:
-    """Refuse two different matrices for a shared one: torch would keep the second of them."""
-    first_names: dict[int, str] = {}  # by the address of the model's storage
-    for name in model_state:
-        address = storage_address(model_state[name])
-        if name not in state_dict or storage_address(state_dict[name]) == address:
-            continue  # not in the checkpoint, or replaced by the model's
-        first = first_names.setdefault(address, name)
-        x, y = state_dict[first], state_dict[name]
-        if storage_address(x) != storage_address(y) and not torch.equal(x, y):
-            raise UserError(
-                f"the checkpoint's {name} is not its {first}, and this model shares them: build it "
-                "as it was trained (--no-share-decoder-input-output-embed for a causal LM, "
-                "--untie-weights-roberta for a masked one, no --share-... for translation)"
-            )
-
-
-def storage_address(x: Tensor) -> int:
-    """Get the address of a tensor's storage, which is the same for tensors that share it."""
-    return x.untyped_storage().data_ptr()
-
-
-def describe_wrong_form(weight: Any) -> str | None:
-    """Describe why something cannot be a weight, whatever its numbers; None if it can."""
-    if not isinstance(weight, Tensor):
-        return f"is not a tensor, but of the type {type(weight).__name__}"
-    if type(weight) not in (Tensor, Parameter):
-        return f"is a tensor of the class {type(weight).__name__}, not a plain one"
-    if weight.layout != torch.strided:
-        return f"is a tensor with the layout {_shorten(weight.layout)}, not a plain one"
-    if weight.device.type != "cpu":
-        return f"has no numbers in the file, but is on the device {weight.device.type}"
-    if weight.dtype not in _FLOATS and weight.dtype not in _INTEGERS:
-        return f"holds numbers of the type {_shorten(weight.dtype)}, not floating-point ones"
-    return None
-
-
-def _describe_damage(weight: Any) -> str | None:
-    """Describe the damage of a tensor; None without damage."""
-    if wrong := describe_wrong_form(weight):
-        return wrong
-    if weight.dtype not in _FLOATS:
-        return f"holds numbers of the type {_shorten(weight.dtype)}, not floating-point ones"
-    if weight.numel() * weight.element_size() > weight.untyped_storage().nbytes():
-        return f"says that it has {weight.numel():,} numbers, which are not in the file"
-    # A sum needs no memory for a mask; only if it is not finite, the elements are counted.
-    if weight.sum(dtype=torch.promote_types(weight.dtype, torch.float32)).isfinite():
-        return None
-    if not (broken := int((~weight.isfinite()).sum())):
-        return None  # finite numbers, of which only the sum overflows
-    return f"has {broken:,} of {weight.numel():,} numbers that are NaN or infinite"
+        elif isinstance(value, (dict, list, tuple)) and id(value) not in seen:
+            seen.add(id(value))
+            if len(keys) > _MAX_DEPTH:
+                raise UserError(f"it has mappings or lists that are more than {_MAX_DEPTH} deep")
+            parts = value.items() if isinstance(value, dict) else enumerate(value)
+            to_check += [(part, (*keys, key)) for key, part in parts]
 
 
 def refuse_large_weights(weights: Any) -> None:
@@ -95,8 +66,36 @@ def refuse_large_weights(weights: Any) -> None:
                 )
 
 
-def _shorten(name: Any) -> str:
-    return str(name).removeprefix("torch.")
+def refuse_broken_weights(state_dict: dict[str, Any], model_state: dict[str, Tensor]) -> None:
+    """Refuse broken weights, which torch would silently copy into the model.
+
+    Only floating-point parameters of the model are checked, without identities.
+    """
+    for name, parameter in model_state.items():
+        if name not in state_dict or not parameter.is_floating_point() or name.endswith(KEY):
+            continue
+        if wrong := _describe_wrong_numbers(state_dict[name]):
+            raise UserError(
+                f"the checkpoint is damaged, or of a training that diverged: {name} {wrong}"
+            )
+
+
+def refuse_untied(state_dict: dict[str, Any], model_state: dict[str, Tensor]) -> None:
+    """Refuse two different matrices for a shared one: torch would keep the second of them."""
+    first_names: dict[int, str] = {}  # by the address of the model's storage
+    for name, parameter in model_state.items():
+        address = storage_address(parameter)
+        weight = state_dict.get(name)
+        if weight is None or storage_address(weight) == address:
+            continue  # not in the checkpoint, or the model's own, which replaced it
+        first_name = first_names.setdefault(address, name)
+        first = state_dict[first_name]
+        if storage_address(weight) != storage_address(first) and not torch.equal(weight, first):
+            raise UserError(
+                f"the checkpoint's {name} is not its {first_name}, and this model shares them: "
+                "build it as it was trained (--no-share-decoder-input-output-embed for a causal "
+                "LM, --untie-weights-roberta for a masked one, no --share-... for translation)"
+            )
 
 
 def format_load_report(
@@ -134,3 +133,41 @@ def _format(names: list[str]) -> str:
     """Format the number of names, and the first of them."""
     rest = ", ..." if len(names) > 1 else ""
     return f"{len(names):,} ({names[0]}{rest})" if names else "0"
+
+
+def storage_address(x: Tensor) -> int:
+    """Get the address of a tensor's storage, which is the same for tensors that share it."""
+    return x.untyped_storage().data_ptr()
+
+
+def _describe_wrong_form(weight: Any) -> str | None:
+    """Describe why something cannot be a weight, whatever its numbers; None if it can."""
+    if not isinstance(weight, Tensor):
+        return f"is not a tensor, but of the type {type(weight).__name__}"
+    if type(weight) not in (Tensor, Parameter):
+        return f"is a tensor of the class {type(weight).__name__}, not a plain one"
+    if weight.layout != torch.strided:
+        return f"is a tensor with the layout {_shorten(weight.layout)}, not a plain one"
+    if weight.device.type != "cpu":
+        return f"has no numbers in the file, but is on the device {weight.device.type}"
+    if weight.dtype not in _FLOATS and weight.dtype not in _INTEGERS:
+        return f"holds numbers of the type {_shorten(weight.dtype)}, which no model has"
+    return None
+
+
+def _describe_wrong_numbers(weight: Any) -> str | None:
+    """Describe why the numbers of a tensor cannot be a weight's; None if they can."""
+    if not isinstance(weight, Tensor):  # in a state dict that is no file's
+        return _describe_wrong_form(weight)
+    if weight.dtype not in _FLOATS:
+        return f"holds numbers of the type {_shorten(weight.dtype)}, not floating-point ones"
+    # A sum needs no memory for a mask; only if it is not finite, the elements are counted.
+    if weight.sum(dtype=torch.promote_types(weight.dtype, torch.float32)).isfinite():
+        return None
+    if not (broken := int((~weight.isfinite()).sum())):
+        return None  # finite numbers, of which only the sum overflows
+    return f"has {broken:,} of {weight.numel():,} numbers that are NaN or infinite"
+
+
+def _shorten(name: Any) -> str:
+    return str(name).removeprefix("torch.")

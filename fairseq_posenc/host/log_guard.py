@@ -161,7 +161,11 @@ def _restore_if_torn(path: Path, settings: DictConfig | None) -> None:
         return
     if path.name != LAST or not _is_default_restore(path, settings):
         raise UserError(f"{path} is not a complete checkpoint: it was not written to its end")
-    restore_last(path)
+    if not restore_last(path):
+        raise UserError(
+            f"{path} was not written to its end, and the folder has no complete checkpoint: remove "
+            "it to start from scratch"
+        )
 
 
 def _end_if_finished(path: Path, updates: int, settings: DictConfig) -> None:

@@ -6,12 +6,15 @@ import json
 import logging
 import re
 import shutil
+from argparse import Namespace
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from fairseq.dataclass.configs import CommonConfig, FairseqConfig
+from omegaconf import OmegaConf
 
 from fairseq_posenc.checkpoints import resuming
 from fairseq_posenc.checkpoints.dictionary import Placeholders, fingerprint
@@ -138,6 +141,18 @@ def test_two_matrices_are_not_loaded_into_one():
     shared.load_state_dict(copied)
 
 
+class Distributed(torch.Tensor):
+    """Stands for tensors that no file holds, such as those of a GPU, or torch's DTensor."""
+
+
+def test_weights_in_memory_may_be_of_any_class_of_tensors():
+    model = make_model("causal_lm", position_encoding="rope")
+    state = {name: x.clone() for name, x in model.state_dict().items()}
+    name = "decoder.layers.0.fc1.weight"
+    model.load_state_dict({**state, name: (state[name] + 1).as_subclass(Distributed)})
+    assert torch.equal(model.state_dict()[name], state[name] + 1)
+
+
 def test_a_pooler_of_another_activation_is_refused_once_there_is_one():
     def model(activation, head):
         built = make_model("masked_lm", position_encoding="rope", pooler_activation_fn=activation)
@@ -169,8 +184,15 @@ def test_what_changed_is_listed_and_what_only_says_how_a_training_runs_is_not():
     expected = ["mask_prob 0.15 -> 0.2", "lr [0.001] -> [0.0005]", "seed 1 -> 2"]
     assert resuming.list_changes(before, now) == expected
     assert resuming.list_changes(before, before) == []
-    assert resuming.list_changes(None, now) == []
     assert resuming.list_changes({"model": 3, "task": None}, now) == []
+
+
+def test_a_training_with_settings_of_an_older_form_is_not_compared(tmp_path):
+    path = tmp_path / "checkpoint_last.pt"
+    torch.save({"cfg": Namespace(checkpoint=Namespace()), "last_optimizer_state": {}}, path)
+    resuming.start_resuming(
+        path, OmegaConf.structured(FairseqConfig(common=CommonConfig(fp16=True)))
+    )
 
 
 # ------------------------------------------------------------------------ whole commands: the table
