@@ -18,38 +18,29 @@ if __name__ == "__main__":
     begin()
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator
-from functools import partial
-
-import torch
+from itertools import product
 
 from measuring import commands, page
 from measuring.compare import compare
 from measuring.contenders import backend_names
-from measuring.families import BASE, FAMILIES, Case
+from measuring.families import BASE, Case
 from measuring.scopes import SCOPES
 
 LENGTHS = [128, 512, 1024, 2048, 4096]
-FEW = ["rope", "shaw", "m4m"]
-QUICK = {
-    "scopes": ["layer"],
+QUICK = {  # defaults with --quick
     "modes": ["training"],
     "lengths": [512],
-    "dropout": 0.1,
     "batch": 1,
-    "rounds": 7,
-    "encodings": FEW,
+    "seconds": 12.0,  # start, warm-up and memory take the rest of a minute
 }
-NOT_IN_JSON = ("memory", "ratio_to_none")
-QUICK_SECONDS = 12.0  # time for timing; start, warm-up and memory take the rest of a minute
 
 
 def parse_args(words: list[str]) -> argparse.Namespace:
     """Read the command line."""
     parser = commands.new_parser(__doc__)
-    commands.add_common(parser, FEW)
+    commands.add_common(parser, ["rope", "shaw", "m4m"])
     add = parser.add_argument
     add("--scopes", nargs="+", choices=SCOPES, default=["layer"], help="(default: layer)")
     modes = ["forward", "training"]
@@ -63,58 +54,34 @@ def parse_args(words: list[str]) -> argparse.Namespace:
     add("--write-docs", action="store_true", help=docs)
     args = parser.parse_args(words)
     if args.quick:
-        vars(args).update(QUICK)
+        parser.set_defaults(**QUICK)
+        args = parser.parse_args(words)
     return args
 
 
 def cases(args: argparse.Namespace) -> Iterator[tuple[str, Case]]:
     """Yield the cases to measure, each with its scope."""
-    on_gpu = args.device.type == "cuda"
-    batch = args.batch or (8 if on_gpu else 1)
-    layers = args.layers or (12 if on_gpu else 2)
-    dtype = getattr(torch, args.dtype)
-    for scope in args.scopes:
-        for mode in args.modes:
-            for length in args.lengths:
-                dropout = args.dropout if mode == "training" else 0.0
-                case = Case(length, batch, dropout, dtype, args.device, mode)
-                family = "causal_lm" if scope == "causal" else "masked_lm"
-                yield scope, case._replace(family=family, size=BASE._replace(layers=layers))
+    size = BASE._replace(layers=args.layers or (12 if args.device.type == "cuda" else 2))
+    for scope, mode, length in product(args.scopes, args.modes, args.lengths):
+        dropout = args.dropout if mode == "training" else 0.0
+        family = "causal_lm" if scope == "causal" else "masked_lm"
+        case = Case.from_args(args, length=length, dropout=dropout, mode=mode)
+        yield scope, case._replace(family=family, size=size)
 
 
 def measure(args: argparse.Namespace) -> page.Rows:
     """Measure all cases of the command line."""
     backends = backend_names(args.backends)
-    seconds = QUICK_SECONDS if args.quick else args.seconds
     rows: page.Rows = []
     for scope, case in cases(args):
         print(f"{scope} {case.mode} n={case.length} ...", file=sys.stderr, flush=True)
-        encodings = FAMILIES[case.family].encodings(args.encodings)
-        rows += compare(scope, case, encodings, backends, args.rounds, seconds)
+        encodings = case.encodings(args.encodings)
+        rows += compare(scope, case, encodings, backends, args.rounds, args.seconds)
     return rows
 
 
-def format_json(rows: page.Rows) -> str:
-    """Format our own rows as a JSON list of objects."""
-    ours = [
-        {name: value for name, value in row.items() if name not in NOT_IN_JSON}
-        for row in rows
-        if row["encoding"] != "stock"
-    ]
-    return json.dumps(ours, indent=1)
-
-
-def main() -> None:
-    """Measure, print, and keep the figures."""
-    args = parse_args(sys.argv[1:])
-    if args.write_docs:
-        page.write_page()
-        return
-    commands.prepare(args)
-    commands.report(
-        args, "attention", measure(args), partial(page.format_table, "attention"), format_json
-    )
-
-
 if __name__ == "__main__":
-    commands.exit_on_error(main)
+    if "--write-docs" in sys.argv:
+        commands.exit_on_error(page.write_page)
+    else:
+        commands.run_script("attention", parse_args, measure)

@@ -41,9 +41,8 @@ def parse_args(words: list[str]) -> argparse.Namespace:
     add = parser.add_argument
     add("--scope", choices=["op", "layer"], default="layer", help="(default: layer)")
     add("--length", type=int, default=512, help="n (default: 512)")
-    args = parser.parse_args(words)
-    args.threads = args.threads or 1
-    return args
+    parser.set_defaults(threads=1)
+    return parser.parse_args(words)
 
 
 def time_parts(run: timing.Pass) -> dict[str, float]:
@@ -69,8 +68,9 @@ def measure(args: argparse.Namespace) -> Rows:
         raise UserError("the parts can be timed on a CPU only: leave --device out")
     case = Case.from_args(args)
     # `contenders` adds `none`, which is left out unless it was asked for.
-    ours = contenders(args.encodings, ["auto"], case.dims, case.call)
-    group = [STOCK, *(contender for contender in ours if contender.encoding in args.encodings)]
+    encodings = case.encodings(args.encodings)
+    ours = contenders(encodings, ["auto"], case.dims, case.call)
+    group = [STOCK, *(contender for contender in ours if contender.encoding in encodings)]
     passes = [SCOPES[args.scope](contender, case) for contender in group]
     for run in passes:
         for _ in range(timing.WARM_UP):

@@ -35,14 +35,14 @@ from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Span
 from measuring import timing
-from measuring.commands import new_parser, run_script
+from measuring.commands import add_turns, new_parser, run_script
 from measuring.contenders import make_positions
 from measuring.growth import TABLE1, complexity_table
 from measuring.page import Rows
 
 SEED = 1
 BYTES_PER_NUMBER = 4
-COSTS = ("operations", "numbers")
+COSTS: tuple[Literal["operations", "numbers"], ...] = ("operations", "numbers")
 # Operations that write nothing.
 UNWRITTEN = ("aten::empty", "aten::new_empty", "aten::_unsafe_view", "aten::_local_scalar_dense")
 
@@ -59,16 +59,16 @@ class Size(NamedTuple):
 class Written(TorchDispatchMode):
     """Counts the numbers that operations write, without views and matrix products."""
 
-    def __init__(self, products: Mapping[Any, Any]) -> None:
+    def __init__(self, matrix_products: Mapping[Any, Any]) -> None:
         super().__init__()
-        self.products = products
+        self.matrix_products = matrix_products  # by operation of torch
         self.numbers = 0
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         out = function(*args, **(kwargs or {}))
-        is_excluded = function.is_view or function._overloadpacket in self.products
+        is_excluded = function.is_view or function._overloadpacket in self.matrix_products
         if not is_excluded and not function.name().startswith(UNWRITTEN):
             outputs = out if isinstance(out, (tuple, list)) else [out]
             self.numbers += sum(x.numel() for x in outputs if isinstance(x, torch.Tensor))
@@ -89,14 +89,9 @@ def parse_args(words: list[str]) -> argparse.Namespace:
     add("--heads", type=int, default=12, help="(default: 12)")
     backends = ["reference", "blocked"]
     add("--backends", nargs="+", default=backends, help=f"(default: {' '.join(backends)})")
-    add("--threads", type=int, help="threads of torch (default: all cores)")
-    add("--rounds", type=int, default=5, help="how often all passes take turns (default: 5)")
-    add("--seconds", type=float, default=20.0, help="of each comparison, about (default: 20)")
-    add("--json", action="store_true", help="print the rows as JSON, and nothing else")
-    add("--save", metavar="NAME", help="keep the figures, and write docs/benchmarks.md")
+    add_turns(parser)
+    parser.set_defaults(device=torch.device("cpu"), dtype="float32", rounds=5, seconds=20.0)
     args = parser.parse_args(words)
-    args.device = torch.device("cpu")
-    args.dtype = "float32"
     for name in ("lengths", "widths"):
         values = sorted(set(getattr(args, name)))
         if len(values) < 2 or values[0] < 1:
@@ -147,16 +142,20 @@ def measure_table(item: specs.Item, size: Size) -> Table:
     dims = Dims(size.heads * size.width, size.heads, max_positions=n)
     encoding = registry.get(item.name)(dims, **dict(item.options))
     terms = encoding.terms(Span.from_lengths(n, n, device), make_positions(1, n, device))
-    tables = (
+    tables = [
         name for name, term, _ in terms.present() if term.rows is not None and term.has_vectors
-    )
-    rows = (terms.runs[name].rows if name in terms.runs else 2 * n - 1 for name in tables)
+    ]
+    # In `runs`, several distances share a row; other tables have one for each distance.
+    rows = [terms.runs[name].rows if name in terms.runs else 2 * n - 1 for name in tables]
     width = 0 if terms.state_table is None else terms.state_table.size(-1)
     return Table(max(rows, default=0), width)
 
 
-def evaluate(formulas: str, size: Size, table: Table) -> int:
-    """Sum the formulas in double backquotes of :mod:`fairseq_posenc.analysis.costs`."""
+def evaluate_formulas(formulas: str, size: Size, table: Table) -> int:
+    """Sum the formulas in double backquotes of :mod:`fairseq_posenc.analysis.costs`.
+
+    A formula is a sum of products; the factors of a product are separated by spaces.
+    """
     n, h, d = size.length, size.heads, size.width
     values = {"n": n, "h": h, "d": d, "C": h * d, "(2n-1)": 2 * n - 1}
     values |= {"u": table.rows, "w": table.state_width}
@@ -182,8 +181,7 @@ def measure_size(encodings: list[str], size: Size, args: argparse.Namespace) -> 
             "encoding": spec,
             **size._asdict(),
             **{name: counts[name] - plain[name] for name in COSTS},
-            "formula_operations": _sum_formulas("operations", spec, size),
-            "formula_numbers": _sum_formulas("numbers", spec, size),
+            **_sum_formulas(spec, size),
             "seconds": timing.median(times, index),
             "ratio": timing.ratio(times, index, 0),
         }
@@ -191,12 +189,16 @@ def measure_size(encodings: list[str], size: Size, args: argparse.Namespace) -> 
     ]
 
 
-def _sum_formulas(quantity: Literal["operations", "numbers"], spec: str, size: Size) -> int:
-    total = 0
-    for item in specs.parse(spec).items:
-        formulas = costs.describe_cost(item.name, quantity)
-        total += evaluate(formulas, size, measure_table(item, size))
-    return total
+def _sum_formulas(spec: str, size: Size) -> dict[str, int]:
+    """Sum the formulas of a spec's encodings, by the name of their column."""
+    tables = [(item.name, measure_table(item, size)) for item in specs.parse(spec).items]
+    return {
+        f"formula_{quantity}": sum(
+            evaluate_formulas(costs.describe_cost(name, quantity), size, table)
+            for name, table in tables
+        )
+        for quantity in COSTS
+    }
 
 
 def measure(args: argparse.Namespace) -> Rows:

@@ -24,7 +24,7 @@ from fairseq.dataclass.configs import GenerationConfig
 from torch import Tensor
 
 from measuring import timing
-from measuring.commands import add_common, new_parser, run_script
+from measuring.commands import add_device, add_encodings, add_turns, new_parser, run_script
 from measuring.contenders import STOCK, Contender
 from measuring.families import FAMILIES, Case, build
 from measuring.page import Rows
@@ -36,8 +36,11 @@ BATCH = {"cpu": 4, "cuda": 64}  # sentences
 def parse_args(words: list[str]) -> argparse.Namespace:
     """Read the command line."""
     parser = new_parser(__doc__)
-    add_common(parser, ["learned", "rope", "alibi", "shaw", "m4m"])
+    add_encodings(parser, ["learned", "rope", "alibi", "shaw", "m4m"])
+    add_device(parser)
+    add_turns(parser)
     add = parser.add_argument
+    add("--batch", type=int, help="sentences (default: 4 on the CPU, 64 on a GPU)")
     add("--size", choices=["tiny", "base", "large"], default="base", help="(default: base)")
     add("--length", type=int, default=32, help="tokens of source and hypotheses (default: 32)")
     add("--beam", type=int, default=5, help="(default: 5)")
@@ -86,14 +89,14 @@ def measure(args: argparse.Namespace) -> Rows:
     batch = args.batch or BATCH[args.device.type]
     case = Case.from_args(args, batch=batch, dropout=0.0, mode="forward", family="translation")
     case = case._replace(size=size, vocabulary=10_000)
-    encodings = FAMILIES["translation"].encodings(args.encodings)
-    ours = [Contender(spec, "auto") for spec in encodings]
+    ours = [Contender(spec, "auto") for spec in case.encodings(args.encodings)]
     group = list(dict.fromkeys([BASELINE, STOCK, *ours]))
     weights: dict[str, Tensor] = {}
     baseline, *others = (generation(contender, case, args.beam, weights) for contender in group)
-    turns = [baseline]
+    turns = [baseline]  # it has all turns with even numbers
     for other in others:
         turns += [other, baseline]
+    numbers = [0, *range(1, len(turns), 2)]
     rounds = timing.interleaved(turns, case.device, args.rounds, args.seconds)
     return [
         {
@@ -105,16 +108,16 @@ def measure(args: argparse.Namespace) -> Rows:
             "batch": case.batch,
             "dtype": args.dtype,
             "tokens_per_second": case.batch * case.length / timing.median(rounds, turn),
-            "ratio": speed(rounds, turn),
+            "ratio": relative_speed(rounds, turn),
         }
-        for turn, contender in zip(range(-1, len(turns), 2), group)
+        for turn, contender in zip(numbers, group)
     ]
 
 
-def speed(rounds: list[list[float]], turn: int) -> float:
+def relative_speed(rounds: list[list[float]], turn: int) -> float:
     """Compute the speed of a model relative to the turns around it, the median over the rounds."""
-    if turn < 0:
-        return 1.0  # the baseline, which has the last turn
+    if turn == 0:
+        return 1.0  # the baseline
     return median((times[turn - 1] + times[turn + 1]) / 2 / times[turn] for times in rounds)
 
 

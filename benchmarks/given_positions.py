@@ -22,7 +22,7 @@ from torch import Tensor
 from fairseq_posenc.api import SelfAttention, StackPositions
 from measuring import timing
 from measuring.commands import add_common, new_parser, run_script
-from measuring.families import BASE
+from measuring.families import BASE, Case
 from measuring.page import Rows
 
 ENCODINGS = ["none", "rope", "alibi", "t5", "shaw", "m4m", "deberta_v2"]
@@ -47,16 +47,16 @@ def make_ids(batch: int, length: int) -> dict[str, Tensor | None]:
     }
 
 
-def build_pass(spec: str, ids: Tensor | None, args: argparse.Namespace) -> timing.Pass:
+def build_pass(spec: str, ids: Tensor | None, case: Case) -> timing.Pass:
     """Build a training step of self-attention with its positions."""
     torch.manual_seed(1)
-    max_positions = 3 * args.length + 100  # ids are smaller
+    max_positions = 3 * case.length + 100  # ids are smaller
     positions = StackPositions(spec, BASE.embed_dim, BASE.num_heads, max_positions)
-    positions.to(args.device)
-    layer = SelfAttention(positions, dropout=args.dropout).to(args.device)
-    size = (args.batch or 1, args.length, BASE.embed_dim)
-    x = torch.randn(size, device=args.device, requires_grad=True)
-    ids = None if ids is None else ids.to(args.device)
+    positions.to(case.device, case.dtype)
+    layer = SelfAttention(positions, dropout=case.dropout).to(case.device, case.dtype)
+    size = (case.batch, case.length, BASE.embed_dim)
+    x = torch.randn(size, dtype=case.dtype, device=case.device, requires_grad=True)
+    ids = None if ids is None else ids.to(case.device)
 
     def run() -> None:
         layer(*positions(x, position_ids=ids))[0].sum().backward()
@@ -67,13 +67,14 @@ def build_pass(spec: str, ids: Tensor | None, args: argparse.Namespace) -> timin
 def measure(args: argparse.Namespace) -> Rows:
     """Measure each spec without ids and with both kinds."""
     rows: Rows = []
-    for spec in args.encodings:
-        columns = make_ids(args.batch or 1, args.length)
-        passes = [build_pass(spec, ids, args) for ids in columns.values()]
-        rounds = timing.interleaved(passes, args.device, args.rounds, args.seconds)
+    case = Case.from_args(args)
+    columns = make_ids(case.batch, case.length)
+    for spec in case.encodings(args.encodings):
+        passes = [build_pass(spec, ids, case) for ids in columns.values()]
+        rounds = timing.interleaved(passes, case.device, args.rounds, args.seconds)
         ratios = {name: timing.ratio(rounds, index, 0) for index, name in enumerate(columns)}
         seconds = timing.median(rounds, 0)
-        rows.append({"encoding": spec, "length": args.length, "seconds": seconds, **ratios})
+        rows.append({"encoding": spec, "length": case.length, "seconds": seconds, **ratios})
     return rows
 
 

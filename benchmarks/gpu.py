@@ -24,6 +24,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ from typing import Any
 from fairseq_posenc.files import write_whole
 from fairseq_posenc.workbench.results.markdown import fill_page, table
 from fairseq_posenc.workbench.results.record import Record
-from measuring.commands import new_parser
+from measuring.commands import exit_on_error, new_parser
 from measuring.gpu_steps import SCRIPTS, TIME_LIMIT, TIMED_KINDS, Step, list_steps
 from measuring.page import RESULTS
 
@@ -47,6 +48,7 @@ PUBLISHED = [["eager, as published", "", "119.3"], ["DisentangledFlash, as publi
 Results = list[dict[str, Any]]
 
 
+@cache  # all steps of a call have the same
 def checksum_code() -> str:
     """Compute a checksum of all code that is tested and timed."""
     digest = hashlib.sha256()
@@ -127,6 +129,7 @@ def format_tables(results: Results) -> list[str]:
 
 def _compare_backends(rows: Results) -> str:
     """Format time and memory of layers, divided by those of fairseq's, with a column a backend."""
+    rows = [row for row in rows if row["encoding"] != "stock"]
     backends = list(dict.fromkeys(row["backend"] for row in rows))
     found = {
         (row["encoding"], row["length"], row["backend"]): (
@@ -144,6 +147,7 @@ def _compare_backends(rows: Results) -> str:
 
 
 def _list_rows(rows: Results) -> str:
+    """Format rows as they are; names stand in their first columns."""
     return table(list(rows[0]), [[_format(x) for x in row.values()] for row in rows], "lllllr")
 
 
@@ -172,11 +176,8 @@ def _compare_with_published(results: Results) -> list[str]:
     for row in chain.from_iterable(result.get("rows", []) for result in results):
         if not row["encoding"].startswith("deberta"):
             continue
-        if (row.get("scope"), row["length"], row["dtype"]) == (
-            "layer",
-            PUBLISHED_LENGTH,
-            "bfloat16",
-        ):
+        case = (row.get("scope"), row["length"], row["dtype"])
+        if case == ("layer", PUBLISHED_LENGTH, "bfloat16"):
             name = f"`{row['encoding']}`, {row['backend']}"
             ours.append([name, f"{row['dropout']:g}", f"{row['seconds'] * 1e3:.1f}"])
     if not ours:
@@ -226,4 +227,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    exit_on_error(main)

@@ -48,12 +48,15 @@ def parse_args(words: list[str]) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
-def build_step(spec: str, cached: int) -> timing.Pass:
-    """Build a step of decoding after ``cached`` tokens, which leaves the caches as they were."""
+def build_step(spec: str, case: Case) -> timing.Pass:
+    """Build a step of decoding after cached tokens, which leaves the caches as they were."""
     torch.manual_seed(1)
-    positions = StackPositions(spec, BASE.embed_dim, BASE.num_heads, cached + 1, causal=True).eval()
-    layers = [SelfAttention(positions).eval() for _ in range(BASE.layers)]
-    x = torch.randn(1, cached + 1, BASE.embed_dim)
+    cached = case.length
+    positions = StackPositions(spec, BASE.embed_dim, BASE.num_heads, cached + 1, causal=True)
+    layers = [SelfAttention(positions) for _ in range(BASE.layers)]
+    for module in (positions, *layers):
+        module.eval().to(case.device, case.dtype)
+    x = torch.randn(case.batch, cached + 1, BASE.embed_dim).to(case.device, case.dtype)
     caches = [Cache() for _ in layers]
     with torch.no_grad():
         embedded, shared = positions(x[:, :cached])
@@ -90,8 +93,9 @@ def build_peer(name: str, case: Case) -> timing.Pass:
         encoding = name.removeprefix("BertModel ")
         config = BertConfig(**sizes, position_embedding_type=encoding, attn_implementation="eager")
         model = BertModel(config, add_pooling_layer=False)
-    x = torch.randn(case.batch, case.length, BASE.embed_dim, requires_grad=True)
-    model.train()
+    x = torch.randn(case.batch, case.length, BASE.embed_dim).to(case.device, case.dtype)
+    x.requires_grad_()
+    model.train().to(case.device, case.dtype)
 
     def run() -> None:
         model(inputs_embeds=x).last_hidden_state.sum().backward()
@@ -101,16 +105,12 @@ def build_peer(name: str, case: Case) -> timing.Pass:
 
 def measure(args: argparse.Namespace) -> Rows:
     """Measure steps of decoding, and layers together with models of transformers."""
-    rows: Rows = []
-    specs = ["none", *(spec for spec in args.encodings if spec != "none")]
-    rows += _time(
-        "a step of 12 layers",
-        args.cached,
-        {spec: build_step(spec, args.cached) for spec in specs},
-        args,
-    )
+    decoding = Case.from_args(args, length=args.cached, family="causal_lm")
+    specs = dict.fromkeys(["none", *decoding.encodings(args.encodings)])
+    steps = {spec: build_step(spec, decoding) for spec in specs}
+    rows = _time("a step of 12 layers", args.cached, steps, args)
     for length in args.lengths:
-        case = Case(length, args.batch or 1, args.dropout, torch.float32, args.device)
+        case = Case.from_args(args, length=length)
         ours = ["none", *PEERS.values()]
         passes = {spec: SCOPES["layer"](Contender(spec, "blocked"), case) for spec in ours}
         passes |= {name: build_peer(name, case) for name in PEERS}

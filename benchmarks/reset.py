@@ -36,7 +36,7 @@ from measuring.scopes import layer_and_modules
 def parse_args(words: list[str]) -> argparse.Namespace:
     """Read the command line."""
     parser = new_parser(__doc__)
-    add_common(parser, ["raffel", "shaw", "m4", "m4m", "deberta", "tupe"])
+    add_common(parser, ["raffel", "shaw", "m4", "m4m", "deberta", "tupe"], "with a reset")
     add = parser.add_argument
     add("--length", type=int, default=512, help="n (default: 512)")
     add("--processes", type=int, default=5, help="fresh processes, one at a time (default: 5)")

@@ -36,7 +36,7 @@ from fairseq_posenc.workbench.loading.open_model import OpenModel, open_model
 from fairseq_posenc.workbench.translation import Translator
 from fairseq_posenc.workbench.translation.checkpoint import ParallelDataBin
 from measuring import page, timing
-from measuring.commands import new_parser, run_script
+from measuring.commands import add_turns, new_parser, run_script
 
 BEAMS = (5, 1)
 
@@ -60,12 +60,8 @@ def parse_args(words: list[str]) -> argparse.Namespace:
     add("--data", type=Path, metavar="FOLDER", help="with its dictionaries (default: as trained)")
     add("--batches", type=int, nargs="+", default=[1, 32], metavar="N", help="(default: 1 32)")
     add("--sentences", type=int, default=96, metavar="N", help="that are timed (default: 96)")
-    add("--rounds", type=int, default=3, help="how often all engines take turns (default: 3)")
-    add("--threads", type=int, default=1, help="of every engine (default: 1)")
-    add("--json", action="store_true", help="print the rows as JSON, and nothing else")
-    keep = "keep the figures as docs/results/benchmark_NAME.json, and write docs/benchmarks.md"
-    add("--save", metavar="NAME", help=keep)
-    parser.set_defaults(device=torch.device("cpu"), dtype="float32")
+    add_turns(parser)
+    parser.set_defaults(device=torch.device("cpu"), dtype="float32", threads=1, rounds=3)
     return parser.parse_args(words)
 
 

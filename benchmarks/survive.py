@@ -40,9 +40,13 @@ from measuring.families import FAMILIES, Case, build_trainer
 def parse_args() -> argparse.Namespace:
     """Read the command line."""
     parser = commands.new_parser(__doc__)
-    commands.add_common(parser, ["shaw", "m4", "m4m"])
+    commands.add_encodings(parser, ["shaw", "m4", "m4m"])
     commands.add_backends(parser)
+    commands.add_device(parser)
+    commands.add_output(parser)
     add = parser.add_argument
+    add("--batch", type=int, default=8, help="sentences (default: 8)")
+    add("--dropout", type=float, default=0.1, help="(default: 0.1)")
     add("--updates", type=int, default=300, help="(default: 300)")
     add("--length", type=int, default=128, help="(default: 128)")
     add("--families", nargs="+", choices=FAMILIES, default=["masked_lm"], help="(masked_lm)")
@@ -90,24 +94,24 @@ def survive(
 ) -> dict[str, Any]:
     """Train a model; return losses, skipped updates and whether all numbers are finite."""
     trainer, batch = build_trainer(contender, case, lr=1e-3)
-    losses = []
+    losses: list[float] = []
     for update in range(updates):
         if text is not None:
             fill_batch(batch, text, update)
         log = trainer.train_step([batch])
-        losses.append(float("nan") if log is None else float(log["loss"]))
+        if log is not None:  # else the update was skipped
+            losses.append(float(log["loss"]))
     finite = all(bool(x.isfinite().all()) for x in trainer.model.parameters())
-    known = [loss for loss in losses if not math.isnan(loss)]  # NaN: a skipped update
-    tenth = max(1, len(known) // 10)
+    tenth = max(1, len(losses) // 10)
     return {
         "family": case.family,
         "encoding": contender.encoding,
         "backend": contender.backend,
         "updates": updates,
-        "skipped": updates - len(known),
-        "finite": finite and bool(known),
-        "first": fmean(known[:tenth]) if known else None,
-        "last": fmean(known[-tenth:]) if known else None,
+        "skipped": updates - len(losses),
+        "finite": finite and bool(losses) and all(map(math.isfinite, losses)),
+        "first": fmean(losses[:tenth]) if losses else None,
+        "last": fmean(losses[-tenth:]) if losses else None,
     }
 
 
@@ -127,9 +131,8 @@ def main() -> None:
     finished = {(row["family"], row["encoding"], row["backend"]) for row in rows}
     for family in args.families:
         size = FAMILIES[family].sizes["tiny"]
-        batch = args.batch or 8
-        case = Case.from_args(args, batch=batch, family=family, size=size, vocabulary=1_000)
-        names = FAMILIES[family].encodings(args.encodings)
+        case = Case.from_args(args, family=family, size=size, vocabulary=1_000)
+        names = case.encodings(args.encodings)
         group = contenders(names, backend_names(args.backends), case.dims, case.call)
         text = read_words(args.text, case) if args.text else None
         for contender in group:
@@ -142,8 +145,7 @@ def main() -> None:
             if args.record:
                 lines = ",\n".join(json.dumps(row) for row in rows)
                 write_whole(args.record, f"[\n{lines}\n]\n")
-    args.save = None  # the page has no section for it
-    commands.report(args, "survive", rows, rows_table)
+    commands.print_rows(args, rows, rows_table)
     if not all(row["finite"] for row in rows):
         raise UserError("not every encoding survived")
 

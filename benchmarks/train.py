@@ -51,7 +51,7 @@ def build_case(args: argparse.Namespace) -> Case:
 def measure(args: argparse.Namespace) -> Rows:
     """Measure a row for stock, and one for each encoding on each backend."""
     case = build_case(args)
-    encodings = FAMILIES[args.family].encodings(args.encodings)
+    encodings = case.encodings(args.encodings)
     ours = contenders(encodings, backend_names(args.backends), case.dims, case.call)
     _, task, _ = build(STOCK, case)
     flops = model_flops(case, len(task.source_dictionary))

@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Optional
 
 import torch
 
@@ -41,21 +40,50 @@ def existing_file(text: str) -> Path:
     return Path(text)
 
 
-def add_common(parser: argparse.ArgumentParser, encodings: list[str]) -> None:
-    """Add the options that all benchmarks have."""
+def add_common(
+    parser: argparse.ArgumentParser, encodings: list[str], accepted: str = "specs, or all"
+) -> None:
+    """Add the options of scripts that measure training steps with some encodings."""
+    add_encodings(parser, encodings, accepted)
     add = parser.add_argument
-    chosen = f"specs, or all (default: {' '.join(encodings)})"
-    add("--encodings", nargs="+", default=encodings, metavar="SPEC", help=chosen)
     add("--batch", type=int, help="sentences (default: 1 on the CPU, 8 on a GPU)")
     add("--dropout", type=float, default=0.1, help="in training (default: 0.1)")
+    add_device(parser)
+    add_turns(parser)
+
+
+def add_encodings(
+    parser: argparse.ArgumentParser, encodings: list[str], accepted: str = "specs, or all"
+) -> None:
+    """Add ``--encodings``; :meth:`measuring.families.Case.encodings` knows what ``all`` means."""
+    chosen = f"{accepted} (default: {' '.join(encodings)})"
+    parser.add_argument("--encodings", nargs="+", default=encodings, metavar="SPEC", help=chosen)
+
+
+def add_device(parser: argparse.ArgumentParser) -> None:
+    """Add ``--dtype`` and ``--device``."""
+    add = parser.add_argument
     add("--dtype", choices=DTYPES, help="(default: float32 on the CPU, bfloat16 on a GPU)")
     add("--device", type=torch.device, default="cpu", help="cpu or cuda (default: cpu)")
-    add("--threads", type=int, help="threads of torch (default: all cores)")
-    add("--rounds", type=int, default=7, help="how often all passes take turns (default: 7)")
-    limit = "stop a comparison after so many seconds, once it has three rounds"
-    add("--seconds", type=float, default=math.inf, help=limit)
+
+
+def add_output(parser: argparse.ArgumentParser) -> None:
+    """Add ``--threads`` and ``--json``."""
+    add = parser.add_argument
+    threads = torch.get_num_threads()
+    add("--threads", type=int, default=threads, help="threads of torch (default: %(default)s)")
     add("--json", action="store_true", help="print the rows as JSON, and nothing else")
-    save = "keep the figures as docs/results/benchmark_NAME.json, and write docs/benchmarks.md"
+
+
+def add_turns(parser: argparse.ArgumentParser) -> None:
+    """Add the options of scripts whose passes take turns, and whose rows can be kept."""
+    add_output(parser)
+    add = parser.add_argument
+    turns = "how often all passes take turns (default: %(default)s)"
+    add("--rounds", type=int, default=7, help=turns)
+    limit = "end a comparison after so many, once it has three rounds (default: %(default)s)"
+    add("--seconds", type=float, default=math.inf, help=limit)
+    save = "keep the rows as docs/results/benchmark_NAME.json, and make docs/benchmarks.md again"
     add("--save", metavar="NAME", help=save)
 
 
@@ -74,8 +102,7 @@ def prepare(args: argparse.Namespace) -> None:
     if args.device.type == "cuda" and not torch.cuda.is_available():
         raise UserError("--device cuda: torch finds no GPU here")
     args.dtype = args.dtype or ("bfloat16" if args.device.type == "cuda" else "float32")
-    if args.threads:
-        torch.set_num_threads(args.threads)
+    torch.set_num_threads(args.threads)
 
 
 def machine(device: torch.device) -> str:
@@ -96,29 +123,23 @@ def own_command() -> str:
     return shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
 
 
-def report(
-    args: argparse.Namespace,
-    script: str,
-    rows: page.Rows,
-    format_table: Callable[[page.Rows], str],
-    format_json: Callable[[page.Rows], str] = lambda rows: json.dumps(rows, indent=1),
+def print_rows(
+    args: argparse.Namespace, rows: page.Rows, format_table: Callable[[page.Rows], str]
 ) -> None:
-    """Print the rows of a script, as a table or with ``--json``, and keep them with ``--save``."""
+    """Print the rows of a script: the machine and a table, or with ``--json`` nothing but JSON."""
     if args.json:
-        print(format_json(rows))
+        print(json.dumps(rows, indent=1))
     else:
         print("\n".join([machine(args.device), "", format_table(rows)]))
-    if args.save:
-        page.save_result(page.Result(args.save, script, own_command(), machine(args.device), rows))
 
 
 def run_script(
     script: str,
     parse_args: Callable[[list[str]], argparse.Namespace],
     measure: Callable[[argparse.Namespace], page.Rows],
-    format_table: Optional[Callable[[page.Rows], str]] = None,
+    format_table: Callable[[page.Rows], str] | None = None,
 ) -> None:
-    """Read the command line, measure, print, and keep the figures; see :func:`report`.
+    """Read the command line, measure, print the rows, and keep them with ``--save``.
 
     By default, the table has the script's columns of :data:`measuring.page.COLUMNS`.
     """
@@ -126,7 +147,11 @@ def run_script(
     def main() -> None:
         args = parse_args(sys.argv[1:])
         prepare(args)
-        report(args, script, measure(args), format_table or partial(page.format_table, script))
+        rows = measure(args)
+        print_rows(args, rows, format_table or partial(page.format_table, script))
+        if args.save:
+            place = machine(args.device)
+            page.save_result(page.Result(args.save, script, own_command(), place, rows))
 
     exit_on_error(main)
 

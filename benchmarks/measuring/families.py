@@ -47,11 +47,6 @@ class Family(NamedTuple):
     sides: tuple[str, ...]  # `encoder`, `decoder` or both
     sizes: dict[str, Size]
 
-    def encodings(self, requested: list[str]) -> list[str]:
-        """List the encodings of a command line; ``all`` stands for those of these stacks."""
-        known = registry.names(encoder="encoder" in self.sides)
-        return known if requested == ["all"] else requested
-
 
 FAMILIES = {
     "masked_lm": Family(
@@ -100,14 +95,18 @@ class Case(NamedTuple):
     @classmethod
     def from_args(cls, args: Namespace, **changes: Any) -> Case:
         """Build a case of the options that benchmarks share, with ``changes`` of its fields."""
-        case = cls(
-            length=args.length,
-            batch=args.batch or (8 if args.device.type == "cuda" else 1),
-            dropout=args.dropout,
-            dtype=getattr(torch, args.dtype),
-            device=args.device,
-        )
-        return case._replace(**changes)
+        fields = {
+            "batch": args.batch or (8 if args.device.type == "cuda" else 1),
+            "dtype": getattr(torch, args.dtype),
+            "device": args.device,
+        }
+        fields |= {name: getattr(args, name) for name in ("length", "dropout") if name in args}
+        return cls(**{**fields, **changes})
+
+    def encodings(self, requested: list[str]) -> list[str]:
+        """List the encodings of a command line; ``all`` stands for those of the family."""
+        known = registry.names(encoder="encoder" in FAMILIES[self.family].sides)
+        return known if requested == ["all"] else requested
 
     @property
     def causal(self) -> bool:

@@ -6,6 +6,7 @@ A step is a test, a check or a measurement in a process of its own. Estimates ar
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 from typing import NamedTuple
 
 PYTEST = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0"]
@@ -20,15 +21,16 @@ BF16, FP16 = "bfloat16", "float16"
 TIME_LIMIT = 9 * 60  # seconds of a call; another call continues with the steps that did not fit
 TIMED_KINDS = ("layers", "updates")
 SCRIPTS = {
-    "layers": ["benchmarks/attention.py", "--scopes", "layer", "--modes", "training"],
-    "updates": ["benchmarks/train.py"],
-    "survival": ["benchmarks/survive.py"],
+    "layers": "benchmarks/attention.py --scopes layer --modes training --seconds 2",
+    "updates": "benchmarks/train.py --seconds 2",
+    "survival": "benchmarks/survive.py",
 }
 # Options that a dry run appends; the last value of a repeated option counts.
-TINY = "--device cpu --dtype float32 --batch 1 --rounds 1 --seconds 1 --threads 1"
+TINY = "--device cpu --dtype float32 --batch 1 --threads 1"
 DRY_RUN_OPTIONS = {
-    "layers": f"{TINY} --lengths 8 --encodings shaw --backends triton",
-    "updates": f"{TINY} --length 8 --size tiny --layers 1 --encodings shaw --backends triton",
+    "layers": f"{TINY} --rounds 1 --lengths 8 --encodings shaw --backends triton",
+    "updates": f"{TINY} --rounds 1 --length 8 --size tiny --layers 1 --encodings shaw "
+    "--backends triton",
     "survival": f"{TINY} --length 8 --encodings shaw m4m --updates 2",
 }
 
@@ -56,15 +58,13 @@ def list_steps(dry_run: bool) -> list[Step]:
         *list_main_steps(),
         *list_other_steps(),
     ]
-    if dry_run:
-        by_kind: dict[str, Step] = {}
-        for step in steps:  # the first of each kind, as sizes do not matter
-            by_kind.setdefault(step.kind, step)
-        return [
-            Step(f"{kind}, tiny", kind, 0, step.arguments + DRY_RUN_OPTIONS.get(kind, "").split())
-            for kind, step in by_kind.items()
-        ]
-    return steps
+    if not dry_run:
+        return list({step.name: step for step in steps}.values())
+    by_kind = {step.kind: step for step in steps}  # any of each kind, as sizes do not matter
+    return [
+        Step(f"{kind}, tiny", kind, 0, step.arguments + DRY_RUN_OPTIONS.get(kind, "").split())
+        for kind, step in by_kind.items()
+    ]
 
 
 def list_main_steps() -> list[Step]:
@@ -85,28 +85,12 @@ def list_main_steps() -> list[Step]:
 
 
 def list_other_steps() -> Iterator[Step]:
-    """Yield what the main steps lack of all encodings, lengths, 16-bit types and dropouts."""
-    conditions = [(FP16, "0.1"), (BF16, "0"), (FP16, "0")]
-    for dtype, dropout in conditions:
-        for length in BATCHES:  # of 512, the main steps lack only this condition
-            if length != 512 or (dtype, dropout) == (FP16, "0"):
-                yield _updates(dtype, dropout, length, MAIN_ENCODINGS)
-    yield _measure("layers", 25, FP16, "0", ALL_LENGTHS, MAIN_ENCODINGS)
-    for dtype, dropout in [(BF16, "0.1"), *conditions]:
-        for length in BATCHES:  # of 512, the main steps have only this condition
-            if length != 512 or (dtype, dropout) != (BF16, "0.1"):
-                yield _updates(dtype, dropout, length, OTHER_ENCODINGS)
-    for dtype, dropout in [(BF16, "0.1"), *conditions]:
-        # In this condition, the main steps lack two lengths of the main encodings.
-        encodings = ENCODINGS[1:] if (dtype, dropout) == (BF16, "0") else OTHER_ENCODINGS
+    """Yield all encodings, lengths, 16-bit types and dropouts; main steps may be among them."""
+    conditions = product((MAIN_ENCODINGS, OTHER_ENCODINGS), (BF16, FP16), ("0.1", "0"))
+    for encodings, dtype, dropout in conditions:
+        for length in BATCHES:
+            yield _updates(dtype, dropout, length, encodings)
         yield _measure("layers", 25, dtype, dropout, ALL_LENGTHS, encodings)
-
-
-def estimate_seconds(planned: list[Step]) -> int:
-    """Estimate the seconds of some steps; those without timing run together."""
-    timed = [step.seconds for step in planned if step.kind in TIMED_KINDS]
-    together = [step.seconds for step in planned if step.kind not in TIMED_KINDS]
-    return max(together, default=0) + sum(timed)
 
 
 def _updates(dtype: str, dropout: str, length: int, encodings: list[str]) -> Step:
@@ -126,7 +110,7 @@ def _measure(
     names = " ".join(encodings)
     arguments = (
         f"--device cuda --dtype {dtype} --dropout {dropout} --json --encodings {names} "
-        f"--backends {backends} --seconds 2 {options}"
+        f"--backends {backends} {options}"
     )
     name = f"{kind}, {dtype}, dropout {dropout}, {options.replace('--', '')}, {backends}: {names}"
-    return Step(name, kind, seconds, [*SCRIPTS[kind], *arguments.split()])
+    return Step(name, kind, seconds, f"{SCRIPTS[kind]} {arguments}".split())

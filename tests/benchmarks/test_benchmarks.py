@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -16,19 +17,25 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
+import attention  # noqa: E402
+import breakdown  # noqa: E402
+import given_positions  # noqa: E402
+import repeated_rows  # noqa: E402
+import survive  # noqa: E402
 from fairseq_posenc import registry  # noqa: E402
 from fairseq_posenc.backends import available, reference  # noqa: E402
 from fairseq_posenc.checkpoints.state_dict_adapter import is_copy  # noqa: E402
 from fairseq_posenc.encodings.distance_table import DistanceTable  # noqa: E402
 from fairseq_posenc.errors import UserError  # noqa: E402
 from fairseq_posenc.positions import Span  # noqa: E402
-from generate import speed  # noqa: E402
+from generate import relative_speed  # noqa: E402
 from measuring import families, flops, page, timing  # noqa: E402
 from measuring.commands import prepare  # noqa: E402
 from measuring.compare import compare  # noqa: E402
@@ -40,7 +47,6 @@ from measuring.contenders import (  # noqa: E402
 )
 from measuring.scopes import SCOPES, layer, layer_and_modules, operation  # noqa: E402
 from reset import parse_args, summarize, without_reset  # noqa: E402
-from survive import survive  # noqa: E402
 from tests.helpers import growth  # noqa: E402
 from tests.helpers.products import WHOLE  # noqa: E402
 from tests.workbench.translation.test_translation_commands import TEST, checkpoint  # noqa: E402
@@ -169,7 +175,7 @@ def test_ratios_are_medians_of_ratios_in_a_round():
 
 def test_a_speed_is_told_against_the_turns_around_it():
     rounds = [[1.0, 4.0, 3.0, 3.0, 3.0], [2.0, 1.0, 2.0, 2.0, 6.0], [3.0, 1.0, 5.0, 5.0, 1.0]]
-    assert [speed(rounds, turn) for turn in (-1, 1, 3)] == [1.0, 2.0, 1.0]
+    assert [relative_speed(rounds, turn) for turn in (0, 1, 3)] == [1.0, 2.0, 1.0]
 
 
 def small_model(family: str) -> families.Case:
@@ -303,9 +309,10 @@ def test_attention_prints_json_and_nothing_else():
     short = ("--scopes", "op", "--lengths", "32", "--rounds", "3", "--encodings", "rope")
     done = script("attention.py", *short, "--json")
     found = json.loads(done.stdout)
-    figures = ["ratio", "memory_ratio", "batch", "dtype", "seconds"]
+    figures = ["ratio", "memory_ratio", "batch", "dtype", "seconds", "memory", "ratio_to_none"]
     keys = ["scope", "device", "mode", "encoding", "backend", "length", "dropout", *figures]
     assert all(list(row) == keys for row in found)
+    assert found[0]["encoding"] == "stock"
     ours = [row for row in found if row["encoding"] == "rope"]
     assert [(row["mode"], row["dropout"]) for row in ours] == [("forward", 0.0), ("training", 0.1)]
 
@@ -341,9 +348,67 @@ def test_what_survives_has_learnt(family):
     size = families.FAMILIES[family].sizes["tiny"]
     whole = families.Case(16, 4, 0.0, torch.bfloat16, CPU, family=family, size=size, vocabulary=100)
     text = torch.tensor([4 + number % 7 for number in range(2000)])
-    row = survive(Contender("rope", "reference"), whole, 40, text)
+    row = survive.survive(Contender("rope", "reference"), whole, 40, text)
     assert row["finite"]
     assert row["last"] < row["first"] - 1  # bits
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf])
+def test_what_has_a_loss_that_is_no_number_does_not_survive(loss, monkeypatch):
+    def build_trainer(*given, **named):
+        losses = iter([None, {"loss": loss}, {"loss": 1.0}])
+        step = Namespace(train_step=lambda batch: next(losses), model=nn.Linear(1, 1))
+        return step, None
+
+    monkeypatch.setattr(survive, "build_trainer", build_trainer)
+    row = survive.survive(Contender("rope", "reference"), TINY, 3, None)
+    assert (row["skipped"], row["finite"]) == (1, False)
+
+
+def test_explicit_options_win_over_those_of_a_quick_measurement():
+    args = attention.parse_args(["--quick", "--encodings", "t5", "--lengths", "64"])
+    assert (args.encodings, args.lengths, args.modes) == (["t5"], [64], ["training"])
+
+
+@pytest.mark.parametrize("script", [breakdown, given_positions, repeated_rows])
+def test_all_stands_for_all_encodings(script, monkeypatch):
+    """Each script lists its encodings first; here they are taken, and nothing is measured."""
+    taken = []
+
+    def take(case, requested):
+        taken.append((case, requested))
+        raise UserError("enough")
+
+    monkeypatch.setattr(families.Case, "encodings", take)
+    args = script.parse_args(["--encodings", "all"])
+    prepare(args)
+    with pytest.raises(UserError, match="enough"):
+        script.measure(args)
+    ((case, requested),) = taken
+    monkeypatch.undo()
+    assert case.encodings(requested) == registry.names(encoder=not case.causal)
+
+
+def test_layers_have_the_type_and_the_batch_of_the_options():
+    given = ["--dtype", "bfloat16", "--batch", "3"]
+    for script in (given_positions, repeated_rows):
+        args = script.parse_args(given)
+        args.length = 8
+        prepare(args)
+        case = families.Case.from_args(args, size=TINY.size)
+        inputs = []
+        hook = nn.modules.module.register_module_forward_pre_hook(
+            lambda module, given, inputs=inputs: inputs.extend(given)
+        )
+        with hook:
+            if script is given_positions:
+                script.build_pass("shaw", None, case)()
+            else:
+                script.build_step("shaw", case)()
+                script.build_peer("BertModel relative_key", case)()
+        tensors = [x for x in inputs if isinstance(x, torch.Tensor) and x.is_floating_point()]
+        assert {x.dtype for x in tensors} == {torch.bfloat16}
+        assert 3 in tensors[0].shape
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from complexity import (  # noqa: E402
     Table,
     Written,
     count_costs,
-    evaluate,
+    evaluate_formulas,
     measure,
     measure_table,
     parse_args,
@@ -52,7 +52,7 @@ def kept(encoding: str, backend: str, length: int = 2048, width: int = 64) -> di
     ],
 )
 def test_a_formula_has_its_value(formulas, value):
-    assert evaluate(formulas, SMALL, table=Table(15, 0)) == value
+    assert evaluate_formulas(formulas, SMALL, table=Table(15, 0)) == value
 
 
 @pytest.mark.parametrize(
