@@ -16,19 +16,15 @@ import math
 import random
 import sys
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 
 import torch
-import transformers
 from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedModel
 
-from continuing import STATE, Training, name_folder
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf import read_positions, set_positions
 from fairseq_posenc.hf.saving import load_model
-from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.experiments.length import hf_model
 from fairseq_posenc.workbench.experiments.length.stream import spread_windows
 from fairseq_posenc.workbench.results import pictures
@@ -38,9 +34,9 @@ from fairseq_posenc.workbench.results.record import Record, Row
 from fairseq_posenc.workbench.running import options
 from fairseq_posenc.workbench.running.devices import choose_device
 from fairseq_posenc.workbench.running.files import checksum
-from fairseq_posenc.workbench.running.folders import lock_folder
-from fairseq_posenc.workbench.running.jobs import ALONE, Inputs, Outputs, RunContext, Step
+from fairseq_posenc.workbench.running.jobs import ALONE, Inputs, Outputs, RunContext
 from measuring.commands import existing_file, exit_on_error, new_parser, own_command
+from measuring.trained_models import Training, checksum_weights, train_all, versions
 
 MARGIN = 1.05  # room above and below the lines of the picture
 MODEL = "model"  # name of the trained model's folder, inside that of its training
@@ -96,8 +92,10 @@ def train(
     stream = hf_model.tokenize_text(args.valid, args.folder)
     if not rows or len(stream) < args.length:
         raise UserError(f"--length {args.length}: a text is shorter")
-    sizes = args.length, args.length, args.length  # every token of a block is predicted
-    windows = [*spread_windows(len(stream), *sizes, args.blocks)]
+    size = args.length  # every token of a block is predicted
+    windows = [
+        *spread_windows(len(stream), length=size, stride=size, longest=size, count=args.blocks)
+    ]
 
     def compute_loss(update: int) -> Tensor:
         ids = rows[update % len(rows)][None].to(device)
@@ -109,7 +107,9 @@ def train(
     def evaluate() -> Row:
         losses = {}
         for number, window in enumerate(windows, start=1):
-            read, predicted = (x[None, window.start : window.end].to(device) for x in stream)
+            block = slice(window.start, window.end)
+            read = stream.inputs[None, block].to(device)
+            predicted = stream.targets[None, block].to(device)
             losses[f"loss_{number}"] = -float(hf_model.predict(model, read, predicted).mean())
         return losses
 
@@ -131,11 +131,14 @@ def build_record(args: argparse.Namespace, outputs: Mapping[str, Outputs]) -> Re
     curves: list[Row] = []
     losses: list[Row] = []
     first = next(iter(outputs.values()))
+    of_first = {row["updates"]: _perplexities(row) for row in first["evaluations"]}
     for spec, trained in outputs.items():
         named = {"model": spec, "position_encoding": trained["position_encoding"]}
-        for evaluation, other in zip(trained["evaluations"], first["evaluations"]):
-            perplexities, others = _perplexities(evaluation), _perplexities(other)
-            change = compare(perplexities, others).interval
+        for evaluation in trained["evaluations"]:
+            if evaluation["updates"] not in of_first:
+                continue
+            perplexities = _perplexities(evaluation)
+            change = compare(perplexities, of_first[evaluation["updates"]]).interval
             curves.append(
                 {"model": spec, **evaluation}
                 | interval_of_perplexity(perplexities.values()).figures("perplexity")
@@ -157,9 +160,7 @@ def build_record(args: argparse.Namespace, outputs: Mapping[str, Outputs]) -> Re
         "lr": args.lr,
         "training_in": "autocast to bfloat16" if args.bf16 else "float32",
         "device": choose_device(args.device),
-        "fairseq_posenc": __version__,
-        "torch": str(torch.__version__),
-        "transformers": transformers.__version__,
+        **versions(),
     }
     figures = {"models": rows, "curves": curves, "training": losses}
     return Record("continued", figures, data, seed=args.seed, command=own_command())
@@ -196,7 +197,7 @@ def _keep(model: PreTrainedModel, source: Path, folder: Path) -> None:
 def _collect_inputs(args: argparse.Namespace, spec: str) -> Inputs:
     names = ("every", "length", "blocks", "lr", "seed", "bf16")
     return {
-        "weights": [checksum(path) for path in sorted(args.folder.glob("*.safetensors"))],
+        "weights": checksum_weights(args.folder),
         "texts": [checksum(args.train), checksum(args.valid)],
         "spec": spec,
         "device": choose_device(args.device),
@@ -205,17 +206,9 @@ def _collect_inputs(args: argparse.Namespace, spec: str) -> Inputs:
 
 
 def main() -> None:
-    """Train with each spec; write the record after each, and draw the curves."""
+    """Train with each spec, and draw the curves."""
     args = parse_args(sys.argv[1:])
-    outputs: dict[str, Outputs] = {}
-    with lock_folder(args.out.with_suffix("")):
-        for spec in args.specs:
-            folder = args.out.with_suffix("") / name_folder(spec)
-            inputs, work = _collect_inputs(args, spec), partial(train, args, spec, folder)
-            step = Step(folder, inputs, work, args.updates, (folder / STATE).exists)
-            outputs[spec] = step.do()
-            record = build_record(args, outputs)
-            record.write(args.out)
+    record = train_all(args, train, _collect_inputs, build_record)
     if pictures.can_draw():
         draw(record.figures["curves"], args.out.with_suffix(".png"))
 

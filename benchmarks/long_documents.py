@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import AutoModel, AutoTokenizer, PreTrainedModel
@@ -25,13 +24,13 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf import set_positions
 from fairseq_posenc.hf.own_positions import count_positions
 from fairseq_posenc.position_parameters import LengthRule
-from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.results.differences import Scale, compare
 from fairseq_posenc.workbench.results.intervals import interval_of_share
 from fairseq_posenc.workbench.results.record import Record, Row
 from fairseq_posenc.workbench.running import options
 from fairseq_posenc.workbench.running.progress import say
 from measuring.commands import existing_file, exit_on_error, new_parser, own_command
+from measuring.trained_models import versions
 
 BATCH = 8  # documents
 PASSAGE = 64  # tokens
@@ -109,9 +108,7 @@ def build_record(args: argparse.Namespace, hits: dict[str, dict[str, list[float]
         "documents": args.documents,
         "tokens_of_a_document": args.length,
         "tokens_of_a_passage": PASSAGE,
-        "fairseq_posenc": __version__,
-        "torch": str(torch.__version__),
-        "transformers": transformers.__version__,
+        **versions(),
     }
     return Record("long_documents", {"models": rows}, data, command=own_command())
 

@@ -17,21 +17,18 @@ import functools
 import random
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from inspect import signature
 from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
 import torch
-import transformers
 from torch import Tensor
-from transformers import AutoTokenizer, DynamicCache, LlamaForCausalLM
+from transformers import AutoTokenizer, DynamicCache
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.experiments.length import hf_model
 from fairseq_posenc.workbench.experiments.length.checkpoint import (
     FORM,
@@ -45,12 +42,13 @@ from fairseq_posenc.workbench.results.differences import Scale, compare
 from fairseq_posenc.workbench.results.intervals import interval, interval_of_share
 from fairseq_posenc.workbench.results.record import Record, Row
 from fairseq_posenc.workbench.running import options
-from fairseq_posenc.workbench.running.devices import ComputeOptions
+from fairseq_posenc.workbench.running.devices import ComputeOptions, choose_dtype
 from fairseq_posenc.workbench.running.files import checksum
 from fairseq_posenc.workbench.running.folders import lock_folder
 from fairseq_posenc.workbench.running.jobs import ALONE, Inputs, Outputs, RunContext, Step
 from fairseq_posenc.workbench.running.progress import format_time, say
 from measuring.commands import existing_file, exit_on_error, new_parser, own_command
+from measuring.trained_models import CACHE, checksum_weights, versions
 
 DEPTHS = (0.1, 0.3, 0.5, 0.7, 0.9)
 CITIES = ("Oslo", "Cairo", "Lima", "Tokyo", "Rome", "Delhi", "Paris", "Boston", "Sydney", "Berlin")
@@ -58,8 +56,6 @@ NEEDLE = (
     "\n\nThe secret pass key of {city} is {key}. Remember it: {key} is the pass key of {city}.\n\n"
 )
 QUESTION = "\n\nWhat is the secret pass key of {city}? The secret pass key of {city} is"
-# The argument that takes a cache; transformers has renamed it.
-CACHE = "cache" if "cache" in signature(LlamaForCausalLM.forward).parameters else "past_key_values"
 MAX_QUESTION = 128  # tokens, with the answer
 SHARE = Scale("share of right answers", higher=True)
 
@@ -78,13 +74,8 @@ def parse_args(words: list[str]) -> argparse.Namespace:
     add = parser.add_argument
     named = "folders of transformers, to be read with other positions (with @SPEC)"
     add("models", nargs="+", metavar=FORM.partition(" ")[0] + "[@SPEC]", help=named)
-    add(
-        "--text",
-        type=existing_file,
-        required=True,
-        metavar="FILE",
-        help="the text that hides the keys, in UTF-8",
-    )
+    text = "the text that hides the keys, in UTF-8"
+    add("--text", type=existing_file, required=True, metavar="FILE", help=text)
     options.add_lengths(parser, "tokens of a text", "2048,4096,8192")
     add("--texts", type=int, default=10, help="texts of each length (default: 10)")
     options.add_computing(parser)
@@ -161,8 +152,8 @@ def ask(loaded: LoadedModel, needles: Needles) -> Outputs:
     return {"right": right, "log_probability": log_probability}
 
 
-def measure(args: argparse.Namespace, lengths: Sequence[int]) -> list[Row]:
-    """Ask all models for the keys of all texts, the shortest texts first; return all answers.
+def measure(args: argparse.Namespace) -> Iterator[list[Row]]:
+    """Ask all models for the keys of all texts; yield the answers of each length.
 
     Raises:
         UserError: a model is not a folder of transformers, or lengths are wrong.
@@ -175,25 +166,28 @@ def measure(args: argparse.Namespace, lengths: Sequence[int]) -> list[Row]:
     # Loaded only if an answer is missing, and once.
     longest = max(args.lengths) + MAX_QUESTION
     load = functools.cache(partial(hf_model.load, computing=computing, longest=longest))
-    rows: list[Row] = []
-    for length, number, checkpoint in product(lengths, range(args.texts), checkpoints):
-        folder = args.out.with_suffix("") / checkpoint.name / f"{length}-{number}"
-        inputs = _collect_inputs(checkpoint, args, length, number)
-        work = partial(_ask_once, load, checkpoint, args, length, number)
-        outputs = Step(folder, inputs, work).do()
-        for index, depth in enumerate(DEPTHS):
-            rows.append(
+    for length in args.lengths:
+        rows: list[Row] = []
+        for number, checkpoint in product(range(args.texts), checkpoints):
+            folder = args.out.with_suffix("") / checkpoint.name / f"{length}-{number}"
+            inputs = _collect_inputs(checkpoint, args, length, number)
+            work = partial(_ask_once, load, checkpoint, args, length, number)
+            outputs = Step(folder, inputs, work).do()
+            rows += [
                 {
                     "model": checkpoint.name,
                     "override": checkpoint.spec_override,
                     "length": length,
                     "text": number + 1,
                     "depth": depth,
-                    "right": outputs["right"][index],
-                    "log_probability": outputs["log_probability"][index],
+                    "right": right,
+                    "log_probability": log_probability,
                 }
-            )
-    return rows
+                for depth, right, log_probability in zip(
+                    DEPTHS, outputs["right"], outputs["log_probability"]
+                )
+            ]
+        yield rows
 
 
 def _ask_once(
@@ -204,14 +198,19 @@ def _ask_once(
     number: int,
     context: RunContext = ALONE,
 ) -> Outputs:
-    tokens = hf_model.tokenize_text(args.text, checkpoint.path).targets
-    tokenizer = AutoTokenizer.from_pretrained(checkpoint.path)
+    tokens, tokenizer = _tokenize(args.text, checkpoint.path)
     began = time.monotonic()
     outputs = ask(load(checkpoint), hide(tokens, tokenizer, length, number, args.texts))
     took = format_time(time.monotonic() - began)
     count = f"{sum(outputs['right'])} of {len(DEPTHS)} keys"
     say(f"{checkpoint.name}, {length:,} tokens, text {number + 1}: {count} ({took})")
     return outputs
+
+
+@functools.cache
+def _tokenize(text: Path, folder: Path) -> tuple[Tensor, Any]:
+    """Read a text's tokens, ``(N,)``, and the tokenizer of a model."""
+    return hf_model.tokenize_text(text, folder).targets, AutoTokenizer.from_pretrained(folder)
 
 
 def summarise(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
@@ -270,29 +269,28 @@ def _collect_inputs(
     checkpoint: NamedCheckpoint, args: argparse.Namespace, length: int, number: int
 ) -> Inputs:
     return {
-        "weights": [checksum(path) for path in sorted(checkpoint.path.glob("*.safetensors"))],
+        "weights": checksum_weights(checkpoint.path),
         "override": checkpoint.spec_override,
         "text": checksum(args.text),
         "sizes": [length, number, args.texts],
-        "precision": "bfloat16" if args.bf16 else "float16" if args.fp16 else "float32",
+        "precision": _name_precision(args),
         "prompts": [NEEDLE, QUESTION, CITIES, DEPTHS],
     }
 
 
+def _name_precision(args: argparse.Namespace) -> str:
+    return str(choose_dtype(args.fp16, args.bf16)).removeprefix("torch.")
+
+
 def main() -> None:
-    """Ask, write the record, and draw it."""
+    """Ask, write the record after each length, and draw it."""
     args = parse_args(sys.argv[1:])
+    facts = {"text": str(args.text), **versions(), "precision": _name_precision(args)}
+    rows: list[Row] = []
     with lock_folder(args.out.with_suffix("")):
-        for count in range(1, len(args.lengths) + 1):  # a record after each length
-            rows = measure(args, args.lengths[:count])
+        for answers in measure(args):
+            rows += answers
             by_length, by_depth = summarise(rows)
-            facts = {
-                "text": str(args.text),
-                "fairseq_posenc": __version__,
-                "torch": str(torch.__version__),
-                "transformers": transformers.__version__,
-                "precision": "bfloat16" if args.bf16 else "float32",
-            }
             figures = {"lengths": by_length, "depths": by_depth, "answers": rows}
             Record("needle", figures, facts, command=own_command()).write(args.out)
     if pictures.can_draw():

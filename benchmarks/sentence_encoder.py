@@ -18,27 +18,23 @@ import gzip
 import random
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import transformers
 from scipy import stats
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import AutoModel, AutoTokenizer, PreTrainedModel
 
-from continuing import STATE, Training, name_folder
 from fairseq_posenc.hf import read_positions, set_positions
-from fairseq_posenc.version import __version__
-from fairseq_posenc.workbench.results.intervals import LEVEL, interval
+from fairseq_posenc.workbench.results.intervals import LEVEL, interval_of_share
 from fairseq_posenc.workbench.results.record import Record, Row
 from fairseq_posenc.workbench.running import options
 from fairseq_posenc.workbench.running.files import checksum
-from fairseq_posenc.workbench.running.folders import lock_folder
-from fairseq_posenc.workbench.running.jobs import ALONE, Inputs, Outputs, RunContext, Step
+from fairseq_posenc.workbench.running.jobs import ALONE, Inputs, Outputs, RunContext
 from measuring.commands import existing_file, exit_on_error, new_parser, own_command
+from measuring.trained_models import Training, checksum_weights, train_all, versions
 
 BATCH = 64  # sentences
 RESAMPLES = 1000  # of the pairs of STS-B, for the interval of the correlation
@@ -72,13 +68,9 @@ class Encoder(NamedTuple):
     def encode(self, sentences: Sequence[str]) -> Tensor:
         """Compute the vectors of many sentences, ``(N, D)``, in batches of similar lengths."""
         order = sorted(range(len(sentences)), key=lambda number: len(sentences[number]))
-        parts = [self([sentences[n] for n in order[a : a + BATCH]]) for a in batches(len(order))]
-        return torch.cat(parts)[torch.tensor(order).argsort()]
-
-
-def batches(count: int) -> range:
-    """List the index of the first sentence of each batch."""
-    return range(0, count, BATCH)
+        batches = [order[first : first + BATCH] for first in range(0, len(order), BATCH)]
+        vectors = torch.cat([self([sentences[number] for number in batch]) for batch in batches])
+        return vectors[torch.tensor(order).argsort()]
 
 
 def parse_args(words: list[str]) -> argparse.Namespace:
@@ -86,7 +78,7 @@ def parse_args(words: list[str]) -> argparse.Namespace:
     parser = new_parser(__doc__)
     add = parser.add_argument
     add("folder", type=Path, help="an encoder of transformers, with its tokenizer")
-    add("--specs", nargs="+", required=True, metavar="SPEC", help="the first is compared with")
+    add("--specs", nargs="+", required=True, metavar="SPEC", help="positions, as own or none")
     add("--sts", type=existing_file, required=True, metavar="FILE", help="STS-B's dev.tsv")
     add("--qnli", type=existing_file, required=True, metavar="FILE", help="QNLI's dev.tsv, or .gz")
     add("--distil", type=existing_file, required=True, metavar="FILE", help="STS-B's train.tsv")
@@ -101,7 +93,8 @@ def parse_args(words: list[str]) -> argparse.Namespace:
 
 def read_table(path: Path) -> Iterator[dict[str, str]]:
     """Read the rows of one of GLUE's files."""
-    with gzip.open(path, "rt") if path.suffix == ".gz" else open(path) as file:
+    opener = gzip.open if path.suffix == ".gz" else open
+    with opener(path, "rt", encoding="utf-8") as file:
         # GLUE's quotation marks are part of its sentences.
         yield from csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
 
@@ -134,7 +127,7 @@ def measure(encoder: Encoder, sentences: Sentences) -> Row:
         "spearman": spearman(cosines, scores),
         "spearman_low": low,
         "spearman_high": high,
-        **interval(right.tolist()).figures("recall"),
+        **interval_of_share(right.tolist()).figures("recall"),
     }
 
 
@@ -198,35 +191,25 @@ def build_record(args: argparse.Namespace, outputs: Mapping[str, Outputs]) -> Re
         "distil": str(args.distil),
         "sentences_per_update": BATCH,
         "lr": args.lr,
-        "fairseq_posenc": __version__,
-        "torch": str(torch.__version__),
-        "transformers": transformers.__version__,
+        **versions(),
     }
     figures = {"models": rows, "curves": curves}
     return Record("encoder", figures, data, seed=args.seed, command=own_command())
 
 
 def _collect_inputs(args: argparse.Namespace, spec: str) -> Inputs:
-    files = [*sorted(args.folder.glob("*.safetensors")), args.sts, args.qnli, args.distil]
+    files = [checksum(path) for path in (args.sts, args.qnli, args.distil)]
     names = ("questions", "every", "lr", "seed")
     return {
-        "files": [checksum(path) for path in files],
+        "files": [*checksum_weights(args.folder), *files],
         "spec": spec,
         **{name: getattr(args, name) for name in names},
     }
 
 
 def main() -> None:
-    """Measure and train with each spec; write the record after each."""
-    args = parse_args(sys.argv[1:])
-    outputs: dict[str, Outputs] = {}
-    with lock_folder(args.out.with_suffix("")):
-        for spec in args.specs:
-            folder = args.out.with_suffix("") / name_folder(spec)
-            inputs, work = _collect_inputs(args, spec), partial(distil, args, spec, folder)
-            step = Step(folder, inputs, work, args.updates, (folder / STATE).exists)
-            outputs[spec] = step.do()
-            build_record(args, outputs).write(args.out)
+    """Measure and train with each spec."""
+    train_all(parse_args(sys.argv[1:]), distil, _collect_inputs, build_record)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import copy
 import json
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +22,9 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 from fairseq_posenc.hf import set_positions
 from measuring import timing
+from measuring.trained_models import CACHE
 
 SPECS = ["own", "3*own,none", "alibi", "own+alibi", "t5", "m4m"]
-# The argument that takes a cache; transformers has renamed it.
-CACHE = "cache" if "cache" in signature(LlamaForCausalLM.forward).parameters else "past_key_values"
 
 
 def build(layers: int) -> LlamaForCausalLM:
@@ -93,7 +91,7 @@ def main() -> None:
     stock = build(args.layers).to(device=args.device, dtype=getattr(torch, args.dtype))
     models = {"stock": stock}
     for spec in args.specs:
-        models[spec] = set_positions(copy.deepcopy(models["stock"]), spec)
+        models[spec] = set_positions(copy.deepcopy(stock), spec)
     decoding = {name: prepare_decoding(model, args.cached) for name, model in models.items()}
     record: dict[str, Any] = {"transformers": transformers.__version__}
     if args.device == "cuda":

@@ -18,7 +18,7 @@ from tests.helpers.hf_models import redraw, save_tokenizer
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import continued_training
-import continuing
+from measuring import trained_models
 
 WORDS = ["a", "cat", "sat", "on", "the", "mat", "and", "saw", "two", "dogs", "run"]
 LENGTH = 16
@@ -101,6 +101,31 @@ def test_a_longer_training_continues_a_shorter_one_and_equals_one_in_a_go(start,
     assert read_positions(model) == "t5"
 
 
+def test_models_are_compared_at_the_same_updates(start):
+    """The first one was prolonged, and so has an evaluation that the other lacks."""
+    start("t5", updates=6)
+    record = start("t5", "none", updates=12)
+    found = {(row["model"], row["updates"]): row for row in record.figures["curves"]}
+    assert [updates for name, updates in found if name == "t5"] == [0, 4, 6, 8, 12]
+    assert [updates for name, updates in found if name == "none"] == [0, 4, 8, 12]
+    for (_, updates), row in found.items():
+        ratio = row["perplexity"] / found["t5", updates]["perplexity"]
+        assert row["ratio"] == pytest.approx(ratio)
+    assert record.rows[1]["updates"] == 12
+
+
+def test_another_model_in_the_same_folder_has_other_weights(tmp_path):
+    found = []
+    for content in (b"one", b"other"):
+        (tmp_path / "pytorch_model.bin").write_bytes(content)
+        trained_models.checksum_weights.cache_clear()
+        found.append(trained_models.checksum_weights(tmp_path))
+    assert found[0] != found[1]
+    (tmp_path / "model.safetensors").write_bytes(b"one")
+    trained_models.checksum_weights.cache_clear()
+    assert trained_models.checksum_weights(tmp_path) == found[0]
+
+
 def test_a_stopped_training_continues_from_its_last_evaluation(start, monkeypatch):
     whole = start("own", updates=10, out="whole.json")
     forward, calls = LlamaForCausalLM.forward, []
@@ -122,7 +147,7 @@ def test_a_stopped_training_continues_from_its_last_evaluation(start, monkeypatc
 
 
 def test_a_folder_is_named_after_its_spec():
-    names = map(continuing.name_folder, ("own", "3*own,none", "own+window(size=256,first=4)"))
+    names = map(trained_models.name_folder, ("own", "3*own,none", "own+window(size=256,first=4)"))
     assert [*names] == ["own", "3-own-none", "own+window-size=256-first=4"]
 
 

@@ -120,3 +120,13 @@ def test_the_record_has_every_cell_and_a_second_call_asks_nothing_again(place, m
     needle.main()
     assert read(place / "out.json") == record
     capsys.readouterr()
+
+
+def test_the_record_names_half_precision(place, monkeypatch, capsys):
+    monkeypatch.chdir(place)
+    monkeypatch.setattr(needle.ComputeOptions, "choose", lambda *given: CPU)  # there is no GPU
+    given = ["needle.py", "own=model", "--text", "text.txt", "--lengths", "700", "--texts", "1"]
+    monkeypatch.setattr(sys, "argv", [*given, "--fp16", "--out", "half.json"])
+    needle.main()
+    assert read(place / "half.json").data["precision"] == "float16"
+    capsys.readouterr()

@@ -1,24 +1,82 @@
-"""Short trainings of models of transformers, which continue where they were stopped."""
+"""Helps scripts on trained models of transformers: short trainings, and facts for records."""
 
 from __future__ import annotations
 
 import re
+from argparse import Namespace
 from collections.abc import Callable
+from functools import cache, partial
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import LlamaForCausalLM, PreTrainedModel
 
 from fairseq_posenc.files import written_whole
-from fairseq_posenc.workbench.results.record import Row
+from fairseq_posenc.version import __version__
+from fairseq_posenc.workbench.results.record import Record, Row
+from fairseq_posenc.workbench.running.files import checksum
+from fairseq_posenc.workbench.running.folders import lock_folder
+from fairseq_posenc.workbench.running.jobs import Inputs, Outputs, Step
 from fairseq_posenc.workbench.running.progress import say
 from measuring.timing import clock
 
+# The argument that takes a cache; transformers has renamed it.
+CACHE = "cache" if "cache" in signature(LlamaForCausalLM.forward).parameters else "past_key_values"
 STATE = "state.pt"
 WARM_UP = 10  # updates of a rising learning rate, which then stays: trainings can be prolonged
 MAX_GRADIENT_NORM = 1.0
+
+
+def versions() -> dict[str, str]:
+    """List the versions of a record's facts."""
+    return {
+        "fairseq_posenc": __version__,
+        "torch": str(torch.__version__),
+        "transformers": transformers.__version__,
+    }
+
+
+@cache
+def checksum_weights(folder: Path) -> list[str]:
+    """Compute the checksums of the files that hold a model's weights."""
+    paths = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("*.bin"))
+    return [checksum(path) for path in paths]
+
+
+def train_all(
+    args: Namespace,
+    train: Callable[..., Outputs],
+    collect_inputs: Callable[[Namespace, str], Inputs],
+    build_record: Callable[[Namespace, dict[str, Outputs]], Record],
+) -> Record:
+    """Train with each of ``--specs`` in a folder beside ``--out``; write the record after each.
+
+    Args:
+        args: parsed options; a finished training continues if ``--updates`` has grown.
+        train: takes the options, the spec and the folder; see ``Step`` for its outputs.
+        collect_inputs: lists all that a training depends on.
+        build_record: builds the record of the outputs by spec.
+    """
+    outputs: dict[str, Outputs] = {}
+    with lock_folder(args.out.with_suffix("")):
+        for spec in args.specs:
+            folder = args.out.with_suffix("") / name_folder(spec)
+            work = partial(train, args, spec, folder)
+            step = Step(
+                folder,
+                collect_inputs(args, spec),
+                work,
+                goal=args.updates,
+                progress=(folder / STATE).exists,
+            )
+            outputs[spec] = step.do()
+            record = build_record(args, outputs)
+            record.write(args.out)
+    return record
 
 
 def name_folder(spec: str) -> str:
