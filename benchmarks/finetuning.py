@@ -17,8 +17,8 @@ from itertools import product
 from pathlib import Path
 
 from fairseq_posenc.checkpoints.recovery import LAST
-from fairseq_posenc.workbench.experiments.text_experiment import LEARNING_RATE
-from fairseq_posenc.workbench.experiments.variants import parse_variants
+from fairseq_posenc.workbench.experiments.text_experiment import LEARNING_RATE, name_folder
+from fairseq_posenc.workbench.experiments.variants import Run, parse_variants
 from fairseq_posenc.workbench.results.intervals import interval
 from fairseq_posenc.workbench.results.record import Record, Row, read
 from fairseq_posenc.workbench.running.folders import lock_folder
@@ -45,7 +45,7 @@ def fine_tune(args: argparse.Namespace, lock: int) -> Record:
     values: dict[tuple[str, str], dict[int, float]] = {}  # (model, task) -> seed -> score
     runs: list[Row] = []
     for variant, seed in product(parse_variants(args.encodings), args.seeds):
-        subfolder = Path(variant.folder, f"lr-{args.lr}-seed-{seed}")
+        subfolder = name_folder(Run(variant, seed, args.lr))
         out = args.out.with_suffix("") / subfolder
         trained = args.models / "models" / subfolder / LAST
         command = ["fairseq-posenc", "glue", "--checkpoint", str(trained), "--out", str(out)]
@@ -62,7 +62,7 @@ def fine_tune(args: argparse.Namespace, lock: int) -> Record:
         for task, score in scores.items():
             values.setdefault((variant.name, task), {})[seed] = score
             row = {"model": variant.name, "task": task, "seed": seed, "score": score}
-            # The mean has neither.
+            # The mean has no run of its own: no metric, and nothing that collapsed.
             collapsed = by_task[task]["collapsed"] if task in by_task else None
             runs.append({**row, "metric": reported.get(task), "collapsed": collapsed})
     rows = [
@@ -70,15 +70,15 @@ def fine_tune(args: argparse.Namespace, lock: int) -> Record:
         | interval(by_seed.values()).figures("score")
         for (model, task), by_seed in values.items()
     ]
-    return Record("finetuning", {"models": rows, "runs": runs}, {"models": str(args.models)})
+    facts = {"models": str(args.models)}
+    return Record("finetuning", {"models": rows, "runs": runs}, facts, command=own_command())
 
 
 def main() -> None:
     """Fine-tune, and write the record."""
     args = parse_args(sys.argv[1:])
     with lock_folder(args.out.with_suffix("")) as lock:
-        record = fine_tune(args, lock)
-    record._replace(command=own_command()).write(args.out)
+        fine_tune(args, lock).write(args.out)
 
 
 if __name__ == "__main__":

@@ -19,9 +19,14 @@ from pathlib import Path
 
 from fairseq_posenc.checkpoints.recovery import LAST
 from fairseq_posenc.workbench.experiments.compare.record import RECORD, build_record
-from fairseq_posenc.workbench.experiments.text_experiment import LEARNING_RATE, TextExperiment
+from fairseq_posenc.workbench.experiments.text_experiment import (
+    LEARNING_RATE,
+    TextExperiment,
+    name_folder,
+)
 from fairseq_posenc.workbench.experiments.variants import Run, Variant, parse_variants
 from fairseq_posenc.workbench.results.record import read
+from fairseq_posenc.workbench.running.files import checksum
 from fairseq_posenc.workbench.running.folders import lock_output_folder
 from fairseq_posenc.workbench.running.jobs import Outputs, RunContext
 from fairseq_posenc.workbench.running.options import add_seeds, parse_around_dashes
@@ -35,28 +40,37 @@ class Swaps(TextExperiment):
 
     source: Variant  # the encoding of the models that are changed
     source_lr: str  # the learning rate at which they were trained
-    models: Path  # folder of the trainings
+    trainings: Path  # folder of the trainings, beside that of the comparison
 
     def folder(self, run: Run) -> Path:
         """Return the folder of a training."""
-        return self.models / run.variant.folder / f"lr-{run.condition}-seed-{run.seed}"
+        return self.trainings / name_folder(run)
+
+    def source_checkpoint(self, run: Run) -> Path:
+        """Return the comparison's checkpoint whose positions are changed."""
+        return super().folder(Run(self.source, run.seed, self.source_lr)) / LAST
 
     def start(self, run: Run) -> Path:
-        """Return the start checkpoint of a training."""
-        return self.models / run.variant.folder / f"seed-{run.seed}.pt"
+        """Return the start checkpoint of a training; another source has another name."""
+        source = checksum(self.source_checkpoint(run))
+        return self.trainings / run.variant.folder / f"seed-{run.seed}-of-{source[:12]}.pt"
 
     def options(self, run: Run) -> list[str]:
         """List the options of `fairseq-train`, with the checkpoint to start from."""
         return [*super().options(run), "--finetune-from-model", str(self.start(run))]
 
     def prepare(self, context: RunContext) -> Outputs:
-        """Change the positions of the source's models; return the figures of the source."""
+        """Change the positions of the source's models before any training.
+
+        Returns:
+            Facts for the record: the source, and how many updates it was trained.
+        """
         for run in self.runs:
             start = self.start(run)
             if not start.exists():
                 start.parent.mkdir(parents=True, exist_ok=True)
-                source = super().folder(Run(self.source, run.seed, self.source_lr)) / LAST
-                command = ["fairseq-posenc", "swap", "--checkpoint", str(source)]
+                source = str(self.source_checkpoint(run))
+                command = ["fairseq-posenc", "swap", "--checkpoint", source]
                 command += ["--out", str(start), "--seed", str(run.seed), *run.variant.options]
                 run_logged(command, start.with_suffix(".swap.log"), context.lock)
         rows = read(self.out / RECORD).rows
@@ -88,7 +102,7 @@ def main() -> None:
         out=args.comparison,
         source=source,
         source_lr=args.source_lr,
-        models=args.out.with_suffix(""),
+        trainings=args.out.with_suffix(""),
         variants=parse_variants(args.encodings),
         seeds=args.seeds,
         updates=args.updates,
@@ -97,7 +111,7 @@ def main() -> None:
         vocab_size=facts["vocab_size"],
         train_args=(*shlex.split(facts["options"]), *args.after_dashes),
     )
-    with lock_output_folder(experiment.models) as lock:
+    with lock_output_folder(experiment.trainings) as lock:
         record = build_record(experiment.run(lock))
     data = {**record.data, "text": facts["text"]}
     record._replace(data=data, command=own_command()).write(args.out)

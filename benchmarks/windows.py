@@ -28,7 +28,7 @@ from fairseq_posenc.backends import attend
 from fairseq_posenc.backends.blocked.geometry import Geometry
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Span
-from measuring.commands import exit_on_error, machine, new_parser
+from measuring.commands import exit_on_error, machine, new_parser, own_command
 
 WIDTH, HEADS = 256, 4
 WARM_UP = 256  # tokens of a first call, in which libraries allocate memory that they keep
@@ -56,17 +56,19 @@ def run_case(spec: str, length: int, batch: int, rounds: int) -> dict[str, float
     torch.set_num_threads(1)
     torch.manual_seed(0)
     _step_attention(spec, WARM_UP, 1)
-    before, seconds = _read_peak(), []
+    idle_peak, seconds = _read_peak(), []
     for _ in range(rounds):
         began = time.process_time()
-        pairs, known = _step_attention(spec, length, batch)
+        pairs, needed_bytes = _step_attention(spec, length, batch)
         seconds.append(time.process_time() - began)
-    own_bytes = _read_peak() - before - known
+    own_bytes = _read_peak() - idle_peak - needed_bytes
+    # A peak never falls: that of the layer is at least the one of attention alone, which it has.
     positions = StackPositions(spec, WIDTH, HEADS, max_positions=length, causal=True)
     layer = SelfAttention(positions)
     x = torch.randn(batch, length, WIDTH, requires_grad=True)
     layer(*positions(x, document_ids=_draw_documents(spec, batch, length)))[0].sum().backward()
-    megabytes = {"own_mb": own_bytes / 2**20, "layer_mb": (_read_peak() - before) / 2**20}
+    layer_bytes = _read_peak() - idle_peak
+    megabytes = {"own_mb": own_bytes / 2**20, "layer_mb": layer_bytes / 2**20}
     return {"seconds": min(seconds), **megabytes, "pairs": pairs}
 
 
@@ -128,8 +130,8 @@ def main() -> None:
         return
     rows = measure(args)
     if args.out:
-        command = " ".join(["python benchmarks/windows.py", *sys.argv[1:]])
-        kept = {"command": command, "machine": machine(torch.device("cpu")), "rows": rows}
+        place = machine(torch.device("cpu"))
+        kept = {"command": own_command(), "machine": place, "rows": rows}
         args.out.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
 
 

@@ -34,9 +34,8 @@ def compare(
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     for group in groups:
         for row in _measure_rows(scope, case, [STOCK, STOCK, *group], rounds, seconds):
-            rows.setdefault(
-                (row["encoding"], row["backend"]), row
-            )  # stock and none are in all groups
+            # Stock and none are in all groups; those of the first stay.
+            rows.setdefault((row["encoding"], row["backend"]), row)
     return list(rows.values())
 
 

@@ -48,10 +48,7 @@ def backend_names(requested: list[str]) -> list[str]:
         if why_not.get(name):
             raise UserError(f"backend {name} cannot run here: {why_not[name]}")
     running = [name for name in BACKENDS if not why_not[name]]
-    names: list[str] = []
-    for name in requested:
-        names += running if name == "all" else [name]
-    return names
+    return [name for word in requested for name in (running if word == "all" else [word])]
 
 
 def contenders(
@@ -68,22 +65,23 @@ def contenders(
     device = torch.device(call.device)
     listed = []
     for spec in encodings:
-        terms = _terms(spec, dims, device)
-        items = specs.parse(spec).items
-        of_spec = call._replace(lifted=any(registry.get(item.name).widens for item in items))
+        terms = _compute_terms_of_one_token(spec, dims, device)
+        # Rotations such as that of `pope` make queries and keys wider than values: `lifted`.
+        widens = any(registry.get(item.name).widens for item in specs.parse(spec).items)
+        of_spec = call._replace(lifted=widens)
         for backend in backends:
             name = choose("auto", terms, of_spec).name if backend == "auto" else backend
             if why_not := BACKENDS[name].refuses(terms, of_spec):
                 _say(f"no row for {spec} on {name}: {why_not}")
             else:
                 listed.append(Contender(spec, name))
-    none = _terms("none", dims, device)
+    none = _compute_terms_of_one_token("none", dims, device)
     used = [contender.backend for contender in listed]
     plain = [Contender("none", name) for name in used if not BACKENDS[name].refuses(none, call)]
     return list(dict.fromkeys([*plain, *listed]))
 
 
-def layer_and_shared(spec: str, dims: Dims) -> tuple[Encodings, Encodings]:
+def build_random_encodings(spec: str, dims: Dims) -> tuple[Encodings, Encodings]:
     """Build the encodings of a layer, and those that all layers share.
 
     Their parameters are drawn at random, as many start at zero, which would leave work out.
@@ -107,9 +105,9 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _terms(spec: str, dims: Dims, device: torch.device) -> Terms:
-    """Compute the terms of one token, which are enough to choose a backend."""
-    layer, shared = layer_and_shared(spec, dims)
+def _compute_terms_of_one_token(spec: str, dims: Dims, device: torch.device) -> Terms:
+    """Compute terms that are enough to choose a backend."""
+    layer, shared = build_random_encodings(spec, dims)
     attention = PositionalAttention(dims.embed_dim, dims.num_heads, layer).to(device)
     positions = make_positions(1, 1, device)
     terms = attention.terms(

@@ -132,7 +132,7 @@ class Case(NamedTuple):
         )
 
 
-def train_options(contender: Contender, case: Case) -> list[str]:
+def train_options(contender: Contender, case: Case, lr: float) -> list[str]:
     """List the options of ``fairseq-train`` for a model."""
     family = FAMILIES[case.family]
     words = [*family.task, "--arch", family.stock if contender == STOCK else family.ours]
@@ -146,7 +146,7 @@ def train_options(contender: Contender, case: Case) -> list[str]:
     words += ["--dropout", str(case.dropout), "--attention-dropout", str(case.dropout)]
     words += ["--dict-size", str(case.vocabulary), "--batch-size", str(case.batch)]
     words += _list_sizes(case)
-    words += ["--optimizer", "adam", "--lr", "1e-7", "--clip-norm", "1.0"]
+    words += ["--optimizer", "adam", "--lr", str(lr), "--clip-norm", "1.0"]
     words += ["--seed", str(SEED), "--distributed-world-size", "1", *PRECISION[case.dtype]]
     return words if case.device.type == "cuda" else [*words, "--cpu"]
 
@@ -163,11 +163,11 @@ def _list_sizes(case: Case) -> list[str]:
     return [*tokens, "--decoder-input-dim", width, "--decoder-output-dim", width]
 
 
-def build(contender: Contender, case: Case) -> tuple[Any, Any, Any]:
+def build(contender: Contender, case: Case, lr: float = 1e-7) -> tuple[Any, Any, Any]:
     """Build the configuration, task and model that ``fairseq-train`` would make."""
     parser = options.get_training_parser()
-    args = options.parse_args_and_arch(parser, train_options(contender, case))
-    args.tpu = False  # fairseq sets it with --bf16
+    args = options.parse_args_and_arch(parser, train_options(contender, case, lr))
+    args.tpu = False  # --bf16 sets it, and fairseq would look for a TPU
     config = convert_namespace_to_omegaconf(args)
     torch.manual_seed(SEED)
     task = setup_task(config.task)
@@ -190,9 +190,7 @@ def trainer_step(contender: Contender, case: Case) -> Pass:
 
 def build_trainer(contender: Contender, case: Case, lr: float = 1e-7) -> tuple[Trainer, Any]:
     """Build fairseq's trainer of a model, and a batch."""
-    config, task, model = build(contender, case)
-    for section in (config.optimization, config.optimizer, config.lr_scheduler):
-        section.lr = [lr]  # all three have a copy
+    config, task, model = build(contender, case, lr)
     trainer = Trainer(config, task, model, task.build_criterion(config.criterion))
     trainer.begin_epoch(1)
     task.load_dataset("train")

@@ -24,7 +24,7 @@ from fairseq_posenc.transformer.attention import PositionalAttention
 from fairseq_posenc.transformer.forward_context import inject_context, set_context
 from fairseq_posenc.transformer.layers import PositionalDecoderLayer, PositionalEncoderLayer
 from fairseq_posenc.transformer.options import build_stack_config
-from measuring.contenders import STOCK, Contender, layer_and_shared, make_positions
+from measuring.contenders import STOCK, Contender, build_random_encodings, make_positions
 from measuring.families import Case, trainer_step
 from measuring.timing import Pass
 
@@ -50,7 +50,7 @@ def operation(contender: Contender, case: Case) -> Pass:
             return F.scaled_dot_product_attention(query, key, value, dropout_p=case.dropout)
 
         return _build_pass(attend_stock, case, nn.ModuleList(), [query, key, value])
-    layer, shared = layer_and_shared(contender.encoding, case.dims)
+    layer, shared = build_random_encodings(contender.encoding, case.dims)
     attention = PositionalAttention(case.size.embed_dim, case.size.num_heads, layer)
     modules = nn.ModuleList([attention, shared]).to(case.device, case.dtype)
     positions = make_positions(case.batch, case.length, case.device)
@@ -98,8 +98,9 @@ def layer_and_modules(contender: Contender, case: Case) -> tuple[Pass, nn.Module
         return _build_pass(lambda: _select_output(stock(x, **inputs)), case, stock, [x]), stock
     our_class: Any = PositionalDecoderLayer if case.causal else PositionalEncoderLayer
     ours = our_class(layer_config(contender, case), **settings)
+    # A stack gives its layers the shared state of a pass; here there is none around the layer.
     ours.register_forward_pre_hook(inject_context, with_kwargs=True)
-    ours.self_attn.encodings, shared = layer_and_shared(contender.encoding, case.dims)
+    ours.self_attn.encodings, shared = build_random_encodings(contender.encoding, case.dims)
     modules = nn.ModuleList([ours, shared]).to(case.device, case.dtype)
     positions = make_positions(case.batch, case.length, case.device)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -29,6 +30,7 @@ import breakdown  # noqa: E402
 import given_positions  # noqa: E402
 import repeated_rows  # noqa: E402
 import survive  # noqa: E402
+import windows  # noqa: E402
 from fairseq_posenc import registry  # noqa: E402
 from fairseq_posenc.backends import available, reference  # noqa: E402
 from fairseq_posenc.checkpoints.state_dict_adapter import is_copy  # noqa: E402
@@ -363,6 +365,16 @@ def test_what_has_a_loss_that_is_no_number_does_not_survive(loss, monkeypatch):
     monkeypatch.setattr(survive, "build_trainer", build_trainer)
     row = survive.survive(Contender("rope", "reference"), TINY, 3, None)
     assert (row["skipped"], row["finite"]) == (1, False)
+
+
+def test_the_command_of_a_record_can_be_pasted_into_a_shell(tmp_path, monkeypatch):
+    given = ["windows.py", "--limits", "window(size=128)", "--out", str(tmp_path / "out.json")]
+    monkeypatch.setattr(sys, "argv", given)
+    monkeypatch.setattr(windows, "measure", lambda args: [])
+    windows.main()
+    command = json.loads((tmp_path / "out.json").read_text())["command"]
+    assert shlex.split(command) == ["python", "benchmarks/windows.py", *given[1:]]
+    assert "'window(size=128)'" in command
 
 
 def test_explicit_options_win_over_those_of_a_quick_measurement():

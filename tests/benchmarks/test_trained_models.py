@@ -10,12 +10,16 @@ from pathlib import Path
 import pytest
 
 from fairseq_posenc.checkpoints.safe_loading import open_mapped
+from fairseq_posenc.workbench.experiments.variants import parse_variants
 from fairseq_posenc.workbench.results.record import Record, read
 from tests.helpers.commands import run
 from tests.helpers.glue_files import WORDS, start, write_task
 
 pytestmark = pytest.mark.slow
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+sys.path.insert(0, str(BENCHMARKS))
+from swaps import Swaps  # noqa: E402
+
 TINY = ["--encoder-layers", "1", "--encoder-embed-dim", "16", "--encoder-ffn-embed-dim", "16"]
 TINY += ["--encoder-attention-heads", "2", "--max-tokens", "1024", "--tokens-per-sample", "32"]
 
@@ -118,6 +122,28 @@ def test_trainings_start_from_the_models_weights_with_other_positions(place):
     kept = times(place, "start")
     assert call(place, "swaps.py", *given).returncode == 0
     assert times(place, "start") == kept
+
+
+def test_another_source_is_another_start(tmp_path):
+    (rope,) = parse_variants("rope")
+    experiment = Swaps(
+        out=tmp_path,
+        source=rope,
+        source_lr="0.003",
+        trainings=tmp_path / "start",
+        variants=(rope,),
+        seeds=(1,),
+        updates=2,
+        vocab_size=100,
+    )
+    (run,) = experiment.runs
+    source = tmp_path / "models" / "rope" / "lr-0.003-seed-1" / "checkpoint_last.pt"
+    source.parent.mkdir(parents=True)
+    options = []
+    for content in (b"trained", b"trained further"):
+        source.write_bytes(content)
+        options.append(experiment.options(run))
+    assert options[0] != options[1]
 
 
 def perplexities(record: Record, model: str) -> dict[int, float]:

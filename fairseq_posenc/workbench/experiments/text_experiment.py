@@ -85,7 +85,7 @@ class TextExperiment(Experiment):
 
     def folder(self, run: Run) -> Path:
         """Return the folder of a run's checkpoints and log."""
-        return self.out / "models" / run.variant.folder / f"lr-{run.condition}-seed-{run.seed}"
+        return self.out / "models" / name_folder(run)
 
     @property
     def binary(self) -> Path:
@@ -205,6 +205,11 @@ class TextExperiment(Experiment):
 
 
 TextResults = Results[TextExperiment]
+
+
+def name_folder(run: Run) -> Path:
+    """Name the folder of a run, relative to that of all runs."""
+    return Path(run.variant.folder, f"lr-{run.condition}-seed-{run.seed}")
 
 
 def option_value(family: str, train_args: Sequence[str], name: str) -> str:
