@@ -17,7 +17,7 @@ from fairseq_posenc.backends.by_distance import expand_term
 from fairseq_posenc.backends.forward_cache import is_exporting
 from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.backends.reference import multiply_states
-from fairseq_posenc.encodings.precision import at_least_fp32
+from fairseq_posenc.encodings.precision import at_least_fp32, no_autocast
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.positions import Span
 
@@ -50,13 +50,16 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     tgt_len, src_len = query.size(2), key.size(2)
     earlier, later = call.decay()  # `refuses` accepts only one of them
     decay = later if earlier is None else earlier
+    scale = score_scale(terms, query.size(-1))
     if decay is not None:
-        query, key, value, terms = _append_decay(query, key, value, terms, decay)
+        query, key, value = (at_least_fp32(x) for x in (query, key, value))
+        query, key, value = _append_decay(query * scale, key, value, decay)
+        scale = 1.0
     temperature = call.temperature()
     if temperature is not None:
         query = (at_least_fp32(query) * temperature[..., None]).type_as(query)
     if terms.state_table is not None:
-        with torch.autocast(query.device.type, enabled=False):
+        with no_autocast(query.device):
             products = multiply_states(terms, src_len, mask)
         assert products is not None, "there is a table"
         # Added to the scores, so they are a bias of each pair.
@@ -72,14 +75,14 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     if terms.sink is not None:
         prepared = _add_sink(prepared, terms.sink, query, tgt_len, src_len)
         key, value = (F.pad(x, (0, 0, 0, 1)) for x in (key, value))
-    if terms.bias is None and terms.pair_bias is None:
-        attended = _call_torch(query, key, value, prepared, terms, dropout)
+    if terms.bias is None and terms.pair_bias is None and decay is None:
+        attended = _call_torch(query, key, value, prepared, scale, dropout)
     else:
         # Scores in float32: torch adds such a bias to 16-bit queries on some devices only, and not
         # faster (fp16 on a CPU: several times slower). Autocast would round it again.
         query, key, value = (at_least_fp32(x) for x in (query, key, value))
-        with torch.autocast(query.device.type, enabled=False):
-            attended = _call_torch(query, key, value, prepared, terms, dropout)
+        with no_autocast(query.device):
+            attended = _call_torch(query, key, value, prepared, scale, dropout)
     # Decay made the values wider, and float32.
     return attended[..., : call.value.size(-1)].to(call.value.dtype), None
 
@@ -93,24 +96,22 @@ def _takes_groups(call: AttentionCall) -> bool:
 
 
 def _append_decay(
-    query: Tensor, key: Tensor, value: Tensor, terms: Terms, decay: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Terms]:
-    """Append the decay c, ``(B or 1, H, S, parts)``, to queries and keys as two more channels.
+    query: Tensor, key: Tensor, value: Tensor, decay: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Append the decay c, ``(B or 1, H, S, parts)``, to scaled queries and keys as two channels.
 
     The dot product [q_i, c_i, 1].[k_j, 1, -c_j] then includes c_i - c_j. It is computed in float32,
     whatever the precision of the model: c falls by up to 1 with each token. Values are padded to
     the same width, which torch's fused kernels expect.
     """
     tgt_len, src_len = query.size(2), key.size(2)
-    query, key, value = (at_least_fp32(x) for x in (query, key, value))
-    decay = decay.sum(-1).to(query.dtype).expand(*query.shape[:2], src_len)[..., None]
+    # Counted from the last token, whose c is then 0: a step of decoding rounds no large sum.
+    decay = (decay - decay[:, :, -1:]).sum(-1).to(query.dtype)
+    decay = decay.expand(*query.shape[:2], src_len)[..., None]
     ones = torch.ones_like(decay)
-    query = query * score_scale(terms, query.size(-1))
     query = torch.cat([query, decay[:, :, src_len - tgt_len :], ones[:, :, :tgt_len]], -1)
     key = torch.cat([key, ones, -decay], -1)  # [B, H, S, D + 2]
-    # The query is scaled already: with this factor, `score_scale` is 1.
-    terms = terms._replace(scale_factor=1 / query.size(-1))
-    return query, key, F.pad(value, (0, 2)), terms
+    return query, key, F.pad(value, (0, 2))
 
 
 class _PreparedMask(NamedTuple):
@@ -166,11 +167,10 @@ def _call_torch(
     key: Tensor,
     value: Tensor,
     prepared: _PreparedMask,
-    terms: Terms,
+    scale: float,
     dropout: float,
 ) -> Tensor:
     bias, causal, fully_masked = prepared
-    scale = score_scale(terms, query.size(-1))
     grouped = query.size(1) != key.size(1)
     attended = F.scaled_dot_product_attention(
         query, key, value, bias, dropout, causal, scale=scale, enable_gqa=grouped

@@ -7,6 +7,7 @@ import torch
 from torch._dynamo.utils import counters
 from torch.nn.attention.flex_attention import flex_attention
 
+from fairseq_posenc.api import SelfAttention, StackPositions
 from fairseq_posenc.backends import attend, choose, flex, reference
 from fairseq_posenc.backends.base import AttentionCall, CallFeatures
 from fairseq_posenc.backends.flex.sizes import round_length
@@ -82,6 +83,18 @@ def test_scores_of_16_bits_are_added_up_in_32(dtype, uncompiled):
     query, key, value = (x.to(dtype) for x in call[:3])
     found = _largest_difference(call._replace(query=query, key=key, value=value))
     assert found < 4 * torch.finfo(dtype).eps
+
+
+def test_tokens_at_one_position_have_a_single_distance(uncompiled):
+    """Then no row of a table begins at another distance than the lowest."""
+    found = []
+    for backend in ("flex", "reference"):
+        torch.manual_seed(0)
+        positions = StackPositions("transformer_xl", 32, 4, 512)
+        layer = SelfAttention(positions, backend=backend).requires_grad_(False).eval()
+        x, shared = positions(torch.randn(2, 3, 32), position_ids=torch.zeros(2, 3).long())
+        found.append(layer(x, shared)[0])
+    torch.testing.assert_close(*found)
 
 
 def test_a_query_that_sees_no_key_gets_zeros(uncompiled):

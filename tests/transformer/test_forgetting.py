@@ -146,6 +146,18 @@ def test_sums_over_thousands_of_gates_stay_exact(start):
             assert (ours.double() - exact).abs().max() < limit
 
 
+@pytest.mark.parametrize("backend", ["reference", "blocked", "sdpa"])
+def test_autocast_does_not_round_the_sums_of_gates(backend):
+    """In bfloat16, a sum of 300 has an error of 1, as much as a gate can forget."""
+    encoding, (query, key, value, inputs), _ = draw(True, "fox", length=600, dtype=torch.float32)
+    found = []
+    with torch.no_grad():
+        for autocast in (False, True):
+            with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                found.append(encoding.attend(query, key, value, backend=backend, inputs=inputs))
+    assert (found[0] - found[1]).abs().max() < 0.05  # gates and attended values are rounded
+
+
 @pytest.mark.parametrize("kv_heads", [HEADS, 1])
 @pytest.mark.parametrize("spec", [*GATED, *COUNTED, "fox+window(size=4)", "pope+chunk(size=5)"])
 def test_the_library_decodes_step_by_step(spec, kv_heads):

@@ -73,8 +73,8 @@ def _span_all_runs(terms: Terms) -> tuple[Terms, int, int]:
         The terms, and the lowest and the highest distance of the span.
     """
     starts = [runs.starts for runs in terms.runs.values() if runs.starts]
-    low = min(x[0] for x in starts) - 1
-    high = max(x[-1] for x in starts)
+    low = min((x[0] for x in starts), default=1) - 1
+    high = max((x[-1] for x in starts), default=0)
     runs = {
         name: runs._replace(span=Span(low, high, runs.span.device))
         for name, runs in terms.runs.items()
