@@ -35,25 +35,14 @@ SHORT_ON_GPU = 512
 _logged: set[tuple[object, ...]] = set()  # kinds of calls whose plan has been logged
 
 
-class BenchmarkRecord(NamedTuple):
-    """A benchmark of forward and backward pass together, and the backend that won it."""
-
-    backend: str  # `triton` or `flex`
-    chip: str  # compute capability, such as `sm_90`
-    terms: frozenset[str]  # the names of the fields of `Terms` that were set
-    dropout: bool  # whether attention dropout was on
-    shortest: int  # smallest number of keys for which the record holds
-    longest: int  # largest number of keys
-    source: str  # file with the figures, in `docs/results`
-
-
-# Layers of 2,048 tokens on an H100 (`make gpu`), where the kernels are the fastest or, with two
-# tables, as fast as the reference in a twelfth of its memory. Memory of all others, but `blocked`,
-# grows with the square of the length, so they are no choice for longer texts.
-RECORDED = tuple(
-    BenchmarkRecord("triton", "sm_90", frozenset(terms), True, 2048, 8192, "gpu.json")
-    for terms in (["bias"], ["query_table"], ["query_table", "key_table"])
-)
+# Where the kernels of `triton` won a benchmark, of layers of 2,048 tokens with dropout on an H100
+# (`make gpu`; docs/results/gpu.json): they are the fastest or, with two tables, nearly as fast as
+# the reference in a twelfth of its memory. Memory of all others, but the slower `blocked`, grows
+# with the square of the length, so they are no choice for longer texts.
+RECORDED_CHIP = "sm_90"  # compute capability
+RECORDED_LENGTHS = range(2048, 8193)  # numbers of keys
+# The names of the fields of `Terms` that were set.
+RECORDED_TERMS = ({"bias"}, {"query_table"}, {"query_table", "key_table"})
 
 
 class Plan(NamedTuple):
@@ -87,25 +76,25 @@ def check(requested: str, terms: Terms, head_dim: int, locality: Locality = NO_L
     """
     if requested == "auto":
         return
-    _check_name(requested)
-    backend = BACKENDS[requested]
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    why_not = backend.unavailable() or backend.refuses(
-        terms,
-        CallFeatures(
-            device,
-            head_dim=head_dim,
-            limited=locality.limits or locality.documents,
-            documents=locality.documents,
-        ),
+    backend = _find_backend(requested)
+    call = CallFeatures(
+        "cuda" if torch.cuda.is_available() else "cpu",
+        head_dim=head_dim,
+        limited=locality.limits or locality.documents,
+        documents=locality.documents,
     )
+    _refuse_if(backend.unavailable() or backend.refuses(terms, call), requested)
+
+
+def _find_backend(name: str) -> Backend:
+    if name not in BACKENDS:
+        raise UserError(f"unknown backend {name!r}; known: auto, {', '.join(BACKENDS)}")
+    return BACKENDS[name]
+
+
+def _refuse_if(why_not: str, name: str) -> None:
     if why_not:
-        raise UserError(f"position backend {requested} cannot compute this: {why_not}")
-
-
-def _check_name(requested: str) -> None:
-    if requested not in BACKENDS:
-        raise UserError(f"unknown backend {requested!r}; known: auto, {', '.join(BACKENDS)}")
+        raise UserError(f"position backend {name} cannot compute this: {why_not}")
 
 
 def choose(requested: str, terms: Terms, call: CallFeatures) -> Plan:
@@ -125,10 +114,8 @@ def choose(requested: str, terms: Terms, call: CallFeatures) -> Plan:
     if requested == "auto":
         plan = _choose_fastest(terms, call)
     else:
-        _check_name(requested)
-        why_not = BACKENDS[requested].refuses(terms, call._replace(need_weights=False))
-        if why_not:
-            raise UserError(f"position backend {requested} cannot compute this: {why_not}")
+        backend = _find_backend(requested)
+        _refuse_if(backend.refuses(terms, call._replace(need_weights=False)), requested)
         plan = Plan(requested, "requested")
         if call.need_weights:
             plan = Plan("reference", "the attention weights are requested")
@@ -202,13 +189,14 @@ def _rank_on_gpu(terms: Terms, call: CallFeatures) -> tuple[list[str], str]:
         return ["sdpa", "reference"], "a plain dot product"
     if call.tgt_len == 1:
         return ["sdpa", "reference"], "a single query"
-    winner, reason = _find_recorded(terms, call, find_chip())
     others = ["sdpa", "blocked", "reference"]
-    if winner:
-        return [winner, *others], reason
+    chip = find_chip()
+    why_not = _find_unrecorded(terms, call, chip)
+    if not why_not:
+        return ["triton", *others], f"the fastest in a benchmark on {chip}"
     if call.src_len <= SHORT_ON_GPU:
         others = ["sdpa", "reference", "blocked"]
-    return others, f"not triton, not flex: {reason}"
+    return others, f"not triton, not flex: no recorded benchmark {why_not}"
 
 
 def find_chip() -> str:
@@ -218,17 +206,14 @@ def find_chip() -> str:
     return "sm_{}{}".format(*torch.cuda.get_device_capability())
 
 
-def _find_recorded(terms: Terms, call: CallFeatures, chip: str) -> tuple[str, str]:
-    """Find the backend that won a recorded benchmark of such a call, or "", and the reason."""
-    names = frozenset(_list_terms(terms)) | ({"product"} if terms.product else set())
-    same_chip = [record for record in RECORDED if record.chip == chip]
-    same_terms = [x for x in same_chip if (x.terms, x.dropout) == (names, call.dropout)]
-    for record in same_terms:
-        if record.shortest <= call.src_len <= record.longest:
-            return record.backend, f"the fastest in a benchmark on {chip}"
-    if same_terms:
-        return "", f"no recorded benchmark of such a length for {chip}"
-    return "", f"no recorded benchmark{' of such terms' if same_chip else ''} for {chip}"
+def _find_unrecorded(terms: Terms, call: CallFeatures, chip: str) -> str:
+    """Say of what there is no recorded benchmark; empty if there is one of such a call."""
+    if chip != RECORDED_CHIP:
+        return f"for {chip}"
+    names = {*_list_terms(terms), *(["product"] if terms.product else [])}
+    if names not in RECORDED_TERMS or not call.dropout:
+        return f"of such terms for {chip}"
+    return "" if call.src_len in RECORDED_LENGTHS else f"of such a length for {chip}"
 
 
 def _list_terms(terms: Terms) -> list[str]:

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from fairseq_posenc.encodings.base import Dims, Encoding, register
+from fairseq_posenc.encodings.precision import no_autocast
 from fairseq_posenc.encodings.term import Cost
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.positions import Positions, Span
@@ -74,6 +75,7 @@ class Fire(Encoding):
         relative = torch.log1p(curvature * distances) / torch.log1p(curvature * farthest)
         hidden = relative[..., None] * self.hidden_weight[:, 0] + self.hidden_bias
         hidden = torch.relu(hidden)  # [B or 1, T, S, width]
-        bias = hidden @ self.output_weight.to(dtype).T  # matrix products need equal types
+        with no_autocast(hidden.device):
+            bias = hidden @ self.output_weight.to(dtype).T  # matrix products need equal types
         bias = bias + self.output_bias  # [B or 1, T, S, H]
         return Terms(pair_bias=bias.permute(0, 3, 1, 2), scale_factor=self.scale_factor)

@@ -82,6 +82,14 @@ def test_a_bias_is_as_exact_as_on_blocked(name, dtype, autocast):
     assert ours <= blocked * 1.01
 
 
+def test_autocast_does_not_round_the_bias_of_a_network():
+    layer = awake(PositionEncoding("fire", 32, 4, 64, causal=True))
+    query, key = torch.randn(2, 1, 4, LENGTH, 8)
+    exact = layer.scores(query, key)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert layer.scores(query, key).equal(exact)
+
+
 @pytest.mark.parametrize("length", [15, 16, 17, 33])
 @pytest.mark.parametrize("name", ["none", *BIASES])
 def test_a_model_in_float64_has_the_scores_of_the_reference(name, length):

@@ -496,16 +496,20 @@ def test_says_why_it_cannot_run_here(monkeypatch):
     assert backend.unavailable() == "triton is not installed"
 
 
-WON = planner.BenchmarkRecord(
-    "triton", "sm_90", frozenset({"query_table"}), True, 256, 2048, "a_file.json"
-)
-TABLE, BIAS = Terms(query_table=torch.ones(1, 1023, 64)), Terms(bias=torch.ones(1, 1023))
+TABLE, GAIN = Terms(query_table=torch.ones(1, 1023, 64)), Terms(gain=torch.ones(1, 1023))
 PLANS = {
-    "won": ("sm_90", TABLE, 512, "triton", "the fastest in a benchmark on sm_90"),
+    "won": ("sm_90", TABLE, 2048, "triton", "the fastest in a benchmark on sm_90"),
     "another chip": ("sm_80", TABLE, 512, "reference", "no recorded benchmark for sm_80"),
-    "other terms": ("sm_90", BIAS, 512, "sdpa", "no recorded benchmark of such terms for sm_90"),
-    "too long": ("sm_90", TABLE, 4096, "blocked", "benchmark of such a length for sm_90"),
-    "plain": ("sm_90", Terms(), 512, "sdpa", "a plain dot product"),
+    "other terms": (
+        "sm_90",
+        GAIN,
+        512,
+        "reference",
+        "no recorded benchmark of such terms for sm_90",
+    ),
+    "too short": ("sm_90", TABLE, 1024, "blocked", "benchmark of such a length for sm_90"),
+    "too long": ("sm_90", TABLE, 16384, "blocked", "benchmark of such a length for sm_90"),
+    "plain": ("sm_90", Terms(), 2048, "sdpa", "a plain dot product"),
 }
 
 
@@ -513,36 +517,37 @@ PLANS = {
 def test_auto_takes_kernels_that_won_a_recorded_benchmark(case, monkeypatch):
     chip, terms, length, name, reason = PLANS[case]
     monkeypatch.setenv("TRITON_INTERPRET", "1")  # so that it is available
-    monkeypatch.setattr(planner, "RECORDED", [WON])
     monkeypatch.setattr(planner, "find_chip", lambda: chip)
     call = CallFeatures("cuda", torch.bfloat16, length, length, dropout=True)
     plan = choose("auto", terms, call)
     assert plan.name == name
     assert reason in plan.reason
+    without_dropout = choose("auto", terms, call._replace(dropout=False))
+    assert without_dropout.name != "triton"
 
 
-WITH_TERMS = {  # encodings that the benchmark of a record has
+WITH_TERMS = {  # encodings that the recorded benchmark has
     ("bias",): ["alibi", "t5"],
     ("query_table",): ["shaw"],
     ("key_table", "query_table"): ["deberta"],
 }
 
 
-@pytest.mark.parametrize("record", planner.RECORDED)
-def test_a_recorded_winner_won_its_benchmark(record):
+@pytest.mark.parametrize("names", planner.RECORDED_TERMS, ids=lambda names: " ".join(sorted(names)))
+def test_a_recorded_winner_won_its_benchmark(names):
     results = Path(__file__).parents[2] / "docs" / "results"
-    figures = json.loads((results / record.source).read_text())["figures"]
+    figures = json.loads((results / "gpu.json").read_text())["figures"]
     rows = [row for step, rows in figures.items() if step.startswith("layers") for row in rows]
-    for encoding in WITH_TERMS[tuple(sorted(record.terms))]:
+    for encoding in WITH_TERMS[tuple(sorted(names))]:
         seconds = {
             row["backend"]: row["seconds"]
             for row in rows
             if (row["encoding"], row["length"], row["dtype"], row["dropout"] > 0)
-            == (encoding, record.shortest, "bfloat16", record.dropout)
+            == (encoding, planner.RECORDED_LENGTHS.start, "bfloat16", True)
         }
         assert len(seconds) > 2
         # As fast as the fastest, which may need many times the memory.
-        assert seconds[record.backend] <= 1.03 * min(seconds.values())
+        assert seconds["triton"] <= 1.03 * min(seconds.values())
 
 
 @pytest.mark.parametrize("version", ["3.2.0", "2.1.0+git1"])
@@ -550,8 +555,7 @@ def test_an_old_triton_is_named_and_does_without(version, monkeypatch):
     monkeypatch.setattr(backend, "_read_version", lambda: version)
     why_not = backend.unavailable()
     assert why_not == f"triton is {version}, and 3.3 is the oldest that will do"
-    call = CallFeatures("cuda", torch.bfloat16, dropout=True)
-    monkeypatch.setattr(planner, "RECORDED", [WON])
+    call = CallFeatures("cuda", torch.bfloat16, 2048, 2048, dropout=True)
     monkeypatch.setattr(planner, "find_chip", lambda: "sm_90")
     plan = choose("auto", Terms(query_table=torch.ones(1, 1023, 64)), call)
     assert plan.name == "blocked"
