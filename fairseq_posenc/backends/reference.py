@@ -25,7 +25,7 @@ from fairseq_posenc.backends.by_distance import (
     row_index,
 )
 from fairseq_posenc.backends.mask import Mask
-from fairseq_posenc.encodings.precision import at_least_fp32
+from fairseq_posenc.encodings.precision import at_least_fp32, no_autocast
 from fairseq_posenc.encodings.terms import Terms
 
 _NO_MASK = Mask()
@@ -43,17 +43,13 @@ def refuses(terms: Terms, call: CallFeatures) -> str:
 
 def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     """Compute a call; see :class:`~fairseq_posenc.backends.base.Backend`."""
-    call = call.with_all_heads()
-    query, key, value, terms, mask, dropout, need_weights = call
-    # Scores and softmax in float32 at least: the product of three terms overflows fp16.
-    if torch.is_autocast_enabled(query.device.type):
-        with torch.autocast(query.device.type, enabled=False):
-            return attend(call)
+    query, key, value, terms, mask, dropout, need_weights = call.with_all_heads()
     weights = softmax(scores(query, key, terms, mask), mask, terms.sink)
     kept = F.dropout(weights, dropout) if dropout else weights
-    attended = kept.type_as(value) @ value  # [B, H, T, D]
-    if terms.value_table is not None:
-        attended = attended + _gather_value_table(kept, terms, mask).type_as(value)
+    with no_autocast(query.device):
+        attended = kept.type_as(value) @ value  # [B, H, T, D]
+        if terms.value_table is not None:
+            attended = attended + _gather_value_table(kept, terms, mask).type_as(value)
     return attended, weights if need_weights else None
 
 
@@ -64,7 +60,12 @@ def scores(query: Tensor, key: Tensor, terms: Terms, mask: Mask = _NO_MASK) -> T
     positions on which they are, and the mask holds the forward pass's cache.
     """
     assert terms.content_rows is None, "a layer projects them to tables first"
-    query, key = at_least_fp32(query), at_least_fp32(key)
+    with no_autocast(query.device):  # the product of three terms overflows fp16
+        return _compute_scores(at_least_fp32(query), at_least_fp32(key), terms, mask)
+
+
+def _compute_scores(query: Tensor, key: Tensor, terms: Terms, mask: Mask) -> Tensor:
+    """Compute :func:`scores` of queries and keys in float32 or float64."""
     sizes = query.size(2), key.size(2)
     if query.size(2) == 1:
         combined, table_terms = _compute_single_query_terms(query, key, terms, mask)

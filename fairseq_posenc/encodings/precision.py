@@ -71,6 +71,8 @@ def sum_exactly(x: Tensor, before: Tensor | None) -> Tensor:
 
 def no_autocast(device: torch.device) -> AbstractContextManager[object]:
     """Make a context in which autocast does not round products."""
-    if device.type == "meta":  # has no autocast, and computes nothing
+    # torch's own context, as seldom as possible, since an exported graph would keep it. The device
+    # "meta" has no autocast, and computes nothing.
+    if device.type == "meta" or not torch.is_autocast_enabled(device.type):
         return nullcontext()
     return torch.autocast(device.type, enabled=False)

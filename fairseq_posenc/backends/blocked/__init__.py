@@ -30,7 +30,7 @@ from fairseq_posenc.backends.blocked.operands import (
     lay_out_terms,
     lay_out_window,
 )
-from fairseq_posenc.encodings.precision import at_least_fp32
+from fairseq_posenc.encodings.precision import at_least_fp32, no_autocast
 from fairseq_posenc.encodings.terms import Terms
 
 # Bytes that a call may save for its backward pass; a call that would save more computes its blocks
@@ -64,16 +64,18 @@ def refuses(terms: Terms, call: CallFeatures) -> str:
 
 def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     """Compute a call; see :class:`~fairseq_posenc.backends.base.Backend`."""
-    call = call.with_all_heads()
+    if call.query.size(2) == 1 or not call.query.numel():
+        return reference.attend(call)
+    with no_autocast(call.query.device):
+        return _attend_blocks(call.with_all_heads()), None
+
+
+def _attend_blocks(call: AttentionCall) -> Tensor:
     query, key, _, terms, mask, *_ = call
+    # Gains and biases are read through views, which need a row for each distance.
     terms = terms.expanded("gain", "bias", *_find_long_tables(terms, key.size(2)))
     if terms.product and not _can_fold(terms):
         terms = terms.expanded("query_table", "key_table")
-    if query.size(2) == 1 or not query.numel():
-        return reference.attend(call)
-    if torch.is_autocast_enabled(query.device.type):
-        with torch.autocast(query.device.type, enabled=False):
-            return attend(call)
     geometry = Geometry.from_call(query, key.size(2), mask, terms)
     settings, operands = _prepare(geometry, call._replace(terms=terms))
     learns = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in operands)
@@ -82,7 +84,7 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     if learns and (temperature is None or not temperature.requires_grad):
         fits = _count_saved_bytes(geometry, settings, operands) <= SAVED_BYTES
         settings = settings._replace(saves=fits)
-    return BlockedAttention.apply(geometry, settings, *operands).type_as(query), None
+    return BlockedAttention.apply(geometry, settings, *operands).type_as(query)
 
 
 def _prepare(geometry: Geometry, call: AttentionCall) -> tuple[Settings, Operands]:

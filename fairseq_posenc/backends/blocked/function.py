@@ -25,6 +25,7 @@ from fairseq_posenc.backends.blocked.scores import Scores
 from fairseq_posenc.backends.blocked.skew import QUERY_SIDE
 from fairseq_posenc.backends.blocked.values import Values
 from fairseq_posenc.backends.forward_cache import writable
+from fairseq_posenc.encodings.precision import no_autocast
 
 
 class BlockedAttention(torch.autograd.Function):
@@ -71,7 +72,7 @@ class BlockedAttention(torch.autograd.Function):
         """Compute the gradients of the operands."""
         refuse_second_order("blocked")
         geometry, settings = ctx.call
-        with torch.autocast(grad.device.type, enabled=False):
+        with no_autocast(grad.device):
             query, key, value, *others = _sum_gradients(ctx, grad)
         # Each of the three is freed before the next is laid out.
         query = _restore_queries(query[:, :, : geometry.tgt_len].mul_(settings.scale))

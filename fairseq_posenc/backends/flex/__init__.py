@@ -19,7 +19,7 @@ from fairseq_posenc.backends.base import AttentionCall, CallFeatures, score_scal
 from fairseq_posenc.backends.flex.blocks import build_block_mask
 from fairseq_posenc.backends.flex.scores import ScoreMod, build_score_mod
 from fairseq_posenc.backends.flex.sizes import mark_batch_dynamic, round_length
-from fairseq_posenc.encodings.precision import at_least_fp32
+from fairseq_posenc.encodings.precision import at_least_fp32, no_autocast
 from fairseq_posenc.encodings.terms import Terms
 
 MIN_GPU_HEAD_DIM = 16
@@ -68,7 +68,7 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     )
     query = F.pad(query, (0, 0, 0, queries - tgt_len))
     key, value = (F.pad(x, (0, 0, 0, keys - src_len)) for x in (key, value))
-    with torch.autocast(query.device.type, enabled=False):
+    with no_autocast(query.device):
         modify = build_score_mod(
             terms,
             tgt_len,

@@ -21,6 +21,7 @@ from fairseq_posenc.backends.base import (
 )
 from fairseq_posenc.backends.triton import resets
 from fairseq_posenc.backends.triton.problem import Dropout
+from fairseq_posenc.encodings.precision import no_autocast
 from fairseq_posenc.encodings.terms import Terms
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -79,7 +80,7 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
         key=call.key.type_as(call.value),
         terms=call.terms.expanded(),  # the kernels read a row for each distance
     )
-    with torch.autocast(call.value.device.type, enabled=False):
+    with no_autocast(call.value.device):
         if call.terms.first is not None:
             return resets.attend(partial(_run_kernels, exact=True), call), None
         attended, _ = _run_kernels(call, exact=False)
