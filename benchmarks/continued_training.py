@@ -90,11 +90,11 @@ def train(
         hf_model.tokenize_text(args.train, args.folder).targets, args.length, args.seed
     )
     stream = hf_model.tokenize_text(args.valid, args.folder)
-    if not rows or len(stream) < args.length:
+    if not rows or stream.size < args.length:
         raise UserError(f"--length {args.length}: a text is shorter")
     size = args.length  # every token of a block is predicted
     windows = [
-        *spread_windows(len(stream), length=size, stride=size, longest=size, count=args.blocks)
+        *spread_windows(stream.size, length=size, stride=size, longest=size, count=args.blocks)
     ]
 
     def compute_loss(update: int) -> Tensor:

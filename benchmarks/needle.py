@@ -30,11 +30,11 @@ from transformers import AutoTokenizer, DynamicCache
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.experiments.length import hf_model
-from fairseq_posenc.workbench.experiments.length.checkpoint import (
+from fairseq_posenc.workbench.experiments.length.model import (
     FORM,
     LoadedModel,
-    NamedCheckpoint,
-    parse_checkpoints,
+    NamedModel,
+    parse_models,
 )
 from fairseq_posenc.workbench.experiments.probe.picture import draw_depth_maps
 from fairseq_posenc.workbench.results import pictures
@@ -158,7 +158,7 @@ def measure(args: argparse.Namespace) -> Iterator[list[Row]]:
     Raises:
         UserError: a model is not a folder of transformers, or lengths are wrong.
     """
-    checkpoints = parse_checkpoints(args.models)
+    checkpoints = parse_models(args.models)
     for checkpoint in checkpoints:
         if not checkpoint.is_folder:
             raise UserError(f"{checkpoint.name}: {checkpoint.path} is not a folder of transformers")
@@ -191,8 +191,8 @@ def measure(args: argparse.Namespace) -> Iterator[list[Row]]:
 
 
 def _ask_once(
-    load: Callable[[NamedCheckpoint], LoadedModel],
-    checkpoint: NamedCheckpoint,
+    load: Callable[[NamedModel], LoadedModel],
+    checkpoint: NamedModel,
     args: argparse.Namespace,
     length: int,
     number: int,
@@ -266,7 +266,7 @@ def _average_texts(rows: Sequence[Row], model: str, length: int, column: str) ->
 
 
 def _collect_inputs(
-    checkpoint: NamedCheckpoint, args: argparse.Namespace, length: int, number: int
+    checkpoint: NamedModel, args: argparse.Namespace, length: int, number: int
 ) -> Inputs:
     return {
         "weights": checksum_weights(checkpoint.path),

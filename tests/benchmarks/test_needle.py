@@ -12,7 +12,7 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from fairseq_posenc.workbench.experiments.length import hf_model
-from fairseq_posenc.workbench.experiments.length.checkpoint import NamedCheckpoint
+from fairseq_posenc.workbench.experiments.length.model import NamedModel
 from fairseq_posenc.workbench.results.record import read
 from fairseq_posenc.workbench.running.devices import CPU
 from tests.helpers.hf_models import redraw
@@ -65,7 +65,7 @@ def test_keys_stand_at_their_depths_and_shorter_texts_are_the_ends_of_longer_one
 
 @pytest.mark.parametrize("spec", [None, "own(scaling=yarn:2)", "own+window(size=64,first=4)"])
 def test_answers_are_those_of_the_whole_sequence_read_at_once(place, spec):
-    loaded = hf_model.load(NamedCheckpoint("model", place / "model", spec), CPU, longest=1000)
+    loaded = hf_model.load(NamedModel("model", place / "model", spec), CPU, longest=1000)
     needles, _ = hide(place, 800)
     outputs = needle.ask(loaded, needles)
     for number, (question, answer) in enumerate(zip(needles.questions, needles.answers)):
@@ -78,7 +78,7 @@ def test_answers_are_those_of_the_whole_sequence_read_at_once(place, spec):
 
 
 def test_a_key_that_greedy_decoding_gives_counts(place):
-    loaded = hf_model.load(NamedCheckpoint("model", place / "model"), CPU, longest=1000)
+    loaded = hf_model.load(NamedModel("model", place / "model"), CPU, longest=1000)
     needles, _ = hide(place, 800)
     prompt = torch.cat([needles.text, needles.questions[2]], 1)
     size = needles.answers[2].size(1)

@@ -25,6 +25,11 @@ class Interval(NamedTuple):
     low: float
     high: float
 
+    @property
+    def is_bounded(self) -> bool:
+        """Whether the bounds are finite."""
+        return math.isfinite(self.high - self.low)
+
     def figures(self, name: str) -> dict[str, float]:
         """Collect the mean and the bounds by name, for a record."""
         return {name: self.mean, f"{name}_low": self.low, f"{name}_high": self.high}
@@ -32,7 +37,7 @@ class Interval(NamedTuple):
     def show(self, digits: int) -> str:
         """Format the mean and, if they are finite, the bounds."""
         mean = f"{self.mean:,.{digits}f}"
-        if not math.isfinite(self.high - self.low):
+        if not self.is_bounded:
             return mean
         return f"{mean} ({self.low:,.{digits}f} to {self.high:,.{digits}f})"
 
@@ -53,16 +58,14 @@ def interval(values: Iterable[float]) -> Interval:
 
 def interval_of_share(values: Iterable[float]) -> Interval:
     """Compute the mean of shares with its interval, which is limited to 0 and 1."""
-    mean, low, high = interval(values)
-    return Interval(mean, max(low, 0.0), min(high, 1.0)) if math.isfinite(low) else interval([mean])
+    mean, low, high = found = interval(values)
+    return Interval(mean, max(low, 0.0), min(high, 1.0)) if found.is_bounded else found
 
 
 def interval_of_perplexity(values: Iterable[float]) -> Interval:
     """Compute the perplexity of the mean loss, with the interval of that perplexity."""
-    mean, low, high = interval(map(math.log, values))
-    if math.isinf(high):
-        return Interval(_exp(mean), -math.inf, math.inf)
-    return Interval(_exp(mean), math.exp(low), _exp(high))
+    mean, low, high = loss = interval(map(math.log, values))
+    return Interval(_exp(mean), math.exp(low) if loss.is_bounded else -math.inf, _exp(high))
 
 
 def average_lines(

@@ -183,7 +183,7 @@ class Line(NamedTuple):
         means = [(x, y.mean if math.isfinite(y.mean) else math.nan) for x, y in self.mean]
         axes.plot(*zip(*means), **{"lw": 2.0, **style, **style_options})
         colour = style["color"]
-        if band := [(x, y.low, y.high) for x, y in self.mean if math.isfinite(y.high - y.low)]:
+        if band := [(x, y.low, y.high) for x, y in self.mean if y.is_bounded]:
             axes.fill_between(*zip(*band), color=colour, alpha=0.15, linewidth=0)
         if dots := [point for point in self.dots if math.isfinite(point[1])]:
             axes.plot(*zip(*dots), "o", color=colour, ms=2.5, alpha=0.6, mew=0)

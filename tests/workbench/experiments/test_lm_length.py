@@ -18,12 +18,12 @@ from torch.nn import functional as F
 from fairseq_posenc import registry
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench import cli
-from fairseq_posenc.workbench.experiments.length.checkpoint import (
-    LoadedModel,
-    parse_checkpoints,
-)
 from fairseq_posenc.workbench.experiments.length.fairseq_model import load, predict, read_stream
-from fairseq_posenc.workbench.experiments.length.scoring import score_stream
+from fairseq_posenc.workbench.experiments.length.model import (
+    LoadedModel,
+    parse_models,
+)
+from fairseq_posenc.workbench.experiments.length.scoring import score_windows
 from fairseq_posenc.workbench.experiments.length.stream import (
     Stream,
     Window,
@@ -98,6 +98,11 @@ def stream_of(count: int) -> Stream:
     return Stream.from_tokens(make_tokens(batch=1, length=count)[0][1:], EOS)
 
 
+def score_stream(loaded: LoadedModel, stream: Stream, length: int, stride: int, max_tokens: int):
+    windows = cut_windows(stream.size, length, stride)
+    return score_windows(loaded, stream, windows, length, stride, max_tokens)
+
+
 def loaded(encoding: str) -> LoadedModel:
     model = make_model("causal_lm", position_encoding=encoding).double()
     return LoadedModel(model, partial(predict, model), encoding, 24, None, None)
@@ -107,11 +112,11 @@ def loaded(encoding: str) -> LoadedModel:
 def by_hand(model, stream: Stream, length: int, stride: int) -> float:
     """Return bits per token, each token from a forward pass of its own, up to it."""
     bits = 0.0
-    for token in range(len(stream)):
+    for token in range(stream.size):
         start = max(0, token // stride * stride - (length - stride))
         logits = model(stream.inputs[None, start : token + 1])[0][0, -1]
         bits -= float(F.log_softmax(logits, -1)[stream.targets[token]]) / math.log(2)
-    return bits / len(stream)
+    return bits / stream.size
 
 
 def test_the_first_token_is_predicted_from_the_end_of_a_sentence():
@@ -124,7 +129,7 @@ def test_the_first_token_is_predicted_from_the_end_of_a_sentence():
 def test_the_loss_of_ten_tokens_is_that_of_predicting_them_one_by_one(encoding, stride):
     stream = Stream.from_tokens(torch.tensor([7, 5, 12, 2, 9, 9, 4, 22, 2, 8]), EOS)
     ours = loaded(encoding)
-    found = score_stream(ours, stream, 4, stride, max_tokens=8)
+    found = score_stream(ours, stream, 4, stride, 8)
     assert found.tokens == 10
     assert found.loss == pytest.approx(by_hand(ours.model, stream, 4, stride), abs=1e-6)
     assert found.perplexity == pytest.approx(2**found.loss)
@@ -134,7 +139,7 @@ def test_beyond_the_trained_length_only_tables_of_positions_refuse():
     stream = Stream.from_tokens(torch.arange(4, 24).repeat(3), EOS)  # a sentence of 60 tokens
     refused = {}
     for name in registry.names():
-        found = score_stream(loaded(name), stream, 40, 40, max_tokens=4096)
+        found = score_stream(loaded(name), stream, 40, 40, 4096)
         assert (found.loss is None) == bool(found.refusal)
         if found.refusal:
             refused[name] = found.refusal
@@ -145,7 +150,7 @@ def test_beyond_the_trained_length_only_tables_of_positions_refuse():
 def test_probabilities_too_small_for_a_number_are_no_figure():
     ours = loaded("none")
     ours.model.decoder.output_projection.weight.data.fill_(math.nan)
-    found = score_stream(ours, stream_of(9), 4, 4, max_tokens=8)
+    found = score_stream(ours, stream_of(9), 4, 4, 8)
     assert found.perplexity is None
     assert "too small for a number" in found.refusal
 
@@ -156,7 +161,7 @@ def test_probabilities_too_small_for_a_number_are_no_figure():
 def test_names_may_be_specs_and_paths_may_have_an_at(tmp_path):
     for name in ("a.pt", "b@home.pt"):
         (tmp_path / name).touch()
-    found = parse_checkpoints(
+    found = parse_models(
         [
             f"plain={tmp_path}/a.pt",
             f"m4(max_distance=8)={tmp_path}/a.pt@m4(max_distance=8)",
@@ -186,7 +191,7 @@ def test_candidates_that_cannot_be(texts, message, tmp_path):
     path = tmp_path / "model.pt"
     path.touch()
     with pytest.raises(UserError, match=re.escape(message)):
-        parse_checkpoints([text.format(path) for text in texts])
+        parse_models([text.format(path) for text in texts])
 
 
 # ------------------------------------------------------------------------------ trained models
@@ -291,8 +296,7 @@ def test_an_override_changes_the_rotation_and_nothing_else():
     texts = ["plain", "one@rope(scaling=linear:1)", "four@rope(scaling=linear:4)"]
     variants = [f"{text.replace('@', f'={path}@')}" for text in texts[1:]]
     plain, one, four = (
-        load(variant, sentences(), CPU)
-        for variant in parse_checkpoints([f"plain={path}", *variants])
+        load(variant, sentences(), CPU) for variant in parse_models([f"plain={path}", *variants])
     )
     assert [str(each.encoding) for each in (plain, one, four)] == [
         "rope",

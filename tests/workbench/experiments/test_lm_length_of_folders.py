@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import re
@@ -9,6 +10,7 @@ import shutil
 import statistics
 import subprocess
 import sys
+import weakref
 
 import pytest
 import torch
@@ -18,6 +20,7 @@ from transformers import PreTrainedTokenizerFast as Fast
 
 from fairseq_posenc.hf import set_positions
 from fairseq_posenc.workbench import cli
+from fairseq_posenc.workbench.experiments.length import hf_model
 from fairseq_posenc.workbench.results.record import read
 from tests.helpers.hf_models import save_tokenizer
 
@@ -134,10 +137,27 @@ def test_mistakes_are_one_line(llama, measure, tmp_path, capsys):
         ([f"a={llama}@own(limit=3)"], "limit"),
         ([f"a={llama}@rotary"], "unknown position encoding 'rotary'"),
         ([f"a={llama}", "--data", "bin"], "folders of transformers read --text FILE"),
+        ([f"a={llama}", "--windows", "22"], "would predict the same tokens"),
     ):
         assert message in measure(*models_, *SHORT, fails=True)
     assert cli.main(["lm-length", f"a={llama}", *SHORT]) == 2
     assert "folders of transformers read --text FILE" in capsys.readouterr().err
+
+
+def test_only_one_model_at_a_time_is_in_memory(llama, measure, monkeypatch):
+    models, before = weakref.WeakSet(), []
+    load = hf_model.load
+
+    def count_and_load(*arguments):
+        gc.collect()
+        before.append(len(models))
+        loaded = load(*arguments)
+        models.add(loaded.model)
+        return loaded
+
+    monkeypatch.setattr(hf_model, "load", count_and_load)
+    measure(f"own={llama}", f"none={llama}@none", *SHORT)
+    assert before == [0] * 4
 
 
 def test_spread_windows_predict_the_same_tokens_at_every_length(llama, measure, tmp_path):

@@ -7,6 +7,7 @@ Models are checkpoints of fairseq, which read ``--data``, or folders of transfor
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -15,10 +16,10 @@ import torch
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.experiments.length import report
-from fairseq_posenc.workbench.experiments.length.checkpoint import (
+from fairseq_posenc.workbench.experiments.length.model import (
     LoadedModel,
-    NamedCheckpoint,
-    parse_checkpoints,
+    NamedModel,
+    parse_models,
 )
 from fairseq_posenc.workbench.experiments.length.scoring import Scoring
 from fairseq_posenc.workbench.experiments.length.stream import Stream
@@ -79,16 +80,15 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         UserError: wrong input.
     """
-    strides = _choose_strides(args)
+    sizes = _choose_sizes(args)
     cluster = options.parse_cluster(args)
     if not cluster:
-        choose_device(args.device, args.fp16)
-    checkpoints = parse_checkpoints(args.models)
-    _check_text(checkpoints, args)
-    models, stream = _open_all(checkpoints, args)
+        choose_device(args.device, args.fp16)  # refuses a device that this machine lacks
+    models = parse_models(args.models)
+    _check_text(models, args)
+    facts, stream = _open_all(models, args)
     text = str(args.text) if args.text else f"the split {args.split} of {args.data}"
-    if args.lengths[-1] > len(stream):
-        raise UserError(f"--lengths {args.lengths[-1]}: {text} has only {len(stream):,} tokens")
+    _check_length(stream.size, text, args)
     with (
         signals_as_keyboard_interrupt(),
         lock_output_folder(args.out, (REPORT, FIGURES, PICTURE)),
@@ -96,38 +96,34 @@ def run(args: argparse.Namespace) -> int:
         scored = "all scored once for each figure"
         if args.windows:
             scored = f"{args.windows} windows of which are scored for each figure"
-        say(f"{len(stream):,} tokens of {text}, {scored}")
+        say(f"{stream.size:,} tokens of {text}, {scored}")
         if args.windows and args.windows < LEAST_SEEDS:
             say(f"intervals need at least {LEAST_SEEDS} windows: differences may be chance")
-        computing = (args.device, args.fp16, args.bf16)
         scorings = [
             Scoring(
                 folder=args.out / named.name,
                 inputs=_collect_inputs(named, args),
-                open=partial(
-                    _open, named, args.text or args.data, args.split, computing, args.lengths[-1]
-                ),
-                lengths=args.lengths,
-                strides=strides,
+                open_model=_prepare_to_open(named, args, args.device, args.fp16, args.bf16),
+                sizes=sizes,
                 max_tokens=args.max_tokens,
                 spread=args.windows,
             )
-            for named in checkpoints
+            for named in models
         ]
         jobs = [scoring.build_job() for scoring in scorings]
         run_jobs(jobs, args.out, cluster or LocalMachine())
         scores = [scoring.read(job) for scoring, job in zip(scorings, jobs)]
-        record = report.build_record(models, scores, text, len(stream))
+        record = report.build_record(facts, scores, text, stream.size)
         record.write(args.out / FIGURES)
         drawn = can_draw() and report.draw(record, args.out / PICTURE)
         report.write_markdown(record, args.out / REPORT, PICTURE if drawn else "")
-    print(record.text() if args.json else report.format_table(record))
+    print(record.text() if args.json else report.format_results(record))
     say(f"report: {args.out / REPORT}" + ("" if drawn else " (no picture)"))
     return 0
 
 
-def _choose_strides(args: argparse.Namespace) -> dict[str, int | None]:
-    """Choose the modes, each with its stride; None if windows do not overlap."""
+def _choose_sizes(args: argparse.Namespace) -> list[tuple[str, int, int]]:
+    """Choose the mode, the context length and the stride of each score."""
     modes = report.MODES if args.mode == "both" else (args.mode,)
     if args.windows:
         if args.mode == report.NON_OVERLAPPING:
@@ -138,13 +134,30 @@ def _choose_strides(args: argparse.Namespace) -> dict[str, int | None]:
             f"--stride {args.stride} is more than the context length {shortest}: tokens in "
             "between would not be scored; choose a smaller stride"
         )
-    return {mode: args.stride if mode == report.SLIDING else None for mode in modes}
+    return [
+        (mode, length, args.stride if mode == report.SLIDING else length)
+        for mode in modes
+        for length in args.lengths
+    ]
 
 
-def _check_text(checkpoints: list[NamedCheckpoint], args: argparse.Namespace) -> None:
+def _check_length(tokens: int, text: str, args: argparse.Namespace) -> None:
+    """Refuse a text that is too short for the context lengths, or for that many windows."""
+    longest = args.lengths[-1]
+    if longest > tokens:
+        raise UserError(f"--lengths {longest}: {text} has only {tokens:,} tokens")
+    most = 1 + (tokens - longest) // args.stride
+    if args.windows and args.windows > most:
+        raise UserError(
+            f"--windows {args.windows}: windows would predict the same tokens, because {text} has "
+            f"only {tokens:,}; use at most {most}, or a smaller --stride"
+        )
+
+
+def _check_text(models: list[NamedModel], args: argparse.Namespace) -> None:
     """Refuse checkpoints without ``--data``, folders without ``--text``, and a mixture of both."""
-    folders = [named.name for named in checkpoints if named.is_folder]
-    if folders and len(folders) < len(checkpoints):
+    folders = [named.name for named in models if named.is_folder]
+    if folders and len(folders) < len(models):
         raise UserError(
             f"{folders[0]} is a folder of transformers, and others are checkpoints of fairseq: "
             "they read different data; score them one by one"
@@ -155,26 +168,24 @@ def _check_text(checkpoints: list[NamedCheckpoint], args: argparse.Namespace) ->
         raise UserError("checkpoints of fairseq read --data DIR: give that, and it alone")
 
 
-def _open_all(
-    checkpoints: list[NamedCheckpoint], args: argparse.Namespace
-) -> tuple[list[Row], Stream]:
+def _open_all(models: list[NamedModel], args: argparse.Namespace) -> tuple[list[Row], Stream]:
     """Open all models before the first is scored, so that a wrong one is an error at once.
 
     Returns:
         Facts about the models, by column of the record, and their text.
     """
-    models: list[Row] = []
+    facts: list[Row] = []
     streams: list[Stream] = []
-    for named in checkpoints:
-        cpu = ("cpu", False, False)  # the jobs may run elsewhere
-        loaded, stream = _open(named, args.text or args.data, args.split, cpu, args.lengths[-1])
+    for named in models:
+        # On the processor: the jobs may run elsewhere.
+        loaded, stream = _prepare_to_open(named, args, "cpu", fp16=False, bf16=False)()
         streams.append(stream)
         if not torch.equal(stream.targets, streams[0].targets):
             raise UserError(
-                f"{checkpoints[0].name} and {named.name} cut the text into other tokens, so their "
+                f"{models[0].name} and {named.name} cut the text into other tokens, so their "
                 "perplexities by token cannot be compared: score them one by one"
             )
-        models.append(
+        facts.append(
             {
                 "model": named.name,
                 "checkpoint": str(named.path),
@@ -184,16 +195,27 @@ def _open_all(
                 "updates": loaded.updates,
             }
         )
-    return models, streams[0]
+        del loaded  # frees the memory for the next one
+    return facts, streams[0]
+
+
+def _prepare_to_open(
+    named: NamedModel, args: argparse.Namespace, device: str | None, fp16: bool, bf16: bool
+) -> Callable[[], tuple[LoadedModel, Stream]]:
+    """Return a function that opens a model and its text; see :func:`_open`."""
+    text = args.text or args.data
+    return partial(_open, named, text, args.split, args.lengths[-1], device, fp16, bf16)
 
 
 @lru_cache(1)  # the scores of a model are computed one after the other
 def _open(
-    named: NamedCheckpoint,
+    named: NamedModel,
     text: Path,
     split: str,
-    computing: tuple[str | None, bool, bool],
     longest: int,
+    device: str | None,
+    fp16: bool,
+    bf16: bool,
 ) -> tuple[LoadedModel, Stream]:
     """Open a model and its text.
 
@@ -201,14 +223,17 @@ def _open(
         named: the model.
         text: the text of a folder, or the data-bin of a checkpoint, with the model's dictionary.
         split: split of the data-bin.
-        computing: values of ``--device``, ``--fp16`` and ``--bf16``.
         longest: most tokens that the model will have to read.
+        device: value of ``--device``.
+        fp16: whether to compute in half precision.
+        bf16: whether to compute in bfloat16.
 
     Raises:
         UserError: the model is not a causal language model, has another dictionary than the text,
             or was not trained with the requested positions.
     """
-    compute = ComputeOptions.choose(*computing)
+    _open.cache_clear()  # two large models would not fit into the memory
+    compute = ComputeOptions.choose(device, fp16, bf16)
     if named.is_folder:  # either host may be absent
         from fairseq_posenc.workbench.experiments.length import hf_model
 
@@ -219,7 +244,7 @@ def _open(
     return fairseq_model.load(named, text, compute), stream
 
 
-def _collect_inputs(named: NamedCheckpoint, args: argparse.Namespace) -> Inputs:
+def _collect_inputs(named: NamedModel, args: argparse.Namespace) -> Inputs:
     """Collect what the scores of a model depend on, without their lengths."""
     if args.text:
         files = sorted(path for path in named.path.iterdir() if path.is_file())

@@ -12,27 +12,26 @@ from fairseq.data.data_utils import load_indexed_dataset
 from fairseq.models import FairseqLanguageModel
 from torch import Tensor
 
+from fairseq_posenc import registry
 from fairseq_posenc.checkpoints.dictionary import DICTIONARY
 from fairseq_posenc.encodings.softmax import Temperature
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.models.causal_lm import PositionalLM
-from fairseq_posenc.registry import get as get_encoding
-from fairseq_posenc.specs import Spec
-from fairseq_posenc.specs import parse as parse_spec
-from fairseq_posenc.transformer.options import resolve as resolve_positions
-from fairseq_posenc.workbench.experiments.length.checkpoint import LoadedModel, NamedCheckpoint
+from fairseq_posenc.specs import Spec, parse
+from fairseq_posenc.transformer import options
+from fairseq_posenc.workbench.experiments.length.model import LoadedModel, NamedModel
 from fairseq_posenc.workbench.experiments.length.stream import Stream
 from fairseq_posenc.workbench.loading.checkpoints import load_state, read_updates
 from fairseq_posenc.workbench.loading.open_model import open_model
 from fairseq_posenc.workbench.running.devices import ComputeOptions
 
-TASK = "language_modeling"
+_TASK = "language_modeling"
 # Options with which a model does not predict just the next token of a stream of tokens.
 _UNSUPPORTED_OPTIONS = ("add_bos_token", "self_target", "past_target")
 _TOKENS_AT_A_TIME = 1024  # whose probabilities of the whole vocabulary are computed together
 
 
-def load(named: NamedCheckpoint, data: Path, computing: ComputeOptions) -> LoadedModel:
+def load(named: NamedModel, data: Path, computing: ComputeOptions) -> LoadedModel:
     """Open the model of a checkpoint, for a data-bin with the model's dictionary.
 
     Raises:
@@ -43,7 +42,7 @@ def load(named: NamedCheckpoint, data: Path, computing: ComputeOptions) -> Loade
     state = load_state(named.path, label)
     task = state["cfg"].task
     _refuse_other_tasks(named, task)
-    override = None if named.spec_override is None else parse_spec(named.spec_override)
+    override = None if named.spec_override is None else parse(named.spec_override)
     if override is not None:
         _refuse_other_encodings(named, override, state["cfg"].model)
     opened = open_model(named.path, data, option=label, state=state, spec=override)
@@ -60,13 +59,13 @@ def load(named: NamedCheckpoint, data: Path, computing: ComputeOptions) -> Loade
     )
 
 
-def _refuse_other_tasks(named: NamedCheckpoint, task: Any) -> None:
+def _refuse_other_tasks(named: NamedModel, task: Any) -> None:
     """Refuse models that do not predict the next token of a stream."""
     name = task._name
-    if name != TASK:
+    if name != _TASK:
         raise UserError(
             f"{named.name}: {named.path} was trained for the task {name}; give a causal language "
-            f"model (task {TASK})"
+            f"model (task {_TASK})"
         )
     for option in _UNSUPPORTED_OPTIONS:
         if task.get(option):
@@ -76,7 +75,7 @@ def _refuse_other_tasks(named: NamedCheckpoint, task: Any) -> None:
             )
 
 
-def _refuse_other_encodings(named: NamedCheckpoint, override: Spec, model: Any) -> None:
+def _refuse_other_encodings(named: NamedModel, override: Spec, model: Any) -> None:
     """Refuse other encodings than the trained ones.
 
     Their options may change, so only names are compared. A temperature may be added or left out, as
@@ -84,7 +83,7 @@ def _refuse_other_encodings(named: NamedCheckpoint, override: Spec, model: Any) 
     """
     if "position_encoding" not in model:
         raise UserError(f"{named.name}: {named.path} is fairseq's own model, which takes no @SPEC")
-    trained = resolve_positions(model).decoder
+    trained = options.resolve(model).decoder
     if _name_encodings(override) != _name_encodings(trained):
         raise UserError(
             f"{named.name}: {named.path} was trained with {trained}; {override} is another "
@@ -95,7 +94,7 @@ def _refuse_other_encodings(named: NamedCheckpoint, override: Spec, model: Any) 
 def _name_encodings(spec: Spec) -> list[str]:
     """List the names of a spec's encodings except temperatures and ``none``."""
     names = [item.name for item in spec.items if item.name != "none"]
-    return [name for name in names if not issubclass(get_encoding(name), Temperature)]
+    return [name for name in names if not issubclass(registry.get(name), Temperature)]
 
 
 def predict(model: FairseqLanguageModel, tokens: Tensor, targets: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from fairseq_posenc.hf import read_positions, set_positions
 from fairseq_posenc.hf.own_positions import count_positions, read_trained_length
 from fairseq_posenc.hf.saving import load_model
 from fairseq_posenc.specs import parse
-from fairseq_posenc.workbench.experiments.length.checkpoint import LoadedModel, NamedCheckpoint
+from fairseq_posenc.workbench.experiments.length.model import LoadedModel, NamedModel
 from fairseq_posenc.workbench.experiments.length.stream import Stream
 from fairseq_posenc.workbench.running.devices import ComputeOptions
 
@@ -26,22 +26,22 @@ _TOKENS_OF_A_SAMPLE = 200  # decoded to see whether a tokenizer keeps words apar
 _TOKENS_AT_A_TIME = 1024  # whose losses are computed together, to save memory
 
 
-def load(checkpoint: NamedCheckpoint, computing: ComputeOptions, longest: int) -> LoadedModel:
+def load(named: NamedModel, computing: ComputeOptions, longest: int) -> LoadedModel:
     """Open the model of a folder for texts of ``longest`` tokens, without running its code.
 
     Raises:
         UserError: it is not a causal language model, or cannot take the positions.
     """
-    path = checkpoint.path
+    path = named.path
     model = load_model(path, dtype=torch.float32)
     if not model.can_generate() or model.config.is_encoder_decoder:
         raise UserError(
-            f"{checkpoint.name}: {path} is a {type(model).__name__}; give a causal language model"
+            f"{named.name}: {path} is a {type(model).__name__}; give a causal language model"
         )
     trained = read_trained_length(model)
     encoding = read_positions(model)
-    if checkpoint.spec_override is not None:
-        set_positions(model, checkpoint.spec_override, max_positions=max(longest, trained))
+    if named.spec_override is not None:
+        set_positions(model, named.spec_override, max_positions=max(longest, trained))
         encoding = read_positions(model)
     has_table = any(item.name == "learned" for item in parse(encoding).items)
     model = computing.place(model)

@@ -11,7 +11,6 @@ import torch
 
 from fairseq_posenc.files import write_whole
 from fairseq_posenc.version import __version__
-from fairseq_posenc.workbench.experiments.length.scoring import Scores
 from fairseq_posenc.workbench.results import markdown, pictures
 from fairseq_posenc.workbench.results.differences import compare
 from fairseq_posenc.workbench.results.intervals import LEVEL, interval_of_perplexity
@@ -23,17 +22,15 @@ MODES = (NON_OVERLAPPING, SLIDING)
 _MARGIN = 1.05  # factor of the room above and below the lines
 
 
-def build_record(models: Sequence[Row], scores: Sequence[Scores], text: str, tokens: int) -> Record:
+def build_record(
+    models: Sequence[Row], scores: Sequence[Sequence[Row]], text: str, tokens: int
+) -> Record:
     """Build the record of all scores, a row for each model, mode and context length.
 
-    ``models`` has facts about each model, by column; ``text`` is the name of a file or split.
+    ``models`` has facts about each model, and ``scores`` the figures of each of its scores, both by
+    column; ``text`` is the name of a file or split.
     """
-    rows = [
-        {**facts, "evaluation": mode, **score.figures()}
-        for facts, by_mode in zip(models, scores)
-        for mode, by_length in by_mode.items()
-        for score in by_length.values()
-    ]
+    rows = [{**facts, **row} for facts, scored in zip(models, scores) for row in scored]
     versions = {"fairseq_posenc": __version__, "torch": str(torch.__version__)}
     data = {"text": text, "tokens": tokens, **versions}
     return Record("lm-length", {"perplexity": rows}, data, command=own_command())
@@ -47,13 +44,17 @@ def _group_rows(record: Record) -> dict[tuple[str, str], list[Row]]:
     return groups
 
 
-def _read_windows(row: Row) -> list[float]:
-    """Read the perplexity of each window; empty if the whole text was scored."""
-    return [value for column, value in row.items() if column.startswith("window_")]
+def _read_windows(row: Row) -> dict[int, float]:
+    """Read the perplexity by window; empty if the whole text was scored.
+
+    Windows take the place of seeds: all models read the same ones.
+    """
+    values = [value for column, value in row.items() if column.startswith("window_")]
+    return dict(enumerate(values))
 
 
-def format_table(record: Record) -> str:
-    """Format a table of all models in Markdown, with the reasons for missing figures."""
+def format_results(record: Record) -> str:
+    """Format a table of all models in Markdown, with notes on missing figures and differences."""
     groups = _group_rows(record)
     rows = []
     for (model, mode), scores in groups.items():
@@ -74,17 +75,15 @@ def format_table(record: Record) -> str:
 
 
 def _compare_with_first(groups: Mapping[tuple[str, str], Sequence[Row]]) -> list[str]:
-    """Compare each model with the first one at each length, by paired windows."""
+    """Compare each model with the first one at each length, if windows were scored."""
     ((first, _), first_rows), *others = groups.items()
     notes = []
     for (model, _), rows in others:
         ratios = []
         for row, first_row in zip(rows, first_rows):
-            # Windows take the place of seeds: both models read the same ones.
-            windows, first_windows = (dict(enumerate(_read_windows(r))) for r in (row, first_row))
-            interval = compare(windows, first_windows).interval  # of log perplexities
-            if windows and first_windows and math.isfinite(interval.high):
-                low, high = math.exp(interval.low), math.exp(interval.high)
+            change = compare(_read_windows(row), _read_windows(first_row)).interval
+            if change.is_bounded:  # of log perplexities
+                low, high = math.exp(change.low), math.exp(change.high)
                 ratios.append(f"{row['length']:,}: {low:.3f} to {high:.3f}")
         if ratios:
             notes.append(
@@ -99,7 +98,7 @@ def _format_cell(row: Row) -> str:
     if row["perplexity"] is None:
         return "-"
     if windows := _read_windows(row):
-        return interval_of_perplexity(windows).show(2)
+        return interval_of_perplexity(windows.values()).show(2)
     return f"{row['perplexity']:,.2f}"
 
 
@@ -108,7 +107,7 @@ def write_markdown(record: Record, path: Path, picture: str) -> None:
     parts = [
         "# Perplexity against context length",
         _introduce(record),
-        format_table(record),
+        format_results(record),
         f"![Perplexity against context length]({picture})" if picture else "",
     ]
     write_whole(path, "\n\n".join(filter(None, parts)) + "\n")
@@ -124,23 +123,21 @@ def _introduce(record: Record) -> str:
             f"text. Of each window the last {strides[SLIDING]:,} tokens are predicted, the same at "
             "every length."
         )
-    modes = {
-        NON_OVERLAPPING: "*Non-overlapping*: the text is cut into blocks of the context length.",
-        SLIDING: (
-            f"*Sliding*: a window of the context length moves on by {strides.get(SLIDING, 0):,} "
-            "tokens, and only these tokens are predicted, so each has at least the rest of the "
-            "window as context."
-        ),
-    }
-    return " ".join(
-        [
-            f"{begin}. Each figure covers the same {record.data['tokens']:,} tokens, all of it, "
-            "each predicted once. The first one is predicted from the symbol with which texts "
-            "begin in training (of fairseq the end of a sentence); the input of a block begins "
-            "with the token before its first predicted one.",
-            *(modes[mode] for mode in strides),
-        ]
+    text = (
+        f"{begin}. Each figure covers the same {record.data['tokens']:,} tokens, all of it, each "
+        "predicted once. The first one is predicted from the symbol with which texts begin in "
+        "training (of fairseq the end of a sentence); the input of a block begins with the token "
+        "before its first predicted one."
     )
+    if NON_OVERLAPPING in strides:
+        text += " *Non-overlapping*: the text is cut into blocks of the context length."
+    if SLIDING in strides:
+        text += (
+            f" *Sliding*: a window of the context length moves on by {strides[SLIDING]:,} tokens, "
+            "and only these tokens are predicted, so each has at least the rest of the window as "
+            "context."
+        )
+    return text
 
 
 def draw(record: Record, path: Path) -> bool:

@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple, Optional
+from typing import NamedTuple, Optional
 
 import torch
 
 from fairseq_posenc.encodings.base import Encoding
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.experiments.length.checkpoint import LoadedModel
+from fairseq_posenc.workbench.experiments.length.model import LoadedModel
 from fairseq_posenc.workbench.experiments.length.stream import (
     Stream,
     Window,
@@ -25,6 +24,7 @@ from fairseq_posenc.workbench.experiments.length.stream import (
     cut_windows,
     spread_windows,
 )
+from fairseq_posenc.workbench.results.record import Row
 from fairseq_posenc.workbench.running.jobs import Inputs, Job, Outputs, RunContext, Step
 from fairseq_posenc.workbench.running.progress import bar, format_time, say
 
@@ -40,22 +40,19 @@ class Score(NamedTuple):
     loss: Optional[float]  # bits per token; None if there is no figure
     seconds: float  # wall-clock time
     refusal: str = ""  # reason why there is no figure
-    windows: Sequence[float] = ()  # perplexity of each window, if windows were spread
+    windows: Sequence[float] = ()  # perplexity of each window, unless the whole stream was scored
 
     @property
     def perplexity(self) -> Optional[float]:
         """Perplexity per token."""
         return None if self.loss is None else 2.0**self.loss
 
-    def figures(self) -> dict[str, Any]:
-        """Collect the figures by column of a record; windows are columns of their own."""
+    def figures(self) -> Row:
+        """Collect the figures by column of a record, which has a column for each window."""
         figures = self._asdict()
         for number, perplexity in enumerate(figures.pop("windows"), start=1):
             figures[f"window_{number}"] = perplexity
         return {**figures, "perplexity": self.perplexity}
-
-
-Scores = dict[str, dict[int, Score]]  # of a model, by mode and context length
 
 
 class Scoring(NamedTuple):
@@ -63,45 +60,49 @@ class Scoring(NamedTuple):
 
     folder: Path  # folder of the results; its name is the model's in messages
     inputs: Inputs  # all that the scores depend on, except the lengths
-    open: Callable[[], tuple[LoadedModel, Stream]]  # opens the model and the text
-    lengths: Sequence[int]  # context lengths
-    strides: Mapping[str, int | None]  # stride by mode; None if windows do not overlap
+    open_model: Callable[[], tuple[LoadedModel, Stream]]  # opens the model and the text
+    sizes: Sequence[tuple[str, int, int]]  # mode, context length and stride of each score
     max_tokens: int  # most tokens of a batch
-    # number of windows to spread over the stream, the first of the longest length; None reads all
-    spread: int | None = None
+    spread: int | None = None  # number of windows to spread over the stream; None reads all of it
+
+    @property
+    def longest(self) -> int:
+        """The longest context."""
+        return max(length for _, length, _ in self.sizes)
 
     def build_job(self) -> Job:
         """Build the job of the model, with a step for each score."""
         steps = []
-        for mode, length in product(self.strides, self.lengths):
-            stride = self.strides[mode] or length
+        for mode, length, stride in self.sizes:
             inputs = {**self.inputs, "sizes": (length, stride, self.max_tokens)}
             if self.spread is not None:
-                inputs["windows"] = self.spread, self.lengths[-1]
+                inputs["windows"] = self.spread, self.longest
             measure = partial(self._measure, mode, length, stride)
             steps.append(Step(self.folder / f"{mode}-{length}", inputs, measure))
         return Job(self.folder.name, self.folder, tuple(steps))
 
-    def read(self, job: Job) -> Scores:
-        """Read the scores of a finished job."""
-        scores: Scores = {mode: {} for mode in self.strides}
-        for (mode, length), step in zip(product(self.strides, self.lengths), job.steps):
-            scores[mode][length] = Score(**(step.outputs or {}))
-        return scores
+    def read(self, job: Job) -> list[Row]:
+        """Read the figures of each score from a finished job."""
+        return [
+            {"evaluation": mode, **Score(**(step.outputs or {})).figures()}
+            for (mode, _, _), step in zip(self.sizes, job.steps)
+        ]
 
     def _measure(self, mode: str, length: int, stride: int, context: RunContext) -> Outputs:
         """Compute a score: the work of a step."""
-        loaded, stream = self.open()
-        total = len(stream)
-        windows = None
+        loaded, stream = self.open_model()
+        total = stream.size
+        windows = cut_windows(total, length, stride)
         if self.spread is not None:
-            windows = list(spread_windows(total, length, stride, self.lengths[-1], self.spread))
+            windows = spread_windows(total, length, stride, self.longest, self.spread)
             total = self.spread * stride
         name = f"{self.folder.name}, {mode}, {length:,}"
         with bar(name, total, " tokens") as shown:
-            score = score_stream(
-                loaded, stream, length, stride, self.max_tokens, shown.update, windows
+            score = score_windows(
+                loaded, stream, windows, length, stride, self.max_tokens, shown.update
             )
+        if self.spread is None:
+            score = score._replace(windows=())
         figure = f"no figure: {score.refusal}"
         if score.perplexity is not None:
             figure = f"perplexity {score.perplexity:,.2f} of {score.tokens:,} tokens"
@@ -110,25 +111,25 @@ class Scoring(NamedTuple):
 
 
 @torch.no_grad()
-def score_stream(
+def score_windows(
     loaded: LoadedModel,
     stream: Stream,
+    windows: Iterable[Window],
     length: int,
     stride: int,
     max_tokens: int,
     on_tokens: Callable[[int], None] = lambda tokens: None,
-    windows: Sequence[Window] | None = None,
 ) -> Score:
-    """Compute the mean loss of a stream's tokens, each predicted once.
+    """Compute the mean loss of the predicted tokens of windows, and the perplexity of each window.
 
     Args:
         loaded: the model.
         stream: the text.
+        windows: pieces of the text.
         length: most tokens of a window.
         stride: tokens of a window that are predicted.
         max_tokens: most tokens of a batch, unless a window alone has more.
         on_tokens: called with the number of predicted tokens of each batch.
-        windows: the windows to score, each by itself too; None scores the whole stream.
     """
     began = time.monotonic()
     device = next(loaded.model.parameters()).device
@@ -142,14 +143,13 @@ def score_stream(
         for module in loaded.model.modules():
             if isinstance(module, Encoding):
                 module.make_room(length)
-        for batch in batch_windows(windows or cut_windows(len(stream), length, stride), max_tokens):
+        for batch in batch_windows(windows, max_tokens):
             inputs = torch.stack([stream.inputs[w.start : w.end] for w in batch])  # [B, T]
             targets = torch.stack([stream.targets[w.scored : w.end] for w in batch])  # [B, n]
             log_probs = loaded.predict(inputs.to(device), targets.to(device)).double()  # [B, n]
             total += float(log_probs.sum())
             tokens += log_probs.numel()
-            if windows:
-                perplexities += log_probs.mean(1).neg().exp().tolist()
+            perplexities += log_probs.mean(1).neg().exp().tolist()
             on_tokens(log_probs.numel())
     except UserError as error:  # an encoding cannot read so long a window
         refusal = str(error)

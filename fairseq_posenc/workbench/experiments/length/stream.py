@@ -23,8 +23,9 @@ class Stream(NamedTuple):
         """Build the stream of ``tokens``, ``(N,)``, that follow the token ``start``."""
         return cls(torch.cat([tokens.new_tensor([start]), tokens[:-1]]), tokens)
 
-    def __len__(self) -> int:
-        """Count the tokens, N."""
+    @property
+    def size(self) -> int:
+        """Number of tokens, N."""
         return len(self.targets)
 
 

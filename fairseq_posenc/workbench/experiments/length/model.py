@@ -1,4 +1,4 @@
-"""Parses the models of ``lm-length``, ``NAME=MODEL[@SPEC]``, and describes an opened model.
+"""The models of ``lm-length``: parsed from ``NAME=MODEL[@SPEC]``, and opened.
 
 A model is a checkpoint of fairseq, or a folder of Hugging Face's transformers. With ``@SPEC`` it
 gets other positions than it was trained with.
@@ -20,7 +20,7 @@ from fairseq_posenc.workbench.running.options import is_folder_name, parse_named
 FORM = "NAME=MODEL or NAME=MODEL@SPEC"
 
 
-class NamedCheckpoint(NamedTuple):
+class NamedModel(NamedTuple):
     """A model that the user named."""
 
     name: str  # the user's name for it
@@ -33,24 +33,23 @@ class NamedCheckpoint(NamedTuple):
         return self.path.is_dir()
 
 
-def parse_checkpoints(texts: Sequence[str]) -> list[NamedCheckpoint]:
-    """Parse the models of the command line.
+def parse_models(texts: Sequence[str]) -> list[NamedModel]:
+    """Parse the models of the command line; those of Hugging Face's hub are downloaded.
 
     Raises:
         UserError: an argument is malformed, two models have the same name, or a model does not
             exist.
     """
-    return [_parse_checkpoint(*named) for named in parse_named(texts, FORM, "models").items()]
+    return [_parse_model(*named) for named in parse_named(texts, FORM, "models").items()]
 
 
-def _parse_checkpoint(name: str, value: str) -> NamedCheckpoint:
+def _parse_model(name: str, value: str) -> NamedModel:
     if not is_folder_name(name):
         raise UserError(f"{name!r}: the name must be a valid folder name")
     path, _, spec = value.rpartition("@")
     if not path or Path(value).exists():  # without a spec; a path may contain "@"
-        path = value
-        spec = ""
-    named = NamedCheckpoint(name, find_model(Path(path)), spec or None)
+        path, spec = value, ""
+    named = NamedModel(name, find_model(Path(path)), spec or None)
     if named.is_folder:
         if not (named.path / "config.json").is_file():
             raise UserError(f"{name}: the folder {path} has no config.json of transformers")
