@@ -146,12 +146,34 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: Sequence[str] | None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
-    if _COMPLETING in os.environ:  # the words typed so far
+    is_completing = _COMPLETING in os.environ
+    if is_completing:  # the words typed so far
         words = os.environ["COMP_LINE"].split()[1:]
-    chosen = next((word for word in words if not word.startswith("-")), None)
-    if chosen is not None and chosen not in COMMANDS and _COMPLETING not in os.environ:
-        meant = suggest(chosen, COMMANDS)
-        raise UserError(f"there is no command '{chosen}': {meant}fairseq-posenc --help lists all")
+    name = next((word for word in words if not word.startswith("-")), "")
+    if name and name not in COMMANDS and not is_completing:
+        meant = suggest(name, COMMANDS)
+        raise UserError(f"there is no command '{name}': {meant}fairseq-posenc --help lists all")
+    _quiet_fairseq()
+    parser = _build_parser(name)
+    if is_completing:
+        import argcomplete  # not needed for anything else
+
+        argcomplete.autocomplete(parser)  # ends the program
+    passes_on = name in COMMANDS and COMMANDS[name].after_dashes
+    args = parse_around_dashes(parser, words) if passes_on else parser.parse_args(words)
+    return COMMANDS[args.command].run(args)
+
+
+def _quiet_fairseq() -> None:
+    """Silence what fairseq's import would show: every INFO message, and a warning of torch."""
+    logging.basicConfig()  # so that fairseq's own call has no effect
+    logging.getLogger().setLevel(logging.WARNING)
+    # Of torch from 2.15 on, about a decorator that fairseq uses.
+    warnings.filterwarnings("ignore", ".*torch.jit.script", FutureWarning)
+
+
+def _build_parser(chosen: str) -> Parser:
+    """Build the parser of all commands, with options only for the chosen one."""
     width = max(map(len, COMMANDS))
     listed = [
         "\n".join([f"{title}:", *(f"  {name:<{width}}  {group[name].help}" for name in group)])
@@ -164,10 +186,6 @@ def _run(argv: Sequence[str] | None) -> int:
     )
     parser.add_argument("--version", action="version", version=__version__)
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    # Silence two warnings of fairseq's import: that tensorboardX is missing, and torch's (from 2.15
-    # on) about a decorator that fairseq uses.
-    logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)
-    warnings.filterwarnings("ignore", ".*torch.jit.script", FutureWarning)
     for name, command in COMMANDS.items():
         rest = f"; after --: {command.after_dashes}" if command.after_dashes else ""
         subparser = subparsers.add_parser(name, description=command.help + rest)
@@ -175,14 +193,4 @@ def _run(argv: Sequence[str] | None) -> int:
             subparser.passes_on = "fairseq-train" if command.after_dashes else ""
             command.add_arguments(subparser)
             add_examples(subparser, EXAMPLES[name])
-    if _COMPLETING in os.environ:
-        import argcomplete  # not needed for anything else
-
-        argcomplete.autocomplete(parser)  # ends the program
-    if chosen in COMMANDS and COMMANDS[chosen].after_dashes:
-        args = parse_around_dashes(parser, words)
-    else:
-        args = parser.parse_args(words)
-    logging.basicConfig()  # first, or fairseq's import does it and shows every INFO message
-    logging.getLogger().setLevel(logging.WARNING)
-    return COMMANDS[args.command].run(args)
+    return parser

@@ -60,7 +60,7 @@ def run_describe(args: argparse.Namespace) -> int:
 def _describe(name: str) -> str:
     """Describe an encoding: the sections of its docstring, options, costs, and parameters."""
     summary, *sections = catalogue.parse_page(name).values()
-    rows = dict(zip(catalogue.HEADINGS, sections))
+    rows = dict(zip(catalogue.HEADINGS, sections))  # in the order in which they are printed
     rows["Options"] = catalogue.format_options(name)
     rows["Where"] = catalogue.name_families(name)
     beyond = "in a layer, beyond plain attention:"

@@ -15,6 +15,7 @@ import torch
 from fairseq_posenc import registry
 from fairseq_posenc.analysis.self_test import measure_errors
 from fairseq_posenc.backends import available
+from fairseq_posenc.backends.triton import read_version
 from fairseq_posenc.errors import how_to_install
 from fairseq_posenc.version import __version__
 
@@ -50,14 +51,14 @@ def collect_findings() -> Iterator[Finding]:
     """Check the installation line by line; the self-test comes last."""
     yield Finding("Python", True, platform.python_version())
     yield Finding("torch", True, torch.__version__)
-    has_fairseq = importlib.util.find_spec("fairseq") is not None
+    fairseq = importlib.util.find_spec("fairseq")
+    has_fairseq = fairseq is not None and fairseq.origin is not None  # not only a folder
     yield _check_fairseq(has_fairseq)
     yield from _check_cuda()
     if has_fairseq:
         yield from _check_apex()
-    has_triton = importlib.util.find_spec("triton") is not None
-    triton = importlib.metadata.version("triton") if has_triton else "not installed"
-    yield Finding("triton", has_triton or None, triton)
+    triton = read_version()
+    yield Finding("triton", True if triton else None, triton or "not installed")
     for name, why_not in available().items():
         yield Finding(f"backend {name}", None if why_not else True, why_not or "can run")
     if has_fairseq:
@@ -96,16 +97,17 @@ def _check_apex() -> Iterator[Finding]:
     from fairseq.modules.layer_norm import has_fused_layernorm
     from fairseq.optim.fused_adam import get_fused_adam_class
 
-    # fairseq uses both only on a GPU, however apex is installed.
-    for subject, installed, otherwise in (
-        ("apex layer norm", has_fused_layernorm, "fairseq uses torch's"),
-        ("apex Adam", get_fused_adam_class() is not None, "fairseq uses its own"),
-    ):
-        if installed and torch.cuda.is_available():
-            yield Finding(subject, True, "active: fairseq uses the fused kernel")
-        else:
-            why = "no GPU" if installed else "not installed"
-            yield Finding(subject, None, f"{why}: {otherwise}, with the same result, slower")
+    yield _describe_apex("apex layer norm", has_fused_layernorm, "fairseq uses torch's")
+    has_adam = get_fused_adam_class() is not None
+    yield _describe_apex("apex Adam", has_adam, "fairseq uses its own")
+
+
+def _describe_apex(subject: str, is_installed: bool, otherwise: str) -> Finding:
+    """Describe a kernel of apex, which fairseq uses only on a GPU."""
+    if is_installed and torch.cuda.is_available():
+        return Finding(subject, True, "active: fairseq uses the fused kernel")
+    why = "no GPU" if is_installed else "not installed"
+    return Finding(subject, None, f"{why}: {otherwise}, with the same result, slower")
 
 
 def _check_user_dir() -> Finding:

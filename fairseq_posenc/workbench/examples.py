@@ -107,9 +107,17 @@ doctor
   fairseq-posenc doctor
 """
 
-EXAMPLES: dict[str, list[str]] = {}
-for line in _TEXT.replace("\\\n    ", "").strip().splitlines():
-    if not line.startswith("  "):
-        examples = EXAMPLES.setdefault(line, [])
-    else:
-        examples.append(line.strip())
+
+def _parse(text: str) -> dict[str, list[str]]:
+    examples: dict[str, list[str]] = {}
+    command = ""
+    for line in text.replace("\\\n    ", "").strip().splitlines():
+        if line.startswith("  "):
+            examples[command].append(line.strip())
+        else:
+            command = line
+            examples[command] = []
+    return examples
+
+
+EXAMPLES = _parse(_TEXT)

@@ -490,7 +490,7 @@ def test_says_why_it_cannot_run_here(monkeypatch):
     monkeypatch.setattr(torch.version, "cuda", "12.8")
     assert backend.unavailable() == "the GPU is older than compute capability 8.0"
     with monkeypatch.context() as old:
-        old.setattr(backend, "_read_version", lambda: "3.2.0")
+        old.setattr(backend, "read_version", lambda: "3.2.0")
         assert backend.unavailable() == "triton is 3.2.0, and 3.3 is the oldest that will do"
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert backend.unavailable() == "triton is not installed"
@@ -552,7 +552,7 @@ def test_a_recorded_winner_won_its_benchmark(names):
 
 @pytest.mark.parametrize("version", ["3.2.0", "2.1.0+git1"])
 def test_an_old_triton_is_named_and_does_without(version, monkeypatch):
-    monkeypatch.setattr(backend, "_read_version", lambda: version)
+    monkeypatch.setattr(backend, "read_version", lambda: version)
     why_not = backend.unavailable()
     assert why_not == f"triton is {version}, and 3.3 is the oldest that will do"
     call = CallFeatures("cuda", torch.bfloat16, 2048, 2048, dropout=True)
@@ -564,7 +564,7 @@ def test_an_old_triton_is_named_and_does_without(version, monkeypatch):
 
 @pytest.mark.parametrize("version", ["3.3.0", "3.10.1", "4.0"])
 def test_a_new_triton_will_do(version, monkeypatch):
-    monkeypatch.setattr(backend, "_read_version", lambda: version)
+    monkeypatch.setattr(backend, "read_version", lambda: version)
     assert "triton is" not in backend.unavailable()
 
 

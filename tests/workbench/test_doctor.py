@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 from argparse import Namespace
+from importlib.machinery import PathFinder
 
 import fairseq
 import pytest
@@ -35,6 +37,19 @@ def test_backends_are_listed_with_the_reason_why_not(monkeypatch):
     assert found["backend reference"] == ("backend reference", True, "can run")
     assert found["backend other"] == ("backend other", None, "it needs magic")
     assert "other" not in found["self-test"].text
+
+
+def test_triton_of_another_distribution_and_a_folder_called_fairseq(monkeypatch, tmp_path):
+    (tmp_path / "triton").mkdir()
+    (tmp_path / "triton" / "__init__.py").write_text("__version__ = '9.8.7'\n")
+    (tmp_path / "fairseq").mkdir()
+    specs = {name: PathFinder.find_spec(name, [str(tmp_path)]) for name in ("triton", "fairseq")}
+    monkeypatch.setattr(importlib.util, "find_spec", specs.get)
+    monkeypatch.setattr(doctor, "available", dict)
+    monkeypatch.setattr(doctor, "self_test", lambda: doctor.Finding("self-test", True, ""))
+    found = by_subject()
+    assert found["triton"] == ("triton", True, "9.8.7")
+    assert found["fairseq"].text.startswith("not installed")
 
 
 def test_every_encoding_is_compared_on_some_backend():

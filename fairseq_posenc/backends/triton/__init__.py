@@ -31,7 +31,7 @@ MIN_VERSION = (3, 3)  # of Triton; in earlier ones, kernels cannot take a NamedT
 
 def unavailable() -> str:
     """Explain why this backend cannot run on this machine; empty if it can."""
-    version = _read_version()
+    version = read_version()
     if not version:
         return "triton is not installed"
     major, minor = re.findall(r"\d+", version)[:2]
@@ -113,7 +113,7 @@ def _run_kernels(call: AttentionCall, exact: bool) -> tuple[Tensor, Tensor]:
     return attended, log_sums
 
 
-def _read_version() -> str:
+def read_version() -> str:
     """Read Triton's version; empty if it is not installed."""
     spec = importlib.util.find_spec("triton")
     return "" if spec is None or spec.origin is None else _parse_version(spec.origin)
