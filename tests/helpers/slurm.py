@@ -10,7 +10,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -273,7 +272,7 @@ def sweep(out: Path, steps: int, *options: str, items: int = 2, seconds: float =
     words = ["--on", "slurm", "time=5", *options]
     parser = Parser()
     add_cluster(parser)
-    place = parse_cluster(Namespace(jobs=None, **vars(parser.parse_args(words))))
+    place = parse_cluster(parser.parse_args(words))
     assert place
     return place.run([counting(out, f"p{n}", steps, seconds) for n in range(items)], out)
 

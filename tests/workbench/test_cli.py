@@ -50,6 +50,16 @@ def test_a_command_says_how_to_go_on(monkeypatch, capsys):
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
+def test_advice_of_a_whole_command_holds_for_a_part_that_has_none(monkeypatch, capsys):
+    def stop(*_):
+        with signals_as_keyboard_interrupt("the rest follows"), signals_as_keyboard_interrupt(""):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli.Command, "run", stop)
+    assert cli.main(["list"]) == STOPPED
+    assert capsys.readouterr().err == "fairseq-posenc: stopped; the rest follows\n"
+
+
 @pytest.mark.parametrize(
     ("error", "code"),
     [

@@ -17,7 +17,6 @@ from fairseq_posenc.checkpoints.safe_loading import open_checkpoint
 from fairseq_posenc.checkpoints.trusted_settings import forget_files, refuse_files
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.files import refuse_bad_place, written_whole
-from fairseq_posenc.workbench.running import host  # noqa: F401  (registers models and tasks)
 
 State = dict[str, Any]  # the content of a checkpoint
 
@@ -47,6 +46,7 @@ def load_state(path: Path, option: str, for_fairseq: bool = False) -> State:
             refuse_files(state)
         else:
             forget_files(state)
+        # Without the tensors, as the settings have to be written to a file.
         upgraded = _upgrade_settings({**state, "last_optimizer_state": None, "model": {}})
         upgraded["model"] = state["model"]
         upgraded["last_optimizer_state"] = state.get("last_optimizer_state")
@@ -82,7 +82,8 @@ def refuse_unusable_settings(label: str) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        if str(error).startswith("the checkpoint"):  # raised by code that does not know the file
+        # So begin the messages of `fairseq_posenc.checkpoints`, which does not know the file.
+        if str(error).startswith("the checkpoint"):
             raise UserError(f"{label}: {error}") from error
         raise
     except BUILD_ERRORS as error:

@@ -1,5 +1,6 @@
 """Loads the dictionaries of a trained model, checked against its checkpoint, and its tokenizer."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
@@ -87,6 +88,7 @@ def open_task(path: Path, state: State, data: Optional[Path] = None) -> OpenTask
     if not folder.is_dir():
         why = "" if data else f": {path} was trained on it; name its new place with --data"
         raise UserError(f"--data {folder}: no such folder{why}")
+    _fill_in_languages(settings.task, folder)
     files = _name_dictionaries(settings.task, folder)
     for name in files:
         if not (folder / name).is_file():
@@ -97,27 +99,47 @@ def open_task(path: Path, state: State, data: Optional[Path] = None) -> OpenTask
     overwrite_args_by_name(settings, {"data": str(folder)})
     task = fairseq_tasks.setup_task(settings.task)
     dictionaries = dict(zip(files, (task.source_dictionary, task.target_dictionary)))
-    stacks = ["encoder.", "decoder."] if len(files) > 1 else [""]
-    for stack, name in zip(stacks, files):
-        weights = {key: x for key, x in state["model"].items() if key.startswith(stack)}
-        size = next(iter(count_symbols(weights, path).values()), None)
-        identities = (Identity.from_tensor(weights[key]) for key in filter(is_identity, weights))
-        recorded = next((identity.weight_settings.dictionary for identity in identities), None)
-        dictionary = TrainedDictionary(path, size, recorded, trained_data / name)
+    trained = read_trained_dictionaries(state["model"], path, [trained_data / x for x in files])
+    for name, dictionary in zip(files, trained):
         dictionary.check(folder / name, dictionaries[name], _ADVICE)
     return OpenTask(task, folder, dictionaries)
 
 
+def read_trained_dictionaries(
+    weights: dict[str, Any], path: Path, files: Sequence[Optional[Path]]
+) -> list[TrainedDictionary]:
+    """Read what a checkpoint records about its dictionaries, the source's first.
+
+    Args:
+        weights: its weights, by name.
+        path: the checkpoint.
+        files: the files that the training read: one, or those of encoder and decoder.
+
+    Raises:
+        UserError: a table of token embeddings is damaged.
+    """
+    found = []
+    for stack, file in zip(["encoder.", "decoder."] if len(files) > 1 else [""], files):
+        own = {name: weight for name, weight in weights.items() if name.startswith(stack)}
+        size = next(iter(count_symbols(own, path).values()), None)
+        identities = (Identity.from_tensor(own[name]) for name in filter(is_identity, own))
+        recorded = next((identity.weight_settings.dictionary for identity in identities), None)
+        found.append(TrainedDictionary(path, size, recorded, file))
+    return found
+
+
+def _fill_in_languages(settings: Any, folder: Path) -> None:
+    """Fill in the languages of a translation task that does not name both."""
+    if translates(settings) and not (settings.source_lang and settings.target_lang):
+        settings.source_lang, settings.target_lang = infer_languages(folder)
+
+
 def _name_dictionaries(settings: Any, folder: Path) -> list[str]:
-    """Name the files of a task's dictionaries, the source's first; also fill in its languages."""
-    if not translates(settings):
-        is_glue = (folder / "input0").is_dir()  # `input0` has the first sentence of each example
-        return [f"input0/{DICTIONARY}" if is_glue else DICTIONARY]
-    pair = settings.source_lang, settings.target_lang
-    if not all(pair):
-        pair = infer_languages(folder)
-    settings.source_lang, settings.target_lang = pair
-    return [f"dict.{language}.txt" for language in pair]
+    """Name the files of a task's dictionaries, the source's first."""
+    if translates(settings):
+        return [f"dict.{language}.txt" for language in (settings.source_lang, settings.target_lang)]
+    is_glue = (folder / "input0").is_dir()  # `input0` has the first sentence of each example
+    return [f"input0/{DICTIONARY}" if is_glue else DICTIONARY]
 
 
 def infer_languages(folder: Path) -> tuple[str, str]:

@@ -19,7 +19,6 @@ from fairseq_posenc.checkpoints.dictionary import Placeholders
 from fairseq_posenc.models.causal_lm import PositionalLM
 from fairseq_posenc.models.masked_lm import PositionalRoberta
 from fairseq_posenc.models.translation import PositionalTransformer
-from fairseq_posenc.workbench.running import host  # noqa: F401  (registers models and tasks)
 
 NO_WEIGHTS = ("._extra_state", ".version", "._float_tensor")  # ends of names in a state dict
 

@@ -3,9 +3,6 @@
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
-from fairseq_posenc.workbench.running import host  # noqa: F401  (before fairseq: keeps it quiet)
-
-# isort: split
 from fairseq import checkpoint_utils
 from fairseq.data import Dictionary
 from fairseq.dataclass.utils import overwrite_args_by_name
@@ -98,7 +95,7 @@ def open_model(
             infinite, a dictionary is missing or is not that of the training, or ``spec`` does not
             fit the weights.
     """
-    state = load_state(path, option) if state is None else state
+    state = state or load_state(path, option)
     arch = families.architecture(state["cfg"].model)
     family = families.find_family(arch, stock=True)
     if family is None:

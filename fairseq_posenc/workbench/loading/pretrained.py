@@ -5,7 +5,7 @@ No model is built, so neither the data nor the dictionaries of the training are 
 
 from argparse import Namespace
 from pathlib import Path
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 from fairseq.models import ARCH_CONFIG_REGISTRY
 from fairseq.utils import split_paths
@@ -14,11 +14,13 @@ from torch import Tensor
 from fairseq_posenc.checkpoints.dictionary import DICTIONARY, load_dictionary
 from fairseq_posenc.checkpoints.state_dict_adapter import STOCK_OFFSET, STOCK_SPEC, STOCK_TABLE
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.identity import Identity, is_identity
 from fairseq_posenc.specs import Spec, parse
 from fairseq_posenc.transformer.options import as_namespace, resolve
 from fairseq_posenc.workbench.loading.checkpoints import load_state, refuse_unusable_settings
-from fairseq_posenc.workbench.loading.dictionaries import TrainedDictionary, count_symbols
+from fairseq_posenc.workbench.loading.dictionaries import (
+    TrainedDictionary,
+    read_trained_dictionaries,
+)
 from fairseq_posenc.workbench.loading.families import (
     Family,
     architecture,
@@ -56,9 +58,7 @@ class Pretrained(NamedTuple):
     family: Family
     specs: dict[str, Spec]  # `encoder` or `decoder` -> position encodings
     num_positions: dict[str, int]  # `encoder` or `decoder` -> number of positions
-    sizes: list[int]  # sizes of the dictionaries, with `<mask>`; the source's is the first
-    dictionary: Optional[Path]  # dict.txt of the training, which translation lacks; None if unknown
-    fingerprint: Optional[str]  # hash of the first dictionary's symbols; None if unknown
+    dictionaries: list[TrainedDictionary]  # of each stack; the source's is the first
     weights: dict[str, Tensor]  # parameters by the file's names; empty if not read
 
     @property
@@ -72,9 +72,9 @@ class Pretrained(NamedTuple):
         return next(iter(self.num_positions.values()))
 
     @property
-    def num_symbols(self) -> int:
-        """The size of the first dictionary."""
-        return self.sizes[0]
+    def sizes(self) -> list[int]:
+        """The sizes of the dictionaries, with ``<mask>``; the source's is the first."""
+        return [dictionary.size or 0 for dictionary in self.dictionaries]
 
     @property
     def directions(self) -> str:
@@ -84,12 +84,14 @@ class Pretrained(NamedTuple):
     @property
     def options(self) -> dict[str, Any]:
         """The section ``model`` of a configuration that builds a RoBERTa again, as one of ours."""
-        # All our RoBERTas have the same options; fairseq's have one encoding, which names ours.
-        ours = find_family(self.arch) is not None
+        # Any of our architectures lists them; `roberta_none` stands for all.
         names = {option.dest for option in model_options("roberta_none")}
+        is_ours = find_family(self.arch) is not None
+        # A RoBERTa of fairseq has a single encoding, which names the architecture of ours.
+        arch = self.arch if is_ours else f"roberta_{self.spec.items[0].name}"
         options = {
             **{name: getattr(self.args, name, None) for name in sorted(names - NOT_THE_MODEL)},
-            "_name": self.arch if ours else f"roberta_{self.spec.items[0].name}",
+            "_name": arch,
             "position_encoding": str(self.spec),
             "max_positions": self.max_positions,
         }
@@ -97,23 +99,20 @@ class Pretrained(NamedTuple):
 
     def check_dictionary(self, path: Path) -> None:
         """Refuse the dictionary of data for the model if it is not that of the training."""
-        trained = TrainedDictionary(self.path, self.num_symbols, self.fingerprint, self.dictionary)
         advice = "make the data with the vocabulary of the pre-training: --dict"
-        trained.check(path, load_dictionary(path), advice)
+        self.dictionaries[0].check(path, load_dictionary(path), advice)
 
 
 def read_pretrained(
     path: Path,
-    option: str,
     with_weights: bool = False,
     any_family: bool = False,
     for_fairseq: bool = False,
 ) -> Pretrained:
-    """Read the checkpoint of a trained model.
+    """Read the checkpoint of a trained model, which ``--checkpoint`` named.
 
     Args:
         path: the checkpoint.
-        option: the option that named it, for messages.
         with_weights: whether to keep the weights; the rest is small enough to be sent to jobs.
         any_family: whether to accept all families, not only RoBERTa.
         for_fairseq: whether fairseq will read the file, too; see :func:`load_state`.
@@ -121,7 +120,8 @@ def read_pretrained(
     Raises:
         UserError: the file is missing, no whole checkpoint, or of another family.
     """
-    state = load_state(path, option, for_fairseq)
+    label = f"--checkpoint {path}"
+    state = load_state(path, "--checkpoint", for_fairseq)
     settings, weights = state["cfg"], state["model"]
     args = Namespace(**vars(as_namespace(settings.model)))  # a copy, to which options are added
     arch = architecture(args)
@@ -129,20 +129,16 @@ def read_pretrained(
     if family is None or not (any_family or family.name == "masked_lm"):
         others = ", causal language model or encoder-decoder Transformer" if any_family else ""
         raise UserError(
-            f"{option} {path}: a model of the architecture {arch}, not a RoBERTa (roberta_... or "
+            f"{label}: a model of the architecture {arch}, not a RoBERTa (roberta_... or "
             f"decbert_...){others}"
         )
-    sizes = count_symbols(weights, path)
-    if not sizes:
-        raise UserError(f"{option} {path}: holds no token embeddings")
-    with refuse_unusable_settings(f"{option} {path}"):
-        ARCH_CONFIG_REGISTRY[arch](args)  # sets options that are newer than the checkpoint
+    with refuse_unusable_settings(label):
         data = settings.task.get("data")
-        fingerprint = None
-        # The source's identity and size are the encoder's: by name, they come after the decoder's.
-        if identities := sorted(filter(is_identity, weights)):
-            identity = Identity.from_tensor(weights[identities[-1]])
-            fingerprint = identity.weight_settings.dictionary
+        file = Path(split_paths(str(data))[0], DICTIONARY) if data else None  # none in translation
+        dictionaries = read_trained_dictionaries(weights, path, [file] * len(family.positions))
+        if not all(dictionary.size for dictionary in dictionaries):
+            raise UserError(f"{label}: holds no token embeddings")
+        ARCH_CONFIG_REGISTRY[arch](args)  # sets options that are newer than the checkpoint
         return Pretrained(
             path=path,
             settings=settings,
@@ -151,9 +147,7 @@ def read_pretrained(
             family=family,
             specs=_read_specs(args, arch, family),
             num_positions=_count_positions(args, settings, family, weights),
-            sizes=[sizes[name] for name in sorted(sizes, reverse=True)],
-            dictionary=Path(split_paths(str(data))[0], DICTIONARY) if data else None,
-            fingerprint=fingerprint,
+            dictionaries=dictionaries,
             weights=weights if with_weights else {},
         )
 

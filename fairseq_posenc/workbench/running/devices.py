@@ -79,9 +79,10 @@ def hydra_overrides(args: Namespace, is_local: bool = True) -> list[str]:
     if is_local:
         choose_device(args.device, args.fp16)
     overrides = ["common.cpu=true"] if args.device == "cpu" else []
-    if args.fp16 or args.bf16 or overrides:
-        values = {"fp16": args.fp16, "bf16": args.bf16}
-        overrides += [f"common.{name}={str(value).lower()}" for name, value in values.items()]
+    # The settings may ask for fp16, which is not for the processor, nor beside a precision chosen.
+    if overrides or args.fp16 or args.bf16:
+        for name in ("fp16", "bf16"):
+            overrides.append(f"common.{name}={str(getattr(args, name)).lower()}")
     return overrides
 
 

@@ -21,7 +21,8 @@ def die_with_parent(command: list[str]) -> list[str]:
     """
     if not sys.platform.startswith("linux"):
         return command
-    return [sys.executable, "-IS", __file__, str(os.getpid()), *command]
+    flags = "-IS"  # isolated, and without site-packages: it starts at once
+    return [sys.executable, flags, __file__, str(os.getpid()), *command]
 
 
 def _execute(parent: int, command: list[str]) -> None:

@@ -27,8 +27,9 @@ from fairseq_posenc.workbench.running.programs import find_user_error, run_paral
 from fairseq_posenc.workbench.running.progress import bar, say
 
 _DONE = "DONE"  # complete by its folder, whatever Slurm says
-_UNKNOWN = "ENDED"  # no longer listed: Slurm forgets a job some minutes after its end
-_FAILED = {
+_FORGOTTEN = "ENDED"  # no longer listed: Slurm forgets a job some minutes after its end
+# States of a job that has ended. If its folder is not complete, it failed.
+_ENDED = {
     "BOOT_FAIL",
     "CANCELLED",
     "COMPLETED",
@@ -38,7 +39,7 @@ _FAILED = {
     "OUT_OF_MEMORY",
     "PREEMPTED",
     "TIMEOUT",
-    _UNKNOWN,
+    _FORGOTTEN,
 }
 # Seconds between two calls of squeue.
 _SHORTEST_PAUSE = 1.0
@@ -56,6 +57,12 @@ class Slurm(NamedTuple):
     options: dict[str, str]  # options of sbatch by their long names
     jobs: Optional[int]  # maximum number of jobs at a time; None for no limit
     detach: bool  # whether the command ends as soon as all jobs are submitted
+
+    @property
+    def notice(self) -> int:
+        """How many seconds before the end of its time Slurm signals a job."""
+        seconds = self.options.get("signal", "@90").partition("@")[2]  # submitit's default
+        return int(seconds) if seconds.isdecimal() else 60  # sbatch's default
 
     def run(
         self, jobs: Sequence[Job], out: Path, watch: Optional[Callable[[], None]] = None
@@ -114,16 +121,15 @@ class LocalMachine(NamedTuple):
         """
         refuse_jobs(out)
         gpus = visible_gpus()
-        ended = 0
-        failures = list[str]()
+        ended: list[Job] = []
+        failures: list[str] = []
         # The environments that no running job uses; with several GPUs, each names one.
         free = [
             {"CUDA_VISIBLE_DEVICES": gpus[slot % len(gpus)]} if gpus else {}
             for slot in range(self.jobs)
         ]
 
-        def run_job(job: Job) -> str:
-            """Run a job; return a line about its failure, or "" if it succeeded."""
+        def run_job(job: Job) -> None:
             reached = 0
             failure = ""
 
@@ -132,7 +138,7 @@ class LocalMachine(NamedTuple):
                 progress.update(updates - reached)
                 reached = updates
                 if text:
-                    say(f"[{ended} of {len(jobs)} runs ended] {text}")
+                    say(f"[{len(ended)} of {len(jobs)} runs ended] {text}")
 
             environment = free.pop()
             locked = lock_folder(job.folder, "run") if self.lock is None else nullcontext(self.lock)
@@ -146,21 +152,15 @@ class LocalMachine(NamedTuple):
                 if not self.keep_going:
                     raise
                 failure = f"{job.label}: {error}"
+                failures.append(failure.splitlines()[0].rstrip(" :"))
             finally:
                 free.append(environment)
-            report(job.updates, "")  # fills the bar, also for a job that failed
-            return failure
-
-        def note_end(failure: str) -> None:
-            nonlocal ended
-            ended += 1
-            if failure:
-                say(f"[{ended} of {len(jobs)} runs ended] {failure}")
-                failures.append(failure.splitlines()[0].rstrip(" :"))
+            ended.append(job)
+            report(job.updates, failure)  # fills the bar, also for a job that failed
 
         with bar("all runs", sum(job.updates for job in jobs), " updates") as progress:
             calls = [partial(run_job, job) for job in jobs]
-            run_parallel(calls, self.jobs, watch, self.wave, note_end)
+            run_parallel(calls, self.jobs, watch, self.wave)
         return failures
 
 
@@ -195,8 +195,8 @@ def run_jobs(
         )
 
 
-def _has_failed(state: str) -> bool:
-    return state.split()[0] in _FAILED
+def _has_ended(state: str) -> bool:
+    return state.split()[0] in _ENDED
 
 
 class _Queue:
@@ -211,18 +211,17 @@ class _Queue:
         digest = hashlib.sha256(str(self.folder).encode()).hexdigest()
         self._name = f"fairseq-posenc-{digest[:12]}"
         self._ids_file = self.folder / "jobs.json"
-        self._ids: dict[str, str] = (
-            read_json_object(self._ids_file) or {}
-        )  # last Slurm id of each job
+        # The last Slurm id of each job.
+        self._ids: dict[str, str] = read_json_object(self._ids_file) or {}
         self.how_to_end = f"scancel --name {self._name} ends them"
 
     def is_busy(self) -> bool:
         """Check for jobs that are queued or running, or still hold a lock."""
-        states = self._ask_slurm() or {} if self._ids else {}
-        words = {state.split()[0] for state in states.values()}
-        return not words <= {*_FAILED, "COMPLETING"} or any(
-            is_locked(self._name_lock(key)) for key in self._ids
-        )
+        if not self._ids:
+            return False
+        words = {state.split()[0] for state in (self._ask_slurm() or {}).values()}
+        has_locks = any(is_locked(self._lock_folder(key)) for key in self._ids)
+        return has_locks or not words <= {*_ENDED, "COMPLETING"}
 
     def submit(self, jobs: Sequence[Job], cluster: Slurm) -> None:
         """Submit the jobs that are neither done nor queued, as one array; print all states."""
@@ -230,23 +229,25 @@ class _Queue:
             raise UserError("--on slurm: squeue does not answer; is this a machine of a cluster?")
         # Jobs of a command that was killed before it recorded what it had submitted.
         unrecorded = states.keys() - set(self._ids.values())
-        if alive := [number for number in unrecorded if not _has_failed(states[number])]:
+        if alive := [slurm_id for slurm_id in unrecorded if not _has_ended(states[slurm_id])]:
             subprocess.run(["scancel", *alive], check=True)
-        if new := [job for job in jobs if _has_failed(self._find_state(job, states))]:
+        if new := [job for job in jobs if _has_ended(self._find_state(job, states))]:
             keys = list(map(self._name_job, new))
-            seconds = cluster.options.get("signal", "@90").partition("@")[2]  # submitit's default
-            notice = int(seconds) if seconds.isdecimal() else 60  # sbatch's default
-            tasks = [_SlurmJob(job, self._name_lock(key), notice) for key, job in zip(keys, new)]
+            locks = map(self._lock_folder, keys)
+            tasks = [_SlurmJob(job, lock, cluster.notice) for job, lock in zip(new, locks)]
             self._ids.update(zip(keys, _submit(tasks, self.folder, self._name, cluster)))
             write_whole(self._ids_file, json.dumps(self._ids, indent=1) + "\n")
         states = self._ask_slurm() or {}
         width = max(len(job.label) for job in jobs)
         for job in jobs:
-            number = self._ids.get(self._name_job(job), "")
-            say(f"{job.label:{width}}  {number:9} {self._find_state(job, states)}")
+            slurm_id = self._ids.get(self._name_job(job), "")
+            say(f"{job.label:{width}}  {slurm_id:9} {self._find_state(job, states)}")
 
     def wait(self, jobs: Sequence[Job], watch: Optional[Callable[[], None]]) -> list[str]:
         """Wait until all jobs are done or have failed; print each change of a state.
+
+        A failure counts when it is seen twice in a row, as the last files of a job that is done may
+        appear on this machine a moment after its end.
 
         Returns:
             A line for each job that failed.
@@ -257,19 +258,21 @@ class _Queue:
         pause = _SHORTEST_PAUSE
         while pending:
             for job, previous in list(pending.items()):  # a copy, as jobs that ended are deleted
-                text = self._find_state(job, states)
-                word = text.split()[0]
+                state = self._find_state(job, states)
+                word = state.split()[0]
+                has_changed = word != previous
                 pending[job] = word
-                if word in _FAILED:
-                    if word != previous:
-                        continue  # its last files may appear on this machine a moment later
+                text = f"{job.label}: {state}"
+                if word in _ENDED:
+                    if has_changed:
+                        continue
                     text += f": {self._explain_failure(job)}"
-                    failures.append(f"{job.label}: {text}")
-                if has_ended := word in (_DONE, *_FAILED):
+                    failures.append(text)
+                if word in (_DONE, *_ENDED):
                     del pending[job]
-                    text += f" [{len(jobs) - len(pending)} of {len(jobs)} ended]"
-                if word != previous or has_ended:
-                    say(f"{job.label}: {text}")
+                    say(f"{text} [{len(jobs) - len(pending)} of {len(jobs)} ended]")
+                elif has_changed:
+                    say(text)
             if watch:
                 watch()
             if pending:
@@ -297,7 +300,7 @@ class _Queue:
             return None
         return dict(line.split(maxsplit=1) for line in answer.stdout.splitlines())
 
-    def _name_lock(self, key: str) -> Path:
+    def _lock_folder(self, key: str) -> Path:
         return self.folder / "locks" / key
 
     def _name_job(self, job: Job) -> str:
@@ -306,7 +309,7 @@ class _Queue:
     def _find_state(self, job: Job, states: dict[str, str]) -> str:
         if job.is_done:
             return _DONE
-        return states.get(self._ids.get(self._name_job(job), ""), _UNKNOWN)
+        return states.get(self._ids.get(self._name_job(job), ""), _FORGOTTEN)
 
     def _explain_failure(self, job: Job) -> str:
         """Describe in a line why a job failed, from the end of its log."""

@@ -35,7 +35,7 @@ def run_main(program: Callable[[], Optional[int]]) -> int:
             if sys.stdout:
                 sys.stdout.flush()  # here, because Python's exit would hide a full disk
     except KeyboardInterrupt as interruption:
-        line = "; ".join(["stopped", *filter(None, interruption.args)])
+        line = "; ".join(["stopped", *interruption.args])
         code = STOPPED
     except Exception as error:
         if (message := find_message(error)) is None:
@@ -62,7 +62,8 @@ def signals_as_keyboard_interrupt(
     Signals that are ignored stay ignored, as under ``nohup``.
 
     Args:
-        advice: how to continue, printed after "stopped" unless the interruption has a text.
+        advice: how to continue, printed after "stopped" unless the interruption has a text; empty
+            to leave it to an outer block.
 
     Raises:
         KeyboardInterrupt: with the advice, which the command line prints.
@@ -78,7 +79,9 @@ def signals_as_keyboard_interrupt(
     try:
         yield
     except KeyboardInterrupt as interruption:
-        raise KeyboardInterrupt(*(interruption.args or [advice])) from None
+        if interruption.args or not advice:
+            raise
+        raise KeyboardInterrupt(advice) from None
     finally:
         for number in changed:
             signal.signal(number, signal.SIG_DFL)

@@ -34,7 +34,8 @@ class RunContext(NamedTuple):
 
 ALONE = RunContext()  # nothing else uses the folder or shows progress
 Work = Callable[[RunContext], Optional[Outputs]]
-Progress = Callable[[], object]  # returns a value that changes with every save; false before
+# Returns a value that changes with every save; something false before the first one.
+Progress = Callable[[], object]
 
 
 class Step:
@@ -46,8 +47,8 @@ class Step:
         work: fills the folder, and may return outputs.
         goal: where the work ends, such as a number of updates, as a JSON value.
         progress: finds the progress; without it, interrupted work starts from the beginning.
-        protected: whether to refuse a folder in which ``progress`` shows work on other inputs, and
-            never to empty it (before the first save, it has only logs); else other work is deleted.
+        protected: whether the folder is never emptied, and refused if ``progress`` shows that it
+            has work on other inputs. Else such work is deleted.
     """
 
     def __init__(
@@ -133,9 +134,9 @@ class Step:
 
 
 class ResultStep(Step):
-    """Work that is done when a file exists, which it writes last; only ``claim`` writes a stamp.
+    """Work that is done when the file ``result`` exists, which it writes last.
 
-    ``result`` is the name of the file; for the other arguments see :class:`Step`.
+    It empties no folder and has neither goal nor outputs; only :meth:`claim` writes a stamp.
     """
 
     def __init__(

@@ -21,7 +21,7 @@ _TRAIN = re.compile(_LOGGER + r"epoch (\d+): +\d+ / (\d+) (.*)$")
 # Raised by lines that are cut off, or not fairseq's.
 _PARSE_ERRORS = (ValueError, TypeError, AttributeError, OverflowError, RecursionError)
 # Lines worth showing to a user: figures, and messages of this package.
-_FOR_PEOPLE = re.compile(
+_SHOWN_LINE = re.compile(
     r"(?:\]\[|\| )(train_inner|train|valid|fairseq_posenc\.\S+)(?:\]\[INFO\] - | \| )(.+)"
 )
 _MACHINE_FACTS = re.compile(
@@ -31,7 +31,7 @@ _MACHINE_FACTS = re.compile(
 )
 
 TRAIN_LOG = "train.log"  # the log of a training, beside its checkpoints
-_MAX_UPDATES = 10**15
+_IMPOSSIBLE = 10**15  # updates or epochs: no training has so many, and plots would overflow
 
 
 class Entry(NamedTuple):
@@ -123,7 +123,7 @@ def _parse_line(text: str) -> Optional[Entry]:
         kind=match[1],
         updates=int(float(figures.get("num_updates", 0))),
         loss=loss,
-        perplexity=2.0 ** min(nll_loss, 1000.0),  # fairseq's losses are in bits
+        perplexity=2.0 ** min(nll_loss, 1000.0),  # of bits; more of them would overflow
         accuracy=float(figures["accuracy"]) if "accuracy" in figures else None,
         speed=float(figures.get("wps", 0)),
         epoch=int(epoch),
@@ -135,7 +135,7 @@ def _parse_line(text: str) -> Optional[Entry]:
 
 def format_progress(text: str) -> Optional[str]:
     """Format a line of the log for the terminal; None if it says nothing about the training."""
-    match = _FOR_PEOPLE.search(text)
+    match = _SHOWN_LINE.search(text)
     return f"{match[1].rpartition('.')[2]}: {match[2]}" if match else None
 
 
@@ -170,7 +170,7 @@ def read_curve_file(log: Path) -> Curve:
     with open(log, encoding="utf-8", errors="replace") as lines:
         curve = read_curve(lines)
     for entry in (*curve.entries, *curve.training):
-        if max(abs(entry.updates), abs(entry.epoch)) >= _MAX_UPDATES:
+        if max(abs(entry.updates), abs(entry.epoch)) >= _IMPOSSIBLE:
             figure = f"epoch {entry.epoch}, update {entry.updates}"
         elif entry.is_finite and entry.perplexity == 0:  # the loss is far below 0
             figure = f"a loss of {entry.loss:g} at update {entry.updates:,}"

@@ -177,7 +177,7 @@ def add_cluster(parser: _ActionsContainer, one_by_one: bool = False) -> None:
         one_by_one: whether the command runs one job at a time here, and has no ``--jobs`` yet; adds
             it, for clusters only.
     """
-    parser.set_defaults(one_by_one=one_by_one)
+    parser.set_defaults(one_by_one=one_by_one)  # for `parse_cluster`
     if one_by_one:
         add_jobs(parser, "all", "with --on slurm: jobs")
     text = (
@@ -195,15 +195,15 @@ def parse_cluster(args: Namespace) -> Optional[Slurm]:
     Raises:
         UserError: an unknown kind of cluster, or options that do not belong to it.
     """
-    from fairseq_posenc.workbench.running.executor import Slurm  # needs the extra; help does not
+    from fairseq_posenc.workbench.running.executor import Slurm  # needs tqdm; help does not
 
     cluster, *words = args.on
+    jobs = getattr(args, "jobs", None)  # a command with a single job has no --jobs
     if cluster not in ("local", "slurm"):
         raise UserError(f"--on {cluster}: is neither local nor slurm")
     if cluster == "local":
-        has_jobs = args.one_by_one and args.jobs
-        if args.detach or has_jobs or words:
-            option = words[0] if words else "--detach" if args.detach else "--jobs"
+        needless = {"--detach": args.detach, "--jobs": args.one_by_one and jobs}
+        for option in [*words, *filter(needless.get, needless)]:
             raise UserError(f"--on local: leave {option} out")
         return None
     options = {}
@@ -217,7 +217,7 @@ def parse_cluster(args: Namespace) -> Optional[Slurm]:
         options[name] = value
     if "time" not in options:
         raise UserError("--on slurm: say how long a job may take, as in time=12:00:00")
-    return Slurm(options, args.jobs, args.detach)
+    return Slurm(options, jobs, args.detach)
 
 
 def add_workers(parser: _ActionsContainer) -> None:
@@ -249,8 +249,9 @@ def build_settings(cls: type[Settings], args: Namespace, **computed: Any) -> Set
         args: the parsed options.
         **computed: the other fields, and those that are not as the option says.
     """
-    names = vars(args).keys() & signature(cls).parameters.keys() - computed.keys()
-    return cls(**{name: getattr(args, name) for name in names}, **computed)
+    fields = signature(cls).parameters.keys()
+    given = {name: value for name, value in vars(args).items() if name in fields}
+    return cls(**{**given, **computed})
 
 
 def add_examples(parser: ArgumentParser, lines: Sequence[str]) -> None:
@@ -297,7 +298,7 @@ def finite_number(text: str) -> float:
 
 
 def _setting(text: str) -> str:
-    if _NAN.search(text):
+    if _NAN.search(text):  # no comparison with it is true, so a limit would have no effect
         raise ArgumentTypeError(f"{text}: NaN is not a setting; give a number")
     return text
 

@@ -9,8 +9,9 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from pathlib import Path
-from typing import Optional, TypeVar
+from typing import Optional
 
 from fairseq_posenc.errors import RunError, UserError, how_to_install
 from fairseq_posenc.host.temporary_folders import delete_temporary_folders
@@ -33,7 +34,6 @@ _USER_ERROR = re.compile(rf"^(?:{'|'.join(_ERROR_PREFIXES)})(\S.*)", re.MULTILIN
 _SECONDS_TO_END = 10.0  # between asking a program to end and killing it
 _POLL_SECONDS = 0.2  # waiting without a limit would delay Ctrl-C
 _running: set[subprocess.Popen[str]] = set()  # programs of all threads of this process
-Result = TypeVar("Result")
 
 
 def find_command(name: str) -> str:
@@ -119,11 +119,10 @@ def run_logged(
 
 
 def run_parallel(
-    calls: Sequence[Callable[[], Result]],
+    calls: Sequence[Callable[[], object]],
     jobs: int,
     watch: Optional[Callable[[], None]] = None,
     wave: Optional[int] = None,
-    on_end: Callable[[Result], object] = lambda result: None,
 ) -> None:
     """Call functions that start programs, in threads.
 
@@ -135,21 +134,20 @@ def run_parallel(
         watch: called several times a second.
         wave: number of calls that belong together, such as the trainings of one seed. While a call
             of a wave runs, one of a later wave starts only if fewer calls than cores run.
-        on_end: called with each result, as soon as it comes.
     """
     if jobs == 1 and not watch:  # in this thread, so that Ctrl-C interrupts any work
         for call in calls:
-            on_end(call())
+            call()
         return
     wave = wave or len(calls) or 1
-    futures: list[Future[Result]] = []
-    running: set[Future[Result]] = set()
+    futures: list[Future[object]] = []
+    running: set[Future[object]] = set()
 
     def may_begin() -> bool:
         index = len(futures)  # of the call that would begin
-        first_running = next((n for n, future in enumerate(futures) if future in running), index)
-        is_same_wave = index // wave == first_running // wave
-        limit = jobs if is_same_wave else min(jobs, cores())
+        oldest = next((n for n, future in enumerate(futures) if future in running), index)
+        overtakes = oldest // wave < index // wave  # a call of an earlier wave is running
+        limit = min(jobs, cores()) if overtakes else jobs
         return index < len(calls) and len(running) < limit
 
     with ThreadPoolExecutor(jobs) as pool:
@@ -160,7 +158,7 @@ def run_parallel(
                     running.add(futures[-1])
                 done, running = wait(running, _POLL_SECONDS, FIRST_COMPLETED)
                 for future in done:
-                    on_end(future.result())
+                    future.result()
                 if watch:
                     watch()
         finally:
@@ -174,12 +172,13 @@ def _end_program(process: subprocess.Popen[str]) -> None:
     """End a running program and its process group: with SIGTERM, after a while with SIGKILL."""
     if process.poll() is not None:
         return
-    os.killpg(process.pid, signal.SIGTERM)
-    try:
-        process.wait(_SECONDS_TO_END)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    with suppress(ProcessLookupError):  # it ended meanwhile, and another thread noticed it
+        os.killpg(process.pid, signal.SIGTERM)
+        try:
+            process.wait(_SECONDS_TO_END)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 def _describe_failure(name: str, status: int, log: Path) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -79,6 +80,13 @@ def test_the_first_failure_ends_the_programs_of_the_others(error, tmp_path):
     for each in ids:
         with pytest.raises(ProcessLookupError):
             os.kill(each, 0)
+
+
+def test_a_program_may_end_just_before_it_is_ended(monkeypatch):
+    with subprocess.Popen(["true"], start_new_session=True, text=True) as program:
+        program.wait()
+        monkeypatch.setattr(program, "poll", lambda: None)
+        programs._end_program(program)
 
 
 def test_a_command_can_be_given_variables(tmp_path, monkeypatch):

@@ -429,7 +429,7 @@ def test_the_task_refuses_what_the_model_cannot_read():
 
 
 def test_a_checkpoint_tells_its_architecture():
-    found = read_pretrained(pretrained(), "--checkpoint")
+    found = read_pretrained(pretrained())
     assert (found.arch, found.max_positions) == ("decbert_diff_tiny", 40)
     assert (str(found.spec), found.directions) == (SPEC, DIRECTIONS)
     assert found.options["encoder_embed_dim"] == 32
@@ -440,26 +440,32 @@ def test_a_checkpoint_tells_its_architecture():
 
 def test_what_is_no_masked_lm_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"--checkpoint nowhere.pt: no such file"):
-        read_pretrained(Path("nowhere.pt"), "--checkpoint")
+        read_pretrained(Path("nowhere.pt"))
     torch.save({"model": {}}, tmp_path / "text.pt")
     with pytest.raises(UserError, match=r"text.pt: not a complete checkpoint of fairseq \("):
-        read_pretrained(tmp_path / "text.pt", "--checkpoint")
+        read_pretrained(tmp_path / "text.pt")
     causal = trained("causal_lm").save_dir / "checkpoint_last.pt"
     with pytest.raises(UserError, match="transformer_lm_rope_tiny, not a RoBERTa"):
-        read_pretrained(causal, "--checkpoint")
+        read_pretrained(causal)
 
 
 def test_data_of_another_model_is_refused():
     ours = open_data(data() / "glue" / "CoLA")
-    model = read_pretrained(pretrained(), "--checkpoint")
+    model = read_pretrained(pretrained())
     with pytest.raises(UserError, match=r"dict.txt has .* symbols with <mask>, but .* has 99; mak"):
-        model._replace(sizes=[99]).check_dictionary(ours.dictionary)
+        record_dictionary(model, size=99).check_dictionary(ours.dictionary)
     with pytest.raises(UserError, match="takes 8: make it with --max-tokens 8"):
         ours.check_lengths(8, model.path)
     with pytest.raises(UserError, match=r"dict.txt has other symbols, or in another order, than"):
-        model._replace(dictionary=trained_dictionary(), fingerprint=None).check_dictionary(
+        record_dictionary(model, file=trained_dictionary(), fingerprint=None).check_dictionary(
             ours.dictionary
         )
+
+
+def record_dictionary(model: Pretrained, **changes: Any) -> Pretrained:
+    """Change what a checkpoint records about its dictionary."""
+    (recorded,) = model.dictionaries
+    return model._replace(dictionaries=[recorded._replace(**changes)])
 
 
 def trained_dictionary() -> Path:

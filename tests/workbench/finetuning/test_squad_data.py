@@ -480,7 +480,7 @@ def save(path, model, args, data="nowhere"):
 def rebuilt(pretrained):
     options = {**pretrained.options, "dropout": 0.0, "attention_dropout": 0.0}
     dictionary = Dictionary()
-    for index in range(pretrained.num_symbols - len(dictionary)):
+    for index in range(pretrained.sizes[0] - len(dictionary)):
         dictionary.add_symbol(f"w{index}")
     task = SimpleNamespace(source_dictionary=dictionary)
     model = PositionalRoberta.build_model(Namespace(**options), task).eval()
@@ -493,8 +493,8 @@ def rebuilt(pretrained):
 def test_a_model_is_built_again_from_its_checkpoint(tmp_path, spec):
     more = {"arch": "roberta_none_tiny", "attention_directions": "lr,rl"}
     model = model_of(spec, **more)
-    pretrained = read_pretrained(save(tmp_path / "model.pt", model, model.args), "--checkpoint")
-    assert (str(pretrained.spec), pretrained.num_symbols) == (spec, 24)
+    pretrained = read_pretrained(save(tmp_path / "model.pt", model, model.args))
+    assert (str(pretrained.spec), pretrained.sizes) == (spec, [24])
     assert pretrained.directions == pretrained.options["attention_directions"] == "lr,rl"
     assert not pretrained.weights
     torch.testing.assert_close(rebuilt(pretrained)(TOKENS), model(TOKENS))
@@ -514,7 +514,7 @@ def test_a_roberta_of_fairseq_is_built_again_with_its_positions(tmp_path, option
     theirs = model_of()
     task = SimpleNamespace(source_dictionary=theirs.encoder.dictionary)
     model = RobertaModel.build_model(args, task).eval()
-    pretrained = read_pretrained(save(tmp_path / "model.pt", model, args), "--checkpoint")
+    pretrained = read_pretrained(save(tmp_path / "model.pt", model, args))
     assert str(pretrained.spec) == pretrained.options["position_encoding"] == spec
     assert pretrained.max_positions == 24
     torch.testing.assert_close(rebuilt(pretrained)(TOKENS)[0], model(TOKENS)[0])
@@ -527,9 +527,9 @@ def test_other_words_than_those_of_the_pretraining_are_refused(tmp_path):
         folder.mkdir()
         lines = "".join(f"{word}{number} 1\n" for number, word in enumerate(words[:19]))
         (folder / "dict.txt").write_text(lines, encoding="utf-8")
-    pretrained = read_pretrained(
-        save(tmp_path / "model.pt", model, model.args, str(old)), "--checkpoint"
-    )._replace(fingerprint=None)  # a checkpoint of the last version
+    pretrained = read_pretrained(save(tmp_path / "model.pt", model, model.args, str(old)))
+    (recorded,) = pretrained.dictionaries  # without a fingerprint in checkpoints of fairseq
+    pretrained = pretrained._replace(dictionaries=[recorded._replace(fingerprint=None)])
     pretrained.check_dictionary(old / "dict.txt")
     with pytest.raises(UserError, match=r"dict.txt has other symbols, or in"):
         pretrained.check_dictionary(new / "dict.txt")
@@ -538,7 +538,7 @@ def test_other_words_than_those_of_the_pretraining_are_refused(tmp_path):
         pretrained.check_dictionary(new / "dict.txt")
     torch.save({"model": {}}, tmp_path / "broken.pt")
     with pytest.raises(UserError, match=r"broken.pt: not a complete checkpoint"):
-        read_pretrained(tmp_path / "broken.pt", "--checkpoint")
+        read_pretrained(tmp_path / "broken.pt")
 
 
 UNREADABLE = {

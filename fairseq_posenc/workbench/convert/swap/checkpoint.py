@@ -88,9 +88,7 @@ def swap_checkpoint(options: Namespace) -> list[str]:
         raise UserError("--out: name the file of the start checkpoint")
     out = options.out or Path(f"{options.arch}.pt")
     refuse_existing_output("--out", out, options.overwrite)
-    source = read_pretrained(
-        options.checkpoint, "--checkpoint", with_weights=True, any_family=not options.arch
-    )
+    source = read_pretrained(options.checkpoint, with_weights=True, any_family=not options.arch)
     with refuse_unusable_settings(f"--checkpoint {options.checkpoint}"):
         if not options.arch:
             user_options = user_options.fill_from(source)

@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
         RunError: runs failed.
     """
     cluster = parse_cluster(args)
-    pretrained = read_pretrained(args.checkpoint, "--checkpoint", for_fairseq=True)
+    pretrained = read_pretrained(args.checkpoint, for_fairseq=True)
     # Absolute, because the runs' stamps name it, and hydra changes the working folder.
     pretrained = pretrained._replace(path=pretrained.path.resolve())
     name = args.name or _name_model(pretrained.path)

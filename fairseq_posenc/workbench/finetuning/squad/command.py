@@ -74,7 +74,6 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
     add("--config", type=Path, metavar="YAML", help=text)
     add_computing(parser)
     add_cluster(parser)
-    parser.set_defaults(jobs=None)  # which `parse_cluster` reads; here is a single job
     add_set(parser, "optimization.lr=[2e-5]")
 
 

@@ -160,7 +160,7 @@ class FineTuning(NamedTuple):
 
     def compose(self, gpus: int) -> DictConfig:
         """Compose the configuration for a number of GPUs; see :func:`compose_config`."""
-        pretrained = read_pretrained(self.checkpoint, "--checkpoint", for_fairseq=True)
+        pretrained = read_pretrained(self.checkpoint, for_fairseq=True)
         data_bin = open_data_bin(self.data)
         pretrained.check_dictionary(data_bin.dictionary)
         yaml_file = self.yaml_file or find_recipe(data_bin)
