@@ -27,7 +27,7 @@ from fairseq_posenc.workbench.tokens.symbols import SymbolEncoder, warn_of_unkno
 from fairseq_posenc.workbench.tokens.tokenizer import SpecialSymbols
 
 from .formats import LineFormat, check_format, describe_format
-from .items import TextRules, check_invalid, count_symbols, make_items
+from .items import check_invalid, count_symbols, make_items
 from .options import BinarizeSettings
 from .pool import Pool
 from .shards import (
@@ -47,204 +47,199 @@ _FORMAT = 2  # version of manifest.json
 _COUNTS_FILE = "counts.json"
 _PADDING_FACTOR = 8  # dictionaries are padded to a multiple of it, as in fairseq
 # Settings that do not change the content of a data-bin, or that stand elsewhere in its manifest.
-_UNRECORDED = ("inputs", "vocabulary", "out", "dict_only", "workers", "cluster")
+_UNRECORDED = ("line_format", "inputs", "vocabulary", "out", "dict_only", "workers", "cluster")
 
 
 def run(args: argparse.Namespace, line_format: LineFormat) -> None:
-    """Make the data-bin or dictionary that the options of :func:`options.make_parser` describe."""
-    binarizer = Binarizer(BinarizeSettings.from_args(args), line_format)
+    """Make the data-bin or dictionary that the options of :func:`options.make_parser` describe.
+
+    Only what is missing is made.
+
+    Raises:
+        UserError: the options or the input are wrong, or the folder has other settings.
+    """
+    settings = BinarizeSettings.from_args(args, line_format)
     with signals_as_keyboard_interrupt():
-        binarizer.run()
-
-
-class Binarizer:
-    """Makes a data-bin, its shards, or only their dictionary; resumes interrupted calls."""
-
-    def __init__(self, settings: BinarizeSettings, line_format: LineFormat) -> None:
-        self._settings = settings
-        self._text_rules = TextRules(line_format, settings.sentences, settings.empty_lines)
-
-    def run(self) -> None:
-        """Make the missing parts of the output.
-
-        Raises:
-            UserError: the input is wrong, or the folder has other settings.
-        """
-        settings = self._settings
         if settings.cluster:
-            self._run_jobs(settings.cluster)
-        elif settings.dict_only and settings.num_shards > 1:
-            self._write_counts()
-        elif settings.dict_only:
-            path = settings.out / DICTIONARY
-            if path.exists():
-                raise UserError(f"{path} is there already; delete it, or choose another --out")
-            save_dictionary(self._count_dictionary(), path)
-            say(f"wrote {path}")
+            _run_jobs(replace(settings, cluster=None), settings.cluster)
         else:
-            self._write_folder()
+            _make(settings)
 
-    def _replace(self, **changes: Any) -> Binarizer:
-        """Build a binarizer with changed settings."""
-        return Binarizer(replace(self._settings, **changes), self._text_rules.line_format)
 
-    def _run_jobs(self, cluster: Slurm) -> None:
-        """Make all shards as jobs of a cluster; first count symbols if they need a dictionary."""
-        settings = self._settings
-        # So that jobs find this package, which is not installed.
-        programs = str(Path(__file__).parents[1])
-        inherited = os.environ.get("PYTHONPATH")
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [programs, inherited]))
-        binarizer = self._replace(workers=int(cluster.options.get("cpus-per-task", 1)))
-        if settings.makes_dictionary:
-            counter: Counter[str] = Counter()
-            for folder in binarizer._replace(dict_only=True)._make_shards(cluster):
-                counter.update(read_json(folder / _COUNTS_FILE))
-            path = settings.out / DICTIONARY
-            save_dictionary(self._build_dictionary(counter), path)
-            binarizer = binarizer._replace(vocabulary=settings.vocabulary._replace(dict_txt=path))
-        if not settings.dict_only:
-            binarizer._make_shards(cluster)
+def _make(settings: BinarizeSettings) -> None:
+    """Make a data-bin, a shard, or only their dictionary, in this process and its workers."""
+    if not settings.dict_only:
+        _write_folder(settings)
+    elif settings.num_shards > 1:
+        _write_counts(settings)
+    else:
+        path = settings.out / DICTIONARY
+        if path.exists():
+            raise UserError(f"{path} is there already; delete it, or choose another --out")
+        save_dictionary(_count_dictionary(settings), path)
+        say(f"wrote {path}")
 
-    def _make_shards(self, cluster: Slurm) -> list[Path]:
-        """Make the missing shards, each in a job; return the folders of all shards."""
-        settings = self._settings
-        plan = self._plan({})  # compared with those of shards, except what differs between shards
-        files = find_files(settings.inputs["train"])
-        numbers = range(settings.num_shards)
-        jobs = [self._replace(shard=number, cluster=None)._build_job() for number in numbers]
-        folders = [job.folder for job in jobs]
-        # Shards with other settings are refused before any job starts.
-        read_shards([folder for folder in folders if folder.exists()], plan)
-        run_jobs(jobs, settings.out, cluster)
-        check_coverage(read_shards(folders, plan), files)
-        say(f"{len(jobs)} shards in {folders[0].parent} have all of {len(files)} files, once")
-        return folders
 
-    def _build_job(self) -> Job:
-        """Build the job of a shard, which runs this binarizer."""
-        folder = self._settings.folder
-        # Without inputs, as the manifest holds the plan, which `run` compares.
-        step = ResultStep(folder, {}, lambda _: self.run(), lambda: read_progress(folder), MANIFEST)
-        return Job(str(folder.relative_to(self._settings.out)), folder, (step,))
+def _run_jobs(settings: BinarizeSettings, cluster: Slurm) -> None:
+    """Make all shards as jobs of a cluster; first count symbols if they need a dictionary."""
+    # So that jobs find this package, which is not installed.
+    programs = str(Path(__file__).parents[1])
+    inherited = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [programs, inherited]))
+    vocabulary = settings.vocabulary
+    if settings.makes_dictionary:
+        counter: Counter[str] = Counter()
+        for folder in _make_shards(replace(settings, dict_only=True), cluster):
+            counter.update(read_json(folder / _COUNTS_FILE))
+        path = settings.out / DICTIONARY
+        save_dictionary(_build_dictionary(counter, settings), path)
+        vocabulary = vocabulary._replace(dict_txt=path)
+    if not settings.dict_only:
+        _make_shards(replace(settings, vocabulary=vocabulary), cluster)
 
-    def _write_counts(self) -> None:
-        """Write the number of occurrences of each symbol in a shard."""
-        inputs = self._find_inputs("train")
-        folder = WholeFolder(self._settings.folder, self._plan({"train": inputs}))
-        if folder.check_done():
-            return
-        with folder.create():
-            write_whole(folder.partial / _COUNTS_FILE, json.dumps(self._count_symbols(inputs)))
-            parts = [{**part._asdict(), "sha256": digest} for part, digest in inputs]
-            folder.finish({"splits": {"train": {"inputs": parts}}})
 
-    def _write_folder(self) -> None:
-        """Write the data-bin, or one shard of it."""
-        settings = self._settings
-        vocabulary = settings.vocabulary
-        # fairseq reads valid and test only from the first shard.
-        splits = [name for name in settings.inputs if name == "train" or settings.shard == 0]
-        inputs = {split: self._find_inputs(split) for split in splits}
-        folder = WholeFolder(settings.folder, self._plan(inputs))
-        if folder.check_done():
-            return
-        # Loaded now, so that a broken dictionary is refused before anything is written.
-        loaded = None if settings.makes_dictionary else vocabulary.load_dictionary()
-        path = folder.partial / DICTIONARY
-        with folder.resume() as done:
-            if loaded is not None:
-                vocabulary.write_dictionary(loaded, path, folder.plan["files"])
-            elif not (path.exists() and done.get(DICTIONARY) == checksum(path)):
-                save_dictionary(self._count_dictionary(), path)
+def _make_shards(settings: BinarizeSettings, cluster: Slurm) -> list[Path]:
+    """Make the missing shards, each in a job; return the folders of all shards."""
+    plan = _plan(settings, {})  # without inputs, which `check_coverage` compares
+    files = find_files(settings.inputs["train"])
+    shards = [replace(settings, shard=number) for number in range(settings.num_shards)]
+    folders = [shard.folder for shard in shards]
+    # Shards with other settings are refused before any job starts.
+    read_shards([folder for folder in folders if folder.exists()], plan)
+    run_jobs(list(map(_build_job, shards)), settings.out, cluster)
+    check_coverage(read_shards(folders, plan), files)
+    say(f"{len(shards)} shards in {folders[0].parent} have all of {len(files)} files, once")
+    return folders
+
+
+def _build_job(shard: BinarizeSettings) -> Job:
+    folder = shard.folder
+    # Without inputs, as the manifest holds the plan, which `_make` compares.
+    step = ResultStep(folder, {}, lambda _: _make(shard), lambda: read_progress(folder), MANIFEST)
+    return Job(str(folder.relative_to(shard.out)), folder, (step,))
+
+
+def _write_counts(settings: BinarizeSettings) -> None:
+    """Write the number of occurrences of each symbol in a shard."""
+    inputs = _find_inputs(settings, "train")
+    folder = WholeFolder(settings.folder, _plan(settings, {"train": inputs}))
+    if folder.check_done():
+        return
+    with folder.create():
+        counter = _count_symbols(inputs, settings)
+        write_whole(folder.partial / _COUNTS_FILE, json.dumps(counter))
+        parts = [{**part._asdict(), "sha256": digest} for part, digest in inputs]
+        folder.finish({"splits": {"train": {"inputs": parts}}})
+
+
+def _write_folder(settings: BinarizeSettings) -> None:
+    """Write the data-bin, or one shard of it."""
+    vocabulary = settings.vocabulary
+    # fairseq reads valid and test only from the first shard.
+    splits = [name for name in settings.inputs if name == "train" or settings.shard == 0]
+    inputs = {split: _find_inputs(settings, split) for split in splits}
+    folder = WholeFolder(settings.folder, _plan(settings, inputs))
+    if folder.check_done():
+        return
+    # Loaded now, so that a broken dictionary is refused before anything is written.
+    given = None if settings.makes_dictionary else vocabulary.load_dictionary()
+    path = folder.partial / DICTIONARY
+    with folder.resume() as done:
+        if given is None:
+            if not (path.exists() and done.get(DICTIONARY) == checksum(path)):
+                save_dictionary(_count_dictionary(settings), path)
                 done[DICTIONARY] = checksum(path)
                 folder.save(done)
-            dictionary = loaded or load_dictionary(path, mask=False)
-            symbols = SpecialSymbols.from_dictionary(dictionary)
-            tokenizer = vocabulary.load_encoder(dictionary)
-            encoder = tokenizer or SymbolEncoder(settings.splitter, dictionary)
-            with Pool(
-                settings.workers, make_items, self._text_rules, encoder, symbols, settings
-            ) as pool:
-                for split in splits:
-                    self._write_split(split, inputs[split], folder, symbols, pool, done)
-            summary = {"symbols": len(dictionary), "sha256": checksum(path)}
-            folder.finish({DICTIONARY: summary, "splits": {split: done[split] for split in splits}})
+            dictionary = load_dictionary(path, mask=False)
+        else:
+            vocabulary.write_dictionary(given, path, folder.plan["files"])
+            dictionary = given
+        symbols = SpecialSymbols.from_dictionary(dictionary)
+        tokenizer = vocabulary.load_encoder(dictionary)
+        encoder = tokenizer or SymbolEncoder(settings.splitter, dictionary)
+        with Pool(settings.workers, make_items, settings, encoder, symbols) as pool:
+            for name in splits:
+                _write_split(name, inputs[name], settings, folder, symbols, pool, done)
+        summary = {"symbols": len(dictionary), "sha256": checksum(path)}
+        folder.finish({DICTIONARY: summary, "splits": {split: done[split] for split in splits}})
 
-    def _write_split(
-        self,
-        name: str,
-        inputs: list[Input],
-        folder: WholeFolder,
-        symbols: SpecialSymbols,
-        pool: Pool,
-        done: dict[str, Any],
-    ) -> None:
-        """Write a split unless ``done[name]`` is its result, with ``outputs``, not only a state."""
-        if "outputs" not in done.get(name, {}):
 
-            def save(state: SplitState) -> None:
-                folder.save({**done, name: vars(state)})
-                say(f"{name}: {state.counts['tokens']:,} tokens")
+def _write_split(
+    name: str,
+    inputs: list[Input],
+    settings: BinarizeSettings,
+    folder: WholeFolder,
+    symbols: SpecialSymbols,
+    pool: Pool,
+    done: dict[str, Any],
+) -> None:
+    """Write a split unless ``done[name]`` is its result, with ``outputs``, not only a state."""
+    if "outputs" not in done.get(name, {}):
 
-            state = SplitState.from_json(done[name]) if name in done else SplitState()
-            split = Split(folder.partial / name, inputs, symbols, self._settings, state, save)
-            done[name] = split.write(pool)
-            folder.save(done)
-        # The index was made of this file. It is there still if an earlier call was killed here.
-        (folder.partial / f"{name}.sizes").unlink(missing_ok=True)
-        counts = done[name]["counts"]
-        print(f"{name}: {format_counts(counts)}")
-        words = counts["tokens"] - counts["items"]  # an item has one </s>
-        warn_of_unknown(name, counts["unknown_tokens"], words)
-        if special := counts.get("special_tokens"):
-            say(f"warning: {name} has {special:,} words that fairseq takes for <s>, </s> or <pad>")
+        def save(state: SplitState) -> None:
+            folder.save({**done, name: vars(state)})
+            say(f"{name}: {state.counts['tokens']:,} tokens")
 
-    def _find_parts(self, split: str, shard: int = 0, num_shards: int = 1) -> list[Part]:
-        files = find_files(self._settings.inputs[split])
-        check_format(self._text_rules.line_format, files)
-        return parts_of_shard(files, shard, num_shards)
+        state = SplitState.from_json(done[name]) if name in done else SplitState()
+        split = Split(folder.partial / name, inputs, symbols, settings, state, save)
+        done[name] = split.write(pool)
+        folder.save(done)
+    # The index was made of this file. It is there still if an earlier call was killed here.
+    (folder.partial / f"{name}.sizes").unlink(missing_ok=True)
+    counts = done[name]["counts"]
+    print(f"{name}: {format_counts(counts)}")
+    words = counts["tokens"] - counts["items"]  # an item has one </s>
+    warn_of_unknown(name, counts["unknown_tokens"], words)
+    if special := counts.get("special_tokens"):
+        say(f"warning: {name} has {special:,} words that fairseq takes for <s>, </s> or <pad>")
 
-    def _find_inputs(self, split: str) -> list[Input]:
-        """Find the parts of a split; only ``train`` is divided into shards."""
-        settings = self._settings
-        shard, num_shards = (settings.shard, settings.num_shards) if split == "train" else (0, 1)
-        return list(map(Input.from_part, self._find_parts(split, shard, num_shards)))
 
-    def _plan(self, inputs: dict[str, list[Input]]) -> dict[str, Any]:
-        """List all settings and checksums that the content of the folder depends on."""
-        return {
-            "format": _FORMAT,
-            "options": {
-                name: value
-                for name, value in vars(self._settings).items()
-                if name not in _UNRECORDED
-            },
-            "corpus": describe_format(self._text_rules.line_format),
-            "files": self._settings.vocabulary.checksums(),
-            "inputs": {split: combine_checksums(parts) for split, parts in inputs.items()},
-            "packages": {name: version(name) for name in PACKAGES},
-        }
+def _find_parts(settings: BinarizeSettings, split: str) -> list[Part]:
+    """Find the parts of a split; only ``train`` is divided into shards."""
+    files = find_files(settings.inputs[split])
+    check_format(settings.line_format, files)
+    if split == "train":
+        return parts_of_shard(files, settings.shard, settings.num_shards)
+    return parts_of_shard(files, 0, 1)
 
-    def _count_dictionary(self) -> Dictionary:
-        """Build the dictionary by counting the whole training text in this process."""
-        parts = self._find_parts("train")
-        # without checksums, which only a manifest needs, and for which all text would be read twice
-        return self._build_dictionary(self._count_symbols([Input(part) for part in parts]))
 
-    def _count_symbols(self, inputs: Sequence[Input]) -> Counter[str]:
-        settings = self._settings
-        counter = Counter[str]()
-        with Pool(settings.workers, count_symbols, self._text_rules, settings.splitter) as pool:
-            for chunk, (counts, invalid) in pool.map(read_chunks(inputs, Place())):
-                check_invalid(invalid, inputs, chunk, settings.skips_invalid)
-                counter.update(counts)
-        return counter
+def _find_inputs(settings: BinarizeSettings, split: str) -> list[Input]:
+    return list(map(Input.from_part, _find_parts(settings, split)))
 
-    def _build_dictionary(self, counter: Counter[str]) -> Dictionary:
-        """Build the dictionary of the training text, the same as ``fairseq-preprocess`` builds."""
-        dictionary = Dictionary()
-        for symbol, count in sorted(counter.items()):
-            dictionary.add_symbol(symbol, count)
-        dictionary.finalize(self._settings.min_count, self._settings.max_symbols, _PADDING_FACTOR)
-        return dictionary
+
+def _plan(settings: BinarizeSettings, inputs: dict[str, list[Input]]) -> dict[str, Any]:
+    """List all settings and checksums that the content of the folder depends on."""
+    options = {name: value for name, value in vars(settings).items() if name not in _UNRECORDED}
+    return {
+        "format": _FORMAT,
+        "options": options,
+        "corpus": describe_format(settings.line_format),
+        "files": settings.vocabulary.checksums(),
+        "inputs": {split: combine_checksums(parts) for split, parts in inputs.items()},
+        "packages": {name: version(name) for name in PACKAGES},
+    }
+
+
+def _count_dictionary(settings: BinarizeSettings) -> Dictionary:
+    """Build the dictionary by counting the whole training text in this process."""
+    # without checksums, which only a manifest needs, and for which all text would be read twice
+    inputs = [Input(part) for part in _find_parts(settings, "train")]
+    return _build_dictionary(_count_symbols(inputs, settings), settings)
+
+
+def _count_symbols(inputs: Sequence[Input], settings: BinarizeSettings) -> Counter[str]:
+    counter = Counter[str]()
+    with Pool(settings.workers, count_symbols, settings) as pool:
+        for chunk, (counts, invalid) in pool.map(read_chunks(inputs, Place())):
+            check_invalid(invalid, inputs, chunk, settings.skips_invalid)
+            counter.update(counts)
+    return counter
+
+
+def _build_dictionary(counter: Counter[str], settings: BinarizeSettings) -> Dictionary:
+    """Build the dictionary of the training text, the same as ``fairseq-preprocess`` builds."""
+    dictionary = Dictionary()
+    for symbol, count in sorted(counter.items()):
+        dictionary.add_symbol(symbol, count)
+    dictionary.finalize(settings.min_count, settings.max_symbols, _PADDING_FACTOR)
+    return dictionary

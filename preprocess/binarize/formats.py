@@ -137,6 +137,8 @@ def check_format(line_format: LineFormat, paths: Sequence[str]) -> None:
     for path in paths:
         if path.endswith(PARQUET):
             if not isinstance(line_format, JsonField):
-                raise UserError(f"{path}: Parquet is read by json_lines.py")
+                raise UserError(
+                    f"{path}: Parquet is read as JSON: preprocess json_lines, or --corpus json"
+                )
             if find_spec("pyarrow") is None:
                 raise UserError(f"{path}: Parquet needs the package pyarrow: pip install pyarrow")

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.tokens.symbols import Splitter
 from fairseq_posenc.workbench.tokens.tokenizer import Encoder, SpecialSymbols
 
 from .formats import LineFormat, split_lines
@@ -22,17 +20,6 @@ from .options import BinarizeSettings
 from .sentences import split_sentences
 from .shards import Input
 from .sources import Chunk
-
-
-@dataclass(frozen=True)
-class TextRules:
-    """The rules by which lines of a corpus become the lines that are encoded."""
-
-    line_format: LineFormat  # of the corpus
-    sentences: bool  # split lines into sentences
-    # `drop` empty lines, `keep` them as items of `</s>` alone, or keep one such item between two
-    # `documents`
-    empty_lines: str
 
 
 class InvalidLine(NamedTuple):
@@ -47,10 +34,10 @@ class Items(NamedTuple):
 
     tokens: bytes  # of all items, in the data set's type
     sizes: bytes  # of the items, `</s>` included, as int32
-    # for `documents`: whether empty lines came before the first item, and after the last one;
-    # both if all lines were empty
-    begins_document: bool
-    ends_document: bool
+    # With `--empty-lines documents`, the writer puts an empty item before the first item, and after
+    # the last one, if empty lines were there; if all lines were empty, both are true.
+    preceded_by_blank: bool
+    followed_by_blank: bool
     counts: Counter[str]  # for the manifest
     invalid: list[InvalidLine]
 
@@ -63,64 +50,60 @@ class Lines(NamedTuple):
     invalid: list[InvalidLine]
 
 
-def read_lines(data: bytes, rules: TextRules) -> Lines:
-    """Read the lines of a chunk, stripped, and split into sentences if the rules say so."""
+def read_lines(data: bytes, line_format: LineFormat, sentences: bool) -> Lines:
+    """Read the lines of a chunk, stripped, and split into ``sentences`` if this is true."""
     lines: list[str] = []
     invalid: list[InvalidLine] = []
     raw = split_lines(data.decode("utf-8", errors="surrogateescape"))
     for number, line in enumerate(raw):
         try:
             line.encode()  # fails for bytes that are not UTF-8, which were read as surrogates
-            lines += rules.line_format(line)
+            lines += line_format(line)
         except UnicodeEncodeError as error:
             byte = ord(error.object[error.start]) & 0xFF  # U+DC80 + n stands for byte 0x80 + n
             reason = f"byte 0x{byte:02x} at column {error.start + 1} is not UTF-8"
             invalid.append(InvalidLine(number, reason))
         except ValueError as error:
             invalid.append(InvalidLine(number, str(error)))
-    if rules.sentences:
+    if sentences:
         # An empty line has no sentences, but stays a line.
-        sentences = (tuple(split_sentences(line)) or ("",) for line in lines)
-        lines = list(chain.from_iterable(sentences))
+        parts = (tuple(split_sentences(line)) or ("",) for line in lines)
+        lines = list(chain.from_iterable(parts))
     else:
         lines = [line.strip() for line in lines]
-    if rules.empty_lines == "drop":
-        lines = [line for line in lines if line]
     counts = Counter(lines=len(raw), invalid_lines=len(invalid))
     counts["blank_lines"] = sum(not line or line.isspace() for line in raw)
     return Lines(lines, counts, invalid)
 
 
 def make_items(
-    data: bytes,
-    rules: TextRules,
-    encoder: Encoder,
-    symbols: SpecialSymbols,
-    settings: BinarizeSettings,
+    data: bytes, settings: BinarizeSettings, encoder: Encoder, symbols: SpecialSymbols
 ) -> Items:
     """Encode a chunk of a file as items."""
-    lines, counts, invalid = read_lines(data, rules)
+    lines, counts, invalid = read_lines(data, settings.line_format, settings.sentences)
+    if settings.empty_lines == "drop":
+        lines = list(filter(None, lines))
     tokens, sizes = encoder.encode(lines)
     counts.update(_count_special_tokens(tokens, sizes, symbols))
     blank = np.fromiter((not line for line in lines), bool, len(lines))
-    begins_document = False
-    ends_document = False
+    preceded = followed = False
     is_kept = np.ones(len(sizes), dtype=bool)
     if settings.longest_line is not None:
         long = sizes > settings.longest_line
         counts["long_lines"] = int(long.sum())
         if settings.long_lines == "skip":
             is_kept = ~long
-    if rules.empty_lines == "documents":
-        is_kept &= (sizes > 1) | blank  # drop lines of text without tokens, which end no document
-        is_kept, begins_document, ends_document = _keep_between_documents(is_kept, blank)
+    if settings.empty_lines == "documents":
+        has_tokens = sizes > 1  # besides </s>
+        is_kept &= has_tokens | blank  # a line of text without tokens would seem to end a document
+        is_kept, preceded, followed = _keep_between_documents(is_kept, blank)
         counts["document_ends"] = int((is_kept & blank).sum())
     tokens = tokens[np.repeat(is_kept, sizes)]
     sizes = sizes[is_kept]
     if settings.longest_line is not None:
         sizes = split_long_sizes(sizes, settings.longest_line)
     counts.update(items=len(sizes), tokens=len(tokens))
-    return Items(tokens.tobytes(), sizes.tobytes(), begins_document, ends_document, counts, invalid)
+    return Items(tokens.tobytes(), sizes.tobytes(), preceded, followed, counts, invalid)
 
 
 def _count_special_tokens(
@@ -132,12 +115,11 @@ def _count_special_tokens(
 
 
 def count_symbols(
-    data: bytes, rules: TextRules, split: Splitter
+    data: bytes, settings: BinarizeSettings
 ) -> tuple[Counter[str], list[InvalidLine]]:
     """Count the symbols of a chunk; also return the lines that are left out."""
-    lines, _, invalid = read_lines(data, rules)
-    counter = Counter(chain.from_iterable(split(lines)))
-    return counter, invalid
+    lines, _, invalid = read_lines(data, settings.line_format, settings.sentences)
+    return Counter(chain.from_iterable(settings.splitter(lines))), invalid
 
 
 def check_invalid(
@@ -187,7 +169,8 @@ def _keep_between_documents(keep: np.ndarray, blank: np.ndarray) -> tuple[np.nda
         blank: mask of the items that are empty lines, ``(N,)``.
 
     Returns:
-        The mask of the items to keep, and whether the text began and ended with empty items.
+        The mask of the items to keep, and whether the first and the last of them were preceded and
+        followed by empty items.
     """
     kept = np.flatnonzero(keep)
     is_empty = blank[kept]

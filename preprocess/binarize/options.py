@@ -27,6 +27,7 @@ from fairseq_posenc.workbench.tokens.symbols import (
     split_words,
 )
 
+from .formats import LineFormat
 from .vocabulary import Vocabulary, add_vocabulary
 
 SPLITS = ("train", "valid", "test")
@@ -39,6 +40,7 @@ _FAIRSEQS_SYMBOLS = 4  # <s>, <pad>, </s> and <unk>
 class BinarizeSettings:
     """The settings of one data-bin; fields have the names of the options."""
 
+    line_format: LineFormat  # of the corpus
     inputs: dict[str, list[str]]  # split -> files and folders
     vocabulary: Vocabulary  # files that define the tokens
     out: Path
@@ -48,7 +50,9 @@ class BinarizeSettings:
     min_count: int
     max_symbols: int
     dict_only: bool
-    sentences: bool
+    sentences: bool  # whether lines are split into sentences
+    # `drop` empty lines, `keep` them as items of `</s>` alone, or keep one such item between two
+    # `documents`
     empty_lines: str
     longest_line: Optional[int]
     long_lines: str
@@ -59,7 +63,7 @@ class BinarizeSettings:
     cluster: Optional[Slurm]
 
     @classmethod
-    def from_args(cls, args: argparse.Namespace) -> BinarizeSettings:
+    def from_args(cls, args: argparse.Namespace, line_format: LineFormat) -> BinarizeSettings:
         """Build the settings from the options of :func:`make_parser`.
 
         Raises:
@@ -68,11 +72,18 @@ class BinarizeSettings:
         inputs = {split: paths for split in SPLITS if (paths := getattr(args, split))}
         is_by_rule = args.words or args.characters
         vocabulary = Vocabulary.from_args(args, is_by_rule, ", or --words")
+        cluster = parse_cluster(args)
         settings = build_settings(
-            cls, args, inputs=inputs, vocabulary=vocabulary, cluster=parse_cluster(args)
+            cls,
+            args,
+            line_format=line_format,
+            inputs=inputs,
+            vocabulary=vocabulary,
+            workers=_count_cores(cluster) if cluster else args.workers,
+            cluster=cluster,
         )
         settings._check()
-        if args.jobs and not settings.cluster:
+        if args.jobs and not cluster:
             raise UserError("--jobs: is for --on slurm; here --workers share the work")
         has_limits = args.min_count or args.max_symbols != _NO_LIMIT
         if has_limits and not settings.makes_dictionary:
@@ -146,6 +157,14 @@ class BinarizeSettings:
             )
 
 
+def _count_cores(cluster: Slurm) -> int:
+    """Count the cores of a job."""
+    count = cluster.options.get("cpus-per-task", "1")
+    if not count.isdecimal() or int(count) < 1:
+        raise UserError(f"--on slurm cpus-per-task={count}: give a whole number of at least 1")
+    return int(count)
+
+
 def make_parser(description: str | None, *, characters: bool = False) -> argparse.ArgumentParser:
     """Build a parser with the shared options; with ``characters``, all tokens are characters."""
     parser = Parser(description=description)
@@ -194,7 +213,7 @@ def _add_lines(parser: argparse.ArgumentParser) -> None:
         "--empty-lines",
         choices=("documents", "drop", "keep"),
         default="documents",
-        help="documents: one item </s> between documents (default, except in wikitext.py: keep); "
+        help="documents: one item </s> between documents (default, except in wikitext: keep); "
         "drop, keep: as fairseq's encoder script does without and with --keep-empty",
     )
     add(

@@ -76,7 +76,7 @@ class Pool:
         self._executor.shutdown(cancel_futures=True)
 
 
-_task: tuple[Callable[..., Any], tuple[Any, ...]]  # of this worker: function and arguments
+_task: tuple[Callable[..., Any], tuple[Any, ...]]  # function and arguments, set in a worker
 
 
 def _start_worker(function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:

@@ -44,7 +44,7 @@ def split_sentences(line: str) -> Iterator[str]:
     """Yield the sentences of a line, without white space at their ends."""
     begin = 0
     for match in _BOUNDARY.finditer(line):
-        end = match.end("chinese") if match["chinese"] else match.end("western")
+        end = max(match.end("chinese"), match.end("western"))  # -1 of the one that does not match
         if match["chinese"] or _ends_sentence(line, begin, match):
             yield line[begin:end].strip()
             begin = end

@@ -82,22 +82,25 @@ def parts_of_shard(files: Sequence[str], shard: int, num_shards: int) -> list[Pa
         UserError: the shard would be empty.
     """
     compressed = {path for path in files if Path(path).suffix in SEQUENTIAL}
-    by_bytes = len(compressed) < len(set(files))
-    sizes = [os.path.getsize(path) if by_bytes else 1 for path in files]
-    low = sum(sizes) * shard // num_shards
-    high = sum(sizes) * (shard + 1) // num_shards
+    if len(compressed) < len(set(files)):
+        weights = list(map(os.path.getsize, files))
+    else:
+        weights = [1] * len(files)
+    # The shard has the weight from `first` to `last`, and the compressed files that begin there.
+    first = sum(weights) * shard // num_shards
+    last = sum(weights) * (shard + 1) // num_shards
     parts = []
-    before = 0  # bytes or files
-    for path, size in zip(files, sizes):
+    before = 0  # weight of the files before this one
+    for path, weight in zip(files, weights):
         if path in compressed:
             start = 0
-            end = os.path.getsize(path) if low <= before < high else 0
+            end = os.path.getsize(path) if first <= before < last else 0
         else:
-            start = _find_line_start(path, min(max(low - before, 0), size), size)
-            end = _find_line_start(path, min(max(high - before, 0), size), size)
+            start = _find_line_start(path, min(max(first - before, 0), weight), weight)
+            end = _find_line_start(path, min(max(last - before, 0), weight), weight)
         if start < end:
             parts.append(Part(path, start, end))
-        before += size
+        before += weight
     if not parts:
         raise UserError(
             f"shard {shard} of {num_shards} would be empty: lines and compressed files are not "
@@ -132,26 +135,43 @@ def read_shards(folders: Sequence[Path], plan: dict[str, Any]) -> list[list[Inpu
         manifest = read_json_object(folder / MANIFEST)
         if manifest is None:
             raise UserError(f"{folder} is missing or has no manifest; delete it, {_HOW_TO_REMAKE}")
-        parts = [
-            Input(Part(entry["path"], entry["start"], entry["end"]), entry["sha256"])
-            for entry in manifest["splits"]["train"]["inputs"]
-        ]
-        shard_plan = manifest["plan"]
-        differences = list_differences(_drop_shard(shard_plan), _drop_shard(plan))
-        number = int(folder.name.removeprefix("shard").split("-")[0])
-        recorded = (shard_plan["options"]["shard"], shard_plan["inputs"]["train"])
-        if recorded != (number, combine_checksums(parts)):
-            differences.append("parts of the text")
-        for split in manifest["splits"].values():
-            for name, output in split.get("outputs", {}).items():
-                path = folder / name
-                if not path.exists() or path.stat().st_size != output["bytes"]:
-                    differences.append(f"content of {name}")
+        try:
+            parts = _read_parts(manifest)
+            differences = _compare_shard(folder, manifest, parts, plan)
+        except (KeyError, TypeError, AttributeError):
+            problem = "was not made by this program"
+            raise UserError(f"{folder}: {problem}; delete it, {_HOW_TO_REMAKE}") from None
         if differences:
             listed = "; other ".join(differences)
             raise UserError(f"{folder}: has other {listed}; delete it, {_HOW_TO_REMAKE}")
         shards.append(parts)
     return shards
+
+
+def _read_parts(manifest: dict[str, Any]) -> list[Input]:
+    return [
+        Input(Part(entry["path"], entry["start"], entry["end"]), entry["sha256"])
+        for entry in manifest["splits"]["train"]["inputs"]
+    ]
+
+
+def _compare_shard(
+    folder: Path, manifest: dict[str, Any], parts: Sequence[Input], plan: dict[str, Any]
+) -> list[str]:
+    """Name what differs in a shard from its plan, its number and its own manifest."""
+    shard_plan = manifest["plan"]
+    differences = list_differences(_drop_shard(shard_plan), _drop_shard(plan))
+    number = int(folder.name.removeprefix("shard").split("-")[0])
+    recorded = (shard_plan["options"]["shard"], shard_plan["inputs"]["train"])
+    # Another shard that was given this name, or a manifest that was edited.
+    if recorded != (number, combine_checksums(parts)):
+        differences.append("parts of the text")
+    for split in manifest["splits"].values():
+        for name, output in split.get("outputs", {}).items():
+            path = folder / name
+            if not path.exists() or path.stat().st_size != output["bytes"]:
+                differences.append(f"content of {name}")
+    return differences
 
 
 def check_coverage(shards: Sequence[Sequence[Input]], files: Sequence[str]) -> None:

@@ -118,9 +118,8 @@ class Reader:
                     if number == 0:
                         refuse_wide_characters(chunk[0], self.part.path)
                     yield chunk
-                while raw.read(
-                    CHUNK_BYTES
-                ):  # bytes after compressed content count for the checksum
+                # Bytes after compressed content count for the checksum.
+                while raw.read(CHUNK_BYTES):
                     continue
         except (*DAMAGE_ERRORS, OSError) as error:
             if isinstance(error, OSError) and error.errno is not None:

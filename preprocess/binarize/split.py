@@ -109,14 +109,14 @@ class Split:
         """Append the items of a chunk, after an empty item if a document ended before them."""
         state = self._state
         state.counts.update(items.counts)
-        state.document_ended |= items.begins_document
+        state.document_ended |= items.preceded_by_blank
         if not items.sizes:
             return
         if self._separates_documents and state.document_ended and self._store.position.items:
             self._store.append(*self._empty)
             state.counts.update(items=1, tokens=1, document_ends=1)
         self._store.append(items.tokens, items.sizes)
-        state.document_ended = items.ends_document
+        state.document_ended = items.followed_by_blank
 
     def _report_invalid(self, items: Items, chunk: Chunk) -> None:
         """Report the invalid lines of a chunk, or refuse them."""

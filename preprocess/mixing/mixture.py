@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from binarize.items import InvalidLine, TextRules, check_invalid, read_lines
+from binarize.formats import LineFormat
+from binarize.items import InvalidLine, check_invalid, read_lines
 from binarize.pool import Pool
 from binarize.shards import Input, describe_file
 from binarize.sources import Place, read_chunks
@@ -26,14 +27,16 @@ SECONDS_BETWEEN_SAVES = 10.0
 _TRAIN_DOCUMENTS = f"train_{DOCUMENTS}"  # a count of `Sampler`
 
 
-def cut_documents(data: bytes, rules: TextRules) -> tuple[list[bytes], list[InvalidLine]]:
+def cut_documents(
+    data: bytes, line_format: LineFormat, sentences: bool
+) -> tuple[list[bytes], list[InvalidLine]]:
     r"""Cut a chunk of a file where documents end; worker processes call it.
 
     Returns:
         The text of each document, with ``\n`` after every line, and the lines that are left out.
         The first text continues the last document of the chunk before, and may be empty.
     """
-    lines, _, invalid = read_lines(data, rules)
+    lines, _, invalid = read_lines(data, line_format, sentences)
     texts = [b""]
     for is_end, group in itertools.groupby(lines, lambda line: not line):
         if is_end:
@@ -176,8 +179,7 @@ class Mixture:
         corpus, inputs = self._corpora[number]
         sampler = self._make_sampler(number)
         pending = state.pending.encode()
-        text_rules = TextRules(corpus.format, rules.sentences, empty_lines="keep")
-        with Pool(rules.workers, cut_documents, text_rules) as pool:
+        with Pool(rules.workers, cut_documents, corpus.format, rules.sentences) as pool:
             for chunk, (texts, invalid) in pool.map(read_chunks(inputs, state.place)):
                 for message in check_invalid(invalid, inputs, chunk, rules.skip_invalid):
                     say(f"skipped {message}")

@@ -202,6 +202,13 @@ NUMBERS = [
     ("plain_text --shard 2 --num-shards 2", "--shard 2: shards are numbered 0 to 1"),
     ("plain_text --jobs 2", "--jobs: is for --on slurm"),
     ("plain_text --long-lines skip", "--long-lines skip: give --longest-line"),
+    *(
+        (
+            f"plain_text --num-shards 2 --on slurm time=1 cpus-per-task={n}",
+            f"task={n}: give a whole",
+        )
+        for n in ("all", "0", "²")
+    ),
     ("mix --files 0", f"argument --files: {WHOLE}, not '0'"),
     ("mix --seed nan", f"argument --seed: {NO_INT}: 'nan'"),
     *(

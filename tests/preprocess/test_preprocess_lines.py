@@ -173,7 +173,7 @@ def test_parquet_is_read_as_objects(tmp_path, monkeypatch):
     pyarrow.parquet.write_table(table, path)
     given = [str(part) for part in ("--train", path, "--words", "--out", tmp_path / "bin")]
     args = options.make_parser("").parse_args(given)
-    with pytest.raises(UserError, match=r"00.parquet: Parquet is read by json_lines.py"):
+    with pytest.raises(UserError, match=r"00.parquet: Parquet is read as JSON: preprocess"):
         command.run(args, formats.plain)
     command.run(args, formats.JsonField("text"))
     texts = ["a b </s>", "c </s>", "d </s>", "e </s>", "f </s>"]

@@ -146,6 +146,10 @@ def _other_hash(folders):
     path.write_text(path.read_text().replace(part, part[::-1]))
 
 
+def _foreign(folders):
+    (folders[1] / "manifest.json").write_text('{"plan": {}, "splits": []}')
+
+
 def _cut(folders):
     with open(folders[1] / "train.bin", "r+b") as file:
         file.truncate(10)
@@ -165,6 +169,7 @@ def _grow(folders):
         (_double, "shard1-of-3: has other parts of the text; delete it, and start the same comm"),
         (_other_options, "shard1-of-3: has other options, longest_line: 9, not None; delete it"),
         (_other_hash, "shard1-of-3: has other parts of the text; delete it"),
+        (_foreign, "shard1-of-3: was not made by this program; delete it, and start the same comm"),
         (_cut, "shard1-of-3: has other content of train.bin; delete it"),
         (_grow, "text: bytes .* are in no shard or in two: it changed since they were made"),
     ],
