@@ -1,4 +1,4 @@
-"""Measures how fast raw text becomes a data-bin: preprocess/plain_text.py and fairseq's own chain.
+"""Measures how fast raw text becomes a data-bin: preprocess plain_text and fairseq's own chain.
 
 The chain is fairseq's for RoBERTa: GPT-2 BPE line by line in a process pool, ids written as text,
 then ``fairseq-preprocess --only-source --srcdict dict.txt``. The script of its first half is in
@@ -31,7 +31,7 @@ from fairseq_posenc.workbench.results.markdown import table
 from fairseq_posenc.workbench.running.devices import cores, processor_name
 from fairseq_posenc.workbench.running.options import positive_int
 
-PROGRAM = Path(__file__).parents[1] / "preprocess" / "plain_text.py"
+PROGRAM = (Path(sys.executable).with_name("fairseq-posenc"), "preprocess", "plain_text")
 _encoder: Any = None
 
 
@@ -74,7 +74,7 @@ def run_chain(text: Path, dest: Path, folder: Path, workers: int) -> None:
 
 def run_ours(text: Path, dest: Path, folder: Path, workers: int) -> None:
     """Make a data-bin with this project's program."""
-    command = [sys.executable, PROGRAM, "--train", text, "--out", dest, "--workers", workers]
+    command = [*PROGRAM, "--train", text, "--out", dest, "--workers", workers]
     command += ["--encoder-json", folder / "encoder.json", "--vocab-bpe", folder / "vocab.bpe"]
     _run([*command, "--dict", folder / "dict.txt", "--empty-lines", "drop"])
 
@@ -114,7 +114,7 @@ def main() -> None:
         size = text.stat().st_size / 1e6
         seconds = {}
         processor_seconds = {}
-        for name, run in {"plain_text.py": run_ours, "fairseq's chain": run_chain}.items():
+        for name, run in {"plain_text": run_ours, "fairseq's chain": run_chain}.items():
             began = time.perf_counter()
             busy = sum(os.times()[:4])  # user and system, of this process and its ended children
             run(text, Path(temporary, run.__name__), args.bpe, args.workers)
@@ -136,7 +136,7 @@ def main() -> None:
         rows.append([*row, f"{processor_seconds[name]:.1f}", f"{less:.1f}"])
     print(table(header, rows))
     print(f"\nequal byte for byte: {', '.join(same)} of {', '.join(files)}; ", end="")
-    print(f"largest process of plain_text.py: {memory:.0f} MiB\n{machine}")
+    print(f"largest process of plain_text: {memory:.0f} MiB\n{machine}")
     sys.exit(0 if same == files else 1)
 
 

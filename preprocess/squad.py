@@ -13,11 +13,9 @@ from __future__ import annotations
 
 import argparse
 import shutil
-import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 from binarize.vocabulary import Vocabulary, add_vocabulary
 from fairseq_posenc.checkpoints.dictionary import DICTIONARY, load_dictionary
@@ -26,7 +24,6 @@ from fairseq_posenc.tasks.squad.databin import Limits
 from fairseq_posenc.workbench.finetuning.squad.data import Squad, read_squad
 from fairseq_posenc.workbench.finetuning.squad.windows import WindowMaker, write_split
 from fairseq_posenc.workbench.loading.dictionaries import load_tokenizer
-from fairseq_posenc.workbench.running.exit_codes import run_main
 from fairseq_posenc.workbench.running.files import checksum
 from fairseq_posenc.workbench.running.folders import WholeFolder
 from fairseq_posenc.workbench.running.options import Parser
@@ -86,9 +83,9 @@ class SquadSettings:
         }
 
 
-def main(arguments: Optional[Sequence[str]] = None) -> None:
+def main() -> None:
     """Run the program."""
-    settings = SquadSettings.from_args(_make_parser().parse_args(arguments))
+    settings = SquadSettings.from_args(_make_parser().parse_args())
     squads = {split: read_squad(path) for split, path in settings.inputs.items()}
     folder = WholeFolder(settings.out, settings.plan(squads))
     if folder.check_done():
@@ -127,7 +124,3 @@ def _make_parser() -> argparse.ArgumentParser:
         text = f"{texts[name]} (default: {default})"
         add(option, type=int, default=default, help=text)
     return parser
-
-
-if __name__ == "__main__":
-    sys.exit(run_main(main))

@@ -41,25 +41,76 @@ class Chunk(NamedTuple):
         return Place(self.end.part + 1) if self.ends_part else self.end
 
 
+class _EndlessLineError(Exception):
+    """A line is too long to be held in memory."""
+
+
 def read_chunks(inputs: Sequence[Input], place: Place) -> Iterator[tuple[Chunk, bytes]]:
     """Yield the chunks of several parts from a place on, and an empty one at the end of each part.
 
+    Memory is constant.
+
     Raises:
-        UserError: a part cannot be read, or has changed.
+        UserError: a part cannot be read, is UTF-16 or UTF-32, has a line without end, or has
+            changed.
     """
-    _, offset, line = place
     for number in range(place.part, len(inputs)):
-        part, expected = inputs[number]
-        reader = Reader(part, offset, line)
-        for data, lines in reader:
-            end = Place(number, reader.offset, reader.line)
-            yield Chunk(end, lines, ends_part=False), data
-        if expected and reader.sha256() != expected:
-            raise UserError(f"{part.path} changed while it was read; start again from nothing")
-        end = Place(number, reader.offset, reader.line)
-        yield Chunk(end, lines=0, ends_part=True), b""
-        offset = 0
-        line = 0
+        yield from _read_part(inputs[number], place)
+        place = Place(number + 1)
+
+
+def _read_part(entry: Input, place: Place) -> Iterator[tuple[Chunk, bytes]]:
+    """Yield the chunks of a part from a place in it on, and the empty one at its end."""
+    path, start, _ = entry.part
+    hashed = _HashedPart(entry.part)
+    try:
+        with io.BufferedReader(hashed, CHUNK_BYTES) as raw:
+            file = decompress(path, raw)
+            to_skip = place.offset
+            while to_skip and (data := file.read(min(to_skip, CHUNK_BYTES))):
+                to_skip -= len(data)
+            for index, data in enumerate(_split(file)):
+                size = len(data)
+                if start + place.offset == 0:  # the beginning of the file
+                    data = data.removeprefix(codecs.BOM_UTF8)
+                if index == 0:
+                    refuse_wide_characters(data, path)
+                lines = count_lines(data)
+                place = Place(place.part, place.offset + size, place.line + lines)
+                yield Chunk(place, lines, ends_part=False), data
+            # Bytes after compressed content count for the checksum.
+            while raw.read(CHUNK_BYTES):
+                continue
+    except (*DAMAGE_ERRORS, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # an error of the disk, not of the compressed data
+        raise UserError(f"{path} is damaged: {error}; fetch it again") from error
+    except _EndlessLineError:
+        raise UserError(
+            f"{path}, line {place.line + 1}: more than {_MAX_LINE_BYTES >> 20} MiB without an end "
+            "of line; is this a text file?"
+        ) from None
+    if entry.sha256 not in ("", hashed.digest.hexdigest()):
+        raise UserError(f"{path} changed while it was read; start again from nothing")
+    yield Chunk(place, lines=0, ends_part=True), b""
+
+
+def _split(file: BinaryIO) -> Iterator[bytes]:
+    """Yield the rest of a file in blocks of whole lines; only the last may lack a line feed."""
+    pending: list[bytes] = []  # blocks of a line whose end is not read yet
+    pending_size = 0
+    while block := file.read(CHUNK_BYTES):
+        head, newline, tail = block.rpartition(b"\n")
+        if newline:
+            yield b"".join([*pending, head, newline])
+            pending = []
+            pending_size = 0
+        pending.append(tail)
+        pending_size += len(tail)
+        if pending_size > _MAX_LINE_BYTES:
+            raise _EndlessLineError
+    if pending_size:
+        yield b"".join(pending)
 
 
 class _HashedPart(io.RawIOBase):
@@ -85,76 +136,6 @@ class _HashedPart(io.RawIOBase):
     def close(self) -> None:
         self._file.close()
         super().close()
-
-
-class Reader:
-    """Reads a part chunk by chunk, in constant memory.
-
-    ``offset`` and ``line`` count the decompressed bytes and lines of the part before the next
-    chunk; those before the first chunk are skipped.
-    """
-
-    def __init__(self, part: Part, offset: int = 0, line: int = 0) -> None:
-        self.part, self.offset, self.line = part, offset, line
-        self._raw = _HashedPart(part)
-
-    def sha256(self) -> str:
-        """Get the checksum of the part on disk; call it after all chunks are read."""
-        return self._raw.digest.hexdigest()
-
-    def __iter__(self) -> Iterator[tuple[bytes, int]]:
-        """Yield chunks of whole lines, decompressed, and their numbers of lines.
-
-        Raises:
-            UserError: the file cannot be decompressed, is UTF-16 or UTF-32, or a line has no end.
-        """
-        try:
-            with io.BufferedReader(self._raw, CHUNK_BYTES) as raw:
-                file = decompress(self.part.path, raw)
-                to_skip = self.offset
-                while to_skip and (data := file.read(min(to_skip, CHUNK_BYTES))):
-                    to_skip -= len(data)
-                for number, chunk in enumerate(self._split(file)):
-                    if number == 0:
-                        refuse_wide_characters(chunk[0], self.part.path)
-                    yield chunk
-                # Bytes after compressed content count for the checksum.
-                while raw.read(CHUNK_BYTES):
-                    continue
-        except (*DAMAGE_ERRORS, OSError) as error:
-            if isinstance(error, OSError) and error.errno is not None:
-                raise  # an error of the disk, not of the compressed data
-            raise UserError(f"{self.part.path} is damaged: {error}; fetch it again") from error
-
-    def _split(self, file: BinaryIO) -> Iterator[tuple[bytes, int]]:
-        """Yield the rest of a file in chunks, each of which ends with a line feed."""
-        pending: list[bytes] = []  # blocks of a line whose end is not read yet
-        pending_size = 0
-        while block := file.read(CHUNK_BYTES):
-            head, newline, tail = block.rpartition(b"\n")
-            if newline:
-                yield self._make_chunk(b"".join([*pending, head, newline]))
-                pending = []
-                pending_size = 0
-            pending.append(tail)
-            pending_size += len(tail)
-            if pending_size > _MAX_LINE_BYTES:
-                raise UserError(
-                    f"{self.part.path}, line {self.line + 1}: more than {_MAX_LINE_BYTES >> 20} "
-                    "MiB without an end of line; is this a text file?"
-                )
-        if pending_size:
-            yield self._make_chunk(b"".join(pending))
-
-    def _make_chunk(self, data: bytes) -> tuple[bytes, int]:
-        if self.offset + self.part.start == 0:  # the first chunk of the file
-            text = data.removeprefix(codecs.BOM_UTF8)
-            self.offset = len(data) - len(text)
-            data = text
-        lines = count_lines(data)
-        self.offset += len(data)
-        self.line += lines
-        return data, lines
 
 
 def refuse_wide_characters(data: bytes, name: str) -> None:

@@ -44,7 +44,6 @@ class Writer(NamedTuple):
         elif task.regression:
             scores = [f"{float(label) / SCORE_MAXIMUM:.10g}" for label in examples.labels]
             path = self.folder / "label" / f"{split}.label"
-            path.parent.mkdir(exist_ok=True)
             path.write_text("\n".join(scores) + "\n", encoding="utf-8")
         else:
             self._write_classes(task, split, examples.labels)
@@ -55,7 +54,8 @@ class Writer(NamedTuple):
         sides = range(len(examples.sentences))
         num_special = 2 * len(sides)  # <s> first </s>, and for a pair </s> second </s>
         room = min(self.max_tokens, np.iinfo(SIZE).max) - num_special
-        stores = [self._open_store(f"input{side}", split, self.symbols.dtype) for side in sides]
+        paths = [self.folder / f"input{side}" / split for side in sides]
+        stores = [Store(path, self.symbols.dtype, Position()) for path in paths]
         counts: Counter[str] = Counter(cut=0, tokens=0, unknown_tokens=0)
         longest = 0
         for start in range(0, len(examples.ids), _BATCH_SIZE):
@@ -78,25 +78,21 @@ class Writer(NamedTuple):
         dictionary = build_label_dictionary(task)
         items = [[dictionary.index(label), dictionary.eos()] for label in labels]
         dtype = SpecialSymbols.from_dictionary(dictionary).dtype
-        store = self._open_store("label", split, dtype)
+        store = Store(self.folder / "label" / split, dtype, Position())
         store.append(np.array(items, dtype).tobytes(), np.full(len(labels), 2, SIZE).tobytes())
         _finish(store)
-
-    def _open_store(self, name: str, split: str, dtype: np.dtype) -> Store:
-        (self.folder / name).mkdir(exist_ok=True)
-        return Store(self.folder / name / split, dtype, Position())
 
     def write_dictionaries(
         self, task: Task, vocabulary: Vocabulary, dictionary: Dictionary, checksums: dict[str, str]
     ) -> None:
-        """Write the dictionaries of the sentences and of the labels."""
-        for side in range(len(task.sentences)):
-            (self.folder / f"input{side}").mkdir(exist_ok=True)
-            path = self.folder / f"input{side}" / DICTIONARY
-            vocabulary.write_dictionary(dictionary, path, checksums)
+        """Make the folders of all data sets, with their dictionaries; call it first."""
+        (self.folder / "label").mkdir()
         if not task.regression:
-            (self.folder / "label").mkdir(exist_ok=True)
             build_label_dictionary(task).save(str(self.folder / "label" / DICTIONARY))
+        for side in range(len(task.sentences)):
+            folder = self.folder / f"input{side}"
+            folder.mkdir()
+            vocabulary.write_dictionary(dictionary, folder / DICTIONARY, checksums)
 
 
 def _finish(store: Store) -> None:

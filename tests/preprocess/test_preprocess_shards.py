@@ -252,18 +252,18 @@ def test_chunks_are_whole_lines_wherever_reading_begins(tmp_path, block, monkeyp
     data = b"a\r\nb\n\nc\rd\n\r\nlast"
     (tmp_path / "text").write_bytes(data)
     part = shards.Part(str(tmp_path / "text"), 0, len(data))
-    reader = sources.Reader(part)
-    chunks = [(text, lines, reader.offset) for text, lines in reader]
-    texts = [text for text, *_ in chunks]
+    inputs = [shards.Input.from_part(part)]
+    *chunks, (last, rest) = sources.read_chunks(inputs, sources.Place())
+    assert (last.ends_part, last.lines, rest) == (True, 0, b"")
+    texts = [text for _, text in chunks]
     assert b"".join(texts) == data
     assert all(text.endswith(b"\n") for text in texts[:-1])
     with open(tmp_path / "text", encoding="utf-8") as file:
-        assert sum(lines for _, lines, _ in chunks) == len(list(file)) == reader.line
-    assert reader.sha256() == hashlib.sha256(data).hexdigest()
-    for done, (_, _, offset) in enumerate(chunks, start=1):
-        again = sources.Reader(part, offset, 0)
-        assert b"".join(text for text, _ in again) == b"".join(texts[done:])
-        assert again.sha256() == reader.sha256()
+        assert sum(chunk.lines for chunk, _ in chunks) == len(list(file)) == last.end.line
+    assert inputs[0].sha256 == hashlib.sha256(data).hexdigest()  # which is checked at the end
+    for done, (chunk, _) in enumerate(chunks, start=1):
+        again = sources.read_chunks(inputs, chunk.next_place)
+        assert b"".join(text for _, text in again) == b"".join(texts[done:])
 
 
 def test_a_line_without_end_is_no_text_file(tmp_path, monkeypatch):

@@ -23,10 +23,10 @@ from parallel.iwslt import read_iwslt
 from parallel.pieces import SubwordEncoder, train_model
 from parallel.preparation import filter_pairs
 from parallel.texts import read_files
+from tests.helpers.commands import script
 from tests.helpers.waiting import wait_until
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-PROGRAM = REPOSITORY / "preprocess" / "translation.py"
 MULTI30K = REPOSITORY.parent / "shared" / "data" / "multi30k"
 slow = pytest.mark.slow
 WORDS = {
@@ -426,7 +426,7 @@ def test_multi30k(tmp_path):
 def test_fairseq_is_not_imported_before_it_is_needed():
     """It takes seconds, and the program only starts fairseq's own."""
     code = "import sys, translation; sys.exit('fairseq' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=PROGRAM.parent)
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=REPOSITORY / "preprocess")
 
 
 def test_pieces_joined_are_the_text(tmp_path):
@@ -567,7 +567,8 @@ def test_a_folder_that_fairseq_cannot_write_is_refused(tmp_path):
 def test_a_stopped_run_leaves_nothing(tmp_path):
     data = write_corpus(tmp_path / "text", train=sentences(4_000, 0))
     out = tmp_path / "out" / "bin"
-    process = subprocess.Popen([sys.executable, PROGRAM, *files(data, out)])
+    program = [script("fairseq-posenc"), "preprocess", "translation"]
+    process = subprocess.Popen([*program, *files(data, out)])
     try:
         # Later, fairseq-preprocess is at work.
         wait_until((out.with_name("bin.partial") / "dict.fr.txt").exists, process)

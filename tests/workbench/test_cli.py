@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-from pathlib import Path
 
 import pytest
 
@@ -21,8 +20,6 @@ from fairseq_posenc.workbench.running.exit_codes import STOPPED, signals_as_keyb
 from fairseq_posenc.workbench.training.train.runs import find_data
 from tests.helpers.commands import refused, run, script, sentences, trained
 from tests.helpers.programs import BIN
-
-PREPROCESS = Path(__file__).parents[2] / "preprocess"
 
 
 def interrupted(*_):
@@ -228,10 +225,18 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 def test_a_file_system_without_locks_is_a_warning(tmp_path):
     (tmp_path / "text").write_text("a b c\n" * 9)
     model = trained("causal_lm").save_dir / "checkpoint_last.pt"
+    ours = [BIN / "fairseq-posenc"]
     jobs = {
-        "manifest.json": [PREPROCESS / "plain_text.py", "--words", "--train", tmp_path / "text"],
+        "manifest.json": [
+            *ours,
+            "preprocess",
+            "plain_text",
+            "--words",
+            "--train",
+            tmp_path / "text",
+        ],
         "lm-length.md": [
-            *(BIN / "fairseq-posenc", "lm-length", f"a={model}", "--data", sentences()),
+            *(*ours, "lm-length", f"a={model}", "--data", sentences()),
             *("--lengths", 8, "--stride", 8),
         ],
     }

@@ -121,15 +121,16 @@ class LocalMachine(NamedTuple):
         """
         refuse_jobs(out)
         gpus = visible_gpus()
-        ended: list[Job] = []
-        failures: list[str] = []
+        ended = 0
+        failures = list[str]()
         # The environments that no running job uses; with several GPUs, each names one.
         free = [
             {"CUDA_VISIBLE_DEVICES": gpus[slot % len(gpus)]} if gpus else {}
             for slot in range(self.jobs)
         ]
 
-        def run_job(job: Job) -> None:
+        def run_job(job: Job) -> str:
+            """Run a job; return a line about its failure, or "" if it succeeded."""
             reached = 0
             failure = ""
 
@@ -138,7 +139,7 @@ class LocalMachine(NamedTuple):
                 progress.update(updates - reached)
                 reached = updates
                 if text:
-                    say(f"[{len(ended)} of {len(jobs)} runs ended] {text}")
+                    say(f"[{ended} of {len(jobs)} runs ended] {text}")
 
             environment = free.pop()
             locked = lock_folder(job.folder, "run") if self.lock is None else nullcontext(self.lock)
@@ -152,15 +153,21 @@ class LocalMachine(NamedTuple):
                 if not self.keep_going:
                     raise
                 failure = f"{job.label}: {error}"
-                failures.append(failure.splitlines()[0].rstrip(" :"))
             finally:
                 free.append(environment)
-            ended.append(job)
-            report(job.updates, failure)  # fills the bar, also for a job that failed
+            report(job.updates, "")  # fills the bar, also for a job that failed
+            return failure
+
+        def note_end(failure: str) -> None:
+            nonlocal ended
+            ended += 1
+            if failure:
+                say(f"[{ended} of {len(jobs)} runs ended] {failure}")
+                failures.append(failure.splitlines()[0].rstrip(" :"))
 
         with bar("all runs", sum(job.updates for job in jobs), " updates") as progress:
             calls = [partial(run_job, job) for job in jobs]
-            run_parallel(calls, self.jobs, watch, self.wave)
+            run_parallel(calls, self.jobs, watch, self.wave, note_end)
         return failures
 
 

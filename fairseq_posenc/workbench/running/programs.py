@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from pathlib import Path
-from typing import Optional
+from typing import Optional, TypeVar
 
 from fairseq_posenc.errors import RunError, UserError, how_to_install
 from fairseq_posenc.host.temporary_folders import delete_temporary_folders
@@ -33,6 +33,7 @@ _ERROR_PREFIXES = (
 _USER_ERROR = re.compile(rf"^(?:{'|'.join(_ERROR_PREFIXES)})(\S.*)", re.MULTILINE)
 _SECONDS_TO_END = 10.0  # between asking a program to end and killing it
 _POLL_SECONDS = 0.2  # waiting without a limit would delay Ctrl-C
+Result = TypeVar("Result")
 _running: set[subprocess.Popen[str]] = set()  # programs of all threads of this process
 
 
@@ -119,10 +120,11 @@ def run_logged(
 
 
 def run_parallel(
-    calls: Sequence[Callable[[], object]],
+    calls: Sequence[Callable[[], Result]],
     jobs: int,
     watch: Optional[Callable[[], None]] = None,
     wave: Optional[int] = None,
+    on_end: Callable[[Result], object] = lambda result: None,
 ) -> None:
     """Call functions that start programs, in threads.
 
@@ -134,14 +136,15 @@ def run_parallel(
         watch: called several times a second.
         wave: number of calls that belong together, such as the trainings of one seed. While a call
             of a wave runs, one of a later wave starts only if fewer calls than cores run.
+        on_end: called with each result, as soon as it comes.
     """
     if jobs == 1 and not watch:  # in this thread, so that Ctrl-C interrupts any work
         for call in calls:
-            call()
+            on_end(call())
         return
     wave = wave or len(calls) or 1
-    futures: list[Future[object]] = []
-    running: set[Future[object]] = set()
+    futures: list[Future[Result]] = []
+    running: set[Future[Result]] = set()
 
     def may_begin() -> bool:
         index = len(futures)  # of the call that would begin
@@ -158,7 +161,7 @@ def run_parallel(
                     running.add(futures[-1])
                 done, running = wait(running, _POLL_SECONDS, FIRST_COMPLETED)
                 for future in done:
-                    future.result()
+                    on_end(future.result())
                 if watch:
                     watch()
         finally:

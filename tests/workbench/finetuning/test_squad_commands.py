@@ -6,7 +6,6 @@ import json
 import math
 import signal
 import subprocess
-import sys
 from argparse import Namespace
 from pathlib import Path
 from types import SimpleNamespace
@@ -100,7 +99,7 @@ def files():
     """Return the raw file, the data made of it, and a pre-trained model (untrained, but whole)."""
     folder = new_directory()
     write_bpe(folder, write_squad(folder / "people.json"), merges=400)
-    command = [sys.executable, REPOSITORY / "preprocess" / "squad.py", *SIZES]
+    command = [script("fairseq-posenc"), "preprocess", "squad", *SIZES]
     command += ["--train", folder / "people.json", "--valid", folder / "people.json"]
     command += ["--encoder-json", folder / "encoder.json", "--vocab-bpe", folder / "vocab.bpe"]
     command += ["--dict", folder / "dict.txt", "--out", folder / "bin"]

@@ -68,11 +68,21 @@ def raw() -> Path:
 @made_once
 def data() -> Path:
     """Return the data-bin of the text."""
-    program = USER_DIR.parent / "preprocess" / "translation.py"
     out = new_directory() / "bin"
     sets = [part for name in ("train", "valid", "test") for part in (f"--{name}", raw() / name)]
     languages = ["--source-lang", "fr", "--target-lang", "en"]
-    run("python", program, "files", *sets, *languages, "--vocab-size", 72, "--out", out)
+    run(
+        "fairseq-posenc",
+        "preprocess",
+        "translation",
+        "files",
+        *sets,
+        *languages,
+        "--vocab-size",
+        72,
+        "--out",
+        out,
+    )
     return out
 
 
