@@ -40,7 +40,7 @@ from .shards import (
     read_shards,
 )
 from .sources import Place, read_chunks
-from .split import Split, SplitState
+from .split import Split
 from .vocabulary import PACKAGES, save_dictionary
 
 _FORMAT = 2  # version of manifest.json
@@ -175,14 +175,7 @@ def _write_split(
 ) -> None:
     """Write a split unless ``done[name]`` is its result, with ``outputs``, not only a state."""
     if "outputs" not in done.get(name, {}):
-
-        def save(state: SplitState) -> None:
-            folder.save({**done, name: vars(state)})
-            say(f"{name}: {state.counts['tokens']:,} tokens")
-
-        state = SplitState.from_json(done[name]) if name in done else SplitState()
-        split = Split(folder.partial / name, inputs, symbols, settings, state, save)
-        done[name] = split.write(pool)
+        done[name] = Split(name, inputs, symbols, settings, folder, done).write(pool)
         folder.save(done)
     # The index was made of this file. It is there still if an earlier call was killed here.
     (folder.partial / f"{name}.sizes").unlink(missing_ok=True)

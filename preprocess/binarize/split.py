@@ -5,16 +5,15 @@ A split is a data set of fairseq; its items are the samples.
 
 from __future__ import annotations
 
-import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.workbench.running.folders import WholeFolder
 from fairseq_posenc.workbench.running.progress import say
 from fairseq_posenc.workbench.tokens.tokenizer import SpecialSymbols
 
@@ -25,7 +24,6 @@ from .shards import Input, describe_file
 from .sources import Chunk, Place, read_chunks
 from .store import SIZE, Position, Store
 
-SECONDS_BETWEEN_SAVES = 10.0
 _MAX_REPORTED = 10  # invalid lines; all are counted
 
 
@@ -49,34 +47,33 @@ class SplitState:
 
 
 class Split:
-    """Writes one split, from the beginning or from the state of an earlier run.
+    """Writes one split into a folder, from the beginning or from the state of an earlier run.
 
-    ``prefix`` is the path of the data set without its suffix. ``save`` writes the state to disk; it
-    is called every few seconds, but not after the last item.
+    ``done`` is the progress of the folder, in which the state has the split's name. The state is
+    saved every few seconds, but not after the last item.
     """
 
     def __init__(
         self,
-        prefix: Path,
+        name: str,
         inputs: Sequence[Input],
         symbols: SpecialSymbols,
         settings: BinarizeSettings,
-        state: SplitState,
-        save: Callable[[SplitState], None],
+        folder: WholeFolder,
+        done: dict[str, Any],
     ) -> None:
+        self._name, self._folder, self._done = name, folder, done
         self._inputs = inputs
         self._skip_invalid = settings.skips_invalid
         self._separates_documents = settings.empty_lines == "documents"  # by an empty item
-        self._state = state
-        self._save = save
-        self._last_save = time.monotonic()
-        self._store = Store(prefix, symbols.dtype, state.position)
+        self._state = SplitState.from_json(done[name]) if name in done else SplitState()
+        self._prefix = folder.partial / name
+        self._store = Store(self._prefix, symbols.dtype, self._state.position)
         # An empty item: its only token, and its size.
         self._empty = (
             np.array([symbols.eos], symbols.dtype).tobytes(),
             np.array([1], SIZE).tobytes(),
         )
-        self._prefix = prefix
 
     def write(self, pool: Pool) -> dict[str, Any]:
         """Write the rest of the split; return its entry of the manifest.
@@ -94,16 +91,19 @@ class Split:
                     self._state.part_lines.append(chunk.end.line)
                     self._state.document_ended = True
                 self._state.place = chunk.next_place
-                if time.monotonic() - self._last_save >= SECONDS_BETWEEN_SAVES:
-                    self._state.position = self._store.sync()
-                    self._save(self._state)
-                    self._last_save = time.monotonic()
+                if self._folder.is_save_due:
+                    self._save()
             if not self._store.position.items:
-                raise UserError(f"{self._prefix.name}: no line of its text is left")
+                raise UserError(f"{self._name}: no line of its text is left")
             self._store.finish()
         finally:
             self._store.close()
         return self._summarise()
+
+    def _save(self) -> None:
+        self._state.position = self._store.sync()
+        self._folder.save({**self._done, self._name: vars(self._state)})
+        say(f"{self._name}: {self._state.counts['tokens']:,} tokens")
 
     def _append(self, items: Items) -> None:
         """Append the items of a chunk, after an empty item if a document ended before them."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -23,7 +22,6 @@ from fairseq_posenc.workbench.running.progress import say
 
 from .draw import BYTES, DOCUMENTS, CorpusRequest, SampledDocument, Sampler, measure
 
-SECONDS_BETWEEN_SAVES = 10.0
 _TRAIN_DOCUMENTS = f"train_{DOCUMENTS}"  # a count of `Sampler`
 
 
@@ -133,7 +131,6 @@ class Mixture:
             totals = [Counter[str]() for _ in corpora]
             self._state = MixtureState(totals=totals, done=[Counter[str]() for _ in corpora])
         self._files = MixtureFiles(folder.partial, rules.files, self._state.sizes)
-        self._last_save = time.monotonic()
 
     def make(self) -> dict[str, Any]:
         """Do the remaining steps; return the manifest's entries.
@@ -194,7 +191,7 @@ class Mixture:
                         self._files.write(sampler.sample(document), train_number)
                 state.place = chunk.next_place
                 state.pending = pending.decode()
-                if time.monotonic() - self._last_save >= SECONDS_BETWEEN_SAVES:
+                if self._folder.is_save_due:
                     self._save()
 
     def _end_step(self) -> None:
@@ -214,6 +211,5 @@ class Mixture:
         state = self._state
         state.sizes = self._files.sync()
         self._folder.save(vars(state))
-        self._last_save = time.monotonic()
         read = sum(counts[BYTES] for counts in (*state.totals, *state.done))
         say(f"step {state.step} of {2 * len(self._corpora)}: {read:,} bytes")

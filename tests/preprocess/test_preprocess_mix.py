@@ -14,6 +14,7 @@ import zstandard
 import mix
 from binarize import sources
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.workbench.running import folders
 from mixing import mixture
 from mixing.draw import Sampler, measure, parse_corpus, parse_size
 from tests.helpers.products import some_of
@@ -179,7 +180,7 @@ class _InterruptedError(Exception):
 @pytest.mark.parametrize("calls", [3, 40])
 def test_an_interrupted_run_goes_on_to_the_same_bytes(tmp_path, monkeypatch, calls):
     """Also when its text has moved, and with bytes on the disk beyond what was saved."""
-    monkeypatch.setattr(mixture, "SECONDS_BETWEEN_SAVES", 0.0)
+    monkeypatch.setattr(folders, "_SECONDS_BETWEEN_SAVES", 0.0)
     (tmp_path / "old").mkdir()
     for number in range(2):
         make_text(tmp_path / "old" / str(number), 60, number)

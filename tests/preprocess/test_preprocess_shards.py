@@ -283,7 +283,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(tmp_path, text, calls, mon
     valid = make_text(tmp_path / "valid", 60, seed=2)
     arguments = ["--train", text, valid, "--valid", valid, "--longest-line", 4]
     run(*arguments, "--out", tmp_path / "whole")
-    monkeypatch.setattr(split, "SECONDS_BETWEEN_SAVES", 0.0)
+    monkeypatch.setattr(folders, "_SECONDS_BETWEEN_SAVES", 0.0)
     original, left = split.Split._append, [0]
 
     def append(self, given):
@@ -309,7 +309,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(tmp_path, text, calls, mon
 
 
 def test_a_run_interrupted_at_the_very_end_goes_on(tmp_path, text, monkeypatch):
-    monkeypatch.setattr(split, "SECONDS_BETWEEN_SAVES", 0.0)
+    monkeypatch.setattr(folders, "_SECONDS_BETWEEN_SAVES", 0.0)
     run("--train", text, "--out", tmp_path / "whole")
     with monkeypatch.context() as patch:
         patch.setattr(split, "describe_file", _interrupt)  # the index is written then
@@ -331,11 +331,11 @@ SAVING = """
 import sys, time
 sys.path.insert(0, {programs!r})
 import {name}
-from binarize import sources, split
+from binarize import sources
+from fairseq_posenc.workbench.running import folders
 from fairseq_posenc.workbench.running.folders import WholeFolder
-from mixing import mixture
 sources.CHUNK_BYTES = {chunk}
-split.SECONDS_BETWEEN_SAVES = mixture.SECONDS_BETWEEN_SAVES = 0.0
+folders._SECONDS_BETWEEN_SAVES = 0.0
 sys.argv = ["{name}.py", *{arguments!r}]
 {before}
 {name}.main()
@@ -469,7 +469,7 @@ def test_a_text_that_was_moved_is_the_same_text(tmp_path, text, monkeypatch):
     old.mkdir()
     text.rename(old / "1")
     make_text(old / "2", seed=1)
-    monkeypatch.setattr(split, "SECONDS_BETWEEN_SAVES", 0.0)
+    monkeypatch.setattr(folders, "_SECONDS_BETWEEN_SAVES", 0.0)
     with monkeypatch.context() as patch:
         patch.setattr(split, "describe_file", _interrupt)
         with pytest.raises(_InterruptedError):

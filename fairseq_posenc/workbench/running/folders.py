@@ -9,6 +9,7 @@ import json
 import os
 import re
 import shutil
+import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -24,6 +25,7 @@ from fairseq_posenc.workbench.running.progress import say
 MANIFEST = "manifest.json"  # in a complete folder: its plan, and facts about its content
 _PROGRESS = "progress.json"  # in a partial folder: its plan, and the parts that are done
 LOCK = ".fairseq-posenc"  # locked while a run works in the folder
+_SECONDS_BETWEEN_SAVES = 10.0
 _CHECKSUM = re.compile(r"[0-9a-f]{64}")  # SHA-256
 
 
@@ -104,6 +106,7 @@ class WholeFolder:
         self._plan_key = plan_key
         self._final = path.resolve()
         self.partial = _name_partial(self._final)
+        self._last_save = time.monotonic()
 
     def check_done(self) -> bool:
         """Check whether the folder exists and was made from the same plan; print a line if so.
@@ -167,6 +170,12 @@ class WholeFolder:
     def save(self, progress: dict[str, Any]) -> None:
         """Save the progress that :meth:`resume` will yield, as JSON values."""
         _write_json(self.partial / _PROGRESS, {"plan": self.plan, "done": progress})
+        self._last_save = time.monotonic()
+
+    @property
+    def is_save_due(self) -> bool:
+        """Whether the last save was some seconds ago."""
+        return time.monotonic() - self._last_save >= _SECONDS_BETWEEN_SAVES
 
     def discard(self) -> None:
         """Delete the partial folder."""
