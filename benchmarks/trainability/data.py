@@ -28,7 +28,7 @@ def prepare(out: Path, files: dict[str, Path], lock: int) -> tuple[dict[str, Pat
     )
     facts = {"text": experiment.prepare(RunContext(lock))}
     facts["text"] |= _compute_unigram(out / "data", "train.pieces", "valid.pieces")
-    folders = dict.fromkeys(("masked LM", "causal LM"), experiment.binary)
+    folders = dict.fromkeys(("masked LM", "causal LM"), out / "data" / "binary")
     if files:
         inputs = {
             "vocabulary": VOCABULARY["translation"],

@@ -76,12 +76,8 @@ class SeedAggregate(NamedTuple):
         seeds = [f"{update:,} (seed {seed})" for seed, update in self.diverged.items()]
         if seeds:
             return f"diverged at update {', '.join(seeds)}"
-        return self.perplexity.show(digits) if self.has_perplexity else "cannot be read"
-
-    @property
-    def has_perplexity(self) -> bool:
-        """Whether the model can read texts of the measured length."""
-        return not math.isinf(self.perplexity.mean)
+        perplexity = self.perplexity  # infinite if the model cannot read texts of this length
+        return "cannot be read" if math.isinf(perplexity.mean) else perplexity.show(digits)
 
     @property
     def undiverged(self) -> list[Outcome]:

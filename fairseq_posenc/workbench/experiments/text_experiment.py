@@ -87,14 +87,9 @@ class TextExperiment(Experiment):
         """Return the folder of a run's checkpoints and log."""
         return self.out / "models" / name_folder(run)
 
-    @property
-    def binary(self) -> Path:
-        """The data-bin of all runs."""
-        return self.out / "data" / "binary"
-
     def data(self, run: Run) -> Path:
-        """Return the data-bin that a run is trained on."""
-        return self.binary
+        """Return the data-bin, the same for all runs."""
+        return self.out / "data" / "binary"
 
     def options(self, run: Run) -> list[str]:
         """List the options of ``fairseq-train`` that define the model and what it learns."""
@@ -138,7 +133,7 @@ class TextExperiment(Experiment):
         if self.read_length == self.trained:  # the last validation has this length
             return self._build_job(run, self._data_step.inputs)
         folder = self.folder(run) / f"read-{self.read_length}"
-        command = ["fairseq-posenc", "lm-length", "--data", str(self.binary)]
+        command = ["fairseq-posenc", "lm-length", "--data", str(self.data(run))]
         command += f"--lengths {self.read_length} --mode non-overlapping".split()
         command += ["--out", str(folder), f"read={self.folder(run) / LAST}"]
 
@@ -186,7 +181,8 @@ class TextExperiment(Experiment):
 
     def _make_data(self, context: RunContext) -> Outputs:
         """Learn the pieces, encode both texts and binarize them; return their numbers of tokens."""
-        binary, folder = self.binary, self._data_step.folder
+        folder = self._data_step.folder
+        binary = folder / "binary"
         say(f"text: learning {self.vocab_size:,} sentencepieces, then fairseq-preprocess")
         binary.mkdir()
         # All commands look for the tokenizer of a model beside its dictionary.

@@ -10,14 +10,15 @@ from __future__ import annotations
 import math
 import statistics
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import combinations
 from typing import NamedTuple, Optional
 
 from fairseq_posenc.workbench.results.intervals import LEAST_SEEDS, LEVEL, Interval, interval
-from fairseq_posenc.workbench.results.markdown import code
+from fairseq_posenc.workbench.results.markdown import code, join_codes
 
 Values = Mapping[int, float]  # seed -> value
+Pair = tuple[str, str]  # names of the model with the better mean, and of the other
 TEST_NOTE = (
     f"Significant: the {LEVEL:.0%} interval of the paired difference (the same seed in both "
     "models, Student's t) does not contain 0."
@@ -36,12 +37,10 @@ PERPLEXITY = Scale("perplexity", math.log)
 
 
 class PairedDifference(NamedTuple):
-    """The paired difference of two models, the better one first."""
+    """The paired difference of two models."""
 
-    better: str  # name of the model with the better mean
-    other: str  # name of the other model
     seeds: int  # number of seeds that both have
-    interval: Interval  # difference on the scale: better minus other
+    interval: Interval  # difference on the scale: the first minus the other
     p_value: float = math.nan  # of the paired t-test; NaN with too few seeds
     holm: float = math.nan  # p-value corrected for all comparisons (Holm 1979)
 
@@ -57,28 +56,28 @@ class PairedDifference(NamedTuple):
 
 
 def compare(first: Values, other: Values, scale: Scale = PERPLEXITY) -> PairedDifference:
-    """Compute the difference ``first - other`` over the seeds that both have; without names."""
+    """Compute the difference ``first - other`` over the seeds that both have."""
     pairs = [(scale.apply(first[s]), scale.apply(other[s])) for s in first.keys() & other.keys()]
     changes = [a - b for a, b in pairs if math.isfinite(a) and math.isfinite(b)]
     mean = interval(changes or [math.nan])
-    return PairedDifference("", "", len(changes), mean, _compute_p_value(changes))
+    return PairedDifference(len(changes), mean, _compute_p_value(changes))
 
 
-def compare_all(samples: Mapping[str, Values]) -> list[PairedDifference]:
+def compare_all(samples: Mapping[str, Values]) -> dict[Pair, PairedDifference]:
     """Compare the perplexities of all pairs, starting with the best model.
 
     Holm's correction is for all pairs that are judged.
     """
-    differences = [
-        compare(samples[better], samples[other])._replace(better=better, other=other)
+    differences = {
+        (better, other): compare(samples[better], samples[other])
         for better, other in combinations(_rank(samples), 2)
-    ]
-    judged = [index for index, pair in enumerate(differences) if pair.is_judged]
+    }
+    judged = [pair for pair, difference in differences.items() if difference.is_judged]
     largest = 0.0  # a corrected p-value is never below that of a smaller p-value
-    for rank, index in enumerate(sorted(judged, key=lambda index: differences[index].p_value)):
-        corrected = (len(judged) - rank) * differences[index].p_value
+    for rank, pair in enumerate(sorted(judged, key=lambda pair: differences[pair].p_value)):
+        corrected = (len(judged) - rank) * differences[pair].p_value
         largest = max(largest, min(1.0, corrected))
-        differences[index] = differences[index]._replace(holm=largest)
+        differences[pair] = differences[pair]._replace(holm=largest)
     return differences
 
 
@@ -112,12 +111,12 @@ def _rank(samples: Mapping[str, Values]) -> list[str]:
 def describe_differences(samples: Mapping[str, Values]) -> list[str]:
     """List the significant differences, before and after Holm's correction, and the others."""
     differences = compare_all(samples)
-    judged = [difference for difference in differences if difference.is_judged]
-    significant = [difference for difference in judged if difference.is_significant]
-    insignificant = [difference for difference in judged if not difference.is_significant]
-    unjudged = [difference for difference in differences if not difference.is_judged]
+    judged = [pair for pair in differences if differences[pair].is_judged]
+    significant = [pair for pair in judged if differences[pair].is_significant]
+    insignificant = [pair for pair in judged if pair not in significant]
+    unjudged = [pair for pair in differences if pair not in judged]
     sentences = [
-        f"{code(name)} has a significantly lower perplexity than {_join_names(others)}."
+        f"{code(name)} has a significantly lower perplexity than {join_codes(others)}."
         for name, others in _group_by_better(significant).items()
     ]
     if insignificant:
@@ -128,7 +127,7 @@ def describe_differences(samples: Mapping[str, Values]) -> list[str]:
         reason = f"fewer than {LEAST_SEEDS} seeds in common"
         sentences.append(f"Not judged, {reason}: {_join_pairs(unjudged)}.")
     if len(judged) > 1 and significant:
-        remaining = [difference for difference in significant if difference.holm < 1 - LEVEL]
+        remaining = [pair for pair in significant if differences[pair].holm < 1 - LEVEL]
         listed = f": {_join_pairs(remaining)}" if 0 < len(remaining) < len(significant) else ""
         sentences.append(
             f"After Holm's correction for {len(judged)} comparisons, {len(remaining)} of the "
@@ -160,17 +159,13 @@ def _compute_p_value(changes: Sequence[float]) -> float:
         return float(stats.ttest_1samp(changes, 0.0).pvalue)
 
 
-def _group_by_better(differences: Sequence[PairedDifference]) -> dict[str, list[str]]:
+def _group_by_better(pairs: Iterable[Pair]) -> dict[str, list[str]]:
     groups: dict[str, list[str]] = {}
-    for difference in differences:
-        groups.setdefault(difference.better, []).append(difference.other)
+    for better, other in pairs:
+        groups.setdefault(better, []).append(other)
     return groups
 
 
-def _join_pairs(differences: Sequence[PairedDifference]) -> str:
-    groups = _group_by_better(differences).items()
-    return "; ".join(f"{code(name)} and {_join_names(others)}" for name, others in groups)
-
-
-def _join_names(names: Sequence[str]) -> str:
-    return ", ".join(code(name) for name in names)
+def _join_pairs(pairs: Iterable[Pair]) -> str:
+    groups = _group_by_better(pairs).items()
+    return "; ".join(f"{code(name)} and {join_codes(others)}" for name, others in groups)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -60,19 +61,14 @@ _LABEL_HEIGHT = 0.06  # height of a label at the end of a line, as a share of th
 
 
 def can_draw() -> bool:
-    """Check whether matplotlib is installed, and stop its log of all fonts."""
-    # fairseq makes all libraries log.
-    logging.getLogger("matplotlib").setLevel(logging.WARNING)
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        return False
-    return True
+    """Check whether matplotlib is installed."""
+    return find_spec("matplotlib") is not None
 
 
 def new_figure(width: float, height: float, dpi: int) -> Any:
     """Create an empty figure of a size in inches."""
-    can_draw()  # stops the log
+    # fairseq makes all libraries log; this one would list all fonts.
+    logging.getLogger("matplotlib").setLevel(logging.WARNING)
     from matplotlib import rcParams
     from matplotlib.figure import Figure
 

@@ -22,7 +22,7 @@ _HEAD_CHARACTERS = 4096  # a file without "kind" in these is no record, and is n
 Row = Mapping[str, Any]  # texts and numbers by column; None for a missing figure
 
 
-class RecordError(ValueError):
+class RecordError(Exception):
     """A file is not a record, or is a record of another version; the message says which."""
 
 
@@ -78,8 +78,6 @@ def read(path: Path) -> Record:
             content = json.loads(text + stream.read())
             # Half a surrogate pair, which JSON can hold, can be neither printed nor written.
             json.dumps(content, ensure_ascii=False).encode()
-    except RecordError:
-        raise
     except (ValueError, RecursionError) as error:
         raise RecordError(f"not a complete JSON file ({shortened(str(error))})") from None
     except OSError as error:

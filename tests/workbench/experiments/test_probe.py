@@ -400,8 +400,8 @@ SAMPLES = {name: dict(enumerate(values)) for name, values in zip("abcd", SEEDS)}
 
 class TestDifferences:
     def test_pairs_are_those_of_scipy_on_the_log_scale(self):
-        for found in differences.compare_all(SAMPLES):
-            values = [list(map(math.log, SAMPLES[name].values())) for name in found[:2]]
+        for pair, found in differences.compare_all(SAMPLES).items():
+            values = [list(map(math.log, SAMPLES[name].values())) for name in pair]
             theirs = stats.ttest_rel(*values)
             assert found.p_value == pytest.approx(theirs.pvalue)
             bounds = theirs.confidence_interval(0.95)
@@ -409,14 +409,14 @@ class TestDifferences:
             assert found.is_significant == (theirs.pvalue < 0.05)
 
     def test_holm_is_that_of_its_definition(self):
-        found = sorted(differences.compare_all(SAMPLES), key=lambda each: each.p_value)
+        found = sorted(differences.compare_all(SAMPLES).values(), key=lambda each: each.p_value)
         steps = [(len(found) - place) * each.p_value for place, each in enumerate(found)]
         wanted = [min(1.0, max(steps[: place + 1])) for place in range(len(steps))]
         assert [each.holm for each in found] == pytest.approx(wanted)
 
     def test_two_seeds_are_never_significant(self):
         two = {name: {0: values[0], 1: values[1]} for name, values in SAMPLES.items()}
-        assert not any(each.is_significant for each in differences.compare_all(two))
+        assert not any(each.is_significant for each in differences.compare_all(two).values())
         (only,) = differences.describe_differences(two)
         assert only.startswith("Not judged, fewer than 3 seeds in common: ")
 
@@ -428,7 +428,7 @@ class TestDifferences:
 
     def test_models_that_are_one_are_not_different(self):
         same = {"m1": {1: 3.0, 2: 4.0, 3: 5.0}, "m2": {1: 3.0, 2: 4.0, 3: 5.0}}
-        (found,) = differences.compare_all(same)
+        (found,) = differences.compare_all(same).values()
         assert (found.p_value, found.is_significant) == (1.0, False)
 
 

@@ -119,9 +119,9 @@ def test_nearly_equal_differences_warn_of_nothing(recwarn):
 
 def test_all_pairs_from_the_best_on_with_holms_correction():
     found = differences.compare_all({name: samples()[name] for name in ("bad", "same", "good")})
-    assert [set(each[:2]) for each in found] == [{"good", "same"}, {"good", "bad"}, {"same", "bad"}]
-    assert [each.is_significant for each in found] == [False, True, True]
-    by_size = sorted(found, key=lambda each: each.p_value)
+    assert [set(pair) for pair in found] == [{"good", "same"}, {"good", "bad"}, {"same", "bad"}]
+    assert [each.is_significant for each in found.values()] == [False, True, True]
+    by_size = sorted(found.values(), key=lambda each: each.p_value)
     expected, largest = [], 0.0
     for factor, each in zip((3, 2, 1), by_size):
         largest = max(largest, min(1, factor * each.p_value))

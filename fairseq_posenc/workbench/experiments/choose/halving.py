@@ -48,7 +48,7 @@ class Round(NamedTuple):
     @property
     def comparable(self) -> list[SeedAggregate]:
         """The models that did not diverge and can read the inputs."""
-        return [model for model in self.models if not model.diverged and model.has_perplexity]
+        return [model for model in self.models if math.isfinite(model.perplexity.mean)]
 
     @property
     def kept(self) -> list[Variant]:

@@ -48,14 +48,14 @@ def build_record(results: TextResults) -> Record:
     by_model = {model.variant.name: model.by_seed for model in results.models if not model.diverged}
     differences: list[Row] = [
         {
-            "model": comparison.better,
-            "other": comparison.other,
-            "seeds": comparison.seeds,
-            **comparison.interval.figures("log_perplexity_difference"),
-            "p": comparison.p_value,
-            "p_holm": comparison.holm,
+            "model": better,
+            "other": other,
+            "seeds": difference.seeds,
+            **difference.interval.figures("log_perplexity_difference"),
+            "p": difference.p_value,
+            "p_holm": difference.holm,
         }
-        for comparison in compare_all(by_model)
+        for (better, other), difference in compare_all(by_model).items()
     ]
     figures = {"models": models, "differences": differences, "trainings": trainings}
     return Record(

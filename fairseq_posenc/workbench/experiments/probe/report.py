@@ -141,22 +141,18 @@ def _describe_best(results: TaskResults, task: str) -> str:
     seeds = {model: share_by_seed(results, task, model, beyond) for model in models}
     best = max(models, key=lambda model: fmean(seeds[model].values()))
     pairs = {
-        model: differences.compare(seeds[best], seeds[model], _SHARE)
+        model.name: differences.compare(seeds[best], seeds[model], _SHARE)
         for model in models
         if model != best
     }
-    below = [model for model, pair in pairs.items() if pair.is_significant]
-    same = [model for model, pair in pairs.items() if pair.is_judged and not pair.is_significant]
+    below = [name for name, pair in pairs.items() if pair.is_significant]
+    same = [name for name, pair in pairs.items() if pair.is_judged and not pair.is_significant]
     sentence = f"{task}: {markdown.code(best.name)} is right in {fmean(seeds[best].values()):.0%}"
     if below:
-        sentence += f", significantly above {_join_names(below)}"
+        sentence += f", significantly above {markdown.join_codes(below)}"
     if same:
-        sentence += f", not significantly different from {_join_names(same)}"
+        sentence += f", not significantly different from {markdown.join_codes(same)}"
     return f"{sentence}."
-
-
-def _join_names(models: Sequence[Variant]) -> str:
-    return ", ".join(markdown.code(model.name) for model in models)
 
 
 def build_record(results: TaskResults) -> Record:
