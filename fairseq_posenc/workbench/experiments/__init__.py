@@ -7,7 +7,8 @@ The terms, each a class:
 - A *job* has the steps of a run, which train and test the model (``trainings``). The folder of a
   step has a stamp of its inputs, so the same command resumes where it was interrupted, and repeats
   only the steps whose inputs have changed (``running/jobs``).
-- An *outcome* has the results of a run, a *seed aggregate* those of all seeds (``outcomes``).
+- An *outcome* has the results of a run; of models of a text, a *seed aggregate* has those of all
+  seeds (``outcomes``).
 - An *experiment* has the user's choices. It prepares the data, runs all jobs and collects the
   *results* (``experiment``): on a text (``corpus``, ``text_experiment``), or on tasks (``probe``).
 """

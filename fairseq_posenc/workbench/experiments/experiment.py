@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -70,15 +70,19 @@ class Experiment(ABC):
                 )
         if self.train_args and not self.train_args[0].startswith("-"):
             raise UserError(f"{self.train_args[0]!r} is not an option; set the folder with --out")
-        refuse_reserved(self.train_args, self.reserved)
 
     @classmethod
     def from_args(cls, args: Namespace, **computed: Any) -> Self:
         """Build the experiment from options with the names of its fields, and ``computed`` fields.
 
         Raises:
-            UserError: an option has a wrong value.
+            UserError: an option has a wrong value, or is reserved.
         """
+        for argument in args.after_dashes:
+            option = argument.split("=")[0]
+            if option in cls.reserved:
+                advice = cls.reserved[option]
+                raise UserError(f"-- {argument}: {option} cannot be set here; {advice}")
         shared = {
             "jobs": args.jobs or trainings.default_jobs(),
             "cluster": parse_cluster(args),
@@ -183,18 +187,6 @@ class Experiment(ABC):
             evaluation,
         )
         return training.build_job()
-
-
-def refuse_reserved(train_args: Iterable[str], reserved: Mapping[str, str]) -> None:
-    """Refuse reserved options of ``fairseq-train``, with the advice on each.
-
-    Raises:
-        UserError: one of the arguments is such an option.
-    """
-    for argument in train_args:
-        option = argument.split("=")[0]
-        if option in reserved:
-            raise UserError(f"-- {argument}: {option} cannot be set here; {reserved[option]}")
 
 
 ExperimentT_co = TypeVar("ExperimentT_co", bound=Experiment, covariant=True)

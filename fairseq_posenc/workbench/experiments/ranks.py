@@ -13,14 +13,13 @@ from typing import Optional
 
 from fairseq_posenc.workbench.results.markdown import code
 
-_SHARE = 0.5  # share of the unigram perplexity at which ranks begin to mean something
 _RECENT = 0.7  # the fall of a loss is measured after this share of its updates
 _ROUNDING = 50  # estimates are rounded up to a multiple of this number of updates
 
 
 def meaningful_perplexity(unigram: float) -> float:
     """Compute the perplexity from which on ranks mean something."""
-    return _SHARE * unigram
+    return unigram / 2
 
 
 def describe_ranks(name: str, lowest: float, updates: int, unigram: float) -> str:

@@ -87,19 +87,23 @@ def find_stages(curve: Curve) -> Optional[LossStages]:
     whole = sum(segment.rate * segment.updates for segment in segments)
     for peak in sorted(range(len(segments)), key=lambda i: segments[i].rate, reverse=True):
         limit = segments[peak].rate / SLOPE_RATIO
-        flat = [index for index in range(peak) if segments[index].rate <= limit]
-        if limit <= 0 or not flat:
+        begin = peak  # of the dive: after the last flat segment before the peak
+        while begin > 0 and segments[begin - 1].rate > limit:
+            begin -= 1
+        first = begin  # of the plateau: all flat segments in a row
+        while first > 0 and segments[first - 1].rate <= limit:
+            first -= 1
+        end = peak + 1  # of the dive
+        while end < len(segments) and segments[end].rate >= limit:
+            end += 1
+        start, plateau, dive = segments[:first], segments[first:begin], segments[begin:end]
+        if limit <= 0 or not start or not plateau:
             continue
-        # The plateau is segments[first : last + 1], the dive segments[last + 1 : end].
-        last = flat[-1]
-        first = next(i for i in range(last, -1, -1) if i == 0 or segments[i - 1].rate > limit)
-        flatter = (i for i in range(peak, len(segments)) if segments[i].rate < limit)
-        end = next(flatter, len(segments))
-        start_rate = max((segment.rate for segment in segments[:first]), default=-math.inf)
-        along = sum(segment.rate * segment.updates for segment in segments[last + 1 : end])
-        fall = min(along, segments[last].loss - segments[end - 1].loss)
-        if start_rate >= SLOPE_RATIO * segments[last].rate and fall >= MIN_FALL * whole:
-            return LossStages(segments[first - 1].end, segments[last].end, segments[end - 1].end)
+        is_start_steep = max(s.rate for s in start) >= SLOPE_RATIO * plateau[-1].rate
+        along = sum(segment.rate * segment.updates for segment in dive)
+        fall = min(along, plateau[-1].loss - dive[-1].loss)
+        if is_start_steep and fall >= MIN_FALL * whole:
+            return LossStages(start[-1].end, plateau[-1].end, dive[-1].end)
     return None
 
 

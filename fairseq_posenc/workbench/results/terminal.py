@@ -10,7 +10,8 @@ from itertools import groupby
 
 _MAX_COLUMNS = 100  # longer lines are hard to read on any terminal
 _BAR = re.compile(r"(?<!\\)\|")  # an unescaped bar ends a cell
-_LINK = re.compile(r"!?\[([^\]]*)\]\([^)]*\)")
+_LINK = re.compile(r"!?\[([^\]]*)(?<!\\)\]\([^)]*\)")
+_ESCAPED_OR_CODE = re.compile(r"\\([|`\]])|`")  # an escaped character, or a mark of code
 
 
 def format_report(report: str) -> str:
@@ -36,8 +37,8 @@ def wrap(text: str, columns: int, indent: str = "") -> str:
 def strip_marks(text: str) -> str:
     """Remove the Markdown of code, bold text and links."""
     # `markdown.escape` writes `<` as an entity, and a table's cells have bars escaped.
-    text = _LINK.sub(r"\1", text).replace(r"\|", "|").replace("&lt;", "<")
-    return text.replace("**", "").replace("`", "")
+    text = _LINK.sub(r"\1", text).replace("&lt;", "<").replace("**", "")
+    return _ESCAPED_OR_CODE.sub(r"\1", text)
 
 
 def _format_blocks(lines: Sequence[str], columns: int) -> Iterator[str]:

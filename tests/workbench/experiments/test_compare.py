@@ -33,6 +33,7 @@ from fairseq_posenc.workbench.experiments.text_experiment import TextExperiment,
 from fairseq_posenc.workbench.experiments.variants import Run, parse_variants
 from fairseq_posenc.workbench.results import pictures, record
 from fairseq_posenc.workbench.running import logs as curves
+from fairseq_posenc.workbench.running.executor import Slurm
 from fairseq_posenc.workbench.running.exit_codes import STOPPED
 from fairseq_posenc.workbench.running.logs import TRAIN_LOG, Curve, Entry
 from fairseq_posenc.workbench.running.options import Parser, parse_around_dashes
@@ -578,6 +579,17 @@ class TestReport:
         with pytest.raises(UserError, match=r"holds a report on text '.*first\.txt'"):
             refuse_to_lose_report(replace(results.experiment, text=copy))
 
+    def test_a_text_that_was_edited_is_another_one(self, tmp_path: Path) -> None:
+        text = tmp_path / "my.txt"
+        text.write_text("a text")
+        results = make_results(tmp_path, FOUR)
+        results = replace(results, experiment=replace(results.experiment, text=text))
+        build_record(results).write(tmp_path / RECORD)
+        refuse_to_lose_report(results.experiment)
+        text.write_text("another")
+        with pytest.raises(UserError, match=r"holds a report on an earlier content of .*my\.txt"):
+            refuse_to_lose_report(results.experiment)
+
     def test_while_the_run_goes_on_the_page_says_what_is_missing(self, tmp_path, monkeypatch):
         """Of m4m one training has begun and none is finished; learned lacks its last seed."""
         whole = make_results(tmp_path, FOUR)
@@ -613,6 +625,8 @@ class TestReport:
         assert live.estimate_seconds_left(whole) is None
         now = replace(whole, outcomes=whole.outcomes[:6])
         assert live.estimate_seconds_left(now) == 6 * (61.0 + live._START_SECONDS) / 2
+        there = replace(now, experiment=replace(now.experiment, cluster=Slurm({}, None, False)))
+        assert live.estimate_seconds_left(there) is None, "jobs also wait"
 
     def test_the_time_before_any_training_counts_all_of_it_on_this_machine(
         self, tmp_path, monkeypatch, capsys

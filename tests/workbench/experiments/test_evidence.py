@@ -25,8 +25,8 @@ from fairseq_posenc.workbench.experiments.choose.answer import (
     answer_question,
     choose_candidates,
     compare_with_best,
+    encodings_of,
     find_measurement,
-    list_names,
     rank,
 )
 from fairseq_posenc.workbench.experiments.choose.from_trained import read_changes
@@ -155,7 +155,7 @@ def test_the_answer_is_a_sentence_and_a_table_of_all_that_was_measured(results):
         "Measured on causal-lm models of 2 layers of width 64, trained for 300 updates at 128 "
         "tokens on a book (9,000 words), 3 seeds"
     ) in said
-    others = sorted(set(list_names("causal-lm")) - set(READ))
+    others = sorted(set(encodings_of("causal-lm")) - set(READ))
     assert f"Not measured: {', '.join(f'`{name}`' for name in others)}." in said
     rows = [line.strip("| ").split(" | ") for line in said.splitlines() if line.startswith("| `")]
     assert [row[0] for row in rows] == ["`alibi`", "`rope`", "`learned`"]
@@ -398,13 +398,13 @@ def test_one_seed_is_not_judged():
     best, *others = column.verdicts().items()
     assert math.isinf(column.figures[best[0]].high)
     assert {verdict for _, verdict in others} == {SAME}
-    assert column.verdicts().keys() == column.figures.keys() & list_names("encoder-decoder")
+    assert column.verdicts().keys() == column.figures.keys() & encodings_of("encoder-decoder")
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_tables_have_every_encoding_that_was_measured_in_a_family(family):
     text = "\n".join(choose._format_family(family))
-    names = set(list_names(family)) - (set() if family == "causal-lm" else {"inkling", "lerope"})
+    names = set(encodings_of(family)) - (set() if family == "causal-lm" else {"inkling", "lerope"})
     if family == "encoder-decoder":
         names = (
             measured.at_trained_length(family).figures.keys()

@@ -32,3 +32,10 @@ def test_text_is_wrapped_and_its_marks_are_gone():
 def test_commands_stay_whole():
     command = "    fairseq-posenc choose " + "--text my.txt " * 5
     assert terminal.format_report(f"Text.\n\n{command}").splitlines()[-1] == command
+
+
+def test_foreign_text_is_shown_as_it_is():
+    text = "a`b and [a link](to) | <i>"
+    assert terminal.strip_marks(markdown.escape(text)) == text
+    (_, _, row) = markdown.table(["x"], [[markdown.escape(text)]]).splitlines()
+    assert terminal.strip_marks(row) == f"| {text} |"

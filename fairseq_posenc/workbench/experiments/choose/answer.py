@@ -209,7 +209,7 @@ def _show_evidence(question: ChooseQuestion, evidence: Evidence, ranking: Rankin
         (f"`{name}`", ranking.show(name), verdict, times.get(name, "-"))
         for name, verdict in ranking.verdicts.items()
     ]
-    names = question.names or list_names(question.family)
+    names = question.names or encodings_of(question.family)
     missing = [f"`{name}`" for name in names if name not in measurement.values]
     return [
         f"Measured on {evidence.models}: larger models and other texts may differ. "
@@ -228,13 +228,13 @@ def choose_candidates(question: ChooseQuestion) -> list[str]:
     The measurement that decides the question comes first, then losses of one seed.
     """
     evidence = read_evidence(question.family)
-    names = list_names(question.family)
+    names = encodings_of(question.family)
     measurement = find_measurement(question, evidence)
     ranked = [*(rank(measurement).verdicts if measurement else []), *evidence.one_seed, *names]
     return [name for name in dict.fromkeys(ranked) if name in names][:_CANDIDATES]
 
 
-def list_names(family: str) -> list[str]:
+def encodings_of(family: str) -> list[str]:
     """List the encodings that work in a family."""
     return registry.names(encoder=family != CAUSAL)
 

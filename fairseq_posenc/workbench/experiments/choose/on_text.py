@@ -9,16 +9,16 @@ import argparse
 import math
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Optional
+from typing import ClassVar, Optional
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.files import write_whole
 from fairseq_posenc.workbench.experiments.choose.answer import ChooseQuestion, choose_candidates
 from fairseq_posenc.workbench.experiments.choose.halving import Halving, Round
 from fairseq_posenc.workbench.experiments.corpus import check_text
-from fairseq_posenc.workbench.experiments.experiment import refuse_reserved
+from fairseq_posenc.workbench.experiments.experiment import RESERVED
 from fairseq_posenc.workbench.experiments.outcomes import SeedAggregate
 from fairseq_posenc.workbench.experiments.ranks import describe_ranks
 from fairseq_posenc.workbench.experiments.text_experiment import LEARNING_RATE, TextExperiment
@@ -31,15 +31,20 @@ from fairseq_posenc.workbench.running.progress import format_time, say
 
 REPORT, RECORD = "choose.md", "choose.json"
 _RECIPES = {MASKED: "a_small", CAUSAL: "b_lm"}  # for a full training
-# Options of fairseq-train that follow from those of the command.
-_RESERVED = {
-    "--lr": f"all candidates have {LEARNING_RATE}",
-    "--max-update": "use --budget",
-    "--max-epoch": "use --budget",
-    "--tokens-per-sample": "use --trained",
-}
 _UNITS = {"s": 1, "m": 60, "h": 3600}
 _TIME = re.compile(r"(\d+)([smh])")
+
+
+class Candidates(TextExperiment):
+    """Language models whose length and number of updates follow from the command's options."""
+
+    reserved: ClassVar[Mapping[str, str]] = {
+        **RESERVED,
+        "--lr": f"all candidates have {LEARNING_RATE}",
+        "--max-update": "use --budget",
+        "--max-epoch": "use --budget",
+        "--tokens-per-sample": "use --trained",
+    }
 
 
 def train_candidates(question: ChooseQuestion, args: argparse.Namespace) -> tuple[Record, str]:
@@ -71,12 +76,11 @@ def train_candidates(question: ChooseQuestion, args: argparse.Namespace) -> tupl
 
 
 def _build_experiment(question: ChooseQuestion, args: argparse.Namespace) -> TextExperiment:
-    refuse_reserved(args.after_dashes, _RESERVED)
     listed = args.encodings or ",".join(choose_candidates(question))
     variants = parse_variants(listed)
     if len(variants) < 2:
         raise UserError(f"--encodings {listed}: name two or more candidates")
-    return TextExperiment.from_args(
+    return Candidates.from_args(
         args,
         out=args.out or Path(f"choose-{args.text.stem}"),
         variants=variants,

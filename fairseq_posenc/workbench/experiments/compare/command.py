@@ -17,7 +17,8 @@ from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_inte
 from fairseq_posenc.workbench.running.folders import lock_output_folder
 from fairseq_posenc.workbench.running.progress import say
 
-_TOGETHER = 5  # so many models of a seed are trained at a time even with fewer cores
+# So many models of a seed are trained at a time even with fewer cores, to compare live curves.
+_TOGETHER = 5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -80,7 +81,7 @@ def _build_experiment(args: argparse.Namespace) -> TextExperiment:
     default = Path(f"compare-{args.text.stem}" if args.text else "demo")
     models = variants.parse_variants(args.encodings)
     jobs = args.jobs or default_jobs()
-    if not args.jobs and choose_device() != "cuda":  # so that the live curves can be compared
+    if not args.jobs and choose_device() != "cuda":
         jobs = max(jobs, min(len(models), _TOGETHER))
     return TextExperiment.from_args(
         args,

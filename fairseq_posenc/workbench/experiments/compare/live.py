@@ -57,10 +57,13 @@ def open_in_browser(address: str) -> None:
 
 
 def estimate_seconds_left(results: TextResults) -> Optional[float]:
-    """Estimate the time for the missing trainings; None before the first one is finished."""
+    """Estimate the time for the missing trainings.
+
+    None before the first one is finished, and on a cluster, where jobs also wait.
+    """
     experiment, missing = results.experiment, results.missing
     durations = [outcome.seconds for outcome in results.outcomes if not outcome.diverged]
-    if not durations or not missing:
+    if experiment.cluster or not durations or not missing:
         return None
     updates = [curve.entries[-1].updates for curve in results.begun.values() if curve.entries]
     trainings = len(missing) - sum(updates) / experiment.updates
@@ -84,10 +87,10 @@ def announce(experiment: TextExperiment) -> None:
         validations = _UPDATES_OF_VALIDATION * experiment.points
         training_seconds = update_seconds * (updates + validations + _UPDATES_OF_START)
         text_seconds = update_seconds * _UPDATES_OF_TEXT
-        models = min(count, total / len(experiment.seeds))  # trainings of the first seed
-        first = format_time(text_seconds + models * training_seconds / at_once)
+        first_seed = min(count, total / len(experiment.seeds))  # number of its trainings
+        first = format_time(text_seconds + first_seed * training_seconds / at_once)
         time_left = f"on cores with no other work about {first}"
-        if count > models:
+        if count > first_seed:
             all_seeds = format_time(text_seconds + count * training_seconds / at_once)
             time_left += f" for the first seed, {all_seeds} for all"
     say(f"{total} trainings of {updates:,} updates{done}, {max(jobs, 1)} at a time: {time_left}")

@@ -83,7 +83,7 @@ def refuse_to_lose_report(experiment: TextExperiment) -> None:
     """
     try:
         old = read(experiment.out / RECORD)
-    except RecordError:  # no record yet
+    except RecordError:  # no record yet, or a damaged one
         return
     if lost := next(_list_lost_figures(old, experiment), ""):
         raise UserError(
@@ -95,9 +95,11 @@ def refuse_to_lose_report(experiment: TextExperiment) -> None:
 def _list_lost_figures(old: Record, experiment: TextExperiment) -> Iterator[str]:
     """Describe each result of an old record that the record of an experiment would lack."""
     shared = _collect_shared(experiment)
-    checksum_of_text = shared.pop("text_sha256")
-    if checksum_of_text and checksum_of_text == old.data.get("text_sha256"):
+    content, old_content = shared.pop("text_sha256"), old.data.get("text_sha256")
+    if content and content == old_content:
         del shared["text"]  # the same text at another path
+    elif content and old_content and shared["text"] == old.data.get("text"):
+        yield f"an earlier content of {shared['text']}"
     for name, value in shared.items():
         if old.data.get(name, value) != value:
             yield f"{name.replace('_', ' ')} {old.data[name]!r}"

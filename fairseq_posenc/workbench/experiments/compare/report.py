@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import platform
 import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from itertools import groupby
 from pathlib import Path
 from statistics import fmean
@@ -94,7 +94,7 @@ def _describe_missing(results: TextResults, seconds_left: Optional[float]) -> st
     parts = []
     for seed, runs in groupby(results.missing, key=lambda run: run.seed):
         names = dict.fromkeys(markdown.code(run.variant.name) for run in runs)
-        parts.append(f"seed {seed} of {_join(names)}")
+        parts.append(f"seed {seed} of {', '.join(names)}")
     about = f", about {format_time(seconds_left)} more" if seconds_left else ""
     return f"**The run is not finished{about}.** Missing: {'; '.join(parts)}."
 
@@ -184,14 +184,10 @@ def _introduce(results: TextResults) -> str:
         f"{experiment.trained} tokens. They differ only in their position encoding. Each is "
         f"trained for {experiment.updates:,} updates of "
         f"{experiment.count('--max-tokens'):,} tokens, once for each seed "
-        f"({_join(experiment.seeds)}) and learning rate ({_join(experiment.lrs)}). With the same "
-        "seed they read the same text in the same order"
-        f"{', with the same masks' if experiment.family == MASKED else ''}."
+        f"({', '.join(map(str, experiment.seeds))}) and learning rate "
+        f"({', '.join(experiment.lrs)}). With the same seed they read the same text in the same "
+        f"order{', with the same masks' if experiment.family == MASKED else ''}."
     )
-
-
-def _join(values: Iterable[object]) -> str:
-    return ", ".join(map(str, values))
 
 
 def format_table(results: TextResults) -> str:

@@ -20,10 +20,10 @@ from fairseq_posenc.workbench.results.differences import (
 )
 from fairseq_posenc.workbench.results.markdown import code
 
-_FALLING = 0.02  # a perplexity that falls by this share in the last quarter is still falling
+_LEAST_FALL = 0.02  # a perplexity that falls by this share in the last quarter is still falling
 # A model at this share of the perplexity of a bag of words uses the order of the text: chance, or
 # knowing only where a block begins, would not take it so far.
-_LEFT_PLATEAU = 0.5
+_PLATEAU_SHARE = 0.5
 
 
 def derive_statements(
@@ -75,7 +75,7 @@ def _describe_falling(models: Sequence[SeedAggregate]) -> str:
     for model in models:
         curve = model.curve
         earlier = [level.mean for updates, level in curve if updates <= 0.75 * curve[-1][0]]
-        if earlier and (fall := 1 - curve[-1][1].mean / earlier[-1]) > _FALLING:
+        if earlier and (fall := 1 - curve[-1][1].mean / earlier[-1]) > _LEAST_FALL:
             falls.append(f"{_quote(model)} by {fall:.0%}")
     sentence = "Validation perplexity still fell in the last quarter of the training:"
     return f"{sentence} {', '.join(falls)}." if falls else ""
@@ -87,7 +87,7 @@ def _compare_with_bag(bag: SeedAggregate, others: Sequence[SeedAggregate]) -> st
         return ""
     others = [model for model in others if _is_below(model, bag)]
     lowest = min(interval.mean for _, interval in bag.curve)
-    level = _LEFT_PLATEAU * lowest
+    level = _PLATEAU_SHARE * lowest
     text = (
         f"{_quote(bag)} cannot see the order of tokens: to it, a text is a bag of words. Its "
         f"lowest perplexity is {lowest:,.1f}."
@@ -95,7 +95,7 @@ def _compare_with_bag(bag: SeedAggregate, others: Sequence[SeedAggregate]) -> st
     if not others:
         return f"{text} No other model is significantly below it."
     arrivals = _format_arrivals(others, level)
-    return f"{text} Others reach {_LEFT_PLATEAU:.0%} of that ({level:,.1f}): {arrivals}."
+    return f"{text} Others reach {_PLATEAU_SHARE:.0%} of that ({level:,.1f}): {arrivals}."
 
 
 def _describe_arrivals(models: Sequence[SeedAggregate]) -> str:

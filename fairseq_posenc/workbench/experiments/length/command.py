@@ -27,7 +27,12 @@ from fairseq_posenc.workbench.results.intervals import LEAST_SEEDS
 from fairseq_posenc.workbench.results.pictures import can_draw
 from fairseq_posenc.workbench.results.record import Row
 from fairseq_posenc.workbench.running import options
-from fairseq_posenc.workbench.running.devices import ComputeOptions, choose_device, choose_dtype
+from fairseq_posenc.workbench.running.devices import (
+    CPU,
+    ComputeOptions,
+    choose_device,
+    choose_dtype,
+)
 from fairseq_posenc.workbench.running.executor import LocalMachine, run_jobs
 from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.files import checksum
@@ -99,11 +104,15 @@ def run(args: argparse.Namespace) -> int:
         say(f"{stream.size:,} tokens of {text}, {scored}")
         if args.windows and args.windows < LEAST_SEEDS:
             say(f"intervals need at least {LEAST_SEEDS} windows: differences may be chance")
+        # Called by the jobs, which may run elsewhere.
+        computing = partial(ComputeOptions.choose, args.device, args.fp16, args.bf16)
         scorings = [
             Scoring(
                 folder=args.out / named.name,
                 inputs=_collect_inputs(named, args),
-                open_model=_prepare_to_open(named, args, args.device, args.fp16, args.bf16),
+                open_model=partial(
+                    _open, named, args.text or args.data, args.split, args.lengths[-1], computing
+                ),
                 sizes=sizes,
                 max_tokens=args.max_tokens,
                 spread=args.windows,
@@ -177,8 +186,8 @@ def _open_all(models: list[NamedModel], args: argparse.Namespace) -> tuple[list[
     facts: list[Row] = []
     streams: list[Stream] = []
     for named in models:
-        # On the processor: the jobs may run elsewhere.
-        loaded, stream = _prepare_to_open(named, args, "cpu", fp16=False, bf16=False)()
+        text = args.text or args.data
+        loaded, stream = _open(named, text, args.split, args.lengths[-1], lambda: CPU)
         streams.append(stream)
         if not torch.equal(stream.targets, streams[0].targets):
             raise UserError(
@@ -199,23 +208,13 @@ def _open_all(models: list[NamedModel], args: argparse.Namespace) -> tuple[list[
     return facts, streams[0]
 
 
-def _prepare_to_open(
-    named: NamedModel, args: argparse.Namespace, device: str | None, fp16: bool, bf16: bool
-) -> Callable[[], tuple[LoadedModel, Stream]]:
-    """Return a function that opens a model and its text; see :func:`_open`."""
-    text = args.text or args.data
-    return partial(_open, named, text, args.split, args.lengths[-1], device, fp16, bf16)
-
-
 @lru_cache(1)  # the scores of a model are computed one after the other
 def _open(
     named: NamedModel,
     text: Path,
     split: str,
     longest: int,
-    device: str | None,
-    fp16: bool,
-    bf16: bool,
+    computing: Callable[[], ComputeOptions],
 ) -> tuple[LoadedModel, Stream]:
     """Open a model and its text.
 
@@ -224,24 +223,21 @@ def _open(
         text: the text of a folder, or the data-bin of a checkpoint, with the model's dictionary.
         split: split of the data-bin.
         longest: most tokens that the model will have to read.
-        device: value of ``--device``.
-        fp16: whether to compute in half precision.
-        bf16: whether to compute in bfloat16.
+        computing: chooses device and precision.
 
     Raises:
         UserError: the model is not a causal language model, has another dictionary than the text,
             or was not trained with the requested positions.
     """
     _open.cache_clear()  # two large models would not fit into the memory
-    compute = ComputeOptions.choose(device, fp16, bf16)
     if named.is_folder:  # either host may be absent
         from fairseq_posenc.workbench.experiments.length import hf_model
 
-        return hf_model.load(named, compute, longest), hf_model.tokenize_text(text, named.path)
+        return hf_model.load(named, computing(), longest), hf_model.tokenize_text(text, named.path)
     from fairseq_posenc.workbench.experiments.length import fairseq_model
 
     stream = fairseq_model.read_stream(text, split)
-    return fairseq_model.load(named, text, compute), stream
+    return fairseq_model.load(named, text, computing()), stream
 
 
 def _collect_inputs(named: NamedModel, args: argparse.Namespace) -> Inputs:

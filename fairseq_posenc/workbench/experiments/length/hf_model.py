@@ -43,6 +43,7 @@ def load(named: NamedModel, computing: ComputeOptions, longest: int) -> LoadedMo
     if named.spec_override is not None:
         set_positions(model, named.spec_override, max_positions=max(longest, trained))
         encoding = read_positions(model)
+    # All other positions go on beyond the trained length.
     has_table = any(item.name == "learned" for item in parse(encoding).items)
     model = computing.place(model)
     return LoadedModel(

@@ -122,14 +122,8 @@ def score_windows(
 ) -> Score:
     """Compute the mean loss of the predicted tokens of windows, and the perplexity of each window.
 
-    Args:
-        loaded: the model.
-        stream: the text.
-        windows: pieces of the text.
-        length: most tokens of a window.
-        stride: tokens of a window that are predicted.
-        max_tokens: most tokens of a batch, unless a window alone has more.
-        on_tokens: called with the number of predicted tokens of each batch.
+    Of a window at most ``length`` tokens are read, and ``stride`` predicted. A batch has at most
+    ``max_tokens``, unless a window alone has more; ``on_tokens`` gets the number that it predicts.
     """
     began = time.monotonic()
     device = next(loaded.model.parameters()).device

@@ -10,8 +10,8 @@ from math import prod
 
 from fairseq_posenc.workbench.experiments.probe.tasks.base import Example, register
 
-_MODULUS = 5  # places of the circle, and the modulus of arithmetic
-_DIGITS = [str(digit) for digit in range(_MODULUS)]
+_DIGITS = "01234"  # places of the circle, and the numbers of arithmetic
+_MODULUS = len(_DIGITS)
 _STEPS = {"stay": 0, "right": 1, "left": -1}
 # Of write, ignore, read: mostly ignore, so that the last write is far back.
 _FLIP_FLOP_WEIGHTS = (1, 8, 1)

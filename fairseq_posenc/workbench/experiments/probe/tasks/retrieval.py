@@ -21,6 +21,7 @@ _VARIABLES = [f"x{number}" for number in range(64)]
 _IS, _ASSIGN, _ASK = "is", ":=", "?"
 _NEEDLE_SYMBOLS = [*_KEYS, *_VALUES, *_NOISE, _IS, _ASK]
 _WORDS_PER_NEEDLE = 3
+_NEEDLES = 4  # most needles of a question, except for chains of assignments
 _HOPS = 4  # most assignments of a variable to the next
 _RECALL_KEYS = [f"k{number}" for number in range(256)]
 _RECALL_QUERIES = 4  # most keys of a question
@@ -126,7 +127,7 @@ def variable_tracking(rng: random.Random, length: int) -> Example:
     return [*_hide_needles(rng, chain, length), _ASK, value], names
 
 
-def _count_needles(length: int, most: int = 4) -> int:
+def _count_needles(length: int, most: int = _NEEDLES) -> int:
     return min(most, max(1, length // _WORDS_PER_NEEDLE))
 
 

@@ -11,7 +11,7 @@ from string import digits as DIGITS
 
 from fairseq_posenc.workbench.experiments.probe.tasks.base import Example, register
 
-ASK, MISSING = "?", "_"
+_ASK, _MISSING = "?", "_"
 _WORDS = [f"w{number}" for number in range(512)]
 _FARTHEST = 9  # most places between a word and the one asked for
 _SHIFTS = [f"{shift:+}" for shift in range(-_FARTHEST, _FARTHEST + 1) if shift]
@@ -61,7 +61,7 @@ def addition(rng: random.Random, length: int) -> Example:
     return list(question), list(f"{first + other:0{digits + 1}}")
 
 
-@register(LETTERS + MISSING)
+@register(LETTERS + _MISSING)
 def missing_duplicate(rng: random.Random, length: int) -> Example:
     """Say the letter that is missing in the second copy of a word (Ruoss et al. 2023).
 
@@ -69,18 +69,18 @@ def missing_duplicate(rng: random.Random, length: int) -> Example:
     """
     word = rng.choices(LETTERS, k=max(1, length // 2))
     gap = rng.randrange(len(word))
-    return [*word, *word[:gap], MISSING, *word[gap + 1 :]], [word[gap]]
+    return [*word, *word[:gap], _MISSING, *word[gap + 1 :]], [word[gap]]
 
 
-@register(LETTERS + DIGITS + ASK)
+@register(LETTERS + DIGITS + _ASK)
 def look_up(rng: random.Random, length: int) -> Example:
     """Say the letter at a place below 1,000, given by three digits and counted from 0."""
     letters = rng.choices(LETTERS, k=length)
     place = rng.randrange(length)
-    return [*letters, ASK, *f"{place:03}"], [letters[place]]
+    return [*letters, _ASK, *f"{place:03}"], [letters[place]]
 
 
-@register([*_WORDS, *_SHIFTS, ASK])
+@register([*_WORDS, *_SHIFTS, _ASK])
 def indirect_indexing(rng: random.Random, length: int) -> Example:
     """Say the word some places after or before another one (PoPE, arXiv:2509.10534).
 
@@ -91,4 +91,4 @@ def indirect_indexing(rng: random.Random, length: int) -> Example:
     place = rng.randrange(len(words))
     near = range(max(0, place - _FARTHEST), min(len(words), place + _FARTHEST + 1))
     queried = rng.choice([other for other in near if other != place])
-    return [*words, ASK, words[place], f"{queried - place:+}"], [words[queried]]
+    return [*words, _ASK, words[place], f"{queried - place:+}"], [words[queried]]
