@@ -62,7 +62,7 @@ class Span(NamedTuple):
         return self.ids[:, None] - self.ids[:, self.ids.size(1) - self.tgt_len :, None]
 
 
-def syncs(device: torch.device) -> bool:
+def reading_waits(device: torch.device) -> bool:
     """Check whether reading a tensor's values waits for the device."""
     return device.type != "cpu"
 
@@ -75,7 +75,7 @@ def may_sync(device: torch.device, decoding: bool = False) -> bool:
     """
     if torch.compiler.is_compiling():
         return False
-    return not (decoding and syncs(device))
+    return not (decoding and reading_waits(device))
 
 
 class Positions(NamedTuple):

@@ -101,7 +101,7 @@ class Encoding(nn.Module):
     whole_stack: ClassVar[bool] = False  # True: all layers use it, whichever of them names it
     widens: ClassVar[bool] = False  # True: its rotation makes queries and keys wider
     has_position_table: ClassVar[bool] = False  # True: a table has a row for each position
-    # The positions that a caller may give: whole numbers, also real ones, or any, which are unread.
+    # Positions that a caller may give: whole numbers only; real ones, too; `unread`: it reads none.
     takes_ids: ClassVar[Literal["whole", "real", "unread"]] = "whole"
     causal_reason: ClassVar[str] = ""  # why only causal models can use it; empty: encoders too
     cost: ClassVar[Cost] = Cost()  # cost in a layer, beyond that of its terms
@@ -134,14 +134,22 @@ class Encoding(nn.Module):
     def trained_at(self, length: int) -> None:
         """Set the length that the weights were trained at."""
         self.dims = self.dims._replace(trained_on=length)
+        self.compute_constants()
 
     def make_room(self, length: int) -> None:
-        """Adapt constants that depend on the model's limit, so that it can read ``length`` tokens.
-
-        An encoding with such constants also replaces its ``dims`` (:meth:`Dims.with_room`).
+        """Adapt to inputs of ``length`` tokens, unless a table has a row for each position.
 
         Raises:
             UserError: the encoding cannot read so many.
+        """
+        if not self.has_position_table:
+            self.dims = self.dims.with_room(length)
+            self.compute_constants()
+
+    def compute_constants(self) -> None:
+        """Compute what depends on the lengths in ``dims``, which may change; none by default.
+
+        Constructors of encodings with such constants call it as well.
         """
 
     def extend(self, name: str, weight: Tensor) -> Tensor:
@@ -306,7 +314,7 @@ class Encodings(nn.ModuleDict):
             num_heads: H.
         """
         terms = terms.with_decay(self.decay(x, positions), num_heads)
-        return terms._replace(states=self.states(x[:, x.size(1) - positions.tgt_len :]))
+        return terms._replace(states=self.states(positions.queries(x)))
 
     def number(self, positions: Positions) -> Positions:
         """Number the tokens of a call (see :meth:`Encoding.number`)."""

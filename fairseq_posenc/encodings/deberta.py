@@ -97,6 +97,7 @@ class DebertaV2(Encoding):
 
     acts_on = "scores"
     shared_by_layers = True
+    firsts: tuple[int, ...]  # the first distance of each logarithmic bucket
 
     def __init__(self, dims: Dims, *, buckets: int = 256, scale_factor: float = 3.0) -> None:
         super().__init__(dims)
@@ -104,7 +105,7 @@ class DebertaV2(Encoding):
             raise UserError(f"deberta_v2(buckets={buckets}): buckets must be at least 2")
         self.buckets = buckets
         self.scale_factor = scale_factor
-        self.firsts = self._find_first_distances()
+        self.compute_constants()
         self.table = nn.Parameter(torch.empty(2 * buckets, dims.embed_dim))
         self.norm_weight = nn.Parameter(torch.empty(dims.embed_dim))
         self.norm_bias = nn.Parameter(torch.empty(dims.embed_dim))
@@ -117,11 +118,10 @@ class DebertaV2(Encoding):
 
     def terms(self, span: Span, positions: Positions) -> Terms:
         """Compute the normalised rows for each layer to project, ``(R, C)``."""
-        # Neighbouring distances of one bucket share a row. On either side of 0, buckets begin at
-        # every distance up to buckets / 2, then at `firsts`.
+        # On either side of 0, buckets begin at every distance up to buckets / 2, then at `firsts`.
         starts = mirror((*range(1, self.buckets // 2 + 1), *self.firsts))
-        _, runs = Runs.select(starts, span)
-        bucket = self.bucket(-runs.representatives())  # buckets are those of i - j, not j - i
+        _, runs = Runs.select(starts, span)  # distances of one bucket share a row
+        bucket = self.bucket(-runs.representatives())
         index = (bucket + self.buckets).clamp(0, 2 * self.buckets - 1)
         normed = F.layer_norm(
             self.table, self.table.shape[1:], self.norm_weight, self.norm_bias, eps=EPSILON
@@ -129,30 +129,26 @@ class DebertaV2(Encoding):
         terms = Terms(content_rows=normed[index], scale_factor=self.scale_factor)
         return terms.with_runs(runs)
 
-    def bucket(self, distances: Tensor) -> Tensor:
-        """Compute the signed bucket of distances i - j, int64 of any shape."""
+    def bucket(self, back: Tensor) -> Tensor:
+        """Compute the signed bucket of keys that lie ``back``, i - j, int64 of any shape."""
         exact = self.buckets // 2
-        unsigned = distances.abs()
+        unsigned = back.abs()
         firsts = make_constant(self.firsts, unsigned.device, torch.long)
         far = exact + torch.bucketize(unsigned, firsts, right=True)
-        return torch.where(unsigned <= exact, distances, far * distances.sign())
+        return torch.where(unsigned <= exact, back, far * back.sign())
 
-    def trained_at(self, length: int) -> None:
-        """Set the length that the weights were trained at, for which buckets are made."""
-        super().trained_at(length)
-        self.firsts = self._find_first_distances()
-
-    def _find_first_distances(self) -> tuple[int, ...]:
+    def compute_constants(self) -> None:
         """Find the first distance of each logarithmic bucket, as DebertaV2 rounds them.
 
-        The last but one ends at the trained length minus 1.
+        The logarithm runs from ``buckets / 2`` to the trained length - 1, which falls in the last
+        bucket but one.
         """
         exact = self.buckets // 2
-        # A shorter length would leave no distance to the logarithm.
+        # At least `exact` + 1, or the logarithm would run over no distance.
         farthest = max(self.dims.trained_length, exact + 2) - 1
 
         def find_bucket(distance: int) -> int:
             share = math.log(distance / exact) / math.log(farthest / exact)
             return math.ceil(share * (exact - 1))
 
-        return find_firsts(find_bucket, start=exact, count=self.buckets - exact)
+        self.firsts = find_firsts(find_bucket, start=exact, count=self.buckets - exact)

@@ -43,7 +43,7 @@ class PolarRotation(NamedTuple):
 
 def _lift(x: Tensor, angles: Tensor) -> Tensor:
     """Turn each coordinate into a point of the plane: its softplus is the length."""
-    lengths = F.softplus(x.to(torch.promote_types(x.dtype, torch.float32)))
+    lengths = F.softplus(at_least_fp32(x))
     return torch.cat([lengths * angles.cos(), lengths * angles.sin()], -1).type_as(x)
 
 

@@ -48,12 +48,7 @@ class Randomized(Encoding):
         super().__init__(dims)
         self.limit = limit
         self.evaluation = evaluation
-        self.fixed = self._choose_fixed()
-
-    def make_room(self, length: int) -> None:
-        """Make room for ``length`` positions, and choose those of evaluation again."""
-        self.dims = self.dims.with_room(length)
-        self.fixed = self._choose_fixed()
+        self.compute_constants()
 
     def number(self, positions: Positions) -> Positions:
         """Draw a number for each position, unless the stack has done so in this pass."""
@@ -69,7 +64,7 @@ class Randomized(Encoding):
         numbers = torch.randperm(self.limit, device=device, generator=generator)
         return numbers[: self.dims.max_positions].sort().values
 
-    def _choose_fixed(self) -> Tensor:
+    def compute_constants(self) -> None:
         """Choose the positions of evaluation, ``(n,)``."""
         room = self.dims.max_positions
         if self.limit < room:
@@ -78,8 +73,9 @@ class Randomized(Encoding):
                 "positions of the model"
             )
         if self.evaluation == "even":
-            return torch.arange(room, device="cpu") * self.limit // room
-        return self._draw(torch.device("cpu"), torch.Generator().manual_seed(0))
+            self.fixed = torch.arange(room, device="cpu") * self.limit // room
+        else:
+            self.fixed = self._draw(torch.device("cpu"), torch.Generator().manual_seed(0))
 
     @classmethod
     def drawn_from(cls, options: Mapping[str, Any]) -> int:

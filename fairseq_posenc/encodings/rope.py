@@ -20,7 +20,7 @@ from fairseq_posenc.encodings.rope_scaling import Scaling
 from fairseq_posenc.encodings.rotation import PairRotation
 from fairseq_posenc.encodings.term import Cost
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.positions import syncs
+from fairseq_posenc.positions import reading_waits
 
 GAMMA = 0.4  # xPos: g in the equation
 
@@ -92,30 +92,20 @@ class Rope(Encoding):
             sections = Sections.parse(sections)
         self.sections = sections
         self.pairs = pairs
-        self.axes = axes or (len(sections) if sections else 1)
+        self.axes = self.count_axes({"axes": axes, "sections": sections})
         if sections is not None and pairs == "alternating":
             raise UserError(f"{self.name}(pairs=alternating): its axes have equal parts")
         interleaved = pairs == "interleaved"
         pair_axes = assign_axes(self.name, self.rotated // 2, self.axes, sections, interleaved)
         self.pair_axes = make_constant(pair_axes, torch.device("cpu"), torch.long)
         self.scaling.check(self.name, self._range_width)
-        self._compute_frequencies()
+        self.compute_constants()
 
     @classmethod
     def count_axes(cls, options: Mapping[str, Any]) -> int:
         """Count the axes; sections without ``axes`` have an axis each."""
         sections = options.get("sections")
         return options.get("axes") or (len(sections) if sections else 1)
-
-    def trained_at(self, length: int) -> None:
-        """Set the length that the weights were trained at."""
-        super().trained_at(length)
-        self._compute_frequencies()
-
-    def make_room(self, length: int) -> None:
-        """Compute the frequencies again: some scalings depend on the length."""
-        self.dims = self.dims.with_room(length)
-        self._compute_frequencies()
 
     def rotation(self, ids: Tensor) -> PairRotation:
         """Compute the rotation at positions ``ids``, ``(B or 1, T)``, in float32.
@@ -138,8 +128,8 @@ class Rope(Encoding):
     @property
     def _range_width(self) -> int:
         """The number of coordinates over which frequencies fall from 1 to 1 / base."""
-        has_ranges = self.pairs == "blocks" and self.sections is None
-        return self.rotated // self.axes if has_ranges else self.rotated
+        each_axis_has_all = self.pairs == "blocks" and self.sections is None
+        return self.rotated // self.axes if each_axis_has_all else self.rotated
 
     def order(self) -> Tensor:
         """List the coordinates of a head, ``(D,)``, with those of a pair side by side."""
@@ -148,10 +138,10 @@ class Rope(Encoding):
             order[: self.rotated] = order[: self.rotated].view(2, -1).t().flatten()
         return order
 
-    def _compute_frequencies(self) -> None:
-        """Compute the frequencies of all pairs, and the gain, by the scaling."""
+    def compute_constants(self) -> None:
+        """Compute the frequencies of all pairs, and the gain: some scalings depend on a length."""
         frequencies = self.scaling.frequencies(self.base, self._range_width, self.dims)
-        if self._range_width < self.rotated:
+        if self._range_width < self.rotated:  # one range for each axis
             frequencies = frequencies.repeat(self.axes)
         elif self.pairs == "alternating":
             frequencies = frequencies.view(-1, self.axes).t().flatten()
@@ -248,14 +238,14 @@ class XPos(Rope):
 
     def rotation(self, ids: Tensor) -> PairRotation:
         """Compute the rotation, and its decay, at positions ``ids``, ``(B or 1, T)``."""
-        bits = self._find_largest_bits(ids)
+        bits = self._log2_of_largest_factor(ids)
         return super().rotation(ids)._replace(decay=self.decay(ids), decay_bits=bits)
 
-    def _find_largest_bits(self, ids: Tensor) -> float:
-        """Compute the binary logarithm of the largest factor; 0 if the positions are not known."""
+    def _log2_of_largest_factor(self, ids: Tensor) -> float:
+        """Compute :attr:`PairRotation.decay_bits`; 0 if the positions are not known."""
         if torch.compiler.is_compiling() or ids.is_meta or not ids.numel():
             return 0.0
-        if not syncs(ids.device):
+        if not reading_waits(ids.device):
             first, last = torch.stack(ids.aminmax()).tolist()
         elif ids.size(1) > 1:  # a full pass, assumed to count from 0: reading ids would wait
             first, last = 0, ids.size(1) - 1

@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from fairseq_posenc.encodings.precision import at_least_fp32
 from fairseq_posenc.errors import UserError
 
 
@@ -37,7 +38,8 @@ class PairRotation(NamedTuple):
         half: coordinate t is paired with t + pairs; otherwise, 2t with 2t + 1.
         decay: factors of xPos, ``(B or 1, 1, T, D)``: a query's coordinates are multiplied by
             them, a key's divided. None for 1.
-        decay_bits: the binary logarithm of the largest of these factors.
+        decay_bits: the binary logarithm of the largest of these factors, so that queries of a type
+            that cannot hold it are refused; 0 if it is not known.
     """
 
     phases: Tensor
@@ -90,10 +92,10 @@ class PairRotation(NamedTuple):
     def _rotate(self, x: Tensor) -> Tensor:
         """Rotate ``(B, H, T, D)``, of which the first coordinates, W, have phases."""
         width = 2 * self.phases.size(-1)  # W
-        exact = x[..., :width].to(torch.promote_types(x.dtype, torch.float32))
+        exact = at_least_fp32(x[..., :width])
         if torch.compiler.is_compiling():  # compilers and formats may lack complex numbers
             rotated = self._rotate_real(exact)
-        elif self.half:
+        elif self.half:  # complex products are faster on CPUs, those of neighbours several times
             first, second = exact.chunk(2, dim=-1)
             pairs = torch.complex(first, second) * self.phases  # [B, H, T, W/2]
             rotated = torch.cat([pairs.real, pairs.imag], dim=-1)  # [B, H, T, W]

@@ -151,10 +151,6 @@ class Drope(Temperature):
         super().__init__(dims)
         self.b = b
 
-    def make_room(self, length: int) -> None:
-        """Take the length as n."""
-        self.dims = self.dims.with_room(length)
-
     def factors(self, ids: Tensor) -> Tensor:
         """Repeat the factor for all positions ``ids``, ``(B or 1, T)``."""
         growth = math.log(max(self.dims.max_positions / self.dims.trained_length, 1))

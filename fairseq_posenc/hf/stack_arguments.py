@@ -12,7 +12,7 @@ from transformers import DynamicCache, PretrainedConfig
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.modules.stack_positions import join_ids, read_position_ids
-from fairseq_posenc.positions import may_sync, syncs
+from fairseq_posenc.positions import may_sync, reading_waits
 from fairseq_posenc.specs import Spec
 
 _CACHED_IDS = "fairseq_posenc_position_ids"  # attribute of a cache: its tokens' ids, `(B or 1, S)`
@@ -194,7 +194,7 @@ class StackArguments:
         """
         if not may_sync(ids.device):  # in a graph
             return True
-        if past > 0 and syncs(ids.device):  # the first pass was checked
+        if past > 0 and reading_waits(ids.device):  # the first pass was checked
             return False
         has_axes = ids.dim() == 3
         counted = counted[:, past:]

@@ -139,7 +139,7 @@ def test_a_gpu_is_waited_for_once_a_stack_and_never_in_a_step(family, spec, monk
     assert found <= base + stacks
     if family == "masked_lm":
         return
-    monkeypatch.setattr(positions, "syncs", lambda device: True)
+    monkeypatch.setattr(positions, "reading_waits", lambda device: True)
     assert steps(ours, family, tokens) <= steps(theirs, family, tokens)
 
 
