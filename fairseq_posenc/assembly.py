@@ -112,7 +112,7 @@ class Assembly(NamedTuple):
             terms = drafts.add_input_terms(terms, x, token, self.dims.num_heads)
             self._check_combination(layer, terms, token)
             limits = self.limits(self.spec.whole_stack + layer)
-            projected = terms.projected(self._project, self._project)
+            projected = terms.projected(self._project)
             backends.check(backend, projected, self.dims.head_dim, limits)
             terms_of_kinds.append(terms)
         return terms_of_kinds
@@ -127,9 +127,10 @@ class Assembly(NamedTuple):
         drafts = map(self._build_draft, self.spec.items if items is None else items)
         return reduce(and_, (draft.locality(token) for draft in drafts), Locality())
 
-    def _project(self, rows: Tensor) -> Tensor:
-        """Give content rows ``(R, C)`` the shape of a layer's projection, ``(H, R, D)``."""
-        return rows.new_empty(self.dims.num_heads, rows.size(0), self.dims.head_dim)
+    def _project(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Give content rows ``(R, C)`` the shape of a layer's projections, ``(H, R, D)``."""
+        projected = rows.new_empty(self.dims.num_heads, rows.size(0), self.dims.head_dim)
+        return projected, projected
 
     def _check_combination(self, layer: Items, terms: Terms, token: Positions) -> None:
         """Refuse a layer in which one encoding changes what another relies on."""

@@ -34,9 +34,9 @@ class Shared(NamedTuple):
         positions: positions of the tokens.
         terms: terms that all layers share.
         rotation: rotation of the queries and keys of the last T tokens, or None.
-        source: rotation of the source's keys, for rotary encoder-decoder attention.
+        source_rotation: rotation of the source's keys, for rotary encoder-decoder attention.
         locality: limits of the keys that a query may see.
-        span: distances of the terms if they also serve later steps of decoding, or None.
+        steps_span: distances of the terms if they also serve later steps of decoding, or None.
         cache: cache of values that the first layer computes for all layers, or None.
         kinds: if layers differ, the state of each kind of layer (see :meth:`of_kind`).
         recompute_terms: computes ``terms`` again, with another autograd graph.
@@ -49,9 +49,9 @@ class Shared(NamedTuple):
     positions: Positions
     terms: Terms = Terms()
     rotation: Rotation | None = None
-    source: Rotation | None = None
+    source_rotation: Rotation | None = None
     locality: Locality = Locality()
-    span: Span | None = None
+    steps_span: Span | None = None
     cache: PerForwardCache | None = None
     kinds: tuple[Shared, ...] = ()
     recompute_terms: Callable[[], Terms] | None = None
@@ -65,7 +65,7 @@ class Shared(NamedTuple):
         cls,
         encodings: Encodings,
         positions: Positions,
-        span: Span | None = None,
+        steps_span: Span | None = None,
         compute_terms: Callable[[str, Encoding], Terms] | None = None,
     ) -> Shared:
         """Compute the position state from the encodings of a stack, each of them once.
@@ -73,24 +73,24 @@ class Shared(NamedTuple):
         Args:
             encodings: result of :meth:`Assembly.build_stack`.
             positions: positions of the tokens.
-            span: distances of the terms if they also serve later steps of decoding.
+            steps_span: distances of the terms if they also serve later steps of decoding.
             compute_terms: computes the terms of an encoding, from its name and itself; by default
                 those of this pass.
         """
         positions = encodings.number(positions)
-        span_of_pass = positions.span()
+        span = positions.span()
         named = encodings.as_dict()
         ids = positions.queries(positions.places)
 
-        def compute(name: str) -> Terms:
+        def terms_of(name: str) -> Terms:
             if compute_terms is None:
-                return named[name].terms(span_of_pass, positions)
+                return named[name].terms(span, positions)
             return compute_terms(name, named[name])
 
         def combine(names: tuple[str, ...], find_terms: Callable[[str], Terms]) -> Terms:
             return reduce(or_, map(find_terms, names), Terms())
 
-        terms = {name: compute(name) for name in named}
+        terms = {name: terms_of(name) for name in named}
         rotations = {name: encoding.rotation(ids) for name, encoding in named.items()}
         limits = {name: encoding.locality(positions) for name, encoding in named.items()}
         states = []
@@ -101,9 +101,9 @@ class Shared(NamedTuple):
                 terms=combine(names, terms.__getitem__),
                 rotation=of_kind[0] if of_kind else None,  # a spec allows a layer at most one
                 locality=reduce(and_, (limits[name] for name in names), Locality()),
-                span=span,
-                cache=None if span else PerForwardCache(),
-                recompute_terms=partial(combine, names, compute),
+                steps_span=steps_span,
+                cache=None if steps_span else PerForwardCache(),
+                recompute_terms=partial(combine, names, terms_of),
                 rotate_ids=partial(encodings.rotation, kind=kind),
             )
             states.append(state)
@@ -140,7 +140,7 @@ class Shared(NamedTuple):
         limits = self.locality
         if self.cache is None:
             return limits.needed_keys()
-        return self.cache.get("needed", limits, limits.needed_keys)
+        return self.cache.get("needed", tuple(limits), limits.needed_keys)
 
     def layer_rotation(self) -> Rotation | None:
         """Select the rotation for a layer; a trained one is computed again as terms are."""
@@ -161,8 +161,9 @@ class Shared(NamedTuple):
         """Add the rotation of the source's keys at positions ``ids``, ``(B or 1, S)``."""
         states = []
         for kind, state in enumerate(self.kinds or (self,)):
-            source = encodings.rotation(ids, kind)
-            states.append(state._replace(source=source, source_ids=ids, source_counted=counted))
+            rotation = encodings.rotation(ids, kind)
+            state = state._replace(source_rotation=rotation, source_ids=ids, source_counted=counted)
+            states.append(state)
         return self._replace(kinds=tuple(states)) if self.kinds else states[0]
 
     def rotate(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:

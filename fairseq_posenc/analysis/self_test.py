@@ -16,7 +16,7 @@ from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.backends.reference import attend as attend_by_reference
 from fairseq_posenc.encodings.base import Dims, Encodings
 from fairseq_posenc.encodings.terms import Terms
-from fairseq_posenc.positions import Positions, Span
+from fairseq_posenc.positions import Positions
 
 DIMS = Dims(embed_dim=16, num_heads=2, max_positions=8)
 LENGTH = 6
@@ -37,7 +37,7 @@ def measure_errors(spec: str, backends: list[str], causal: bool) -> dict[str, fl
     errors = {"the input": _measure_input_error(encodings, positions)}
     errors["rotation"] = _measure_rotation_error(encodings, query, key, positions.ids)
     query, key = _rotate(encodings, query, key, positions.ids)
-    terms = encodings.terms(Span.from_lengths(LENGTH, LENGTH, device), positions)
+    terms = encodings.terms(positions.span(), positions)
     inputs = torch.randn(1, LENGTH, DIMS.embed_dim, device=device)
     terms = encodings.add_input_terms(terms, inputs, positions, DIMS.num_heads)
     mask = Mask("lr" if causal else "both")
@@ -63,7 +63,8 @@ def _measure_input_error(encodings: Encodings, positions: Positions) -> float:
 def _measure_rotation_error(encodings: Encodings, query: Tensor, key: Tensor, ids: Tensor) -> float:
     """Measure how the products of rotated queries and keys change if all positions shift by 5.
 
-    They depend on distances alone, so with a correct rotation they do not change.
+    They depend on distances alone, so with a correct rotation they do not change, but neither do
+    they with one that rotates nothing, whose error is infinity.
     """
 
     def multiply(shift: int) -> Tensor:
@@ -74,7 +75,7 @@ def _measure_rotation_error(encodings: Encodings, query: Tensor, key: Tensor, id
     unrotated = (query @ key.transpose(-1, -2)).double().cpu()
     rotates = any(encoding.acts_on == "rotation" for encoding in encodings.as_list())
     if rotates and (products - unrotated).abs().max() < LEAST_CHANGE:
-        return math.inf  # nor do they if the rotation does nothing
+        return math.inf
     return float((multiply(shift=5) - products).abs().max())
 
 
@@ -90,10 +91,11 @@ def _attend_exactly(call: AttentionCall, terms: Terms) -> Tensor:
     """Compute a call with the reference backend in float64 on the CPU, ``(H, T, D)``."""
 
     # Not `Terms.unprojected`, which the checked calls use.
-    def split_heads(rows: Tensor) -> Tensor:
-        return rows.unflatten(-1, (DIMS.num_heads, -1)).transpose(0, 1)  # [H, R, D]
+    def split_heads(rows: Tensor) -> tuple[Tensor, Tensor]:
+        heads = rows.unflatten(-1, (DIMS.num_heads, -1)).transpose(0, 1)  # [H, R, D]
+        return heads, heads
 
-    terms = terms.projected(split_heads, split_heads)
+    terms = terms.projected(split_heads)
     exact = Terms._make(_to_float64(x) if isinstance(x, Tensor) else x for x in terms)
     query, key, value = map(_to_float64, (call.query, call.key, call.value))
     return attend_by_reference(AttentionCall(query, key, value, exact, call.mask))[0][0]

@@ -167,8 +167,8 @@ def _rank_on_cpu(terms: Terms, call: CallFeatures) -> tuple[list[str], str]:
     """Rank backends from the fastest on, with the reason for the first."""
     if call.src_len < SHORT or call.tgt_len == 1:
         reason = "a single query" if call.tgt_len == 1 else f"fewer than {SHORT} keys"
-        return (["sdpa", "reference"] if terms.content_only else ["reference"]), reason
-    if not terms.content_only:
+        return (["sdpa", "reference"] if terms.is_biased_dot_product else ["reference"]), reason
+    if not terms.is_biased_dot_product:
         return ["blocked", "reference"], "no matrix of scores by distance"
     if call.limited:
         return ["blocked", "sdpa", "reference"], "hidden keys are left out"
@@ -185,7 +185,7 @@ def _rank_on_cpu(terms: Terms, call: CallFeatures) -> tuple[list[str], str]:
 
 def _rank_on_gpu(terms: Terms, call: CallFeatures) -> tuple[list[str], str]:
     """Rank backends, with the reason: compiled kernels only where a measurement says they win."""
-    if terms.content_only and not any(terms.present("bias", "states")):
+    if terms.is_biased_dot_product and not any(terms.present("bias", "states")):
         return ["sdpa", "reference"], "a plain dot product"
     if call.tgt_len == 1:
         return ["sdpa", "reference"], "a single query"

@@ -33,7 +33,7 @@ def refuses(terms: Terms, call: CallFeatures) -> str:
         return "it does not return the attention weights"
     if terms.softcap is not None:
         return "torch's attention does not cap the scores"
-    if not terms.content_only:
+    if not terms.is_biased_dot_product:
         return "the scores are more than a dot product and a bias"
     if terms.has_temperature and (terms.bias is not None or terms.pair_bias is not None):
         return "a temperature multiplies the bias as well"

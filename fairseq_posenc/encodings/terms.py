@@ -146,8 +146,11 @@ class Terms(NamedTuple):
                 yield name, term, tensor
 
     @property
-    def content_only(self) -> bool:
-        """Whether attention is a scaled dot product but for bias, states, decay and softmax."""
+    def is_biased_dot_product(self) -> bool:
+        """Whether scores are scaled dot products and a sum of biases, states and decays.
+
+        They may be multiplied by a temperature, and a sink may take part in the softmax.
+        """
         if self.product or self.counted_table is not None or self.softcap is not None:
             return False
         return not any(self.present("content", "table", "values"))
@@ -168,8 +171,8 @@ class Terms(NamedTuple):
         return self.product or any(self.present("content"))
 
     @property
-    def changes(self) -> bool:
-        """Whether there is a product or one of ``TERMS`` (not a temperature, a decay or a sink)."""
+    def has_score_terms(self) -> bool:
+        """Whether there is a product or one of ``TERMS``."""
         return self.product or any(self.present())
 
     @property
@@ -179,7 +182,8 @@ class Terms(NamedTuple):
 
     def __or__(self, other: Terms) -> Terms:
         """Combine the terms of two encodings; refuse incompatible ones."""
-        if (self.first is None) != (other.first is None) and self.changes and other.changes:
+        both = self.has_score_terms and other.has_score_terms
+        if both and (self.first is None) != (other.first is None):
             raise UserError("reset must apply to every encoding of the scores, or to none")
         if self.multiplies and other.multiplies:
             raise UserError("two encodings that multiply the scores cannot be combined")
@@ -208,9 +212,6 @@ class Terms(NamedTuple):
         """
         runs = dict(self.runs)
         tables: dict[str, Any] = {}
-        # Table, runs and their rows: a table that two fields hold is expanded once. No dictionary,
-        # as torch.compile cannot trace the `id` of a tensor before torch 2.13.
-        expanded: list[tuple[Tensor, Runs, Tensor]] = []
         for name in names or self.runs:
             table = getattr(self, name)
             table_runs = runs.get(name)
@@ -219,12 +220,10 @@ class Terms(NamedTuple):
                 continue
             if table_runs.span.ids is None:
                 del runs[name]
-                same = (x for t, r, x in expanded if t is table and r is table_runs)
-                rows = next(same, None)
-                if rows is None:
-                    rows = table_runs.expand(table, dim)
-                    expanded.append((table, table_runs, rows))
-                tables[name] = rows
+                # A table that two fields hold is expanded once.
+                holders = (other for other in tables if getattr(self, other) is table)
+                same = next((x for x in holders if self.runs[x] is table_runs), None)
+                tables[name] = table_runs.expand(table, dim) if same is None else tables[same]
             elif name == "bias":
                 del runs[name]
                 index = table_runs.find_pairs(self.first)
@@ -233,21 +232,19 @@ class Terms(NamedTuple):
                 tables["pair_bias"] = pairs if self.pair_bias is None else self.pair_bias + pairs
         return self._replace(**tables, runs=runs)
 
-    def projected(
-        self, as_queries: Callable[[Tensor], Tensor], as_keys: Callable[[Tensor], Tensor]
-    ) -> Terms:
+    def projected(self, project: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Terms:
         """Project content rows to tables with the projections of a layer.
 
         Args:
-            as_queries: projects rows ``(R, C)`` as queries, ``(H, R, D)``.
-            as_keys: projects them as keys.
+            project: projects rows ``(R, C)`` as queries and as keys, both ``(H, R, D)``.
         """
         rows = self.content_rows
         if rows is None:
             return self
         runs = dict(self.runs)
         content_runs = runs.pop("content_rows", None)
-        tables = Terms(query_table=as_keys(rows), key_table=as_queries(rows))  # [H, R, D]
+        as_queries, as_keys = project(rows)
+        tables = Terms(query_table=as_keys, key_table=as_queries)
         if content_runs is not None:
             tables = tables.with_runs(content_runs)
         return self._replace(content_rows=None, runs=runs) | tables
@@ -273,9 +270,11 @@ class Terms(NamedTuple):
     def select_keys(self, places: Tensor, tgt_len: int, src_len: int) -> Terms:
         """Keep only the keys at ``places``, ascending, int64 ``(K,)``.
 
-        A table by distance keeps the rows that the last query reads, and T - 1 at the end. Earlier
-        queries read up to T - 1 rows later, so each gap begins with T - 1 hidden keys: with T = 3,
-        ``ab...fgh`` becomes ``ab00fgh`` (:meth:`~fairseq_posenc.modules.cache.Kept.with_gaps`).
+        In a table by distance, a query's rows are neighbours, in the order of its keys; those of
+        the query before it begin one row later. Kept are the last query's rows, one for each of the
+        ``places``, and the T - 1 rows after them. For the earlier queries to find theirs, the T - 1
+        places after each run of places must be there, too, as those of hidden keys
+        (:meth:`~fairseq_posenc.modules.cache.Kept.with_gaps`).
 
         Args:
             places: the indices among the S keys; the last ones are those of the queries.
@@ -346,10 +345,11 @@ class Terms(NamedTuple):
                 "layer's projections: take a SelfAttention"
             )
 
-        def split_heads(rows: Tensor) -> Tensor:
-            return rows.unflatten(-1, (num_heads, -1)).transpose(0, 1)  # [H, R, D]
+        def split_heads(rows: Tensor) -> tuple[Tensor, Tensor]:
+            heads = rows.unflatten(-1, (num_heads, -1)).transpose(0, 1)  # [H, R, D]
+            return heads, heads
 
-        return self.projected(split_heads, split_heads)
+        return self.projected(split_heads)
 
 
 # Fields with a description in their annotation, so that a new term is one edit there.

@@ -246,12 +246,8 @@ class AttentionPositions(AttentionCore, nn.Module):
         shared = state.shared.of_kind(self.kind)
         self._check_cache(shared, key.size(2))
         positions = shared.positions
-        terms = shared.layer_terms()
-        if len(self.encodings):
-            terms |= self.encodings.terms(positions.span(), positions)
-        if terms.content_rows is not None:  # some models project queries and keys together
-            queries, keys = self.family.project_rows(attention, terms.content_rows, self.dims)
-            terms = terms.projected(lambda rows: queries, lambda rows: keys)
+        terms = self.collect_terms(positions.span(), shared)
+        terms = terms.projected(lambda rows: self.family.project_rows(attention, rows, self.dims))
         factor = 1.0 if terms.scale_factor is None else terms.scale_factor
         # Scores are divided by sqrt(scale_factor * D); this makes it sqrt(factor) / scale.
         terms = terms._replace(scale_factor=factor / (scale**2 * self.head_dim))

@@ -247,7 +247,7 @@ class CrossAttention(_LayerAttention):
         check_shared(shared, self.assembly)
         check_layer_input(x, shared, self.assembly)
         shared = shared.of_kind(self.kind)
-        if self.rotates and (shared.source is None or shared.rotation is None):
+        if self.rotates and (shared.source_rotation is None or shared.rotation is None):
             raise UserError(
                 "rope(cross_attention=true) rotates the source's keys: call "
                 "positions(embeddings, ..., source_length=source.size(1))"

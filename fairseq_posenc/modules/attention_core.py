@@ -3,7 +3,6 @@
 The letters of shapes are those of :mod:`~fairseq_posenc.encodings.base`.
 """
 
-from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from torch import Tensor, nn
@@ -76,8 +75,8 @@ class AttentionCore:
                 keys unrotated passes those of earlier tokens, too, and no ``cache``.
             value: values of the same tokens as ``key``.
             shared: position state of the forward pass, for this kind of layer.
-            inputs: the layer's input, ``(B, T, C)``, which forget gates and states are computed
-                from; None for neither.
+            inputs: the layer's input, ``(B, T, C)``, or without a cache of all tokens, ``(B, S,
+                C)``; forget gates and states are computed from it. None for neither.
             cache: the layer's cache, which is extended.
             mask: mask of all S keys; by default from the direction, and from ``shared``.
             terms: terms for all S keys; by default those of the stack and of this layer.
@@ -91,7 +90,7 @@ class AttentionCore:
         if inputs is not None:
             past = None if cache is None else cache.past_decay(key)
             decay = self.encodings.decay(inputs, positions, past)
-            states = self.encodings.states(inputs[:, inputs.size(1) - query.size(2) :])  # T tokens
+            states = self.encodings.states(positions.queries(inputs))
         tgt_len, src_len = query.size(2), positions.tokens.size(1)
         kept = Kept(key, value, decay)
         if cache is not None:
@@ -157,20 +156,27 @@ class AttentionCore:
         """Project a source to keys, rotated if ``rotates``, and values, both ``(B, H, S, D)``."""
         key = self.split_heads(self.k_proj(source))
         value = self.split_heads(self.v_proj(source))
-        rotation = shared.source if self.rotates else None
+        rotation = shared.source_rotation if self.rotates else None
         return key if rotation is None else rotation.rotate_keys(key), value
 
-    def terms(self, span: Span, shared: Shared) -> Terms:
-        """Combine the terms of the stack and of this layer; project their content rows to heads."""
+    def collect_terms(self, span: Span, shared: Shared) -> Terms:
+        """Combine the terms of the stack and of this layer."""
         terms = shared.layer_terms()
         if len(self.encodings):
             terms |= self.encodings.terms(span, shared.positions)
+        return terms
 
-        def project(projection: nn.Module, rows: Tensor) -> Tensor:
-            heads = projection(rows).unflatten(-1, (-1, self.head_dim)).transpose(0, 1)
-            return self.repeat_heads(heads, 0)  # [H, R, D]
+    def terms(self, span: Span, shared: Shared) -> Terms:
+        """Combine the terms of the stack and of this layer; project their content rows to heads."""
+        return self.collect_terms(span, shared).projected(self._project_rows)
 
-        return terms.projected(partial(project, self.q_proj), partial(project, self.k_proj))
+    def _project_rows(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Project content rows ``(R, C)`` as queries and as keys, both ``(H, R, D)``."""
+        as_queries, as_keys = (
+            self.repeat_heads(x.unflatten(-1, (-1, self.head_dim)).transpose(0, 1), dim=0)
+            for x in (self.q_proj(rows), self.k_proj(rows))
+        )
+        return as_queries, as_keys
 
     def repeat_heads(self, x: Tensor, dim: int = 1) -> Tensor:
         """Repeat the heads of keys or values to H: k0, k1 become k0, k0, k1, k1 for H = 4."""

@@ -62,15 +62,14 @@ class Kept(NamedTuple):
             stays = stays | torch.isin(places, needed.first)
         places = places[stays]
         index = stays.nonzero()[:, 0].to(self.key.device)
-        is_last = not len(places) or int(places[0]) == tokens - len(places)
-        return self._map(lambda x: x.index_select(2, index), None if is_last else places)
+        without_gap = not len(places) or int(places[0]) == tokens - len(places)
+        return self._map(lambda x: x.index_select(2, index), None if without_gap else places)
 
     def with_gaps(self, queries: int, tokens: int) -> Kept:
         """Insert T - 1 keys of zeros at the beginning of each gap; no query sees them.
 
-        In a table by distance, the rows of a query begin one row earlier than those of the query
-        before. So for T queries a gap needs room for T - 1 more rows, which these keys make: with
-        T = 3, keys at the places ``ab...fgh`` become ``ab00fgh``.
+        With T = 3, keys at the places ``ab...fgh`` become ``ab00fgh``. Tables by distance need
+        these places (see :meth:`~fairseq_posenc.encodings.terms.Terms.select_keys`).
 
         Args:
             queries: T.

@@ -147,8 +147,7 @@ class PositionEncoding(AttentionCore, StackPositions):
 
         There are no projections, so rows that a layer would project are only split into heads.
         """
-        terms = shared.terms | self.encodings.terms(span, shared.positions)
-        return terms.unprojected(self.num_heads)
+        return self.collect_terms(span, shared).unprojected(self.num_heads)
 
     def _build_call(
         self,

@@ -143,7 +143,7 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
     def _compute_step_terms(self, state: IncrementalState, shared: Shared) -> Terms:
         """Compute the terms of a call; when decoding, slice them from terms for many steps."""
         positions = shared.positions
-        many_steps = shared.span
+        many_steps = shared.steps_span
         if many_steps is None:  # nothing is kept for later steps
             return self.terms(positions.span(), shared)
 

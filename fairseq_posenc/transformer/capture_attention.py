@@ -103,7 +103,7 @@ def _split_scores(attention: MultiheadAttention, queries: Tensor, keys: Tensor) 
         return split(query, key, terms, rotation, mask=shared.mask(attention.direction))
     if isinstance(attention, RotaryCrossAttention):
         assert shared is not None, "the layer does not run in its stack"
-        return split(query, key, Terms(), shared.rotation, key_rotation=shared.source)
+        return split(query, key, Terms(), shared.rotation, key_rotation=shared.source_rotation)
     return split(query, key, Terms())
 
 

@@ -64,7 +64,7 @@ class RotatedProjection(nn.Linear):
         """Project ``(T, B, C)`` and rotate each head."""
         rotation = None
         if (shared := current_context()) is not None:
-            rotation = shared.source if self.is_key else shared.rotation
+            rotation = shared.source_rotation if self.is_key else shared.rotation
         if rotation is None:
             raise UserError("rotary encoder-decoder attention works only inside a decoder")
         assert isinstance(rotation, PairRotation), "only rope has cross_attention"

@@ -41,7 +41,7 @@ def terms_of(name: str) -> Terms:
 
 def is_bias(name: str) -> bool:
     terms = terms_of(name)
-    return terms.content_only and terms.changes
+    return terms.is_biased_dot_product and terms.has_score_terms
 
 
 BIASES = [name for name in registry.names(encoder=True) if is_bias(name)]

@@ -268,7 +268,7 @@ def permute_queries_and_keys(
             continue
         if old_rotary.layout == new_rotary.layout:
             continue
-        if not all(terms.content_only for terms in stack.assembly.draft_terms("auto")):
+        if not all(terms.is_biased_dot_product for terms in stack.assembly.draft_terms("auto")):
             raise UserError(
                 f"{spec}: the layout of pairs can change if other encodings add numbers to the "
                 "scores, but not if they multiply vectors with queries or keys"

@@ -88,7 +88,7 @@ def place_positions(stack: Any, *, reads_prompts: bool) -> PlacedPositions:
         assert (rope is None) == (state.rotation is None)
         rotates = rotates or rope is not None
         attention.append(_build_attention(stack, layer_terms, rope))
-    if table is not None and (rotates or any(layer.changes for layer in terms)):
+    if table is not None and (rotates or any(layer.has_score_terms for layer in terms)):
         _refuse(stack, "positions both at the input and in the attention", _ONLY_ONE)
     if table is None:
         table = torch.zeros(dims.max_positions, dims.embed_dim)
