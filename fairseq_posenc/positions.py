@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from fairseq_posenc.errors import UserError
 
 FAR = 2**62  # a distance beyond all others
-# Symbols, as in fairseq's dictionaries, for calls that give masks in place of tokens.
+# Symbols for calls that give masks in place of tokens: these are padding or 0, never an end.
 _PADDING = 1
 _END = 2
 
@@ -27,8 +27,8 @@ class Span(NamedTuple):
     decoding, so distances run from ``-(src_len - 1)`` to ``tgt_len - 1``.
 
     Attributes:
-        low: the lowest distance.
-        high: the highest distance.
+        low: the lowest distance; with ids ``-FAR``.
+        high: the highest distance; with ids ``FAR``.
         device: device of tables.
         ids: positions of the keys, ``(B or 1, S)`` or on several axes ``(B or 1, S, axes)``, if
             distances are differences of these, which may be any numbers; None if they are
@@ -154,7 +154,6 @@ class Positions(NamedTuple):
     def from_padding(
         cls,
         padding: Tensor,
-        ends: Tensor | None = None,
         tgt_len: int | None = None,
         inspect_padding: bool = True,
     ) -> Positions:
@@ -162,15 +161,11 @@ class Positions(NamedTuple):
 
         Args:
             padding: True for padding, ``(B, S)`` of bool.
-            ends: True for tokens that end a sentence, ``(B, S)`` of bool; None if none do.
             tgt_len: T; by default S.
             inspect_padding: see :meth:`from_tokens`.
         """
-        tokens = padding.long()  # 1, the symbol of padding, or 0
-        if ends is not None:
-            tokens = tokens.masked_fill(ends & ~padding, _END)
         tgt_len = padding.size(1) if tgt_len is None else tgt_len
-        return cls.from_tokens(tokens, _PADDING, _END, tgt_len, inspect_padding)
+        return cls.from_tokens(padding.long(), _PADDING, _END, tgt_len, inspect_padding)
 
     def split_documents(self, empty: bool, causal: bool) -> Positions:
         """Restart positions in each document, by the ends of sentences.
@@ -225,8 +220,8 @@ class Positions(NamedTuple):
         """Mark ids ``(B or 1, S)`` that grow by one per token from the document's first on."""
         indices = torch.arange(ids.size(1), device=ids.device)
         indices, ids, first = torch.broadcast_tensors(indices, ids, self.is_first())  # [B or 1, S]
-        start = torch.where(first, indices, 0).cummax(1).values
-        grows = (ids - ids.gather(1, start)).eq(indices - start)
+        first_index = torch.where(first, indices, 0).cummax(1).values  # of the token's document
+        grows = (ids - ids.gather(1, first_index)).eq(indices - first_index)
         return grows if self.padding is None else grows | self.padding
 
     def span(self) -> Span:
@@ -240,12 +235,13 @@ class Positions(NamedTuple):
         """Restart positions at tokens, ``(B, S)`` of bool, that begin a document."""
         real = self.tokens.ne(self.padding_idx)
         ids = self.ids.expand_as(self.tokens)  # [B, S]
-        # A document that begins at padding begins at the next real token.
-        documents = begins.cumsum(1)  # [B, S]
-        before = F.pad(documents.masked_fill(~real, 0).cummax(1).values, (1, 0))[:, :-1]
-        begins = real & (documents > before)
-        starts = torch.where(begins, ids, 0).cummax(1).values
-        first = begins | (real & real.cumsum(1).eq(1))
+        # A document that begins at padding begins at the next real token: at one whose document has
+        # a higher number than that of the real token before it.
+        number = begins.cumsum(1)  # [B, S]
+        number_before = F.pad(number.masked_fill(~real, 0).cummax(1).values, (1, 0))[:, :-1]
+        real_begins = real & (number > number_before)
+        starts = torch.where(real_begins, ids, 0).cummax(1).values
+        first = real_begins | (real & real.cumsum(1).eq(1))
         return self._replace(
             ids=ids - starts, left_padded=True, first=first, document_starts=starts
         )
@@ -275,7 +271,7 @@ class Positions(NamedTuple):
 
     def check_limit(self, limit: int, name: str) -> None:
         """Refuse positions beyond a table of ``limit`` rows."""
-        if self.longest <= limit:
+        if self.longest <= limit:  # perhaps 0, not known: then the table's own bounds check refuses
             return
         longest = int(self.ids.max()) + 1  # `longest` may be a bound; this waits for a GPU
         if longest > limit:
@@ -284,19 +280,6 @@ class Positions(NamedTuple):
                 f"positions of {name!r}: raise max_positions (of a translation model "
                 "max_source_positions, max_target_positions) before training, or shorten the input"
             )
-
-    def count_ids(self) -> int:
-        """Count the positions up to the largest id; if it is not known yet, this waits for a GPU.
-
-        Raises:
-            UserError: torch is compiling, so ids have no values.
-        """
-        if torch.compiler.is_compiling():
-            raise UserError(
-                "transformer_xl: it has a row for each distance between position_ids, which a "
-                "graph does not know: leave them out, or compile another encoding"
-            )
-        return self.longest or int(self.ids.max()) + 1
 
     def sentence_ids(self) -> Tensor:
         """Number tokens from 1 in each sentence, ``(B, S)``.

@@ -30,7 +30,7 @@ class Locality(NamedTuple):
             sees keys at most W // 2 away. None for no limit.
         segments: the number of each token's segment, ``(B or 1, S)`` of int64; a query sees the
             keys of its segment. None for no limit.
-        documents: whether segments are documents, so that each has a first token.
+        documents: whether segments are documents; then a reset is for the first token of each.
         longest: the largest number of tokens in a segment, if it is known.
         first_keys: ``(B or 1, S)`` of bool, True for keys that no window hides. None for none.
     """
@@ -55,12 +55,11 @@ class Locality(NamedTuple):
     def needed_keys(self, past: int | None = None) -> NeededKeys:
         """Find the keys that the queries after ``past`` tokens of a causal model may see.
 
-        The first keys are those of the segments of these queries. Queries after the last token
-        continue the last segment or begin a new one. With first keys, a compiled graph needs all
-        keys: their number depends on padding.
+        With first keys, a compiled graph needs all keys: their number depends on padding.
 
         Args:
-            past: the number of tokens; by default, all.
+            past: the number of tokens; by default all, for the queries of later steps. With less,
+                the others are the queries, and the result is what a cache must have for them.
         """
         sizes = [size for size in (self.window, self.longest) if size is not None]
         last = min(sizes) - 1 if sizes else None
@@ -68,11 +67,12 @@ class Locality(NamedTuple):
             return NeededKeys(last)
         if torch.compiler.is_compiling():
             return NeededKeys(None)
-        is_first = self.first_keys[:, :past]  # [B or 1, S]
+        is_first = self.first_keys[:, :past]  # [B or 1, past]
         if self.segments is not None:
-            queries = self.segments[:, -1:] if past is None else self.segments[:, past:]
-            is_seen = self.segments[:, :past, None].eq(queries[:, None]).any(2)  # [B or 1, S]
-            is_first = is_first & is_seen
+            # A query of a later step continues the last segment, or begins one without these keys.
+            open_segments = self.segments[:, -1:] if past is None else self.segments[:, past:]
+            is_open = self.segments[:, :past, None].eq(open_segments[:, None]).any(2)
+            is_first = is_first & is_open
         # The last key stays in any case: sums of decay go on from it.
         return NeededKeys(max(last, 1), is_first.any(0).nonzero()[:, 0].cpu())
 

@@ -26,9 +26,9 @@ class Runs(NamedTuple):
     row for the distances up to -2, one for -1, one for 0, and one for 1 and more.
 
     Attributes:
-        starts: the first distance of each row but the first one, ascending (of two equal ones, no
-            distance has the first row); a ``range`` if each row but the first and last serves a
-            single distance.
+        starts: the first distance of each row but the first one, ascending; a ``range`` if each row
+            but the first and last serves a single distance. Between two equal starts lies a row
+            without a distance.
         span: the distances that a call needs.
     """
 
@@ -56,11 +56,11 @@ class Runs(NamedTuple):
         """Whether each distance of the span has its own row; False while torch compiles."""
         if torch.compiler.is_compiling():
             return False
-        starts = self.starts  # those inside the span, as `select` keeps no others
-        if len(starts) != self.span.high - self.span.low or self.span.ids is not None:
+        starts = self.starts
+        each = range(self.span.low + 1, self.span.high + 1)
+        if self.span.ids is not None or len(starts) != len(each):
             return False
-        # Two equal starts: no distance has the row between them, so another row serves several.
-        return isinstance(starts, range) or len(set(starts)) == len(starts)
+        return starts == (each if isinstance(starts, range) else tuple(each))
 
     def representatives(self) -> Tensor:
         """List the first distance of each row, but the last of the first row: int64 ``(rows,)``."""

@@ -11,6 +11,7 @@ from fairseq_posenc.encodings.runs import Runs
 from fairseq_posenc.encodings.sinusoidal import Sinusoidal
 from fairseq_posenc.encodings.term import Cost
 from fairseq_posenc.encodings.terms import Terms
+from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, Span
 
 
@@ -45,16 +46,31 @@ class TransformerXL(Encoding):
 
     def terms(self, span: Span, positions: Positions) -> Terms:
         """Compute W s as query table, u as the key table's only row, and v.(W s) as bias."""
-        if span.ids is not None:  # a row for each distance between a caller's position ids
-            reach = positions.count_ids() - 1
+        has_ids = span.ids is not None
+        if has_ids:  # the span is unbounded: make a row for each distance that these ids can have
+            reach = _find_largest_id(positions)
             span = span._replace(low=-reach, high=reach)
         sinusoids = self.sinusoids.vectors(-span.distances()).type_as(self.projection)  # [R, C]
         rows = (sinusoids @ self.projection.T).unflatten(-1, self.u.shape)  # [R, H, D]
         rows = rows.transpose(0, 1)  # [H, R, D]
         bias = (rows * self.v[:, None]).sum(-1) * self.dims.scale(self.scale_factor)  # [H, R]
         terms = Terms(query_table=rows, bias=bias, scale_factor=self.scale_factor)
-        if span.ids is not None:
+        if has_ids:
             terms = terms.with_runs(Runs(range(span.low + 1, span.high + 1), span))
         # A single run of all distances, whose row is u.
         runs = {**terms.runs, "key_table": Runs((), span)}
         return terms._replace(key_table=self.u[:, None], runs=runs)
+
+
+def _find_largest_id(positions: Positions) -> int:
+    """Find the largest of a caller's ids; if it is not known yet, this waits for a GPU.
+
+    Raises:
+        UserError: torch is compiling, so ids have no values.
+    """
+    if torch.compiler.is_compiling():
+        raise UserError(
+            "transformer_xl: it has a row for each distance between position_ids, which a "
+            "graph does not know: leave them out, or compile another encoding"
+        )
+    return positions.longest - 1 if positions.longest else int(positions.ids.max())

@@ -134,7 +134,7 @@ class SelfAttention(_LayerAttention):
         shared = shared.of_kind(self.kind)
         cache = Cache.wrap(cache)
         query, key, value = self.project(x)
-        self._check_cache(shared, value, Cache() if cache is None else cache)
+        self._check_cache(shared, value, cache)
         dropout = self.dropout if self.training else 0.0
         call = self.make_call(
             query, key, value, shared, x, cache, dropout=dropout, need_weights=need_weights
@@ -147,20 +147,21 @@ class SelfAttention(_LayerAttention):
         return self.merge_heads(attended), weights
 
     @staticmethod
-    def _check_cache(shared: Shared, value: Tensor, cache: Cache) -> None:
+    def _check_cache(shared: Shared, value: Tensor, cache: Cache | None) -> None:
         """Refuse a cache of another layer, batch or number of tokens.
 
         Args:
             shared: position state for this kind of layer.
             value: values of the new tokens, ``(B, H, T, D)``.
-            cache: the cache of earlier tokens.
+            cache: the cache of earlier tokens, or None.
         """
         past = shared.positions.tokens.size(1) - shared.positions.tgt_len
         if cache and "tokens" not in cache.state:
             raise UserError("the cache is not of a SelfAttention")
-        if cache.tokens != past:
+        tokens = 0 if cache is None else cache.tokens
+        if tokens != past:
             raise UserError(
-                f"{cache.tokens} tokens are in the cache and {value.size(2)} are new, but their "
+                f"{tokens} tokens are in the cache and {value.size(2)} are new, but their "
                 f"positions were made for past={past} and {value.size(2)} new: "
                 "positions(embeddings, past=...)"
             )
@@ -168,21 +169,15 @@ class SelfAttention(_LayerAttention):
             return
         if cache.ids is not None and shared.positions.counted:
             raise UserError("the tokens in the cache had position_ids: give those of the new ones")
-        needed = shared.locality.needed_keys(past)
-        batch, heads, length = cache.state["key"].shape[:3]
-        width = cache.state["value"].size(3)  # rotated keys may be wider
-        expected = past if needed.last is None else min(past, needed.last)
-        if needed.first is not None:
-            # More first keys are no mistake: the beams that needed them may be gone.
-            lacking = ~torch.isin(needed.first, cache.list_places())
-            expected = max(expected, length + int(lacking.sum()))
+        batch, heads, length, width = cache.state["value"].shape  # rotated keys may be wider
         needed_batch, needed_heads, _, needed_width = value.shape
-        needed_sizes = (needed_batch, needed_heads, expected, needed_width)
-        if (batch, heads, length, width) != needed_sizes:
+        needed_length = cache.count_needed(shared.locality.needed_keys(past))
+        needed = (needed_batch, needed_heads, needed_length, needed_width)
+        if (batch, heads, length, width) != needed:
             raise UserError(
                 f"the cache has a batch size of {batch} and {length} keys of {heads} heads of "
-                f"width {width}, but this layer and the positions need {needed_batch}, {expected}, "
-                f"{needed_heads} and {needed_width}: give each layer its own cache"
+                f"width {width}, but this layer and the positions need {needed_batch}, "
+                f"{needed_length}, {needed_heads} and {needed_width}: give each layer its own cache"
             )
 
 
