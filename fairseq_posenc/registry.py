@@ -58,14 +58,26 @@ def get(name: str) -> type[Encoding]:
 
 
 def options(name: str) -> dict[str, inspect.Parameter]:
-    """List the options of an encoding: its constructor's keyword-only arguments."""
-    constructor = get(name).__init__
-    hints = get_type_hints(constructor)  # types, where modules leave strings
-    return {
-        key: parameter.replace(annotation=hints[key])
-        for key, parameter in inspect.signature(constructor).parameters.items()
-        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
-    }
+    """List the options of an encoding: its constructor's keyword-only arguments.
+
+    If the constructor has ``**others``, those of the base class come first.
+    """
+    found: dict[str, inspect.Parameter] = {}
+    for cls in get(name).__mro__:
+        constructor = vars(cls).get("__init__")
+        if constructor is None:
+            continue
+        hints = get_type_hints(constructor)  # types, where modules leave strings
+        parameters = inspect.signature(constructor).parameters.values()
+        own = {
+            x.name: x.replace(annotation=hints[x.name])
+            for x in parameters
+            if x.kind is x.KEYWORD_ONLY
+        }
+        found = own | found
+        if not any(x.kind is x.VAR_KEYWORD for x in parameters):
+            break
+    return found
 
 
 def module_owner(cls: type[Encoding]) -> str:

@@ -4,7 +4,7 @@ The letters of shapes are those of :mod:`~fairseq_posenc.encodings.base`.
 """
 
 import math
-from typing import Optional
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -48,19 +48,11 @@ class Deberta(DistanceEncoding):
         self,
         dims: Dims,
         *,
-        max_distance: Optional[int] = None,
-        per_head: bool = False,
         scale_factor: float = 3.0,
-        reset: bool = False,
         tie_projections: bool = False,
+        **others: Any,
     ) -> None:
-        super().__init__(
-            dims,
-            max_distance=max_distance,
-            per_head=per_head,
-            scale_factor=scale_factor,
-            reset=reset,
-        )
+        super().__init__(dims, scale_factor=scale_factor, **others)
         projections = make_projections(dims.head_dim, tie_projections)
         self.query_projection, self.key_projection = projections
 

@@ -1,10 +1,9 @@
 """Relative positions: trained rows for distances, in every layer (Shaw, Raffel, Huang).
 
-In parameter counts, m is the number of layers. The letters of shapes are those of
-:mod:`~fairseq_posenc.encodings.base`.
+The letters of shapes are those of :mod:`~fairseq_posenc.encodings.base`.
 """
 
-from typing import Optional
+from typing import Any, Optional
 
 import torch
 from torch import Tensor, nn
@@ -92,26 +91,11 @@ class Raffel(DistanceEncoding):
 
     vectors = False
 
-    def __init__(
-        self,
-        dims: Dims,
-        *,
-        max_distance: Optional[int] = None,
-        per_head: bool = False,
-        scale_factor: float = 1.0,
-        reset: bool = False,
-        axes: int = 1,
-    ) -> None:
-        super().__init__(
-            dims,
-            max_distance=max_distance,
-            per_head=per_head,
-            scale_factor=scale_factor,
-            reset=reset,
-        )
+    def __init__(self, dims: Dims, *, axes: int = 1, **others: Any) -> None:
+        super().__init__(dims, **others)
         self.axes = axes
         if axes > 1:
-            if reset:
+            if self.table.reset is not None:
                 raise UserError("raffel(reset=true) has one axis: leave out axes or reset")
             groups = axes * self.table.weight.size(0)
             self.table = DistanceTable(self.table.max_distance, groups=groups)

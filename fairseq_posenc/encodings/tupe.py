@@ -3,7 +3,7 @@
 The letters of shapes are those of :mod:`~fairseq_posenc.encodings.base`.
 """
 
-from typing import Optional
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -47,19 +47,11 @@ class Tupe(DistanceEncoding):
         self,
         dims: Dims,
         *,
-        max_distance: Optional[int] = None,
-        per_head: bool = False,
         scale_factor: float = 2.0,
-        reset: bool = False,
         tie_projections: bool = False,
+        **others: Any,
     ) -> None:
-        super().__init__(
-            dims,
-            max_distance=max_distance,
-            per_head=per_head,
-            scale_factor=scale_factor,
-            reset=reset,
-        )
+        super().__init__(dims, scale_factor=scale_factor, **others)
         self.positions = nn.Parameter(torch.empty(dims.max_positions, dims.head_dim))
         projections = make_projections(dims.head_dim, tie_projections)
         self.query_projection, self.key_projection = projections
@@ -123,7 +115,7 @@ class TupeShared(Encoding):
     ) -> None:
         super().__init__(dims)
         self.distance_buckets = Buckets.build(self.name, num_buckets, max_distance, both_sides=True)
-        self.num_buckets = num_buckets  # as many numbers in `buckets`, and one of the reset
+        self.num_buckets = num_buckets
         self.scale_factor = scale_factor
         self.reset = reset
         width = dims.embed_dim
@@ -148,9 +140,9 @@ class TupeShared(Encoding):
         """Compute products of positions by pair, ``(B or 1, H, T, S)``, and biases by distance."""
         positions.check_limit(self.dims.max_positions, self.name)
         with no_autocast(self.positions.device):
-            return self._terms(span, positions)
+            return self._terms_in_full_precision(span, positions)
 
-    def _terms(self, span: Span, positions: Positions) -> Terms:
+    def _terms_in_full_precision(self, span: Span, positions: Positions) -> Terms:
         # A caller's ids may be any, so they need all rows.
         tokens = positions.tokens.size(1) if positions.counted else self.dims.max_positions
         queries, keys = self._project(tokens + 1)
@@ -163,7 +155,9 @@ class TupeShared(Encoding):
         first = None
         if self.reset:
             # Pairs with the first token have two numbers for each head in place of products: row
-            # 0 with itself where it is the query, row 1 with itself where it is the key.
+            # 0 with itself where it is the query, row 1 with itself where it is the key. Each has a
+            # bucket, too: T5's first one of later keys, which no distance has, and an additional
+            # one.
             first = positions.is_first()
             at_queries = at_queries.masked_fill(positions.queries(first)[:, None, :, None], 0.0)
             at_keys = at_keys.masked_fill(first[:, None, :, None], 0.0)
