@@ -16,7 +16,7 @@ _ERRNO_TEXTS = {code: os.strerror(code) for code in (*DISK_FULL, *_TOO_MANY_FILE
 _ERROR_OF_RANK = re.compile(
     r"^fairseq_posenc\.errors\.(?P<kind>User|Run)Error: (?P<message>.+)$", re.MULTILINE
 )
-# Modules that the extra `fairseq` installs; the library works without them.
+# Modules that the extra `fairseq` in pyproject.toml installs; the library works without them.
 _OPTIONAL = {
     "argcomplete",
     "fairseq",

@@ -76,8 +76,7 @@ def list_changed_options(encoding: str, old: Spec, new: Spec) -> str:
 
     def select_options(spec: Spec) -> set[tuple[str, Any]]:
         options = chain.from_iterable(item.options for item in spec.items if item.name == encoding)
-        # An option that is off (False) equals one that an encoding no longer has.
-        return {(key, x) for key, x in options if key not in _FREE_OPTIONS and x is not False}
+        return {(key, x) for key, x in options if key not in _FREE_OPTIONS}
 
     changed = select_options(old) ^ select_options(new)
     return ", ".join(sorted({f"{key}={value}" for key, value in changed}))

@@ -16,7 +16,7 @@ class ListedEncoding(NamedTuple):
     """An encoding, where it acts, and the start of its docstring."""
 
     name: str
-    acts_on: str  # `input`, `rotation`, `scores`, `softmax`, `mask` or `positions`
+    acts_on: str  # see `encodings.base.Place`
     summary: str
 
 

@@ -76,11 +76,6 @@ class Dims(NamedTuple):
         """The length that the weights were, or are to be, trained at."""
         return self.max_positions if self.trained_on is None else self.trained_on
 
-    def with_room(self, length: int) -> Dims:
-        """Make room for ``length`` tokens, at least for as many as the weights were trained at."""
-        trained = self.trained_length
-        return self._replace(max_positions=max(length, trained), trained_on=trained)
-
     def scale(self, scale_factor: float) -> float:
         """Compute the scale of the scores, 1 / sqrt(scale_factor * D)."""
         return float((scale_factor * self.head_dim) ** -0.5)
@@ -143,7 +138,8 @@ class Encoding(nn.Module):
             UserError: the encoding cannot read so many.
         """
         if not self.has_position_table:
-            self.dims = self.dims.with_room(length)
+            trained = self.dims.trained_length
+            self.dims = self.dims._replace(max_positions=max(length, trained), trained_on=trained)
             self.compute_constants()
 
     def compute_constants(self) -> None:

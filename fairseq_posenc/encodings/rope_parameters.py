@@ -39,7 +39,8 @@ def _read_scaling(rope_type: str, parameters: Mapping[str, Any], max_positions: 
     settings = {
         name: parameters.get(hf_name)
         for name, hf_name in KINDS[rope_type].hf_names().items()
-        if hf_name not in ("factor", "max_position_embeddings")  # the first is written below
+        # The first is written below, the second, the length of `dynamic`, is the model's own.
+        if hf_name not in ("factor", "max_position_embeddings")
     }
     if "length" in settings:  # left out if it is that of the model, as in specs
         settings["length"] = length if length != max_positions else None

@@ -62,8 +62,8 @@ class Scaling:
     def __str__(self) -> str:
         return self.kind
 
-    def check(self, name: str, rotated: int) -> None:
-        """Refuse a number of rotated coordinates of encoding ``name`` that cannot be scaled."""
+    def check(self, name: str, width: int) -> None:
+        """Refuse to scale frequencies over ``width`` coordinates of the encoding ``name``."""
 
     def frequencies(self, base: float, width: int, dims: Dims) -> Tensor:
         """Compute the frequency of each pair, ``(width / 2,)``, in float32 on the CPU."""
@@ -163,9 +163,9 @@ class Ntk(_Scaled):
 
     kind = "ntk"
 
-    def check(self, name: str, rotated: int) -> None:
+    def check(self, name: str, width: int) -> None:
         """See :class:`Scaling`."""
-        if rotated == 2:
+        if width == 2:
             raise UserError(
                 f"{name}(scaling={self.kind}:{self.factor:g}) slows all pairs of coordinates but "
                 "the first, and here a head has one: rotate at least 4 coordinates"
@@ -289,13 +289,13 @@ class LongRope(_Scaled):
     attention_factor: Optional[float] = None
     length: Optional[int] = _named_in_hf(TRAINED_LENGTH, default=None)
 
-    def check(self, name: str, rotated: int) -> None:
+    def check(self, name: str, width: int) -> None:
         """See :class:`Scaling`."""
         for setting, numbers in (("short", self.short), ("long", self.long)):
-            if len(numbers) != rotated // 2:
+            if len(numbers) != width // 2:
                 raise UserError(
                     f"{name}(scaling=longrope): {setting} has {len(numbers)} numbers, and "
-                    f"{rotated // 2} pairs of coordinates are rotated"
+                    f"there are {width // 2} frequencies"
                 )
 
     def _divisors(self, dims: Dims) -> tuple[float, ...]:

@@ -127,7 +127,7 @@ class Buckets(NamedTuple):
         firsts = make_constant(self.firsts, unsigned.device, torch.long)
         far = self.exact + torch.bucketize(unsigned, firsts, right=True)
         bucket = torch.where(unsigned < self.exact, unsigned, far)
-        side = self.exact + 1 + len(self.firsts)  # `build` leaves out no bucket: all are reached
+        side = self.exact + 1 + len(self.firsts)  # all exist: the last begins at `max_distance`
         return bucket + side * distances.gt(0) if self.both_sides else bucket
 
 
