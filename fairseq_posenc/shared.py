@@ -73,7 +73,8 @@ class Shared(NamedTuple):
         Args:
             encodings: result of :meth:`Assembly.build_stack`.
             positions: positions of the tokens.
-            steps_span: distances of the terms if they also serve later steps of decoding.
+            steps_span: distances of the terms if they also serve later steps of decoding. Then each
+                layer slices them for its step, so layers have nothing in common to cache.
             compute_terms: computes the terms of an encoding, from its name and itself; by default
                 those of this pass.
         """
@@ -95,11 +96,12 @@ class Shared(NamedTuple):
         limits = {name: encoding.locality(positions) for name, encoding in named.items()}
         states = []
         for kind, names in enumerate(encodings.kinds):
-            of_kind = [rotations[name] for name in names if rotations[name] is not None]
+            # A spec allows a layer at most one rotation.
+            rotation = next((x for name in names if (x := rotations[name]) is not None), None)
             state = cls(
                 positions,
                 terms=combine(names, terms.__getitem__),
-                rotation=of_kind[0] if of_kind else None,  # a spec allows a layer at most one
+                rotation=rotation,
                 locality=reduce(and_, (limits[name] for name in names), Locality()),
                 steps_span=steps_span,
                 cache=None if steps_span else PerForwardCache(),
