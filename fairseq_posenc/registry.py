@@ -60,10 +60,12 @@ def get(name: str) -> type[Encoding]:
 def options(name: str) -> dict[str, inspect.Parameter]:
     """List the options of an encoding: its constructor's keyword-only arguments.
 
-    If the constructor has ``**others``, those of the base class come first.
+    If the constructor has ``**others``, those of the base class come first, without those in the
+    attribute ``without_options``.
     """
     found: dict[str, inspect.Parameter] = {}
-    for cls in get(name).__mro__:
+    encoding = get(name)
+    for cls in encoding.__mro__:
         constructor = vars(cls).get("__init__")
         if constructor is None:
             continue
@@ -77,7 +79,7 @@ def options(name: str) -> dict[str, inspect.Parameter]:
         found = own | found
         if not any(x.kind is x.VAR_KEYWORD for x in parameters):
             break
-    return found
+    return {key: option for key, option in found.items() if key not in encoding.without_options}
 
 
 def module_owner(cls: type[Encoding]) -> str:

@@ -98,6 +98,7 @@ class Encoding(nn.Module):
     has_position_table: ClassVar[bool] = False  # True: a table has a row for each position
     # Positions that a caller may give: whole numbers only; real ones, too; `unread`: it reads none.
     takes_ids: ClassVar[Literal["whole", "real", "unread"]] = "whole"
+    without_options: ClassVar[tuple[str, ...]] = ()  # of its base class, which it does not have
     causal_reason: ClassVar[str] = ""  # why only causal models can use it; empty: encoders too
     cost: ClassVar[Cost] = Cost()  # cost in a layer, beyond that of its terms
 

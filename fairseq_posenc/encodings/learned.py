@@ -83,8 +83,7 @@ class SentenceLearned(Learned):
         as a source in translation, the first token is at 0.
     """
 
-    def __init__(self, dims: Dims) -> None:  # without the option `axes`
-        super().__init__(dims)
+    without_options = ("axes",)
 
     def embed(self, positions: Positions) -> Tensor:
         """Look up the vectors of the queries' positions in their sentences, ``(B, T, C)``.

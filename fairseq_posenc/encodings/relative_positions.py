@@ -54,16 +54,7 @@ class ShawValues(DistanceEncoding):
         nothing with the default options.
     """
 
-    # Values are not scaled, so this encoding has no option `scale_factor`.
-    def __init__(
-        self,
-        dims: Dims,
-        *,
-        max_distance: Optional[int] = None,
-        per_head: bool = False,
-        reset: bool = False,
-    ) -> None:
-        super().__init__(dims, max_distance=max_distance, per_head=per_head, reset=reset)
+    without_options = ("scale_factor",)  # values are not scaled
 
     def terms(self, span: Span, positions: Positions) -> Terms:
         """Select the rows as value table, ``(G, R, D)``."""

@@ -23,6 +23,7 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import reading_waits
 
 GAMMA = 0.4  # xPos: g in the equation
+_OF_ROPE_ALONE = ("cross_attention", "axes", "sections", "pairs")  # options
 
 
 @register("rope")
@@ -168,16 +169,10 @@ class LeRope(Rope):
         nothing. a stays in float32 in models of 16 bits, as theirs does.
     """
 
-    def __init__(
-        self,
-        dims: Dims,
-        *,
-        base: float = 10000.0,
-        fraction: float = 1.0,
-        layout: Literal["interleaved", "half"] = "interleaved",
-        scaling: Scaling = Scaling(),  # noqa: B008  (frozen)
-    ) -> None:
-        super().__init__(dims, base=base, fraction=fraction, layout=layout, scaling=scaling)
+    without_options = _OF_ROPE_ALONE
+
+    def __init__(self, dims: Dims, **others: Any) -> None:
+        super().__init__(dims, **others)
         self.alpha = nn.Parameter(torch.empty(self.rotated // 2, dtype=torch.float32))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> LeRope:
@@ -222,18 +217,10 @@ class XPos(Rope):
     """
 
     causal_reason = "it would amplify keys after the query"
+    without_options = _OF_ROPE_ALONE
 
-    def __init__(
-        self,
-        dims: Dims,
-        *,
-        base: float = 10000.0,
-        fraction: float = 1.0,
-        layout: Literal["interleaved", "half"] = "interleaved",
-        scaling: Scaling = Scaling(),  # noqa: B008  (frozen)
-        scale_base: float = 512.0,
-    ) -> None:
-        super().__init__(dims, base=base, fraction=fraction, layout=layout, scaling=scaling)
+    def __init__(self, dims: Dims, *, scale_base: float = 512.0, **others: Any) -> None:
+        super().__init__(dims, **others)
         self.scale_base = scale_base
 
     def rotation(self, ids: Tensor) -> PairRotation:
