@@ -74,7 +74,7 @@ class Shared(NamedTuple):
             encodings: result of :meth:`Assembly.build_stack`.
             positions: positions of the tokens.
             steps_span: distances of the terms if they also serve later steps of decoding. Then each
-                layer slices them for its step, so layers have nothing in common to cache.
+                layer slices them for its step, and the layers' cache would find nothing in common.
             compute_terms: computes the terms of an encoding, from its name and itself; by default
                 those of this pass.
         """

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from fairseq_posenc.backends import attend
 from fairseq_posenc.backends.base import check_dropout
 from fairseq_posenc.backends.mask import DIRECTIONS, Mask
+from fairseq_posenc.encodings.locality import NeededKeys
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.modules.attention_core import AttentionCore
@@ -171,7 +172,7 @@ class SelfAttention(_LayerAttention):
             raise UserError("the tokens in the cache had position_ids: give those of the new ones")
         batch, heads, length, width = cache.state["value"].shape  # rotated keys may be wider
         needed_batch, needed_heads, _, needed_width = value.shape
-        needed_length = cache.count_needed(shared.locality.needed_keys(past))
+        needed_length = _count_needed_keys(shared.locality.needed_keys(past), cache)
         needed = (needed_batch, needed_heads, needed_length, needed_width)
         if (batch, heads, length, width) != needed:
             raise UserError(
@@ -179,6 +180,18 @@ class SelfAttention(_LayerAttention):
                 f"width {width}, but this layer and the positions need {needed_batch}, "
                 f"{needed_length}, {needed_heads} and {needed_width}: give each layer its own cache"
             )
+
+
+def _count_needed_keys(needed: NeededKeys, cache: Cache) -> int:
+    """Count the keys that a cache must have: the last ones, or all it has and first ones it lacks.
+
+    Further first keys are no mistake: the beams that needed them may be gone.
+    """
+    last = cache.tokens if needed.last is None else min(cache.tokens, needed.last)
+    if needed.first is None:
+        return last
+    places = cache.list_places()
+    return max(last, len(places) + int((~torch.isin(needed.first, places)).sum()))
 
 
 class CrossAttention(_LayerAttention):

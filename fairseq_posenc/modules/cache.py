@@ -152,19 +152,12 @@ class Cache:
         """The positions that a caller gave to all tokens that were read, ``(B, S)``, or None."""
         return self.state.get("ids")
 
-    def count_needed(self, needed: NeededKeys) -> int:
-        """Count the keys that the cache must have: the last ones, and first ones that it lacks.
-
-        Further first keys may stay: they are of beams that are gone.
-        """
-        last = self.tokens if needed.last is None else min(self.tokens, needed.last)
-        if needed.first is None:
-            return last
-        count = self.state["key"].size(2)
-        places = self.state.get("places")
+    def list_places(self) -> Tensor:
+        """List the places of the kept keys among all tokens, int64 ``(K,)``."""
+        places: Tensor | None = self.state.get("places")
         if places is None:
-            places = torch.arange(self.tokens - count, self.tokens)
-        return max(last, count + int((~torch.isin(needed.first, places)).sum()))
+            places = torch.arange(self.tokens - self.state["key"].size(2), self.tokens)
+        return places
 
     def past_decay(self, key: Tensor) -> Tensor | None:
         """See :class:`KeyValueCache`."""
