@@ -50,7 +50,7 @@ class WeightSettings(NamedTuple):
 
     @classmethod
     def parse(cls, content: dict[str, Any]) -> WeightSettings:
-        """Read the fields that a checkpoint has; others are unknown.
+        """Read the fields that a checkpoint has; earlier versions wrote fewer of them.
 
         Raises:
             TypeError: a field has another type.
@@ -108,7 +108,7 @@ class Identity(NamedTuple):
 
     @classmethod
     def from_tensor(cls, state: Any) -> Identity:
-        """Decode the tensor of :meth:`to_tensor`.
+        """Decode the tensor of :meth:`to_tensor`, or the code points of older checkpoints.
 
         Raises:
             UserError: the tensor is something else, or a mixture of different identities.
@@ -165,7 +165,9 @@ class Identity(NamedTuple):
 
 
 def _decode_text(state: Tensor) -> str:
-    """Decode the bits of an identity to its text."""
+    """Decode the bits of an identity, or in older checkpoints the code points of its text."""
+    if not state.is_floating_point():
+        return "".join(chr(code) for code in state.tolist())
     bits = state.detach().cpu().float()
     mixed = (bits.abs() - 1).abs() > _ROUNDING + 4 * torch.finfo(state.dtype).eps
     if bool(mixed.any()):

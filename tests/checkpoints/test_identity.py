@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
@@ -67,12 +69,17 @@ def test_a_mixture_of_two_is_refused(share):
         assert "trained with alibi at length 64" in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    "broken", [torch.zeros(4096), torch.ones(7), torch.full((512,), 9.0), torch.ones(512).long()]
-)
+@pytest.mark.parametrize("broken", [torch.zeros(4096), torch.ones(7), torch.full((512,), 9.0)])
 def test_what_is_not_an_identity_is_refused(broken):
     with pytest.raises(UserError):
         Identity.from_tensor(broken)
+
+
+def test_code_points_of_earlier_checkpoints_load():
+    content = {"positions": "rope(base=500)", "directions": "lr,rl", "trained_length": 128}
+    settings = {name: value for name, value in SETTINGS._asdict().items() if value is not None}
+    text = json.dumps({**content, **settings})
+    assert Identity.from_tensor(torch.tensor([ord(each) for each in text])) == ROPE
 
 
 @pytest.mark.parametrize("multi_avg_fn", [None, get_ema_multi_avg_fn(0.99)])
