@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from typing import Optional
+from typing import Any, Optional
 
 import pytest
 
 from fairseq_posenc import registry, specs
 from fairseq_posenc.assembly import build_encodings
 from fairseq_posenc.encodings import base
+from fairseq_posenc.encodings.alibi import Alibi
 from fairseq_posenc.encodings.base import Dims, Encoding
 from fairseq_posenc.errors import UserError
 
@@ -92,6 +93,22 @@ def test_a_new_class_is_an_encoding_with_its_typed_options(monkeypatch):
     assert "made_up" in registry.names()
     with pytest.raises(ValueError, match="two encodings are called 'made_up'"):
         base.register("made_up")(MadeUp)
+
+
+def test_options_of_a_base_class_come_first_and_may_be_left_out(monkeypatch):
+    class Mixin:
+        pass
+
+    class MadeUp(Mixin, Alibi):
+        without_options = ("axes",)
+
+        def __init__(self, dims: Dims, *, kind: str = "a", mode: str = "causal", **others: Any):
+            super().__init__(dims, mode=mode, **others)
+
+    monkeypatch.setitem(base.ENCODINGS, "made_up", MadeUp)
+    options = registry.options("made_up")
+    assert [*options] == ["mode", "scale_factor", "kind"]
+    assert options["mode"].default == "causal"
 
 
 @pytest.mark.parametrize(
