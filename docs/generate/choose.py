@@ -63,7 +63,7 @@ def format_card(name: str) -> str:
     columns = [
         (family, column)
         for family in FAMILIES
-        for column in measured.list_result_columns(family, measured.multiples(family)[-1:])
+        for column in measured.list_result_columns(family)
         if name in column.figures
     ]
     rows = [
@@ -88,21 +88,21 @@ def _format_advice(name: str, columns: Iterable[tuple[str, Column]]) -> str:
     better than the column's median encoding; it is not if it is significantly worse than the best
     and in the lower half. Columns without significant differences do not count.
     """
-    front: dict[str, list[str]] = {}
-    back: dict[str, list[str]] = {}
+    good_in: dict[str, list[str]] = {}  # family -> titles of columns
+    bad_in: dict[str, list[str]] = {}
     for family, column in columns:
         verdicts = column.verdicts()
         verdict, has_worse = verdicts[name], WORSE in verdicts.values()
         if has_worse and verdict in (BEST, SAME) and name in column.list_better_than_median():
-            front.setdefault(family, []).append(column.title)
+            good_in.setdefault(family, []).append(column.title)
         in_lower_half = 2 * column.ranked().index(name) >= len(column.figures)
         if verdict in (WORSE, UNREADABLE) and in_lower_half:
-            back.setdefault(family, []).append(column.title)
+            bad_in.setdefault(family, []).append(column.title)
     return " ".join(
         f"**{words}** "
         + ", ".join(f"{_MODELS[family]} ({'; '.join(titles)})" for family, titles in part.items())
         + "."
-        for words, part in (("Take it for", front), ("Not for", back))
+        for words, part in (("Take it for", good_in), ("Not for", bad_in))
         if part
     )
 
@@ -131,9 +131,8 @@ def draw(folder: Path) -> None:
 def _split_columns(family: str) -> tuple[list[Column], list[Column]]:
     """Collect the columns of models, and of the models that were fine-tuned from them."""
     tuned = measured.fine_tuned(family)
-    titles = {column.title for column in tuned}
-    columns = measured.list_result_columns(family, measured.multiples(family)[-1:])
-    return [column for column in columns if column.title not in titles], tuned
+    columns = measured.list_result_columns(family)
+    return [column for column in columns if column not in tuned], tuned
 
 
 def _name_pictures(family: str) -> tuple[str, str]:
@@ -160,15 +159,13 @@ def _format_correlations(columns: Sequence[Column]) -> list[str]:
     from scipy import stats  # takes a second to import
 
     rows = []
+    first = columns[0].costs()
     for column in columns[1:]:
-        both = [name for name in column.figures if name in columns[0].figures]
+        costs = column.costs()
+        both = [name for name in costs if name in first]
         if len(both) < _FEW:
             continue
-        values = [
-            [(-1) ** ranked.higher * ranked.figures[name].mean for name in both]
-            for ranked in (columns[0], column)
-        ]
-        rho = stats.spearmanr(*values).statistic
+        rho = stats.spearmanr(*([some[name] for name in both] for some in (first, costs))).statistic
         rows.append((column.title, str(len(both)), f"{rho:.2f}"))
     header = ("column", "encodings", f"rank correlation with {columns[0].title}")
     return [markdown.table(header, rows)] if rows else []

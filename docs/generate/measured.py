@@ -1,12 +1,11 @@
 """Reads columns of figures by encoding from the records in ``docs/results``.
 
-Functions return None, or an empty list, if nothing was measured in a family. A figure that no
-record has is "not measured".
+A column has no figures if nothing was measured in a family. A figure that no record has is "not
+measured".
 """
 
 from __future__ import annotations
 
-import json
 import math
 import shlex
 from collections import defaultdict
@@ -64,7 +63,6 @@ _REAL_MODEL = "SmolLM2-135M-Instruct, its weights expanded from 4 bits"
 REAL_RECORDS = ("smollm2_length.json", "smollm2_length_16384.json")
 CONTINUED_RECORD = "smollm2_continued.json"
 GLUE_RECORDS = {MASKED: ("glue.json", "glue_small.json")}
-EARLY_RECORD = "trainability.json"  # one seed
 COST_RECORD = "benchmark_layer_one_thread_cpu.json"
 LONG_COST_RECORD = "benchmark_layer_rows_cpu.json"  # its longest sentences
 _SCORE = Scale("score", higher=True)
@@ -81,7 +79,6 @@ class Column(NamedTuple):
     source: str  # file names of the records
     digits: int  # decimals in tables
     figures: Mapping[str, Interval]  # by encoding; infinite if the model cannot read the input
-    higher: bool = False  # whether higher is better
     by_seed: Mapping[str, Values] = {}  # by encoding and seed, if there are several seeds
     scale: Scale = PERPLEXITY  # the scale on which encodings are compared
 
@@ -95,7 +92,7 @@ class Column(NamedTuple):
     def verdicts(self) -> dict[str, str]:
         """Compare the encodings with the best one; see :func:`compare_with_best`."""
         means = {name: figure.mean for name, figure in self.figures.items()}
-        return compare_with_best(means, self.by_seed, self.scale._replace(higher=self.higher))
+        return compare_with_best(means, self.by_seed, self.scale)
 
     def list_better_than_median(self) -> set[str]:
         """List the encodings that are significantly better than the median one."""
@@ -104,23 +101,21 @@ class Column(NamedTuple):
         better = {name: self.by_seed.get(name, {}) for name in ranked[:middle]}
         return find_different(self.by_seed.get(ranked[middle], {}), better, self.scale)
 
+    def costs(self) -> dict[str, float]:
+        """Collect the means with a sign with which lower is better."""
+        sign = -1 if self.scale.higher else 1
+        return {name: sign * figure.mean for name, figure in self.figures.items()}
+
     def ranked(self) -> list[str]:
         """Sort the encodings, best first; NaN last."""
-        sign = -1 if self.higher else 1
-        means = {name: sign * figure.mean for name, figure in self.figures.items()}
-        return sorted(means, key=lambda name: (math.isnan(means[name]), means[name]))
+        costs = self.costs()
+        return sorted(costs, key=lambda name: (math.isnan(costs[name]), costs[name]))
 
 
-def at_trained_length(family: str) -> Optional[Column]:
+def at_trained_length(family: str) -> Column:
     """Read perplexities at the length in training; for translation, BLEU."""
-    record = _read_record(MAIN_RECORD[family])
-    if record is None:
-        return None
     if family == ENCODER_DECODER:
-        figures = _bleu(record, greedy=False)
-        rows = [row for row in record.rows if row["beam"] != 1]
-        seeds = _group_by_seed(rows, "system", "training", "BLEU")
-        return Column("BLEU", MAIN_RECORD[family], 2, figures, True, seeds, BLEU)
+        return _read_bleu(MAIN_RECORD[family], "BLEU", greedy=False)
     return _read_perplexities(MAIN_RECORD[family], "perplexity")
 
 
@@ -128,11 +123,9 @@ def on_another_text(family: str) -> list[Column]:
     """Read perplexities of models of another text, at the length in training and far beyond."""
     columns = []
     for text, name, lengths in ANOTHER_TEXT.get(family, ()):
-        if _read_record(name) is None:
-            continue
         columns.append(_read_perplexities(name, f"perplexity on {text}"))
-        times = max(_read_perplexities_by_multiple(lengths), default=0)
-        if times and (further := at_multiple(family, times, lengths)):
+        if times := max(_read_perplexities_by_multiple(lengths), default=0):
+            further = at_multiple(family, times, lengths)
             columns.append(further._replace(title=f"{text}, {times} times the length"))
     return columns
 
@@ -140,9 +133,7 @@ def on_another_text(family: str) -> list[Column]:
 def fine_tuned(family: str) -> list[Column]:
     """Read the scores of fine-tuned models: a column for each task of GLUE, and their means."""
     columns = []
-    for name in GLUE_RECORDS.get(family, ()):
-        if (record := _read_record(name)) is None:
-            continue
+    for name, record in _read_records(*GLUE_RECORDS.get(family, ())).items():
         tasks = [*dict.fromkeys(row["task"] for row in record.rows)]  # with "mean" after several
         for task in tasks:
             rows = [row for row in record.rows if row["task"] == task]
@@ -151,34 +142,32 @@ def fine_tuned(family: str) -> list[Column]:
             label = f"mean of {', '.join(tasks[:-1])}" if task == "mean" else task
             title = "GLUE: " + ", ".join(filter(None, (label, runs[0]["metric"])))
             seeds = _group_by_seed(runs, "model", "seed", "score")
-            columns.append(Column(title, name, 1, scores, True, seeds, _SCORE))
+            columns.append(Column(title, name, 1, scores, seeds, _SCORE))
     return columns
 
 
 def _read_perplexities(name: str, title: str) -> Column:
     """Read the perplexities at the best learning rates, of a record and of newer ones beside it."""
-    names = [record for record in (name, *NEWER_RECORDS.get(name, ())) if _read_record(record)]
+    records = _read_records(name, *NEWER_RECORDS.get(name, ()))
     figures: dict[str, Interval] = {}
     seeds: dict[str, dict[int, float]] = {}
-    for record in filter(None, map(_read_record, reversed(names))):
+    for record in reversed(records.values()):
         figures |= {str(row["model"]): _read_interval(row, "perplexity") for row in record.rows}
         rates = {row["model"]: row["lr"] for row in record.rows}
         rows = [row for row in record.figures["trainings"] if row["lr"] == rates[row["model"]]]
         seeds |= _group_by_seed(rows, "model", "seed", "perplexity")
-    return Column(title, ", ".join(names), 2, figures, by_seed=seeds)
+    return Column(title, ", ".join(records), 2, figures, seeds)
 
 
 def collect_evidence(family: str) -> Evidence:
     """Collect the evidence of ``fairseq-posenc choose``."""
     columns = {"1": at_trained_length(family)}
-    columns |= {str(n): at_multiple(family, n) for n in multiples(family) if n > 1}
-    figures = {times: _decide(column) for times, column in columns.items() if column}
-    time, *_ = layer_costs() or [Column("", "", 0, {})]
+    columns |= {str(n): at_multiple(family, n) for n in multiples(family)}
+    times = [column.figures for column in layer_costs()[:1]]
     return Evidence(
         *_describe_models(family),
-        figures=figures,
-        one_seed=after_300_updates(family)[0].ranked(),
-        times={name: round(figure.mean, 2) for name, figure in time.figures.items()},
+        figures={factor: _to_measurement(column) for factor, column in columns.items()},
+        times={name: round(time.mean, 2) for by_name in times for name, time in by_name.items()},
     )
 
 
@@ -192,7 +181,7 @@ def list_changes(family: str) -> list[Change]:
         kept = "sinusoidal" if family == ENCODER_DECODER else "rope"
         models = f"{family} models of 2 layers of width 128 that had `{kept}`, three seeds"
         title = column.title.partition(": ")[2]
-        changes.append(Change(models, kept, None, _decide(column)._replace(title=title)))
+        changes.append(Change(models, kept, None, _to_measurement(column)._replace(title=title)))
     return changes
 
 
@@ -204,9 +193,8 @@ def _list_changes_by_length() -> list[Change]:
     )
     changes: dict[int, Change] = {}  # by length; of a length in two records, the first
     trained = 0  # length at which the model was trained
-    for name in REAL_RECORDS:
-        record = _read_record(name)
-        rows = [] if record is None else record.rows
+    for name, record in _read_records(*REAL_RECORDS).items():
+        rows = record.rows
         for length in {row["length"] for row in rows} - changes.keys():
             values: dict[str, list[Optional[float]]] = {
                 str(row["override"] or "own"): [
@@ -218,17 +206,15 @@ def _list_changes_by_length() -> list[Change]:
             title = f"perplexity at {length:,} tokens, with its 95 % interval over the windows"
             changes[length] = Change(models, "own", length, Measurement(title, name, False, values))
             trained = rows[0]["trained_length"]
-    if within := [length for length in changes if length <= trained]:
-        # The longest text within the trained length speaks for all up to it.
-        changes[max(within)] = changes[max(within)]._replace(length=trained)
+    # A change decides for texts up to its length: this one for all up to the trained length.
+    longest = max(length for length in changes if length <= trained)
+    changes[longest] = changes[longest]._replace(length=trained)
     return [change for _, change in sorted(changes.items())]
 
 
 def _list_continued() -> list[Change]:
     """List what a change does to a real model that is trained a little after it."""
-    record = _read_record(CONTINUED_RECORD)
-    if record is None:
-        return []
+    record = _read_cached(RESULTS / CONTINUED_RECORD)
     (updates,) = {row["updates"] for row in record.rows}
     values: dict[str, list[Optional[float]]] = {
         row["model"]: [
@@ -250,7 +236,7 @@ def _list_continued() -> list[Change]:
     return [Change(models, "own", None, Measurement(title, CONTINUED_RECORD, False, values))]
 
 
-def _decide(column: Column) -> Measurement:
+def _to_measurement(column: Column) -> Measurement:
     values = {
         name: [
             None if math.isinf(value) else round(value, 6)
@@ -258,13 +244,12 @@ def _decide(column: Column) -> Measurement:
         ]
         for name in column.ranked()
     }
-    return Measurement(column.title, column.source, column.higher, values)
+    return Measurement(column.title, column.source, column.scale.higher, values)
 
 
 def _describe_models(family: str) -> tuple[str, int, int]:
     """Describe the models of :func:`at_trained_length`; return their lengths as well."""
-    record = _read_record(MAIN_RECORD[family])
-    assert record
+    record = _read_cached(RESULTS / MAIN_RECORD[family])
     if family == ENCODER_DECODER:
         groups = [row["words"] for row in record.figures["lengths"]]
         return _TRANSLATION_MODELS, 0, max(int(group.split("-")[-1]) for group in groups)
@@ -292,7 +277,7 @@ def _group_by_seed(
     return by_seed
 
 
-def at_multiple(family: str, times: int, records: Optional[str] = None) -> Optional[Column]:
+def at_multiple(family: str, times: int, records: Optional[str] = None) -> Column:
     """Read perplexities at a multiple of the length in training.
 
     Args:
@@ -300,24 +285,25 @@ def at_multiple(family: str, times: int, records: Optional[str] = None) -> Optio
         times: the multiple.
         records: pattern of the records' names; None for the family's.
     """
-    source = records or LENGTH_RECORDS.get(family)
+    source = records or LENGTH_RECORDS.get(family, "")
     by_encoding = _read_perplexities_by_multiple(source).get(times, {})
     figures = {name: interval_of_perplexity(values) for name, values in by_encoding.items()}
     seeds = {name: dict(enumerate(values)) for name, values in by_encoding.items()}
     title = f"perplexity at {times} times the length of training"
-    return Column(title, source, 2, figures, by_seed=seeds) if source and figures else None
+    return Column(title, source, 2, figures, seeds)
 
 
 def multiples(family: str) -> list[int]:
-    """List the multiples of the length in training at which models were evaluated."""
-    return sorted(_read_perplexities_by_multiple(LENGTH_RECORDS.get(family)))
+    """List the multiples of the length in training, beyond it, at which models were evaluated."""
+    found = _read_perplexities_by_multiple(LENGTH_RECORDS.get(family))
+    return sorted(times for times in found if times > 1)
 
 
 def _read_perplexities_by_multiple(records: Optional[str]) -> dict[int, dict[str, list[float]]]:
     """Read perplexities by multiple of the trained length and encoding, one for each seed."""
     by_multiple: dict[int, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for path in _list_record_paths(records):
-        for row in read(path).rows:
+    for path in sorted(RESULTS.glob(records)) if records else ():
+        for row in _read_cached(path).rows:
             times, rest = divmod(row["length"], row["trained_length"])
             if times and not rest:
                 value = math.inf if row["perplexity"] is None else row["perplexity"]
@@ -327,49 +313,33 @@ def _read_perplexities_by_multiple(records: Optional[str]) -> dict[int, dict[str
 
 def after_switch(family: str) -> Column:
     """Read BLEU or perplexity after a short training from a model of another encoding."""
-    title, record = "start from a trained model", _read_record(SWITCH_RECORD.get(family))
-    if record is None:
-        return Column(title, "", 0, {})
-    if family != ENCODER_DECODER:
+    name, title = SWITCH_RECORD[family], "start from a trained model"
+    if family == ENCODER_DECODER:
+        after = "120 updates after `sinusoidal`, greedily"
+        return _read_bleu(name, f"{title}: BLEU, {after}", greedy=True)
+    for record in _read_records(name).values():
         after = f"{record.rows[0]['updates']} updates after `{record.data['source']}`"
-        return _read_perplexities(SWITCH_RECORD[family], f"{title}: perplexity, {after}")
-    title += ": BLEU, 120 updates after `sinusoidal`, greedily"
-    rows = [row for row in record.rows if row["beam"] == 1]
-    seeds = _group_by_seed(rows, "system", "training", "BLEU")
-    bleu = _bleu(record, greedy=True)
-    return Column(title, SWITCH_RECORD[family], 2, bleu, True, seeds, BLEU)
+        title += f": perplexity, {after}"
+    return _read_perplexities(name, title)
 
 
-def _bleu(record: Record, greedy: bool) -> dict[str, Interval]:
-    rows = [row for row in record.figures["means"] if (row["beam"] == 1) == greedy]
-    return {str(row["system"]): _read_interval(row, "BLEU") for row in rows}
-
-
-def after_300_updates(family: str) -> list[Column]:
-    """Read training losses and processor times, of one seed and so without intervals."""
-    names = {MASKED: "masked LM", CAUSAL: "causal LM", ENCODER_DECODER: "translation"}
-    name_in_record = names[family]
-    runs = {
-        run["encoding"]: run
-        for path in _list_record_paths(EARLY_RECORD)
-        for run in json.loads(path.read_text(encoding="utf-8"))["runs"]
-        if (run["family"], run["updates"], run["start"]) == (name_in_record, 300, "plain")
-    }
-    losses = {name: interval([run["curve"][-1][1]]) for name, run in runs.items()}
-    none = runs["none"]["cpu_seconds_per_100"]
-    times = {name: interval([run["cpu_seconds_per_100"] / none]) for name, run in runs.items()}
-    return [
-        Column("loss after 300 updates, bits, one seed", EARLY_RECORD, 2, losses),
-        Column("processor time of an update / `none`, 64 tokens", EARLY_RECORD, 2, times),
-    ]
+def _read_bleu(name: str, title: str, greedy: bool) -> Column:
+    """Read BLEU by greedy or by beam search."""
+    figures: dict[str, Interval] = {}
+    seeds: dict[str, dict[int, float]] = {}
+    for record in _read_records(name).values():
+        means = [row for row in record.figures["means"] if (row["beam"] == 1) == greedy]
+        figures = {str(row["system"]): _read_interval(row, "BLEU") for row in means}
+        rows = [row for row in record.rows if (row["beam"] == 1) == greedy]
+        seeds = _group_by_seed(rows, "system", "training", "BLEU")
+    return Column(title, name, 2, figures, seeds, BLEU)
 
 
 def layer_costs() -> list[Column]:
     """Read time and peak memory of a training step of a layer, divided by those of ``none``."""
     return [
         Column(f"{cost} of a layer / `none`, {length:,} tokens", source, 2, figures)
-        for source in (COST_RECORD, LONG_COST_RECORD)
-        if (record := _read_record(source))
+        for source, record in _read_records(COST_RECORD, LONG_COST_RECORD).items()
         for length in [max(int(row["length"]) for row in record.rows)]
         for cost, figures in _read_layer_costs(record, length).items()
     ]
@@ -386,16 +356,16 @@ def _read_layer_costs(record: Record, length: int) -> dict[str, dict[str, Interv
     }
 
 
-def list_result_columns(family: str, multiples: Iterable[int]) -> list[Column]:
-    """Collect all columns of results, with some multiples of the length in training."""
+def list_result_columns(family: str) -> list[Column]:
+    """Collect all columns of results that have figures, of longer inputs the longest."""
     columns = [
         at_trained_length(family),
-        *(at_multiple(family, times) for times in multiples if times > 1),
+        at_multiple(family, max(multiples(family), default=0)),
         *on_another_text(family),
         *fine_tuned(family),
         after_switch(family),
     ]
-    return [column for column in columns if column and column.figures]
+    return [column for column in columns if column.figures]
 
 
 def format_columns(columns: Sequence[Column], names: Iterable[str]) -> str:
@@ -418,11 +388,10 @@ def _read_interval(row: Row, name: str) -> Interval:
     )
 
 
-def _read_record(name: Optional[str]) -> Optional[Record]:
-    paths = _list_record_paths(name)
-    return read(paths[0]) if paths else None
+def _read_records(*names: str) -> dict[str, Record]:
+    """Read records by the names of their files; those that do not exist are left out."""
+    paths = {name: RESULTS / name for name in names}
+    return {name: _read_cached(path) for name, path in paths.items() if path.exists()}
 
 
-@cache
-def _list_record_paths(pattern: Optional[str]) -> list[Path]:
-    return sorted(RESULTS.glob(pattern)) if pattern else []
+_read_cached = cache(read)

@@ -72,11 +72,7 @@ def results(tmp_path, monkeypatch) -> Path:
         ]
         path = tmp_path / f"causal_lm_length_seed_{seed}.json"
         Record("lm-length", {"perplexity": lines}, {}).write(path)
-    monkeypatch.setattr(
-        measured, "_list_record_paths", lambda name: sorted(tmp_path.glob(name)) if name else []
-    )
-    one_seed = Column("", "", 1, {"t5": interval_of_perplexity([2.0])})
-    monkeypatch.setattr(measured, "after_300_updates", lambda family: [one_seed])
+    monkeypatch.setattr(measured, "RESULTS", tmp_path)
     monkeypatch.setattr(answer, "read_evidence", measured.collect_evidence)
     return tmp_path
 
@@ -91,7 +87,7 @@ READ: dict[str, dict[int, float | None]] = {
 def test_figures_over_the_seeds_have_the_interval_of_their_mean_loss(results):
     column = measured.at_multiple("causal-lm", 2)
     assert column.figures["rope"] == interval_of_perplexity([14.0 * 0.99, 14.0, 14.0 * 1.01])
-    assert measured.multiples("causal-lm") == [1, 2, 4]
+    assert measured.multiples("causal-lm") == [2, 4]
     assert column.show("learned") == "cannot be read"
     assert column.show("t5") == measured.NOT_MEASURED
 
@@ -208,9 +204,12 @@ def test_no_winner_is_named_for_a_length_of_training_that_was_not_measured(resul
     assert "--length 1024 --trained 512 --text my.txt" in said
 
 
-def test_candidates_are_those_with_the_best_figures_then_those_of_one_seed(results):
-    found = choose_candidates(ChooseQuestion("causal-lm", 512, 128))
-    assert found[:4] == ["alibi", "rope", "learned", "t5"]
+@pytest.mark.parametrize(("length", "best"), [(128, "rope"), (512, "alibi"), (513, "rope")])
+def test_candidates_are_those_with_the_best_figures(results, length, best):
+    """Beyond all that was measured, those at the length of training."""
+    found = choose_candidates(ChooseQuestion("causal-lm", length, 128))
+    assert found[0] == best
+    assert {*found[:3]} == {"alibi", "rope", "learned"}
     assert len(found) == len(set(found)) == 4
 
 
@@ -394,11 +393,9 @@ def test_the_figures_for_texts_of_a_length_answer():
 
 
 def test_one_seed_is_not_judged():
-    column = measured.after_300_updates("encoder-decoder")[0]
-    best, *others = column.verdicts().items()
-    assert math.isinf(column.figures[best[0]].high)
-    assert {verdict for _, verdict in others} == {SAME}
-    assert column.verdicts().keys() == column.figures.keys() & encodings_of("encoder-decoder")
+    figures = {name: interval_of_perplexity([value]) for name, value in (("a", 1.0), ("b", 9.0))}
+    column = Column("", "", 1, figures, {"a": {1: 1.0}, "b": {1: 9.0}})
+    assert column.verdicts() == {"a": BEST, "b": SAME}
 
 
 @pytest.mark.parametrize("family", FAMILIES)

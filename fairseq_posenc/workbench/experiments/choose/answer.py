@@ -76,7 +76,6 @@ class Evidence(NamedTuple):
     longest: int  # longest input in evaluation: in tokens, or in words of sentences
     # by input length as a multiple of that in training, from `1` on
     figures: dict[str, Measurement]
-    one_seed: list[str]  # encodings in the order of their loss after a short training, best first
     times: dict[str, float]  # time of a layer by encoding, as a multiple of that with `none`
 
 
@@ -225,12 +224,12 @@ def _show_evidence(question: ChooseQuestion, evidence: Evidence, ranking: Rankin
 def choose_candidates(question: ChooseQuestion) -> list[str]:
     """Choose the encodings to train if the user names none: those with the best figures.
 
-    The measurement that decides the question comes first, then losses of one seed.
+    For inputs that are longer than all measured ones, they are those at the length of training.
     """
     evidence = read_evidence(question.family)
     names = encodings_of(question.family)
-    measurement = find_measurement(question, evidence)
-    ranked = [*(rank(measurement).verdicts if measurement else []), *evidence.one_seed, *names]
+    measurement = find_measurement(question, evidence) or evidence.figures["1"]
+    ranked = [*rank(measurement).verdicts, *names]
     return [name for name in dict.fromkeys(ranked) if name in names][:_CANDIDATES]
 
 
