@@ -52,7 +52,10 @@ def _encode(line: str) -> str | None:
 def encode_as_fairseq(
     text: Path, bpe: Path, folder: Path, workers: int, keep_empty: bool = False
 ) -> None:
-    """Write the ids of a text's lines as fairseq's multiprocessing_bpe_encoder does."""
+    """Write the ids of a text's lines as fairseq's multiprocessing_bpe_encoder does.
+
+    Empty lines are left out, or with ``keep_empty`` stay empty.
+    """
     with (
         open(text, encoding="utf-8") as lines,
         open(bpe, "w", encoding="utf-8") as output,
@@ -114,18 +117,18 @@ def main() -> None:
         size = text.stat().st_size / 1e6
         seconds = {}
         processor_seconds = {}
-        for name, run in {"plain_text": run_ours, "fairseq's chain": run_chain}.items():
+        ours, chain = Path(temporary, "ours"), Path(temporary, "chain")
+        sides = [("plain_text", run_ours, ours), ("fairseq's chain", run_chain, chain)]
+        for name, run, folder in sides:
             began = time.perf_counter()
             busy = sum(os.times()[:4])  # user and system, of this process and its ended children
-            run(text, Path(temporary, run.__name__), args.bpe, args.workers)
+            run(text, folder, args.bpe, args.workers)
             seconds[name] = time.perf_counter() - began
             processor_seconds[name] = sum(os.times()[:4]) - busy
-            if run is run_ours:
+            if run is run_ours:  # the first: the peak is that of all processes until now
                 memory = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
         files = ["train.bin", "train.idx", "dict.txt"]
-        same, _, _ = filecmp.cmpfiles(
-            Path(temporary, "run_ours"), Path(temporary, "run_chain"), files, shallow=False
-        )
+        same, _, _ = filecmp.cmpfiles(ours, chain, files, shallow=False)
     header = [f"{size:.0f} MB of text, {args.workers} processes", "seconds", "MB/s"]
     header += ["times as fast", "processor seconds", "times as little"]
     rows = []

@@ -15,11 +15,11 @@ if __name__ == "__main__":
     begin()
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional, Protocol
 
 import ctranslate2
 import sacrebleu
@@ -48,8 +48,13 @@ class Translation(NamedTuple):
     score: Optional[float]  # mean log probability of tokens and end; None if it is not computed
 
 
-# Translates sentences with a beam; the last argument asks for scores that cost extra time.
-Engine = Callable[[Sequence[str], int, bool], list[Translation]]
+class Engine(Protocol):
+    """A translation program with its model."""
+
+    def __call__(
+        self, sentences: Sequence[str], beam: int, with_scores: bool = False
+    ) -> list[Translation]:
+        """Translate; with scores even if they take extra time."""
 
 
 def parse_args(words: list[str]) -> argparse.Namespace:
@@ -69,7 +74,9 @@ def fairseq_engine(args: argparse.Namespace) -> Engine:
     """Load the model with fairseq, for the search of ``fairseq-generate``."""
     translator = Translator.load(args.checkpoint, data=args.data, device="cpu")
 
-    def translate(sentences: Sequence[str], beam: int, _: bool) -> list[Translation]:
+    def translate(
+        sentences: Sequence[str], beam: int, with_scores: bool = False
+    ) -> list[Translation]:
         hypotheses = translator.translate(sentences, beam=beam, max_tokens=10**6)
         return [Translation(hypothesis[0].tokens, hypothesis[0].score) for hypothesis in hypotheses]
 
@@ -86,7 +93,9 @@ def transformers_engine(folder: Path) -> Engine:
         symbols = tokenizer.convert_ids_to_tokens(ids.tolist())
         return tuple(symbol for symbol in symbols if symbol not in special)
 
-    def translate(sentences: Sequence[str], beam: int, _: bool) -> list[Translation]:
+    def translate(
+        sentences: Sequence[str], beam: int, with_scores: bool = False
+    ) -> list[Translation]:
         inputs = tokenizer(list(sentences), return_tensors="pt", padding=True)
         with torch.inference_mode():
             generated = model.generate(**inputs, num_beams=beam, early_stopping=beam > 1)
@@ -100,7 +109,9 @@ def ctranslate2_engine(folder: Path, pieces: Path, longest: int, threads: int) -
     tokenizer = SentencePieceProcessor(model_file=str(pieces))
     translator = ctranslate2.Translator(str(folder), inter_threads=1, intra_threads=threads)
 
-    def translate(sentences: Sequence[str], beam: int, with_scores: bool) -> list[Translation]:
+    def translate(
+        sentences: Sequence[str], beam: int, with_scores: bool = False
+    ) -> list[Translation]:
         inputs = [tokenizer.encode(sentence, out_type=str) for sentence in sentences]
         translated = translator.translate_batch(
             inputs, beam_size=beam, max_decoding_length=longest, return_end_token=True
@@ -110,7 +121,7 @@ def ctranslate2_engine(folder: Path, pieces: Path, longest: int, threads: int) -
             for translation in translated
         ]
         scores: Sequence[Optional[float]] = [None] * len(words)
-        if with_scores:  # again, as a search leaves the end out of the chances of the first word
+        if with_scores:  # the search forbids empty translations, and finds first words too probable
             scores = [fmean(score.log_probs) for score in translator.score_batch(inputs, words)]
         return [Translation(tuple(pair), score) for pair, score in zip(words, scores)]
 
@@ -140,7 +151,7 @@ def make_batches(sentences: Sequence[str], size: int) -> list[list[str]]:
 
 
 def measure_speeds(
-    engines: list[Engine], sentences: Sequence[str], size: int, rounds: int
+    engines: list[Engine], sentences: Sequence[str], size: int, args: argparse.Namespace
 ) -> list[tuple[float, float]]:
     """Measure the sentences per second of each engine, and the ratio to the first one."""
     batches = make_batches(sentences, size)
@@ -148,11 +159,12 @@ def measure_speeds(
     def build_pass(engine: Engine) -> timing.Pass:
         def run() -> None:
             for batch in batches:
-                engine(batch, BEAMS[0], False)
+                engine(batch, BEAMS[0])
 
         return run
 
-    times = timing.interleaved(list(map(build_pass, engines)), torch.device("cpu"), rounds)
+    passes = [build_pass(engine) for engine in engines]
+    times = timing.interleaved(passes, args.device, args.rounds, args.seconds)
     return [
         (len(sentences) / timing.median(times, index), 1 / timing.ratio(times, index, 0))
         for index in range(len(engines))
@@ -163,7 +175,7 @@ def translate_all(engine: Engine, sources: Sequence[str], beam: int) -> list[Tra
     """Translate the whole test set."""
     by_source: dict[str, Translation] = {}
     for batch in make_batches(sorted(set(sources)), 32):
-        by_source.update(zip(batch, engine(batch, beam, True)))
+        by_source.update(zip(batch, engine(batch, beam, with_scores=True)))
     return [by_source[source] for source in sources]
 
 
@@ -205,7 +217,7 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
         step = max(1, len(sources) // args.sentences)
         timed = sources[::step][: args.sentences]  # from all parts of the test set
         for size in args.batches:
-            for row, (speed, ratio) in zip(rows, measure_speeds(group, timed, size, args.rounds)):
+            for row, (speed, ratio) in zip(rows, measure_speeds(group, timed, size, args)):
                 row |= {f"sentences_per_second_{size}": speed, f"ratio_{size}": ratio}
         for beam in BEAMS:
             translated = [translate_all(engine, sources, beam) for engine in group]

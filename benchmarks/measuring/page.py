@@ -18,7 +18,7 @@ from measuring.growth import complexity_table
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
 RESULTS = PAGE.parent / "results"
 PREFIX, KIND_PREFIX = "benchmark_", "benchmark-"  # of the names of files, and of kinds of records
-REPEATED_ROWS = "layer_rows"  # begins the names of results on layers whose tables repeat rows
+_REPEATED_ROWS_PREFIX = "layer_rows"  # of the names of results on layers whose tables repeat rows
 Rows = list[dict[str, Any]]
 PANELS = {"seconds": ("time of a pass, ms", 1e3), "memory": ("peak of memory, MB", 1e-6)}
 
@@ -35,7 +35,7 @@ class Result(NamedTuple):
     @property
     def section(self) -> str:
         """The section of the page that shows it."""
-        return "repeated_rows" if self.name.startswith(REPEATED_ROWS) else self.script
+        return "repeated_rows" if self.name.startswith(_REPEATED_ROWS_PREFIX) else self.script
 
 
 def save_result(result: Result, folder: Path = RESULTS, page: Path = PAGE) -> None:
@@ -132,19 +132,18 @@ def _draw(rows: Rows, path: Path) -> None:
 
 
 def _draw_panel(axes: Any, rows: Rows, column: str, unit: float) -> None:
-    lines = dict.fromkeys((row["encoding"], row["backend"]) for row in rows)
-    for number, (encoding, backend) in enumerate(lines):
-        points = sorted(
-            (row["length"], row[column] * unit)
-            for row in rows
-            if (row["encoding"], row["backend"]) == (encoding, backend)
-        )
+    """Draw a column over the length, with a line for each encoding and backend."""
+    lines: dict[tuple[str, str], list[tuple[int, float]]] = {}
+    for row in rows:
+        point = row["length"], row[column] * unit
+        lines.setdefault((row["encoding"], row["backend"]), []).append(point)
+    for number, ((encoding, backend), points) in enumerate(lines.items()):
         style = pictures.line_style(number, pictures.COLOURS[1:])
         name = f"{encoding} ({backend})"
         if encoding == "stock":
             style = pictures.line_style(0)  # black
             name = "stock"
-        axes.plot(*zip(*points), marker="o", markersize=3, label=name, **style)
+        axes.plot(*zip(*sorted(points)), marker="o", markersize=3, label=name, **style)
     lengths = sorted({row["length"] for row in rows})
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
@@ -164,19 +163,21 @@ def _format_attention(results: Iterable[Result]) -> list[str]:
 
 
 def _tabulate_attention(results: Iterable[Result]) -> list[str]:
+    """Format pictures, and a table with a column for each scope, mode and length of a result."""
     lines: list[str] = []
-    cells: dict[str, dict[str, str]] = {}  # column -> encoding -> cell
+    cells: dict[str, dict[str, str]] = {}  # column -> row -> cell
     for result in results:
         if has_picture(result):
-            name = _name_picture(result, Path("results")).as_posix()
-            lines += [f"`{result.name}`:", "", f"![time and memory over the length]({name})", ""]
-        first_backends: dict[str, str] = {}  # encoding -> the backend that needs no mention
+            picture = _name_picture(result, Path("results")).as_posix()
+            lines += [f"`{result.name}`:", "", f"![time and memory over the length]({picture})", ""]
+        # An encoding's first backend, the one that `auto` takes, is not named.
+        first_backends: dict[str, str] = {}
         for row in result.rows:
-            name = f"`{row['encoding']}`"
-            if first_backends.setdefault(name, row["backend"]) != row["backend"]:
-                name += f", {row['backend']}"
+            encoding, backend = row["encoding"], row["backend"]
+            is_first = first_backends.setdefault(encoding, backend) == backend
+            name = f"`{encoding}`" if is_first else f"`{encoding}`, {backend}"
             memory = f"{row['memory_ratio']:.2f}"
-            if row["encoding"] == "stock":
+            if encoding == "stock":
                 memory = f"{row['memory'] / 1e6:,.1f} MB"
             cell = f"{row['ratio']:.2f} ({memory})"
             cells.setdefault(_name_column(result, row), {})[name] = cell
@@ -258,11 +259,7 @@ COLUMNS: dict[str, dict[str, str]] = {
         "ids with gaps": "{gaps:.2f}",
     },
 }
-_ALIGN = {
-    "attention": "llllr",
-    "repeated_rows": "lrl",
-    "given_positions": "l",
-}  # of the columns; else `llr`
+_ALIGN = {"attention": "llllr", "repeated_rows": "lrl", "given_positions": "l"}  # else `llr`
 # Seconds are shown as milliseconds, bytes as MB, operations per second as TFLOP/s.
 _UNITS = {"flops": 1e-12, "memory": 1e-6} | dict.fromkeys(
     ("seconds", "products", "random", "softmax", "rest"), 1e3
@@ -279,16 +276,19 @@ def format_table(script: str, rows: Rows) -> str:
     return table(list(columns), cells, _ALIGN.get(script, "llr"))
 
 
+def _format_each(results: Iterable[Result]) -> list[str]:
+    """Format a table for each measurement, by its script's columns."""
+    lines: list[str] = []
+    for result in results:
+        lines += [format_table(result.script, result.rows), ""]
+    return lines
+
+
 def _format_repeated_rows(results: Iterable[Result]) -> list[str]:
     """Format one table of all layers, and one for each measurement of decoding."""
-    lines: list[str] = []
     layers = [result for result in results if result.script == "attention"]
-    if layers:
-        lines += [_tabulate_layers(layers), ""]
-    for result in results:
-        if result.script != "attention":
-            lines += [format_table("repeated_rows", result.rows), ""]
-    return lines
+    lines = [_tabulate_layers(layers), ""] if layers else []
+    return lines + _format_each(result for result in results if result not in layers)
 
 
 def _tabulate_layers(results: Iterable[Result]) -> str:
@@ -346,11 +346,9 @@ def _format_quality(row: dict[str, Any], beam: str) -> list[str]:
 
 SECTIONS: dict[str, Callable[[Sequence[Result]], list[str]]] = {
     "attention": _format_attention,
-    "train": lambda results: [format_table("train", result.rows) for result in results],
+    "train": _format_each,
     "serving": lambda results: [serving_table(result.rows) for result in results],
     "complexity": lambda results: [complexity_table(result.rows) for result in results],
     "repeated_rows": _format_repeated_rows,
-    "given_positions": lambda results: [
-        format_table("given_positions", result.rows) for result in results
-    ],
+    "given_positions": _format_each,
 }

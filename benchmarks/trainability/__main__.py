@@ -18,7 +18,8 @@ import os
 from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # else waiting threads count as work
-logging.getLogger().addHandler(logging.NullHandler())  # or fairseq prints every model
+# Else fairseq's `basicConfig` adds a handler, which prints every model.
+logging.getLogger().addHandler(logging.NullHandler())
 
 import torch  # noqa: E402
 from data import prepare  # noqa: E402
@@ -57,7 +58,11 @@ def parse_args() -> argparse.Namespace:
     add("--results", type=Path, default=Path("docs/results"), help="folder of the reports")
     args = parser.parse_args()
     sides = (args.source, args.target, args.valid_source, args.valid_target)
-    if any(sides) and not all(sides):
+    # A setting must be trained; of the families, translation is left out without its texts.
+    needs_texts = args.families == ["translation"]
+    if args.subject == "m4m-start":
+        needs_texts = "translation" in args.settings
+    if not all(sides) and (any(sides) or needs_texts):
         parser.error("translation needs --source, --target, --valid-source and --valid-target")
     parts = ("train.source", "train.target", "valid.source", "valid.target")
     args.files = dict(zip(parts, sides)) if all(sides) else {}

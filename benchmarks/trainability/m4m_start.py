@@ -10,7 +10,7 @@ from typing import Any, Optional
 
 from reports import last_loss, machine, own_command, write_figures, write_report
 from starts import STARTS
-from training import StartRun, Store
+from training import Store, TrainingRun
 
 from fairseq_posenc.workbench.results import pictures
 from fairseq_posenc.workbench.results.intervals import average_lines, interval
@@ -29,7 +29,7 @@ SETTINGS: dict[str, tuple[str, str, str]] = {
 }
 
 
-def start_runs(args: argparse.Namespace) -> list[tuple[str, StartRun]]:
+def start_runs(args: argparse.Namespace) -> list[tuple[str, TrainingRun]]:
     """List the runs that compare M4M's starts, each with the name of its setting.
 
     All starts are trained in the first setting with the first seed. The starts of ``--starts`` are
@@ -44,7 +44,7 @@ def start_runs(args: argparse.Namespace) -> list[tuple[str, StartRun]]:
     for setting, seed, starts in cases:
         family, encoding, options = SETTINGS[setting]
         extra = tuple(options.split())
-        none = StartRun(family, "none", seed, args.updates, extra=extra)
+        none = TrainingRun(family, "none", seed, args.updates, extra=extra)
         runs.append((setting, none))
         for start in starts:
             runs.append((setting, none._replace(encoding=encoding, start=start)))
@@ -70,7 +70,7 @@ def _format_report(args: argparse.Namespace, grid: Grid, picture: str) -> list[s
         "M4M multiplies three dot products, `(q_i.k_j) * (q_i.a_r) * (k_j.a_r)`, and its paper "
         "does not say how the vectors `a_r` start. The models are those of "
         "[trainability.md](trainability.md); all weights but the tables are equal for equal seeds.",
-        f"    {own_command(args)}",
+        f"    {own_command()}",
         f"Machine: {machine()}.",
         *_format_losses(args, grid),
         f"![learning curves]({picture})",

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from data import VOCABULARY
 from reports import last_loss, machine, own_command, write_figures, write_report
-from training import StartRun, Store
+from training import Store, TrainingRun
 
 from fairseq_posenc import registry
 from fairseq_posenc.workbench.results.markdown import table
@@ -19,7 +19,7 @@ REFERENCES = ("none", "learned")  # beside the causal-only encodings, to compare
 MARGIN = 0.1  # bits; a smaller difference is not a finding
 
 
-def method_runs(args: argparse.Namespace) -> list[StartRun]:
+def method_runs(args: argparse.Namespace) -> list[TrainingRun]:
     """List a run of every encoding in the families where it is compared."""
     both = registry.names(encoder=True)  # for encoders and causal models
     names = {
@@ -29,7 +29,7 @@ def method_runs(args: argparse.Namespace) -> list[StartRun]:
     }
     wanted = set(args.methods or registry.names()) | {"none"}
     return [
-        StartRun(family, name, seed, args.updates)
+        TrainingRun(family, name, seed, args.updates)
         for seed in args.seeds
         for family in args.families
         for name in sorted(names[family], key=lambda name: (name not in REFERENCES, name))
@@ -88,7 +88,7 @@ def _introduce(args: argparse.Namespace, facts: dict[str, Any]) -> list[str]:
         f"{text['valid_words']:,} for validation; {VOCABULARY['text']} sentencepieces, blocks of "
         "64 tokens); translation reads the parallel text of the command "
         f"({VOCABULARY['translation']:,} sentencepieces).",
-        f"    {own_command(args)}",
+        f"    {own_command()}",
         f"Machine: {machine()}.",
         "Validation loss at the end in bits per token, and in brackets how far it is below that of "
         "`none`. *Time* is processor time of an update relative to `none`, in the first family.",

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import platform
 import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
 import torch
-from training import FAMILIES
 
 import fairseq_posenc
 from fairseq_posenc.files import write_whole
@@ -20,20 +19,9 @@ from fairseq_posenc.workbench.running.devices import processor_name
 BY_HAND = "<!-- Below this line: written by hand, and kept when the report is made again. -->"
 
 
-def own_command(args: argparse.Namespace) -> str:
-    """Build the command of the report, without the user's folders."""
-    words = [".venv/bin/python", "benchmarks/trainability", args.subject]
-    words += ["--updates", str(args.updates), "--seeds", *map(str, args.seeds)]
-    for name, path in args.files.items():
-        part, side = name.split(".")
-        words += [f"--{side}" if part == "train" else f"--valid-{side}", Path(path).name]
-    if args.subject == "m4m-start":
-        words += ["--settings", *args.settings, "--starts", *args.starts]
-    else:
-        chosen = args.families if args.families != list(FAMILIES) else []
-        words += ["--families", *chosen] if chosen else []
-        words += ["--methods", *args.methods] if args.methods else []
-    return shlex.join(words)
+def own_command() -> str:
+    """Build the command line of the report, as a reader would type it."""
+    return shlex.join(["python", "benchmarks/trainability", *sys.argv[1:]])
 
 
 def machine() -> str:
@@ -58,6 +46,6 @@ def write_report(path: Path, paragraphs: list[str]) -> None:
 
 
 def write_figures(path: Path, facts: dict[str, Any], results: list[dict[str, Any]]) -> None:
-    """Write all figures."""
+    """Write all figures: rows with curves, which the tables of a record cannot hold."""
     rows = ",\n".join(f"  {json.dumps(result)}" for result in results)
     write_whole(path, f'{{"data": {json.dumps(facts)},\n "runs": [\n{rows}\n]}}\n')

@@ -85,8 +85,10 @@ STARTS: dict[str, tuple[str, Any]] = {
 def apply_start(model: nn.Module, start: str, seed: int) -> None:
     """Redraw the tables of ``m4m``; all other weights stay as they are."""
     _, draw = STARTS[start]
+    if draw is None:
+        return
     generator = torch.Generator().manual_seed(seed)
     for module in model.modules():
-        if draw and isinstance(module, PositionalAttention) and "m4m" in module.encodings:
+        if isinstance(module, PositionalAttention) and "m4m" in module.encodings:
             table: Any = module.encodings["m4m"].table
             table.weight.data.copy_(draw(module, table.weight.data, generator))

@@ -49,7 +49,7 @@ FAMILIES: dict[str, list[str]] = {
 }
 
 
-class StartRun(NamedTuple):
+class TrainingRun(NamedTuple):
     """One training."""
 
     family: str  # a key of ``FAMILIES``
@@ -87,7 +87,7 @@ class Recorder(logging.Handler):
         """Note a line of figures; losses in bits per token."""
         if record.name not in ("train_inner", "valid"):
             return
-        entry = parse_line(f"| {record.name} | {record.getMessage()}")
+        entry = parse_line(f"| {record.name} | {record.getMessage()}")  # as in a log file
         if entry is None:
             return
         loss = math.log2(entry.perplexity)
@@ -119,7 +119,7 @@ def _measure_gradients(model: Optional[nn.Module]) -> dict[str, float]:
 
 
 @contextlib.contextmanager
-def _record_training(run: StartRun) -> Iterator[Recorder]:
+def _record_training(run: TrainingRun) -> Iterator[Recorder]:
     """Record the log, and change the start of the model that fairseq builds."""
     recorder = Recorder()
     build = models.build_model
@@ -140,7 +140,7 @@ def _record_training(run: StartRun) -> Iterator[Recorder]:
         root.removeHandler(recorder)
 
 
-def train(run: StartRun, data: Path) -> dict[str, Any]:
+def train(run: TrainingRun, data: Path) -> dict[str, Any]:
     """Train one model as ``fairseq-train`` does, and collect its figures."""
     parser = options.get_training_parser()
     args = options.parse_args_and_arch(parser, input_args=run.command(data))
@@ -182,7 +182,7 @@ class Store:
     def __init__(self, out: Path, data: dict[str, Path]) -> None:
         self._out, self._data = out, data
 
-    def get(self, run: StartRun) -> dict[str, Any]:
+    def get(self, run: TrainingRun) -> dict[str, Any]:
         """Look up the figures of a run; train it if it has none."""
         data = self._data[run.family]
         command = [run.start, *run.command(data)]

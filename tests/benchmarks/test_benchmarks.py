@@ -467,6 +467,17 @@ def test_a_reset_is_taken_out_for_a_while():
         pass
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words", [("methods", "--families", "translation"), ("m4m-start", "--settings", "translation")]
+)
+def test_translation_without_texts_is_refused(words, tmp_path):
+    done = script("trainability", *words, "--out", str(tmp_path / "out"))
+    assert done.returncode == 2
+    assert "error: translation needs --source, --target" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
 SMALL_LIBRARY = """
 import os, sysconfig
 paths = sysconfig.get_paths

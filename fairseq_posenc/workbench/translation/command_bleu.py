@@ -73,9 +73,7 @@ def run(args: argparse.Namespace) -> int:
         trainings=parse_systems(args.systems, args.average),
         # Greedy search, too, for comparison.
         searches=[Search(beam, args.lenpen) for beam in sorted({1, args.beam})],
-        options=GenerationOptions(
-            args.split, args.num_shards, args.max_tokens, args.device, fp16=args.fp16
-        ),
+        options=shared_options.build_settings(GenerationOptions, args),
         cluster=cluster,
     )
     with (

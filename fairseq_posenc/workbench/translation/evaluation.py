@@ -103,8 +103,9 @@ def parse_systems(texts: Sequence[str], average: int | None) -> list[Training]:
 
 
 def _derive_name(path: str) -> str:
-    """Derive a name from a path: that of a checkpoint's folder, or of a text file."""
-    name = Path(path).parent.name if path.endswith(".pt") else Path(path).stem
+    """Derive a name from the first path: that of a checkpoint's folder, or of a text file."""
+    first = Path(split_paths(split_trainings(path)[0])[0])
+    name = first.parent.name if first.suffix == ".pt" else first.stem
     return name.replace("=", "-")
 
 
@@ -145,6 +146,26 @@ class _TestSet(NamedTuple):
             )
 
 
+class _Translations(NamedTuple):
+    """The translations of the test set by a training and a search, or from a user's file."""
+
+    training: Training
+    search: Optional[Search]  # None for a file
+    path: str
+    lines: list[str]
+
+    def describe(self) -> Row:
+        """Describe them in a row of the record."""
+        no_search = dict.fromkeys(Search._fields)
+        return {
+            "system": self.training.name,
+            "path": self.training.path,
+            "training": self.training.number,
+            **(self.search._asdict() if self.search else no_search),
+            "hypotheses": self.path,
+        }
+
+
 def evaluate(request: BleuRequest, out: Path) -> Record:
     """Make the translations that are missing in a folder, score them, and build the record.
 
@@ -159,40 +180,21 @@ def evaluate(request: BleuRequest, out: Path) -> Record:
     }
     test_set = _read_test_set(request, list(models.values()))
     files = _read_translations(request, models, test_set)
+    translations = _translate(request, models, files, out)
     scorer = Scorer(test_set.references)
     piece_bleu = PieceBleu(test_set.data_bin, test_set.references)
-    generations = {
-        training: _prepare_generation(training, model, request, out)
-        for training, model in models.items()
-    }
-    jobs = [generation.build_job(request.searches) for generation in generations.values()]
-    run_jobs(jobs, out, request.cluster or LocalMachine())
-    rows: list[Row] = []
+    rows = [
+        {**each.describe(), **scorer.score(each.lines), PIECE_BLEU: piece_bleu.score(each.lines)}
+        for each in translations
+    ]
     # system -> the translations of each of its trainings, by the last search
     compared: dict[str, list[list[str]]] = {}
-    for training in request.trainings:
-        translations: dict[Optional[Search], tuple[str, list[str]]]
-        if training in models:
-            join = generations[training].join
-            translations = {search: join(search) for search in request.searches}
-        else:
-            translations = {None: (training.path, files[training])}
-        for search, (path, lines) in translations.items():
-            row = {
-                "system": training.name,
-                "path": training.path,
-                "training": training.number,
-                **(search._asdict() if search else dict.fromkeys(Search._fields)),
-                "hypotheses": path,
-                **scorer.score(lines),
-                PIECE_BLEU: piece_bleu.score(lines),
-            }
-            rows.append(row)
-        _, last_lines = list(translations.values())[-1]
-        compared.setdefault(training.name, []).append(last_lines)
+    for each in translations:
+        if each.search in (None, request.searches[-1]):
+            compared.setdefault(each.training.name, []).append(each.lines)
     differences, test_signatures = scorer.compare(compared) if len(compared) > 1 else ([], {})
     facts = {
-        "subset": request.options.subset,
+        "subset": request.options.split,
         "reference": str(test_set.reference_path),
         "sentences": len(test_set.references),
         "baseline": request.trainings[0].name,
@@ -200,16 +202,40 @@ def evaluate(request: BleuRequest, out: Path) -> Record:
         **{f"test signature of {name}": text for name, text in test_signatures.items()},
         f"signature of {PIECE_BLEU}": piece_bleu.note,
     }
-    lengths: list[Row] = []
-    if test_set.sources is not None:
-        lengths = scorer.score_by_length(test_set.sources, compared)
+    sources = test_set.sources
     tables = {
         "scores": rows,
         "means": compute_means(rows),
         "differences": differences,
-        "lengths": lengths,
+        "lengths": [] if sources is None else scorer.score_by_length(sources, compared),
     }
     return Record("bleu", tables, facts, command=own_command())
+
+
+def _translate(
+    request: BleuRequest,
+    models: dict[Training, _TrainedModel],
+    files: dict[Training, list[str]],
+    out: Path,
+) -> list[_Translations]:
+    """Make the translations that are missing; list all of them, and those of files."""
+    generations = {
+        training: _prepare_generation(training, model, request, out)
+        for training, model in models.items()
+    }
+    jobs = [generation.build_job(request.searches) for generation in generations.values()]
+    run_jobs(jobs, out, request.cluster or LocalMachine())
+    translations = []
+    for training in request.trainings:
+        if training in files:
+            lines = files[training]
+            translations.append(_Translations(training, None, training.path, lines))
+        else:
+            join = generations[training].join
+            translations += [
+                _Translations(training, each, *join(each)) for each in request.searches
+            ]
+    return translations
 
 
 def _find_model(training: Training, request: BleuRequest) -> _TrainedModel:
@@ -234,7 +260,7 @@ def _read_test_set(request: BleuRequest, models: list[_TrainedModel]) -> _TestSe
     if data_bin is None and request.data is not None:
         data_bin = ParallelDataBin(request.data, *infer_languages(request.data))
     if data_bin is not None:
-        prefix = f"{request.options.subset}.raw"
+        prefix = f"{request.options.split}.raw"
         raw_source = data_bin.folder / f"{prefix}.{data_bin.source}"
         raw_target = data_bin.folder / f"{prefix}.{data_bin.target}"
         if source is None and raw_source.exists():
@@ -260,7 +286,7 @@ def _read_translations(
     for training in request.trainings:
         if training in models:
             data = models[training].data
-            count = data.count_sentences(request.options.subset)
+            count = data.count_sentences(request.options.split)
             test_set.check_count(f"{training.label}: {data.folder}", count)
         else:
             files[training] = read_lines(Path(training.path), f"{training.label}:")

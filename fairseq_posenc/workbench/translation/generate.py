@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Optional
@@ -40,11 +39,10 @@ class Search(NamedTuple):
         return self.name.replace(" ", "-")
 
 
-@dataclass(frozen=True)
-class GenerationOptions:
+class GenerationOptions(NamedTuple):
     """Options that all translations of an evaluation share."""
 
-    subset: str  # name of the split to translate
+    split: str  # name of the part of the data to translate
     num_shards: int  # number of parts, after each of which an interrupted evaluation can resume
     max_tokens: int  # source tokens in a batch
     device: Optional[str]  # device to compute on; None for a GPU if there is one
@@ -70,8 +68,8 @@ class Generation:
         self.folder = folder
         self._checkpoints = list(checkpoints)
         self._data, self._options = data, options
-        self._sentences = data.count_sentences(options.subset)
-        files = sorted(data.folder.glob(f"{options.subset}.*-*.*"))
+        self._sentences = data.count_sentences(options.split)
+        files = sorted(data.folder.glob(f"{options.split}.*-*.*"))
         files += [data.folder / f"dict.{name}.txt" for name in (data.source, data.target)]
         # No part may be empty: fairseq-generate divides by the number of its sentences.
         self._shards = min(options.num_shards, self._sentences)
@@ -79,7 +77,7 @@ class Generation:
             "checkpoints": [checksum(path) for path in self._checkpoints],
             "data": [checksum(path) for path in files],
             "languages": [data.source, data.target],
-            "options": [options.subset, options.max_tokens, options.fp16],
+            "options": [options.split, options.max_tokens, options.fp16],
             "version": __version__,
         }
 
@@ -99,7 +97,7 @@ class Generation:
         """
         hypotheses: dict[int, str] = {}
         for step in self._build_steps(search):
-            hypotheses |= read_hypotheses(step.folder / f"generate-{self._options.subset}.txt")
+            hypotheses |= read_hypotheses(step.folder / f"generate-{self._options.split}.txt")
         for number in range(self._sentences):
             if number not in hypotheses:
                 raise UserError(f"{self.folder}: fairseq-generate left out sentence {number + 1}")
@@ -130,7 +128,7 @@ class Generation:
         command = ["fairseq-generate", str(self._data.folder), "--user-dir", str(USER_DIR)]
         command += ["--source-lang", self._data.source, "--target-lang", self._data.target]
         command += ["--path", ":".join(map(str, self._checkpoints))]
-        command += ["--gen-subset", options.subset, "--remove-bpe", "sentencepiece"]
+        command += ["--gen-subset", options.split, "--remove-bpe", "sentencepiece"]
         command += ["--beam", str(search.beam), "--lenpen", str(search.length_penalty)]
         # Files of pre-trained embeddings are needed only for training.
         no_embedding_files = "{'encoder_embed_path': None, 'decoder_embed_path': None}"

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from itertools import chain, pairwise
 from typing import Any, Optional
 
@@ -27,8 +26,6 @@ METRICS = {"BLEU": BLEU, "chrF2": CHRF}  # sacreBLEU's name -> metric
 # Most words of a source sentence in each group; longer ones are the last group.
 _MAX_WORDS = (5, 10, 15, 20, 30, 50)
 PIECE_BLEU = "BLEU-4 on pieces, 0 to 1"
-_NO_NLTK = "NLTK is not installed (pip install nltk)"
-_NO_PIECES = "no sentencepiece model is known; name its folder with --data"
 
 
 class Scorer:
@@ -114,18 +111,24 @@ class PieceBleu:
 
     def __init__(self, data: Optional[ParallelDataBin], references: Sequence[str]) -> None:
         self._corpus_bleu = None
-        self.note = _NO_NLTK
-        with suppress(ImportError, UserError):
+        try:
             import nltk
             from nltk.translate.bleu_score import corpus_bleu
-
-            self.note = _NO_PIECES
-            if data:
-                path = data.find_pieces(data.target)
-                self._model = Pieces(path).model
-                self._references = [[pieces] for pieces in self._cut_into_pieces(references)]
-                self._corpus_bleu = corpus_bleu
-                self.note = f"NLTK {nltk.__version__}, corpus_bleu without smoothing, {path.name}"
+        except ImportError:
+            self.note = "NLTK is not installed (pip install nltk)"
+            return
+        if data is None:
+            self.note = "no sentencepiece model is known; name its folder with --data"
+            return
+        try:
+            path = data.find_pieces(data.target)
+            self._model = Pieces(path).model
+        except UserError as error:  # there is none, or it is damaged
+            self.note = str(error)
+            return
+        self._references = [[pieces] for pieces in self._cut_into_pieces(references)]
+        self._corpus_bleu = corpus_bleu
+        self.note = f"NLTK {nltk.__version__}, corpus_bleu without smoothing, {path.name}"
 
     def score(self, hypotheses: Sequence[str]) -> Optional[float]:
         """Compute the score of translations in plain text; None if it cannot be computed."""

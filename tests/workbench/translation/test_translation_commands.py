@@ -433,6 +433,21 @@ def test_bleu_4_on_pieces_differs_from_sacrebleu_for_short_translations_alone(tm
     assert abs(ours.score(short) - sacre(short)) > 1e-4
 
 
+@pytest.mark.parametrize("content", [None, b"no model"], ids=["absent", "damaged"])
+def test_pieces_that_cannot_be_read_are_told(content, tmp_path):
+    pytest.importorskip("nltk")
+    if content:
+        (tmp_path / "sentencepiece.model").write_bytes(content)
+    note = PieceBleu(ParallelDataBin(tmp_path, "fr", "en"), ["the cat"]).note
+    assert str(tmp_path) in note
+    assert ("holds neither" in note) == (content is None)
+
+
+@pytest.mark.parametrize("path", ["a/x.pt:b/y.pt", "a/1.pt,b/2.pt", "a/x.pt", "b/a.txt"])
+def test_a_system_is_named_by_its_first_path(path):
+    assert parse_systems([path], None)[0].name == "a"
+
+
 def test_without_nltk_or_pieces_the_report_says_so(tmp_path, monkeypatch, capsys):
     text = tmp_path / "text.en"
     text.write_text("the cat sleeps some more\n", encoding="utf-8")
