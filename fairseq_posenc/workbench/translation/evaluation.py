@@ -183,7 +183,7 @@ def evaluate(request: BleuRequest, out: Path) -> Record:
     translations = _translate(request, models, files, out)
     scorer = Scorer(test_set.references)
     piece_bleu = PieceBleu(test_set.data_bin, test_set.references)
-    rows = [
+    rows: list[Row] = [
         {**each.describe(), **scorer.score(each.lines), PIECE_BLEU: piece_bleu.score(each.lines)}
         for each in translations
     ]
@@ -202,13 +202,11 @@ def evaluate(request: BleuRequest, out: Path) -> Record:
         **{f"test signature of {name}": text for name, text in test_signatures.items()},
         f"signature of {PIECE_BLEU}": piece_bleu.note,
     }
-    sources = test_set.sources
-    tables = {
-        "scores": rows,
-        "means": compute_means(rows),
-        "differences": differences,
-        "lengths": [] if sources is None else scorer.score_by_length(sources, compared),
-    }
+    lengths: list[Row] = []
+    if test_set.sources is not None:
+        lengths = scorer.score_by_length(test_set.sources, compared)
+    means = compute_means(rows)
+    tables = {"scores": rows, "means": means, "differences": differences, "lengths": lengths}
     return Record("bleu", tables, facts, command=own_command())
 
 
