@@ -25,11 +25,11 @@ class SquadCriterion(FairseqCriterion):
         """Compute the summed loss, the number of windows, and the values to log, all sums."""
         both_scores = model(**sample["net_input"], span_scores=True)  # 2 x [B, T]
         targets = [sample["starts"], sample["ends"]]
-        losses = [  # 2 x [] or, without reduce, 2 x [B]
-            F.cross_entropy(scores, target, reduction="sum" if reduce else "none")
+        start_loss, end_loss = (
+            F.cross_entropy(scores, target, reduction="sum")
             for scores, target in zip(both_scores, targets)
-        ]
-        loss = (losses[0] + losses[1]) / 2
+        )
+        loss = (start_loss + end_loss) / 2
         windows = len(targets[0])
         logged: dict[str, Any] = {
             "loss": loss.detach(),

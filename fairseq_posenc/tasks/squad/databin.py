@@ -11,7 +11,7 @@ from typing import NamedTuple
 from fairseq_posenc.checkpoints.dictionary import DICTIONARY, MANIFEST
 from fairseq_posenc.errors import UserError
 
-SYMBOLS = 4  # special symbols of a window: <s> question </s></s> context </s>
+SPECIAL_SYMBOLS = 4  # of a window: <s> question </s></s> context </s>
 
 
 class Limits(NamedTuple):
@@ -23,10 +23,10 @@ class Limits(NamedTuple):
 
     def check(self) -> None:
         """Refuse sizes that leave no room for the context, or a stride that skips tokens of it."""
-        least = SYMBOLS + 2  # a token of the question and one of the context
+        least = SPECIAL_SYMBOLS + 2  # a token of the question and one of the context
         if self.max_length < least:
             raise UserError(f"--max-length {self.max_length}: give {least} or more")
-        room = self.max_length - SYMBOLS
+        room = self.max_length - SPECIAL_SYMBOLS
         if not 1 <= self.max_question < room:
             raise UserError(
                 f"--max-question {self.max_question}: give 1 to {room - 1}, as --max-length "
@@ -52,6 +52,14 @@ class SquadDataBin(NamedTuple):
     def dictionary(self) -> Path:
         """Path of fairseq's dictionary."""
         return self.path / DICTIONARY
+
+    def check_lengths(self, max_positions: int, model: object) -> None:
+        """Refuse windows that are too long for a model."""
+        if self.limits.max_length > max_positions:
+            raise UserError(
+                f"{self.path} has windows of {self.limits.max_length} tokens, but {model} has "
+                f"{max_positions} positions: make the data with --max-length {max_positions}"
+            )
 
 
 def open_data_bin(path: Path) -> SquadDataBin:

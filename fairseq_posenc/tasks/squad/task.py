@@ -70,12 +70,7 @@ class SquadTask(FairseqTask):
             raise UserError(
                 f"the task squad needs a model of fairseq_posenc's RoBERTa family, not {cfg._name}"
             )
-        if model.max_positions() < self.max_positions():
-            raise UserError(
-                f"{self.data_bin.path} has windows of {self.max_positions()} tokens, but the model "
-                f"has {model.max_positions()} positions: make it with --max-length "
-                f"{model.max_positions()}"
-            )
+        self.data_bin.check_lengths(model.max_positions(), "the model")
         model.register_span_head()
         return model
 
@@ -120,5 +115,5 @@ class SquadTask(FairseqTask):
 
     @property
     def target_dictionary(self) -> Dictionary:
-        """The same dictionary: targets are token positions in the input."""
+        """The same dictionary, which fairseq's criterion asks for; targets are token positions."""
         return self.dictionary

@@ -10,6 +10,7 @@ from argparse import Namespace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
+from unittest import mock
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ from fairseq_posenc.models.masked_lm import PositionalRoberta
 from fairseq_posenc.specs import parse
 from fairseq_posenc.tasks.squad.databin import Limits, SquadDataBin, open_data_bin
 from fairseq_posenc.workbench import cli
-from fairseq_posenc.workbench.finetuning.squad.train import compose_config, find_recipe
+from fairseq_posenc.workbench.finetuning.squad import train
 from fairseq_posenc.workbench.loading.families import FAMILIES
 from fairseq_posenc.workbench.loading.pretrained import Pretrained, read_pretrained
 from fairseq_posenc.workbench.running.exit_codes import STOPPED
@@ -272,8 +273,8 @@ def test_wrong_input_is_told_in_one_line(tmp_path, capsys):
     assert refused(capsys, *predict, "none.pt") == "--checkpoint none.pt: no such file"
     half = refused(capsys, *predict, "none.pt", "--device", "cpu", "--fp16")
     assert half == "--fp16 is for GPUs; leave it out, or use --device cuda"
-    train = ["squad", "train", "--checkpoint", made.pretrained, "--out", tmp_path, "--data"]
-    assert "was not made by fairseq-posenc preprocess squad" in refused(capsys, *train, tmp_path)
+    words = ["squad", "train", "--checkpoint", made.pretrained, "--out", tmp_path, "--data"]
+    assert "was not made by fairseq-posenc preprocess squad" in refused(capsys, *words, tmp_path)
     out, _ = trained()
     other = refused(capsys, *train_words(out, **{"common.seed": 2}))
     assert other.endswith(
@@ -297,10 +298,17 @@ def test_wrong_input_is_told_in_one_line(tmp_path, capsys):
 # --------------------------------------------------------------------------------------- the recipe
 
 
+class SameDictionary(Pretrained):
+    """A model whose dictionary is that of any data."""
+
+    def check_dictionary(self, path):
+        pass
+
+
 def configured(gpus=1, spec="m4m", version="1.1", *set_to, path=None):
     model = Namespace(encoder_layers=7)
     data_bin = SquadDataBin(Path("bin"), version, Limits(), 87_777)
-    pretrained = Pretrained(
+    pretrained = SameDictionary(
         path=Path("model.pt"),
         settings=None,
         args=model,
@@ -313,9 +321,11 @@ def configured(gpus=1, spec="m4m", version="1.1", *set_to, path=None):
         fingerprint=None,
         weights={},
     )
-    recipe = find_recipe(data_bin)
-    assert recipe.name == RECIPES[version]
-    return compose_config(pretrained, data_bin, Path("run"), path or recipe, set_to, gpus)
+    assert train.find_recipe(data_bin).name == RECIPES[version]
+    tuning = train.FineTuning(pretrained.path, data_bin.path, Path("run"), path, set_to)
+    read = {"read_pretrained": lambda *_, **__: pretrained, "open_data_bin": lambda _: data_bin}
+    with mock.patch.multiple(train, **read):
+        return tuning.compose(gpus)
 
 
 @pytest.mark.parametrize("version", RECIPES)

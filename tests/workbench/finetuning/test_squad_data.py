@@ -452,7 +452,8 @@ def test_windows_together_give_distinct_answers_and_the_surest_that_there_is_one
     assert [each.score for each in found.candidates] == [6.0, 5.0, 4.0]
     assert all(context[each.start : each.end] == each.text for each in found.candidates)
     assert (found.null, found.null_odds) == (2.0, -4.0)
-    assert (found.final(0.0), found.final(-5.0)) == ("the\n cat", "")
+    assert found.final_answer == "the\n cat"
+    assert found._replace(null=7.0).final_answer == ""
     ranked = found.ranked(with_null=True)
     assert [each.text for each in ranked] == ["the\n cat", "the cat", "cat", ""]
     weights = [math.exp(score) for score in (6, 5, 4, 2)]

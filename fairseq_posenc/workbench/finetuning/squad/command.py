@@ -127,7 +127,7 @@ def _predict(args: argparse.Namespace) -> int:
     may_abstain = squad.version == V2
     answers = {prediction.id: prediction.answer for prediction in predictions}
     odds = {prediction.id: prediction.null_odds for prediction in predictions}
-    final = {prediction.id: prediction.final(threshold=0.0) for prediction in predictions}
+    final = {prediction.id: prediction.final_answer for prediction in predictions}
     _write_json(args.out / "predictions.json", final if may_abstain else answers)
     nbest = {
         prediction.id: [answer._asdict() for answer in prediction.ranked(with_null=may_abstain)]

@@ -20,7 +20,7 @@ from fairseq_posenc.workbench.finetuning.squad.windows import Window, WindowMake
 from fairseq_posenc.workbench.loading.checkpoints import load_state
 from fairseq_posenc.workbench.loading.dictionaries import load_tokenizer
 from fairseq_posenc.workbench.loading.open_model import open_model
-from fairseq_posenc.workbench.running.devices import CPU, ComputeOptions
+from fairseq_posenc.workbench.running.devices import ComputeOptions
 from fairseq_posenc.workbench.running.progress import bar
 from fairseq_posenc.workbench.tokens.tokenizer import Tokens
 
@@ -55,9 +55,10 @@ class Prediction(NamedTuple):
         """Score of no answer minus that of the best candidate."""
         return self.null - self.candidates[0].score if self.candidates else 0.0
 
-    def final(self, threshold: float) -> str:
-        """Choose the answer for SQuAD 2.0: empty if the odds of no answer exceed a threshold."""
-        return "" if self.null_odds > threshold else self.answer
+    @property
+    def final_answer(self) -> str:
+        """The answer for SQuAD 2.0: empty if no answer has the higher score."""
+        return "" if self.null_odds > 0.0 else self.answer
 
     def ranked(self, with_null: bool) -> list[Candidate]:
         """Rank the candidates, with probabilities; no answer is among them if ``with_null``."""
@@ -145,9 +146,7 @@ class Predictor:
         self.model, self.window_maker, self.version = model, window_maker, version
 
     @classmethod
-    def load(
-        cls, path: Path, data: Optional[Path] = None, compute: ComputeOptions = CPU
-    ) -> Predictor:
+    def load(cls, path: Path, data: Optional[Path], compute: ComputeOptions) -> Predictor:
         """Load a model that ``fairseq-posenc squad train`` made.
 
         Args:
@@ -170,7 +169,7 @@ class Predictor:
         window_maker = WindowMaker(tokenizer, dictionary, data_bin.limits)
         return cls(compute.place(opened.model), window_maker, data_bin.version)
 
-    def predict(self, questions: Sequence[Question], max_tokens: int = 8192) -> list[Prediction]:
+    def predict(self, questions: Sequence[Question], max_tokens: int) -> list[Prediction]:
         """Answer questions.
 
         Args:

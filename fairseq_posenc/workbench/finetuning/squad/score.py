@@ -175,7 +175,7 @@ def _find_best_threshold(
     total = best = float(sum(not is_answerable for is_answerable in has_answer.values()))
     threshold = 0.0
     for question in sorted(odds, key=lambda question: odds[question]):
-        if question not in scores:
+        if question not in scores:  # the odds may be of more questions
             continue
         total += scores[question] if has_answer[question] else -bool(predictions[question])
         if total > best:

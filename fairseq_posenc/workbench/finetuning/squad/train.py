@@ -30,7 +30,7 @@ from fairseq_posenc.workbench.running.progress import say
 from fairseq_posenc.workbench.training import recipes
 from fairseq_posenc.workbench.training.recipes.composing import compose_file, count_updates
 
-# Settings of hydra that prevent a second log.
+# Hydra writes no log of its own: nothing is logged to its file, which is opened late.
 _ONE_LOG = {
     "job_logging": {"handlers": {"file": {"delay": True}}, "root": {"handlers": ["console"]}}
 }
@@ -43,82 +43,12 @@ def find_recipe(data_bin: SquadDataBin) -> Path:
     return find_shipped_folder("finetune_configs") / f"squad{version}.yaml"
 
 
-def compose_config(
-    pretrained: Pretrained,
-    data_bin: SquadDataBin,
-    out: Path,
-    yaml_file: Path,
-    overrides: Sequence[str],
-    gpus: int,
-) -> DictConfig:
-    """Compose the configuration of a fine-tuning.
-
-    Args:
-        pretrained: the model, for the options that the recipe does not set.
-        data_bin: the data, for the number of updates.
-        out: folder of the results.
-        yaml_file: the recipe.
-        overrides: ``key=value`` that override everything else.
-        gpus: number of GPUs; 0 for the processor.
-
-    Raises:
-        UserError: the recipe or an override cannot be read, or sizes do not fit.
-    """
-    local: dict[str, Any] = {
-        "common": {"user_dir": str(USER_DIR), **({} if gpus else {"cpu": True, "fp16": False})},
-        "task": {"data": str(data_bin.path.resolve())},
-        "checkpoint": {
-            "save_dir": str(out.resolve()),
-            "finetune_from_model": str(pretrained.path.resolve()),
-        },
-        "distributed_training": {"distributed_world_size": max(gpus, 1)},
-        "hydra": {"run": {"dir": str(out.resolve())}, "output_subdir": None, **_ONE_LOG},
-    }
-    paper = recipes.load()["finetuning"]["squad"]["m4m"]
-    if yaml_file == find_recipe(data_bin):  # a user's file decides about its learning rate
-        for item in pretrained.spec.items:
-            if item.name in paper["lr_of"]:  # it diverged in the paper at the recipe's 3e-5
-                local["optimization"] = {"lr": [paper["lr_of"][item.name]]}
-    try:
-        changes = _parse_overrides(overrides)
-        recipe = compose_file(yaml_file)
-        OmegaConf.set_struct(recipe, False)  # accept options that the file does not have
-        model = recipe.get("model") or {}
-        local["model"] = {
-            name: value
-            for name, value in pretrained.options.items()
-            if name not in model or OmegaConf.is_missing(model, name)
-        }
-        config = OmegaConf.merge(recipe, local)
-        if gpus > 1:
-            _share_batch(config, gpus)
-        config = OmegaConf.merge(config, changes)
-        assert isinstance(config, DictConfig)
-        _check_lengths(config, pretrained, data_bin)
-        _set_updates(config, data_bin, paper["not_given"]["warmup_ratio"])
-    except UserError:
-        raise
-    except Exception as error:  # yaml, omegaconf and values of a wrong type raise many types
-        raise UserError(f"{yaml_file}, --set: {' '.join(str(error).split())}") from None
-    return config
-
-
 def _parse_overrides(overrides: Sequence[str]) -> DictConfig:
     for override in overrides:
         name, equals, _ = override.partition("=")
         if not (name.strip() and equals):
             raise UserError(f"--set {override}: write NAME=VALUE, as in optimization.lr=[2e-5]")
     return OmegaConf.from_dotlist(list(overrides))
-
-
-def _check_lengths(config: Any, pretrained: Pretrained, data_bin: SquadDataBin) -> None:
-    """Refuse windows that are longer than the model's positions."""
-    if config.model.max_positions < data_bin.limits.max_length:
-        raise UserError(
-            f"{data_bin.path} has windows of {data_bin.limits.max_length} tokens, but "
-            f"{pretrained.path} has {config.model.max_positions} positions: make the data with "
-            f"--max-length {config.model.max_positions}"
-        )
 
 
 def _share_batch(config: Any, gpus: int) -> None:
@@ -159,12 +89,62 @@ class FineTuning(NamedTuple):
     overrides: Sequence[str]  # `key=value` that override the recipe
 
     def compose(self, gpus: int) -> DictConfig:
-        """Compose the configuration for a number of GPUs; see :func:`compose_config`."""
+        """Compose the configuration for a number of GPUs; 0 for the processor.
+
+        From weak to strong: the recipe; what the model, the data and the machine decide; the user's
+        overrides; then the numbers of updates that are still open.
+
+        Raises:
+            UserError: the recipe or an override cannot be read, or sizes do not fit.
+        """
         pretrained = read_pretrained(self.checkpoint, for_fairseq=True)
         data_bin = open_data_bin(self.data)
         pretrained.check_dictionary(data_bin.dictionary)
-        yaml_file = self.yaml_file or find_recipe(data_bin)
-        return compose_config(pretrained, data_bin, self.out, yaml_file, self.overrides, gpus)
+        shipped_recipe = find_recipe(data_bin)
+        yaml_file = self.yaml_file or shipped_recipe
+        local = self._list_local_settings(pretrained, gpus)
+        paper = recipes.load()["finetuning"]["squad"]["m4m"]
+        # Encodings that diverged in the paper at the recipe's rate; a user's file has its own rate.
+        slow = {item.name for item in pretrained.spec.items} & paper["lr_of"].keys()
+        if slow and yaml_file == shipped_recipe:
+            local["optimization"] = {"lr": [min(paper["lr_of"][name] for name in slow)]}
+        try:
+            changes = _parse_overrides(self.overrides)
+            recipe = compose_file(yaml_file)
+            OmegaConf.set_struct(recipe, False)  # accept options that the file does not have
+            model = recipe.get("model") or {}
+            local["model"] = {
+                name: value
+                for name, value in pretrained.options.items()
+                if name not in model or OmegaConf.is_missing(model, name)
+            }
+            config = OmegaConf.merge(recipe, local)
+            if gpus > 1:
+                _share_batch(config, gpus)
+            config = OmegaConf.merge(config, changes)
+            assert isinstance(config, DictConfig)
+            data_bin.check_lengths(config.model.max_positions, pretrained.path)
+            _set_updates(config, data_bin, paper["not_given"]["warmup_ratio"])
+        except UserError:
+            raise
+        except Exception as error:  # yaml, omegaconf and values of a wrong type raise many types
+            raise UserError(f"{yaml_file}, --set: {' '.join(str(error).split())}") from None
+        return config
+
+    def _list_local_settings(self, pretrained: Pretrained, gpus: int) -> dict[str, Any]:
+        """List the settings that depend on paths and devices."""
+        out = str(self.out.resolve())
+        processor = {} if gpus else {"cpu": True, "fp16": False}
+        return {
+            "common": {"user_dir": str(USER_DIR), **processor},
+            "task": {"data": str(self.data.resolve())},
+            "checkpoint": {
+                "save_dir": out,
+                "finetune_from_model": str(pretrained.path.resolve()),
+            },
+            "distributed_training": {"distributed_world_size": max(gpus, 1)},
+            "hydra": {"run": {"dir": out}, "output_subdir": None, **_ONE_LOG},
+        }
 
     def build_job(self) -> Job:
         """Build the job of the training, to run on this machine or a cluster.
@@ -185,6 +165,7 @@ class FineTuning(NamedTuple):
         ensure_last_checkpoint(self.out)
         command = ["fairseq-hydra-train", "--config-dir", str(self.out.resolve())]
         command += ["--config-name", Path(CONFIG).stem]
+        # Without the environment of the context, which selects a single GPU.
         run_logged(command, self.out / TRAIN_LOG, context.lock, _print_progress)
 
 

@@ -8,6 +8,7 @@ answer is not in the window, or does not exist, it is ``<s>`` twice.
 from __future__ import annotations
 
 from collections import Counter
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
@@ -17,7 +18,7 @@ from fairseq.data import Dictionary
 from fairseq.data.indexed_dataset import data_file_path, index_file_path, make_builder
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.tasks.squad.databin import SYMBOLS, Limits
+from fairseq_posenc.tasks.squad.databin import SPECIAL_SYMBOLS, Limits
 from fairseq_posenc.workbench.finetuning.squad.data import Answer, Question, Squad
 from fairseq_posenc.workbench.tokens.symbols import warn_of_unknown
 from fairseq_posenc.workbench.tokens.tokenizer import Tokenizer, Tokens
@@ -55,7 +56,7 @@ def make_windows(
     question = question[: limits.max_question]
     bos, eos = [dictionary.bos()], [dictionary.eos()]
     head = np.concatenate([bos, question, eos, eos])
-    room = limits.max_length - len(question) - SYMBOLS
+    room = limits.max_length - len(question) - SPECIAL_SYMBOLS
     parts = _split_context(len(context), room, limits.stride)
     best_parts = _find_best_parts(len(context), parts)
     return [
@@ -101,16 +102,8 @@ class WindowMaker:
 
     def __init__(self, tokenizer: Tokenizer, dictionary: Dictionary, limits: Limits) -> None:
         self._tokenizer, self.dictionary, self._limits = tokenizer, dictionary, limits
-        self._last: tuple[str, Optional[Tokens]] = ("", None)  # paragraph and its tokens
+        self.context = lru_cache(maxsize=1)(tokenizer.tokens)  # tokenizes a paragraph
         self.questions_cut = 0  # number of questions that were too long, so far
-
-    def context(self, text: str) -> Tokens:
-        """Tokenize a paragraph."""
-        previous, tokens = self._last
-        if tokens is None or previous != text:
-            tokens = self._tokenizer.tokens(text)
-            self._last = text, tokens
-        return tokens
 
     def windows(self, question: Question) -> list[Window]:
         """Make the windows of a question."""
@@ -147,7 +140,8 @@ def write_split(squad: Squad, window_maker: WindowMaker, prefix: Path) -> dict[s
     dictionary = window_maker.dictionary
     builder = make_builder(data_file_path(str(prefix)), "mmap", vocab_size=len(dictionary))
     spans: list[tuple[int, int]] = []
-    counts: Counter[str] = Counter(questions=len(squad.questions))
+    names = "questions_left_out answers_moved answers_in_no_window questions_without_answer"
+    counts = Counter({**dict.fromkeys(names.split(), 0), "questions": len(squad.questions)})
     cut_before = window_maker.questions_cut
     for question in squad.questions:
         windows = window_maker.windows(question)
@@ -162,11 +156,10 @@ def write_split(squad: Squad, window_maker: WindowMaker, prefix: Path) -> dict[s
     np.save(f"{prefix}.spans.npy", np.array(spans, dtype=np.int32).reshape(-1, 2))
     counts["windows"] = len(spans)
     counts["windows_with_answer"] = sum(span != NO_ANSWER for span in spans)
-    words = counts["tokens"] - SYMBOLS * counts["windows"]
+    words = counts["tokens"] - SPECIAL_SYMBOLS * counts["windows"]
     warn_of_unknown(prefix.name, counts["unknown_tokens"], words)
     counts["questions_cut"] = window_maker.questions_cut - cut_before
-    names = "questions_left_out answers_moved answers_in_no_window questions_without_answer"
-    return {**dict.fromkeys(names.split(), 0), **counts}
+    return dict(counts)
 
 
 def _locate_answer_in_windows(
