@@ -17,11 +17,10 @@ from fairseq.optim import OPTIMIZER_DATACLASS_REGISTRY
 from fairseq.optim.lr_scheduler import LR_SCHEDULER_DATACLASS_REGISTRY
 from fairseq.tasks import TASK_DATACLASS_REGISTRY
 
-from fairseq_posenc.tasks.glue.definitions import PROTOCOLS, TASKS, Task
+from fairseq_posenc.tasks.glue.definitions import TASKS, Task
 from fairseq_posenc.workbench.running import host  # noqa: F401  (registers models and tasks)
 from fairseq_posenc.workbench.training import recipes
 from fairseq_posenc.workbench.training.recipes import TRANSLATION, Recipe, largest_share
-from fairseq_posenc.workbench.training.recipes.composing import config_name
 
 MISSING = "???"
 _REGISTRIES = {
@@ -43,6 +42,7 @@ _COMMENTS = {
     "share_decoder_input_output_embed": "needed for the paper's 95 M parameters",
 }
 _PLUGIN = {"user_dir": "fairseq_posenc", "data": MISSING}
+_ONE_FOLDER = {"data": "full path"}  # of the tasks glue and squad
 _NOT_GIVEN = "not in the paper"
 # Keys of SQuAD's recipe that are not options of fairseq.
 _NOT_OF_SQUAD = {"seeds", "warmup_ratio", "doc_stride", "max_answer_length", "n_best"}
@@ -123,8 +123,8 @@ def format_all_files(root: Path) -> dict[Path, str]:
     others = {f"squad{v.replace('.', '')}": _configure_squad(squad, v) for v in squad["versions"]}
     others[TRANSLATION] = _configure_training(recipes.build_recipe(TRANSLATION), "finetune_configs")
     glue = {
-        config_name(protocol, task): _configure_glue(protocol, task)
-        for protocol in PROTOCOLS
+        task.config_name(protocol): _configure_glue(protocol, task)
+        for protocol in recipes.load()["finetuning"]["glue"]
         for task in TASKS.values()
     }
     pretraining = {
@@ -232,6 +232,7 @@ def _configure_glue(protocol: str, task: Task) -> Configuration:
     if len(task.valid_splits) > 1:
         options["valid_subset"] = ",".join(task.valid_splits)
     notes = {
+        **_ONE_FOLDER,
         "arch": "with all other options of the pre-trained model",
         "lr": "of a single training",
         "valid_subset": "matched, which chooses the checkpoint, and mismatched",
@@ -262,6 +263,7 @@ def _configure_squad(recipe: dict[str, Any], version: str) -> Configuration:
         ),
     }
     notes = {
+        **_ONE_FOLDER,
         **dict.fromkeys(recipe["not_given"], _NOT_GIVEN),
         "arch": "with all other options of the pre-trained model",
         "lr": "and 2.5e-5 for raffel and tupe, which diverged at 3e-5",

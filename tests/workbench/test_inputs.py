@@ -380,4 +380,4 @@ changes = st.lists(
 @given(changes, st.sampled_from(["m4m", "decbert"]), st.integers(0, 9999))
 def test_settings_of_a_configuration(overrides, protocol, examples):
     with result_or_line():
-        compose_task_config(CONFIGS, protocol, TASKS["RTE"], examples, overrides)
+        compose_task_config(CONFIGS / f"{protocol}_rte.yaml", examples, overrides)

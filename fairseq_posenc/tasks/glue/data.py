@@ -30,7 +30,7 @@ class GlueDataBin(NamedTuple):
         """Tokens of the longest example."""
         return max(counts["longest"] for counts in self.splits.values())
 
-    def check_lengths(self, max_positions: int, model: Path) -> None:
+    def check_lengths(self, max_positions: int, model: object) -> None:
         """Refuse examples that are too long for a model."""
         if self.longest > max_positions:
             raise UserError(
@@ -43,7 +43,7 @@ class GlueDataBin(NamedTuple):
         return (self.path / f"{split}.ids").read_text(encoding="utf-8").splitlines()
 
 
-def open_data(path: Path) -> GlueDataBin:
+def open_glue_data(path: Path) -> GlueDataBin:
     """Open a data-bin.
 
     Raises:
@@ -60,7 +60,7 @@ def open_data(path: Path) -> GlueDataBin:
         raise UserError(f"{manifest} describes no GLUE task ({error!r}); {_ADVICE}") from error
 
 
-def find_data(folder: Path, task: Task) -> GlueDataBin:
+def find_training_data(folder: Path, task: Task) -> GlueDataBin:
     """Open the data-bin of a task for training.
 
     Raises:
@@ -72,7 +72,7 @@ def find_data(folder: Path, task: Task) -> GlueDataBin:
             f"{path} does not exist: {_ADVICE} --tasks {task.name}, or leave the task out with "
             "--tasks"
         )
-    data = open_data(path)
+    data = open_glue_data(path)
     missing = [split for split in ("train", *task.valid_splits) if split not in data.splits]
     if missing:
         raise UserError(

@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 from fairseq_posenc.errors import UserError
 
-PROTOCOLS = ("m4m", "decbert")
 # The largest score of STS-B; models are trained on score / 5, as in fairseq's recipe.
 SCORE_MAXIMUM = 5.0
 _FILES = {"train": "train", "valid": "dev", "test": "test"}
@@ -25,8 +24,8 @@ class Task(NamedTuple):
     label: str  # column of the label
     classes: tuple[str, ...]  # labels in the order of the model's outputs; empty for a score
     files: dict[str, str] = _FILES  # split of the data-bin -> name of its `.tsv`
-    # names of the submitted files for `test`, `test1`, ...; None for the task's own name
-    submitted: tuple[str, ...] | None = None
+    # names of the submitted files for `test`, `test1`, ...; empty for the task's own name
+    submitted: tuple[str, ...] = ()
     optional: tuple[str, ...] = ()  # splits that are left out if their files are missing
     # split -> columns, for files without a header line
     headless: Mapping[str, tuple[str, ...]] = MappingProxyType({})
@@ -37,6 +36,10 @@ class Task(NamedTuple):
     def submission(self) -> tuple[str, ...]:
         """Names of the submitted files, one for each test set."""
         return self.submitted or (self.name,)
+
+    def config_name(self, protocol: str) -> str:
+        """Name its YAML file by a paper's protocol, such as ``decbert_cola``."""
+        return f"{protocol}_{self.name.lower().replace('-', '')}"
 
     @property
     def regression(self) -> bool:
@@ -90,6 +93,15 @@ TASKS = {task.name: task for task in _TASKS}
 WNLI = Task("WNLI", _PAIR, "label", _BINARY)
 # The files of a complete submission.
 SUBMISSION = sorted(name for task in (*TASKS.values(), WNLI) for name in task.submission)
+
+
+def name_column(task: str, metric: str) -> tuple[str, str]:
+    """Name the column of the papers' tables that has a metric, and the metric in it.
+
+    They are ``MNLI-mm`` and ``accuracy`` for MNLI's ``accuracy_mm``.
+    """
+    name, _, split = metric.partition("_")
+    return (f"{task}-{split}" if split else task), name
 
 
 def parse_tasks(text: str) -> list[Task]:

@@ -60,12 +60,12 @@ def classification(counts: Tensor) -> dict[str, float]:
 
 def regression(predictions: Tensor, scores: Tensor) -> dict[str, float]:
     """Compute all metrics of predicted scores, (N,)."""
-    if is_constant(predictions):
+    if has_no_ranking(predictions):
         return {"pearson": 0.0, "spearman": 0.0}  # rounding errors would correlate a little
     return {"pearson": pearson(predictions, scores), "spearman": spearman(predictions, scores)}
 
 
-def is_constant(predictions: Tensor) -> bool:
+def has_no_ranking(predictions: Tensor) -> bool:
     """Check whether predicted scores, (N,), are all equal, or not all finite."""
     return not predictions.isfinite().all() or bool((predictions == predictions[0]).all())
 

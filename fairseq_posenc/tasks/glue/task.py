@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, List  # noqa: UP035
 
-import numpy as np
 from fairseq.data import BaseWrapperDataset
 from fairseq.tasks import FairseqDataclass, register_task
 from fairseq.tasks.sentence_prediction import SentencePredictionConfig, SentencePredictionTask
@@ -16,7 +15,7 @@ from omegaconf import II, MISSING
 from fairseq_posenc.checkpoints.dictionary import DICTIONARY, load_dictionary
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.tasks.glue.criterion import HEAD
-from fairseq_posenc.tasks.glue.data import open_data
+from fairseq_posenc.tasks.glue.data import open_glue_data
 from fairseq_posenc.tasks.glue.definitions import Task
 
 
@@ -70,18 +69,21 @@ class GlueTask(SentencePredictionTask):
         """Load the dictionaries.
 
         Raises:
-            UserError: the folder is no data-bin of a GLUE task, or no number of updates is set.
+            UserError: the folder is no data-bin of a GLUE task, an example has more tokens than the
+                model has positions, or no number of updates is set.
         """
         if not cfg.max_update:  # fairseq's learning rate would fall to 0 at once
             raise UserError(
                 "optimization.max_update is 0: give, for example, the updates of 3 epochs, and 6% "
                 "of them as lr_scheduler.warmup_updates, as `fairseq-posenc glue --dry-run` does"
             )
-        glue = open_data(Path(cfg.data)).task
-        dictionary = load_dictionary(Path(cfg.data, "input0", DICTIONARY))
+        data = open_glue_data(Path(cfg.data))
+        data.check_lengths(cfg.max_positions, "the model")
+        glue = data.task
+        dictionary = load_dictionary(data.dictionary)
         labels = dictionary  # of a regression, only because fairseq's task asks for one
         if not glue.regression:
-            labels = load_dictionary(Path(cfg.data, "label", DICTIONARY), mask=False)
+            labels = load_dictionary(data.path / "label" / DICTIONARY, mask=False)
             classes = labels.symbols[labels.nspecial :]
             if classes != list(glue.classes):
                 raise UserError(
@@ -103,19 +105,8 @@ class GlueTask(SentencePredictionTask):
         return task
 
     def load_dataset(self, split: str, combine: bool = False, **kwargs: Any) -> Any:
-        """Load a split.
-
-        Raises:
-            UserError: an example has more tokens than the model has positions.
-        """
+        """Load a split."""
         dataset = super().load_dataset(split, combine=combine, **kwargs)
-        longest = int(np.max(dataset.sizes))
-        limit = self.cfg.max_positions
-        if longest > limit:
-            raise UserError(
-                f"{self.cfg.data}: an example of {split} has {longest} tokens, and the model takes "
-                f"{limit}; make the data-bin with --max-tokens {limit}"
-            )
         if self.glue.regression:
             self.datasets[split] = dataset = _ScoreDataset(dataset)
         return dataset

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
+from fairseq_posenc.tasks.glue.definitions import name_column
 from fairseq_posenc.workbench.reports.checkpoint_facts import (
     PRETRAINING_TASKS,
     CheckpointFacts,
@@ -126,11 +127,8 @@ def _read_glue(record: Record) -> Evaluation:
     figures: dict[Figure, float] = {}
     runs = record.figures["runs"]
     for row in record.figures["tasks"]:
-        task, metric = row["task"], row["metric"]
-        if metric.endswith(("_m", "_mm")):  # MNLI's two development sets have columns of their own
-            metric, part = metric.split("_")
-            task = f"{task}-{part}"
-        figures[task, metric, "dev"] = float(row[statistic])
+        column, metric = name_column(row["task"], row["metric"])
+        figures[column, metric, "dev"] = float(row[statistic])
     counts = Counter(run["task"] for run in runs)
     collapsed = Counter(run["task"] for run in runs if run["collapsed"])
     notes = [f"{task}: {n} of {counts[task]} runs collapsed" for task, n in collapsed.items()]

@@ -16,7 +16,7 @@ from fairseq.tasks.sentence_prediction import SentencePredictionConfig, Sentence
 
 from fairseq_posenc.checkpoints.dictionary import load_dictionary
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.tasks.glue.data import find_data, open_data
+from fairseq_posenc.tasks.glue.data import find_training_data, open_glue_data
 from fairseq_posenc.tasks.glue.definitions import TASKS, WNLI, parse_tasks
 from fairseq_posenc.workbench.finetuning.glue.report import complete_submission
 from tests.helpers.glue_files import (
@@ -176,7 +176,7 @@ def test_fairseqs_own_task_reads_the_data_bin(tmp_path, name, pieces, capsys):
         seed=1,
     )
     theirs = SentencePredictionTask.setup_task(settings)
-    data = find_data(tmp_path / "bin", task)
+    data = find_training_data(tmp_path / "bin", task)
     for split, size in sizes_of(name).items():
         raw = read(tmp_path / "raw", name, split)
         dataset = theirs.load_dataset(split)
@@ -192,7 +192,7 @@ def test_fairseqs_own_task_reads_the_data_bin(tmp_path, name, pieces, capsys):
                 (target,) = dataset[number]["target"]
                 assert target == pytest.approx(float(raw.labels[number]) / 5)
         if not raw.labels:
-            assert open_data(data.path).test_ids(split) == raw.ids
+            assert open_glue_data(data.path).test_ids(split) == raw.ids
 
 
 def test_what_glues_site_wants_beside_the_eight(tmp_path, pieces, capsys):
@@ -202,12 +202,12 @@ def test_what_glues_site_wants_beside_the_eight(tmp_path, pieces, capsys):
         write_task(raw, name, {split: 3 for split in TASKS[name].files if split != "test2"})
     common = [raw, "--out", out, "--sentencepiece-model", pieces]
     start("glue", common)
-    assert "test2" not in open_data(out / "MNLI").splits
+    assert "test2" not in open_glue_data(out / "MNLI").splits
     assert not (out / "WNLI.tsv").exists()
     write_task(raw, "MNLI", sizes_of("MNLI"))
     write_task(raw, "WNLI", SIZES)
     start("glue", [raw, "--out", tmp_path / "all", "--sentencepiece-model", pieces])
-    assert open_data(tmp_path / "all" / "MNLI").splits["test2"]["examples"] == 7
+    assert open_glue_data(tmp_path / "all" / "MNLI").splits["test2"]["examples"] == 7
     labels = read_examples(raw / "WNLI" / "train.tsv", WNLI, "train").labels
     majority = max(labels, key=labels.count)
     expected = "".join(f"{number}\t{majority}\n" for number in range(4))
@@ -224,10 +224,10 @@ def test_long_pairs_are_cut_and_counted(tmp_path, pieces):
     write_task(tmp_path / "raw", "RTE", {"train": 40, "valid": 5, "test": 4})
     common = [tmp_path / "raw", "--sentencepiece-model", pieces, "--tasks", "RTE"]
     start("glue", [*common, "--out", tmp_path / "whole"])
-    whole = open_data(tmp_path / "whole" / "RTE")
+    whole = open_glue_data(tmp_path / "whole" / "RTE")
     limit = whole.splits["train"]["longest"] - 3
     start("glue", [*common, "--out", tmp_path / "cut", "--max-tokens", limit])
-    shorter = open_data(tmp_path / "cut" / "RTE")
+    shorter = open_glue_data(tmp_path / "cut" / "RTE")
     assert shorter.splits["train"]["longest"] == limit
     assert 0 < shorter.splits["train"]["cut"] < 40
     assert whole.splits["train"]["cut"] == 0
@@ -270,11 +270,11 @@ def test_data_that_cannot_be_trained_on_is_told(tmp_path, pieces):
     with pytest.raises(
         UserError, match=r"QNLI has no train set: make it with fairseq-posenc preprocess glue"
     ):
-        find_data(tmp_path / "bin", TASKS["QNLI"])
+        find_training_data(tmp_path / "bin", TASKS["QNLI"])
     with pytest.raises(
         UserError, match=r"RTE does not exist: make it with fairseq-posenc preprocess glue --tas"
     ):
-        find_data(tmp_path / "bin", TASKS["RTE"])
+        find_training_data(tmp_path / "bin", TASKS["RTE"])
 
 
 PUBLISHED = {
@@ -302,7 +302,7 @@ def test_gpt2s_bpe_with_robertas_dictionary(tmp_path):
     tokens = ["--encoder-json", bpe / "encoder.json", "--vocab-bpe", bpe / "vocab.bpe"]
     tokens += ["--dict", bpe / "dict.txt"]
     start("glue", [DATA / "glue_data", "--out", tmp_path, "--tasks", "RTE", *tokens])
-    data = open_data(tmp_path / "RTE")
+    data = open_glue_data(tmp_path / "RTE")
     assert len(load_dictionary(data.dictionary)) == 50265
     assert data.splits["valid"]["examples"] == 277
     assert data.longest == 292

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import shutil
@@ -16,20 +17,21 @@ from sklearn import metrics as theirs
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.tasks.glue import metrics
-from fairseq_posenc.tasks.glue.definitions import PROTOCOLS, TASKS
+from fairseq_posenc.tasks.glue.definitions import TASKS
 from fairseq_posenc.workbench.finetuning.glue import worker
 from fairseq_posenc.workbench.finetuning.glue.report import (
     build_record,
     find_best,
     format_predictions,
     format_report,
+    read_result,
 )
 from fairseq_posenc.workbench.finetuning.glue.runs import (
     CONFIGS,
+    RESULT,
     GlueRun,
     claim_runs,
     compose_task_config,
-    config_name,
     format_override,
     list_runs,
     read_run,
@@ -103,16 +105,30 @@ def test_predictions_are_labels_and_scores_as_glue_wants_them():
     assert format_predictions(TASKS["STS-B"], scores) == ["0.000", "2.600", "5.000"]
 
 
+@pytest.mark.parametrize("missing", ["update", "collapsed", "metrics"])
+def test_a_result_that_lacks_a_figure_is_refused(missing, tmp_path):
+    run = GlueRun("m4m", "RTE", 1e-5, 1, "accuracy", 9, "data", "model.pt", 0, [])
+    result = {"update": 9, "metrics": {"accuracy": 50.0}, "collapsed": False}
+    file = run.folder(tmp_path) / RESULT
+    file.parent.mkdir(parents=True)
+    file.write_text(json.dumps(result))
+    assert read_result(run, tmp_path)["update"] == 9
+    del result[missing]
+    file.write_text(json.dumps(result))
+    with pytest.raises(UserError, match="is not a result of glue; delete it to repeat the run"):
+        read_result(run, tmp_path)
+
+
 # ----------------------------------------------------------------------------------- configurations
 
 
 @pytest.mark.parametrize("name", TASKS)
-@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("protocol", ["m4m", "decbert"])
 def test_the_yaml_files_have_the_settings_of_the_papers(protocol, name):
     recipe = recipes.load()["finetuning"]["glue"][protocol]
     expected = {**recipe["not_given"], **recipe["settings"]}
     expected.update(recipe.get("per_task", {}).get(name, {}))
-    composed = compose_file(CONFIGS / f"{config_name(protocol, TASKS[name])}.yaml")
+    composed = compose_file(CONFIGS / f"{TASKS[name].config_name(protocol)}.yaml")
     config = OmegaConf.to_container(composed)
     found = {
         key: value
@@ -143,16 +159,13 @@ def test_the_yaml_files_have_the_settings_of_the_papers(protocol, name):
 
 
 def test_updates_follow_from_the_data_or_the_paper():
-    model = {"_name", "dropout", "attention_dropout"}  # options that the YAML files have
     overrides = ["dataset.batch_size=16", "optimization.update_freq=[2]"]
     for more in ([], overrides):  # 3668 examples are 114 batches of 32 and one of 20
-        found = compose_task_config(CONFIGS, "m4m", TASKS["MRPC"], 3668, more)
-        assert found == ("m4m_mrpc", "f1", 345, 21, model, [2e-5, 3e-5, 4e-5], [1])
-    found = compose_task_config(CONFIGS, "decbert", TASKS["MRPC"], 3668, [])
-    grid = [1e-5, 2e-5], [1, 2, 3, 4, 5]
-    assert found == ("decbert_mrpc", "accuracy", 2296, 137, model, *grid)
-    found = compose_task_config(CONFIGS, "decbert", TASKS["RTE"], 2490, [])
-    assert (found.rates, found.seeds) == ([2e-5], [1, 2, 3, 4, 5])
+        found = compose_task_config(CONFIGS / "m4m_mrpc.yaml", 3668, more)
+        assert (found.optimization.max_update, found.lr_scheduler.warmup_updates) == (345, 21)
+    found = compose_task_config(CONFIGS / "decbert_mrpc.yaml", 3668, [])
+    assert (found.optimization.max_update, found.lr_scheduler.warmup_updates) == (2296, 137)
+    assert set(found.model) == {"_name", "dropout", "attention_dropout"}
 
 
 def test_files_of_a_user_carry_their_own_runs(tmp_path):
@@ -163,20 +176,23 @@ def test_files_of_a_user_carry_their_own_runs(tmp_path):
     for name, value in changes.items():
         text = re.sub(rf"  {name}: .*", f"  {name}: {value}", text)
     path.write_text(text)
-    found = compose_task_config(path.parent, "m4m", TASKS["MRPC"], 3668, [])
-    assert (found.rates, found.seeds, found.warmup_updates) == ([0.5, 0.25], [7], 345 // 2)
+    found = compose_task_config(path, 3668, [])
+    assert (found.task.learning_rates, found.task.seeds) == ([0.5, 0.25], [7])
+    assert found.lr_scheduler.warmup_updates == 345 // 2
     path.write_text(re.sub(r"  (learning_rates|seeds|warmup_ratio): .*\n", "", text))
-    found = compose_task_config(path.parent, "m4m", TASKS["MRPC"], 3668, ["common.seed=9"])
-    assert (found.rates, found.seeds, found.warmup_updates) == ([2e-5], [9], 0)
+    found = compose_task_config(path, 3668, ["common.seed=9"])
+    assert (found.task.learning_rates, found.task.seeds) == ([], [])
+    assert (found.optimization.lr, found.common.seed) == ([2e-5], 9)
+    assert found.lr_scheduler.warmup_updates == 0
     with pytest.raises(UserError, match=r"m4m_mrpc.yaml: .*'x'.* Integer"):
-        compose_task_config(path.parent, "m4m", TASKS["MRPC"], 3668, ["+task.seeds=[x]"])
+        compose_task_config(path, 3668, ["+task.seeds=[x]"])
 
 
 def test_a_wrong_override_and_a_missing_file_are_told(tmp_path):
     with pytest.raises(UserError, match=r"decbert_rte.yaml: Could not override 'model.drop'"):
-        compose_task_config(CONFIGS, "decbert", TASKS["RTE"], 10, ["model.drop=1"])
+        compose_task_config(CONFIGS / "decbert_rte.yaml", 10, ["model.drop=1"])
     with pytest.raises(UserError, match=r"m4m_rte.yaml does not exist: name the folder"):
-        compose_task_config(tmp_path, "m4m", TASKS["RTE"], 10, [])
+        compose_task_config(tmp_path / "m4m_rte.yaml", 10, [])
 
 
 def test_hydra_reads_values_back():

@@ -316,9 +316,7 @@ def configured(gpus=1, spec="m4m", version="1.1", *set_to, path=None):
         family=FAMILIES[0],
         specs={"encoder": parse(spec)},
         num_positions={"encoder": 512},
-        sizes=[50_265],
-        dictionary=None,
-        fingerprint=None,
+        dictionaries=[],
         weights={},
     )
     assert train.find_recipe(data_bin).name == RECIPES[version]

@@ -10,8 +10,9 @@ import argparse
 import shlex
 from pathlib import Path
 
+from fairseq_posenc.checkpoints.recovery import BEST
 from fairseq_posenc.errors import RunError
-from fairseq_posenc.tasks.glue.definitions import PROTOCOLS, parse_tasks
+from fairseq_posenc.tasks.glue.definitions import parse_tasks
 from fairseq_posenc.workbench.finetuning.glue.report import (
     complete_submission,
     format_report,
@@ -49,7 +50,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     add = parser.add_argument
     add("--checkpoint", type=Path, required=True, help="pre-trained masked LM")
-    add("--protocol", choices=PROTOCOLS, required=True, help="paper whose protocol is followed")
+    protocols = recipes.load()["finetuning"]["glue"]
+    add("--protocol", choices=protocols, required=True, help="paper whose protocol is followed")
     add_data(parser, "directory made by fairseq-posenc preprocess glue", required=True)
     add("--tasks", default="all", help="tasks, separated by commas (default: all eight)")
     text = "peak learning rates, as in 1e-5,2e-5 (default: the paper's)"
@@ -119,7 +121,7 @@ def run(args: argparse.Namespace) -> int:
 def _name_model(path: Path) -> str:
     """Name a model by its folder and, unless that is ``checkpoint_best.pt``, by its file."""
     folder = path.parent.name
-    return folder if path.name == "checkpoint_best.pt" else f"{folder}-{path.stem}"
+    return folder if path.name == BEST else f"{folder}-{path.stem}"
 
 
 def _warn_of_divergence(protocol: str, pretrained: Pretrained) -> None:

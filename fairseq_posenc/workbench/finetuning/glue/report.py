@@ -18,7 +18,14 @@ from torch import Tensor
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.files import write_whole
-from fairseq_posenc.tasks.glue.definitions import SCORE_MAXIMUM, SUBMISSION, TASKS, WNLI, Task
+from fairseq_posenc.tasks.glue.definitions import (
+    SCORE_MAXIMUM,
+    SUBMISSION,
+    TASKS,
+    WNLI,
+    Task,
+    name_column,
+)
 from fairseq_posenc.workbench.finetuning.glue.runs import RESULT, GlueRun
 from fairseq_posenc.workbench.loading.pretrained import Pretrained
 from fairseq_posenc.workbench.results.markdown import table
@@ -68,7 +75,7 @@ def read_result(run: GlueRun, out: Path) -> Result:
     result = read_json(folder / RESULT)
     metrics = result.get("metrics") if isinstance(result, dict) else None
     score = metrics.get(run.reported_metric) if isinstance(metrics, dict) else None
-    if not isinstance(score, (int, float)):
+    if not isinstance(score, (int, float)) or not {"update", "collapsed"} <= result.keys():
         raise UserError(f"{folder / RESULT}: is not a result of glue; delete it to repeat the run")
     return {"learning_rate": run.learning_rate, "seed": run.seed, **result, "folder": str(folder)}
 
@@ -160,8 +167,8 @@ def format_report(record: Record) -> str:
     for task, metrics in tasks.items():
         runs = [run for run in record.figures["runs"] if run["task"] == task]
         lines += ["", f"### {task}", "", _format_runs(runs, list(metrics))]
-    for label in filter(None, data["unfinished"].split("; ")):
-        lines += ["", f"Not finished: {label}."]
+    if data["unfinished"]:
+        lines += ["", f"Not finished: {data['unfinished']}."]
     return "\n".join(lines) + "\n"
 
 
@@ -198,12 +205,11 @@ def _select_columns(tasks: TaskRows) -> dict[str, Row]:
     columns = {}
     for task, metrics in tasks.items():
         (reported_metric,) = (metric for metric, row in metrics.items() if row["reported"])
-        if len(TASKS[task].valid_splits) == 1:
-            columns[task] = metrics[reported_metric]
-            continue
-        metric = reported_metric.removesuffix("_m")
-        for split in ("m", "mm"):
-            columns[f"{task}-{split}"] = metrics[f"{metric}_{split}"]
+        _, reported = name_column(task, reported_metric)
+        for metric, row in metrics.items():
+            column, name = name_column(task, metric)
+            if name == reported:
+                columns[column] = row
     return columns
 
 

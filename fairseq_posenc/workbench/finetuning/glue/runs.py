@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 
 from fairseq.dataclass.initialize import hydra_init
 from hydra.errors import HydraException
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.tasks.glue.data import find_data
+from fairseq_posenc.tasks.glue.data import find_training_data
 from fairseq_posenc.tasks.glue.definitions import TASKS, Task
 from fairseq_posenc.tasks.glue.task import GlueTaskConfig
 from fairseq_posenc.workbench.loading.checkpoints import updates_done
@@ -28,11 +28,7 @@ from fairseq_posenc.workbench.running.files import find_shipped_folder
 from fairseq_posenc.workbench.running.folders import lock_folder
 from fairseq_posenc.workbench.running.host import USER_DIR
 from fairseq_posenc.workbench.running.jobs import STAMP, ResultStep, Work, read_inputs
-from fairseq_posenc.workbench.training.recipes.composing import (
-    compose_file,
-    config_name,
-    count_updates,
-)
+from fairseq_posenc.workbench.training.recipes.composing import compose_file, count_updates
 
 CONFIGS = find_shipped_folder("finetune_configs") / "glue"
 RESULT = "result.json"  # a run's metrics; it marks the run as done
@@ -92,54 +88,30 @@ class GlueRequest(NamedTuple):
     overrides: Sequence[str]  # hydra overrides
 
 
-class TaskConfig(NamedTuple):
-    """The settings of a task: its YAML file with the user's overrides."""
-
-    name: str  # name of the YAML file without its ending
-    metric: str  # metric that chooses the checkpoint, and is reported
-    max_update: int  # number of updates
-    warmup_updates: int  # updates in which the learning rate grows
-    model_options: frozenset[str]  # options of the section `model`, without the user's overrides
-    rates: list[float]  # peak learning rates
-    seeds: list[int]  # random seeds
-
-
-def compose_task_config(
-    configs: Path, protocol: str, task: Task, examples: int, overrides: Sequence[str]
-) -> TaskConfig:
-    """Compose a task's configuration, and compute the numbers of updates, which depend on the data.
+def compose_task_config(path: Path, examples: int, overrides: Sequence[str]) -> DictConfig:
+    """Compose a task's configuration, with the numbers of updates, which depend on the data.
 
     Args:
-        configs: folder of the YAML files.
-        protocol: ``m4m`` or ``decbert``.
-        task: the task.
-        examples: size of its training set.
+        path: the YAML file.
+        examples: size of the training set.
         overrides: the user's hydra overrides.
 
     Raises:
         UserError: the file does not exist, or hydra refuses it or an override.
     """
-    path = configs / f"{config_name(protocol, task)}.yaml"
     cfg = _compose(path, overrides)
-    unchanged = _compose(path, []) if overrides else cfg
-    max_update = cfg.optimization.max_update or count_updates(cfg, examples)
-    warmup = cfg.lr_scheduler.warmup_updates or round(cfg.task.warmup_ratio * max_update)
-    return TaskConfig(
-        name=path.stem,
-        metric=cfg.checkpoint.best_checkpoint_metric,
-        max_update=int(max_update),
-        warmup_updates=int(warmup),
-        model_options=frozenset(unchanged.get("model") or {}),
-        rates=list(cfg.task.learning_rates or cfg.optimization.lr[:1]),
-        seeds=list(cfg.task.seeds or [cfg.common.seed]),
-    )
+    updates = cfg.optimization.max_update or count_updates(cfg, examples)
+    cfg.optimization.max_update = int(updates)
+    warmup = cfg.lr_scheduler.warmup_updates or round(cfg.task.warmup_ratio * updates)
+    cfg.lr_scheduler.warmup_updates = int(warmup)
+    return cfg
 
 
-def _compose(path: Path, overrides: Sequence[str]) -> Any:
+def _compose(path: Path, overrides: Sequence[str]) -> DictConfig:
     """Compose a file with fairseq's defaults and those of the task; refuse unknown options."""
     if not path.is_file():
         raise UserError(f"{path} does not exist: name the folder of your YAML files with --configs")
-    hydra_init(path.stem)
+    hydra_init(path.stem)  # registers fairseq's defaults, which the file is merged into
     try:
         cfg = compose_file(path, overrides)
         cfg.task = OmegaConf.merge(OmegaConf.structured(GlueTaskConfig), cfg.task)
@@ -158,33 +130,33 @@ def plan_runs(request: GlueRequest) -> list[GlueRun]:
     runs = []
     pretrained = request.pretrained
     for task in request.tasks:
-        data = find_data(request.data, task)
+        data = find_training_data(request.data, task)
         pretrained.check_dictionary(data.dictionary)
         data.check_lengths(pretrained.max_positions, pretrained.path)
-        examples = data.splits["train"]["examples"]
-        settings = compose_task_config(
-            request.configs, request.protocol, task, examples, request.overrides
-        )
-        rates = request.rates or settings.rates
-        seeds = request.seeds or settings.seeds
+        path = request.configs / f"{task.config_name(request.protocol)}.yaml"
+        cfg = compose_task_config(path, data.splits["train"]["examples"], request.overrides)
+        rates = request.rates or cfg.task.learning_rates or cfg.optimization.lr[:1]
+        seeds = request.seeds or cfg.task.seeds or [cfg.common.seed]
         for rate, seed in product(rates, seeds):
             run = GlueRun(
                 protocol=request.protocol,
                 task=task.name,
                 learning_rate=rate,
                 seed=seed,
-                metric=settings.metric,
-                max_update=settings.max_update,
+                metric=cfg.checkpoint.best_checkpoint_metric,
+                max_update=cfg.optimization.max_update,
                 data=str(data.path),
                 checkpoint=str(pretrained.path),
                 modified=pretrained.path.stat().st_mtime_ns,
                 command=[],
             )
-            runs.append(run._replace(command=_build_command(run, settings, request)))
+            runs.append(run._replace(command=_build_command(run, path.stem, cfg, request)))
     return runs
 
 
-def _build_command(run: GlueRun, settings: TaskConfig, request: GlueRequest) -> list[str]:
+def _build_command(
+    run: GlueRun, config_name: str, cfg: DictConfig, request: GlueRequest
+) -> list[str]:
     folder = run.folder(request.out)
     values: dict[str, Any] = {
         "hydra.run.dir": folder,
@@ -193,20 +165,20 @@ def _build_command(run: GlueRun, settings: TaskConfig, request: GlueRequest) -> 
         "task.data": run.data,
         "task.max_positions": request.pretrained.max_positions,
     }
-    overridden = {word.lstrip("+").partition("=")[0] for word in request.overrides}
+    overridden = {word.lstrip("+~").partition("=")[0] for word in request.overrides}
+    listed = set(cfg.get("model") or {})  # a set also has names whose value is missing
     for name, value in request.pretrained.options.items():
         if f"model.{name}" not in overridden:
-            # Hydra adds an option that the file does not have only with `+`.
-            plus = "" if name in settings.model_options else "+"
+            plus = "" if name in listed else "+"  # hydra adds other options only with `+`
             values[f"{plus}model.{name}"] = value
     values |= {
         "optimization.lr": [run.learning_rate],
         "optimization.max_update": run.max_update,
-        "lr_scheduler.warmup_updates": settings.warmup_updates,
+        "lr_scheduler.warmup_updates": cfg.lr_scheduler.warmup_updates,
         "checkpoint.save_dir": folder,
     }
     command = ["fairseq-hydra-train", "--config-dir", str(request.configs.resolve())]
-    command += ["--config-name", settings.name]
+    command += ["--config-name", config_name]
     command += [format_override(name, value) for name, value in values.items()]
     return [*command, *request.overrides]
 

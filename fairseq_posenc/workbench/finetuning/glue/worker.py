@@ -26,7 +26,7 @@ from fairseq_posenc.checkpoints.safe_loading import open_mapped
 from fairseq_posenc.files import write_whole
 from fairseq_posenc.tasks.glue import metrics
 from fairseq_posenc.tasks.glue.criterion import HEAD
-from fairseq_posenc.tasks.glue.data import open_data
+from fairseq_posenc.tasks.glue.data import open_glue_data
 from fairseq_posenc.tasks.glue.definitions import Task
 from fairseq_posenc.workbench.finetuning.glue.report import format_predictions, write_predictions
 from fairseq_posenc.workbench.finetuning.glue.runs import RESULT, GlueRun, format_override, read_run
@@ -76,7 +76,7 @@ def _train(run: GlueRun, folder: Path, context: RunContext) -> None:
     command = [*run.command, format_override("checkpoint.finetune_from_model", run.checkpoint)]
     # Only now, because a cluster's machine may have other devices than the command's.
     if choose_device() != "cuda" and _ON_CPU not in command:
-        command += [_ON_CPU, "common.fp16=false"]
+        command += [_ON_CPU, "common.fp16=false"]  # the last one of an override counts
         context.report(updates, f"{run.label}: no GPU here: training on the CPU, without fp16")
     reported_at = time.monotonic()
 
@@ -107,7 +107,7 @@ def evaluate(run: GlueRun, folder: Path) -> None:
     path = folder / BEST
     opened = open_model(path, Path(run.data), option="best checkpoint")
     model = opened.model.to(choose_device())
-    data = open_data(opened.data)
+    data = open_glue_data(opened.data)
     splits = data.task.valid_splits
     figures, collapsed = {}, False
     for suffix, split in zip(_MNLI_SUFFIXES if len(splits) > 1 else ("",), splits):
@@ -164,7 +164,7 @@ def measure(task: Task, outputs: Tensor, labels: Tensor) -> dict[str, float]:
 def has_collapsed(task: Task, outputs: Tensor, figures: dict[str, float]) -> bool:
     """Check whether a model predicts the same for everything, no number, or exactly at chance."""
     if task.regression:
-        return metrics.is_constant(outputs.view(-1))  # true also for NaN
+        return metrics.has_no_ranking(outputs.view(-1))
     is_one_class = len(outputs.argmax(-1).unique()) == 1
     # A Matthews correlation, which tasks with two classes have, is 0 at chance.
     return not outputs.isfinite().all() or is_one_class or figures.get("matthews") == 0

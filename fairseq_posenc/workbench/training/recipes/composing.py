@@ -1,7 +1,6 @@
 """Composes the YAML files of ``finetune_configs`` and ``train_scripts/configs``.
 
-``fairseq-hydra-train`` composes them in the same way, but has no function for it. Two functions
-name the file of a GLUE task, and count the updates of a fine-tuning's configuration.
+``fairseq-hydra-train`` composes them in the same way, but has no function for it.
 """
 
 from __future__ import annotations
@@ -13,8 +12,6 @@ from pathlib import Path
 
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig
-
-from fairseq_posenc.tasks.glue.definitions import Task
 
 try:
     from hydra import compose, initialize_config_dir
@@ -52,8 +49,3 @@ def count_updates(config: DictConfig, examples: int) -> int:
     devices = config.distributed_training.distributed_world_size
     batches_per_update = devices * config.optimization.update_freq[0]
     return math.ceil(batches / batches_per_update) * config.optimization.max_epoch
-
-
-def config_name(protocol: str, task: Task) -> str:
-    """Name the file of a GLUE task by a paper's protocol, such as ``decbert_cola``."""
-    return f"{protocol}_{task.name.lower().replace('-', '')}"
