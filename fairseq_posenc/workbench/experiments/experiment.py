@@ -83,12 +83,9 @@ class Experiment(ABC):
             if option in cls.reserved:
                 advice = cls.reserved[option]
                 raise UserError(f"-- {argument}: {option} cannot be set here; {advice}")
-        shared = {
-            "jobs": args.jobs or trainings.default_jobs(),
-            "cluster": parse_cluster(args),
-            "train_args": tuple(args.after_dashes),  # the words after `--`
-        }
-        return build_settings(cls, args, **{**shared, **computed})
+        computed.setdefault("jobs", args.jobs or trainings.default_jobs())
+        computed.setdefault("train_args", tuple(args.after_dashes))  # the words after `--`
+        return build_settings(cls, args, cluster=parse_cluster(args), **computed)
 
     @property
     @abstractmethod
@@ -147,10 +144,8 @@ class Experiment(ABC):
     ) -> Results[Self]:
         """Do all steps that are not done, and return the results.
 
-        Args:
-            lock: open lock of the folder, which all programs inherit.
-            watch: called several times a second. Reading results takes time, so it gets a
-                function that reads those so far, and need not call it every time.
+        All programs inherit the open ``lock`` of the folder. ``watch`` is called several times a
+        second, with a function that reads the results so far: reading takes time.
 
         Raises:
             UserError: bad data, or a command failed.

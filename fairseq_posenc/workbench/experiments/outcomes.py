@@ -7,11 +7,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from fairseq_posenc.workbench.experiments.variants import Run, Variant
-from fairseq_posenc.workbench.results.intervals import (
-    Interval,
-    average_lines,
-    interval_of_perplexity,
-)
+from fairseq_posenc.workbench.results import intervals
+from fairseq_posenc.workbench.results.intervals import Interval
 from fairseq_posenc.workbench.running.jobs import Outputs
 from fairseq_posenc.workbench.running.logs import Curve
 
@@ -54,7 +51,7 @@ class SeedAggregate(NamedTuple):
     @property
     def perplexity(self) -> Interval:
         """Final perplexity over the seeds."""
-        return interval_of_perplexity(outcome.perplexity for outcome in self.outcomes)
+        return intervals.interval_of_perplexity(outcome.perplexity for outcome in self.outcomes)
 
     @property
     def by_seed(self) -> dict[int, float]:
@@ -88,7 +85,7 @@ class SeedAggregate(NamedTuple):
     def curve(self) -> list[tuple[int, Interval]]:
         """Updates and validation perplexity, where all seeds were validated."""
         curves = [outcome.curve.points for outcome in self.outcomes]
-        return average_lines(curves, interval_of_perplexity)
+        return intervals.average_lines(curves, intervals.interval_of_perplexity)
 
 
 def aggregate(outcomes: Sequence[Outcome]) -> list[SeedAggregate]:

@@ -196,15 +196,11 @@ def draw_lines(
     styles: Mapping[str, Mapping[str, Any]] | None = None,
     **style_options: Any,
 ) -> None:
-    """Draw lines with labels beside their ends, which do not overlap.
+    """Draw lines by name into axes with limits; labels beside their ends do not overlap.
 
-    Args:
-        axes: the axes, whose limits are set.
-        lines: lines by name; those without points are left out.
-        label: formats the last point, x and y, which follows the name. If a line ends with a gap,
-            its label says where the training diverged.
-        styles: style of each line; by default that of its encoding (:func:`assign_styles`).
-        **style_options: matplotlib's settings of all lines.
+    A label has the name and the last point, formatted by ``label``, or says where the training
+    diverged. The style of a line is by default that of its encoding (:func:`assign_styles`);
+    ``style_options`` are matplotlib's settings of all lines.
     """
     styles = styles or assign_styles(list(lines))
     heights: dict[str, float] = {}

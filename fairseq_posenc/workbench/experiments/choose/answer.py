@@ -17,11 +17,7 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.experiments.variants import CAUSAL, ENCODER_DECODER, MASKED, join_list
 from fairseq_posenc.workbench.results import markdown
 from fairseq_posenc.workbench.results.differences import PERPLEXITY, Scale, Values, find_different
-from fairseq_posenc.workbench.results.intervals import (
-    Interval,
-    interval,
-    interval_of_perplexity,
-)
+from fairseq_posenc.workbench.results.intervals import Interval, interval, interval_of_perplexity
 
 EVIDENCE = Path(__file__).with_name("evidence.json")
 # Verdicts on an encoding, by comparison with the best one.

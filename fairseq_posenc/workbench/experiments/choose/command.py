@@ -65,7 +65,8 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _refuse_options_of_trainings(args: argparse.Namespace) -> None:
+def _refuse_trainings(args: argparse.Namespace) -> None:
+    """Refuse options that have no effect without ``--text``."""
     defaults = argparse.ArgumentParser()
     add_arguments(defaults)
     for name in ("budget", "seeds", "vocab_size", "jobs", "on", "detach", "out", "json"):
@@ -84,7 +85,7 @@ def _refuse_wrong_options(question: ChooseQuestion, args: argparse.Namespace) ->
             "to the longest text to read"
         )
     if args.text is None:
-        _refuse_options_of_trainings(args)
+        _refuse_trainings(args)
     elif args.from_trained:
         raise UserError("--from-trained: answers from measurements; leave out --text")
     elif question.family == ENCODER_DECODER:

@@ -100,13 +100,10 @@ class Halving:
         return rounds
 
     def estimate_budget(self, rounds: Sequence[Round]) -> Optional[float]:
-        """Estimate a budget that trains all candidates until ranks mean something.
+        """Estimate the seconds that train all candidates until ranks mean something.
 
-        That is in the first round after the one that measures the speed: it trains all candidates.
-        All rounds after it get as much time.
-
-        Returns:
-            The budget in seconds; None if all trainings diverged.
+        Only the first round after that which measures the speed surely trains all; later ones get
+        as much time. None if all trainings diverged.
         """
         last = rounds[-1]
         if (costs := self._measure_costs(last)) is None:

@@ -16,11 +16,7 @@ import torch
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.experiments.length import report
-from fairseq_posenc.workbench.experiments.length.model import (
-    LoadedModel,
-    NamedModel,
-    parse_models,
-)
+from fairseq_posenc.workbench.experiments.length.model import LoadedModel, NamedModel, parse_models
 from fairseq_posenc.workbench.experiments.length.scoring import Scoring
 from fairseq_posenc.workbench.experiments.length.stream import Stream
 from fairseq_posenc.workbench.results.intervals import LEAST_SEEDS
@@ -180,8 +176,7 @@ def _check_text(models: list[NamedModel], args: argparse.Namespace) -> None:
 def _open_all(models: list[NamedModel], args: argparse.Namespace) -> tuple[list[Row], Stream]:
     """Open all models before the first is scored, so that a wrong one is an error at once.
 
-    Returns:
-        Facts about the models, by column of the record, and their text.
+    Returns facts about the models, by column of the record, and their text.
     """
     facts: list[Row] = []
     streams: list[Stream] = []
@@ -216,20 +211,15 @@ def _open(
     longest: int,
     computing: Callable[[], ComputeOptions],
 ) -> tuple[LoadedModel, Stream]:
-    """Open a model and its text.
+    """Open a model, and its text or data-bin, where ``computing`` says.
 
-    Args:
-        named: the model.
-        text: the text of a folder, or the data-bin of a checkpoint, with the model's dictionary.
-        split: split of the data-bin.
-        longest: most tokens that the model will have to read.
-        computing: chooses device and precision.
+    The model gets room for ``longest`` tokens.
 
     Raises:
         UserError: the model is not a causal language model, has another dictionary than the text,
             or was not trained with the requested positions.
     """
-    _open.cache_clear()  # two large models would not fit into the memory
+    _open.cache_clear()  # frees the model before: two large ones may not fit into the memory
     if named.is_folder:  # either host may be absent
         from fairseq_posenc.workbench.experiments.length import hf_model
 

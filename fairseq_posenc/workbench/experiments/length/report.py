@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -159,21 +158,16 @@ def draw(record: Record, path: Path) -> bool:
     figure, panels = pictures.new_panels(len(modes), len(modes), (6.2, 4.4))
     for axes, (mode, lines) in zip(panels, modes.items()):
         axes.set_title(mode, loc="left", fontsize=12)
-        _style_lengths(axes, lengths, sorted({row["trained_length"] for row in record.rows}))
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
+        axes.minorticks_off()
+        axes.set_xlabel("context length, tokens", color=GREY)
+        for length in sorted({row["trained_length"] for row in record.rows}):
+            axes.axvline(length, color=PALE, linestyle=":", linewidth=1.2, zorder=0)
+            place = axes.get_xaxis_transform()
+            axes.text(length, 1.0, " trained", color=GREY, fontsize=9, transform=place, va="top")
         pictures.style_values(axes, min(values) / _MARGIN, max(values) * _MARGIN, log=True)
         pictures.draw_lines(axes, lines, label, marker="o", ms=3.5)
     panels[0].set_ylabel("perplexity per token", color=GREY)
     pictures.save(figure, path)
     return True
-
-
-def _style_lengths(axes: Any, lengths: Sequence[int], trained: Sequence[int]) -> None:
-    """Set the ticks of the axis of lengths, and mark the lengths of training."""
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
-    axes.minorticks_off()
-    axes.set_xlabel("context length, tokens", color=GREY)
-    for length in trained:
-        axes.axvline(length, color=PALE, linestyle=":", linewidth=1.2, zorder=0)
-        place = axes.get_xaxis_transform()
-        axes.text(length, 1.0, " trained", color=GREY, fontsize=9, transform=place, va="top")

@@ -129,23 +129,23 @@ class TaskExperiment(Experiment):
     def _build_steps(self, task: Task) -> tuple[Step, Step]:
         """Build the steps that write the data of training and of test."""
         folder = self.out / self.family / "data" / task.name
-        family, longest, lengths = self.family, self.trained, self.lengths
+        train, test = folder / "train", folder / "read"  # as earlier versions named them
         inputs = {
             "task": task.name,
-            "family": family,
+            "family": self.family,
             "seed": probe_data.DATA_SEED,
             "version": __version__,
         }
         return (
             Step(
-                folder / "train",
-                {**inputs, "longest": longest, "examples": probe_data.EXAMPLES},
-                lambda _: probe_data.write_train_splits(task, family, longest, folder / "train"),
+                train,
+                {**inputs, "longest": self.trained, "examples": probe_data.EXAMPLES},
+                lambda _: probe_data.write_train_splits(task, self.family, self.trained, train),
             ),
             Step(
-                folder / "read",  # the test data; results of earlier versions name this folder
-                {**inputs, "lengths": lengths, "examples": probe_data.TEST_EXAMPLES},
-                lambda _: probe_data.write_test_splits(task, family, lengths, folder / "read"),
+                test,
+                {**inputs, "lengths": self.lengths, "examples": probe_data.TEST_EXAMPLES},
+                lambda _: probe_data.write_test_splits(task, self.family, self.lengths, test),
             ),
         )
 

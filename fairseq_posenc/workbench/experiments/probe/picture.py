@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fairseq_posenc.workbench.experiments.outcomes import Outcome
 from fairseq_posenc.workbench.experiments.probe import report
 from fairseq_posenc.workbench.experiments.probe.data import DEPTHS
 from fairseq_posenc.workbench.experiments.probe.experiment import TaskResults
-from fairseq_posenc.workbench.experiments.variants import Variant
 from fairseq_posenc.workbench.results import pictures
 from fairseq_posenc.workbench.results.intervals import interval_of_share
 from fairseq_posenc.workbench.results.pictures import GREY, PALE, Points
@@ -74,15 +74,10 @@ def draw_depth_maps(
 def draw_lengths(results: TaskResults, path: Path) -> None:
     """Draw right answers over the length of the question, a panel for each task, as PNG."""
     lengths = sorted(results.experiment.lengths)
-
-    def collect_points(task: str, model: Variant) -> list[Points]:
-        by_length = [report.share_by_seed(results, task, model, [length]) for length in lengths]
-        return [
-            [(n, shares[seed]) for n, shares in zip(lengths, by_length)] for seed in by_length[0]
-        ]
-
     label = "length of the question, in words (dotted: longest in training)"
-    figure = _draw_tasks(results, collect_points, label)
+    figure = _draw_tasks(
+        results, lambda outcome: [(n, report.read_share(outcome, n)) for n in lengths], label
+    )
     for axes in figure.axes:
         axes.axvline(results.experiment.trained, color=PALE, linestyle=":", linewidth=1.2, zorder=0)
     pictures.save(figure, path)
@@ -90,28 +85,22 @@ def draw_lengths(results: TaskResults, path: Path) -> None:
 
 def draw_learning(results: TaskResults, path: Path) -> None:
     """Draw right answers over the updates of training, a panel for each task, as PNG."""
-
-    def collect_points(task: str, model: Variant) -> list[Points]:
-        return [
-            report.learning_curve(outcome)
-            for outcome in results.outcomes
-            if (outcome.run.condition, outcome.run.variant) == (task, model)
-        ]
-
-    pictures.save(_draw_tasks(results, collect_points, "updates; questions as in training"), path)
+    label = "updates; questions as in training"
+    pictures.save(_draw_tasks(results, report.learning_curve, label), path)
 
 
 def _draw_tasks(
-    results: TaskResults, collect_points: Callable[[str, Variant], list[Points]], label: str
+    results: TaskResults, collect_points: Callable[[Outcome], Points], label: str
 ) -> Figure:
-    """Draw a panel for each task and a line for each model, from the points of each seed."""
+    """Draw a panel for each task and a line for each model, from the points of each training."""
     tasks = results.experiment.tasks
     styles = pictures.assign_styles(results.experiment.names)
     figure, panels = pictures.new_panels(len(tasks), _COLUMNS, (4.2, 3.0), (1.5, 0.5), sharex=True)
     for axes, task in zip(panels, tasks):
         axes.set_title(task.name, loc="left", fontsize=12)
         for model in results.experiment.variants:
-            line = pictures.Line.over_seeds(collect_points(task.name, model), interval_of_share)
+            outcomes = report.select(results, task.name, model)
+            line = pictures.Line.over_seeds([*map(collect_points, outcomes)], interval_of_share)
             line.draw(axes, styles[model.name], label=model.name)
         pictures.style_values(axes, -0.03, 1.03, log=False)
     figure.supxlabel(label, color=GREY)

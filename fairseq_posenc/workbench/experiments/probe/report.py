@@ -38,9 +38,14 @@ def share_by_seed(
     """Compute the share of right answers, the mean over ``places``, for each seed."""
     return {
         outcome.run.seed: fmean(read_share(outcome, place) for place in places)
-        for outcome in results.outcomes
-        if (outcome.run.condition, outcome.run.variant) == (task, model)
+        for outcome in select(results, task, model)
     }
+
+
+def select(results: TaskResults, task: str, model: Variant) -> list[Outcome]:
+    """Select the outcomes of a model's trainings on a task, one for each seed."""
+    runs = ((outcome, outcome.run) for outcome in results.outcomes)
+    return [outcome for outcome, run in runs if (run.condition, run.variant) == (task, model)]
 
 
 def read_share(outcome: Outcome, place: object) -> float:
