@@ -5,24 +5,30 @@ The difference of two models is relative: 1e-6 is a millionth of the largest num
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from fairseq.data import Dictionary
 from torch import Tensor
 
+from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.loading.families import list_stacks
 from fairseq_posenc.workbench.loading.open_model import OpenModel
 
 TOLERANCE = 1e-5  # largest difference that rounding in float32 explains
 MAX_TOKENS = 512  # of a sentence
-_BOS = Dictionary().bos()  # `<s>`
+_BOS, _PADDING = Dictionary().bos(), Dictionary().pad()  # `<s>` and `<pad>`
 SPECIAL_SYMBOLS = Dictionary().nspecial  # symbols of every dictionary before those of the text
 ComputeScores = Callable[..., Tensor]  # computes scores from the tokens of each stack, source first
 
 
-def draw_sentences(model: Any, side: str) -> list[Tensor]:
+def draw_batches(model: Any) -> list[list[Tensor]]:
+    """Draw a batch of sentences that are padded on the right, and one padded on the left."""
+    return [_draw_sentences(model, side) for side in ("right", "left")]
+
+
+def _draw_sentences(model: Any, side: str) -> list[Tensor]:
     """Draw three sentences ``(3, T)`` for each stack of a model, padded ``left`` or ``right``.
 
     T is the stack's number of positions, at most ``MAX_TOKENS``.
@@ -39,7 +45,7 @@ def draw_sentences(model: Any, side: str) -> list[Tensor]:
         tokens[:, middle] = stack.eos_idx  # a row may hold several sentences
         for row, length in enumerate((longest, middle + 1, min(3, longest))):
             padded = slice(length, None) if side == "right" else slice(None, longest - length)
-            tokens[row, padded] = stack.padding_idx
+            tokens[row, padded] = _PADDING
         drawn.append(tokens)
     return drawn
 
@@ -64,44 +70,42 @@ def compute_head_scores(trained: OpenModel, *tokens: Tensor) -> Tensor:
     return compute_scores(model, *tokens)
 
 
+@torch.no_grad()
+def largest_difference(
+    batches: Iterable[Sequence[Tensor]],
+    ours: ComputeScores,
+    theirs: ComputeScores,
+    by_token: bool = True,
+) -> float:
+    """Compute the largest difference of two models; NaN if one of their numbers is NaN.
+
+    Args:
+        batches: for each batch, the tokens of each stack.
+        ours: computes the numbers of a fairseq model.
+        theirs: computes the numbers of the other model.
+        by_token: whether each token of the last stack has numbers, ``(B, T, ...)``; then those of
+            padding are not compared.
+    """
+    differences = []
+    for tokens in batches:
+        our_numbers, their_numbers = ours(*tokens), theirs(*tokens)
+        if by_token:
+            real = tokens[-1].ne(_PADDING)
+            our_numbers, their_numbers = our_numbers[real], their_numbers[real]
+        difference = (our_numbers - their_numbers).abs().max()
+        differences.append(difference / our_numbers.abs().max())
+    return float(torch.stack(differences).max())
+
+
 def is_rounding(difference: float) -> bool:
     """Check whether rounding explains a difference; it does not explain NaN."""
     return difference <= TOLERANCE
 
 
-@torch.no_grad()
-def largest_difference(
-    model: Any,
-    ours: ComputeScores,
-    theirs: ComputeScores,
-    of_classes: bool = False,
-    graph: bool = False,
-) -> float:
-    """Compute the largest difference of two models; NaN if one of their numbers is NaN.
-
-    Args:
-        model: the fairseq model for which sentences are drawn, padded on the right and on the left.
-        ours: computes the numbers of this model; those of padding are not compared.
-        theirs: computes the numbers of the other model.
-        of_classes: whether the numbers belong to sentences and come from their first token; then
-            padding is only on the right.
-        graph: whether the other model is an exported graph, which takes only the tokens of the
-            first stack, and must also serve a smaller batch of shorter sentences.
-    """
-    stacks = [stack for _, stack in list_stacks(model)]
-    differences = []
-    for side in ("right",) if of_classes else ("right", "left"):
-        batches = [draw_sentences(model, side)]
-        if graph:
-            first, *_ = batches[0]
-            half = first.size(1) // 2
-            batches = [[first], [first[:2, :half] if side == "right" else first[:2, -half:]]]
-        for tokens in batches:
-            our_numbers, their_numbers = ours(*tokens), theirs(*tokens)
-            if not of_classes:
-                scored = stacks[0] if graph else stacks[-1]  # the stack whose tokens have scores
-                real = tokens[-1].ne(scored.padding_idx)
-                our_numbers, their_numbers = our_numbers[real], their_numbers[real]
-            difference = (our_numbers - their_numbers).abs().max()
-            differences.append(difference / our_numbers.abs().max())
-    return float(torch.stack(differences).max())
+def refuse_difference(what_differs: str, difference: float) -> None:
+    """Refuse a difference that is more than rounding; ``what_differs`` begins the message."""
+    if not is_rounding(difference):
+        raise UserError(
+            f"{what_differs} by {difference:.1e} of the largest number, and {TOLERANCE:g} is "
+            "rounding: nothing was written"
+        )

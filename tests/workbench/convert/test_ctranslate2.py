@@ -13,6 +13,7 @@ import pytest
 import sentencepiece
 import torch
 from fairseq.dataclass.configs import GenerationConfig
+from tokenizers import Tokenizer
 
 from fairseq_posenc import registry
 from fairseq_posenc.errors import UserError
@@ -112,7 +113,7 @@ def log_probabilities(model, symbols, *given):
 @pytest.mark.parametrize(("family", "spec", "more"), MODELS)
 def test_log_probabilities_are_those_of_fairseq(family, spec, more):
     """Of sentences in one batch, with the end of a sentence within one of them."""
-    start = 0 if more.pop("add_bos_token", False) else 2
+    start = 0 if more.get("add_bos_token") else 2
     trained = checkpoint(family, spec, **more)
     folder = str(export(trained))
     names = trained.task.target_dictionary.symbols
@@ -123,6 +124,8 @@ def test_log_probabilities_are_those_of_fairseq(family, spec, more):
         asked = [[names[number] for number in source] for source in sources]
         found = ctranslate2.Translator(folder).score_batch(asked, lines)
     else:
+        tokenizer = Tokenizer.from_file(f"{folder}/tokenizer.json")
+        assert tokenizer.encode(names[5]).tokens == [names[start], names[5]]
         lines = [[names[start], *line, "</s>"] for line in lines]
         found = ctranslate2.Generator(folder).score_batch(lines)
     for source, target, theirs in zip(sources, targets, found):

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import os
 import struct
+import subprocess
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,9 +18,10 @@ from fairseq import checkpoint_utils
 from safetensors.torch import load_file, save_file
 
 from fairseq_posenc.encodings.base import ENCODINGS, Dims
+from fairseq_posenc.errors import UserError
 from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.cli import main
-from fairseq_posenc.workbench.convert.exchange import exporting
+from fairseq_posenc.workbench.convert.exchange import config_json, exporting
 from fairseq_posenc.workbench.convert.exchange.encoding_maps import list_hf_classes, parse_positions
 from fairseq_posenc.workbench.loading.pretrained import load_state
 from tests.helpers.commands import new_directory
@@ -346,6 +350,19 @@ def test_nothing_of_an_export_is_left_where_it_is_refused(tmp_path, capsys):
     told_of_stock = told("--checkpoint", stock.path, "--tokens", "words")
     assert "a RobertaModel, not a model of fairseq_posenc" in told_of_stock
     assert sorted(path.name for path in tmp_path.iterdir()) == ["full"]
+
+
+def test_a_damaged_dictionary_of_labels_is_a_line(tmp_path):
+    (tmp_path / "label").mkdir()
+    (tmp_path / "label" / "dict.txt").write_text("no 1\n\nyes 1\n")
+    with pytest.raises(UserError, match=r"dict\.txt: not a fairseq dictionary \(line 2"):
+        config_json._name_classes(SimpleNamespace(data=tmp_path), 2)
+
+
+def test_an_import_needs_no_tokenizers():
+    module = "fairseq_posenc.workbench.convert.exchange.importing"
+    code = f"import sys; sys.modules['tokenizers'] = None; import {module}"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])

@@ -12,6 +12,7 @@ import pytest
 import sentencepiece
 from fairseq.data import Dictionary
 from fairseq.data.encoders import gpt2_bpe_utils
+from tokenizers import Tokenizer
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.convert.exchange import hf_tokenizer
@@ -148,6 +149,30 @@ def test_a_folder_has_all_that_a_user_needs():
     )
     scores = trained.model(masked[None].long())[0][0, masked.tolist().index(expected[-1])]
     assert found["filled"] == [scores.topk(5).indices.tolist()]
+
+
+def test_two_sentencepiece_models_of_one_dictionary_are_two_tokenizers():
+    models = []
+    for language, size in (("de", 40), ("en", 50)):
+        path = new_directory() / f"sentencepiece.{language}.model"
+        with path.open("wb") as file:
+            sentencepiece.SentencePieceTrainer.train(
+                sentence_iterator=iter(sentences()),
+                model_writer=file,
+                vocab_size=size,
+                minloglevel=2,
+            )
+        models.append(path)
+    processors = [sentencepiece.SentencePieceProcessor(model_file=str(path)) for path in models]
+    pieces = [each.id_to_piece(n) for each in processors for n in range(3, len(each))]
+    data = data_bin("translation", list(dict.fromkeys(pieces)))
+    for path in models:
+        (data / path.name).write_bytes(path.read_bytes())
+    out = export(checkpoint("translation", "none", data), tokens=str(data))
+    for folder, processor in zip((out, out / "target"), processors):
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        found = [tokenizer.encode(line, add_special_tokens=False).tokens for line in sentences()]
+        assert found == processor.encode(sentences(), out_type=str)
 
 
 def test_pieces_that_the_dictionary_lacks_need_code_of_its_own(capsys):

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from fairseq.data import Dictionary
 from torch import Tensor
 
+from fairseq_posenc.checkpoints.dictionary import DICTIONARY, load_dictionary
 from fairseq_posenc.encodings.rope_scaling import Scaling
-from fairseq_posenc.specs import Item, Spec
+from fairseq_posenc.specs import Spec
 from fairseq_posenc.workbench.loading.open_model import OpenModel
 
 ARCHITECTURES = {
@@ -18,7 +20,7 @@ ARCHITECTURES = {
     "causal_lm": "PosencForCausalLM",
     "translation": "PosencForSeq2SeqLM",
 }
-ENCODER_HEADS = ("masked_lm", "classes", "spans")  # heads whose classes load an encoder's weights
+_ENCODER_HEADS = ("masked_lm", "classes", "spans")  # heads whose classes load an encoder's weights
 # fairseq's names of activations -> names in transformers, where they differ.
 ACTIVATIONS = {
     "gelu_fast": "gelu_new",
@@ -69,7 +71,7 @@ def build_config(trained: OpenModel) -> dict[str, Any]:
     stacks = {
         f"{side}_stack": _build_stack_config(stack, side) for side, stack in trained.stacks.items()
     }
-    heads = ENCODER_HEADS if masked else (trained.head,)
+    heads = _ENCODER_HEADS if masked else (trained.head,)
     module = "modeling_fairseq_posenc"
     classes = [ARCHITECTURES[head] for head in heads]
     autos = {  # such as AutoModelForMaskedLM: modeling_fairseq_posenc.PosencForMaskedLM
@@ -125,15 +127,12 @@ def _list_special_tokens(trained: OpenModel) -> dict[str, int]:
 
 def list_layer_options(spec: Spec) -> list[dict[str, dict[str, Any]]]:
     """List, for each layer, encodings and their options; see ``StackConfig.positions``."""
-
-    def describe(item: Item) -> dict[str, Any]:
-        return {
-            name: str(value) if isinstance(value, Scaling) else value
-            for name, value in item.options
-        }
-
     return [
-        {item.name: describe(item) for item in (*spec.whole_stack, *layer)} for layer in spec.layers
+        {
+            item.name: {key: str(x) if isinstance(x, Scaling) else x for key, x in item.options}
+            for item in (*spec.whole_stack, *layer)
+        }
+        for layer in spec.layers
     ]
 
 
@@ -171,10 +170,10 @@ def _build_stack_config(stack: Any, side: str) -> dict[str, Any]:
 
 def _name_classes(trained: OpenModel, classes: int) -> dict[str, str]:
     """Name the classes, by the dictionary of the labels if there is one."""
-    path = trained.data / "label" / "dict.txt"
-    names = [line.split()[0] for line in path.read_text().splitlines()] if path.is_file() else []
+    path = trained.data / "label" / DICTIONARY
+    labels = load_dictionary(path, mask=False) if path.is_file() else Dictionary()
     # fairseq fills dictionaries up with `madeupword0000` and so on.
-    names = [name for name in names if not name.startswith("madeupword")]
+    names = [x for x in labels.symbols[labels.nspecial :] if not x.startswith("madeupword")]
     if len(names) != classes:
         names = [f"LABEL_{number}" for number in range(classes)]
     return {str(number): name for number, name in enumerate(names)}

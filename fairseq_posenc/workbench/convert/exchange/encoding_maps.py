@@ -30,15 +30,15 @@ _GPT_NEOX = "GPTNeoXForCausalLM"
 _ROBERTA = "RobertaForMaskedLM"
 _XLM_ROBERTA = "XLMRobertaForMaskedLM"
 _DEBERTA = "DebertaV2ForMaskedLM"
+_OPT = "OPTForCausalLM"
 # Model classes whose folders become a fairseq model, whoever wrote them.
 IMPORTED = (_ROBERTA, _XLM_ROBERTA, _DEBERTA)
 _OFFSET = 2  # rows before position 0, in fairseq's tables of positions and in these
 _ROBERTA_TABLE = "roberta.embeddings.position_embeddings.weight"
-# Class -> its table, and how many of the rows before position 0 max_position_embeddings counts.
-_LEARNED = {
-    _ROBERTA: (_ROBERTA_TABLE, _OFFSET),
-    _XLM_ROBERTA: (_ROBERTA_TABLE, _OFFSET),
-    "OPTForCausalLM": ("model.decoder.embed_positions.weight", 0),
+_LEARNED = {  # class -> its table
+    _ROBERTA: _ROBERTA_TABLE,
+    _XLM_ROBERTA: _ROBERTA_TABLE,
+    _OPT: "model.decoder.embed_positions.weight",
 }
 _EMBEDDING_TYPES = {"shaw": "relative_key", "m4": "relative_key_query"}  # in RoBERTa
 _RELATIVE = {embedding_type: name for name, embedding_type in _EMBEDDING_TYPES.items()}
@@ -69,7 +69,7 @@ class HFClass(NamedTuple):
     fixed: Mapping[str, Tensor] = {}  # further tensors for positions, with constant values
     # permutation of the coordinates of a head in queries and keys: theirs[i] = ours[order[i]]
     order: Optional[Tensor] = None
-    until: Optional[int] = None  # last major version of transformers with it; None for all
+    only_in_version_4: bool = False  # whether transformers 5 no longer has such positions
 
 
 def list_hf_classes(encoding: Encoding) -> list[HFClass]:
@@ -86,8 +86,7 @@ def parse_positions(model: str, config: dict[str, Any]) -> tuple[Item, int] | No
         return None if rope is None else (rope, size)
     embedding_type = config.get("position_embedding_type", "absolute")
     if model in _LEARNED and embedding_type == "absolute":
-        _, counted = _LEARNED[model]
-        return Item.canonical("learned", {}), size - counted
+        return Item.canonical("learned", {}), size - _count_rows_before(model)
     if model == _ROBERTA and embedding_type in _RELATIVE:
         return Item.canonical(_RELATIVE[embedding_type], {}), size
     buckets = config.get("position_buckets", -1)
@@ -99,15 +98,20 @@ def parse_positions(model: str, config: dict[str, Any]) -> tuple[Item, int] | No
 def _find_learned(encoding: Learned) -> list[HFClass]:
     """Find RoBERTa, and OPT: the one causal class whose positions ignore padding."""
     classes = []
-    for model, (name, counted) in _LEARNED.items():
-        size = encoding.table.num_embeddings + counted
+    for model, name in _LEARNED.items():
         table = ParamMap(
             name,
             to_hf=lambda weight: F.pad(weight, (0, 0, _OFFSET, 0)),
             from_hf=lambda weight: weight[_OFFSET:],
         )
+        size = encoding.table.num_embeddings + _count_rows_before(model)
         classes.append(HFClass(model, {"max_position_embeddings": size}, {"table.weight": table}))
     return classes
+
+
+def _count_rows_before(model: str) -> int:
+    """Count the rows before position 0 that ``max_position_embeddings`` includes."""
+    return 0 if model == _OPT else _OFFSET
 
 
 def _find_relative(encoding: DistanceEncoding) -> list[HFClass]:
@@ -135,7 +139,7 @@ def _find_relative(encoding: DistanceEncoding) -> list[HFClass]:
     embedding_type = _EMBEDDING_TYPES[encoding.name]
     config = {"position_embedding_type": embedding_type, "max_position_embeddings": size}
     weights = {"table.weight": ParamMap(name, to_hf, from_hf)}
-    return [HFClass(_ROBERTA, config, weights, absolute, until=4)]
+    return [HFClass(_ROBERTA, config, weights, absolute, only_in_version_4=True)]
 
 
 def _find_deberta_v2(encoding: DebertaV2) -> list[HFClass]:
@@ -219,18 +223,19 @@ def _describe_gpt_neox(encoding: Rope) -> HFClass:
 
 def _parse_rope(config: dict[str, Any], size: int) -> Item | None:
     """Read the rotations of a GPT-NeoX; None for a scaling that is unknown here."""
-    rotation = config.get("rope_parameters")  # in our exports, but version 4 does not read it
-    if rotation is None or str(config.get("transformers_version")).startswith("4."):
-        rotation = dict(config.get("rope_scaling") or {})
+    parameters = config.get("rope_parameters")
+    # Our exports have both forms. transformers 4 neither reads nor changes the newer one.
+    if parameters is None or str(config.get("transformers_version")).startswith("4."):
+        parameters = dict(config.get("rope_scaling") or {})
         if "rotary_emb_base" in config:
-            rotation.setdefault("rope_theta", config["rotary_emb_base"])
+            parameters.setdefault("rope_theta", config["rotary_emb_base"])
         if "rotary_pct" in config:
-            rotation.setdefault("partial_rotary_factor", config["rotary_pct"])
-    rotation = {"partial_rotary_factor": 0.25, **rotation}  # transformers' default
+            parameters.setdefault("partial_rotary_factor", config["rotary_pct"])
+    parameters = {"partial_rotary_factor": 0.25, **parameters}  # transformers' default
     if config.get(TRAINED_LENGTH):
-        rotation[TRAINED_LENGTH] = config[TRAINED_LENGTH]
+        parameters[TRAINED_LENGTH] = config[TRAINED_LENGTH]
     try:
-        (item,) = parse(read_rope(rotation, size, "half")).items
+        (item,) = parse(read_rope(parameters, size, "half")).items
     except UserError:
         return None
     return item

@@ -30,10 +30,11 @@ from fairseq_posenc.workbench.convert.exchange.config_json import (
 )
 from fairseq_posenc.workbench.convert.exchange.hf_mapping import to_hf_class
 from fairseq_posenc.workbench.convert.random_comparison import (
-    TOLERANCE,
     compute_head_scores,
+    draw_batches,
     is_rounding,
     largest_difference,
+    refuse_difference,
 )
 from fairseq_posenc.workbench.loading.families import model_options
 from fairseq_posenc.workbench.loading.open_model import OpenModel
@@ -75,7 +76,12 @@ def export(
             model = "the encoder of a translation model" if is_part else GRAPH
             contents = f"{model}, with {' and '.join(names)}"
         else:
-            config = _write_model(trained, target, unknown_pieces, folder, notes)
+            config, difference, why_code = _write_model(trained, target, unknown_pieces, folder)
+            if why_code:
+                notes.append(f"code of its own: {why_code}")
+            notes.append(
+                f"scores equal to {difference:.1e} of the largest one, on padded sentences"
+            )
             if trained.family.name != "masked_lm":
                 generation_config = build_generation_config(trained)
                 writer.write_json(folder / "generation_config.json", generation_config)
@@ -89,38 +95,44 @@ def export(
 
 
 def _write_model(
-    trained: OpenModel, target: str, unknown_pieces: int, folder: Path, notes: list[str]
-) -> dict[str, Any]:
-    """Write config.json and weights, and code if no class of transformers fits; return config.json.
+    trained: OpenModel, target: str, unknown_pieces: int, folder: Path
+) -> tuple[dict[str, Any], float, str]:
+    """Write config.json and weights, and code if no class of transformers fits.
 
-    ``unknown_pieces`` is the number of pieces of the tokenizer that the dictionary lacks. ``notes``
-    are for the user, and extended.
+    Args:
+        trained: the model.
+        target: ``hf`` or ``hf4``.
+        unknown_pieces: number of pieces of the tokenizer that the dictionary lacks.
+        folder: the folder.
+
+    Returns:
+        config.json, the difference of the scores, and why there is code; empty if there is none.
+
+    Raises:
+        UserError: the model that was written differs from the trained one.
     """
     config, weights = build_config(trained), collect_weights(trained)
     config[writer.FAIRSEQ] = _collect_fairseq_options(trained)
-    version = 4 if target == "hf4" else None
-    hf_export, why_not = to_hf_class(trained, config, weights, version)
     if unknown_pieces:
-        hf_export, why_not = None, "no class of transformers has <unk> for such pieces"
+        hf_export, why_code = None, "no class of transformers has <unk> for such pieces"
+    else:
+        hf_export, why_code = to_hf_class(trained, config, weights, for_version_4=target == "hf4")
     if hf_export is not None:
         writer.write_model(folder, hf_export.config, hf_export.weights)
-        why_not = _compare(trained, folder, hf_export.config, notes)
-        if not why_not:
-            return hf_export.config
-    notes.append(f"code of its own: {why_not}")
+        difference = _compare(trained, folder, hf_export.config)
+        if is_rounding(difference):
+            return hf_export.config, difference, ""
+        (name,) = hf_export.config["architectures"]
+        why_code = f"{name} differs from the model by {difference:.1e} of its largest score"
     writer.write_model(folder, config, weights)
     (folder / writer.CODE).write_text(writer.generate_code(config), encoding="utf-8")
-    if problem := _compare(trained, folder, config, notes):
-        raise UserError(f"{problem}: nothing was written")
-    return config
+    difference = _compare(trained, folder, config)
+    refuse_difference(f"{config['architectures'][0]} differs from the model", difference)
+    return config, difference, why_code
 
 
-def _compare(trained: OpenModel, folder: Path, config: dict[str, Any], notes: list[str]) -> str:
-    """Compare a written model with the trained one.
-
-    Returns:
-        An empty text, and a further note in ``notes``; or why the models are not equal.
-    """
+def _compare(trained: OpenModel, folder: Path, config: dict[str, Any]) -> float:
+    """Compute the difference of the scores of a written model and the trained one."""
     (name,) = config["architectures"]
     model = _read_back(folder, name)
 
@@ -134,15 +146,10 @@ def _compare(trained: OpenModel, folder: Path, config: dict[str, Any], notes: li
         return output.logits
 
     compute_ours = partial(compute_head_scores, trained)
-    of_classes = trained.head == "classes"
-    difference = largest_difference(trained.model, compute_ours, compute_theirs, of_classes)
-    if not is_rounding(difference):
-        return (
-            f"{name} differs from the model by {difference:.1e} of its largest score, and "
-            f"{TOLERANCE:g} is rounding"
-        )
-    notes.append(f"scores equal to {difference:.1e} of the largest one, on padded sentences")
-    return ""
+    batches = draw_batches(trained.model)
+    if trained.head == "classes":  # their scores come from the first token: no padding before it
+        return largest_difference(batches[:1], compute_ours, compute_theirs, by_token=False)
+    return largest_difference(batches, compute_ours, compute_theirs)
 
 
 def _read_back(folder: Path, architecture: str) -> Any:
@@ -182,26 +189,25 @@ def _write_tokenizers(
 ) -> tuple[int, list[str]]:
     """Write a tokenizer for each dictionary; return the number of unknown pieces, and notes.
 
-    Equal dictionaries share one tokenizer.
+    Source and target share one if both their dictionaries and the pieces of their text are equal.
     """
     notes = []
     unknown_pieces = 0
-    template = trained.family.name
-    if template == "causal_lm" and trained.settings.task.get("add_bos_token"):
-        template = "causal_lm with <s>"
+    template = hf_tokenizer.find_template(trained)
     padding_side = "left" if trained.family.name == "causal_lm" else "right"
     longest = min(stack.max_positions() for stack in trained.stacks.values())
-    source = next(iter(trained.dictionaries.values()))
+    source: tuple[Any, list[str]] | None = None
     for name, dictionary in trained.dictionaries.items():
-        if dictionary is not source and dictionary.symbols == source.symbols:
-            continue
         language = name.split(".")[1] if trained.family.name == "translation" else ""
         tokenization = hf_tokenizer.find_tokenization(tokens, trained.data, language)
         if tokenization == "none":
             return 0, ["no tokenizer"]
+        if source == (tokenization, dictionary.symbols):
+            continue
         tokenizer, unknown = hf_tokenizer.build_tokenizer(tokenization, dictionary, template)
-        tokenizer_folder = folder if dictionary is source else folder / writer.TARGET
-        writer.write_tokenizer(tokenizer_folder, tokenizer, longest, padding_side)
+        tokenizer_folder = folder if source is None else folder / writer.TARGET
+        source = source or (tokenization, dictionary.symbols)
+        hf_tokenizer.write_tokenizer(tokenizer_folder, tokenizer, longest, padding_side)
         unknown_pieces += unknown
         if unknown:
             notes.append(
@@ -217,16 +223,18 @@ def _collect_fairseq_options(trained: OpenModel) -> dict[str, Any]:
     They are stored in config.json, because transformers keeps its entries when it saves a model.
     """
     kept: dict[str, Any] = {}
-    specs = vars(PositionConfig())  # a spec may have slashes, in the lists of a scaling
+    position_options = vars(PositionConfig())
     for section in ("model", "task"):
         options = trained.settings[section]
         if OmegaConf.is_config(options):
             options = OmegaConf.to_container(options, resolve=True, enum_to_str=True)
         options = options if isinstance(options, dict) else vars(options)
-        kept[section] = {  # without paths, which are useless on another machine
+        # Without paths, which are useless on another machine; but the lists of a scaling have
+        # slashes, too.
+        kept[section] = {
             name: value
             for name, value in options.items()
-            if not isinstance(value, str) or "/" not in value or name in specs
+            if name in position_options or not (isinstance(value, str) and "/" in value)
         }
     kept["task"]["data"] = "."
     if trained.family.name != "causal_lm":  # its configuration has only the model's options

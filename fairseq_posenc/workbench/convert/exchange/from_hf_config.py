@@ -1,7 +1,7 @@
 """Finds fairseq's options for a Hugging Face folder.
 
 :func:`options_from_config` reads them from the config.json of a class of transformers.
-:func:`update_options` corrects those in an export of ours, which was perhaps changed since. An
+:func:`plan_model` corrects those in an export of ours, which was perhaps changed since. An
 activation is that of the layers, or that of the head, such as RoBERTa's ``tanh`` for classes.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from fairseq import utils
@@ -21,7 +21,7 @@ from fairseq_posenc.workbench.convert.exchange.config_json import ACTIVATIONS, A
 from fairseq_posenc.workbench.convert.exchange.encoding_maps import IMPORTED, parse_positions
 from fairseq_posenc.workbench.convert.exchange.hf_folder_reader import HFFolder
 from fairseq_posenc.workbench.convert.exchange.hf_folder_writer import EXPORTED_AS
-from fairseq_posenc.workbench.convert.exchange.param_names import EPSILON, GPT_NEOX, LAYOUTS
+from fairseq_posenc.workbench.convert.exchange.param_names import EPSILON, LAYOUTS
 
 _SIZES = {  # fairseq's options without `encoder_` -> fields of config.json
     "layers": "num_hidden_layers",
@@ -33,8 +33,20 @@ _TASKS = {"masked_lm": "masked_lm", "classes": "glue", "spans": "squad"}  # head
 _CLASSIFIER = "classifier.out_proj.weight"  # has a row for each class
 
 
+class ModelPlan(NamedTuple):
+    """The model of fairseq that a folder becomes."""
+
+    model: dict[str, Any]  # options of the model
+    task: dict[str, Any]  # options of its task
+    head: str  # `spans`, `classes`, or the name of the family
+    head_name: str  # fairseq's name of the head for classes
+    classes: int  # number of classes, 0 without such a head
+
+
 def options_from_config(config: dict[str, Any], path: Path) -> dict[str, Any]:
     """Find the options of a masked LM in fairseq for a config.json of transformers.
+
+    They have the form of those in our exports: sections ``model`` and ``task``.
 
     Raises:
         UserError: the class is unknown, or fairseq's RoBERTa has no such settings.
@@ -63,9 +75,9 @@ def options_from_config(config: dict[str, Any], path: Path) -> dict[str, Any]:
     fairseq_names = _name_activations()
     if activation not in fairseq_names:
         raise UserError(f"{path}: fairseq has no activation {shortened(str(activation))}")
-    options = {f"encoder_{ours}": config.get(theirs) for ours, theirs in _SIZES.items()}
-    sizes = (*options.values(), config.get("max_position_embeddings"), config.get("vocab_size"))
-    if not all(isinstance(size, int) and size > 0 for size in sizes):
+    sizes = {f"encoder_{ours}": config.get(theirs) for ours, theirs in _SIZES.items()}
+    others = [config.get(name) for name in ("max_position_embeddings", "vocab_size")]
+    if not all(isinstance(size, int) and size > 0 for size in (*sizes.values(), *others)):
         raise UserError(f"{path}: its config.json has sizes that are not numbers of 1 or more")
     positions = parse_positions(model, config)
     if positions is None:
@@ -73,7 +85,7 @@ def options_from_config(config: dict[str, Any], path: Path) -> dict[str, Any]:
     item, max_positions = positions
     return {
         "model": {
-            **options,
+            **sizes,
             "_name": f"roberta_{item.name}",
             "position_encoding": str(Spec.uniform((item,))),
             "max_positions": max_positions,
@@ -88,8 +100,10 @@ def _name_activations() -> dict[str, str]:
     return {ACTIVATIONS.get(name, name): name for name in utils.get_available_activation_fns()}
 
 
-def update_options(settings: dict[str, Any], folder: HFFolder) -> dict[str, Any]:
-    """Update an export's options of fairseq to its model, which may have been changed since.
+def plan_model(settings: dict[str, Any], folder: HFFolder) -> ModelPlan:
+    """Update a folder's options of fairseq to its model, which may have been changed since.
+
+    Only values that are computed here differ from those of ``settings``.
 
     Raises:
         UserError: no model of fairseq has such a head.
@@ -98,8 +112,6 @@ def update_options(settings: dict[str, Any], folder: HFFolder) -> dict[str, Any]
     model = {**settings["model"], **_find_untied(settings["model"], folder)}
     if head == "causal_lm":
         model |= _find_changed_rotation(settings, folder)
-    if head not in _TASKS:
-        return {**settings, "model": model, "head": head}
     if head_activation is not None:
         # fairseq's head for masked tokens has the activation of the layers.
         name = "pooler_activation_fn" if head == "classes" else "activation_fn"
@@ -112,15 +124,10 @@ def update_options(settings: dict[str, Any], folder: HFFolder) -> dict[str, Any]
                     f"of fairseq with such layers has {shortened(trained_with)}"
                 )
             model[name] = fairseq_names[head_activation]
+    task = {**settings["task"], **({"_name": _TASKS[head]} if head in _TASKS else {})}
     classifier = folder.weights.get(_CLASSIFIER)
-    return {
-        **settings,
-        "model": model,
-        "task": {**settings["task"], "_name": _TASKS[head]},
-        "head": head,
-        "head_name": settings.get("head_name", HEAD),
-        "classes": 0 if classifier is None else classifier.size(0),
-    }
+    classes = 0 if classifier is None else classifier.size(0)
+    return ModelPlan(model, task, head, str(settings.get("head_name", HEAD)), classes)
 
 
 def _find_changed_rotation(settings: dict[str, Any], folder: HFFolder) -> dict[str, Any]:
@@ -130,7 +137,7 @@ def _find_changed_rotation(settings: dict[str, Any], folder: HFFolder) -> dict[s
     an export also stores the spec to which its config.json is parsed, under ``EXPORTED_AS``.
     """
     name = folder.config["architectures"][0]
-    if LAYOUTS.get(name) is None or LAYOUTS[name].style is not GPT_NEOX:
+    if name != "GPTNeoXForCausalLM":
         return {}
     parsed = parse_positions(name, folder.config)
     if parsed is None:
@@ -151,11 +158,12 @@ def _find_untied(model: dict[str, Any], folder: HFFolder) -> dict[str, bool]:
         first = weights.get("encoder.embed_tokens.weight")
         second = weights.get("decoder.embed_tokens.weight")
         untied = {"share_all_embeddings": False, "share_decoder_input_output_embed": True}
-    else:  # a causal LM of transformers; our own code stores tied embeddings once
+    else:
         layouts = [layout for layout in LAYOUTS.values() if layout.scaled_embeddings in weights]
-        if not layouts:
+        if not layouts:  # no causal LM of transformers; our own code stores tied embeddings once
             return {}
-        output = dict(layouts[0].names)["decoder.embed_tokens."]
+        # Such a class has our embeddings twice: as its output, and scaled as its input.
+        output = layouts[0].names["decoder.embed_tokens."]
         first, second = weights.get(f"{output}weight"), weights[layouts[0].scaled_embeddings]
         if first is not None and not model.get("no_scale_embedding"):
             first = first * math.sqrt(first.size(1))

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from fairseq_posenc.checkpoints.faults import BUILD_ERRORS, quote_error
 from fairseq_posenc.errors import UserError, shortened
 from fairseq_posenc.workbench.convert.exchange.hf_folder_writer import CONFIG, FAIRSEQ, WEIGHTS
 
@@ -21,16 +22,6 @@ from fairseq_posenc.workbench.convert.exchange.hf_folder_writer import CONFIG, F
 _MAX_TENSORS = 50_000
 _MAX_HEADER_BYTES = 20_000_000
 _MAX_CONFIG_BYTES = 10_000_000
-# Errors of building a model from settings of wrong types; ImportError if they select xformers.
-_ODD_VALUE_ERRORS = (
-    TypeError,
-    ValueError,
-    LookupError,
-    AttributeError,
-    ArithmeticError,
-    RuntimeError,
-    ImportError,
-)
 _TEXT_FIELDS = ("model_type", "hidden_act", "head_activation", "transformers_version")
 
 
@@ -61,13 +52,12 @@ def refuse_odd_values(folder: HFFolder) -> Iterator[None]:
     """Report an error in the block as one line that blames a wrong value in config.json."""
     try:
         yield
-    except UserError:
+    except UserError:  # is a ValueError
         raise
-    except _ODD_VALUE_ERRORS as e:
-        reason = shortened(f"{type(e).__name__}: {' '.join(str(e).split())}")
+    except (*BUILD_ERRORS, RuntimeError, ImportError) as e:  # ImportError: settings select xformers
         raise UserError(
             f"{folder.path / CONFIG}: has a value of another kind than transformers writes "
-            f"({reason}); export the model again, or mend the file"
+            f"({quote_error(e)}); export the model again, or mend the file"
         ) from e
 
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from safetensors.torch import save_file
-from tokenizers import Tokenizer
 from torch import Tensor
 
 from fairseq_posenc import registry
@@ -38,7 +37,7 @@ FAIRSEQ = "fairseq"  # key of config.json: fairseq's options, needed to import t
 EXPORTED_AS = "hf_positions"
 WEIGHT_SETTINGS = "meanings"
 TRAINED_LENGTHS = "trained_lengths"
-TARGET = "target"  # folder of the target's tokenizer, if its dictionary is not the source's
+TARGET = "target"  # folder of the target's tokenizer, if it is not the source's
 # Docstring of CODE. Two versions that differ in its second line alone write equal code.
 _TITLE = """A Transformer built from position encodings: {spec}.
 
@@ -139,26 +138,6 @@ def generate_code(config: dict[str, Any]) -> str:
     specs = [",".join("+".join(layer) or "none" for layer in stack) for stack in layers]
     spec = " and ".join(dict.fromkeys(specs))
     return build_standalone(_TITLE.format(spec=spec, version=__version__), symbols)
-
-
-def write_tokenizer(folder: Path, tokenizer: Tokenizer, max_length: int, padding_side: str) -> None:
-    """Write a tokenizer, for a model of ``max_length`` positions, into a new or existing folder."""
-    folder.mkdir(exist_ok=True)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    names = {"bos": "<s>", "eos": "</s>", "unk": "<unk>", "pad": "<pad>", "cls": "<s>"}
-    settings: dict[str, Any] = {f"{name}_token": token for name, token in names.items()}
-    settings["sep_token"] = "</s>"
-    if tokenizer.token_to_id("<mask>") is not None:
-        flags = {"lstrip": True, "rstrip": False, "single_word": False, "normalized": False}
-        settings["mask_token"] = {"__type": "AddedToken", "content": "<mask>", **flags}
-    settings |= {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": max_length,
-        "padding_side": padding_side,
-        "model_input_names": ["input_ids", "attention_mask"],
-        "clean_up_tokenization_spaces": False,
-    }
-    write_json(folder / "tokenizer_config.json", settings)
 
 
 class Labels(NamedTuple):

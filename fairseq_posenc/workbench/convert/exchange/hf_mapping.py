@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fairseq_posenc.checkpoints.state_dict_adapter import LEARNED_TABLE
 from fairseq_posenc.encodings.base import Encoding
 from fairseq_posenc.errors import UserError, shortened
 from fairseq_posenc.specs import Spec
@@ -36,7 +37,6 @@ _POSITION_PARAMETER = (
 )
 _QUERY_OR_KEY = r"\.self_attn\.[qk]_proj\."
 _OUTPUT_EMBEDDINGS = ("lm_head.weight", "output_projection.weight")
-_POSITION_TABLE = "embed_positions.encodings.learned.table.weight"
 _TIED_PAIRS = (  # a copy that transformers may save, and the weight
     ("lm_head.decoder.weight", "roberta.embeddings.word_embeddings.weight"),
     ("lm_head.decoder.bias", "lm_head.bias"),
@@ -57,7 +57,7 @@ class Export(NamedTuple):
 
 
 def to_hf_class(
-    trained: OpenModel, config: dict[str, Any], weights: dict[str, Tensor], version: int | None
+    trained: OpenModel, config: dict[str, Any], weights: dict[str, Tensor], for_version_4: bool
 ) -> tuple[Export | None, str]:
     """Convert a model to a class of transformers.
 
@@ -65,7 +65,7 @@ def to_hf_class(
         trained: the model.
         config: config.json of an export with code.
         weights: weights of an export with code.
-        version: major version of transformers that the model is for; None for all.
+        for_version_4: whether the model is for transformers 4 alone.
 
     Returns:
         The converted model, and an empty text; or None, and the reason why no class can have it.
@@ -77,11 +77,11 @@ def to_hf_class(
     layers_equal = len(stack.assembly.spec.layer_kinds) == 1
     classes = list_hf_classes(encodings[0]) if len(encodings) == 1 and layers_equal else []
     for hf_class in classes:
-        layout = LAYOUTS.get(hf_class.model)
-        if layout is None or trained.head not in layout.heads:
+        layout = LAYOUTS[hf_class.model]
+        if trained.head not in layout.heads:
             continue
-        if hf_class.until is not None and hf_class.until != version:
-            return None, f"{hf_class.model} has these positions up to transformers {hf_class.until}"
+        if hf_class.only_in_version_4 and not for_version_4:
+            return None, f"{hf_class.model} has these positions up to transformers 4"
         why_not = _describe_misfit(trained, config, layout)
         if why_not:
             return None, f"{layout.heads[trained.head]} {why_not}"
@@ -109,7 +109,7 @@ def _describe_misfit(trained: OpenModel, config: dict[str, Any], layout: Layout)
         return "has no attention directions"
     if trained.head in ("masked_lm", "causal_lm") and not trained.tied:
         return "has output embeddings that are those of the input"
-    for name, value in layout.style.fields.items():
+    for name, value in layout.style.required.items():
         if stack[name] != value:
             return f"is built with other {name.replace('_', ' ')}"
     return ""
@@ -156,7 +156,7 @@ def _convert_weights(
 
 def from_hf_weights(
     config: dict[str, Any], weights: dict[str, Tensor], wanted: list[str], model: Any
-) -> tuple[dict[str, Tensor], set[str]]:
+) -> tuple[dict[str, Tensor], list[str]]:
     """Convert the weights of a folder to fairseq's names.
 
     Args:
@@ -166,32 +166,35 @@ def from_hf_weights(
         model: a fairseq model with the positions of the folder.
 
     Returns:
-        The weights by fairseq's names, and the names of the folder's tensors that were used.
+        The weights by fairseq's names, and the names of the folder's tensors that have no place.
 
     Raises:
         UserError: the folder has tensors that a fairseq model cannot have.
     """
-    layout, hf_class = _find_class(config, model)
+    _, stack = list_stacks(model)[0]
+    weights = _split_query_key_value(weights, stack.assembly.dims.num_heads)
+    layout, hf_class = _find_class(config, stack)
     converted: dict[str, Tensor] = {}
-    used = {*hf_class.fixed, layout.token_types, layout.scaled_embeddings, *_list_copies(weights)}
+    known = {*hf_class.fixed, layout.token_types, layout.scaled_embeddings, *_list_copies(weights)}
     for name in wanted:
         param_map = _map_param(to_exported_name(name), layout, hf_class)
-        if name.endswith(_OUTPUT_EMBEDDINGS) and param_map.name not in weights:  # tied
-            stack = "encoder" if name.startswith("encoder.") else "decoder"
-            param_map = _map_param(f"{stack}.embed_tokens.weight", layout, hf_class)
+        # Tied output embeddings are stored once, as those of the input.
+        if name.endswith(_OUTPUT_EMBEDDINGS) and param_map.name not in weights:
+            side = "encoder" if name.startswith("encoder.") else "decoder"
+            param_map = _map_param(f"{side}.embed_tokens.weight", layout, hf_class)
         if param_map.name in weights:
             converted[name] = param_map.from_hf(weights[param_map.name])
-            used.add(param_map.name)
+            known.add(param_map.name)
     scaled = weights.get(layout.scaled_embeddings)
     if scaled is not None and not model.decoder.share_input_output_embed:
         converted["decoder.embed_tokens.weight"] = scaled / model.decoder.embed_scale
     types = weights.get(layout.token_types)
     if types is not None and types[0].any():  # added to every token: move it to the positions
-        table = next((name for name in converted if name.endswith(_POSITION_TABLE)), None)
+        table = next((name for name in converted if name.endswith(LEARNED_TABLE)), None)
         if table is None:
             raise UserError("its token types are vectors, but the model has no table for them")
         converted[table] = converted[table] + types[0]
-    return converted, used
+    return converted, sorted(weights.keys() - known)
 
 
 def _list_copies(weights: dict[str, Tensor]) -> list[str]:
@@ -205,12 +208,11 @@ def _list_copies(weights: dict[str, Tensor]) -> list[str]:
     return [*copies, *_BUFFERS]
 
 
-def _find_class(config: dict[str, Any], model: Any) -> tuple[Layout, HFClass]:
+def _find_class(config: dict[str, Any], stack: Any) -> tuple[Layout, HFClass]:
     """Find the class that a config.json names, and the layout of its parameters."""
     if config.get("model_type") == "fairseq_posenc":  # an export with code: nothing is mapped
-        return Layout("fairseq_posenc", {}, ()), HFClass("", {})
+        return Layout("fairseq_posenc", {}, {}), HFClass("", {})
     name = str((config.get("architectures") or [None])[0])
-    ((_, stack),) = list_stacks(model)
     encoding, *_ = _list_encodings(stack)
     for hf_class in list_hf_classes(encoding):
         if name in LAYOUTS[hf_class.model].heads.values():
@@ -229,7 +231,7 @@ def _map_param(name: str, layout: Layout, hf_class: HFClass) -> ParamMap:
     if hf_class.order is not None and re.search(_QUERY_OR_KEY, name):
         to_hf = partial(_reorder, hf_class.order)
         from_hf = partial(_reorder, hf_class.order.argsort())
-    for ours, theirs in layout.names:
+    for ours, theirs in layout.names.items():
         match = re.match(re.escape(ours).replace(r"\{\}", r"(\d+)"), name)
         if match:
             hf_name = theirs.format(*match.groups()) + name[match.end() :]
@@ -261,7 +263,7 @@ def join_query_key_value(weights: dict[str, Tensor], heads: int) -> dict[str, Te
     return joined
 
 
-def split_query_key_value(weights: dict[str, Tensor], heads: int) -> dict[str, Tensor]:
+def _split_query_key_value(weights: dict[str, Tensor], heads: int) -> dict[str, Tensor]:
     """Split each tensor of :func:`join_query_key_value` into its parts."""
     separate: dict[str, Tensor] = {}
     for name, weight in weights.items():

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Optional
+from typing import Any, Optional
 
 from fairseq.data import Dictionary
 from sentencepiece import SentencePieceProcessor
@@ -19,6 +19,8 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from tokenizers.processors import TemplateProcessing
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.workbench.convert.exchange.hf_folder_writer import write_json
+from fairseq_posenc.workbench.loading.open_model import OpenModel
 from fairseq_posenc.workbench.running.folders import read_plan
 from fairseq_posenc.workbench.tokens.symbols import SPACE
 from fairseq_posenc.workbench.tokens.tokenizer import ENCODER_JSON, MERGES, PIECES
@@ -66,6 +68,12 @@ def find_tokenization(tokens: Optional[str], folder: Path, language: str) -> Pat
     )
 
 
+def find_template(trained: OpenModel) -> str:
+    """Find the key in :data:`TEMPLATES` of the special tokens that a model was trained with."""
+    has_bos = trained.family.name == "causal_lm" and trained.settings.task.get("add_bos_token")
+    return "causal_lm with <s>" if has_bos else trained.family.name
+
+
 def build_tokenizer(
     tokenization: Path | str, dictionary: Dictionary, template: str
 ) -> tuple[Tokenizer, int]:
@@ -102,6 +110,26 @@ def build_tokenizer(
         # lstrip: as in fairseq's fill_mask, it includes the space before it.
         tokenizer.add_special_tokens([AddedToken("<mask>", lstrip=True, special=True)])
     return tokenizer, unknown
+
+
+def write_tokenizer(folder: Path, tokenizer: Tokenizer, max_length: int, padding_side: str) -> None:
+    """Write a tokenizer, for a model of ``max_length`` positions, into a new or existing folder."""
+    folder.mkdir(exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    names = {"bos": "<s>", "eos": "</s>", "unk": "<unk>", "pad": "<pad>", "cls": "<s>"}
+    settings: dict[str, Any] = {f"{name}_token": token for name, token in names.items()}
+    settings["sep_token"] = "</s>"
+    if tokenizer.token_to_id("<mask>") is not None:
+        flags = {"lstrip": True, "rstrip": False, "single_word": False, "normalized": False}
+        settings["mask_token"] = {"__type": "AddedToken", "content": "<mask>", **flags}
+    settings |= {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": max_length,
+        "padding_side": padding_side,
+        "model_input_names": ["input_ids", "attention_mask"],
+        "clean_up_tokenization_spaces": False,
+    }
+    write_json(folder / "tokenizer_config.json", settings)
 
 
 def _build_gpt2(folder: Path, dictionary: Dictionary) -> Tokenizer:

@@ -21,7 +21,7 @@ from fairseq_posenc.identity import WeightSettings
 from fairseq_posenc.workbench.convert.exchange.config_json import list_layer_options
 from fairseq_posenc.workbench.convert.exchange.from_hf_config import (
     options_from_config,
-    update_options,
+    plan_model,
 )
 from fairseq_posenc.workbench.convert.exchange.hf_folder_reader import HFFolder
 from fairseq_posenc.workbench.convert.exchange.hf_folder_writer import (
@@ -34,15 +34,11 @@ from fairseq_posenc.workbench.convert.exchange.hf_folder_writer import (
     WEIGHTS,
     generate_code,
 )
-from fairseq_posenc.workbench.convert.exchange.hf_mapping import (
-    from_hf_weights,
-    split_query_key_value,
-)
+from fairseq_posenc.workbench.convert.exchange.hf_mapping import from_hf_weights
 from fairseq_posenc.workbench.convert.random_comparison import SPECIAL_SYMBOLS
 from fairseq_posenc.workbench.loading.checkpoints import refuse_unusable_settings
 from fairseq_posenc.workbench.loading.families import (
     NO_WEIGHTS,
-    Family,
     build_default_settings,
     find_family,
     list_stacks,
@@ -61,7 +57,6 @@ class BuiltModel(NamedTuple):
     """A model of fairseq whose weights are still to be loaded."""
 
     model: Any  # with initial parameters, all of which must be replaced
-    family: str  # `Family.name`
     settings: dict[str, Any]  # fairseq's configuration, as dictionaries
     head: str  # `spans`, `classes`, or the name of the family
     changed: dict[str, Any]  # options that transformers' users changed since the export
@@ -74,29 +69,25 @@ def build_model(folder: HFFolder) -> BuiltModel:
         UserError: the settings are wrong, or describe a model of another size.
     """
     _refuse_other_code(folder)
-    stored = folder.settings or options_from_config(folder.config, folder.path)
-    arch, family = _check_family(stored, folder)
-    # Need no further check: only values that are computed here differ from the checked ones.
-    settings = update_options(stored, folder) if folder.settings else stored
-    options: dict[str, Any] = settings["model"]
-    task: dict[str, Any] = settings["task"]
-    changed = {name: value for name, value in options.items() if stored["model"].get(name) != value}
-    config = build_default_settings(arch, task["_name"])
-    in_namespace = isinstance(config["model"], Namespace)  # a dictionary for causal LMs
-    all_options = {**(vars(config["model"]) if in_namespace else config["model"]), **options}
+    exported = folder.settings or options_from_config(folder.config, folder.path)
+    arch = _check_settings(exported, folder)
+    plan = plan_model(exported, folder)
+    config = build_default_settings(arch, plan.task["_name"])
+    defaults = config["model"]  # a dictionary for causal LMs, else a Namespace
+    options = {**(vars(defaults) if isinstance(defaults, Namespace) else defaults), **plan.model}
     symbols = _read_vocabulary_sizes(folder)
-    _refuse_oversized({**all_options, "classes": settings.get("classes")}, symbols, folder)
+    _refuse_oversized(options, [*symbols, plan.classes], folder)
     with refuse_unusable_settings(str(folder.path)):
-        model = build_fairseq_model({**all_options, "_name": arch}, symbols)
-        if settings.get("head") == "spans":
+        model = build_fairseq_model({**options, "_name": arch}, symbols)
+        if plan.head == "spans":
             model.register_span_head()
-        elif settings.get("head") == "classes":
-            name = str(settings["head_name"])
-            model.register_classification_head(name, num_classes=int(settings["classes"]))
-    config["model"] = Namespace(**all_options) if in_namespace else all_options
-    config["task"] = {**config["task"], **task, "data": str(folder.path)}
-    head = str(settings.get("head") or family.name)
-    return BuiltModel(model.eval(), family.name, config, head, changed)
+        elif plan.head == "classes":
+            model.register_classification_head(plan.head_name, num_classes=plan.classes)
+    config["model"] = type(defaults)(**options)
+    config["task"] = {**config["task"], **plan.task, "data": str(folder.path)}
+    old = exported["model"]
+    changed = {name: value for name, value in plan.model.items() if old.get(name) != value}
+    return BuiltModel(model.eval(), config, plan.head, changed)
 
 
 def load_weights(folder: HFFolder, built: BuiltModel) -> dict[str, Any]:
@@ -106,15 +97,12 @@ def load_weights(folder: HFFolder, built: BuiltModel) -> dict[str, Any]:
         UserError: a tensor is missing, unexpected, or of another shape or type.
     """
     model_state: dict[str, Any] = built.model.state_dict()
-    stacks = [stack for _, stack in list_stacks(built.model)]
-    weights = split_query_key_value(folder.weights, stacks[0].assembly.dims.num_heads)
     absent_head = _list_pretraining_head(built, model_state)
     wanted = [
         name for name in model_state if not name.endswith(NO_WEIGHTS) and name not in absent_head
     ]
-    converted, used = from_hf_weights(folder.config, weights, wanted, built.model)
+    converted, surplus = from_hf_weights(folder.config, folder.weights, wanted, built.model)
     missing = [name for name in wanted if name not in converted]
-    surplus = sorted(weights.keys() - used)
     misshapen = [name for name in converted if converted[name].shape != model_state[name].shape]
     for names, problem in (
         (missing, "tensors of the model are not there"),
@@ -163,8 +151,8 @@ def _refuse_other_code(folder: HFFolder) -> None:
         )
 
 
-def _check_family(settings: dict[str, Any], folder: HFFolder) -> tuple[str, Family]:
-    """Check that settings are safe and of a model of ours; return its architecture and family."""
+def _check_settings(settings: dict[str, Any], folder: HFFolder) -> str:
+    """Check that settings are safe and of a model of ours; return its architecture."""
     with readable_errors(str(folder.path / CONFIG)):
         check_settings({"cfg": settings})
         refuse_files({"cfg": settings})
@@ -180,7 +168,7 @@ def _check_family(settings: dict[str, Any], folder: HFFolder) -> tuple[str, Fami
     tasks = (family.task, *_FINE_TUNING.get(family.name, ()))
     if task.get("_name") not in tasks:
         raise UserError(f"{folder.path}: the task of its model is not one of {', '.join(tasks)}")
-    return arch, family
+    return arch
 
 
 def _read_vocabulary_sizes(folder: HFFolder) -> list[int]:
@@ -194,10 +182,12 @@ def _read_vocabulary_sizes(folder: HFFolder) -> list[int]:
     return sizes
 
 
-def _refuse_oversized(options: dict[str, Any], symbols: list[int], folder: HFFolder) -> None:
-    """Refuse settings of a model that is far larger than the weights, before it is built."""
+def _refuse_oversized(options: dict[str, Any], sizes: list[int], folder: HFFolder) -> None:
+    """Refuse settings of a model that is far larger than the weights, before it is built.
+
+    ``sizes`` are those that are not among its options.
+    """
     count = sum(weight.numel() for weight in folder.weights.values())
-    sizes = list(symbols)
     for side in ("encoder", "decoder"):
         layers = options.get(f"{side}_layers") or 0
         width = options.get(f"{side}_embed_dim") or 0
@@ -205,7 +195,7 @@ def _refuse_oversized(options: dict[str, Any], symbols: list[int], folder: HFFol
         if all(isinstance(size, int) for size in (layers, width, inner)):  # else not buildable
             # The weights of self-attention and of the feed-forward network.
             sizes.append(layers * width * (4 * width + 2 * inner))
-    lengths = ("max_positions", "max_source_positions", "max_target_positions", "classes")
+    lengths = ("max_positions", "max_source_positions", "max_target_positions")
     sizes += [options.get(name) or 0 for name in lengths]
     largest = max(_MAX_SIZE_PER_WEIGHT * count, _SMALL_SIZE)
     if not all(isinstance(size, int) and 0 <= size <= largest for size in sizes):

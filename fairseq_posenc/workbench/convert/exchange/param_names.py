@@ -1,17 +1,16 @@
 """Lists parameter names and layer settings of transformers' model classes, without positions.
 
-A map has pairs of beginnings of names, such as ``("decoder.layer_norm.",
-"gpt_neox.final_layer_norm.")``, with ``{}`` for the index of a layer; the first that fits is used.
+A map has beginnings of names, such as ``"decoder.layer_norm.": "gpt_neox.final_layer_norm."``, with
+``{}`` for the index of a layer; the first that fits is used.
 The maps of position parameters stand in ``encoding_maps``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
-Names = tuple[tuple[str, str], ...]  # beginnings of names, of our exports and of transformers
+Names = dict[str, str]  # beginnings of names: of our exports -> of transformers
 
 
 class LayerStyle(NamedTuple):
@@ -19,7 +18,7 @@ class LayerStyle(NamedTuple):
 
     stack: str  # `encoder_stack` or `decoder_stack`
     sizes: Mapping[str, str]  # fields of a `StackConfig`, and their names in config.json
-    fields: Mapping[str, Any]  # fields of a `StackConfig` that must have these values
+    required: Mapping[str, Any]  # fields of a `StackConfig` that must have these values
     config: Mapping[str, Any]  # settings of config.json that make it fairseq's Transformer
 
 
@@ -46,7 +45,7 @@ BERT = LayerStyle(
         "dropout": "hidden_dropout_prob",
         "attention_dropout": "attention_probs_dropout_prob",
     },
-    fields={
+    required={
         "embedding_norm": True,
         "norm_before": False,
         "final_norm": False,
@@ -64,7 +63,7 @@ OPT = LayerStyle(
         "dropout": "dropout",
         "attention_dropout": "attention_dropout",
     },
-    fields=_PRE_NORM,
+    required=_PRE_NORM,
     config={"do_layer_norm_before": True, **_UNTIED},
 )
 GPT_NEOX = LayerStyle(
@@ -76,7 +75,7 @@ GPT_NEOX = LayerStyle(
         "dropout": "hidden_dropout",
         "attention_dropout": "attention_dropout",
     },
-    fields=_PRE_NORM,
+    required=_PRE_NORM,
     config={"layer_norm_eps": EPSILON, "use_parallel_residual": False, **_UNTIED},
 )
 
@@ -87,7 +86,7 @@ class Layout(NamedTuple):
     model_type: str  # in config.json
     heads: dict[str, str]  # head, such as `masked_lm` -> class
     names: Names
-    activations: Mapping[str, str] = MappingProxyType({})  # head -> activation, if it is fixed
+    activations: Mapping[str, str] = {}  # head -> activation, if it is fixed
     style: LayerStyle = BERT
     token_types: str = ""  # name of the table of token types, a row of zeros, if there is one
     # name of the input embeddings, if they are stored multiplied by `embed_scale`, and so cannot be
@@ -107,26 +106,26 @@ def _name_bert_layers(
     """
     query, key, value = projections
     attention = f"{model}.encoder.layer.{{}}.attention"
-    return (
-        ("encoder.embed_tokens.", f"{model}.embeddings.word_embeddings."),
-        ("encoder.layernorm_embedding.", f"{model}.embeddings.LayerNorm."),
-        ("encoder.layers.{}.self_attn.q_proj.", f"{attention}.{query}."),
-        ("encoder.layers.{}.self_attn.k_proj.", f"{attention}.{key}."),
-        ("encoder.layers.{}.self_attn.v_proj.", f"{attention}.{value}."),
-        ("encoder.layers.{}.self_attn.out_proj.", f"{attention}.{out}."),
-        ("encoder.layers.{}.self_attn_layer_norm.", f"{attention}.{norm}."),
-        ("encoder.layers.{}.fc1.", f"{model}.encoder.layer.{{}}.intermediate.dense."),
-        ("encoder.layers.{}.fc2.", f"{model}.encoder.layer.{{}}.output.dense."),
-        ("encoder.layers.{}.final_layer_norm.", f"{model}.encoder.layer.{{}}.output.LayerNorm."),
-    )
+    return {
+        "encoder.embed_tokens.": f"{model}.embeddings.word_embeddings.",
+        "encoder.layernorm_embedding.": f"{model}.embeddings.LayerNorm.",
+        "encoder.layers.{}.self_attn.q_proj.": f"{attention}.{query}.",
+        "encoder.layers.{}.self_attn.k_proj.": f"{attention}.{key}.",
+        "encoder.layers.{}.self_attn.v_proj.": f"{attention}.{value}.",
+        "encoder.layers.{}.self_attn.out_proj.": f"{attention}.{out}.",
+        "encoder.layers.{}.self_attn_layer_norm.": f"{attention}.{norm}.",
+        "encoder.layers.{}.fc1.": f"{model}.encoder.layer.{{}}.intermediate.dense.",
+        "encoder.layers.{}.fc2.": f"{model}.encoder.layer.{{}}.output.dense.",
+        "encoder.layers.{}.final_layer_norm.": f"{model}.encoder.layer.{{}}.output.LayerNorm.",
+    }
 
 
-_ROBERTA = (
-    *_name_bert_layers("roberta"),
-    ("lm_head.", "lm_head."),
-    ("classifier.", "classifier."),
-    ("span_head.scores.", "qa_outputs."),
-)
+_ROBERTA = {
+    **_name_bert_layers("roberta"),
+    "lm_head.": "lm_head.",
+    "classifier.": "classifier.",
+    "span_head.scores.": "qa_outputs.",
+}
 _TYPES = "{}.embeddings.token_type_embeddings.weight"
 
 
@@ -141,39 +140,39 @@ def _build_roberta(model_type: str, name: str) -> Layout:
     return Layout(model_type, heads, _ROBERTA, activations, token_types=_TYPES.format("roberta"))
 
 
-_BERT_HEAD = (
-    ("lm_head.dense.", "cls.predictions.transform.dense."),
-    ("lm_head.layer_norm.", "cls.predictions.transform.LayerNorm."),
-    ("lm_head.bias", "cls.predictions.bias"),
-)
-_ROFORMER = (*_name_bert_layers("roformer"), *_BERT_HEAD)
-_DEBERTA = (
-    *_name_bert_layers("deberta", ("self.query_proj", "self.key_proj", "self.value_proj")),
-    *_BERT_HEAD,
-)
-_MPNET = (
-    *_name_bert_layers("mpnet", ("attn.q", "attn.k", "attn.v"), "attn.o", "LayerNorm"),
-    ("lm_head.", "lm_head."),
-)
+_BERT_HEAD = {
+    "lm_head.dense.": "cls.predictions.transform.dense.",
+    "lm_head.layer_norm.": "cls.predictions.transform.LayerNorm.",
+    "lm_head.bias": "cls.predictions.bias",
+}
+_ROFORMER = {**_name_bert_layers("roformer"), **_BERT_HEAD}
+_DEBERTA = {
+    **_name_bert_layers("deberta", ("self.query_proj", "self.key_proj", "self.value_proj")),
+    **_BERT_HEAD,
+}
+_MPNET = {
+    **_name_bert_layers("mpnet", ("attn.q", "attn.k", "attn.v"), "attn.o", "LayerNorm"),
+    "lm_head.": "lm_head.",
+}
 _NEOX_ATTENTION = "gpt_neox.layers.{}.attention"
-_GPT_NEOX = (
-    ("decoder.embed_tokens.", "embed_out."),
-    ("decoder.layer_norm.", "gpt_neox.final_layer_norm."),
+_GPT_NEOX = {
+    "decoder.embed_tokens.": "embed_out.",
+    "decoder.layer_norm.": "gpt_neox.final_layer_norm.",
     # `hf_mapping.join_query_key_value` makes one tensor of these three.
-    ("decoder.layers.{}.self_attn.q_proj.", f"{_NEOX_ATTENTION}.query_key_value.q."),
-    ("decoder.layers.{}.self_attn.k_proj.", f"{_NEOX_ATTENTION}.query_key_value.k."),
-    ("decoder.layers.{}.self_attn.v_proj.", f"{_NEOX_ATTENTION}.query_key_value.v."),
-    ("decoder.layers.{}.self_attn.out_proj.", f"{_NEOX_ATTENTION}.dense."),
-    ("decoder.layers.{}.self_attn_layer_norm.", "gpt_neox.layers.{}.input_layernorm."),
-    ("decoder.layers.{}.final_layer_norm.", "gpt_neox.layers.{}.post_attention_layernorm."),
-    ("decoder.layers.{}.fc1.", "gpt_neox.layers.{}.mlp.dense_h_to_4h."),
-    ("decoder.layers.{}.fc2.", "gpt_neox.layers.{}.mlp.dense_4h_to_h."),
-)
-_OPT = (
-    ("decoder.embed_tokens.", "lm_head."),
-    ("decoder.layer_norm.", "model.decoder.final_layer_norm."),
-    ("decoder.", "model.decoder."),
-)
+    "decoder.layers.{}.self_attn.q_proj.": f"{_NEOX_ATTENTION}.query_key_value.q.",
+    "decoder.layers.{}.self_attn.k_proj.": f"{_NEOX_ATTENTION}.query_key_value.k.",
+    "decoder.layers.{}.self_attn.v_proj.": f"{_NEOX_ATTENTION}.query_key_value.v.",
+    "decoder.layers.{}.self_attn.out_proj.": f"{_NEOX_ATTENTION}.dense.",
+    "decoder.layers.{}.self_attn_layer_norm.": "gpt_neox.layers.{}.input_layernorm.",
+    "decoder.layers.{}.final_layer_norm.": "gpt_neox.layers.{}.post_attention_layernorm.",
+    "decoder.layers.{}.fc1.": "gpt_neox.layers.{}.mlp.dense_h_to_4h.",
+    "decoder.layers.{}.fc2.": "gpt_neox.layers.{}.mlp.dense_4h_to_h.",
+}
+_OPT = {
+    "decoder.embed_tokens.": "lm_head.",
+    "decoder.layer_norm.": "model.decoder.final_layer_norm.",
+    "decoder.": "model.decoder.",
+}
 
 # `HFClass.model` -> layout of this class.
 LAYOUTS = {

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import ctranslate2
@@ -26,35 +25,11 @@ from fairseq_posenc.workbench.convert.exchange.hf_folder_writer import (
 from fairseq_posenc.workbench.convert.random_comparison import (
     MAX_TOKENS,
     SPECIAL_SYMBOLS,
-    TOLERANCE,
     compute_scores,
-    is_rounding,
+    refuse_difference,
 )
 from fairseq_posenc.workbench.loading.open_model import OpenModel
 
-
-class Usage(NamedTuple):
-    """Python of the model card that uses a tokenizer, with fields to fill in."""
-
-    tokenize: str  # expression that splits {text} into pieces
-    join: str  # expression that joins {pieces}
-    imports: str = "import ctranslate2"
-    open_file: str = ""
-
-
-_SENTENCEPIECE = Usage(
-    tokenize='{source}.encode("{text}", out_type=str)',
-    join="{target}.decode({pieces})",
-    imports="import ctranslate2\nimport sentencepiece",
-    open_file='sentencepiece.SentencePieceProcessor(model_file="FOLDER/{file}")',
-)
-_TOKENIZERS = Usage(
-    tokenize='{source}.encode("{text}", add_special_tokens=False).tokens',
-    join="{target}.decode([{target}.token_to_id(piece) for piece in {pieces}])",
-    imports="import ctranslate2\nfrom tokenizers import Tokenizer",
-    open_file='Tokenizer.from_file("FOLDER/{file}")',
-)
-_NO_TOKENIZER = Usage(tokenize='"{text}".split()', join='" ".join({pieces})')
 _TRANSLATION = """translator = ctranslate2.Translator("FOLDER")
 (result,) = translator.translate_batch(
     [{tokenized}],
@@ -73,15 +48,8 @@ class TextSide(NamedTuple):
     """The source or the target: a dictionary and the tokenizer of its text."""
 
     symbols: list[str]  # the dictionary's symbols in order, as the tokenizer writes them
-    file: str  # name of the tokenizer's file; "" for none
-    usage: Usage
-
-
-class LogProbDifference(NamedTuple):
-    """The difference of the log probabilities of two models."""
-
-    largest: float  # largest difference over all symbols, as a share of the largest log probability
-    mean: float  # mean difference over all symbols, in nats
+    library: str = ""  # ``sentencepiece`` or ``tokenizers``; "" without a tokenizer
+    file: str = ""  # name of the tokenizer's file
 
 
 def export_to_ctranslate2(
@@ -107,22 +75,16 @@ def export_to_ctranslate2(
     with create_folder(out) as folder:
         sides = _write_tokenizers(trained, tokens, folder)
         vocabularies = [side.symbols for side in sides]
-        with TemporaryDirectory() as temporary:
-            exact = _write(trained, vocabularies, "float32", Path(temporary))
-        if not is_rounding(exact.largest):
-            raise UserError(
-                "--to ctranslate2: log probabilities differ from the model's by "
-                f"{exact.largest:.1e} of the largest one, and {TOLERANCE:g} is rounding: nothing "
-                "was written"
-            )
-        written = _write(trained, vocabularies, quantization, folder)
-        notes = [f"log probabilities in float32 equal to {exact.largest:.1e} of the largest one"]
+        largest, _ = _write(trained, vocabularies, "float32", folder)
+        refuse_difference("--to ctranslate2: log probabilities differ from the model's", largest)
+        notes = [f"log probabilities in float32 equal to {largest:.1e} of the largest one"]
         if quantization != "float32":
+            _, mean = _write(trained, vocabularies, quantization, folder)  # replaces the other
             notes.append(
-                f"log probabilities in {quantization} are {written.mean:.1e} from those of float32 "
-                "in the mean, of random text"
+                f"log probabilities in {quantization} are {mean:.1e} from those of float32 in the "
+                "mean, of random text"
             )
-        if not sides[0].file:
+        if not sides[0].library:
             notes.append("no tokenizer")
         write_card(folder, trained, "ctranslate2", _format_usage(trained, sides), notes, labels)
     return [f"wrote {out}: a model of CTranslate2 in {quantization}", *notes]
@@ -130,7 +92,7 @@ def export_to_ctranslate2(
 
 def _write(
     trained: OpenModel, vocabularies: list[list[str]], quantization: str, folder: Path
-) -> LogProbDifference:
+) -> tuple[float, float]:
     """Write a model for CTranslate2 with the symbols of each dictionary, and compare it."""
     spec = build_specification(trained, vocabularies)
     spec.optimize(quantization)
@@ -141,11 +103,14 @@ def _write(
 @torch.no_grad()
 def _compare_log_probs(
     trained: OpenModel, folder: Path, vocabularies: list[list[str]]
-) -> LogProbDifference:
-    """Compare log probabilities of random sentences of three lengths, a batch in CTranslate2."""
+) -> tuple[float, float]:
+    """Compare log probabilities of random sentences of three lengths, a batch in CTranslate2.
+
+    Return the largest difference, as a share of the largest log probability, and the mean one.
+    """
     ids_by_side = [_draw_sentences(stack) for stack in trained.stacks.values()]
     pieces_by_side = []
-    for symbols, sentences in zip((vocabularies[0], vocabularies[-1]), ids_by_side):
+    for symbols, sentences in zip(vocabularies, ids_by_side):
         pieces_by_side.append([[symbols[i] for i in sentence] for sentence in sentences])
     end = trained.stacks["decoder"].eos_idx
     if trained.family.name == "translation":
@@ -159,8 +124,7 @@ def _compare_log_probs(
     theirs = torch.cat([torch.tensor(result.log_probs) for result in results])
     ours = torch.cat([_compute_log_probs(trained, end, *ids) for ids in zip(*ids_by_side)])
     differences = (ours - theirs).abs()
-    largest = float(differences.max() / ours.abs().max())
-    return LogProbDifference(largest, float(differences.mean()))
+    return float(differences.max() / ours.abs().max()), float(differences.mean())
 
 
 def _draw_sentences(stack: Any) -> list[list[int]]:
@@ -175,12 +139,13 @@ def _draw_sentences(stack: Any) -> list[list[int]]:
     ]
 
 
-def _compute_log_probs(trained: OpenModel, end: int, *sentence: list[int]) -> Tensor:
+def _compute_log_probs(trained: OpenModel, end: int, *sides: list[int]) -> Tensor:
     """Compute the log probabilities ``(T + 1,)`` of a sentence's T symbols and of its end.
 
-    A pair is scored as a source and its translation. fairseq's decoders begin with the end.
+    ``sides`` are the sentence, or a source and its translation. fairseq's decoders begin with the
+    end.
     """
-    *sources, target = sentence
+    *sources, target = sides
     inputs = [torch.tensor([[*source, end]]) for source in sources]
     scores = compute_scores(trained.model, *inputs, torch.tensor([[end, *target]]))[0]
     return scores.log_softmax(-1).gather(1, torch.tensor([*target, end])[:, None])[:, 0]
@@ -188,44 +153,57 @@ def _compute_log_probs(trained: OpenModel, end: int, *sentence: list[int]) -> Te
 
 def _write_tokenizers(trained: OpenModel, tokens: str | None, folder: Path) -> list[TextSide]:
     """Write the tokenizer of each dictionary; ``tokens`` is the value of ``--tokens``."""
-    translates = trained.family.name == "translation"
     sides: list[TextSide] = []
     for name, dictionary in trained.dictionaries.items():
-        language = name.split(".")[1] if translates else ""
+        language = name.split(".")[1] if trained.family.name == "translation" else ""
         tokenization = hf_tokenizer.find_tokenization(tokens, trained.data, language)
         if isinstance(tokenization, Path) and tokenization.is_file():
             shutil.copyfile(tokenization, folder / tokenization.name)
-            sides.append(TextSide(list(dictionary.symbols), tokenization.name, _SENTENCEPIECE))
+            sides.append(TextSide(dictionary.symbols, "sentencepiece", tokenization.name))
         elif tokenization == "none":
-            sides.append(TextSide(list(dictionary.symbols), "", _NO_TOKENIZER))
+            sides.append(TextSide(dictionary.symbols))
         else:
-            file = f"tokenizer.{language}.json" if translates else "tokenizer.json"
-            template = trained.family.name
-            tokenizer, _ = hf_tokenizer.build_tokenizer(tokenization, dictionary, template)
+            file = f"tokenizer.{language}.json" if language else "tokenizer.json"
+            tokenizer, _ = hf_tokenizer.build_tokenizer(
+                tokenization, dictionary, hf_tokenizer.find_template(trained)
+            )
             tokenizer.save(str(folder / file))
             # The symbols of GPT-2's dictionary are ids; replace them by pieces.
             symbols = [tokenizer.id_to_token(number) for number in range(len(dictionary))]
-            sides.append(TextSide(symbols, file, _TOKENIZERS))
+            sides.append(TextSide(symbols, "tokenizers", file))
     return sides
 
 
 def _format_usage(trained: OpenModel, sides: list[TextSide]) -> str:
     """Format Python lines that run the model with CTranslate2 and its tokenizers."""
     source, target = sides[0], sides[-1]
-    usage = source.usage
-    names = ("source", "source" if source.file == target.file else "target")
-    lines = [usage.imports, ""]
-    if source.file:  # a file that both sides use is opened once
-        files = {names[0]: source.file, names[1]: target.file}
-        lines += [f"{name} = {usage.open_file.format(file=file)}" for name, file in files.items()]
-    tokenized = usage.tokenize.format(source=names[0], text="Un homme dort.")
-    if trained.family.name == "translation":
-        joined = usage.join.format(target=names[1], pieces="translation")
+    names = {source.file: "source"}  # by file, as one that both sides use is opened once
+    target_name = names.setdefault(target.file, "target")
+    translates = trained.family.name == "translation"
+    pieces = "translation" if translates else "result.sequences[0]"
+    lines = ["import ctranslate2"]
+    if source.library == "sentencepiece":
+        lines += ["import sentencepiece", ""]
+        for file, name in names.items():
+            opened = f'sentencepiece.SentencePieceProcessor(model_file="FOLDER/{file}")'
+            lines.append(f"{name} = {opened}")
+        tokenized = 'source.encode("Un homme dort.", out_type=str)'
+        joined = f"{target_name}.decode({pieces})"
+    elif source.library == "tokenizers":
+        lines += ["from tokenizers import Tokenizer", ""]
+        for file, name in names.items():
+            lines.append(f'{name} = Tokenizer.from_file("FOLDER/{file}")')
+        tokenized = 'source.encode("Un homme dort.", add_special_tokens=False).tokens'
+        joined = f"{target_name}.decode([{target_name}.token_to_id(piece) for piece in {pieces}])"
+    else:
+        lines.append("")
+        tokenized = '"Un homme dort.".split()'
+        joined = f'" ".join({pieces})'
+    if translates:
         # max_new_tokens includes </s>, the limit of CTranslate2 does not.
         longest = build_generation_config(trained)["max_new_tokens"] - 1
         lines.append(_TRANSLATION.format(tokenized=tokenized, joined=joined, longest=longest))
     else:
-        joined = usage.join.format(target=names[1], pieces="result.sequences[0]")
         start = "<s>" if trained.settings.task.get("add_bos_token") else "</s>"
         lines.append(_CAUSAL_LM.format(start=start, tokenized=tokenized, joined=joined))
     return "\n".join(lines)

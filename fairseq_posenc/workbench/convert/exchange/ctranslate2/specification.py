@@ -61,7 +61,7 @@ def build_specification(trained: OpenModel, vocabularies: list[list[str]]) -> Mo
     if trained.family.name == "translation":
         spec: Any = TransformerSpec(_build_encoder(trained.stacks["encoder"]), decoder)
         spec.register_source_vocabulary(vocabularies[0])
-        spec.register_target_vocabulary(vocabularies[-1])  # the same one if they are joined
+        spec.register_target_vocabulary(vocabularies[1])
         # fairseq's decoders begin with </s>, as do its causal LMs without the option below.
         spec.config.decoder_start_token = spec.config.eos_token
         spec.config.add_source_eos = True
