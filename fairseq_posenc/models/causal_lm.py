@@ -19,17 +19,14 @@ from fairseq.models.transformer_lm import TransformerLanguageModel, TransformerL
 from torch import Tensor
 
 from fairseq_posenc import registry
-from fairseq_posenc.checkpoints.state_dict_adapter import PositionCheckpoints
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.host.refused_options import forget_tpu
-from fairseq_posenc.host.training_data import check_document_ends
+from fairseq_posenc.models.positional_model import PositionalModel
 from fairseq_posenc.position_parameters import is_position_parameter
 from fairseq_posenc.specs import parse
-from fairseq_posenc.transformer.dropout import RetainedDropout
 from fairseq_posenc.transformer.options import (
     PositionConfig,
     build_stack_config,
-    log_encodings,
     read_task_option,
 )
 from fairseq_posenc.transformer.stacks import PositionalDecoder
@@ -60,7 +57,7 @@ class PositionalLMConfig(PositionConfig, TransformerLanguageModelConfig):
     )
 
 
-class PositionalLM(PositionCheckpoints, RetainedDropout, TransformerLanguageModel):
+class PositionalLM(PositionalModel, TransformerLanguageModel):
     """fairseq's causal language model with chosen position encodings."""
 
     positions_for_bos: int = 0  # rows of position tables for `<s>`; checkpoints may lack them
@@ -127,9 +124,7 @@ class PositionalLM(PositionCheckpoints, RetainedDropout, TransformerLanguageMode
         decoder.weight_settings = decoder.weight_settings._replace(
             add_bos_token="on" if adds_bos else "off"
         )
-        model.init_positions = decoder.cfg.position.init_positions
-        check_document_ends(decoder.assembly.spec, task)
-        log_encodings(decoder=decoder)
+        model.use_stacks(task, decoder=decoder)
         return model
 
     def forward(self, src_tokens: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -196,7 +191,7 @@ def _count_positions_for_bos(args: Any) -> int:
     return int(bool(args.add_bos_token) and has_table and is_full)
 
 
-TINY = {
+_TINY = {
     "decoder_embed_dim": 64,
     "decoder_ffn_embed_dim": 128,
     "decoder_layers": 2,
@@ -215,6 +210,6 @@ def _register(name: str, **defaults: Any) -> None:
 
 for _encoding in registry.names():
     _register(f"transformer_lm_{_encoding}", position_encoding=_encoding)
-    _register(f"transformer_lm_{_encoding}_tiny", position_encoding=_encoding, **TINY)
+    _register(f"transformer_lm_{_encoding}_tiny", position_encoding=_encoding, **_TINY)
 # As in SmolLM3, every fourth layer has no positions.
 _register("transformer_lm_smol", position_encoding="3*rope(base=2000000,layout=half),none")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from argparse import ArgumentParser
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from fairseq.models import register_model, register_model_architecture
@@ -20,11 +20,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fairseq_posenc import registry
-from fairseq_posenc.checkpoints.state_dict_adapter import PositionCheckpoints
-from fairseq_posenc.host.refused_options import forget_tpu
-from fairseq_posenc.host.training_data import check_document_ends
-from fairseq_posenc.transformer.dropout import RetainedDropout
-from fairseq_posenc.transformer.options import add_position_args, build_stack_config, log_encodings
+from fairseq_posenc.models.positional_model import (
+    Architecture,
+    PositionalModel,
+    make_architecture,
+)
+from fairseq_posenc.transformer.options import add_position_args, build_stack_config
 from fairseq_posenc.transformer.stacks import PositionalEncoder
 from fairseq_posenc.user_dir import DECBERT
 
@@ -67,7 +68,7 @@ class SpanHead(nn.Module):
 
 
 @register_model("positional_roberta")
-class PositionalRoberta(PositionCheckpoints, RetainedDropout, RobertaModel):
+class PositionalRoberta(PositionalModel, RobertaModel):
     """fairseq's RoBERTa with chosen position encodings and attention directions."""
 
     def __init__(self, args: Any, encoder: PositionalRobertaEncoder) -> None:
@@ -106,10 +107,7 @@ class PositionalRoberta(PositionCheckpoints, RetainedDropout, RobertaModel):
         if OmegaConf.is_config(args):
             OmegaConf.set_struct(args, True)
         model = cls(args, encoder)
-        stack = encoder.sentence_encoder
-        model.init_positions = stack.cfg.position.init_positions
-        check_document_ends(stack.assembly.spec, task)
-        log_encodings(encoder=stack)
+        model.use_stacks(task, encoder=encoder.sentence_encoder)
         return model
 
     def register_classification_head(self, name: str, *args: Any, **kwargs: Any) -> None:
@@ -149,7 +147,8 @@ class PositionalRoberta(PositionCheckpoints, RetainedDropout, RobertaModel):
             unmasked = src_tokens
             if targets is not None:
                 unmasked = src_tokens.masked_fill(targets.eq(stack.eos_idx), stack.eos_idx)
-            with stack.at_positions(unmasked, ids):  # the call below has neither, and reads these
+            # Without these arguments, the encoder takes the positions that are set here.
+            with stack.at_positions(unmasked, ids):
                 return self(src_tokens, *args, span_scores=span_scores, **kwargs)
         if not span_scores:
             return super().forward(src_tokens, *args, **kwargs)
@@ -171,26 +170,23 @@ class PositionalRoberta(PositionCheckpoints, RetainedDropout, RobertaModel):
             state_dict[key] = head[key]
 
 
-def roberta_tiny_architecture(args: Any) -> None:
-    """Set a size for tests and demonstrations."""
-    args.encoder_layers = getattr(args, "encoder_layers", 2)
-    args.encoder_embed_dim = getattr(args, "encoder_embed_dim", 128)
-    args.encoder_ffn_embed_dim = getattr(args, "encoder_ffn_embed_dim", 512)
-    args.encoder_attention_heads = getattr(args, "encoder_attention_heads", 4)
-    base_architecture(args)
-
-
-SIZES: dict[str, Callable[[Any], None]] = {
+SIZES: dict[str, Architecture] = {
     "": base_architecture,
     "_large": roberta_large_architecture,
-    "_tiny": roberta_tiny_architecture,
+    "_tiny": make_architecture(
+        base_architecture,
+        encoder_layers=2,
+        encoder_embed_dim=128,
+        encoder_ffn_embed_dim=512,
+        encoder_attention_heads=4,
+    ),
 }
 
 
 # The hybrids of the M4M paper (arXiv:2109.12788, table 2): architectures and their specs.
-HYBRIDS = {"roberta_learned_m4m": "learned+m4m", "roberta_m4_reset": "m4+reset"}
+_HYBRIDS = {"roberta_learned_m4m": "learned+m4m", "roberta_m4_reset": "m4+reset"}
 # As in ModernBERT (arXiv:2412.13663), every third layer sees all tokens, the others a window.
-MODERN = "rope(base=160000,layout=half),2*rope(layout=half)+window(size=128)"
+_MODERN = "rope(base=160000,layout=half),2*rope(layout=half)+window(size=128)"
 
 
 def _register(
@@ -198,21 +194,17 @@ def _register(
 ) -> None:
     """Register an architecture in several sizes, named by the suffixes in ``SIZES``."""
     for suffix in sizes:
-
-        def architecture(args: Any, set_size: Callable[[Any], None] = SIZES[suffix]) -> None:
-            args.position_encoding = getattr(args, "position_encoding", spec)
-            args.attention_directions = getattr(args, "attention_directions", directions)
-            forget_tpu(args)
-            set_size(args)
-
+        architecture = make_architecture(
+            SIZES[suffix], position_encoding=spec, attention_directions=directions
+        )
         register_model_architecture("positional_roberta", f"{name}{suffix}")(architecture)
 
 
 for _encoding in registry.names(encoder=True):
     _register(f"roberta_{_encoding}", _encoding)
-for _name, _spec in HYBRIDS.items():
+for _name, _spec in _HYBRIDS.items():
     _register(_name, _spec)
-_register("roberta_modern", MODERN, sizes=("", "_large"))  # "_tiny" has only two layers
+_register("roberta_modern", _MODERN, sizes=("", "_large"))  # "_tiny" has only two layers
 for _name, _directions in DECBERT.items():
     _register(_name, "learned", _directions)
     _register(f"{_name}_nope", "none", _directions)

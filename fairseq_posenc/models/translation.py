@@ -13,21 +13,18 @@ from fairseq.models.transformer import TransformerModel, base_architecture
 from torch import nn
 
 from fairseq_posenc import registry
-from fairseq_posenc.checkpoints.state_dict_adapter import PositionCheckpoints
-from fairseq_posenc.host.refused_options import forget_tpu
-from fairseq_posenc.transformer.dropout import RetainedDropout
+from fairseq_posenc.models.positional_model import PositionalModel, make_architecture
 from fairseq_posenc.transformer.options import (
     add_position_args,
     as_namespace,
     build_stack_config,
-    log_encodings,
     read_task_option,
 )
 from fairseq_posenc.transformer.stacks import PositionalDecoder, PositionalEncoder
 
 
 @register_model("positional_transformer")
-class PositionalTransformer(PositionCheckpoints, RetainedDropout, TransformerModel):
+class PositionalTransformer(PositionalModel, TransformerModel):
     """fairseq's Transformer with chosen position encodings in encoder and decoder."""
 
     @classmethod
@@ -40,15 +37,13 @@ class PositionalTransformer(PositionCheckpoints, RetainedDropout, TransformerMod
     def build_model(cls, args: Any, task: Any) -> PositionalTransformer:
         """Build a model as fairseq's class does, with the stacks that the methods below build."""
         model: Any = super().build_model(as_namespace(args), task)
-        # The value of --init-positions; PositionCheckpoints reads it when a checkpoint is loaded.
-        model.init_positions = model.encoder.cfg.position.init_positions
         # Checkpoints record the languages, which only the task knows: weights trained on other
         # languages are refused.
         languages = {"source_lang": model.encoder, "target_lang": model.decoder}
         for option, stack in languages.items():
             language = read_task_option(task, option)
             stack.weight_settings = stack.weight_settings._replace(language=language)
-        log_encodings(encoder=model.encoder, decoder=model.decoder)
+        model.use_stacks(task, encoder=model.encoder, decoder=model.decoder)
         return cast(PositionalTransformer, model)
 
     @classmethod
@@ -69,28 +64,20 @@ class PositionalTransformer(PositionCheckpoints, RetainedDropout, TransformerMod
         )
 
 
-def transformer_tiny_architecture(args: Any) -> None:
-    """Set a size for tests and demonstrations."""
-    args.encoder_embed_dim = getattr(args, "encoder_embed_dim", 64)
-    args.encoder_ffn_embed_dim = getattr(args, "encoder_ffn_embed_dim", 128)
-    args.encoder_layers = getattr(args, "encoder_layers", 2)
-    args.encoder_attention_heads = getattr(args, "encoder_attention_heads", 4)
-    args.decoder_layers = getattr(args, "decoder_layers", 2)
-    args.decoder_attention_heads = getattr(args, "decoder_attention_heads", 4)
-    base_architecture(args)
-
-
-def _register(name: str, spec: str) -> None:
-    """Register an architecture and its tiny version."""
-    for suffix, set_size in {"": base_architecture, "_tiny": transformer_tiny_architecture}.items():
-
-        def architecture(args: Any, set_size: Any = set_size) -> None:
-            args.position_encoding = getattr(args, "position_encoding", spec)
-            forget_tpu(args)
-            set_size(args)
-
-        register_model_architecture("positional_transformer", f"{name}{suffix}")(architecture)
-
-
+_SIZES = {
+    "": base_architecture,
+    "_tiny": make_architecture(
+        base_architecture,
+        encoder_embed_dim=64,
+        encoder_ffn_embed_dim=128,
+        encoder_layers=2,
+        encoder_attention_heads=4,
+        decoder_layers=2,
+        decoder_attention_heads=4,
+    ),
+}
 for _encoding in registry.names(encoder=True):
-    _register(f"transformer_{_encoding}", _encoding)
+    for _suffix, _set_size in _SIZES.items():
+        register_model_architecture("positional_transformer", f"transformer_{_encoding}{_suffix}")(
+            make_architecture(_set_size, position_encoding=_encoding)
+        )

@@ -1,0 +1,35 @@
+"""Defines what the three model families share: the base of their models, and their defaults."""
+
+from collections.abc import Callable
+from typing import Any
+
+from fairseq_posenc.checkpoints.state_dict_adapter import PositionCheckpoints
+from fairseq_posenc.host.refused_options import forget_tpu
+from fairseq_posenc.host.training_data import check_document_ends
+from fairseq_posenc.transformer.dropout import RetainedDropout
+from fairseq_posenc.transformer.options import log_encodings
+
+Architecture = Callable[[Any], None]  # sets the options of fairseq that were not given
+
+
+class PositionalModel(PositionCheckpoints, RetainedDropout):
+    """Mixin for models: their checkpoints, dropout while generating, and data."""
+
+    def use_stacks(self, task: Any, **stacks: Any) -> None:
+        """Take over ``--init-positions``, check the data, and log the encodings of all stacks."""
+        for stack in stacks.values():
+            self.init_positions = stack.cfg.position.init_positions
+            check_document_ends(stack.assembly.spec, task)
+        log_encodings(**stacks)
+
+
+def make_architecture(set_size: Architecture, **defaults: Any) -> Architecture:
+    """Make an architecture of defaults, and of a size, whose defaults come after these."""
+
+    def set_defaults(args: Any) -> None:
+        forget_tpu(args)
+        for option, default in defaults.items():
+            setattr(args, option, getattr(args, option, default))
+        set_size(args)
+
+    return set_defaults
