@@ -7,10 +7,10 @@ from typing import TypeVar
 
 from transformers import PreTrainedModel
 
-from fairseq_posenc.hf.holders import list_parameters, refuse_wrapped_parts, stop_old_holders
+from fairseq_posenc.hf.holders import list_parameters, refuse_wrapped, stop_old_holders
 from fairseq_posenc.hf.own_positions import read_positions
 from fairseq_posenc.hf.record import mark_unsaved
-from fairseq_posenc.hf.replacing import find_family, replace_positions
+from fairseq_posenc.hf.replacing import replace_positions
 from fairseq_posenc.hf.saving import make_saveable
 from fairseq_posenc.position_parameters import LengthRule
 
@@ -53,11 +53,10 @@ def set_positions(
         UserError: the family, the spec or the sizes are not supported, or the model is wrapped; the
             model is unchanged.
     """
-    find_family(model)
-    refuse_wrapped_parts(model)
-    before = list_parameters(model)
+    refuse_wrapped(model)
+    old_parameters = list_parameters(model)
     replace_positions(model, spec, max_positions, extend)
     make_saveable(model)
     mark_unsaved(model, True)
-    stop_old_holders(model, before)
+    stop_old_holders(model, old_parameters)
     return model

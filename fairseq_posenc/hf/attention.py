@@ -99,11 +99,16 @@ def can_be_cosines(rotation: Rotation | None, form: str, width: int) -> bool:
     )
 
 
-class DecayCache(NamedTuple):
-    """Keeps the decay of forget gates in a cache of transformers, which has all keys already.
+def to_scale_factor(scale: float, width: int) -> float:
+    """Convert the factor of dot products in heads of a width to ``Terms.scale_factor``."""
+    return 1 / (scale**2 * width)  # scores are divided by sqrt(scale_factor * width)
 
-    The decay is an additional layer of the cache, so it is reordered, repeated and cropped together
-    with the keys.
+
+class DecayCache(NamedTuple):
+    """A :class:`~fairseq_posenc.modules.cache.KeyValueCache` for the decay of forget gates alone.
+
+    transformers' cache has all keys already. The decay is an additional layer of that cache, so it
+    is reordered, repeated and cropped together with the keys.
 
     Attributes:
         cache: cache of all layers, or None.
@@ -139,9 +144,11 @@ class DecayCache(NamedTuple):
         if self.cache is not None:
             while len(self.cache.layers) <= self.place:
                 self.cache.layers.append(DynamicLayer())
-            new = decay[:, :, self.earlier :]  # [B, G, T, 2], of which a layer stores two parts
-            self.cache.layers[self.place].update(new[..., :1], new[..., 1:])
-        return Kept(key, value, decay[:, :, decay.size(2) - key.size(2) :])
+            # A layer of a cache has two tensors, so each holds one of a key's two numbers.
+            first, second = decay[:, :, self.earlier :].split(1, -1)  # [B, G, T, 1]
+            self.cache.layers[self.place].update(first, second)
+        dropped = decay.size(2) - key.size(2)  # keys that no query sees, in layers with a window
+        return Kept(key, value, decay[:, :, dropped:])
 
 
 class AttentionPositions(AttentionCore, nn.Module):
@@ -209,23 +216,10 @@ class AttentionPositions(AttentionCore, nn.Module):
         scale: float,
         dropout: float,
     ) -> tuple[Tensor, Tensor | None]:
-        """Attend with this layer's encodings.
-
-        Args:
-            attention: the model's attention module.
-            query: queries of the new tokens, ``(B, H, T, D)``.
-            key: keys in the cache and of the new tokens, ``(B, G, S, D)``; already rotated if the
-                model's own code does so.
-            value: values of the same tokens, ``(B, G, S, D)``.
-            state: state of the forward pass, with the input of the layer.
-            scale: factor of the dot products.
-            dropout: probability of dropping a weight.
+        """Attend with this layer's encodings; see :meth:`prepare_call` for the arguments.
 
         Returns:
             The result, ``(B, T, H, D)``, and the weights ``(B, H, T, S)``, None unless requested.
-
-        Raises:
-            UserError: the cache has more keys than there are tokens, or too few.
         """
         call = self.prepare_call(attention, query, key, value, state, scale, dropout)
         attended, weights = attend(*call, requested=self.backend)
@@ -241,7 +235,21 @@ class AttentionPositions(AttentionCore, nn.Module):
         scale: float,
         dropout: float = 0.0,
     ) -> AttentionCall:
-        """Build the call of a backend; see :meth:`forward`."""
+        """Build the call of a backend.
+
+        Args:
+            attention: the model's attention module.
+            query: queries of the new tokens, ``(B, H, T, D)``.
+            key: keys in the cache and of the new tokens, ``(B, G, S, D)``; already rotated if the
+                model's own code does so.
+            value: values of the same tokens, ``(B, G, S, D)``.
+            state: state of the forward pass, with the input of the layer.
+            scale: factor of the dot products.
+            dropout: probability of dropping a weight.
+
+        Raises:
+            UserError: the cache has more keys than there are tokens, or too few.
+        """
         assert state.shared is not None, "else the model's own attention is used"
         shared = state.shared.of_kind(self.kind)
         self._check_cache(shared, key.size(2))
@@ -249,8 +257,7 @@ class AttentionPositions(AttentionCore, nn.Module):
         terms = self.collect_terms(positions.span(), shared)
         terms = terms.projected(lambda rows: self.family.project_rows(attention, rows, self.dims))
         factor = 1.0 if terms.scale_factor is None else terms.scale_factor
-        # Scores are divided by sqrt(scale_factor * D); this makes it sqrt(factor) / scale.
-        terms = terms._replace(scale_factor=factor / (scale**2 * self.head_dim))
+        terms = terms._replace(scale_factor=factor * to_scale_factor(scale, self.head_dim))
         cache = None
         if self.decay_place is not None:
             earlier = positions.tokens.size(1) - query.size(2)
@@ -274,10 +281,11 @@ class AttentionPositions(AttentionCore, nn.Module):
     def _check_cache(self, shared: Shared, keys: int) -> None:
         """Refuse a cache that has dropped keys that the spec needs, or has room for later ones."""
         src_len = shared.positions.tokens.size(1)
+        least = src_len
         needed = shared.locality.needed_keys()
-        # transformers' caches drop all keys but the last: with first keys, they must keep all.
-        window = needed.last if needed.first is None else None
-        least = src_len if window is None else min(src_len, window + shared.positions.tgt_len)
+        # transformers' caches can keep the last keys, but not the first ones beside them.
+        if needed.last is not None and needed.first is None:
+            least = min(src_len, needed.last + shared.positions.tgt_len)
         if not least <= keys <= src_len:
             raise UserError(
                 f"the cache has {keys} keys of {src_len} tokens, and this layer's positions need "
@@ -329,9 +337,9 @@ def attend_with_positions(
 def make_mask(*, mask_function: Any, attention_mask: Tensor | None = None, **named: Any) -> Any:
     """Return the padding mask itself, which the positions of the stack read.
 
-    Attention to an encoder's output gets the mask of transformers' sdpa.
+    A bidirectional mask is made as for transformers' sdpa: attention to an encoder's output needs
+    it, and an encoder's own layers ignore it. transformers 4 makes these masks elsewhere.
     """
-    # transformers 4 makes masks for an encoder's output elsewhere.
     if mask_function is not getattr(masking_utils, "bidirectional_mask_function", None):
         return attention_mask
     return ALL_MASK_ATTENTION_FUNCTIONS["sdpa"](

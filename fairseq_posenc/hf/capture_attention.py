@@ -19,6 +19,7 @@ from fairseq_posenc.hf.attention import (
     POSITIONS,
     AttentionPositions,
     attend_with_positions,
+    to_scale_factor,
 )
 from fairseq_posenc.hf.stack_hook import HookedPositions
 
@@ -55,13 +56,13 @@ def _capture(
     captured: list[CapturedAttention],
     layer: AttentionPositions,
     args: tuple[Any, ...],
-    attended: Any,
+    _: Any,
 ) -> None:
     """Capture the attention of a layer, as a hook after :meth:`AttentionPositions.forward`."""
     attention, query, key, value, state, scale, *_ = args
     state = state._replace(need_weights=True)
     call = layer.prepare_call(attention, query, key, value, state, scale)
-    _, weights = reference.attend(call)
+    weights = reference.attend(call)[1]
     assert weights is not None
     parts = split(
         query,
@@ -87,8 +88,8 @@ def _capture_cross_attention(
     ) -> tuple[Tensor, Tensor | None]:
         if not hasattr(module, POSITIONS) and module not in encoder_modules:
             width = query.size(-1)
-            scale = named["scaling"] or width**-0.5
-            terms = Terms(scale_factor=1 / (scale**2 * width))
+            scale = named.get("scaling") or width**-0.5
+            terms = Terms(scale_factor=to_scale_factor(scale, width))
             call = AttentionCall(query, key, value, terms, Mask(), need_weights=True)
             _, weights = reference.attend(call)
             assert weights is not None

@@ -40,27 +40,21 @@ class CardFields(NamedTuple):
     length: int  # number of its positions
 
 
-def write_card(folder: Path, fields: CardFields) -> None:
-    """Write the card of a folder, or update one that was written here; leave any other card."""
-    path = folder / "README.md"
-    body = _BODY.format(**fields._asdict())
-    if not path.exists():
-        path.write_text(_HEADER + body, encoding="utf-8")
-        return
-    text = path.read_text(encoding="utf-8")
-    if _BODY_PATTERN.search(text):  # the model may have got other positions since
-        path.write_text(_BODY_PATTERN.sub(lambda match: body, text), encoding="utf-8")
+def write_card(folder: Path, fields: CardFields, complete: bool = False) -> None:
+    """Write the card of a folder, or update what was written here.
 
-
-def complete_hub_card(folder: Path, fields: CardFields) -> None:
-    """Add to a card for the hub how the model is loaded, or update what it says about that.
-
-    When a model is pushed, transformers has put the hub's card, or a new one, into the folder.
+    Args:
+        folder: folder of the card.
+        fields: what the card says.
+        complete: whether to add this to a card of others that does not say it. When a model is
+            pushed, transformers has put the hub's card, or a new one, into the folder.
     """
     path = folder / "README.md"
-    if "import fairseq_posenc.hf" in path.read_text(encoding="utf-8"):
-        write_card(folder, fields)
-    else:
+    body = _BODY.format(**fields._asdict())
+    text = path.read_text(encoding="utf-8") if path.exists() else _HEADER + body
+    if complete and "import fairseq_posenc.hf" not in text:
         card = ModelCard.load(path)
-        card.text = f"\n{_BODY.format(**fields._asdict())}\n{card.text}"
+        card.text = f"\n{body}\n{card.text}"
         card.save(path)
+    elif _BODY_PATTERN.search(text):  # the model may have got other positions since
+        path.write_text(_BODY_PATTERN.sub(lambda match: body, text), encoding="utf-8")

@@ -36,8 +36,11 @@ class Family:
             ``pairs`` for adjacent coordinates, and ``doubled_pairs`` for adjacent coordinates of
             which the model uses the first half.
         rotates: attribute of an attention that says whether it rotates; empty if all rotate.
-        table: path of the table of learned positions in a stack.
+        table: path of the table of positions in a stack.
+        sinusoids: layout of that table if it holds sinusoids, not trained rows: ``half`` for all
+            sines, then all cosines; ``fairseq`` counts positions from the padding's index on.
         first_row: row of position 0 in that table, or ``AFTER_PADDING``.
+        has_token_types: whether embeddings of the types of tokens are added at the input.
         scale: attribute of a stack that is the factor of its embeddings. An encoder multiplies the
             embeddings that it looks up, a decoder all embeddings that it gets.
         projections: names of the query and key projections in an attention, or of the projection
@@ -55,7 +58,9 @@ class Family:
     cosines: Literal["doubled", "half", "pairs", "doubled_pairs"] = "doubled"
     rotates: str = ""
     table: str = ""
+    sinusoids: Literal["", "half", "fairseq"] = ""
     first_row: int = 0
+    has_token_types: bool = False
     scale: str = ""
     projections: tuple[str, str] | str = ("q_proj", "k_proj")
     by_head: bool = False
@@ -140,8 +145,8 @@ class Stack(NamedTuple):
         return embeddings if self.causal else embeddings * self._scale
 
     @property
-    def inner_scale(self) -> float:
-        """The factor by which the stack multiplies its input embeddings."""
+    def scale_inside(self) -> float:
+        """The factor by which the stack multiplies the embeddings that it gets."""
         return self._scale if self.causal else 1.0
 
     @property
@@ -151,8 +156,8 @@ class Stack(NamedTuple):
     def trained_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the weights of the model's own positions, with their names in our modules."""
         family = self.family
-        table = self.module.get_submodule(family.table)  # the module itself without a path
-        if isinstance(table, nn.Embedding):
+        table = self.module.get_submodule(family.table) if family.table else None
+        if isinstance(table, nn.Embedding) and not family.sinusoids:
             first = family.first_row
             if first == AFTER_PADDING:
                 first = int(self.config.pad_token_id) + 1
@@ -189,7 +194,7 @@ class Stack(NamedTuple):
         arguments = (x, torch.zeros(1, 1, dtype=torch.long, device=buffer.device))
         try:
             cosines, _ = rotary(*arguments)
-        except (TypeError, KeyError, AttributeError):  # it also takes the type of a layer
+        except (TypeError, KeyError, AttributeError):  # some modules need the type of a layer
             layer_types = getattr(self.config, "layer_types", None) or [None]
             cosines, _ = rotary(*arguments, layer_types[0])
         return int(cosines.size(-1))
@@ -235,6 +240,7 @@ _BERT = Family(
     layers="encoder.layer",
     attention="attention.self",
     table="embeddings.position_embeddings",
+    has_token_types=True,
     projections=("query", "key"),
     since=5,
 )
@@ -300,8 +306,9 @@ FAMILIES: dict[str, Family] = {
         replace(_BERT, first_row=AFTER_PADDING),
     ),
     **dict.fromkeys(("bart", "mbart", "plbart"), replace(_BART, first_row=2)),
-    **dict.fromkeys(("marian", "pegasus"), replace(_BART, scale="embed_scale")),
-    **dict.fromkeys(("blenderbot", "m2m_100"), _BART),
+    **dict.fromkeys(("marian", "pegasus"), replace(_BART, scale="embed_scale", sinusoids="half")),
+    "blenderbot": _BART,
+    "m2m_100": replace(_BART, sinusoids="fairseq"),
     **dict.fromkeys(("mt5", "t5"), _T5),
     **dict.fromkeys(("gpt2", "gpt_bigcode"), _GPT2),
     "biogpt": Family(table="embed_positions", first_row=2),
@@ -313,21 +320,17 @@ FAMILIES: dict[str, Family] = {
     "exaone4": replace(_ROTARY, rotates="is_sliding"),
     "persimmon": replace(_ROTARY, projections="query_key_value", by_head=True),
     "cohere2": replace(_ROTARY, cosines="pairs", rotates="sliding_window"),
-    "gemma3_text": replace(
-        _ROTARY,
-        rotary=("rotary_emb", "rotary_emb_local") if _V4 else ("rotary_emb",),
-    ),
+    "gemma3_text": replace(_ROTARY, rotary=("rotary_emb", "rotary_emb_local")) if _V4 else _ROTARY,
     "gpt_neox": replace(
         _ROTARY, attention="attention", projections="query_key_value", by_head=True
     ),
     "gpt_oss": replace(_ROTARY, cosines="half", sinks="sinks"),
     "modernbert": replace(_ROTARY, attention="attn", projections="Wqkv", since=5),
     "olmo3": replace(
-        _ROTARY,
-        rotary=("rotary_embs.sliding_attention", "rotary_embs.full_attention")
-        if _V4
-        else ("rotary_emb",),
-    ),
+        _ROTARY, rotary=("rotary_embs.sliding_attention", "rotary_embs.full_attention")
+    )
+    if _V4
+    else _ROTARY,
     "opt": Family(stacks=("decoder",), table="embed_positions", first_row=2),
     "phi3": replace(_ROTARY, projections="qkv_proj"),
     "smollm3": replace(_ROTARY, rotates="use_rope"),

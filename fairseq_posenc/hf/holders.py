@@ -11,12 +11,15 @@ from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.hf.attention import POSITIONS
-from fairseq_posenc.hf.families import Stack
 
 
-def refuse_wrapped_parts(model: PreTrainedModel) -> None:
-    """Refuse a model whose parts are wrapped by PEFT or FSDP."""
+def refuse_wrapped(model: Any) -> None:
+    """Refuse a model that is wrapped, or whose parts are."""
+    if not isinstance(model, PreTrainedModel):
+        raise UserError(
+            f"{type(model).__name__} is not a model of transformers (PreTrainedModel): set its "
+            "positions before PEFT, torch.compile or DDP wraps it"
+        )
     if getattr(model, "peft_config", None):
         raise UserError(
             "the model has adapters of PEFT, which belong to its positions: set positions before "
@@ -24,16 +27,6 @@ def refuse_wrapped_parts(model: PreTrainedModel) -> None:
         )
     if any(isinstance(x, (FSDPModule, FullyShardedDataParallel)) for x in model.modules()):
         raise UserError("FSDP has sharded this model: set its positions before")
-
-
-def refuse_offloaded(stack: Stack) -> None:
-    """Refuse offloaded weights, which accelerate loads only where a module's forward runs."""
-    parts = [getattr(module, POSITIONS) for module in (stack.module, *stack.attentions)]
-    if any(weight.is_meta for part in parts for weight in part.parameters()):
-        raise UserError(
-            "accelerate has offloaded trained positions: leave the modules named positions, and "
-            "the layers that have them, on a device (device_map)"
-        )
 
 
 def list_parameters(model: nn.Module) -> set[int]:

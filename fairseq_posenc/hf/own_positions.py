@@ -1,23 +1,20 @@
 """Reads the positions that a model of transformers has, as a spec.
 
 Configurations describe them in many ways, which :func:`read_positions` reads layer by layer; it
-refuses positions that the library does not have. In a spec, the word ``own`` stands for the model's
-positions (:func:`expand_own`).
+refuses positions that the library does not have.
 """
 
-import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from fairseq_posenc.encodings.rope_parameters import read_rope
 from fairseq_posenc.encodings.rope_scaling import TRAINED_LENGTH
 from fairseq_posenc.errors import UserError, shortened
-from fairseq_posenc.hf.families import AFTER_PADDING, FAMILIES
-from fairseq_posenc.registry import options as options_of
-from fairseq_posenc.specs import parse, split_spec
+from fairseq_posenc.hf.families import AFTER_PADDING, FAMILIES, Family
+from fairseq_posenc.hf.own_spec import join_layers
+from fairseq_posenc.specs import parse
 
-OWN = "own"
 # Fields of a configuration.
 SPEC_FIELD = "position_encoding"
 LENGTH_FIELD = "position_encoding_max_positions"
@@ -65,81 +62,21 @@ def count_positions(model: Any) -> int:
 def read_trained_length(model: Any) -> int:
     """Read the length that a model was trained at: its limit, or the rows of its table."""
     config = getattr(model, "config", model).get_text_config()
+    family = FAMILIES.get(config.model_type, Family())
     for name in ("max_position_embeddings", "max_target_positions", "n_positions"):
         size = getattr(config, name, None)
         if isinstance(size, int) and size > 0:
-            family = FAMILIES.get(config.model_type)
-            begins_late = family is not None and family.first_row == AFTER_PADDING
+            begins_late = family.first_row == AFTER_PADDING
             return size - (config.pad_token_id + 1 if begins_late else 0)
-    if config.model_type in ("t5", "mt5"):
+    if family.bias:
         return _T5_LENGTH
     raise UserError(
         f"a model of type {shortened(str(config.model_type))!r} states no number of positions"
     )
 
 
-def names_own(spec: str) -> bool:
-    """Check whether a spec has the word ``own``."""
-    return any(_read_name(item) == OWN for layer in split_spec(spec) for item in layer)
-
-
-def expand_own(spec: str, own_spec: str, num_layers: int | None = None) -> str:
-    """Replace ``own`` in a spec by the positions that the model has; return the canonical spec.
-
-    In layer i, ``own`` stands for the model's layer i. Options in brackets change the model's, in
-    every layer that has them.
-
-    >>> expand_own("2*own,own(base=500)+alibi", "rope,none,rope(layout=half)")
-    'rope,none,rope(base=500,layout=half)+alibi'
-
-    Args:
-        spec: as a user writes it.
-        own_spec: the spec of :func:`read_positions`.
-        num_layers: number of layers of the model; None if both lists repeat without end.
-
-    Raises:
-        UserError: the spec cannot be read, or the model's positions lack an option.
-    """
-    layers = split_spec(spec)
-    own_layers = [layer.items for layer in parse(own_spec).split_layers()]
-    count = math.lcm(len(layers), len(own_layers))
-    count = max(min(count, num_layers or count), len(layers))
-    applied: list[set[str]] = [set() for _ in layers]  # options that the model's positions have
-    expanded = []
-    for index in range(count):
-        number = index % len(layers)
-        items = []
-        for item in layers[number]:
-            if _read_name(item) != OWN:
-                items.append(item)
-                continue
-            for own_item in own_layers[index % len(own_layers)]:
-                known = options_of(own_item.name)
-                changes = {k: value for k, value in _read_options(item).items() if k in known}
-                applied[number].update(changes)
-                options = dict(own_item.options) | changes
-                items.append(str(own_item._replace(options=tuple(options.items()))))
-        expanded.append("+".join(items))
-    for layer, applied_options in zip(layers, applied):
-        for item in layer:
-            for option in _read_options(item) if _read_name(item) == OWN else ():
-                if option not in applied_options:
-                    raise UserError(
-                        f"{shortened(item)}: the model's positions there have no option "
-                        f"{shortened(option)!r}; they are {shortened(own_spec)}"
-                    )
-    return str(parse(join_layers(expanded)))
-
-
-def join_layers(layers: Sequence[str]) -> str:
-    """Join the specs of successive layers to the shortest list that, when repeated, gives them."""
-    # A list with this period equals itself when it is shifted by the period.
-    period = next(n for n in range(1, len(layers) + 1) if layers[n:] == layers[:-n])
-    return ",".join(layers[:period])
-
-
-# How model types with rotations form pairs of coordinates. The positions of the types that are
-# named below can be read, but not replaced.
+# How model types with rotations form pairs of coordinates. Those without a family can be read, but
+# not be given other positions.
 _LAYOUTS = {
     **{
         model_type: "interleaved" if "pairs" in family.cosines else "half"
@@ -166,14 +103,18 @@ def _read_buckets(config: Config) -> str:
     return f"t5(num_buckets={buckets},max_distance={distance})"
 
 
-# How the positions of all other known model types are read.
+def _read_sinusoids(config: Config) -> str:
+    return f"sinusoidal(layout={_SINUSOIDS[config.model_type]})"
+
+
+_SINUSOIDS = {name: family.sinusoids for name, family in FAMILIES.items() if family.sinusoids}
+_SINUSOIDS["xglm"] = "fairseq"
+# How the positions of all model types without rotations are read.
 _READERS: dict[str, Callable[[Config], str]] = {
     **{name: _read_learned for name, family in FAMILIES.items() if family.table},
     **dict.fromkeys(("albert", "blenderbot-small", "distilbert"), _read_learned),
-    **dict.fromkeys(("t5", "mt5"), _read_buckets),
-    # `half`: all sines, then all cosines. fairseq counts positions from the padding's index on.
-    **dict.fromkeys(("marian", "pegasus"), lambda config: "sinusoidal(layout=half)"),
-    **dict.fromkeys(("m2m_100", "xglm"), lambda config: "sinusoidal(layout=fairseq)"),
+    **{name: _read_buckets for name, family in FAMILIES.items() if family.bias},
+    **dict.fromkeys(_SINUSOIDS, _read_sinusoids),  # last, as these families have a table, too
 }
 
 
@@ -268,7 +209,7 @@ def _read_window(config: Config) -> int:
 
 def _read_softmax(config: Config, index: int) -> list[str]:
     """Write the encodings of a layer that change its softmax: sinks, a cap, temperatures."""
-    if config.model_type == "gpt_oss":
+    if FAMILIES.get(config.model_type, Family()).sinks:
         return ["sink"]
     if config.model_type in ("gemma2", "vaultgemma") and config.attn_logit_softcapping:
         return [f"softcap(cap={config.attn_logit_softcapping})"]
@@ -308,20 +249,3 @@ def _read_rotation(config: Config, layer_type: str) -> dict[str, Any]:
             scaling["factor"] = None
     part = getattr(config, "partial_rotary_factor", 1.0)
     return {"rope_theta": base, "partial_rotary_factor": part, **scaling}
-
-
-def _read_name(item: str) -> str:
-    return item.partition("(")[0].strip()
-
-
-def _read_options(item: str) -> dict[str, str]:
-    """Read the options of an item of a spec as text.
-
-    Raises:
-        UserError: the bracket is not closed.
-    """
-    _, bracket, inner = item.rstrip().partition("(")
-    if bracket and not inner.endswith(")"):
-        raise UserError(f"{shortened(item)}: the bracket is not closed")
-    pairs = [part.partition("=") for part in inner.removesuffix(")").split(",") if part.strip()]
-    return {name.strip(): value.strip() for name, _, value in pairs}

@@ -16,12 +16,13 @@ from fairseq_posenc.errors import UserError, shortened
 from fairseq_posenc.hf.attention import OUR_ATTENTION, POSITIONS, AttentionPositions
 from fairseq_posenc.hf.families import FAMILIES, MAJOR_VERSION, Family, Stack
 from fairseq_posenc.hf.own_positions import (
+    LENGTH_FIELD,
+    SPEC_FIELD,
     count_positions,
-    expand_own,
     explain_unservable,
-    names_own,
     read_positions,
 )
+from fairseq_posenc.hf.own_spec import expand_own, names_own
 from fairseq_posenc.hf.record import add_adapter_records, pop_adapter_records
 from fairseq_posenc.hf.stack_hook import HookedPositions, prepare_pass
 from fairseq_posenc.position_parameters import (
@@ -31,7 +32,7 @@ from fairseq_posenc.position_parameters import (
     list_changed_options,
 )
 from fairseq_posenc.registry import options
-from fairseq_posenc.specs import Spec, parse
+from fairseq_posenc.specs import Items, Spec, parse
 
 logger = logging.getLogger(__name__)
 _HOOKS = "position_hooks"  # attribute of a stack with the handles of our hooks
@@ -45,11 +46,6 @@ def find_family(model: PreTrainedModel) -> Family:
     Raises:
         UserError: the family, or this version of transformers, is not supported.
     """
-    if not isinstance(model, PreTrainedModel):
-        raise UserError(
-            f"{type(model).__name__} is not a model of transformers (PreTrainedModel): set its "
-            "positions before PEFT, torch.compile or DDP wraps it"
-        )
     # A user's configuration class may be derived from one of a known type.
     types = [getattr(cls, "model_type", "") for cls in type(model.config).__mro__]
     name = next((name for name in types if name in FAMILIES), None)
@@ -97,35 +93,36 @@ def replace_positions(
     parsed = parse(spec)
     _warn_of_long_factors(parsed, length)
     plans = [Plan.make(parsed, stack, length) for stack in stacks]
-    before = Trained.read(model)
-    notes = [note for plan in plans for note in plan.carry_over(before, extend)]
+    trained = Trained.read(model)
+    notes = [note for plan in plans for note in plan.carry_over(trained, extend)]
     for note in dict.fromkeys(notes):  # once for all layers
         logger.warning(note)
+    is_native = all(plan.positions.is_native for plan in plans)
     for plan in plans:  # a model has one attention function for all stacks
-        plan.positions.is_native = all(other.positions.is_native for other in plans)
+        plan.positions.is_native = is_native
     _choose_attention(model, plans)
     for plan in plans:
         plan.install()
     # The caches of an encoder-decoder also hold the encoder's keys, none of which may be dropped.
     if stacks[0].causal and not model.config.is_encoder_decoder:
         _limit_caches(stacks[0], parsed)
-    model.config.position_encoding = str(parsed)
-    model.config.position_encoding_max_positions = length
+    setattr(model.config, SPEC_FIELD, str(parsed))
+    setattr(model.config, LENGTH_FIELD, length)
 
 
 class Trained(NamedTuple):
-    """What the weights of a model's positions were trained with."""
+    """What the weights of a model's positions were trained with; None if that is not known."""
 
-    spec: Spec | None  # None: positions that no spec describes
-    lengths: tuple[int, ...]  # the number of positions; none if the model has no limit
+    spec: Spec | None
+    length: int | None  # the number of positions
 
     @classmethod
     def read(cls, model: PreTrainedModel) -> Trained:
         """Read the current positions of a model."""
         try:
-            return cls(parse(read_positions(model)), (count_positions(model),))
+            return cls(parse(read_positions(model)), count_positions(model))
         except UserError:
-            return cls(None, ())
+            return cls(None, None)
 
 
 class Plan(NamedTuple):
@@ -188,6 +185,7 @@ class Plan(NamedTuple):
         module.add_module(POSITIONS, self.positions)
         for attention, layer in zip(attentions, self.layers):
             attention.add_module(POSITIONS, layer)
+            # In other layers the hook would change nothing.
             if layer.is_rotated or self.positions.is_native or layer.reads_input:
                 hooks.append(attention.register_forward_pre_hook(layer.prepare, with_kwargs=True))
         setattr(module, _HOOKS, hooks)
@@ -198,7 +196,7 @@ class Plan(NamedTuple):
         """Copy the weights of the model's positions that keep their meaning in the new ones.
 
         Args:
-            before: what the model's weights were trained with.
+            before: what these weights were trained with.
             extend: how tables by position become longer; None leaves the rows beyond untrained.
 
         Returns:
@@ -207,7 +205,7 @@ class Plan(NamedTuple):
         old = getattr(self.stack.module, POSITIONS, None)
         weights = self.stack.trained_weights() if old is None else old.named_parameters()
         spec = self.positions.assembly.spec
-        notes = _copy(self.positions, dict(weights), spec, before, extend)
+        notes = _copy_weights(self.positions, dict(weights), spec, before, extend)
         for attention, layer in zip(self.stack.attentions, self.layers):
             old = getattr(attention, POSITIONS, None)
             trained = {} if old is None else dict(old.named_parameters())
@@ -215,7 +213,7 @@ class Plan(NamedTuple):
                 sinks = getattr(attention, self.stack.family.sinks, None)
                 if isinstance(sinks, nn.Parameter):
                     trained["encodings.sink.score"] = sinks
-            notes += _copy(layer, trained, spec, before, extend)
+            notes += _copy_weights(layer, trained, spec, before, extend)
         return notes
 
 
@@ -236,7 +234,7 @@ def _choose_attention(model: PreTrainedModel, plans: list[Plan]) -> None:
         )
 
 
-def _copy(
+def _copy_weights(
     part: HookedPositions | AttentionPositions,
     trained: dict[str, Tensor],
     spec: Spec,
@@ -245,6 +243,7 @@ def _copy(
 ) -> list[str]:
     """Copy trained weights to a part of the positions of ``spec``; see :meth:`Plan.carry_over`."""
     notes = []
+    lengths = () if before.length is None else (before.length,)
     for place, encoding in part.named_modules():
         if not isinstance(encoding, Encoding):
             continue
@@ -258,7 +257,7 @@ def _copy(
                     f"{place}.{name}: untrained, as the model's has other options: {changed}"
                 )
                 continue
-            fitted = extend_parameter(encoding, name, weight, before.lengths, extend)
+            fitted = extend_parameter(encoding, name, weight, lengths, extend)
             if fitted is None:
                 notes.append(f"{place}.{name}: untrained, as the model's is {tuple(weight.shape)}")
                 continue
@@ -287,19 +286,10 @@ def _refuse_other_width(spec: Spec, positions: HookedPositions, stack: Stack) ->
 def _limit_caches(stack: Stack, spec: Spec) -> None:
     """Let caches drop the keys that no later query can see in layers with windows."""
     config = stack.config
-    default = options("window")["size"].default
-    windows = [
-        [
-            dict(item.options).get("size", default)
-            for item in layer
-            if item.name == "window" and "first" not in dict(item.options)
-        ]
-        for layer in spec.layers
-    ]
-    sizes = [min(sizes, default=0) for sizes in windows]
+    sizes = [_find_window(layer) for layer in spec.layers]
     if any(sizes):
         config.sliding_window = max(sizes)  # transformers' caches have one size for all layers
-    elif not getattr(config, "layer_types", None):
+    elif not getattr(config, "layer_types", None):  # else these may name windows of before
         if getattr(config, "sliding_window", None):
             config.sliding_window = None
         return
@@ -307,6 +297,14 @@ def _limit_caches(stack: Stack, spec: Spec) -> None:
     config.layer_types = [types[i % len(types)] for i in range(config.num_hidden_layers)]
     if hasattr(stack.module, "has_sliding_layers"):  # a copy of this part of the configuration
         stack.module.has_sliding_layers = any(sizes)
+
+
+def _find_window(layer: Items) -> int:
+    """Find the number of last keys that a layer needs; 0 if it needs all."""
+    default = options("window")["size"].default
+    windows = [dict(item.options) for item in layer if item.name == "window"]
+    sizes = [window.get("size", default) for window in windows if "first" not in window]
+    return min(sizes, default=0)
 
 
 def _warn_of_long_factors(spec: Spec, length: int) -> None:

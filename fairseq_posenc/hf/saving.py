@@ -8,6 +8,7 @@ impossible file of weights, and its weights have different names.
 
 import json
 import re
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
@@ -16,7 +17,7 @@ import transformers
 from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig, PreTrainedModel
 
 from fairseq_posenc.errors import UserError, how_to_install, shortened
-from fairseq_posenc.hf.cards import TAG, CardFields, complete_hub_card, write_card
+from fairseq_posenc.hf.cards import TAG, CardFields, write_card
 from fairseq_posenc.hf.families import MAJOR_VERSION
 from fairseq_posenc.hf.own_positions import LENGTH_FIELD, SPEC_FIELD
 from fairseq_posenc.hf.record import (
@@ -103,7 +104,10 @@ def _find_auto_class(config: Any, name: str) -> Any:
 
 @cache
 def _derive_config(stock: Any) -> Any:
-    """Derive a configuration class with positions from a stock class, and register its models."""
+    """Derive a configuration class with positions from a stock class, and register its models.
+
+    These classes need the configuration's class, which a function of its own makes.
+    """
     derived = _make_config_class(stock)
     for auto in _AUTO_CLASSES:
         if stock in auto._model_mapping:
@@ -113,7 +117,8 @@ def _derive_config(stock: Any) -> Any:
 
 @cache
 def _make_config_class(stock: Any) -> Any:
-    # Auto classes keep the names of stock ones, and 5.14 to 5.23 all in modules of transformers.
+    # A name and a module of its own: Auto classes know stock configurations by their names, and
+    # those of transformers 5.14 to 5.23 register none from a module of transformers.
     name = f"{stock.__name__}WithPositions"
     return type(name, (_ConfigWithPositions, stock), {"stock": stock})
 
@@ -134,9 +139,9 @@ def _derive_model(stock: Any) -> Any:
     return type(stock.__name__, (_ModelWithPositions, stock), attributes)
 
 
-def _rebuild(stock: type, is_model: bool) -> Any:
+def _rebuild(derive: Callable[[type], Any], stock: type) -> Any:
     """Create an empty object of a derived class, for pickle to fill."""
-    derived = _derive_model(stock) if is_model else _derive_config(stock)
+    derived = derive(stock)
     return derived.__new__(derived)
 
 
@@ -146,7 +151,7 @@ class _ConfigWithPositions:
     stock: type
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        return _rebuild, (self.stock, False), self.__dict__
+        return _rebuild, (_derive_config, self.stock), self.__dict__
 
     def to_json_string(self, use_diff: bool = True) -> str:
         """Write the configuration in a form that no stock class can read."""
@@ -163,13 +168,13 @@ class _ConfigWithPositions:
 
     @classmethod
     def get_config_dict(cls, source: Any, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Read the configuration of a folder."""
+        """Read the configuration of a folder, for ``from_pretrained`` of a class with positions."""
         content, others = super().get_config_dict(source, **kwargs)  # type: ignore[misc]
         return _read_content(content), others
 
 
 class PositionsConfig(PretrainedConfig):
-    """The configuration of a folder, which names its stock model."""
+    """The configuration of a folder, which names its stock model; the Auto classes read it."""
 
     model_type = MODEL_TYPE
 
@@ -223,7 +228,7 @@ class _ModelWithPositions:
         replace_positions(model, spec, length, extend=None)
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        return _rebuild, (self.stock, True), self.__dict__
+        return _rebuild, (_derive_model, self.stock), self.__dict__
 
     def save_pretrained(
         self,
@@ -245,7 +250,7 @@ class _ModelWithPositions:
 
     def _upload_modified_files(self, working_dir: Any, *args: Any, **kwargs: Any) -> Any:
         """Upload a saved model as transformers does, with a card that says how to load it."""
-        complete_hub_card(Path(working_dir), self._card_fields())
+        write_card(Path(working_dir), self._card_fields(), complete=True)
         return super()._upload_modified_files(working_dir, *args, **kwargs)  # type: ignore[misc]
 
     def _card_fields(self) -> CardFields:

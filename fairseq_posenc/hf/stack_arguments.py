@@ -61,6 +61,11 @@ class StackArguments:
         caches = (self.named.get(name) for name in _CACHES)
         return next((cache for cache in caches if cache is not None), None)
 
+    @property
+    def past(self) -> int:
+        """The number of earlier tokens."""
+        return int(self.count_cached())
+
     def count_cached(self) -> Any:
         """Count the earlier tokens; in a graph, and with a static cache, this is a tensor."""
         return 0 if self.cache is None else self.cache.get_seq_length()
@@ -78,8 +83,8 @@ class StackArguments:
         if not may_sync(ids.device) or not ids.diff(dim=1).ne(1).any():
             return
         if ids.dim() == 3 or not _is_packed(ids):
-            src_len = self.count_cached() + x.size(1)
-            self.named["attention_mask"] = ids.new_ones(x.size(0), src_len, dtype=torch.long)
+            shape = x.size(0), self.past + x.size(1)
+            self.named["attention_mask"] = ids.new_ones(shape, dtype=torch.long)
 
     def count_ids(self) -> Tensor | None:
         """Return the caller's ids, or count the new tokens as transformers does: ``(B or 1, T)``.
@@ -92,7 +97,7 @@ class StackArguments:
         mask = self.named.get("attention_mask")
         tgt_len = x.size(1)
         if isinstance(mask, Tensor) and mask.dim() == 2:
-            return (mask.ne(0).cumsum(1) - 1).clamp(min=0)[:, mask.size(1) - tgt_len :]
+            return _count_tokens(mask.ne(0))[:, mask.size(1) - tgt_len :]
         return (torch.arange(tgt_len, device=x.device) + self.count_cached()).unsqueeze(0)
 
     def read_padding(self, batch: int, src_len: int) -> Tensor | None:
@@ -132,7 +137,9 @@ class StackArguments:
         if ids is not None and (ids.size(0) not in (1, batch) or ids.size(1) != tgt_len):
             raise UserError(f"position_ids {tuple(ids.shape)} must be ({batch} or 1, {tgt_len})")
         documents = self._read_documents(embeddings, padding)
-        return (self._read_ids(padding) if documents is None else None), documents
+        if documents is not None:
+            return None, documents
+        return self._read_ids(padding), None
 
     def _read_documents(self, embeddings: Tensor, padding: Tensor | None) -> Tensor | None:
         """Number the document of each token; without ``document_ids``, by where ids jump."""
@@ -146,10 +153,9 @@ class StackArguments:
             raise UserError("position_ids on several axes do not separate documents")
         if documents is not None:
             return documents
-        past = int(self.count_cached())
-        if ids is None or past:  # generation continues a single document
-            src_len = past + embeddings.size(1)
-            return embeddings.new_zeros(embeddings.size(0), src_len, dtype=torch.long)
+        if ids is None or self.past:  # generation continues a single document
+            shape = embeddings.size(0), self.past + embeddings.size(1)
+            return embeddings.new_zeros(shape, dtype=torch.long)
         jumps = ids.diff(dim=1, prepend=ids[:, :1] - 1).ne(1)  # [B or 1, T]
         if padding is not None:
             jumps = jumps & ~padding & (~padding).cumsum(1).ne(1)  # not at a row's first token
@@ -170,14 +176,16 @@ class StackArguments:
                     "the tokens in the cache had position_ids: give those of the new ones"
                 )
             return None
-        past = int(self.count_cached())
-        if padding is None:
-            counted = torch.arange(past + ids.size(1), device=ids.device).unsqueeze(0)  # [1, S]
+        past = self.past
+        if cached is not None:
+            before = cached[:, :past]
         else:
-            counted = ((~padding).cumsum(1) - 1).clamp(min=0)  # [B, S]
-        if cached is None and not self._differ(ids, counted, padding, past):
-            return None
-        before = counted[:, :past] if cached is None else cached[:, :past]
+            is_token = ids.new_ones(1, past + ids.size(1)) if padding is None else ~padding
+            counted = _count_tokens(is_token)  # [B or 1, S]
+            new_padding = None if padding is None else padding[:, past:]
+            if not self._compare_with_count(ids, counted[:, past:], new_padding):
+                return None
+            before = counted[:, :past]
         rows = max(before.size(0), ids.size(0))
         if before.size(0) not in (1, rows) or ids.size(0) not in (1, rows):
             raise UserError(
@@ -186,27 +194,27 @@ class StackArguments:
             )
         return join_ids(before.expand(rows, *before.shape[1:]), ids.expand(rows, *ids.shape[1:]))
 
-    def _differ(self, ids: Tensor, counted: Tensor, padding: Tensor | None, past: int) -> bool:
-        """Check whether the ids of new tokens, ``(B or 1, T, ...)``, differ from their count.
+    def _compare_with_count(self, ids: Tensor, counted: Tensor, padding: Tensor | None) -> bool:
+        """Compare ids of the new tokens with their count, both ``(B or 1, T)``; ids may have axes.
+
+        Returns:
+            Whether they differ. In a graph, where values cannot be read, always True. On a GPU only
+            the first pass is compared, as reading would make each step wait.
 
         Raises:
             UserError: the ids count the tokens of several documents.
         """
-        if not may_sync(ids.device):  # in a graph
+        if not may_sync(ids.device):
             return True
-        if past > 0 and reading_waits(ids.device):  # the first pass was checked
+        if self.past and reading_waits(ids.device):
             return False
-        has_axes = ids.dim() == 3
-        counted = counted[:, past:]
-        differs = ids.ne(counted[..., None]).any(-1) if has_axes else ids.ne(counted)
-        if padding is not None:
-            differs = differs & ~padding[:, past:]
-        elif not has_axes and _is_packed(ids):
+        if ids.dim() == 2 and padding is None and _is_packed(ids):
             raise UserError(
                 f"position_ids start again, as in a packed batch: add +documents to "
                 f"{self.spec}, so that attention stays inside each document"
             )
-        return bool(differs.any())
+        differs = ids.ne(counted) if ids.dim() == 2 else ids.ne(counted[..., None]).any(-1)
+        return bool((differs if padding is None else differs & ~padding).any())
 
     def cache_ids(self, ids: Tensor, config: PretrainedConfig) -> None:
         """Store the ids of all tokens with the cache of their keys, for later steps.
@@ -224,6 +232,11 @@ class StackArguments:
             self.named[name] = DynamicCache(config=config)
         if self.cache is not None:
             setattr(self.cache, _CACHED_IDS, ids)
+
+
+def _count_tokens(is_token: Tensor) -> Tensor:
+    """Number the tokens of each row from 0, padding left out: ``(B, S)``."""
+    return (is_token.cumsum(1) - 1).clamp(min=0)
 
 
 def _is_packed(ids: Tensor) -> bool:

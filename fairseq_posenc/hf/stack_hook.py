@@ -25,7 +25,6 @@ from fairseq_posenc.hf.attention import (
     make_cosines,
 )
 from fairseq_posenc.hf.families import Stack
-from fairseq_posenc.hf.holders import refuse_offloaded
 from fairseq_posenc.hf.own_positions import read_trained_length
 from fairseq_posenc.hf.record import RecordedPositions
 from fairseq_posenc.hf.stack_arguments import StackArguments
@@ -63,7 +62,7 @@ class HookedPositions(RecordedPositions, StackPositions):
         self.parameter_names = [*inspect.signature(stack.module.forward).parameters]
         rotary = stack.family.rotary
         self.width = stack.rotary_width(stack.module.get_submodule(rotary[0])) if rotary else 0
-        can_rotate = [  # by the kind of layer
+        can_rotate = [  # by the kind of layer; the position does not matter
             can_be_cosines(rotation, stack.family.cosines, self.width)
             for rotation in self._rotations(torch.zeros(1, 1, dtype=torch.long))
         ]
@@ -73,9 +72,10 @@ class HookedPositions(RecordedPositions, StackPositions):
             for index, attention in enumerate(stack.attentions)
         ]
         self.is_native = stack.attends_plainly and self._is_plain()
-        before = getattr(stack.module, POSITIONS, None)
+        before: Any = getattr(stack.module, POSITIONS, None)
         attention = stack.config._attn_implementation
-        self.stock = attention if before is None or attention != OUR_ATTENTION else before.stock
+        was_ours = before is not None and attention == OUR_ATTENTION
+        self.stock = before.stock if was_ours else attention
         self.backend = "flex" if self.stock == "flex_attention" else "auto"
 
     def prepare(
@@ -119,9 +119,9 @@ class HookedPositions(RecordedPositions, StackPositions):
                 f"{type(cache).__name__} has a fixed size, which works only with encodings that "
                 "are rotations: leave out cache_implementation"
             )
-        past = int(arguments.count_cached())
+        past = arguments.past
         if not past:
-            refuse_offloaded(stack)
+            _refuse_offloaded(stack)
         named = arguments.named
         embeddings = self._embed(stack, named)
         if embeddings is None:  # the model's code will refuse the call
@@ -133,15 +133,15 @@ class HookedPositions(RecordedPositions, StackPositions):
             arguments.cache_ids(ids, stack.config)
         if ids is not None and ids.dim() == 3:
             ids = ids.permute(2, 0, 1)  # [axes, B or 1, S]
-        scale = stack.inner_scale
+        scale = stack.scale_inside
         embeddings, shared = self(
             embeddings * scale, padding, past, position_ids=ids, document_ids=documents
         )
-        if self.input is not None:
+        if self.input is not None:  # vectors are added to embeddings that the stack has multiplied
             named["inputs_embeds"] = embeddings / scale
             named["input_ids"] = None
-        if self.family.table.startswith("embeddings.") and named.get("token_type_ids") is None:
-            # BERT would look up its types of tokens by their positions.
+        if self.family.has_token_types and named.get("token_type_ids") is None:
+            # The model would look up its types of tokens by their positions.
             types = torch.zeros(batch, tgt_len, dtype=torch.long, device=embeddings.device)
             named["token_type_ids"] = types
         places = shared.positions.queries(shared.positions.places)
@@ -201,6 +201,16 @@ class HookedPositions(RecordedPositions, StackPositions):
             return stack.embed(ids)
         ids = ids.view(-1, ids.size(-1))
         return torch.empty(1, device=ids.device).expand(*ids.shape, self.assembly.dims.embed_dim)
+
+
+def _refuse_offloaded(stack: Stack) -> None:
+    """Refuse offloaded weights, which accelerate loads only where a module's forward runs."""
+    parts = [getattr(module, POSITIONS) for module in (stack.module, *stack.attentions)]
+    if any(weight.is_meta for part in parts for weight in part.parameters()):
+        raise UserError(
+            "accelerate has offloaded trained positions: leave the modules named positions, and "
+            "the layers that have them, on a device (device_map)"
+        )
 
 
 def prepare_pass(

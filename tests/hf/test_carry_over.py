@@ -5,10 +5,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import AutoConfig, AutoModel, PreTrainedModel
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf import set_positions
+from fairseq_posenc.hf.families import FAMILIES
 from fairseq_posenc.position_parameters import LengthRule
 from tests.helpers.hf_models import MODELS, POSITIONS, compute_logits, make_inputs
 
@@ -54,6 +55,20 @@ def test_tables_by_distance_grow_without_changing_the_model(
     set_positions(model, new, 4 * LENGTH)
     assert torch.allclose(read(model), logits, atol=1e-5)
     assert not caplog.text
+
+
+@pytest.mark.parametrize("name", ["marian", "pegasus"])
+def test_sinusoids_are_no_trained_table(name: str) -> None:
+    """Both are an ``nn.Embedding`` in transformers, but hold nothing that was trained."""
+    sizes = {
+        f"{side}_{size}": 2 for side in ("encoder", "decoder") for size in ("ffn_dim", "layers")
+    }
+    config = AutoConfig.for_model(
+        name, d_model=32, vocab_size=20, pad_token_id=0, decoder_start_token_id=0, **sizes
+    )
+    stacks = FAMILIES[name].find_stacks(AutoModel.from_config(config))
+    assert len(stacks) == 2
+    assert not any(dict(stack.trained_weights()) for stack in stacks)
 
 
 @pytest.mark.parametrize("axes", [1, 2])

@@ -14,12 +14,8 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.encodings.rope import Rope
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.hf.own_positions import (
-    count_positions,
-    expand_own,
-    join_layers,
-    read_positions,
-)
+from fairseq_posenc.hf.own_positions import count_positions, read_positions
+from fairseq_posenc.hf.own_spec import expand_own, join_layers
 from fairseq_posenc.specs import parse
 
 VERSION = int(transformers.__version__.partition(".")[0])

@@ -1,0 +1,95 @@
+"""Expands the word ``own`` in a spec, which stands for the positions that a model has."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+from fairseq_posenc.errors import UserError, shortened
+from fairseq_posenc.registry import options as options_of
+from fairseq_posenc.specs import Item, parse, split_spec
+
+OWN = "own"
+
+
+def names_own(spec: str) -> bool:
+    """Check whether a spec has the word ``own``."""
+    return any(_is_own(item) for layer in split_spec(spec) for item in layer)
+
+
+def expand_own(spec: str, own_spec: str, num_layers: int | None = None) -> str:
+    """Replace ``own`` in a spec by the positions that the model has; return the canonical spec.
+
+    In layer i, ``own`` stands for the model's layer i. Options in brackets change the model's, in
+    every layer that has them.
+
+    >>> expand_own("2*own,own(base=500)+alibi", "rope,none,rope(layout=half)")
+    'rope,none,rope(base=500,layout=half)+alibi'
+
+    Args:
+        spec: as a user writes it.
+        own_spec: the spec of :func:`~fairseq_posenc.hf.read_positions`.
+        num_layers: number of layers of the model; None if both lists repeat without end.
+
+    Raises:
+        UserError: the spec cannot be read, or the model's positions lack an option.
+    """
+    layers = split_spec(spec)
+    own_layers = [layer.items for layer in parse(own_spec).split_layers()]
+    # A spec of more layers than the model keeps them all, so that the model refuses it.
+    count = math.lcm(len(layers), len(own_layers))
+    count = max(min(count, num_layers or count), len(layers))
+    lacking = {  # the options of each `own` that no layer has had so far
+        (number, item): set(_read_options(item))
+        for number, layer in enumerate(layers)
+        for item in layer
+        if _is_own(item)
+    }
+    expanded = []
+    for index in range(count):
+        number = index % len(layers)
+        items = []
+        for item in layers[number]:
+            if not _is_own(item):
+                items.append(item)
+                continue
+            for own_item in own_layers[index % len(own_layers)]:
+                items.append(_change_options(own_item, _read_options(item)))
+                lacking[number, item] -= options_of(own_item.name).keys()
+        expanded.append("+".join(items))
+    for (_, item), options in lacking.items():
+        if options:
+            raise UserError(
+                f"{shortened(item)}: the model's positions there have no option "
+                f"{shortened(min(options))!r}; they are {shortened(own_spec)}"
+            )
+    return str(parse(join_layers(expanded)))
+
+
+def join_layers(layers: Sequence[str]) -> str:
+    """Join the specs of successive layers to the shortest list that, when repeated, gives them."""
+    # A list with this period equals itself when it is shifted by the period.
+    period = next(n for n in range(1, len(layers) + 1) if layers[n:] == layers[:-n])
+    return ",".join(layers[:period])
+
+
+def _is_own(item: str) -> bool:
+    return item.partition("(")[0].strip() == OWN
+
+
+def _read_options(item: str) -> dict[str, str]:
+    """Read the options of an item of a spec as text.
+
+    Raises:
+        UserError: the bracket is not closed.
+    """
+    _, bracket, inner = item.rstrip().partition("(")
+    if bracket and not inner.endswith(")"):
+        raise UserError(f"{shortened(item)}: the bracket is not closed")
+    pairs = [part.partition("=") for part in inner.removesuffix(")").split(",") if part.strip()]
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def _change_options(item: Item, changes: Mapping[str, str]) -> str:
+    """Write an item of the model's spec with those changes that it has options for."""
+    known = options_of(item.name)
+    options = dict(item.options) | {k: v for k, v in changes.items() if k in known}
+    return str(item._replace(options=tuple(options.items())))
