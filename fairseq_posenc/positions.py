@@ -52,6 +52,11 @@ class Span(NamedTuple):
         return torch.arange(self.low, self.high + 1, device=self.device)
 
     @property
+    def src_len(self) -> int:
+        """S, the number of keys."""
+        return 1 - self.low
+
+    @property
     def has_axes(self) -> bool:
         """Whether ids are positions on several axes."""
         return self.ids is not None and self.ids.dim() == 3

@@ -54,6 +54,11 @@ class CapturedAttention(NamedTuple):
     weights: Tensor  # [B, H, T, S]
     split: Split  # of the scores; content alone if no encoding acts on them
 
+    @property
+    def place(self) -> tuple[bool, bool, int]:
+        """Its place among those of a model: the encoder's, the decoder's, encoder-decoder's."""
+        return self.stack == "decoder", self.cross, self.layer
+
 
 @contextmanager
 def attributes_set(changes: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:

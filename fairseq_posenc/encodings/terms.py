@@ -358,6 +358,9 @@ TERMS: dict[str, Term] = {
     for name, hint in get_type_hints(Terms, include_extras=True).items()
     if hasattr(hint, "__metadata__")
 }
+# Terms by query or by token, unlike those by distance or by pair, cannot be computed for later steps
+# of decoding.
+TERMS_BY_TOKEN = ("temperature", "decay", "later_decay")
 
 
 def _combine(name: str, ours: Any, theirs: Any) -> Any:

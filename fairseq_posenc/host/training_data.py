@@ -16,6 +16,7 @@ from omegaconf import OmegaConf
 from fairseq_posenc.checkpoints.dictionary import check_text_kind
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.specs import Spec
+from fairseq_posenc.transformer.options import read_task_options
 
 _TASKS_ON_TEXT = ("masked_lm", "language_modeling")  # they read dict.txt
 _TASKS_ON_PAIRS = ("translation",)  # they read dict.LANGUAGE.txt
@@ -95,13 +96,13 @@ def check_document_ends(spec: Spec, task: Any) -> None:
     ends = [options.get("end", "eos") for options in documents]
     if not ends or not isinstance(task, (LanguageModelingTask, MaskedLMTask)):
         return
-    # fairseq's older tasks have their settings in `args`.
-    settings: Any = getattr(task, "cfg", None) or getattr(task, "args", None)
+    settings = read_task_options(task)
     if isinstance(task, MaskedLMTask) and not settings.include_target_tokens:
         raise UserError(
             "documents: a masked </s> would not end its document; add --include-target-tokens"
         )
     train = Path(utils.split_paths(settings.data or "")[0]) / "train"
+    # By default fairseq maps the text into memory, and does not read it.
     lines = data_utils.load_indexed_dataset(str(train), task.source_dictionary)
     if not lines:
         return  # no training text, so the command only evaluates other splits

@@ -27,7 +27,7 @@ from fairseq_posenc.specs import parse
 from fairseq_posenc.transformer.options import (
     PositionConfig,
     build_stack_config,
-    read_task_option,
+    read_task_options,
 )
 from fairseq_posenc.transformer.stacks import PositionalDecoder
 
@@ -120,7 +120,7 @@ class PositionalLM(PositionalModel, TransformerLanguageModel):
         model.positions_for_bos = positions_for_bos
         # Checkpoints record whether samples begin with `<s>`: weights trained without it do not fit
         # samples with it, and fairseq-eval-lm takes this option from its own command line.
-        adds_bos = read_task_option(task, "add_bos_token", args.add_bos_token)
+        adds_bos = getattr(read_task_options(task), "add_bos_token", args.add_bos_token)
         decoder.weight_settings = decoder.weight_settings._replace(
             add_bos_token="on" if adds_bos else "off"
         )

@@ -18,7 +18,7 @@ from fairseq_posenc.transformer.options import (
     add_position_args,
     as_namespace,
     build_stack_config,
-    read_task_option,
+    read_task_options,
 )
 from fairseq_posenc.transformer.stacks import PositionalDecoder, PositionalEncoder
 
@@ -41,7 +41,7 @@ class PositionalTransformer(PositionalModel, TransformerModel):
         # languages are refused.
         languages = {"source_lang": model.encoder, "target_lang": model.decoder}
         for option, stack in languages.items():
-            language = read_task_option(task, option)
+            language = getattr(read_task_options(task), option, None)
             stack.weight_settings = stack.weight_settings._replace(language=language)
         model.use_stacks(task, encoder=model.encoder, decoder=model.decoder)
         return cast(PositionalTransformer, model)

@@ -1,6 +1,6 @@
 """Adapts fairseq's self-attention: translates its arguments for :class:`AttentionCore`."""
 
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from fairseq.modules import MultiheadAttention
@@ -9,10 +9,10 @@ from torch import Tensor
 from fairseq_posenc.backends import attend
 from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.base import Encodings
-from fairseq_posenc.encodings.terms import Terms
+from fairseq_posenc.encodings.terms import TERMS_BY_TOKEN, Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.modules.attention_core import AttentionCore
-from fairseq_posenc.positions import Positions, Span
+from fairseq_posenc.positions import Span
 from fairseq_posenc.shared import Shared
 from fairseq_posenc.transformer.decoding import (
     IncrementalCache,
@@ -23,6 +23,12 @@ from fairseq_posenc.transformer.decoding import (
 from fairseq_posenc.transformer.forward_context import current_context
 
 IncrementalState = dict[str, dict[str, Tensor | None]] | None
+
+
+def _refuse_torchscript() -> NoReturn:
+    raise UserError(
+        "TorchScript is not supported: position encodings and backends are chosen in Python"
+    )
 
 
 class PositionalAttention(AttentionCore, MultiheadAttention):
@@ -64,9 +70,7 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
 
     def __prepare_scriptable__(self) -> None:
         """Refuse ``torch.jit.script``, which calls this method of every submodule."""
-        raise UserError(
-            "TorchScript is not supported: position encodings and backends are chosen in Python"
-        )
+        _refuse_torchscript()
 
     def _adaptive_prune_heads(self, reserve_head_index: list[tuple[int, int]]) -> None:
         """Refuse fairseq's pruning of heads, which leaves the encodings' tables by head as is."""
@@ -95,11 +99,12 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
                 ``torch.jit.trace``, which would keep the lengths and padding of its example.
         """
         if torch.jit.is_tracing():
-            self.__prepare_scriptable__()
+            _refuse_torchscript()
         if static_kv or before_softmax:
             raise UserError("static_kv and before_softmax have no meaning in self-attention here")
+        shared = current_context()
+        assert shared is not None, "the layer does not run in its stack"
         buffer = self._get_input_buffer(incremental_state)
-        shared = current_context() or self._compute_shared(query, buffer, key_padding_mask)
         src_len = shared.positions.tokens.size(1)
         padding = key_padding_mask
         cache = None
@@ -111,8 +116,7 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
                 src_len=src_len,
                 static_kv=False,
             )
-            # Outside a stack, later steps count their positions from the cached keys: keep all.
-            cache = IncrementalCache(buffer, padding, src_len, keeps_all=current_context() is None)
+            cache = IncrementalCache(buffer, padding, src_len)
         drops = self.dropout_module.training or self.dropout_module.apply_during_inference
         call = self.make_call(
             *self.project(query),
@@ -143,36 +147,17 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
     def _compute_step_terms(self, state: IncrementalState, shared: Shared) -> Terms:
         """Compute the terms of a call; when decoding, slice them from terms for many steps."""
         positions = shared.positions
-        many_steps = shared.steps_span
-        if many_steps is None:  # nothing is kept for later steps
+        steps_span = shared.steps_span
+        if steps_span is None:  # nothing is kept for later steps
             return self.terms(positions.span(), shared)
 
-        def compute(span: Span) -> Terms:
-            ahead = lookahead_positions(positions, span)
-            terms = self.terms(span, shared._replace(positions=ahead))
-            return terms.expanded("key_table")  # looked up once for many steps
+        def compute_ahead(span: Span) -> Terms:
+            later = shared._replace(positions=lookahead_positions(positions, span))
+            return self.terms(span, later).expanded("key_table")  # once, so that no step does it
 
         key = self._get_full_incremental_state_key("terms")
-        terms = cached_terms(state, key, many_steps, compute)
-        # Terms by query or by token, unlike those by distance or by pair, cannot be computed for
-        # later steps; the stack has computed them for this step.
-        return slice_for_step(terms, many_steps, positions.tokens.size(1))._replace(
-            temperature=shared.terms.temperature,
-            decay=shared.terms.decay,
-            later_decay=shared.terms.later_decay,
-        )
-
-    def _compute_shared(
-        self, query: Tensor, buffer: dict[str, Tensor | None], key_padding_mask: Tensor | None
-    ) -> Shared:
-        """Compute the position state of a call outside a stack, where only padding is known."""
-        past = buffer.get("prev_key")
-        tgt_len, batch = query.shape[:2]
-        if key_padding_mask is None or past is not None:
-            src_len = tgt_len if past is None else tgt_len + past.size(2)
-            padding = torch.zeros(batch, src_len, dtype=torch.bool, device=query.device)  # [B, S]
-        else:
-            padding = key_padding_mask.bool()
-        positions = Positions.from_padding(padding, tgt_len=tgt_len)
-        # `self.terms` adds this layer's terms to those in `shared`; kept, they would count twice.
-        return Shared.compute(self.encodings, positions)._replace(terms=Terms())
+        ahead = cached_terms(state, key, steps_span, compute_ahead)
+        terms = slice_for_step(ahead, steps_span, positions.tokens.size(1))
+        # The stack has computed these for this step.
+        by_token = {name: getattr(shared.terms, name) for name in TERMS_BY_TOKEN}
+        return terms._replace(**by_token)

@@ -26,16 +26,14 @@ class IncrementalCache:
         buffer: the layer's buffer in fairseq's incremental state; changed in place.
         padding: True for padding, for all tokens, ``(B, S)``.
         tokens: number of all tokens, S.
-        keeps_all: whether to keep keys that no later query sees.
     """
 
     def __init__(
-        self, buffer: dict[str, Tensor | None], padding: Tensor | None, tokens: int, keeps_all: bool
+        self, buffer: dict[str, Tensor | None], padding: Tensor | None, tokens: int
     ) -> None:
         self.buffer = buffer
         self.padding = padding
         self.tokens = tokens
-        self.keeps_all = keeps_all
 
     def past_decay(self, key: Tensor) -> Tensor | None:
         """See :class:`~fairseq_posenc.modules.cache.KeyValueCache`."""
@@ -50,7 +48,7 @@ class IncrementalCache:
             places = self.buffer.get("prev_places")
             past = Kept(past_key, past_value, None, None if places is None else places[0].cpu())
             visible = past.append(key, value, decay, self.tokens)
-        stored = visible if self.keeps_all else visible.select(needed, self.tokens)
+        stored = visible.select(needed, self.tokens)
         places = stored.places
         if places is not None:  # a row for each beam, as fairseq reorders rows
             places = places.to(key.device).expand(key.size(0), -1)
@@ -80,22 +78,22 @@ def compute_step_span(positions: Positions, limit: int) -> Span:
 
 def cached_terms(state: Any, key: str, span: Span, compute: Callable[[Span], Terms]) -> Terms:
     """Get the terms of a span (:func:`compute_step_span`) from the state, or compute them."""
-    kept_span, terms = state.get(key, (None, Terms()))
-    if kept_span != span:
-        terms = compute(span)
-        state[key] = span, terms
-    return terms
+    kept = state.get(key)
+    if kept is None or kept[0] != span:
+        kept = state[key] = span, compute(span)
+    return kept[1]
 
 
 def lookahead_positions(positions: Positions, span: Span) -> Positions:
     """Extend positions by padding to the keys of a span, of which the last 32 are queries."""
-    keys = 1 - span.low
+    keys = span.src_len
     tokens = F.pad(  # [B, keys]
         positions.tokens, (0, keys - positions.tokens.size(1)), value=positions.padding_idx
     )
-    inspect = not positions.left_padded  # False only after the padding was inspected
+    # If no padding was found on the left, it was inspected, so it may be inspected again.
+    may_inspect = not positions.left_padded
     return Positions.from_tokens(
-        tokens, positions.padding_idx, positions.eos_idx, min(STEPS, keys), inspect_padding=inspect
+        tokens, positions.padding_idx, positions.eos_idx, min(STEPS, keys), may_inspect
     )
 
 
@@ -115,4 +113,4 @@ def slice_for_step(terms: Terms, span: Span, src_len: int) -> Terms:
             sliced[name] = tensor[:, :, query : query + 1, :src_len]  # [B, H, 1, S]
     if terms.first is not None:
         sliced["first"] = terms.first[:, :src_len]  # [B, S]
-    return terms._replace(**sliced).without_first_distances(1 - span.low - src_len)
+    return terms._replace(**sliced).without_first_distances(span.src_len - src_len)

@@ -65,15 +65,13 @@ def inject_context(
     return args, {**kwargs, "shared": shared._replace(terms=bare, recompute_terms=None), **tensors}
 
 
-def pop_context(shared: Shared | None, kwargs: dict[str, Any]) -> Shared | None:
+def pop_context(shared: Shared, kwargs: dict[str, Any]) -> Shared:
     """Rebuild the position state from a layer's arguments.
 
     Args:
         shared: the state without its tensors.
         kwargs: the layer's other arguments, from which the tensors ``shared_NAME`` are removed.
     """
-    if shared is None:
-        return None
     tensors = {name: kwargs.pop(f"shared_{name}", None) for name in TERMS}
     shared = shared._replace(terms=shared.terms._replace(**tensors))
     phases = kwargs.pop("shared_phases", None)

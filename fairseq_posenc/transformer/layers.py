@@ -36,18 +36,9 @@ class _PositionalLayer:
     quant_noise: float
     quant_noise_block_size: int
 
-    def forward(self, *args: Any, shared: Shared | None = None, **kwargs: Any) -> Any:
-        """Run fairseq's layer.
-
-        Args:
-            *args: passed on to fairseq's layer.
-            shared: position state of the forward pass, without its tensors.
-            **kwargs: passed on to fairseq's layer, except the state's tensors, ``shared_NAME``.
-                They are arguments of their own because activation checkpointing keeps the gradients
-                of tensors only, not of tensors in a tuple.
-        """
-        shared = pop_context(shared, kwargs)
-        with set_context(shared):
+    def forward(self, *args: Any, shared: Shared, **kwargs: Any) -> Any:
+        """Run fairseq's layer with the arguments that :func:`inject_context` has added."""
+        with set_context(pop_context(shared, kwargs)):
             return super().forward(*args, **kwargs)  # type: ignore[misc]
 
     def _build_positional_attention(

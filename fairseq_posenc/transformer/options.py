@@ -139,7 +139,7 @@ def as_namespace(args: Any) -> Any:
 def build_stack_config(args: Any) -> TransformerConfig:
     """Build fairseq's configuration of a stack, with our parsed options as ``position``."""
     plain = as_namespace(args)
-    check_activations(plain)
+    _check_activations(plain)
     config = TransformerConfig.from_namespace(plain)
     config.position = resolve(config)
     return config
@@ -163,13 +163,12 @@ def read_weight_settings(cfg: Any, layers: Any, dictionary: Any) -> WeightSettin
     )
 
 
-def read_task_option(task: Any, name: str, default: Any = None) -> Any:
-    """Read an option of a task, from ``task.cfg`` or, in fairseq's older tasks, ``task.args``."""
-    options = getattr(task, "cfg", None) or getattr(task, "args", None)
-    return getattr(options, name, default)
+def read_task_options(task: Any) -> Any:
+    """Read the options of a task: ``task.cfg`` or, in fairseq's older tasks, ``task.args``."""
+    return getattr(task, "cfg", None) or getattr(task, "args", None)
 
 
-def check_activations(args: Any) -> None:
+def _check_activations(args: Any) -> None:
     """Refuse an activation function that fairseq does not know; hydra does not check it."""
     for option in ("activation_fn", "pooler_activation_fn"):
         name = getattr(args, option, None) or "relu"

@@ -70,7 +70,7 @@ class _PositionalStack:
     embed_positions: nn.Module | None
     padding_idx: int
     layers_kept: list[int] | None = None
-    layers_built = 0  # fairseq builds layers without telling their index
+    layers_built = 0
     weight_settings: WeightSettings
     _get_full_incremental_state_key: Callable[[str], str]
 
@@ -101,10 +101,16 @@ class _PositionalStack:
             layer: Any = self.layers[index]  # iterating over the layers would apply LayerDrop
             layer.self_attn.direction = direction
             layer.register_forward_pre_hook(inject_context, with_kwargs=True)
-        # Terms that depend on distance alone can be kept between the steps of any decoding.
+        # Between the steps of decoding, terms by distance alone can always be kept; terms by pair,
+        # or with a reset, only where no sentence is padded on the left.
         self.has_reset = any(terms.first is not None for terms in terms_of_kinds)
         has_pairs = any(terms.pair_bias is not None for terms in terms_of_kinds)
         self.by_distance = not (has_pairs or self.has_reset)
+
+    def _next_index(self) -> int:
+        """Count the layer that fairseq is about to build, whose index it does not tell."""
+        self.layers_built += 1
+        return self.layers_built - 1
 
     @property
     def identity(self) -> Identity:
@@ -163,12 +169,11 @@ class _PositionalStack:
         """
         inspect = may_sync(tokens.device, decoding=state is not None)
         positions = Positions.from_tokens(tokens, self.padding_idx, self.eos_idx, tgt_len, inspect)
-        if ids is not None:
+        if ids is not None:  # documents begin where the counted tokens say
             positions = self.encodings.number(positions).replace_ids(ids)
-        positions = self.encodings.number(positions)
+        positions = self.encodings.number(positions)  # random positions are drawn by the ids
         if self.has_reset:
             positions = positions._replace(first=positions.is_first())
-        # Terms by pair can be kept between steps only if no sentence is padded on the left.
         keeps_terms = self.by_distance or not positions.left_padded
         if state is None or not keeps_terms:
             return Shared.compute(self.encodings, positions)
@@ -205,9 +210,7 @@ class PositionalEncoder(_PositionalStack, TransformerEncoderBase):
 
     def build_encoder_layer(self, cfg: Any) -> nn.Module:
         """Build a layer, wrapped as fairseq does."""
-        self.layers_built += 1
-        layer = PositionalEncoderLayer(cfg, self.return_fc, self.layers_built - 1)
-        return wrap_layer(layer, cfg)
+        return wrap_layer(PositionalEncoderLayer(cfg, self.return_fc, self._next_index()), cfg)
 
     def forward(self, src_tokens: Tensor, *args: Any, **kwargs: Any) -> dict[str, list[Tensor]]:
         """Encode ``src_tokens``, ``(B, S)``; arguments and result are fairseq's."""
@@ -237,9 +240,7 @@ class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
 
     def build_decoder_layer(self, cfg: Any, no_encoder_attn: bool = False) -> nn.Module:
         """Build a layer, wrapped as fairseq does."""
-        self.layers_built += 1
-        layer = PositionalDecoderLayer(cfg, no_encoder_attn, self.layers_built - 1)
-        return wrap_layer(layer, cfg)
+        return wrap_layer(PositionalDecoderLayer(cfg, no_encoder_attn, self._next_index()), cfg)
 
     def extract_features(
         self,

@@ -23,9 +23,9 @@ from fairseq_posenc.encodings.base import Dims, Encodings
 from fairseq_posenc.encodings.deberta import DebertaV2
 from fairseq_posenc.encodings.t5 import Buckets
 from fairseq_posenc.positions import Positions, Span
-from fairseq_posenc.transformer.attention import PositionalAttention
 from tests.goldens import make_goldens as hf
 from tests.goldens.make_goldens import CASES, Case, Size, Tensors
+from tests.helpers.lone_attention import LoneAttention
 
 PAD, EOS = 1, 2
 STORED = 1e-8  # stored numbers are rounded
@@ -47,7 +47,7 @@ def attended(
     What ``projections`` leaves out is neutral: biases 0, the output projection the identity.
     """
     direction = "lr" if dims.causal else "both"
-    attention = PositionalAttention(dims.embed_dim, dims.num_heads, encodings, direction).double()
+    attention = LoneAttention(dims.embed_dim, dims.num_heads, encodings, direction).double()
     (name,) = encodings
     state = {
         key: torch.zeros_like(value)

@@ -11,9 +11,9 @@ from fairseq_posenc import specs
 from fairseq_posenc.assembly import build_encodings
 from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.transformer.attention import PositionalAttention
 from tests.helpers import oracles
 from tests.helpers.formulas import DIMS, awake, oracle_options, oracle_params, their_scores
+from tests.helpers.lone_attention import LoneAttention
 from tests.helpers.products import product_of, some_of
 from tests.helpers.tiny_models import COMPOSITIONS, directions, encoding_specs, needs_causal
 
@@ -28,7 +28,7 @@ def make(spec: str, direction: str = "both", backend: str = "auto", **kwargs):
     parsed = specs.parse(spec)
     # Shared encodings too are put into the layer here: a stack only passes their terms on.
     built = build_encodings({**parsed.layer_modules(0), **parsed.shared_modules}, dims)
-    attention = PositionalAttention(16, 2, built, direction, backend, **kwargs).double().eval()
+    attention = LoneAttention(16, 2, built, direction, backend, **kwargs).double().eval()
     for parameter in attention.parameters():
         torch.nn.init.normal_(parameter, std=0.4)
     awake(attention.encodings)

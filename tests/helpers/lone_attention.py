@@ -1,0 +1,33 @@
+"""The plugin's attention without a stack around it, as formulas are compared with it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fairseq_posenc.encodings.terms import Terms
+from fairseq_posenc.positions import Positions
+from fairseq_posenc.shared import Shared
+from fairseq_posenc.transformer.attention import PositionalAttention
+from fairseq_posenc.transformer.forward_context import set_context
+
+
+class LoneAttention(PositionalAttention):
+    """An attention that computes the position state itself: only padding is known of its tokens."""
+
+    def forward(self, query: Tensor, *args: Any, **named: Any) -> tuple[Tensor, Tensor | None]:
+        """Attend as the base class does; an incremental state counts its tokens."""
+        padding = named.get("key_padding_mask")
+        state = named.get("incremental_state")
+        tgt_len, batch = query.shape[:2]
+        src_len = tgt_len
+        if state is not None:
+            state["tokens"] = src_len = tgt_len + state.get("tokens", 0)
+        if padding is None:
+            padding = torch.zeros(batch, src_len, dtype=torch.bool, device=query.device)
+        shared = Shared.compute(self.encodings, Positions.from_padding(padding, tgt_len=tgt_len))
+        # The layer adds its terms to those of the stack; kept, they would count twice.
+        with set_context(shared._replace(terms=Terms())):
+            return super().forward(query, *args, **named)
