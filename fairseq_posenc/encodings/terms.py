@@ -358,8 +358,8 @@ TERMS: dict[str, Term] = {
     for name, hint in get_type_hints(Terms, include_extras=True).items()
     if hasattr(hint, "__metadata__")
 }
-# Terms by query or by token, unlike those by distance or by pair, cannot be computed for later steps
-# of decoding.
+# Terms by query or by token: unlike those by distance or by pair, they cannot be computed for later
+# steps of decoding.
 TERMS_BY_TOKEN = ("temperature", "decay", "later_decay")
 
 
