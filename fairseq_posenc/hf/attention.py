@@ -206,23 +206,13 @@ class AttentionPositions(AttentionCore, nn.Module):
             named[POSITION_STATE] = state._replace(inputs=inputs, cache=cache)
         return args, named
 
-    def forward(
-        self,
-        attention: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        state: PassState,
-        scale: float,
-        dropout: float,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Attend with this layer's encodings; see :meth:`prepare_call` for the arguments.
+    def forward(self, *args: Any) -> tuple[Tensor, Tensor | None]:
+        """Attend with this layer's encodings; the arguments are those of :meth:`prepare_call`.
 
         Returns:
             The result, ``(B, T, H, D)``, and the weights ``(B, H, T, S)``, None unless requested.
         """
-        call = self.prepare_call(attention, query, key, value, state, scale, dropout)
-        attended, weights = attend(*call, requested=self.backend)
+        attended, weights = attend(*self.prepare_call(*args), requested=self.backend)
         return attended.transpose(1, 2).contiguous(), weights
 
     def prepare_call(

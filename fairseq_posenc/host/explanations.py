@@ -48,7 +48,10 @@ def _explain_setting(error: BaseException) -> str | None:
 
 
 def _explain_absence(error: BaseException) -> str | None:
-    """Explain a missing file or package."""
+    """Explain a missing file of the data, or package for a TPU.
+
+    The choice of a TPU is undone for this package's architectures, but not for fairseq's own.
+    """
     if isinstance(error, FileNotFoundError) and (
         any(file == "data/dictionary.py" for file, _ in _list_functions(error))
         or str(error).startswith("Dataset not found")

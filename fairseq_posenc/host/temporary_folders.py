@@ -13,20 +13,22 @@ _ALIVE = "fairseq-posenc-is-alive"
 def share_temporary_folder() -> None:
     """Make all processes of this program share one temporary folder of multiprocessing, ``pymp-*``.
 
-    By default every process has its own, and the workers of data loaders, which are killed, leave
-    theirs behind. The first process deletes the shared folder when it ends; if it is killed, the
-    next program does.
+    By default every process makes its own when it needs one, and the workers of data loaders, which
+    are killed, leave theirs behind. Made here, the folder is handed on to all child processes. The
+    first process deletes it when it ends; if it is killed, the next program does.
     """
     folder = Path(get_temp_dir())
     if not (folder / _ALIVE).exists():
         delete_temporary_folders()
         new = folder / f"{_ALIVE}.new"
         lock = os.open(new, os.O_RDWR | os.O_CREAT, 0o600)  # open until the process ends
-        held = [lock]  # empty in a child: in the child's children the number may be another file's
+        to_close = [lock]
 
         def close_in_fork() -> None:
-            while held:
-                os.close(held.pop())
+            # A child must not hold the lock longer than this process lives. It closes the file only
+            # once: a grandchild may have another file of this number.
+            while to_close:
+                os.close(to_close.pop())
 
         os.register_at_fork(after_in_child=close_in_fork)
         lock_if_possible(lock)

@@ -77,7 +77,7 @@ def add_position_args(parser: ArgumentParser) -> None:
     gen_parser_from_dataclass(parser, PositionConfig(), delete_default=True, with_prefix="")
 
 
-def resolve(args: Any) -> PositionOptions:
+def resolve_positions(args: Any) -> PositionOptions:
     """Parse our options in fairseq's ``args``: a namespace, a DictConfig or a dataclass.
 
     Raises:
@@ -141,7 +141,7 @@ def build_stack_config(args: Any) -> TransformerConfig:
     plain = as_namespace(args)
     _check_activations(plain)
     config = TransformerConfig.from_namespace(plain)
-    config.position = resolve(config)
+    config.position = resolve_positions(config)
     return config
 
 

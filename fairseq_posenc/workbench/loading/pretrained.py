@@ -15,7 +15,7 @@ from fairseq_posenc.checkpoints.dictionary import DICTIONARY, load_dictionary
 from fairseq_posenc.checkpoints.state_dict_adapter import STOCK_OFFSET, STOCK_SPEC, STOCK_TABLE
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.specs import Spec, parse
-from fairseq_posenc.transformer.options import as_namespace, resolve
+from fairseq_posenc.transformer.options import as_namespace, resolve_positions
 from fairseq_posenc.workbench.loading.checkpoints import load_state, refuse_unusable_settings
 from fairseq_posenc.workbench.loading.dictionaries import (
     TrainedDictionary,
@@ -155,7 +155,7 @@ def read_pretrained(
 def _read_specs(args: Namespace, arch: str, family: Family) -> dict[str, Spec]:
     """Read the position encodings of each stack, from our options or from fairseq's."""
     if find_family(arch):
-        options = resolve(args)
+        options = resolve_positions(args)
         return {side: getattr(options, side) for side in family.positions}
     if getattr(args, "no_token_positional_embeddings", False):
         return {side: parse("none") for side in family.positions}

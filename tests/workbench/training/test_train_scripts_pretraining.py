@@ -22,7 +22,7 @@ from omegaconf import OmegaConf
 
 from docs.generate import yaml_files
 from fairseq_posenc import specs
-from fairseq_posenc.transformer.options import resolve
+from fairseq_posenc.transformer.options import resolve_positions
 from fairseq_posenc.workbench.cli import main
 from fairseq_posenc.workbench.training import recipes
 from fairseq_posenc.workbench.training.recipes.composing import compose_file
@@ -144,7 +144,7 @@ def test_the_settings_are_the_recipes(name, encoding, directions):
     args = settings(words)
     expected = of_recipe(name)
     assert {key: plain(getattr(args, key)) for key in expected} == expected
-    position = resolve(args)
+    position = resolve_positions(args)
     assert position.encoder == specs.parse(encoding)
     if name != "b_lm":
         assert ",".join(position.directions or ["both"]) == directions
@@ -449,7 +449,7 @@ def test_an_ablation_trains_its_models_each_in_a_folder_of_its_own(name):
     found = [settings(shlex.split(line)) for line in lines]
     expected = of_recipe(ablation["recipe"])
     for args, run_ in zip(found, ablation["runs"], strict=True):
-        position = resolve(args)
+        position = resolve_positions(args)
         assert position.encoder == specs.parse(run_["position_encoding"])
         directions = run_.get("attention_directions", "both")
         assert ",".join(position.directions or ["both"]) == directions

@@ -20,8 +20,7 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.models.masked_lm import SIZES as SUFFIXES
 from fairseq_posenc.models.masked_lm import PositionalRoberta
 from fairseq_posenc.specs import parse
-from fairseq_posenc.transformer.options import PositionConfig
-from fairseq_posenc.transformer.options import resolve as resolve_positions
+from fairseq_posenc.transformer.options import PositionConfig, resolve_positions
 from fairseq_posenc.workbench.convert import random_comparison
 from fairseq_posenc.workbench.convert.swap.weights import (
     StartWeights,

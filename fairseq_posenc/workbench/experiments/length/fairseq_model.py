@@ -83,7 +83,7 @@ def _refuse_other_encodings(named: NamedModel, override: Spec, model: Any) -> No
     """
     if "position_encoding" not in model:
         raise UserError(f"{named.name}: {named.path} is fairseq's own model, which takes no @SPEC")
-    trained = options.resolve(model).decoder
+    trained = options.resolve_positions(model).decoder
     if _name_encodings(override) != _name_encodings(trained):
         raise UserError(
             f"{named.name}: {named.path} was trained with {trained}; {override} is another "
