@@ -19,7 +19,7 @@ from fairseq.optim.lr_scheduler.tri_stage_lr_scheduler import (
 from fairseq.optim.sgd import SGD
 from omegaconf import OmegaConf
 
-from fairseq_posenc.transformer.options import resolve
+from fairseq_posenc.transformer.options import resolve_positions
 from fairseq_posenc.workbench.running.exit_codes import STOPPED
 from tests.helpers.commands import USER_DIR, kill_in_training, pairs, run, script, train
 from tests.helpers.waiting import wait_until
@@ -84,7 +84,7 @@ def test_the_settings_are_the_reports():
     assert len({args.save_dir for args in settings}) == 3
     for args in settings:
         assert {name: getattr(args, name) for name in {**RECIPE, **CHOSEN}} == {**RECIPE, **CHOSEN}
-        position = resolve(args)
+        position = resolve_positions(args)
         assert str(position.encoder) == str(position.decoder) == "learned+m4m(max_distance=64)"
         assert (args.fp16, args.cpu, args.data) == (True, False, str(pairs()))
 
