@@ -206,10 +206,8 @@ def _format_reached(perplexities: Mapping[str, Mapping[int, Entry]]) -> list[str
     target = max(lowest.values())
     parts = []
     for name in lowest:
-        for epoch, entry in perplexities[name].items():
-            if entry.perplexity <= target:
-                parts.append(f"{code(name)} at epoch {epoch} (update {entry.updates:,})")
-                break
+        first = next(x for x in perplexities[name].values() if x.perplexity <= target)
+        parts.append(f"{code(name)} at epoch {first.epoch} (update {first.updates:,})")
     return [f"The lowest perplexity that all reach, {target:,.2f}: {', '.join(parts)}."]
 
 

@@ -51,7 +51,7 @@ class UserRun(NamedTuple):
     directions: Optional[str]  # directions of its layers, as in `lr,rl`; None if not known
     figures: dict[Figure, float]
     training: Optional[CheckpointFacts]  # training of the model; None if its checkpoint is missing
-    notes: Sequence[str]  # remarks on the figures
+    notes: Sequence[str] = ()  # remarks on the figures
     record: Optional[Record] = None  # the record; None for a training
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import statistics
 import subprocess
@@ -17,7 +18,7 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.results.record import read
 from fairseq_posenc.workbench.running.exit_codes import STOPPED
 from fairseq_posenc.workbench.training import recipes
-from fairseq_posenc.workbench.training.plan.command import format_plan
+from fairseq_posenc.workbench.training.plan.command import _make_temporary_log, format_plan
 from fairseq_posenc.workbench.training.plan.probe import ProbeLog, read_training
 from tests.helpers import commands
 from tests.helpers.commands import (
@@ -249,6 +250,14 @@ def test_a_probe_that_is_ended_leaves_nothing_running(tmp_path):
     size = log.stat().st_size
     time.sleep(1)  # some hundred lines of the log, if the training were still running
     assert log.stat().st_size == size
+
+
+def test_a_temporary_log_is_closed():
+    before = set(os.listdir("/dev/fd"))
+    log = _make_temporary_log()
+    assert log.is_file()
+    assert set(os.listdir("/dev/fd")) == before
+    log.unlink()
 
 
 # ------------------------------------------------------------------------------------------- text

@@ -140,10 +140,9 @@ def _predict(args: argparse.Namespace) -> int:
         _write_json(args.out / "null_odds.json", odds)
     if squad.answered:
         figures = evaluate(squad, answers, odds if may_abstain else None, threshold=0.0)
-        spec = str(predictor.model.encoder.sentence_encoder.assembly.spec)
         # The folder names the model, because the file is checkpoint_last.pt.
         name = args.checkpoint.resolve().parent.name
-        record = build_record(squad, figures, name, args.checkpoint, spec)
+        record = build_record(squad, figures, name, args.checkpoint, predictor.spec)
         record.write(args.out / "score.json")
         say(f"wrote {args.out / 'score.json'}")
         if args.json:

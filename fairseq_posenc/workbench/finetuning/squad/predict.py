@@ -133,17 +133,13 @@ def combine_windows(
     return Prediction(question_id, list(candidates.values())[:NBEST], null)
 
 
-class Predictor:
-    """Answers questions with a model.
+class Predictor(NamedTuple):
+    """Answers questions with a model."""
 
-    Args:
-        model: RoBERTa with a span head, in evaluation mode, on its device.
-        window_maker: makes the windows.
-        version: version of SQuAD that the model was fine-tuned on.
-    """
-
-    def __init__(self, model: Any, window_maker: WindowMaker, version: str) -> None:
-        self.model, self.window_maker, self.version = model, window_maker, version
+    model: Any  # RoBERTa with a span head, in evaluation mode, on its device
+    window_maker: WindowMaker
+    version: str  # of SQuAD, that the model was fine-tuned on
+    spec: str  # of its position encodings
 
     @classmethod
     def load(cls, path: Path, data: Optional[Path], compute: ComputeOptions) -> Predictor:
@@ -167,7 +163,8 @@ class Predictor:
         dictionary, data_bin = opened.task.dictionary, opened.task.data_bin
         tokenizer = load_tokenizer(opened.data, dictionary)
         window_maker = WindowMaker(tokenizer, dictionary, data_bin.limits)
-        return cls(compute.place(opened.model), window_maker, data_bin.version)
+        spec = str(opened.positions["encoder"])
+        return cls(compute.place(opened.model), window_maker, data_bin.version, spec)
 
     def predict(self, questions: Sequence[Question], max_tokens: int) -> list[Prediction]:
         """Answer questions.

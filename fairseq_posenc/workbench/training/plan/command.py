@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import tempfile
 import time
@@ -92,7 +93,7 @@ def run_probe(
         UserError: its log shows too few updates.
     """
     left_out = min(10, updates // 5)  # slower: caches are empty, and memory is allocated
-    log_file = log or Path(tempfile.mkstemp(prefix="fairseq-posenc-plan-", suffix=".log")[1])
+    log_file = log or _make_temporary_log()
     probe_log = ProbeLog()
     # On the disk of the later checkpoints, whose space and speed matter.
     save_dir = training.save_dir.absolute()
@@ -118,6 +119,12 @@ def run_probe(
         "checkpoint_bytes": size,
         **_compute_duration(training, figures),
     }
+
+
+def _make_temporary_log() -> Path:
+    handle, name = tempfile.mkstemp(prefix="fairseq-posenc-plan-", suffix=".log")
+    os.close(handle)
+    return Path(name)
 
 
 def _compute_duration(training: PlannedTraining, figures: dict[str, Any]) -> dict[str, Any]:

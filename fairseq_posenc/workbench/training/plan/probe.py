@@ -136,13 +136,13 @@ class ProbeLog:
         return True
 
     def measure(self, left_out: int) -> dict[str, Any]:
-        """Compute the figures of all updates except the first ``left_out``.
+        """Compute the figures of all updates except the first ``left_out``, at least one.
 
         Raises:
             UserError: there are no other updates.
         """
         counted = [entry.figures for entry in self._entries[left_out:]]
-        if left_out < 1 or not counted:
+        if not counted:
             raise UserError(
                 f"the probe's log has {len(self._entries)} updates, and the first {left_out} do "
                 "not count; does --log-file or --quiet hide the rest?"
@@ -151,8 +151,7 @@ class ProbeLog:
         seconds = [now - before for before, now in zip(times, times[1:])]
         tokens = [float(figures["wpb"]) for figures in counted]  # words per batch
         sequences = [float(figures["bsz"]) for figures in counted]  # batch size
-        figures_of_gpu = (entry.figures.get("gb_free") for entry in self._entries)
-        free = [float(text) for text in figures_of_gpu if text is not None]
+        free = [float(e.figures["gb_free"]) for e in self._entries if "gb_free" in e.figures]
         numbers = {name: float(value) for name, value in self._machine.items() if name != "gpu"}
         total = numbers.get("gpu_total")
         return {  # medians; figures of GPUs are None on a processor

@@ -10,6 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fairseq_posenc.checkpoints.recovery import BEST
+from fairseq_posenc.checkpoints.safe_loading import open_checkpoint
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running.executor import refuse_jobs, run_jobs
 from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
@@ -100,14 +102,12 @@ def _print_best(folder: Path) -> None:
     Raises:
         UserError: the folders have no checkpoint, or one is damaged.
     """
-    from fairseq_posenc.checkpoints.safe_loading import open_checkpoint  # imports torch
-
     losses = {}
-    for path in sorted(folder.glob("*/checkpoint_best.pt")):
+    for path in sorted(folder.glob(f"*/{BEST}")):
         with open_checkpoint(path) as state:
             losses[path] = float(state["extra_state"]["val_loss"])
     if not losses:
-        raise UserError(f"{folder}: its folders have no checkpoint_best.pt; train first")
+        raise UserError(f"{folder}: its folders have no {BEST}; train first")
     for number, path in enumerate(sorted(losses, key=losses.__getitem__)):
         mark = "    " if number else "best"
         bits = losses[path]

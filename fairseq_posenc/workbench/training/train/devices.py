@@ -7,6 +7,8 @@ import subprocess
 from argparse import Namespace
 from typing import NamedTuple
 
+import torch
+
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running.progress import say
 from fairseq_posenc.workbench.training.recipes import Recipe, largest_share
@@ -17,7 +19,7 @@ class Devices(NamedTuple):
 
     gpus: int  # processes on each machine: its GPUs, or 1 on the processor
     nodes: int  # number of machines
-    rendezvous: list[str]  # options of torchrun to connect processes; empty for a single process
+    launch_options: list[str]  # of torchrun, to connect processes; empty for a single process
     precision: str  # option of fairseq-train: `--fp16`, `--bf16` or `--cpu`
 
     @property
@@ -44,19 +46,17 @@ def choose_devices(args: Namespace, name: str) -> Devices:
         gpus, precision = 1, "--cpu"
     else:
         gpus = args.gpus or _count_gpus(args.dry_run)
-    rendezvous = ["--standalone"] if gpus > 1 else []
+    launch_options = ["--standalone"] if gpus > 1 else []
     if nodes > 1:
         job = os.environ.get("SLURM_JOB_ID", name)
         head = args.head or _slurm_head(nodes)
-        rendezvous = [f"--nnodes={nodes}", "--rdzv-backend=c10d"]
-        rendezvous += [f"--rdzv-endpoint={head}", f"--rdzv-id={job}"]
-    return Devices(gpus, nodes, rendezvous, precision)
+        launch_options = [f"--nnodes={nodes}", "--rdzv-backend=c10d"]
+        launch_options += [f"--rdzv-endpoint={head}", f"--rdzv-id={job}"]
+    return Devices(gpus, nodes, launch_options, precision)
 
 
 def _count_gpus(dry_run: bool) -> int:
     """Count the GPUs that torch sees, which CUDA_VISIBLE_DEVICES selects; 1 for a dry run."""
-    import torch  # slow to import, and not needed if the user gives the number
-
     gpus = torch.cuda.device_count()
     if gpus == 0 and not dry_run:
         raise UserError("no GPU is visible; --device cpu trains on the processor, slowly")

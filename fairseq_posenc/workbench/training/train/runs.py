@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Optional
 
 from fairseq_posenc import specs
 from fairseq_posenc.checkpoints.dictionary import check_text_kind
+from fairseq_posenc.checkpoints.recovery import LAST
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.user_dir import USER_DIR
 from fairseq_posenc.workbench.running.jobs import Step, Work
@@ -22,8 +23,8 @@ from fairseq_posenc.workbench.running.progress import say
 from fairseq_posenc.workbench.training import recipes
 from fairseq_posenc.workbench.training.recipes import TRANSLATION, Recipe
 from fairseq_posenc.workbench.training.train.devices import Devices, choose_devices, share_batch
+from fairseq_posenc.workbench.training.train.epochs import count_updates_per_epoch
 
-LAST = "checkpoint_last.pt"
 _WITH_VALUE_TRUE = {"update_epoch_batch_itr"}  # options that are written as --OPTION True
 # Without GPUs, fairseq does not read its rank from torchrun's environment.
 _WITH_RANK = ("--no-python", "sh", "-c", 'exec "$0" "$@" --distributed-rank "$RANK"')
@@ -157,7 +158,7 @@ class RecipeTraining:
     Args:
         recipe: hyper-parameters.
         encoding: spec of the positions.
-        args: the user's options.
+        args: the options of ``train-recipe``; an ablation has no ``out``, ``init`` and ``seeds``.
         model: name of one of DecBERT's models, or empty.
     """
 
@@ -192,14 +193,14 @@ class RecipeTraining:
             **self._choose_batch(devices),
         }
         del options["fp16"]  # the user chooses the precision
-        if devices.precision == "--cpu" and devices.rendezvous:
+        if devices.precision == "--cpu" and devices.launch_options:
             options.update(_OPTIONS_ON_PROCESSORS)
         if self.recipe.warmup_epochs:
             options.update(self._convert_schedule(self.recipe.warmup_epochs, options))
         launcher = [find_command("fairseq-train")]
-        if devices.rendezvous:
+        if devices.launch_options:
             processes = f"--nproc_per_node={devices.gpus}"
-            torchrun = [find_command("torchrun"), *devices.rendezvous, processes]
+            torchrun = [find_command("torchrun"), *devices.launch_options, processes]
             if devices.precision == "--cpu":
                 torchrun += _WITH_RANK
             launcher = [*torchrun, *launcher]
@@ -214,10 +215,8 @@ class RecipeTraining:
 
     def _convert_schedule(self, warmup_epochs: int, options: Mapping[str, Any]) -> dict[str, Any]:
         """Convert a schedule in epochs to updates, which fairseq counts."""
-        from fairseq_posenc.workbench.training.train import epochs  # imports fairseq
-
         words = [*_format_arguments(self.data, options), *self.args.after_dashes]
-        updates = epochs.count_updates_per_epoch(words)
+        updates = count_updates_per_epoch(words)
         warmup = warmup_epochs * updates
         decay = self.recipe.settings["max_epoch"] * updates - warmup
         say(f"an epoch has {updates} updates: warm-up over {warmup}, decay over {decay}")
@@ -234,9 +233,11 @@ class TrainingRun(NamedTuple):
     @property
     def end_options(self) -> dict[str, str]:
         """Values of the options that end a training, such as ``max_update``."""
-        options = self.training.recipe.all_settings
-        for option, value in self.training.passed.items():
-            options[option.lstrip("-").replace("-", "_")] = value
+        passed = {
+            option.lstrip("-").replace("-", "_"): value
+            for option, value in self.training.passed.items()
+        }
+        options = {**self.training.recipe.all_settings, **passed}
         return {name: str(options[name]) for name in _END_OPTIONS if name in options}
 
     def step(self, work: Work = lambda context: None) -> Step:
@@ -279,19 +280,19 @@ class TrainingRun(NamedTuple):
                     "or choose another --out"
                 )
             return f"resuming from {last}"
-        folder = f"checkpoints go to {self.folder}"
+        target = f"checkpoints go to {self.folder}"
         if init:
             if not init.is_file():
                 raise UserError(f"--init {init} does not exist")
-            return f"starting from the weights of {init}; {folder}"
+            return f"starting from the weights of {init}; {target}"
         if passed & {"--restore-file", "--finetune-from-model"}:
-            return f"starting from the checkpoint in the options after --; {folder}"
+            return f"starting from the checkpoint in the options after --; {target}"
         if self.training.recipe.init.startswith("roberta"):
             raise UserError(
                 "this recipe starts from a released RoBERTa: name a checkpoint made by "
                 "'fairseq-posenc swap' with --init"
             )
-        return f"starting from new weights; {folder}"
+        return f"starting from new weights; {target}"
 
 
 def _check_options(recipe: Recipe, args: Namespace, passed: Mapping[str, str]) -> None:
