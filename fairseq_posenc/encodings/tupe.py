@@ -139,13 +139,10 @@ class TupeShared(Encoding):
     def terms(self, span: Span, positions: Positions) -> Terms:
         """Compute products of positions by pair, ``(B or 1, H, T, S)``, and biases by distance."""
         positions.check_limit(self.dims.max_positions, self.name)
-        with no_autocast(self.positions.device):
-            return self._terms_in_full_precision(span, positions)
-
-    def _terms_in_full_precision(self, span: Span, positions: Positions) -> Terms:
         # A caller's ids may be any, so they need all rows.
         tokens = positions.tokens.size(1) if positions.counted else self.dims.max_positions
-        queries, keys = self._project(tokens + 1)
+        with no_autocast(self.positions.device):
+            queries, keys = self._project(tokens + 1)
         scale = self.dims.scale(self.scale_factor)
         key_rows = positions.common_ids().clamp(max=self.dims.max_positions - 1) + 1
         at_queries = queries[:, positions.queries(key_rows)].transpose(0, 1)  # [B or 1, H, T, D]
@@ -165,7 +162,8 @@ class TupeShared(Encoding):
             query_bucket, key_bucket = self.num_buckets // 2, self.num_buckets
             reset_bias = reset_bias + self.buckets[:, [query_bucket, key_bucket]]
             bias = torch.cat([bias, reset_bias], dim=1)  # [H, R + 2]
-        pairs = at_queries @ at_keys.transpose(-1, -2)  # [B or 1, H, T, S]
+        with no_autocast(self.positions.device):
+            pairs = at_queries @ at_keys.transpose(-1, -2)  # [B or 1, H, T, S]
         return Terms(
             bias=bias, pair_bias=pairs, scale_factor=self.scale_factor, first=first
         ).with_runs(runs)
