@@ -98,10 +98,9 @@ class Runs(NamedTuple):
             table: has rows in dimension ``dim``; those of a reset (:meth:`find_pairs`) stay last.
             dim: the dimension of the rows.
         """
-        distinct, reset = table.split([self.rows, table.size(dim) - self.rows], dim)
         if not self._repeats_only_ends:
-            by_distance = distinct.index_select(dim, self.find(self.span.distances()))
-            return torch.cat([by_distance, reset], dim)
+            return self.look_up(table, dim, self.span.distances())
+        distinct, reset = table.split([self.rows, table.size(dim) - self.rows], dim)
         # Repeated ends are cheaper than an index, and their gradient is deterministic.
         sizes = list(distinct.shape)
         sizes[dim] = self.starts[0] - 1 - self.span.low
@@ -109,6 +108,11 @@ class Runs(NamedTuple):
         sizes[dim] = self.span.high - self.starts[-1]
         above = distinct.narrow(dim, self.rows - 1, 1).expand(sizes)
         return torch.cat([below, distinct, above, reset], dim)
+
+    def look_up(self, table: Tensor, dim: int, distances: Tensor) -> Tensor:
+        """Select the row of each distance, ``(n,)``; arguments as for :meth:`expand`."""
+        distinct, reset = table.split([self.rows, table.size(dim) - self.rows], dim)
+        return torch.cat([distinct.index_select(dim, self.find(distances)), reset], dim)
 
     @property
     def _repeats_only_ends(self) -> bool:

@@ -281,26 +281,20 @@ class Terms(NamedTuple):
             tgt_len: T.
             src_len: S.
         """
-        after_last = torch.arange(src_len, src_len + tgt_len - 1, device=places.device)
-        rows = torch.cat([places, after_last])  # row n is that of the distance n - (src_len - 1)
-        runs_by_ids = {
-            name: runs.select_keys(places)
-            for name, runs in self.runs.items()
-            if runs.span.ids is not None
-        }
+        span = Span.from_lengths(tgt_len, src_len, places.device)
+        after_last = torch.arange(1, tgt_len, device=places.device)
+        distances = torch.cat([places - (src_len - 1), after_last])  # of the last query's rows
+        a_row_each = Runs(range(span.low + 1, span.high + 1), span)  # of tables without runs
         tables: dict[str, Any] = {}
+        runs_by_ids: dict[str, Runs] = {}
         for name, term, table in self.present():
-            if term.rows is None or name in runs_by_ids:
+            if term.rows is None:
                 continue
-            if (runs := self.runs.get(name)) is not None:
-                count = runs.rows
-                index = runs.find(rows - (src_len - 1))
+            runs = self.runs.get(name, a_row_each)
+            if runs.span.ids is not None:
+                runs_by_ids[name] = runs.select_keys(places)
             else:
-                count = src_len + tgt_len - 1
-                index = rows
-            by_distance, reset = table.split([count, table.size(term.rows) - count], term.rows)
-            by_distance = by_distance.index_select(term.rows, index)
-            tables[name] = torch.cat([by_distance, reset], term.rows)
+                tables[name] = runs.look_up(table, term.rows, distances)
         selected = self._map_keys(lambda x, dim: x.index_select(dim, places.to(x.device)))
         # `tables` have a row for each distance now, so no runs.
         return selected._replace(**tables, runs=runs_by_ids)
