@@ -22,7 +22,7 @@ def _import_encodings() -> None:
 
 
 def names(*, encoder: bool = False) -> list[str]:
-    """List the names of all encodings, sorted, without their companions (:func:`companion_names`).
+    """List the names of all encodings, sorted, without their companions (windows, temperatures).
 
     Args:
         encoder: leave out encodings that only work in decoders.
@@ -33,12 +33,6 @@ def names(*, encoder: bool = False) -> list[str]:
         for name, cls in ENCODINGS.items()
         if cls.acts_on not in _COMPANIONS and not (encoder and cls.causal_reason)
     )
-
-
-def companion_names() -> list[str]:
-    """List the names of the companions of encodings (windows, temperatures), sorted."""
-    _import_encodings()
-    return sorted(name for name, cls in ENCODINGS.items() if cls.acts_on in _COMPANIONS)
 
 
 def get(name: str) -> type[Encoding]:
@@ -63,23 +57,22 @@ def options(name: str) -> dict[str, inspect.Parameter]:
     If the constructor has ``**others``, those of the base class come first, without those in the
     attribute ``without_options``.
     """
-    found: dict[str, inspect.Parameter] = {}
     encoding = get(name)
+    found: dict[str, inspect.Parameter] = {}
     for cls in encoding.__mro__:
-        constructor = vars(cls).get("__init__")
-        if constructor is None:
+        if (constructor := vars(cls).get("__init__")) is None:
             continue
         hints = get_type_hints(constructor)  # types, where modules leave strings
-        parameters = inspect.signature(constructor).parameters.values()
+        parameters = inspect.signature(constructor).parameters
         own = {
-            x.name: x.replace(annotation=hints[x.name])
-            for x in parameters
-            if x.kind is x.KEYWORD_ONLY
+            key: parameter.replace(annotation=hints[key])
+            for key, parameter in parameters.items()
+            if parameter.kind is parameter.KEYWORD_ONLY and key not in encoding.without_options
         }
         found = own | found
-        if not any(x.kind is x.VAR_KEYWORD for x in parameters):
+        if "others" not in parameters:
             break
-    return {key: option for key, option in found.items() if key not in encoding.without_options}
+    return found
 
 
 def module_owner(cls: type[Encoding]) -> str:

@@ -13,7 +13,7 @@ from fairseq_posenc import registry
 from fairseq_posenc.api import Cache, SelfAttention, StackPositions
 from tests.helpers.formulas import awake
 from tests.helpers.products import product_of, some_of
-from tests.helpers.tiny_models import needs_causal
+from tests.helpers.tiny_models import COMPANIONS, needs_causal
 
 # Of one token and two, and below and above what the planner takes other backends for.
 LENGTHS = (1, 2, 3, 7, 20, 56)
@@ -22,7 +22,7 @@ WINDOWS = ["rope+window(size=4)", "alibi+window(size=20)", "3*rope+window(size=3
 WINDOWS += ["t5+window(size=20,first=3)", "cope+window(size=4,first=2)"]
 SPECS = [
     *registry.names(),
-    *(f"rope+{name}" for name in registry.companion_names()),
+    *(f"rope+{name}" for name in COMPANIONS),
     *("learned+m4m(reset=true)", "rope(layout=half)+shaw", "m4m(max_distance=4)", *WINDOWS),
     *("rope+ssmax+documents", "sentence_learned+documents", "alibi+randomized"),
     *("m4m+window(size=6,first=1)+documents", "rope+ssmax+window(size=30,first=4)"),

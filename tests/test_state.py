@@ -14,19 +14,24 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-from fairseq_posenc import registry
 from fairseq_posenc.api import SelfAttention, StackPositions
 from fairseq_posenc.errors import UserError
 from tests.helpers.formulas import awake
 from tests.helpers.products import product_of, some_of
-from tests.helpers.tiny_models import COMPOSITIONS, PATTERNS, encoding_specs, needs_causal
+from tests.helpers.tiny_models import (
+    COMPANIONS,
+    COMPOSITIONS,
+    PATTERNS,
+    encoding_specs,
+    needs_causal,
+)
 
 SCALINGS = [
     *("linear:4", "ntk:4", "dynamic:2", "yarn:4", "llama3:8", "proportional:1:part=0.5"),
     "longrope:4:short=1/1.1/1.2/1.3:long=1/2/3/4",
 ]
 COMPANIONS = [
-    *(f"rope+{name}" for name in registry.companion_names()),
+    *(f"rope+{name}" for name in COMPANIONS),
     *("learned+randomized", "alibi+randomized", "rope+randomized(evaluation=even)"),
     *("rope+window(size=4)", "rope+chunk(size=4)", "3*rope+window(size=4),none+logn(length=8)"),
 ]

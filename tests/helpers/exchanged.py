@@ -13,7 +13,7 @@ from fairseq import options, tasks
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from omegaconf import DictConfig, OmegaConf, flag_override
 
-from fairseq_posenc import registry, specs
+from fairseq_posenc import specs
 from fairseq_posenc.workbench.convert.exchange.config_json import (
     ARCHITECTURES,
     list_layer_options,
@@ -22,7 +22,13 @@ from fairseq_posenc.workbench.convert.exchange.modeling import models
 from fairseq_posenc.workbench.convert.exchange.modeling.configuration import PosencConfig
 from fairseq_posenc.workbench.running import host  # noqa: F401  (registers models and tasks)
 from tests.helpers.commands import new_directory
-from tests.helpers.tiny_models import COMPOSITIONS, PATTERNS, encoding_specs, needs_causal
+from tests.helpers.tiny_models import (
+    COMPANIONS,
+    COMPOSITIONS,
+    PATTERNS,
+    encoding_specs,
+    needs_causal,
+)
 
 ENDS = 3.0  # what is added to the score of </s>
 WORDS = [f"w{number}" for number in range(40)]
@@ -51,7 +57,7 @@ TASK = {"masked_lm": "masked_lm", "causal_lm": "language_modeling", "translation
 
 SPECS = [
     *encoding_specs("input", "rotation", "scores", "softmax", "mask", "positions"),
-    *(f"rope+{name}" for name in registry.companion_names()),
+    *(f"rope+{name}" for name in COMPANIONS),
     *(
         "rope+window(size=4),none+ssmax",
         "t5+chunk(size=3)",

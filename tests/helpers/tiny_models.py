@@ -13,9 +13,12 @@ from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY, MODEL_DATA
 from omegaconf import OmegaConf
 
 from fairseq_posenc import registry, specs
+from fairseq_posenc.encodings.base import ENCODINGS
 from fairseq_posenc.identity import Identity, WeightSettings, is_identity
 from fairseq_posenc.workbench.running import host  # noqa: F401  (registers models and tasks)
 
+NAMES = registry.names()
+COMPANIONS = sorted({*ENCODINGS} - {*NAMES})  # windows, temperatures and their like
 ARCHITECTURES = {
     "masked_lm": "roberta_none_tiny",
     "causal_lm": "transformer_lm_none_tiny",

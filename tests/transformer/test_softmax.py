@@ -15,10 +15,10 @@ from fairseq_posenc.backends import check, flex, triton
 from fairseq_posenc.backends.base import CallFeatures
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.registry import companion_names
 from tests.helpers.formulas import INPUTS, awake, their_scores
 from tests.helpers.products import product_of, some_of
 from tests.helpers.tiny_models import (
+    COMPANIONS,
     COMPOSITIONS,
     assert_decoding_equals_full_pass,
     encoding_specs,
@@ -107,7 +107,7 @@ def attended(spec: str, backends: Iterable[str], causal: bool, direction: str):
         built = torch.nn.ModuleDict(modules)
         for b in range(3):
             real = ~padding[b]
-            plain = "+".join(x for x in spec.split("+") if x.split("(")[0] not in companion_names())
+            plain = "+".join(x for x in spec.split("+") if x.split("(")[0] not in COMPANIONS)
             scores = their_scores(built, plain or "none", query[b, :, real], key[b, :, real])
             expected[b, :, real] = softmax(spec, scores, built, direction) @ value[b, :, real]
     kept = ~padding[:, None, :, None]

@@ -20,6 +20,7 @@ from fairseq_posenc.workbench.running.exit_codes import STOPPED, signals_as_keyb
 from fairseq_posenc.workbench.training.train.runs import find_data
 from tests.helpers.commands import refused, run, script, sentences, trained
 from tests.helpers.programs import BIN
+from tests.helpers.tiny_models import COMPANIONS, NAMES
 
 
 def interrupted(*_):
@@ -301,7 +302,7 @@ def test_what_needs_no_torch_starts_at_once(words):
 
 def test_the_list_says_what_the_modules_say():
     found = {entry.name: entry for entry in listing.list_encodings()}
-    assert list(found) == sorted([*registry.names(), *registry.companion_names()])
+    assert list(found) == sorted([*NAMES, *COMPANIONS])
     for name, entry in found.items():
         assert entry.acts_on == registry.get(name).acts_on
         assert entry.summary == catalogue.parse_page(name)["summary"]

@@ -18,6 +18,7 @@ from fairseq_posenc.analysis import catalogue, costs
 from fairseq_posenc.workbench import cli
 from tests.helpers import oracles
 from tests.helpers.commands import refused
+from tests.helpers.tiny_models import COMPANIONS, NAMES
 
 ROOT = Path(__file__).parents[2]
 
@@ -118,7 +119,7 @@ def test_count_prints_the_numbers_of_the_papers_tables(spec, total, capsys):
 def test_list_names_every_encoding(capsys):
     assert cli.main(["list"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    names = sorted([*registry.names(), *registry.companion_names()])
+    names = sorted([*NAMES, *COMPANIONS])
     assert [line.split()[0] for line in lines] == names
     assert cli.main(["list", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)
@@ -128,7 +129,7 @@ def test_list_names_every_encoding(capsys):
     assert rope["options"]["scaling"] == {"type": "<class 'str'>", "default": "none"}
 
 
-@pytest.mark.parametrize("name", [*registry.names(), *registry.companion_names()])
+@pytest.mark.parametrize("name", [*NAMES, *COMPANIONS])
 def test_describe_says_everything(name, capsys):
     """Without marks of a markup language, in lines that fit a terminal."""
     assert cli.main(["describe", name]) == 0
