@@ -59,7 +59,10 @@ def is_of_positions(name: str) -> bool:
 
 
 def find_positions(module: nn.Module) -> RecordedPositions:
-    """Find the positions of a stack or a model, which PEFT may have wrapped to train a copy."""
+    """Find the positions of a stack, or of a model's first: all have the same spec.
+
+    PEFT may have wrapped them to train a copy.
+    """
     return next(part for part in module.modules() if isinstance(part, RecordedPositions))
 
 

@@ -238,13 +238,15 @@ class _ModelWithPositions:
         **kwargs: Any,
     ) -> None:
         """Save the model as transformers does, with a suffix on the names of its weights."""
-        if not getattr(self, "_hf_peft_config_loaded", False):  # else only adapters are saved
+        is_whole = not getattr(self, "_hf_peft_config_loaded", False)  # else adapters alone
+        if is_whole:
             weights = self.state_dict() if state_dict is None else state_dict  # type: ignore[attr-defined]
             state_dict = {name + _SUFFIX: weight for name, weight in weights.items()}
-            mark_unsaved(cast(PreTrainedModel, self), False)
         super().save_pretrained(  # type: ignore[misc]
             save_directory, is_main_process=is_main_process, state_dict=state_dict, **kwargs
         )
+        if is_whole:
+            mark_unsaved(cast(PreTrainedModel, self), False)
         if is_main_process and not kwargs.get("push_to_hub"):
             write_card(Path(save_directory), self._card_fields())
 

@@ -92,7 +92,9 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
         before_softmax: bool = False,
         need_head_weights: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """Attend as fairseq's class does: ``(T, B, C)`` in and out, weights ``(B, T, S)``.
+        """Attend as fairseq's class does, but only in a stack, which computes the position state.
+
+        Inputs and outputs are ``(T, B, C)``, weights ``(B, T, S)``.
 
         Raises:
             UserError: ``static_kv`` or ``before_softmax``, which self-attention never needs; or
