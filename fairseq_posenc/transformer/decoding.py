@@ -6,7 +6,7 @@ are computed for the queries of the next steps.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch.nn import functional as F
@@ -19,21 +19,18 @@ from fairseq_posenc.positions import Positions, Span
 STEPS = 32  # terms are computed for a multiple of this many keys
 
 
-class IncrementalCache:
+class IncrementalCache(NamedTuple):
     """Keys and values of a layer in fairseq's format, so that its beam reordering works on them.
 
-    Args:
+    Attributes:
         buffer: the layer's buffer in fairseq's incremental state; changed in place.
         padding: True for padding, for all tokens, ``(B, S)``.
         tokens: number of all tokens, S.
     """
 
-    def __init__(
-        self, buffer: dict[str, Tensor | None], padding: Tensor | None, tokens: int
-    ) -> None:
-        self.buffer = buffer
-        self.padding = padding
-        self.tokens = tokens
+    buffer: dict[str, Tensor | None]
+    padding: Tensor | None
+    tokens: int
 
     def past_decay(self, key: Tensor) -> Tensor | None:
         """See :class:`~fairseq_posenc.modules.cache.KeyValueCache`."""
