@@ -80,9 +80,13 @@ def _match_runs(paper: PaperTable, runs: Sequence[UserRun]) -> list[list[UserRun
         return matches
     # Beside the rows for released models, the others are for models of the authors.
     return [
-        [run for run in row_runs if run.is_released == row.get("released", False)]
+        [run for run in row_runs if _is_released(run) == row.get("released", False)]
         for row, row_runs in zip(paper.rows, matches)
     ]
+
+
+def _is_released(run: UserRun) -> bool:
+    return run.training is not None and run.training.is_released
 
 
 def _build_table(paper: PaperTable, matches: Sequence[Sequence[UserRun]]) -> dict[str, Any]:

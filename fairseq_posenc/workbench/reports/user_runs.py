@@ -62,11 +62,6 @@ class UserRun(NamedTuple):
         path = self.training.path
         return str(path.parent if path.name.startswith("checkpoint") else path)
 
-    @property
-    def is_released(self) -> bool:
-        """Whether its model stands for one that fairseq released, in a table with such rows."""
-        return self.training is not None and self.training.is_released
-
 
 def find_training(runs: Sequence[UserRun]) -> Optional[CheckpointFacts]:
     """Find the training of a model, given as its runs; None if its checkpoint is missing."""
@@ -238,8 +233,8 @@ def _collect_figures(
         figures = _compute_masked_lm_figures(curve)
     else:
         task = _name_lm_text(training.data_name)
-        if task == _ANOTHER_TEXT:
-            notes.append("the name of its data folder contains neither wikitext nor zh or chinese")
+    if task == _ANOTHER_TEXT:
+        notes.append("the name of its data folder contains neither wikitext nor zh or chinese")
     if training.perplexity is None:
         notes.append("its checkpoint has no validation loss")
     else:
@@ -264,13 +259,12 @@ def _compute_masked_lm_figures(curve: Curve) -> dict[Figure, float]:
     if stages := find_stages(curve):
         for metric, updates in zip(_STAGES, (*stages, stages.plateau_length)):
             figures["pre-training", metric, "train"] = updates
-    for epoch, entry in curve.epochs.items():
-        # Rounded as the paper prints it.
-        if round(entry.perplexity, 2) <= float(_FIGURE_4):
-            figures[_FIGURE_4, "epoch", "valid"] = epoch
-            figures[_FIGURE_4, "update", "valid"] = entry.updates
-            figures[_FIGURE_4, "perplexity", "valid"] = entry.perplexity
-            break
+    # Rounded as the paper prints it.
+    low = (x for x in curve.epochs.values() if round(x.perplexity, 2) <= float(_FIGURE_4))
+    if first := next(low, None):
+        figures[_FIGURE_4, "epoch", "valid"] = first.epoch
+        figures[_FIGURE_4, "update", "valid"] = first.updates
+        figures[_FIGURE_4, "perplexity", "valid"] = first.perplexity
     return figures
 
 
