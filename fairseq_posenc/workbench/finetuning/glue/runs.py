@@ -65,7 +65,10 @@ class GlueRun(NamedTuple):
         return out / self.task / f"lr{self.learning_rate:g}-seed{self.seed}"
 
     def step(self, out: Path, work: Work = lambda context: None) -> ResultStep:
-        """Build the step that fills the run's folder; its progress is the number of updates."""
+        """Build the step that fills the run's folder; its progress is the number of updates.
+
+        Without ``work``, the step only looks at the folder or claims it.
+        """
         folder = self.folder(out)
 
         def measure_progress() -> int:  # the user may delete checkpoints once there is a result
@@ -99,25 +102,19 @@ def compose_task_config(path: Path, examples: int, overrides: Sequence[str]) -> 
     Raises:
         UserError: the file does not exist, or hydra refuses it or an override.
     """
-    cfg = _compose(path, overrides)
-    updates = cfg.optimization.max_update or count_updates(cfg, examples)
-    cfg.optimization.max_update = int(updates)
-    warmup = cfg.lr_scheduler.warmup_updates or round(cfg.task.warmup_ratio * updates)
-    cfg.lr_scheduler.warmup_updates = int(warmup)
-    return cfg
-
-
-def _compose(path: Path, overrides: Sequence[str]) -> DictConfig:
-    """Compose a file with fairseq's defaults and those of the task; refuse unknown options."""
     if not path.is_file():
         raise UserError(f"{path} does not exist: name the folder of your YAML files with --configs")
     hydra_init(path.stem)  # registers fairseq's defaults, which the file is merged into
     try:
         cfg = compose_file(path, overrides)
         cfg.task = OmegaConf.merge(OmegaConf.structured(GlueTaskConfig), cfg.task)
-        return cfg
     except (HydraException, OmegaConfBaseException, TypeError, ValueError) as error:
         raise UserError(f"{path}: {' '.join(str(error).split())}") from error
+    updates = cfg.optimization.max_update or count_updates(cfg, examples)
+    cfg.optimization.max_update = int(updates)
+    warmup = cfg.lr_scheduler.warmup_updates or round(cfg.task.warmup_ratio * updates)
+    cfg.lr_scheduler.warmup_updates = int(warmup)
+    return cfg
 
 
 def plan_runs(request: GlueRequest) -> list[GlueRun]:
