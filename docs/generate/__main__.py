@@ -28,7 +28,7 @@ def format_files(root: Path) -> dict[Path, str]:
         docs / "reference.md": reference.format_page(),
         docs / "choose.md": choose.fill_page(docs / "choose.md"),
         root / EVIDENCE.relative_to(ROOT): choose.format_evidence(),
-        **yaml_files.format_all_files(root),
+        **yaml_files.format_files(root),
     }
 
 

@@ -43,38 +43,35 @@ def format_page(name: str) -> str:
     rows = {
         "use": f'`--position-encoding {name}`; in Python `StackPositions("{name}", C, h)`',
         "works in": (f"causal LMs: {reason}" if reason else "masked LMs, causal LMs, translation"),
-        "shapes": _quote(page["shapes"]),
+        "shapes": page["shapes"],
         "parameters": f"`{page['parameters']}`; at base size {number:,}" if number else "none",
-        "operations": _quote(costs.describe_cost(name, "operations")),
-        "memory": _quote(costs.describe_cost(name, "numbers")),
+        "operations": costs.describe_cost(name, "operations"),
+        "memory": costs.describe_cost(name, "numbers"),
         "options": catalogue.format_options(name),
-        "source": _quote(page["source"]),
-        "differences": _quote("none" if page["differs"] == "nothing." else page["differs"]),
+        "source": page["source"],
+        "differences": "none" if page["differs"] == "nothing." else page["differs"],
         "relatives": _link_relatives(name),
     }
-    lines = [f"# {name}", "", _quote(page["summary"]), "", f"$${equations.to_latex(formula)}$$", ""]
+    lines = [f"# {name}", "", page["summary"], "", f"$${equations.to_latex(formula)}$$", ""]
     if prose:
-        lines += [f"where {_quote(prose)}", ""]
+        lines += [f"where {prose}", ""]
     # Terms that enter only the values do not change the scores.
     shown = "trained tables" if _find_terms(name) == {"values"} else "score against distance"
     lines += [markdown.table(("", ""), rows.items(), "l"), ""]
     lines += [f"![{shown} with {name}]({name}.png)", ""]
     if measures := choose.format_card(name):
-        lines += [
-            f"Small models, 95 % intervals over seeds ([how](../choose.md)):\n\n{measures}",
-            "",
-        ]
+        lines += ["Small models, 95 % intervals over seeds ([how](../choose.md)):", ""]
+        lines += [measures, ""]
     lines += ["[Symbols and options](README.md)", ""]
-    return "\n".join(lines)
+    return "\n".join(lines).replace("``", "`")  # as docstrings mark code
 
 
 def _link_relatives(name: str) -> str:
     """Link the encodings that enter attention in the same places."""
-    places = {other: _find_places(other) for other in registry.names()}
-    relatives = [
-        other for other in places if other != name and places[other] == places[name] != set()
-    ]
-    return ", ".join(f"[`{other}`]({other}.md)" for other in relatives) or "none"
+    places = _find_places(name)
+    others = [other for other in registry.names() if other != name]
+    alike = [other for other in others if places and _find_places(other) == places]
+    return ", ".join(f"[`{other}`]({other}.md)" for other in alike) or "none"
 
 
 def _find_places(name: str) -> set[str]:
@@ -87,8 +84,3 @@ def _find_places(name: str) -> set[str]:
 def _find_terms(name: str) -> set[str]:
     """Find the places where an encoding's terms enter attention."""
     return {term.enters for _, term, _ in costs.draft_terms(name).present()}
-
-
-def _quote(text: str) -> str:
-    """Convert docstring text to Markdown: its double backquotes are single there."""
-    return text.replace("``", "`").replace("|", "\\|")

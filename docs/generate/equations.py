@@ -4,15 +4,15 @@ import re
 
 # Patterns and their replacements, which are applied one after the other.
 RULES: tuple[tuple[str, str], ...] = (
-    (r"abs\(([^()]*)\)", r"\\left\\vert \1 \\right\\vert"),
-    (r"sqrt\(([^()]*)\)", r"\\sqrt{\1}"),
-    (r"_\(([^()]*)\)", r"_{\1}"),
-    (r"\^\(([^()]*)\)", r"^{\1}"),
-    (r"_([a-z]{3,})", r"_{\\mathrm{\1}}"),
-    (r"_([a-z0-9]{2})\b", r"_{\1}"),
-    (r"\br([12])\b", r"r_\1"),
-    (r"(?<=[\w)}])\.(?=[\w(])", r" \\cdot "),
-    (r" \* ", r" \\, "),
+    (r"abs\(([^()]*)\)", r"\\left\\vert \1 \\right\\vert"),  # abs(x)
+    (r"sqrt\(([^()]*)\)", r"\\sqrt{\1}"),  # sqrt(x)
+    (r"_\(([^()]*)\)", r"_{\1}"),  # a_(i-j): a subscript in brackets
+    (r"\^\(([^()]*)\)", r"^{\1}"),  # 2^(-h): an exponent
+    (r"_([a-z]{3,})", r"_{\\mathrm{\1}}"),  # b_key: a word as subscript
+    (r"_([a-z0-9]{2})\b", r"_{\1}"),  # s_ij: two letters as subscript
+    (r"\br([12])\b", r"r_\1"),  # r1
+    (r"(?<=[\w)}])\.(?=[\w(])", r" \\cdot "),  # q_i.k_j: a dot product
+    (r" \* ", r" \\, "),  # a * b: a product
     (r"\b(log|cos|sin|max)\b", r"\\\1"),
     (r"\bsum_", r"\\sum_"),
 )

@@ -29,11 +29,11 @@ _REGISTRIES = {
     "optimizer": OPTIMIZER_DATACLASS_REGISTRY,
     "lr_scheduler": LR_SCHEDULER_DATACLASS_REGISTRY,
 }
+_FAIRSEQ = FairseqConfig()
 _COMMON_SECTIONS = ("common", "distributed_training", "dataset", "optimization", "checkpoint")
-_SECTIONS = (
-    *("common", "task", "criterion", "model", "distributed_training", "dataset"),
-    *("optimizer", "lr_scheduler", "optimization", "checkpoint"),
-)
+# All sections, in their order in a file.
+_SECTIONS = ["common", "task", "criterion", "model", "distributed_training", "dataset"]
+_SECTIONS += ["optimizer", "lr_scheduler", "optimization", "checkpoint"]
 _COMMENTS = {
     "data": "full path; several joined by colons",
     "required_batch_size_multiple": "or fairseq drops the end of an epoch",
@@ -58,7 +58,7 @@ class Configuration(NamedTuple):
     shared: str = ""  # name, without suffix, of the file with shared settings; empty without one
 
 
-def format_files(folder: Path, configurations: Mapping[str, Configuration]) -> dict[Path, str]:
+def _format_folder(folder: Path, configurations: Mapping[str, Configuration]) -> dict[Path, str]:
     """Format all files of a folder, including those with shared settings."""
     files = {}
     common: dict[str, dict[str, Any]] = {"": {}}
@@ -107,7 +107,7 @@ def _find_section(option: str, options: Mapping[str, Any]) -> tuple[str, str]:
         return "model", "_name"
     if option in _REGISTRIES:
         return option, "_name"
-    sections = {name: getattr(FairseqConfig(), name) for name in _COMMON_SECTIONS}
+    sections = {name: getattr(_FAIRSEQ, name) for name in _COMMON_SECTIONS}
     for name, registry in _REGISTRIES.items():
         sections[name] = registry.get(options.get(name))
     for name, dataclass in sections.items():
@@ -116,11 +116,11 @@ def _find_section(option: str, options: Mapping[str, Any]) -> tuple[str, str]:
     return "model", option
 
 
-def format_all_files(root: Path) -> dict[Path, str]:
+def format_files(root: Path) -> dict[Path, str]:
     """Format every file below ``train_scripts/configs`` and ``finetune_configs``."""
     training, finetuning = root / "train_scripts" / "configs", root / "finetune_configs"
     squad = recipes.load()["finetuning"]["squad"]["m4m"]
-    others = {f"squad{v.replace('.', '')}": _configure_squad(squad, v) for v in squad["versions"]}
+    others = {name_squad(v): _configure_squad(squad, v) for v in squad["versions"]}
     others[TRANSLATION] = _configure_training(recipes.build_recipe(TRANSLATION), "finetune_configs")
     glue = {
         task.config_name(protocol): _configure_glue(protocol, task)
@@ -132,13 +132,18 @@ def format_all_files(root: Path) -> dict[Path, str]:
         for name in recipes.load()["pretraining"]
     }
     return {
-        **format_files(training, pretraining),
-        **format_files(finetuning, others),
-        **format_files(finetuning / "glue", glue),
+        **_format_folder(training, pretraining),
+        **_format_folder(finetuning, others),
+        **_format_folder(finetuning / "glue", glue),
     }
 
 
-def _configure_training(recipe: Recipe, folder: str) -> Configuration:
+def name_squad(version: str) -> str:
+    """Name the files of a version of SQuAD, such as ``squad11``."""
+    return f"squad{version.replace('.', '')}"
+
+
+def _configure_training(recipe: Recipe, config_dir: str) -> Configuration:
     gpus = recipe.hardware.get("gpus", 1)
     per_gpu = largest_share(recipe.batch, gpus, recipe.per_gpu)
     assert per_gpu is not None
@@ -151,14 +156,14 @@ def _configure_training(recipe: Recipe, folder: str) -> Configuration:
         "distributed_world_size": gpus,
         ("batch_size" if recipe.unit == "sequences" else "max_tokens"): per_gpu,
         "update_freq": [recipe.batch // (gpus * per_gpu)],
-        "save_dir": _save_dir(recipe),
+        "save_dir": _format_save_dir(recipe),
         **_list_file_only_options(recipe),
     }
     notes = dict.fromkeys(recipe.not_given, _NOT_GIVEN)
     keeps = f"for another number change update_freq too: the product stays {recipe.batch}"
     notes.update({"distributed_world_size": keeps, "finetune_from_model": "full path"})
     shared = "masked_lm" if recipe.all_settings["task"] == "masked_lm" else ""
-    return Configuration(_format_head_comment(recipe, folder, gpus), options, notes, shared)
+    return Configuration(_format_head_comment(recipe, config_dir, gpus), options, notes, shared)
 
 
 def _list_file_only_options(recipe: Recipe) -> dict[str, Any]:
@@ -175,14 +180,14 @@ def _list_file_only_options(recipe: Recipe) -> dict[str, Any]:
     return options
 
 
-def _save_dir(recipe: Recipe) -> str:
+def _format_save_dir(recipe: Recipe) -> str:
     name = "${model.position_encoding}"
     name = f"${{model._name}}-{name}" if recipe.is_decbert else name
     seed = "/seed${common.seed}" if recipe.seeds else ""
     return f"${{hydra:runtime.cwd}}/checkpoints/{recipe.name}/{name}{seed}"
 
 
-def _format_head_comment(recipe: Recipe, folder: str, gpus: int) -> list[str]:
+def _format_head_comment(recipe: Recipe, config_dir: str, gpus: int) -> list[str]:
     changes, remarks = ["model.position_encoding=m4m"], []
     if recipe.is_decbert:
         changes.append("model._name=decbert_diff")
@@ -199,7 +204,7 @@ def _format_head_comment(recipe: Recipe, folder: str, gpus: int) -> list[str]:
         f"{recipe.title} ({_cite(recipe.source)}{recipe.where}).",
         f"As `fairseq-posenc train-recipe {recipe.name}` on {gpus} GPU{'s' * (gpus > 1)}. {_NOTE}",
         "",
-        f"  fairseq-hydra-train --config-dir {folder} --config-name {recipe.name} \\",
+        f"  fairseq-hydra-train --config-dir {config_dir} --config-name {recipe.name} \\",
         f"      task.data=$PWD/data-bin/text {' '.join(changes)}",
         *(["", *remarks] if remarks else []),
     ]
@@ -218,14 +223,13 @@ def _configure_glue(protocol: str, task: Task) -> Configuration:
         **recipe.get("per_task", {}).get(task.name, {}),
     }
     rates = settings.pop("lr")
+    updates = settings.pop("total_num_update", 0)  # fairseq's option is `max_update`
     options = {
-        **_PLUGIN,
-        **{"arch": MISSING, "task": "glue", "criterion": "glue", "distributed_world_size": 1},
-        **recipes.housekeeping("glue"),
+        **_start_finetuning("glue"),
         "lr": rates[:1],
         "learning_rates": rates,
-        "max_update": settings.pop("total_num_update", 0),
-        "warmup_updates": 0,
+        "max_update": updates,
+        "warmup_updates": 0,  # a protocol may have its own
         **settings,
         "best_checkpoint_metric": recipe["metrics"][task.name],
     }
@@ -247,20 +251,32 @@ def _configure_glue(protocol: str, task: Task) -> Configuration:
     return Configuration(head, options, notes, "shared")
 
 
+def _start_finetuning(task: str) -> dict[str, Any]:
+    """List the first options of the files of a task."""
+    return {
+        **_PLUGIN,
+        "arch": MISSING,
+        "task": task,
+        "criterion": task,
+        "distributed_world_size": 1,
+        **recipes.housekeeping(task),
+    }
+
+
 def _configure_squad(recipe: dict[str, Any], version: str) -> Configuration:
     settings = {**recipe["settings"], **recipe["not_given"]}
     batch, per_gpu = settings.pop("batch_size"), recipe["per_gpu"]
     del settings["max_positions"]  # set by the windows of the data
     options = {
-        **_PLUGIN,
-        **{"arch": MISSING, "task": "squad", "criterion": "squad", "distributed_world_size": 1},
-        **recipes.housekeeping("squad"),
+        **_start_finetuning("squad"),
         "seed": settings["seeds"][0],
         **{name: value for name, value in settings.items() if name not in _NOT_OF_SQUAD},
-        **{"batch_size": per_gpu, "update_freq": [batch // per_gpu]},
-        **dict.fromkeys(
-            ("max_update", "warmup_updates", "save_dir", "finetune_from_model"), MISSING
-        ),
+        "batch_size": per_gpu,
+        "update_freq": [batch // per_gpu],
+        "max_update": MISSING,
+        "warmup_updates": MISSING,
+        "save_dir": MISSING,
+        "finetune_from_model": MISSING,
     }
     notes = {
         **_ONE_FOLDER,
@@ -270,11 +286,11 @@ def _configure_squad(recipe: dict[str, Any], version: str) -> Configuration:
         "max_update": f"the updates of {settings['max_epoch']} epochs",
         "warmup_updates": f"{settings['warmup_ratio']:.0%} of max_update",
     }
-    name = f"squad{version.replace('.', '')}"
+    data = f"data-bin/{name_squad(version)}"
     head = [
         f"SQuAD {version} ({_cite(recipe['source'])}{recipe['where']}). {_NOTE}",
         "",
-        f"  fairseq-posenc squad train --checkpoint pretrained.pt --data data-bin/{name} --out DIR",
+        f"  fairseq-posenc squad train --checkpoint pretrained.pt --data {data} --out DIR",
         "",
         "sets all values that are missing here, and divides the batch among GPUs.",
     ]
