@@ -6,7 +6,7 @@ Every script measures a list of rows, values by column; a saved measurement is a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -116,42 +116,27 @@ def _name_picture(result: Result, folder: Path) -> Path:
 
 
 def _draw(rows: Rows, path: Path) -> None:
-    """Draw a PNG file: a row of panels for each scope and mode, time and memory side by side."""
-    subjects = list(dict.fromkeys((row["scope"], row["mode"]) for row in rows))
-    figure = pictures.new_figure(11, 4.2 * len(subjects), dpi=120)
-    panels = figure.subplots(len(subjects), len(PANELS), squeeze=False)
-    for subject, row_of_panels in zip(subjects, panels):
-        chosen = [row for row in rows if (row["scope"], row["mode"]) == subject]
-        for (column, (label, unit)), axes in zip(PANELS.items(), row_of_panels):
-            _draw_panel(axes, chosen, column, unit)
-            axes.set_title(f"{', '.join(subject)}: {label}", loc="left")
-        row_of_panels[-1].legend(
-            loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False, fontsize=8
-        )
-    pictures.save(figure, path)
-
-
-def _draw_panel(axes: Any, rows: Rows, column: str, unit: float) -> None:
-    """Draw a column over the length, with a line for each encoding and backend."""
-    lines: dict[tuple[str, str], list[tuple[int, float]]] = {}
-    for row in rows:
-        point = row["length"], row[column] * unit
-        lines.setdefault((row["encoding"], row["backend"]), []).append(point)
-    for number, ((encoding, backend), points) in enumerate(lines.items()):
-        style = pictures.line_style(number, pictures.COLOURS[1:])
-        name = f"{encoding} ({backend})"
-        if encoding == "stock":
-            style = pictures.line_style(0)  # black
-            name = "stock"
-        axes.plot(*zip(*sorted(points)), marker="o", markersize=3, label=name, **style)
+    """Draw a PNG file: for each scope and mode, time and memory over the length, side by side."""
+    subjects = dict.fromkeys((row["scope"], row["mode"]) for row in rows)
     lengths = sorted({row["length"] for row in rows})
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.set_xticks(lengths, [f"{n:,}" for n in lengths])
-    axes.minorticks_off()
-    axes.set_xlabel("n")
-    axes.grid(color=pictures.GRID, linewidth=0.8)
-    axes.spines[["top", "right"]].set_visible(False)
+    figure, panels = pictures.new_panels(len(subjects) * len(PANELS), len(PANELS), (7.5, 4.2))
+    for axes, (subject, column) in zip(panels, product(subjects, PANELS)):
+        label, unit = PANELS[column]
+        points: dict[str, list[tuple[int, float]]] = {}
+        for row in sorted(rows, key=lambda row: row["length"]):
+            if (row["scope"], row["mode"]) == subject:
+                encoding, backend = row["encoding"], row["backend"]
+                name = encoding if encoding == "stock" else f"{encoding} ({backend})"
+                points.setdefault(name, []).append((row["length"], row[column] * unit))
+        values = [value for line in points.values() for _, value in line]
+        axes.set_title(f"{', '.join(subject)}: {label}", loc="left")
+        axes.set_xlabel("n")
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
+        pictures.style_values(axes, min(values) / 1.1, max(values) * 1.1, log=True)
+        lines = {name: pictures.Line.over_seeds([line]) for name, line in points.items()}
+        pictures.draw_lines(axes, lines, marker="o", ms=3)
+    pictures.save(figure, path)
 
 
 def _format_attention(results: Iterable[Result]) -> list[str]:
