@@ -16,11 +16,10 @@ if __name__ == "__main__":
 
 import argparse
 import sys
-from typing import Any
 
 from measuring import timing
 from measuring.commands import add_backends, add_common, new_parser, run_script
-from measuring.compare import split_into_groups
+from measuring.compare import measure_in_groups
 from measuring.contenders import STOCK, Contender, backend_names, contenders
 from measuring.families import FAMILIES, Case, build, trainer_step
 from measuring.flops import build_ceiling, model_flops
@@ -55,11 +54,7 @@ def measure(args: argparse.Namespace) -> Rows:
     ours = contenders(encodings, backend_names(args.backends), case.dims, case.call)
     _, task, _ = build(STOCK, case)
     flops = model_flops(case, len(task.source_dictionary))
-    rows: dict[tuple[str, str], dict[str, Any]] = {}
-    for group in split_into_groups(ours):
-        for row in _measure(args, case, [STOCK, *group], flops):
-            rows.setdefault((row["encoding"], row["backend"]), row)  # stock is in all groups
-    return list(rows.values())
+    return measure_in_groups(ours, lambda group: _measure(args, case, [STOCK, *group], flops))
 
 
 def _measure(args: argparse.Namespace, case: Case, group: list[Contender], flops: int) -> Rows:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -30,11 +30,18 @@ def compare(
     rounds or seconds (:func:`timing.interleaved`).
     """
     ours = contenders(encodings, backends, case.dims, case.call)
-    groups = split_into_groups(ours) if scope == "model" else [ours]
+
+    def measure(group: list[Contender]) -> Rows:
+        return _measure_rows(scope, case, [STOCK, STOCK, *group], rounds, seconds)
+
+    return measure_in_groups(ours, measure) if scope == "model" else measure(ours)
+
+
+def measure_in_groups(ours: list[Contender], measure: Callable[[list[Contender]], Rows]) -> Rows:
+    """Measure groups of models that fit into memory; rows in several groups are the first's."""
     rows: dict[tuple[str, str], dict[str, Any]] = {}
-    for group in groups:
-        for row in _measure_rows(scope, case, [STOCK, STOCK, *group], rounds, seconds):
-            # Stock and none are in all groups; those of the first stay.
+    for group in split_into_groups(ours):
+        for row in measure(group):
             rows.setdefault((row["encoding"], row["backend"]), row)
     return list(rows.values())
 

@@ -253,12 +253,16 @@ _UNITS = {"flops": 1e-12, "memory": 1e-6} | dict.fromkeys(
 
 def format_table(script: str, rows: Rows) -> str:
     """Format the rows of a script by :data:`COLUMNS`."""
-    columns = COLUMNS[script]
+    return _format_columns(COLUMNS[script], rows, _ALIGN.get(script, "llr"))
+
+
+def _format_columns(columns: Mapping[str, str], rows: Rows, align: str) -> str:
+    """Format a row of cells for each row; ``columns`` has the format of a cell by its title."""
     cells = []
     for row in rows:
         in_units = {name: row[name] * unit for name, unit in _UNITS.items() if name in row}
         cells.append([cell.format_map({**row, **in_units}) for cell in columns.values()])
-    return table(list(columns), cells, _ALIGN.get(script, "llr"))
+    return table(list(columns), cells, align)
 
 
 def _format_each(results: Iterable[Result]) -> list[str]:
@@ -303,30 +307,20 @@ def serving_table(rows: Rows) -> str:
     """
     sizes = [key.removeprefix("ratio_") for key in rows[0] if key.startswith("ratio_")]
     beams = [key.removeprefix("bleu_beam_") for key in rows[0] if key.startswith("bleu_beam_")]
-    titles = ["engine"]
-    titles += [f"sentences/s, batch {size} (times fairseq's)" for size in sizes]
+    columns = {"engine": "{engine}"}
+    for size in sizes:
+        cell = f"{{sentences_per_second_{size}:.1f}} ({{ratio_{size}:.2f}})"
+        columns[f"sentences/s, batch {size} (times fairseq's)"] = cell
     for beam in beams:
-        titles += [f"same, beam {beam}", f"scores apart, beam {beam}", f"BLEU, beam {beam}"]
-    lines = []
+        columns[f"same, beam {beam}"] = f"{{same_beam_{beam}:,}} of {{sentences:,}}"
+        columns[f"scores apart, beam {beam}"] = f"{{score_difference_beam_{beam}}}"
+        columns[f"BLEU, beam {beam}"] = f"{{bleu_beam_{beam}:.2f}}"
+    shown = []
     for row in rows:
-        cells = [row["engine"]]
-        for size in sizes:
-            speed = row[f"sentences_per_second_{size}"]
-            cells.append(f"{speed:.1f} ({row[f'ratio_{size}']:.2f})")
-        for beam in beams:
-            cells += _format_quality(row, beam)
-        lines.append(cells)
-    return table(titles, lines)
-
-
-def _format_quality(row: dict[str, Any], beam: str) -> list[str]:
-    """Format how equal an engine's translations are to fairseq's, and how good."""
-    difference = row[f"score_difference_beam_{beam}"]
-    return [
-        f"{row[f'same_beam_{beam}']:,} of {row['sentences']:,}",
-        f"{difference:.0e}" if difference else "-",
-        f"{row[f'bleu_beam_{beam}']:.2f}",
-    ]
+        differences = {key: row[key] for key in row if key.startswith("score_difference_")}
+        texts = {key: f"{value:.0e}" if value else "-" for key, value in differences.items()}
+        shown.append({**row, **texts})
+    return _format_columns(columns, shown, "lr")
 
 
 SECTIONS: dict[str, Callable[[Sequence[Result]], list[str]]] = {

@@ -53,26 +53,16 @@ def train_all(
     collect_inputs: Callable[[Namespace, str], Inputs],
     build_record: Callable[[Namespace, dict[str, Outputs]], Record],
 ) -> Record:
-    """Train with each of ``--specs`` in a folder beside ``--out``; write the record after each.
+    """Call ``train`` with ``args``, each of ``--specs``, and its folder beside the record.
 
-    Args:
-        args: parsed options; a finished training continues if ``--updates`` has grown.
-        train: takes the options, the spec and the folder; see ``Step`` for its outputs.
-        collect_inputs: lists all that a training depends on.
-        build_record: builds the record of the outputs by spec.
+    The record is written after each training. If ``--updates`` has grown, trainings continue.
     """
     outputs: dict[str, Outputs] = {}
     with lock_folder(args.out.with_suffix("")):
         for spec in args.specs:
             folder = args.out.with_suffix("") / name_folder(spec)
-            work = partial(train, args, spec, folder)
-            step = Step(
-                folder,
-                collect_inputs(args, spec),
-                work,
-                goal=args.updates,
-                progress=(folder / STATE).exists,
-            )
+            inputs, work = collect_inputs(args, spec), partial(train, args, spec, folder)
+            step = Step(folder, inputs, work, goal=args.updates, progress=(folder / STATE).exists)
             outputs[spec] = step.do()
             record = build_record(args, outputs)
             record.write(args.out)

@@ -122,36 +122,32 @@ def _format_cell(column: Column, name: str) -> str:
 def draw(folder: Path) -> None:
     """Draw the columns that have seeds into PNG files: one per family, and one if fine-tuned."""
     for family in FAMILIES:
-        for columns, name in zip(_split_columns(family), _name_pictures(family)):
+        for columns, name, _ in _list_parts(family):
             shown = [column for column in columns if column.by_seed and len(column.figures) >= _FEW]
             if shown:
                 forest_plots.draw(shown, folder / name)
 
 
-def _split_columns(family: str) -> tuple[list[Column], list[Column]]:
-    """Collect the columns of models, and of the models that were fine-tuned from them."""
+def _list_parts(family: str) -> list[tuple[list[Column], str, str]]:
+    """List columns with their picture and title: of models, and of those fine-tuned from them."""
     tuned = measured.fine_tuned(family)
-    columns = measured.list_result_columns(family)
-    return [column for column in columns if column not in tuned], tuned
-
-
-def _name_pictures(family: str) -> tuple[str, str]:
-    """Name the pictures of a family: of its models, and of those fine-tuned from them."""
+    trained = [column for column in measured.list_result_columns(family) if column not in tuned]
     stem = f"choose_{family.replace('-', '_')}"
-    return f"{stem}.png", f"{stem}_fine_tuned.png"
+    return [
+        (trained, f"{stem}.png", _TITLES[family]),
+        (tuned, f"{stem}_fine_tuned.png", "Fine-tuned on GLUE"),
+    ]
 
 
 def _format_family(family: str) -> list[str]:
-    parts = []
-    trained, tuned = _split_columns(family)
-    for columns, name, title in zip(
-        (trained, tuned), _name_pictures(family), (_TITLES[family], "Fine-tuned on GLUE")
-    ):
+    lines = []
+    parts = _list_parts(family)
+    for columns, picture, title in parts:
         if columns:
             names = dict.fromkeys(name for column in columns for name in column.ranked())
-            shown = f"![{title}: all encodings](results/{name})"
-            parts += [f"### {title}", shown, *_format_part(columns, names)]
-    return [*parts, *_format_correlations([*trained, *tuned])]
+            shown = f"![{title}: all encodings](results/{picture})"
+            lines += [f"### {title}", shown, *_format_part(columns, names)]
+    return lines + _format_correlations([column for columns, *_ in parts for column in columns])
 
 
 def _format_correlations(columns: Sequence[Column]) -> list[str]:

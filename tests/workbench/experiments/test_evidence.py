@@ -444,7 +444,7 @@ def test_what_is_behind_the_best_is_corrected_for_all_comparisons():
 
 def test_a_picture_for_each_family(tmp_path):
     choose.draw(tmp_path)
-    names = {choose._name_pictures(family)[0] for family in FAMILIES}
+    names = {choose._list_parts(family)[0][1] for family in FAMILIES}
     assert {each.name for each in tmp_path.iterdir()} == {*names, "choose_masked_lm_fine_tuned.png"}
     for name in names:
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
