@@ -14,11 +14,12 @@ import argparse
 import json
 import resource
 import statistics
-import subprocess
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
+from itertools import product
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,9 +27,9 @@ from torch import Tensor
 from fairseq_posenc.api import SelfAttention, StackPositions
 from fairseq_posenc.backends import attend
 from fairseq_posenc.backends.blocked.geometry import Geometry
-from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Span
 from measuring.commands import exit_on_error, machine, new_parser, own_command
+from measuring.page import Rows
 
 WIDTH, HEADS = 256, 4
 WARM_UP = 256  # tokens of a first call, in which libraries allocate memory that they keep
@@ -47,7 +48,6 @@ def parse_args(words: list[str]) -> argparse.Namespace:
     add("--rounds", type=int, default=3, help="steps of a case; the fastest counts (default: 3)")
     add("--runs", type=int, default=3, help="processes of a case (default: 3)")
     add("--out", type=Path, metavar="FILE", help="where the figures go, as JSON")
-    add("--case", nargs=2, metavar=("SPEC", "N"), help=argparse.SUPPRESS)
     return parser.parse_args(words)
 
 
@@ -100,34 +100,27 @@ def _draw_documents(spec: str, batch: int, length: int) -> Tensor | None:
     return (torch.rand(batch, length, generator=generator) < 1 / MEAN_DOCUMENT).cumsum(1)
 
 
-def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
+def measure(args: argparse.Namespace) -> Rows:
     """Measure every case: each encoding and length without a limit, and with each of them."""
     rows = []
-    for encoding in args.encodings:
-        for length in args.lengths:
-            whole = _run_processes(args, encoding, length)
-            for limit in args.limits:
-                limited = _run_processes(args, f"{encoding}+{limit}", length)
-                ratios = {name: limited[name] / whole[name] for name in FIGURES}
-                rows.append(
-                    {"encoding": encoding, "length": length, "limit": limit, "ratio": ratios}
-                    | {"whole": whole, "limited": limited}
-                )
-                texts = [
-                    f"{FIGURES[name].format(limited[name])}, by {ratios[name]:.2f}"
-                    for name in FIGURES
-                ]
-                print(f"{encoding:<6} n {length:>6,}  {limit}  {'; '.join(texts)}", flush=True)
+    for encoding, length in product(args.encodings, args.lengths):
+        whole = _run_processes(args, encoding, length)
+        for limit in args.limits:
+            limited = _run_processes(args, f"{encoding}+{limit}", length)
+            ratios = {name: limited[name] / whole[name] for name in FIGURES}
+            row = {"encoding": encoding, "length": length, "limit": limit, "ratio": ratios}
+            rows.append({**row, "whole": whole, "limited": limited})
+            shown = [
+                f"{text.format(limited[name])}, by {ratios[name]:.2f}"
+                for name, text in FIGURES.items()
+            ]
+            print(f"{encoding:<6} n {length:>6,}  {limit}  {'; '.join(shown)}", flush=True)
     return rows
 
 
 def main() -> None:
     """Measure, print, and keep the figures."""
     args = parse_args(sys.argv[1:])
-    if args.case:
-        spec, length = args.case
-        print(json.dumps(run_case(spec, int(length), args.batch, args.rounds)))
-        return
     rows = measure(args)
     if args.out:
         place = machine(torch.device("cpu"))
@@ -136,20 +129,12 @@ def main() -> None:
 
 
 def _run_processes(args: argparse.Namespace, spec: str, length: int) -> dict[str, float]:
-    """Run a case in several processes of its own; take the median of each figure."""
-    words = [sys.executable, __file__, "--rounds", str(args.rounds), "--batch", str(args.batch)]
-    measured: list[dict[str, float]] = []
-    for _ in range(args.runs):
-        process = subprocess.run(
-            [*words, "--case", spec, str(length)], capture_output=True, text=True, check=False
-        )
-        if process.returncode:
-            raise UserError(f"{spec}, {length} tokens: {process.stderr.strip().splitlines()[-1]}")
-        measured.append(json.loads(process.stdout))
-    return {
-        name: statistics.median(measurement[name] for measurement in measured)
-        for name in measured[0]
-    }
+    """Run a case in fresh processes, one at a time; take the median of each figure."""
+    case = spec, length, args.batch, args.rounds
+    with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as pool:
+        futures = [pool.submit(run_case, *case) for _ in range(args.runs)]
+    runs = [future.result() for future in futures]
+    return {name: statistics.median(figures[name] for figures in runs) for name in runs[0]}
 
 
 def _read_peak() -> int:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from fairseq_posenc.workbench.results.markdown import table
+from fairseq_posenc.workbench.results.record import Row
 from fairseq_posenc.workbench.training import recipes
 
-Row = dict[str, Any]
 SCALES = {"numbers": 1e-6, "operations": 1e-9}
 TABLE1 = {row["position_encoding"]: row for row in recipes.load()["reported"]["A1"]["rows"]}
 

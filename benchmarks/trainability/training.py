@@ -153,7 +153,6 @@ def train(run: TrainingRun, data: Path) -> dict[str, Any]:
             diverged = str(error).splitlines()[0]
     if recorder.model is None or not (recorder.curve or diverged):
         raise AssertionError(f"nothing was measured in {run}")
-    sizes = {name: value.numel() for name, value in recorder.model.named_parameters()}
     seconds = time.monotonic() - began
     _, end = recorder.curve[-1] if recorder.curve else (0, math.nan)
     print(
@@ -164,13 +163,7 @@ def train(run: TrainingRun, data: Path) -> dict[str, Any]:
     return {
         "before": recorder.training[0] if recorder.training else math.nan,
         "curve": recorder.curve,
-        "training": [round(statistics.mean(recorder.training[-20:]), 4)],
         "cpu_seconds_per_100": round(recorder.seconds(), 3),
-        "wall_seconds": round(seconds, 1),
-        "parameters": sum(sizes.values()),
-        "position_parameters": sum(
-            size for name, size in sizes.items() if is_position_parameter(name)
-        ),
         "gradients": recorder.gradients,
         "diverged": diverged,
     }
