@@ -174,12 +174,12 @@ class Experiment(ABC):
             "version": __version__,
         }
         training = Training(
-            self.label(run),
-            self.folder(run),
-            inputs,
-            self.updates,
-            self.train_command(run),
-            evaluation,
+            label=self.label(run),
+            folder=self.folder(run),
+            inputs=inputs,
+            updates=self.updates,
+            command=self.train_command(run),
+            evaluation=evaluation,
         )
         return training.build_job()
 

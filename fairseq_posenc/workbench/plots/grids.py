@@ -90,7 +90,7 @@ def draw_lines(axes: Any, x: Tensor, rows: Tensor, names: Sequence[str]) -> None
     for number, (name, row) in enumerate(zip(names, rows.detach().float())):
         axes.plot(x.numpy(), row.numpy(), lw=1.4, label=name, **pictures.line_style(number))
     axes.axvline(0, color=PALE, lw=0.8, zorder=0)
-    pictures.style_lines(axes)
+    pictures.style_frame(axes)
     axes.tick_params(labelsize=_FONT_SIZE)
 
 

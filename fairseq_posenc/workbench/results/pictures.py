@@ -140,10 +140,10 @@ def style_values(axes: Any, low: float, high: float, log: bool) -> None:
         axes.yaxis.set_minor_locator(NullLocator())
     axes.set_ylim(low, high)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
-    style_lines(axes)
+    style_frame(axes)
 
 
-def style_lines(axes: Any) -> None:
+def style_frame(axes: Any) -> None:
     """Give axes a light grid, and no frame except the line at the bottom."""
     axes.tick_params(length=0, colors=GREY)
     axes.grid(axis="y", color=GRID, linewidth=0.8)

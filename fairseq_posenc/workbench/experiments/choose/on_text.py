@@ -9,7 +9,7 @@ import argparse
 import math
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, Optional
 
@@ -22,7 +22,7 @@ from fairseq_posenc.workbench.experiments.experiment import RESERVED
 from fairseq_posenc.workbench.experiments.outcomes import SeedAggregate
 from fairseq_posenc.workbench.experiments.ranks import describe_ranks
 from fairseq_posenc.workbench.experiments.text_experiment import LEARNING_RATE, TextExperiment
-from fairseq_posenc.workbench.experiments.variants import CAUSAL, MASKED, parse_variants
+from fairseq_posenc.workbench.experiments.variants import CAUSAL, MASKED, Variant, parse_variants
 from fairseq_posenc.workbench.results import differences, intervals, markdown
 from fairseq_posenc.workbench.results.record import Record, own_command
 from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
@@ -98,14 +98,13 @@ def _parse_seconds(text: str) -> float:
     return float(int(match[1]) * _UNITS[match[2]])
 
 
-def rank_candidates(rounds: Sequence[Round]) -> Iterator[tuple[Round, SeedAggregate]]:
-    """Yield each candidate's last round and its results there, the best first."""
-    yielded = set()
+def rank_candidates(rounds: Sequence[Round]) -> list[tuple[Round, SeedAggregate]]:
+    """List each candidate's last round and its results there, the best first."""
+    ranked: dict[Variant, tuple[Round, SeedAggregate]] = {}
     for round_ in reversed(rounds):
         for model in round_.models:
-            if model.variant not in yielded:
-                yielded.add(model.variant)
-                yield round_, model
+            ranked.setdefault(model.variant, (round_, model))
+    return [*ranked.values()]
 
 
 def describe_rounds(
