@@ -54,7 +54,7 @@ def main() -> None:
         content = Mixture(corpora, rules, folder, saved).make()
         folder.finish(content)
     for (corpus, _), counts in zip(corpora, content["drawn"]):
-        print(f"{corpus.name}: {format_counts(counts)}")
+        print(f"{corpus.option}: {format_counts(counts)}")
 
 
 def _find_inputs(corpus: CorpusRequest) -> list[Input]:

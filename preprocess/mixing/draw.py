@@ -37,7 +37,7 @@ _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 class CorpusRequest(NamedTuple):
     """A corpus to sample from: the parsed ``--corpus``."""
 
-    name: str  # the option as given, for messages
+    option: str  # as given, for messages
     format: LineFormat  # format of its files
     paths: list[str]  # files and folders
     size: Optional[int]  # amount to sample, in `unit`; None for all
@@ -129,12 +129,12 @@ class Sampler:
         available = self.totals[self.hold_out_unit]
         if corpus.hold_out > available:
             raise UserError(
-                f"{corpus.name}: has {available:,} {self.hold_out_unit}, less than hold-out="
+                f"{corpus.option}: has {available:,} {self.hold_out_unit}, less than hold-out="
             )
         rest = self._estimate_rest()
         if corpus.size is not None and corpus.size > rest:
             raise UserError(
-                f"{corpus.name}: has only {rest:,.0f} {corpus.unit} to draw from, less than the "
+                f"{corpus.option}: has only {rest:,.0f} {corpus.unit} to draw from, less than the "
                 f"{corpus.size:,}"
             )
 
@@ -152,18 +152,17 @@ class Sampler:
         counts.update(measure(document))
         if corpus.size is not None and train:
             wanted = corpus.size - counts[f"train_{corpus.unit}"]
-            # The estimate is for the text after this document.
-            rest = self._estimate_rest() + measure(train)[corpus.unit]
+            rest = measure(train)[corpus.unit] + self._estimate_rest()  # this document, and later
             if self._random("size", counts[DOCUMENTS]) * rest >= wanted:
                 train = b""
         counts.update({f"train_{name}": value for name, value in measure(train).items()})
         return SampledDocument(train, valid)
 
     def _estimate_rest(self) -> float:
-        """Estimate how much text to train on is left, in the unit of the corpus' size."""
+        """Estimate how much text to train on is not counted yet, in the unit of the size."""
         rest = self.totals[self.hold_out_unit] - self.counts[self.hold_out_unit]
-        held = self.corpus.hold_out - self.counts["held_out"]
-        train_share = 1 - held / rest if rest else 0
+        still_to_hold = self.corpus.hold_out - self.counts["held_out"]
+        train_share = 1 - still_to_hold / rest if rest else 0
         unit = self.corpus.unit
         return (self.totals[unit] - self.counts[unit]) * train_share
 
@@ -178,9 +177,9 @@ class Sampler:
 
     def _choose_held_out(self, number: int) -> bool:
         """Decide whether to hold out a document or line by its number, and count it if so."""
-        wanted = self.corpus.hold_out - self.counts["held_out"]
+        still_to_hold = self.corpus.hold_out - self.counts["held_out"]
         rest = self.totals[self.hold_out_unit] - number
-        is_held = self._random("hold-out", number) * rest < wanted
+        is_held = self._random("hold-out", number) * rest < still_to_hold
         self.counts["held_out"] += is_held
         return is_held
 

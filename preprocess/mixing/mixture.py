@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -143,21 +143,21 @@ class Mixture:
         try:
             for number in range(state.step, count):
                 corpus, _ = self._corpora[number]
-                needs_totals = corpus.size is not None or corpus.hold_out
-                if needs_totals:
-                    self._process_corpus(number, is_count=True)
+                if corpus.size is not None or corpus.hold_out:  # sampling needs the totals
+                    self._count(number)
                 self._end_step()
-            if not any(state.done):  # nothing is sampled yet, in an earlier run either
+            has_sampled = any(state.done)  # a document, in an earlier run
+            if not has_sampled:
                 for number in range(count):
                     self._make_sampler(number).check()
             for number in range(state.step - count, count):
-                self._process_corpus(number, is_count=False)
+                self._sample(number)
                 self._end_step()
         finally:
             self._files.close()
         for (corpus, _), counts in zip(self._corpora, state.done):
             if not counts[DOCUMENTS]:
-                raise UserError(f"{corpus.name}: has no text")
+                raise UserError(f"{corpus.option}: has no text")
         if not any(counts[_TRAIN_DOCUMENTS] for counts in state.done):
             raise UserError("nothing is left to train on: hold-out= takes all")
         outputs = {
@@ -169,12 +169,24 @@ class Mixture:
             "outputs": outputs,
         }
 
-    def _process_corpus(self, number: int, is_count: bool) -> None:
-        """Count a corpus, or sample from it."""
+    def _count(self, number: int) -> None:
+        totals = self._state.totals[number]
+        self._read(number, lambda document: totals.update(measure(document)))
+
+    def _sample(self, number: int) -> None:
+        sampler = self._make_sampler(number)
+
+        def write(document: bytes) -> None:
+            train_number = sampler.counts[_TRAIN_DOCUMENTS]
+            self._files.write(sampler.sample(document), train_number)
+
+        self._read(number, write)
+
+    def _read(self, number: int, take: Callable[[bytes], None]) -> None:
+        """Pass each document of a corpus to ``take``; save the state now and then."""
         state = self._state
         rules = self._rules
         corpus, inputs = self._corpora[number]
-        sampler = self._make_sampler(number)
         pending = state.pending.encode()
         with Pool(rules.workers, cut_documents, corpus.format, rules.sentences) as pool:
             for chunk, (texts, invalid) in pool.map(read_chunks(inputs, state.place)):
@@ -184,11 +196,7 @@ class Mixture:
                 # The last document may continue in the next chunk.
                 pending = b"" if chunk.ends_part else documents.pop()
                 for document in filter(None, documents):
-                    if is_count:
-                        state.totals[number].update(measure(document))
-                    else:
-                        train_number = state.done[number][_TRAIN_DOCUMENTS]
-                        self._files.write(sampler.sample(document), train_number)
+                    take(document)
                 state.place = chunk.next_place
                 state.pending = pending.decode()
                 if self._folder.is_save_due:

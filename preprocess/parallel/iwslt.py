@@ -19,7 +19,8 @@ from xml.sax.saxutils import unescape
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running.files import checksum
 from fairseq_posenc.workbench.tokens.files import read_bytes
-from parallel.texts import (
+
+from .texts import (
     NumberedLines,
     ParallelCorpus,
     ParallelSplit,
@@ -76,7 +77,7 @@ class _Release:
         pairs = (f"{source}-{target}", f"{target}-{source}")
         names = [pattern.format(f"{pair}.{language}") for pair in pairs]
         for name in names:
-            if name in self._files:
+            if name in self._files and name not in self._contents:
                 self._contents[name] = read_bytes(self._files[name])
                 self.inputs[name] = checksum(self._files[name])
             if name in self._contents:

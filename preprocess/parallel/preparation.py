@@ -15,11 +15,13 @@ from fairseq_posenc.workbench.running.options import build_settings
 from fairseq_posenc.workbench.running.programs import run_logged
 from fairseq_posenc.workbench.running.progress import say
 from fairseq_posenc.workbench.tokens.symbols import warn_of_unknown
-from parallel.iwslt import read_iwslt
-from parallel.pieces import PieceIds, SubwordEncoder, TrainedPieces, train_model
-from parallel.texts import ParallelCorpus, ParallelSplit, read_files
 
-# Options of learnt pieces, and their defaults; --sentencepiece-model allows none of them.
+from .iwslt import read_iwslt
+from .pieces import PieceIds, SubwordEncoder, TrainedPieces, train_model
+from .texts import ParallelCorpus, ParallelSplit, read_files
+
+# Options of learnt pieces, and their defaults. argparse does not know the defaults, because
+# --sentencepiece-model allows none of these options.
 _DEFAULTS = {"vocab_size": 16384, "model_type": "bpe", "separate": False}
 
 
@@ -56,22 +58,12 @@ class ParallelSettings:
         computed: dict[str, Any] = {
             "path": getattr(args, "path", None),
             "train": getattr(args, "train", None),
-            "trained": None,
+            **_choose_pieces(args),
         }
         if args.corpus == "multi30k":  # files in a folder
             computed["train"] = str(args.path / "train")
             computed["valid"] = [str(args.path / name) for name in args.valid]
             computed["test"] = [str(args.path / name) for name in args.test]
-        pieces = {name: getattr(args, name) for name in _DEFAULTS}
-        if args.sentencepiece_model is None:
-            computed |= {name: pieces[name] or default for name, default in _DEFAULTS.items()}
-        else:
-            for name in filter(pieces.get, pieces):
-                option = f"--{name.replace('_', '-')}"
-                raise UserError(
-                    f"{option}: --sentencepiece-model already sets this; leave {option} out"
-                )
-            computed["trained"] = TrainedPieces(*args.sentencepiece_model)
         return build_settings(cls, args, **computed)
 
     @property
@@ -102,6 +94,18 @@ class ParallelSettings:
             },
             "inputs": corpus.inputs,
         }
+
+
+def _choose_pieces(args: argparse.Namespace) -> dict[str, Any]:
+    """Collect the settings of the pieces: learnt ones, or those of ``--sentencepiece-model``."""
+    given = {name: getattr(args, name) for name in _DEFAULTS}
+    if args.sentencepiece_model is None:
+        learnt = {name: given[name] or default for name, default in _DEFAULTS.items()}
+        return {**learnt, "trained": None}
+    for name in filter(given.get, given):
+        option = f"--{name.replace('_', '-')}"
+        raise UserError(f"{option}: --sentencepiece-model already sets this; leave {option} out")
+    return {**given, "trained": TrainedPieces(*args.sentencepiece_model)}
 
 
 def filter_pairs(

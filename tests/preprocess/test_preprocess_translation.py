@@ -19,6 +19,7 @@ from fairseq.data.data_utils import load_indexed_dataset, post_process
 import translation
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running.exit_codes import STOPPED
+from fairseq_posenc.workbench.tokens.files import read_bytes
 from parallel.iwslt import read_iwslt
 from parallel.pieces import SubwordEncoder, train_model
 from parallel.preparation import filter_pairs
@@ -241,16 +242,20 @@ def test_iwslts_test_set_is_all_years_and_each_by_itself(tmp_path):
     assert [split.name for split in corpus.valid] == ["dev2010"]
 
 
-def test_iwslt_from_a_folder_in_the_other_direction(tmp_path):
+def test_iwslt_from_a_folder_in_the_other_direction(tmp_path, monkeypatch):
     folder = release(tmp_path)
-    corpus = read_iwslt(folder, ("en", "fr"), ["dev2010"], ["tst2014"])
+    read: list[Path] = []
+    spied = lambda path: read.append(path) or read_bytes(path)  # noqa: E731
+    monkeypatch.setattr("parallel.iwslt.read_bytes", spied)
+    corpus = read_iwslt(folder, ("en", "fr"), ["dev2010"], ["tst2013+tst2014", "tst2014"])
+    assert len(read) == len(set(read)) == 8
     english = corpus.train.source
     assert (english.lines[1], english.locate(1)) == (
         " " + sentences(40, 0)[1][1],
         f"{folder}: train.tags.fr-en.en, line 8",
     )
-    assert [split.name for split in corpus.test] == ["tst2014"]
-    assert len(corpus.inputs) == 6
+    assert [split.name for split in corpus.test] == ["tst2013+tst2014", "tst2014"]
+    assert len(corpus.inputs) == 8
 
 
 def without(lines: list[str], index: int) -> list[str]:
