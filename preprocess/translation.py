@@ -76,6 +76,7 @@ def _add_sets(parser: argparse.ArgumentParser, **defaults: Optional[list[str]]) 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that all kinds of corpora share."""
+    parser.set_defaults(path=None, train=None)  # which only some of them have
     add = parser.add_argument
     add("--out", type=Path, required=True, help="folder to make")
     add("--source-lang", default="fr", help="source language (default: fr)")

@@ -54,12 +54,7 @@ class ParallelSettings:
         """
         if args.max_ratio < 1:
             raise UserError(f"--max-ratio {args.max_ratio:g}: give 1 or more")
-        # Every corpus has only some of the options.
-        computed: dict[str, Any] = {
-            "path": getattr(args, "path", None),
-            "train": getattr(args, "train", None),
-            **_choose_pieces(args),
-        }
+        computed = _choose_pieces(args)
         if args.corpus == "multi30k":  # files in a folder
             computed["train"] = str(args.path / "train")
             computed["valid"] = [str(args.path / name) for name in args.valid]

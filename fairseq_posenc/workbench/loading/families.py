@@ -2,9 +2,10 @@
 
 import warnings
 from argparse import Action, ArgumentParser, Namespace
+from collections.abc import Mapping
 from copy import deepcopy
 from functools import cache
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, NamedTuple, Optional
 
 from fairseq import options
@@ -89,16 +90,12 @@ def list_stacks(model: Any) -> list[tuple[str, Any]]:
     ]
 
 
-def build_default_settings(arch: str, task: str) -> dict[str, Any]:
+@cache
+def build_default_settings(arch: str, task: str) -> Mapping[str, Any]:
     """Build fairseq's default configuration of a training, as a dictionary of sections.
 
     The section ``model`` is a dictionary if the model has a dataclass, else a Namespace.
     """
-    return dict(_build_default_settings(arch, task))  # a copy, as callers replace sections
-
-
-@cache
-def _build_default_settings(arch: str, task: str) -> dict[str, Any]:
     words = [".", "--task", task, "--arch", arch]
     if task == "translation":
         words += ["--source-lang", "src", "--target-lang", "tgt"]
@@ -107,7 +104,7 @@ def _build_default_settings(arch: str, task: str) -> dict[str, Any]:
         warnings.simplefilter("ignore")  # hydra warns about fairseq's configuration
         config = convert_namespace_to_omegaconf(args)
     values: Any = OmegaConf.to_container(config, resolve=True, enum_to_str=True)
-    return values
+    return MappingProxyType(values)  # read-only, as it is kept
 
 
 def model_options(arch: str) -> list[Action]:

@@ -72,7 +72,7 @@ def build_model(folder: HFFolder) -> BuiltModel:
     exported = folder.settings or options_from_config(folder.config, folder.path)
     arch = _check_settings(exported, folder)
     plan = plan_model(exported, folder)
-    config = build_default_settings(arch, plan.task["_name"])
+    config = dict(build_default_settings(arch, plan.task["_name"]))
     defaults = config["model"]  # a dictionary for causal LMs, else a Namespace
     options = {**(vars(defaults) if isinstance(defaults, Namespace) else defaults), **plan.model}
     symbols = _read_vocabulary_sizes(folder)
