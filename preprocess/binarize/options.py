@@ -118,6 +118,7 @@ class BinarizeSettings:
 
     def _check(self) -> None:
         """Refuse options that are out of range or contradict each other."""
+        has_train = "train" in self.inputs
         if not 0 <= self.shard < self.num_shards:
             raise UserError(f"--shard {self.shard}: shards are numbered 0 to {self.num_shards - 1}")
         if self.longest_line is not None and self.longest_line < _LEAST_LONGEST_LINE:
@@ -136,22 +137,21 @@ class BinarizeSettings:
             )
         if not self.inputs:
             raise UserError("nothing to do: give --train, --valid or --test")
-        if self.shard and "train" not in self.inputs:
+        if self.shard and not has_train:
             raise UserError(
                 f"--shard {self.shard}: give --train; only shard 0 has the sets of the others"
             )
         if self.cluster and (self.shard or self.num_shards == 1):
             raise UserError("--on slurm makes all shards: give --num-shards, and leave --shard out")
-        has_train = "train" in self.inputs
         if self.cluster and not has_train:
             raise UserError("--on slurm makes shards of a training text: give --train")
         if self.dict_only and not (self.makes_dictionary and has_train):
             raise UserError("--dict-only counts words or characters of --train, without --dict")
         if self.makes_dictionary and not has_train:
             raise UserError("give --train, which the dictionary is made from, or --dict")
-        # --dict-only counts a shard; on a cluster, counting is the first step.
-        counts_shards = self.dict_only or self.cluster
-        if self.makes_dictionary and self.num_shards > 1 and not counts_shards:
+        # On a cluster, the shards are counted first.
+        has_counts = self.dict_only or self.cluster
+        if self.makes_dictionary and self.num_shards > 1 and not has_counts:
             raise UserError(
                 "shards need one dictionary: make it with --dict-only, then give it with --dict"
             )

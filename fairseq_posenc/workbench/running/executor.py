@@ -12,7 +12,6 @@ import os
 import subprocess
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -142,13 +141,8 @@ class LocalMachine(NamedTuple):
                     say(f"[{ended} of {len(jobs)} runs ended] {text}")
 
             environment = free.pop()
-            locked = lock_folder(job.folder, "run") if self.lock is None else nullcontext(self.lock)
             try:
-                if not job.is_done:
-                    with locked as lock:
-                        job.run(RunContext(lock, report, environment))
-                elif not job.updates:  # the progress bar shows those that have updates
-                    say(f"{job.label}: done before")
+                self._run_job(job, RunContext(self.lock, report, environment))
             except UserError as error:
                 if not self.keep_going:
                     raise
@@ -169,6 +163,17 @@ class LocalMachine(NamedTuple):
             calls = [partial(run_job, job) for job in jobs]
             run_parallel(calls, self.jobs, watch, self.wave, note_end)
         return failures
+
+    def _run_job(self, job: Job, context: RunContext) -> None:
+        """Run a job unless it is done, in a folder that is locked."""
+        if job.is_done:
+            if not job.updates:  # the progress bar shows those that have updates
+                say(f"{job.label}: done before")
+        elif context.lock is not None:
+            job.run(context)
+        else:
+            with lock_folder(job.folder, "run") as lock:
+                job.run(context._replace(lock=lock))
 
 
 def refuse_jobs(out: Path) -> None:

@@ -108,13 +108,12 @@ def add_data(parser: ArgumentParser, text: str, required: bool = False) -> None:
 def add_out(
     parser: ArgumentParser, default: Optional[str] = None, computed_default: str = ""
 ) -> None:
-    """Add ``--out``, the folder of the results.
+    """Add ``--out``, the folder of the results; it is required if it has no default.
 
     Args:
         parser: parser to extend.
         default: default folder.
-        computed_default: description of a default that depends on other options; without either
-            default, ``--out`` is required.
+        computed_default: for the help: a default that the command finds by other options.
     """
     shown = default or computed_default
     text = "folder of the results" + (f" (default: {shown})" if shown else "")
