@@ -21,8 +21,9 @@ from fairseq_posenc.workbench.experiments import trainings
 from fairseq_posenc.workbench.experiments.outcomes import Outcome, SeedAggregate, aggregate
 from fairseq_posenc.workbench.experiments.trainings import Evaluation, Training
 from fairseq_posenc.workbench.experiments.variants import CAUSAL, Run, Variant
-from fairseq_posenc.workbench.running.executor import LocalMachine, Slurm, run_jobs
+from fairseq_posenc.workbench.running.executor import Slurm, run_jobs
 from fairseq_posenc.workbench.running.jobs import Inputs, Job, Outputs, RunContext
+from fairseq_posenc.workbench.running.local_machine import LocalMachine
 from fairseq_posenc.workbench.running.logs import TRAIN_LOG, Curve, read_curve_file
 from fairseq_posenc.workbench.running.options import build_settings, parse_cluster
 

@@ -46,8 +46,8 @@ def choose_dtype(fp16: bool = False, bf16: bool = False) -> torch.dtype:
 class ComputeOptions(NamedTuple):
     """Device and precision of a model."""
 
-    device: str  # `cpu` or `cuda`
-    dtype: torch.dtype  # of its parameters
+    device: str = "cpu"  # `cpu` or `cuda`
+    dtype: Optional[torch.dtype] = None  # of its parameters; None leaves them as they are
 
     @classmethod
     def choose(cls, device: Optional[str], fp16: bool, bf16: bool) -> ComputeOptions:
@@ -61,6 +61,9 @@ class ComputeOptions(NamedTuple):
     def place(self, model: Any) -> Any:
         """Move a model to the device, in evaluation mode."""
         return model.to(device=self.device, dtype=self.dtype).eval()
+
+
+CPU = ComputeOptions()
 
 
 def hydra_overrides(args: Namespace, is_local: bool = True) -> list[str]:

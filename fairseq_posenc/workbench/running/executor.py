@@ -1,4 +1,4 @@
-"""Runs jobs on this machine or, with ``--on slurm``, on a cluster.
+"""Runs jobs: on a cluster with ``--on slurm``, or on this machine (:mod:`.local_machine`).
 
 submitit pickles the jobs, submits them, and requeues a job that runs out of time. This module adds
 what submitit lacks: it remembers which Slurm jobs belong to an output folder, asks ``squeue`` for
@@ -13,17 +13,15 @@ import subprocess
 import time
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional, Protocol
 
 from fairseq_posenc.errors import RunError, UserError
 from fairseq_posenc.files import write_whole
-from fairseq_posenc.workbench.running.devices import visible_gpus
 from fairseq_posenc.workbench.running.folders import is_locked, lock_folder, read_json_object
 from fairseq_posenc.workbench.running.jobs import Job, RunContext
-from fairseq_posenc.workbench.running.programs import find_user_error, run_parallel
-from fairseq_posenc.workbench.running.progress import bar, say
+from fairseq_posenc.workbench.running.programs import find_user_error
+from fairseq_posenc.workbench.running.progress import say
 
 _DONE = "DONE"  # complete by its folder, whatever Slurm says
 _FORGOTTEN = "ENDED"  # no longer listed: Slurm forgets a job some minutes after its end
@@ -48,6 +46,15 @@ _LONGEST_PAUSE = 10.0
 _LOCK_PATIENCE = 300.0
 _SIGNAL_EARLY = 60  # seconds by which Slurm's signal may come too early
 _MAX_TIMEOUTS = 10**6  # without limit: _SlurmJob.checkpoint ends a job that makes no progress
+
+
+class Machine(Protocol):
+    """Where jobs run: a cluster or this machine."""
+
+    def run(
+        self, jobs: Sequence[Job], out: Path, watch: Optional[Callable[[], None]] = None
+    ) -> list[str]:
+        """Run the jobs that are not done; return a line for each that failed."""
 
 
 class Slurm(NamedTuple):
@@ -98,84 +105,6 @@ class Slurm(NamedTuple):
                 ) from None
 
 
-class LocalMachine(NamedTuple):
-    """This machine, whose GPUs are divided among the jobs that run at the same time."""
-
-    jobs: int = 1  # number of jobs at a time
-    lock: Optional[int] = None  # lock of the command's folder; None to lock the folder of each job
-    wave: Optional[int] = None  # number of jobs that belong together; see :func:`run_parallel`
-    keep_going: bool = False  # whether the other jobs go on if one fails, as on a cluster
-
-    def run(
-        self, jobs: Sequence[Job], out: Path, watch: Optional[Callable[[], None]] = None
-    ) -> list[str]:
-        """Run the jobs that are not done; for the arguments see :meth:`Slurm.run`.
-
-        Returns:
-            A line for each job that failed, with ``keep_going``.
-
-        Raises:
-            UserError: a job failed, another process works in its folder, or the folder has jobs on
-                a cluster.
-        """
-        refuse_jobs(out)
-        gpus = visible_gpus()
-        ended = 0
-        failures = list[str]()
-        # The environments that no running job uses; with several GPUs, each names one.
-        free = [
-            {"CUDA_VISIBLE_DEVICES": gpus[slot % len(gpus)]} if gpus else {}
-            for slot in range(self.jobs)
-        ]
-
-        def run_job(job: Job) -> str:
-            """Run a job; return a line about its failure, or "" if it succeeded."""
-            reached = 0
-            failure = ""
-
-            def report(updates: int, text: str) -> None:
-                nonlocal reached
-                progress.update(updates - reached)
-                reached = updates
-                if text:
-                    say(f"[{ended} of {len(jobs)} runs ended] {text}")
-
-            environment = free.pop()
-            try:
-                self._run_job(job, RunContext(self.lock, report, environment))
-            except UserError as error:
-                if not self.keep_going:
-                    raise
-                failure = f"{job.label}: {error}"
-            finally:
-                free.append(environment)
-            report(job.updates, "")  # fills the bar, also for a job that failed
-            return failure
-
-        def note_end(failure: str) -> None:
-            nonlocal ended
-            ended += 1
-            if failure:
-                say(f"[{ended} of {len(jobs)} runs ended] {failure}")
-                failures.append(failure.splitlines()[0].rstrip(" :"))
-
-        with bar("all runs", sum(job.updates for job in jobs), " updates") as progress:
-            calls = [partial(run_job, job) for job in jobs]
-            run_parallel(calls, self.jobs, watch, self.wave, note_end)
-        return failures
-
-    def _run_job(self, job: Job, context: RunContext) -> None:
-        """Run a job unless it is done, in a folder that is locked."""
-        if job.is_done:
-            if not job.updates:  # the progress bar shows those that have updates
-                say(f"{job.label}: done before")
-        elif context.lock is not None:
-            job.run(context)
-        else:
-            with lock_folder(job.folder, "run") as lock:
-                job.run(context._replace(lock=lock))
-
-
 def refuse_jobs(out: Path) -> None:
     """Refuse an output folder that has queued or running jobs on a cluster.
 
@@ -192,7 +121,7 @@ def refuse_jobs(out: Path) -> None:
 def run_jobs(
     jobs: Sequence[Job],
     out: Path,
-    machine: Slurm | LocalMachine,
+    machine: Machine,
     watch: Optional[Callable[[], None]] = None,
 ) -> None:
     """Run the jobs of a command that are not done; see the ``run`` of the two machines.

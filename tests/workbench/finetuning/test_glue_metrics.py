@@ -38,7 +38,7 @@ from fairseq_posenc.workbench.finetuning.glue.runs import (
 )
 from fairseq_posenc.workbench.finetuning.glue.worker import has_collapsed, measure
 from fairseq_posenc.workbench.results.record import Record
-from fairseq_posenc.workbench.running import executor
+from fairseq_posenc.workbench.running import local_machine
 from fairseq_posenc.workbench.training import recipes
 from fairseq_posenc.workbench.training.recipes.composing import compose_file
 
@@ -270,13 +270,13 @@ def test_both_programs_of_a_run_have_its_gpu_and_a_failure_of_either_is_its_own(
     (tmp_path / "stand_in.py").write_text(MEASURING)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(worker, "_MODULE", "stand_in")
-    monkeypatch.setattr(executor, "visible_gpus", lambda: ["7"])
+    monkeypatch.setattr(local_machine, "visible_gpus", lambda: ["7"])
     train = ["python", "-c", "import os; print('gpu', os.environ['CUDA_VISIBLE_DEVICES'])"]
     runs = [
         GlueRun("m4m", "RTE", 2e-5, seed, "accuracy", 1000, "", "", 0, train) for seed in (1, 2)
     ]
     jobs = [worker.build_job(run, tmp_path) for run in runs]
-    (failure,) = executor.LocalMachine(keep_going=True).run(jobs, tmp_path)
+    (failure,) = local_machine.LocalMachine(keep_going=True).run(jobs, tmp_path)
     log = runs[1].folder(tmp_path) / "train.log"
     program = Path(sys.executable).name
     assert failure == f"RTE, learning rate 2e-05, seed 2: {program}: is wrong (its log: {log})"

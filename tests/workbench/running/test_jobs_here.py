@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from fairseq_posenc.errors import RunError, UserError
-from fairseq_posenc.workbench.running import executor
-from fairseq_posenc.workbench.running.executor import LocalMachine, run_jobs
+from fairseq_posenc.workbench.running import local_machine
+from fairseq_posenc.workbench.running.executor import run_jobs
 from fairseq_posenc.workbench.running.folders import is_locked, lock_folder
 from fairseq_posenc.workbench.running.jobs import Job, RunContext, Step, Work
+from fairseq_posenc.workbench.running.local_machine import LocalMachine
 from fairseq_posenc.workbench.running.programs import run_logged
 from tests.helpers.waiting import wait_until
 
@@ -35,7 +36,7 @@ def job(out: Path, name: str, work: Work, updates: int = 0) -> Job:
     ],
 )
 def test_jobs_that_run_at_a_time_share_the_gpus(tmp_path, monkeypatch, gpus, at_a_time, wanted):
-    monkeypatch.setattr(executor, "visible_gpus", lambda: gpus)
+    monkeypatch.setattr(local_machine, "visible_gpus", lambda: gpus)
     together, found = threading.Barrier(at_a_time), []
 
     def work(context: RunContext) -> None:
@@ -80,7 +81,7 @@ def test_trainings_are_one_bar_of_updates(tmp_path, monkeypatch, capsys):
         def __exit__(self, *_: object) -> None:
             shown.append("closed")
 
-    monkeypatch.setattr(executor, "bar", Bar)
+    monkeypatch.setattr(local_machine, "bar", Bar)
 
     def train(context: RunContext) -> None:
         context.report(400, "")

@@ -29,11 +29,12 @@ from fairseq_posenc.workbench.running.devices import (
     choose_device,
     choose_dtype,
 )
-from fairseq_posenc.workbench.running.executor import LocalMachine, run_jobs
+from fairseq_posenc.workbench.running.executor import run_jobs
 from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.files import checksum
 from fairseq_posenc.workbench.running.folders import lock_output_folder
 from fairseq_posenc.workbench.running.jobs import Inputs
+from fairseq_posenc.workbench.running.local_machine import LocalMachine
 from fairseq_posenc.workbench.running.progress import say
 
 REPORT, FIGURES, PICTURE = "lm-length.md", "lm-length.json", "lm-length.png"

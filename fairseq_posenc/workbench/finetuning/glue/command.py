@@ -27,8 +27,9 @@ from fairseq_posenc.workbench.finetuning.glue.runs import (
 from fairseq_posenc.workbench.finetuning.glue.worker import build_job
 from fairseq_posenc.workbench.loading.pretrained import Pretrained, read_pretrained
 from fairseq_posenc.workbench.running.devices import hydra_overrides, visible_gpus
-from fairseq_posenc.workbench.running.executor import LocalMachine, run_jobs
+from fairseq_posenc.workbench.running.executor import run_jobs
 from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
+from fairseq_posenc.workbench.running.local_machine import LocalMachine
 from fairseq_posenc.workbench.running.options import (
     add_cluster,
     add_computing,
