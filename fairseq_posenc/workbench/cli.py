@@ -5,9 +5,10 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import import_module
-from typing import Any, NamedTuple
+from types import ModuleType
+from typing import NamedTuple
 
 from fairseq_posenc.errors import UserError, suggest
 from fairseq_posenc.version import __version__
@@ -22,8 +23,8 @@ class Command(NamedTuple):
     """A subcommand, and the module that defines its options and runs it.
 
     The module has the functions ``add_arguments`` and ``run`` or, if it serves several commands,
-    ``add_PART_arguments`` and ``run_PART``. It is imported only for its command, as most of them
-    import fairseq.
+    ``add_PART_arguments`` and ``run_PART``; the first is missing for a command without options. It
+    is imported only for its command, as most of them import fairseq.
     """
 
     help: str  # description in one line
@@ -35,14 +36,17 @@ class Command(NamedTuple):
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add the command's options to a parser."""
-        self._import(f"add_{self.part}_arguments" if self.part else "add_arguments")(parser)
+        name = f"add_{self.part}_arguments" if self.part else "add_arguments"
+        if add := getattr(self._import(), name, None):
+            add(parser)
 
     def run(self, args: argparse.Namespace) -> int:
         """Run the command; return the exit code."""
-        return self._import(f"run_{self.part}" if self.part else "run")(args)
+        name = f"run_{self.part}" if self.part else "run"
+        return getattr(self._import(), name)(args)
 
-    def _import(self, name: str) -> Callable[..., Any]:
-        return getattr(import_module(self.module, __package__), name)
+    def _import(self) -> ModuleType:
+        return import_module(self.module, __package__)
 
 
 # Commands by the user's purpose, in the order of the help.

@@ -32,10 +32,6 @@ class Finding(NamedTuple):
     text: str
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add nothing: ``fairseq-posenc doctor`` has no options."""
-
-
 def run(args: argparse.Namespace) -> int:
     """Print the report; return 1 if anything essential does not work."""
     print(f"fairseq-posenc {__version__}\n")

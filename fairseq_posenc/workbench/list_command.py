@@ -28,10 +28,6 @@ def run_list(args: argparse.Namespace) -> int:
     return 0
 
 
-def add_user_dir_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add nothing: ``fairseq-posenc user-dir`` has no options."""
-
-
 def run_user_dir(args: argparse.Namespace) -> int:
     """Print the path of the package."""
     print(USER_DIR)

@@ -56,6 +56,9 @@ class SubwordEncoder:
         path: the ``.model`` file.
         vocabulary: pieces in the order of their ids, fairseq's symbols first; by default those of
             the model. Pieces of the model that it lacks become ``<unk>``, as in opus-mt.
+
+    Raises:
+        UserError: the file is not a model, or the vocabulary has none of its pieces.
     """
 
     def __init__(self, path: Path, vocabulary: list[str] | None = None) -> None:
@@ -64,11 +67,8 @@ class SubwordEncoder:
         ids = {piece: number for number, piece in enumerate(self._pieces)}
         # fairseq's id of each piece of the model
         self._ids = [ids.get(piece, UNKNOWN) for piece in self._model.texts]
-
-    @property
-    def knows_pieces(self) -> bool:
-        """Whether any piece of the model is in the vocabulary."""
-        return max(self._ids) >= NUM_SPECIAL
+        if max(self._ids) < NUM_SPECIAL:
+            raise UserError(f"{path}: none of its pieces is in {VOCABULARY}")
 
     def encode(self, lines: list[str]) -> PieceIds:
         """Encode each line as ids."""
@@ -109,7 +109,7 @@ class TrainedPieces:
         self.paths = (source, target, source.with_name(VOCABULARY))
         self.contents = tuple(read_bytes(path) for path in self.paths)
         self.pieces = [*_SYMBOLS, *(name for name in self._read_pieces() if name not in _SYMBOLS)]
-        self.encoders = (self._load_encoder(source), self._load_encoder(target))
+        self.encoders = SubwordEncoder(source, self.pieces), SubwordEncoder(target, self.pieces)
 
     def _read_pieces(self) -> list[str]:
         """Read the pieces of the vocabulary in the order of their numbers."""
@@ -124,9 +124,3 @@ class TrainedPieces:
         if not is_whole:
             raise UserError(f"{path}: not a vocabulary, which gives each piece a number from 0 on")
         return pieces
-
-    def _load_encoder(self, path: Path) -> SubwordEncoder:
-        encoder = SubwordEncoder(path, self.pieces)
-        if not encoder.knows_pieces:
-            raise UserError(f"{path}: none of its pieces is in {self.paths[-1]}")
-        return encoder
