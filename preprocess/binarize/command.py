@@ -17,7 +17,7 @@ from fairseq.data import Dictionary
 from fairseq_posenc.checkpoints.dictionary import DICTIONARY, load_dictionary
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.files import write_whole
-from fairseq_posenc.workbench.running.executor import Slurm, run_jobs
+from fairseq_posenc.workbench.running.executor import Slurm
 from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.files import checksum, read_json
 from fairseq_posenc.workbench.running.folders import MANIFEST, WholeFolder, read_progress
@@ -106,7 +106,7 @@ def _make_shards(settings: BinarizeSettings, cluster: Slurm) -> list[Path]:
     folders = [shard.folder for shard in shards]
     # Shards with other settings are refused before any job starts.
     read_shards([folder for folder in folders if folder.exists()], plan)
-    run_jobs(list(map(_build_job, shards)), settings.out, cluster)
+    cluster.run(list(map(_build_job, shards)), settings.out)
     check_coverage(read_shards(folders, plan), files)
     say(f"{len(shards)} shards in {folders[0].parent} have all of {len(files)} files, once")
     return folders

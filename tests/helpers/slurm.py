@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import socket
@@ -16,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from fairseq_posenc.errors import UserError
+from fairseq_posenc.errors import RunError, UserError
 from fairseq_posenc.workbench.running.jobs import Job, Step
 from fairseq_posenc.workbench.running.options import Parser, add_cluster, parse_cluster
 from tests.helpers.waiting import free_ports, wait_until
@@ -274,7 +275,11 @@ def sweep(out: Path, steps: int, *options: str, items: int = 2, seconds: float =
     add_cluster(parser)
     place = parse_cluster(parser.parse_args(words))
     assert place
-    return place.run([counting(out, f"p{n}", steps, seconds) for n in range(items)], out)
+    try:
+        place.run([counting(out, f"p{n}", steps, seconds) for n in range(items)], out)
+    except RunError as error:
+        return re.split(r"; (?=p\d+: )", str(error).partition(" tries them again: ")[2])
+    return []
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from fairseq_posenc.workbench.experiments import trainings
 from fairseq_posenc.workbench.experiments.outcomes import Outcome, SeedAggregate, aggregate
 from fairseq_posenc.workbench.experiments.trainings import Evaluation, Training
 from fairseq_posenc.workbench.experiments.variants import CAUSAL, Run, Variant
-from fairseq_posenc.workbench.running.executor import Slurm, run_jobs
+from fairseq_posenc.workbench.running.executor import Slurm
 from fairseq_posenc.workbench.running.jobs import Inputs, Job, Outputs, RunContext
 from fairseq_posenc.workbench.running.local_machine import LocalMachine
 from fairseq_posenc.workbench.running.logs import TRAIN_LOG, Curve, read_curve_file
@@ -163,7 +163,7 @@ class Experiment(ABC):
         wave = len(jobs) // len(self.seeds)
         machine = self.cluster or LocalMachine(self.jobs, lock, wave)
         follow = partial(watch, read_results) if watch else None
-        run_jobs([*jobs.values()], self.out, machine, follow)
+        machine.run([*jobs.values()], self.out, follow)
         return read_results()
 
     def _build_job(self, run: Run, data: Inputs, evaluation: Optional[Evaluation] = None) -> Job:

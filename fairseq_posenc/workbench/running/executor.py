@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NamedTuple, Optional, Protocol
+from typing import Any, NamedTuple, Optional
 
 from fairseq_posenc.errors import RunError, UserError
 from fairseq_posenc.files import write_whole
@@ -48,15 +48,6 @@ _SIGNAL_EARLY = 60  # seconds by which Slurm's signal may come too early
 _MAX_TIMEOUTS = 10**6  # without limit: _SlurmJob.checkpoint ends a job that makes no progress
 
 
-class Machine(Protocol):
-    """Where jobs run: a cluster or this machine."""
-
-    def run(
-        self, jobs: Sequence[Job], out: Path, watch: Optional[Callable[[], None]] = None
-    ) -> list[str]:
-        """Run the jobs that are not done; return a line for each that failed."""
-
-
 class Slurm(NamedTuple):
     """A Slurm cluster with the user's options."""
 
@@ -72,7 +63,7 @@ class Slurm(NamedTuple):
 
     def run(
         self, jobs: Sequence[Job], out: Path, watch: Optional[Callable[[], None]] = None
-    ) -> list[str]:
+    ) -> None:
         """Submit the jobs that are neither done nor queued, and wait until all have ended.
 
         Args:
@@ -80,17 +71,15 @@ class Slurm(NamedTuple):
             out: folder of the command; on a cluster, all machines must share its file system.
             watch: called every few seconds, on this machine several times a second.
 
-        Returns:
-            A line for each job that failed.
-
         Raises:
+            RunError: jobs failed.
             UserError: Slurm is not available or refuses an option, or another command waits for
                 jobs of this folder.
             SystemExit: after ``--detach``.
             KeyboardInterrupt: the user pressed Ctrl-C; the jobs go on.
         """
         if all(job.is_done for job in jobs):
-            return []
+            return
         queue = _Queue(out)
         with lock_folder(queue.folder, "jobs of"):
             queue.submit(jobs, self)
@@ -98,11 +87,12 @@ class Slurm(NamedTuple):
                 say(f"submitted; the same command without --detach waits; {queue.how_to_end}")
                 raise SystemExit(0)
             try:
-                return queue.wait(jobs, watch)
+                failures = queue.wait(jobs, watch)
             except KeyboardInterrupt:
                 raise KeyboardInterrupt(
                     f"the jobs go on; the same command waits for them again; {queue.how_to_end}"
                 ) from None
+        raise_failures(failures, len(jobs))
 
 
 def refuse_jobs(out: Path) -> None:
@@ -118,20 +108,15 @@ def refuse_jobs(out: Path) -> None:
         )
 
 
-def run_jobs(
-    jobs: Sequence[Job],
-    out: Path,
-    machine: Machine,
-    watch: Optional[Callable[[], None]] = None,
-) -> None:
-    """Run the jobs of a command that are not done; see the ``run`` of the two machines.
+def raise_failures(failures: Sequence[str], count: int) -> None:
+    """Raise an error that lists the failures of a command's ``count`` jobs, if there are any.
 
     Raises:
-        RunError: jobs failed while others went on.
+        RunError: a job failed.
     """
-    if failures := machine.run(jobs, out, watch):
+    if failures:
         raise RunError(
-            f"{len(failures)} of {len(jobs)} runs failed; the same command tries them again: "
+            f"{len(failures)} of {count} runs failed; the same command tries them again: "
             + "; ".join(failures)
         )
 

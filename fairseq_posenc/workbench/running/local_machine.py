@@ -7,7 +7,7 @@ from typing import NamedTuple, Optional
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running.devices import visible_gpus
-from fairseq_posenc.workbench.running.executor import refuse_jobs
+from fairseq_posenc.workbench.running.executor import raise_failures, refuse_jobs
 from fairseq_posenc.workbench.running.folders import lock_folder
 from fairseq_posenc.workbench.running.jobs import Job, RunContext
 from fairseq_posenc.workbench.running.programs import run_parallel
@@ -24,13 +24,11 @@ class LocalMachine(NamedTuple):
 
     def run(
         self, jobs: Sequence[Job], out: Path, watch: Optional[Callable[[], None]] = None
-    ) -> list[str]:
+    ) -> None:
         """Run the jobs that are not done; for the arguments see ``Slurm.run``.
 
-        Returns:
-            A line for each job that failed, with ``keep_going``.
-
         Raises:
+            RunError: jobs failed, with ``keep_going``.
             UserError: a job failed, another process works in its folder, or the folder has jobs on
                 a cluster.
         """
@@ -78,7 +76,7 @@ class LocalMachine(NamedTuple):
         with bar("all runs", sum(job.updates for job in jobs), " updates") as progress:
             calls = [partial(run_job, job) for job in jobs]
             run_parallel(calls, self.jobs, watch, self.wave, note_end)
-        return failures
+        raise_failures(failures, len(jobs))
 
     def _run_job(self, job: Job, context: RunContext) -> None:
         """Run a job unless it is done, in a folder that is locked."""

@@ -12,7 +12,7 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.loading.dictionaries import infer_languages, open_task
 from fairseq_posenc.workbench.results.record import Record, Row, own_command
-from fairseq_posenc.workbench.running.executor import Slurm, run_jobs
+from fairseq_posenc.workbench.running.executor import Slurm
 from fairseq_posenc.workbench.running.files import checksum
 from fairseq_posenc.workbench.running.jobs import RunContext, Step
 from fairseq_posenc.workbench.running.local_machine import LocalMachine
@@ -223,7 +223,7 @@ def _translate(
         for training, model in models.items()
     }
     jobs = [generation.build_job(request.searches) for generation in generations.values()]
-    run_jobs(jobs, out, request.cluster or LocalMachine())
+    (request.cluster or LocalMachine()).run(jobs, out)
     translations = []
     for training in request.trainings:
         if training in files:

@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 from scipy import stats
 from sklearn import metrics as theirs
 
-from fairseq_posenc.errors import UserError
+from fairseq_posenc.errors import RunError, UserError
 from fairseq_posenc.tasks.glue import metrics
 from fairseq_posenc.tasks.glue.definitions import TASKS
 from fairseq_posenc.workbench.finetuning.glue import worker
@@ -276,10 +276,13 @@ def test_both_programs_of_a_run_have_its_gpu_and_a_failure_of_either_is_its_own(
         GlueRun("m4m", "RTE", 2e-5, seed, "accuracy", 1000, "", "", 0, train) for seed in (1, 2)
     ]
     jobs = [worker.build_job(run, tmp_path) for run in runs]
-    (failure,) = local_machine.LocalMachine(keep_going=True).run(jobs, tmp_path)
+    with pytest.raises(RunError) as caught:
+        local_machine.LocalMachine(keep_going=True).run(jobs, tmp_path)
     log = runs[1].folder(tmp_path) / "train.log"
     program = Path(sys.executable).name
-    assert failure == f"RTE, learning rate 2e-05, seed 2: {program}: is wrong (its log: {log})"
+    failure = f"RTE, learning rate 2e-05, seed 2: {program}: is wrong (its log: {log})"
+    assert str(caught.value).startswith("1 of 2 runs failed; the same command tries them again: ")
+    assert str(caught.value).endswith(f"again: {failure}")
     for run in runs:
         text = (run.folder(tmp_path) / "train.log").read_text()
         assert text.count("gpu 7\n") == 2

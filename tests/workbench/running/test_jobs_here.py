@@ -13,7 +13,6 @@ import pytest
 
 from fairseq_posenc.errors import RunError, UserError
 from fairseq_posenc.workbench.running import local_machine
-from fairseq_posenc.workbench.running.executor import run_jobs
 from fairseq_posenc.workbench.running.folders import is_locked, lock_folder
 from fairseq_posenc.workbench.running.jobs import Job, RunContext, Step, Work
 from fairseq_posenc.workbench.running.local_machine import LocalMachine
@@ -44,7 +43,7 @@ def test_jobs_that_run_at_a_time_share_the_gpus(tmp_path, monkeypatch, gpus, at_
         together.wait(10)
 
     jobs = [job(tmp_path, f"p{n}", work) for n in range(2 * at_a_time)]
-    run_jobs(jobs, tmp_path, LocalMachine(at_a_time))
+    LocalMachine(at_a_time).run(jobs, tmp_path)
     key = str
     assert sorted(found, key=key) == sorted(2 * wanted, key=key)
 
@@ -57,12 +56,13 @@ def test_one_that_fails_ends_all_or_is_told_with_the_others(tmp_path, capsys, at
     jobs = [job(tmp_path, "p0", fail), job(tmp_path, "p1", lambda context: None)]
     with pytest.raises(UserError, match=r"^is wrong"):
         LocalMachine(at_a_time).run(jobs, tmp_path)
-    failures = LocalMachine(at_a_time, keep_going=True).run(jobs, tmp_path)
-    assert failures == ["p0: is wrong"]
+    machine = LocalMachine(at_a_time, keep_going=True)
+    with pytest.raises(RunError, match=r"^1 of 2 runs failed; the same command .*: p0: is wrong$"):
+        machine.run(jobs, tmp_path)
     assert jobs[1].is_done
     assert "of 2 runs ended] p0: is wrong: \nthe end of its log\n" in capsys.readouterr().err
-    with pytest.raises(RunError, match=r"^1 of 2 runs failed; the same command tries .*: p0: is w"):
-        run_jobs(jobs, tmp_path, LocalMachine(at_a_time, keep_going=True))
+    with pytest.raises(RunError, match=r"^1 of 2 runs failed"):
+        machine.run(jobs, tmp_path)
     assert "p1: done before\n" in capsys.readouterr().err
 
 
@@ -92,7 +92,8 @@ def test_trainings_are_one_bar_of_updates(tmp_path, monkeypatch, capsys):
         raise UserError("is wrong")
 
     jobs = [job(tmp_path, "a", train, 1000), job(tmp_path, "b", fail, 1000)]
-    assert LocalMachine(keep_going=True).run(jobs, tmp_path) == ["b: is wrong"]
+    with pytest.raises(RunError, match=r": b: is wrong$"):
+        LocalMachine(keep_going=True).run(jobs, tmp_path)
     assert shown == [("all runs", 2000, " updates"), 400, 500, 100, 400, 600, "closed"]
     told = capsys.readouterr()
     assert told.out == ""

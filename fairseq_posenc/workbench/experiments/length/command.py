@@ -29,7 +29,6 @@ from fairseq_posenc.workbench.running.devices import (
     choose_device,
     choose_dtype,
 )
-from fairseq_posenc.workbench.running.executor import run_jobs
 from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.files import checksum
 from fairseq_posenc.workbench.running.folders import lock_output_folder
@@ -117,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
             for named in models
         ]
         jobs = [scoring.build_job() for scoring in scorings]
-        run_jobs(jobs, args.out, cluster or LocalMachine())
+        (cluster or LocalMachine()).run(jobs, args.out)
         scores = [scoring.read(job) for scoring, job in zip(scorings, jobs)]
         record = report.build_record(facts, scores, text, stream.size)
         record.write(args.out / FIGURES)

@@ -27,7 +27,6 @@ from fairseq_posenc.workbench.finetuning.glue.runs import (
 from fairseq_posenc.workbench.finetuning.glue.worker import build_job
 from fairseq_posenc.workbench.loading.pretrained import Pretrained, read_pretrained
 from fairseq_posenc.workbench.running.devices import hydra_overrides, visible_gpus
-from fairseq_posenc.workbench.running.executor import run_jobs
 from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.local_machine import LocalMachine
 from fairseq_posenc.workbench.running.options import (
@@ -107,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
     machine = cluster or LocalMachine(args.jobs or len(visible_gpus()) or 1, keep_going=True)
     try:
         with signals_as_keyboard_interrupt():
-            run_jobs(unfinished, out, machine)
+            machine.run(unfinished, out)
     except RunError:
         write_results(runs_of_folder, out, pretrained, name)
         raise

@@ -27,7 +27,6 @@ from fairseq_posenc.workbench.finetuning.squad.score import Figures, evaluate, u
 from fairseq_posenc.workbench.finetuning.squad.train import FineTuning
 from fairseq_posenc.workbench.results.record import Record, make_folder, own_command
 from fairseq_posenc.workbench.running.devices import ComputeOptions, hydra_overrides
-from fairseq_posenc.workbench.running.executor import run_jobs
 from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.local_machine import LocalMachine
 from fairseq_posenc.workbench.running.options import (
@@ -105,7 +104,7 @@ def _train(args: argparse.Namespace) -> int:
     overrides = [*hydra_overrides(args, is_local=cluster is None), *args.changes]
     with signals_as_keyboard_interrupt():
         training = FineTuning(args.checkpoint, args.data, args.out, args.config, overrides)
-        run_jobs([training.build_job()], args.out, cluster or LocalMachine())
+        (cluster or LocalMachine()).run([training.build_job()], args.out)
     model = args.out / LAST
     say(f"wrote {model}; next: fairseq-posenc squad predict --checkpoint {model} ...")
     return 0

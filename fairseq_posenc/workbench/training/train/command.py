@@ -13,7 +13,7 @@ from typing import Any
 from fairseq_posenc.checkpoints.recovery import BEST
 from fairseq_posenc.checkpoints.safe_loading import open_checkpoint
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.running.executor import refuse_jobs, run_jobs
+from fairseq_posenc.workbench.running.executor import refuse_jobs
 from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.jobs import Job, RunContext
 from fairseq_posenc.workbench.running.logs import TRAIN_LOG, bits_to_nats
@@ -148,7 +148,7 @@ def _run_all(trainings: list[TrainingRun], args: argparse.Namespace) -> None:
     out = Path(os.path.commonpath([training.folder for training in trainings]))
     with signals_as_keyboard_interrupt():
         if cluster:
-            run_jobs([_build_job(training) for training in trainings], out, cluster)
+            cluster.run([_build_job(training) for training in trainings], out)
             return
         refuse_jobs(out)  # those that a cluster still runs in the folder
         for training in trainings:
