@@ -159,7 +159,7 @@ class Sampler:
         return SampledDocument(train, valid)
 
     def _estimate_rest(self) -> float:
-        """Estimate how much text to train on is not counted yet, in the unit of the size."""
+        """Estimate how much text to train on follows what is counted, in the unit of the size."""
         rest = self.totals[self.hold_out_unit] - self.counts[self.hold_out_unit]
         still_to_hold = self.corpus.hold_out - self.counts["held_out"]
         train_share = 1 - still_to_hold / rest if rest else 0
