@@ -1,5 +1,6 @@
 """``fairseq-posenc swap`` with a folder of transformers."""
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -105,6 +106,34 @@ def test_only_the_folder_of_a_model_is_replaced(
         assert main(["swap", *map(str, [*words, *more])]) == 2
         assert "name another folder" in capsys.readouterr().err
     assert (tmp_path / "mine").is_dir()
+
+
+def test_a_link_is_not_replaced(
+    stock: PreTrainedModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "swapped").symlink_to(tmp_path / "stock")
+    words = ["--checkpoint", tmp_path / "stock", "--position-encoding", "alibi"]
+    words += ["--out", tmp_path / "swapped", "--overwrite"]
+    assert main(["swap", *map(str, words)]) == 2
+    assert "is a link to" in capsys.readouterr().err
+
+
+def test_the_old_folder_is_deleted_last(
+    stock: PreTrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swap(tmp_path, "--position-encoding", "alibi")
+
+    def check(folder: Any) -> None:
+        if (Path(folder) / "config.json").exists():
+            deleted.append(folder)
+            assert (
+                read_positions(AutoModelForCausalLM.from_pretrained(tmp_path / "swapped")) == "t5"
+            )
+
+    deleted: list[Any] = []
+    monkeypatch.setattr(shutil, "rmtree", check)
+    swap(tmp_path, "--position-encoding", "t5", "--overwrite")
+    assert len(deleted) == 1
 
 
 def test_a_folder_needs_no_fairseq(stock: PreTrainedModel, tmp_path: Path) -> None:

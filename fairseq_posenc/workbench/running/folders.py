@@ -9,6 +9,7 @@ import json
 import os
 import re
 import shutil
+import tempfile
 import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
@@ -17,7 +18,7 @@ from typing import Any, Optional
 
 from fairseq_posenc import locks
 from fairseq_posenc.errors import RunError, UserError
-from fairseq_posenc.files import sync, write_whole
+from fairseq_posenc.files import errors_that_name, sync, write_whole
 from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.files import refuse_link
 from fairseq_posenc.workbench.running.progress import say
@@ -190,14 +191,23 @@ class WholeFolder:
         self.publish()
         say(f"wrote {self.path}")
 
-    def publish(self) -> None:
-        """Sync everything to disk, and rename the folder to its final name."""
+    def publish(self, replaces: bool = False) -> None:
+        """Sync everything to disk, and rename the folder to its final name.
+
+        With ``replaces``, a folder of this name is moved away first, and deleted last.
+        """
         for path in (*self.partial.rglob("*"), self.partial):
             sync(path)
+        old = None
+        if replaces and self._final.exists():
+            old = tempfile.mkdtemp(prefix=f"{self._final.name}.old-", dir=self._final.parent)
+            os.rename(self._final, old)
         os.rename(self.partial, self._final)
         for name in (_PROGRESS, LOCK):  # they marked the partial folder as ours
             (self._final / name).unlink(missing_ok=True)
         sync(self._final.parent)
+        if old is not None:
+            shutil.rmtree(old)
 
     def _empty(self) -> None:
         """Delete the files of a killed run from the partial folder."""
@@ -215,6 +225,23 @@ class WholeFolder:
                 f"--out {folder}: was made with other {'; other '.join(differences)}; name another "
                 "folder, or delete that one"
             )
+
+
+@contextmanager
+def create_folder(folder: Path, replaces: bool = False) -> Iterator[Path]:
+    """Yield a temporary folder to fill; rename it to ``folder`` when the block ends without error.
+
+    Raises:
+        UserError: the folder is a link, or exists and is not empty, without ``replaces``.
+    """
+    refuse_link(folder)
+    holds_files = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
+    if holds_files and not replaces:
+        raise UserError(f"--out {folder}: exists and is not empty; name another folder")
+    output = WholeFolder(folder, {})
+    with errors_that_name(folder), output.create():
+        yield output.partial
+        output.publish(replaces)
 
 
 def empty_folder(folder: Path) -> None:

@@ -38,6 +38,7 @@ from fairseq_posenc.workbench.convert.random_comparison import (
 )
 from fairseq_posenc.workbench.loading.families import model_options
 from fairseq_posenc.workbench.loading.open_model import OpenModel
+from fairseq_posenc.workbench.running.folders import create_folder
 
 
 def export(
@@ -63,7 +64,7 @@ def export(
             f"--to hf4: transformers {transformers.__version__}, of this machine, has no such "
             "positions and cannot read the model back: pip install 'transformers<5', or --to hf"
         )
-    with writer.create_folder(out) as folder:
+    with create_folder(out) as folder:
         unknown_pieces, notes = _write_tokenizers(trained, tokens, folder)
         if target == "onnx":
             # Imported here, as its libraries are an extra.

@@ -1,4 +1,4 @@
-"""Writes the folder of an exported model, complete or not at all, with its card (README.md).
+"""Writes the files of an exported model: configuration, weights, code, and its card (README.md).
 
 Its names of files and of entries in config.json are also those by which the folder is imported.
 """
@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,8 +15,6 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fairseq_posenc import registry
-from fairseq_posenc.errors import UserError
-from fairseq_posenc.files import errors_that_name
 from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.convert.exchange.standalone import (
     Symbol,
@@ -27,8 +24,6 @@ from fairseq_posenc.workbench.convert.exchange.standalone import (
 from fairseq_posenc.workbench.loading.checkpoints import read_updates
 from fairseq_posenc.workbench.loading.open_model import OpenModel
 from fairseq_posenc.workbench.results.markdown import code, escape
-from fairseq_posenc.workbench.running.files import refuse_link
-from fairseq_posenc.workbench.running.folders import WholeFolder
 
 WEIGHTS, CONFIG, CODE = "model.safetensors", "config.json", "modeling_fairseq_posenc.py"
 FAIRSEQ = "fairseq"  # key of config.json: fairseq's options, needed to import the model again
@@ -89,22 +84,6 @@ _PIPELINES = {
     "causal_lm": "text-generation",
     "translation": "translation",
 }
-
-
-@contextmanager
-def create_folder(folder: Path) -> Iterator[Path]:
-    """Yield a temporary folder to fill; rename it to ``folder`` when the block ends without error.
-
-    Raises:
-        UserError: the folder is a link, or exists and is not empty.
-    """
-    refuse_link(folder)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"--out {folder}: exists and is not empty; name another folder")
-    output = WholeFolder(folder, {})
-    with errors_that_name(folder), output.create():
-        yield output.partial
-        output.publish()
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

@@ -112,11 +112,9 @@ def build_new_model(user_options: UserOptions, source: Pretrained, seed: int) ->
     if user_options.arch is not None:
         _refuse_other_arch(user_options.arch, source)
         architectures = [user_options.arch]
-    else:  # those named after the positions, else those named after `none`: base, large, tiny
-        name = parse(str(user_options.position_encoding)).items[0].name
-        stems = (f"{source.family.stem}{encoding}" for encoding in (name, "none"))
-        stem = next(stem for stem in stems if stem in ARCH_MODEL_REGISTRY)
-        architectures = [f"{stem}{s}" for s in SUFFIXES if f"{stem}{s}" in ARCH_MODEL_REGISTRY]
+    else:
+        spec = parse(str(user_options.position_encoding))
+        architectures = _list_architectures(spec.items[0].name, source)
     candidates = []
     for arch in architectures:
         options = _collect_options(arch, user_options, source)
@@ -127,10 +125,19 @@ def build_new_model(user_options: UserOptions, source: Pretrained, seed: int) ->
     return NewModel(options, command_line, build_fairseq_model(options, source.sizes))
 
 
+def _list_architectures(encoding: str, source: Pretrained) -> list[str]:
+    """List the sizes of the architecture named after an encoding, or else after ``none``."""
+    for name in (encoding, "none"):
+        stem = f"{source.family.stem}{name}"
+        if stem in ARCH_MODEL_REGISTRY:
+            break
+    return [f"{stem}{s}" for s in SUFFIXES if f"{stem}{s}" in ARCH_MODEL_REGISTRY]
+
+
 def _collect_options(arch: str, user_options: UserOptions, source: Pretrained) -> dict[str, Any]:
     """Collect a model's options: the user's override the source's, which override defaults."""
     # Not the source's positions, nor its files of initial embeddings, as its weights are loaded.
-    left_out = {*PositionConfig.__dataclass_fields__, "encoder_embed_path", "decoder_embed_path"}
+    left_out = {*vars(PositionConfig()), "encoder_embed_path", "decoder_embed_path"}
     options = _find_model_defaults(arch, source)
     options |= {name: value for name, value in vars(source.args).items() if name not in left_out}
     chosen = {name: value for name, value in user_options._asdict().items() if value is not None}
@@ -153,8 +160,8 @@ def _find_model_defaults(arch: str, source: Pretrained) -> dict[str, Any]:
     positions = vars(PositionConfig())  # fairseq does not fill in these defaults
     if isinstance(model, dict):
         return {**positions, **model}
-    options = {**positions, **vars(model)}  # also contains the options of the training
-    names = [action.dest for action in model_options(arch)]
+    options = {**positions, **vars(model)}
+    names = [action.dest for action in model_options(arch)]  # without the options of the training
     return {name: options[name] for name in names if name in options}
 
 

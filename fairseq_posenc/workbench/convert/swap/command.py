@@ -13,7 +13,7 @@ import torch
 
 from fairseq_posenc.errors import UserError, how_to_install
 from fairseq_posenc.workbench.running.files import find_model
-from fairseq_posenc.workbench.running.folders import WholeFolder
+from fairseq_posenc.workbench.running.folders import create_folder
 from fairseq_posenc.workbench.running.options import add_count
 
 # The options that change a model; at least one is needed.
@@ -93,26 +93,22 @@ def _swap_folder(options: argparse.Namespace) -> list[str]:
                 f"{option} is for models of fairseq, and {source} is one of transformers"
             )
     _refuse_output(out, options.overwrite)
-    torch.manual_seed(options.seed)
-    model = load_model(source)
-    old_positions = read_positions(model)
-    old = dict(model.named_parameters())
-    # `own` stands for the positions that the model has.
-    spec = options.position_encoding or "own"
-    set_positions(model, spec, options.max_positions, options.extend)
-    new = dict(model.named_parameters())
-    added = [name for name in new if name not in old]
-    removed = [name for name in old if name not in new]
-    output = WholeFolder(out, {})
-    with output.create():
-        model.save_pretrained(output.partial)
+    with create_folder(out, replaces=options.overwrite) as folder:
+        torch.manual_seed(options.seed)
+        model = load_model(source)
+        old_positions = read_positions(model)
+        old = dict(model.named_parameters())
+        # `own` stands for the positions that the model has.
+        spec = options.position_encoding or "own"
+        set_positions(model, spec, options.max_positions, options.extend)
+        new = dict(model.named_parameters())
+        model.save_pretrained(folder)
         for file in source.iterdir():
             of_model = file.name in _MODEL_FILES or file.name.endswith(_WEIGHT_SUFFIXES)
             if file.is_file() and not of_model:
-                shutil.copy2(file, output.partial / file.name)
-        if out.exists():
-            shutil.rmtree(out)
-        output.publish()
+                shutil.copy2(file, folder / file.name)
+    added = [name for name in new if name not in old]
+    removed = [name for name in old if name not in new]
     return [
         f"source: {source}: {type(model).__name__}, positions: {old_positions}",
         f"kept bit for bit: the {len(new) - len(added)} tensors that are not positions",

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from itertools import product
 from typing import Any, NamedTuple, Optional, cast
 
-import torch
 from torch import Tensor
 
 from fairseq_posenc.assembly import build_encodings
 from fairseq_posenc.checkpoints.state_dict_adapter import (
+    LEARNED_TABLE,
     STOCK_OFFSET,
     STOCK_SINUSOIDS,
     STOCK_TABLE,
@@ -78,12 +78,12 @@ def transfer_weights(source: Pretrained, model: Any, extend: Optional[LengthRule
     weights = {**model_state, **kept_weights}
     permuted: dict[str, Tensor] = {}
     for stack in stacks:
-        permuted.update(permute_queries_and_keys(stack.prefix, stack.module, stack.spec, weights))
+        permuted.update(_permute_queries_and_keys(stack.prefix, stack.module, stack.spec, weights))
         weights[f"{stack.prefix}{KEY}"] = _combine_identities(stack, source_weights).to_tensor()
     descriptions = []
     for name in filter(_is_position, model_state):
         stack = next(pair for pair in stacks if name.startswith(pair.prefix))
-        values, note = find_source_values(
+        values, note = _find_source_values(
             name, model_state[name], source_weights, source, stack, extend
         )
         weights[name] = model_state[name] if values is None else values
@@ -91,7 +91,7 @@ def transfer_weights(source: Pretrained, model: Any, extend: Optional[LengthRule
         descriptions.append(f"{name} {tuple(model_state[name].shape)}: {origin}{note}")
     for name in source_weights:
         if _is_position(name) and name not in model_state:
-            source_name = name_in_source(name, source)
+            source_name = _name_in_source(name, source)
             shape = tuple(source.weights[source_name].shape)
             descriptions.append(f"{source_name} {shape}: dropped")
     weights.update(permuted)
@@ -164,7 +164,7 @@ def _refuse_other_parameters(
             )
 
 
-def find_source_values(
+def _find_source_values(
     name: str,
     initial: Tensor,
     source_weights: Mapping[str, Tensor],
@@ -194,7 +194,7 @@ def find_source_values(
     if changed := list_changed_options(encoding, stack.spec, stack.module.assembly.spec):
         return None, f", as the source has other options: {changed}"
     old = source_weights[name]
-    origin = name_in_source(name, source)
+    origin = _name_in_source(name, source)
     if origin.endswith(STOCK_TABLE):
         origin += f"[{STOCK_OFFSET}:]"
     if old.shape == initial.shape:
@@ -210,11 +210,11 @@ def find_source_values(
             f"how a longer table is made ({rules}), or leave --max-positions out"
         )
     if old.shape[1:] != initial.shape[1:]:  # rows by distance are in the second dimension
-        return longer.clone(), f" from {origin}, {old.size(1)} rows: its ends are repeated"
-    if old.size(0) > initial.size(0):
+        return longer, f" from {origin}, {old.size(1)} rows: its ends are repeated"
+    if old.size(0) > initial.size(0):  # a view of the source's table, which would be stored whole
         return longer.clone(), f" from {origin}, the first of {old.size(0)} rows"
-    note = f"--extend {extend} {LENGTH_RULES[extend]}" if extend else "its ends are repeated"
-    return longer, f" from {origin}, {old.size(0)} rows: {note}"
+    assert extend is not None  # else the table is still too short
+    return longer, f" from {origin}, {old.size(0)} rows: --extend {extend} {LENGTH_RULES[extend]}"
 
 
 def _find_encoding(name: str, stack: StackPair) -> tuple[Encoding, str]:
@@ -227,15 +227,15 @@ def _find_encoding(name: str, stack: StackPair) -> tuple[Encoding, str]:
     )
 
 
-def name_in_source(name: str, source: Pretrained) -> str:
+def _name_in_source(name: str, source: Pretrained) -> str:
     """Look up the name of a position parameter in the source's file, perhaps one of fairseq."""
-    stock = name.replace(".encodings.learned.table.weight", ".weight")
+    stock = name.replace(LEARNED_TABLE, STOCK_TABLE)
     # fairseq's first RoBERTas called their encoder decoder; one of these names is in the file.
     oldest = [f"decoder.{newer.partition('.')[2]}" for newer in (name, stock)]
     return next(candidate for candidate in (name, stock, *oldest) if candidate in source.weights)
 
 
-def permute_queries_and_keys(
+def _permute_queries_and_keys(
     prefix: str, stack: Any, old: Spec, weights: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
     """Reorder the weights of a stack's queries and keys for another layout of pairs.
@@ -274,8 +274,7 @@ def permute_queries_and_keys(
                 "scores, but not if they multiply vectors with queries or keys"
             )
         # order() lists the coordinates pair by pair; move each one to its new place.
-        index = torch.empty_like(new_rotary.order())
-        index[new_rotary.order()] = old_rotary.order()
+        index = old_rotary.order()[new_rotary.order().argsort()]
         for names in product(attentions, ("q_proj", "k_proj"), ("weight", "bias")):
             name = ".".join([f"{prefix}layers.{layer}", *names])
             rows = weights[name].unflatten(0, (dims.num_heads, -1))[:, index]  # [H, D, ...]

@@ -17,11 +17,7 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.convert.exchange import hf_tokenizer
 from fairseq_posenc.workbench.convert.exchange.config_json import build_generation_config
 from fairseq_posenc.workbench.convert.exchange.ctranslate2.specification import build_specification
-from fairseq_posenc.workbench.convert.exchange.hf_folder_writer import (
-    Labels,
-    create_folder,
-    write_card,
-)
+from fairseq_posenc.workbench.convert.exchange.hf_folder_writer import Labels, write_card
 from fairseq_posenc.workbench.convert.random_comparison import (
     MAX_TOKENS,
     SPECIAL_SYMBOLS,
@@ -29,6 +25,7 @@ from fairseq_posenc.workbench.convert.random_comparison import (
     refuse_difference,
 )
 from fairseq_posenc.workbench.loading.open_model import OpenModel
+from fairseq_posenc.workbench.running.folders import create_folder
 
 _TRANSLATION = """translator = ctranslate2.Translator("FOLDER")
 (result,) = translator.translate_batch(

@@ -69,25 +69,24 @@ def place_positions(stack: Any, *, reads_prompts: bool) -> PlacedPositions:
     span = Span.from_lengths(tokens.size(1), tokens.size(1), tokens.device)
     shared = stack.compute_shared(tokens, tokens.size(1))
     states = [shared.of_kind(layer.self_attn.kind) for layer in stack.layers]
-    terms = []  # of each layer
+    terms = []  # of each layer, with an entry for each distance
     for layer, state in zip(stack.layers, states):
         terms.append(layer.self_attn.terms(span, state).expanded())
     _refuse_unsupported(stack, states, terms)
     table = _compute_input_table(stack, tokens)
     bias = _find_common_bias(stack, terms)
-    alibi = bias is not None and all(_is_alibi(layer.bias, dims) for layer in terms)
+    alibi = all(layer.bias is not None for layer in terms) and _is_alibi(bias, dims)
     if bias is not None and not alibi and reads_prompts:
         _refuse(stack, "a bias", "and CTranslate2 reads prompts with its distances wrong")
     attention: list[MultiHeadAttentionSpec] = []
-    rotates = False
     for layer, state, layer_terms in zip(stack.layers, states, terms):
         if alibi:  # CTranslate2 computes it
             layer_terms = layer_terms._replace(bias=None)
         encodings = stack.encodings.select(layer.self_attn.kind).as_list()
         rope = next((encoding for encoding in encodings if isinstance(encoding, Rope)), None)
         assert (rope is None) == (state.rotation is None)
-        rotates = rotates or rope is not None
         attention.append(_build_attention(stack, layer_terms, rope))
+    rotates = any(state.rotation is not None for state in states)
     if table is not None and (rotates or any(layer.has_score_terms for layer in terms)):
         _refuse(stack, "positions both at the input and in the attention", _ONLY_ONE)
     if table is None:
@@ -167,15 +166,13 @@ def _build_attention(stack: Any, terms: Terms, rope: Optional[Rope]) -> MultiHea
     tables = [terms.query_table, terms.value_table]
     has_tables = any(table is not None for table in tables)
     gain = 1.0 if rope is None else rope.scaling.gain(rope.dims)
+    # A scaling multiplies the rotated coordinates of queries and keys by `gain`. CTranslate2 has
+    # only a factor of the whole score.
     if rope is not None and gain != 1 and (has_tables or rope.rotated < dims.head_dim):
         _refuse(stack, "a rotation that scales a part of the scores")
-    factors, rotary = None, {}
+    factors = None if rope is None else _find_scaling_factors(rope)
+    rotary: dict[str, Any] = {}
     if rope is not None:
-        # Factors by which scaling divides the frequencies, `(rotated / 2,)`; None if all are 1.
-        exponents = torch.arange(0, rope.rotated, 2) / rope.rotated
-        factors = rope.base**-exponents / rope.angles_per_position()
-        if torch.allclose(factors, torch.ones(())):
-            factors = None
         rotary = {
             "rotary_dim": rope.rotated,
             "rotary_interleave": rope.layout == "interleaved",
@@ -199,14 +196,25 @@ def _build_attention(stack: Any, terms: Terms, rope: Optional[Rope]) -> MultiHea
     return spec
 
 
+def _find_scaling_factors(rope: Rope) -> Optional[Tensor]:
+    """Find the factors by which scaling divides the frequencies of pairs; None if all are 1."""
+    unscaled = rope.base ** -(torch.arange(0, rope.rotated, 2) / rope.rotated)
+    factors = unscaled / rope.angles_per_position()
+    return None if torch.allclose(factors, torch.ones(())) else factors
+
+
 def _set_tables(
     spec: MultiHeadAttentionSpec, keys: Optional[Tensor], values: Optional[Tensor]
 ) -> None:
-    """Set vectors by distance, ``(2 max_distance + 1, head_dim)``; those of keys must be there."""
+    """Set vectors by distance, ``(2 max_distance + 1, head_dim)``.
+
+    CTranslate2 needs vectors for keys, so zeros stand for absent ones.
+    """
     tables = [table[0] for table in (keys, values) if table is not None]
     rows = torch.cat(tables, dim=-1)
     middle = rows.size(0) // 2
-    # Cut off repeated rows at the ends: distances beyond the table use its end rows anyway.
+    # Cut off repeated rows at the ends, as distances beyond the table use its end rows anyway:
+    # `reach` is 2 if the rows of 2 and 3 are equal, and those of -2 and -3.
     changes = (rows[1:] != rows[:-1]).any(-1).nonzero().flatten()
     reach = max(middle - int(changes[0]), int(changes[-1]) + 1 - middle) if len(changes) else 1
     kept = slice(middle - reach, middle + reach + 1)
