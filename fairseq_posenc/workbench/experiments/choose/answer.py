@@ -259,14 +259,14 @@ def _recommend_fast(ranking: Ranking, times: dict[str, float]) -> list[str]:
     """Recommend the best of the fast encodings, unless the best one is fast."""
     if times.get(ranking.best, 0) <= _FAST:
         return []
-    for name, verdict in ranking.verdicts.items():
-        if times.get(name, math.inf) <= _FAST and verdict != UNREADABLE:
-            return [
-                f"If speed matters, take `{name}`, {ranking.show(name)}: a layer takes "
-                f"{times[name]:.2f} times as long as without positions, with `{ranking.best}` "
-                f"{times[ranking.best]:.2f} times."
-            ]
-    return []
+    readable = [name for name, verdict in ranking.verdicts.items() if verdict != UNREADABLE]
+    fast = [name for name in readable if times.get(name, math.inf) <= _FAST]
+    return [
+        f"If speed matters, take `{name}`, {ranking.show(name)}: a layer takes {times[name]:.2f} "
+        f"times as long as without positions, with `{ranking.best}` {times[ranking.best]:.2f} "
+        "times."
+        for name in fast[:1]
+    ]
 
 
 def _advise_training(question: ChooseQuestion) -> str:

@@ -167,7 +167,11 @@ class Halving:
         longer = replace(experiment, updates=updates)
         rounds = experiment.out / "rounds"
         facts = Step(rounds / str(number), inputs, lambda _: self._train(longer, before)).do()
-        models = _rank(experiment, facts)
+        outcomes = [
+            Outcome(run, {"perplexity": perplexity}, seconds=seconds, diverged=diverged)
+            for run, (perplexity, seconds, diverged) in zip(experiment.runs, facts["outcomes"])
+        ]
+        models = sorted(aggregate(outcomes), key=lambda model: model.sort_key)
         return Round(before, updates, facts["seconds"], models, self._measure_unigram())
 
     def _measure_unigram(self) -> float:
@@ -178,7 +182,6 @@ class Halving:
         """Continue all trainings, which have made ``before`` updates; return their figures."""
         began = time.monotonic()
         outcomes = experiment.run(self._lock).outcomes
-        # As JSON values, which :func:`_rank` reads.
         rows = [[outcome.perplexity, outcome.seconds, outcome.diverged] for outcome in outcomes]
         seconds = time.monotonic() - began
         if experiment.cluster:  # jobs also wait there, so use the time that they would take here
@@ -186,12 +189,3 @@ class Halving:
             share = 1 - before / experiment.updates  # of this round
             seconds = share * all_rounds / experiment.jobs
         return {"seconds": seconds, "outcomes": rows}
-
-
-def _rank(experiment: TextExperiment, facts: Outputs) -> list[SeedAggregate]:
-    """Sort the models of a round by their perplexity, the best first."""
-    outcomes = [
-        Outcome(run, {"perplexity": perplexity}, seconds=seconds, diverged=diverged)
-        for run, (perplexity, seconds, diverged) in zip(experiment.runs, facts["outcomes"])
-    ]
-    return sorted(aggregate(outcomes), key=lambda model: model.sort_key)
