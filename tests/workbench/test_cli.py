@@ -191,9 +191,9 @@ def test_a_training_whose_output_nobody_reads_has_its_log(unread, tmp_path):
     code = (
         "import sys; from pathlib import Path\n"
         "from fairseq_posenc.workbench.running.exit_codes import run_main\n"
-        "from fairseq_posenc.workbench.training.train.command import run_command\n"
+        "from fairseq_posenc.workbench.training.train.command import train_here\n"
         "command = ['/bin/sh', '-c', 'seq 50000; echo end; exit 3']\n"
-        "sys.exit(run_main(lambda: run_command(command, Path(sys.argv[1], 'train.log'))))"
+        "sys.exit(run_main(lambda: train_here(command, Path(sys.argv[1], 'train.log'))))"
     )
     words = [sys.executable, "-c", code, str(tmp_path)]
     done = subprocess.run(words, stdout=unread, stderr=subprocess.DEVNULL, check=False)

@@ -25,16 +25,12 @@ class GlueDataBin(NamedTuple):
         """Path of fairseq's dictionary."""
         return self.path / "input0" / DICTIONARY
 
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest example."""
-        return max(counts["longest"] for counts in self.splits.values())
-
     def check_lengths(self, max_positions: int, model: object) -> None:
         """Refuse examples that are too long for a model."""
-        if self.longest > max_positions:
+        longest = max(counts["longest"] for counts in self.splits.values())
+        if longest > max_positions:
             raise UserError(
-                f"{self.path} has an example of {self.longest} tokens and {model} takes "
+                f"{self.path} has an example of {longest} tokens and {model} takes "
                 f"{max_positions}: make it with --max-tokens {max_positions}"
             )
 

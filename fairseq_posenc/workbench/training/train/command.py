@@ -15,7 +15,7 @@ from fairseq_posenc.checkpoints.safe_loading import open_checkpoint
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running.executor import refuse_jobs
 from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
-from fairseq_posenc.workbench.running.jobs import Job, RunContext
+from fairseq_posenc.workbench.running.jobs import ALONE, Job, RunContext
 from fairseq_posenc.workbench.running.logs import TRAIN_LOG, bits_to_nats
 from fairseq_posenc.workbench.running.options import (
     add_cluster,
@@ -156,13 +156,7 @@ def _run_all(trainings: list[TrainingRun], args: argparse.Namespace) -> None:
                 print(f"{training.folder}: the training is finished, and nothing was changed")
                 continue
             log = training.folder / TRAIN_LOG
-            training.step(partial(_train_here, training.command(), log)).do()
-
-
-def _train_here(command: Sequence[str], log: Path, context: RunContext) -> None:
-    """Do the step of a training; ``context`` is for jobs that run beside others."""
-    if code := run_command(command, log):
-        raise SystemExit(code)
+            training.step(partial(train_here, training.command(), log)).do()
 
 
 def _build_job(training: TrainingRun) -> Job:
@@ -174,8 +168,12 @@ def _build_job(training: TrainingRun) -> Job:
     return Job(str(training.folder), training.folder, (training.step(work),))
 
 
-def run_command(command: Sequence[str], log: Path) -> int:
-    """Run a command, and write its output to a log as well; return its exit code as shells do."""
+def train_here(command: Sequence[str], log: Path, context: RunContext = ALONE) -> None:
+    """Run a command, and write its output to a log as well.
+
+    Raises:
+        SystemExit: the command failed, with its exit code as shells return it.
+    """
     # With fairseq's own --log-file, each epoch would repeat every line once more.
     with open(log, "a", encoding="utf-8", buffering=1) as file:  # a line at a time
 
@@ -184,4 +182,5 @@ def run_command(command: Sequence[str], log: Path) -> int:
             print(line, end="", flush=True)
 
         status = run_watched(command, write)
-    return 128 - status if status < 0 else status
+    if status:
+        raise SystemExit(128 - status if status < 0 else status)
