@@ -136,8 +136,7 @@ def read_shards(folders: Sequence[Path], plan: dict[str, Any]) -> list[list[Inpu
         if manifest is None:
             raise UserError(f"{folder} is missing or has no manifest; delete it, {_HOW_TO_REMAKE}")
         try:
-            parts = _read_parts(manifest)
-            differences = _compare_shard(folder, manifest, parts, plan)
+            parts, differences = _compare_shard(folder, manifest, plan)
         except (KeyError, TypeError, AttributeError):
             problem = "was not made by this program"
             raise UserError(f"{folder}: {problem}; delete it, {_HOW_TO_REMAKE}") from None
@@ -148,17 +147,14 @@ def read_shards(folders: Sequence[Path], plan: dict[str, Any]) -> list[list[Inpu
     return shards
 
 
-def _read_parts(manifest: dict[str, Any]) -> list[Input]:
-    return [
+def _compare_shard(
+    folder: Path, manifest: dict[str, Any], plan: dict[str, Any]
+) -> tuple[list[Input], list[str]]:
+    """Read the parts of a shard; name what differs from the plan, its number and its manifest."""
+    parts = [
         Input(Part(entry["path"], entry["start"], entry["end"]), entry["sha256"])
         for entry in manifest["splits"]["train"]["inputs"]
     ]
-
-
-def _compare_shard(
-    folder: Path, manifest: dict[str, Any], parts: Sequence[Input], plan: dict[str, Any]
-) -> list[str]:
-    """Name what differs in a shard from its plan, its number and its own manifest."""
     shard_plan = manifest["plan"]
     differences = list_differences(_drop_shard(shard_plan), _drop_shard(plan))
     number = int(folder.name.removeprefix("shard").split("-")[0])
@@ -171,7 +167,7 @@ def _compare_shard(
             path = folder / name
             if not path.exists() or path.stat().st_size != output["bytes"]:
                 differences.append(f"content of {name}")
-    return differences
+    return parts, differences
 
 
 def check_coverage(shards: Sequence[Sequence[Input]], files: Sequence[str]) -> None:

@@ -201,9 +201,9 @@ def parse_cluster(args: Namespace) -> Optional[Slurm]:
     if cluster not in ("local", "slurm"):
         raise UserError(f"--on {cluster}: is neither local nor slurm")
     if cluster == "local":
-        needless = {"--detach": args.detach, "--jobs": args.one_by_one and jobs}
-        for option in [*words, *filter(needless.get, needless)]:
-            raise UserError(f"--on local: leave {option} out")
+        for_clusters = {"--detach": args.detach, "--jobs": args.one_by_one and jobs}
+        if needless := [*words, *filter(for_clusters.get, for_clusters)]:
+            raise UserError(f"--on local: leave {needless[0]} out")
         return None
     options = {}
     for word in words:
