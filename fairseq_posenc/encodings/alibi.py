@@ -67,10 +67,9 @@ class Alibi(Encoding):
         return Terms.by_distance(span, self._penalise, self.scale_factor, self.axes)
 
     def _penalise(self, distances: Tensor) -> Tensor:
-        """Compute the penalty of each head at distances ``(...)``, ``(H, ...)`` in float32."""
+        """Compute the penalty of each head at distances ``(n,)``, ``(H, n)`` in float32."""
         slopes, later_slopes = self._make_slopes(distances.device)
-        shape = (-1, *[1] * distances.dim())  # [H, ...]
-        slopes = torch.where(distances > 0, later_slopes.view(shape), slopes.view(shape))
+        slopes = torch.where(distances > 0, later_slopes[:, None], slopes[:, None])  # [H, n]
         return -slopes * distances.abs().float()
 
     def _penalise_ascending(self, ids: Tensor) -> Terms:

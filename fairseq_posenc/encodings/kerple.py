@@ -47,9 +47,8 @@ class Kerple(Encoding):
         return Terms.by_distance(span, self._bias, self.scale_factor)
 
     def _bias(self, distances: Tensor) -> Tensor:
-        """Compute minus the penalty of each head at distances ``(...)``, ``(H, ...)``."""
+        """Compute minus the penalty of each head at distances ``(n,)``, ``(H, n)``."""
         distances = distances.abs().to(torch.promote_types(self.r1.dtype, torch.float32))
-        shape = (-1, *[1] * distances.dim())  # [H, ...]
-        r1 = self.r1.clamp(min=MIN_PARAMETER).view(shape)
-        r2 = self.r2.clamp(min=MIN_PARAMETER).view(shape)
+        r1 = self.r1.clamp(min=MIN_PARAMETER)[:, None]  # [H, 1]
+        r2 = self.r2.clamp(min=MIN_PARAMETER)[:, None]
         return -r1 * torch.log1p(r2 * distances)

@@ -46,14 +46,13 @@ class Sandwich(Encoding):
         return Terms.by_distance(span, self._multiply, self.scale_factor)
 
     def _multiply(self, distances: Tensor) -> Tensor:
-        """Compute the dot products of each head at distances ``(...)``, ``(H, ...)``."""
+        """Compute the dot products of each head at distances ``(n,)``, ``(H, n)``."""
         half = self.width // 2
         # Turns per position in whole units of 2^-40: their multiples are exact, and the rest after
         # whole turns is a small angle, so no float64 is needed.
         turns = [10000.0 ** -(s / half) / (2 * math.pi) for s in range(1, half + 1)]
         units = make_constant([round(x * 2**40) for x in turns], distances.device, torch.long)
-        rest = (distances[..., None] * units).bitwise_and(2**40 - 1)  # [..., w/2]
+        rest = (distances[:, None] * units).bitwise_and(2**40 - 1)  # [n, w/2]
         angles = rest.float() * (2 * math.pi / 2**40)
         numbers = torch.arange(1, self.dims.num_heads + 1, device=distances.device)  # of the heads
-        numbers = numbers.view(-1, *[1] * distances.dim())  # [H, ...]
-        return (angles.cos().sum(-1) - half) * self.dims.num_heads / (8 * numbers)
+        return (angles.cos().sum(-1) - half) * self.dims.num_heads / (8 * numbers[:, None])

@@ -107,13 +107,14 @@ class Terms(NamedTuple):
 
         Args:
             span: the distances of the call.
-            bias: computes the function at distances ``(...)`` for each head, ``(H, ...)``.
+            bias: computes the function at distances ``(n,)`` for each head, ``(H, n)``.
             scale_factor: see :class:`Terms`.
             axes: the number of axes.
         """
         if span.ids is None:
             return cls(bias=axes * bias(span.distances()), scale_factor=scale_factor)  # [H, R]
-        pairs = bias(span.differences()).transpose(0, 1)  # [B or 1, H, T, S] or [..., axes]
+        distances = span.differences()  # [B or 1, T, S] or [..., axes]
+        pairs = bias(distances.flatten()).unflatten(1, distances.shape).transpose(0, 1)
         pairs = pairs.sum(-1) if span.has_axes else axes * pairs  # one id stands for all axes
         return cls(pair_bias=pairs, scale_factor=scale_factor)
 
