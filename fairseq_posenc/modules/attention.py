@@ -170,7 +170,8 @@ class SelfAttention(_LayerAttention):
             return
         if cache.ids is not None and shared.positions.counted:
             raise UserError("the tokens in the cache had position_ids: give those of the new ones")
-        batch, heads, length, width = cache.state["value"].shape  # rotated keys may be wider
+        batch, heads, length = cache.state["key"].shape[:3]
+        width = cache.state["value"].size(3)  # rotated keys may be wider
         needed_batch, needed_heads, _, needed_width = value.shape
         needed_length = _count_needed_keys(shared.locality.needed_keys(past), cache)
         needed = (needed_batch, needed_heads, needed_length, needed_width)
