@@ -47,10 +47,10 @@ class Record(NamedTuple):
         """Format the record as JSON, a line for each row."""
         head = {name: value for name, value in self._asdict().items() if name != "figures"}
         lines = [f" {json.dumps(name)}: {_json(value)}" for name, value in head.items()]
-        tables = []
-        for name, rows in self.figures.items():
-            body = ",\n".join(f"   {_json(row)}" for row in rows)
-            tables.append(f"  {json.dumps(name)}: [\n{body}\n  ]")
+        tables = [
+            f"  {json.dumps(name)}: [\n" + ",\n".join(f"   {_json(row)}" for row in rows) + "\n  ]"
+            for name, rows in self.figures.items()
+        ]
         lines.append(' "figures": {\n' + ",\n".join(tables) + "\n }")
         return "{\n" + ",\n".join(lines) + "\n}"
 

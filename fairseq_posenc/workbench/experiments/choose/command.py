@@ -74,8 +74,6 @@ def _refuse_trainings(args: argparse.Namespace) -> None:
             raise UserError(f"--{name.replace('_', '-')}: needs --text: nothing is trained here")
     if args.after_dashes:
         raise UserError(f"-- {args.after_dashes[0]}: needs --text: nothing is trained here")
-    if args.from_trained and args.trained:
-        raise UserError("--trained: leave it out with --from-trained: the models are measured ones")
 
 
 def _refuse_wrong_options(question: ChooseQuestion, args: argparse.Namespace) -> None:
@@ -86,6 +84,8 @@ def _refuse_wrong_options(question: ChooseQuestion, args: argparse.Namespace) ->
         )
     if args.text is None:
         _refuse_trainings(args)
+        if args.from_trained and args.trained:
+            raise UserError("--trained: leave it out with --from-trained: models are measured ones")
     elif args.from_trained:
         raise UserError("--from-trained: answers from measurements; leave out --text")
     elif question.family == ENCODER_DECODER:

@@ -63,6 +63,7 @@ def spread_windows(
     """Spread ``count`` windows evenly over a stream; the first one ends at the token ``longest``.
 
     The tokens that are predicted, the last ``stride`` of each window, do not depend on ``length``.
+    They differ between windows if at least ``(count - 1) * stride`` tokens follow the first one.
     """
     for number in range(count):
         end = longest + (total - longest) * number // max(1, count - 1)
