@@ -57,6 +57,11 @@ class OpenModel(NamedTuple):
         return "classes" if self.model.classification_heads else "masked_lm"
 
     @property
+    def translates(self) -> bool:
+        """Whether it is a translation model."""
+        return self.family.name == "translation"
+
+    @property
     def tied(self) -> bool:
         """Whether the output embeddings are those of the input."""
         if self.family.name == "masked_lm":

@@ -62,14 +62,14 @@ def prepare_input(opened: OpenModel, text: str, target: str | None = None) -> Mo
         UserError: a text has no token of the dictionary or is too long for the model, or a target
             was given for a model that does not translate.
     """
-    if target is not None and opened.family.name != "translation":
+    if target is not None and not opened.translates:
         raise UserError(f"--target is for translation; {opened.path} is a {opened.family.title}")
     task = opened.task
     symbols = task.source_dictionary
     begin, end = (
         TokenizedText.from_ids([token], symbols) for token in (symbols.bos(), symbols.eos())
     )
-    if opened.family.name == "translation":
+    if opened.translates:
         source = tokenize(text, "--text", opened.data, symbols, task.cfg.source_lang) + end
         return _read_pair(opened, source, target)
     tokens = tokenize(text, "--text", opened.data, symbols)

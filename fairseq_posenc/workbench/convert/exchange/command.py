@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from importlib.util import find_spec
+from importlib import import_module
 from pathlib import Path
 
 from fairseq_posenc.errors import UserError, how_to_install, printable
@@ -119,13 +119,8 @@ def run_import(options: argparse.Namespace) -> int:
 
 def _require(extra: str, *libraries: str) -> None:
     """Refuse to run without the libraries of an extra."""
-    missing = [name for name in libraries if not _is_installed(name)]
-    if missing:
-        raise UserError(f"needs {', '.join(missing)}: {how_to_install(extra)}")
-
-
-def _is_installed(name: str) -> bool:
-    try:
-        return find_spec(name) is not None
-    except ModuleNotFoundError:  # for `google.protobuf` without `google`
-        return False
+    for name in libraries:
+        try:
+            import_module(name)
+        except ModuleNotFoundError:
+            raise UserError(f"needs {name}: {how_to_install(extra)}") from None

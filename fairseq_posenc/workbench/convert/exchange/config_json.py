@@ -83,7 +83,7 @@ def build_config(trained: OpenModel) -> dict[str, Any]:
         "auto_map": {"AutoConfig": f"{module}.PosencConfig", **autos},
         "tied_output": trained.tied,
         "head_activation": ACTIVATIONS.get(activation, activation),
-        "is_encoder_decoder": trained.family.name == "translation",
+        "is_encoder_decoder": trained.translates,
         **_list_special_tokens(trained),
         "dtype": "float32",
         **stacks,
@@ -98,7 +98,7 @@ def build_config(trained: OpenModel) -> dict[str, Any]:
 def build_generation_config(trained: OpenModel) -> dict[str, Any]:
     """Build generation_config.json: the search of ``fairseq-generate`` with its defaults."""
     config: dict[str, Any] = _list_special_tokens(trained)
-    if trained.family.name == "translation":
+    if trained.translates:
         decoder = trained.stacks["decoder"]
         # As in fairseq's search: at least one token before </s>, and padding is never generated.
         config |= {
@@ -120,7 +120,7 @@ def _list_special_tokens(trained: OpenModel) -> dict[str, int]:
         "eos_token_id": stack.eos_idx,
         "bos_token_id": stack.dictionary.bos(),
     }
-    if trained.family.name == "translation":
+    if trained.translates:
         tokens["decoder_start_token_id"] = stack.eos_idx  # fairseq's decoders begin with </s>
     return tokens
 

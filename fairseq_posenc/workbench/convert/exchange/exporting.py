@@ -73,8 +73,7 @@ def export(
             names, difference = write_graph(trained, folder)
             notes.append(f"equal to {difference:.1e} of the largest number, on padded sentences")
             usage = writer.format_graph_usage(names)
-            is_part = trained.family.name == "translation"
-            model = "the encoder of a translation model" if is_part else GRAPH
+            model = "the encoder of a translation model" if trained.translates else GRAPH
             contents = f"{model}, with {' and '.join(names)}"
         else:
             config, difference, why_code = _write_model(trained, target, unknown_pieces, folder)
@@ -98,19 +97,10 @@ def export(
 def _write_model(
     trained: OpenModel, target: str, unknown_pieces: int, folder: Path
 ) -> tuple[dict[str, Any], float, str]:
-    """Write config.json and weights, and code if no class of transformers fits.
+    """Write config.json and weights, and code if no class of transformers fits; compare the models.
 
-    Args:
-        trained: the model.
-        target: ``hf`` or ``hf4``.
-        unknown_pieces: number of pieces of the tokenizer that the dictionary lacks.
-        folder: the folder.
-
-    Returns:
-        config.json, the difference of the scores, and why there is code; empty if there is none.
-
-    Raises:
-        UserError: the model that was written differs from the trained one.
+    ``unknown_pieces`` is the number of pieces of the tokenizer that the dictionary lacks. Return
+    config.json, the difference of the scores, and why there is code; empty if there is none.
     """
     config, weights = build_config(trained), collect_weights(trained)
     config[writer.FAIRSEQ] = _collect_fairseq_options(trained)
@@ -199,7 +189,7 @@ def _write_tokenizers(
     longest = min(stack.max_positions() for stack in trained.stacks.values())
     source: tuple[Any, list[str]] | None = None
     for name, dictionary in trained.dictionaries.items():
-        language = name.split(".")[1] if trained.family.name == "translation" else ""
+        language = name.split(".")[1] if trained.translates else ""
         tokenization = hf_tokenizer.find_tokenization(tokens, trained.data, language)
         if tokenization == "none":
             return 0, ["no tokenizer"]

@@ -157,9 +157,10 @@ def write_card(
         labels: further labels of the card.
     """
     task = trained.settings.task
-    translates = trained.family.name == "translation"
-    languages = labels.languages or ((task.source_lang, task.target_lang) if translates else ())
-    encodes = target == "onnx" and translates  # the graph is only the encoder
+    languages = labels.languages
+    if trained.translates and not languages:
+        languages = task.source_lang, task.target_lang
+    encodes = target == "onnx" and trained.translates  # the graph is only the encoder
     rows = [
         (f"positions, {side}", code(s.identity.describe())) for side, s in trained.stacks.items()
     ]

@@ -92,7 +92,7 @@ def write_graph(trained: OpenModel, folder: Path) -> tuple[tuple[str, ...], floa
 def _build_model(trained: OpenModel) -> nn.Module:
     """Build the exported version of the model; for translation, only of its encoder."""
     config, weights = build_config(trained), collect_weights(trained)
-    if trained.family.name == "translation":
+    if trained.translates:
         model: nn.Module = Stack(StackConfig(**config["encoder_stack"]))
         encoder_weights = [(name, x) for name, x in weights.items() if name.startswith("encoder.")]
         weights = {name.removeprefix("encoder."): x for name, x in encoder_weights}
@@ -128,7 +128,7 @@ def _compare_graph(trained: OpenModel, session: Any) -> float:
     padding = next(iter(trained.stacks.values())).padding_idx
 
     def compute_ours(tokens: Tensor) -> Tensor:
-        if trained.family.name != "translation":
+        if not trained.translates:
             return compute_head_scores(trained, tokens)
         encoded = trained.model.encoder(tokens, tokens.ne(padding).sum(1))
         return encoded["encoder_out"][0].transpose(0, 1)  # [B, T, C]

@@ -110,7 +110,7 @@ def _compare_log_probs(
     for symbols, sentences in zip(vocabularies, ids_by_side):
         pieces_by_side.append([[symbols[i] for i in sentence] for sentence in sentences])
     end = trained.stacks["decoder"].eos_idx
-    if trained.family.name == "translation":
+    if trained.translates:
         translator = ctranslate2.Translator(str(folder), inter_threads=1, intra_threads=1)
         results = translator.score_batch(*pieces_by_side, max_input_length=0)  # 0: never cut
     else:
@@ -152,7 +152,7 @@ def _write_tokenizers(trained: OpenModel, tokens: str | None, folder: Path) -> l
     """Write the tokenizer of each dictionary; ``tokens`` is the value of ``--tokens``."""
     sides: list[TextSide] = []
     for name, dictionary in trained.dictionaries.items():
-        language = name.split(".")[1] if trained.family.name == "translation" else ""
+        language = name.split(".")[1] if trained.translates else ""
         tokenization = hf_tokenizer.find_tokenization(tokens, trained.data, language)
         if isinstance(tokenization, Path) and tokenization.is_file():
             shutil.copyfile(tokenization, folder / tokenization.name)
@@ -176,8 +176,7 @@ def _format_usage(trained: OpenModel, sides: list[TextSide]) -> str:
     source, target = sides[0], sides[-1]
     names = {source.file: "source"}  # by file, as one that both sides use is opened once
     target_name = names.setdefault(target.file, "target")
-    translates = trained.family.name == "translation"
-    pieces = "translation" if translates else "result.sequences[0]"
+    pieces = "translation" if trained.translates else "result.sequences[0]"
     lines = ["import ctranslate2"]
     if source.library == "sentencepiece":
         lines += ["import sentencepiece", ""]
@@ -196,7 +195,7 @@ def _format_usage(trained: OpenModel, sides: list[TextSide]) -> str:
         lines.append("")
         tokenized = '"Un homme dort.".split()'
         joined = f'" ".join({pieces})'
-    if translates:
+    if trained.translates:
         # max_new_tokens includes </s>, the limit of CTranslate2 does not.
         longest = build_generation_config(trained)["max_new_tokens"] - 1
         lines.append(_TRANSLATION.format(tokenized=tokenized, joined=joined, longest=longest))

@@ -58,7 +58,7 @@ def build_specification(trained: OpenModel, vocabularies: list[list[str]]) -> Mo
     """
     _refuse_other_weights(trained)
     decoder = _build_decoder(trained)
-    if trained.family.name == "translation":
+    if trained.translates:
         spec: Any = TransformerSpec(_build_encoder(trained.stacks["encoder"]), decoder)
         spec.register_source_vocabulary(vocabularies[0])
         spec.register_target_vocabulary(vocabularies[1])
@@ -98,11 +98,10 @@ def _build_encoder(stack: Any) -> TransformerEncoderSpec:
 
 def _build_decoder(trained: OpenModel) -> TransformerDecoderSpec:
     stack = trained.stacks["decoder"]
-    translates = trained.family.name == "translation"
-    placed = place_positions(stack, reads_prompts=not translates)
+    placed = place_positions(stack, reads_prompts=not trained.translates)
     spec = TransformerDecoderSpec(
         len(stack.layers),
-        with_encoder_attention=translates,
+        with_encoder_attention=trained.translates,
         alibi=placed.alibi,
         **_read_layer_style(stack),
     )
@@ -110,7 +109,7 @@ def _build_decoder(trained: OpenModel) -> TransformerDecoderSpec:
         spec.position_encodings.encodings = placed.table.numpy()
     _set_stack(stack, spec, spec.embeddings, placed)
     for layer_spec, layer in zip(spec.layer, stack.layers):
-        set_transformer_decoder_layer(layer_spec, layer, with_encoder_attention=translates)
+        set_transformer_decoder_layer(layer_spec, layer, with_encoder_attention=trained.translates)
     set_linear(spec.projection, stack.output_projection)
     return spec
 

@@ -60,32 +60,44 @@ class StackConfig(NamedTuple):
             owner: of their modules: the ``input``, the ``stack`` (for all layers) or a ``layer``.
             number: index of that layer.
         """
-        dims = Dims(
-            self.embed_dim, self.num_heads, self.max_positions, self.causal, self.trained_on
-        )
         layers = self.kinds if number is None else [self.layer(number)]
-        # Module name -> name and options of an encoding. With other options in another layer, an
-        # encoding has further modules, such as `rope` and `rope_2`.
-        items: dict[str, tuple[str, dict[str, Any]]] = {}
-        for layer in layers:
-            for name, options in layer.items():
-                limit = ENCODINGS[name].drawn_from(options)
-                if owner == "input" and limit is not None:  # positions are drawn from so many
-                    dims = dims._replace(max_positions=limit)
-                if module_owner(ENCODINGS[name]) != owner or (name, options) in items.values():
-                    continue
-                same = sum(name == other for other, _ in items.values())
-                items[f"{name}_{same + 1}" if same else name] = name, options
+        modules = self._name_modules(layers, owner)
+        dims = self._find_dims(owner)
         encodings = Encodings(
-            {module: ENCODINGS[name](dims, **options) for module, (name, options) in items.items()}
+            {module: ENCODINGS[name](dims, **opts) for module, (name, opts) in modules.items()}
         )
-        encodings.kinds = tuple(  # names of modules, for each kind of layer
-            tuple(module for module, (name, options) in items.items() if layer.get(name) == options)
-            for layer in layers
-        )
+        kinds = []  # names of modules, for each kind of layer
+        for layer in layers:
+            used = layer.items()
+            kinds.append(tuple(module for module, chosen in modules.items() if chosen in used))
+        encodings.kinds = tuple(kinds)
         for encoding in encodings.as_list():
             encoding.reset_parameters()
         return encodings
+
+    def _name_modules(
+        self, layers: list[dict[str, dict[str, Any]]], owner: str
+    ) -> dict[str, tuple[str, dict[str, Any]]]:
+        """Name the modules of an owner; return the name and the options of each one's encoding.
+
+        With other options in another layer, an encoding has further modules: ``rope``, ``rope_2``.
+        """
+        modules: dict[str, tuple[str, dict[str, Any]]] = {}
+        for name, options in (chosen for layer in layers for chosen in layer.items()):
+            if module_owner(ENCODINGS[name]) == owner and (name, options) not in modules.values():
+                same = sum(name == other for other, _ in modules.values())
+                modules[f"{name}_{same + 1}" if same else name] = name, options
+        return modules
+
+    def _find_dims(self, owner: str) -> Dims:
+        """Find the sizes of encodings; tables of the input have a row for each drawn position."""
+        sizes = (self.embed_dim, self.num_heads, self.max_positions, self.causal, self.trained_on)
+        dims = Dims(*sizes)
+        for name, options in (chosen for layer in self.kinds for chosen in layer.items()):
+            limit = ENCODINGS[name].drawn_from(options)
+            if owner == "input" and limit is not None:
+                dims = dims._replace(max_positions=limit)
+        return dims
 
 
 class PosencConfig(PretrainedConfig):
