@@ -52,7 +52,10 @@ def parse_args(words: list[str]) -> argparse.Namespace:
 
 
 def run_case(spec: str, length: int, batch: int, rounds: int) -> dict[str, float]:
-    """Measure attention, and then the layer around it, in this process."""
+    """Measure attention, and then the layer around it, in this process.
+
+    Beside the figures, the pairs of tokens that ``blocked`` computes are listed.
+    """
     torch.set_num_threads(1)
     torch.manual_seed(0)
     _step_attention(spec, WARM_UP, 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from fairseq_posenc.workbench.running import options as shared_options
+from fairseq_posenc.workbench.running import options
 from fairseq_posenc.workbench.running.devices import choose_device
 from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.folders import lock_output_folder
@@ -18,43 +18,30 @@ from fairseq_posenc.workbench.translation.report import FIGURES, REPORT, write_r
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    parser.add_argument(
-        "systems",
-        nargs="+",
-        metavar="NAME=PATH[,PATH...]",
-        help="a checkpoint (':' joins several to an ensemble), a folder of checkpoints with "
-        "--average, or a text file with one translation per line; commas join trainings of one "
-        "model with different seeds; the other systems are compared with the first",
+    add = parser.add_argument
+    text = (
+        "a checkpoint (':' joins several to an ensemble), a folder of checkpoints with --average, "
+        "or a text file with one translation per line; commas join trainings of one model with "
+        "different seeds; the other systems are compared with the first"
     )
-    shared_options.add_out(parser, "bleu")
-    parser.add_argument(
-        "--reference",
-        type=Path,
-        metavar="FILE",
-        help="raw text of the test set in the target language, may be gzipped "
-        "(default: SPLIT.raw.LANGUAGE in the data folder)",
+    add("systems", nargs="+", metavar="NAME=PATH[,PATH...]", help=text)
+    options.add_out(parser, "bleu")
+    text = (
+        "raw text of the test set in the target language, may be gzipped "
+        "(default: SPLIT.raw.LANGUAGE in the data folder)"
     )
-    parser.add_argument(
-        "--source",
-        type=Path,
-        metavar="FILE",
-        help="the same in the source language, for BLEU by length of the source",
-    )
+    add("--reference", type=Path, metavar="FILE", help=text)
+    text = "the same in the source language, for BLEU by length of the source"
+    add("--source", type=Path, metavar="FILE", help=text)
     add_model_arguments(parser)  # --beam and --lenpen are among them
-    shared_options.add_split(parser, "test")
-    shared_options.add_computing(parser, bf16=False)  # fairseq-generate ignores --bf16
-    shared_options.add_count(parser, "--average", "average the checkpoints of the last N epochs")
-    shared_options.add_count(
-        parser,
-        "--num-shards",
-        "parts of the test set; an interrupted evaluation resumes with the next part",
-        default=4,
-    )
-    shared_options.add_count(
-        parser, "--max-tokens", "source tokens translated at a time", default=12000
-    )
-    shared_options.add_cluster(parser, one_by_one=True)
-    shared_options.add_json(parser)
+    options.add_split(parser, "test")
+    options.add_computing(parser, bf16=False)  # fairseq-generate ignores --bf16
+    options.add_count(parser, "--average", "average the checkpoints of the last N epochs")
+    text = "parts of the test set; an interrupted evaluation resumes with the next part"
+    options.add_count(parser, "--num-shards", text, default=4)
+    options.add_count(parser, "--max-tokens", "source tokens translated at a time", default=12000)
+    options.add_cluster(parser, one_by_one=True)
+    options.add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -64,16 +51,16 @@ def run(args: argparse.Namespace) -> int:
         UserError: wrong input.
         RunError: ``fairseq-generate`` failed.
     """
-    cluster = shared_options.parse_cluster(args)
+    cluster = options.parse_cluster(args)
     if not cluster:
         choose_device(args.device, args.fp16)  # a missing GPU is refused now, not by each part
-    request = shared_options.build_settings(
+    request = options.build_settings(
         BleuRequest,
         args,
         trainings=parse_systems(args.systems, args.average),
         # Greedy search, too, for comparison.
         searches=[Search(beam, args.lenpen) for beam in sorted({1, args.beam})],
-        options=shared_options.build_settings(GenerationOptions, args),
+        options=options.build_settings(GenerationOptions, args),
         cluster=cluster,
     )
     with (
