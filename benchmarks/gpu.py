@@ -198,8 +198,8 @@ def parse_args() -> argparse.Namespace:
     add = parser.add_argument
     add("--out", type=Path, default=Path("demo/gpu"), help="folder (default: demo/gpu)")
     add("--dry-run", action="store_true", help="tiny, on Triton's interpreter")
-    keep = "measure nothing; keep the folder's results.json, and write the tables of docs/gpu.md"
-    add("--keep", action="store_true", help=keep)
+    kept = "measure nothing; keep the folder's results.json, and write the tables of docs/gpu.md"
+    add("--keep", action="store_true", help=kept)
     return parser.parse_args()
 
 

@@ -237,6 +237,7 @@ def _list_continued() -> list[Change]:
 
 
 def _to_measurement(column: Column) -> Measurement:
+    """Round the values of seeds, the best encoding first; None is what cannot be read."""
     values = {
         name: [
             None if math.isinf(value) else round(value, 6)
@@ -280,10 +281,7 @@ def _group_by_seed(
 def at_multiple(family: str, times: int, records: Optional[str] = None) -> Column:
     """Read perplexities at a multiple of the length in training.
 
-    Args:
-        family: the family.
-        times: the multiple.
-        records: pattern of the records' names; None for the family's.
+    ``records`` is a pattern of the records' names, by default that of the family.
     """
     source = records or LENGTH_RECORDS.get(family, "")
     by_encoding = _read_perplexities_by_multiple(source).get(times, {})
