@@ -49,13 +49,8 @@ def parse_args(words: list[str]) -> argparse.Namespace:
     add("folder", type=Path, help="a causal language model of transformers, with its tokenizer")
     add("--specs", nargs="+", required=True, metavar="SPEC", help="the first is compared with")
     add("--train", type=existing_file, required=True, metavar="FILE", help="text to train on")
-    add(
-        "--valid",
-        type=existing_file,
-        required=True,
-        metavar="FILE",
-        help="text of the perplexities",
-    )
+    valid = "text of the perplexities"
+    add("--valid", type=existing_file, required=True, metavar="FILE", help=valid)
     options.add_count(parser, "--updates", "of each training", 100)
     options.add_count(parser, "--every", "updates between two evaluations", 25)
     options.add_count(parser, "--length", "tokens of an update, a row", 1024)
