@@ -19,6 +19,7 @@ class GlueDataBin(NamedTuple):
     # by split: the number of `examples`, the length of the `longest` in tokens, special symbols
     # included, and other counts
     splits: dict[str, dict[str, int]]
+    longest: int  # tokens of the longest example
 
     @property
     def dictionary(self) -> Path:
@@ -27,10 +28,9 @@ class GlueDataBin(NamedTuple):
 
     def check_lengths(self, max_positions: int, model: object) -> None:
         """Refuse examples that are too long for a model."""
-        longest = max(counts["longest"] for counts in self.splits.values())
-        if longest > max_positions:
+        if self.longest > max_positions:
             raise UserError(
-                f"{self.path} has an example of {longest} tokens and {model} takes "
+                f"{self.path} has an example of {self.longest} tokens and {model} takes "
                 f"{max_positions}: make it with --max-tokens {max_positions}"
             )
 
@@ -51,7 +51,9 @@ def open_glue_data(path: Path) -> GlueDataBin:
     try:
         content: dict[str, Any] = json.loads(manifest.read_text(encoding="utf-8"))
         task = TASKS[content["glue_task"]]
-        return GlueDataBin(path.resolve(), task, dict(content["splits"]))
+        splits = dict(content["splits"])
+        longest = max(counts["longest"] for counts in splits.values())
+        return GlueDataBin(path.resolve(), task, splits, longest)
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise UserError(f"{manifest} describes no GLUE task ({error!r}); {_ADVICE}") from error
 

@@ -14,7 +14,7 @@ import torch
 from fairseq.data import Dictionary
 from fairseq.tasks.sentence_prediction import SentencePredictionConfig, SentencePredictionTask
 
-from fairseq_posenc.checkpoints.dictionary import load_dictionary
+from fairseq_posenc.checkpoints.dictionary import MANIFEST, load_dictionary
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.tasks.glue.data import find_training_data, open_glue_data
 from fairseq_posenc.tasks.glue.definitions import TASKS, WNLI, parse_tasks
@@ -275,6 +275,14 @@ def test_data_that_cannot_be_trained_on_is_told(tmp_path, pieces):
         UserError, match=r"RTE does not exist: make it with fairseq-posenc preprocess glue --tas"
     ):
         find_training_data(tmp_path / "bin", TASKS["RTE"])
+
+
+@pytest.mark.parametrize("splits", [{}, {"train": {"examples": 9}}, {"train": 9}])
+def test_a_manifest_without_lengths_is_told(splits, tmp_path):
+    manifest = {"glue_task": "RTE", "splits": splits}
+    (tmp_path / MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(UserError, match="describes no GLUE task"):
+        open_glue_data(tmp_path)
 
 
 PUBLISHED = {
