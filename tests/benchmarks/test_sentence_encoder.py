@@ -90,6 +90,7 @@ def test_figures_are_those_of_sentences_read_one_by_one(place, start):
     answers = torch.stack([encode(answer) for _, answer, _ in asked])
     right = [int((answers @ encode(q)).argmax()) == n for n, (q, _, _) in enumerate(asked)]
     assert row["recall"] == pytest.approx(sum(right) / 20)
+    assert 0 <= row["recall_low"] <= row["recall"] <= row["recall_high"] <= 1
 
 
 def test_other_positions_learn_the_vectors_again_and_a_longer_training_continues(start):
