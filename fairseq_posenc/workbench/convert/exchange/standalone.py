@@ -212,7 +212,7 @@ def _collect_needed(wanted: list[Symbol]) -> tuple[dict[Symbol, list[Symbol]], l
             if use.symbol.is_ours:
                 if use.symbol != symbol:
                     needed[symbol].append(use.symbol)
-            elif use.written == (name or module):
+            elif use.written == (name or module):  # not renamed by `as`
                 imported.setdefault(module, set()).add(name)
             else:
                 imported.setdefault(module, set()).add(f"{name} as {use.written}")

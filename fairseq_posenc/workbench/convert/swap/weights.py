@@ -83,12 +83,11 @@ def transfer_weights(source: Pretrained, model: Any, extend: Optional[LengthRule
     descriptions = []
     for name in filter(_is_position, model_state):
         stack = next(pair for pair in stacks if name.startswith(pair.prefix))
-        values, note = _find_source_values(
+        values, origin = _find_source_values(
             name, model_state[name], source_weights, source, stack, extend
         )
         weights[name] = model_state[name] if values is None else values
-        origin = "new" if values is None else "mapped"
-        descriptions.append(f"{name} {tuple(model_state[name].shape)}: {origin}{note}")
+        descriptions.append(f"{name} {tuple(model_state[name].shape)}: {origin}")
     for name in source_weights:
         if _is_position(name) and name not in model_state:
             source_name = _name_in_source(name, source)
@@ -172,9 +171,7 @@ def _find_source_values(
     stack: StackPair,
     extend: Optional[LengthRule],
 ) -> tuple[Optional[Tensor], str]:
-    """Find the source's values for a position parameter, or None.
-
-    Also return a note for the user, which follows ``new`` or ``mapped`` in a line.
+    """Find the source's values for a position parameter, or None; also describe their origin.
 
     Args:
         name: name of the parameter in the new model.
@@ -188,21 +185,21 @@ def _find_source_values(
         UserError: a table would be longer, and ``extend`` is None.
     """
     if name not in source_weights:
-        return None, ""
+        return None, "new"
     # Of `encoder.layers.0.self_attn.encodings.shaw.table.weight` it is `shaw`.
     encoding = name.rpartition(KEY_MARK)[2].split(".")[0]
     if changed := list_changed_options(encoding, stack.spec, stack.module.assembly.spec):
-        return None, f", as the source has other options: {changed}"
+        return None, f"new, as the source has other options: {changed}"
     old = source_weights[name]
-    origin = _name_in_source(name, source)
-    if origin.endswith(STOCK_TABLE):
-        origin += f"[{STOCK_OFFSET}:]"
+    mapped = f"mapped from {_name_in_source(name, source)}"
+    if mapped.endswith(STOCK_TABLE):
+        mapped += f"[{STOCK_OFFSET}:]"
     if old.shape == initial.shape:
-        return old, f" from {origin}"
+        return old, mapped
     module, path = _find_encoding(name, stack)
     longer = extend_parameter(module, path, old, stack.table_lengths, extend)
     if longer is None:
-        return None, f", as the source's is {tuple(old.shape)}"
+        return None, f"new, as the source's is {tuple(old.shape)}"
     if longer.shape != initial.shape:
         rules = "; ".join(f"--extend {rule} {effect}" for rule, effect in LENGTH_RULES.items())
         raise UserError(
@@ -210,11 +207,11 @@ def _find_source_values(
             f"how a longer table is made ({rules}), or leave --max-positions out"
         )
     if old.shape[1:] != initial.shape[1:]:  # rows by distance are in the second dimension
-        return longer, f" from {origin}, {old.size(1)} rows: its ends are repeated"
+        return longer, f"{mapped}, {old.size(1)} rows: its ends are repeated"
     if old.size(0) > initial.size(0):  # a view of the source's table, which would be stored whole
-        return longer.clone(), f" from {origin}, the first of {old.size(0)} rows"
+        return longer.clone(), f"{mapped}, the first of {old.size(0)} rows"
     assert extend is not None  # else the table is still too short
-    return longer, f" from {origin}, {old.size(0)} rows: --extend {extend} {LENGTH_RULES[extend]}"
+    return longer, f"{mapped}, {old.size(0)} rows: --extend {extend} {LENGTH_RULES[extend]}"
 
 
 def _find_encoding(name: str, stack: StackPair) -> tuple[Encoding, str]:
