@@ -94,10 +94,13 @@ class Mask(NamedTuple):
             locality=locality,
         )
 
-    def mark_hidden(self, distances: Tensor) -> Tensor:
+    def mark_hidden(self, distances: Tensor, first_keys: Tensor | None = None) -> Tensor:
         """Mark the distances, key minus query, that a direction or a window hides.
 
-        The caller exempts :attr:`Locality.first_keys`, which no window hides.
+        Args:
+            distances: of any shape.
+            first_keys: True where the key is one of :attr:`Locality.first_keys`, which no window
+                hides; by default, none is.
         """
         reach = self.locality.reach(self.direction)
         if self.direction == "lr":
@@ -106,7 +109,10 @@ class Mask(NamedTuple):
             hidden = distances < 0
         else:
             hidden = torch.zeros_like(distances, dtype=torch.bool)
-        return hidden if reach is None else hidden | (distances.abs() > reach)
+        if reach is None:
+            return hidden
+        too_far = distances.abs() > reach
+        return hidden | (too_far if first_keys is None else too_far & ~first_keys)
 
     def find_visible_ranges(
         self, tgt_len: int, src_len: int, device: torch.device
@@ -203,12 +209,9 @@ class Mask(NamedTuple):
         ):
             queries = _list_queries(tgt_len, src_len, device)
             distances = torch.arange(src_len, device=device) - queries[:, None]  # [T, S]
-            hidden = self.mark_hidden(distances)
             if (first_keys := self.locality.first_keys) is not None:
-                by_direction = self.without_window.mark_hidden(distances)  # [T, S]
-                # No window hides a first key: [B or 1, 1, T, S]
-                hidden = by_direction | (hidden & ~first_keys[:, None, None])
-            parts.append(hidden)
+                first_keys = first_keys[:, None, None]  # [B or 1, 1, 1, S]
+            parts.append(self.mark_hidden(distances, first_keys))
         if (segments := self.locality.segments) is not None:
             query_segments = segments[:, src_len - tgt_len :, None]  # [B or 1, T, 1]
             parts.append(query_segments.ne(segments[:, None])[:, None])  # [B or 1, 1, T, S]

@@ -16,6 +16,7 @@ from fairseq_posenc.backends.blocked import dropout as hashed
 from fairseq_posenc.backends.blocked import geometry
 from fairseq_posenc.backends.forward_cache import PerForwardCache
 from fairseq_posenc.backends.mask import DIRECTIONS, Mask
+from fairseq_posenc.encodings.locality import Locality
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from tests.helpers.products import product_of
@@ -181,6 +182,38 @@ def test_blocked_serves_the_last_queries_of_many_keys(form, tgt_len, saved, monk
         terms = terms._replace(pair_bias=pair_bias)
     for mask in (Mask("lr"), Mask("both", masks()["both, padded on the left"].key_padding)):
         assert_equals_reference("blocked", terms, mask, inputs(torch.float64, tgt_len))
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_blocked_serves_a_reset_beside_all_else(direction):
+    """With first tokens in the middle, a window, first keys, segments, and forbidden pairs."""
+    torch.manual_seed(0)
+    forms = make_terms(dtype=torch.float64)
+
+    def leaf(*size: int) -> torch.Tensor:
+        return torch.randn(size, dtype=torch.float64, requires_grad=True)
+
+    first = torch.zeros(B, T, dtype=torch.bool)
+    first[1, 20] = first[2, 2] = True
+    terms = forms["all with reset"]._replace(
+        first=first,
+        pair_bias=leaf(B, 1, T, T),
+        decay=leaf(B, H, T, 2),
+        later_decay=leaf(1, H, T, 2) if direction == "both" else None,
+        temperature=leaf(B, 1, T),
+        log_visible=leaf(H),
+        sink=leaf(H),
+        softcap=7.0,
+    )
+    segments = (torch.arange(T) // 30).expand(B, T)
+    first_keys = torch.arange(T).eq(4).expand(B, T)
+    pairs = torch.zeros(T, T, dtype=torch.bool)
+    pairs[:, 3] = pairs[23, 20] = pairs[20, 24] = True
+    padding = masks()["both, padded on the left"].key_padding
+    limits = Locality(window=9, segments=segments, first_keys=first_keys)
+    assert_equals_reference("blocked", terms, Mask(direction), inputs(torch.float64))
+    mask = Mask(direction, padding, pairs, locality=limits)
+    assert_equals_reference("blocked", terms, mask, inputs(torch.float64))
 
 
 def test_blocked_serves_one_row_for_all_distances():
