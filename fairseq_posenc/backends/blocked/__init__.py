@@ -74,10 +74,11 @@ def _attend_blocks(call: AttentionCall) -> Tensor:
     query, key, _, terms, mask, *_ = call
     # Gains and biases are read through views, which need a row for each distance.
     terms = terms.expanded("gain", "bias", *_find_long_tables(terms, key.size(2)))
-    if terms.product and not _can_fold(terms):
+    folds = terms.product and _can_fold(terms)
+    if terms.product and not folds:
         terms = terms.expanded("query_table", "key_table")
     geometry = Geometry.from_call(query, key.size(2), mask, terms)
-    settings, operands = _prepare(geometry, call._replace(terms=terms))
+    settings, operands = _prepare(geometry, call._replace(terms=terms), folds)
     learns = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in operands)
     temperature = operands.temperature
     # The gradient of a temperature needs the scores, which are not saved.
@@ -87,7 +88,7 @@ def _attend_blocks(call: AttentionCall) -> Tensor:
     return BlockedAttention.apply(geometry, settings, *operands).type_as(query)
 
 
-def _prepare(geometry: Geometry, call: AttentionCall) -> tuple[Settings, Operands]:
+def _prepare(geometry: Geometry, call: AttentionCall, folds: bool) -> tuple[Settings, Operands]:
     """Collect the settings of a call, and lay out its operands; autograd records the latter."""
     query, key, value, terms, mask, dropout, _ = call
     operands = Operands(at_least_fp32(query), at_least_fp32(key), at_least_fp32(value))
@@ -109,7 +110,6 @@ def _prepare(geometry: Geometry, call: AttentionCall) -> tuple[Settings, Operand
         mask_bias=build_mask_bias(mask, geometry, device),
         fully_masked=find_fully_masked(mask, geometry),
     )
-    folds = terms.product and _can_fold(terms)
     settings = Settings(
         product=terms.product and not folds,
         folds=folds,

@@ -24,8 +24,8 @@ def draw_seeds(*shape: int, device: torch.device) -> Tensor:
 
 
 def compute_kept_factor(rate: float) -> float:
-    """Compute the factor of the kept weights, 1 / (1 - rate); 0 if all weights are dropped."""
-    return 1 / (1 - rate) if rate < 1 else 0.0
+    """Compute the factor of the kept weights, for a rate below 1."""
+    return 1 / (1 - rate)
 
 
 def compute_keep_threshold(rate: float) -> int:

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from fairseq_posenc.backends.base import refuse_second_order
 from fairseq_posenc.backends.blocked import dropout
 from fairseq_posenc.backends.blocked.block_state import BlockState
-from fairseq_posenc.backends.blocked.geometry import Block, Chunk, Geometry, Settings, Strip
+from fairseq_posenc.backends.blocked.geometry import Block, Geometry, Settings, Strip
 from fairseq_posenc.backends.blocked.operands import Operands, reverse_queries
 from fairseq_posenc.backends.blocked.scores import Scores
 from fairseq_posenc.backends.blocked.skew import QUERY_SIDE
@@ -42,8 +42,8 @@ class BlockedAttention(torch.autograd.Function):
         saved: list[Any] = []  # tensors or None
         for chunk, strips in geometry.split_chunks():
             chunk_gathered = chunk.select(gathered)  # [c, T, D]
-            blocks = _visit_blocks(geometry, settings, chunk, strips, operands, iter(()))
-            for block, is_first, _, values, state in blocks:
+            scores = Scores(geometry, settings, chunk, operands.select_chunk(chunk))
+            for block, is_first, values, state in _visit_blocks(scores, strips, iter(())):
                 assert state.weights is not None
                 kept = state.weights  # negative where dropped
                 if settings.dropout and settings.saves_weights:
@@ -109,8 +109,8 @@ def _sum_gradients(ctx: Any, grad: Tensor) -> Operands:
     for chunk, strips in geometry.split_chunks():
         chunk_totals = totals.select_chunk(chunk)
         chunk_grad, chunk_mean = chunk.select(grad), chunk.select(means)  # [c, T, D], [c, T, 1]
-        blocks = _visit_blocks(geometry, settings, chunk, strips, operands, states)
-        for block, is_first, scores, values, state in blocks:
+        scores = Scores(geometry, settings, chunk, operands.select_chunk(chunk))
+        for block, is_first, values, state in _visit_blocks(scores, strips, states):
             assert state.weights is not None
             weights = state.weights
             kept = weights  # those that dropout kept
@@ -130,33 +130,25 @@ def _sum_gradients(ctx: Any, grad: Tensor) -> Operands:
             scores.add_temperature_gradient(block, state, score_grad, chunk_totals)
             state = state._replace(weights=None, scores=None, capped=None)
             scores.add_gradients(block, state, score_grad, chunk_totals)
-            if block is strips[-1][-1]:
-                scores.finish_gradients(chunk_totals)
+        scores.finish_gradients(chunk_totals)
     return totals
 
 
 def _visit_blocks(
-    geometry: Geometry,
-    settings: Settings,
-    chunk: Chunk,
-    strips: list[Strip],
-    operands: Operands,
-    saved: Iterator[BlockState],
-) -> Iterator[tuple[Block, bool, Scores, Values, BlockState]]:
-    """Yield the blocks of a chunk, with the objects that compute them, and their weights.
+    scores: Scores, strips: list[Strip], saved: Iterator[BlockState]
+) -> Iterator[tuple[Block, bool, Values, BlockState]]:
+    """Yield the blocks of a chunk, with the objects that compute their output, and their weights.
 
     The bool is True for the first of the blocks with the same queries.
     """
-    operands = operands.select_chunk(chunk)
-    scores = Scores(geometry, settings, chunk, operands)
     for strip in strips:
         states = scores.compute_weights(strip, list(islice(saved, len(strip))))
         for block in strip:
             band = scores.make_band("value_table", block, QUERY_SIDE)
             lines = None if band is None else scores.locate_reset(block)
-            values = Values(block, operands, lines, band)
+            values = Values(block, scores.operands, lines, band)
             # Popped, so that the caller can free the state.
-            yield block, block is strip[0], scores, values, states.pop(0)
+            yield block, block is strip[0], values, states.pop(0)
 
 
 def _split_saved(saved: list[Tensor | None]) -> Iterator[BlockState]:
