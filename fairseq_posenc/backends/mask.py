@@ -50,6 +50,11 @@ class Mask(NamedTuple):
         """The same mask without a window."""
         return self._replace(locality=self.locality._replace(window=None, first_keys=None))
 
+    @property
+    def without_first_keys(self) -> Mask:
+        """The same mask, with a window that hides first keys, too."""
+        return self._replace(locality=self.locality._replace(first_keys=None))
+
     def forbidden(self, tgt_len: int, src_len: int, device: torch.device) -> Tensor | None:
         """Combine all masks: True hides a key, ``(B or 1, 1, T or 1, S)``; None hides none."""
         deps = (*self.cache_deps, tgt_len, src_len, device)
@@ -179,8 +184,7 @@ class Mask(NamedTuple):
     def _count_uncached(self, tgt_len: int, src_len: int, device: torch.device) -> Tensor:
         """Count the keys in each query's range, and the first keys outside of it."""
         first_keys = self.locality.first_keys
-        without_first_keys = self._replace(locality=self.locality._replace(first_keys=None))
-        ranges = without_first_keys.find_visible_ranges(tgt_len, src_len, device)
+        ranges = self.without_first_keys.find_visible_ranges(tgt_len, src_len, device)
         if self.pairs is not None or ranges is None:
             forbidden = self.forbidden(tgt_len, src_len, device)
             assert forbidden is not None, "pairs and segments hide keys"

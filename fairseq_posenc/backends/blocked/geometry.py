@@ -92,29 +92,29 @@ Strip = tuple[Block, ...]
 
 
 class VisibleKeys(NamedTuple):
-    """The first and the last key that each of T queries sees in its window and segment."""
+    """The lowest and the highest key that each of T queries sees in its window and segment."""
 
-    first: list[int]
-    last: list[int]
-    # the same of `Locality.first_keys`, which no window hides; if a query sees none, first > last
-    first_keys: VisibleKeys | None = None
+    low: list[int]
+    high: list[int]
+    # the same of `Locality.first_keys`, which no window hides; if a query sees none, low > high
+    unhidden: VisibleKeys | None = None
 
     @classmethod
     def from_ranges(cls, ranges: Sequence[tuple[Tensor, Tensor]]) -> VisibleKeys:
-        """Make it from first and last keys, ``(T,)`` each; those of first keys may follow."""
-        keys = [cls(first.tolist(), last.tolist()) for first, last in ranges]
-        return keys[0] if len(keys) == 1 else keys[0]._replace(first_keys=keys[1])
+        """Make it from lowest and highest keys, ``(T,)`` each; those of first keys may follow."""
+        keys = [cls(low.tolist(), high.tolist()) for low, high in ranges]
+        return keys[0] if len(keys) == 1 else keys[0]._replace(unhidden=keys[1])
 
     def split_keys(self, first_query: int, last_query: int, tile: int) -> list[slice]:
         """List the keys that some queries see, in parts if there is a gap between them.
 
         The bounds of parts are multiples of ``tile``.
         """
-        low, high = self.first[first_query], self.last[last_query] + 1
+        low, high = self.low[first_query], self.high[last_query] + 1
         parts = [(low, high)]
-        if (first_keys := self.first_keys) is not None:  # they may lie on either side of the window
-            begin = min(first_keys.first[first_query : last_query + 1])
-            end = max(first_keys.last[first_query : last_query + 1]) + 1
+        if self.unhidden is not None:  # they may lie on either side of the window
+            begin = min(self.unhidden.low[first_query : last_query + 1])
+            end = max(self.unhidden.high[first_query : last_query + 1]) + 1
             parts = [(begin, min(end, low)), (low, high), (max(begin, high), end)]
         keys: list[slice] = []
         for start, stop in parts:
@@ -128,8 +128,8 @@ class VisibleKeys(NamedTuple):
         return keys
 
     def widths(self) -> list[int]:
-        """Count the keys from the first to the last one of each query."""
-        return [last - first + 1 for first, last in zip(self.first, self.last)]
+        """Count the keys from the lowest to the highest one of each query."""
+        return [high - low + 1 for low, high in zip(self.low, self.high)]
 
 
 class Geometry(NamedTuple):
@@ -179,21 +179,21 @@ class Geometry(NamedTuple):
         )
         if not mask.locality.limits:
             return geometry
-        deps = (mask.direction, *mask.locality, tgt_len, src_len, query.device)
+        sizes = tgt_len, src_len, query.device
         ranges = mask.cached(
-            "ranges", deps, lambda: _read_ranges(mask, tgt_len, src_len, query.device)
+            "ranges", (*mask.cache_deps, *sizes), lambda: _read_ranges(mask, *sizes)
         )
-        if ranges is None:
+        if not ranges:
             return geometry
-        # The first and the last key that any of the sentences sees.
-        joined = VisibleKeys.from_ranges([(first.amin(0), last.amax(0)) for first, last in ranges])
+        # The lowest and the highest key that any of the sentences sees.
+        joined = VisibleKeys.from_ranges([(low.amin(0), high.amax(0)) for low, high in ranges])
         together = geometry._replace(visible=(joined,))
-        sentences = max(len(first) for first, _ in ranges)
+        sentences = max(len(low) for low, _ in ranges)
         if sentences == 1:
             return together
         expanded = [(x.expand(sentences, -1), y.expand(sentences, -1)) for x, y in ranges]
         by_sentence = [
-            VisibleKeys.from_ranges([(first[b], last[b]) for first, last in expanded])
+            VisibleKeys.from_ranges([(low[b], high[b]) for low, high in expanded])
             for b in range(sentences)
         ]
         separate = geometry._replace(visible=tuple(by_sentence))
@@ -241,7 +241,8 @@ class Geometry(NamedTuple):
         for start in range(0, tgt_len, queries):
             end = min(start + queries, tgt_len)
             if visible is not None:
-                # Counted from the front; the last tile may have more queries than there are.
+                # Queries start .. end from the back are T - end .. T - start from the front. The
+                # last tile may have more queries than there are.
                 first_query = max(self.tgt_len - end, 0)
                 last_query = max(self.tgt_len - start - 1, 0)
                 parts = visible.split_keys(first_query, last_query, self.tile)
@@ -270,18 +271,17 @@ class Geometry(NamedTuple):
 
 def _read_ranges(
     mask: Mask, tgt_len: int, src_len: int, device: torch.device
-) -> list[tuple[Tensor, Tensor]] | None:
-    """Compute the first and last key that each query sees, ``(B or 1, T)`` each, on the CPU.
+) -> list[tuple[Tensor, Tensor]]:
+    """Compute the lowest and highest key that each query sees, ``(B or 1, T)`` each, on the CPU.
 
-    If there are first keys, their ranges follow. None if the visible keys are not ranges.
+    If there are first keys, their ranges follow. Empty if the visible keys are not ranges.
     """
     limits = mask.locality
     if limits.segments is None and limits.first_keys is None:
         # A window depends on lengths alone: computed on the CPU, it does not wait for a GPU.
         device = torch.device("cpu")
-    without_first_keys = mask._replace(locality=limits._replace(first_keys=None))
-    ranges = [without_first_keys.find_visible_ranges(tgt_len, src_len, device)]
+    ranges = [mask.without_first_keys.find_visible_ranges(tgt_len, src_len, device)]
     if limits.first_keys is not None:
         ranges.append(mask.find_first_key_ranges(tgt_len, src_len, device))
-    known = [(x[0].cpu(), x[1].cpu()) for x in ranges if x is not None]
-    return known or None  # both are known, or neither is
+    # Segments that do not ascend are no ranges, neither with a window nor without.
+    return [(x[0].cpu(), x[1].cpu()) for x in ranges if x is not None]

@@ -71,12 +71,12 @@ class Operands(NamedTuple):
     states: Tensor | None = None  # `(B, H, T, W)`
     gain: Tensor | None = None  # `(G, R)`
     bias: Tensor | None = None  # `(G, R)`
-    distance_bias: Tensor | None = None  # -1e38 where direction or window hide, `(1, R)`
+    distance_bias: Tensor | None = None  # FORBIDDEN where direction or window hide, `(1, R)`
     # the same of a window alone, `(1, R)`, if it leaves the keys visible that `first_keys` marks
     window_bias: Tensor | None = None
     first_keys: Tensor | None = None  # `(B, H, S)` of bool
     pair_bias: Tensor | None = None  # `(B or 1, G, T, S)`
-    # -1e38 for padding and forbidden pairs, else 0, `(B or 1, 1, T or 1, S)`
+    # FORBIDDEN for padding and forbidden pairs, else 0, `(B or 1, 1, T or 1, S)`
     mask_bias: Tensor | None = None
     # True for queries that may see no key, `(B or 1, 1, T, 1)`; not in reverse
     fully_masked: Tensor | None = None
@@ -131,7 +131,7 @@ def reverse_queries(x: Tensor, queries: int, keys: int = 0) -> Tensor:
 
 
 def lay_out_terms(geometry: Geometry, terms: Terms, mask: Mask) -> dict[str, Tensor]:
-    """Lay out tables by distance, contiguous, with row indices; pair bias, states, first token."""
+    """Lay out the tables by distance, their row indices, and the terms of pairs and tokens."""
     operands = {}
     queries, keys = geometry.missing
     if terms.pair_bias is not None:
@@ -144,10 +144,9 @@ def lay_out_terms(geometry: Geometry, terms: Terms, mask: Mask) -> dict[str, Ten
         if term.rows is None:
             continue
         table = at_least_fp32(table).contiguous()
-        operands[name] = table
-        if (runs := terms.runs.get(name)) is None:
-            operands[name] = _pad_table(table, geometry)
-        else:
+        runs = terms.runs.get(name)
+        operands[name] = _pad_table(table, geometry) if runs is None else table
+        if runs is not None:
             deps = (runs, geometry.padded, geometry.src_len, table.device)
             find = partial(_find_rows, runs, geometry, table.device)
             index_name = name.replace("table", "row_index")
@@ -171,7 +170,7 @@ def _find_rows(runs: Runs, geometry: Geometry, device: torch.device) -> Tensor:
 
 
 def build_distance_mask(geometry: Geometry, mask: Mask, device: torch.device) -> Tensor | None:
-    """Build the mask of a direction and a window, ``(1, R)``: -1e38 at hidden distances."""
+    """Build the mask of a direction and a window, ``(1, R)``: FORBIDDEN at hidden distances."""
     if mask.locality.first_keys is not None:
         mask = mask._replace(locality=Locality())
     if mask.direction == "both" and mask.locality.window is None:

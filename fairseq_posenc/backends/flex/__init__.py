@@ -62,10 +62,8 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
         return torch.cat(rows), None
     tgt_len, src_len = query.size(2), key.size(2)
     queries, keys = round_length(tgt_len), round_length(src_len)
-    deps = (*mask.cache_deps, query.size(0), tgt_len, src_len, query.device)
-    blocks = mask.cached(
-        "flex", deps, lambda: build_block_mask(mask, call.query, src_len, queries, keys)
-    )
+    sizes = tgt_len, src_len, query.device
+    blocks = mask.cached("flex", (*mask.cache_deps, *sizes), lambda: build_block_mask(mask, *sizes))
     query = F.pad(query, (0, 0, 0, queries - tgt_len))
     key, value = (F.pad(x, (0, 0, 0, keys - src_len)) for x in (key, value))
     with no_autocast(query.device):

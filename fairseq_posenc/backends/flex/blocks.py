@@ -12,23 +12,22 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention.flex_attention import BlockMask
 
-from fairseq_posenc.backends.flex.sizes import TILE, index_or_zero, mark_batch_dynamic
+from fairseq_posenc.backends.flex.sizes import TILE, index_or_zero, mark_batch_dynamic, round_length
 from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.locality import Locality
 
 
-def build_block_mask(mask: Mask, query: Tensor, src_len: int, queries: int, keys: int) -> BlockMask:
-    """Build the mask of a call.
+def build_block_mask(mask: Mask, tgt_len: int, src_len: int, device: torch.device) -> BlockMask:
+    """Build the mask of a call, given T and S before padding."""
+    queries, keys = round_length(tgt_len), round_length(src_len)
 
-    Args:
-        mask: which keys a query may see.
-        query: ``(B, H, T, D)``, before padding.
-        src_len: S, before padding.
-        queries: T after padding.
-        keys: S after padding.
-    """
-    tgt_len = query.size(2)
-    device = query.device
+    def pad_ranges(ranges: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor]:
+        """Pad the lowest and highest keys of queries; a padded query sees none."""
+        assert ranges is not None, "a direction or a window alone leaves a range"
+        low, high = ranges
+        missing = 0, queries - tgt_len
+        return F.pad(low, missing, value=keys), F.pad(high, missing, value=-1)  # [B or 1, T]
+
     ranges = mask.find_visible_ranges(tgt_len, src_len, device)
     segments = None
     query_segments = None
@@ -38,23 +37,19 @@ def build_block_mask(mask: Mask, query: Tensor, src_len: int, queries: int, keys
         first_keys = mask.locality.first_keys
         window = mask.locality._replace(segments=None, first_keys=None)
         ranges = mask._replace(locality=window).find_visible_ranges(tgt_len, src_len, device)
-        assert ranges is not None, "a window alone leaves a range"
-    # Padded queries see no key, and padded keys are seen by none.
-    low = F.pad(ranges[0], (0, queries - tgt_len), value=keys)  # [B or 1, T]
-    high = F.pad(ranges[1], (0, queries - tgt_len), value=-1)
-    hidden = mask.key_padding
+    low, high = pad_ranges(ranges)
+    hidden = mask.key_padding  # padded keys are hidden, too
     if hidden is None:
         hidden = torch.zeros(1, src_len, dtype=torch.bool, device=device)
     hidden = F.pad(hidden, (0, keys - src_len), value=True)  # [B or 1, S]
     pairs = None
     if mask.pairs is not None:
         pairs = F.pad(mask.pairs, (0, keys - src_len, 0, queries - tgt_len), value=True)
-    allowed_low, allowed_high = low, high  # by direction alone, the same for every sentence
-    if first_keys is not None:
-        allowed = mask._replace(locality=Locality()).find_visible_ranges(tgt_len, src_len, device)
-        assert allowed is not None, "a direction alone leaves a range"
-        allowed_low = F.pad(allowed[0], (0, queries - tgt_len), value=keys)
-        allowed_high = F.pad(allowed[1], (0, queries - tgt_len), value=-1)
+    if first_keys is not None:  # which keys a direction alone allows, the same for all sentences
+        by_direction = mask._replace(locality=Locality())
+        first_low, first_high = pad_ranges(
+            by_direction.find_visible_ranges(tgt_len, src_len, device)
+        )
         first_keys = F.pad(first_keys, (0, keys - src_len))
     if segments is not None:
         query_segments = F.pad(segments[:, src_len - tgt_len :], (0, queries - tgt_len))
@@ -79,7 +74,7 @@ def build_block_mask(mask: Mask, query: Tensor, src_len: int, queries: int, keys
         seen = (j >= low[index_or_zero(low, 0, b), i]) & (j <= high[index_or_zero(high, 0, b), i])
         if first_keys is not None:
             is_first = first_keys[index_or_zero(first_keys, 0, b), j]
-            seen = seen | (is_first & (j >= allowed_low[0, i]) & (j <= allowed_high[0, i]))
+            seen = seen | (is_first & (j >= first_low[0, i]) & (j <= first_high[0, i]))
         seen = seen & ~hidden[index_or_zero(hidden, 0, b), j]
         if pairs is not None:
             seen = seen & ~pairs[i, j]

@@ -33,23 +33,26 @@ class _VisibleRows(NamedTuple):
     """The rows of the visible distances in the tables of a call."""
 
     first: int  # index of the first visible row in the tables of the terms
-    number: int  # number of visible rows
-    size: int  # number of rows in the padded tables, with the reset's two at their end
-    reset: bool  # whether the tables have those two
+    visible: int  # number of visible rows
+    resets: int  # number of rows of a reset at the end of the tables, 0 or 2
 
-    @classmethod
-    def lay_out(cls, first: int, number: int, reset: bool) -> _VisibleRows:
-        """Round the number up to a size that kernels are compiled for."""
-        return cls(first, number, round_length(max(number, 2)) + 2 * reset, reset)
+    @property
+    def gap(self) -> int:
+        """The number of rows that pad the visible ones to a size of compiled kernels."""
+        return round_length(max(self.visible, 2)) - self.visible
+
+    @property
+    def size(self) -> int:
+        """The number of rows of the padded tables."""
+        return self.visible + self.gap + self.resets
 
     def select(self, table: Tensor) -> Tensor:
         """Select the visible rows of a table, ``(G, R, ...)``, and pad them to the size."""
         table = at_least_fp32(table)
-        rows = table[:, self.first : self.first + self.number]
-        missing = self.size - 2 * self.reset - self.number
-        gap = rows.new_zeros(1).expand(rows.size(0), missing, *rows.shape[2:])
-        resets = [table[:, -2:]] if self.reset else []
-        return torch.cat([rows, gap, *resets], 1)  # [G, size, ...]
+        rows = table[:, self.first : self.first + self.visible]
+        gap = rows.new_zeros(1).expand(rows.size(0), self.gap, *rows.shape[2:])
+        resets = table[:, table.size(1) - self.resets :]
+        return torch.cat([rows, gap, resets], 1)  # [G, size, ...]
 
 
 def _find_visible_rows(terms: Terms, tgt_len: int, src_len: int, mask: Mask) -> _VisibleRows:
@@ -60,7 +63,11 @@ def _find_visible_rows(terms: Terms, tgt_len: int, src_len: int, mask: Mask) -> 
     lowest = 0 if mask.direction == "rl" else max(-reach, 1 - src_len)
     highest = 0 if mask.direction == "lr" else min(reach, tgt_len - 1)
     # The tables of the terms begin at the distance 1 - S.
-    return _VisibleRows.lay_out(lowest + src_len - 1, highest - lowest + 1, terms.first is not None)
+    return _VisibleRows(lowest + src_len - 1, highest - lowest + 1, _count_resets(terms))
+
+
+def _count_resets(terms: Terms) -> int:
+    return 0 if terms.first is None else 2
 
 
 def _span_all_runs(terms: Terms) -> tuple[Terms, int, int]:
@@ -104,10 +111,10 @@ def _multiply_rows(
         return None
     row_index = None
     if runs is not None:  # each distinct row is multiplied once
-        row_index = runs.find(runs.span.distances())[rows.first : rows.first + rows.number]
-        distinct = _VisibleRows.lay_out(0, runs.rows, rows.reset)
-        gap = row_index.new_zeros(rows.size - 2 * rows.reset - rows.number)
-        resets = torch.arange(distinct.size - 2 * rows.reset, distinct.size, device=x.device)
+        row_index = runs.find(runs.span.distances())[rows.first : rows.first + rows.visible]
+        distinct = _VisibleRows(0, runs.rows, rows.resets)
+        gap = row_index.new_zeros(rows.gap)
+        resets = torch.arange(distinct.size - rows.resets, distinct.size, device=x.device)
         row_index = torch.cat([row_index, gap, resets])
         rows = distinct
     # FlexAttention scales the scores, so summands must be scaled as well, and factors must not.
@@ -157,16 +164,18 @@ def build_score_mod(
     ids = next((runs.span.ids for runs in terms.runs.values()), None)
     if ids is None:
         rows = _find_visible_rows(terms, tgt_len, src_len, mask)
-        lowest = 1 - tgt_len + rows.first  # of j - i, in which i counts from the first query
+        # Row 0 of the tables has the distance 1 - S, from the last query to the first key. Here,
+        # queries are counted from the first one, so j - i is then 1 - T.
+        lowest = 1 - tgt_len + rows.first
     else:
         terms, lowest, highest = _span_all_runs(terms)
-        rows = _VisibleRows.lay_out(0, highest - lowest + 1, terms.first is not None)
+        rows = _VisibleRows(0, highest - lowest + 1, _count_resets(terms))
         id_query = F.pad(ids[:, src_len - tgt_len :], (0, queries - tgt_len))
         id_key = F.pad(ids, (0, keys - src_len))
         mark_batch_dynamic(id_query, id_key)
     # What differs from call to call is a tensor: a number would be compiled into the kernel.
     shift = torch.tensor(-lowest, device=device)
-    last_row = torch.tensor(rows.number - 1, device=device)
+    last_row = torch.tensor(rows.visible - 1, device=device)
     scale = 1.0 if query is None else score_scale(terms, query.size(-1))
     terms = terms.expanded("gain", "bias")
     by_query = _multiply_rows(query, terms, "query_table", rows, scale)
