@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from fairseq_posenc.backends import reference
-from fairseq_posenc.backends.base import score_scale
 from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.rotation import Rotation
 from fairseq_posenc.encodings.terms import Terms
@@ -119,7 +118,7 @@ def split(
     both = scores(query, key, terms) - content - position
     details = {name: alone(name) for name, _, _ in terms.present("content", "table")}
     if terms.product:
-        scale = score_scale(terms, query.size(-1))
+        scale = terms.scale(query.size(-1))
         factors = {"content": rotated, **details}
         factors = {name: factor / scale for name, factor in factors.items()}
         return Split(content, position, both, factors, True)

@@ -136,9 +136,3 @@ def refuse_second_order(backend: str) -> None:
             f"the {backend} backend has no gradients of second order (create_graph=True, "
             "torch.autograd.functional.hvp): choose the backend reference, which has them"
         )
-
-
-def score_scale(terms: Terms, head_dim: int) -> float:
-    """Compute the scale of the scores, 1 / sqrt(scale_factor * D), as :meth:`Dims.scale` does."""
-    factor = 1.0 if terms.scale_factor is None else terms.scale_factor
-    return float((factor * head_dim) ** -0.5)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fairseq_posenc.backends.base import AttentionCall, CallFeatures, score_scale
+from fairseq_posenc.backends.base import AttentionCall, CallFeatures
 from fairseq_posenc.backends.by_distance import (
     expand_term,
     gather_rows,
@@ -73,7 +73,7 @@ def _compute_scores(query: Tensor, key: Tensor, terms: Terms, mask: Mask) -> Ten
         combined, table_terms = _compute_many_query_terms(query, key, terms, mask)
     if terms.gain is not None:
         combined = combined * expand_term(terms, "gain", *sizes, mask)
-    scale = score_scale(terms, query.size(-1))
+    scale = terms.scale(query.size(-1))
     counted = None
     if terms.counted_table is not None:
         counted = _count_positions(query, combined * scale, terms.counted_table, mask)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fairseq_posenc.backends.base import AttentionCall, CallFeatures, score_scale
+from fairseq_posenc.backends.base import AttentionCall, CallFeatures
 from fairseq_posenc.backends.by_distance import expand_term
 from fairseq_posenc.backends.forward_cache import is_exporting
 from fairseq_posenc.backends.mask import Mask
@@ -50,7 +50,7 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     tgt_len, src_len = query.size(2), key.size(2)
     earlier, later = call.decay()  # `refuses` accepts only one of them
     decay = later if earlier is None else earlier
-    scale = score_scale(terms, query.size(-1))
+    scale = terms.scale(query.size(-1))
     if decay is not None:
         query, key, value = (at_least_fp32(x) for x in (query, key, value))
         query, key, value = _append_decay(query * scale, key, value, decay)

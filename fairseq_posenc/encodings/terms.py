@@ -134,6 +134,11 @@ class Terms(NamedTuple):
         biases = [table[:, find(x)] for table, x in zip(tables, distances)]  # [G, B or 1, T, S]
         return cls(pair_bias=sum(biases).transpose(0, 1), scale_factor=scale_factor)
 
+    def scale(self, head_dim: int) -> float:
+        """Compute the scale of the scores, 1 / sqrt(scale_factor * D)."""
+        factor = 1.0 if self.scale_factor is None else self.scale_factor
+        return float((factor * head_dim) ** -0.5)
+
     def present(self, *places: str) -> Iterator[tuple[str, Term, Tensor]]:
         """Yield the name, description and tensor of each term in ``TERMS`` that is present.
 

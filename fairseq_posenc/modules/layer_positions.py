@@ -2,7 +2,6 @@
 
 from torch import Tensor, nn
 
-from fairseq_posenc.backends.base import score_scale
 from fairseq_posenc.backends.by_distance import expand_by_distance
 from fairseq_posenc.backends.flex.scores import ScoreMod, build_score_mod
 from fairseq_posenc.encodings.precision import at_least_fp32
@@ -54,7 +53,7 @@ class LayerPositions(nn.Module):
                 f"{spec}: its scores are more than a rotated dot product, a factor and a bias for "
                 "each distance: use SelfAttention"
             )
-        self.scale = score_scale(terms, self.assembly.dims.head_dim)
+        self.scale = terms.scale(self.assembly.dims.head_dim)
         self.encodings = self.assembly.build_layer(layer)
 
     def bias(self, shared: Shared) -> Tensor | None:

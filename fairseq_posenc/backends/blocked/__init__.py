@@ -14,7 +14,6 @@ from fairseq_posenc.backends.base import (
     NEEDS_CONSECUTIVE_IDS,
     AttentionCall,
     CallFeatures,
-    score_scale,
 )
 from fairseq_posenc.backends.blocked.dropout import draw_seeds
 from fairseq_posenc.backends.blocked.function import BlockedAttention
@@ -93,7 +92,7 @@ def _prepare(geometry: Geometry, call: AttentionCall, folds: bool) -> tuple[Sett
     query, key, value, terms, mask, dropout, _ = call
     operands = Operands(at_least_fp32(query), at_least_fp32(key), at_least_fp32(value))
     device = query.device
-    terms, scale = _fold_scale(terms, score_scale(terms, query.size(-1)))
+    terms, scale = _fold_scale(terms, terms.scale(query.size(-1)))
     if dropout:
         batch, heads, (queries, keys) = geometry.batch, geometry.heads, geometry.padded
         operands = operands._replace(

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from fairseq_posenc.backends.base import AttentionCall, CallFeatures, score_scale
+from fairseq_posenc.backends.base import AttentionCall, CallFeatures
 from fairseq_posenc.backends.flex.blocks import build_block_mask
 from fairseq_posenc.backends.flex.scores import ScoreMod, build_score_mod
 from fairseq_posenc.backends.flex.sizes import mark_batch_dynamic, round_length
@@ -78,7 +78,7 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
             temperature=call.temperature(),
             decay=call.decay(),
         )
-        scale = score_scale(terms, query.size(-1))
+        scale = terms.scale(query.size(-1))
         if terms.sink is None:
             attended = _run_compiled(query, key, value, modify, blocks, scale=scale)
         else:  # the softmax is that of the keys, times their share in a softmax with the sink

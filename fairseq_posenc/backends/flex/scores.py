@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fairseq_posenc.backends.base import score_scale
 from fairseq_posenc.backends.flex.sizes import index_or_zero, mark_batch_dynamic, round_length
 from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.precision import at_least_fp32
@@ -176,7 +175,7 @@ def build_score_mod(
     # What differs from call to call is a tensor: a number would be compiled into the kernel.
     shift = torch.tensor(-lowest, device=device)
     last_row = torch.tensor(rows.visible - 1, device=device)
-    scale = 1.0 if query is None else score_scale(terms, query.size(-1))
+    scale = 1.0 if query is None else terms.scale(query.size(-1))
     terms = terms.expanded("gain", "bias")
     by_query = _multiply_rows(query, terms, "query_table", rows, scale)
     by_key = _multiply_rows(key, terms, "key_table", rows, scale)

@@ -17,7 +17,6 @@ from fairseq_posenc.backends.base import (
     NEEDS_CONSECUTIVE_IDS,
     AttentionCall,
     CallFeatures,
-    score_scale,
 )
 from fairseq_posenc.backends.triton import resets
 from fairseq_posenc.backends.triton.problem import Dropout
@@ -103,7 +102,7 @@ def _run_kernels(call: AttentionCall, exact: bool) -> tuple[Tensor, Tensor]:
         padding=_view_as_uint8(mask.key_padding),
         pairs=_view_as_uint8(mask.pairs),
         dropout=Dropout.draw(dropout, query, key) if dropout else None,
-        scale=score_scale(terms, query.size(-1)),
+        scale=terms.scale(query.size(-1)),
         direction=mask.direction,
         product=terms.product,
         exact=exact,

@@ -308,11 +308,11 @@ def add_diagonals(total: Tensor, diagonals: Tensor, sequence: int, side: Side, s
         sign: 1 if distances grow along a row of tiles, else -1.
     """
     rows = diagonals.sum(1).flatten(1, 2)  # [heads, diagonals * N, ...]
-    low = side.row_of_distance_zero + side.column_start - side.row_start - side.rows
-    if sign < 0:
+    # The first diagonal begins as many columns before the first one as tiles have rows.
+    low = side.row_of_distance_zero + sign * (side.column_start - side.row_start - side.rows)
+    if sign < 0:  # distances fall, so the last diagonal has the lowest ones
         rows = rows.flip(1)
-        low = side.row_of_distance_zero - side.column_start + side.row_start + side.rows
-        low += 1 - rows.size(1)
+        low -= rows.size(1) - 1
     start, end = max(0, low), min(side.table_rows, low + rows.size(1))
     heads = (sequence + torch.arange(rows.size(0), device=diagonals.device)) % side.heads
     total[heads, start:end] += rows[:, start - low : end - low]
