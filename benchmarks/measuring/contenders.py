@@ -68,7 +68,7 @@ def contenders(
         terms = _compute_terms_of_one_token(spec, dims, device)
         # Rotations such as that of `pope` make queries and keys wider than values: `lifted`.
         widens = any(registry.get(item.name).widens for item in specs.parse(spec).items)
-        of_spec = call._replace(lifted=widens)
+        of_spec = call._replace(widened=widens)
         for backend in backends:
             name = choose("auto", terms, of_spec).name if backend == "auto" else backend
             if why_not := BACKENDS[name].refuses(terms, of_spec):

@@ -34,7 +34,7 @@ class CallFeatures(NamedTuple):
     learns: bool = False  # whether there will be a backward pass
     need_weights: bool = False  # whether the attention weights are requested
     direction: str = "both"  # see `Mask`
-    lifted: bool = False  # whether queries and keys are wider than values
+    widened: bool = False  # whether queries and keys are wider than values
 
 
 class AttentionCall(NamedTuple):
@@ -102,7 +102,7 @@ class AttentionCall(NamedTuple):
             learns=torch.is_grad_enabled() and any(x.requires_grad for x in inputs),
             need_weights=self.need_weights,
             direction=self.mask.direction,
-            lifted=self.query.size(3) != self.value.size(3),
+            widened=self.query.size(3) != self.value.size(3),
         )
 
 

@@ -151,7 +151,7 @@ class Scores:
             total += self.chunk.split_sentences(grad).sum_to_size(total.shape)
         band = self.make_band("state_table", block, QUERY_SIDE)
         if operands.states is not None and band is not None:
-            sums = band.sum_by_row(grad)
+            sums = band.arrange_by_row(grad)
             if totals.states is not None:
                 totals.states[:, block.queries].add_(band.sum_weighted_rows(sums))
             band.add_table_gradient(totals.state_table, sums, operands.states[:, block.queries])
@@ -243,11 +243,11 @@ class Scores:
             folded.add_gradients(*self._fold(block), grad, (query_total, key_total), tables)
             return
         if (band := self.make_band("query_table", block, QUERY_SIDE)) is not None:
-            sums = band.sum_by_row(state.compute_gradient("query_term", grad, product))
+            sums = band.arrange_by_row(state.compute_gradient("query_term", grad, product))
             query = operands.query[:, block.queries]
             band.add_gradients(sums, query, query_total, totals.query_table)
         if (band := self.make_band("key_table", block, KEY_SIDE)) is not None:
-            sums = band.sum_by_row(state.compute_gradient("key_term", grad, product))
+            sums = band.arrange_by_row(state.compute_gradient("key_term", grad, product))
             band.add_gradients(sums, operands.key[:, block.keys], key_total, totals.key_table)
 
     def _add_reset_gradients(

@@ -93,10 +93,10 @@ class Band:
         pairs = self._unskew(products)  # [c, tiles, N, others]
         return pairs if self.side == QUERY_SIDE else transpose_pairs(pairs)
 
-    def sum_by_row(self, weights: Tensor) -> Tensor:
+    def arrange_by_row(self, weights: Tensor) -> Tensor:
         """Skew the weights of pairs, ``(c, M, W)``, to those of rows, with zeros elsewhere.
 
-        Nothing is summed, since no two pairs of a member have the same row (unlike in a Spread).
+        No two pairs of a member have the same row (unlike in a Spread, which sums them).
 
         Returns:
             ``(G, tiles, c / G * N, N + others - 1)``.
@@ -110,7 +110,7 @@ class Band:
         return skewed
 
     def sum_weighted_rows(self, skewed: Tensor) -> Tensor:
-        """Add up rows by the weights of :meth:`sum_by_row` for each member, ``(c, members, D)``."""
+        """Add up rows by the arranged weights of each member, ``(c, members, D)``."""
         sums = (skewed @ self.rows).unflatten(2, (-1, self.tile))  # [G, tiles, c / G, N, D]
         return sums.transpose(1, 2).reshape(-1, self.tiles * self.tile, sums.size(-1))
 
@@ -120,7 +120,7 @@ class Band:
         """Add to the gradients of members and table.
 
         Args:
-            skewed: the pairs' gradients (:meth:`sum_by_row`).
+            skewed: the pairs' gradients (:meth:`arrange_by_row`).
             members: ``(c, members, D)``.
             member_grad: of queries ``(c, members, D)``, or of keys ``(c, D, members)``.
             table_grad: None if the table needs none.

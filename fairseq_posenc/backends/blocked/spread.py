@@ -90,7 +90,7 @@ class Spread:
     """Multiplies one side of a block with distinct rows, and spreads the products to pairs.
 
     It has the methods of a :class:`~fairseq_posenc.backends.blocked.skew.Band` (``multiply``,
-    ``sum_by_row``, ``sum_weighted_rows``, ``add_gradients``, ``add_table_gradient``).
+    ``arrange_by_row``, ``sum_weighted_rows``, ``add_gradients``, ``add_table_gradient``).
 
     Args:
         table: the rows, and their distances.
@@ -117,7 +117,7 @@ class Spread:
         """Multiply members ``(c, members, D)`` with the rows."""
         return SpreadProducts(self, members @ _as_factor(self.rows).mT)
 
-    def sum_by_row(self, pairs: Tensor) -> Tensor:
+    def arrange_by_row(self, pairs: Tensor) -> Tensor:
         """Sum each member's pairs of equal row in ``(c, M, W)``: ``(c, members, U)``."""
         sums = self.prepare_row_sums(like=pairs)
         for patch in self.patches:
@@ -125,7 +125,7 @@ class Spread:
         return sums
 
     def prepare_row_sums(self, like: Tensor) -> Tensor:
-        """Make the zeros that :meth:`sum_by_row` adds to."""
+        """Make the zeros that :meth:`arrange_by_row` adds to."""
         members = like.size(1 if self.side == QUERY_SIDE else 2)
         return like.new_zeros(len(like), members, self.rows.size(1))
 
@@ -140,7 +140,7 @@ class Spread:
             sums.scatter_add_(2, self.index(patch, len(pairs)), pairs)
 
     def sum_weighted_rows(self, sums: Tensor) -> Tensor:
-        """Add up rows by the weights of :meth:`sum_by_row` for each member, ``(c, members, D)``."""
+        """Add up rows by the arranged weights of each member, ``(c, members, D)``."""
         return sums @ _as_factor(self.rows)
 
     def add_gradients(

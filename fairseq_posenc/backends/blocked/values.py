@@ -51,7 +51,7 @@ class Values:
         weights, reset_weights = self._split_weights(weights)
         if reset_weights is not None:
             gathered.baddbmm_(reset_weights, expand_reset_rows(self.table, reset_weights))
-        gathered += self.band.sum_weighted_rows(self.band.sum_by_row(weights))
+        gathered += self.band.sum_weighted_rows(self.band.arrange_by_row(weights))
         return gathered
 
     def add_gradients(self, weights: Tensor, grad: Tensor, totals: Operands) -> Tensor:
@@ -79,7 +79,7 @@ class Values:
             weights, reset_weights = self._split_weights(weights)
             if reset_weights is not None:
                 add_reset_rows(totals.value_table, reset_weights.transpose(1, 2) @ grad)
-            sums = self.band.sum_by_row(weights)
+            sums = self.band.arrange_by_row(weights)
             self.band.add_table_gradient(totals.value_table, sums, grad)
         return weight_grad
 

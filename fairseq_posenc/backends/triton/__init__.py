@@ -58,7 +58,7 @@ def refuses(terms: Terms, call: CallFeatures) -> str:
         "these kernels do not read states of tokens": terms.state_table is not None,
         "it does not keep the attention weights": call.need_weights,
         f"it runs on a GPU, not on {call.device}": not on_gpu,
-        "its queries, keys and values have one width": call.lifted,
+        "its queries, keys and values have one width": call.widened,
         f"its heads are at most {MAX_HEAD_DIM} wide, not {call.head_dim}": wide,
         f"it computes in float32 at most, not in {call.dtype}": call.dtype not in DTYPES,
         "counted positions depend on all scores of a query": terms.counted_table is not None,
