@@ -353,27 +353,28 @@ def test_sinusoids_do_not_lose_precision_with_the_model():
 @pytest.mark.parametrize(
     "spec",
     some_of(
-        [*("alibi", "fire", "kerple", "cope", "shaw", "shaw_values", "deberta_v2", "m3", "m4m")],
+        [*("alibi", "fire", "kerple", "cope", "shaw", "shaw_values", "deberta_v2", "m3", "m4m")]
+        + ["inkling"],
         encoding_specs("scores"),
     ),
 )
 def test_gradients_equal_differences(spec):
     built = make(spec, DIMS._replace(max_positions=4))
-    query, key, value = (
-        torch.randn(2, 3, 8, dtype=torch.float64, requires_grad=True) for _ in range(3)
+    query, key, value, states = (
+        torch.randn(2, 3, width, dtype=torch.float64, requires_grad=True) for width in (8, 8, 8, 16)
     )
 
-    def attended(query, key, value, *parameters):
+    def attended(query, key, value, states, *parameters):
         # The parameters are changed in place by gradcheck, so the modules see them.
         terms = built.terms(Span.from_lengths(3, 3, query.device), positions_of(3, 3))
         terms = terms.unprojected(DIMS.num_heads)
-        return reference.attend(AttentionCall(query[None], key[None], value[None], terms, Mask()))[
-            0
-        ]
+        if terms.state_table is not None:
+            terms = terms._replace(states=states[None, ..., : terms.state_table.size(-1)])
+        call = AttentionCall(query[None], key[None], value[None], terms, Mask())
+        return reference.attend(call)[0]
 
-    assert torch.autograd.gradcheck(
-        attended, (query, key, value, *built.parameters()), fast_mode=True
-    )
+    leaves = (query, key, value, states, *built.parameters())
+    assert torch.autograd.gradcheck(attended, leaves, fast_mode=True)
 
 
 def test_gradients_of_values_by_distance_equal_those_of_the_formula():
