@@ -15,6 +15,7 @@ predicts AX; for WNLI, which is not trained, OUT/WNLI.tsv predicts the majority 
 from __future__ import annotations
 
 import argparse
+import sys
 from collections import Counter
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -26,7 +27,10 @@ from fairseq_posenc.checkpoints.dictionary import DICTIONARY
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.tasks.glue.definitions import TASKS, WNLI, Task, parse_tasks
 from fairseq_posenc.workbench.finetuning.glue.report import write_predictions
-from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
+from fairseq_posenc.workbench.running.exit_codes import (
+    run_main,
+    signals_as_keyboard_interrupt,
+)
 from fairseq_posenc.workbench.running.files import checksum
 from fairseq_posenc.workbench.running.folders import WholeFolder
 from fairseq_posenc.workbench.running.options import Parser
@@ -166,3 +170,7 @@ def _make_parser() -> argparse.ArgumentParser:
     )
     add("--max-tokens", type=int, default=512, metavar="N", help=text)
     return parser
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(main))

@@ -8,7 +8,10 @@ A line is an object; one of its fields holds a document. Rows of Parquet files w
       --sentences --longest-line 511 --shard 3 --num-shards 16
 """
 
+import sys
+
 from binarize import command, formats, options
+from fairseq_posenc.workbench.running.exit_codes import run_main
 
 
 def main() -> None:
@@ -20,3 +23,7 @@ def main() -> None:
     add("--where", metavar="FIELD=VALUE", help=text)
     args = parser.parse_args()
     command.run(args, formats.JsonField(args.field, formats.parse_where(args.where)))
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(main))

@@ -18,6 +18,7 @@ and OUT/manifest.json all counts. The same seed samples the same documents on ev
 from __future__ import annotations
 
 import argparse
+import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,10 @@ from typing import Any
 from binarize.formats import check_format, describe_format
 from binarize.options import add_invalid_lines
 from binarize.shards import Input, combine_checksums, find_files, parts_of_shard
-from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
+from fairseq_posenc.workbench.running.exit_codes import (
+    run_main,
+    signals_as_keyboard_interrupt,
+)
 from fairseq_posenc.workbench.running.folders import WholeFolder
 from fairseq_posenc.workbench.running.options import (
     Parser,
@@ -99,3 +103,7 @@ def _make_parser() -> argparse.ArgumentParser:
     add_invalid_lines(parser)
     add_workers(parser)
     return parser
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(main))

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import shutil
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from fairseq_posenc.tasks.squad.databin import Limits
 from fairseq_posenc.workbench.finetuning.squad.data import Squad, read_squad
 from fairseq_posenc.workbench.finetuning.squad.windows import WindowMaker, write_split
 from fairseq_posenc.workbench.loading.dictionaries import load_tokenizer
+from fairseq_posenc.workbench.running.exit_codes import run_main
 from fairseq_posenc.workbench.running.files import checksum
 from fairseq_posenc.workbench.running.folders import WholeFolder
 from fairseq_posenc.workbench.running.options import Parser
@@ -124,3 +126,7 @@ def _make_parser() -> argparse.ArgumentParser:
         text = f"{texts[name]} (default: {default})"
         add(option, type=int, default=default, help=text)
     return parser
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(main))

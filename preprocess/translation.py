@@ -17,11 +17,13 @@ test6 are these years.
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Optional
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.workbench.running.exit_codes import run_main
 from fairseq_posenc.workbench.running.folders import WholeFolder
 from fairseq_posenc.workbench.running.options import (
     Parser,
@@ -96,3 +98,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     text = "maximum ratio of the lengths of a training pair (default: 3)"
     add("--max-ratio", type=finite_number, metavar="X", default=3, help=text)
     add_workers(parser)
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(main))

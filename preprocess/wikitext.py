@@ -10,7 +10,10 @@ there is an empty item only at the end of an article. For GPT-2 BPE take the raw
       --encoder-json encoder.json --vocab-bpe vocab.bpe --dict dict.txt
 """
 
+import sys
+
 from binarize import command, formats, options
+from fairseq_posenc.workbench.running.exit_codes import run_main
 
 
 def main() -> None:
@@ -23,3 +26,7 @@ def main() -> None:
     args = parser.parse_args()
     args.empty_lines = args.empty_lines or ("documents" if args.articles else "keep")
     command.run(args, formats.WikiText(args.articles, not args.no_headings))
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(main))

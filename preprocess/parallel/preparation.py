@@ -54,7 +54,8 @@ class ParallelSettings:
         """
         if args.max_ratio < 1:
             raise UserError(f"--max-ratio {args.max_ratio:g}: give 1 or more")
-        computed = _choose_pieces(args)
+        given = {name: getattr(args, name) for name in _DEFAULTS}
+        computed = _choose_pieces(given, args.sentencepiece_model)
         if args.corpus == "multi30k":  # files in a folder
             computed["train"] = str(args.path / "train")
             computed["valid"] = [str(args.path / name) for name in args.valid]
@@ -91,16 +92,15 @@ class ParallelSettings:
         }
 
 
-def _choose_pieces(args: argparse.Namespace) -> dict[str, Any]:
+def _choose_pieces(given: dict[str, Any], models: Optional[list[Path]]) -> dict[str, Any]:
     """Collect the settings of the pieces: learnt ones, or those of ``--sentencepiece-model``."""
-    given = {name: getattr(args, name) for name in _DEFAULTS}
-    if args.sentencepiece_model is None:
+    if models is None:
         learnt = {name: given[name] or default for name, default in _DEFAULTS.items()}
         return {**learnt, "trained": None}
     for name in filter(given.get, given):
         option = f"--{name.replace('_', '-')}"
         raise UserError(f"{option}: --sentencepiece-model already sets this; leave {option} out")
-    return {**given, "trained": TrainedPieces(*args.sentencepiece_model)}
+    return {**given, "trained": TrainedPieces(*models)}
 
 
 def filter_pairs(

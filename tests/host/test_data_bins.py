@@ -33,6 +33,15 @@ def write_split(folder: Path, dtype: type = np.uint16, sizes: tuple[int, ...] = 
     return folder / "valid.idx"
 
 
+def write_legacy_split(folder: Path) -> Path:
+    """Write a split of --dataset-impl cached with fairseq's own writer; return its index."""
+    builder = indexed_dataset.IndexedDatasetBuilder(str(folder / "valid.bin"))
+    for number, size in enumerate(SIZES):
+        builder.add_item(torch.full((size,), number + 4))
+    builder.finalize(str(folder / "valid.idx"))
+    return folder / "valid.idx"
+
+
 def put(offset: int, form: str, value: int | bytes) -> Callable[[bytes], bytes]:
     """Return a damage: a number or some bytes written over an index."""
 
@@ -120,6 +129,29 @@ def test_what_fairseq_wrote_is_read_as_it_is(dtype, sizes, tmp_path):
     split = data_utils.load_indexed_dataset(str(tmp_path / "valid"))
     assert [len(each) for each in split] == list(sizes)
     assert all(set(each.tolist()) <= {number + 4} for number, each in enumerate(split))
+
+
+LEGACY = {
+    "version": (put(8, "<Q", 0), "of version 0"),
+    "type": (put(16, "<Q", 99), "type 99"),
+    "size of a token": (put(24, "<Q", 2), "of type 4 have 2 bytes"),
+    "count": (put(32, "<Q", 9), "9 sentences"),
+    "dimensions": (put(40, "<Q", 9), "bytes, not the"),
+    "negative size": (put(-8, "<q", -5), "sentence 5 has -5 tokens"),
+    "size": (put(-16, "<q", 7), "sentence 4 begins at"),
+    "offset": (put(48 + 8 * 6 + 8, "<q", 99), "sentence 1 begins at 96, not at 0"),
+    "cut off": (keep(100), "100 bytes, not the"),
+}
+
+
+@pytest.mark.parametrize(("damage", "says"), LEGACY.values(), ids=list(LEGACY))
+def test_a_damaged_split_of_the_older_format(damage, says, tmp_path):
+    index = write_legacy_split(tmp_path)
+    split = data_utils.load_indexed_dataset(str(tmp_path / "valid"))
+    assert list(split.sizes) == list(SIZES)
+    break_file(index, damage)
+    with pytest.raises(UserError, match=says):
+        data_utils.load_indexed_dataset(str(tmp_path / "valid"))
 
 
 @pytest.mark.parametrize("name", ["valid.idx", "valid.bin"])

@@ -60,8 +60,8 @@ def test_fairseq_trains_on_shards_one_after_the_other(tmp_path, family, monkeypa
 @pytest.mark.slow
 def test_a_mistake_is_one_line(tmp_path):
     files = ["--train", "nowhere", "--out", tmp_path / "bin"]
-    program = ["fairseq-posenc", "preprocess", "plain_text"]
-    failed = commands.run(*program, *files, "--words", fails=True)
+    program = PROGRAMS / "plain_text.py"
+    failed = commands.run("python", program, *files, "--words", fails=True)
     assert failed.error() == "nowhere is not there; give local files or directories"
     assert failed.status == 2
     assert not list(tmp_path.iterdir())
