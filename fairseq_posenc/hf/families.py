@@ -124,9 +124,18 @@ class Stack(NamedTuple):
         return bool(getattr(self.attentions[0], "is_causal", False))
 
     @property
+    def is_decoder_alone(self) -> bool:
+        """Whether this is a decoder without an encoder, whose keys its caches would hold, too."""
+        return self.causal and not self.config.is_encoder_decoder
+
+    @property
     def attends_plainly(self) -> bool:
-        """Whether the model's own attention has only rotated products and a causal mask."""
-        windows = [getattr(x, "sliding_window", None) for x in (self.config, *self.attentions)]
+        """Whether the model's own attention has only rotated products and a causal mask.
+
+        The configuration of a decoder alone gets the window of the new positions.
+        """
+        parts = self.attentions if self.is_decoder_alone else [self.config, *self.attentions]
+        windows = [getattr(part, "sliding_window", None) for part in parts]
         cap = getattr(self.config, "attn_logit_softcapping", None)
         return not (self.family.bias or self.family.sinks or cap or any(windows))
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from typing import NamedTuple
 
 import torch
 import transformers
 from torch import Tensor, nn
-from transformers import CONFIG_MAPPING, PreTrainedModel
+from transformers import CONFIG_MAPPING, PretrainedConfig, PreTrainedModel
 
 from fairseq_posenc.encodings.base import Encoding
 from fairseq_posenc.encodings.rope_scaling import LongRope
@@ -97,14 +98,14 @@ def replace_positions(
     notes = [note for plan in plans for note in plan.carry_over(trained, extend)]
     for note in dict.fromkeys(notes):  # once for all layers
         logger.warning(note)
+    # A model has one attention function: if a stack needs ours, those without terms take it, too.
     is_native = all(plan.positions.is_native for plan in plans)
-    for plan in plans:  # a model has one attention function for all stacks
+    for plan in plans:
         plan.positions.is_native = is_native
     _choose_attention(model, plans)
     for plan in plans:
         plan.install()
-    # The caches of an encoder-decoder also hold the encoder's keys, none of which may be dropped.
-    if stacks[0].causal and not model.config.is_encoder_decoder:
+    if stacks[0].is_decoder_alone:  # else caches also hold the encoder's keys, all of them needed
         _limit_caches(stacks[0], parsed)
     setattr(model.config, SPEC_FIELD, str(parsed))
     setattr(model.config, LENGTH_FIELD, length)
@@ -289,14 +290,18 @@ def _limit_caches(stack: Stack, spec: Spec) -> None:
     sizes = [_find_window(layer) for layer in spec.layers]
     if any(sizes):
         config.sliding_window = max(sizes)  # transformers' caches have one size for all layers
-    elif not getattr(config, "layer_types", None):  # else these may name windows of before
-        if getattr(config, "sliding_window", None):
-            config.sliding_window = None
-        return
-    types = ["sliding_attention" if size else "full_attention" for size in sizes]
-    config.layer_types = [types[i % len(types)] for i in range(config.num_hidden_layers)]
-    if hasattr(stack.module, "has_sliding_layers"):  # a copy of this part of the configuration
-        stack.module.has_sliding_layers = any(sizes)
+    elif getattr(config, "sliding_window", None) and not _masks_by_type(config):
+        config.sliding_window = None
+    if any(sizes) or getattr(config, "layer_types", None):  # of before, these may name windows
+        types = ["sliding_attention" if size else "full_attention" for size in sizes]
+        config.layer_types = [types[i % len(types)] for i in range(config.num_hidden_layers)]
+    if any(sizes) and hasattr(stack.module, "has_sliding_layers"):  # then it makes their mask
+        stack.module.has_sliding_layers = True
+
+
+def _masks_by_type(config: PretrainedConfig) -> bool:
+    """Check whether a model makes a mask for each type of layer, even of a window not in use."""
+    return any("layer_types" in inspect.signature(cls).parameters for cls in type(config).__mro__)
 
 
 def _find_window(layer: Items) -> int:

@@ -71,6 +71,32 @@ def test_positions_are_set_again_and_back() -> None:
     assert distance(compute_logits(model, inputs), before) < 1e-5
 
 
+@pytest.mark.parametrize("name", ["llama", "mistral", "qwen2"])
+def test_a_window_of_earlier_positions_is_forgotten(name: str, tmp_path: Path) -> None:
+    """They leave attention to the model, before and after they are saved."""
+    model = MODELS[name].build()
+    for spec in ("rope(layout=half)+window(size=3)", "rope(layout=half)"):
+        set_positions(model, spec)
+    assert model.model.positions.is_native
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert loaded.model.positions.is_native
+    fresh = set_positions(MODELS[name].build(), "rope(layout=half)")
+    inputs = make_inputs(MODELS[name])
+    logits = compute_logits(fresh, inputs)
+    for other in (model, loaded):
+        assert distance(compute_logits(other, inputs), logits) < 1e-5
+
+
+@pytest.mark.parametrize("spec", ["rope(layout=half)", "alibi", "window(size=3),none"])
+def test_windows_by_type_of_layer_are_replaced(spec: str) -> None:
+    settings = {"sliding_window": 4, "use_sliding_window": True, "max_window_layers": 1}
+    cell = Cell.build("qwen2", spec, **settings)
+    fresh = Cell.build("qwen2", spec)
+    expected = compute_logits(fresh.model, cell.inputs)
+    assert distance(compute_logits(cell.model, cell.inputs), expected) < 1e-5
+
+
 def test_an_optimizer_that_lacks_new_parameters_refuses_its_step() -> None:
     cell = Cell.build("llama", "alibi")
     model = cell.model
