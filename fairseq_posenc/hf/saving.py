@@ -97,7 +97,9 @@ def load_model(folder: Path, **settings: Any) -> PreTrainedModel:
 def _find_auto_class(config: Any, name: str) -> Any:
     """Find the Auto class for models of a class, by its configuration's class and its name."""
     for auto in _AUTO_CLASSES:
-        if config in auto._model_mapping and auto._model_mapping[config].__name__ == name:
+        classes = auto._model_mapping.get(config, ())
+        classes = classes if isinstance(classes, tuple) else (classes,)  # Funnel has two
+        if name in [cls.__name__ for cls in classes]:
             return auto
     return None
 

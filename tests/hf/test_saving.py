@@ -25,6 +25,7 @@ from transformers import (
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf import read_positions, set_positions
+from fairseq_posenc.hf.saving import load_model
 from tests.helpers.hf_models import (
     MODELS,
     SERVED,
@@ -83,6 +84,14 @@ def test_a_loaded_model_equals_the_saved_one(name: str, spec: str, tmp_path: Pat
 def test_auto_classes_of_every_version_take_our_configurations() -> None:
     """From 5.14 to 5.23, they ignore the registration of one in a module of transformers."""
     assert type(make_model().config).__module__.startswith("fairseq_posenc.")
+
+
+@pytest.mark.parametrize("name", ["FunnelModel", "FunnelBaseModel", "FunnelForMaskedLM"])
+def test_a_model_whose_auto_class_has_several_is_loaded(name: str, tmp_path: Path) -> None:
+    sizes = {"d_model": 8, "n_head": 2, "d_head": 4, "d_inner": 8, "block_sizes": [1, 1]}
+    config = transformers.FunnelConfig(vocab_size=9, num_decoder_layers=1, **sizes)
+    getattr(transformers, name)(config).save_pretrained(tmp_path)
+    assert type(load_model(tmp_path)).__name__ == name
 
 
 def test_other_heads_are_loaded_with_the_same_positions(tmp_path: Path) -> None:
