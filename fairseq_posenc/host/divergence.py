@@ -41,9 +41,13 @@ def explain_divergence(error: BaseException) -> str | None:
                 trainer = frame.f_locals.get("self")
                 samples = frame.f_locals.get("samples")
                 if isinstance(trainer, Trainer) and samples:
+                    try:
+                        measured = _describe_largest_score(trainer, samples)
+                    except RuntimeError:  # such as a lack of memory, which the training has filled
+                        measured = ""
                     return (
                         f"training stopped at update {trainer.get_num_updates() + 1:,}: {link}; "
-                        f"{_describe_largest_score(trainer, samples)}the checkpoints in "
+                        f"{measured}the checkpoints in "
                         f"{Path(trainer.cfg.checkpoint.save_dir)}, except crash.pt, are from "
                         "before: continue from one of them with a smaller --lr, or with --clip-norm"
                     )

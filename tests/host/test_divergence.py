@@ -7,8 +7,13 @@ from unittest import mock
 
 import pytest
 import torch
+from fairseq.trainer import Trainer
 
-from fairseq_posenc.host.divergence import _describe_largest_score, parse_stop_update
+from fairseq_posenc.host.divergence import (
+    _describe_largest_score,
+    explain_divergence,
+    parse_stop_update,
+)
 from tests.helpers.commands import FAMILIES, new_directory, train
 from tests.helpers.tiny_models import STOCK, make_model, make_tokens
 
@@ -22,6 +27,21 @@ FIRST = {
 
 def test_another_failure_is_no_divergence():
     assert parse_stop_update("the disk is full") == 0
+
+
+def test_the_update_is_told_where_memory_does_not_suffice_to_measure_scores():
+    trainer = mock.Mock(spec=Trainer)
+    trainer.cfg = mock.Mock(**{"checkpoint.save_dir": "checkpoints"})
+    trainer.get_num_updates.return_value = 41
+    trainer.get_model.side_effect = torch.OutOfMemoryError
+
+    def train_step(self, samples):
+        raise FloatingPointError("gradients are Nan/Inf")
+
+    with pytest.raises(FloatingPointError) as stopped:
+        train_step(trainer, [{}])
+    said = explain_divergence(stopped.value)
+    assert said.startswith("training stopped at update 42: gradients are Nan/Inf; the checkpoints")
 
 
 @pytest.mark.parametrize("family", FAMILIES)
