@@ -53,21 +53,25 @@ def as_read(tokenizer, dictionary, lines):
     return [[i if i < size else dictionary.unk() for i in each.ids] for each in found]
 
 
-@pytest.mark.parametrize("kind", ["bpe", "unigram"])
-@pytest.mark.parametrize("rule", ["identity", "nmt_nfkc"])
-def test_sentencepieces(kind, rule):
+def train_pieces(kind, lines, **flags):
+    """Train a sentencepiece model; return its file and the model."""
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(sentences()),
+        sentence_iterator=iter(lines),
         model_writer=model,
-        vocab_size=90 if kind == "bpe" else 50,
         model_type=kind,
-        normalization_rule_name=rule,
         minloglevel=2,
+        **{"vocab_size": 90 if kind == "bpe" else 50, **flags},
     )
     path = new_directory() / "sentencepiece.model"
     path.write_bytes(model.getvalue())
-    processor = sentencepiece.SentencePieceProcessor(model_file=str(path))
+    return path, sentencepiece.SentencePieceProcessor(model_file=str(path))
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+@pytest.mark.parametrize("rule", ["identity", "nmt_nfkc"])
+def test_sentencepieces(kind, rule):
+    path, processor = train_pieces(kind, sentences(), normalization_rule_name=rule)
 
     def pieces(lines):
         found = processor.encode([" ".join(line.split()) for line in lines])
@@ -81,6 +85,43 @@ def test_sentencepieces(kind, rule):
     plain = [line for line in sentences() if "½" not in line]
     decoded = [tokenizer.decode(tokenizer.encode(line).ids) for line in plain]
     assert decoded == plain
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"add_dummy_prefix": False},
+        {"remove_extra_whitespaces": False},
+        {"remove_extra_whitespaces": False, "allow_whitespace_only_pieces": True},
+        {"split_by_whitespace": False},
+    ],
+    ids=lambda flags: "-".join(flags),
+)
+def test_flags_of_a_sentencepiece_model_are_copied(kind, flags):
+    spaced = [line.replace(" ", "  ") for line in sentences(20)]
+    path, processor = train_pieces(kind, [*sentences(), *spaced], **flags)
+    dictionary = counted(processor.encode(sentences(), out_type=str))
+    tokenizer, _ = hf_tokenizer.build_tokenizer(path, dictionary, "translation")
+    lines = [*sentences(), *spaced, " ba  ré ", "ti", ""]
+    pieces = processor.encode(lines, out_type=str)
+    assert as_read(tokenizer, dictionary, lines) == numbers(dictionary, pieces)
+    ids = [tokenizer.encode(line, add_special_tokens=False).ids for line in lines]
+    assert tokenizer.decode_batch(ids) == processor.decode(pieces)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"treat_whitespace_as_suffix": True}, "spaces at the ends"),
+        ({"user_defined_symbols": ["<x>"]}, "symbols of its user"),
+        ({"byte_fallback": True, "vocab_size": 400}, "single bytes"),
+    ],
+)
+def test_sentencepiece_models_that_no_tokenizer_copies_are_refused(flags, message):
+    path, _ = train_pieces("bpe", sentences(), **flags)
+    with pytest.raises(UserError, match=message):
+        hf_tokenizer.build_tokenizer(path, Dictionary(), "translation")
 
 
 def gpt2_files():

@@ -149,9 +149,13 @@ def _build_sentencepiece(path: Path, dictionary: Dictionary) -> Tokenizer:
     """Build the tokenizer of a sentencepiece model; the dictionary has its pieces."""
     model = SentencePieceProcessor(model_file=str(path))
     proto = ModelProto.FromString(model.serialized_model_proto())
-    trainer = proto.trainer_spec
+    trainer, normalizer = proto.trainer_spec, proto.normalizer_spec
     if trainer.model_type not in (trainer.UNIGRAM, trainer.BPE) or trainer.byte_fallback:
         raise ValueError("neither unigram nor BPE pieces, or single bytes for unknown characters")
+    if trainer.treat_whitespace_as_suffix or not normalizer.escape_whitespaces:
+        raise ValueError("spaces at the ends of its pieces, or spaces that are not ▁")
+    if trainer.model_type == trainer.BPE and trainer.user_defined_symbols:
+        raise ValueError("BPE with symbols of its user, which are never split")
     scores = {
         model.id_to_piece(number): model.get_score(number)
         for number in range(model.get_piece_size())
@@ -168,12 +172,19 @@ def _build_sentencepiece(path: Path, dictionary: Dictionary) -> Tokenizer:
         lowest = min(scores.values()) - 100.0  # for symbols that are no pieces, so are never chosen
         pieces = [(symbol, scores.get(symbol, lowest)) for symbol in vocabulary]
         tokenizer = Tokenizer(models.Unigram(pieces, dictionary.unk(), False))
-    steps = [normalizers.Strip(), normalizers.Replace(Regex(r"\s+"), " ")]
-    if charsmap := proto.normalizer_spec.precompiled_charsmap:  # the model's own normalization
-        steps.insert(0, normalizers.Precompiled(charsmap))
+    steps: list[Any] = []
+    if normalizer.precompiled_charsmap:  # the model's own normalization
+        steps.append(normalizers.Precompiled(normalizer.precompiled_charsmap))
+    if normalizer.remove_extra_whitespaces:
+        steps += [normalizers.Strip(), normalizers.Replace(Regex(r"\s+"), " ")]
+    decoding: list[Any] = [decoders.Replace(SPACE, " "), decoders.Fuse()]
+    if normalizer.add_dummy_prefix:  # Metaspace would add none to a text that begins with a space
+        steps.append(normalizers.Prepend(" "))
+        decoding.append(decoders.Strip(" ", 1, 0))
     tokenizer.normalizer = normalizers.Sequence(steps)
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, "always")
-    tokenizer.decoder = decoders.Metaspace(SPACE, "always")
+    has_inner_spaces = any(SPACE in piece[1:] for piece in scores)
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, "never", not has_inner_spaces)
+    tokenizer.decoder = decoders.Sequence(decoding)
     return tokenizer
 
 
