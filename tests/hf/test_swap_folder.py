@@ -54,13 +54,39 @@ def test_a_folder_gets_other_positions(
     assert torch.equal(compute_logits(again, inputs), compute_logits(model, inputs))
 
 
-def test_a_trained_table_becomes_longer(stock: PreTrainedModel, tmp_path: Path) -> None:
-    set_positions(stock, "learned").save_pretrained(tmp_path / "stock")
+def test_a_trained_table_becomes_longer(
+    stock: PreTrainedModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    others = len(dict(stock.named_parameters()))
+    set_positions(stock, "learned+t5").save_pretrained(tmp_path / "stock")
     name = "model.positions.input.learned.table.weight"
     table = stock.get_parameter(name)
     model = swap(tmp_path, "--max-positions", 2 * len(table), "--extend", "copy")
     assert model is not None
     assert torch.equal(model.get_parameter(name), torch.cat([table, table]))
+    printed = capsys.readouterr().out
+    assert f"the {others} tensors that are not positions\n" in printed
+    assert f"resized: {name} {tuple(table.shape)} -> {(2 * len(table), 32)}\n" in printed
+    assert "kept: model.positions.shared.t5.table (4, 32)\n" in printed
+
+
+def test_a_table_of_other_options_is_called_initialized(
+    stock: PreTrainedModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    set_positions(stock, "fire").save_pretrained(tmp_path / "stock")
+    swap(tmp_path, "--position-encoding", "fire(threshold=8)")
+    printed = capsys.readouterr().out
+    assert "kept bit for bit: the 39 tensors" in printed
+    assert "initialized: model.layers.0.self_attn.positions.encodings.fire." in printed
+
+
+def test_weights_of_other_formats_are_left_behind(stock: PreTrainedModel, tmp_path: Path) -> None:
+    for name in ("tf_model.h5", "flax_model.msgpack", "rust_model.ot", "m.onnx", "m.gguf"):
+        (tmp_path / "stock" / name).touch()
+    (tmp_path / "swapped").mkdir()  # an empty folder is filled
+    swap(tmp_path, "--position-encoding", "alibi")
+    names = {path.name for path in (tmp_path / "swapped").iterdir()} - {"README.md"}
+    assert names == {"config.json", "generation_config.json", "model.safetensors", "vocab.json"}
 
 
 def test_own_positions_are_the_same_model(stock: PreTrainedModel, tmp_path: Path) -> None:
@@ -101,6 +127,7 @@ def test_only_the_folder_of_a_model_is_replaced(
     stock: PreTrainedModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "letter").touch()
     words = ["--checkpoint", tmp_path / "stock", "--position-encoding", "alibi"]
     for more in (["--out", tmp_path / "mine", "--overwrite"], ["--out", tmp_path / "stock"]):
         assert main(["swap", *map(str, [*words, *more])]) == 2

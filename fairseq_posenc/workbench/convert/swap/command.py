@@ -10,6 +10,7 @@ import shutil
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from fairseq_posenc.errors import UserError, how_to_install
 from fairseq_posenc.workbench.running.files import find_model
@@ -29,7 +30,8 @@ _CONFIG = "config.json"
 # Files of the old model, and suffixes of its weights. A folder's other files, such as those of a
 # tokenizer, are copied.
 _MODEL_FILES = (_CONFIG, "generation_config.json", "README.md", "training_args.bin")
-_WEIGHT_SUFFIXES = (".safetensors", ".bin", ".index.json", ".pt", ".pth")
+_TORCH_SUFFIXES = (".safetensors", ".bin", ".index.json", ".pt", ".pth")
+_WEIGHT_SUFFIXES = (*_TORCH_SUFFIXES, ".h5", ".msgpack", ".ot", ".onnx", ".gguf")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -79,6 +81,7 @@ def _swap_folder(options: argparse.Namespace) -> list[str]:
     """
     try:
         from fairseq_posenc.hf import read_positions, set_positions
+        from fairseq_posenc.hf.attention import POSITIONS
         from fairseq_posenc.hf.saving import load_model
     except ModuleNotFoundError as error:
         raise UserError(
@@ -107,11 +110,14 @@ def _swap_folder(options: argparse.Namespace) -> list[str]:
             of_model = file.name in _MODEL_FILES or file.name.endswith(_WEIGHT_SUFFIXES)
             if file.is_file() and not of_model:
                 shutil.copy2(file, folder / file.name)
+    both = [name for name in new if name in old]
+    positions = [name for name in both if POSITIONS in name.split(".")]
     added = [name for name in new if name not in old]
     removed = [name for name in old if name not in new]
     return [
         f"source: {source}: {type(model).__name__}, positions: {old_positions}",
-        f"kept bit for bit: the {len(new) - len(added)} tensors that are not positions",
+        f"kept bit for bit: the {len(both) - len(positions)} tensors that are not positions",
+        *(_describe_origin(name, old[name], new[name]) for name in positions),
         *(f"in the new model alone: {name} {tuple(new[name].shape)}" for name in added),
         *(f"in the old model alone: {name} {tuple(old[name].shape)}" for name in removed),
         f"wrote {out}: positions: {read_positions(model)} "
@@ -121,11 +127,19 @@ def _swap_folder(options: argparse.Namespace) -> list[str]:
     ]
 
 
+def _describe_origin(name: str, old: Tensor, new: Tensor) -> str:
+    """Describe what became of a position parameter that both models have."""
+    if old.shape != new.shape:
+        return f"resized: {name} {tuple(old.shape)} -> {tuple(new.shape)}"
+    return f"{'kept' if torch.equal(old, new) else 'initialized'}: {name} {tuple(new.shape)}"
+
+
 def _refuse_output(out: Path | None, overwrite: bool) -> None:
-    """Refuse a folder that exists, unless it contains a model and may be overwritten."""
+    """Refuse a folder with files, unless it contains a model and may be overwritten."""
     if out is None:
         raise UserError("--out: name the new folder")
-    if out.exists() and not (overwrite and (out / _CONFIG).is_file()):
+    is_empty = out.is_dir() and not any(out.iterdir())
+    if out.exists() and not (is_empty or (overwrite and (out / _CONFIG).is_file())):
         raise UserError(
             f"--out {out} exists: name another folder, or replace that of a model with --overwrite"
         )
