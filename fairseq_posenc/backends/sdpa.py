@@ -101,17 +101,19 @@ def _append_decay(
     """Append the decay c, ``(B or 1, H, S, parts)``, to scaled queries and keys as two channels.
 
     The dot product [q_i, c_i, 1].[k_j, 1, -c_j] then includes c_i - c_j. It is computed in float32,
-    whatever the precision of the model: c falls by up to 1 with each token. Values are padded to
-    the same width, which torch's fused kernels expect.
+    whatever the precision of the model: c falls by up to 1 with each token. Zeros pad all three to
+    a multiple of 4: torch's only fused kernel for float32 on a GPU takes no other width.
     """
-    tgt_len, src_len = query.size(2), key.size(2)
+    src_len = key.size(2)
+    past = src_len - query.size(2)
     # Counted from the last token, whose c is then 0: a step of decoding rounds no large sum.
     decay = (decay - decay[:, :, -1:]).sum(-1).to(query.dtype)
     decay = decay.expand(*query.shape[:2], src_len)[..., None]
     ones = torch.ones_like(decay)
-    query = torch.cat([query, decay[:, :, src_len - tgt_len :], ones[:, :, :tgt_len]], -1)
-    key = torch.cat([key, ones, -decay], -1)  # [B, H, S, D + 2]
-    return query, key, F.pad(value, (0, 2))
+    zeros = decay.new_zeros(*decay.shape[:3], -(query.size(-1) + 2) % 4)
+    query = torch.cat([query, decay[:, :, past:], ones[:, :, past:], zeros[:, :, past:]], -1)
+    key = torch.cat([key, ones, -decay, zeros], -1)  # [B, H, S, D + 2 or more]
+    return query, key, F.pad(value, (0, 2 + zeros.size(-1)))
 
 
 class _PreparedMask(NamedTuple):

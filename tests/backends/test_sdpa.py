@@ -144,3 +144,22 @@ def test_keys_of_fewer_heads_are_those_of_the_repeated_ones(spec):
     whole, _ = reference.attend(call.with_all_heads())
     for backend in (sdpa, blocked, reference):
         torch.testing.assert_close(backend.attend(call)[0], whole, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("width", [6, 7, 8, 9])
+def test_decay_has_a_width_that_torch_fuses_on_a_gpu(width, monkeypatch):
+    """torch's memory-efficient kernel takes multiples of 4 in float32; all else is not fused."""
+    widths = []
+    attend = torch.nn.functional.scaled_dot_product_attention
+
+    def record(query, key, value, *args, **kwargs):
+        widths.extend(x.size(-1) for x in (query, key, value))
+        return attend(query, key, value, *args, **kwargs)
+
+    monkeypatch.setattr("torch.nn.functional.scaled_dot_product_attention", record)
+    qkv = torch.randn(2, 4, 5, width), *torch.randn(2, 2, 4, LENGTH, width)
+    terms = Terms(decay=torch.randn(2, 4, LENGTH, 1).cumsum(2))
+    call = AttentionCall(*qkv, terms, Mask("lr"))
+    ours, exact = (BACKENDS[name].attend(call)[0] for name in ("sdpa", "reference"))
+    torch.testing.assert_close(ours, exact)
+    assert widths == [-(-(width + 2) // 4) * 4] * 3
