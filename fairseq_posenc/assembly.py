@@ -147,6 +147,12 @@ class Assembly(NamedTuple):
             raise UserError(
                 f"{self.spec}: a decoder does not know the random positions of its encoder"
             )
+        for item in self.spec.input_items:
+            if item.encoding.counts_in_sentences:
+                raise UserError(
+                    f"{self.spec}: {item.name} counts in sentences, which random positions do not "
+                    "change"
+                )
         for item in layer:
             if any(self._build_draft(item).terms(token.span(), token).present()):
                 raise UserError(

@@ -35,10 +35,9 @@ def is_position_parameter(name: str) -> bool:
 
 
 def extend_tables(model: nn.Module, state_dict: dict[str, Any], prefix: str) -> list[str]:
-    """Lengthen tables that are indexed by distance to the model's length: repeat their end rows.
+    """Lengthen tables that are indexed by distance to the model's length (``Encoding.extend``).
 
-    Distances beyond a table's end use its last row, so every distance keeps its row. Parameters of
-    other kinds, which ``Encoding.extend`` returns as they are, stay.
+    Every distance keeps its row, and parameters of other kinds stay as they are.
 
     Args:
         model: the model that will load ``state_dict``.
@@ -59,7 +58,7 @@ def extend_tables(model: nn.Module, state_dict: dict[str, Any], prefix: str) -> 
                 continue  # fit_positions replaces it, or loading reports it
             longer = module.extend(parameter_name, old)
             if longer.shape != old.shape:
-                logger.info("%s: its ends are repeated for longer distances", key)
+                logger.info("%s: extended to longer distances", key)
                 changes.append(_describe_resized(key, old, longer))
                 state_dict[key] = longer
     return changes
@@ -91,7 +90,7 @@ def extend_parameter(
 ) -> Tensor | None:
     """Fit a trained parameter to an encoding whose tables may be longer or shorter.
 
-    A table with a row per distance is extended without loss. One with a row per position loses its
+    A table with a row per distance can only become longer. One with a row per position loses its
     last rows, or gets more by a rule.
 
     Args:
@@ -108,18 +107,18 @@ def extend_parameter(
     extended = encoding.extend(name, trained)
     if extended.shape == parameter.shape:
         return extended
-    if trained.shape[1:] != parameter.shape[1:]:
+    if not encoding.has_position_table or trained.shape[1:] != parameter.shape[1:]:
         return None
     axes = getattr(encoding, "axes", 1)  # their tables stand one below the other
     tables = trained.unflatten(0, (axes, -1))
     rows = parameter.size(0) // axes
-    # A table by position may begin with rows of no position, such as that of padding.
+    # A table by position may begin with rows of no position, as row 0 of `tupe_shared`.
     offset = rows - encoding.dims.max_positions
     if tables.size(1) - offset not in lengths:
         return None
     if tables.size(1) >= rows:
         return tables[:, :rows].flatten(0, 1)
-    if rule is None:  # the first rows of the parameter are those of one axis
+    if rule is None:  # shorter tables of several axes are no first rows of the parameter
         return trained if axes == 1 else None
     return torch.cat([_lengthen_table(table, offset, rows, rule) for table in tables])
 

@@ -212,6 +212,10 @@ def test_a_beam_carries_its_ids():
     close(step, layer(*positions(x[rows], position_ids=IDS[rows]))[0][:, 5:])
     with pytest.raises(UserError, match="in the cache had position_ids: give those of the new"):
         positions(x[:, :1], past=cache)
+    for others in ([0], [0, 1, 0, 1]):
+        message = f"the cache has a batch size of 2, and the embeddings have {len(others)}"
+        with pytest.raises(UserError, match=message):
+            positions(x[others, :1], past=cache, position_ids=IDS[others, :1])
     with pytest.raises(UserError, match="in the cache had position_ids: give those of the new"):
         layer(*positions(x[:, :1], past=6), cache)
     with pytest.raises(UserError, match=r"also needs those of the earlier tokens, \(2 or 1, 7\)"):

@@ -6,7 +6,7 @@ followed by a section for each of ``HEADINGS``.
 
 import inspect
 import re
-from typing import Any, Optional, get_args
+from typing import Any, Literal, Optional, get_args, get_origin
 
 from fairseq_posenc import registry, specs
 from fairseq_posenc.assembly import Assembly
@@ -15,7 +15,7 @@ from fairseq_posenc.encodings.base import Dims, Signed
 HEADINGS = ("Equation", "Shapes", "Parameters", "Source", "Differs")
 BASE = Dims(embed_dim=768, num_heads=12, max_positions=512)  # RoBERTa-base
 BASE_LAYERS = 12
-_TYPE_NAMES = {int: "integer", float: "number"}
+_TYPE_NAMES = {int: "integer", float: "number", bool: "true or false"}
 
 
 def parse_page(name: str) -> dict[str, str]:
@@ -78,7 +78,7 @@ def collect_facts(name: str) -> dict[str, Any]:
         "acts_on": registry.get(name).acts_on,
         "families": name_families(name),
         "options": {
-            key: {"type": str(option.annotation), "default": option.default}
+            key: {"type": _name_type(option.annotation), "default": option.default}
             for key, option in _list_plain_options(name).items()
         },
         "parameters_at_base_size": count_at_base_size(name),
@@ -86,11 +86,18 @@ def collect_facts(name: str) -> dict[str, Any]:
     }
 
 
+def _name_type(annotation: Any) -> str:
+    """Name the type of an option, or the values of a Literal: ``integer``, ``drawn or even``."""
+    if get_origin(annotation) is Literal:
+        return " or ".join(get_args(annotation))
+    plain, *_ = get_args(annotation) or (annotation,)  # of Optional[X] it is X
+    return _TYPE_NAMES.get(plain, "text")
+
+
 def _format_option(option: inspect.Parameter) -> str:
     """Format an option with its default and other values; without a default, with its type."""
-    members = [member for member in get_args(option.annotation) if member is not type(None)]
-    if option.default is None:  # Optional[X], whose only member is X
-        return f"`{option.name}` ({_TYPE_NAMES.get(members[0], 'text')})"
+    if option.default is None:
+        return f"`{option.name}` ({_name_type(option.annotation)})"
     default = str(option.default).lower() if option.annotation is bool else str(option.default)
-    others = [f"`{value}`" for value in members if value != option.default]  # of a Literal
+    others = [f"`{value}`" for value in get_args(option.annotation) if value != option.default]
     return " or ".join([f"`{option.name}={default}`", *others])

@@ -96,6 +96,7 @@ class Encoding(nn.Module):
     whole_stack: ClassVar[bool] = False  # True: all layers use it, whichever of them names it
     widens: ClassVar[bool] = False  # True: its rotation makes queries and keys wider
     has_position_table: ClassVar[bool] = False  # True: a table has a row for each position
+    counts_in_sentences: ClassVar[bool] = False  # True: random positions change nothing
     # Positions that a caller may give: whole numbers only; real ones, too; `unread`: it reads none.
     takes_ids: ClassVar[Literal["whole", "real", "unread"]] = "whole"
     without_options: ClassVar[tuple[str, ...]] = ()  # of its base class, which it does not have
@@ -150,7 +151,7 @@ class Encoding(nn.Module):
         """
 
     def extend(self, name: str, weight: Tensor) -> Tensor:
-        """Extend a loaded parameter to this module's distances, if it has fewer.
+        """Extend a loaded parameter to this module's distances, if it has fewer; keep its rows.
 
         Args:
             name: the name of the parameter in this module.

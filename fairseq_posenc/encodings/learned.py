@@ -84,6 +84,7 @@ class SentenceLearned(Learned):
     """
 
     without_options = ("axes",)
+    counts_in_sentences = True
 
     def embed(self, positions: Positions) -> Tensor:
         """Look up the vectors of the queries' positions in their sentences, ``(B, T, C)``.

@@ -52,29 +52,29 @@ class Locality(NamedTuple):
             return None
         return self.window // 2 if direction == "both" else self.window - 1
 
-    def needed_keys(self, past: int | None = None) -> NeededKeys:
-        """Find the keys that the queries after ``past`` tokens of a causal model may see.
+    def needed_keys(self, queries: int = 0) -> NeededKeys:
+        """Find the keys that a cache must hold for the next tokens of a causal model.
 
         With first keys, a compiled graph needs all keys: their number depends on padding.
 
         Args:
-            past: the number of tokens; by default all, for the queries of later steps. With less,
-                the others are the queries, and the result is what a cache must have for them.
+            queries: how many of the last tokens are these next ones; 0 if none of them is known.
         """
         sizes = [size for size in (self.window, self.longest) if size is not None]
-        last = min(sizes) - 1 if sizes else None
+        # The last key stays even if no query sees it: sums of decay go on from it.
+        last = max(min(sizes) - 1, 1) if sizes else None
         if self.first_keys is None or last is None:
             return NeededKeys(last)
         if torch.compiler.is_compiling():
             return NeededKeys(None)
-        is_first = self.first_keys[:, :past]  # [B or 1, past]
+        held = self.first_keys.size(1) - queries
+        is_first = self.first_keys[:, :held]  # [B or 1, held]
         if self.segments is not None:
-            # A query of a later step continues the last segment, or begins one without these keys.
-            open_segments = self.segments[:, -1:] if past is None else self.segments[:, past:]
-            is_open = self.segments[:, :past, None].eq(open_segments[:, None]).any(2)
-            is_first = is_first & is_open
-        # The last key stays in any case: sums of decay go on from it.
-        return NeededKeys(max(last, 1), is_first.any(0).nonzero()[:, 0].cpu())
+            # An unknown token continues the last segment, or begins one without these keys.
+            open_segments = self.segments[:, -max(queries, 1) :]  # [B or 1, queries or 1]
+            is_open = self.segments[:, :held, None].eq(open_segments[:, None])
+            is_first = is_first & is_open.any(2)
+        return NeededKeys(last, is_first.any(0).nonzero()[:, 0].cpu())
 
     def __and__(self, other: Locality) -> Locality:
         """Combine two limits: a key is visible if both allow it."""

@@ -18,7 +18,10 @@ def read_rope(parameters: Mapping[str, Any], max_positions: int, layout: str) ->
     """
     rope_type = parameters.get("rope_type") or parameters.get("type") or "default"
     if "mrope_section" in parameters or rope_type == "mrope":
-        raise UserError("rotations along several axes (M-RoPE) are not among the encodings")
+        raise UserError(
+            "rotations along several axes (M-RoPE) are not read from a configuration: name them, "
+            "as in rope(axes=3,sections=16/24/24)"
+        )
     options = {"base": parameters.get("rope_theta", 10000.0), "layout": layout}
     if rope_type != "proportional":  # whose fraction is a setting of the scaling
         options["fraction"] = parameters.get("partial_rotary_factor", 1.0)

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from fairseq_posenc.backends import attend
 from fairseq_posenc.backends.base import check_dropout
 from fairseq_posenc.backends.mask import DIRECTIONS, Mask
-from fairseq_posenc.encodings.locality import NeededKeys
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.modules.attention_core import AttentionCore
@@ -170,29 +169,26 @@ class SelfAttention(_LayerAttention):
             return
         if cache.ids is not None and shared.positions.counted:
             raise UserError("the tokens in the cache had position_ids: give those of the new ones")
-        batch, heads, length = cache.state["key"].shape[:3]
-        width = cache.state["value"].size(3)  # rotated keys may be wider
-        needed_batch, needed_heads, _, needed_width = value.shape
-        needed_length = _count_needed_keys(shared.locality.needed_keys(past), cache)
-        needed = (needed_batch, needed_heads, needed_length, needed_width)
-        if (batch, heads, length, width) != needed:
+        key_shape, value_shape = cache.state["key"].shape, cache.state["value"].shape
+        held = (*key_shape[:3], value_shape[3])  # rotated keys may be wider than values
+        last, first = shared.locality.needed_keys(queries=shared.positions.tgt_len)
+        needed_length = tokens if last is None else min(tokens, last)
+        if first is not None:
+            lacking = int((~torch.isin(first, cache.list_places())).sum())
+            if lacking:
+                raise UserError(
+                    f"the cache lacks {lacking} of the first keys that these positions need: give "
+                    "each layer its own cache"
+                )
+            # It may hold other first keys, of beams that are gone.
+            needed_length = max(needed_length, held[2])
+        needed = (*value.shape[:2], needed_length, value.size(3))
+        if held != needed:
+            describe = "a batch size of {} and {} heads with {} keys of width {}".format
             raise UserError(
-                f"the cache has a batch size of {batch} and {length} keys of {heads} heads of "
-                f"width {width}, but this layer and the positions need {needed_batch}, "
-                f"{needed_length}, {needed_heads} and {needed_width}: give each layer its own cache"
+                f"the cache has {describe(*held)}, but this layer and the positions need "
+                f"{describe(*needed)}: give each layer its own cache"
             )
-
-
-def _count_needed_keys(needed: NeededKeys, cache: Cache) -> int:
-    """Count the keys that a cache must have: the last ones, or all it has and first ones it lacks.
-
-    Further first keys are no mistake: the beams that needed them may be gone.
-    """
-    last = cache.tokens if needed.last is None else min(cache.tokens, needed.last)
-    if needed.first is None:
-        return last
-    places = cache.list_places()
-    return max(last, len(places) + int((~torch.isin(needed.first, places)).sum()))
 
 
 class CrossAttention(_LayerAttention):

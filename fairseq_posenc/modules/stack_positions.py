@@ -195,7 +195,12 @@ class StackPositions(nn.Module):
         lengths = (tgt_len,) if tgt_len == src_len else (tgt_len, src_len)
         ids = read_position_ids("position_ids", ids, self.assembly.spec, batch, lengths)
         if past_ids is not None and ids.size(1) < src_len:
-            ids = join_ids(past_ids, ids.expand(past_ids.size(0), *ids.shape[1:]))
+            if past_ids.size(0) != batch:
+                raise UserError(
+                    f"the cache has a batch size of {past_ids.size(0)}, and the embeddings have "
+                    f"{batch}"
+                )
+            ids = join_ids(past_ids, ids.expand(batch, *ids.shape[1:]))
         if ids.size(1) < src_len and self.reads_all_ids:
             raise UserError(
                 f"position_ids {tuple(ids.shape)}: {self.assembly.spec} also needs those of the "

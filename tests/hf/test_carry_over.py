@@ -57,6 +57,17 @@ def test_tables_by_distance_grow_without_changing_the_model(
     assert not caplog.text
 
 
+def test_a_table_by_distance_is_not_cut_as_if_its_rows_were_positions(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model = build("llama", "inkling")
+    name = "model.layers.1.self_attn.positions.encodings.inkling.table"
+    old = model.get_parameter(name).clone()
+    set_positions(model, "inkling", LENGTH // 2)
+    assert not torch.isin(model.get_parameter(name), old).any()
+    assert "inkling.table: untrained" in caplog.text
+
+
 @pytest.mark.parametrize("name", ["marian", "pegasus"])
 def test_sinusoids_are_no_trained_table(name: str) -> None:
     """Both are an ``nn.Embedding`` in transformers, but hold nothing that was trained."""

@@ -203,12 +203,12 @@ def test_of_two_windows_the_first_keys_of_both_are_visible():
     assert (ours & Locality(window=5)).first_keys is None
     assert ours.needed_keys().last == 2
     assert ours.needed_keys().first.tolist() == [0, 1]
-    assert theirs.needed_keys(past=4)[1].tolist() == [0, 1, 2, 3]
+    assert theirs.needed_keys(queries=5)[1].tolist() == [0, 1, 2, 3]
     assert Locality(window=5, longest=4).needed_keys() == (3, None)
     segments = torch.tensor([[0, 0, 0, 0, 0, 0, 0, 1, 1]])
     other = ours._replace(segments=segments)  # the first keys were those of another segment
     assert other.needed_keys()[1].tolist() == []
-    assert other.needed_keys(past=6)[1].tolist() == [0, 1]
+    assert other.needed_keys(queries=3)[1].tolist() == [0, 1]
 
 
 @pytest.mark.parametrize(("spec", "window"), product_of(["none", "m4m", "t5"], [3, 40]))
@@ -405,6 +405,17 @@ def test_a_cache_keeps_the_first_keys_and_those_of_the_window(spec, limits, kept
     assert cache["key"].size(2) == cache["value"].size(2) <= kept
 
 
+@pytest.mark.parametrize("limits", ["window(size=1)", "chunk(size=1)"])
+def test_sums_of_decay_go_on_where_a_query_sees_only_itself(limits):
+    positions = StackPositions(f"fox+{limits}", 16, 2, 40, causal=True).double()
+    layer = awake(SelfAttention(positions)).double()
+    x, cache = torch.randn(2, 5, 16, dtype=torch.float64), Cache()
+    full = layer(*positions(x))[0]
+    for step in (slice(0, 1), slice(1, 2), slice(2, 5)):
+        attended = layer(*positions(x[:, step], past=cache), cache)[0]
+        torch.testing.assert_close(attended, full[:, step], rtol=1e-11, atol=1e-11)
+
+
 @pytest.mark.parametrize("spec", ["m4m", "fox", "rope+t5"])
 def test_a_cache_forgets_the_first_keys_of_earlier_documents(spec):
     """Rows whose documents begin in different places, reordered as beams are."""
@@ -433,7 +444,7 @@ def test_a_cache_without_the_first_keys_is_refused():
     x = torch.randn(1, 12, 16)
     layer(*positions(x[:, :11]), cache)
     other = torch.arange(12).roll(5)[None]  # the caller's ids say that other tokens were first
-    with pytest.raises(UserError, match=r"1 and 4 keys of 2 heads.*need 1, 6, 2 and 8: give each"):
+    with pytest.raises(UserError, match="lacks 2 of the first keys that these positions need"):
         layer(*positions(x[:, 11:], past=11, position_ids=other), cache)
 
 

@@ -125,8 +125,12 @@ def test_list_names_every_encoding(capsys):
     listed = json.loads(capsys.readouterr().out)
     assert [entry["name"] for entry in listed] == names
     assert all(entry["equation"] and entry["families"] for entry in listed)
-    (rope,) = (entry for entry in listed if entry["name"] == "rope")
-    assert rope["options"]["scaling"] == {"type": "<class 'str'>", "default": "none"}
+    options = {entry["name"]: entry["options"] for entry in listed}
+    assert options["rope"]["scaling"] == {"type": "text", "default": "none"}
+    assert options["learned"]["axes"] == {"type": "integer", "default": 1}
+    assert options["m4m"]["max_distance"] == {"type": "integer", "default": None}
+    assert options["m4m"]["reset"] == {"type": "true or false", "default": False}
+    assert options["randomized"]["evaluation"] == {"type": "drawn or even", "default": "drawn"}
 
 
 @pytest.mark.parametrize("name", [*NAMES, *COMPANIONS])

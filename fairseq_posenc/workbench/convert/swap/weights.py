@@ -206,8 +206,8 @@ def _find_source_values(
             f"{name} has {old.size(0)} rows in the source and would have {initial.size(0)}: say "
             f"how a longer table is made ({rules}), or leave --max-positions out"
         )
-    if old.shape[1:] != initial.shape[1:]:  # rows by distance are in the second dimension
-        return longer, f"{mapped}, {old.size(1)} rows: its ends are repeated"
+    if module.extend(path, old).shape == initial.shape:
+        return longer, f"{mapped}, {tuple(old.shape)}: extended to longer distances"
     if old.size(0) > initial.size(0):  # a view of the source's table, which would be stored whole
         return longer.clone(), f"{mapped}, the first of {old.size(0)} rows"
     assert extend is not None  # else the table is still too short
