@@ -96,11 +96,11 @@ def _describe_bad_line(path: Path) -> str | None:
         return f"line {number}: byte 0x{content[error.start]:02x} is not UTF-8"
     dictionary = Dictionary()
     for number, line in enumerate(io.StringIO(text, newline=None), start=1):
-        word = shortened(line.rstrip("\n"))
+        entry = shortened(line.rstrip("\n"))
         try:
             dictionary.add_from_file(io.StringIO(line))
         except RuntimeError:
-            return f"Duplicate word in line {number}: {word!r}"
+            return f"Duplicate word in line {number}: {entry!r}"
         except ValueError:
-            return f"line {number}: {word!r} is not a word, a space and its count"
+            return f"line {number}: {entry!r} is not a word, a space and its count"
     return None

@@ -96,7 +96,7 @@ def _read_path(reader: FrameType) -> str:
 
 
 def _describe_unreadable(error: BaseException) -> str | None:
-    """Describe the fault of the checkpoint that fairseq was reading; None if it is not at fault."""
+    """Describe the fault of the checkpoint that fairseq was reading; None if it has none."""
     if isinstance(error, MemoryError) or "allocate memory" in str(error):
         return None  # a good checkpoint can be too large for the memory
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]

@@ -15,8 +15,15 @@ _SECTIONS = ("task", "model", "criterion", "optimizer", "lr_scheduler", "optimiz
 # Of these sections, only the named settings are compared.
 _FURTHER = {"common": ("seed", "fp16", "bf16"), "dataset": ("batch_size", "max_tokens")}
 _ALIASES = {"arch", "user_dir"}  # other keys for the model's name and the package's folder
+# Sections whose class must be that of the checkpoint, as fairseq loads its state or checks it with
+# the optimizer: the title in messages, and the end of the --reset option that allows another.
+_STATES = {
+    "optimizer": ("Optimizer", "optimizer"),
+    "criterion": ("Criterion", "optimizer"),
+    "lr_scheduler": ("LR scheduler", "lr-scheduler"),
+}
 # The checkpoint whose optimizer's state will be loaded, if any: `start_resuming` sets it, before
-# the model that loads the weights calls `refuse_optimizer`.
+# the model calls `refuse_optimizer`, to which fairseq gives only a state dict.
 _optimizer_source: Path | None = None
 
 
@@ -37,11 +44,23 @@ def start_resuming(path: Path, settings: DictConfig | None) -> None:
     now: Any = OmegaConf.to_container(settings, resolve=True, enum_to_str=True)
     with open_checkpoint(path) as state:
         before = state.get("cfg")
+        extra = dict(state.get("extra_state") or {})
+        has_optimizer = state.get("last_optimizer_state") is not None
     if not isinstance(before, dict):
         before = {}  # an old checkpoint, with `args` in place of a configuration
     if changes := list_changes(before, now):
         logger.info("%s resumes with other settings: %s", path, ", ".join(changes))
-    extra = state.get("extra_state") or {}
+    _check_extra_state(path, extra, settings)
+    if has_optimizer and not checkpoint.reset_optimizer:
+        _optimizer_source = path
+        if before:
+            _refuse_other_state(path, before, now)
+    if not (checkpoint.reset_meters or checkpoint.reset_optimizer):
+        _refuse_other_metric(path, before, now)
+
+
+def _check_extra_state(path: Path, extra: dict[str, Any], settings: DictConfig) -> None:
+    """Refuse to go on with an average that the checkpoint lacks; warn of a lost ``--patience``."""
     if settings.ema.store_ema and "ema" not in extra:  # fairseq fails with a KeyError
         raise UserError(
             f"{path} has no average of its weights, and --store-ema can begin one only with a new "
@@ -49,14 +68,8 @@ def start_resuming(path: Path, settings: DictConfig | None) -> None:
         )
     # Written under the name of the task's class; see `fairseq_posenc.host.task_repairs`.
     has_count = any(isinstance(part, dict) and "patience" in part for part in extra.values())
-    if checkpoint.patience > 0 and not has_count:
+    if settings.checkpoint.patience > 0 and not has_count:
         logger.warning("%s does not record the count of --patience; it starts at 0", path)
-    if state.get("last_optimizer_state") is not None and not checkpoint.reset_optimizer:
-        _optimizer_source = path
-        if before:
-            _refuse_other_state(path, before, now)
-    if not (checkpoint.reset_meters or checkpoint.reset_optimizer):
-        _refuse_other_metric(path, before, now)
 
 
 def refuse_optimizer(resized: list[str]) -> None:
@@ -81,12 +94,10 @@ def _refuse_other_state(path: Path, before: dict[str, Any], now: dict[str, Any])
     fairseq would fail with a KeyError, load a part of the state, or suggest the wrong option.
     """
     old, new = _flatten(before), _flatten(now)
-    titles = {"optimizer": "Optimizer", "criterion": "Criterion"}
-    if not now["checkpoint"]["reset_lr_scheduler"]:
-        titles["lr_scheduler"] = "LR scheduler"
-    for name, title in titles.items():
+    for name, (title, part) in _STATES.items():
+        if name == "lr_scheduler" and now["checkpoint"]["reset_lr_scheduler"]:
+            continue
         if name in old and name in new and old[name] != new[name]:
-            part = "lr-scheduler" if name == "lr_scheduler" else "optimizer"
             raise UserError(
                 f"{title} does not match; please reset the {part} (--reset-{part}), or give "
                 f"--{name.replace('_', '-')} {old[name]}: {path} was trained with that, and its "
@@ -141,16 +152,16 @@ def _flatten(settings: dict[str, Any]) -> dict[str, Any]:
 
     For example ``{"optimizer": "adam", "adam_betas": "(0.9, 0.98)", "seed": 1}``.
     """
-    # A model that still uses argparse repeats the options of all sections in its own section, also
-    # those of sections that are not compared.
-    others = [_get_section(settings, key) for key in settings if key not in _SECTIONS]
-    not_compared = _ALIASES.union(*others)
+    # A model that still uses argparse repeats the options of all sections. Those of sections that
+    # are not compared are left out; of the others, the first section's value is taken.
+    other_sections = [_get_section(settings, key) for key in settings if key not in _SECTIONS]
+    left_out = _ALIASES.union(*other_sections)
     flat: dict[str, Any] = {}
     for key in _SECTIONS:
         for name, value in _get_section(settings, key).items():
             if name == "_name":
                 flat[key] = value
-            elif name not in not_compared:
+            elif name not in left_out:
                 flat.setdefault(name, value)
     for key, names in _FURTHER.items():
         flat |= {name: x for name, x in _get_section(settings, key).items() if name in names}

@@ -133,8 +133,8 @@ def _read_number(number_type: Any, content: Any) -> Any:
 
 def allow_safe_classes() -> None:
     """Let torch load ``argparse.Namespace``, and numpy's numbers, which metrics may be."""
-    # torch looks up our replacements by these names; numpy 1 and 2 name the module differently.
-    # When it sets the state of a _NumberType, torch checks that class's name.
+    # torch looks up our replacements by these names; _NumberType also by its own, to set its state.
     names: list[Any] = [(_NumberType, "numpy.dtype"), _NumberType]
+    # numpy 1 and 2 name the module differently.
     names += [(_read_number, f"numpy.{core}.multiarray.scalar") for core in ("core", "_core")]
     torch.serialization.add_safe_globals([argparse.Namespace, *names])

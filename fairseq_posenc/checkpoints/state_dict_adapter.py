@@ -108,31 +108,32 @@ class PositionCheckpoints(nn.Module):
         _refuse_other_settings(stacks, trained)
         changes = []
         for name, stack in stacks.items():
-            differences = trained[name].differences(stack.identity, stack.layers_kept)
+            differences = trained[name].differences(stack.identity, layers=stack.layers_kept)
             changes += [f"{name}: {difference}" for difference in differences]
-            identity = stack.identity if differences else trained[name]
+            loaded = stack.identity if differences else trained[name]
+            # The weights keep their settings; the model fills in those that the file lacks.
             settings = trained[name].weight_settings.fill_from(stack.weight_settings)
-            identity = identity._replace(weight_settings=settings)
-            state_dict[f"{prefix}{name}.{KEY}"] = identity.to_tensor()
+            loaded = loaded._replace(weight_settings=settings)
+            state_dict[f"{prefix}{name}.{KEY}"] = loaded.to_tensor()
         return changes
 
 
-def _read_identity(state_dict: dict[str, Any], stack: str, ours: Identity) -> Identity:
-    """Read the identity of a stack from a checkpoint, by the beginning of the stack's names.
+def _read_identity(state_dict: dict[str, Any], prefix: str, ours: Identity) -> Identity:
+    """Read the identity of a stack, whose parameters' names begin with ``prefix``.
 
     Checkpoints of fairseq's own models have none, but a table of learned positions, or a marker of
     sinusoids, which is removed.
     """
-    if stack + KEY in state_dict:
-        return Identity.from_tensor(state_dict[stack + KEY])
-    marks = [stack + name for name in STOCK_SINUSOIDS if stack + name in state_dict]
+    if prefix + KEY in state_dict:
+        return Identity.from_tensor(state_dict[prefix + KEY])
+    marks = [prefix + name for name in STOCK_SINUSOIDS if prefix + name in state_dict]
     for mark in marks:
         del state_dict[mark]
     if marks:
         return ours._replace(positions=STOCK_SPEC)
-    if ours.positions != "learned" or stack + LEARNED_TABLE not in state_dict:
+    if ours.positions != "learned" or prefix + LEARNED_TABLE not in state_dict:
         logger.warning(
-            f"{stack.removesuffix('.')}: the checkpoint comes from a version that did not record "
+            f"{prefix.removesuffix('.')}: the checkpoint comes from a version that did not record "
             f"positions; assuming {ours.positions}"
         )
     return ours

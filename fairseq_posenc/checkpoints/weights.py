@@ -126,10 +126,12 @@ def format_load_report(
         if isinstance(x, Tensor) and not name.endswith(KEY)
         if name not in loaded and storage_address(x) not in used
     ]
-    return f"{len(loaded):,} tensors loaded, {_format(new)} new, {_format(ignored)} ignored"
+    return (
+        f"{len(loaded):,} tensors loaded, {_count_names(new)} new, {_count_names(ignored)} ignored"
+    )
 
 
-def _format(names: list[str]) -> str:
+def _count_names(names: list[str]) -> str:
     """Format the number of names, and the first of them."""
     rest = ", ..." if len(names) > 1 else ""
     return f"{len(names):,} ({names[0]}{rest})" if names else "0"

@@ -195,6 +195,13 @@ def test_a_training_with_settings_of_an_older_form_is_not_compared(tmp_path):
     )
 
 
+def test_a_state_of_another_form_is_refused_in_a_line(tmp_path):
+    path = tmp_path / "checkpoint_last.pt"
+    torch.save({"extra_state": [1, 2]}, path)
+    with pytest.raises(UserError, match=str(path)):
+        resuming.start_resuming(path, OmegaConf.structured(FairseqConfig()))
+
+
 # ------------------------------------------------------------------------ whole commands: the table
 
 POSITIONS = {
