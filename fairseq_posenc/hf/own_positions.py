@@ -59,6 +59,11 @@ def count_positions(model: Any) -> int:
     return int(getattr(config, LENGTH_FIELD, None) or read_trained_length(config))
 
 
+def has_position_table(model: Any) -> bool:
+    """Check whether a model has a row of a table for each position, so that no text is longer."""
+    return any(item.name == "learned" for item in parse(read_positions(model)).items)
+
+
 def read_trained_length(model: Any) -> int:
     """Read the length that a model was trained at: its limit, or the rows of its table."""
     config = getattr(model, "config", model).get_text_config()

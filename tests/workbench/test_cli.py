@@ -187,6 +187,12 @@ def test_data_of_a_training_with_a_colon_in_its_name(tmp_path):
         find_data(str(tmp_path / "a:b"))
 
 
+def test_data_of_a_training_whose_name_is_a_number(tmp_path):
+    (tmp_path / "2024").mkdir()
+    (tmp_path / "2024" / "dict.txt").touch()
+    assert find_data(str(tmp_path / "2024")).name == "2024"
+
+
 def test_a_training_whose_output_nobody_reads_has_its_log(unread, tmp_path):
     code = (
         "import sys; from pathlib import Path\n"

@@ -62,10 +62,11 @@ def find_training_data(folder: Path, task: Task) -> GlueDataBin:
     """Open the data-bin of a task for training.
 
     Raises:
-        UserError: it is not in the folder, or has no training or development set.
+        UserError: it is not in the folder, is no data-bin of a task of GLUE, or has no training or
+            development set.
     """
     path = folder / task.name
-    if not (path / MANIFEST).is_file():
+    if not path.is_dir():
         raise UserError(
             f"{path} does not exist: {_ADVICE} --tasks {task.name}, or leave the task out with "
             "--tasks"

@@ -80,17 +80,18 @@ def compute_curves(
             all_pairs = torch.ones_like(scores[:, 0], dtype=torch.bool)
             distances, means = mean_by_distance(scores, all_pairs)
             add_curves(f"score, layer {attention.layer + 1}", distances, means[list(heads)])
-    if not captured:
-        equal = stack.layers[0].distance_curve(reach)[list(heads)]
-        add_curves("score of equal contents", torch.arange(-reach, reach + 1), equal)
-    for layer in layers if stack.has_own_encodings else layers[:1]:
+    for layer in () if captured else stack.select_different(layers):
+        equal = stack.layers[layer].distance_curve(reach)[list(heads)]
+        title = f"score of equal contents, {stack.name_layer(layer)}"
+        add_curves(title, torch.arange(-reach, reach + 1), equal)
+    for layer in stack.select_different(layers):
         span, terms = compute_terms(stack.layers[layer], stack.dims.max_positions)
         distances = span.distances()
         for name, term, tensor in terms.present():
             if term.rows is not None and not term.has_vectors:  # a number for each distance
                 rows = list(heads) if term.per_head(tensor) else [0]
-                values = tensor[rows, : len(distances)]  # without the rows of a reset
-                add_curves(f"{name}, {stack.name_layer(layer)}", distances, values)
+                values = tensor.narrow(term.rows, 0, len(distances))  # without those of a reset
+                add_curves(f"{name}, {stack.name_layer(layer)}", distances, values[rows])
     return curves
 
 
@@ -223,7 +224,8 @@ def compute_plane(encoding: PositionEncoding, reach: int) -> Tensor:
     content = torch.randn(_SAMPLES, 1, dims.embed_dim, generator=generator)
     x, shared = encoding(content.expand(-1, side * side, -1), position_ids=ids)
     heads = x.unflatten(-1, (dims.num_heads, -1)).transpose(1, 2)  # [B, H, T, D]
-    call = encoding.make_call(heads, heads, heads, shared, x, mask=shared.mask("both"))
+    mask = shared.mask("both")
+    call = encoding.make_call(heads, heads, heads, shared, inputs=x, mask=mask)
     scores = reference.scores(call.query, call.key, call.terms, call.mask)  # [B, H, T, T]
     return scores[:, :, side * side // 2].mean(0).unflatten(-1, (side, side))
 

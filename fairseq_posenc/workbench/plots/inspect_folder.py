@@ -12,7 +12,7 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf import read_positions, set_positions
 from fairseq_posenc.hf.capture_attention import capture_attention
-from fairseq_posenc.hf.own_positions import count_positions
+from fairseq_posenc.hf.own_positions import count_positions, has_position_table
 from fairseq_posenc.hf.saving import load_model
 from fairseq_posenc.workbench.plots.inspection import Facts, Inspection, refuse_large_page
 from fairseq_posenc.workbench.running.files import checksum
@@ -55,9 +55,9 @@ def inspect_folder(folder: Path, text: str, target: str | None = None) -> Inspec
     longest = max(map(len, labels.values()))
     # The same positions, in attention that can be captured.
     set_positions(model, "own", max(longest, count_positions(model)))
-    heads = model.config.num_hidden_layers * model.config.num_attention_heads
-    heads *= 3 if has_two_stacks else 1  # about: of encoder, decoder and cross-attention
-    refuse_large_page(folder, heads, labels)
+    kinds = 3 if has_two_stacks else 1  # encoder, decoder, cross-attention: about as many layers
+    all_heads = kinds * model.config.num_hidden_layers * model.config.num_attention_heads
+    refuse_large_page(folder, all_heads, labels)
     captured = capture_attention(model, inputs)
     if not has_two_stacks:  # the only stack may be a decoder
         labels = {captured[0].stack: labels["encoder"]}
@@ -100,7 +100,7 @@ def _label(tokenizer: PreTrainedTokenizerBase, tokens: list[int]) -> list[str]:
 def _refuse_long(folder: Path, model: PreTrainedModel, length: int) -> None:
     """Refuse a text that is longer than the model's table of positions."""
     limit = count_positions(model)
-    if length > limit and "learned" in read_positions(model):
+    if length > limit and has_position_table(model):
         raise UserError(
             f"{folder}: reads {limit} tokens, and the text has {length}; give a shorter one"
         )

@@ -6,6 +6,7 @@ scores without a model.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -44,14 +45,18 @@ class PlottedStack(NamedTuple):
         return str(parse(",".join(str(layer.assembly.spec) for layer in self.layers)))
 
     @property
-    def has_own_encodings(self) -> bool:
+    def _has_different_layers(self) -> bool:
         """Whether layers have different specs, or encodings that they do not share."""
         specs = {layer.assembly.spec for layer in self.layers}
         return len(specs) > 1 or bool(self.layers[0].layer.as_list())
 
+    def select_different(self, layers: Sequence[int]) -> Sequence[int]:
+        """Select the layers to show: only the first if all share their encodings."""
+        return layers if self._has_different_layers else layers[:1]
+
     def name_layer(self, index: int) -> str:
         """Name a layer by its number, from 1, or all layers if they share their encodings."""
-        return f"layer {index + 1}" if self.has_own_encodings else "all layers"
+        return f"layer {index + 1}" if self._has_different_layers else "all layers"
 
     def limit_distance(self, distance: int) -> int:
         """Limit a distance so that the middle position has as many positions on each side."""

@@ -49,7 +49,7 @@ def collect_tables(
         rows = torch.arange(len(vectors))
         columns = range(vectors.size(1))
         tables = [PlottedTable("at the input", vectors, rows, columns, POSITION, CHANNEL)]
-    for layer in layers if stack.has_own_encodings else layers[:1]:
+    for layer in stack.select_different(layers):
         tables += _collect_term_tables(stack, layer, heads)
     if not tables:
         raise UserError(f"{stack.spec} has no table to show")
@@ -175,20 +175,23 @@ def _collect_term_tables(
 def _list_pair_tables(
     term: Term, tensor: Tensor, heads: Sequence[int], title: str
 ) -> Iterator[PlottedTable]:
-    """Yield a table for each head of a term by pairs of tokens, or a single one for all heads."""
-    titles = {0: title}
+    """Yield a table for each head of a ``(1, H or 1, T, S)`` tensor, or one for all heads."""
+    heads_and_titles = [(0, title)]
     if term.per_head(tensor):
-        titles = {head: f"{title}, head {head + 1}" for head in heads}
+        heads_and_titles = [(head, f"{title}, head {head + 1}") for head in heads]
     queries, keys = torch.arange(tensor.size(-2)), range(tensor.size(-1))
     labels = ("query's position", "key's position")
-    for head, name in titles.items():
+    for head, name in heads_and_titles:
         yield PlottedTable(name, tensor[0, head], queries, keys, *labels)
 
 
 def _split_table(
     term: Term, tensor: Tensor, heads: Sequence[int], title: str
 ) -> Iterator[tuple[str, Tensor, Sequence[int]]]:
-    """Yield titles, values by distance, and columns: channels, or heads if a row is one number."""
+    """Yield titles, values by distance, and columns: channels, or heads if a row is one number.
+
+    The tensor is ``(H or 1, R)`` for numbers, and ``(R, D)`` or ``(H or 1, R, D)`` for vectors.
+    """
     if not term.has_vectors:
         shown = list(heads) if term.per_head(tensor) else [0]
         yield title, tensor[shown].T, [head + 1 for head in shown]

@@ -502,6 +502,7 @@ class TestReport:
         found = TaskResults(chosen, outcomes)
         drawn = picture.draw_all(found)
         assert (tmp_path / "probe-needle.png").stat().st_size > 10_000
+        assert set(drawn.values()) <= set(report.FILES)  # a copy of the results takes a new run
         rows = report.build_record(found).figures["depths"]
         assert len(rows) == 3 * 2 * len(data.DEPTHS)
         assert {row["exact"] for row in rows if row["length"] == 80} == {1, 0.75, 0.5, 0.25, 0}

@@ -275,6 +275,9 @@ def test_data_that_cannot_be_trained_on_is_told(tmp_path, pieces):
         UserError, match=r"RTE does not exist: make it with fairseq-posenc preprocess glue --tas"
     ):
         find_training_data(tmp_path / "bin", TASKS["RTE"])
+    (tmp_path / "bin" / "RTE").mkdir()
+    with pytest.raises(UserError, match="RTE is not a data-bin of a GLUE task: it has no"):
+        find_training_data(tmp_path / "bin", TASKS["RTE"])
 
 
 @pytest.mark.parametrize("splits", [{}, {"train": {"examples": 9}}, {"train": 9}])

@@ -257,6 +257,14 @@ class TestCurves:
         (found,) = distances.compute_curves(stack, [0], [2], 9)
         assert_same(found.values, stack.layers[0].distance_curve(9)[[2]])
 
+    def test_of_a_spec_scores_are_those_of_each_layer(self):
+        stack = spec_stack("none,alibi")
+        found = distances.compute_curves(stack, [0, 1], ALL, 9)
+        titles = [f"score of equal contents, layer {number}" for number in (1, 2)]
+        assert [each.title for each in found[:2]] == titles
+        for shown, layer in zip(found, stack.layers):
+            assert_same(shown.values, layer.distance_curve(9))
+
 
 def seen_by(family: str, tokens: torch.Tensor, **options):
     model = make_model(family, **options)

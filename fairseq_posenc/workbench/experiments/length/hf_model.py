@@ -15,9 +15,12 @@ from transformers import AutoTokenizer, PreTrainedModel
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf import read_positions, set_positions
-from fairseq_posenc.hf.own_positions import count_positions, read_trained_length
+from fairseq_posenc.hf.own_positions import (
+    count_positions,
+    has_position_table,
+    read_trained_length,
+)
 from fairseq_posenc.hf.saving import load_model
-from fairseq_posenc.specs import parse
 from fairseq_posenc.workbench.experiments.length.model import LoadedModel, NamedModel
 from fairseq_posenc.workbench.experiments.length.stream import Stream
 from fairseq_posenc.workbench.running.devices import ComputeOptions
@@ -39,20 +42,16 @@ def load(named: NamedModel, computing: ComputeOptions, longest: int) -> LoadedMo
             f"{named.name}: {path} is a {type(model).__name__}; give a causal language model"
         )
     trained = read_trained_length(model)
-    encoding = read_positions(model)
     if named.spec_override is not None:
         set_positions(model, named.spec_override, max_positions=max(longest, trained))
-        encoding = read_positions(model)
-    # All other positions go on beyond the trained length.
-    has_table = any(item.name == "learned" for item in parse(encoding).items)
     model = computing.place(model)
     return LoadedModel(
         model=model,
         predict=partial(predict, model),
-        encoding=encoding,
+        encoding=read_positions(model),
         trained_length=trained,
         updates=None,
-        limit=count_positions(model) if has_table else None,
+        limit=count_positions(model) if has_position_table(model) else None,
     )
 
 

@@ -31,7 +31,7 @@ def draw_all(results: TaskResults) -> dict[str, str]:
     }
     for task in results.experiment.tasks:
         if task.has_depth:
-            name = f"probe-{task.name}.png"
+            name = report.depth_picture(task.name)
             draw_depths(results, task.name, out / name)
             drawn[f"{task.name}: share of right answers over depth and length"] = name
     return drawn
@@ -48,8 +48,9 @@ def draw_depths(results: TaskResults, task: str, path: Path) -> None:
         for model in results.experiment.variants
     }
     figure = draw_depth_maps(maps, lengths, DEPTHS)
-    for axes in figure.axes[: len(maps)]:  # at the border between columns
-        axes.axvline(len(results.experiment.within) - 0.5, color="white", linestyle=":")
+    border = len(results.experiment.within) - 0.5  # between the columns of two lengths
+    for axes in figure.axes[: len(maps)]:
+        axes.axvline(border, color="white", linestyle=":")
     figure.supxlabel("length in words (dotted: longest in training)", color=GREY)
     figure.supylabel("depth of the needle", color=GREY)
     pictures.save(figure, path)

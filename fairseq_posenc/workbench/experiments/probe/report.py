@@ -12,6 +12,7 @@ from fairseq_posenc.files import write_whole
 from fairseq_posenc.workbench.experiments.outcomes import Outcome
 from fairseq_posenc.workbench.experiments.probe.data import DEPTHS, TEST_EXAMPLES
 from fairseq_posenc.workbench.experiments.probe.experiment import TaskResults
+from fairseq_posenc.workbench.experiments.probe.tasks import TASKS
 from fairseq_posenc.workbench.experiments.variants import Variant
 from fairseq_posenc.workbench.results import differences, markdown
 from fairseq_posenc.workbench.results.intervals import INTERVAL_NOTE, Interval, interval_of_share
@@ -21,7 +22,15 @@ from fairseq_posenc.workbench.running.progress import format_time
 _SHARE = differences.Scale("share of right answers", higher=True)
 REPORT, RECORD = "probe.md", "probe.json"
 PICTURE, LEARNING = "probe.png", "probe-learning.png"
-FILES = (REPORT, RECORD, PICTURE, LEARNING)
+
+
+def depth_picture(task: str) -> str:
+    """Name the file of a task's picture by depth."""
+    return f"probe-{task}.png"
+
+
+_DEPTH_PICTURES = [depth_picture(name) for name, task in TASKS.items() if task.has_depth]
+FILES = (REPORT, RECORD, PICTURE, LEARNING, *_DEPTH_PICTURES)
 
 
 def share(results: TaskResults, task: str, model: Variant, places: Sequence[object]) -> Interval:

@@ -88,8 +88,8 @@ def find_data(paths: str, pairs: bool = False) -> TrainingData:
         folders = shards
     for folder in folders:
         _check_data_bin(folder, folders[0], pairs)
-        total = folder.name.rpartition("-of-")[2]  # a name such as shard00-of-16
-        if total.isdigit() and int(total) != len(folders):
+        _, of, total = folder.name.rpartition("-of-")  # a name such as shard00-of-16
+        if of and total.isdigit() and int(total) != len(folders):
             raise UserError(f"{folder} is one of {total} shards, but there are {len(folders)}")
     return TrainingData(":".join(map(str, folders)), name)
 
