@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -47,8 +48,8 @@ def format_evidence() -> str:
         content[family] = {**evidence._asdict(), "figures": figures}
     content[KEY] = {
         family: [
-            (change.models, change.kept, change.length, change.measurement._asdict())
-            for change in measured.list_changes(family)
+            (models, kept, None if math.isinf(up_to) else up_to, measurement._asdict())
+            for models, kept, up_to, measurement in measured.list_changes(family)
         ]
         for family in FAMILIES
     }

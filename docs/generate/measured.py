@@ -181,7 +181,9 @@ def list_changes(family: str) -> list[Change]:
         kept = "sinusoidal" if family == ENCODER_DECODER else "rope"
         models = f"{family} models of 2 layers of width 128 that had `{kept}`, three seeds"
         title = column.title.partition(": ")[2]
-        changes.append(Change(models, kept, None, _to_measurement(column)._replace(title=title)))
+        changes.append(
+            Change(models, kept, math.inf, _to_measurement(column)._replace(title=title))
+        )
     return changes
 
 
@@ -208,7 +210,7 @@ def _list_changes_by_length() -> list[Change]:
             trained = rows[0]["trained_length"]
     # A change decides for texts up to its length: this one for all up to the trained length.
     longest = max(length for length in changes if length <= trained)
-    changes[longest] = changes[longest]._replace(length=trained)
+    changes[longest] = changes[longest]._replace(up_to=trained)
     return [change for _, change in sorted(changes.items())]
 
 
@@ -233,7 +235,8 @@ def _list_continued() -> list[Change]:
         f"perplexity at {length:,} tokens, with its 95 % interval over {blocks} blocks of the "
         "validation set"
     )
-    return [Change(models, "own", None, Measurement(title, CONTINUED_RECORD, False, values))]
+    measurement = Measurement(title, CONTINUED_RECORD, False, values)
+    return [Change(models, "own", math.inf, measurement)]
 
 
 def _to_measurement(column: Column) -> Measurement:

@@ -373,7 +373,7 @@ def test_what_a_trained_model_can_be_given(capsys):
 def test_a_better_encoding_than_the_kept_one_is_named(monkeypatch):
     values = {"rope": [10.0, 10.1, 10.2], "alibi": [5.0, 5.1, 5.2]}
     measurement = answer.Measurement("perplexity", "", False, values)
-    changes = [from_trained.Change("small models", "rope", None, measurement)]
+    changes = [from_trained.Change("small models", "rope", math.inf, measurement)]
     monkeypatch.setattr(from_trained, "read_changes", lambda family: changes)
     text = from_trained.answer_from_trained(ChooseQuestion("causal-lm", 8, 8))
     assert text.startswith(
@@ -384,12 +384,17 @@ def test_a_better_encoding_than_the_kept_one_is_named(monkeypatch):
 def test_the_figures_for_texts_of_a_length_answer():
     measurement = answer.Measurement("perplexity", "", False, {})
     changes = [
-        from_trained.Change(models, "own", length, measurement)
-        for models, length in [("a", 2048), ("b", None), ("a", 8192), ("a", 4096)]
+        from_trained.Change(models, "own", up_to, measurement)
+        for models, up_to in [("a", 2048), ("b", math.inf), ("a", 8192), ("a", 4096), ("b", 2048)]
     ]
-    for length, chosen in ((128, 2048), (2048, 2048), (2049, 4096), (9000, 8192)):
+    for length, of_a, of_b in (
+        (128, 2048, 2048),
+        (2048, 2048, 2048),
+        (2049, 4096, math.inf),
+        (9000, 8192, math.inf),
+    ):
         selected = [*from_trained.select_for_length(changes, length)]
-        assert [(x.models, x.length) for x in selected] == [("a", chosen), ("b", None)]
+        assert [(x.models, x.up_to) for x in selected] == [("a", of_a), ("b", of_b)]
 
 
 def test_one_seed_is_not_judged():

@@ -257,15 +257,15 @@ def _list_rivals(ranking: Ranking) -> list[str]:
 
 def _recommend_fast(ranking: Ranking, times: dict[str, float]) -> list[str]:
     """Recommend the best of the fast encodings, unless the best one is fast."""
-    if times.get(ranking.best, 0) <= _FAST:
-        return []
     readable = [name for name, verdict in ranking.verdicts.items() if verdict != UNREADABLE]
     fast = [name for name in readable if times.get(name, math.inf) <= _FAST]
+    if not fast or times.get(ranking.best, 0) <= _FAST:
+        return []
+    name = fast[0]
     return [
         f"If speed matters, take `{name}`, {ranking.show(name)}: a layer takes {times[name]:.2f} "
         f"times as long as without positions, with `{ranking.best}` {times[ranking.best]:.2f} "
         "times."
-        for name in fast[:1]
     ]
 
 

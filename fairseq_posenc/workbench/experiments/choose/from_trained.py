@@ -6,8 +6,9 @@ The answer comes from measurements of the project; the user's model is not read.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.experiments.choose.answer import (
@@ -34,7 +35,7 @@ class Change(NamedTuple):
 
     models: str  # description of the models
     kept: str  # the encoding that they had
-    length: Optional[int]  # decides for texts of up to so many tokens; None for all texts
+    up_to: float  # decides for texts of up to so many tokens; infinite for all texts
     measurement: Measurement  # of all encodings, the kept one included
 
 
@@ -42,23 +43,19 @@ def read_changes(family: str) -> list[Change]:
     """Read what a change of positions does to trained models of a family."""
     content = json.loads(EVIDENCE.read_text(encoding="utf-8"))[KEY][family]
     return [
-        Change(models, kept, length, Measurement(**figures))
-        for models, kept, length, figures in content
+        Change(models, kept, math.inf if up_to is None else up_to, Measurement(**figures))
+        for models, kept, up_to, figures in content
     ]
 
 
 def select_for_length(changes: Iterable[Change], length: int) -> Iterator[Change]:
-    """Select the measurement of the same models whose texts have the length.
-
-    That is the shortest with at least this length; without any, the longest.
-    """
+    """Select for each set of models the smallest limit that covers the length, or the largest."""
     by_models: dict[str, list[Change]] = {}
     for change in changes:
         by_models.setdefault(change.models, []).append(change)
     for same_models in by_models.values():
-        same_models.sort(key=lambda change: change.length or 0)
-        long_enough = [c for c in same_models if c.length is None or c.length >= length]
-        yield (long_enough or same_models[-1:])[0]
+        same_models.sort(key=lambda change: change.up_to)
+        yield next((c for c in same_models if c.up_to >= length), same_models[-1])
 
 
 def answer_from_trained(question: ChooseQuestion) -> str:
@@ -73,7 +70,7 @@ def answer_from_trained(question: ChooseQuestion) -> str:
     for models, kept, _, measurement in changes:
         names = (*question.names, kept) if question.names else ()
         ranking = rank(measurement, names)
-        if question.names and [*ranking.verdicts] == [kept]:
+        if not ranking.verdicts.keys() - {kept}:  # none of the requested ones was measured here
             continue
         if ranking.verdicts[kept] not in (BEST, SAME):
             better.append(f"`{ranking.best}` in place of `{kept}` ({measurement.title})")

@@ -102,8 +102,8 @@ class Halving:
     def estimate_budget(self, rounds: Sequence[Round]) -> Optional[float]:
         """Estimate the seconds that train all candidates until ranks mean something.
 
-        Only the first round after that which measures the speed surely trains all; later ones get
-        as much time. None if all trainings diverged.
+        After round 0, which measures the speed, only round 1 surely trains all; each later round
+        gets as much time. None if all trainings diverged.
         """
         last = rounds[-1]
         if (costs := self._measure_costs(last)) is None:
@@ -115,7 +115,7 @@ class Halving:
             if model.variant == last.models[0].variant
         ]
         needed = max(estimate_updates(curve, last.unigram) or 0, _USEFUL_UPDATES)
-        if needed <= last.updates:  # these were not enough
+        if needed <= last.updates:  # the curve promised too much: ranks still mean nothing
             needed = 2 * last.updates
         trainings = len(self._experiment.variants) * len(self._experiment.seeds)
         training_seconds = costs.overhead + needed * costs.update
@@ -138,18 +138,18 @@ class Halving:
         outcomes = [outcome for model in last.models for outcome in model.undiverged]
         if not outcomes:
             return None
-        # The seconds of an outcome are those of all rounds, without overheads.
-        update = fmean(outcome.seconds for outcome in outcomes) / last.updates
+        all_rounds = fmean(outcome.seconds for outcome in outcomes)  # by fairseq, without overheads
+        update = all_rounds / last.updates
         trainings = sum(len(model.outcomes) for model in last.models)
-        round_seconds = last.seconds * self._experiment.jobs / trainings  # of a training, with them
-        overhead = max(round_seconds - update * (last.updates - last.before), 0)
+        last_round = last.seconds * self._experiment.jobs / trainings  # with overheads
+        overhead = max(last_round - update * (last.updates - last.before), 0)
         return TrainingCosts(update, overhead)
 
     def _train_round(
         self, number: int, variants: Sequence[Variant], before: int, updates: int
     ) -> Round:
         """Train candidates up to a number of updates, and rank them."""
-        experiment = replace(self._experiment, variants=tuple(variants))
+        experiment = replace(self._experiment, variants=tuple(variants), updates=updates)
         inputs = {
             "candidates": [variant.name for variant in variants],
             "updates": updates,
@@ -164,9 +164,8 @@ class Halving:
             "version": __version__,
         }
         say(f"round {number}: {len(variants)} encodings, to update {updates:,}")
-        longer = replace(experiment, updates=updates)
         rounds = experiment.out / "rounds"
-        facts = Step(rounds / str(number), inputs, lambda _: self._train(longer, before)).do()
+        facts = Step(rounds / str(number), inputs, lambda _: self._train(experiment, before)).do()
         outcomes = [
             Outcome(run, {"perplexity": perplexity}, seconds=seconds, diverged=diverged)
             for run, (perplexity, seconds, diverged) in zip(experiment.runs, facts["outcomes"])

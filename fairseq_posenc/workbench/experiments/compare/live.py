@@ -20,12 +20,14 @@ from fairseq_posenc.workbench.loading.checkpoints import updates_done
 from fairseq_posenc.workbench.running.devices import choose_device, cores
 from fairseq_posenc.workbench.running.progress import format_time, say
 
-# Costs measured with models of the default size. A pass is a forward and a backward pass.
+# Costs measured with models of the default size, which estimate the time before all trainings.
+# A pass is a forward and a backward pass.
 _PASSES_OF_UPDATE = 1.2  # an update, with its batch, masks, optimizer and log, in passes
 _UPDATES_OF_VALIDATION = 6.5  # a validation with its checkpoint, in updates
 _UPDATES_OF_START = 48  # start of a training, in updates
 _UPDATES_OF_TEXT = 150  # preparation of Python's documentation, in updates
-_START_SECONDS = 20.0  # start of one of five trainings on two cores; fairseq does not count it
+# Finished trainings estimate the time of the others, but their seconds lack the start.
+_START_SECONDS = 20.0  # start of one of five trainings on two cores
 _REPORT_SECONDS = 20.0  # time between two reports; drawing takes one or two seconds
 
 
@@ -65,9 +67,10 @@ def estimate_seconds_left(results: TextResults) -> Optional[float]:
     durations = [outcome.seconds for outcome in results.outcomes if not outcome.diverged]
     if experiment.cluster or not durations or not missing:
         return None
-    updates = [curve.entries[-1].updates for curve in results.begun.values() if curve.entries]
-    trainings = len(missing) - sum(updates) / experiment.updates
-    return trainings * (fmean(durations) + _START_SECONDS) / min(experiment.jobs, len(missing))
+    begun = [curve.entries[-1].updates for curve in results.begun.values() if curve.entries]
+    trainings_left = len(missing) - sum(begun) / experiment.updates
+    seconds = fmean(durations) + _START_SECONDS
+    return trainings_left * seconds / min(experiment.jobs, len(missing))
 
 
 def announce(experiment: TextExperiment) -> None:

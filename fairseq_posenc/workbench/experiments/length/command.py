@@ -10,6 +10,7 @@ import argparse
 from collections.abc import Callable
 from functools import lru_cache, partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -107,7 +108,12 @@ def run(args: argparse.Namespace) -> int:
                 folder=args.out / named.name,
                 inputs=_collect_inputs(named, args),
                 open_model=partial(
-                    _open, named, args.text or args.data, args.split, args.lengths[-1], computing
+                    _open_once,
+                    named,
+                    args.text or args.data,
+                    args.split,
+                    args.lengths[-1],
+                    computing,
                 ),
                 sizes=sizes,
                 max_tokens=args.max_tokens,
@@ -203,7 +209,6 @@ def _open_all(models: list[NamedModel], args: argparse.Namespace) -> tuple[list[
     return facts, streams[0]
 
 
-@lru_cache(1)  # the scores of a model are computed one after the other
 def _open(
     named: NamedModel,
     text: Path,
@@ -219,7 +224,6 @@ def _open(
         UserError: the model is not a causal language model, has another dictionary than the text,
             or was not trained with the requested positions.
     """
-    _open.cache_clear()  # frees the model before: two large ones may not fit into the memory
     if named.is_folder:  # either host may be absent
         from fairseq_posenc.workbench.experiments.length import hf_model
 
@@ -230,17 +234,25 @@ def _open(
     return fairseq_model.load(named, text, computing()), stream
 
 
+@lru_cache(1)
+def _open_once(*arguments: Any) -> tuple[LoadedModel, Stream]:
+    """Open a model as :func:`_open` does, once for all its scores, which follow each other."""
+    _open_once.cache_clear()  # frees the model before: two large ones may not fit into the memory
+    return _open(*arguments)
+
+
 def _collect_inputs(named: NamedModel, args: argparse.Namespace) -> Inputs:
     """Collect what the scores of a model depend on, without their lengths."""
     if args.text:
         files = sorted(path for path in named.path.iterdir() if path.is_file())
+        checkpoint: str | list[str] = [*map(checksum, files)]
         read = [checksum(args.text)]
     else:
-        files = [named.path]
+        checkpoint = checksum(named.path)
         names = ("dict.txt", f"{args.split}.idx", f"{args.split}.bin")
         read = [checksum(args.data / name) for name in names]
     return {
-        "checkpoint": checksum(files[0]) if len(files) == 1 else [*map(checksum, files)],
+        "checkpoint": checkpoint,
         "override": str(named.spec_override),
         "text": read,
         "precision": str(choose_dtype(args.fp16, args.bf16)),

@@ -80,9 +80,9 @@ def _compare_with_first(groups: Mapping[tuple[str, str], Sequence[Row]]) -> list
     for (model, _), rows in others:
         ratios = []
         for row, first_row in zip(rows, first_rows):
-            change = compare(_read_windows(row), _read_windows(first_row)).interval
-            if change.is_bounded:  # of log perplexities
-                low, high = math.exp(change.low), math.exp(change.high)
+            log_ratio = compare(_read_windows(row), _read_windows(first_row)).interval
+            if log_ratio.is_bounded:
+                low, high = math.exp(log_ratio.low), math.exp(log_ratio.high)
                 ratios.append(f"{row['length']:,}: {low:.3f} to {high:.3f}")
         if ratios:
             notes.append(

@@ -8,6 +8,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import numpy as np
+
 from fairseq_posenc.files import write_whole
 from fairseq_posenc.workbench.experiments.outcomes import Outcome
 from fairseq_posenc.workbench.experiments.probe.data import DEPTHS, TEST_EXAMPLES
@@ -20,6 +22,7 @@ from fairseq_posenc.workbench.results.record import Record, own_command
 from fairseq_posenc.workbench.running.progress import format_time
 
 _SHARE = differences.Scale("share of right answers", higher=True)
+Place = int | str  # a length, or a length and a depth (`at_depth`)
 REPORT, RECORD = "probe.md", "probe.json"
 PICTURE, LEARNING = "probe.png", "probe-learning.png"
 
@@ -33,16 +36,13 @@ _DEPTH_PICTURES = [depth_picture(name) for name, task in TASKS.items() if task.h
 FILES = (REPORT, RECORD, PICTURE, LEARNING, *_DEPTH_PICTURES)
 
 
-def share(results: TaskResults, task: str, model: Variant, places: Sequence[object]) -> Interval:
-    """Compute the share of right answers, the mean over ``places``, over the seeds.
-
-    A place is a length, or a length and a depth (:func:`at_depth`).
-    """
+def share(results: TaskResults, task: str, model: Variant, places: Sequence[Place]) -> Interval:
+    """Compute the share of right answers, the mean over ``places``, over the seeds."""
     return interval_of_share(share_by_seed(results, task, model, places).values())
 
 
 def share_by_seed(
-    results: TaskResults, task: str, model: Variant, places: Sequence[object]
+    results: TaskResults, task: str, model: Variant, places: Sequence[Place]
 ) -> dict[int, float]:
     """Compute the share of right answers, the mean over ``places``, for each seed."""
     return {
@@ -57,7 +57,7 @@ def select(results: TaskResults, task: str, model: Variant) -> list[Outcome]:
     return [outcome for outcome, run in runs if (run.condition, run.variant) == (task, model)]
 
 
-def read_share(outcome: Outcome, place: object) -> float:
+def read_share(outcome: Outcome, place: Place) -> float:
     """Read the share of right answers of a training; 0 if it diverged."""
     return 0.0 if outcome.diverged else outcome.figures[str(place)]
 
@@ -82,19 +82,14 @@ def reciprocal_ranks(results: TaskResults) -> dict[Variant, Interval]:
     from scipy.stats import rankdata  # takes a second to import
 
     experiment = results.experiment
-    models = experiment.variants
-    shares = [  # by task, model and seed
-        [share_by_seed(results, task.name, model, experiment.beyond) for model in models]
-        for task in experiment.tasks
+    models, tasks, beyond = experiment.variants, experiment.tasks, experiment.beyond
+    shares = [
+        [[*share_by_seed(results, task.name, model, beyond).values()] for model in models]
+        for task in tasks
     ]
-    reciprocals = [  # by seed, task and model; rankdata gives the smallest number the rank 1
-        [1 / rankdata([-by_seed[seed] for by_seed in by_model]) for by_model in shares]
-        for seed in experiment.seeds
-    ]
-    return {
-        model: interval_of_share(fmean(by_model[i] for by_model in tasks) for tasks in reciprocals)
-        for i, model in enumerate(models)
-    }
+    ranks = rankdata(-np.array(shares), axis=1)  # [tasks, models, seeds]; the highest has rank 1
+    means = (1 / ranks).mean(axis=0).tolist()
+    return {model: interval_of_share(by_seed) for model, by_seed in zip(models, means)}
 
 
 def write_report(results: TaskResults, pictures: Mapping[str, str]) -> Path:
