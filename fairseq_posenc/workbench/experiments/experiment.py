@@ -218,6 +218,6 @@ def _read_outcomes(jobs: Mapping[Run, Job]) -> tuple[list[Outcome], dict[Run, Cu
         if (figures := job.outputs) is not None:
             seconds, diverged = figures.get("seconds", math.nan), figures.get("diverged", 0)
             outcomes.append(Outcome(run, figures, read_curve_file(log), seconds, diverged))
-        elif training.can_continue and log.is_file():  # not the log of another training
+        elif training.can_continue and log.is_file():  # else that of another training
             begun[run] = read_curve_file(log)
     return outcomes, begun

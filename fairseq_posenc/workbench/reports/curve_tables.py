@@ -24,10 +24,6 @@ from fairseq_posenc.workbench.running.logs import Curve, Entry
 
 Curves = Mapping[str, Curve]
 Trainings = Mapping[str, Sequence[Curve]]  # name -> a curve for each seed
-
-# Figures that are averaged over seeds, in the order of their columns, and their decimals; `plateau`
-# is its length.
-_MEAN_DIGITS = {"perplexity": 2, "loss_at_the_end_nats": 3, "plateau_ends": 0, "plateau": 0}
 _STAGES_NOTE = (
     "The loss is fitted with line segments, as many as its noise warrants. The dive is the "
     f"steepest segment that follows one at least {SLOPE_RATIO} times flatter (the plateau), which "
@@ -74,14 +70,14 @@ def collect_figures(trainings: Trainings) -> dict[str, list[Row]]:
         }
         tables["best"].append(row)
         for epoch, entry in curve.epochs.items():
-            row = {"epoch": epoch, "update": entry.updates, "perplexity": entry.perplexity}
-            tables["epochs"].append({"training": name, **row})
+            point = {"epoch": epoch, "update": entry.updates, "perplexity": entry.perplexity}
+            tables["epochs"].append({"training": name, **point})
         if stages := find_stages(curve):
             ends = {f"{stage}_ends": updates for stage, updates in stages._asdict().items()}
             tables["stages"].append({"training": name, **ends})
         for segment in fit_segments(training_points(curve)):
-            row = {"last_update": segment.end, "nats_in_1000_updates": 1000 * segment.rate}
-            tables["pieces"].append({"training": name, **row})
+            fit = {"last_update": segment.end, "nats_in_1000_updates": 1000 * segment.rate}
+            tables["pieces"].append({"training": name, **fit})
     for name, curves in trainings.items():
         if len(curves) > 1:
             figures: dict[str, float] = {}
@@ -113,13 +109,18 @@ def _format_seeds(trainings: Trainings) -> list[str]:
     rows = []
     for name, curves in several.items():
         means = _average_over_seeds(curves)
-        perplexity, loss, end, length = (
-            means[key].show(digits) if key in means and math.isfinite(means[key].mean) else "-"
-            for key, digits in _MEAN_DIGITS.items()
-        )
         dives = sum(find_stages(curve) is not None for curve in curves)
-        seeds_with_dive = f"{dives} of {len(curves)}"
-        rows.append([code(name), str(len(curves)), perplexity, loss, seeds_with_dive, end, length])
+        rows.append(
+            [
+                code(name),
+                str(len(curves)),
+                _format_mean(means.get("perplexity"), 2),
+                _format_mean(means.get("loss_at_the_end_nats"), 3),
+                f"{dives} of {len(curves)}",
+                _format_mean(means.get("plateau_ends"), 0),
+                _format_mean(means.get("plateau"), 0),
+            ]
+        )
     if not rows:
         return []
     parts = [
@@ -128,6 +129,10 @@ def _format_seeds(trainings: Trainings) -> list[str]:
         f"In brackets: {intervals.INTERVAL_NOTE}.",
     ]
     return parts + _format_differences(several)
+
+
+def _format_mean(mean: intervals.Interval | None, digits: int) -> str:
+    return mean.show(digits) if mean and math.isfinite(mean.mean) else "-"
 
 
 def _format_differences(trainings: Trainings) -> list[str]:

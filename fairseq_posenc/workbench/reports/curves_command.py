@@ -22,7 +22,8 @@ from fairseq_posenc.workbench.reports.curve_tables import (
 from fairseq_posenc.workbench.results import intervals, learning_curves
 from fairseq_posenc.workbench.results.markdown import escape
 from fairseq_posenc.workbench.results.pictures import Line, Points, can_draw
-from fairseq_posenc.workbench.results.record import Record, make_folder, own_command
+from fairseq_posenc.workbench.results.record import Record, own_command
+from fairseq_posenc.workbench.running.folders import make_folder
 from fairseq_posenc.workbench.running.logs import Curve, read_curve_file
 from fairseq_posenc.workbench.running.options import add_json, add_out, parse_named, split_trainings
 from fairseq_posenc.workbench.running.progress import say
@@ -90,13 +91,13 @@ def _draw_pictures(
         seeds = select(map(learning_curves.training_line, curves))
         losses[name] = Line(intervals.average_lines(seeds, intervals.interval))  # no dots: too many
     pictures = {
-        _VALIDATION_PICTURE: (validations, title),
-        _TRAINING_PICTURE: (losses, "Training loss in nats"),
+        _VALIDATION_PICTURE: (validations, title, True),
+        _TRAINING_PICTURE: (losses, "Training loss in nats", False),
     }
     return {
-        file: title
-        for file, (lines, title) in pictures.items()
-        if learning_curves.draw_curves(lines, title, out / file, log=lines is validations)
+        file: caption
+        for file, (lines, caption, is_log) in pictures.items()
+        if learning_curves.draw_curves(lines, caption, out / file, log=is_log)
     }
 
 

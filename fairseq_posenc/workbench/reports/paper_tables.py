@@ -78,7 +78,7 @@ def _match_runs(paper: PaperTable, runs: Sequence[UserRun]) -> list[list[UserRun
     matches = [[run for run in runs if _belongs_to_row(run, paper, row)] for row in paper.rows]
     if not any("released" in row for row in paper.rows):
         return matches
-    # Beside the rows for released models, the others are for models of the authors.
+    # Of such a table, the other rows are for models that the authors trained themselves.
     return [
         [run for run in row_runs if _is_released(run) == row.get("released", False)]
         for row, row_runs in zip(paper.rows, matches)
@@ -97,11 +97,11 @@ def _build_table(paper: PaperTable, matches: Sequence[Sequence[UserRun]]) -> dic
             models.setdefault(run.model, []).append(run)
         ours = [
             {
-                "runs": [_describe_run(run) for run in model],
-                "values": _select_figures(paper, model),
-                "differences": list_deviations(model),
+                "runs": [_describe_run(run) for run in runs_of_model],
+                "values": _select_figures(paper, runs_of_model),
+                "differences": list_deviations(runs_of_model),
             }
-            for model in models.values()
+            for runs_of_model in models.values()
         ]
         if paper.recipe == TRANSLATION:
             _mark_best(list(models.values()), ours)
@@ -130,12 +130,12 @@ def _build_table(paper: PaperTable, matches: Sequence[Sequence[UserRun]]) -> dic
     }
 
 
-def _select_figures(paper: PaperTable, model: Sequence[UserRun]) -> dict[str, float]:
-    """Select the figures of a model, given as its runs, by column of a table.
+def _select_figures(paper: PaperTable, runs_of_model: Sequence[UserRun]) -> dict[str, float]:
+    """Select the figures of a model by column of a table.
 
     A column ``average`` is the mean of all others, if the model has them.
     """
-    figures = {key: value for run in model for key, value in run.figures.items()}
+    figures = {key: value for run in runs_of_model for key, value in run.figures.items()}
     columns = paper.columns.items()
     selected = {name: figures[key] for name, key in columns if key in figures}
     others = [name for name, key in columns if key[0] != "average"]
@@ -151,8 +151,8 @@ def _mark_best(models: Sequence[Sequence[UserRun]], ours: Sequence[dict[str, Any
     Its entry gets ``best_of``, the number of trainings, and ``best_by``, the deciding column.
     """
     groups: dict[str, list[dict[str, Any]]] = {}
-    for model, entry in zip(models, ours):
-        if (training := find_training(model)) is not None:
+    for runs_of_model, entry in zip(models, ours):
+        if (training := find_training(runs_of_model)) is not None:
             shared = {k: v for k, v in training.settings.items() if k not in _DIFFER_BY_SEED}
             # A text, because the values may be lists, which have no hash.
             groups.setdefault(repr(sorted(shared.items(), key=str)), []).append(entry)

@@ -87,16 +87,17 @@ def find_stages(curve: Curve) -> Optional[LossStages]:
     whole = sum(segment.rate * segment.updates for segment in segments)
     for peak in sorted(range(len(segments)), key=lambda i: segments[i].rate, reverse=True):
         limit = segments[peak].rate / SLOPE_RATIO
-        begin = peak  # of the dive: after the last flat segment before the peak
-        while begin > 0 and segments[begin - 1].rate > limit:
-            begin -= 1
-        first = begin  # of the plateau: all flat segments in a row
-        while first > 0 and segments[first - 1].rate <= limit:
-            first -= 1
-        end = peak + 1  # of the dive
-        while end < len(segments) and segments[end].rate >= limit:
-            end += 1
-        start, plateau, dive = segments[:first], segments[first:begin], segments[begin:end]
+        dive_begin = peak  # after the last flat segment before the peak
+        while dive_begin > 0 and segments[dive_begin - 1].rate > limit:
+            dive_begin -= 1
+        plateau_begin = dive_begin  # all flat segments in a row
+        while plateau_begin > 0 and segments[plateau_begin - 1].rate <= limit:
+            plateau_begin -= 1
+        dive_end = peak + 1
+        while dive_end < len(segments) and segments[dive_end].rate >= limit:
+            dive_end += 1
+        start, plateau = segments[:plateau_begin], segments[plateau_begin:dive_begin]
+        dive = segments[dive_begin:dive_end]
         if limit <= 0 or not start or not plateau:
             continue
         is_start_steep = max(s.rate for s in start) >= SLOPE_RATIO * plateau[-1].rate

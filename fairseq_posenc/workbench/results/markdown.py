@@ -14,7 +14,7 @@ from pathlib import Path
 from fairseq_posenc.errors import UserError, printable
 
 _RULES = {"l": "---", "r": "---:"}
-_BAR = re.compile(r"(?<!\\)\|")  # ends a cell, as it does not after any backslash
+BAR = re.compile(r"(?<!\\)\|")  # ends a cell; after backslashes, however many, a bar does not
 # Backslashes, and a character that begins HTML or code, or ends the text of a link or a picture.
 _ACTIVE = re.compile(r"(?P<backslashes>\\*)(?P<character><|`|\](?=[(\[:]))")
 _TICKS = re.compile("`+")
@@ -55,7 +55,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], align: str = "lr
     Letters of ``align`` align columns left (``l``) or right (``r``); the last one is repeated.
     """
     rule = [_RULES[align[min(column, len(align) - 1)]] for column in range(len(header))]
-    head, *lines = ([_BAR.sub(r"\|", printable(cell)) for cell in row] for row in (header, *rows))
+    head, *lines = ([BAR.sub(r"\|", printable(cell)) for cell in row] for row in (header, *rows))
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, rule, *lines))
 
 

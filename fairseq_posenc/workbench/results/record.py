@@ -13,9 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
-from fairseq_posenc.errors import UserError, shortened
+from fairseq_posenc.errors import shortened
 from fairseq_posenc.files import write_whole
-from fairseq_posenc.workbench.running.files import refuse_link
 
 VERSION = 1  # version of the format
 _HEAD_CHARACTERS = 4096  # a file without "kind" in these is no record, and is not read further
@@ -83,19 +82,6 @@ def read(path: Path) -> Record:
     except OSError as error:
         raise RecordError(f"cannot be read ({error.strerror})") from None
     return _check_content(content)
-
-
-def make_folder(out: Path) -> None:
-    """Make the folder of a command's results.
-
-    Raises:
-        UserError: the folder cannot be made, or is a link.
-    """
-    refuse_link(out)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"--out {out}: {error.strerror}; name another folder") from None
 
 
 def _check_content(content: Any) -> Record:

@@ -8,8 +8,9 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
+from fairseq_posenc.workbench.results.markdown import BAR
+
 _MAX_COLUMNS = 100  # longer lines are hard to read on any terminal
-_BAR = re.compile(r"(?<!\\)\|")  # an unescaped bar ends a cell
 _LINK = re.compile(r"!?\[([^\]]*)(?<!\\)\]\([^)]*\)")
 _ESCAPED_OR_CODE = re.compile(r"\\([|`\]])|`")  # an escaped character, or a mark of code
 
@@ -56,7 +57,7 @@ def _format_blocks(lines: Sequence[str], columns: int) -> Iterator[str]:
 def _align(table: Sequence[str]) -> Iterator[str]:
     """Align the columns of a table, given as lines: header, rule and rows."""
     header, rule, *rows = (
-        [strip_marks(cell.strip()) for cell in _BAR.split(line)[1:-1]] for line in table
+        [strip_marks(cell.strip()) for cell in BAR.split(line)[1:-1]] for line in table
     )
     widths = [max(map(len, column)) for column in zip(header, *rows)]
     for row in (header, *rows):

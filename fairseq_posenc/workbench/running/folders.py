@@ -84,6 +84,19 @@ def lock_output_folder(folder: Path, allowed: Collection[str] = ()) -> Iterator[
         yield lock
 
 
+def make_folder(out: Path) -> None:
+    """Make the folder of a command's results.
+
+    Raises:
+        UserError: the folder cannot be made, or is a link.
+    """
+    refuse_link(out)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--out {out}: {error.strerror}; name another folder") from None
+
+
 def is_locked(folder: Path) -> bool:
     """Check whether a run works in a folder; False on a file system without locks."""
     return locks.is_held(folder / LOCK)

@@ -141,7 +141,7 @@ def _summarise_seeds(results: Sequence[Result], metric: str, best: Result) -> Ro
 def format_report(record: Record) -> str:
     """Format the report in Markdown."""
     data = record.data
-    tasks = TaskRows()
+    tasks: TaskRows = {}
     for row in record.figures["tasks"]:
         tasks.setdefault(row["task"], {})[row["metric"]] = row
     lines = [

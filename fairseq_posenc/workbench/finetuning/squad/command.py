@@ -25,9 +25,10 @@ from fairseq_posenc.workbench.finetuning.squad.data import (
 from fairseq_posenc.workbench.finetuning.squad.predict import Predictor
 from fairseq_posenc.workbench.finetuning.squad.score import Figures, evaluate, unanswered
 from fairseq_posenc.workbench.finetuning.squad.train import FineTuning
-from fairseq_posenc.workbench.results.record import Record, make_folder, own_command
+from fairseq_posenc.workbench.results.record import Record, own_command
 from fairseq_posenc.workbench.running.devices import ComputeOptions, hydra_overrides
 from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
+from fairseq_posenc.workbench.running.folders import make_folder
 from fairseq_posenc.workbench.running.local_machine import LocalMachine
 from fairseq_posenc.workbench.running.options import (
     add_cluster,

@@ -133,8 +133,8 @@ def _evaluate_v2(
             figures.update({f"{prefix}_{name}": value for name, value in means.items()})
     if odds is not None:
         for metric, scores in zip(Scores._fields, raw):
-            best, threshold = _find_best_threshold(predictions, scores, odds, has_answer)
-            figures.update({f"best_{metric}": best, f"best_{metric}_thresh": threshold})
+            best, best_threshold = _find_best_threshold(predictions, scores, odds, has_answer)
+            figures.update({f"best_{metric}": best, f"best_{metric}_thresh": best_threshold})
     return figures
 
 

@@ -148,7 +148,7 @@ def write_split(squad: Squad, window_maker: WindowMaker, prefix: Path) -> dict[s
         context = window_maker.context(question.context)
         targets = _locate_answer_in_windows(question, windows, context, counts)
         spans += targets
-        for window in windows[: len(targets)]:  # none if the question is left out
+        for window in windows if targets else ():  # without targets, the question is left out
             builder.add_item(torch.from_numpy(window.tokens))
             counts["tokens"] += len(window.tokens)
             counts["unknown_tokens"] += int((window.tokens == dictionary.unk()).sum())

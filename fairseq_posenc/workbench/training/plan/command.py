@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
         UserError: wrong input.
         RunError: the training failed.
     """
-    # Dashes between both belong to a script; without a script they only introduce the command.
+    # In `plan SCRIPT ... -- ...` the dashes are the script's; in `plan -- COMMAND` they are ours.
     dashes = ["--"] if args.training and args.after_dashes else []
     words = [*args.training, *dashes, *args.after_dashes]
     if not words:
@@ -129,14 +129,14 @@ def _make_temporary_log() -> Path:
 
 def _compute_duration(training: PlannedTraining, figures: dict[str, Any]) -> dict[str, Any]:
     """Compute the last update and the duration of the training, and look up the paper's."""
-    ends = [training.max_update] if training.max_update else []
+    limits = [training.max_update] if training.max_update else []
     if training.max_epoch:
-        ends.append(training.max_epoch * figures["updates_per_epoch"])
-    end = min(ends, default=None)
-    hours = end * figures["seconds_per_update"] / 3600 if end else None
+        limits.append(training.max_epoch * figures["updates_per_epoch"])
+    last_update = min(limits, default=None)
+    hours = last_update * figures["seconds_per_update"] / 3600 if last_update else None
     hardware = recipes.build_recipe(training.recipe).hardware if training.recipe else {}
     paper = {f"paper_{name}": hardware.get(name) for name in ("hours", "gpus", "kind")}
-    return {"end": end, "hours": hours, **paper}
+    return {"end": last_update, "hours": hours, **paper}
 
 
 def format_plan(plan: dict[str, Any]) -> str:
@@ -151,7 +151,7 @@ def format_plan(plan: dict[str, Any]) -> str:
         "probe": f"{plan['probe_updates']} updates on {device}; medians without the first "
         f"{plan['left_out']}",
         "tokens per second": f"{plan['tokens_per_second']:,.0f}",
-        "updates per second": _format_number(1 / plan["seconds_per_update"]),
+        "updates per second": _three_digits(1 / plan["seconds_per_update"]),
         "an update": f"{plan['tokens_per_update']:,.0f} tokens, "
         f"{plan['sequences_per_update']:,.0f} sequences",
         "peak memory": memory,
@@ -171,11 +171,11 @@ def _format_time(plan: dict[str, Any]) -> str:
     hours = plan["hours"]
     epochs = plan["end"] / plan["updates_per_epoch"]
     return (
-        f"{_format_number(hours)} hours ({_format_number(hours / 24)} days) for {plan['end']:,} "
-        f"updates, or {_format_number(epochs)} epochs, plus validation and checkpoints"
+        f"{_three_digits(hours)} hours ({_three_digits(hours / 24)} days) for {plan['end']:,} "
+        f"updates, or {_three_digits(epochs)} epochs, plus validation and checkpoints"
     )
 
 
-def _format_number(value: float) -> str:
+def _three_digits(value: float) -> str:
     """Format a number with at least three significant digits, without an exponent."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -147,7 +147,7 @@ class ProbeLog:
                 f"the probe's log has {len(self._entries)} updates, and the first {left_out} do "
                 "not count; does --log-file or --quiet hide the rest?"
             )
-        times = self._times[left_out - 1 :]
+        times = self._times[left_out - 1 :]  # from the end of the last one that does not count
         seconds = [now - before for before, now in zip(times, times[1:])]
         tokens = [float(figures["wpb"]) for figures in counted]  # words per batch
         sequences = [float(figures["bsz"]) for figures in counted]  # batch size
