@@ -3,8 +3,8 @@ r"""Checks that small models stay free of NaN for a few hundred updates, with ea
 Trains fairseq's dummy tasks with a learning rate that moves the weights, and reports the mean loss
 of the first and of the last tenth of the updates, in bits. The loss and all weights must stay
 finite; updates whose gradients overflow in fp16 are skipped, as in fairseq. With a text, each batch
-is another part of it, with its most frequent words only. Runs that ``--record`` has are not
-repeated.
+is another part of it, with its most frequent words only. Runs that ``--record`` has, of the same
+options, are not repeated.
 
     python benchmarks/survive.py --device cuda --dtype float16 --backends triton --encodings all
     python benchmarks/survive.py --dtype bfloat16 --encodings all --updates 1000 \
@@ -20,21 +20,25 @@ if __name__ == "__main__":
 
 import argparse
 import json
-import math
 import sys
 from collections import Counter
 from pathlib import Path
 from statistics import fmean
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.files import write_whole
+from fairseq_posenc.host.divergence import find_divergence
 from fairseq_posenc.workbench.results.markdown import table
 from measuring import commands
 from measuring.contenders import Contender, backend_names, contenders
 from measuring.families import FAMILIES, Case, build_trainer
+
+PADDING, UNKNOWN, FIRST_WORD = 1, 3, 4  # ids in fairseq's dictionaries
+SPECIAL_SYMBOLS = 10  # room for them in a vocabulary
 
 
 def parse_args() -> argparse.Namespace:
@@ -56,11 +60,18 @@ def parse_args() -> argparse.Namespace:
 
 
 def read_words(path: Path, case: Case) -> torch.Tensor:
-    """Convert a text to fairseq's ids of words, 4 and above; rare ones become 3, ``<unk>``."""
+    """Convert a text to fairseq's ids of words; rare ones become ``<unk>``.
+
+    Raises:
+        UserError: the text is too short for a batch.
+    """
     words = path.read_text(encoding="utf-8").split()
-    frequent = Counter(words).most_common(case.vocabulary - 10)
-    numbers = {word: 4 + number for number, (word, _) in enumerate(frequent)}
-    return torch.tensor([numbers.get(word, 3) for word in words])
+    needed = case.batch * case.length + 2
+    if len(words) < needed:
+        raise UserError(f"--text {path}: has {len(words):,} words; a batch needs {needed:,}")
+    frequent = Counter(words).most_common(case.vocabulary - SPECIAL_SYMBOLS)
+    numbers = {word: number for number, (word, _) in enumerate(frequent, start=FIRST_WORD)}
+    return torch.tensor([numbers.get(word, UNKNOWN) for word in words])
 
 
 def fill_batch(batch: dict[str, Any], text: torch.Tensor, update: int) -> None:
@@ -80,8 +91,7 @@ def fill_batch(batch: dict[str, Any], text: torch.Tensor, update: int) -> None:
         tokens[:, :-1] = current[:, :-1]
         target[:, :-1] = current[:, :-1].flip(1)
         inputs["prev_output_tokens"][:, 1:] = target[:, :-1]
-    elif (target == 1).any():  # padding where nothing is masked
-        masked = target != 1
+    elif not (masked := target != PADDING).all():
         target[masked] = current[masked]
         tokens.copy_(torch.where(masked, tokens, current))
     else:
@@ -95,21 +105,29 @@ def survive(
     """Train a model; return losses, skipped updates and whether all numbers are finite."""
     trainer, batch = build_trainer(contender, case, lr=1e-3)
     losses: list[float] = []
-    for update in range(updates):
-        if text is not None:
-            fill_batch(batch, text, update)
-        log = trainer.train_step([batch])
-        if log is not None:  # else the update was skipped
-            losses.append(float(log["loss"]))
-    finite = all(bool(x.isfinite().all()) for x in trainer.model.parameters())
+    skipped = 0
+    stopped = False
+    with TemporaryDirectory() as folder:
+        trainer.cfg.checkpoint.save_dir = folder  # for the checkpoint of a stopped training
+        for update in range(updates):
+            if text is not None:
+                fill_batch(batch, text, update)
+            try:
+                log = trainer.train_step([batch])
+            except Exception as error:
+                if not find_divergence(error):
+                    raise
+                stopped = True
+                break
+            if log is None:
+                skipped += 1
+            else:
+                losses.append(float(log["loss"]))
+    numbers = [torch.tensor(losses), *trainer.model.parameters()]
     tenth = max(1, len(losses) // 10)
     return {
-        "family": case.family,
-        "encoding": contender.encoding,
-        "backend": contender.backend,
-        "updates": updates,
-        "skipped": updates - len(losses),
-        "finite": finite and bool(losses) and all(map(math.isfinite, losses)),
+        "skipped": skipped,
+        "finite": not stopped and bool(losses) and all(bool(x.isfinite().all()) for x in numbers),
         "first": fmean(losses[:tenth]) if losses else None,
         "last": fmean(losses[-tenth:]) if losses else None,
     }
@@ -125,10 +143,15 @@ def main() -> None:
     """Train with each encoding in turn, and fail if one does not survive."""
     args = parse_args()
     commands.prepare(args)
+    settings = {
+        "device": args.device.type,
+        **{name: getattr(args, name) for name in ("dtype", "length", "batch", "dropout")},
+        "text": args.text.name if args.text else None,
+        "updates": args.updates,
+    }
     rows = []
     if args.record and args.record.exists():
         rows = json.loads(args.record.read_text(encoding="utf-8"))
-    finished = {(row["family"], row["encoding"], row["backend"]) for row in rows}
     for family in args.families:
         size = FAMILIES[family].sizes["tiny"]
         case = Case.from_args(args, family=family, size=size, vocabulary=1_000)
@@ -136,12 +159,13 @@ def main() -> None:
         group = contenders(names, backend_names(args.backends), case.dims, case.call)
         text = read_words(args.text, case) if args.text else None
         for contender in group:
-            if (family, *contender) in finished:
+            run = {"family": family, **contender._asdict(), **settings}
+            if any(run.items() <= row.items() for row in rows):
                 continue
             named = f"{family}, {contender.encoding}, {contender.backend}"
             print(f"{named} ...", file=sys.stderr, flush=True)
             torch.manual_seed(1)
-            rows.append(survive(contender, case, args.updates, text))
+            rows.append(run | survive(contender, case, args.updates, text))
             if args.record:
                 lines = ",\n".join(json.dumps(row) for row in rows)
                 write_whole(args.record, f"[\n{lines}\n]\n")

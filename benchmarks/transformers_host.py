@@ -10,7 +10,6 @@ models take turns; the medians of their ratios to the stock model in the same tu
 
 from __future__ import annotations
 
-import argparse
 import copy
 import json
 from pathlib import Path
@@ -22,6 +21,7 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 from fairseq_posenc.hf import set_positions
 from measuring import timing
+from measuring.commands import exit_on_error, new_parser
 from measuring.trained_models import CACHE
 
 SPECS = ["own", "3*own,none", "alibi", "own+alibi", "t5", "m4m"]
@@ -75,7 +75,7 @@ def measure(steps: dict[str, timing.Pass], device: str, turns: int) -> dict[str,
 
 def main() -> None:
     """Measure, print, and write the record."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = new_parser(__doc__)
     parser.add_argument("--layers", type=int, default=30)
     parser.add_argument("--cached", type=int, default=1024, help="tokens in the cache")
     parser.add_argument("--length", type=int, default=1024, help="tokens of a row in training")
@@ -109,4 +109,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    exit_on_error(main)

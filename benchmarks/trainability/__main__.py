@@ -15,8 +15,10 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for `measuring`
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # else waiting threads count as work
 # Else fairseq's `basicConfig` adds a handler, which prints every model.
 logging.getLogger().addHandler(logging.NullHandler())
@@ -51,22 +53,26 @@ def parse_args() -> argparse.Namespace:
     add("--target", type=Path, help="the same sentences in the target language")
     add("--valid-source", type=Path, help="validation text, source language")
     add("--valid-target", type=Path, help="validation text, target language")
-    first, few = list(SETTINGS)[:1], list(STARTS)
+    first = list(SETTINGS)[:1]
     add("--settings", nargs="+", choices=SETTINGS, default=first, help="where M4M's starts compete")
-    add("--starts", nargs="+", choices=STARTS, default=few, help="of other settings and seeds")
+    others = "starts in the settings and seeds after the first (default: all)"
+    add("--starts", nargs="+", choices=STARTS, default=list(STARTS), help=others)
     add("--out", type=Path, default=Path("build/trainability"), help="working folder")
     add("--results", type=Path, default=Path("docs/results"), help="folder of the reports")
     args = parser.parse_args()
     sides = (args.source, args.target, args.valid_source, args.valid_target)
-    # A setting must be trained; of the families, translation is left out without its texts.
-    needs_texts = args.families == ["translation"]
-    if args.subject == "m4m-start":
-        needs_texts = "translation" in args.settings
-    if not all(sides) and (any(sides) or needs_texts):
+    if not all(sides) and (any(sides) or needs_parallel_text(args)):
         parser.error("translation needs --source, --target, --valid-source and --valid-target")
     parts = ("train.source", "train.target", "valid.source", "valid.target")
     args.files = dict(zip(parts, sides)) if all(sides) else {}
     return args
+
+
+def needs_parallel_text(args: argparse.Namespace) -> bool:
+    """Whether nothing can be left out; ``methods`` can leave out one of several families."""
+    if args.subject == "m4m-start":
+        return "translation" in args.settings
+    return args.families == ["translation"]
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Optional
 
-from reports import last_loss, machine, own_command, write_figures, write_report
+from reports import describe_origin, last_loss, write_figures, write_report
 from starts import STARTS
 from training import Store, TrainingRun
 
@@ -70,8 +70,7 @@ def _format_report(args: argparse.Namespace, grid: Grid, picture: str) -> list[s
         "M4M multiplies three dot products, `(q_i.k_j) * (q_i.a_r) * (k_j.a_r)`, and its paper "
         "does not say how the vectors `a_r` start. The models are those of "
         "[trainability.md](trainability.md); all weights but the tables are equal for equal seeds.",
-        f"    {own_command()}",
-        f"Machine: {machine()}.",
+        *describe_origin(),
         *_format_losses(args, grid),
         f"![learning curves]({picture})",
     ]

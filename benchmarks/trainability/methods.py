@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from data import VOCABULARY
-from reports import last_loss, machine, own_command, write_figures, write_report
+from reports import describe_origin, last_loss, write_figures, write_report
 from training import Store, TrainingRun
 
 from fairseq_posenc import registry
@@ -88,8 +88,7 @@ def _introduce(args: argparse.Namespace, facts: dict[str, Any]) -> list[str]:
         f"{text['valid_words']:,} for validation; {VOCABULARY['text']} sentencepieces, blocks of "
         "64 tokens); translation reads the parallel text of the command "
         f"({VOCABULARY['translation']:,} sentencepieces).",
-        f"    {own_command()}",
-        f"Machine: {machine()}.",
+        *describe_origin(),
         "Validation loss at the end in bits per token, and in brackets how far it is below that of "
         "`none`. *Time* is processor time of an update relative to `none`, in the first family.",
     ]

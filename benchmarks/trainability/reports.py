@@ -1,35 +1,23 @@
-"""Parts that both reports share: the command, the machine, and the writing of files."""
+"""Parts that both reports share."""
 
 from __future__ import annotations
 
 import json
 import math
-import platform
-import shlex
-import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 
-import fairseq_posenc
 from fairseq_posenc.files import write_whole
-from fairseq_posenc.workbench.running.devices import processor_name
+from measuring.commands import machine, own_command
 
 BY_HAND = "<!-- Below this line: written by hand, and kept when the report is made again. -->"
 
 
-def own_command() -> str:
-    """Build the command line of the report, as a reader would type it."""
-    return shlex.join(["python", "benchmarks/trainability", *sys.argv[1:]])
-
-
-def machine() -> str:
-    """Describe the machine of the figures."""
-    return (
-        f"{processor_name()}, torch {torch.__version__} on {torch.get_num_threads()} thread(s), "
-        f"Python {platform.python_version()}, fairseq-posenc {fairseq_posenc.__version__}"
-    )
+def describe_origin() -> list[str]:
+    """Tell the command and the machine of the figures."""
+    return [f"    {own_command()}", f"Machine: {machine(torch.device('cpu'))}."]
 
 
 def last_loss(result: dict[str, Any]) -> float:

@@ -21,20 +21,21 @@ from fairseq_cli import train as fairseq_train
 from starts import apply_start
 from torch import nn
 
+from fairseq_posenc.host.divergence import find_divergence
 from fairseq_posenc.position_parameters import is_position_parameter
 from fairseq_posenc.workbench.experiments.text_experiment import LEARNING_RATE, TRAIN_OPTIONS
 from fairseq_posenc.workbench.experiments.variants import MASKED
 from fairseq_posenc.workbench.running.jobs import RunContext, Step
 from fairseq_posenc.workbench.running.logs import parse_line
 
-_SIZES = "--warmup-updates 100 --max-tokens 2048"
+_UPDATES = "--warmup-updates 100 --max-tokens 2048"
 _ADAM = (
     f"--optimizer adam --adam-betas '(0.9, 0.98)' --lr {LEARNING_RATE} --lr-scheduler inverse_sqrt "
-    f"{_SIZES} --dropout 0 --criterion cross_entropy --required-batch-size-multiple 1"
+    f"{_UPDATES} --dropout 0 --criterion cross_entropy --required-batch-size-multiple 1"
 )
 # Options of `fairseq-train` by family; of a repeated option, the last value counts.
 FAMILIES: dict[str, list[str]] = {
-    "masked LM": [*TRAIN_OPTIONS[MASKED], *shlex.split(f"--lr {LEARNING_RATE} {_SIZES}")],
+    "masked LM": [*TRAIN_OPTIONS[MASKED], *shlex.split(f"--lr {LEARNING_RATE} {_UPDATES}")],
     "translation": shlex.split(
         f"--task translation --arch transformer_none_tiny {_ADAM} --encoder-embed-dim 128 "
         "--encoder-ffn-embed-dim 512 --share-all-embeddings --skip-invalid-size-inputs-valid-test "
@@ -120,7 +121,7 @@ def _measure_gradients(model: Optional[nn.Module]) -> dict[str, float]:
 
 @contextlib.contextmanager
 def _record_training(run: TrainingRun) -> Iterator[Recorder]:
-    """Record the log, and change the start of the model that fairseq builds."""
+    """Record the log; draw M4M's tables, in the model that fairseq builds, as ``start`` says."""
     recorder = Recorder()
     build = models.build_model
 
@@ -149,8 +150,11 @@ def train(run: TrainingRun, data: Path) -> dict[str, Any]:
     with _record_training(run) as recorder:
         try:
             fairseq_train.main(convert_namespace_to_omegaconf(args))
-        except FloatingPointError as error:  # a finding, not a failure of the benchmark
-            diverged = str(error).splitlines()[0]
+        except Exception as error:
+            divergence = find_divergence(error)  # a finding, not a failure of the benchmark
+            if divergence is None:
+                raise
+            diverged = str(divergence).splitlines()[0]
     if recorder.model is None or not (recorder.curve or diverged):
         raise AssertionError(f"nothing was measured in {run}")
     seconds = time.monotonic() - began

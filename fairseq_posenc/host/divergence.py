@@ -30,27 +30,31 @@ class _LargestScore(NamedTuple):
     largest: float
 
 
+def find_divergence(error: BaseException) -> FloatingPointError | None:
+    """Find the error of fairseq's trainer behind ``error``, which may be of its search for NaN."""
+    return next((link for link in chain(error) if isinstance(link, FloatingPointError)), None)
+
+
 def explain_divergence(error: BaseException) -> str | None:
     """Explain a :class:`FloatingPointError` of fairseq's trainer; None for any other error.
 
     The trainer, with model and batch, is still in the frames of the error's traceback.
     """
-    for link in chain(error):
-        if isinstance(link, FloatingPointError):
-            for frame, _ in traceback.walk_tb(link.__traceback__):
-                trainer = frame.f_locals.get("self")
-                samples = frame.f_locals.get("samples")
-                if isinstance(trainer, Trainer) and samples:
-                    try:
-                        measured = _describe_largest_score(trainer, samples)
-                    except RuntimeError:  # such as a lack of memory, which the training has filled
-                        measured = ""
-                    return (
-                        f"training stopped at update {trainer.get_num_updates() + 1:,}: {link}; "
-                        f"{measured}the checkpoints in "
-                        f"{Path(trainer.cfg.checkpoint.save_dir)}, except crash.pt, are from "
-                        "before: continue from one of them with a smaller --lr, or with --clip-norm"
-                    )
+    if divergence := find_divergence(error):
+        for frame, _ in traceback.walk_tb(divergence.__traceback__):
+            trainer = frame.f_locals.get("self")
+            samples = frame.f_locals.get("samples")
+            if isinstance(trainer, Trainer) and samples:
+                try:
+                    measured = _describe_largest_score(trainer, samples)
+                except RuntimeError:  # such as a lack of memory, which the training has filled
+                    measured = ""
+                return (
+                    f"training stopped at update {trainer.get_num_updates() + 1:,}: {divergence}; "
+                    f"{measured}the checkpoints in "
+                    f"{Path(trainer.cfg.checkpoint.save_dir)}, except crash.pt, are from "
+                    "before: continue from one of them with a smaller --lr, or with --clip-norm"
+                )
     return None
 
 

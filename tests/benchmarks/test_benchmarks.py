@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -359,12 +360,52 @@ def test_what_survives_has_learnt(family):
 def test_what_has_a_loss_that_is_no_number_does_not_survive(loss, monkeypatch):
     def build_trainer(*given, **named):
         losses = iter([None, {"loss": loss}, {"loss": 1.0}])
-        step = Namespace(train_step=lambda batch: next(losses), model=nn.Linear(1, 1))
+        settings = Namespace(checkpoint=Namespace())
+        step = Namespace(train_step=lambda _: next(losses), model=nn.Linear(1, 1), cfg=settings)
         return step, None
 
     monkeypatch.setattr(survive, "build_trainer", build_trainer)
     row = survive.survive(Contender("rope", "reference"), TINY, 3, None)
     assert (row["skipped"], row["finite"]) == (1, False)
+
+
+def test_what_fairseq_stops_does_not_survive(tmp_path, monkeypatch):
+    def build_trainer(*given, **named):
+        trainer, batch = families.build_trainer(*given, **named)
+        next(trainer.model.parameters()).data.fill_(math.nan)
+        return trainer, batch
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(survive, "build_trainer", build_trainer)
+    row = survive.survive(Contender("rope", "reference"), TINY, 3, None)
+    assert (row["skipped"], row["finite"], row["first"]) == (0, False, None)
+    assert not list(tmp_path.iterdir())  # such as fairseq's `crash.pt`
+
+
+def test_a_record_is_continued_with_other_options(tmp_path, monkeypatch):
+    taken = []
+
+    def take(contender, case, updates, text):
+        taken.append((case.length, updates))
+        return {"skipped": 0, "finite": True, "first": 2.0, "last": 1.0}
+
+    monkeypatch.setattr(survive, "survive", take)
+    record = tmp_path / "record.json"
+    for options in ("--updates 2", "--updates 2", "--updates 3", "--updates 3 --length 16"):
+        given = ["survive.py", "--encodings", "none", *options.split(), "--record", str(record)]
+        monkeypatch.setattr(sys, "argv", given)
+        survive.main()
+    assert taken == [(128, 2), (128, 3), (16, 3)]
+    assert [row["updates"] for row in json.loads(record.read_text())] == [2, 3, 3]
+
+
+def test_a_text_shorter_than_a_batch_is_refused(tmp_path):
+    path = tmp_path / "text"
+    path.write_text("a b c " * 10)
+    with pytest.raises(UserError, match="has 30 words; a batch needs 34"):
+        survive.read_words(path, TINY)
+    path.write_text("a b c " * 12)
+    assert survive.read_words(path, TINY).tolist() == [4, 5, 6] * 12
 
 
 def test_the_command_of_a_record_can_be_pasted_into_a_shell(tmp_path, monkeypatch):
@@ -476,6 +517,12 @@ def test_translation_without_texts_is_refused(words, tmp_path):
     assert done.returncode == 2
     assert "error: translation needs --source, --target" in done.stderr
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_a_mistake_is_told_in_one_line():
+    done = script("transformers_host.py", "--layers", "1", "--specs", "nonsense")
+    assert re.fullmatch(r"error: unknown position encoding 'nonsense'.*\n", done.stderr)
 
 
 SMALL_LIBRARY = """
