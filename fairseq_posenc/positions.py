@@ -94,7 +94,8 @@ class Positions(NamedTuple):
         eos_idx: symbol that ends a sentence.
         tgt_len: T, the number of queries; they are the last T tokens.
         padded: whether anything is padding, or could be.
-        left_padded: whether padding comes before a real token in any row, or could.
+        left_padded: whether the id of a real token may differ from its index in the row: by padding
+            before it, in documents, or if a caller gives the ids.
         longest: the largest position plus 1, or an upper bound of it; 0 if not known.
         first: result of :meth:`is_first`, if it was computed for all layers.
         document_starts: ``(B, S)``, the number of real tokens before each token's document, if a
@@ -210,7 +211,6 @@ class Positions(NamedTuple):
             if least < 0:
                 raise UserError(f"{name}: {least} is below 0; positions count from 0")
             longest = int(most) + 1
-        # As with padding on the left, ids do not follow from the indices of tokens.
         return self._replace(
             ids=ids,
             left_padded=True,
@@ -240,8 +240,8 @@ class Positions(NamedTuple):
         """Restart positions at tokens, ``(B, S)`` of bool, that begin a document."""
         real = self.tokens.ne(self.padding_idx)
         ids = self.ids.expand_as(self.tokens)  # [B, S]
-        # A document that begins at padding begins at the next real token: at one whose document has
-        # a higher number than that of the real token before it.
+        # `begins` may mark padding. Then the next real token begins the document: the first one
+        # whose number exceeds that of the last real token before it.
         number = begins.cumsum(1)  # [B, S]
         number_before = F.pad(number.masked_fill(~real, 0).cummax(1).values, (1, 0))[:, :-1]
         real_begins = real & (number > number_before)
@@ -268,7 +268,7 @@ class Positions(NamedTuple):
     def common_ids(self) -> Tensor:
         """Number the tokens by one row for all, ``(1, S)``, if possible, else by ``ids``.
 
-        One row suffices if no row is padded on the left; padding on the right is then counted, too.
+        One row suffices if ids are indices; padding, on the right, is then counted, too.
         """
         if self.left_padded or not self.padded:
             return self.ids
@@ -305,7 +305,7 @@ class Positions(NamedTuple):
     def is_first(self) -> Tensor:
         """Mark the first real token of each row, ``(B or 1, S)`` of bool.
 
-        One row stands for all if no row is padded on the left.
+        One row stands for all if ids are indices.
         """
         if self.first is not None:
             return self.first

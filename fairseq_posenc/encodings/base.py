@@ -281,11 +281,11 @@ class Encodings(nn.ModuleDict):
         Args:
             x: the input of the layer for the last T tokens, ``(B, T, C)``.
             positions: the positions of the tokens.
-            past: the result of earlier steps, ``(B, H, S - T, 2)``.
+            past: the result of earlier steps for the K keys in a cache, ``(B, H, K, 2)``.
 
         Returns:
-            ``(B, H, S, 2)``, or in an encoder ``(B, 2 H, S, 2)``, the second half for later keys.
-            Each sum has two parts (see :func:`sum_exactly`).
+            ``(B, H, K + T, 2)``, or in an encoder ``(B, 2 H, T, 2)``, the second half for later
+            keys. Each sum has two parts (see :func:`sum_exactly`).
         """
         gates = _find_first(encoding.forget_gates(x) for encoding in self.as_list())
         if gates is None:

@@ -21,21 +21,21 @@ class PolarRotation(NamedTuple):
 
     Attributes:
         angles: ``(B or 1, 1, T, D)`` in float32.
-        phases: subtracted from the angles of queries, ``(H, 1, D)``.
+        offsets: subtracted from the angles of queries, ``(H, 1, D)``.
     """
 
     angles: Tensor
-    phases: Tensor
+    offsets: Tensor
 
     @property
     def is_trained(self) -> bool:
         """See :class:`~fairseq_posenc.encodings.rotation.Rotation`."""
-        return self.phases.requires_grad
+        return self.offsets.requires_grad
 
     def rotate_queries(self, query: Tensor) -> Tensor:
         """Lift queries ``(B, H, T, D)`` to ``(B, H, T, 2 D)``."""
         # Scores of vectors of width 2 d are divided by sqrt(2 d), and here by sqrt(d).
-        return math.sqrt(2) * _lift(query, self.angles - self.phases.to(self.angles.dtype))
+        return math.sqrt(2) * _lift(query, self.angles - self.offsets.to(self.angles.dtype))
 
     def rotate_keys(self, key: Tensor) -> Tensor:
         """Lift keys ``(B, H, T, D)`` to ``(B, H, T, 2 D)``."""

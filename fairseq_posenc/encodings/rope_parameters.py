@@ -39,21 +39,19 @@ def _read_scaling(rope_type: str, parameters: Mapping[str, Any], max_positions: 
         known = ", ".join(name for name in KINDS if name != Ntk.kind)
         raise UserError(f"unknown scaling {shortened(repr(rope_type))} of rope; known: {known}")
     length = parameters.get(TRAINED_LENGTH) or max_positions
-    settings = {
-        name: parameters.get(hf_name)
-        for name, hf_name in KINDS[rope_type].hf_names().items()
-        # The first is written below, the second, the length of `dynamic`, is the model's own.
-        if hf_name not in ("factor", "max_position_embeddings")
-    }
-    if "length" in settings:  # left out if it is that of the model, as in specs
-        settings["length"] = length if length != max_positions else None
-    if rope_type == "yarn" and not (settings["mscale"] and settings["mscale_all_dim"]):
-        del settings["mscale"], settings["mscale_all_dim"]  # transformers uses both or none
-    # Without a factor transformers computes it from the lengths.
+    # Transformers computes a missing factor from the lengths, for these two kinds.
     ratio = max(max_positions / length, 1.0) if rope_type in ("yarn", "longrope") else 1.0
-    factor = parameters.get("factor") or ratio
-    written = [f"{name}={_format(value)}" for name, value in settings.items() if value is not None]
-    return ":".join([rope_type, str(factor), *written])
+    written = [rope_type, str(parameters.get("factor") or ratio)]
+    skipped = {"factor", "max_position_embeddings"}  # the latter, for `dynamic`, is the model's
+    if length == max_positions:
+        skipped.add(TRAINED_LENGTH)
+    if not (parameters.get("mscale") and parameters.get("mscale_all_dim")):
+        skipped |= {"mscale", "mscale_all_dim"}  # transformers uses both or none
+    for name, hf_name in KINDS[rope_type].hf_names().items():
+        value = parameters.get(hf_name)
+        if value is not None and hf_name not in skipped:
+            written.append(f"{name}={_format(value)}")
+    return ":".join(written)
 
 
 def _format(value: Any) -> str:

@@ -85,7 +85,7 @@ class Scaling:
         return 1.0
 
     def to_hf(self, dims: Dims) -> dict[str, Any]:
-        """Describe the scaling as ``rope_parameters``; empty if only the base differs."""
+        """Describe the scaling as ``rope_parameters``; empty if only :meth:`scaled_base` scales."""
         return {}
 
 
@@ -321,7 +321,7 @@ class LongRope(_Scaled):
         """See :class:`Scaling`. Both lists are this model's: transformers would choose by input."""
         divisors = self._divisors(dims)
         fixed = replace(self, short=divisors, long=divisors, attention_factor=self.gain(dims))
-        return super(LongRope, fixed).to_hf(dims)
+        return _Scaled.to_hf(fixed, dims)
 
 
 @dataclass(frozen=True)
@@ -342,7 +342,10 @@ class Proportional(_Scaled):
         return (frequencies / self.factor) * (torch.arange(width // 2) < turning)
 
     def to_hf(self, dims: Dims) -> dict[str, Any]:
-        """See :class:`Scaling`. ``part`` is left out: the exported model rotates fewer pairs."""
+        """See :class:`Scaling`.
+
+        The exported model rotates fewer pairs, of another base; their scaling is linear.
+        """
         return {"rope_type": "linear", "factor": self.factor}
 
 

@@ -59,13 +59,13 @@ class PairRotation(NamedTuple):
             UserError: the type of the queries cannot hold the decay.
         """
         # fp16 reaches 2^16, other types 2^128; the rest is for the size of the queries.
-        limit = 12 if query.dtype == torch.float16 else 110
-        if self.decay_bits > limit:
+        max_bits = 12 if query.dtype == torch.float16 else 110
+        if self.decay_bits > max_bits:
             name = str(query.dtype).removeprefix("torch.")
             raise UserError(
                 f"xpos: at these positions factors reach 2^{self.decay_bits:.0f}, and {name} holds "
-                f"2^{limit} beside the numbers that they scale: read shorter inputs, or set a "
-                f"larger scale_base{' or take bfloat16' if limit == 12 else ''}"
+                f"2^{max_bits} beside the numbers that they scale: read shorter inputs, or set a "
+                f"larger scale_base{' or take bfloat16' if max_bits == 12 else ''}"
             )
         rotated = self._rotate(query)
         return rotated if self.decay is None else _clamp_as(rotated * self.decay, query)
@@ -93,9 +93,10 @@ class PairRotation(NamedTuple):
         """Rotate ``(B, H, T, D)``, of which the first coordinates, W, have phases."""
         width = 2 * self.phases.size(-1)  # W
         exact = at_least_fp32(x[..., :width])
+        # Complex products are faster on CPUs, for neighbouring pairs several times as fast.
         if torch.compiler.is_compiling():  # compilers and formats may lack complex numbers
             rotated = self._rotate_real(exact)
-        elif self.half:  # complex products are faster on CPUs, those of neighbours several times
+        elif self.half:
             first, second = exact.chunk(2, dim=-1)
             pairs = torch.complex(first, second) * self.phases  # [B, H, T, W/2]
             rotated = torch.cat([pairs.real, pairs.imag], dim=-1)  # [B, H, T, W]

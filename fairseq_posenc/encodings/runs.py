@@ -63,7 +63,7 @@ class Runs(NamedTuple):
         return starts == (each if isinstance(starts, range) else tuple(each))
 
     def representatives(self) -> Tensor:
-        """List the first distance of each row, but the last of the first row: int64 ``(rows,)``."""
+        """List the last distance of the first row, and the first of each other one, ``(rows,)``."""
         distances = (self.starts[0] - 1, *self.starts) if self.starts else (self.span.low,)
         return make_constant(distances, self.span.device, torch.long)
 

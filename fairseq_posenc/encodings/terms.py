@@ -277,10 +277,11 @@ class Terms(NamedTuple):
         """Keep only the keys at ``places``, ascending, int64 ``(K,)``.
 
         In a table by distance, a query's rows are neighbours, in the order of its keys; those of
-        the query before it begin one row later. Kept are the last query's rows, one for each of the
-        ``places``, and the T - 1 rows after them. For the earlier queries to find theirs, the T - 1
-        places after each run of places must be there, too, as those of hidden keys
-        (:meth:`~fairseq_posenc.modules.cache.Kept.with_gaps`).
+        the query before it begin one row later. So the last query's rows are kept, and T - 1 more:
+        with S = 8, T = 2 and the places 0 1 2 5 6 7 those of the distances -7 -6 -5 -2 -1 0 and 1.
+        For the query before the last one, row -6 is that of key 0, row -5 that of key 1, but row -2
+        is that of key 2, which is 4 away: the T - 1 last places of each run are those of hidden
+        keys (:meth:`~fairseq_posenc.modules.cache.Kept.with_gaps`).
 
         Args:
             places: the indices among the S keys; the last ones are those of the queries.
@@ -386,5 +387,6 @@ def _combine(name: str, ours: Any, theirs: Any) -> Any:
         sizes = torch.broadcast_shapes(ours.shape[:-1], theirs.shape[:-1])
         return torch.cat([x.expand(*sizes, -1) for x in (ours, theirs)], -1)
     # `log_visible` comes before `visible_offset`, the other field of such a temperature.
-    term = "temperature" if name == "log_visible" else name.replace("_", " ")
-    raise UserError(f"two encodings both bring a {term} to the scores: choose one of them")
+    words = {"log_visible": "a temperature", "content_rows": "content rows", "states": "states"}
+    term = words.get(name, f"a {name.replace('_', ' ')}")
+    raise UserError(f"two encodings both bring {term} to the scores: choose one of them")

@@ -90,7 +90,7 @@ class TupeShared(Encoding):
         positions ``(n+1, C)``, W_Q and W_K ``(C, C)`` with biases, layer norm ``(C,)``, buckets
         ``(H, buckets+1)``, one for all layers.
     Parameters:
-        (n+1) * C + 2 * C + 2 * (C^2 + C) + 33 * h
+        (n+1) * C + 2 * C + 2 * (C^2 + C) + (buckets+1) * h
     Source:
         Ke et al. (2021), "Rethinking Positional Encoding in Language Pre-training",
         arXiv:2006.15595; ``tupe_shared+reset`` is the TUPE-R of the authors' code.
@@ -114,7 +114,7 @@ class TupeShared(Encoding):
         reset: bool = False,
     ) -> None:
         super().__init__(dims)
-        self.distance_buckets = Buckets.build(self.name, num_buckets, max_distance, both_sides=True)
+        self.bucket_rule = Buckets.build(self.name, num_buckets, max_distance, both_sides=True)
         self.num_buckets = num_buckets
         self.scale_factor = scale_factor
         self.reset = reset
@@ -147,26 +147,29 @@ class TupeShared(Encoding):
         key_rows = positions.common_ids().clamp(max=self.dims.max_positions - 1) + 1
         at_queries = queries[:, positions.queries(key_rows)].transpose(0, 1)  # [B or 1, H, T, D]
         at_keys = keys[:, key_rows].transpose(0, 1) * scale  # [B or 1, H, S, D]
-        index, runs = self.distance_buckets.select(span)
+        index, runs = self.bucket_rule.select(span)
         bias = self.buckets[:, index]
         first = None
-        if self.reset:
-            # Pairs with the first token have two numbers for each head in place of products: row
-            # 0 with itself where it is the query, row 1 with itself where it is the key. Each has a
-            # bucket, too: T5's first one of later keys, which no distance has, and an additional
-            # one.
+        if self.reset:  # pairs with the first token have two numbers in place of products
             first = positions.is_first()
             at_queries = at_queries.masked_fill(positions.queries(first)[:, None, :, None], 0.0)
             at_keys = at_keys.masked_fill(first[:, None, :, None], 0.0)
-            reset_bias = (queries[:, :2] * keys[:, :2]).sum(-1) * scale  # [H, 2]
-            query_bucket, key_bucket = self.num_buckets // 2, self.num_buckets
-            reset_bias = reset_bias + self.buckets[:, [query_bucket, key_bucket]]
-            bias = torch.cat([bias, reset_bias], dim=1)  # [H, R + 2]
+            bias = torch.cat([bias, self._reset_bias(queries, keys)], dim=1)  # [H, R + 2]
         with no_autocast(self.positions.device):
             pairs = at_queries @ at_keys.transpose(-1, -2)  # [B or 1, H, T, S]
         return Terms(
             bias=bias, pair_bias=pairs, scale_factor=self.scale_factor, first=first
         ).with_runs(runs)
+
+    def _reset_bias(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """Compute the numbers of pairs with the first token, ``(H, 2)``: as query, then as key.
+
+        Each is the product of a row, the first or the second, with itself, and has a bucket.
+        """
+        products = (queries[:, :2] * keys[:, :2]).sum(-1) * self.dims.scale(self.scale_factor)
+        unused_bucket = self.num_buckets // 2  # T5's first one of later keys: no distance has it
+        additional_bucket = self.num_buckets
+        return products + self.buckets[:, [unused_bucket, additional_bucket]]
 
     def _project(self, rows: int) -> tuple[Tensor, Tensor]:
         """Project the first rows to queries and keys, ``(H, rows, D)``, in float32 at least."""

@@ -97,10 +97,11 @@ class KeyValueCache(Protocol):
     """The interface of a layer's cache, whose format depends on the host; keys are rotated."""
 
     def past_decay(self, key: Tensor) -> Tensor | None:
-        """Read the decay of earlier tokens, ``(B, G, S - T, 2)``; None without forget gates.
+        """Read the decay of the kept tokens, ``(B, G, K, 2)``; None without forget gates.
 
         Args:
-            key: keys of the new tokens, ``(B, H, T, D)``.
+            key: keys of the new tokens, ``(B, H, T, D)``; a host that stores the decay in wider
+                keys finds it behind this width.
         """
 
     def extend(self, key: Tensor, value: Tensor, decay: Tensor | None, needed: NeededKeys) -> Kept:
@@ -109,7 +110,7 @@ class KeyValueCache(Protocol):
         Args:
             key: rotated keys of the new tokens, ``(B, H, T, D)``.
             value: their values, ``(B, H, T, D)``.
-            decay: decay of the kept and the new tokens, ``(B, G, K, 2)``.
+            decay: decay of the kept and the new tokens, ``(B, G, K + T, 2)``.
             needed: the keys that queries of later steps may see; the others are dropped.
 
         Returns:
@@ -125,7 +126,7 @@ class Cache:
     """
 
     def __init__(self, state: dict[str, Any] | None = None) -> None:
-        # `key` (rotated) and `value`, both (B, H, S, D). Self-attention adds the other fields of
+        # `key` (rotated) and `value`, both (B, H, K, D). Self-attention adds the other fields of
         # `Kept`, `tokens`, the number of tokens read, and `ids`, (B, S), the positions that a
         # caller gave them; attention to a source adds `source`.
         self.state = {} if state is None else state

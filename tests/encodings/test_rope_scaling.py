@@ -327,7 +327,7 @@ def test_a_dataclass_without_a_meaning_is_refused(build):
         ("llama3:4:length=2.5", "length must be a whole number"),
         ("proportional:1:part=1.5", "part must be at most 1"),
         ("longrope:4:short=1/1", "longrope needs long"),
-        ("longrope:4:short=1/1:long=1/2", "short has 2 numbers, and 8 pairs"),
+        ("longrope:4:short=1/1:long=1/2", "short has 2 numbers, and there are 8 frequencies"),
         ("longrope:4:short=1/:long=1/2", "'short=1/' is not a number above 0"),
         ("yarn:4:beta_fast=8:beta_fast=16", "beta_fast is set twice"),
         ("yarn:4:beta_fast=1.7976931348623157e308", "is not a number above 0"),
