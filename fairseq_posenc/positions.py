@@ -261,6 +261,11 @@ class Positions(NamedTuple):
         """True for padding, ``(B, S)``; None without padding."""
         return self.tokens.eq(self.padding_idx) if self.padded else None
 
+    @property
+    def query_places(self) -> Tensor:
+        """The queries' part of ``places``."""
+        return self.queries(self.places)
+
     def queries(self, x: Tensor) -> Tensor:
         """Select the queries' part of ``x``, ``(B or 1, S, ...)``: ``(B or 1, T, ...)``."""
         return x[:, x.size(1) - self.tgt_len :]

@@ -81,7 +81,7 @@ class Shared(NamedTuple):
         positions = encodings.number(positions)
         span = positions.span()
         named = encodings.as_dict()
-        ids = positions.queries(positions.places)
+        ids = positions.query_places
 
         def terms_of(name: str) -> Terms:
             if compute_terms is None:
@@ -149,7 +149,7 @@ class Shared(NamedTuple):
         is_trained = self.rotation is not None and self.rotation.is_trained
         if self.rotate_ids is None or not is_trained or not is_reentrant_recomputation():
             return self.rotation
-        return self.rotate_ids(self.positions.queries(self.positions.places))
+        return self.rotate_ids(self.positions.query_places)
 
     def rotate_last(self, count: int) -> Rotation | None:
         """Compute the rotation of the last ``count`` tokens, whose keys a host caches unrotated."""

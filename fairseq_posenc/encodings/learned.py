@@ -52,7 +52,7 @@ class Learned(Encoding):
     def embed(self, positions: Positions) -> Tensor:
         """Look up the vectors of the queries' positions, ``(B or 1, T, C)``."""
         positions.check_limit(self.dims.max_positions, self.name)
-        ids = positions.queries(positions.places)
+        ids = positions.query_places
         if self.axes == 1:
             return F.embedding(ids, self.table.weight)
         ids = ids if ids.dim() == 3 else ids[..., None].expand(-1, -1, self.axes)

@@ -60,7 +60,7 @@ class Sinusoidal(Encoding):
 
     def embed(self, positions: Positions) -> Tensor:
         """Compute the vectors of the queries' positions in float32, ``(B or 1, T, C)``."""
-        ids = positions.queries(positions.places)
+        ids = positions.query_places
         first = positions.padding_idx + 1 if self.layout == "fairseq" else 0
         is_counted = positions.counted and positions.drawn is None
         if ids.size(0) == 1 or ids.size(1) == 1 or not is_counted:

@@ -55,12 +55,16 @@ class PassState(NamedTuple):
     cache: Cache | None = None
 
     def layer_cosines(self, kind: int) -> Cosines | None:
-        """Select the cosines for a layer; see :meth:`Shared.layer_rotation`."""
+        """Select the cosines for a layer.
+
+        When reentrant checkpointing runs it again, trained ones are computed again: the backward
+        pass of the first layer frees their graph.
+        """
         cosines = self.cosines[kind]
         is_trained = cosines is not None and cosines[0].requires_grad
-        if not is_trained or self.recompute_cosines is None or not is_reentrant_recomputation():
-            return cosines
-        return self.recompute_cosines(kind)
+        if is_trained and self.recompute_cosines is not None and is_reentrant_recomputation():
+            return self.recompute_cosines(kind)
+        return cosines
 
 
 def make_cosines(
@@ -316,7 +320,8 @@ def attend_with_positions(
             "the model is called"
         )
     scale = getattr(module, "scaling", None) or scaling or query.size(-1) ** -0.5
-    if scaling is not None and scaling != scale:  # as OPT, which scales queries itself: undo it
+    if scaling is not None and scaling != scale:
+        # OPT scales its queries itself, and passes 1: undo it, as terms need plain queries.
         query = query * (scaling / scale)
     # The module may be PEFT's wrapper around a trained copy, so it is called like a module.
     return cast(

@@ -46,12 +46,15 @@ def write_card(folder: Path, fields: CardFields, complete: bool = False) -> None
     Args:
         folder: folder of the card.
         fields: what the card says.
-        complete: whether to add this to a card of others that does not say it. When a model is
-            pushed, transformers has put the hub's card, or a new one, into the folder.
+        complete: whether to add the body to a card that others wrote. When a model is pushed,
+            transformers has put the hub's card, or a new one, into the folder.
     """
     path = folder / "README.md"
     body = _BODY.format(**fields._asdict())
-    text = path.read_text(encoding="utf-8") if path.exists() else _HEADER + body
+    if not path.exists():
+        path.write_text(_HEADER + body, encoding="utf-8")
+        return
+    text = path.read_text(encoding="utf-8")
     if complete and "import fairseq_posenc.hf" not in text:
         card = ModelCard.load(path)
         card.text = f"\n{body}\n{card.text}"

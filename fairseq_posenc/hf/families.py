@@ -6,6 +6,7 @@ The letters of shapes are those of :mod:`~fairseq_posenc.encodings.base`.
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
@@ -200,12 +201,10 @@ class Stack(NamedTuple):
             rotary = copy.deepcopy(rotary).to_empty(device="cpu")
             buffer = next(rotary.buffers())
         x = torch.zeros(1, 1, 1, device=buffer.device)
-        arguments = (x, torch.zeros(1, 1, dtype=torch.long, device=buffer.device))
-        try:
-            cosines, _ = rotary(*arguments)
-        except (TypeError, KeyError, AttributeError):  # some modules need the type of a layer
-            layer_types = getattr(self.config, "layer_types", None) or [None]
-            cosines, _ = rotary(*arguments, layer_types[0])
+        arguments: tuple[Any, ...] = (x, torch.zeros(1, 1, dtype=torch.long, device=buffer.device))
+        if "layer_type" in inspect.signature(rotary.forward).parameters:
+            arguments += (self.config.layer_types[0],)
+        cosines, _ = rotary(*arguments)
         return int(cosines.size(-1))
 
 
@@ -243,7 +242,6 @@ class NoBias(nn.Module):
 
 
 MAJOR_VERSION = int(transformers.__version__.partition(".")[0])
-_V4 = MAJOR_VERSION == 4
 _ROTARY = Family(rotary=("rotary_emb",))
 _BERT = Family(
     layers="encoder.layer",
@@ -263,6 +261,12 @@ _T5 = Family(
     since=5,
 )
 _BART = Family(stacks=("encoder", "decoder"), table="embed_positions", since=5)
+
+
+def _rotary_of_v4(*paths: str) -> Family:
+    """Describe models that have several rotary modules in version 4, and one in version 5."""
+    return replace(_ROTARY, rotary=paths) if MAJOR_VERSION == 4 else _ROTARY
+
 
 _ROTARY_TYPES = [
     "apertus",
@@ -329,17 +333,13 @@ FAMILIES: dict[str, Family] = {
     "exaone4": replace(_ROTARY, rotates="is_sliding"),
     "persimmon": replace(_ROTARY, projections="query_key_value", by_head=True),
     "cohere2": replace(_ROTARY, cosines="pairs", rotates="sliding_window"),
-    "gemma3_text": replace(_ROTARY, rotary=("rotary_emb", "rotary_emb_local")) if _V4 else _ROTARY,
+    "gemma3_text": _rotary_of_v4("rotary_emb", "rotary_emb_local"),
     "gpt_neox": replace(
         _ROTARY, attention="attention", projections="query_key_value", by_head=True
     ),
     "gpt_oss": replace(_ROTARY, cosines="half", sinks="sinks"),
     "modernbert": replace(_ROTARY, attention="attn", projections="Wqkv", since=5),
-    "olmo3": replace(
-        _ROTARY, rotary=("rotary_embs.sliding_attention", "rotary_embs.full_attention")
-    )
-    if _V4
-    else _ROTARY,
+    "olmo3": _rotary_of_v4("rotary_embs.sliding_attention", "rotary_embs.full_attention"),
     "opt": Family(stacks=("decoder",), table="embed_positions", first_row=2),
     "phi3": replace(_ROTARY, projections="qkv_proj"),
     "smollm3": replace(_ROTARY, rotates="use_rope"),

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from fairseq_posenc.errors import UserError, shortened
 from fairseq_posenc.registry import options as options_of
-from fairseq_posenc.specs import Item, parse, split_spec
+from fairseq_posenc.specs import Item, Items, parse, split_spec
 
 OWN = "own"
 
@@ -37,35 +37,27 @@ def expand_own(spec: str, own_spec: str, num_layers: int | None = None) -> str:
     # A spec of more layers than the model keeps them all, so that the model refuses it.
     count = math.lcm(len(layers), len(own_layers))
     count = max(min(count, num_layers or count), len(layers))
-    lacking = {  # the options of each `own` that no layer has had so far
-        (number, item): set(_read_options(item))
-        for number, layer in enumerate(layers)
-        for item in layer
-        if _is_own(item)
-    }
-    expanded = []
-    for index in range(count):
-        number = index % len(layers)
-        items = []
-        for item in layers[number]:
-            if not _is_own(item):
-                items.append(item)
-                continue
-            for own_item in own_layers[index % len(own_layers)]:
-                items.append(_change_options(own_item, _read_options(item)))
-                lacking[number, item] -= options_of(own_item.name).keys()
-        expanded.append("+".join(items))
-    for (_, item), options in lacking.items():
-        if options:
-            raise UserError(
-                f"{shortened(item)}: the model's positions there have no option "
-                f"{shortened(min(options))!r}; they are {shortened(own_spec)}"
-            )
+    own_by_layer = [own_layers[index % len(own_layers)] for index in range(count)]
+    for number, layer in enumerate(layers):
+        replaced = [item for items in own_by_layer[number :: len(layers)] for item in items]
+        known = {name for item in replaced for name in options_of(item.name)}
+        for item in filter(_is_own, layer):
+            if unknown := _read_options(item).keys() - known:
+                raise UserError(
+                    f"{shortened(item)}: the model's positions there have no option "
+                    f"{shortened(min(unknown))!r}; they are {shortened(own_spec)}"
+                )
+    expanded = [
+        "+".join(
+            part for item in layers[index % len(layers)] for part in _expand_item(item, own_items)
+        )
+        for index, own_items in enumerate(own_by_layer)
+    ]
     return str(parse(join_layers(expanded)))
 
 
 def join_layers(layers: Sequence[str]) -> str:
-    """Join the specs of successive layers to the shortest list that, when repeated, gives them."""
+    """Join the specs of layers to the shortest list that, repeated and then cut, gives them."""
     # A list with this period equals itself when it is shifted by the period.
     period = next(n for n in range(1, len(layers) + 1) if layers[n:] == layers[:-n])
     return ",".join(layers[:period])
@@ -86,6 +78,13 @@ def _read_options(item: str) -> dict[str, str]:
         raise UserError(f"{shortened(item)}: the bracket is not closed")
     pairs = [part.partition("=") for part in inner.removesuffix(")").split(",") if part.strip()]
     return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def _expand_item(item: str, own_items: Items) -> list[str]:
+    """List an item of a user's spec, or in place of ``own`` the model's, with changed options."""
+    if not _is_own(item):
+        return [item]
+    return [_change_options(own_item, _read_options(item)) for own_item in own_items]
 
 
 def _change_options(item: Item, changes: Mapping[str, str]) -> str:

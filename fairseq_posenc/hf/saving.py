@@ -60,7 +60,7 @@ def make_saveable(model: PreTrainedModel) -> None:
     """
     if not isinstance(model.config, _ConfigWithPositions):
         stock: Any = type(model.config)
-        model.config.__class__ = _derive_config(stock)
+        model.config.__class__ = _derive_and_register(stock)
     if not isinstance(model, _ModelWithPositions):
         stock = type(model)
         model.__class__ = _derive_model(stock)
@@ -105,10 +105,10 @@ def _find_auto_class(config: Any, name: str) -> Any:
 
 
 @cache
-def _derive_config(stock: Any) -> Any:
+def _derive_and_register(stock: Any) -> Any:
     """Derive a configuration class with positions from a stock class, and register its models.
 
-    These classes need the configuration's class, which a function of its own makes.
+    The models name the class as theirs, so it is made first, by :func:`_make_config_class`.
     """
     derived = _make_config_class(stock)
     for auto in _AUTO_CLASSES:
@@ -153,7 +153,7 @@ class _ConfigWithPositions:
     stock: type
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        return _rebuild, (_derive_config, self.stock), self.__dict__
+        return _rebuild, (_derive_and_register, self.stock), self.__dict__
 
     def to_json_string(self, use_diff: bool = True) -> str:
         """Write the configuration in a form that no stock class can read."""
@@ -194,7 +194,7 @@ class PositionsConfig(PretrainedConfig):
                 f"config.json: transformers {transformers.__version__} has no models of type "
                 f"{shortened(stock_type)!r}"
             )
-        return _derive_config(CONFIG_MAPPING[stock_type]).from_dict(content, **kwargs)
+        return _derive_and_register(CONFIG_MAPPING[stock_type]).from_dict(content, **kwargs)
 
 
 def _read_content(content: dict[str, Any]) -> dict[str, Any]:

@@ -44,7 +44,8 @@ class StackArguments:
         self.spec = spec
         ids: Tensor | None = self.named.get("position_ids")
         if ids is not None and ids.dim() == 3:
-            # The model's code only checks the shape of ids, so it gets those of the first axis.
+            # From the caller as [axes, B or 1, T]. The model's code only checks their shape, so it
+            # gets those of the first axis.
             self.named["position_ids"] = ids[0]
             ids = read_position_ids("position_ids", ids, spec, ids.size(1), (ids.size(2),))
         self.ids = ids
@@ -80,7 +81,7 @@ class StackArguments:
         x = self.inputs
         if ids is None or x is None or self.named.get("attention_mask") is not None:
             return
-        if not may_sync(ids.device) or not ids.diff(dim=1).ne(1).any():
+        if not may_sync(ids.device) or ids.diff(dim=1).eq(1).all():
             return
         if ids.dim() == 3 or not _is_packed(ids):
             shape = x.size(0), self.past + x.size(1)
@@ -183,7 +184,7 @@ class StackArguments:
             is_token = ids.new_ones(1, past + ids.size(1)) if padding is None else ~padding
             counted = _count_tokens(is_token)  # [B or 1, S]
             new_padding = None if padding is None else padding[:, past:]
-            if not self._compare_with_count(ids, counted[:, past:], new_padding):
+            if self._just_count(ids, counted[:, past:], new_padding):
                 return None
             before = counted[:, :past]
         rows = max(before.size(0), ids.size(0))
@@ -194,27 +195,23 @@ class StackArguments:
             )
         return join_ids(before.expand(rows, *before.shape[1:]), ids.expand(rows, *ids.shape[1:]))
 
-    def _compare_with_count(self, ids: Tensor, counted: Tensor, padding: Tensor | None) -> bool:
-        """Compare ids of the new tokens with their count, both ``(B or 1, T)``; ids may have axes.
-
-        Returns:
-            Whether they differ. In a graph, where values cannot be read, always True. On a GPU only
-            the first pass is compared, as reading would make each step wait.
+    def _just_count(self, ids: Tensor, counted: Tensor, padding: Tensor | None) -> bool:
+        """Check whether ids of the new tokens, perhaps on axes, equal their count, ``(B or 1, T)``.
 
         Raises:
             UserError: the ids count the tokens of several documents.
         """
         if not may_sync(ids.device):
-            return True
+            return False  # in a graph values cannot be read
         if self.past and reading_waits(ids.device):
-            return False
+            return True  # each step would wait; the first pass has compared its ids
         if ids.dim() == 2 and padding is None and _is_packed(ids):
             raise UserError(
                 f"position_ids start again, as in a packed batch: add +documents to "
                 f"{self.spec}, so that attention stays inside each document"
             )
         differs = ids.ne(counted) if ids.dim() == 2 else ids.ne(counted[..., None]).any(-1)
-        return bool((differs if padding is None else differs & ~padding).any())
+        return not (differs if padding is None else differs & ~padding).any()
 
     def cache_ids(self, ids: Tensor, config: PretrainedConfig) -> None:
         """Store the ids of all tokens with the cache of their keys, for later steps.

@@ -123,7 +123,7 @@ class HookedPositions(RecordedPositions, StackPositions):
         if not past:
             _refuse_offloaded(stack)
         named = arguments.named
-        embeddings = self._embed(stack, named)
+        embeddings = self._embed_or_shape(stack, named)
         if embeddings is None:  # the model's code will refuse the call
             return
         batch, tgt_len = embeddings.shape[:2]
@@ -132,9 +132,9 @@ class HookedPositions(RecordedPositions, StackPositions):
         if ids is not None and self.assembly.dims.causal:
             arguments.cache_ids(ids, stack.config)
         if ids is not None and ids.dim() == 3:
-            ids = ids.permute(2, 0, 1)  # [axes, B or 1, S]
+            ids = ids.permute(2, 0, 1)  # [axes, B or 1, S], as callers give them
         scale = stack.scale_inside
-        embeddings, shared = self(
+        embeddings, pass_positions = self(
             embeddings * scale, padding, past, position_ids=ids, document_ids=documents
         )
         if self.input is not None:  # vectors are added to embeddings that the stack has multiplied
@@ -144,13 +144,12 @@ class HookedPositions(RecordedPositions, StackPositions):
             # The model would look up its types of tokens by their positions.
             types = torch.zeros(batch, tgt_len, dtype=torch.long, device=embeddings.device)
             named["token_type_ids"] = types
-        places = shared.positions.queries(shared.positions.places)
-        rotations = [state.rotation for state in shared.kinds or (shared,)]
-        state = self._make_state(stack, places, rotations)
+        rotations = [kind.rotation for kind in pass_positions.kinds or (pass_positions,)]
+        state = self._make_state(stack, pass_positions.positions.query_places, rotations)
         if not self.is_native:
             weights = named.get("output_attentions")
             weights = stack.config.output_attentions if weights is None else weights
-            state = state._replace(shared=shared, need_weights=weights)
+            state = state._replace(shared=pass_positions, need_weights=weights)
         named[POSITION_STATE] = state
 
     def _is_plain(self) -> bool:
@@ -180,7 +179,7 @@ class HookedPositions(RecordedPositions, StackPositions):
 
         Args:
             stack: the stack.
-            ids: positions of the new tokens, ``(B or 1, T)``.
+            ids: positions of the new tokens, ``(B or 1, T)`` or ``(B or 1, T, axes)``.
             rotations: the rotations at these positions.
         """
         convert = partial(
@@ -191,7 +190,7 @@ class HookedPositions(RecordedPositions, StackPositions):
             recompute_cosines=lambda kind: convert(self.shared.rotation(ids, kind)),
         )
 
-    def _embed(self, stack: Stack, named: dict[str, Any]) -> Tensor | None:
+    def _embed_or_shape(self, stack: Stack, named: dict[str, Any]) -> Tensor | None:
         """Look up the embeddings of the tokens; only their shape if no vectors are added."""
         embeddings = named.get("inputs_embeds")
         ids = named.get("input_ids")

@@ -50,7 +50,7 @@ _held: dict[Path, int] = {}  # locks by folder, open until the process ends
 _LOADED = re.compile(r"Loaded checkpoint (.+) \(epoch \d+ @ (\d+) updates\)", re.DOTALL)
 
 
-class _CheckpointGuard(logging.Filter):
+class _LogGuard(logging.Filter):
     """Checks what fairseq is about to do when it logs it."""
 
     _settings: DictConfig | None = None  # of the command that runs, once it has logged them
@@ -208,7 +208,7 @@ def _refuse_full_disk(path: str) -> None:
 
 def install_log_guard() -> None:
     """Add the filter to fairseq's loggers."""
-    guard = _CheckpointGuard()
+    guard = _LogGuard()
     for name in (_TRAINER, _CHECKPOINTS, _TASK, *(f"{_CLI}.{command}" for command in _COMMANDS)):
         source_logger = logging.getLogger(name)
         source_logger.setLevel(logging.INFO)

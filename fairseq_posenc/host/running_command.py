@@ -96,11 +96,12 @@ def refuse_long_blocks(evaluation: Mapping[str, Any]) -> None:
     settings = evaluation["cfg"]
     window = settings.eval_lm.context_window
     # fairseq-eval-lm has subtracted the window from --tokens-per-sample by now.
-    block = settings.task.tokens_per_sample + window
+    new_tokens = settings.task.tokens_per_sample
+    block = new_tokens + window
     limits = [model.max_positions() for model in evaluation["models"]]
     longest = utils.resolve_max_positions(*limits)
     sizes = np.asarray(evaluation["dataset"].sizes)
-    has_fixed_length = settings.task.sample_break_mode != "eos"  # else blocks are sentences
+    blocks_are_sentences = settings.task.sample_break_mode == "eos"
     ignored = sizes[sizes > longest].sum()
     tokens = sizes.sum()
     excess = f"longer than the {longest:,} tokens that the model reads"
@@ -108,7 +109,9 @@ def refuse_long_blocks(evaluation: Mapping[str, Any]) -> None:
         f"give --tokens-per-sample {longest}, or measure longer blocks with fairseq-posenc "
         "lm-length"
     )
-    if ignored and (ignored == tokens or (has_fixed_length and block - window > longest)):
+    # Some sentences that are too long are left out with a warning (`report_left_out`).
+    blocks_are_too_long = not blocks_are_sentences and new_tokens > longest
+    if ignored and (blocks_are_too_long or ignored == tokens):
         raise UserError(
             f"--tokens-per-sample {block}: blocks are {excess}, and {ignored:,} of "
             f"{tokens:,} tokens would be left out; {advice}"

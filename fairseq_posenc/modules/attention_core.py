@@ -142,8 +142,7 @@ class AttentionCore:
         if rotation is not None or not len(self.encodings):
             return rotation
         positions = shared.positions
-        places = positions.places
-        ids = positions.queries(places) if count is None else places[:, -count:]
+        ids = positions.query_places if count is None else positions.places[:, -count:]
         return self.encodings.rotation(ids)
 
     def project_query(self, x: Tensor, shared: Shared) -> Tensor:

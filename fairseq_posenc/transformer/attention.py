@@ -147,19 +147,22 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
         return self.merge_heads(attended), weights
 
     def _compute_step_terms(self, state: IncrementalState, shared: Shared) -> Terms:
-        """Compute the terms of a call; when decoding, slice them from terms for many steps."""
+        """Compute the terms of a call: the stack's, and this layer's own.
+
+        When decoding, the stack's are of many steps (see :func:`compute_step_span`), and so are the
+        layer's; the step takes a slice of their sum. Terms by token are of this step alone.
+        """
         positions = shared.positions
         steps_span = shared.steps_span
         if steps_span is None:  # nothing is kept for later steps
             return self.terms(positions.span(), shared)
 
         def compute_ahead(span: Span) -> Terms:
-            later = shared._replace(positions=lookahead_positions(positions, span))
-            return self.terms(span, later).expanded("key_table")  # once, so that no step does it
+            shared_ahead = shared._replace(positions=lookahead_positions(positions, span))
+            return self.terms(span, shared_ahead).expanded("key_table")  # now, not in each step
 
         key = self._get_full_incremental_state_key("terms")
         ahead = cached_terms(state, key, steps_span, compute_ahead)
         terms = slice_for_step(ahead, steps_span, positions.tokens.size(1))
-        # The stack has computed these for this step.
         by_token = {name: getattr(shared.terms, name) for name in TERMS_BY_TOKEN}
         return terms._replace(**by_token)

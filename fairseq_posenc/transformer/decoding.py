@@ -40,14 +40,14 @@ class IncrementalCache(NamedTuple):
         """See :class:`~fairseq_posenc.modules.cache.KeyValueCache`."""
         past_key = self.buffer.get("prev_key")
         past_value = self.buffer.get("prev_value")
-        visible = Kept(key, value, decay)
+        visible = Kept(key, value, decay)  # in this step; later ones may need fewer keys
         if past_key is not None and past_value is not None:
-            places = self.buffer.get("prev_places")
-            past = Kept(past_key, past_value, None, None if places is None else places[0].cpu())
-            visible = past.append(key, value, decay, self.tokens)
+            places = self.buffer.get("prev_places")  # a row for each beam, all of them equal
+            past = Kept(past_key, past_value, places=None if places is None else places[0].cpu())
+            visible = past.append(key, value, decay, self.tokens)  # the decay has the past's
         stored = visible.select(needed, self.tokens)
         places = stored.places
-        if places is not None:  # a row for each beam, as fairseq reorders rows
+        if places is not None:  # fairseq reorders rows
             places = places.to(key.device).expand(key.size(0), -1)
         self.buffer.update(
             prev_key=stored.key,
@@ -87,10 +87,10 @@ def lookahead_positions(positions: Positions, span: Span) -> Positions:
     tokens = F.pad(  # [B, keys]
         positions.tokens, (0, keys - positions.tokens.size(1)), value=positions.padding_idx
     )
-    # If no padding was found on the left, it was inspected, so it may be inspected again.
-    may_inspect = not positions.left_padded
+    # Where padding must not be inspected, `left_padded` is True.
+    inspect = not positions.left_padded
     return Positions.from_tokens(
-        tokens, positions.padding_idx, positions.eos_idx, min(STEPS, keys), may_inspect
+        tokens, positions.padding_idx, positions.eos_idx, min(STEPS, keys), inspect
     )
 
 

@@ -57,12 +57,13 @@ def inject_context(
         raise UserError("a layer was called outside its stack's forward, so it has no positions")
     shared = _context.shared.of_kind(cast(Any, layer).self_attn.kind)
     tensors = {f"shared_{name}": tensor for name, _, tensor in shared.terms.present()}
-    bare = shared.terms._replace(**dict.fromkeys(TERMS))  # type: ignore[arg-type]
+    without_tensors = shared.terms._replace(**dict.fromkeys(TERMS))  # type: ignore[arg-type]
+    # A layer that is run again must take the tensors of its arguments, and not compute others.
+    shared = shared._replace(terms=without_tensors, recompute_terms=None)
     if isinstance(shared.rotation, PairRotation) and shared.rotation.is_trained:
-        # Trained phases need gradients, too; without `rotate_ids` no layer computes others.
         tensors["shared_phases"] = shared.rotation.phases
         shared = shared._replace(rotate_ids=None)
-    return args, {**kwargs, "shared": shared._replace(terms=bare, recompute_terms=None), **tensors}
+    return args, {**kwargs, "shared": shared, **tensors}
 
 
 def pop_context(shared: Shared, kwargs: dict[str, Any]) -> Shared:

@@ -105,7 +105,7 @@ class _PositionalStack:
         # or with a reset, only where no sentence is padded on the left.
         self.has_reset = any(terms.first is not None for terms in terms_of_kinds)
         has_pairs = any(terms.pair_bias is not None for terms in terms_of_kinds)
-        self.by_distance = not (has_pairs or self.has_reset)
+        self.terms_fit_any_row = not (has_pairs or self.has_reset)
 
     def _next_index(self) -> int:
         """Count the layer that fairseq is about to build, whose index it does not tell."""
@@ -169,19 +169,21 @@ class _PositionalStack:
         """
         inspect = may_sync(tokens.device, decoding=state is not None)
         positions = Positions.from_tokens(tokens, self.padding_idx, self.eos_idx, tgt_len, inspect)
-        if ids is not None:  # documents begin where the counted tokens say
-            positions = self.encodings.number(positions).replace_ids(ids)
-        positions = self.encodings.number(positions)  # random positions are drawn by the ids
+        # Documents are found in the counted tokens; random positions are drawn by a caller's ids.
+        positions = self.encodings.number(positions)
+        if ids is not None:
+            positions = self.encodings.number(positions.replace_ids(ids))
         if self.has_reset:
             positions = positions._replace(first=positions.is_first())
-        keeps_terms = self.by_distance or not positions.left_padded
-        if state is None or not keeps_terms:
+        can_keep_terms = self.terms_fit_any_row or not positions.left_padded
+        if state is None or not can_keep_terms:
             return Shared.compute(self.encodings, positions)
         span = compute_step_span(positions, self.assembly.dims.max_positions)
 
         def compute_terms(name: str, encoding: Encoding) -> Terms:
+            # Temperatures and decay are by token; random positions are drawn anew in each step.
             if encoding.acts_on == "softmax" or positions.drawn is not None:
-                return encoding.terms(span, positions)  # by token, so only for this step
+                return encoding.terms(span, positions)
             key = self._get_full_incremental_state_key(f"terms.{name}")
 
             def compute_ahead(span: Span) -> Terms:
@@ -284,8 +286,8 @@ class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
         """Number the source's tokens, ``(B, S)``, to rotate their keys."""
         (states,) = encoder_out["encoder_out"]  # [S, B, C]
         padding = encoder_out["encoder_padding_mask"]
-        # [B, S]
-        mask = padding[0] if padding else states.new_zeros(states.shape[1::-1], dtype=torch.bool)
+        no_padding = states.new_zeros(states.size(1), states.size(0), dtype=torch.bool)  # [B, S]
+        mask = padding[0] if padding else no_padding
         return Positions.from_padding(mask, tgt_len=0, inspect_padding=False).ids
 
     def _check_step(self, tokens: Tensor, state: Any) -> None:
