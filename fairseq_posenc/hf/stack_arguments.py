@@ -44,8 +44,7 @@ class StackArguments:
         self.spec = spec
         ids: Tensor | None = self.named.get("position_ids")
         if ids is not None and ids.dim() == 3:
-            # From the caller as [axes, B or 1, T]. The model's code only checks their shape, so it
-            # gets those of the first axis.
+            # [axes, B or 1, T]; the model's code only checks a shape, so it gets the first axis.
             self.named["position_ids"] = ids[0]
             ids = read_position_ids("position_ids", ids, spec, ids.size(1), (ids.size(2),))
         self.ids = ids

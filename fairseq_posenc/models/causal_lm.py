@@ -106,7 +106,7 @@ class PositionalLM(PositionalModel, TransformerLanguageModel):
         shell_args.decoder_layers = 0
         shell_args.decoder_layers_to_keep = None
         shell = super().build_model(shell_args, task)
-        if args.max_target_positions is None:
+        if args.max_target_positions is None:  # fairseq's method has found the length of samples
             args.max_target_positions = shell_args.max_target_positions
         positions_for_bos = _count_positions_for_bos(args)
         args.max_target_positions += positions_for_bos
