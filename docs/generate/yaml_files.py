@@ -182,14 +182,14 @@ def _list_file_only_options(recipe: Recipe) -> dict[str, Any]:
 
 def _format_save_dir(recipe: Recipe) -> str:
     name = "${model.position_encoding}"
-    name = f"${{model._name}}-{name}" if recipe.is_decbert else name
+    name = f"${{model._name}}-{name}" if recipe.has_models else name
     seed = "/seed${common.seed}" if recipe.seeds else ""
     return f"${{hydra:runtime.cwd}}/checkpoints/{recipe.name}/{name}{seed}"
 
 
 def _format_head_comment(recipe: Recipe, config_dir: str, gpus: int) -> list[str]:
     changes, remarks = ["model.position_encoding=m4m"], []
-    if recipe.is_decbert:
+    if recipe.has_models:
         changes.append("model._name=decbert_diff")
         remarks.append("Or decbert_same; without model._name it is BERT.")
     if recipe.init.startswith("roberta"):

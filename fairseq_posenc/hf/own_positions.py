@@ -59,9 +59,10 @@ def count_positions(model: Any) -> int:
     return int(getattr(config, LENGTH_FIELD, None) or read_trained_length(config))
 
 
-def has_position_table(model: Any) -> bool:
-    """Check whether a model has a row of a table for each position, so that no text is longer."""
-    return any(item.name == "learned" for item in parse(read_positions(model)).items)
+def read_limit(model: Any) -> int | None:
+    """Read the most positions of a model with a trained row for each; None for all other models."""
+    has_table = any(item.name == "learned" for item in parse(read_positions(model)).items)
+    return count_positions(model) if has_table else None
 
 
 def read_trained_length(model: Any) -> int:

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf import read_positions, set_positions
 from fairseq_posenc.hf.capture_attention import capture_attention
-from fairseq_posenc.hf.own_positions import count_positions, has_position_table
+from fairseq_posenc.hf.own_positions import count_positions, read_limit
 from fairseq_posenc.hf.saving import load_model
 from fairseq_posenc.workbench.plots.inspection import Facts, Inspection, refuse_large_page
 from fairseq_posenc.workbench.running.files import checksum
@@ -99,8 +99,7 @@ def _label(tokenizer: PreTrainedTokenizerBase, tokens: list[int]) -> list[str]:
 
 def _refuse_long(folder: Path, model: PreTrainedModel, length: int) -> None:
     """Refuse a text that is longer than the model's table of positions."""
-    limit = count_positions(model)
-    if length > limit and has_position_table(model):
+    if (limit := read_limit(model)) is not None and length > limit:
         raise UserError(
             f"{folder}: reads {limit} tokens, and the text has {length}; give a shorter one"
         )

@@ -188,10 +188,7 @@ def _list_pair_tables(
 def _split_table(
     term: Term, tensor: Tensor, heads: Sequence[int], title: str
 ) -> Iterator[tuple[str, Tensor, Sequence[int]]]:
-    """Yield titles, values by distance, and columns: channels, or heads if a row is one number.
-
-    The tensor is ``(H or 1, R)`` for numbers, and ``(R, D)`` or ``(H or 1, R, D)`` for vectors.
-    """
+    """Yield titles, values, columns: heads of ``(H or 1, R)``, or channels of ``([H,] R, D)``."""
     if not term.has_vectors:
         shown = list(heads) if term.per_head(tensor) else [0]
         yield title, tensor[shown].T, [head + 1 for head in shown]

@@ -183,7 +183,7 @@ def parse_args(*words: str) -> argparse.Namespace:
         ("--length 64 --vocab-size 99", "--vocab-size: needs --text"),
         ("--length 64 --on slurm time=10", "--on: needs --text"),
         ("--length 64 -- --dropout 0.1", "-- --dropout: needs --text"),
-        ("--length 64 --from-trained --trained 32", "--trained: leave it out with --from-trained"),
+        ("--length 64 --from-trained --trained 32", "--trained: leave it out; --from-trained"),
         ("--length 64 --text t -- --lr 0.01", "--lr cannot be set here; all candidates have 0.003"),
         ("--length 64 --text t -- --max-update 5", "--max-update cannot be set here; use --budget"),
         ("--length 64 --text t -- --tokens-per-sample 9", "cannot be set here; use --trained"),

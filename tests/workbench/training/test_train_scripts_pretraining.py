@@ -100,7 +100,7 @@ def refusal(*words: Any, **how: Any) -> str:
 
 def options_of(name: str, directions: str = "both") -> list[str]:
     """List the arguments of a recipe beside the encoding and the data."""
-    models = recipes.build_recipe(name).is_decbert
+    models = recipes.build_recipe(name).has_models
     own = ["--model", recipes.find_model(directions)] if models else []
     init = PRETRAINING[name]["init"].startswith("roberta")
     return [*own, "--init", __file__] if init else own

@@ -85,10 +85,7 @@ def _refuse_wrong_options(question: ChooseQuestion, args: argparse.Namespace) ->
     if args.text is None:
         _refuse_trainings(args)
         if args.from_trained and args.trained:
-            raise UserError(
-                "--trained: leave it out with --from-trained, which answers from models that were "
-                "measured before"
-            )
+            raise UserError("--trained: leave it out; --from-trained answers from measured models")
     elif args.from_trained:
         raise UserError("--from-trained: answers from measurements; leave out --text")
     elif question.family == ENCODER_DECODER:

@@ -20,13 +20,12 @@ from fairseq_posenc.workbench.loading.checkpoints import updates_done
 from fairseq_posenc.workbench.running.devices import choose_device, cores
 from fairseq_posenc.workbench.running.progress import format_time, say
 
-# Costs measured with models of the default size, which estimate the time before all trainings.
-# A pass is a forward and a backward pass.
+# Costs measured with models of the default size. A pass is a forward and a backward pass. Time is
+# estimated in updates before the first training, then from its seconds, which lack the start.
 _PASSES_OF_UPDATE = 1.2  # an update, with its batch, masks, optimizer and log, in passes
 _UPDATES_OF_VALIDATION = 6.5  # a validation with its checkpoint, in updates
 _UPDATES_OF_START = 48  # start of a training, in updates
 _UPDATES_OF_TEXT = 150  # preparation of Python's documentation, in updates
-# Finished trainings estimate the time of the others, but their seconds lack the start.
 _START_SECONDS = 20.0  # start of one of five trainings on two cores
 _REPORT_SECONDS = 20.0  # time between two reports; drawing takes one or two seconds
 
@@ -69,8 +68,7 @@ def estimate_seconds_left(results: TextResults) -> Optional[float]:
         return None
     begun = [curve.entries[-1].updates for curve in results.begun.values() if curve.entries]
     trainings_left = len(missing) - sum(begun) / experiment.updates
-    seconds = fmean(durations) + _START_SECONDS
-    return trainings_left * seconds / min(experiment.jobs, len(missing))
+    return trainings_left * (fmean(durations) + _START_SECONDS) / min(experiment.jobs, len(missing))
 
 
 def announce(experiment: TextExperiment) -> None:

@@ -103,18 +103,12 @@ def run(args: argparse.Namespace) -> int:
             say(f"intervals need at least {LEAST_SEEDS} windows: differences may be chance")
         # Called by the jobs, which may run elsewhere.
         computing = partial(ComputeOptions.choose, args.device, args.fp16, args.bf16)
+        source, longest = args.text or args.data, args.lengths[-1]
         scorings = [
             Scoring(
                 folder=args.out / named.name,
                 inputs=_collect_inputs(named, args),
-                open_model=partial(
-                    _open_once,
-                    named,
-                    args.text or args.data,
-                    args.split,
-                    args.lengths[-1],
-                    computing,
-                ),
+                open_model=partial(_open_once, named, source, args.split, longest, computing),
                 sizes=sizes,
                 max_tokens=args.max_tokens,
                 spread=args.windows,

@@ -15,11 +15,7 @@ from transformers import AutoTokenizer, PreTrainedModel
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf import read_positions, set_positions
-from fairseq_posenc.hf.own_positions import (
-    count_positions,
-    has_position_table,
-    read_trained_length,
-)
+from fairseq_posenc.hf.own_positions import read_limit, read_trained_length
 from fairseq_posenc.hf.saving import load_model
 from fairseq_posenc.workbench.experiments.length.model import LoadedModel, NamedModel
 from fairseq_posenc.workbench.experiments.length.stream import Stream
@@ -51,7 +47,7 @@ def load(named: NamedModel, computing: ComputeOptions, longest: int) -> LoadedMo
         encoding=read_positions(model),
         trained_length=trained,
         updates=None,
-        limit=count_positions(model) if has_position_table(model) else None,
+        limit=read_limit(model),
     )
 
 

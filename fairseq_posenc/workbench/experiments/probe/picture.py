@@ -31,7 +31,7 @@ def draw_all(results: TaskResults) -> dict[str, str]:
     }
     for task in results.experiment.tasks:
         if task.has_depth:
-            name = report.depth_picture(task.name)
+            name = report.DEPTH_PICTURES[task.name]
             draw_depths(results, task.name, out / name)
             drawn[f"{task.name}: share of right answers over depth and length"] = name
     return drawn

@@ -25,15 +25,8 @@ _SHARE = differences.Scale("share of right answers", higher=True)
 Place = int | str  # a length, or a length and a depth (`at_depth`)
 REPORT, RECORD = "probe.md", "probe.json"
 PICTURE, LEARNING = "probe.png", "probe-learning.png"
-
-
-def depth_picture(task: str) -> str:
-    """Name the file of a task's picture by depth."""
-    return f"probe-{task}.png"
-
-
-_DEPTH_PICTURES = [depth_picture(name) for name, task in TASKS.items() if task.has_depth]
-FILES = (REPORT, RECORD, PICTURE, LEARNING, *_DEPTH_PICTURES)
+DEPTH_PICTURES = {name: f"probe-{name}.png" for name, task in TASKS.items() if task.has_depth}
+FILES = (REPORT, RECORD, PICTURE, LEARNING, *DEPTH_PICTURES.values())
 
 
 def share(results: TaskResults, task: str, model: Variant, places: Sequence[Place]) -> Interval:

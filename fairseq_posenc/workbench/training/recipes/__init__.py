@@ -6,7 +6,8 @@ the papers' tables in ``fairseq-posenc report``. Its parts:
 - ``sources``: the papers;
 - ``pretraining``, ``finetuning``: recipes by name. ``settings`` has the values in the paper, under
   the names of fairseq's options; ``not_given`` has further values that a training needs, and
-  ``note`` their origin. A recipe that is ``like`` another one lists only the differences;
+  ``note`` their origin. ``position_encodings`` and ``attention_directions`` are those that the
+  paper compares. A recipe that is ``like`` another one lists only the differences;
 - ``housekeeping``: options that do not change results, for all models and by family: about logs,
   checkpoints, and that no sentence is dropped;
 - ``models``: DecBERT's models, by their name for ``--model``, with the directions of their layers;
@@ -46,7 +47,7 @@ class Recipe(NamedTuple):
     not_given: dict[str, Any]  # values of further options, which are not in the paper
     housekeeping: dict[str, Any]  # values of options that do not change results
     init: str  # initial weights: `random`, the name of a released model, or `not given`
-    is_decbert: bool  # whether it is for DecBERT's models, which are chosen by name
+    has_models: bool  # whether a model is chosen by name: DecBERT's, which differ in directions
     hardware: dict[str, Any]  # `gpus`, their `kind` and `hours` of a run, if they are in the paper
     warmup_epochs: Optional[int]  # warm-up of a schedule in epochs; None for a schedule in updates
     seeds: Sequence[int]  # random seeds, if the paper made several runs
@@ -114,7 +115,7 @@ def build_recipe(name: str) -> Recipe:
         unit=batch["unit"],
         per_gpu=batch["per_gpu"],
         housekeeping={**housekeeping(entry["family"]), **entry.get("housekeeping", {})},
-        is_decbert=len(entry.get("attention_directions", ())) > 1,
+        has_models=len(entry.get("attention_directions", ())) > 1,
         hardware=entry.get("hardware", {}),
         warmup_epochs=entry.get("warmup_epochs"),
         seeds=entry.get("seeds", ()),

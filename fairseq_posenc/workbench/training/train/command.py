@@ -86,9 +86,9 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Train, or continue; return the exit code."""
     recipe = recipes.build_recipe(args.recipe)
-    if args.model and not recipe.is_decbert:
+    if args.model and not recipe.has_models:
         raise UserError(f"--model: the recipe {recipe.name} has a single model; leave it out")
-    model = args.model or ("bert" if recipe.is_decbert else "")
+    model = args.model or ("bert" if recipe.has_models else "")
     runs = RecipeTraining(recipe, args.encoding, args, model).runs
     _run_all(runs, args)
     if not args.dry_run and len(runs) > 1:
@@ -121,7 +121,7 @@ def run_ablation(args: argparse.Namespace) -> int:
     trainings: list[TrainingRun] = []
     for row in ablation["runs"]:
         directions = row.get("attention_directions", "both")
-        model = recipes.find_model(directions) if recipe.is_decbert else ""
+        model = recipes.find_model(directions) if recipe.has_models else ""
         trainings += RecipeTraining(recipe, row["position_encoding"], args, model).runs
     _run_all(trainings, args)
     return 0
@@ -160,7 +160,7 @@ def _run_all(trainings: list[TrainingRun], args: argparse.Namespace) -> None:
 
 
 def _build_job(training: TrainingRun) -> Job:
-    """Build the job of a training, for a cluster."""
+    """Build the job of a training, for a cluster, where its output only goes to the log."""
 
     def work(context: RunContext) -> None:
         run_logged(training.command(), training.folder / TRAIN_LOG, context.lock)

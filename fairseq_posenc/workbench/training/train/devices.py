@@ -20,7 +20,12 @@ class Devices(NamedTuple):
     gpus: int  # processes on each machine: its GPUs, or 1 on the processor
     nodes: int  # number of machines
     launch_options: list[str]  # of torchrun, to connect processes; empty for a single process
-    precision: str  # option of fairseq-train: `--fp16`, `--bf16` or `--cpu`
+    mode_option: str  # of fairseq-train: `--fp16`, `--bf16` or `--cpu`
+
+    @property
+    def on_processors(self) -> bool:
+        """Whether the training uses no GPU."""
+        return self.mode_option == "--cpu"
 
     @property
     def world(self) -> int:
@@ -39,11 +44,11 @@ def choose_devices(args: Namespace, name: str) -> Devices:
         UserError: no GPU is visible, or options contradict each other.
     """
     nodes = args.nodes or int(os.environ.get("SLURM_STEP_NUM_NODES", 1))
-    precision = "--bf16" if args.bf16 else "--fp16"
+    mode_option = "--bf16" if args.bf16 else "--fp16"
     if args.device == "cpu":
         if args.gpus or args.fp16 or args.bf16:
             raise UserError("--device cpu excludes --gpus, --fp16 and --bf16")
-        gpus, precision = 1, "--cpu"
+        gpus, mode_option = 1, "--cpu"
     else:
         gpus = args.gpus or _count_gpus(args.dry_run)
     launch_options = ["--standalone"] if gpus > 1 else []
@@ -52,7 +57,7 @@ def choose_devices(args: Namespace, name: str) -> Devices:
         head = args.head or _slurm_head(nodes)
         launch_options = [f"--nnodes={nodes}", "--rdzv-backend=c10d"]
         launch_options += [f"--rdzv-endpoint={head}", f"--rdzv-id={job}"]
-    return Devices(gpus, nodes, launch_options, precision)
+    return Devices(gpus, nodes, launch_options, mode_option)
 
 
 def _count_gpus(dry_run: bool) -> int:
@@ -98,7 +103,7 @@ def share_batch(recipe: Recipe, devices: Devices, per_gpu: int | None) -> tuple[
             f"{devices.world * size} ({devices.world} x {size}): choose --gpus or --per-gpu so "
             "that it can"
         )
-    device = "processor" if devices.precision == "--cpu" else "GPU"
+    device = "processor" if devices.on_processors else "GPU"
     say(
         f"global batch: {recipe.batch} {recipe.unit} = {devices.world} {device}(s) x {size} "
         f"x {steps} steps (--update-freq)"

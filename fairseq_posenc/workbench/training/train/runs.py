@@ -193,7 +193,7 @@ class RecipeTraining:
             **self._choose_batch(devices),
         }
         del options["fp16"]  # the user chooses the precision
-        if devices.precision == "--cpu" and devices.launch_options:
+        if devices.on_processors and devices.launch_options:
             options.update(_OPTIONS_ON_PROCESSORS)
         if self.recipe.warmup_epochs:
             options.update(self._convert_schedule(self.recipe.warmup_epochs, options))
@@ -201,10 +201,10 @@ class RecipeTraining:
         if devices.launch_options:
             processes = f"--nproc_per_node={devices.gpus}"
             torchrun = [find_command("torchrun"), *devices.launch_options, processes]
-            if devices.precision == "--cpu":
+            if devices.on_processors:
                 torchrun += _WITH_RANK
             launcher = [*torchrun, *launcher]
-        return [*launcher, *_format_arguments(self.data, options), devices.precision]
+        return [*launcher, *_format_arguments(self.data, options), devices.mode_option]
 
     def _choose_batch(self, devices: Devices) -> dict[str, Any]:
         per_device, steps = share_batch(self.recipe, devices, self.args.per_gpu)
@@ -241,16 +241,20 @@ class TrainingRun(NamedTuple):
         return {name: str(options[name]) for name in _END_OPTIONS if name in options}
 
     def step(self, work: Work = lambda context: None) -> Step:
-        """Build the step that trains; it counts as done only for the same end options."""
-        last = self.folder / LAST
+        """Build the step, done only for the same end options; without ``work``, it only looks."""
         return Step(
             self.folder,
             self.training.identity._asdict(),
             work,
             goal=self.end_options,
-            progress=lambda: last.exists() and last.stat().st_mtime_ns,
+            progress=self._read_save_time,
             protected=True,
         )
+
+    def _read_save_time(self) -> int:
+        """Read when the last checkpoint was saved, in nanoseconds; 0 without one."""
+        last = self.folder / LAST
+        return last.stat().st_mtime_ns if last.exists() else 0
 
     def command(self) -> list[str]:
         """Build the whole command, and print what the weights start from."""
@@ -305,13 +309,12 @@ def _check_options(recipe: Recipe, args: Namespace, passed: Mapping[str, str]) -
 
 
 def _choose_architecture(recipe: Recipe, name: str) -> dict[str, Any]:
-    """Choose the options of the architecture; some of DecBERT's models only have directions."""
-    if not name:
-        return {"arch": recipe.arch}
-    model = recipes.load()["models"][name]
-    if "arch" in model or model["directions"] == "both":
-        return {"arch": model.get("arch", recipe.arch)}
-    return {"arch": recipe.arch, "attention_directions": model["directions"]}
+    """Choose the options of the architecture; a model without an own one has directions instead."""
+    model = recipes.load()["models"][name] if name else {}
+    options = {"arch": model.get("arch", recipe.arch)}
+    if "arch" not in model and model.get("directions", "both") != "both":
+        options["attention_directions"] = model["directions"]
+    return options
 
 
 def _format_arguments(data: TrainingData, options: Mapping[str, Any]) -> list[str]:
