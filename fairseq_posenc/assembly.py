@@ -147,17 +147,13 @@ class Assembly(NamedTuple):
             raise UserError(
                 f"{self.spec}: a decoder does not know the random positions of its encoder"
             )
-        for item in self.spec.input_items:
-            if item.encoding.counts_in_sentences:
-                raise UserError(
-                    f"{self.spec}: {item.name} counts in sentences, which random positions do not "
-                    "change"
-                )
-        for item in layer:
+        for item in (*self.spec.input_items, *layer):
+            fixed = "counts in sentences" if item.encoding.counts_in_sentences else ""
             if any(self._build_draft(item).terms(token.span(), token).present()):
+                fixed = "uses distances between tokens"
+            if fixed:
                 raise UserError(
-                    f"{self.spec}: {item.name} uses distances between tokens, which random "
-                    "positions do not change"
+                    f"{self.spec}: {item.name} {fixed}, which random positions do not change"
                 )
 
     def check_size(self, layers: int = 1, least: int = 0) -> None:
@@ -204,8 +200,8 @@ class Assembly(NamedTuple):
         With random positions its table has a row for every position that can be drawn.
         """
         drawn = (item.encoding.drawn_from(dict(item.options)) for item in self.spec.whole_stack)
-        limits = [limit for limit in drawn if limit is not None]
-        return self.dims._replace(max_positions=limits[0]) if limits else self.dims
+        drawn_limits = [limit for limit in drawn if limit is not None]
+        return self.dims._replace(max_positions=drawn_limits[0]) if drawn_limits else self.dims
 
 
 @cache

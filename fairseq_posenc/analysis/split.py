@@ -54,8 +54,8 @@ class CapturedAttention(NamedTuple):
     split: Split  # of the scores; content alone if no encoding acts on them
 
     @property
-    def place(self) -> tuple[bool, bool, int]:
-        """Its place among those of a model: the encoder's, the decoder's, encoder-decoder's."""
+    def sort_key(self) -> tuple[bool, bool, int]:
+        """Sorts those of a model: the encoder's, the decoder's own, then those between both."""
         return self.stack == "decoder", self.cross, self.layer
 
 

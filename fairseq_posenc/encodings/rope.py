@@ -80,7 +80,7 @@ class Rope(Encoding):
         self.rotated = int(fraction * dims.head_dim)
         if self.rotated < 2 or self.rotated % 2 or self.rotated > dims.head_dim:
             raise UserError(
-                f"rope rotates pairs, but {fraction:g} of a head of size {dims.head_dim} is "
+                f"{self.name} rotates pairs, but {fraction:g} of a head of size {dims.head_dim} is "
                 f"{self.rotated} coordinates: the number must be even, and at least 2"
             )
         if base <= 1:

@@ -342,10 +342,7 @@ class Proportional(_Scaled):
         return (frequencies / self.factor) * (torch.arange(width // 2) < turning)
 
     def to_hf(self, dims: Dims) -> dict[str, Any]:
-        """See :class:`Scaling`.
-
-        The exported model rotates fewer pairs, of another base; their scaling is linear.
-        """
+        """See :class:`Scaling`. The exported model rotates fewer pairs, of another base: linear."""
         return {"rope_type": "linear", "factor": self.factor}
 
 

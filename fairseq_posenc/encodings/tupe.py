@@ -168,8 +168,7 @@ class TupeShared(Encoding):
         """
         products = (queries[:, :2] * keys[:, :2]).sum(-1) * self.dims.scale(self.scale_factor)
         unused_bucket = self.num_buckets // 2  # T5's first one of later keys: no distance has it
-        additional_bucket = self.num_buckets
-        return products + self.buckets[:, [unused_bucket, additional_bucket]]
+        return products + self.buckets[:, [unused_bucket, self.num_buckets]]
 
     def _project(self, rows: int) -> tuple[Tensor, Tensor]:
         """Project the first rows to queries and keys, ``(H, rows, D)``, in float32 at least."""

@@ -47,7 +47,7 @@ def capture_attention(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list
         if model.config.is_encoder_decoder:
             exits.enter_context(_capture_cross_attention(model, captured))
         model(**inputs, use_cache=False)
-    return sorted(captured, key=lambda attention: attention.place)
+    return sorted(captured, key=lambda attention: attention.sort_key)
 
 
 def _capture(

@@ -148,13 +148,7 @@ class SelfAttention(_LayerAttention):
 
     @staticmethod
     def _check_cache(shared: Shared, value: Tensor, cache: Cache | None) -> None:
-        """Refuse a cache of another layer, batch or number of tokens.
-
-        Args:
-            shared: position state for this kind of layer.
-            value: values of the new tokens, ``(B, H, T, D)``.
-            cache: the cache of earlier tokens, or None.
-        """
+        """Refuse a cache of another layer, batch or number of tokens than the new values need."""
         past = shared.positions.tokens.size(1) - shared.positions.tgt_len
         if cache and "tokens" not in cache.state:
             raise UserError("the cache is not of a SelfAttention")

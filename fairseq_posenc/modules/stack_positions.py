@@ -11,7 +11,7 @@ from fairseq_posenc.assembly import Assembly
 from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.modules.cache import Cache
-from fairseq_posenc.positions import Positions, may_sync
+from fairseq_posenc.positions import Positions, may_sync, reading_waits
 from fairseq_posenc.shared import Shared
 from fairseq_posenc.specs import Item, Spec, parse
 
@@ -138,8 +138,8 @@ class StackPositions(nn.Module):
     def _refuse_gaps(self, padding: Tensor, positions: Positions) -> None:
         """Refuse padding between tokens if distances between places include it."""
         counts_places = self.has_window or (self.has_tables and positions.consecutive)
-        # On a GPU nothing is checked, as if decoding: this would be one more wait in every pass.
-        if not counts_places or not may_sync(padding.device, decoding=True):
+        # On a GPU nothing is checked: this would be one more wait in every pass.
+        if not counts_places or torch.compiler.is_compiling() or reading_waits(padding.device):
             return
         # The first token of each run of tokens: more than one in a row if padding lies between.
         begins = ~padding & F.pad(padding, (1, 0), value=True)[:, :-1]  # [B, S]
@@ -195,10 +195,9 @@ class StackPositions(nn.Module):
         lengths = (tgt_len,) if tgt_len == src_len else (tgt_len, src_len)
         ids = read_position_ids("position_ids", ids, self.assembly.spec, batch, lengths)
         if past_ids is not None and ids.size(1) < src_len:
-            if past_ids.size(0) != batch:
+            if (rows := past_ids.size(0)) != batch:
                 raise UserError(
-                    f"the cache has a batch size of {past_ids.size(0)}, and the embeddings have "
-                    f"{batch}"
+                    f"the cache has a batch size of {rows}, and the embeddings have {batch}"
                 )
             ids = join_ids(past_ids, ids.expand(batch, *ids.shape[1:]))
         if ids.size(1) < src_len and self.reads_all_ids:

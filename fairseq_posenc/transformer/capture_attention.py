@@ -49,7 +49,7 @@ def capture_attention(model: nn.Module, run: Callable[[], Any]) -> list[Captured
                 cleanup.callback(before.remove)
                 cleanup.callback(after.remove)
         run()
-    return sorted(captured, key=lambda attention: attention.place)
+    return sorted(captured, key=lambda attention: attention.sort_key)
 
 
 def _request_weights(
