@@ -187,7 +187,8 @@ def test_what_changed_is_listed_and_what_only_says_how_a_training_runs_is_not():
     assert resuming.list_changes({"model": 3, "task": None}, now) == []
 
 
-def test_a_training_with_settings_of_an_older_form_is_not_compared(tmp_path):
+def test_a_training_with_settings_of_an_older_form_is_not_compared(tmp_path, monkeypatch):
+    monkeypatch.setattr(resuming, "_optimizer_source", None)  # restored, for later tests
     path = tmp_path / "checkpoint_last.pt"
     torch.save({"cfg": Namespace(checkpoint=Namespace()), "last_optimizer_state": {}}, path)
     resuming.start_resuming(
