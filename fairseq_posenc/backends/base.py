@@ -76,14 +76,14 @@ class AttentionCall(NamedTuple):
     def decay(self) -> tuple[Tensor | None, Tensor | None]:
         """Select the sums c for earlier and for later keys, ``(B or 1, H, S, parts)`` each.
 
-        The parts add up to c, and c_i - c_j is added to the score of query i and key j. If one of
-        the two is None, the other serves all visible pairs; without decay, both are.
+        The parts add up to c, and c_i - c_j is added to the score of query i and key j. If the
+        second is None, the first serves all visible pairs; without decay, both are.
         """
         earlier, later = self.terms.decay, self.terms.later_decay
         if later is None or self.mask.direction == "lr":
             return earlier, None
         # `later_decay` has the opposite sign: c_j - c_i is added.
-        return (None if self.mask.direction == "rl" else earlier), -later
+        return (-later, None) if self.mask.direction == "rl" else (earlier, -later)
 
     @property
     def features(self) -> CallFeatures:

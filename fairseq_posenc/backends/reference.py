@@ -149,7 +149,7 @@ def _expand_decay(call: AttentionCall) -> Tensor | None:
 
     earlier, later = (None if sums is None else subtract(sums) for sums in call.decay())
     if earlier is None or later is None:
-        return later if earlier is None else earlier
+        return earlier
     ones = torch.ones(tgt_len, src_len, dtype=torch.bool, device=call.query.device)
     is_later = ones.triu(src_len - tgt_len)  # with the diagonal, where both are 0
     return torch.where(is_later, later, earlier)

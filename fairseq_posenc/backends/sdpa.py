@@ -48,8 +48,7 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
         call = call.with_all_heads()
     query, key, value, terms, mask, dropout, _ = call
     tgt_len, src_len = query.size(2), key.size(2)
-    earlier, later = call.decay()  # `refuses` accepts only one of them
-    decay = later if earlier is None else earlier
+    decay, _ = call.decay()  # `refuses` accepts only one of them
     scale = terms.scale(query.size(-1))
     if decay is not None:
         query, key, value = (at_least_fp32(x) for x in (query, key, value))

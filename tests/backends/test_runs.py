@@ -212,20 +212,20 @@ def test_a_span_takes_the_rows_that_it_needs(starts, span):
 )
 def test_a_table_of_almost_all_distances_is_repeated_to_all(rows, groups, repeats, monkeypatch):
     seen = []
-    make_band = blocked.function.Scores.make_band
+    prepare_rows = blocked.function.Scores.prepare_rows
 
     def watch(*args):
-        seen.append(band := make_band(*args))
-        return band
+        seen.append(rows := prepare_rows(*args))
+        return rows
 
-    monkeypatch.setattr(blocked.function.Scores, "make_band", watch)
+    monkeypatch.setattr(blocked.function.Scores, "prepare_rows", watch)
     runs = Runs(range(1 - rows // 2, rows - rows // 2), Span.from_lengths(T, T, CPU))
     assert runs.rows == rows
     terms = Terms(query_table=torch.randn(groups, rows, D)).with_runs(runs)
     query, key, value = (torch.randn(B, H, T, D) for _ in range(3))
     blocked.attend(AttentionCall(query, key, value, terms, Mask()))
-    bands = {type(band).__name__ for band in seen if band is not None}
-    assert bands == {"Band" if repeats else "Spread"}
+    kinds = {type(rows).__name__ for rows in seen if rows is not None}
+    assert kinds == {"Band" if repeats else "Spread"}
 
 
 def test_equal_tables_stay_one_tensor_and_a_reset_stays_at_the_end():

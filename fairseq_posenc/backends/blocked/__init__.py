@@ -36,9 +36,10 @@ from fairseq_posenc.encodings.terms import Terms
 # again. With every encoding, RoBERTa-base saves 8 sentences of 512 tokens (288 MiB for a product of
 # three terms), and its 12 layers never save more than 3.75 GiB.
 SAVED_BYTES = 320 * 2**20
-# A table with more distinct rows for each key is repeated to all distances: multiplying tiles with
-# the rows they need is then faster than multiplying every token with every row (measured).
-ROWS_PER_KEY = 2 / 3
+# A table whose distinct rows are more than this share of the number of keys is repeated to all
+# distances: multiplying tiles with the rows they need is then faster than multiplying every token
+# with every row (measured).
+MAX_ROWS_PER_KEY = 2 / 3
 
 
 def unavailable() -> str:
@@ -92,7 +93,7 @@ def _prepare(geometry: Geometry, call: AttentionCall, folds: bool) -> tuple[Sett
     query, key, value, terms, mask, dropout, _ = call
     operands = Operands(at_least_fp32(query), at_least_fp32(key), at_least_fp32(value))
     device = query.device
-    terms, scale = _fold_scale(terms, terms.scale(query.size(-1)))
+    terms, scale = _move_scale_to_table(terms, terms.scale(query.size(-1)))
     if dropout:
         batch, heads, (queries, keys) = geometry.batch, geometry.heads, geometry.padded
         operands = operands._replace(
@@ -122,15 +123,15 @@ def _prepare(geometry: Geometry, call: AttentionCall, folds: bool) -> tuple[Sett
 
 
 def _find_long_tables(terms: Terms, src_len: int) -> list[str]:
-    """Find the tables that are faster if repeated to all distances (see :data:`ROWS_PER_KEY`).
+    """Find the tables that are faster if repeated to all distances (see :data:`MAX_ROWS_PER_KEY`).
 
     A table for each head is never one of them: repeating it takes too long.
     """
     return [
         name
-        for name, term, table in terms.present("table", "values", "states")
+        for name, term, table in terms.present()
         if name in terms.runs
-        and terms.runs[name].rows > ROWS_PER_KEY * src_len
+        and terms.runs[name].rows > MAX_ROWS_PER_KEY * src_len
         and not term.per_head(table)
     ]
 
@@ -142,7 +143,7 @@ def _can_fold(terms: Terms) -> bool:
     return same_runs and terms.gain is None and terms.first is None
 
 
-def _fold_scale(terms: Terms, scale: float) -> tuple[Terms, float]:
+def _move_scale_to_table(terms: Terms, scale: float) -> tuple[Terms, float]:
     """Multiply a table by the scale if possible; also return the factor that the queries need.
 
     In a sum, scaled queries scale the content and the query term, so only the table of keys is left

@@ -56,7 +56,7 @@ class BlockedAttention(torch.autograd.Function):
                 else:
                     chunk_gathered[:, block.queries] += sums
                 if settings.saves:
-                    saved += state.select_saved(settings.product)
+                    saved.extend(state.select_saved(settings.product))
         attended = _restore_queries(gathered[:, :, : geometry.tgt_len])
         if settings.dropout:
             attended.mul_(dropout.compute_kept_factor(settings.dropout))
@@ -144,9 +144,9 @@ def _visit_blocks(
     for strip in strips:
         states = scores.compute_weights(strip, list(islice(saved, len(strip))))
         for block in strip:
-            band = scores.make_band("value_table", block, QUERY_SIDE)
-            lines = None if band is None else scores.locate_reset(block)
-            values = Values(block, scores.operands, lines, band)
+            rows = scores.prepare_rows("value_table", block, QUERY_SIDE)
+            lines = None if rows is None else scores.locate_reset(block)
+            values = Values(block, scores.operands, lines, rows)
             # Popped, so that the caller can free the state.
             yield block, block is strip[0], values, states.pop(0)
 

@@ -81,7 +81,7 @@ class Block(NamedTuple):
         return x[:, :, self.queries if x.size(2) > 1 else slice(None), self.keys]
 
     @property
-    def distances(self) -> slice:
+    def distance_range(self) -> slice:
         """The M + W - 1 distances of its pairs, counted from the call's lowest one, -(S - 1)."""
         lowest = self.queries.start + self.keys.start
         return slice(lowest, lowest + sum(self.shape) - 1)
@@ -96,14 +96,14 @@ class VisibleKeys(NamedTuple):
 
     low: list[int]
     high: list[int]
-    # the same of `Locality.first_keys`, which no window hides; if a query sees none, low > high
-    unhidden: VisibleKeys | None = None
+    # of `Locality.first_keys`, which no window hides; if a query sees none, low > high
+    first_keys: VisibleKeys | None = None
 
     @classmethod
     def from_ranges(cls, ranges: Sequence[tuple[Tensor, Tensor]]) -> VisibleKeys:
         """Make it from lowest and highest keys, ``(T,)`` each; those of first keys may follow."""
-        keys = [cls(low.tolist(), high.tolist()) for low, high in ranges]
-        return keys[0] if len(keys) == 1 else keys[0]._replace(unhidden=keys[1])
+        in_window, *first_keys = (cls(low.tolist(), high.tolist()) for low, high in ranges)
+        return in_window._replace(first_keys=first_keys[0]) if first_keys else in_window
 
     def split_keys(self, first_query: int, last_query: int, tile: int) -> list[slice]:
         """List the keys that some queries see, in parts if there is a gap between them.
@@ -112,9 +112,9 @@ class VisibleKeys(NamedTuple):
         """
         low, high = self.low[first_query], self.high[last_query] + 1
         parts = [(low, high)]
-        if self.unhidden is not None:  # they may lie on either side of the window
-            begin = min(self.unhidden.low[first_query : last_query + 1])
-            end = max(self.unhidden.high[first_query : last_query + 1]) + 1
+        if (first := self.first_keys) is not None:  # they may lie on either side of the window
+            begin = min(first.low[first_query : last_query + 1])
+            end = max(first.high[first_query : last_query + 1]) + 1
             parts = [(begin, min(end, low)), (low, high), (max(begin, high), end)]
         keys: list[slice] = []
         for start, stop in parts:
@@ -240,9 +240,9 @@ class Geometry(NamedTuple):
         tgt_len, src_len = self.padded
         for start in range(0, tgt_len, queries):
             end = min(start + queries, tgt_len)
+            # Queries start .. end from the back are T - end .. T - start from the front, and the
+            # tokens S - end .. S - start. The last tile may have more queries than there are.
             if visible is not None:
-                # Queries start .. end from the back are T - end .. T - start from the front. The
-                # last tile may have more queries than there are.
                 first_query = max(self.tgt_len - end, 0)
                 last_query = max(self.tgt_len - start - 1, 0)
                 parts = visible.split_keys(first_query, last_query, self.tile)

@@ -201,13 +201,12 @@ def lay_out_decay(geometry: Geometry, call: AttentionCall) -> dict[str, Tensor]:
     """Lay out the decay of queries and keys; {} without decay."""
     earlier, later = call.decay()
     operands = {}
-    if earlier is not None and later is not None:
-        operands["is_later"] = geometry.distances(earlier.device) > 0  # [1, R]
-        operands["query_later_decay"], operands["key_later_decay"] = _lay_out_tokens(
-            geometry, later
-        )
-    if (earlier_or_all := later if earlier is None else earlier) is not None:
-        operands["query_decay"], operands["key_decay"] = _lay_out_tokens(geometry, earlier_or_all)
+    if earlier is not None:
+        operands["query_decay"], operands["key_decay"] = _lay_out_tokens(geometry, earlier)
+    if later is not None:
+        operands["is_later"] = geometry.distances(later.device) > 0  # [1, R]
+        queries, keys = _lay_out_tokens(geometry, later)
+        operands["query_later_decay"], operands["key_later_decay"] = queries, keys
     return operands
 
 

@@ -83,8 +83,8 @@ class ResetLines(NamedTuple):
         Queries are numbered from the last token back: query n is the token S - 1 - n.
 
         Args:
-            first_token: its index among the keys, ``(c, 1, 1)``; -1, which lies outside every
-                block, for none.
+            first_token: its index among the keys, ``(c, 1, 1)``; -1 for none: its column lies
+                outside every block, its row among the padding behind the queries if anywhere.
             block: its ranges of queries and of keys.
             src_len: S.
         """
@@ -121,11 +121,13 @@ class ResetLines(NamedTuple):
         return self.reset_column.select(column.mT), row.mT
 
     def sum_by_member(self, column: Tensor, row: Tensor, side: int) -> Tensor:
-        """Compute the gradients of the products of :meth:`multiply`, ``(c, members, 2)``.
+        """Sum column and row by member and table entry, ``(c, members, 2)``.
+
+        This transposes :meth:`multiply`: of weights in the forward pass, else of gradients.
 
         Args:
-            column: gradient of the column, ``(c, M, 1)``.
-            row: gradient of the row, ``(c, 1, W)``.
+            column: numbers of its pairs, ``(c, M, 1)``.
+            row: numbers of its pairs, ``(c, 1, W)``.
             side: QUERY_SIDE or KEY_SIDE.
         """
         if side == QUERY_SIDE:

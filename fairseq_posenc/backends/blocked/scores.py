@@ -38,6 +38,7 @@ from fairseq_posenc.backends.blocked.skew import (
     view_by_distance,
 )
 from fairseq_posenc.backends.blocked.spread import (
+    BlockRows,
     KeyProducts,
     RowTable,
     SharedSpread,
@@ -75,7 +76,7 @@ class Scores:
                 masked, state = self._compute_scores(block, state)
                 scores.append(masked)
             states.append(state)
-        if not scores:
+        if not scores:  # the weights were saved: of all blocks, or of none
             return states
         weights = self._compute_softmax(scores)
         return [
@@ -105,7 +106,7 @@ class Scores:
         seeds = query_seeds[:, :, block.queries].transpose(0, 1), key_seeds[:, block.keys]
         return dropout.mark_dropped(weights, self.settings.dropout, *seeds)
 
-    def make_band(self, name: str, block: Block, side: int) -> Band | Spread | None:
+    def prepare_rows(self, name: str, block: Block, side: int) -> BlockRows | None:
         """Prepare to multiply one side of a block with a table's rows; None without the table."""
         table = getattr(self.operands, name)
         row_index = getattr(self.operands, name.replace("table", "row_index"))
@@ -114,10 +115,10 @@ class Scores:
         if row_index is None:
             return Band(table, block, side, self.geometry.tile)
         lowest = 1 - self.geometry.src_len
-        rows = RowTable(table, row_index, self.settings.starts[name], lowest)
+        row_table = RowTable(table, row_index, self.settings.starts[name], lowest)
         if side == KEY_SIDE and self.key_products is not None:
-            return SharedSpread(rows, block, self.key_products)
-        return Spread(rows, block, side)
+            return SharedSpread(row_table, block, self.key_products)
+        return Spread(row_table, block, side)
 
     @cached_property
     def key_products(self) -> KeyProducts | None:
@@ -149,12 +150,12 @@ class Scores:
         if totals.pair_bias is not None:
             total = block.select_pairs(totals.pair_bias)
             total += self.chunk.split_sentences(grad).sum_to_size(total.shape)
-        band = self.make_band("state_table", block, QUERY_SIDE)
-        if operands.states is not None and band is not None:
-            sums = band.arrange_by_row(grad)
+        rows = self.prepare_rows("state_table", block, QUERY_SIDE)
+        if operands.states is not None and rows is not None:
+            sums = rows.arrange_by_row(grad)
             if totals.states is not None:
-                totals.states[:, block.queries].add_(band.sum_weighted_rows(sums))
-            band.add_table_gradient(totals.state_table, sums, operands.states[:, block.queries])
+                totals.states[:, block.queries].add_(rows.sum_weighted_rows(sums))
+            rows.add_table_gradient(totals.state_table, sums, operands.states[:, block.queries])
         self._add_decay_gradients(block, grad, totals)
         if self.settings.folds:  # there are no other gradients of queries and keys
             self._add_table_gradients(block, state, grad, totals)
@@ -163,8 +164,9 @@ class Scores:
         lines = self.locate_reset(block)
         query, key = operands.query[:, block.queries], operands.key[:, block.keys]
         content_grad = state.compute_gradient("content", grad, product)  # [c, M, W]
-        reset_parts = (BlockState(), BlockState())  # in a plain sum all gradients equal grad
-        if lines is not None and content_grad is not grad:
+        # Where nothing multiplies a part, its gradient is that of the score, whatever the parts.
+        reset_parts = (BlockState(), BlockState())
+        if lines is not None and (product or operands.gain is not None):
             reset_parts = self._compute_reset_parts(block, state, lines)
             for line, line_parts in zip(lines, reset_parts):
                 line_grad = line_parts.compute_gradient("content", line.select(grad), product)
@@ -236,19 +238,19 @@ class Scores:
                 by_pair = state.compute_gradient(name, grad, product)  # [c, M, W]
                 if total.size(0) == 1:
                     by_pair = by_pair.sum(0, keepdim=True)  # [1, M, W]
-                total[:, block.distances].add_(sum_by_distance(by_pair))  # [G, M + W - 1]
+                total[:, block.distance_range].add_(sum_by_distance(by_pair))  # [G, M + W - 1]
         query_total, key_total = totals.query[:, block.queries], totals.key[:, :, block.keys]
         if self.settings.folds:
             tables = totals.query_table, totals.key_table
             folded.add_gradients(*self._fold(block), grad, (query_total, key_total), tables)
             return
-        if (band := self.make_band("query_table", block, QUERY_SIDE)) is not None:
-            sums = band.arrange_by_row(state.compute_gradient("query_term", grad, product))
+        if (rows := self.prepare_rows("query_table", block, QUERY_SIDE)) is not None:
+            sums = rows.arrange_by_row(state.compute_gradient("query_term", grad, product))
             query = operands.query[:, block.queries]
-            band.add_gradients(sums, query, query_total, totals.query_table)
-        if (band := self.make_band("key_table", block, KEY_SIDE)) is not None:
-            sums = band.arrange_by_row(state.compute_gradient("key_term", grad, product))
-            band.add_gradients(sums, operands.key[:, block.keys], key_total, totals.key_table)
+            rows.add_gradients(sums, query, query_total, totals.query_table)
+        if (rows := self.prepare_rows("key_table", block, KEY_SIDE)) is not None:
+            sums = rows.arrange_by_row(state.compute_gradient("key_term", grad, product))
+            rows.add_gradients(sums, operands.key[:, block.keys], key_total, totals.key_table)
 
     def _add_reset_gradients(
         self,
@@ -313,23 +315,23 @@ class Scores:
         operands = self.operands
         query, key = operands.query[:, block.queries], operands.key[:, block.keys]
         content, query_term, key_term = state.content, state.query_term, state.key_term
-        band = self.make_band("query_table", block, QUERY_SIDE)
-        if query_term is None and band is not None:
-            query_term = band.multiply(query)
+        rows = self.prepare_rows("query_table", block, QUERY_SIDE)
+        if query_term is None and rows is not None:
+            query_term = rows.multiply(query)
             if self.settings.product and isinstance(query_term, Tensor):
                 # It is read several times, so copy the view of tiles into contiguous memory once.
                 query_term = query_term.flatten(1, 2)  # [c, M, W]
-        band = self.make_band("key_table", block, KEY_SIDE)
-        if key_term is None and band is not None:
-            key_term = band.multiply(key)
+        rows = self.prepare_rows("key_table", block, KEY_SIDE)
+        if key_term is None and rows is not None:
+            key_term = rows.multiply(key)
         if content is None:
             content = writable(query @ key.transpose(1, 2))  # [c, M, W]
         return BlockState(content, state.gain, query_term, key_term)
 
     def _fold(self, block: Block) -> tuple[FoldedSide, FoldedSide]:
         """Prepare both sides of a block for their product (:mod:`.folded`)."""
-        query_spread = self.make_band("query_table", block, QUERY_SIDE)
-        key_spread = self.make_band("key_table", block, KEY_SIDE)
+        query_spread = self.prepare_rows("query_table", block, QUERY_SIDE)
+        key_spread = self.prepare_rows("key_table", block, KEY_SIDE)
         # `Settings.folds` is only set if both tables have rows that serve the same runs.
         assert isinstance(query_spread, Spread)
         assert isinstance(key_spread, Spread)
@@ -353,10 +355,10 @@ class Scores:
             line.put(scores, line_scores)
         if operands.pair_bias is not None:
             self.chunk.split_sentences(scores).add_(block.select_pairs(operands.pair_bias))
-        band = self.make_band("state_table", block, QUERY_SIDE)
-        if operands.states is not None and band is not None:
+        rows = self.prepare_rows("state_table", block, QUERY_SIDE)
+        if operands.states is not None and rows is not None:
             # States have the shape (c, M, width of a state).
-            add_pairs(scores, band.multiply(operands.states[:, block.queries]))
+            add_pairs(scores, rows.multiply(operands.states[:, block.queries]))
         if (decay := self._compute_decay(block)) is not None:
             scores.add_(decay)  # [c, M, W]
         before_temperature = None

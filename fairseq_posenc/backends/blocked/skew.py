@@ -1,11 +1,11 @@
 """The relative shift: finds the table rows of a block's pairs by views, without an index.
 
 Queries are stored last one first: then query i' and key j have the distance of table row i' + j,
-and a block of M queries and W keys needs a run of M + W - 1 rows (``block.distances``). The product
-of one side with that run is *skewed*: each member's scores begin one column later than those of the
-member before. A view whose row stride is longer by one undoes that without a copy, forward and
-backward. For M = 2, W = 2, products ``ab. | .cd`` are the pairs ``ab | cd``: stride 4 in place of
-3. Pictures are in ``docs/blocked.md``.
+and a block of M queries and W keys needs a run of M + W - 1 rows (``block.distance_range``). The
+product of one side with that run is *skewed*: each member's scores begin one column later than
+those of the member before. A view whose row stride is longer by one undoes that without a copy,
+forward and backward. For M = 2, W = 2, products ``ab. | .cd`` are the pairs ``ab | cd``: stride 4
+in place of 3. Pictures are in ``docs/blocked.md``.
 
 The letters of shapes are those of :mod:`~fairseq_posenc.backends.blocked.geometry`.
 """
@@ -24,7 +24,7 @@ SUM_TILE = 64  # queries whose pairs are summed together
 
 def view_by_distance(numbers: Tensor, block: Block) -> Tensor:
     """View numbers by distance, ``(G, R)``, as those of a block's pairs, ``(G, M, W)``."""
-    start = numbers.storage_offset() + block.distances.start
+    start = numbers.storage_offset() + block.distance_range.start
     return numbers.as_strided((numbers.size(0), *block.shape), (numbers.size(1), 1, 1), start)
 
 
@@ -71,7 +71,7 @@ class Band:
     """
 
     def __init__(self, table: Tensor, block: Block, side: int, tile: int) -> None:
-        self.start = block.distances.start
+        self.start = block.distance_range.start
         self.side = side
         self.tile = tile
         self.groups, _, width = table.shape

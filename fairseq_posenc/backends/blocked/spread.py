@@ -23,7 +23,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from fairseq_posenc.backends.blocked.geometry import Block
-from fairseq_posenc.backends.blocked.skew import KEY_SIDE, QUERY_SIDE, transpose_pairs
+from fairseq_posenc.backends.blocked.skew import KEY_SIDE, QUERY_SIDE, Band, transpose_pairs
 
 PATCH_QUERIES = 256  # queries of a patch
 # A block is cut into patches if at least this share of its pairs is in patches of one row.
@@ -99,15 +99,15 @@ class Spread:
     """
 
     def __init__(self, table: RowTable, block: Block, side: int) -> None:
-        # `block.distances` counts from the lowest distance of the call.
-        lowest = block.distances.start + table.lowest
-        highest = block.distances.stop - 1 + table.lowest
+        # `block.distance_range` counts from the lowest distance of the call.
+        lowest = block.distance_range.start + table.lowest
+        highest = block.distance_range.stop - 1 + table.lowest
         starts = table.starts
         first_row, last_row = bisect_right(starts, lowest), bisect_right(starts, highest)
         self.side = side
         self.row_range = slice(first_row, last_row + 1)
         self.rows = table.rows[:, self.row_range]  # [G, U, D]
-        self.row_index = table.row_index[0, block.distances] - first_row  # [M + W - 1]
+        self.row_index = table.row_index[0, block.distance_range] - first_row  # [M + W - 1]
         borders = None  # where the block's second and last row begin
         if first_row < last_row:
             borders = starts[first_row] - lowest, starts[last_row - 1] - lowest
@@ -194,6 +194,10 @@ class SharedSpread(Spread):
         """Add nothing yet."""
 
 
+# Multiplies one side of a block with the rows of a table.
+BlockRows = Band | Spread
+
+
 class SpreadProducts(NamedTuple):
     """The products of members and rows, not yet spread to a number for each pair."""
 
@@ -220,7 +224,7 @@ class SpreadProducts(NamedTuple):
 def split_patches(
     borders: tuple[int, int] | None, last_row: int, queries: int, keys: int
 ) -> tuple[Patch, ...]:
-    """Split a block into patches of 256 queries and near keys, or farther keys of one row.
+    """Split a block into patches of some queries and near keys, or farther keys of one row.
 
     Args:
         borders: the distances, counted from the block's lowest one, where the second and the last

@@ -14,8 +14,8 @@ from torch import Tensor
 from fairseq_posenc.backends.blocked.geometry import Block
 from fairseq_posenc.backends.blocked.operands import Operands
 from fairseq_posenc.backends.blocked.reset import ResetLines, add_reset_rows, expand_reset_rows
-from fairseq_posenc.backends.blocked.skew import QUERY_SIDE, Band
-from fairseq_posenc.backends.blocked.spread import Spread, add_pairs
+from fairseq_posenc.backends.blocked.skew import QUERY_SIDE
+from fairseq_posenc.backends.blocked.spread import BlockRows, add_pairs
 from fairseq_posenc.backends.forward_cache import writable
 
 
@@ -26,7 +26,7 @@ class Values:
         block: queries and keys of a chunk.
         operands: tensors of the chunk.
         lines: the block's reset lines; None without a reset.
-        band: multiplies queries with the value table's rows; None without a table.
+        rows: multiplies queries with the value table's rows; None without a table.
     """
 
     def __init__(
@@ -34,24 +34,24 @@ class Values:
         block: Block,
         operands: Operands,
         lines: ResetLines | None,
-        band: Band | Spread | None,
+        rows: BlockRows | None,
     ) -> None:
         self.block = block
         self.lines = lines
-        self.band = band
+        self.rows = rows
         self.value = operands.value[:, block.keys]
         self.table = operands.value_table
 
     def sum_by_weights(self, weights: Tensor) -> Tensor:
         """Sum values and table rows by weights ``(c, M, W)``: ``(c, M, D)``."""
         gathered = weights @ self.value  # [c, M, D]
-        if self.table is None or self.band is None:
+        if self.table is None or self.rows is None:
             return gathered
         gathered = writable(gathered)
         weights, reset_weights = self._split_weights(weights)
         if reset_weights is not None:
             gathered.baddbmm_(reset_weights, expand_reset_rows(self.table, reset_weights))
-        gathered += self.band.sum_weighted_rows(self.band.arrange_by_row(weights))
+        gathered += self.rows.sum_weighted_rows(self.rows.arrange_by_row(weights))
         return gathered
 
     def add_gradients(self, weights: Tensor, grad: Tensor, totals: Operands) -> Tensor:
@@ -64,9 +64,9 @@ class Values:
         """
         totals.value[:, :, self.block.keys].baddbmm_(grad.transpose(1, 2), weights)  # [c, D, W]
         weight_grad = grad @ self.value.transpose(1, 2)  # [c, M, W]
-        if self.table is None or self.band is None:
+        if self.table is None or self.rows is None:
             return weight_grad
-        by_distance = self.band.multiply(grad)
+        by_distance = self.rows.multiply(grad)
         if self.lines is None:
             add_pairs(weight_grad, by_distance)
         else:
@@ -79,8 +79,8 @@ class Values:
             weights, reset_weights = self._split_weights(weights)
             if reset_weights is not None:
                 add_reset_rows(totals.value_table, reset_weights.transpose(1, 2) @ grad)
-            sums = self.band.arrange_by_row(weights)
-            self.band.add_table_gradient(totals.value_table, sums, grad)
+            sums = self.rows.arrange_by_row(weights)
+            self.rows.add_table_gradient(totals.value_table, sums, grad)
         return weight_grad
 
     def _split_weights(self, weights: Tensor) -> tuple[Tensor, Tensor | None]:
