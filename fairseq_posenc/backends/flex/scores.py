@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from fairseq_posenc.backends.flex.sizes import index_or_zero, mark_batch_dynamic, round_length
 from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.precision import at_least_fp32
+from fairseq_posenc.encodings.runs import Runs
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.positions import Span
 
@@ -28,33 +29,33 @@ ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 _NO_MASK = Mask()
 
 
-class _VisibleRows(NamedTuple):
-    """The rows of the visible distances in the tables of a call."""
+class _RowRange(NamedTuple):
+    """A range of a table's rows, which is padded to a size of compiled kernels."""
 
-    first: int  # index of the first visible row in the tables of the terms
-    visible: int  # number of visible rows
-    resets: int  # number of rows of a reset at the end of the tables, 0 or 2
+    first: int  # index of its first row in the table
+    length: int  # number of rows, without those of a reset
+    resets: int  # number of rows of a reset at the end of the table, 0 or 2
 
     @property
     def gap(self) -> int:
-        """The number of rows that pad the visible ones to a size of compiled kernels."""
-        return round_length(max(self.visible, 2)) - self.visible
+        """The number of rows that pad it."""
+        return round_length(max(self.length, 2)) - self.length
 
     @property
     def size(self) -> int:
-        """The number of rows of the padded tables."""
-        return self.visible + self.gap + self.resets
+        """The number of rows, with padding and reset."""
+        return self.length + self.gap + self.resets
 
     def select(self, table: Tensor) -> Tensor:
-        """Select the visible rows of a table, ``(G, R, ...)``, and pad them to the size."""
+        """Select the rows from a table, ``(G, R, ...)``, and pad them to the size."""
         table = at_least_fp32(table)
-        rows = table[:, self.first : self.first + self.visible]
+        rows = table[:, self.first : self.first + self.length]
         gap = rows.new_zeros(1).expand(rows.size(0), self.gap, *rows.shape[2:])
         resets = table[:, table.size(1) - self.resets :]
         return torch.cat([rows, gap, resets], 1)  # [G, size, ...]
 
 
-def _find_visible_rows(terms: Terms, tgt_len: int, src_len: int, mask: Mask) -> _VisibleRows:
+def _find_visible_rows(terms: Terms, tgt_len: int, src_len: int, mask: Mask) -> _RowRange:
     """Find the rows of the distances that a mask leaves visible."""
     limits = mask.locality
     reach = limits.reach(mask.direction) if limits.first_keys is None else None
@@ -62,7 +63,7 @@ def _find_visible_rows(terms: Terms, tgt_len: int, src_len: int, mask: Mask) -> 
     lowest = 0 if mask.direction == "rl" else max(-reach, 1 - src_len)
     highest = 0 if mask.direction == "lr" else min(reach, tgt_len - 1)
     # The tables of the terms begin at the distance 1 - S.
-    return _VisibleRows(lowest + src_len - 1, highest - lowest + 1, _count_resets(terms))
+    return _RowRange(lowest + src_len - 1, highest - lowest + 1, _count_resets(terms))
 
 
 def _count_resets(terms: Terms) -> int:
@@ -92,33 +93,37 @@ class _Products(NamedTuple):
     """Products of queries or keys with the rows of a table."""
 
     by_row: Tensor  # `(B, H, T or S, size)`
-    row_index: Tensor | None  # the row of each visible distance; None if each has its own
+    row_index: Tensor | None  # the row of each distance in a range; None if each has its own
 
     def look_up(self, b: Tensor, h: Tensor, token: Tensor, distance: Tensor) -> Tensor:
-        """Look up the product of a token with the row of a visible distance, given its index."""
+        """Look up the product of a token with the row of a distance, given its index."""
         row = distance if self.row_index is None else self.row_index[distance]
         return self.by_row[b, h, token, row]
 
 
 def _multiply_rows(
-    x: Tensor | None, terms: Terms, name: str, rows: _VisibleRows, scale: float
+    x: Tensor | None, terms: Terms, name: str, rows: _RowRange, scale: float
 ) -> _Products | None:
-    """Multiply queries, keys or states with a table's rows of the visible distances."""
+    """Multiply queries, keys or states with a table's rows of a range of distances."""
     table = getattr(terms, name)
     runs = terms.runs.get(name)
     if x is None or table is None:
         return None
     row_index = None
-    if runs is not None:  # each distinct row is multiplied once
-        row_index = runs.find(runs.span.distances())[rows.first : rows.first + rows.visible]
-        distinct = _VisibleRows(0, runs.rows, rows.resets)
-        gap = row_index.new_zeros(rows.gap)
-        resets = torch.arange(distinct.size - rows.resets, distinct.size, device=x.device)
-        row_index = torch.cat([row_index, gap, resets])
-        rows = distinct
+    if runs is not None:
+        row_index, rows = _find_distinct_rows(runs, rows)
     # FlexAttention scales the scores, so summands must be scaled as well, and factors must not.
     scaled = at_least_fp32(x) * (1.0 if terms.product else scale)
     return _Products(scaled @ rows.select(table).transpose(-1, -2), row_index)
+
+
+def _find_distinct_rows(runs: Runs, rows: _RowRange) -> tuple[Tensor, _RowRange]:
+    """Find the distinct row of each distance in a range, ``(size,)``; return their range, too."""
+    row_index = runs.find(runs.span.distances())[rows.first : rows.first + rows.length]
+    distinct = _RowRange(0, runs.rows, rows.resets)
+    gap = row_index.new_zeros(rows.gap)
+    resets = torch.arange(distinct.size - rows.resets, distinct.size, device=row_index.device)
+    return torch.cat([row_index, gap, resets]), distinct
 
 
 def _look_up(x: Tensor, b: Tensor, h: Tensor, *tokens: Tensor) -> Tensor:
@@ -152,7 +157,7 @@ def build_score_mod(
         src_len: S.
         device: of the terms.
         mask: the keys that a query may see; rows of hidden distances are left out.
-        query: ``(B, H, T, D)``, padded to the kernel's length; needed for tables.
+        query: ``(B, H, T, D)``, padded to the kernel's length; None if no term has a table.
         key: ``(B, H, S, D)``, padded in the same way.
         temperature: ``(B or 1, G, T)``, multiplies all scores of a query.
         decay: of earlier and later keys, ``(B or 1, H, S, parts)`` each; see
@@ -168,13 +173,13 @@ def build_score_mod(
         lowest = 1 - tgt_len + rows.first
     else:
         terms, lowest, highest = _span_all_runs(terms)
-        rows = _VisibleRows(0, highest - lowest + 1, _count_resets(terms))
+        rows = _RowRange(0, highest - lowest + 1, _count_resets(terms))
         id_query = F.pad(ids[:, src_len - tgt_len :], (0, queries - tgt_len))
         id_key = F.pad(ids, (0, keys - src_len))
         mark_batch_dynamic(id_query, id_key)
     # What differs from call to call is a tensor: a number would be compiled into the kernel.
     shift = torch.tensor(-lowest, device=device)
-    last_row = torch.tensor(rows.visible - 1, device=device)
+    last_row = torch.tensor(rows.length - 1, device=device)
     scale = 1.0 if query is None else terms.scale(query.size(-1))
     terms = terms.expanded("gain", "bias")
     by_query = _multiply_rows(query, terms, "query_table", rows, scale)
@@ -210,7 +215,8 @@ def build_score_mod(
         if ids is not None:
             b_key = index_or_zero(ids, 0, b)
             distance = id_key[b_key, j] - id_query[b_key, i]
-        row = (distance + shift).clamp(min=0).minimum(last_row)  # of a hidden pair, any row
+        # A hidden pair may have any row; distances of ids beyond the span have those of its ends.
+        row = (distance + shift).clamp(min=0).minimum(last_row)
         if first is not None:  # for the first token as query and key, the query's row counts
             row = torch.where(first_key[index_or_zero(first, 0, b), j], rows.size - 1, row)
             row = torch.where(first_query[index_or_zero(first, 0, b), i], rows.size - 2, row)
@@ -233,8 +239,8 @@ def build_score_mod(
             score = score + torch.where(
                 is_later, compute_decay(later, b, h, i, j), compute_decay(earlier, b, h, i, j)
             )
-        elif (only := earlier or later) is not None:
-            score = score + compute_decay(only, b, h, i, j)
+        elif earlier is not None:
+            score = score + compute_decay(earlier, b, h, i, j)
         if temperature is not None:
             score = score * _look_up(temperature, b, h, i)
         return score if softcap is None else softcap * torch.tanh(score / softcap)

@@ -125,10 +125,11 @@ def _pad_table(table: Tensor | None, query: Tensor) -> Table | None:
 
 def build_problem(settings: Settings, inputs: Sequence[Any]) -> Problem:
     """Build the arguments of the kernels from those of :class:`Attention`."""
+    _, _, _, query_table, key_table, *_ = inputs
+    is_shared = _share_memory(query_table, key_table)  # before they may be copied
     contiguous: list[Any] = [None if x is None else x.contiguous() for x in inputs]
     query, key, value, query_table, key_table, value_table, gain, bias = contiguous
     padded_query_table = _pad_table(query_table, query)
-    is_shared = _share_memory(inputs[3], inputs[4])  # these tables, before they may be copied
     rate = 0.0 if settings.dropout is None else settings.dropout.rate
     return Problem(
         query=query,

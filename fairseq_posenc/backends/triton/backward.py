@@ -20,6 +20,7 @@ from fairseq_posenc.backends.triton.tiles import (
     apply_mask,
     combine_parts,
     compute_parts,
+    find_block,
     find_queries,
     is_kept,
     load_block,
@@ -138,10 +139,9 @@ def backward_kernel(
     W: tl.constexpr,
 ):
     """Write the tiles and, unless None, the gradients of keys and values, ``(B, H, S, D)``."""
-    blocks = layout.keys // N
-    sequence_in_slab = tl.program_id(0) // blocks
+    sequence_in_slab, row = find_block(layout.keys, N)
     sequence = first_sequence + sequence_in_slab
-    first_key = layout.start + tl.program_id(0) % blocks * N
+    first_key = layout.start + row
     batch, head = sequence // problem.heads, sequence % problem.heads
     # [keys N, W] each
     k = load_block(problem, problem.key, sequence, first_key, problem.src_len, FULL, N, W)

@@ -46,7 +46,8 @@ class Gradients:
         self.problem = problem
         self.stored = choose_stored(problem, product, trained)
         self.options = choose_options(problem)
-        # With tables, `backward_kernel` has no registers left for sums of key gradients.
+        # With tables, `backward_kernel` has no registers left for sums of key gradients; with those
+        # of queries and keys, none for values either.
         self.keys_from_tiles = problem.has_vectors
         self.values_from_tiles = needs_value_tiles(problem, product)
         self.query_grad = torch.empty_like(problem.query, dtype=torch.float32)
@@ -62,9 +63,9 @@ class Gradients:
         """Compute all gradients; ``options`` are compile-time options of ``backward_kernel``."""
         tiles = None
         layout = None
-        # For a product, `backward_kernel` only stores tiles: the gradients of keys and values come
-        # later. So no tile goes into another `tl.dot`, and more warps can share them.
-        backward_options = {**options, "num_warps": choose_warps(spread=options["PRODUCT"])}
+        # For a product, which has tables, `backward_kernel` sums neither gradient, but only stores
+        # tiles. So no tile goes into another `tl.dot`, and more warps can share them.
+        options = {**options, "num_warps": choose_warps(spread=options["PRODUCT"])}
         for slab in split_slabs(self.problem, options["N"], self.stored):
             # Slabs of one layout write the same parts of the tiles; the zeros around them stay.
             if tiles is None or layout != slab.layout:
@@ -76,7 +77,7 @@ class Gradients:
                 None if self.values_from_tiles else self.value_grad,
             )
             backward_kernel[(blocks,)](
-                self.problem, saved, slab.sequence, slab.layout, tiles, *grads, **backward_options
+                self.problem, saved, slab.sequence, slab.layout, tiles, *grads, **options
             )
             self._write_values(slab, tiles, saved)
             self._write_queries_and_keys(slab, tiles)
@@ -211,7 +212,7 @@ def choose_stored(problem: Problem, product: bool, trained: TrainedTables) -> se
 
 
 def needs_value_tiles(problem: Problem, product: bool) -> bool:
-    """Check whether the gradient of values is computed from stored weights."""
+    """Check whether ``backward_kernel`` stores weights in place of summing gradients of values."""
     has_both_tables = problem.query_table is not None and problem.key_table is not None
     return product or has_both_tables
 
@@ -308,7 +309,7 @@ def add_diagonals(total: Tensor, diagonals: Tensor, sequence: int, side: Side, s
         sign: 1 if distances grow along a row of tiles, else -1.
     """
     rows = diagonals.sum(1).flatten(1, 2)  # [heads, diagonals * N, ...]
-    # The first diagonal begins as many columns before the first one as tiles have rows.
+    # The row at the first diagonal's first column: the last block of rows, at its N zeros.
     low = side.row_of_distance_zero + sign * (side.column_start - side.row_start - side.rows)
     if sign < 0:  # distances fall, so the last diagonal has the lowest ones
         rows = rows.flip(1)

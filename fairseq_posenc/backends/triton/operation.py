@@ -22,7 +22,7 @@ from fairseq_posenc.backends.triton.attention import (
 from fairseq_posenc.backends.triton.problem import Dropout, TrainedTables
 
 INPUTS = 8  # the first arguments: tensors that may have gradients
-CONSTANTS = 5  # the next ones: other tensors
+OTHER_TENSORS = 5  # the next ones
 ARGUMENTS = ", ".join(
     [
         "Tensor query, Tensor key, Tensor value, Tensor? query_table, Tensor? key_table",
@@ -82,16 +82,16 @@ def _allocate_gradients(*arguments: Any) -> list[Tensor]:
 
 
 def _unpack_settings(arguments: Sequence[Any]) -> Settings:
-    padding, pairs, *seeds = arguments[INPUTS : INPUTS + CONSTANTS]
-    rate, scale, direction, product = arguments[INPUTS + CONSTANTS :]
+    padding, pairs, *seeds = arguments[INPUTS : INPUTS + OTHER_TENSORS]
+    rate, scale, direction, product = arguments[INPUTS + OTHER_TENSORS :]
     first_seeds, second_seeds, key_seeds = seeds
     dropout = None if first_seeds is None else Dropout(first_seeds, second_seeds, key_seeds, rate)
     return Settings(padding, pairs, dropout, scale, direction, product, exact=True)
 
 
 def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    ctx.save_for_backward(*output, *inputs[: INPUTS + CONSTANTS])
-    ctx.numbers = inputs[INPUTS + CONSTANTS :]
+    ctx.save_for_backward(*output, *inputs[: INPUTS + OTHER_TENSORS])
+    ctx.numbers = inputs[INPUTS + OTHER_TENSORS :]
 
 
 def _run_backward(ctx: Any, grad: Tensor, log_sums_grad: Tensor | None) -> tuple[Any, ...]:

@@ -18,6 +18,7 @@ import triton.language as tl
 
 from fairseq_posenc.backends.triton.matrices import load_rows, multiply, store_rows
 from fairseq_posenc.backends.triton.relative_shift import load_table
+from fairseq_posenc.backends.triton.tiles import find_block
 
 
 @triton.jit
@@ -94,9 +95,7 @@ def rows_kernel(
         N: rows and columns of a tile.
         W: D up to a power of 2.
     """
-    blocks = side.rows // N
-    sequence_in_slab = tl.program_id(0) // blocks
-    row = tl.program_id(0) % blocks * N
+    sequence_in_slab, row = find_block(side.rows, N)
     sequence = (first_sequence + sequence_in_slab).to(tl.int64)
     width = side.width
     row_grad = grad + (sequence * side.row_tokens + side.row_start) * width
@@ -139,8 +138,8 @@ def table_kernel(
 ):
     """Write the gradient of a table by head, chunk of the batch, and diagonal of blocks.
 
-    A diagonal is the N x N blocks that cover the same N distances: those whose skewed columns begin
-    (d + 1) * N after their row. Blocks of zeros alone are left out. The caller adds up the chunks.
+    A diagonal is the N x N skewed blocks that cover the same N distances: those whose column, in
+    blocks, is ``offset`` after their row. Others are zeros alone. The caller adds up the chunks.
 
     Args:
         first_sequence: the slab's first sequence.
@@ -160,11 +159,12 @@ def table_kernel(
     columns = side.columns // N
     diagonals = blocks + columns
     program = tl.program_id(0)
-    diagonal = program % diagonals - blocks
+    offset = program % diagonals - blocks + 1
     chunk = program // diagonals % chunks
     head = program // diagonals // chunks
-    first_block = tl.maximum(0, -diagonal - 1)
-    end_block = tl.minimum(blocks, columns - diagonal)
+    first_block = tl.maximum(0, -offset)
+    # A skewed row has one block more than it has columns, because it begins at the zeros.
+    end_block = tl.minimum(blocks, columns + 1 - offset)
     # A multiple of `heads`, so that steps of `heads` stay with a head.
     chunk_sequences = tl.cdiv(sequences, heads * chunks) * heads
     by_vector = tl.zeros((N, W), tl.float32)
@@ -179,7 +179,7 @@ def table_kernel(
         tiles_offset = (sequence_in_slab.to(tl.int64) * side.rows) * side.stride
         for block in range(first_block, end_block):
             row = block * N
-            column = row + (diagonal + 1) * N
+            column = row + offset * N
             tile = load_skewed_tile(tiles + tiles_offset, row, column, side.stride, N)
             if x is None:
                 by_scalar += tile.to(tl.float32)

@@ -33,7 +33,7 @@ XXHASH_MULTIPLIER = tl.constexpr(dropout.XXHASH_MULTIPLIER)
 
 @triton.jit
 def find_block(length, N: tl.constexpr):
-    """Find the sequence of a program, and the first row of its block of N rows."""
+    """Find a program's sequence, among those started, and the first row of its block of N rows."""
     blocks = tl.cdiv(length, N)
     return tl.program_id(0) // blocks, tl.program_id(0) % blocks * N
 
