@@ -82,7 +82,7 @@ def relative_shift(products: Tensor, others: int) -> Tensor:
 def pad_rows(table: Tensor) -> Tensor:
     """Pad ``(G, R, D)`` with a row for :func:`relative_shift`, in a graph only.
 
-    With one token R - 1 would be 0, and the compiler would make a graph for that alone.
+    For T = S = 1 the shift's width R - 1 would be 0, and the compiler make a graph for that alone.
     """
     return F.pad(table, (0, 0, 0, 1)) if torch.compiler.is_compiling() else table
 

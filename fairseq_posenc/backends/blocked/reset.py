@@ -121,13 +121,11 @@ class ResetLines(NamedTuple):
         return self.reset_column.select(column.mT), row.mT
 
     def sum_by_member(self, column: Tensor, row: Tensor, side: int) -> Tensor:
-        """Sum column and row by member and table entry, ``(c, members, 2)``.
-
-        This transposes :meth:`multiply`: of weights in the forward pass, else of gradients.
+        """Transpose :meth:`multiply`: sum column and row by member and entry, ``(c, members, 2)``.
 
         Args:
-            column: numbers of its pairs, ``(c, M, 1)``.
-            row: numbers of its pairs, ``(c, 1, W)``.
+            column: weights or gradients of its pairs, ``(c, M, 1)``.
+            row: weights or gradients of its pairs, ``(c, 1, W)``.
             side: QUERY_SIDE or KEY_SIDE.
         """
         if side == QUERY_SIDE:

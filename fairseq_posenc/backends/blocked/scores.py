@@ -361,8 +361,7 @@ class Scores:
             add_pairs(scores, rows.multiply(operands.states[:, block.queries]))
         if (decay := self._compute_decay(block)) is not None:
             scores.add_(decay)  # [c, M, W]
-        before_temperature = None
-        capped = None
+        before_temperature = capped = None
         if operands.temperature is not None:
             before_temperature = scores
             scores = scores * operands.temperature[:, block.queries, None]

@@ -29,9 +29,7 @@ def build_block_mask(mask: Mask, tgt_len: int, src_len: int, device: torch.devic
         return F.pad(low, missing, value=keys), F.pad(high, missing, value=-1)  # [B or 1, T]
 
     ranges = mask.find_visible_ranges(tgt_len, src_len, device)
-    segments = None
-    query_segments = None
-    first_keys = None
+    segments = first_keys = query_segments = key_segments = None
     if ranges is None:  # not one range for each query: segments and first keys are treated apart
         segments = mask.locality.segments
         first_keys = mask.locality.first_keys
@@ -53,7 +51,7 @@ def build_block_mask(mask: Mask, tgt_len: int, src_len: int, device: torch.devic
         first_keys = F.pad(first_keys, (0, keys - src_len))
     if segments is not None:
         query_segments = F.pad(segments[:, src_len - tgt_len :], (0, queries - tgt_len))
-        segments = F.pad(segments, (0, keys - src_len))
+        key_segments = F.pad(segments, (0, keys - src_len))
 
     def split_tiles(x: Tensor, fill: int = 0) -> Tensor:  # [B or 1, n] -> [B or 1, tiles, TILE]
         return F.pad(x, (0, -x.size(1) % TILE), value=fill).unflatten(1, (-1, TILE))
@@ -78,10 +76,10 @@ def build_block_mask(mask: Mask, tgt_len: int, src_len: int, device: torch.devic
         seen = seen & ~hidden[index_or_zero(hidden, 0, b), j]
         if pairs is not None:
             seen = seen & ~pairs[i, j]
-        if query_segments is not None and segments is not None:
+        if query_segments is not None and key_segments is not None:
             seen = seen & (
                 query_segments[index_or_zero(query_segments, 0, b), i]
-                == segments[index_or_zero(segments, 0, b), j]
+                == key_segments[index_or_zero(key_segments, 0, b), j]
             )
         return seen
 
@@ -92,7 +90,7 @@ def build_block_mask(mask: Mask, tgt_len: int, src_len: int, device: torch.devic
         return number, tiles.argsort(dim=-1, descending=True, stable=True).to(torch.int32)
 
     block_lists = (*count_and_sort(visible & ~whole), *count_and_sort(whole))
-    mark_batch_dynamic(low, high, hidden, query_segments, segments, first_keys, *block_lists)
+    mark_batch_dynamic(low, high, hidden, query_segments, key_segments, first_keys, *block_lists)
     return BlockMask.from_kv_blocks(
         *block_lists, BLOCK_SIZE=TILE, mask_mod=visible_pair, seq_lengths=(queries, keys)
     )

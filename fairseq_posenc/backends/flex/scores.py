@@ -55,7 +55,7 @@ class _RowRange(NamedTuple):
         return torch.cat([rows, gap, resets], 1)  # [G, size, ...]
 
 
-def _find_visible_rows(terms: Terms, tgt_len: int, src_len: int, mask: Mask) -> _RowRange:
+def _find_visible_rows(resets: int, tgt_len: int, src_len: int, mask: Mask) -> _RowRange:
     """Find the rows of the distances that a mask leaves visible."""
     limits = mask.locality
     reach = limits.reach(mask.direction) if limits.first_keys is None else None
@@ -63,11 +63,7 @@ def _find_visible_rows(terms: Terms, tgt_len: int, src_len: int, mask: Mask) -> 
     lowest = 0 if mask.direction == "rl" else max(-reach, 1 - src_len)
     highest = 0 if mask.direction == "lr" else min(reach, tgt_len - 1)
     # The tables of the terms begin at the distance 1 - S.
-    return _RowRange(lowest + src_len - 1, highest - lowest + 1, _count_resets(terms))
-
-
-def _count_resets(terms: Terms) -> int:
-    return 0 if terms.first is None else 2
+    return _RowRange(lowest + src_len - 1, highest - lowest + 1, resets)
 
 
 def _span_all_runs(terms: Terms) -> tuple[Terms, int, int]:
@@ -165,15 +161,16 @@ def build_score_mod(
     """
     queries = tgt_len if query is None else query.size(2)
     keys = src_len if key is None else key.size(2)
+    resets = 0 if terms.first is None else 2
     ids = next((runs.span.ids for runs in terms.runs.values()), None)
     if ids is None:
-        rows = _find_visible_rows(terms, tgt_len, src_len, mask)
+        rows = _find_visible_rows(resets, tgt_len, src_len, mask)
         # Row 0 of the tables has the distance 1 - S, from the last query to the first key. Here,
         # queries are counted from the first one, so j - i is then 1 - T.
         lowest = 1 - tgt_len + rows.first
     else:
         terms, lowest, highest = _span_all_runs(terms)
-        rows = _RowRange(0, highest - lowest + 1, _count_resets(terms))
+        rows = _RowRange(0, highest - lowest + 1, resets)
         id_query = F.pad(ids[:, src_len - tgt_len :], (0, queries - tgt_len))
         id_key = F.pad(ids, (0, keys - src_len))
         mark_batch_dynamic(id_query, id_key)

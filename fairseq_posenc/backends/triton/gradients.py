@@ -61,8 +61,7 @@ class Gradients:
 
     def run(self, saved: Saved, options: dict[str, Any]) -> None:
         """Compute all gradients; ``options`` are compile-time options of ``backward_kernel``."""
-        tiles = None
-        layout = None
+        tiles = layout = None
         # For a product, which has tables, `backward_kernel` sums neither gradient, but only stores
         # tiles. So no tile goes into another `tl.dot`, and more warps can share them.
         options = {**options, "num_warps": choose_warps(spread=options["PRODUCT"])}

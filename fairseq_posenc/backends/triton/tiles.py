@@ -20,11 +20,7 @@ import triton.language as tl
 
 from fairseq_posenc.backends.blocked import dropout
 from fairseq_posenc.backends.triton.matrices import add_product, load_rows, multiply
-from fairseq_posenc.backends.triton.relative_shift import (
-    load_band,
-    load_scalars,
-    multiply_band,
-)
+from fairseq_posenc.backends.triton.relative_shift import load_band, load_scalars, multiply_band
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 MURMUR_MULTIPLIER = tl.constexpr(dropout.MURMUR_MULTIPLIER)
