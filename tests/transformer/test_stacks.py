@@ -308,6 +308,11 @@ def test_activation_checkpointing_gives_the_same_gradients(family, spec):
     assert all(p.grad.isfinite().all() for p in checkpointed.parameters() if p.grad is not None)
 
 
+def test_offloading_activations_checkpoints_them():
+    model = make_model("masked_lm", position_encoding="rope", offload_activations=True)
+    assert model.args.checkpoint_activations
+
+
 @pytest.mark.parametrize(
     ("family", "spec", "frozen"),
     product_of(
