@@ -24,7 +24,8 @@ from fairseq_posenc.workbench.running.programs import find_user_error
 from fairseq_posenc.workbench.running.progress import say
 
 _DONE = "DONE"  # complete by its folder, whatever Slurm says
-_FORGOTTEN = "ENDED"  # no longer listed: Slurm forgets a job some minutes after its end
+_UNLISTED = "ENDED"  # Slurm forgets a job some minutes after its end
+_UNKNOWN = "UNKNOWN"  # Slurm has not answered yet
 # States of a job that has ended. If its folder is not complete, it failed.
 _ENDED = {
     "BOOT_FAIL",
@@ -36,7 +37,7 @@ _ENDED = {
     "OUT_OF_MEMORY",
     "PREEMPTED",
     "TIMEOUT",
-    _FORGOTTEN,
+    _UNLISTED,
 }
 # Seconds between two calls of squeue.
 _SHORTEST_PAUSE = 1.0
@@ -147,6 +148,7 @@ class _Queue:
             return False
         words = {state.split()[0] for state in (self._ask_slurm() or {}).values()}
         has_locks = any(is_locked(self._lock_folder(key)) for key in self._ids)
+        # A job that is completing goes on only as long as its process holds the lock.
         return has_locks or not words <= {*_ENDED, "COMPLETING"}
 
     def submit(self, jobs: Sequence[Job], cluster: Slurm) -> None:
@@ -163,11 +165,11 @@ class _Queue:
             tasks = [_SlurmJob(job, lock, cluster.notice) for job, lock in zip(new, locks)]
             self._ids.update(zip(keys, _submit(tasks, self.folder, self._name, cluster)))
             write_whole(self._ids_file, json.dumps(self._ids, indent=1) + "\n")
-        states = self._ask_slurm() or {}
+        latest = self._ask_slurm()
         width = max(len(job.label) for job in jobs)
         for job in jobs:
             slurm_id = self._ids.get(self._name_job(job), "")
-            say(f"{job.label:{width}}  {slurm_id:9} {self._find_state(job, states)}")
+            say(f"{job.label:{width}}  {slurm_id:9} {self._find_state(job, latest)}")
 
     def wait(self, jobs: Sequence[Job], watch: Optional[Callable[[], None]]) -> list[str]:
         """Wait until all jobs are done or have failed; print each change of a state.
@@ -178,35 +180,35 @@ class _Queue:
         Returns:
             A line for each job that failed.
         """
-        states = self._ask_slurm() or {}
-        pending = {job: self._find_state(job, states).split()[0] for job in jobs}
+        states = None
+        pending = dict.fromkeys(jobs, _UNKNOWN)  # the word of each job's state when last seen
         failures = []
         pause = _SHORTEST_PAUSE
         while pending:
+            if (latest := self._ask_slurm()) is not None:
+                states = latest
             for job, previous in list(pending.items()):  # a copy, as jobs that ended are deleted
                 state = self._find_state(job, states)
                 word = state.split()[0]
-                has_changed = word != previous
+                is_first_sight = word != previous
                 pending[job] = word
+                if word in _ENDED and is_first_sight:
+                    continue
                 text = f"{job.label}: {state}"
                 if word in _ENDED:
-                    if has_changed:
-                        continue
                     text += f": {self._explain_failure(job)}"
                     failures.append(text)
-                if word in (_DONE, *_ENDED):
+                if word == _DONE or word in _ENDED:
                     del pending[job]
                     say(f"{text} [{len(jobs) - len(pending)} of {len(jobs)} ended]")
-                elif has_changed:
+                elif is_first_sight and previous != _UNKNOWN:  # `submit` printed the first state
                     say(text)
             if watch:
                 watch()
             if pending:
                 time.sleep(pause)
                 pause = min(1.5 * pause, _LONGEST_PAUSE)
-                if (latest := self._ask_slurm()) is not None:
-                    states = latest
-        # The process of a job ends a moment after its work.
+        # The process of a job holds its lock until a moment after its work is done.
         ours = {self._ids.get(self._name_job(job), "") for job in jobs}
         while any("RUNNING" in x for key, x in (self._ask_slurm() or {}).items() if key in ours):
             time.sleep(_SHORTEST_PAUSE)
@@ -232,10 +234,13 @@ class _Queue:
     def _name_job(self, job: Job) -> str:
         return str(job.folder.relative_to(self._out))
 
-    def _find_state(self, job: Job, states: dict[str, str]) -> str:
+    def _find_state(self, job: Job, states: Optional[dict[str, str]]) -> str:
+        """Find the state of a job in Slurm's answer, which is None if there was none."""
         if job.is_done:
             return _DONE
-        return states.get(self._ids.get(self._name_job(job), ""), _FORGOTTEN)
+        if states is None:
+            return _UNKNOWN
+        return states.get(self._ids.get(self._name_job(job), ""), _UNLISTED)
 
     def _explain_failure(self, job: Job) -> str:
         """Describe in a line why a job failed, from the end of its log."""
