@@ -31,9 +31,24 @@ def choose_device(device: Optional[str] = None, fp16: bool = False) -> str:
     device = device or ("cuda" if available else "cpu")
     if device.startswith("cuda") and not available:
         raise UserError(f"--device {device}: torch finds no GPU here; use --device cpu")
+    _refuse_half_on_processor(device, fp16)
+    return device
+
+
+def check_device(device: Optional[str], fp16: bool, is_local: bool) -> None:
+    """Refuse what this machine, or with ``is_local=False`` any machine, cannot compute with.
+
+    Raises:
+        UserError: see :func:`choose_device`.
+    """
+    if is_local:
+        choose_device(device, fp16)
+    _refuse_half_on_processor(device, fp16)
+
+
+def _refuse_half_on_processor(device: Optional[str], fp16: bool) -> None:
     if fp16 and device == "cpu":
         raise UserError("--fp16 is for GPUs; leave it out, or use --device cuda")
-    return device
 
 
 def choose_dtype(fp16: bool = False, bf16: bool = False) -> torch.dtype:
@@ -76,10 +91,9 @@ def hydra_overrides(args: Namespace, is_local: bool = True) -> list[str]:
     Raises:
         UserError: see :func:`choose_device`.
     """
-    if is_local:
-        choose_device(args.device, args.fp16)
+    check_device(args.device, args.fp16, is_local)
     overrides = ["common.cpu=true"] if args.device == "cpu" else []
-    # The settings may ask for fp16, which is not for the processor, nor beside a precision chosen.
+    # The settings may ask for fp16: not on the processor, nor beside another precision.
     if overrides or args.fp16 or args.bf16:
         for name in ("fp16", "bf16"):
             overrides.append(f"common.{name}={str(getattr(args, name)).lower()}")

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from fairseq_posenc.workbench.running import options
-from fairseq_posenc.workbench.running.devices import choose_device
+from fairseq_posenc.workbench.running.devices import check_device
 from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.folders import lock_output_folder
 from fairseq_posenc.workbench.running.progress import say
@@ -52,8 +52,7 @@ def run(args: argparse.Namespace) -> int:
         RunError: ``fairseq-generate`` failed.
     """
     cluster = options.parse_cluster(args)
-    if not cluster:
-        choose_device(args.device, args.fp16)  # a missing GPU is refused now, not by each part
+    check_device(args.device, args.fp16, is_local=not cluster)  # now, not in each part
     request = options.build_settings(
         BleuRequest,
         args,

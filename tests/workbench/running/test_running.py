@@ -459,6 +459,11 @@ class TestOptions:
             with pytest.raises(UserError, match="torch finds no GPU here"):
                 hydra_overrides(given)
 
+    @pytest.mark.parametrize("is_local", [True, False])
+    def test_no_machine_computes_half_precision_on_its_processor(self, is_local: bool) -> None:
+        with pytest.raises(UserError, match="--fp16 is for GPUs"):
+            hydra_overrides(self.parse("--fp16", "--device", "cpu"), is_local)
+
     @pytest.mark.parametrize(("name", "dtype"), [("bf16", torch.bfloat16), (None, torch.float32)])
     def test_a_model_is_placed_as_asked_for(self, name: str | None, dtype: torch.dtype) -> None:
         how = ComputeOptions.choose("cpu", fp16=False, bf16=name == "bf16")

@@ -27,7 +27,7 @@ from fairseq_posenc.workbench.running import options
 from fairseq_posenc.workbench.running.devices import (
     CPU,
     ComputeOptions,
-    choose_device,
+    check_device,
     choose_dtype,
 )
 from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
@@ -84,8 +84,7 @@ def run(args: argparse.Namespace) -> int:
     """
     sizes = _choose_sizes(args)
     cluster = options.parse_cluster(args)
-    if not cluster:
-        choose_device(args.device, args.fp16)  # refuses a device that this machine lacks
+    check_device(args.device, args.fp16, is_local=not cluster)
     models = parse_models(args.models)
     _check_text(models, args)
     facts, stream = _open_all(models, args)
