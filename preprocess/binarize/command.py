@@ -191,7 +191,8 @@ class Binarizer:
         (folder.partial / f"{name}.sizes").unlink(missing_ok=True)
         counts = done[name]["counts"]
         print(f"{name}: {format_counts(counts)}")
-        words = counts["tokens"] - counts["items"]  # an item has one </s>
+        lines = counts["items"] - counts.get("cuts", 0)  # items with </s>: not all parts of a line
+        words = counts["tokens"] - lines
         warn_of_unknown(name, counts["unknown_tokens"], words)
         if special := counts.get("special_tokens"):
             say(f"warning: {name} has {special:,} words that fairseq takes for <s>, </s> or <pad>")

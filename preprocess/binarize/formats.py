@@ -39,7 +39,7 @@ class JsonField(NamedTuple):
     """Reads a JSON object per line, with a document in a field (C4, OpenWebText2, the Pile)."""
 
     field: str  # name of the field with the text; `meta.title` is a field inside another
-    # (field, value): objects with another value are left out; None keeps all
+    # (field, value as written in the file): other objects are left out; None keeps all
     where: Optional[tuple[str, str]] = None
 
     def __call__(self, line: str) -> Sequence[str]:
@@ -56,7 +56,7 @@ class JsonField(NamedTuple):
             raise ValueError(f"not a JSON object ({error})") from None
         if self.where:
             field, value = self.where
-            if str(_look_up(record, field)) != value:
+            if value not in _spell(_look_up(record, field)):
                 return ()
         text = _look_up(record, self.field)
         if not isinstance(text, str):
@@ -74,6 +74,11 @@ def _look_up(record: object, path: str) -> object:
     first, _, rest = path.partition(".")
     value = record.get(first) if isinstance(record, dict) else None
     return _look_up(value, rest) if rest else value
+
+
+def _spell(value: object) -> tuple[str, ...]:
+    """List how ``--where`` may spell a value: JSON's ``true`` is also Python's ``True``."""
+    return (value,) if isinstance(value, str) else (json.dumps(value), str(value))
 
 
 def parse_where(text: Optional[str]) -> Optional[tuple[str, str]]:

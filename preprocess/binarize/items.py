@@ -101,7 +101,9 @@ def make_items(
     tokens = tokens[np.repeat(is_kept, sizes)]
     sizes = sizes[is_kept]
     if settings.longest_line is not None:
-        sizes = split_long_sizes(sizes, settings.longest_line)
+        parts = split_long_sizes(sizes, settings.longest_line)
+        counts["cuts"] = len(parts) - len(sizes)
+        sizes = parts
     counts.update(items=len(sizes), tokens=len(tokens))
     return Items(tokens.tobytes(), sizes.tobytes(), preceded, followed, counts, invalid)
 

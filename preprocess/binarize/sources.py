@@ -69,11 +69,11 @@ def _read_part(entry: Input, place: Place) -> Iterator[tuple[Chunk, bytes]]:
             to_skip = place.offset
             while to_skip and (data := file.read(min(to_skip, CHUNK_BYTES))):
                 to_skip -= len(data)
-            for index, data in enumerate(_split(file)):
+            for data in _split(file):
                 size = len(data)
                 if start + place.offset == 0:  # the beginning of the file
                     data = data.removeprefix(codecs.BOM_UTF8)
-                if index == 0:
+                if place.offset == 0:  # the beginning of the part, also for a run that resumes
                     refuse_wide_characters(data, path)
                 lines = count_lines(data)
                 place = Place(place.part, place.offset + size, place.line + lines)

@@ -157,6 +157,15 @@ def test_json_lines_of_one_kind_alone(tmp_path):
         formats.parse_where("Pile-CC")
 
 
+@pytest.mark.parametrize("value", ["true", "True", "null", "None", "2", "[1, null]", "text"])
+def test_values_other_than_texts_are_chosen_as_they_stand_in_the_file(value):
+    values = [True, None, 2, [1, None], "text"]
+    chooses = formats.JsonField("text", ("flag", value))
+    found = [kind for kind in values if chooses(json.dumps({"text": "a", "flag": kind}))]
+    assert len(found) == 1
+    assert value in (json.dumps(*found), str(*found))
+
+
 def test_the_pile_is_read_as_it_is_published(tmp_path):
     """Many frames in a file of zstd, as its tools write them."""
     frames = [zstandard.compress(f"{json.dumps(record)}\n".encode()) for record in PILE]
@@ -285,6 +294,14 @@ def test_long_lines_are_cut_into_equal_parts(tmp_path):
     found = run(tmp_path, "a b c d e f g h i j\nk\n", "--longest-line", 4)
     assert found == ["a b c d", "e f g h", "i j </s>", "k </s>"]
     assert counts(tmp_path)["long_lines"] == 1
+
+
+def test_parts_of_a_line_have_one_end_in_the_warning_of_unknown_words(tmp_path, capsys):
+    (tmp_path / "dict").write_text("a 1\n")
+    given = ["--dict", tmp_path / "dict", "--longest-line", 4]
+    run(tmp_path, "a a a a a a b b b b b\n", *given)
+    assert "<unk>" not in capsys.readouterr().err
+    assert counts(tmp_path)["cuts"] == 2
 
 
 def test_long_lines_are_skipped_with_a_count(tmp_path):

@@ -266,6 +266,15 @@ def test_chunks_are_whole_lines_wherever_reading_begins(tmp_path, block, monkeyp
         assert b"".join(text for _, text in again) == b"".join(texts[done:])
 
 
+def test_control_characters_in_the_middle_are_text_to_a_resumed_run_as_well(tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "CHUNK_BYTES", 8)
+    (tmp_path / "text").write_bytes(b"a b c d\ne f \1\2\ng h i j\n")
+    inputs = [shards.Input.from_part(shards.Part(str(tmp_path / "text"), 0, 24))]
+    chunks = list(sources.read_chunks(inputs, sources.Place()))
+    assert len(chunks) == 4
+    assert list(sources.read_chunks(inputs, chunks[0][0].next_place)) == chunks[1:]
+
+
 def test_a_line_without_end_is_no_text_file(tmp_path, monkeypatch):
     monkeypatch.setattr(sources, "_MAX_LINE_BYTES", 1 << 20)
     (tmp_path / "text").write_bytes(b"ok\n" + bytes(3 << 20))
