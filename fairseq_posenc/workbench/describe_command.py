@@ -21,7 +21,7 @@ In fairseq-train  --arch {name}
 Equivalent        --position-encoding learned --attention-directions {directions}
 The encoding      fairseq-posenc describe learned"""
 # The sections with formulas, and what the letters in them mean.
-_WITH_LETTERS = ("Equation", "Shapes", "Parameters", "Operations", "Numbers held")
+_FORMULA_HEADINGS = ("Equation", "Shapes", "Parameters", "Operations", "Numbers held")
 _LETTERS = {
     "q, k, v": "query, key and value of a head",
     "h, H": "heads",
@@ -50,17 +50,15 @@ def run_describe(args: argparse.Namespace) -> int:
     if directions := DECBERT.get(args.name):
         print(_DECBERT.format(name=args.name, directions=directions))
         return 0
-    names = [args.name]
-    if not args.name.isidentifier():
-        names = [*dict.fromkeys(item.name for item in specs.parse(args.name).items)]
+    names = dict.fromkeys(item.name for item in specs.parse(args.name).items)  # each once
     print("\n\n".join(map(_describe, names)))
     return 0
 
 
 def _describe(name: str) -> str:
     """Describe an encoding: the sections of its docstring, options, costs, and parameters."""
-    summary, *sections = catalogue.parse_page(name).values()
-    rows = dict(zip(catalogue.HEADINGS, sections))  # in the order in which they are printed
+    page = catalogue.parse_page(name)
+    rows = {heading: page[heading.lower()] for heading in catalogue.HEADINGS}
     rows["Options"] = catalogue.format_options(name)
     rows["Where"] = catalogue.name_families(name)
     beyond = "in a layer, beyond plain attention:"
@@ -69,7 +67,7 @@ def _describe(name: str) -> str:
     rows["At base size"] = f"{catalogue.count_at_base_size(name):,} parameters"
     rows["Letters"] = _explain_letters(rows)
     width = terminal.count_columns()
-    lines = [terminal.format_report(f"{name}: {summary}"), ""]
+    lines = [terminal.format_report(f"{name}: {page['summary']}"), ""]
     for heading, value in rows.items():
         label = f"{heading:<13} "
         text = terminal.strip_marks(value)
@@ -79,7 +77,8 @@ def _describe(name: str) -> str:
 
 def _explain_letters(rows: Mapping[str, str]) -> str:
     """Explain the letters in an encoding's sections."""
-    text = " ".join(rows[heading] for heading in _WITH_LETTERS)
+    text = " ".join(rows[heading] for heading in _FORMULA_HEADINGS)
+    # Letters that stand alone, not in a word or a name, nor before an index or a prime.
     used = set(re.findall(r"(?<![A-Za-z_'])[A-Za-z](?![A-Za-z_0-9'])", text))
     return "; ".join(
         f"{letters}: {meaning}"

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from fairseq_posenc import registry
+from fairseq_posenc import registry, specs
 from fairseq_posenc.analysis.self_test import measure_errors
 from fairseq_posenc.backends import available
 from fairseq_posenc.backends.triton import read_version
@@ -22,6 +22,8 @@ from fairseq_posenc.version import __version__
 PACKAGE = Path(__file__).resolve().parents[1]
 # A GPU may round the factors of float32 products to TF32 (ten bits); a wrong term is off by more.
 TOLERANCE = 1e-2
+# Specs whose options make a difference on the 6 tokens of the self-test.
+SOFTMAX_SPECS = ("ssmax", "ssmax(offset=true)", "logn(length=2)", "sink", "softcap(cap=1)")
 
 
 class Finding(NamedTuple):
@@ -118,21 +120,16 @@ def _check_user_dir() -> Finding:
     return Finding("--user-dir", None, f"{PACKAGE}; after `make install`, its name will do")
 
 
-# Specs whose options make a difference on the 6 tokens of the self-test.
-SOFTMAX_SPECS = ("ssmax", "ssmax(offset=true)", "logn(length=2)", "sink", "softcap(cap=1)")
-
-
 def self_test() -> Finding:
     """Compare every encoding with float64 on every backend that runs here and supports it."""
     began = time.monotonic()
     # FlexAttention takes seconds to compile a kernel for each encoding.
     backends = [name for name, why in available().items() if not why and name != "flex"]
-    encoders = registry.names(encoder=True)
-    resets = [f"{name}+reset" for name in registry.names() if "reset" in registry.options(name)]
-    for spec in (*registry.names(), *resets, *SOFTMAX_SPECS):
-        causal = spec in registry.names() and spec not in encoders
+    names = registry.names()
+    resets = [f"{name}(reset=true)" for name in names if "reset" in registry.options(name)]
+    for spec in (*names, *resets, *SOFTMAX_SPECS):
         try:
-            errors = measure_errors(spec, backends, causal)
+            errors = measure_errors(spec, backends, causal=specs.parse(spec).is_causal_only)
         except Exception as error:  # any error belongs in the report
             return Finding("self-test", False, f"{spec}: {type(error).__name__}: {error}")
         for part, difference in errors.items():
@@ -140,4 +137,4 @@ def self_test() -> Finding:
                 return Finding("self-test", False, f"{spec} on {part} is off by {difference:.1e}")
     seconds = time.monotonic() - began
     text = f"attention on {', '.join(backends)} agrees with float64 for the terms of"
-    return Finding("self-test", True, f"{text} {len(registry.names())} encodings ({seconds:.1f} s)")
+    return Finding("self-test", True, f"{text} {len(names)} encodings ({seconds:.1f} s)")

@@ -83,8 +83,8 @@ def open_task(path: Path, state: State, data: Optional[Path] = None) -> OpenTask
         UserError: the folder or a dictionary is missing, or is not that of the training.
     """
     settings = state["cfg"]
-    trained_data = Path(split_paths(str(settings.task.get("data")))[0])  # the first of its shards
-    folder = data or trained_data
+    trained_folder = Path(split_paths(str(settings.task.get("data")))[0])  # its first shard
+    folder = data or trained_folder
     if not folder.is_dir():
         why = "" if data else f": {path} was trained on it; name its new place with --data"
         raise UserError(f"--data {folder}: no such folder{why}")
@@ -99,7 +99,7 @@ def open_task(path: Path, state: State, data: Optional[Path] = None) -> OpenTask
     overwrite_args_by_name(settings, {"data": str(folder)})
     task = fairseq_tasks.setup_task(settings.task)
     dictionaries = dict(zip(files, (task.source_dictionary, task.target_dictionary)))
-    trained = read_trained_dictionaries(state["model"], path, [trained_data / x for x in files])
+    trained = read_trained_dictionaries(state["model"], path, [trained_folder / x for x in files])
     for name, dictionary in zip(files, trained):
         dictionary.check(folder / name, dictionaries[name], _ADVICE)
     return OpenTask(task, folder, dictionaries)
@@ -119,13 +119,19 @@ def read_trained_dictionaries(
         UserError: a table of token embeddings is damaged.
     """
     found = []
-    for stack, file in zip(["encoder.", "decoder."] if len(files) > 1 else [""], files):
-        own = {name: weight for name, weight in weights.items() if name.startswith(stack)}
+    prefixes = ("encoder.", "decoder.") if len(files) > 1 else ("",)
+    for prefix, file in zip(prefixes, files):
+        own = {name: weight for name, weight in weights.items() if name.startswith(prefix)}
         size = next(iter(count_symbols(own, path).values()), None)
-        identities = (Identity.from_tensor(own[name]) for name in filter(is_identity, own))
-        recorded = next((identity.weight_settings.dictionary for identity in identities), None)
-        found.append(TrainedDictionary(path, size, recorded, file))
+        found.append(TrainedDictionary(path, size, _read_fingerprint(own), file))
     return found
+
+
+def _read_fingerprint(weights: dict[str, Any]) -> Optional[str]:
+    """Read the hash of the dictionary, which our stacks keep with their settings, in a tensor."""
+    for name in filter(is_identity, weights):
+        return Identity.from_tensor(weights[name]).weight_settings.dictionary
+    return None
 
 
 def _fill_in_languages(settings: Any, folder: Path) -> None:

@@ -125,6 +125,5 @@ def build(values: dict[str, Any], symbols: list[int]) -> Any:
     task = SimpleNamespace(
         source_dictionary=dictionaries[0],
         target_dictionary=dictionaries[-1],
-        max_positions=lambda: values["max_positions"],
     )
     return ARCH_MODEL_REGISTRY[values["_name"]].build_model(Namespace(**deepcopy(values)), task)

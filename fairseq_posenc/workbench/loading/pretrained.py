@@ -134,8 +134,10 @@ def read_pretrained(
         )
     with refuse_unusable_settings(label):
         data = settings.task.get("data")
-        file = Path(split_paths(str(data))[0], DICTIONARY) if data else None  # none in translation
-        dictionaries = read_trained_dictionaries(weights, path, [file] * len(family.positions))
+        files: list[Path | None] = [None] * len(family.positions)
+        if data and family.name != "translation":  # whose files have the names of languages
+            files = [Path(split_paths(str(data))[0], DICTIONARY)]
+        dictionaries = read_trained_dictionaries(weights, path, files)
         if not all(dictionary.size for dictionary in dictionaries):
             raise UserError(f"{label}: holds no token embeddings")
         ARCH_CONFIG_REGISTRY[arch](args)  # sets options that are newer than the checkpoint
@@ -178,5 +180,5 @@ def _count_positions(
             if weight.dim()  # without a dimension it is damaged, and refused when it is loaded
         )
         count = next(in_tables, 0) or getattr(args, option, None)
-        counts[side] = int(count or settings.task.tokens_per_sample)  # as in fairseq
+        counts[side] = int(count or settings.task.tokens_per_sample)  # fairseq's own default
     return counts
