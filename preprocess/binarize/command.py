@@ -27,7 +27,7 @@ from fairseq_posenc.workbench.tokens.symbols import SymbolEncoder, warn_of_unkno
 from fairseq_posenc.workbench.tokens.tokenizer import SpecialSymbols
 
 from .formats import LineFormat, check_format, describe_format
-from .items import check_invalid, count_symbols, make_items
+from .items import count_symbols, make_items, skip_or_refuse
 from .options import BinarizeSettings
 from .pool import Pool
 from .shards import (
@@ -41,6 +41,7 @@ from .shards import (
 )
 from .sources import Place, read_chunks
 from .split import Split
+from .store import delete_sizes
 from .vocabulary import PACKAGES, save_dictionary
 
 _FORMAT = 2  # version of manifest.json
@@ -61,7 +62,7 @@ def run(args: argparse.Namespace, line_format: LineFormat) -> None:
     settings = BinarizeSettings.from_args(args, line_format)
     with signals_as_keyboard_interrupt():
         if settings.cluster:
-            Binarizer(replace(settings, cluster=None)).make_on(settings.cluster)
+            Binarizer(settings).make_on(settings.cluster)
         else:
             Binarizer(settings).make()
 
@@ -92,7 +93,7 @@ class Binarizer:
     def make_on(self, cluster: Slurm) -> None:
         """Make all shards as jobs of a cluster; first count symbols if they need a dictionary."""
         settings = self.settings
-        # So that jobs find this package, which is not installed.
+        # So that jobs find the package `binarize`, which lies beside the programs.
         programs = str(Path(__file__).parents[1])
         inherited = os.environ.get("PYTHONPATH")
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [programs, inherited]))
@@ -126,7 +127,7 @@ class Binarizer:
         folder = self.settings.folder
         # Without inputs, as the manifest holds the plan, which `make` compares.
         step = ResultStep(
-            folder, {}, lambda _: self.make(), lambda: read_progress(folder), MANIFEST
+            folder, {}, lambda _: self.make(), lambda: read_progress(folder), result=MANIFEST
         )
         return Job(str(folder.relative_to(self.settings.out)), folder, (step,))
 
@@ -187,8 +188,7 @@ class Binarizer:
         if "outputs" not in done.get(name, {}):
             done[name] = Split(name, inputs, symbols, self.settings, folder, done).write(pool)
             folder.save(done)
-        # The index was made of this file. It is there still if an earlier call was killed here.
-        (folder.partial / f"{name}.sizes").unlink(missing_ok=True)
+        delete_sizes(folder.partial / name)
         counts = done[name]["counts"]
         print(f"{name}: {format_counts(counts)}")
         lines = counts["items"] - counts.get("cuts", 0)  # items with </s>: not all parts of a line
@@ -233,7 +233,7 @@ class Binarizer:
         counter = Counter[str]()
         with Pool(settings.workers, count_symbols, settings) as pool:
             for chunk, (counts, invalid) in pool.map(read_chunks(inputs, Place())):
-                check_invalid(invalid, inputs, chunk, settings.skips_invalid)
+                skip_or_refuse(invalid, inputs, chunk, settings.skips_invalid)
                 counter.update(counts)
         return counter
 

@@ -39,7 +39,7 @@ class JsonField(NamedTuple):
     """Reads a JSON object per line, with a document in a field (C4, OpenWebText2, the Pile)."""
 
     field: str  # name of the field with the text; `meta.title` is a field inside another
-    # (field, value as written in the file): other objects are left out; None keeps all
+    # (field, value): objects with another value are left out; None keeps all
     where: Optional[tuple[str, str]] = None
 
     def __call__(self, line: str) -> Sequence[str]:

@@ -34,10 +34,11 @@ class Items(NamedTuple):
 
     tokens: bytes  # of all items, in the data set's type
     sizes: bytes  # of the items, `</s>` included, as int32
-    # With `--empty-lines documents`, the writer puts an empty item before the first item, and after
-    # the last one, if empty lines were there; if all lines were empty, both are true.
-    preceded_by_blank: bool
-    followed_by_blank: bool
+    # With `--empty-lines documents`, whether empty lines stand before the first item, and after the
+    # last one; if all lines are empty, both are true. The writer puts an empty item there once an
+    # item of the neighbouring chunk follows.
+    begins_with_blank: bool
+    ends_with_blank: bool
     counts: Counter[str]  # for the manifest
     invalid: list[InvalidLine]
 
@@ -86,7 +87,7 @@ def make_items(
     tokens, sizes = encoder.encode(lines)
     counts.update(_count_special_tokens(tokens, sizes, symbols))
     blank = np.fromiter((not line for line in lines), bool, len(lines))
-    preceded = followed = False
+    begins = ends = False  # with a blank
     is_kept = np.ones(len(sizes), dtype=bool)
     if settings.longest_line is not None:
         long = sizes > settings.longest_line
@@ -96,7 +97,7 @@ def make_items(
     if settings.empty_lines == "documents":
         has_tokens = sizes > 1  # besides </s>
         is_kept &= has_tokens | blank  # a line of text without tokens would seem to end a document
-        is_kept, preceded, followed = _keep_between_documents(is_kept, blank)
+        is_kept, begins, ends = _keep_between_documents(is_kept, blank)
         counts["document_ends"] = int((is_kept & blank).sum())
     tokens = tokens[np.repeat(is_kept, sizes)]
     sizes = sizes[is_kept]
@@ -105,7 +106,7 @@ def make_items(
         counts["cuts"] = len(parts) - len(sizes)
         sizes = parts
     counts.update(items=len(sizes), tokens=len(tokens))
-    return Items(tokens.tobytes(), sizes.tobytes(), preceded, followed, counts, invalid)
+    return Items(tokens.tobytes(), sizes.tobytes(), begins, ends, counts, invalid)
 
 
 def _count_special_tokens(
@@ -124,13 +125,13 @@ def count_symbols(
     return Counter(chain.from_iterable(settings.splitter(lines))), invalid
 
 
-def check_invalid(
-    invalid: Sequence[InvalidLine], inputs: Sequence[Input], chunk: Chunk, skip: bool
+def skip_or_refuse(
+    invalid: Sequence[InvalidLine], inputs: Sequence[Input], chunk: Chunk, skips_invalid: bool
 ) -> list[str]:
-    """Describe the invalid lines of a chunk of ``inputs``.
+    """Describe the invalid lines of a chunk of ``inputs``, which are skipped, or refuse them.
 
     Raises:
-        UserError: a line is invalid, and ``skip`` is False.
+        UserError: a line is invalid, and ``skips_invalid`` is False.
     """
     part = inputs[chunk.end.part].part
     lines_before = chunk.end.line - chunk.lines
@@ -139,7 +140,7 @@ def check_invalid(
         f"{part.path}, line {lines_before + number + 1}: {reason}{origin}"
         for number, reason in invalid
     ]
-    if problems and not skip:
+    if problems and not skips_invalid:
         raise UserError(f"{problems[0]}; mend the file, or use --invalid-lines skip")
     return problems
 
@@ -175,13 +176,12 @@ def _keep_between_documents(keep: np.ndarray, blank: np.ndarray) -> tuple[np.nda
         followed by empty items.
     """
     kept = np.flatnonzero(keep)
-    is_empty = blank[kept]
-    text = np.flatnonzero(~is_empty)
-    if not len(text):
+    is_text = ~blank[kept]  # of the items that are kept so far, as are the next arrays
+    if not is_text.any():
         return np.zeros_like(keep), len(kept) > 0, len(kept) > 0
-    follows_text = np.concatenate([[False], ~is_empty[:-1]])
-    precedes_text = np.arange(len(kept)) < text[-1]
-    chosen = ~is_empty | (follows_text & precedes_text)
+    follows_text = np.concatenate([[False], is_text[:-1]])
+    precedes_text = np.arange(len(kept)) < np.flatnonzero(is_text)[-1]
+    is_chosen = is_text | (follows_text & precedes_text)
     result = np.zeros_like(keep)
-    result[kept[chosen]] = True
-    return result, bool(is_empty[0]), bool(is_empty[-1])
+    result[kept[is_chosen]] = True
+    return result, not is_text[0], not is_text[-1]

@@ -86,21 +86,21 @@ def parts_of_shard(files: Sequence[str], shard: int, num_shards: int) -> list[Pa
         weights = list(map(os.path.getsize, files))
     else:
         weights = [1] * len(files)
-    # The shard has the weight from `first` to `last`, and the compressed files that begin there.
-    first = sum(weights) * shard // num_shards
-    last = sum(weights) * (shard + 1) // num_shards
+    # The shard has the weight from `begin` to `end`, and the compressed files that begin there.
+    begin = sum(weights) * shard // num_shards
+    end = sum(weights) * (shard + 1) // num_shards
     parts = []
-    before = 0  # weight of the files before this one
+    file_begin = 0  # weight of the files before this one
     for path, weight in zip(files, weights):
         if path in compressed:
-            start = 0
-            end = os.path.getsize(path) if first <= before < last else 0
+            is_ours = begin <= file_begin < end
+            part = Part(path, 0, os.path.getsize(path) if is_ours else 0)
         else:
-            start = _find_line_start(path, min(max(first - before, 0), weight), weight)
-            end = _find_line_start(path, min(max(last - before, 0), weight), weight)
-        if start < end:
-            parts.append(Part(path, start, end))
-        before += weight
+            offsets = (begin - file_begin, end - file_begin)
+            part = Part(path, *(_find_line_start(path, offset, weight) for offset in offsets))
+        if part.start < part.end:
+            parts.append(part)
+        file_begin += weight
     if not parts:
         raise UserError(
             f"shard {shard} of {num_shards} would be empty: lines and compressed files are not "
@@ -110,9 +110,9 @@ def parts_of_shard(files: Sequence[str], shard: int, num_shards: int) -> list[Pa
 
 
 def _find_line_start(path: str, offset: int, size: int) -> int:
-    """Find the beginning of the first line at or after an offset."""
-    if offset in (0, size):  # to open many files for many shards would take hours
-        return offset
+    """Find the beginning of the first line at or after an offset, which may be out of the file."""
+    if not 0 < offset < size:  # without opening it: of many files for many shards it takes hours
+        return min(max(offset, 0), size)
     with open(path, "rb") as file:
         file.seek(offset - 1)
         while (line := file.readline(_BLOCK_BYTES)) and not line.endswith(b"\n"):

@@ -17,7 +17,7 @@ from fairseq_posenc.workbench.running.folders import WholeFolder
 from fairseq_posenc.workbench.running.progress import say
 from fairseq_posenc.workbench.tokens.tokenizer import SpecialSymbols
 
-from .items import Items, check_invalid
+from .items import Items, skip_or_refuse
 from .options import BinarizeSettings
 from .pool import Pool
 from .shards import Input, describe_file
@@ -109,18 +109,18 @@ class Split:
         """Append the items of a chunk, after an empty item if a document ended before them."""
         state = self._state
         state.counts.update(items.counts)
-        state.document_ended |= items.preceded_by_blank
+        state.document_ended |= items.begins_with_blank
         if not items.sizes:
             return
         if self._separates_documents and state.document_ended and self._store.position.items:
             self._store.append(*self._empty)
             state.counts.update(items=1, tokens=1, document_ends=1)
         self._store.append(items.tokens, items.sizes)
-        state.document_ended = items.followed_by_blank
+        state.document_ended = items.ends_with_blank
 
     def _report_invalid(self, items: Items, chunk: Chunk) -> None:
         """Report the invalid lines of a chunk, or refuse them."""
-        for message in check_invalid(items.invalid, self._inputs, chunk, self._skip_invalid):
+        for message in skip_or_refuse(items.invalid, self._inputs, chunk, self._skip_invalid):
             if len(self._state.messages) < _MAX_REPORTED:
                 self._state.messages.append(message)
                 say(f"skipped {message}")

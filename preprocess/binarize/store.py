@@ -29,8 +29,7 @@ class Position(NamedTuple):
 class Store:
     """Writes ``PREFIX.bin`` and ``PREFIX.idx``, byte for byte as fairseq does.
 
-    The index is made at the end from ``PREFIX.sizes``, which the caller then deletes: until the
-    caller has recorded the split as done, an interrupted run resumes from it.
+    The index is made at the end from ``PREFIX.sizes``; see :func:`delete_sizes`.
 
     Args:
         prefix: path without suffix.
@@ -92,6 +91,14 @@ class Store:
         expected = (self.position.items, self.dtype.type, bin_bytes)
         if written != expected or bin_bytes != self.position.tokens * self.dtype.itemsize:
             raise RuntimeError(f"{self.prefix}: {written} on disk, but {expected} were written")
+
+
+def delete_sizes(prefix: Path) -> None:
+    """Delete ``PREFIX.sizes``, from which an interrupted run resumes, of a data set that is done.
+
+    Call it after the data set is recorded as done, and again if that call may have been killed.
+    """
+    prefix.with_suffix(".sizes").unlink(missing_ok=True)
 
 
 def open_at(path: Path, size: int) -> BinaryIO:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from fairseq.data import Dictionary
 
-from binarize.store import SIZE, Position, Store
+from binarize.store import SIZE, Position, Store, delete_sizes
 from binarize.vocabulary import Vocabulary
 from fairseq_posenc.checkpoints.dictionary import DICTIONARY
 from fairseq_posenc.tasks.glue.definitions import SCORE_MAXIMUM, Task
@@ -61,8 +61,9 @@ class Writer(NamedTuple):
         for start in range(0, len(examples.ids), _BATCH_SIZE):
             batch = slice(start, start + _BATCH_SIZE)
             encoded = [self.encoder.encode(texts[batch]) for texts in examples.sentences]
+            # Without </s>, as is what is kept of them.
             lengths = np.stack([sizes.astype(np.int64) - 1 for _, sizes in encoded], axis=1)
-            kept = truncate_lengths(lengths, room)  # without </s>, as are lengths
+            kept = truncate_lengths(lengths, room)
             for side, store in enumerate(stores):
                 tokens = truncate(*encoded[side], kept[:, side])
                 counts["unknown_tokens"] += int((tokens == self.symbols.unk).sum())
@@ -97,7 +98,7 @@ class Writer(NamedTuple):
 
 def _finish(store: Store) -> None:
     store.finish()
-    store.prefix.with_suffix(".sizes").unlink()  # the index was made of it
+    delete_sizes(store.prefix)
 
 
 def build_label_dictionary(task: Task) -> Dictionary:

@@ -31,6 +31,7 @@ def find_file(folder: Path, task: Task, split: str) -> Path:
     Raises:
         UserError: the file is missing.
     """
+    # MNLI's third test set is ../diagnostic/diagnostic.tsv, seen from its folder.
     plain = Path(os.path.normpath(folder / task.name / f"{task.files[split]}.tsv"))
     for suffix in _SUFFIXES:
         path = plain.with_name(plain.name + suffix)

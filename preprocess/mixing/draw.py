@@ -115,8 +115,8 @@ class Sampler:
     seed: str
     hold_out_unit: str  # unit of the text held out, `documents` or `lines`
     totals: Counter[str]  # `documents`, `lines` and `bytes` of the corpus, if sampling needs them
-    # the same of the text read so far; `train_documents` ... of its text to train on; `held_out`,
-    # in `hold_out_unit`. `sample` updates the caller's counter, which saves and resumes with it
+    # The caller's own counter, which it saves: `documents`, `lines` and `bytes` read so far, with
+    # `train_` before them those to train on; and `held_out`, in `hold_out_unit`.
     counts: Counter[str]
 
     def check(self) -> None:
@@ -159,7 +159,10 @@ class Sampler:
         return SampledDocument(train, valid)
 
     def _estimate_rest(self) -> float:
-        """Estimate how much text to train on follows what is counted, in the unit of the size."""
+        """Estimate how much text to train on follows what is counted, in the unit of the size.
+
+        Of the text to hold out from it, only the expected share is known.
+        """
         rest = self.totals[self.hold_out_unit] - self.counts[self.hold_out_unit]
         still_to_hold = self.corpus.hold_out - self.counts["held_out"]
         train_share = 1 - still_to_hold / rest if rest else 0

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from binarize.formats import LineFormat
-from binarize.items import InvalidLine, check_invalid, read_lines
+from binarize.items import InvalidLine, read_lines, skip_or_refuse
 from binarize.pool import Pool
 from binarize.shards import Input, describe_file
 from binarize.sources import Place, read_chunks
@@ -146,11 +146,11 @@ class Mixture:
                 if corpus.size is not None or corpus.hold_out:  # sampling needs the totals
                     self._count(number)
                 self._end_step()
-            has_sampled = any(state.done)  # a document, in an earlier run
-            if not has_sampled:
+            if not any(state.done):  # before any document is sampled, as checks are of whole texts
                 for number in range(count):
                     self._make_sampler(number).check()
-            for number in range(state.step - count, count):
+            num_sampled = state.step - count
+            for number in range(num_sampled, count):
                 self._sample(number)
                 self._end_step()
         finally:
@@ -190,7 +190,7 @@ class Mixture:
         pending = state.pending.encode()
         with Pool(rules.workers, cut_documents, corpus.format, rules.sentences) as pool:
             for chunk, (texts, invalid) in pool.map(read_chunks(inputs, state.place)):
-                for message in check_invalid(invalid, inputs, chunk, rules.skip_invalid):
+                for message in skip_or_refuse(invalid, inputs, chunk, rules.skip_invalid):
                     say(f"skipped {message}")
                 documents = [pending + texts[0], *texts[1:]]
                 # The last document may continue in the next chunk.

@@ -54,8 +54,8 @@ class SubwordEncoder:
 
     Args:
         path: the ``.model`` file.
-        vocabulary: pieces in the order of their ids, fairseq's symbols first; by default those of
-            the model. Pieces of the model that it lacks become ``<unk>``, as in opus-mt.
+        vocabulary: pieces in the order of their ids, fairseq's symbols first; by default those of a
+            model of :func:`train_model`. Pieces that it lacks become ``<unk>``, as in opus-mt.
 
     Raises:
         UserError: the file is not a model, or the vocabulary has none of its pieces.
@@ -72,8 +72,9 @@ class SubwordEncoder:
 
     def encode(self, lines: list[str]) -> PieceIds:
         """Encode each line as ids."""
-        encoded = self._model.model.encode([" ".join(line.split()) for line in lines])
-        return [[self._ids[number] for number in line] for line in encoded]
+        texts = [" ".join(line.split()) for line in lines]
+        numbers = self._model.encode(texts, num_threads=cores())
+        return [[self._ids[number] for number in line] for line in numbers]
 
     def write(self, path: Path, lines: PieceIds) -> dict[str, int]:
         """Write pieces as text for fairseq-preprocess; count pieces and ``<unk>``."""
@@ -83,7 +84,7 @@ class SubwordEncoder:
         unknown = sum(line.count(UNKNOWN) for line in lines)
         return {"pieces": sum(map(len, lines)), "unknown": unknown}
 
-    def write_dictionary(self, path: Path, lines: Iterable[list[int]]) -> None:
+    def write_dictionary(self, path: Path, lines: PieceIds) -> None:
         """Write fairseq's dictionary: pieces in the model's order, with their counts.
 
         The special symbols are left out, as fairseq adds them.
@@ -107,20 +108,20 @@ class TrainedPieces:
 
     def __init__(self, source: Path, target: Path) -> None:
         self.paths = (source, target, source.with_name(VOCABULARY))
-        self.contents = tuple(read_bytes(path) for path in self.paths)
+        *self.models, self._vocabulary = map(read_bytes, self.paths)
         self.pieces = [*_SYMBOLS, *(name for name in self._read_pieces() if name not in _SYMBOLS)]
         self.encoders = SubwordEncoder(source, self.pieces), SubwordEncoder(target, self.pieces)
 
     def _read_pieces(self) -> list[str]:
         """Read the pieces of the vocabulary in the order of their numbers."""
-        path = self.paths[-1]
-        content = self.contents[-1]
         try:
-            numbers = json.loads(content)
+            numbers = json.loads(self._vocabulary)
             pieces: list[str] = sorted(numbers, key=numbers.__getitem__)
             is_whole = sorted(numbers.values()) == list(range(len(pieces)))
         except (ValueError, TypeError, AttributeError, RecursionError):
             is_whole = False
         if not is_whole:
-            raise UserError(f"{path}: not a vocabulary, which gives each piece a number from 0 on")
+            raise UserError(
+                f"{self.paths[-1]}: not a vocabulary, which gives each piece a number from 0 on"
+            )
         return pieces

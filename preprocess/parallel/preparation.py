@@ -97,7 +97,7 @@ def _choose_pieces(given: dict[str, Any], models: Optional[list[Path]]) -> dict[
     if models is None:
         learnt = {name: given[name] or default for name, default in _DEFAULTS.items()}
         return {**learnt, "trained": None}
-    for name in filter(given.get, given):
+    if name := next(filter(given.get, given), None):
         option = f"--{name.replace('_', '-')}"
         raise UserError(f"{option}: --sentencepiece-model already sets this; leave {option} out")
     return {**given, "trained": TrainedPieces(*models)}
@@ -163,7 +163,7 @@ class Preparation:
         settings = self._settings
         names = [f"sentencepiece.{language}.model" for language in self._languages]
         if settings.trained is not None:
-            for name, model in zip(names, settings.trained.contents):
+            for name, model in zip(names, settings.trained.models):
                 (self._work / name).write_bytes(model)
             return settings.trained.encoders
         assert settings.vocab_size is not None
