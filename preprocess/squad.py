@@ -32,7 +32,7 @@ from fairseq_posenc.workbench.running.options import Parser
 from fairseq_posenc.workbench.running.progress import format_counts, say
 from fairseq_posenc.workbench.tokens.tokenizer import ENCODER_JSON, MERGES, PIECES
 
-SPLITS = ("train", "valid")
+_SPLITS = ("train", "valid")
 _NAMES = {  # option of the vocabulary -> name of its file in the folder
     "dict": DICTIONARY,
     "sentencepiece_model": PIECES,
@@ -63,7 +63,7 @@ class SquadSettings:
         vocabulary.load_dictionary()  # raises an error at once if it is empty
         chosen = vocabulary.files
         files = {name: chosen[option] for option, name in _NAMES.items() if option in chosen}
-        inputs = {split: getattr(args, split) for split in SPLITS}
+        inputs = {split: getattr(args, split) for split in _SPLITS}
         return cls(inputs, args.out, files, limits)
 
     def plan(self, squads: dict[str, Squad]) -> dict[str, Any]:
@@ -72,7 +72,7 @@ class SquadSettings:
         Raises:
             UserError: the files are of different versions of SQuAD.
         """
-        train, valid = (squads[split] for split in SPLITS)
+        train, valid = (squads[split] for split in _SPLITS)
         if train.version != valid.version:
             raise UserError(
                 f"{train.path} is SQuAD {train.version}, but {valid.path} is {valid.version}"

@@ -32,13 +32,14 @@ from fairseq_posenc.workbench.running.options import (
     finite_number,
 )
 from parallel.iwslt import TESTS
-from parallel.preparation import ParallelSettings, Preparation
+from parallel.preparation import DEFAULTS, ParallelSettings, Preparation
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> None:
     """Run the program."""
     settings = ParallelSettings.from_args(make_parser().parse_args(arguments))
     corpus = settings.read_corpus()
+    # The key is that of folders which earlier versions made.
     folder = WholeFolder(settings.out, settings.plan(corpus), plan_key="request")
     if "," in str(folder.partial):
         raise UserError(f"--out {settings.out}: fairseq-preprocess cannot have commas in names")
@@ -91,8 +92,9 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         help="trained models instead of new ones, in the format of Helsinki-NLP: source.spm and "
         "target.spm, with vocab.json beside the first",
     )
-    add_count(parser, "--vocab-size", "number of pieces (default: 16384)")
-    add("--model-type", choices=["bpe", "unigram"], help="kind of pieces (default: bpe)")
+    add_count(parser, "--vocab-size", f"number of pieces (default: {DEFAULTS['vocab_size']})")
+    text = f"kind of pieces (default: {DEFAULTS['model_type']})"
+    add("--model-type", choices=["bpe", "unigram"], help=text)
     add("--separate", action="store_true", help="learn pieces for each language separately")
     add_count(parser, "--max-length", "maximum pieces of a training sentence", 250)
     text = "maximum ratio of the lengths of a training pair (default: 3)"

@@ -19,7 +19,7 @@ from fairseq_posenc.workbench.running.exit_codes import run_main
 def main() -> None:
     """Run the program."""
     parser = options.make_parser(__doc__)
-    parser.set_defaults(empty_lines=None)
+    parser.set_defaults(empty_lines=None)  # until it is given
     add = parser.add_argument
     add("--articles", action="store_true", help="write an empty item only between articles")
     add("--no-headings", action="store_true", help="drop the headings")

@@ -184,8 +184,8 @@ class Binarizer:
         pool: Pool,
         done: dict[str, Any],
     ) -> None:
-        """Write a split unless ``done[name]`` is its result, with ``outputs``, not only a state."""
-        if "outputs" not in done.get(name, {}):
+        """Write a split unless it is done; ``done[name]`` is then its result."""
+        if not Split.is_done(name, done):
             done[name] = Split(name, inputs, symbols, self.settings, folder, done).write(pool)
             folder.save(done)
         delete_sizes(folder.partial / name)

@@ -75,6 +75,11 @@ class Split:
             np.array([1], SIZE).tobytes(),
         )
 
+    @staticmethod
+    def is_done(name: str, done: dict[str, Any]) -> bool:
+        """Check whether ``done`` has the result of a split, not only a state."""
+        return "outputs" in done.get(name, {})
+
     def write(self, pool: Pool) -> dict[str, Any]:
         """Write the rest of the split; return its entry of the manifest.
 

@@ -53,6 +53,7 @@ class Writer(NamedTuple):
         """Write the sentences, truncated to the maximum size; return the counts."""
         sides = range(len(examples.sentences))
         num_special = 2 * len(sides)  # <s> first </s>, and for a pair </s> second </s>
+        # A data set has no longer sentences, and numpy no integer for an endless --max-tokens.
         room = min(self.max_tokens, np.iinfo(SIZE).max) - num_special
         paths = [self.folder / f"input{side}" / split for side in sides]
         stores = [Store(path, self.symbols.dtype, Position()) for path in paths]

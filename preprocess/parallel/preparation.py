@@ -22,7 +22,7 @@ from .texts import ParallelCorpus, ParallelSplit, read_files
 
 # Options of learnt pieces, and their defaults. argparse does not know the defaults, because
 # --sentencepiece-model allows none of these options.
-_DEFAULTS = {"vocab_size": 16384, "model_type": "bpe", "separate": False}
+DEFAULTS = {"vocab_size": 16384, "model_type": "bpe", "separate": False}
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class ParallelSettings:
         """
         if args.max_ratio < 1:
             raise UserError(f"--max-ratio {args.max_ratio:g}: give 1 or more")
-        given = {name: getattr(args, name) for name in _DEFAULTS}
+        given = {name: getattr(args, name) for name in DEFAULTS}
         computed = _choose_pieces(given, args.sentencepiece_model)
         if args.corpus == "multi30k":  # files in a folder
             computed["train"] = str(args.path / "train")
@@ -80,7 +80,7 @@ class ParallelSettings:
 
     def plan(self, corpus: ParallelCorpus) -> dict[str, Any]:
         """List all settings and checksums that the data-bin depends on."""
-        names = ["source_lang", "target_lang", *_DEFAULTS, "max_length", "max_ratio"]
+        names = ["source_lang", "target_lang", *DEFAULTS, "max_length", "max_ratio"]
         return {
             "options": {
                 "corpus": self.corpus,
@@ -95,7 +95,7 @@ class ParallelSettings:
 def _choose_pieces(given: dict[str, Any], models: Optional[list[Path]]) -> dict[str, Any]:
     """Collect the settings of the pieces: learnt ones, or those of ``--sentencepiece-model``."""
     if models is None:
-        learnt = {name: given[name] or default for name, default in _DEFAULTS.items()}
+        learnt = {name: given[name] or default for name, default in DEFAULTS.items()}
         return {**learnt, "trained": None}
     if name := next(filter(given.get, given), None):
         option = f"--{name.replace('_', '-')}"

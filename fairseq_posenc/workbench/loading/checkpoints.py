@@ -50,7 +50,8 @@ def load_state(path: Path, option: str, for_fairseq: bool = False) -> State:
         upgraded = _upgrade_settings({**state, "last_optimizer_state": None, "model": {}})
         upgraded["model"] = state["model"]
         upgraded["last_optimizer_state"] = state.get("last_optimizer_state")
-        _ = upgraded["cfg"].model, upgraded["cfg"].task  # an error if one of these is missing
+        # One that is missing raises an error here, where it becomes a line about the file.
+        _ = upgraded["cfg"].model, upgraded["cfg"].task
     return upgraded
 
 

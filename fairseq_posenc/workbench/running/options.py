@@ -27,6 +27,7 @@ from fairseq_posenc.workbench.running.devices import cores
 if TYPE_CHECKING:
     from fairseq_posenc.workbench.running.executor import Slurm
 
+# As a value, or in a list.
 _NAN = re.compile(r"[=\[,\s][+-]?\.?nan(?=[\],\s]|$)", re.IGNORECASE)
 _SURROGATE = re.compile("[\ud800-\udfff]")
 # Options of sbatch that the executor sets.
@@ -70,13 +71,12 @@ class Parser(ArgumentParser):
         Raises:
             UserError: always.
         """
-        option = _WITHOUT_VALUE.match(message)
-        names = option[1].split("/") if option else []
-        following = dict(zip(self._words, self._words[1:]))
-        value = next(filter(None, map(following.get, names)), "")
-        if value.startswith("-") and value not in self._option_string_actions:
-            advice = f"a value that begins with a dash is written {names[0]}={value}"
-            message = f"{message}; {advice}"
+        if match := _WITHOUT_VALUE.match(message):
+            names = match[1].split("/")  # of the option
+            following = dict(zip(self._words, self._words[1:]))
+            value = next(filter(None, map(following.get, names)), "")
+            if value.startswith("-") and value not in self._option_string_actions:  # as in --lr -1
+                message += f"; a value that begins with a dash is written {names[0]}={value}"
         raise UserError(f"{message} (see {self.prog} --help)")
 
 
@@ -228,10 +228,14 @@ def add_workers(parser: _ActionsContainer) -> None:
 def add_set(parser: ArgumentParser, example: str) -> None:
     """Add ``--set``, which overrides settings of fairseq's configuration."""
     text = f"override a setting of fairseq, as in {example}; repeatable"
-    add = parser.add_argument
-    form = "KEY=VALUE"
-    add(
-        "--set", dest="changes", action="append", type=_setting, default=[], metavar=form, help=text
+    parser.add_argument(
+        "--set",
+        dest="changes",
+        action="append",
+        type=_setting,
+        default=[],
+        metavar="KEY=VALUE",
+        help=text,
     )
 
 

@@ -52,7 +52,7 @@ def find_command(name: str) -> str:
 
 
 def find_user_error(output: str) -> Optional[str]:
-    """Find the line in a command's output that reports wrong input; None if it has no such line."""
+    """Find the last line in a command's output that is one of our errors; None without one."""
     messages = _USER_ERROR.findall(output)
     return messages[-1] if messages else None
 
