@@ -194,7 +194,7 @@ def _build_parser(chosen: str) -> Parser:
         rest = f"; after --: {command.after_dashes}" if command.after_dashes else ""
         subparser = subparsers.add_parser(name, description=command.help + rest)
         if name == chosen:
-            subparser.passes_on = "fairseq-train" if command.after_dashes else ""
+            subparser.passes_rest_to = "fairseq-train" if command.after_dashes else ""
             command.add_arguments(subparser)
             add_examples(subparser, EXAMPLES[name])
     return parser

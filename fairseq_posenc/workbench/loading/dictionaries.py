@@ -122,7 +122,7 @@ def read_trained_dictionaries(
     prefixes = ("encoder.", "decoder.") if len(files) > 1 else ("",)
     for prefix, file in zip(prefixes, files):
         own = {name: weight for name, weight in weights.items() if name.startswith(prefix)}
-        size = next(iter(count_symbols(own, path).values()), None)
+        size = next(iter(count_embedding_rows(own, path).values()), None)
         found.append(TrainedDictionary(path, size, _read_fingerprint(own), file))
     return found
 
@@ -160,7 +160,7 @@ def infer_languages(folder: Path) -> tuple[str, str]:
     return pair[0], pair[1]
 
 
-def count_symbols(weights: dict[str, Any], path: Path) -> dict[str, int]:
+def count_embedding_rows(weights: dict[str, Any], path: Path) -> dict[str, int]:
     """Count the rows of each table of token embeddings in a checkpoint, by name.
 
     Raises:

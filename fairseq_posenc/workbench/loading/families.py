@@ -67,7 +67,7 @@ FAMILIES = (
 )
 
 
-def architecture(settings: Any) -> str:
+def read_architecture(settings: Any) -> str:
     """Read the name of the architecture in the settings of a model."""
     return str(getattr(settings, "_name", None) or getattr(settings, "arch", None))
 
@@ -107,14 +107,14 @@ def build_default_settings(arch: str, task: str) -> Mapping[str, Any]:
     return MappingProxyType(values)  # read-only, as it is kept
 
 
-def model_options(arch: str) -> list[Action]:
+def list_model_options(arch: str) -> list[Action]:
     """List the options of an architecture's model on fairseq's command line."""
     parser = ArgumentParser(allow_abbrev=False, add_help=False)
     ARCH_MODEL_REGISTRY[arch].add_args(parser)
     return parser._actions
 
 
-def build(values: dict[str, Any], symbols: list[int]) -> Any:
+def build_model(values: dict[str, Any], symbols: list[int]) -> Any:
     """Build a model with new parameters.
 
     Args:

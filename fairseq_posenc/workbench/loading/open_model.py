@@ -62,7 +62,7 @@ class OpenModel(NamedTuple):
         return self.family.name == "translation"
 
     @property
-    def tied(self) -> bool:
+    def ties_embeddings(self) -> bool:
         """Whether the output embeddings are those of the input."""
         if self.family.name == "masked_lm":
             encoder = self.model.encoder
@@ -101,7 +101,7 @@ def open_model(
             fit the weights.
     """
     state = state or load_state(path, option)
-    arch = families.architecture(state["cfg"].model)
+    arch = families.read_architecture(state["cfg"].model)
     family = families.find_family(arch, stock=True)
     if family is None:
         titles = ", ".join(known.title for known in families.FAMILIES)

@@ -23,9 +23,9 @@ from fairseq_posenc.workbench.loading.dictionaries import (
 )
 from fairseq_posenc.workbench.loading.families import (
     Family,
-    architecture,
     find_family,
-    model_options,
+    list_model_options,
+    read_architecture,
 )
 
 # Options of models that concern loading or training, and do not define the model.
@@ -72,7 +72,7 @@ class Pretrained(NamedTuple):
         return next(iter(self.num_positions.values()))
 
     @property
-    def sizes(self) -> list[int]:
+    def dictionary_sizes(self) -> list[int]:
         """The sizes of the dictionaries, with ``<mask>``; the source's is the first."""
         return [dictionary.size or 0 for dictionary in self.dictionaries]
 
@@ -82,10 +82,10 @@ class Pretrained(NamedTuple):
         return str(getattr(self.args, "attention_directions", None) or "")
 
     @property
-    def options(self) -> dict[str, Any]:
+    def roberta_section(self) -> dict[str, Any]:
         """The section ``model`` of a configuration that builds a RoBERTa again, as one of ours."""
         # Any of our architectures lists them; `roberta_none` stands for all.
-        names = {option.dest for option in model_options("roberta_none")}
+        names = {option.dest for option in list_model_options("roberta_none")}
         is_ours = find_family(self.arch) is not None
         # A RoBERTa of fairseq has a single encoding, which names the architecture of ours.
         arch = self.arch if is_ours else f"roberta_{self.spec.items[0].name}"
@@ -124,7 +124,7 @@ def read_pretrained(
     state = load_state(path, "--checkpoint", for_fairseq)
     settings, weights = state["cfg"], state["model"]
     args = Namespace(**vars(as_namespace(settings.model)))  # a copy, to which options are added
-    arch = architecture(args)
+    arch = read_architecture(args)
     family = find_family(arch, stock=True)
     if family is None or not (any_family or family.name == "masked_lm"):
         others = ", causal language model or encoder-decoder Transformer" if any_family else ""

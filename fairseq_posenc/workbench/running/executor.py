@@ -20,7 +20,7 @@ from fairseq_posenc.errors import RunError, UserError
 from fairseq_posenc.files import write_whole
 from fairseq_posenc.workbench.running.folders import is_locked, lock_folder, read_json_object
 from fairseq_posenc.workbench.running.jobs import Job, RunContext
-from fairseq_posenc.workbench.running.programs import find_user_error
+from fairseq_posenc.workbench.running.programs import find_error_line
 from fairseq_posenc.workbench.running.progress import say
 
 _DONE = "DONE"  # complete by its folder, whatever Slurm says
@@ -248,7 +248,7 @@ class _Queue:
         text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
         lines = [line for line in text.splitlines() if line and not line.startswith("srun: ")]
         last = lines[-1].strip() if lines else "it left no log"
-        return f"{find_user_error(text) or last} (its log: {log})"
+        return f"{find_error_line(text) or last} (its log: {log})"
 
 
 class _SlurmJob:

@@ -39,7 +39,7 @@ Settings = TypeVar("Settings")
 class Parser(ArgumentParser):
     """A parser that raises its errors as :class:`UserError` and keeps line breaks in help texts."""
 
-    passes_on = ""  # program that receives the words after `--`
+    passes_rest_to = ""  # program that receives the words after `--`
     _words: Sequence[str] = ()
 
     def __init__(self, **settings: Any) -> None:
@@ -60,8 +60,8 @@ class Parser(ArgumentParser):
             setattr(known, name, _check_paths(value))
         if rest and not self._subparsers:  # else argparse reports the rest
             unknown = " ".join(rest)
-            advice = f": options of {self.passes_on} come after two dashes, as in -- {unknown}"
-            is_passed_on = self.passes_on and rest[0].startswith("-")
+            advice = f": options of {self.passes_rest_to} come after two dashes, as in -- {unknown}"
+            is_passed_on = self.passes_rest_to and rest[0].startswith("-")
             self.error(f"unrecognized arguments: {unknown}{advice if is_passed_on else ''}")
         return known, rest
 

@@ -51,7 +51,7 @@ def find_command(name: str) -> str:
     return path
 
 
-def find_user_error(output: str) -> Optional[str]:
+def find_error_line(output: str) -> Optional[str]:
     """Find the last line in a command's output that is one of our errors; None without one."""
     messages = _USER_ERROR.findall(output)
     return messages[-1] if messages else None
@@ -186,7 +186,7 @@ def _end_program(process: subprocess.Popen[str]) -> None:
 
 def _describe_failure(name: str, status: int, log: Path) -> str:
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_QUOTED_LINES:]
-    if message := find_user_error("\n".join(lines)):
+    if message := find_error_line("\n".join(lines)):
         return f"{name}: {message} (its log: {log})"
     end = f"was ended by signal {-status}" if status < 0 else f"failed with exit status {status}"
     if status == -signal.SIGKILL:

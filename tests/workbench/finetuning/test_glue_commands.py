@@ -432,7 +432,7 @@ def test_a_checkpoint_tells_its_architecture():
     found = read_pretrained(pretrained())
     assert (found.arch, found.max_positions) == ("decbert_diff_tiny", 40)
     assert (str(found.spec), found.directions) == (SPEC, DIRECTIONS)
-    assert found.options["encoder_embed_dim"] == 32
+    assert found.roberta_section["encoder_embed_dim"] == 32
     ours = open_glue_data(data() / "glue" / "CoLA")
     found.check_dictionary(ours.dictionary)
     ours.check_lengths(found.max_positions, found.path)

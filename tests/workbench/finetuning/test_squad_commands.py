@@ -397,7 +397,7 @@ def test_settings_of_another_type_are_told_in_one_line(change):
 
 @slow
 def test_the_model_section_builds_the_pretrained_model():
-    options = read_pretrained(files().pretrained).options
+    options = read_pretrained(files().pretrained).roberta_section
     assert options["position_encoding"] == "learned+m4(max_distance=30)"
     assert (options["attention_directions"], options["encoder_embed_dim"]) == ("lr", 64)
     assert "dropout" not in options

@@ -479,9 +479,9 @@ def save(path, model, args, data="nowhere"):
 
 
 def rebuilt(pretrained):
-    options = {**pretrained.options, "dropout": 0.0, "attention_dropout": 0.0}
+    options = {**pretrained.roberta_section, "dropout": 0.0, "attention_dropout": 0.0}
     dictionary = Dictionary()
-    for index in range(pretrained.sizes[0] - len(dictionary)):
+    for index in range(pretrained.dictionary_sizes[0] - len(dictionary)):
         dictionary.add_symbol(f"w{index}")
     task = SimpleNamespace(source_dictionary=dictionary)
     model = PositionalRoberta.build_model(Namespace(**options), task).eval()
@@ -495,8 +495,8 @@ def test_a_model_is_built_again_from_its_checkpoint(tmp_path, spec):
     more = {"arch": "roberta_none_tiny", "attention_directions": "lr,rl"}
     model = model_of(spec, **more)
     pretrained = read_pretrained(save(tmp_path / "model.pt", model, model.args))
-    assert (str(pretrained.spec), pretrained.sizes) == (spec, [24])
-    assert pretrained.directions == pretrained.options["attention_directions"] == "lr,rl"
+    assert (str(pretrained.spec), pretrained.dictionary_sizes) == (spec, [24])
+    assert pretrained.directions == pretrained.roberta_section["attention_directions"] == "lr,rl"
     assert not pretrained.weights
     torch.testing.assert_close(rebuilt(pretrained)(TOKENS), model(TOKENS))
 
@@ -516,7 +516,7 @@ def test_a_roberta_of_fairseq_is_built_again_with_its_positions(tmp_path, option
     task = SimpleNamespace(source_dictionary=theirs.encoder.dictionary)
     model = RobertaModel.build_model(args, task).eval()
     pretrained = read_pretrained(save(tmp_path / "model.pt", model, args))
-    assert str(pretrained.spec) == pretrained.options["position_encoding"] == spec
+    assert str(pretrained.spec) == pretrained.roberta_section["position_encoding"] == spec
     assert pretrained.max_positions == 24
     torch.testing.assert_close(rebuilt(pretrained)(TOKENS)[0], model(TOKENS)[0])
 

@@ -9,7 +9,11 @@ import torch
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.loading import checkpoints, families
-from fairseq_posenc.workbench.loading.dictionaries import count_symbols, open_task, translates
+from fairseq_posenc.workbench.loading.dictionaries import (
+    count_embedding_rows,
+    open_task,
+    translates,
+)
 from tests.helpers.exchanged import checkpoint
 from tests.helpers.tiny_models import ARCHITECTURES, STOCK
 
@@ -32,20 +36,20 @@ def test_a_model_of_default_options_is_built_and_has_its_stacks(family):
     values = settings["model"]
     values = dict(vars(values) if isinstance(values, Namespace) else values)
     values |= {"_name": ARCHITECTURES[family], "tokens_per_sample": 16, "max_positions": 16}
-    model = families.build(values, [40] * len(known.positions))
+    model = families.build_model(values, [40] * len(known.positions))
     assert isinstance(model, known.model_class)
     stacks = dict(families.list_stacks(model))
     sides = {"masked_lm": {"encoder"}, "causal_lm": {"decoder"}}
     assert stacks.keys() == sides.get(family, {"encoder", "decoder"})
     for stack in stacks.values():
         assert stack.embed_tokens.num_embeddings == 40
-    asked = {action.dest for action in families.model_options(ARCHITECTURES[family])}
+    asked = {action.dest for action in families.list_model_options(ARCHITECTURES[family])}
     assert {"position_encoding", "dropout"} <= asked
 
 
 def test_names_of_architectures_old_and_new():
-    assert families.architecture(Namespace(_name="a", arch="b")) == "a"
-    assert families.architecture(Namespace(_name=None, arch="b")) == "b"
+    assert families.read_architecture(Namespace(_name="a", arch="b")) == "a"
+    assert families.read_architecture(Namespace(_name=None, arch="b")) == "b"
 
 
 @pytest.mark.parametrize("family", ARCHITECTURES)
@@ -59,7 +63,7 @@ def test_a_checkpoint_is_loaded_with_its_task(family, tmp_path):
     assert opened.data == trained.data
     names = ["dict.de.txt", "dict.en.txt"] if family == "translation" else ["dict.txt"]
     assert list(opened.dictionaries) == names
-    assert set(count_symbols(state["model"], trained.path).values()) == {
+    assert set(count_embedding_rows(state["model"], trained.path).values()) == {
         len(dictionary) for dictionary in opened.dictionaries.values()
     }
     with pytest.raises(UserError, match=f"--data {tmp_path}: holds no {names[0]}|no files of a"):
@@ -75,10 +79,10 @@ def test_a_checkpoint_is_loaded_with_its_task(family, tmp_path):
 
 def test_weights_that_are_no_table_are_named(tmp_path):
     tables = {"encoder.embed_tokens.weight": torch.ones(5, 3), "decoder.x": torch.ones(2)}
-    assert count_symbols(tables, tmp_path) == {"encoder.embed_tokens.weight": 5}
+    assert count_embedding_rows(tables, tmp_path) == {"encoder.embed_tokens.weight": 5}
     tables["decoder.embed_tokens.weight"] = torch.ones(4)
     with pytest.raises(UserError, match=r"decoder.embed_tokens.weight is not a table.*\(4,\)"):
-        count_symbols(tables, tmp_path)
+        count_embedding_rows(tables, tmp_path)
 
 
 def test_a_missing_file_is_named_with_its_option(tmp_path):

@@ -580,7 +580,7 @@ class TestPrograms:
         ],
     )
     def test_mistakes_are_found_in_what_a_program_says(self, output: str, message: str) -> None:
-        assert programs.find_user_error(output) == message
+        assert programs.find_error_line(output) == message
 
     def test_interruption_ends_the_program(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lock: int

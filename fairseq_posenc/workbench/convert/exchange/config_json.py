@@ -44,7 +44,7 @@ def collect_weights(trained: OpenModel) -> dict[str, Tensor]:
     The pre-training head of a fine-tuned model is left out; tied output embeddings are stored once.
     """
     left_out = [] if trained.head == "masked_lm" else ["encoder.lm_head."]
-    if trained.tied:
+    if trained.ties_embeddings:
         left_out += ["encoder.lm_head.weight", "decoder.output_projection."]
     if trained.head != "classes":
         left_out.append("classification_heads.")
@@ -81,7 +81,7 @@ def build_config(trained: OpenModel) -> dict[str, Any]:
         "model_type": "fairseq_posenc",
         "architectures": [ARCHITECTURES[trained.head]],
         "auto_map": {"AutoConfig": f"{module}.PosencConfig", **autos},
-        "tied_output": trained.tied,
+        "tied_output": trained.ties_embeddings,
         "head_activation": ACTIVATIONS.get(activation, activation),
         "is_encoder_decoder": trained.translates,
         **_list_special_tokens(trained),

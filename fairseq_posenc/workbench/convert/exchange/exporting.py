@@ -36,7 +36,7 @@ from fairseq_posenc.workbench.convert.random_comparison import (
     largest_difference,
     refuse_difference,
 )
-from fairseq_posenc.workbench.loading.families import model_options
+from fairseq_posenc.workbench.loading.families import list_model_options
 from fairseq_posenc.workbench.loading.open_model import OpenModel
 from fairseq_posenc.workbench.running.folders import create_folder
 
@@ -229,7 +229,7 @@ def _collect_fairseq_options(trained: OpenModel) -> dict[str, Any]:
         }
     kept["task"]["data"] = "."
     if trained.family.name != "causal_lm":  # its configuration has only the model's options
-        known = {"_name", *(option.dest for option in model_options(kept["model"]["_name"]))}
+        known = {"_name", *(option.dest for option in list_model_options(kept["model"]["_name"]))}
         kept["model"] = {name: x for name, x in kept["model"].items() if name in known}
     kept[writer.WEIGHT_SETTINGS], kept[writer.TRAINED_LENGTHS] = {}, {}
     for side, stack in trained.stacks.items():

@@ -107,7 +107,7 @@ def _describe_misfit(trained: OpenModel, config: dict[str, Any], layout: Layout)
         return f"has {activation} in its head"
     if not stack["causal"] and set(stack["directions"]) != {"both"}:
         return "has no attention directions"
-    if trained.head in ("masked_lm", "causal_lm") and not trained.tied:
+    if trained.head in ("masked_lm", "causal_lm") and not trained.ties_embeddings:
         return "has output embeddings that are those of the input"
     for name, value in layout.style.required.items():
         if stack[name] != value:

@@ -43,7 +43,7 @@ from fairseq_posenc.workbench.loading.families import (
     find_family,
     list_stacks,
 )
-from fairseq_posenc.workbench.loading.families import build as build_fairseq_model
+from fairseq_posenc.workbench.loading.families import build_model as build_fairseq_model
 
 _FINE_TUNING = {"masked_lm": ("glue", "squad")}  # family -> tasks beside its pre-training
 _PRETRAINING_HEAD = "encoder.lm_head."  # fine-tuned models do not use it, and exports leave it out

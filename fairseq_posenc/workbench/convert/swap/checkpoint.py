@@ -32,12 +32,12 @@ from fairseq_posenc.workbench.loading.checkpoints import (
     refuse_unusable_settings,
     write_start_checkpoint,
 )
-from fairseq_posenc.workbench.loading.families import build as build_fairseq_model
 from fairseq_posenc.workbench.loading.families import (
     build_default_settings,
+    list_model_options,
     list_stacks,
-    model_options,
 )
+from fairseq_posenc.workbench.loading.families import build_model as build_fairseq_model
 from fairseq_posenc.workbench.loading.pretrained import (
     NOT_THE_MODEL,
     Pretrained,
@@ -122,7 +122,7 @@ def build_new_model(user_options: UserOptions, source: Pretrained, seed: int) ->
     # The architecture that needs the fewest options beside it.
     options, command_line = min(candidates, key=lambda candidate: len(candidate[1]))
     torch.manual_seed(seed)
-    return NewModel(options, command_line, build_fairseq_model(options, source.sizes))
+    return NewModel(options, command_line, build_fairseq_model(options, source.dictionary_sizes))
 
 
 def _list_architectures(encoding: str, source: Pretrained) -> list[str]:
@@ -161,7 +161,7 @@ def _find_model_defaults(arch: str, source: Pretrained) -> dict[str, Any]:
     if isinstance(model, dict):
         return {**positions, **model}
     options = {**positions, **vars(model)}
-    names = [action.dest for action in model_options(arch)]  # without the options of the training
+    names = [action.dest for action in list_model_options(arch)]  # without those of the training
     return {name: options[name] for name in names if name in options}
 
 
@@ -169,7 +169,7 @@ def _format_command_line(arch: str, options: dict[str, Any], source: Pretrained)
     """Format the options that differ from the defaults of an architecture."""
     defaults = _find_model_defaults(arch, source)
     words = ["--arch", arch]
-    for action in model_options(arch):
+    for action in list_model_options(arch):
         value = options.get(action.dest)
         if value in (None, defaults.get(action.dest)) or action.dest in NOT_THE_MODEL:
             continue
@@ -258,7 +258,7 @@ def _describe_parameters(
         width = getattr(source.args, f"{side}_embed_dim")
         size = f"{layers} layers of width {width}, {source.num_positions[side]:,} positions"
         stacks.append(f"{size}, positions: {spec}")
-    symbols = " and ".join(f"{size:,}" for size in dict.fromkeys(source.sizes))
+    symbols = " and ".join(f"{size:,}" for size in dict.fromkeys(source.dictionary_sizes))
     lines = [
         f"source: {source.path}: {source.arch}, {symbols} symbols, {'; '.join(stacks)}",
         f"kept bit for bit: the {len(start.kept)} tensors that are not positions",

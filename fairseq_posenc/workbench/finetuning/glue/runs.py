@@ -164,7 +164,7 @@ def _build_command(
     }
     overridden = {word.lstrip("+~").partition("=")[0] for word in request.overrides}
     listed = set(cfg.get("model") or {})  # a set also has names whose value is missing
-    for name, value in request.pretrained.options.items():
+    for name, value in request.pretrained.roberta_section.items():
         if f"model.{name}" not in overridden:
             plus = "" if name in listed else "+"  # hydra adds other options only with `+`
             values[f"{plus}model.{name}"] = value

@@ -115,7 +115,7 @@ class FineTuning(NamedTuple):
             model = recipe.get("model") or {}
             local["model"] = {
                 name: value
-                for name, value in pretrained.options.items()
+                for name, value in pretrained.roberta_section.items()
                 if name not in model or OmegaConf.is_missing(model, name)
             }
             config = OmegaConf.merge(recipe, local)
