@@ -31,7 +31,8 @@ def choose_device(device: Optional[str] = None, fp16: bool = False) -> str:
     device = device or ("cuda" if available else "cpu")
     if device.startswith("cuda") and not available:
         raise UserError(f"--device {device}: torch finds no GPU here; use --device cpu")
-    _refuse_half_on_processor(device, fp16)
+    if fp16 and device == "cpu":
+        raise UserError("--fp16 is for GPUs; leave it out, or use --device cuda")
     return device
 
 
@@ -41,14 +42,8 @@ def check_device(device: Optional[str], fp16: bool, is_local: bool) -> None:
     Raises:
         UserError: see :func:`choose_device`.
     """
-    if is_local:
+    if is_local or device == "cpu":  # every machine has one
         choose_device(device, fp16)
-    _refuse_half_on_processor(device, fp16)
-
-
-def _refuse_half_on_processor(device: Optional[str], fp16: bool) -> None:
-    if fp16 and device == "cpu":
-        raise UserError("--fp16 is for GPUs; leave it out, or use --device cuda")
 
 
 def choose_dtype(fp16: bool = False, bf16: bool = False) -> torch.dtype:

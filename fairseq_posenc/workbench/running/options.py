@@ -228,14 +228,10 @@ def add_workers(parser: _ActionsContainer) -> None:
 def add_set(parser: ArgumentParser, example: str) -> None:
     """Add ``--set``, which overrides settings of fairseq's configuration."""
     text = f"override a setting of fairseq, as in {example}; repeatable"
-    parser.add_argument(
-        "--set",
-        dest="changes",
-        action="append",
-        type=_setting,
-        default=[],
-        metavar="KEY=VALUE",
-        help=text,
+    add = parser.add_argument
+    form = "KEY=VALUE"
+    add(
+        "--set", dest="changes", action="append", type=_setting, default=[], metavar=form, help=text
     )
 
 
