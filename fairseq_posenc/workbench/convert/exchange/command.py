@@ -101,7 +101,7 @@ def run_import(options: argparse.Namespace) -> int:
         weights = load_weights(folder, built)
     write_start_checkpoint(built.settings, weights, options.out)
     stacks = [f"{name} {stack.identity.describe()}" for name, stack in list_stacks(built.model)]
-    print(f"wrote {options.out}: {len(folder.weights):,} tensors; {'; '.join(stacks)}")
+    print(f"wrote {options.out}: {len(weights):,} tensors; {'; '.join(stacks)}")
     if built.head in ("classes", "spans"):
         print("the folder has no head for masked tokens: the checkpoint has zeros there")
     if built.changed:

@@ -181,8 +181,8 @@ def _find_rope(encoding: Rope) -> list[HFClass]:
     """Find GPT-NeoX; for the paper's rotation also RoFormer, which has a table of all angles."""
     rotates = bool(encoding.frequencies.any())  # GPT-NeoX rotates at least one pair
     classes = [_describe_gpt_neox(encoding)] if rotates else []
-    is_papers = encoding.layout == "interleaved" and encoding.scaling == Scaling()
-    if not is_papers or encoding.base != 10000.0 or encoding.rotated != encoding.dims.head_dim:
+    is_roformers = encoding.layout == "interleaved" and encoding.scaling == Scaling()
+    if not is_roformers or encoding.base != 10000.0 or encoding.rotated != encoding.dims.head_dim:
         return classes
     rows = encoding.dims.max_positions
     angles = torch.arange(rows)[:, None] * encoding.frequencies  # [n, D/2]

@@ -1,8 +1,7 @@
 """Finds fairseq's options for a Hugging Face folder.
 
 :func:`options_from_config` reads them from the config.json of a class of transformers.
-:func:`plan_model` corrects those in an export of ours, which was perhaps changed since. An
-activation is that of the layers, or that of the head, such as RoBERTa's ``tanh`` for classes.
+:func:`plan_model` corrects those in an export of ours, which was perhaps changed since.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import torch
 from fairseq import utils
 
 from fairseq_posenc.errors import UserError, shortened
-from fairseq_posenc.specs import Spec, parse
+from fairseq_posenc.specs import Spec
 from fairseq_posenc.tasks.glue.criterion import HEAD
 from fairseq_posenc.workbench.convert.exchange.config_json import ACTIVATIONS, ARCHITECTURES
 from fairseq_posenc.workbench.convert.exchange.encoding_maps import IMPORTED, parse_positions
@@ -103,7 +102,7 @@ def _name_activations() -> dict[str, str]:
 def plan_model(settings: dict[str, Any], folder: HFFolder) -> ModelPlan:
     """Update a folder's options of fairseq to its model, which may have been changed since.
 
-    Only values that are computed here differ from those of ``settings``.
+    Options that the folder does not contradict are those of ``settings``.
 
     Raises:
         UserError: no model of fairseq has such a head.
@@ -113,17 +112,18 @@ def plan_model(settings: dict[str, Any], folder: HFFolder) -> ModelPlan:
     if head == "causal_lm":
         model |= _find_changed_rotation(settings, folder)
     if head_activation is not None:
-        # fairseq's head for masked tokens has the activation of the layers.
-        name = "pooler_activation_fn" if head == "classes" else "activation_fn"
-        trained_with = str(model.get(name))
+        # fairseq's head for masked tokens has the activation of the layers; that for classes has
+        # one of its own.
+        option = "pooler_activation_fn" if head == "classes" else "activation_fn"
+        trained_with = str(model.get(option))
         if ACTIVATIONS.get(trained_with, trained_with) != head_activation:
-            fairseq_names = _name_activations()
-            if head == "masked_lm" or head_activation not in fairseq_names:
+            changed = _name_activations().get(head_activation) if head == "classes" else None
+            if changed is None:
                 raise UserError(
                     f"{folder.path}: {shortened(str(head_activation))} in its head, where a model "
                     f"of fairseq with such layers has {shortened(trained_with)}"
                 )
-            model[name] = fairseq_names[head_activation]
+            model[option] = changed
     task = {**settings["task"], **({"_name": _TASKS[head]} if head in _TASKS else {})}
     classifier = folder.weights.get(_CLASSIFIER)
     classes = 0 if classifier is None else classifier.size(0)
@@ -133,8 +133,8 @@ def plan_model(settings: dict[str, Any], folder: HFFolder) -> ModelPlan:
 def _find_changed_rotation(settings: dict[str, Any], folder: HFFolder) -> dict[str, Any]:
     """Return the options of a GPT-NeoX's rotations that have changed since its export.
 
-    A config.json may be parsed to another spec than the exported one (``ntk`` is a larger base). So
-    an export also stores the spec to which its config.json is parsed, under ``EXPORTED_AS``.
+    A config.json may be parsed to an equal, but not the same spec (``ntk`` is a larger base). So an
+    export also stores the spec to which its config.json is parsed, under ``EXPORTED_AS``.
     """
     name = folder.config["architectures"][0]
     if name != "GPTNeoXForCausalLM":
@@ -146,9 +146,9 @@ def _find_changed_rotation(settings: dict[str, Any], folder: HFFolder) -> dict[s
         )
     item, size = parsed
     spec = str(Spec.uniform((item,)))
-    encoding = settings["model"].get("position_encoding")
-    exported = settings.get(EXPORTED_AS) or str(parse(str(encoding)))
-    return {} if spec == exported else {"position_encoding": spec, "max_target_positions": size}
+    if spec == settings.get(EXPORTED_AS):
+        return {}
+    return {"position_encoding": spec, "max_target_positions": size}
 
 
 def _find_untied(model: dict[str, Any], folder: HFFolder) -> dict[str, bool]:

@@ -119,9 +119,9 @@ def load_weights(folder: HFFolder, built: BuiltModel) -> dict[str, Any]:
     _adopt_trained_settings(folder, built)
     loaded: dict[str, Any] = built.model.state_dict()
     # Of two tensors of the folder that are one parameter in fairseq, the last one is loaded.
-    if unequal := [name for name in converted if not torch.equal(loaded[name], converted[name])]:
+    if replaced := [name for name in converted if not torch.equal(loaded[name], converted[name])]:
         raise UserError(
-            f"{folder.path / WEIGHTS}: {shortened(unequal[0])} is tied to another tensor in "
+            f"{folder.path / WEIGHTS}: {shortened(replaced[0])} is tied to another tensor in "
             "fairseq, but the two differ"
         )
     return loaded
@@ -182,21 +182,20 @@ def _read_vocabulary_sizes(folder: HFFolder) -> list[int]:
     return sizes
 
 
-def _refuse_oversized(options: dict[str, Any], sizes: list[int], folder: HFFolder) -> None:
+def _refuse_oversized(options: dict[str, Any], rows: list[int], folder: HFFolder) -> None:
     """Refuse settings of a model that is far larger than the weights, before it is built.
 
-    ``sizes`` are those that are not among its options.
+    ``rows`` are the numbers of symbols and of classes.
     """
     count = sum(weight.numel() for weight in folder.weights.values())
+    lengths = ("max_positions", "max_source_positions", "max_target_positions")
+    sizes = [*rows, *(options.get(name) or 0 for name in lengths)]
     for side in ("encoder", "decoder"):
-        layers = options.get(f"{side}_layers") or 0
-        width = options.get(f"{side}_embed_dim") or 0
-        inner = options.get(f"{side}_ffn_embed_dim") or 0
-        if all(isinstance(size, int) for size in (layers, width, inner)):  # else not buildable
+        names = (f"{side}_layers", f"{side}_embed_dim", f"{side}_ffn_embed_dim")
+        layers, width, inner = (options.get(name) or 0 for name in names)
+        if all(isinstance(size, int) for size in (layers, width, inner)):  # else building fails
             # The weights of self-attention and of the feed-forward network.
             sizes.append(layers * width * (4 * width + 2 * inner))
-    lengths = ("max_positions", "max_source_positions", "max_target_positions")
-    sizes += [options.get(name) or 0 for name in lengths]
     largest = max(_MAX_SIZE_PER_WEIGHT * count, _SMALL_SIZE)
     if not all(isinstance(size, int) and 0 <= size <= largest for size in sizes):
         raise UserError(

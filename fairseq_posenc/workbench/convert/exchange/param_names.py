@@ -36,7 +36,7 @@ _PRE_NORM = {
     "activation_dropout": 0.0,
 }
 _UNTIED = {"tie_word_embeddings": False}  # see `Layout.scaled_embeddings`
-BERT = LayerStyle(
+_BERT_STYLE = LayerStyle(
     stack="encoder_stack",
     sizes={
         **_COMMON_SIZES,
@@ -54,7 +54,7 @@ BERT = LayerStyle(
     },
     config={"layer_norm_eps": EPSILON},
 )
-OPT = LayerStyle(
+_OPT_STYLE = LayerStyle(
     stack="decoder_stack",
     sizes={
         **_COMMON_SIZES,
@@ -66,7 +66,7 @@ OPT = LayerStyle(
     required=_PRE_NORM,
     config={"do_layer_norm_before": True, **_UNTIED},
 )
-GPT_NEOX = LayerStyle(
+_GPT_NEOX_STYLE = LayerStyle(
     stack="decoder_stack",
     sizes={
         **_COMMON_SIZES,
@@ -87,7 +87,7 @@ class Layout(NamedTuple):
     heads: dict[str, str]  # head, such as `masked_lm` -> class
     names: Names
     activations: Mapping[str, str] = {}  # head -> activation, if it is fixed
-    style: LayerStyle = BERT
+    style: LayerStyle = _BERT_STYLE
     token_types: str = ""  # name of the table of token types, a row of zeros, if there is one
     # name of the input embeddings, if they are stored multiplied by `embed_scale`, and so cannot be
     # tied to the output embeddings
@@ -155,7 +155,7 @@ _MPNET = {
     "lm_head.": "lm_head.",
 }
 _NEOX_ATTENTION = "gpt_neox.layers.{}.attention"
-_GPT_NEOX = {
+_GPT_NEOX_NAMES = {
     "decoder.embed_tokens.": "embed_out.",
     "decoder.layer_norm.": "gpt_neox.final_layer_norm.",
     # `hf_mapping.join_query_key_value` makes one tensor of these three.
@@ -168,7 +168,7 @@ _GPT_NEOX = {
     "decoder.layers.{}.fc1.": "gpt_neox.layers.{}.mlp.dense_h_to_4h.",
     "decoder.layers.{}.fc2.": "gpt_neox.layers.{}.mlp.dense_4h_to_h.",
 }
-_OPT = {
+_OPT_NAMES = {
     "decoder.embed_tokens.": "lm_head.",
     "decoder.layer_norm.": "model.decoder.final_layer_norm.",
     "decoder.": "model.decoder.",
@@ -188,15 +188,15 @@ LAYOUTS = {
     "OPTForCausalLM": Layout(
         "opt",
         {"causal_lm": "OPTForCausalLM"},
-        _OPT,
-        style=OPT,
+        _OPT_NAMES,
+        style=_OPT_STYLE,
         scaled_embeddings="model.decoder.embed_tokens.weight",
     ),
     "GPTNeoXForCausalLM": Layout(
         "gpt_neox",
         {"causal_lm": "GPTNeoXForCausalLM"},
-        _GPT_NEOX,
-        style=GPT_NEOX,
+        _GPT_NEOX_NAMES,
+        style=_GPT_NEOX_STYLE,
         scaled_embeddings="gpt_neox.embed_in.weight",
     ),
     "MPNetForMaskedLM": Layout(

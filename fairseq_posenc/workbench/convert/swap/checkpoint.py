@@ -127,10 +127,8 @@ def build_new_model(user_options: UserOptions, source: Pretrained, seed: int) ->
 
 def _list_architectures(encoding: str, source: Pretrained) -> list[str]:
     """List the sizes of the architecture named after an encoding, or else after ``none``."""
-    for name in (encoding, "none"):
-        stem = f"{source.family.stem}{name}"
-        if stem in ARCH_MODEL_REGISTRY:
-            break
+    stems = [f"{source.family.stem}{name}" for name in (encoding, "none")]
+    stem = next(stem for stem in stems if stem in ARCH_MODEL_REGISTRY)
     return [f"{stem}{s}" for s in SUFFIXES if f"{stem}{s}" in ARCH_MODEL_REGISTRY]
 
 

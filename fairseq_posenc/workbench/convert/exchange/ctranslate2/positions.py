@@ -89,7 +89,7 @@ def place_positions(stack: Any, *, reads_prompts: bool) -> PlacedPositions:
     rotates = any(state.rotation is not None for state in states)
     if table is not None and (rotates or any(layer.has_score_terms for layer in terms)):
         _refuse(stack, "positions both at the input and in the attention", _ONLY_ONE)
-    if table is None:
+    if table is None:  # where the field is empty, CTranslate2 adds sinusoids
         table = torch.zeros(dims.max_positions, dims.embed_dim)
     return PlacedPositions(table, attention, alibi)
 
@@ -117,7 +117,7 @@ def _refuse_unsupported(stack: Any, states: list[Shared], terms: list[Terms]) ->
             _refuse(stack, "a rotation that also decays")
         for name, description in _WITHOUT_FIELD.items():
             value = getattr(layer, name)
-            if value is not None and value is not False:
+            if not (value is None or value is False):  # False: of `product`
                 _refuse(stack, description)
         tables = [table for table in (layer.query_table, layer.value_table) if table is not None]
         if any(table.size(0) > 1 for table in tables):
@@ -192,7 +192,8 @@ def _build_attention(stack: Any, terms: Terms, rope: Optional[Rope]) -> MultiHea
         _set_tables(spec, *tables)
     if terms.bias is not None:
         _set_bias(spec, terms.bias, dims)
-    spec.queries_scale = dims.scale(terms.scale_factor or 1.0) * gain**2
+    scale_factor = 1.0 if terms.scale_factor is None else terms.scale_factor
+    spec.queries_scale = dims.scale(scale_factor) * gain**2
     return spec
 
 

@@ -34,8 +34,9 @@ class Memory(NamedTuple):
 class LayerCache:
     """The keys and values of a layer in a cache of transformers.
 
-    A cache of transformers has no place for the decay of forget gates. Its float32 bits are stored
-    in additional coordinates of the keys, so that it is reordered and cut with them.
+    A cache of transformers has no place for the decay of forget gates: a sum in two parts for each
+    token and head. Its float32 bits are stored in additional coordinates of the keys, so that it is
+    reordered and cut with them.
     """
 
     def __init__(self, cache: Cache, layer: int) -> None:
@@ -79,13 +80,14 @@ class Attention(AttentionCore, nn.Module):
     ) -> None:
         super().__init__()
         self.layer = layer
+        self.dropout = config.attention_dropout
+        # The attributes of `AttentionCore`.
         self.num_heads = config.num_heads
         self.head_dim = config.embed_dim // config.num_heads
         self.direction = config.directions[layer]
         self.rotates = any(
             options.get("cross_attention") for options in config.layer(layer).values()
         )
-        self.dropout = config.attention_dropout
         self.encodings = encodings
         width = config.embed_dim
         self.q_proj = nn.Linear(width, width)

@@ -45,7 +45,7 @@ class StackConfig(NamedTuple):
         return self.positions[number % len(self.positions)]
 
     @property
-    def kinds(self) -> list[dict[str, dict[str, Any]]]:
+    def layer_kinds(self) -> list[dict[str, dict[str, Any]]]:
         """The encodings of layers that differ: two entries if every fourth layer has none."""
         kinds: list[dict[str, dict[str, Any]]] = []
         for layer in self.positions:
@@ -57,20 +57,20 @@ class StackConfig(NamedTuple):
         """Build encodings with new parameters.
 
         Args:
-            owner: of their modules: the ``input``, the ``stack`` (for all layers) or a ``layer``.
+            owner: what holds the modules: the ``input``, the ``stack`` (for all layers) or a
+                ``layer``.
             number: index of that layer.
         """
-        layers = self.kinds if number is None else [self.layer(number)]
+        layers = self.layer_kinds if number is None else [self.layer(number)]
         modules = self._name_modules(layers, owner)
         dims = self._find_dims(owner)
         encodings = Encodings(
             {module: ENCODINGS[name](dims, **opts) for module, (name, opts) in modules.items()}
         )
-        kinds = []  # names of modules, for each kind of layer
-        for layer in layers:
-            used = layer.items()
-            kinds.append(tuple(module for module, chosen in modules.items() if chosen in used))
-        encodings.kinds = tuple(kinds)
+        encodings.kinds = tuple(
+            tuple(module for module, chosen in modules.items() if chosen in layer.items())
+            for layer in layers
+        )
         for encoding in encodings.as_list():
             encoding.reset_parameters()
         return encodings
@@ -81,6 +81,8 @@ class StackConfig(NamedTuple):
         """Name the modules of an owner; return the name and the options of each one's encoding.
 
         With other options in another layer, an encoding has further modules: ``rope``, ``rope_2``.
+        The names of weights contain these names, which :func:`fairseq_posenc.specs.name_modules`
+        gives as well.
         """
         modules: dict[str, tuple[str, dict[str, Any]]] = {}
         for name, options in (chosen for layer in layers for chosen in layer.items()):
@@ -90,10 +92,10 @@ class StackConfig(NamedTuple):
         return modules
 
     def _find_dims(self, owner: str) -> Dims:
-        """Find the sizes of encodings; tables of the input have a row for each drawn position."""
+        """Find the sizes of encodings; tables of the input have all rows that may be drawn."""
         sizes = (self.embed_dim, self.num_heads, self.max_positions, self.causal, self.trained_on)
         dims = Dims(*sizes)
-        for name, options in (chosen for layer in self.kinds for chosen in layer.items()):
+        for name, options in (chosen for layer in self.layer_kinds for chosen in layer.items()):
             limit = ENCODINGS[name].drawn_from(options)
             if owner == "input" and limit is not None:
                 dims = dims._replace(max_positions=limit)

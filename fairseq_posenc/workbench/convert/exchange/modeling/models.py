@@ -37,6 +37,7 @@ _IGNORED_ARGUMENTS = ("cache_position", "next_sequence_length", "is_first_iterat
 def _compute_loss(
     stack: Stack, logits: Tensor, labels: Tensor, options: inputs.ReturnOptions
 ) -> Tensor:
+    """Compute the loss; labels beyond the vocabulary become unknown, as inputs do."""
     inputs.check_labels(labels, logits.shape[:-1])
     return heads.cross_entropy(logits, stack.replace_unknown(labels), options.num_items)
 
@@ -191,8 +192,8 @@ class DecoderModel(PosencModel, GenerationMixin):
             mask: mask of vectors and generated symbols, ``(B, L + written)``.
         """
         length = embeds.size(1)
-        has_symbols = mask is not None and mask.size(1) == ids.size(1)  # of the vectors
-        if not has_symbols:
+        ids_include_vectors = mask is not None and mask.size(1) == ids.size(1)
+        if not ids_include_vectors:
             ids = torch.cat([self.decoder.make_placeholders(embeds), ids], 1)  # [B, L + written]
         if past >= length:
             return {"input_ids": ids[:, past:], "prefix_ids": ids}

@@ -97,7 +97,7 @@ class Stack(nn.Module):
         self.layer_norm = nn.LayerNorm(width) if config.final_norm else None
         self.dropout = nn.Dropout(config.dropout)
         layers = (config.layer(index) for index in range(config.num_layers))
-        self.kind_by_layer = [config.kinds.index(layer) for layer in layers]
+        self.kind_by_layer = [config.layer_kinds.index(layer) for layer in layers]
 
     def window(self, kind: int) -> Optional[int]:
         """Find the number of last tokens that a kind of layer sees; None for all.
