@@ -22,8 +22,8 @@ _STATES = {
     "criterion": ("Criterion", "optimizer"),
     "lr_scheduler": ("LR scheduler", "lr-scheduler"),
 }
-# The checkpoint whose optimizer's state will be loaded, if any: `start_resuming` sets it, before
-# the model calls `refuse_optimizer`, to which fairseq gives only a state dict.
+# The checkpoint whose optimizer's state will be loaded, if any. `start_resuming` sets it for
+# `refuse_optimizer`, as fairseq gives the model that calls it only a state dict.
 _optimizer_source: Path | None = None
 
 

@@ -81,8 +81,7 @@ OPENED = {
 }
 # Settings that name a file in the folder of the data, such as config.yaml, without a path.
 IN_DATA = {"config_yaml", "multitask_config_yaml"}
-# Lists such as 0,2,4, of which fairseq reads each part by int().
-_LAYERS = ("encoder_layers_to_keep", "decoder_layers_to_keep")
+_LAYERS = ("encoder_layers_to_keep", "decoder_layers_to_keep")  # fairseq reads each part by int()
 _SECTIONS = ("common", "task", "model", "dataset", "optimization", "checkpoint")
 _BUILT_FROM = ("task", "model", "criterion")  # the sections from which fairseq builds objects
 # Types of settings other than str and int, and of their containers. No subclasses, which could run

@@ -126,12 +126,10 @@ def format_load_report(
         if isinstance(x, Tensor) and not name.endswith(KEY)
         if name not in loaded and storage_address(x) not in used
     ]
-    return (
-        f"{len(loaded):,} tensors loaded, {_count_names(new)} new, {_count_names(ignored)} ignored"
-    )
+    return f"{len(loaded):,} tensors loaded, {_count(new)} new, {_count(ignored)} ignored"
 
 
-def _count_names(names: list[str]) -> str:
+def _count(names: list[str]) -> str:
     """Format the number of names, and the first of them."""
     rest = ", ..." if len(names) > 1 else ""
     return f"{len(names):,} ({names[0]}{rest})" if names else "0"

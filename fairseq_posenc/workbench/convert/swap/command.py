@@ -10,7 +10,6 @@ import shutil
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from fairseq_posenc.errors import UserError, how_to_install
 from fairseq_posenc.workbench.running.files import find_model
@@ -127,7 +126,7 @@ def _swap_folder(options: argparse.Namespace) -> list[str]:
     ]
 
 
-def _describe_origin(name: str, old: Tensor, new: Tensor) -> str:
+def _describe_origin(name: str, old: torch.Tensor, new: torch.Tensor) -> str:
     """Describe what became of a position parameter that both models have."""
     if old.shape != new.shape:
         return f"resized: {name} {tuple(old.shape)} -> {tuple(new.shape)}"

@@ -35,9 +35,11 @@ _IGNORED_ARGUMENTS = ("cache_position", "next_sequence_length", "is_first_iterat
 
 
 def _compute_loss(
-    stack: Stack, logits: Tensor, labels: Tensor, options: inputs.ReturnOptions
-) -> Tensor:
-    """Compute the loss; labels beyond the vocabulary become unknown, as inputs do."""
+    stack: Stack, logits: Tensor, labels: Optional[Tensor], options: inputs.ReturnOptions
+) -> Optional[Tensor]:
+    """Compute the loss of labels, if any; those beyond the vocabulary become unknown, as inputs."""
+    if labels is None:
+        return None
     inputs.check_labels(labels, logits.shape[:-1])
     return heads.cross_entropy(logits, stack.replace_unknown(labels), options.num_items)
 
@@ -68,9 +70,7 @@ class PosencForMaskedLM(PosencModel):
         """Compute scores ``(B, T, symbols)``; see :meth:`PosencModel.encode`."""
         options, output = self.encode(input_ids, attention_mask, inputs_embeds, kwargs)
         logits = self.lm_head(output.last_hidden_state, self.encoder.embed_tokens.weight)
-        loss = None
-        if labels is not None:
-            loss = _compute_loss(self.encoder, logits, labels, options)
+        loss = _compute_loss(self.encoder, logits, labels, options)
         return MaskedLMOutput(loss, logits, output.hidden_states, output.attentions)
 
 
@@ -348,11 +348,8 @@ class PosencForSeq2SeqLM(DecoderModel):
             **options.stack_arguments,
         )
         logits = self.compute_scores(output.last_hidden_state)
-        loss = None
-        if labels is not None:
-            loss = _compute_loss(self.decoder, logits, labels, options)
         return Seq2SeqLMOutput(
-            loss=loss,
+            loss=_compute_loss(self.decoder, logits, labels, options),
             logits=logits,
             past_key_values=cache,
             decoder_hidden_states=output.hidden_states,
