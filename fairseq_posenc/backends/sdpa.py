@@ -100,8 +100,8 @@ def _append_decay(
     """Append the decay c, ``(B or 1, H, S, parts)``, to scaled queries and keys as two channels.
 
     The dot product [q_i, c_i, 1].[k_j, 1, -c_j] then includes c_i - c_j. It is computed in float32,
-    whatever the precision of the model: c falls by up to 1 with each token. Zeros pad all three to
-    a multiple of 4: torch's only fused kernel for float32 on a GPU takes no other width.
+    whatever the precision of the model: c falls by up to 1 with each token. Zeros may follow, in
+    all three (:func:`_count_decay_channels`).
     """
     src_len = key.size(2)
     past = src_len - query.size(2)
@@ -109,10 +109,21 @@ def _append_decay(
     decay = (decay - decay[:, :, -1:]).sum(-1).to(query.dtype)
     decay = decay.expand(*query.shape[:2], src_len)[..., None]
     ones = torch.ones_like(decay)
-    zeros = decay.new_zeros(*decay.shape[:3], -(query.size(-1) + 2) % 4)
-    query = torch.cat([query, decay[:, :, past:], ones[:, :, past:], zeros[:, :, past:]], -1)
-    key = torch.cat([key, ones, -decay, zeros], -1)  # [B, H, S, D + 2 or more]
-    return query, key, F.pad(value, (0, 2 + zeros.size(-1)))
+    query = torch.cat([query, decay[:, :, past:], ones[:, :, past:]], -1)
+    key = torch.cat([key, ones, -decay], -1)  # [B, H, S, D + 2]
+    channels = _count_decay_channels(value.size(-1), value.device)
+    if channels > 2:
+        query, key = (F.pad(x, (0, channels - 2)) for x in (query, key))
+    return query, key, F.pad(value, (0, channels))
+
+
+def _count_decay_channels(width: int, device: torch.device) -> int:
+    """Count the channels of decay after ``width`` others, and of zeros that a device needs.
+
+    torch's only fused kernel for float32 on a GPU takes multiples of 4. On a CPU all widths are
+    equal, and a copy for the zeros would double the time of a step.
+    """
+    return 2 + (-(width + 2) % 4 if device.type == "cuda" else 0)
 
 
 class _PreparedMask(NamedTuple):

@@ -146,9 +146,12 @@ def test_keys_of_fewer_heads_are_those_of_the_repeated_ones(spec):
         torch.testing.assert_close(backend.attend(call)[0], whole, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("width", [6, 7, 8, 9])
-def test_decay_has_a_width_that_torch_fuses_on_a_gpu(width, monkeypatch):
+def test_decay_has_a_width_that_torch_fuses_on_a_gpu(width, device, monkeypatch):
     """torch's memory-efficient kernel takes multiples of 4 in float32; all else is not fused."""
+    count = sdpa._count_decay_channels
+    monkeypatch.setattr(sdpa, "_count_decay_channels", lambda w, _: count(w, torch.device(device)))
     widths = []
     attend = torch.nn.functional.scaled_dot_product_attention
 
@@ -162,4 +165,4 @@ def test_decay_has_a_width_that_torch_fuses_on_a_gpu(width, monkeypatch):
     call = AttentionCall(*qkv, terms, Mask("lr"))
     ours, exact = (BACKENDS[name].attend(call)[0] for name in ("sdpa", "reference"))
     torch.testing.assert_close(ours, exact)
-    assert widths == [-(-(width + 2) // 4) * 4] * 3
+    assert widths == [{"cpu": width + 2, "cuda": -(-(width + 2) // 4) * 4}[device]] * 3
