@@ -87,6 +87,14 @@ def test_documentation_has_every_section(name):
     assert all(catalogue.parse_page(name).values())
 
 
+def test_a_docstring_without_a_section_is_refused(monkeypatch):
+    text = str(registry.get("rope").__doc__)
+    for cut in (text.partition("Source:")[0], text.replace("Source:", "Source:\n\n    Differs:")):
+        monkeypatch.setattr(registry.get("rope"), "__doc__", cut)
+        with pytest.raises(ValueError, match="the docstring of rope lacks Source"):
+            catalogue.parse_page("rope")
+
+
 @pytest.mark.parametrize(
     "spec",
     some_of(

@@ -15,7 +15,7 @@ import pytest
 from fairseq_posenc import registry
 from fairseq_posenc.analysis import catalogue, listing
 from fairseq_posenc.errors import RunError, UserError
-from fairseq_posenc.workbench import cli
+from fairseq_posenc.workbench import cli, preprocessing
 from fairseq_posenc.workbench.running.exit_codes import STOPPED, signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.training.train.runs import find_data
 from tests.helpers.commands import refused, run, script, sentences, trained
@@ -354,6 +354,15 @@ def test_the_help_lists_every_command_once(capsys):
     listed = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line[:2] == "  "]
     assert sorted(set(listed) & set(cli.COMMANDS)) == sorted(cli.COMMANDS)
     assert all(listed.count(name) == 1 for name in cli.COMMANDS)
+
+
+def test_the_help_of_preprocess_lists_its_programs(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["preprocess", "--help"])
+    told = capsys.readouterr().out
+    for path in preprocessing.FOLDER.glob("*.py"):
+        (line,) = (line for line in told.splitlines() if line.startswith(f"  {path.stem} "))
+        assert line.endswith(path.read_text(encoding="utf-8").partition("\n")[0].lstrip('r"'))
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,21 @@ def test_triton_of_another_distribution_and_a_folder_called_fairseq(monkeypatch,
     assert found["fairseq"].text.startswith("not installed")
 
 
+@pytest.mark.parametrize(
+    ("is_installed", "has_gpu", "works", "text"),
+    [
+        (True, True, True, "active"),
+        (True, False, None, "no GPU"),
+        (False, True, None, "not installed"),
+    ],
+)
+def test_kernels_of_apex_are_active_only_on_a_gpu(is_installed, has_gpu, works, text, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    found = doctor._describe_apex("apex Adam", is_installed, "fairseq uses its own")
+    assert found.works is works
+    assert found.text.startswith(f"{text}: ")
+
+
 def test_every_encoding_is_compared_on_some_backend():
     backends = [name for name, why in available().items() if not why and name != "flex"]
     encoders = registry.names(encoder=True)

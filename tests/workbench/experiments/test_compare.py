@@ -95,6 +95,22 @@ FOUR = {
 
 
 @pytest.mark.parametrize(
+    ("device", "words", "jobs"),
+    [
+        ("cpu", ["--encodings", DEMO], 4),  # at once, to compare their live curves
+        ("cpu", ["--encodings", "none,learned,rope,alibi,t5,m4"], 5),
+        ("cpu", ["--encodings", "none,learned"], 3),  # one for each core, with several seeds
+        ("cpu", ["--jobs", "2"], 2),
+        ("cuda", ["--encodings", DEMO], 3),
+    ],
+)
+def test_on_a_processor_models_are_trained_together(device, words, jobs, monkeypatch):
+    monkeypatch.setattr(command, "choose_device", lambda: device)
+    monkeypatch.setattr(command, "default_jobs", lambda: 3)
+    assert command._build_experiment(parse_args(*words)).jobs == jobs
+
+
+@pytest.mark.parametrize(
     ("words", "folder"),
     [
         ([], "demo"),
@@ -504,6 +520,19 @@ class TestReport:
         assert "- `m4m`: As `m4`, but the three dot products are multiplied." in text
         best = out / "models/m4m/lr-0.003-seed-1/checkpoint_best.pt"
         assert f"fairseq-posenc inspect --checkpoint '{best}' --text" in text
+
+    def test_only_models_that_learned_are_worth_a_closer_look(self, tmp_path: Path) -> None:
+        results = make_results(tmp_path, FOUR)
+        for worth, names in (("decbert_diff", ["m4m"]), (None, FOUR)):
+            outcomes = [
+                Outcome(each.run, {}, each.curve, diverged=240)
+                if each.run.variant.name in names
+                else each
+                for each in results.outcomes
+            ]
+            text = report.write_report(replace(results, outcomes=outcomes)).read_text()
+            looked_at = re.findall(r"inspect --checkpoint .*/models/(\w+)/", text)
+            assert looked_at == ([worth] if worth else [])
 
     def test_the_screen_shows_the_best_first_in_five_columns(self, tmp_path: Path) -> None:
         table, conclusions = report.format_screen(make_results(tmp_path, FOUR)).split("\n\n")

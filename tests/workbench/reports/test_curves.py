@@ -66,6 +66,10 @@ def test_every_format_says_the_same(log):
     assert (training.updates, training.loss, training.epoch) == (50, 9.1, 1)
 
 
+def test_a_log_without_lines_of_training_has_no_speed():
+    assert read_curve(JSON[1:]).speed == 0
+
+
 def test_other_lines_have_no_figures():
     assert parse_line("2026 | INFO | fairseq.trainer | begin training epoch 1") is None
     assert parse_line("| valid | epoch 001 | valid on 'valid' subset:   0%|  | 0/5") is None
