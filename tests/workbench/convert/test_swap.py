@@ -13,6 +13,7 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq_posenc.identity import Identity, is_identity
 from fairseq_posenc.position_parameters import is_position_parameter
 from fairseq_posenc.workbench.cli import main
+from fairseq_posenc.workbench.loading.checkpoints import read_updates
 from tests.helpers.commands import new_directory
 from tests.helpers.exchanged import Checkpoint, checkpoint
 from tests.helpers.tiny_models import ARGS, STOCK, make_model
@@ -154,6 +155,7 @@ def test_fairseqs_own_models_are_sources(family, learned, capsys):
     words = ["--checkpoint", path, "--out", out, "--position-encoding", spec]
     assert main(["swap", *map(str, words)]) == 0
     state = torch.load(out)
+    assert read_updates(state) == 0
     ours = make_model(family, **{"position_encoding": spec, **kinds})
     ours.load_state_dict(dict(state["model"]))
     tokens, real = padded("right", symbols=16)

@@ -174,6 +174,10 @@ def parse_args(*words: str) -> argparse.Namespace:
     return parse_around_dashes(parser, words)
 
 
+def test_each_candidate_has_three_seeds_by_default():
+    assert parse_args("--family", "causal-lm", "--length", "64").seeds == (1, 2, 3)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -462,6 +462,14 @@ def test_data_of_another_model_is_refused():
         )
 
 
+def test_a_run_on_data_with_another_dictionary_is_refused(tmp_path, capsys):
+    shutil.copytree(data() / "glue" / "CoLA", tmp_path / "CoLA")
+    shutil.copy(trained_dictionary(), tmp_path / "CoLA" / "input0" / "dict.txt")
+    assert main(arguments("decbert", "--data", tmp_path, "--dry-run")) == 2
+    said = capsys.readouterr().err
+    assert "make the data with the vocabulary of the pre-training: --dict" in said
+
+
 def record_dictionary(model: Pretrained, **changes: Any) -> Pretrained:
     """Change what a checkpoint records about its dictionary."""
     (recorded,) = model.dictionaries
