@@ -22,7 +22,7 @@ from torch.profiler import ProfilerActivity, profile
 from fairseq_posenc.errors import UserError
 from measuring import timing
 from measuring.commands import add_common, new_parser, run_script
-from measuring.contenders import STOCK, contenders
+from measuring.contenders import STOCK, contenders_without_none
 from measuring.families import Case
 from measuring.page import Rows
 from measuring.scopes import SCOPES
@@ -67,10 +67,8 @@ def measure(args: argparse.Namespace) -> Rows:
     if args.device.type != "cpu":
         raise UserError("the parts can be timed on a CPU only: leave --device out")
     case = Case.from_args(args)
-    # `contenders` adds `none`, which is left out unless it was asked for.
     encodings = case.encodings(args.encodings)
-    ours = contenders(encodings, ["auto"], case.dims, case.call)
-    group = [STOCK, *(contender for contender in ours if contender.encoding in encodings)]
+    group = [STOCK, *contenders_without_none(encodings, ["auto"], case.dims, case.call)]
     passes = [SCOPES[args.scope](contender, case) for contender in group]
     for run in passes:
         for _ in range(timing.WARM_UP):

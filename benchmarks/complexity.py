@@ -90,6 +90,7 @@ def parse_args(words: list[str]) -> argparse.Namespace:
     backends = ["reference", "blocked"]
     add("--backends", nargs="+", default=backends, help=f"(default: {' '.join(backends)})")
     add_turns(parser)
+    # `run_script` reads device and type, for which there are no options.
     parser.set_defaults(device=torch.device("cpu"), dtype="float32", rounds=5, seconds=20.0)
     args = parser.parse_args(words)
     for name in ("lengths", "widths"):
@@ -128,14 +129,14 @@ def count_costs(run: timing.Pass) -> dict[str, int]:
     }
 
 
-class Table(NamedTuple):
+class TableSizes(NamedTuple):
     """The sizes of an encoding's tables of vectors; 0 without any."""
 
     rows: int  # u, the distinct rows of the longest one
-    state_width: int  # w, the width of a state
+    state_width: int  # w, numbers of a row of :attr:`Terms.state_table`
 
 
-def measure_table(item: specs.Item, size: Size) -> Table:
+def measure_tables(item: specs.Item, size: Size) -> TableSizes:
     """Measure the tables of an encoding in a layer."""
     n = size.length
     device = torch.device("cpu")
@@ -145,25 +146,23 @@ def measure_table(item: specs.Item, size: Size) -> Table:
     tables = [
         name for name, term, _ in terms.present() if term.rows is not None and term.has_vectors
     ]
-    # In `runs`, several distances share a row; other tables have one for each distance.
+    # Several distances share a row in `runs`; other tables have one for each of 2n - 1 distances.
     rows = [terms.runs[name].rows if name in terms.runs else 2 * n - 1 for name in tables]
     width = 0 if terms.state_table is None else terms.state_table.size(-1)
-    return Table(max(rows, default=0), width)
+    return TableSizes(max(rows, default=0), width)
 
 
-def evaluate_formulas(formulas: str, size: Size, table: Table) -> int:
-    """Sum the formulas in double backquotes of :mod:`fairseq_posenc.analysis.costs`.
+def evaluate_formulas(text: str, size: Size, tables: TableSizes) -> int:
+    """Sum the formulas of a text, as in "``2 n h d`` for queries, and ``n^2 + u d``".
 
     A formula is a sum of products; the factors of a product are separated by spaces.
     """
     n, h, d = size.length, size.heads, size.width
     values = {"n": n, "h": h, "d": d, "C": h * d, "(2n-1)": 2 * n - 1}
-    values |= {"u": table.rows, "w": table.state_width}
+    values |= {"u": tables.rows, "w": tables.state_width}
     values |= {f"{name}^2": values[name] ** 2 for name in "ndC"}
     products = (
-        term.split()
-        for formula in re.findall(r"``(.+?)``", formulas)
-        for term in formula.split(" + ")
+        term.split() for formula in re.findall(r"``(.+?)``", text) for term in formula.split(" + ")
     )
     return sum(
         math.prod(int(factor) if factor.isdigit() else values[factor] for factor in factors)
@@ -191,11 +190,11 @@ def measure_size(encodings: list[str], size: Size, args: argparse.Namespace) -> 
 
 def _sum_formulas(spec: str, size: Size) -> dict[str, int]:
     """Sum the formulas of a spec's encodings, by the name of their column."""
-    tables = [(item.name, measure_table(item, size)) for item in specs.parse(spec).items]
+    measured = [(item.name, measure_tables(item, size)) for item in specs.parse(spec).items]
     return {
         f"formula_{quantity}": sum(
-            evaluate_formulas(costs.describe_cost(name, quantity), size, table)
-            for name, table in tables
+            evaluate_formulas(costs.describe_cost(name, quantity), size, tables)
+            for name, tables in measured
         )
         for quantity in COSTS
     }

@@ -81,13 +81,12 @@ def train(
     added = model.num_parameters() - stock
     device = choose_device(args.device)
     model.to(device)
-    rows = draw_rows(
-        hf_model.tokenize_text(args.train, args.folder).targets, args.length, args.seed
-    )
+    text = hf_model.tokenize_text(args.train, args.folder)
+    rows = draw_rows(text.targets, args.length, args.seed)  # targets are all tokens of a text
     stream = hf_model.tokenize_text(args.valid, args.folder)
     if not rows or stream.size < args.length:
         raise UserError(f"--length {args.length}: a text is shorter")
-    size = args.length  # every token of a block is predicted
+    size = args.length  # of the stride as well: every token of a block is predicted
     windows = [
         *spread_windows(stream.size, length=size, stride=size, longest=size, count=args.blocks)
     ]
@@ -110,7 +109,7 @@ def train(
 
     training = Training(model, args.lr, folder)
     training.run(args.updates, args.every, compute_loss, evaluate)
-    _keep(model, args.folder, folder / MODEL)
+    _save_with_tokenizer(model, args.folder, folder / MODEL)
     return {
         "position_encoding": read_positions(model),
         "new_parameters": added,
@@ -184,7 +183,7 @@ def _perplexities(evaluation: Row) -> dict[int, float]:
     return {number: math.exp(loss) for number, loss in enumerate(losses)}
 
 
-def _keep(model: PreTrainedModel, source: Path, folder: Path) -> None:
+def _save_with_tokenizer(model: PreTrainedModel, source: Path, folder: Path) -> None:
     model.save_pretrained(folder)
     AutoTokenizer.from_pretrained(source).save_pretrained(folder)
 

@@ -5,8 +5,9 @@
 
 Each text has the pass keys of five cities, five digits each, at five depths. A model reads it once
 and is asked for each key; the other four are distractors. An answer is right if greedy decoding
-gives the whole key. All models read the same texts, and shorter texts are the ends of longer ones,
-with the same keys. The same command continues after a stop, and more lengths or texts can follow.
+gives the whole key. All models read the same texts. Shorter texts have the same keys and are the
+ends of longer ones, unless a longer one starts at the beginning of FILE. The same command continues
+after a stop, and more lengths or texts can follow.
 """
 
 from __future__ import annotations
@@ -210,7 +211,8 @@ def _ask_once(
 @functools.cache
 def _tokenize(text: Path, folder: Path) -> tuple[Tensor, Any]:
     """Read a text's tokens, ``(N,)``, and the tokenizer of a model."""
-    return hf_model.tokenize_text(text, folder).targets, AutoTokenizer.from_pretrained(folder)
+    stream = hf_model.tokenize_text(text, folder)
+    return stream.targets, AutoTokenizer.from_pretrained(folder)  # targets are all tokens
 
 
 def summarise(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:

@@ -82,6 +82,8 @@ def build_peer(name: str, case: Case) -> timing.Pass:
         "num_hidden_layers": 1,
         "vocab_size": 8,
         "max_position_embeddings": max(case.length, 512),
+        "hidden_dropout_prob": case.dropout,
+        "attention_probs_dropout_prob": case.dropout,
     }
     torch.manual_seed(1)
     if name == "DebertaV2Model":

@@ -9,7 +9,7 @@ each of which places it elsewhere.
 
 from __future__ import annotations
 
-from measuring.process import begin
+from measuring.process import begin, silence_logging
 
 if __name__ == "__main__":
     begin()
@@ -18,6 +18,7 @@ import argparse
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from multiprocessing import get_context
 from statistics import median
 
@@ -27,7 +28,7 @@ from fairseq_posenc.encodings.distance_table import DistanceTable
 from fairseq_posenc.errors import UserError
 from measuring import timing
 from measuring.commands import add_common, new_parser, prepare, run_script
-from measuring.contenders import Contender, contenders
+from measuring.contenders import Contender, contenders_without_none
 from measuring.families import Case
 from measuring.page import Rows
 from measuring.scopes import layer_and_modules
@@ -50,7 +51,7 @@ ResetTime = tuple[Contender, float, float]
 
 
 @contextmanager
-def without_reset(modules: nn.Module) -> Iterator[None]:
+def without_reset(modules: nn.Module, encoding: str) -> Iterator[None]:
     """Remove the resets of all tables, and put them back at the end.
 
     Raises:
@@ -59,7 +60,7 @@ def without_reset(modules: nn.Module) -> Iterator[None]:
     tables = [module for module in modules.modules() if isinstance(module, DistanceTable)]
     kept = [(table, table.reset) for table in tables if table.reset is not None]
     if not kept:
-        raise UserError("none of its tables by distance has a reset")
+        raise UserError(f"--encodings {encoding}: no table by distance has a reset")
     for table, _ in kept:
         table.reset = None
     try:
@@ -69,22 +70,24 @@ def without_reset(modules: nn.Module) -> Iterator[None]:
             table.reset = reset
 
 
+def run_without_reset(run: timing.Pass, modules: nn.Module, encoding: str) -> None:
+    """Run a pass of modules without their resets."""
+    with without_reset(modules, encoding):
+        run()
+
+
 def measure_here(args: argparse.Namespace) -> list[ResetTime]:
     """Measure each encoding in this process."""
     prepare(args)
     case = Case.from_args(args)
     times = []
     for encoding in args.encodings:
-        ours = contenders([f"{encoding}+reset"], ["auto"], case.dims, case.call)
-        contender = next(entry for entry in ours if entry.encoding != "none")
+        spec = f"{encoding}+reset"
+        (contender,) = contenders_without_none([spec], ["auto"], case.dims, case.call)
         run, modules = layer_and_modules(contender, case)
-
-        def run_plain(run: timing.Pass = run, modules: nn.Module = modules) -> None:
-            with without_reset(modules):
-                run()
-
+        run_plain = partial(run_without_reset, run, modules, encoding)
         # In this order a machine that slows down affects both equally.
-        turns = [run_plain, run, run, run_plain]
+        turns: list[timing.Pass] = [run_plain, run, run, run_plain]
         rounds = timing.interleaved(turns, args.device, args.rounds, args.seconds)
         ratio = median(
             (reset + reset_again) / (plain + plain_again)
@@ -98,7 +101,7 @@ def measure_here(args: argparse.Namespace) -> list[ResetTime]:
 def measure(args: argparse.Namespace) -> Rows:
     """Measure a row for each encoding: the median over the processes, and both extremes."""
     spawn = get_context("spawn")
-    with ProcessPoolExecutor(1, spawn, begin, max_tasks_per_child=1) as pool:
+    with ProcessPoolExecutor(1, spawn, silence_logging, max_tasks_per_child=1) as pool:
         return summarize(args, list(pool.map(measure_here, [args] * args.processes)))
 
 

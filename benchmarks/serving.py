@@ -121,7 +121,8 @@ def ctranslate2_engine(folder: Path, pieces: Path, longest: int, threads: int) -
             for translation in translated
         ]
         scores: Sequence[Optional[float]] = [None] * len(words)
-        if with_scores:  # the search forbids empty translations, and finds first words too probable
+        # The search forbids the end as the first token, so its scores of first words are too high.
+        if with_scores:
             scores = [fmean(score.log_probs) for score in translator.score_batch(inputs, words)]
         return [Translation(tuple(pair), score) for pair, score in zip(words, scores)]
 
@@ -133,11 +134,11 @@ def export_engines(trained: OpenModel, folder: Path, threads: int) -> dict[str, 
     longest = build_generation_config(trained)["max_new_tokens"] - 1  # without the end
     data = ParallelDataBin.from_opened(trained)
     pieces = data.find_pieces(data.source)
-    export(trained, "hf", None, folder / "hf", Labels())
+    export(trained, "hf", tokens=None, out=folder / "hf", labels=Labels())
     engines = {"transformers": transformers_engine(folder / "hf")}
     for quantization in ("float32", "float16", "int8"):
         exported = folder / quantization
-        export_to_ctranslate2(trained, quantization, None, exported, Labels())
+        export_to_ctranslate2(trained, quantization, tokens=None, out=exported, labels=Labels())
         engines[f"CTranslate2, {quantization}"] = ctranslate2_engine(
             exported, pieces, longest, threads
         )

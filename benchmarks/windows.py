@@ -65,7 +65,7 @@ def run_case(spec: str, length: int, batch: int, rounds: int) -> dict[str, float
         pairs, needed_bytes = _step_attention(spec, length, batch)
         seconds.append(time.process_time() - began)
     own_bytes = _read_peak() - idle_peak - needed_bytes
-    # A peak never falls: that of the layer is at least the one of attention alone, which it has.
+    # A process's peak never falls, but a layer holds all that its attention does, and more.
     positions = StackPositions(spec, WIDTH, HEADS, max_positions=length, causal=True)
     layer = SelfAttention(positions)
     x = torch.randn(batch, length, WIDTH, requires_grad=True)
@@ -89,7 +89,7 @@ def _step_attention(spec: str, length: int, batch: int) -> tuple[int, int]:
     ids = _draw_documents(spec, batch, length)
     _, shared = positions(torch.zeros(batch, length, 1).expand(-1, -1, WIDTH), document_ids=ids)
     terms = layer.terms(Span.from_lengths(length, length, query.device), shared)
-    mask = shared.mask("lr")
+    mask = shared.mask(layer.direction)
     attend(query, key, value, terms, mask)[0].backward(tensors[3])
     pairs = Geometry.from_call(query, length, mask, terms).pairs
     return pairs, 2 * sum(x.nbytes for x in tensors)

@@ -30,8 +30,9 @@ class Contender(NamedTuple):
 
 
 STOCK = Contender("stock", "fairseq")  # fairseq's own classes, without this package
-# With it, no score is so far below the highest of its row that its weight is a denormal number,
-# which processors compute slowly.
+
+# With this standard deviation, no score is so far below the highest of its row that its weight is
+# a denormal number, which processors compute slowly.
 TABLE_STD = 0.2
 
 
@@ -56,6 +57,21 @@ def contenders(
 ) -> list[Contender]:
     """List the contenders of a benchmark, with ``none`` on every backend that is used.
 
+    Raises:
+        UserError: a spec cannot be read, or does not apply to such a layer.
+    """
+    listed = contenders_without_none(encodings, backends, dims, call)
+    none = _compute_terms_of_one_token("none", dims, torch.device(call.device))
+    used = [contender.backend for contender in listed]
+    plain = [Contender("none", name) for name in used if not BACKENDS[name].refuses(none, call)]
+    return list(dict.fromkeys([*plain, *listed]))
+
+
+def contenders_without_none(
+    encodings: Iterable[str], backends: Iterable[str], dims: Dims, call: CallFeatures
+) -> list[Contender]:
+    """List the contenders of a benchmark, with ``none`` only if it is one of the encodings.
+
     The backend ``auto`` is the one that the package would choose for ``call``. Encodings that a
     backend refuses are left out, with a message.
 
@@ -66,7 +82,7 @@ def contenders(
     listed = []
     for spec in encodings:
         terms = _compute_terms_of_one_token(spec, dims, device)
-        # Rotations such as that of `pope` make queries and keys wider than values: `lifted`.
+        # Some rotations (that of `pope`) make queries and keys wider than values.
         widens = any(registry.get(item.name).widens for item in specs.parse(spec).items)
         of_spec = call._replace(widened=widens)
         for backend in backends:
@@ -75,10 +91,7 @@ def contenders(
                 _say(f"no row for {spec} on {name}: {why_not}")
             else:
                 listed.append(Contender(spec, name))
-    none = _compute_terms_of_one_token("none", dims, device)
-    used = [contender.backend for contender in listed]
-    plain = [Contender("none", name) for name in used if not BACKENDS[name].refuses(none, call)]
-    return list(dict.fromkeys([*plain, *listed]))
+    return list(dict.fromkeys(listed))
 
 
 def build_random_encodings(spec: str, dims: Dims) -> tuple[Encodings, Encodings]:

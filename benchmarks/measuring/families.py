@@ -140,8 +140,9 @@ def train_options(contender: Contender, case: Case, lr: float) -> list[str]:
         words += ["--position-encoding", contender.encoding]
         words += ["--position-backend", contender.backend]
     for side in family.sides:
-        for option, value in zip(("embed-dim", "attention-heads", "ffn-embed-dim"), case.size):
-            words += [f"--{side}-{option}", str(value)]
+        words += [f"--{side}-embed-dim", str(case.size.embed_dim)]
+        words += [f"--{side}-attention-heads", str(case.size.num_heads)]
+        words += [f"--{side}-ffn-embed-dim", str(case.size.ffn_dim)]
         words += [f"--{side}-layers", str(case.size.layers)]
     words += ["--dropout", str(case.dropout), "--attention-dropout", str(case.dropout)]
     words += ["--dict-size", str(case.vocabulary), "--batch-size", str(case.batch)]
@@ -154,7 +155,7 @@ def train_options(contender: Contender, case: Case, lr: float) -> list[str]:
 def _list_sizes(case: Case) -> list[str]:
     if case.family == "translation":  # the task appends an end of sentence
         sides = ["--src-len", str(case.length - 1), "--tgt-len", str(case.length - 1)]
-        positions = str(case.length + 2)
+        positions = str(case.length + 2)  # fairseq numbers them from 2, after that of padding
         return [*sides, "--max-source-positions", positions, "--max-target-positions", positions]
     tokens = ["--tokens-per-sample", str(case.length)]
     if case.family == "masked_lm":

@@ -24,4 +24,9 @@ def begin() -> None:
     if any(os.environ.get(name) != value for name, value in SETTINGS.items()):
         command = [sys.executable, *sys.argv]
         os.execve(sys.executable, command, {**os.environ, **SETTINGS})
-    logging.disable(logging.WARNING)  # fairseq would print every model
+    silence_logging()
+
+
+def silence_logging() -> None:
+    """Keep fairseq from printing every model."""
+    logging.disable(logging.WARNING)

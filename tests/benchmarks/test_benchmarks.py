@@ -464,6 +464,22 @@ def test_layers_have_the_type_and_the_batch_of_the_options():
         assert 3 in tensors[0].shape
 
 
+def test_layers_of_transformers_have_the_dropout_of_the_options(monkeypatch):
+    configs = []
+    for name in ("BertConfig", "DebertaV2Config"):
+        build = getattr(repeated_rows, name)
+
+        def note(build=build, **given):
+            configs.append(build(**given))
+            return configs[-1]
+
+        monkeypatch.setattr(repeated_rows, name, note)
+    for name in repeated_rows.PEERS:
+        repeated_rows.build_peer(name, TINY._replace(size=families.BASE, length=2, dropout=0.3))
+    dropouts = [(c.hidden_dropout_prob, c.attention_probs_dropout_prob) for c in configs]
+    assert dropouts == [(0.3, 0.3)] * len(repeated_rows.PEERS)
+
+
 @pytest.mark.slow
 @whole
 def test_the_cost_of_a_reset_is_told():
@@ -496,15 +512,16 @@ def test_a_reset_is_taken_out_for_a_while():
     (table,) = (each for each in modules.modules() if isinstance(each, DistanceTable))
     span, kept = Span.from_lengths(16, 16, CPU), table.reset
     rows_with = table.select(span)[0].size(1)
-    with without_reset(modules):
+    with without_reset(modules, "shaw"):
         run()
         assert table.select(span)[0].size(1) == rows_with - 2
     assert table.reset is kept
     assert table.select(span)[0].size(1) == rows_with
-    with pytest.raises(KeyError), without_reset(modules):
+    with pytest.raises(KeyError), without_reset(modules, "shaw"):
         raise KeyError
     assert table.reset is kept
-    with pytest.raises(UserError, match="has a reset"), without_reset(torch.nn.Linear(1, 1)):
+    refused = pytest.raises(UserError, match="alibi: no table by distance has a reset")
+    with refused, without_reset(torch.nn.Linear(1, 1), "alibi"):
         pass
 
 

@@ -16,12 +16,12 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from complexity import (  # noqa: E402
     Size,
-    Table,
+    TableSizes,
     Written,
     count_costs,
     evaluate_formulas,
     measure,
-    measure_table,
+    measure_tables,
     parse_args,
 )
 from fairseq_posenc import specs  # noqa: E402
@@ -52,7 +52,7 @@ def kept(encoding: str, backend: str, length: int = 2048, width: int = 64) -> di
     ],
 )
 def test_a_formula_has_its_value(formulas, value):
-    assert evaluate_formulas(formulas, SMALL, table=Table(15, 0)) == value
+    assert evaluate_formulas(formulas, SMALL, tables=TableSizes(15, 0)) == value
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_a_formula_has_its_value(formulas, value):
 )
 def test_the_rows_of_a_formula_are_distinct(spec, rows):
     (item,) = specs.parse(spec).items
-    assert measure_table(item, SMALL._replace(length=32)).rows == rows
+    assert measure_tables(item, SMALL._replace(length=32)).rows == rows
 
 
 @pytest.mark.parametrize(
