@@ -240,10 +240,10 @@ def _list_continued() -> list[Change]:
 
 
 def _to_measurement(column: Column) -> Measurement:
-    """Round the values of seeds, the best encoding first; None is what cannot be read."""
+    """Round the values of seeds, the best encoding first; None if diverged, or not readable."""
     values = {
         name: [
-            None if math.isinf(value) else round(value, 6)
+            round(value, 6) if math.isfinite(value) else None
             for _, value in sorted(column.by_seed[name].items())
         ]
         for name in column.ranked()
@@ -287,9 +287,8 @@ def at_multiple(family: str, times: int, records: Optional[str] = None) -> Colum
     ``records`` is a pattern of the records' names, by default that of the family.
     """
     source = records or LENGTH_RECORDS.get(family, "")
-    by_encoding = _read_perplexities_by_multiple(source).get(times, {})
-    figures = {name: interval_of_perplexity(values) for name, values in by_encoding.items()}
-    seeds = {name: dict(enumerate(values)) for name, values in by_encoding.items()}
+    seeds = _read_perplexities_by_multiple(source).get(times, {})
+    figures = {name: interval_of_perplexity([*by_seed.values()]) for name, by_seed in seeds.items()}
     title = f"perplexity at {times} times the length of training"
     return Column(title, source, 2, figures, seeds)
 
@@ -300,15 +299,18 @@ def multiples(family: str) -> list[int]:
     return sorted(times for times in found if times > 1)
 
 
-def _read_perplexities_by_multiple(records: Optional[str]) -> dict[int, dict[str, list[float]]]:
-    """Read perplexities by multiple of the trained length and encoding, one for each seed."""
-    by_multiple: dict[int, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+def _read_perplexities_by_multiple(
+    records: Optional[str],
+) -> dict[int, dict[str, dict[int, float]]]:
+    """Read perplexities by multiple of the trained length, encoding, and seed of the record."""
+    by_multiple: dict[int, dict[str, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
     for path in sorted(RESULTS.glob(records)) if records else ():
+        seed = int(path.stem.rpartition("_")[2])
         for row in _read_cached(path).rows:
             times, rest = divmod(row["length"], row["trained_length"])
             if times and not rest:
                 value = math.inf if row["perplexity"] is None else row["perplexity"]
-                by_multiple[times][row.get("position_encoding") or row["model"]].append(value)
+                by_multiple[times][row.get("position_encoding") or row["model"]][seed] = value
     return by_multiple
 
 
