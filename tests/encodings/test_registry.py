@@ -102,7 +102,14 @@ def test_options_of_a_base_class_come_first_and_may_be_left_out(monkeypatch):
     class MadeUp(Mixin, Alibi):
         without_options = ("axes",)
 
-        def __init__(self, dims: Dims, *, kind: str = "a", mode: str = "causal", **others: Any):
+        def __init__(
+            self,
+            dims: Dims,
+            *,
+            kind: str = "a",
+            mode: Literal["causal", "symmetric"] = "causal",
+            **others: Any,
+        ) -> None:
             super().__init__(dims, mode=mode, **others)
 
     monkeypatch.setitem(base.ENCODINGS, "made_up", MadeUp)
