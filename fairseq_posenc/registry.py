@@ -64,12 +64,12 @@ def options(name: str) -> dict[str, inspect.Parameter]:
             continue
         hints = get_type_hints(constructor)  # types, where modules leave strings
         parameters = inspect.signature(constructor).parameters
-        own = {
+        defined_here = {
             key: parameter.replace(annotation=hints[key])
             for key, parameter in parameters.items()
             if parameter.kind is parameter.KEYWORD_ONLY and key not in encoding.without_options
         }
-        found = own | found
+        found = defined_here | found
         if "others" not in parameters:
             break
     return found

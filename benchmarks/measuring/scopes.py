@@ -98,7 +98,7 @@ def layer_and_modules(contender: Contender, case: Case) -> tuple[Pass, nn.Module
         return _build_pass(lambda: _select_output(stock(x, **inputs)), case, stock, [x]), stock
     our_class: Any = PositionalDecoderLayer if case.causal else PositionalEncoderLayer
     ours = our_class(layer_config(contender, case), **settings)
-    # A stack gives its layers the shared state of a pass; here there is none around the layer.
+    # A stack gives its layers the shared state of a pass; this layer has no stack around it.
     ours.register_forward_pre_hook(inject_context, with_kwargs=True)
     ours.self_attn.encodings, shared = build_random_encodings(contender.encoding, case.dims)
     modules = nn.ModuleList([ours, shared]).to(case.device, case.dtype)

@@ -57,10 +57,10 @@ class Runs(NamedTuple):
         if torch.compiler.is_compiling():
             return False
         starts = self.starts
-        each = range(self.span.low + 1, self.span.high + 1)
-        if self.span.ids is not None or len(starts) != len(each):
+        inner = range(self.span.low + 1, self.span.high + 1)
+        if self.span.ids is not None or len(starts) != len(inner):
             return False
-        return starts == (each if isinstance(starts, range) else tuple(each))
+        return starts == (inner if isinstance(starts, range) else tuple(inner))
 
     def representatives(self) -> Tensor:
         """List the last distance of the first row, and the first of each other one, ``(rows,)``."""

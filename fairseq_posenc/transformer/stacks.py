@@ -181,7 +181,7 @@ class _PositionalStack:
         span = compute_step_span(positions, self.assembly.dims.max_positions)
 
         def compute_terms(name: str, encoding: Encoding) -> Terms:
-            # Temperatures and decay are by token; random positions are drawn anew in each step.
+            # Temperatures and decay are by token; random positions are drawn again in each step.
             if encoding.acts_on == "softmax" or positions.drawn is not None:
                 return encoding.terms(span, positions)
             key = self._get_full_incremental_state_key(f"terms.{name}")

@@ -154,18 +154,18 @@ class Binarizer:
         if folder.check_done():
             return
         # Loaded now, so that a broken dictionary is refused before anything is written.
-        given = None if settings.makes_dictionary else vocabulary.load_dictionary()
+        loaded = None if settings.makes_dictionary else vocabulary.load_dictionary()
         path = folder.partial / DICTIONARY
         with folder.resume() as done:
-            if given is None:
+            if loaded is None:
                 if not (path.exists() and done.get(DICTIONARY) == checksum(path)):
                     save_dictionary(self._count_dictionary(), path)
                     done[DICTIONARY] = checksum(path)
                     folder.save(done)
                 dictionary = load_dictionary(path, mask=False)
             else:
-                vocabulary.write_dictionary(given, path, folder.plan["files"])
-                dictionary = given
+                vocabulary.write_dictionary(loaded, path, folder.plan["files"])
+                dictionary = loaded
             symbols = SpecialSymbols.from_dictionary(dictionary)
             tokenizer = vocabulary.load_encoder(dictionary)
             encoder = tokenizer or SymbolEncoder(settings.splitter, dictionary)

@@ -54,8 +54,8 @@ class ParallelSettings:
         """
         if args.max_ratio < 1:
             raise UserError(f"--max-ratio {args.max_ratio:g}: give 1 or more")
-        given = {name: getattr(args, name) for name in DEFAULTS}
-        computed = _choose_pieces(given, args.sentencepiece_model)
+        learning = {name: getattr(args, name) for name in DEFAULTS}
+        computed = _choose_pieces(learning, args.sentencepiece_model)
         if args.corpus == "multi30k":  # files in a folder
             computed["train"] = str(args.path / "train")
             computed["valid"] = [str(args.path / name) for name in args.valid]
@@ -92,15 +92,15 @@ class ParallelSettings:
         }
 
 
-def _choose_pieces(given: dict[str, Any], models: Optional[list[Path]]) -> dict[str, Any]:
+def _choose_pieces(learning: dict[str, Any], models: Optional[list[Path]]) -> dict[str, Any]:
     """Collect the settings of the pieces: learnt ones, or those of ``--sentencepiece-model``."""
     if models is None:
-        learnt = {name: given[name] or default for name, default in DEFAULTS.items()}
+        learnt = {name: learning[name] or default for name, default in DEFAULTS.items()}
         return {**learnt, "trained": None}
-    if name := next(filter(given.get, given), None):
+    if name := next(filter(learning.get, learning), None):
         option = f"--{name.replace('_', '-')}"
         raise UserError(f"{option}: --sentencepiece-model already sets this; leave {option} out")
-    return {**given, "trained": TrainedPieces(*models)}
+    return {**learning, "trained": TrainedPieces(*models)}
 
 
 def filter_pairs(

@@ -121,9 +121,9 @@ def read_trained_dictionaries(
     found = []
     prefixes = ("encoder.", "decoder.") if len(files) > 1 else ("",)
     for prefix, file in zip(prefixes, files):
-        own = {name: weight for name, weight in weights.items() if name.startswith(prefix)}
-        size = next(iter(count_embedding_rows(own, path).values()), None)
-        found.append(TrainedDictionary(path, size, _read_fingerprint(own), file))
+        of_stack = {name: weight for name, weight in weights.items() if name.startswith(prefix)}
+        size = next(iter(count_embedding_rows(of_stack, path).values()), None)
+        found.append(TrainedDictionary(path, size, _read_fingerprint(of_stack), file))
     return found
 
 

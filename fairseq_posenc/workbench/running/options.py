@@ -249,8 +249,8 @@ def build_settings(cls: type[Settings], args: Namespace, **computed: Any) -> Set
         **computed: the other fields, and those that are not as the option says.
     """
     fields = signature(cls).parameters.keys()
-    given = {name: value for name, value in vars(args).items() if name in fields}
-    return cls(**{**given, **computed})
+    parsed = {name: value for name, value in vars(args).items() if name in fields}
+    return cls(**{**parsed, **computed})
 
 
 def add_examples(parser: ArgumentParser, lines: Sequence[str]) -> None:

@@ -185,14 +185,14 @@ def evaluate(request: BleuRequest, out: Path) -> Record:
     scorer = Scorer(test_set.references)
     piece_bleu = PieceBleu(test_set.data_bin, test_set.references)
     rows: list[Row] = [
-        {**each.describe(), **scorer.score(each.lines), PIECE_BLEU: piece_bleu.score(each.lines)}
-        for each in translations
+        {**texts.describe(), **scorer.score(texts.lines), PIECE_BLEU: piece_bleu.score(texts.lines)}
+        for texts in translations
     ]
     # system -> the translations of each of its trainings, by the last search
     compared: dict[str, list[list[str]]] = {}
-    for each in translations:
-        if each.search in (None, request.searches[-1]):
-            compared.setdefault(each.training.name, []).append(each.lines)
+    for texts in translations:
+        if texts.search in (None, request.searches[-1]):
+            compared.setdefault(texts.training.name, []).append(texts.lines)
     differences, test_signatures = scorer.compare(compared) if len(compared) > 1 else ([], {})
     facts = {
         "subset": request.options.split,
@@ -232,7 +232,7 @@ def _translate(
         else:
             join = generations[training].join
             translations += [
-                _Translations(training, each, *join(each)) for each in request.searches
+                _Translations(training, search, *join(search)) for search in request.searches
             ]
     return translations
 

@@ -123,7 +123,7 @@ class PieceBleu:
         try:
             path = data.find_pieces(data.target)
             self._model = Pieces(path).model
-        except UserError as error:  # there is none, or it is damaged
+        except UserError as error:  # it is missing or damaged
             self.note = str(error)
             return
         self._references = [[pieces] for pieces in self._cut_into_pieces(references)]

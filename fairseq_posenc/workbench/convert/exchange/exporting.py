@@ -100,7 +100,7 @@ def _write_model(
     """Write config.json and weights, and code if no class of transformers fits; compare the models.
 
     ``unknown_pieces`` is the number of pieces of the tokenizer that the dictionary lacks. Return
-    config.json, the difference of the scores, and why there is code; empty if there is none.
+    config.json, the difference of the scores, and why there is code; empty without code.
     """
     config, weights = build_config(trained), collect_weights(trained)
     config[writer.FAIRSEQ] = _collect_fairseq_options(trained)
