@@ -9,10 +9,10 @@ median over the rounds. With one thread, the times of all operations add up to t
 
 from __future__ import annotations
 
-from measuring.process import begin
+from measuring.process import restart_with_settings
 
 if __name__ == "__main__":
-    begin()
+    restart_with_settings()  # before torch is imported
 
 import argparse
 from statistics import median
@@ -22,7 +22,7 @@ from torch.profiler import ProfilerActivity, profile
 from fairseq_posenc.errors import UserError
 from measuring import timing
 from measuring.commands import add_common, new_parser, run_script
-from measuring.contenders import STOCK, contenders_without_none
+from measuring.contenders import STOCK, encoding_contenders
 from measuring.families import Case
 from measuring.page import Rows
 from measuring.scopes import SCOPES
@@ -68,7 +68,7 @@ def measure(args: argparse.Namespace) -> Rows:
         raise UserError("the parts can be timed on a CPU only: leave --device out")
     case = Case.from_args(args)
     encodings = case.encodings(args.encodings)
-    group = [STOCK, *contenders_without_none(encodings, ["auto"], case.dims, case.call)]
+    group = [STOCK, *encoding_contenders(encodings, ["auto"], case.dims, case.call)]
     passes = [SCOPES[args.scope](contender, case) for contender in group]
     for run in passes:
         for _ in range(timing.WARM_UP):

@@ -1,18 +1,19 @@
 """Measures the cost of ``position_ids``: self-attention in training, with and without them.
 
-Ids that grow by one, here from 100 on, cost as much as counted tokens. The ids of the last column
-grow by one, two or three, so tables are looked up for each pair. All take turns; a ratio is to the
-same spec without ids.
+The columns are ``counted``, without ids; ``from_100``, with ids that grow by one, which cost as
+much as counted tokens; and ``gaps``, with ids that grow by one, two or three, so that a table row
+is looked up for each pair of a query and a key. All passes take turns. A column's ratio is the
+median over the rounds of its time to that of ``counted``.
 
     python benchmarks/given_positions.py --threads 1
 """
 
 from __future__ import annotations
 
-from measuring.process import begin
+from measuring.process import restart_with_settings
 
 if __name__ == "__main__":
-    begin()
+    restart_with_settings()  # before torch is imported
 
 import argparse
 
@@ -22,7 +23,7 @@ from torch import Tensor
 from fairseq_posenc.api import SelfAttention, StackPositions
 from measuring import timing
 from measuring.commands import add_common, new_parser, run_script
-from measuring.families import BASE, Case
+from measuring.families import ROBERTA_BASE, Case
 from measuring.page import Rows
 
 ENCODINGS = ["none", "rope", "alibi", "t5", "shaw", "m4m", "deberta_v2"]
@@ -37,7 +38,7 @@ def parse_args(words: list[str]) -> argparse.Namespace:
 
 
 def make_ids(batch: int, length: int) -> dict[str, Tensor | None]:
-    """Make the ids of each column, ``(batch, length)``."""
+    """Make the ids of each column, ``(batch, length)``; the first column is the baseline."""
     generator = torch.Generator().manual_seed(1)
     steps = torch.randint(1, 4, (batch, length), generator=generator)
     return {
@@ -50,11 +51,11 @@ def make_ids(batch: int, length: int) -> dict[str, Tensor | None]:
 def build_pass(spec: str, ids: Tensor | None, case: Case) -> timing.Pass:
     """Build a training step of self-attention with its positions."""
     torch.manual_seed(1)
-    max_positions = 3 * case.length + 100  # ids are smaller
-    positions = StackPositions(spec, BASE.embed_dim, BASE.num_heads, max_positions)
+    max_positions = 3 * case.length + 100  # above the largest id of all columns
+    positions = StackPositions(spec, ROBERTA_BASE.embed_dim, ROBERTA_BASE.num_heads, max_positions)
     positions.to(case.device, case.dtype)
     layer = SelfAttention(positions, dropout=case.dropout).to(case.device, case.dtype)
-    size = (case.batch, case.length, BASE.embed_dim)
+    size = (case.batch, case.length, ROBERTA_BASE.embed_dim)
     x = torch.randn(size, dtype=case.dtype, device=case.device, requires_grad=True)
     ids = None if ids is None else ids.to(case.device)
 
@@ -72,7 +73,9 @@ def measure(args: argparse.Namespace) -> Rows:
     for spec in case.encodings(args.encodings):
         passes = [build_pass(spec, ids, case) for ids in columns.values()]
         rounds = timing.interleaved(passes, case.device, args.rounds, args.seconds)
-        ratios = {name: timing.ratio(rounds, index, 0) for index, name in enumerate(columns)}
+        ratios = {
+            name: timing.ratio(rounds, index, baseline=0) for index, name in enumerate(columns)
+        }
         seconds = timing.median(rounds, 0)
         rows.append({"encoding": spec, "length": case.length, "seconds": seconds, **ratios})
     return rows

@@ -10,10 +10,10 @@ with dropout: DebertaV2Model, and BertModel with ``relative_key`` (as ``shaw``) 
 
 from __future__ import annotations
 
-from measuring.process import begin
+from measuring.process import restart_with_settings
 
 if __name__ == "__main__":
-    begin()
+    restart_with_settings()  # before torch is imported
 
 import argparse
 from typing import Any
@@ -26,7 +26,7 @@ from fairseq_posenc.modules.cache import Cache
 from measuring import timing
 from measuring.commands import add_common, new_parser, run_script
 from measuring.contenders import Contender
-from measuring.families import BASE, Case
+from measuring.families import ROBERTA_BASE, Case
 from measuring.page import Rows
 from measuring.scopes import SCOPES
 
@@ -52,11 +52,13 @@ def build_step(spec: str, case: Case) -> timing.Pass:
     """Build a step of decoding after cached tokens, which leaves the caches as they were."""
     torch.manual_seed(1)
     cached = case.length
-    positions = StackPositions(spec, BASE.embed_dim, BASE.num_heads, cached + 1, causal=True)
-    layers = [SelfAttention(positions) for _ in range(BASE.layers)]
+    positions = StackPositions(
+        spec, ROBERTA_BASE.embed_dim, ROBERTA_BASE.num_heads, cached + 1, causal=True
+    )
+    layers = [SelfAttention(positions) for _ in range(ROBERTA_BASE.layers)]
     for module in (positions, *layers):
         module.eval().to(case.device, case.dtype)
-    x = torch.randn(case.batch, cached + 1, BASE.embed_dim).to(case.device, case.dtype)
+    x = torch.randn(case.batch, cached + 1, ROBERTA_BASE.embed_dim).to(case.device, case.dtype)
     caches = [Cache() for _ in layers]
     with torch.no_grad():
         embedded, shared = positions(x[:, :cached])
@@ -76,9 +78,9 @@ def build_step(spec: str, case: Case) -> timing.Pass:
 def build_peer(name: str, case: Case) -> timing.Pass:
     """Build a training step of a model of transformers with one layer."""
     sizes: dict[str, Any] = {
-        "hidden_size": BASE.embed_dim,
-        "num_attention_heads": BASE.num_heads,
-        "intermediate_size": BASE.ffn_dim,
+        "hidden_size": ROBERTA_BASE.embed_dim,
+        "num_attention_heads": ROBERTA_BASE.num_heads,
+        "intermediate_size": ROBERTA_BASE.ffn_dim,
         "num_hidden_layers": 1,
         "vocab_size": 8,
         "max_position_embeddings": max(case.length, 512),
@@ -95,7 +97,7 @@ def build_peer(name: str, case: Case) -> timing.Pass:
         encoding = name.removeprefix("BertModel ")
         config = BertConfig(**sizes, position_embedding_type=encoding, attn_implementation="eager")
         model = BertModel(config, add_pooling_layer=False)
-    x = torch.randn(case.batch, case.length, BASE.embed_dim).to(case.device, case.dtype)
+    x = torch.randn(case.batch, case.length, ROBERTA_BASE.embed_dim).to(case.device, case.dtype)
     x.requires_grad_()
     model.train().to(case.device, case.dtype)
 

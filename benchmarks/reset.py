@@ -1,18 +1,19 @@
-"""Measures the cost of a reset, the first token's own rows, in a training layer of RoBERTa-base.
+"""Measures the cost of a reset in a training layer of RoBERTa-base.
 
-The cost is near one percent, and two equal layers differ by as much if they lie at different places
-in memory. So the same layer is timed with its reset and without it, in turns, in several processes,
-each of which places it elsewhere.
+With a reset, pairs with the first token use rows of their own in a table by distance. The cost is
+near one percent, and two equal layers that lie at different places in memory differ by as much. So
+the same layer is timed with its reset and without it, in turns, in several processes: in each of
+them, it lies elsewhere.
 
     python benchmarks/reset.py --encodings shaw m4m
 """
 
 from __future__ import annotations
 
-from measuring.process import begin, silence_logging
+from measuring.process import restart_with_settings, silence_logging
 
 if __name__ == "__main__":
-    begin()
+    restart_with_settings()  # before torch is imported
 
 import argparse
 from collections.abc import Iterator
@@ -28,7 +29,7 @@ from fairseq_posenc.encodings.distance_table import DistanceTable
 from fairseq_posenc.errors import UserError
 from measuring import timing
 from measuring.commands import add_common, new_parser, prepare, run_script
-from measuring.contenders import Contender, contenders_without_none
+from measuring.contenders import Contender, encoding_contenders
 from measuring.families import Case
 from measuring.page import Rows
 from measuring.scopes import layer_and_modules
@@ -37,16 +38,17 @@ from measuring.scopes import layer_and_modules
 def parse_args(words: list[str]) -> argparse.Namespace:
     """Read the command line."""
     parser = new_parser(__doc__)
-    add_common(parser, ["raffel", "shaw", "m4", "m4m", "deberta", "tupe"], "with a reset")
+    encodings = ["raffel", "shaw", "m4", "m4m", "deberta", "tupe"]
+    add_common(parser, encodings, accepted="specs, timed with and without +reset")
     add = parser.add_argument
-    add("--length", type=int, default=512, help="n (default: 512)")
+    add("--length", type=int, default=512, help="tokens (default: 512)")
     add("--processes", type=int, default=5, help="fresh processes, one at a time (default: 5)")
     return parser.parse_args(words)
 
 
 # A measurement of an encoding in one process: the contender, the seconds of a pass without the
-# reset, and the ratio of those with the reset to these. A plain tuple, because it is pickled, and
-# another process cannot import a class of a script.
+# reset, and the seconds with it divided by the seconds without it. A plain tuple, because it is
+# pickled, and another process cannot import a class of a script.
 ResetTime = tuple[Contender, float, float]
 
 
@@ -71,19 +73,19 @@ def without_reset(modules: nn.Module, encoding: str) -> Iterator[None]:
 
 
 def run_without_reset(run: timing.Pass, modules: nn.Module, encoding: str) -> None:
-    """Run a pass of modules without their resets."""
+    """Run a pass of modules without their resets; the search for these takes no notable time."""
     with without_reset(modules, encoding):
         run()
 
 
-def measure_here(args: argparse.Namespace) -> list[ResetTime]:
+def measure_in_this_process(args: argparse.Namespace) -> list[ResetTime]:
     """Measure each encoding in this process."""
     prepare(args)
     case = Case.from_args(args)
     times = []
     for encoding in args.encodings:
         spec = f"{encoding}+reset"
-        (contender,) = contenders_without_none([spec], ["auto"], case.dims, case.call)
+        (contender,) = encoding_contenders([spec], ["auto"], case.dims, case.call)
         run, modules = layer_and_modules(contender, case)
         run_plain = partial(run_without_reset, run, modules, encoding)
         # In this order a machine that slows down affects both equally.
@@ -93,22 +95,23 @@ def measure_here(args: argparse.Namespace) -> list[ResetTime]:
             (reset + reset_again) / (plain + plain_again)
             for plain, reset, reset_again, plain_again in rounds
         )
-        contender = contender._replace(encoding=encoding)
-        times.append((contender, timing.median(rounds, 0), ratio))
+        contender = contender._replace(encoding=encoding)  # without +reset, as in the options
+        times.append((contender, timing.median(rounds, turns.index(run_plain)), ratio))
     return times
 
 
 def measure(args: argparse.Namespace) -> Rows:
     """Measure a row for each encoding: the median over the processes, and both extremes."""
     spawn = get_context("spawn")
+    # The processes inherit the settings of this one, but do not run its first lines.
     with ProcessPoolExecutor(1, spawn, silence_logging, max_tasks_per_child=1) as pool:
-        return summarize(args, list(pool.map(measure_here, [args] * args.processes)))
+        return summarize(args, list(pool.map(measure_in_this_process, [args] * args.processes)))
 
 
-def summarize(args: argparse.Namespace, runs: list[list[ResetTime]]) -> Rows:
+def summarize(args: argparse.Namespace, by_process: list[list[ResetTime]]) -> Rows:
     """Summarize the ratios of all processes: a row for each encoding."""
     rows = []
-    for times in zip(*runs):  # of an encoding in all processes
+    for times in zip(*by_process, strict=True):  # of an encoding in all processes
         contender, _, _ = times[0]
         ratios = [ratio for _, _, ratio in times]
         rows.append(

@@ -1,4 +1,4 @@
-"""Gives a sentence encoder other positions, and teaches it its former vectors of sentences.
+"""Gives a sentence encoder other positions, and trains it to reproduce its earlier vectors.
 
     python benchmarks/sentence_encoder.py FOLDER --specs own none alibi --sts dev.tsv \
         --qnli dev.tsv --distil train.tsv --updates 100 --out encoder.json
@@ -7,7 +7,8 @@ Two figures are measured before and during training: Spearman's correlation of c
 scores of STS-B, and the share of QNLI's questions whose answer is the nearest of all sentences
 (recall at 1). In training, the model with new positions learns the vectors that the folder's model
 gives the sentences of STS-B's training set; no labels are read. The same command continues after a
-stop, and with more --updates it continues finished trainings. Encoders need transformers 5.
+stop, and with more --updates it continues finished trainings. Only transformers 5
+lets encoders have other positions, not version 4.
 """
 
 from __future__ import annotations
@@ -32,13 +33,12 @@ from fairseq_posenc.workbench.results.intervals import LEVEL, interval_of_share
 from fairseq_posenc.workbench.results.record import Record, Row
 from fairseq_posenc.workbench.running import options
 from fairseq_posenc.workbench.running.files import checksum
-from fairseq_posenc.workbench.running.jobs import ALONE, Inputs, Outputs, RunContext
+from fairseq_posenc.workbench.running.jobs import Inputs, Outputs, RunContext
 from measuring.commands import existing_file, exit_on_error, new_parser, own_command
 from measuring.trained_models import Training, checksum_weights, train_all, versions
 
 BATCH = 64  # sentences
 RESAMPLES = 1000  # of the pairs of STS-B, for the interval of the correlation
-Correlated = tuple[Tensor, Tensor]  # cosines and scores of pairs
 
 
 class Sentences(NamedTuple):
@@ -59,17 +59,17 @@ class Encoder(NamedTuple):
 
     def __call__(self, sentences: Sequence[str]) -> Tensor:
         """Compute vectors of length 1, ``(B, D)``: means over tokens."""
-        read = self.tokenizer([*sentences], padding=True, truncation=True, return_tensors="pt")
-        hidden = self.model(**read).last_hidden_state  # [B, T, D]
-        kept = read["attention_mask"][..., None]
+        inputs = self.tokenizer([*sentences], padding=True, truncation=True, return_tensors="pt")
+        hidden = self.model(**inputs).last_hidden_state  # [B, T, D]
+        kept = inputs["attention_mask"][..., None]
         return F.normalize((hidden * kept).sum(1) / kept.sum(1))
 
     @torch.no_grad()
     def encode(self, sentences: Sequence[str]) -> Tensor:
         """Compute the vectors of many sentences, ``(N, D)``, in batches of similar lengths."""
-        order = sorted(range(len(sentences)), key=lambda number: len(sentences[number]))
+        order = sorted(range(len(sentences)), key=lambda index: len(sentences[index]))
         batches = [order[first : first + BATCH] for first in range(0, len(order), BATCH)]
-        vectors = torch.cat([self([sentences[number] for number in batch]) for batch in batches])
+        vectors = torch.cat([self([sentences[index] for index in batch]) for batch in batches])
         return vectors[torch.tensor(order).argsort()]
 
 
@@ -78,15 +78,16 @@ def parse_args(words: list[str]) -> argparse.Namespace:
     parser = new_parser(__doc__)
     add = parser.add_argument
     add("folder", type=Path, help="an encoder of transformers, with its tokenizer")
-    add("--specs", nargs="+", required=True, metavar="SPEC", help="positions, as own or none")
+    add("--specs", nargs="+", required=True, metavar="SPEC", help="such as own or none")
     add("--sts", type=existing_file, required=True, metavar="FILE", help="STS-B's dev.tsv")
     add("--qnli", type=existing_file, required=True, metavar="FILE", help="QNLI's dev.tsv, or .gz")
     add("--distil", type=existing_file, required=True, metavar="FILE", help="STS-B's train.tsv")
-    options.add_count(parser, "--questions", "of QNLI", 1000)
-    add("--updates", type=int, default=100, help="of 64 sentences; 0 for none (default: 100)")
+    options.add_count(parser, "--questions", "number of QNLI's questions", 1000)
+    updates_help = f"each on {BATCH} sentences; 0 only measures (default: %(default)s)"
+    add("--updates", type=int, default=100, help=updates_help)
     options.add_count(parser, "--every", "updates between two evaluations", 50)
     add("--lr", type=float, default=5e-4, help="learning rate (default: %(default)s)")
-    add("--seed", type=int, default=1, help="of the order and new parameters (default: 1)")
+    add("--seed", type=int, default=1, help="for the order and new parameters (default: 1)")
     add("--out", type=Path, required=True, metavar="FILE", help="the record; models lie beside it")
     return parser.parse_args(words)
 
@@ -116,13 +117,14 @@ def read_sentences(args: argparse.Namespace) -> Sentences:
 
 
 def measure(encoder: Encoder, sentences: Sentences) -> Row:
-    """Measure an encoder; its correlation with an interval over resampled pairs."""
+    """Measure an encoder; the interval of its correlation comes from resampled pairs."""
     cosines = (encoder.encode(sentences.first) * encoder.encode(sentences.second)).sum(1)
     scores = torch.tensor(sentences.scores)
     nearest = (encoder.encode(sentences.questions) @ encoder.encode(sentences.answers).T).argmax(1)
     right = (nearest == torch.arange(len(nearest))).double()
     resampled = [spearman(cosines[chosen], scores[chosen]) for chosen in resamples(len(scores))]
-    low, high = torch.tensor(resampled).quantile(torch.tensor([1 - LEVEL, 1 + LEVEL]) / 2).tolist()
+    ends = torch.tensor([(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    low, high = torch.tensor(resampled).quantile(ends).tolist()
     return {
         "spearman": spearman(cosines, scores),
         "spearman_low": low,
@@ -143,10 +145,11 @@ def resamples(count: int) -> Iterator[Tensor]:
         yield torch.randint(count, (count,), generator=generator)
 
 
-def distil(
-    args: argparse.Namespace, spec: str, folder: Path, context: RunContext = ALONE
-) -> Outputs:
-    """Give the encoder other positions, and teach it the vectors of the encoder as it was."""
+def distil(args: argparse.Namespace, spec: str, folder: Path, _context: RunContext) -> Outputs:
+    """Give the encoder other positions, and train it to reproduce its earlier vectors.
+
+    The work of a step (:func:`measuring.trained_models.train_all`), so it is given a context.
+    """
     torch.manual_seed(args.seed)
     tokenizer = AutoTokenizer.from_pretrained(args.folder)
     teacher = Encoder(AutoModel.from_pretrained(args.folder).eval(), tokenizer)
@@ -163,7 +166,7 @@ def distil(
         wanted = teacher.encode(batch)
         return 1 - (student(batch) * wanted).sum(1).mean()
 
-    training = Training(model, args.lr, folder)
+    training = Training(model, args.lr, folder)  # has dropout in its updates only
     training.run(args.updates, args.every, compute_loss, lambda: measure(student, measured))
     return {
         "position_encoding": read_positions(model),
@@ -173,13 +176,13 @@ def distil(
 
 
 def build_record(args: argparse.Namespace, outputs: Mapping[str, Outputs]) -> Record:
-    """Collect the figures of all models: after the last update first, then the curves."""
+    """Collect ``models``, the figures after the last update, and ``curves``, all evaluations."""
     curves = [
         {"model": spec, "position_encoding": figures["position_encoding"], **row}
         for spec, figures in outputs.items()
         for row in figures["evaluations"]
     ]
-    last: dict[str, Row] = {row["model"]: row for row in curves}
+    last: dict[str, Row] = {row["model"]: row for row in curves}  # later rows replace earlier ones
     rows = [
         {**row, "seconds_per_update": outputs[spec]["seconds_per_update"]}
         for spec, row in last.items()
@@ -197,7 +200,8 @@ def build_record(args: argparse.Namespace, outputs: Mapping[str, Outputs]) -> Re
     return Record("encoder", figures, data, seed=args.seed, command=own_command())
 
 
-def _collect_inputs(args: argparse.Namespace, spec: str) -> Inputs:
+def collect_inputs(args: argparse.Namespace, spec: str) -> Inputs:
+    """Collect what a training depends on, without ``--updates``: more of them continue it."""
     files = [checksum(path) for path in (args.sts, args.qnli, args.distil)]
     names = ("questions", "every", "lr", "seed")
     return {
@@ -209,7 +213,7 @@ def _collect_inputs(args: argparse.Namespace, spec: str) -> Inputs:
 
 def main() -> None:
     """Measure and train with each spec."""
-    train_all(parse_args(sys.argv[1:]), distil, _collect_inputs, build_record)
+    train_all(parse_args(sys.argv[1:]), distil, collect_inputs, build_record)
 
 
 if __name__ == "__main__":

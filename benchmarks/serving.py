@@ -9,10 +9,10 @@ set are compared token by token with fairseq's, with beam 5 and greedily.
 
 from __future__ import annotations
 
-from measuring.process import begin
+from measuring.process import restart_with_settings
 
 if __name__ == "__main__":
-    begin()
+    restart_with_settings()  # before torch is imported
 
 import argparse
 from collections.abc import Sequence

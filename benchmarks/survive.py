@@ -3,8 +3,9 @@ r"""Checks that small models stay free of NaN for a few hundred updates, with ea
 Trains fairseq's dummy tasks with a learning rate that moves the weights, and reports the mean loss
 of the first and of the last tenth of the updates, in bits. The loss and all weights must stay
 finite; updates whose gradients overflow in fp16 are skipped, as in fairseq. With a text, each batch
-is another part of it, with its most frequent words only. Runs that ``--record`` has, of the same
-options, are not repeated.
+is another part of it, in which only the most frequent words are known. Runs in ``--record`` with
+the same options are not repeated. All rows of the record are printed, and the script fails if any
+of them, also one with other options, did not stay finite.
 
     python benchmarks/survive.py --device cuda --dtype float16 --backends triton --encodings all
     python benchmarks/survive.py --dtype bfloat16 --encodings all --updates 1000 \
@@ -13,10 +14,10 @@ options, are not repeated.
 
 from __future__ import annotations
 
-from measuring.process import begin
+from measuring.process import restart_with_settings
 
 if __name__ == "__main__":
-    begin()
+    restart_with_settings()  # before torch is imported
 
 import argparse
 import json
@@ -53,9 +54,9 @@ def parse_args() -> argparse.Namespace:
     add("--dropout", type=float, default=0.1, help="(default: 0.1)")
     add("--updates", type=int, default=300, help="(default: 300)")
     add("--length", type=int, default=128, help="(default: 128)")
-    add("--families", nargs="+", choices=FAMILIES, default=["masked_lm"], help="(masked_lm)")
-    add("--text", type=Path, metavar="FILE", help="to train on, of words")
-    add("--record", type=Path, metavar="FILE", help="of JSON, to go on with and to write")
+    add("--families", nargs="+", choices=FAMILIES, default=["masked_lm"], help="default: masked_lm")
+    add("--text", type=Path, metavar="FILE", help="text whose words to train on")
+    add("--record", type=Path, metavar="FILE", help="JSON file of rows, to continue")
     return parser.parse_args()
 
 
@@ -66,19 +67,20 @@ def read_words(path: Path, case: Case) -> torch.Tensor:
         UserError: the text is too short for a batch.
     """
     words = path.read_text(encoding="utf-8").split()
+    # A batch, the word after it, and one more, so that `fill_batch` does not divide by 0.
     needed = case.batch * case.length + 2
     if len(words) < needed:
         raise UserError(f"--text {path}: has {len(words):,} words; a batch needs {needed:,}")
     frequent = Counter(words).most_common(case.vocabulary - SPECIAL_SYMBOLS)
-    numbers = {word: number for number, (word, _) in enumerate(frequent, start=FIRST_WORD)}
-    return torch.tensor([numbers.get(word, UNKNOWN) for word in words])
+    ids = {word: index for index, (word, _) in enumerate(frequent, start=FIRST_WORD)}
+    return torch.tensor([ids.get(word, UNKNOWN) for word in words])
 
 
 def fill_batch(batch: dict[str, Any], text: torch.Tensor, update: int) -> None:
     """Put a part of a text into a batch of a dummy task.
 
-    The same places are masked as before, a language model predicts the next word, and the
-    translation of a sentence is the reversed sentence.
+    The translation of a sentence is the reversed sentence, a masked LM has the dummy's masked
+    places, and a causal LM predicts the next word.
     """
     inputs = batch["net_input"]
     target = batch["target"]
@@ -87,14 +89,15 @@ def fill_batch(batch: dict[str, Any], text: torch.Tensor, update: int) -> None:
     words = text[start : start + tokens.numel() + 1].to(tokens.device)
     current = words[:-1].view_as(tokens)
     following = words[1:].view_as(tokens)
-    if "prev_output_tokens" in inputs:
+    masked = target != PADDING
+    if "prev_output_tokens" in inputs:  # translation; the dummy's last symbols stay, as ends
         tokens[:, :-1] = current[:, :-1]
         target[:, :-1] = current[:, :-1].flip(1)
         inputs["prev_output_tokens"][:, 1:] = target[:, :-1]
-    elif not (masked := target != PADDING).all():
+    elif not masked.all():  # masked LM: only masked places have targets
         target[masked] = current[masked]
         tokens.copy_(torch.where(masked, tokens, current))
-    else:
+    else:  # causal LM
         tokens.copy_(current)
         target.copy_(following)
 
@@ -123,18 +126,18 @@ def survive(
                 skipped += 1
             else:
                 losses.append(float(log["loss"]))
-    numbers = [torch.tensor(losses), *trainer.model.parameters()]
+    checked = [torch.tensor(losses), *trainer.model.parameters()]
     tenth = max(1, len(losses) // 10)
     return {
         "skipped": skipped,
-        "finite": not stopped and bool(losses) and all(bool(x.isfinite().all()) for x in numbers),
+        "finite": not stopped and bool(losses) and all(bool(x.isfinite().all()) for x in checked),
         "first": fmean(losses[:tenth]) if losses else None,
         "last": fmean(losses[-tenth:]) if losses else None,
     }
 
 
 def rows_table(rows: list[dict[str, Any]]) -> str:
-    """Format the rows as a table."""
+    """Format the rows as a table; the first three columns are names."""
     header = list(rows[0])
     return table(header, ([str(x) for x in row.values()] for row in rows), "lllr")
 
@@ -160,7 +163,7 @@ def main() -> None:
         text = read_words(args.text, case) if args.text else None
         for contender in group:
             run = {"family": family, **contender._asdict(), **settings}
-            if any(run.items() <= row.items() for row in rows):
+            if any(run.items() <= row.items() for row in rows):  # is recorded
                 continue
             named = f"{family}, {contender.encoding}, {contender.backend}"
             print(f"{named} ...", file=sys.stderr, flush=True)

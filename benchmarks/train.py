@@ -9,10 +9,10 @@ by those of a large matrix product in the same run. All models take turns; `stoc
 
 from __future__ import annotations
 
-from measuring.process import begin
+from measuring.process import restart_with_settings
 
 if __name__ == "__main__":
-    begin()
+    restart_with_settings()  # before torch is imported
 
 import argparse
 import sys

@@ -60,14 +60,14 @@ def contenders(
     Raises:
         UserError: a spec cannot be read, or does not apply to such a layer.
     """
-    listed = contenders_without_none(encodings, backends, dims, call)
+    listed = encoding_contenders(encodings, backends, dims, call)
     none = _compute_terms_of_one_token("none", dims, torch.device(call.device))
     used = [contender.backend for contender in listed]
     plain = [Contender("none", name) for name in used if not BACKENDS[name].refuses(none, call)]
     return list(dict.fromkeys([*plain, *listed]))
 
 
-def contenders_without_none(
+def encoding_contenders(
     encodings: Iterable[str], backends: Iterable[str], dims: Dims, call: CallFeatures
 ) -> list[Contender]:
     """List the contenders of a benchmark, with ``none`` only if it is one of the encodings.

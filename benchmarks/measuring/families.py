@@ -34,7 +34,7 @@ class Size(NamedTuple):
 
 
 TINY = Size(64, 4, 128, 2)
-BASE = Size(768, 12, 3072, 12)
+ROBERTA_BASE = Size(768, 12, 3072, 12)
 LARGE = Size(1024, 16, 4096, 24)
 
 
@@ -54,7 +54,7 @@ FAMILIES = {
         stock="roberta",
         ours="roberta_none",
         sides=("encoder",),
-        sizes={"tiny": TINY, "base": BASE, "large": LARGE},
+        sizes={"tiny": TINY, "base": ROBERTA_BASE, "large": LARGE},
     ),
     "causal_lm": Family(
         shlex.split(
@@ -64,7 +64,7 @@ FAMILIES = {
         stock="transformer_lm",
         ours="transformer_lm_none",
         sides=("decoder",),
-        sizes={"tiny": TINY, "base": BASE._replace(layers=8), "large": LARGE},
+        sizes={"tiny": TINY, "base": ROBERTA_BASE._replace(layers=8), "large": LARGE},
     ),
     "translation": Family(
         shlex.split(
@@ -89,7 +89,7 @@ class Case(NamedTuple):
     device: torch.device
     mode: str = "training"  # or ``forward``, which is evaluation
     family: str = "masked_lm"
-    size: Size = BASE
+    size: Size = ROBERTA_BASE
     vocabulary: int = 50_000
 
     @classmethod

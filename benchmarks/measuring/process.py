@@ -19,8 +19,12 @@ SETTINGS = {
 }
 
 
-def begin() -> None:
-    """Restart this script with :data:`SETTINGS`, unless it has them. Call it before torch."""
+def restart_with_settings() -> None:
+    """Restart this script with :data:`SETTINGS`, unless it has them; silence fairseq.
+
+    Scripts that measure passes or use fairseq's trainer call it before they import torch: the
+    allocator and torch's libraries read the settings only when they start.
+    """
     if any(os.environ.get(name) != value for name, value in SETTINGS.items()):
         command = [sys.executable, *sys.argv]
         os.execve(sys.executable, command, {**os.environ, **SETTINGS})

@@ -475,7 +475,9 @@ def test_layers_of_transformers_have_the_dropout_of_the_options(monkeypatch):
 
         monkeypatch.setattr(repeated_rows, name, note)
     for name in repeated_rows.PEERS:
-        repeated_rows.build_peer(name, TINY._replace(size=families.BASE, length=2, dropout=0.3))
+        repeated_rows.build_peer(
+            name, TINY._replace(size=families.ROBERTA_BASE, length=2, dropout=0.3)
+        )
     dropouts = [(c.hidden_dropout_prob, c.attention_probs_dropout_prob) for c in configs]
     assert dropouts == [(0.3, 0.3)] * len(repeated_rows.PEERS)
 

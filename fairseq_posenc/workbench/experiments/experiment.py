@@ -30,7 +30,8 @@ from fairseq_posenc.workbench.running.options import build_settings, parse_clust
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_NEVER = "1000000000"  # epochs between validations or checkpoints, which go by updates instead
+# Epochs between two validations or checkpoints: these are made at intervals of updates instead.
+_NEVER = "1000000000"
 # Options of fairseq-train that the user cannot set, with the alternative or the reason.
 RESERVED = {
     "--max-update": "use --updates",
@@ -53,21 +54,21 @@ class Experiment(ABC):
     condition_name: ClassVar[str]  # the meaning of `Run.condition`: `learning rate` or `task`
     reserved: ClassVar[Mapping[str, str]] = RESERVED
     out: Path  # folder of all results
-    variants: tuple[Variant, ...]  # models to compare
+    variants: tuple[Variant, ...]  # models to compare, of `--encodings`
     seeds: tuple[int, ...]  # random seeds; every model is trained with each
     updates: int  # training updates of each model
-    family: str  # masked-lm, causal-lm or encoder-decoder
+    family: str  # one of `variants.FAMILIES`, which are the choices of `--family`
     jobs: int = 1  # number of trainings at a time
     cluster: Optional[Slurm] = None  # cluster to train on; None for this machine
     points: int = 10  # number of validations in a training: points of its learning curve
-    train_args: tuple[str, ...] = ()  # further options of `fairseq-train`, which override others
+    train_args: tuple[str, ...] = ()  # further options of `fairseq-train`; see `options`
 
     def __post_init__(self) -> None:
         for variant in self.variants:
             if variant.directions and self.family == CAUSAL:
                 raise UserError(
                     f"--encodings: {variant.name!r} has attention directions, which are for "
-                    "encoders; a causal LM attends only lr"
+                    "encoders; a causal LM attends from left to right only"
                 )
         if self.train_args and not self.train_args[0].startswith("-"):
             raise UserError(f"{self.train_args[0]!r} is not an option; set the folder with --out")
@@ -75,6 +76,8 @@ class Experiment(ABC):
     @classmethod
     def from_args(cls, args: Namespace, **computed: Any) -> Self:
         """Build the experiment from options with the names of its fields, and ``computed`` fields.
+
+        A computed field wins over an option.
 
         Raises:
             UserError: an option has a wrong value, or is reserved.
@@ -98,12 +101,15 @@ class Experiment(ABC):
         """Return the folder of a run's checkpoints and log."""
 
     @abstractmethod
-    def data(self, run: Run) -> Path:
+    def data_folder(self, run: Run) -> Path:
         """Return the data-bin that a run is trained on."""
 
     @abstractmethod
     def options(self, run: Run) -> list[str]:
-        """List the options of ``fairseq-train`` that define the model and what it learns."""
+        """List the options of ``fairseq-train`` that define the model and what it learns.
+
+        They include ``train_args``, after those options that the user may override.
+        """
 
     def train_command(self, run: Run) -> list[str]:
         """Build the command that trains a model, without ``--user-dir``.
@@ -118,7 +124,7 @@ class Experiment(ABC):
             f"--validate-interval {_NEVER} --log-format json --log-interval {min(20, interval)} "
             "--num-workers 0 --distributed-world-size 1"
         )
-        folders = [str(self.data(run)), "--save-dir", str(self.folder(run))]
+        folders = [str(self.data_folder(run)), "--save-dir", str(self.folder(run))]
         return ["fairseq-train", *folders, *options.split(), *self.options(run)]
 
     def label(self, run: Run) -> str:
@@ -127,7 +133,7 @@ class Experiment(ABC):
 
     @property
     def names(self) -> list[str]:
-        """The names of the models."""
+        """The names of the models: those of the variants."""
         return [variant.name for variant in self.variants]
 
     @abstractmethod
@@ -136,7 +142,10 @@ class Experiment(ABC):
 
     @abstractmethod
     def job(self, run: Run) -> Job:
-        """Build the job of a training and its evaluation; called after :meth:`prepare`."""
+        """Build the job of a training and its evaluation, by :meth:`_build_job`.
+
+        It is called after :meth:`prepare`.
+        """
 
     def run(
         self,
@@ -145,31 +154,35 @@ class Experiment(ABC):
     ) -> Results[Self]:
         """Do all steps that are not done, and return the results.
 
-        All programs inherit the open ``lock`` of the folder. ``watch`` is called several times a
-        second, with a function that reads the results so far: reading takes time.
+        All programs inherit the descriptor of the folder's ``lock``. ``watch`` is called several
+        times a second with a function that reads the results so far. As that takes time, ``watch``
+        calls it only when it shows them.
 
         Raises:
             UserError: bad data, or a command failed.
             RunError: trainings failed on a cluster.
         """
-        data = self.prepare(RunContext(lock))
+        data_figures = self.prepare(RunContext(lock))
         jobs = {run: self.job(run) for run in self.runs}
 
         def read_results() -> Results[Self]:
             outcomes, begun = _read_outcomes(jobs)
-            return Results(self, outcomes, data, begun)
+            return Results(self, outcomes, data_figures, begun)
 
-        # The trainings of a seed are a wave: later seeds do not slow them down.
-        wave = len(jobs) // len(self.seeds)
-        machine = self.cluster or LocalMachine(self.jobs, lock, wave)
+        # `runs` go seed by seed, and those of a seed are a wave: while one of them is not finished,
+        # those of later seeds start on free cores only.
+        runs_per_seed = len(jobs) // len(self.seeds)
+        machine = self.cluster or LocalMachine(self.jobs, lock, wave=runs_per_seed)
         follow = partial(watch, read_results) if watch else None
         machine.run([*jobs.values()], self.out, follow)
         return read_results()
 
-    def _build_job(self, run: Run, data: Inputs, evaluation: Optional[Evaluation] = None) -> Job:
-        """Build the job of a run; ``data`` are the inputs that its data were made from."""
+    def _build_job(
+        self, run: Run, data_inputs: Inputs, evaluation: Optional[Evaluation] = None
+    ) -> Job:
+        """Build the job of a run; its data were made from ``data_inputs``."""
         inputs = {
-            "data": data,
+            "data": data_inputs,
             "options": self.options(run),
             "seed": run.seed,
             "version": __version__,
@@ -194,12 +207,12 @@ class Results(Generic[ExperimentT_co]):
 
     experiment: ExperimentT_co  # the user's choices
     outcomes: Sequence[Outcome]  # outcomes of the finished trainings
-    data: Outputs = field(default_factory=dict)  # figures of the data
+    data_figures: Outputs = field(default_factory=dict)  # result of `Experiment.prepare`
     begun: Mapping[Run, Curve] = field(default_factory=dict)  # curves of unfinished trainings
 
     @property
     def models(self) -> list[SeedAggregate]:
-        """All models over their seeds, at their best learning rates, in the user's order."""
+        """All models over their seeds, each at its best learning rate, in the user's order."""
         return aggregate(self.outcomes)
 
     @property
@@ -213,11 +226,11 @@ def _read_outcomes(jobs: Mapping[Run, Job]) -> tuple[list[Outcome], dict[Run, Cu
     """Read the outcomes of finished trainings, and the curves of unfinished ones."""
     outcomes, begun = [], {}
     for run, job in jobs.items():
-        training = job.steps[0]
+        training = job.steps[0]  # see `Training.build_job`
         log = job.folder / TRAIN_LOG
         if (figures := job.outputs) is not None:
             seconds, diverged = figures.get("seconds", math.nan), figures.get("diverged", 0)
             outcomes.append(Outcome(run, figures, read_curve_file(log), seconds, diverged))
-        elif training.can_continue and log.is_file():  # else that of another training
+        elif training.can_continue and log.is_file():  # else the log has other options
             begun[run] = read_curve_file(log)
     return outcomes, begun

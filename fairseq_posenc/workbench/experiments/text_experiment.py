@@ -87,7 +87,7 @@ class TextExperiment(Experiment):
         """Return the folder of a run's checkpoints and log."""
         return self.out / "models" / name_folder(run)
 
-    def data(self, run: Run) -> Path:
+    def data_folder(self, run: Run) -> Path:
         """Return the data-bin, the same for all runs."""
         return self.out / "data" / "binary"
 
@@ -133,7 +133,7 @@ class TextExperiment(Experiment):
         if self.read_length == self.trained:  # the last validation has this length
             return self._build_job(run, self._data_step.inputs)
         folder = self.folder(run) / f"read-{self.read_length}"
-        command = ["fairseq-posenc", "lm-length", "--data", str(self.data(run))]
+        command = ["fairseq-posenc", "lm-length", "--data", str(self.data_folder(run))]
         command += f"--lengths {self.read_length} --mode non-overlapping".split()
         command += ["--out", str(folder), f"read={self.folder(run) / LAST}"]
 

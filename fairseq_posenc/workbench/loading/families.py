@@ -1,4 +1,7 @@
-"""Describes the three families of models, and builds a model from options, without data."""
+"""Describes the three families of models, and builds a model from options, without data.
+
+Fairseq is imported quietly by the package's ``__init__.py``, before this module.
+"""
 
 import warnings
 from argparse import Action, ArgumentParser, Namespace
@@ -21,19 +24,20 @@ from fairseq_posenc.models.causal_lm import PositionalLM
 from fairseq_posenc.models.masked_lm import PositionalRoberta
 from fairseq_posenc.models.translation import PositionalTransformer
 
-NO_WEIGHTS = ("._extra_state", ".version", "._float_tensor")  # ends of names in a state dict
+# Names in the state dict of any family that end so are no weights.
+NOT_WEIGHTS = ("._extra_state", ".version", "._float_tensor")
 
 
 class Family(NamedTuple):
     """A family of models."""
 
-    name: str  # `masked_lm`, `causal_lm` or `translation`
-    title: str  # name in a sentence
+    name: str  # `masked_lm`, `causal_lm` or `translation`; `--family` spells them otherwise
+    title: str  # name in lists of families
     model_class: Any  # of our models
     stock_class: Any  # of fairseq's, from which ours is derived
     task: str  # fairseq's name of the task
     stem: str  # beginning of architectures' names, which end with the name of an encoding
-    positions: dict[str, str]  # stack -> option for its number of positions
+    length_options: dict[str, str]  # stack -> option for its number of positions
 
 
 FAMILIES = (
@@ -44,7 +48,7 @@ FAMILIES = (
         stock_class=RobertaModel,
         task="masked_lm",
         stem="roberta_",
-        positions={"encoder": "max_positions"},
+        length_options={"encoder": "max_positions"},
     ),
     Family(
         name="causal_lm",
@@ -53,7 +57,7 @@ FAMILIES = (
         stock_class=TransformerLanguageModel,
         task="language_modeling",
         stem="transformer_lm_",
-        positions={"decoder": "max_target_positions"},
+        length_options={"decoder": "max_target_positions"},
     ),
     Family(
         name="translation",
@@ -62,13 +66,13 @@ FAMILIES = (
         stock_class=TransformerModel,
         task="translation",
         stem="transformer_",
-        positions={"encoder": "max_source_positions", "decoder": "max_target_positions"},
+        length_options={"encoder": "max_source_positions", "decoder": "max_target_positions"},
     ),
 )
 
 
 def read_architecture(settings: Any) -> str:
-    """Read the name of the architecture in the settings of a model."""
+    """Read the name of the architecture in the settings of a model; ``None`` if they have none."""
     return str(getattr(settings, "_name", None) or getattr(settings, "arch", None))
 
 
@@ -96,7 +100,8 @@ def build_default_settings(arch: str, task: str) -> Mapping[str, Any]:
 
     The section ``model`` is a dictionary if the model has a dataclass, else a Namespace.
     """
-    words = [".", "--task", task, "--arch", arch]
+    data_folder = "."  # demanded, but not read
+    words = [data_folder, "--task", task, "--arch", arch]
     if task == "translation":
         words += ["--source-lang", "src", "--target-lang", "tgt"]
     args = options.parse_args_and_arch(options.get_training_parser(task), words)
@@ -104,26 +109,27 @@ def build_default_settings(arch: str, task: str) -> Mapping[str, Any]:
         warnings.simplefilter("ignore")  # hydra warns about fairseq's configuration
         config = convert_namespace_to_omegaconf(args)
     values: Any = OmegaConf.to_container(config, resolve=True, enum_to_str=True)
-    return MappingProxyType(values)  # read-only, as it is kept
+    return MappingProxyType(values)  # cached, so callers must copy a section before they change it
 
 
 def list_model_options(arch: str) -> list[Action]:
     """List the options of an architecture's model on fairseq's command line."""
     parser = ArgumentParser(allow_abbrev=False, add_help=False)
     ARCH_MODEL_REGISTRY[arch].add_args(parser)
-    return parser._actions
+    return parser._actions  # argparse has no public list of them
 
 
-def build_model(values: dict[str, Any], symbols: list[int]) -> Any:
+def build_model(values: dict[str, Any], dictionary_sizes: list[int]) -> Any:
     """Build a model with new parameters.
 
     Args:
         values: all options of the model.
-        symbols: sizes of the dictionaries, the source's first.
+        dictionary_sizes: numbers of symbols, the source's first.
     """
-    dictionaries = [Placeholders(size) for size in symbols]
+    dictionaries = [Placeholders(size) for size in dictionary_sizes]
     task = SimpleNamespace(
         source_dictionary=dictionaries[0],
         target_dictionary=dictionaries[-1],
     )
-    return ARCH_MODEL_REGISTRY[values["_name"]].build_model(Namespace(**deepcopy(values)), task)
+    args = Namespace(**deepcopy(values))  # as fairseq changes it
+    return ARCH_MODEL_REGISTRY[values["_name"]].build_model(args, task)

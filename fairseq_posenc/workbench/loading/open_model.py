@@ -74,7 +74,7 @@ class OpenModel(NamedTuple):
     def weights(self) -> dict[str, Tensor]:
         """The weights by fairseq's names; other entries of the state dict are left out."""
         state: dict[str, Tensor] = self.model.state_dict()
-        return {name: state[name] for name in state if not name.endswith(families.NO_WEIGHTS)}
+        return {name: state[name] for name in state if not name.endswith(families.NOT_WEIGHTS)}
 
 
 def open_model(

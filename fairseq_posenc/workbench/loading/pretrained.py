@@ -134,7 +134,7 @@ def read_pretrained(
         )
     with refuse_unusable_settings(label):
         data = settings.task.get("data")
-        files: list[Path | None] = [None] * len(family.positions)
+        files: list[Path | None] = [None] * len(family.length_options)
         if data and family.name != "translation":  # whose files have the names of languages
             files = [Path(split_paths(str(data))[0], DICTIONARY)]
         dictionaries = read_trained_dictionaries(weights, path, files)
@@ -158,10 +158,10 @@ def _read_specs(args: Namespace, arch: str, family: Family) -> dict[str, Spec]:
     """Read the position encodings of each stack, from our options or from fairseq's."""
     if find_family(arch):
         options = resolve_positions(args)
-        return {side: getattr(options, side) for side in family.positions}
+        return {side: getattr(options, side) for side in family.length_options}
     if getattr(args, "no_token_positional_embeddings", False):
-        return {side: parse("none") for side in family.positions}
-    learned = {side: getattr(args, f"{side}_learned_pos", False) for side in family.positions}
+        return {side: parse("none") for side in family.length_options}
+    learned = {side: getattr(args, f"{side}_learned_pos", False) for side in family.length_options}
     return {side: parse("learned" if learned[side] else STOCK_SPEC) for side in learned}
 
 
@@ -170,7 +170,7 @@ def _count_positions(
 ) -> dict[str, int]:
     """Count the positions of each stack: rows of fairseq's position table, else by option."""
     counts = {}
-    for side, option in family.positions.items():
+    for side, option in family.length_options.items():
         # The oldest RoBERTas call their encoder decoder, so any name will do.
         prefix = f"{side}." if family.name != "masked_lm" else ""
         in_tables = (

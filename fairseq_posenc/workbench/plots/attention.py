@@ -83,7 +83,8 @@ def draw_attention(maps: Maps, title: str, signed: bool = False) -> Any:
         axes.set_title(form.format(maps.layers[row] + 1, maps.heads[column] + 1), fontsize=9)
         _write_tokens(axes.set_yticks, maps.queries if column == 0 else (), map_height)
         _write_tokens(axes.set_xticks, maps.keys if row == rows - 1 else (), map_width, rotation=90)
-    grids.draw_scale(figure, image, panels, "difference of attention" if signed else "attention")
+    text = "difference of attention" if signed else "attention"
+    grids.draw_colour_bar(figure, image, panels, text)
     return figure
 
 
@@ -92,7 +93,7 @@ def draw_distance(maps: Maps, title: str) -> Any:
 
     Hidden pairs do not count. Returns matplotlib's Figure.
     """
-    figure, panels = grids.new_page(len(maps.layers), title, columns=2, ratio=0.7)
+    figure, panels = grids.new_page(len(maps.layers), title, columns=2, height_to_width=0.7)
     for axes, layer, weights, hidden in zip(panels, maps.layers, maps.weights, maps.hidden):
         distances, means = mean_by_distance(weights[None], ~hidden[None])
         grids.draw_lines(axes, distances, means, grids.name_heads(maps.heads))

@@ -105,7 +105,7 @@ def draw_curves(curves: Sequence[Curves], heads: Sequence[int], title: str) -> A
     if count > grids.MAX_PANELS:
         raise UserError(f"{count} panels are too many for a picture: choose --layer")
     columns = 2 if count in (2, 4) else 3  # no gap in the last row
-    figure, panels = grids.new_page(count, title, columns, ratio=0.8)
+    figure, panels = grids.new_page(count, title, columns, height_to_width=0.8)
     for axes, curve in zip(panels, curves):
         names = grids.name_heads(heads) if len(curve.values) == len(heads) else ["all heads"]
         grids.draw_lines(axes, curve.distances, curve.values, names)
@@ -157,7 +157,7 @@ def draw_products(
     if stack.projections:
         for layer in layers:
             projections[f"projections of layer {layer + 1}"] = stack.projections[layer]
-    figure, panels = grids.new_page(1 + len(projections), title, columns=3, ratio=0.9)
+    figure, panels = grids.new_page(1 + len(projections), title, columns=3, height_to_width=0.9)
     distances = torch.arange(-reach, reach + 1)
     grids.draw_lines(panels[0], distances, compute_products(vectors, reach), ["all channels"])
     grids.label_axes(panels[0], "themselves", "distance k", "")
@@ -194,7 +194,7 @@ def draw_decay(stack: PlottedStack, reach: int, title: str) -> Any:
     rotation = stack.layers[0].shared.rotation(make_positions(reach + 1).ids)
     if not isinstance(rotation, PairRotation) or rotation.decay is not None:
         raise UserError(f"{stack.spec} has no bound of decay; only rope has one")
-    figure, (axes,) = grids.new_page(1, title, columns=1, ratio=0.75)
+    figure, (axes,) = grids.new_page(1, title, columns=1, height_to_width=0.75)
     names = [f"{2 * rotation.phases.size(-1)} coordinates of a head"]
     grids.draw_lines(axes, torch.arange(reach + 1), compute_rotary_bound(rotation.phases[0]), names)
     grids.label_axes(axes, "bound of the score", "distance", "mean of |S_j|")
@@ -232,7 +232,7 @@ def compute_plane(encoding: PositionEncoding, reach: int) -> Tensor:
 
 def draw_plane(scores: Tensor, heads: Sequence[int], title: str) -> Any:
     """Draw a heat map of the scores ``(heads, rows, columns)`` of each head."""
-    figure, panels = grids.new_page(len(scores), title, columns=4, ratio=1.0)
+    figure, panels = grids.new_page(len(scores), title, columns=4, height_to_width=1.0)
     limit = float(scores.abs().max())
     reach = scores.size(1) // 2
     extent = (-reach - 0.5, reach + 0.5, reach + 0.5, -reach - 0.5)
@@ -240,5 +240,5 @@ def draw_plane(scores: Tensor, heads: Sequence[int], title: str) -> Any:
         image = grids.draw_heat_map(axes, values, limit, extent=extent)
         axes.set_aspect("equal")
         grids.label_axes(axes, name, "columns away", "rows away")
-    grids.draw_scale(figure, image, panels, "score")
+    grids.draw_colour_bar(figure, image, panels, "score")
     return figure

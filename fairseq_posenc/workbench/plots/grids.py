@@ -1,4 +1,4 @@
-"""Draws the panels of figures as wide as a page, in the style of all pictures.
+"""Lays out figures of one width, a page's, and draws heat maps and lines in their panels.
 
 ``Any`` stands for classes of matplotlib, which is optional: a Figure, Axes or an image.
 """
@@ -18,30 +18,35 @@ WIDTH = 8.0  # of a picture, in inches
 DPI = 100  # pixels per inch
 MAX_PANELS = 48  # in a readable picture
 # Colour maps that colour-blind people can read, also in print.
-SIGNED, AMOUNTS = "PuOr", "cividis"
+SIGNED, UNSIGNED = "PuOr", "cividis"
 _FONT_SIZE = 8  # of labels, in points
 _TITLE_LETTERS = 85  # most letters in a line of a title
-_HEADER = 0.6  # height of the title and the legend, in inches
+_MARGIN = 0.6  # height of the title above the panels and the legend below them, in inches
 
 
 def new_page(
-    count: int, title: str, columns: int, ratio: float, below: float = 0.0
+    count: int, title: str, columns: int, height_to_width: float, labels_height: float = 0.0
 ) -> tuple[Any, list[Any]]:
     """Create a figure of panels in rows of up to ``columns``; return both.
 
-    ``ratio`` is the height of a panel divided by its width, ``below`` the height of the labels
-    below the last row, in inches.
+    ``height_to_width`` is the height of a panel divided by :func:`panel_width`, so the only panel
+    of a row looks half as high. ``labels_height`` is the height of the labels below the last row,
+    in inches.
     """
     columns = min(columns, count)
-    height = ratio * panel_width(columns)
+    height = height_to_width * panel_width(columns)
     panel = WIDTH / columns, height + min(0.5, 0.5 * height)  # with room for titles and labels
-    figure, panels = pictures.new_panels(count, columns, panel, (0.0, _HEADER + below), DPI)
+    margin = 0.0, _MARGIN + labels_height
+    figure, panels = pictures.new_panels(count, columns, panel, margin, DPI)
     figure.suptitle(fill(title, _TITLE_LETTERS), fontsize=11, x=0.01, ha="left")
     return figure, panels
 
 
 def panel_width(columns: int) -> float:
-    """Estimate the width of a panel without its labels, in inches; a single one has half a row."""
+    """Estimate the width of a panel without its labels, in inches.
+
+    One column counts as two: its panels are twice as wide, but not higher.
+    """
     width = WIDTH / max(columns, 2)
     return width - min(0.7, 0.2 * width)  # the labels are on its left
 
@@ -69,8 +74,10 @@ def draw_heat_map(
 
     values = values.detach().float()
     masked = np.ma.masked_array(values.numpy(), mask=False if hidden is None else hidden.numpy())
-    limit = limit or float(values.abs().max()) or 1.0
-    colours = colormaps[SIGNED if signed else AMOUNTS].with_extremes(bad=PALE)
+    if limit is None:
+        limit = float(values.abs().max())
+    limit = limit or 1.0  # colours need a range, also for a matrix of zeros
+    colours = colormaps[SIGNED if signed else UNSIGNED].with_extremes(bad=PALE)
     image = axes.imshow(
         masked,
         cmap=colours,
@@ -86,7 +93,7 @@ def draw_heat_map(
 
 
 def draw_lines(axes: Any, x: Tensor, rows: Tensor, names: Sequence[str]) -> None:
-    """Draw a line for each row of numbers, ``(lines, points)``."""
+    """Draw a line over ``x``, distances, for each row ``(lines, points)``; mark distance 0."""
     for number, (name, row) in enumerate(zip(names, rows.detach().float())):
         axes.plot(x.numpy(), row.numpy(), lw=1.4, label=name, **pictures.line_style(number))
     axes.axvline(0, color=PALE, lw=0.8, zorder=0)
@@ -101,8 +108,8 @@ def label_axes(axes: Any, title: str, x: str, y: str) -> None:
     axes.set_ylabel(y, fontsize=_FONT_SIZE, color=GREY)
 
 
-def draw_scale(figure: Any, image: Any, panels: Any, text: str = "") -> None:
-    """Draw the scale of colours beside panels."""
+def draw_colour_bar(figure: Any, image: Any, panels: Any, text: str = "") -> None:
+    """Draw the colour bar beside panels."""
     bar = figure.colorbar(image, ax=panels, shrink=0.85, pad=0.02)
     bar.ax.tick_params(labelsize=_FONT_SIZE, length=0, colors=GREY)
     bar.outline.set_visible(False)
@@ -119,5 +126,5 @@ def draw_legend(figure: Any, axes: Any) -> None:
 
 
 def name_heads(heads: Sequence[int]) -> list[str]:
-    """Name heads by their indices, from 0, as ``head 1`` and so on."""
+    """Name heads; indices count from 0, names from 1."""
     return [f"head {head + 1}" for head in heads]

@@ -87,12 +87,12 @@ def draw_tables(tables: Sequence[PlottedTable], title: str) -> Any:
         UserError: there are too many tables for a picture.
     """
     _refuse_many(tables, grids.MAX_PANELS)
-    figure, panels = grids.new_page(len(tables), title, columns=4, ratio=1.2)
+    figure, panels = grids.new_page(len(tables), title, columns=4, height_to_width=1.2)
     for axes, table in zip(panels, tables):
         width = len(table.columns)
         extent = (-0.5, width - 0.5, int(table.rows[-1]) + 0.5, int(table.rows[0]) - 0.5)
         image = grids.draw_heat_map(axes, table.values, extent=extent)
-        grids.draw_scale(figure, image, axes)
+        grids.draw_colour_bar(figure, image, axes)
         grids.label_axes(axes, table.title, table.column_label, table.row_label)
         if table.column_label == "head":
             axes.set_xticks(range(width), [str(head) for head in table.columns])
@@ -127,16 +127,16 @@ def draw_map(tables: Sequence[PlottedTable], title: str) -> Any:
     if not tables:
         raise UserError("a map needs a table of vectors; the encodings have tables of numbers only")
     _refuse_many(tables, _MAX_MAPS)
-    figure, panels = grids.new_page(len(tables), title, columns=2, ratio=0.85)
+    figure, panels = grids.new_page(len(tables), title, columns=2, height_to_width=0.85)
     for axes, table in zip(panels, tables):
         points = place_rows(table.values).numpy()
         axes.plot(*points.T, color=grids.PALE, lw=0.7, zorder=1)
-        image = axes.scatter(*points.T, c=table.rows.numpy(), cmap=grids.AMOUNTS, s=14, zorder=2)
+        image = axes.scatter(*points.T, c=table.rows.numpy(), cmap=grids.UNSIGNED, s=14, zorder=2)
         axes.set_aspect("equal", adjustable="datalim")
         axes.set(xticks=[], yticks=[])
         axes.spines[:].set_color(GRID)
         axes.set_title(table.title, fontsize=9)
-        grids.draw_scale(figure, image, axes, table.row_label)
+        grids.draw_colour_bar(figure, image, axes, table.row_label)
     return figure
 
 

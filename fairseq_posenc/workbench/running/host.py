@@ -1,7 +1,8 @@
-"""Importing this module imports fairseq and registers the plugin, without fairseq's logging.
+"""Importing this module imports fairseq quietly, and registers the plugin.
 
-Modules that call fairseq's code, not its commands, import this one before fairseq: fairseq's import
-configures the root logger to show every INFO message, and this module restores it.
+Import it before ``fairseq`` in each module that calls fairseq's code: fairseq's import makes the
+root logger show every INFO message, and this module puts the logger back. Modules that only start
+fairseq's commands need it for ``USER_DIR`` alone, the value of ``--user-dir``.
 """
 
 import logging
@@ -16,6 +17,6 @@ logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)
 _root = logging.getLogger()
 _handlers = _root.handlers[:]
 _level = _root.level
-register()
+register()  # imports fairseq
 _root.handlers[:] = _handlers
 _root.setLevel(_level)

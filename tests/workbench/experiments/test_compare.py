@@ -719,7 +719,7 @@ def test_the_report_of_causal_models_speaks_of_no_masks(tmp_path: Path) -> None:
     variants = parse_variants("none,learned,m4m,rope")
     outcomes = [each for each in results.outcomes if each.run.variant in variants]
     settings = make_settings(tmp_path, "none,learned,m4m,rope", family="causal-lm")
-    text = report.write_report(TextResults(settings, outcomes, results.data)).read_text()
+    text = report.write_report(TextResults(settings, outcomes, results.data_figures)).read_text()
     assert text.startswith("# Position encodings compared\n\nCausal language models on")
     assert "mask" not in text.replace("masked_lm", "")
     assert "fairseq-posenc compare --family causal-lm --encodings none,learned,m4m,rope" in text

@@ -38,7 +38,7 @@ from fairseq_posenc.workbench.convert.exchange.hf_mapping import from_hf_weights
 from fairseq_posenc.workbench.convert.random_comparison import SPECIAL_SYMBOLS
 from fairseq_posenc.workbench.loading.checkpoints import refuse_unusable_settings
 from fairseq_posenc.workbench.loading.families import (
-    NO_WEIGHTS,
+    NOT_WEIGHTS,
     build_default_settings,
     find_family,
     list_stacks,
@@ -99,7 +99,7 @@ def load_weights(folder: HFFolder, built: BuiltModel) -> dict[str, Any]:
     model_state: dict[str, Any] = built.model.state_dict()
     absent_head = _list_pretraining_head(built, model_state)
     wanted = [
-        name for name in model_state if not name.endswith(NO_WEIGHTS) and name not in absent_head
+        name for name in model_state if not name.endswith(NOT_WEIGHTS) and name not in absent_head
     ]
     converted, surplus = from_hf_weights(folder.config, folder.weights, wanted, built.model)
     missing = [name for name in wanted if name not in converted]

@@ -141,7 +141,7 @@ def _collect_options(arch: str, user_options: UserOptions, source: Pretrained) -
     chosen = {name: value for name, value in user_options._asdict().items() if value is not None}
     max_positions = chosen.pop("max_positions", 0)  # not the option's name in every family
     options |= chosen
-    for side, option in source.family.positions.items():
+    for side, option in source.family.length_options.items():
         options[option] = max_positions or source.num_positions[side]
         if options[option] < source.num_positions[side]:
             raise UserError(

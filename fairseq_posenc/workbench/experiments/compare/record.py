@@ -58,9 +58,8 @@ def build_record(results: TextResults) -> Record:
         for (better, other), difference in compare_all(by_model).items()
     ]
     figures = {"models": models, "differences": differences, "trainings": trainings}
-    return Record(
-        "compare", figures, {**_collect_shared(experiment), **results.data}, command=own_command()
-    )
+    data = {**_collect_shared(experiment), **results.data_figures}
+    return Record("compare", figures, data, command=own_command())
 
 
 def _collect_shared(experiment: TextExperiment) -> dict[str, Any]:

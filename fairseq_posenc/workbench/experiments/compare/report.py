@@ -84,7 +84,7 @@ def list_conclusions(results: TextResults) -> list[str]:
     if results.missing:
         return ["Differences are judged when all trainings are finished."]
     masked = results.experiment.family == MASKED
-    return derive_statements(results.models, results.data["unigram_perplexity"], masked)
+    return derive_statements(results.models, results.data_figures["unigram_perplexity"], masked)
 
 
 def _describe_missing(results: TextResults, seconds_left: Optional[float]) -> str:
@@ -168,7 +168,7 @@ def _explain_figures(experiment: TextExperiment) -> str:
 
 def _introduce(results: TextResults) -> str:
     """Describe the text, the models and their trainings."""
-    experiment, counts = results.experiment, results.data
+    experiment, counts = results.experiment, results.data_figures
     source = (
         markdown.code(str(experiment.text))
         if experiment.text

@@ -86,7 +86,7 @@ class TaskExperiment(Experiment):
         models = self.out / self.family / "models" / run.condition
         return models / run.variant.folder / f"seed-{run.seed}"
 
-    def data(self, run: Run) -> Path:
+    def data_folder(self, run: Run) -> Path:
         """Return the data-bin of a run's task."""
         return self.out / self.family / "data" / run.condition / "train"
 
