@@ -18,7 +18,7 @@ from torch import Tensor
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.specs import Spec, parse
 
-_PHRASES = {
+_PHRASES = {  # fields of `WeightSettings` in messages
     "heads": "{} heads",
     "activation": "activation {}",
     "norm": "{}-norm layers",
@@ -28,7 +28,7 @@ _PHRASES = {
     "language": "language {}",
     "dictionary": "a dictionary with the hash {}",
 }
-KEY = "_extra_state"  # torch's name for state that a module stores beside its parameters
+STATE_KEY = "_extra_state"  # torch's name for state that a module stores beside its parameters
 _BLOCK = 512  # bytes are padded to a multiple: models to be averaged need tensors of one size
 _ROUNDING = 2e-3  # averaging equal values changes them by less, even in float16
 
@@ -53,11 +53,12 @@ class WeightSettings(NamedTuple):
         """Read the fields that a checkpoint has; earlier versions wrote fewer of them.
 
         Raises:
-            TypeError: a field has another type.
+            TypeError: a field has another type, or a text that a message cannot show.
         """
         values = {name: content[name] for name in cls._fields if content.get(name) is not None}
         for name, value in values.items():
-            if type(value) is not (int if name == "heads" else str) or not str(value).isprintable():
+            expected = int if name == "heads" else str
+            if type(value) is not expected or not str(value).isprintable():
                 raise TypeError(f"{name} is {value!r}")
         return cls(**values)
 
@@ -139,7 +140,7 @@ class Identity(NamedTuple):
         directions = f", attention directions {self.directions}" if self.directions else ""
         return f"trained with {self.positions}{directions} at length {self.trained_length}"
 
-    def differences(self, model: Identity, layers: list[int] | None = None) -> list[str]:
+    def position_differences(self, model: Identity, layers: list[int] | None = None) -> list[str]:
         """Describe how a model's positions and directions differ from those of the weights.
 
         The length may differ; settings are compared by :meth:`WeightSettings.differences`.
@@ -152,7 +153,7 @@ class Identity(NamedTuple):
         directions = self.directions
         if layers is not None:
             positions = str(parse(positions).select_layers(layers))
-            old = dict(enumerate(directions.split(",")))
+            old = dict(enumerate(directions.split(",")))  # {0: ""} if all are `both`
             directions = format_directions([old.get(layer, "both") for layer in layers])
         differences = []
         if positions != model.positions:
@@ -169,15 +170,17 @@ def _decode_text(state: Tensor) -> str:
     if not state.is_floating_point():
         return "".join(chr(code) for code in state.tolist())
     bits = state.detach().cpu().float()
+    # Means of a narrow type are rounded to it several times, each time by its eps at most.
     mixed = (bits.abs() - 1).abs() > _ROUNDING + 4 * torch.finfo(state.dtype).eps
     if bool(mixed.any()):
         # A bit in which two models differ has the sign of the one with the larger share, so
         # flipping all of these bits gives the text of the other one.
         texts = [_pack_bits(bits), _pack_bits(torch.where(mixed, -bits, bits))]
         models = " and ".join(sorted(filter(None, map(_describe_text, texts))))
+        named = f": {models}" if models else ""
         raise UserError(
-            "its weights are a mixture of models that were trained in different ways"
-            f"{f': {models}' if models else ''}; average models of one kind"
+            "the weights are a mixture of models that were trained in different ways"
+            f"{named}; average models of one kind"
         )
     return _pack_bits(bits)
 
@@ -191,13 +194,13 @@ def _describe_text(text: str) -> str:
     """Describe the identity that a text encodes; empty if it encodes none."""
     try:
         return Identity.from_json(text).describe()
-    except (ValueError, KeyError, TypeError):
+    except Exception:  # of any type, depending on the text
         return ""
 
 
 def is_identity(name: str) -> bool:
     """Check whether a state-dict key is a stack's identity."""
-    return name.rpartition(".")[2] == KEY
+    return name.rpartition(".")[2] == STATE_KEY
 
 
 def override_positions(weights: dict[str, Any], spec: Spec) -> None:

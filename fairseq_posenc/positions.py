@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from fairseq_posenc.errors import UserError
 
 FAR = 2**62  # a distance beyond all others
-# Symbols for calls that give masks in place of tokens: these are padding or 0, never an end.
+# Symbols of `from_padding`, which takes a mask for tokens: True is padding, False a token 0.
 _PADDING = 1
 _END = 2
 
@@ -24,7 +24,8 @@ class Span(NamedTuple):
     """The signed distances ``low .. high`` (inclusive) from a query to a key that a call needs.
 
     Queries are the last ``tgt_len`` of ``src_len`` positions, in training as in step-by-step
-    decoding, so distances run from ``-(src_len - 1)`` to ``tgt_len - 1``.
+    decoding, so distances run from ``-(src_len - 1)`` to ``tgt_len - 1``. A span with ids has no
+    such bounds: it has ``differences``, and neither ``distances`` nor ``src_len``.
 
     Attributes:
         low: the lowest distance; with ids ``-FAR``.
@@ -48,12 +49,12 @@ class Span(NamedTuple):
         return cls(-(src_len - 1), tgt_len - 1, device)
 
     def distances(self) -> Tensor:
-        """List the distances as an int64 tensor ``(R,)``."""
+        """List the distances as an int64 tensor ``(R,)``; not with ids."""
         return torch.arange(self.low, self.high + 1, device=self.device)
 
     @property
     def src_len(self) -> int:
-        """S, the number of keys."""
+        """S, the number of keys; not with ids."""
         return 1 - self.low
 
     @property
@@ -75,8 +76,8 @@ def reading_waits(device: torch.device) -> bool:
 def may_sync(device: torch.device, decoding: bool = False) -> bool:
     """Check whether a forward pass may read values of its tokens to save work.
 
-    Reading waits for a GPU, which a pass can afford once, but not each step of decoding. It would
-    break a graph of ``torch.compile``.
+    Reading waits for a GPU, which a pass can afford once, but not each step of decoding. Reading
+    would also break a graph of ``torch.compile``.
     """
     if torch.compiler.is_compiling():
         return False
@@ -94,10 +95,10 @@ class Positions(NamedTuple):
         eos_idx: symbol that ends a sentence.
         tgt_len: T, the number of queries; they are the last T tokens.
         padded: whether anything is padding, or could be.
-        left_padded: whether the id of a real token may differ from its index in the row: by padding
-            before it, in documents, or if a caller gives the ids.
+        left_padded: whether the id of a real token may differ from its index in the row. Padding
+            before it is one cause; documents and ids that a caller gives are others.
         longest: the largest position plus 1, or an upper bound of it; 0 if not known.
-        first: result of :meth:`is_first`, if it was computed for all layers.
+        first: result of :meth:`is_first`, if it was computed before.
         document_starts: ``(B, S)``, the number of real tokens before each token's document, if a
             row has several documents; ``ids`` are then counted in the document.
         drawn: random numbers that tables and rotations take in place of ``ids``; None for ``ids``.
@@ -142,18 +143,32 @@ class Positions(NamedTuple):
                 are the same.
         """
         real = tokens.ne(padding_idx)
-        counted = (real.cumsum(1) - 1).clamp(min=0)  # [B, S]
+        ids = (real.cumsum(1) - 1).clamp(min=0)  # [B, S]
         if not inspect_padding:
-            return cls(tokens, counted, padding_idx, eos_idx, tgt_len, True, True, tokens.size(1))
+            return cls(
+                tokens,
+                ids,
+                padding_idx,
+                eos_idx,
+                tgt_len,
+                padded=True,
+                left_padded=True,
+                longest=tokens.size(1),
+            )
         indices = torch.arange(tokens.size(1), device=tokens.device).unsqueeze(0)  # [1, S]
-        shifted = real & counted.ne(indices)  # by padding before them
-        longest = counted.amax() + 1 if tokens.numel() else counted.sum()
+        shifted = real & ids.ne(indices)  # by padding before them
+        count = ids.amax() + 1 if tokens.numel() else ids.sum()  # else 0, on the same device
         # One tensor, so that a GPU is waited for once.
-        facts = torch.stack([(~real).any(), shifted.any(), longest])
-        padded, left_padded, longest = facts.tolist()
-        ids = counted if padded else indices
+        padded, left_padded, longest = torch.stack([(~real).any(), shifted.any(), count]).tolist()
         return cls(
-            tokens, ids, padding_idx, eos_idx, tgt_len, bool(padded), bool(left_padded), longest
+            tokens,
+            ids if padded else indices,
+            padding_idx,
+            eos_idx,
+            tgt_len,
+            padded=bool(padded),
+            left_padded=bool(left_padded),
+            longest=longest,
         )
 
     @classmethod
@@ -177,15 +192,17 @@ class Positions(NamedTuple):
         """Restart positions in each document, by the ends of sentences.
 
         Args:
-            empty: a document ends where an end of a sentence follows another, else at each end.
-            causal: an end begins the next document, else it is the last token of its document.
+            empty: whether documents end at an empty sentence, the second of two ends in a row:
+                ``a </s> b </s> </s> c`` has two documents. Else every end is that of a document.
+            causal: whether the end is the first token of the next document (``</s> c``). Else it is
+                the last one of its own, and the next document is ``c``.
         """
         if self.document_starts is not None:
             return self
         begins = self.tokens.eq(self.eos_idx)  # [B, S]
         if empty:
-            begins = begins & F.pad(begins, (1, 0))[:, :-1]
-        return self.begin_documents(begins if causal else F.pad(begins, (1, 0))[:, :-1])
+            begins = begins & _shift_right(begins)
+        return self.begin_documents(begins if causal else _shift_right(begins))
 
     def replace_ids(self, ids: Tensor, name: str = "position_ids") -> Positions:
         """Replace the position of each token by a caller's ids, ``(B or 1, S)``.
@@ -222,7 +239,10 @@ class Positions(NamedTuple):
         )
 
     def _grow_by_one(self, ids: Tensor) -> Tensor:
-        """Mark ids ``(B or 1, S)`` that grow by one per token from the document's first on."""
+        """Check which ids, ``(B or 1, S)``, are the document's first id plus the tokens since.
+
+        Padding passes the check.
+        """
         indices = torch.arange(ids.size(1), device=ids.device)
         indices, ids, first = torch.broadcast_tensors(indices, ids, self.is_first())  # [B or 1, S]
         first_index = torch.where(first, indices, 0).cummax(1).values  # of the token's document
@@ -240,11 +260,15 @@ class Positions(NamedTuple):
         """Restart positions at tokens, ``(B, S)`` of bool, that begin a document."""
         real = self.tokens.ne(self.padding_idx)
         ids = self.ids.expand_as(self.tokens)  # [B, S]
-        # `begins` may mark padding. Then the next real token begins the document: the first one
-        # whose number exceeds that of the last real token before it.
-        number = begins.cumsum(1)  # [B, S]
-        number_before = F.pad(number.masked_fill(~real, 0).cummax(1).values, (1, 0))[:, :-1]
-        real_begins = real & (number > number_before)
+        # `begins` may mark padding. Then the next real token begins the document: the first one of
+        # a later document than the real token before it.
+        #   tokens     a  b  <pad>  c  d
+        #   begins     0  0    1    0  0
+        #   document   0  0    1    1  1
+        #   before     0  0    0    0  1
+        document = begins.cumsum(1)  # [B, S]
+        before = _shift_right(document.masked_fill(~real, 0).cummax(1).values)
+        real_begins = real & (document > before)
         starts = torch.where(real_begins, ids, 0).cummax(1).values
         first = real_begins | (real & real.cumsum(1).eq(1))
         return self._replace(
@@ -281,7 +305,7 @@ class Positions(NamedTuple):
 
     def check_limit(self, limit: int, name: str) -> None:
         """Refuse positions beyond a table of ``limit`` rows."""
-        if self.longest <= limit:  # perhaps 0, not known: then the table's own bounds check refuses
+        if self.longest <= limit:  # also if not known: then the table's own bounds check refuses
             return
         longest = int(self.ids.max()) + 1  # `longest` may be a bound; this waits for a GPU
         if longest > limit:
@@ -304,13 +328,13 @@ class Positions(NamedTuple):
             start = self.document_starts
         ids = self.ids + start  # in the row, [B, S]
         ends = torch.where(self.tokens.eq(self.eos_idx), ids, start)
-        last_end = F.pad(ends.cummax(1).values, (1, 0))[:, :-1]  # before each token
+        last_end = _shift_right(ends.cummax(1).values)  # before each token
         return ids - torch.maximum(start, last_end)
 
     def is_first(self) -> Tensor:
-        """Mark the first real token of each row, ``(B or 1, S)`` of bool.
+        """Mark the first real token of each row, or document if there are several.
 
-        One row stands for all if ids are indices.
+        The result is ``(B or 1, S)`` of bool; one row stands for all if ids are indices.
         """
         if self.first is not None:
             return self.first
@@ -318,3 +342,8 @@ class Positions(NamedTuple):
             return torch.eye(1, self.tokens.size(1), dtype=torch.bool, device=self.tokens.device)
         real = self.tokens.ne(self.padding_idx)
         return real & real.cumsum(1).eq(1)
+
+
+def _shift_right(x: Tensor) -> Tensor:
+    """Give each token of ``(B, S)`` the value of the token before it, and the first one 0."""
+    return F.pad(x, (1, 0))[:, :-1]

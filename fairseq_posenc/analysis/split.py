@@ -60,7 +60,7 @@ class CapturedAttention(NamedTuple):
 
 
 @contextmanager
-def attributes_set(changes: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
+def with_attributes(changes: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
     """Set attributes of objects, as ``(object, name, value)``, while the block runs.
 
     With it, callers capture the arguments and results of a model's attention.

@@ -1,6 +1,8 @@
-"""The cache of one forward pass, and checks for the modes of torch that a cache must respect.
+"""The cache of one forward pass, and checks for the modes of torch that backends must respect.
 
-The layers of a stack share the cache, so that masks and row indices are computed once.
+The layers of a stack share the cache, so that masks and row indices are computed once. Compilers,
+activation checkpointing and dispatch modes run a layer again or keep its results, so values that
+are shared, recomputed or changed in place depend on them.
 """
 
 from collections.abc import Callable
@@ -10,19 +12,18 @@ import torch
 from torch import Tensor
 
 _T = TypeVar("_T")
-# torch has no public functions for these. Older versions have none at all: then a dispatch mode is
-# assumed to be active, and hooks of unknown origin, which `()` stands for.
-_find_hooks: Any = getattr(
-    torch._C._autograd, "_top_saved_tensors_default_hooks", lambda ignore_tracing: ()
-)
+# torch has no public functions for these two, and older versions have none at all.
+_top_hooks: Any = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+# Without the function, a dispatch mode is assumed to be active.
 _count_modes: Any = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
+_UNKNOWN_HOOKS = ()  # there may be hooks, but torch cannot tell
 
 
 class PerForwardCache:
     """Cache of one forward pass: the first layer computes a value, the others reuse it.
 
-    It holds the latest value of each key, and keeps what the value depends on: no other tensor can
-    then have the same identity.
+    It holds the latest value of each key, with references to what the value depends on: while they
+    live, no new tensor can get their identity.
     """
 
     def __init__(self) -> None:
@@ -61,32 +62,44 @@ def is_exporting() -> bool:
 
 
 def is_saving_hooked() -> bool:
-    """Check whether hooks receive the tensors that autograd saves.
+    """Check whether hooks receive, or may receive, the tensors that autograd saves.
 
     Non-reentrant activation checkpointing sets them. It runs a layer again in the backward pass,
     and expects it to save the same tensors: so nothing that autograd records may be in the cache.
     """
-    return _find_hooks(True) is not None
+    return _find_hooks() is not None
 
 
 def is_reentrant_recomputation() -> bool:
-    """Check whether reentrant activation checkpointing runs a layer again, in the backward pass."""
+    """Check whether reentrant activation checkpointing runs a layer again, in the backward pass.
+
+    Terms that the layer was given must then be computed again, because the graph of the first ones
+    is freed.
+    """
     if torch.compiler.is_compiling() or not torch.is_grad_enabled():
         return False
-    hooks = _find_hooks(True)
+    hooks = _find_hooks()
     # Other hooks may be active in a backward pass, such as those that keep tensors on the CPU.
-    is_non_reentrant = bool(hooks) and hooks[0].__module__ == "torch.utils.checkpoint"
+    # Those of non-reentrant checkpointing are known by their module alone.
+    is_non_reentrant = (
+        hooks not in (None, _UNKNOWN_HOOKS) and hooks[0].__module__ == "torch.utils.checkpoint"
+    )
     is_backward = torch._C._current_graph_task_id() != -1
     return is_backward and not is_non_reentrant
 
 
-def writable(x: Tensor) -> Tensor:
-    """Return a result that may be changed in place; a copy if a dispatch mode is active.
+def copy_if_kept(x: Tensor) -> Tensor:
+    """Return a result that may be changed in place: a copy if a dispatch mode may keep the result.
 
     Selective activation checkpointing is such a mode: it keeps the results of operations such as
     matrix products, and uses them instead of computing them again.
     """
     return x.clone() if _count_modes() else x
+
+
+def _find_hooks() -> Any:
+    """Find the innermost hooks (pack, unpack) of saved tensors; None if there are none."""
+    return _UNKNOWN_HOOKS if _top_hooks is None else _top_hooks(True)  # also while torch traces
 
 
 def _is_same(before: object, now: object) -> bool:

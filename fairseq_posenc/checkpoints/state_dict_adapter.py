@@ -18,7 +18,7 @@ from fairseq_posenc.checkpoints.weights import (
     refuse_untied,
 )
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.identity import KEY, Identity
+from fairseq_posenc.identity import STATE_KEY, Identity
 from fairseq_posenc.position_parameters import extend_tables, fit_positions
 
 logger = logging.getLogger(__name__)
@@ -108,13 +108,15 @@ class PositionCheckpoints(nn.Module):
         _refuse_other_settings(stacks, trained)
         changes = []
         for name, stack in stacks.items():
-            differences = trained[name].differences(stack.identity, layers=stack.layers_kept)
+            differences = trained[name].position_differences(
+                stack.identity, layers=stack.layers_kept
+            )
             changes += [f"{name}: {difference}" for difference in differences]
             loaded = stack.identity if differences else trained[name]
             # The weights keep their settings; the model fills in those that the file lacks.
             settings = trained[name].weight_settings.fill_from(stack.weight_settings)
             loaded = loaded._replace(weight_settings=settings)
-            state_dict[f"{prefix}{name}.{KEY}"] = loaded.to_tensor()
+            state_dict[f"{prefix}{name}.{STATE_KEY}"] = loaded.to_tensor()
         return changes
 
 
@@ -124,8 +126,8 @@ def _read_identity(state_dict: dict[str, Any], prefix: str, ours: Identity) -> I
     Checkpoints of fairseq's own models have none, but a table of learned positions, or a marker of
     sinusoids, which is removed.
     """
-    if prefix + KEY in state_dict:
-        return Identity.from_tensor(state_dict[prefix + KEY])
+    if prefix + STATE_KEY in state_dict:
+        return Identity.from_tensor(state_dict[prefix + STATE_KEY])
     marks = [prefix + name for name in STOCK_SINUSOIDS if prefix + name in state_dict]
     for mark in marks:
         del state_dict[mark]

@@ -9,7 +9,7 @@ from torch.nn import Parameter
 
 from fairseq_posenc.checkpoints.trusted_settings import is_name
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.identity import KEY
+from fairseq_posenc.identity import STATE_KEY
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
@@ -72,7 +72,7 @@ def refuse_broken_weights(state_dict: dict[str, Any], model_state: dict[str, Ten
     Only floating-point parameters of the model are checked, without identities.
     """
     for name, parameter in model_state.items():
-        if name not in state_dict or not parameter.is_floating_point() or name.endswith(KEY):
+        if name not in state_dict or not parameter.is_floating_point() or name.endswith(STATE_KEY):
             continue
         if wrong := _describe_wrong_numbers(state_dict[name]):
             raise UserError(
@@ -111,7 +111,7 @@ def format_load_report(
         model_state: the model's state dict.
     """
     tensors = {name: x for name, x in state_dict.items() if isinstance(x, Tensor)}
-    names = [name for name in model_state if not name.endswith(KEY)]
+    names = [name for name in model_state if not name.endswith(STATE_KEY)]
     # The adapter gives the model's own tensor to a weight that is to stay as it is.
     new = [
         x
@@ -123,7 +123,7 @@ def format_load_report(
     ignored = [
         name
         for name, x in before.items()
-        if isinstance(x, Tensor) and not name.endswith(KEY)
+        if isinstance(x, Tensor) and not name.endswith(STATE_KEY)
         if name not in loaded and storage_address(x) not in used
     ]
     return f"{len(loaded):,} tensors loaded, {_count(new)} new, {_count(ignored)} ignored"

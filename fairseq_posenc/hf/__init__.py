@@ -1,13 +1,18 @@
 """Replaces the positions of models of Hugging Face transformers.
 
-Importing this package lets transformers' Auto classes load the saved folders of such models.
+Importing this package lets transformers' Auto classes load the saved folders of such models: the
+module ``saving`` registers a configuration class when it is imported.
 """
 
 from typing import TypeVar
 
 from transformers import PreTrainedModel
 
-from fairseq_posenc.hf.holders import list_parameters, refuse_wrapped, stop_old_holders
+from fairseq_posenc.hf.holders import (
+    list_parameters,
+    make_old_optimizers_raise,
+    refuse_wrapped,
+)
 from fairseq_posenc.hf.own_positions import read_positions
 from fairseq_posenc.hf.record import mark_unsaved
 from fairseq_posenc.hf.replacing import replace_positions
@@ -33,9 +38,10 @@ def set_positions(
     'alibi'
 
     Call it before PEFT, DDP, FSDP or ``torch.compile`` wraps the model, and before an optimizer is
-    created. The model's own positions are removed. Weights of positions in both the old and the new
-    spec (a table of ``learned`` or ``shaw``, T5's buckets, sinks) are kept; all others are
-    initialized. A table by distance that grows repeats its ends, so that no distance changes.
+    created: one that lacks new parameters raises an error at its next step. The model's own
+    positions are removed. Weights of positions in both the old and the new spec (a table of
+    ``learned`` or ``shaw``, T5's buckets, sinks) are kept; all others are initialized. A table by
+    distance that grows repeats its ends, so trained distances keep their rows.
 
     Args:
         model: a model of a supported family, with any head.
@@ -43,20 +49,20 @@ def set_positions(
             the model's current positions.
         max_positions: longest sequence, and the size of tables; by default the model's.
         extend: how a trained table by position (``learned``, ``tupe``) becomes longer: ``copy``
-            repeats it from its first row, ``interpolate`` stretches it. By default the rows beyond
-            it are new and untrained, and a warning says so.
+            repeats its rows from the first, ``interpolate`` stretches it. By default the rows
+            beyond it are new and untrained, and a warning says so.
 
     Returns:
         The model. ``save_pretrained`` saves its positions, too.
 
     Raises:
-        UserError: the family, the spec or the sizes are not supported, or the model is wrapped; the
-            model is unchanged.
+        UserError: the family, the spec or the sizes are not supported, or the model is wrapped. The
+            model is then unchanged.
     """
     refuse_wrapped(model)
     old_parameters = list_parameters(model)
     replace_positions(model, spec, max_positions, extend)
     make_saveable(model)
-    mark_unsaved(model, True)
-    stop_old_holders(model, old_parameters)
+    mark_unsaved(model)
+    make_old_optimizers_raise(model, old_parameters)
     return model

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
-from fairseq_posenc.analysis.split import CapturedAttention, attributes_set, split
+from fairseq_posenc.analysis.split import CapturedAttention, split, with_attributes
 from fairseq_posenc.backends import reference
 from fairseq_posenc.backends.base import AttentionCall
 from fairseq_posenc.backends.mask import Mask
@@ -118,7 +118,7 @@ def _use_our_code(model: PreTrainedModel) -> Iterator[None]:
             changes.append((module, "is_rotated", False))
     model.set_attn_implementation(OUR_ATTENTION)
     try:
-        with attributes_set(changes):
+        with with_attributes(changes):
             yield
     finally:
         model.set_attn_implementation(before)

@@ -34,7 +34,7 @@ def list_parameters(model: nn.Module) -> set[int]:
     return {id(parameter) for parameter in model.parameters()}
 
 
-def stop_old_holders(model: PreTrainedModel, before: set[int]) -> None:
+def make_old_optimizers_raise(model: PreTrainedModel, before: set[int]) -> None:
     """Let optimizers and DDP that were created for the old parameters raise an error when used.
 
     They refer to parameters, not to the model, so they are found through the garbage collector.

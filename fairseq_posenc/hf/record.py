@@ -49,7 +49,7 @@ class RecordedPositions(nn.Module):
             UserError: the weights were trained with other positions.
         """
         theirs, ours = (Identity.from_tensor(x) for x in (state, self.get_extra_state()))
-        if differences := theirs.differences(ours):  # `trained with X, the model has Y`
+        if differences := theirs.position_differences(ours):  # `trained with X, the model has Y`
             raise UserError(f"weights {differences[0]}: set their positions before loading")
 
 
@@ -66,8 +66,11 @@ def find_positions(module: nn.Module) -> RecordedPositions:
     return next(part for part in module.modules() if isinstance(part, RecordedPositions))
 
 
-def mark_unsaved(model: nn.Module, is_unsaved: bool) -> None:
-    """Mark whether the positions of a model were set since it was last saved."""
+def mark_unsaved(model: nn.Module, is_unsaved: bool = True) -> None:
+    """Mark that a model was not saved since its positions were set, or that it was.
+
+    Saving only an adapter of an unsaved model warns of the parameters that no file has.
+    """
     for part in model.modules():
         if isinstance(part, RecordedPositions):
             part.is_unsaved = is_unsaved

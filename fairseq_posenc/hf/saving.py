@@ -248,7 +248,7 @@ class _ModelWithPositions:
             save_directory, is_main_process=is_main_process, state_dict=state_dict, **kwargs
         )
         if is_whole:
-            mark_unsaved(cast(PreTrainedModel, self), False)
+            mark_unsaved(cast(PreTrainedModel, self), is_unsaved=False)
         if is_main_process and not kwargs.get("push_to_hub"):
             write_card(Path(save_directory), self._card_fields())
 

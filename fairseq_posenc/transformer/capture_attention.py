@@ -1,6 +1,6 @@
 """Captures attention weights and the parts of scores of every layer and head in a forward pass.
 
-The attention report, the plots and the message of a diverged training show them.
+The attention report, the plots and the message of a diverged training show the weights and parts.
 """
 
 import re
@@ -15,9 +15,8 @@ from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fairseq_posenc.analysis.split import CapturedAttention, Split, attributes_set, split
+from fairseq_posenc.analysis.split import CapturedAttention, Split, split, with_attributes
 from fairseq_posenc.encodings.terms import Terms
-from fairseq_posenc.positions import Span
 from fairseq_posenc.transformer.attention import PositionalAttention
 from fairseq_posenc.transformer.cross_attention import RotaryCrossAttention
 from fairseq_posenc.transformer.forward_context import current_context
@@ -55,6 +54,7 @@ def capture_attention(model: nn.Module, run: Callable[[], Any]) -> list[Captured
 def _request_weights(
     module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Let fairseq return the weights of each head, as a hook before the forward pass."""
     return args, {**kwargs, "need_weights": True, "need_head_weights": True}
 
 
@@ -80,7 +80,11 @@ def _capture(
 
 
 def _split_scores(attention: MultiheadAttention, queries: Tensor, keys: Tensor) -> Split:
-    """Split the scores of inputs ``(T, B, C)`` and ``(S, B, C)`` into their parts."""
+    """Split the scores of inputs ``(T, B, C)`` and ``(S, B, C)`` into their parts.
+
+    It follows the steps of :class:`~fairseq_posenc.transformer.attention.PositionalAttention`,
+    whose backends return scores only as a sum, if at all.
+    """
 
     def project(x: Tensor, projection: Any) -> Tensor:
         # Not projection(x), which also rotates in rotary cross-attention.
@@ -89,21 +93,20 @@ def _split_scores(attention: MultiheadAttention, queries: Tensor, keys: Tensor) 
 
     query = project(queries, attention.q_proj)  # [B, H, T, D]
     key = project(keys, attention.k_proj)  # [B, H, S, D]
-    shared = current_context()  # the stack's position state
+    context = current_context()  # of the stack
     if isinstance(attention, PositionalAttention):
-        assert shared is not None, "the layer does not run in its stack"
-        span = Span.from_lengths(queries.size(0), keys.size(0), queries.device)
-        terms = attention.terms(span, shared)
+        assert context is not None, "the layer does not run in its stack"
+        terms = attention.terms(context.positions.span(), context)
         inputs = queries.transpose(0, 1)  # of the layer; some terms are computed from them
         terms = attention.encodings.add_input_terms(
-            terms, inputs, shared.positions, attention.num_heads
+            terms, inputs, context.positions, attention.num_heads
         )
-        rotation = attention.rotation(shared)  # of the stack or of this layer
-        # Only encodings that count the visible keys need the mask.
-        return split(query, key, terms, rotation, mask=shared.mask(attention.direction))
+        rotation = attention.rotation(context)  # of the stack or of this layer
+        # Only terms with `log_visible` use the mask, to count the visible keys.
+        return split(query, key, terms, rotation, mask=context.mask(attention.direction))
     if isinstance(attention, RotaryCrossAttention):
-        assert shared is not None, "the layer does not run in its stack"
-        return split(query, key, Terms(), shared.rotation, key_rotation=shared.source_rotation)
+        assert context is not None, "the layer does not run in its stack"
+        return split(query, key, Terms(), context.rotation, key_rotation=context.source_rotation)
     return split(query, key, Terms())
 
 
@@ -119,4 +122,4 @@ def _forbid_fused_calls(model: nn.Module) -> AbstractContextManager[None]:
         elif isinstance(module, MultiheadAttention):
             # With it, fairseq computes attention itself, and does not call torch's function.
             changes.append((module, "skip_embed_dim_check", True))
-    return attributes_set(changes)
+    return with_attributes(changes)

@@ -24,7 +24,7 @@ from fairseq_posenc.backends.blocked.operands import Operands, reverse_queries
 from fairseq_posenc.backends.blocked.scores import Scores
 from fairseq_posenc.backends.blocked.skew import QUERY_SIDE
 from fairseq_posenc.backends.blocked.values import Values
-from fairseq_posenc.backends.forward_cache import writable
+from fairseq_posenc.backends.forward_cache import copy_if_kept
 from fairseq_posenc.encodings.precision import no_autocast
 
 
@@ -49,7 +49,7 @@ class BlockedAttention(torch.autograd.Function):
                 if settings.dropout and settings.saves_weights:
                     kept = kept.clamp(min=0)
                 elif settings.dropout:  # in place, as they are not saved
-                    kept = writable(kept).clamp_(min=0)
+                    kept = copy_if_kept(kept).clamp_(min=0)
                 sums = values.sum_by_weights(kept)
                 if is_first:
                     chunk_gathered[:, block.queries] = sums

@@ -45,7 +45,7 @@ from fairseq_posenc.backends.blocked.spread import (
     Spread,
     add_pairs,
 )
-from fairseq_posenc.backends.forward_cache import writable
+from fairseq_posenc.backends.forward_cache import copy_if_kept
 
 
 class Scores:
@@ -325,7 +325,7 @@ class Scores:
         if key_term is None and rows is not None:
             key_term = rows.multiply(key)
         if content is None:
-            content = writable(query @ key.transpose(1, 2))  # [c, M, W]
+            content = copy_if_kept(query @ key.transpose(1, 2))  # [c, M, W]
         return BlockState(content, state.gain, query_term, key_term)
 
     def _fold(self, block: Block) -> tuple[FoldedSide, FoldedSide]:

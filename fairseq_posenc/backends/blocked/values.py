@@ -16,7 +16,7 @@ from fairseq_posenc.backends.blocked.operands import Operands
 from fairseq_posenc.backends.blocked.reset import ResetLines, add_reset_rows, expand_reset_rows
 from fairseq_posenc.backends.blocked.skew import QUERY_SIDE
 from fairseq_posenc.backends.blocked.spread import BlockRows, add_pairs
-from fairseq_posenc.backends.forward_cache import writable
+from fairseq_posenc.backends.forward_cache import copy_if_kept
 
 
 class Values:
@@ -47,7 +47,7 @@ class Values:
         gathered = weights @ self.value  # [c, M, D]
         if self.table is None or self.rows is None:
             return gathered
-        gathered = writable(gathered)
+        gathered = copy_if_kept(gathered)
         weights, reset_weights = self._split_weights(weights)
         if reset_weights is not None:
             gathered.baddbmm_(reset_weights, expand_reset_rows(self.table, reset_weights))

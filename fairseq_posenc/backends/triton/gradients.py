@@ -64,7 +64,7 @@ class Gradients:
         tiles = layout = None
         # For a product, which has tables, `backward_kernel` sums neither gradient, but only stores
         # tiles. So no tile goes into another `tl.dot`, and more warps can share them.
-        options = {**options, "num_warps": choose_warps(spread=options["PRODUCT"])}
+        options = {**options, "num_warps": choose_warps(independent=options["PRODUCT"])}
         for slab in split_slabs(self.problem, options["N"], self.stored):
             # Slabs of one layout write the same parts of the tiles; the zeros around them stay.
             if tiles is None or layout != slab.layout:

@@ -1,7 +1,7 @@
 """Tile sizes and numbers of warps, by GPU generation (major compute capability).
 
 They were chosen by compiling, not by timing: matrix units run at full width, and as few registers
-as possible are spilled.
+as possible are spilled. T queries, S keys, D width of a head.
 """
 
 from typing import Any, NamedTuple
@@ -20,20 +20,23 @@ MAX_PIPELINED_WIDTH = 64  # table rows up to this width fit into shared memory f
 class Size(NamedTuple):
     """The sizes for one generation."""
 
-    block: int  # queries, and keys, of a tile in half precision; in float32 always 32
-    warps: int  # warps of a kernel
-    # warps of a kernel in which no tile goes from one `tl.dot` into another: more can share a tile
-    spread_warps: int
+    block: int  # queries, and keys, of a tile in half precision
+    warps: int  # warps of a kernel that passes the result of one `tl.dot` to another
+    independent_warps: int  # warps of other kernels: there more of them can share a tile
 
 
 # Major compute capability -> sizes.
-SIZES = {8: Size(32, 2, 2), 9: Size(64, 4, 8), 10: Size(64, 8, 8)}
+SIZES = {
+    8: Size(block=32, warps=2, independent_warps=2),
+    9: Size(block=64, warps=4, independent_warps=8),
+    10: Size(block=64, warps=8, independent_warps=8),
+}
 
 
 def find_size() -> Size:
     """Find the sizes for the GPU in use; those of generation 8 if it is not in the table."""
-    arch = triton.runtime.driver.active.get_current_target().arch
-    return SIZES.get(arch // 10 if isinstance(arch, int) else 8, SIZES[8])
+    arch = triton.runtime.driver.active.get_current_target().arch  # of AMD's GPUs a name
+    return SIZES.get(arch // 10, SIZES[8]) if isinstance(arch, int) else SIZES[8]
 
 
 def choose_block_size(dtype: torch.dtype) -> int:
@@ -48,17 +51,22 @@ def pad_width(query: Tensor) -> int:
     return int(max(MIN_SIDE, triton.next_power_of_2(query.size(-1))))
 
 
-def choose_warps(spread: bool) -> int:
-    """Choose the number of warps of a kernel; ``spread`` as in :class:`Size`."""
+def choose_warps(independent: bool) -> int:
+    """Choose the number of warps of a kernel.
+
+    Args:
+        independent: whether the kernel never passes the result of one ``tl.dot`` to another.
+    """
     if is_interpreted():
         return 1
-    return find_size().spread_warps if spread else find_size().warps
+    return find_size().independent_warps if independent else find_size().warps
 
 
 def choose_options(problem: Problem) -> dict[str, Any]:
     """Choose the compile-time options of all kernels.
 
     ``FULL``: all tiles are full, so no load needs a mask; ``N``: side of a tile; ``W``: padded D.
+    Kernels with independent products replace ``num_warps``.
     """
     width = pad_width(problem.query)
     block = choose_block_size(problem.query.dtype)
@@ -66,6 +74,6 @@ def choose_options(problem: Problem) -> dict[str, Any]:
         "FULL": not (problem.tgt_len % block or problem.src_len % block or problem.width != width),
         "N": block,
         "W": width,
-        "num_warps": choose_warps(spread=False),
+        "num_warps": choose_warps(independent=False),
         "num_stages": 1 if problem.has_vectors and width > MAX_PIPELINED_WIDTH else 2,
     }

@@ -1,18 +1,22 @@
-# ruff: noqa: ANN001, ANN201
+# ruff: noqa: ANN001, ANN201 (arguments of kernels have Triton's types)
 """One tile of N queries by N keys: its scores, masks and dropout.
 
 In the forward pass, tiles have a row for each query; in the backward pass a row for each key
 (flipped), so that they can be multiplied by queries without transposing them.
 
-``problem`` is a :class:`~fairseq_posenc.backends.triton.problem.Problem`. Sequence: index of a
-sentence and a head. Band: the table rows of a tile; see
-:mod:`~fairseq_posenc.backends.triton.relative_shift`. m, n: indices of queries and of keys; past:
-number of keys before the first query.
+- ``problem``: a :class:`~fairseq_posenc.backends.triton.problem.Problem`.
+- Sequence: index of a sentence and a head.
+- Band: the table rows of a tile; see :mod:`~fairseq_posenc.backends.triton.relative_shift`.
+- m, n: indices of queries and of keys, ``(N, 1)`` and ``(1, N)``; if flipped, the reverse.
+- past: number of keys before the first query.
 
-Compile-time options: DIRECTION, as in :class:`~fairseq_posenc.backends.mask.Mask`; FULL, all tiles
-are full, and no load needs bounds; FLIP, rows of tiles are keys; PRODUCT, the parts of a score are
-multiplied, not added; SHARED_TABLE, queries and keys have one table; N, side of a tile; W, power of
-2 that the width of a head is padded to.
+Compile-time options:
+
+- DIRECTION: as in :class:`~fairseq_posenc.backends.mask.Mask`.
+- FULL, N, W: see :func:`~fairseq_posenc.backends.triton.sizes.choose_options`.
+- FLIP: rows of tiles are keys.
+- PRODUCT: the parts of a score are multiplied, not added.
+- SHARED_TABLE: queries and keys have one table.
 """
 
 import triton
@@ -29,18 +33,18 @@ XXHASH_MULTIPLIER = tl.constexpr(dropout.XXHASH_MULTIPLIER)
 
 @triton.jit
 def find_block(length, N: tl.constexpr):
-    """Find a program's sequence, among those started, and the first row of its block of N rows."""
+    """Find a program's sequence, counted in this launch, and the first row of its N rows."""
     blocks = tl.cdiv(length, N)
     return tl.program_id(0) // blocks, tl.program_id(0) % blocks * N
 
 
 @triton.jit
 def load_block(
-    problem, rows, sequence, first, length, FULL: tl.constexpr, N: tl.constexpr, W: tl.constexpr
+    problem, x, sequence, first, length, FULL: tl.constexpr, N: tl.constexpr, W: tl.constexpr
 ):
-    """Load rows from ``first`` on of a sequence of ``(B, H, length, D)``: ``(N, W)``."""
+    """Load rows from ``first`` on of a sequence of ``x``, ``(B, H, length, D)``: ``(N, W)``."""
     start = sequence.to(tl.int64) * length * problem.width
-    return load_rows(rows + start, first, length, problem.width, FULL, N, W)
+    return load_rows(x + start, first, length, problem.width, FULL, N, W)
 
 
 @triton.jit
@@ -73,10 +77,12 @@ def find_queries(problem, first_key, DIRECTION: tl.constexpr, N: tl.constexpr):
 def apply_mask(problem, scores, batch, m, n, DIRECTION: tl.constexpr, FULL: tl.constexpr):
     """Set scores ``(N, N)`` to -inf where a query m must not see a key n.
 
-    Queries beyond the last one are left as they are: their results are not stored.
+    Queries beyond the last one are left as they are: their results are not stored, and where the
+    backward pass sums over queries, their weights are 0.
     """
     past = problem.src_len - problem.tgt_len
     if problem.padding is not None:
+        # The default 1 also hides the keys beyond the last one.
         padding = tl.load(problem.padding + batch * problem.src_len + n, n < problem.src_len, 1)
         scores = tl.where(padding == 0, scores, float("-inf"))
     elif not FULL:
@@ -94,14 +100,17 @@ def apply_mask(problem, scores, batch, m, n, DIRECTION: tl.constexpr, FULL: tl.c
 
 @triton.jit
 def is_kept(problem, sequence, m, n, FULL: tl.constexpr):
-    """Compute which weights dropout keeps, ``(N, N)``, by the hash of ``blocked/dropout.py``."""
-    queries = sequence.to(tl.int64) * problem.tgt_len
-    keys = sequence.to(tl.int64) * problem.src_len
+    """Compute which weights dropout keeps, ``(N, N)``, by the hash of ``blocked/dropout.py``.
+
+    Seeds, hash and threshold are int32, with overflow: ``(((q ^ k) * MURMUR) ^ r) * XXHASH``.
+    """
+    query_start = sequence.to(tl.int64) * problem.tgt_len
+    key_start = sequence.to(tl.int64) * problem.src_len
     inside_m = None if FULL else m < problem.tgt_len
     inside_n = None if FULL else n < problem.src_len
-    bits = tl.load(problem.dropout.first_seeds + queries + m, inside_m)
-    bits = (bits ^ tl.load(problem.dropout.key_seeds + keys + n, inside_n)) * MURMUR_MULTIPLIER
-    bits = bits ^ tl.load(problem.dropout.second_seeds + queries + m, inside_m)
+    bits = tl.load(problem.dropout.first_seeds + query_start + m, inside_m)
+    bits = (bits ^ tl.load(problem.dropout.key_seeds + key_start + n, inside_n)) * MURMUR_MULTIPLIER
+    bits = bits ^ tl.load(problem.dropout.second_seeds + query_start + m, inside_m)
     return bits * XXHASH_MULTIPLIER < problem.keep_threshold
 
 
@@ -122,14 +131,14 @@ def compute_parts(
     """Compute content, gain, query term and key term of the scores, ``(N, N)``.
 
     A missing part is 1 or 0, whichever changes nothing. If there is no gain and no product, the
-    content includes the terms, which saves registers.
+    content includes the terms, which saves registers; :func:`combine_parts` then adds none.
     """
     gain = 1.0
     query_term = 1.0 if PRODUCT else 0.0
     key_term = 1.0 if PRODUCT else 0.0
     # The terms of tables come first, because computing them takes the most registers.
     if problem.query_table is not None:
-        # [2N, W]
+        # [2N, W]; ROWS: queries have the rows of the tile, or if flipped its columns
         band = load_band(problem, problem.query_table, head, first_query, first_key, N, W)
         query_term = multiply_band(q, band, ROWS=not FLIP, N=N, FLIP=FLIP)  # [N, N]
     if problem.key_table is not None:
@@ -167,7 +176,7 @@ def combine_parts(
     combined = content * gain
     if PRODUCT:
         combined = combined * query_term * key_term
-    elif problem.gain is not None:  # else the content includes the terms
+    elif problem.gain is not None:  # else `compute_parts` has added the terms to the content
         if problem.query_table is not None:
             combined += query_term
         if problem.key_table is not None:

@@ -17,13 +17,20 @@ from fairseq_posenc.workbench.running.progress import say
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     add = parser.add_argument
-    text = "a masked LM, causal LM or translation model (also fairseq's own), or a folder of "
-    text += "Hugging Face transformers; give it twice for two models side by side"
-    add("--checkpoint", type=Path, action="append", required=True, metavar="MODEL", help=text)
+    add(
+        "--checkpoint",
+        type=Path,
+        action="append",
+        required=True,
+        metavar="MODEL",
+        help="a masked LM, causal LM or translation model (also fairseq's own), or a folder of "
+        "Hugging Face transformers; give it twice for two models side by side",
+    )
     add("--text", required=True, help="text to read; the source of a translation")
     add("--target", metavar="TEXT", help="the translation (default: the model's own)")
-    text = "directory with dictionaries and tokenizer (default: that of each model's training)"
-    add_data(parser, text)
+    add_data(
+        parser, "directory with dictionaries and tokenizer (default: that of each model's training)"
+    )
     default = Path("attention.html")
     add("--out", type=Path, default=default, metavar="FILE", help="(default: %(default)s)")
 
@@ -34,22 +41,24 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"--checkpoint: {len(args.checkpoint)} were named; name one or two")
     refuse_bad_place(args.out, "--out")
     inspections = [_inspect(path, args) for path in args.checkpoint]
-    text = render_page(inspections, own_command())
-    write_whole(args.out, text)
-    shapes = [
-        ", ".join(
-            f"{kind['name']} {kind['layers']} layers x {kind['heads']} heads x "
-            f"{len(kind['queries'])}x{len(kind['keys'])} tokens"
-            for kind in inspection.page_facts["kinds"]
-        )
-        for inspection in inspections
-    ]
-    say(f"{args.out}: {len(text) / 1e6:.2f} MB, {' and '.join(shapes)}")
+    page = render_page(inspections, own_command())
+    write_whole(args.out, page)
+    shapes = " and ".join(map(_describe_shapes, inspections))
+    say(f"{args.out}: {len(page) / 1e6:.2f} MB, {shapes}")
     return 0
 
 
+def _describe_shapes(inspection: Inspection) -> str:
+    """Describe the layers, heads and tokens of each kind of attention, such as cross-attention."""
+    return ", ".join(
+        f"{kind['name']} {kind['layers']} layers x {kind['heads']} heads x "
+        f"{len(kind['queries'])}x{len(kind['keys'])} tokens"
+        for kind in inspection.page_facts["kinds"]
+    )
+
+
 def _inspect(path: Path, args: argparse.Namespace) -> Inspection:
-    """Inspect a folder of transformers or a checkpoint of fairseq; only that host is imported."""
+    """Inspect a folder of transformers or a checkpoint of fairseq; import only that library."""
     path = find_model(path)
     if path.is_dir():
         from fairseq_posenc.workbench.plots.inspect_folder import inspect_folder

@@ -1,8 +1,8 @@
 """``fairseq-posenc report``: shows results, and compares them with the papers' tables.
 
 Results are records (JSON files of any command) and trainings (checkpoints, or folders with one).
-Pre-trainings, trainings of translation models, and the records of GLUE, SQuAD and BLEU become runs,
-each in the row of a paper's table that has its recipe and its encoding.
+Each pre-training, each training of a translation model, and each record of GLUE, SQuAD or BLEU is a
+run. A run stands in the row of the paper's table that has its recipe and its encoding.
 """
 
 from __future__ import annotations
@@ -74,10 +74,7 @@ def find_results(argument: str) -> tuple[Runs, Records]:
     Raises:
         UserError: there are no results at all, or a checkpoint cannot be read.
     """
-    path, recipe = Path(argument), None
-    name, equals, rest = argument.partition("=")
-    if equals and name in recipes.load()["pretraining"]:
-        path, recipe = Path(rest), name
+    path, recipe = _split_recipe(argument)
     if not path.exists():
         raise UserError(f"{path}: no such file or folder")
     runs: Runs = {}
@@ -103,8 +100,16 @@ def find_results(argument: str) -> tuple[Runs, Records]:
     return runs, records
 
 
+def _split_recipe(argument: str) -> tuple[Path, Optional[str]]:
+    """Split ``PATH`` or ``RECIPE=PATH`` into the path and the recipe, None without one."""
+    name, equals, rest = argument.partition("=")
+    if equals and name in recipes.load()["pretraining"]:
+        return Path(rest), name
+    return Path(argument), None
+
+
 def _list_sources(path: Path) -> Iterator[Path]:
-    """Yield a file or, of a folder, all folders and JSON files that may hold results."""
+    """Yield a file, which may be a checkpoint, or all folders and JSON files below a folder."""
     if path.is_file():
         yield path
         return
@@ -118,10 +123,12 @@ def _list_sources(path: Path) -> Iterator[Path]:
 def _read_source(path: Path, recipe: Optional[str]) -> tuple[list[UserRun], Optional[Record]]:
     """Read a folder or file: the runs for the papers' tables, and the record if it is one."""
     if path.is_dir() or path.suffix == ".pt":
-        read = checkpoint_facts.read_folder if path.is_dir() else checkpoint_facts.read_checkpoint
-        training = read(path)
-        tasks = (*checkpoint_facts.PRETRAINING_TASKS, "translation")  # of the papers' tables
-        if training is None or training.task not in tasks:
+        if path.is_dir():
+            training = checkpoint_facts.read_folder(path)
+        else:
+            training = checkpoint_facts.read_checkpoint(path)
+        tasks_of_tables = (*checkpoint_facts.PRETRAINING_TASKS, "translation")
+        if training is None or training.task not in tasks_of_tables:
             return [], None
         return [build_run(path, training, recipe)], None
     record = read_record(path)

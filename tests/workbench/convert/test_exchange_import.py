@@ -201,7 +201,7 @@ def test_a_rotation_that_is_not_known_is_refused(capsys):
     for key in ("rope_parameters", "rope_scaling"):
         config[key] = {**(config[key] or {}), "rope_type": "another"}
     path.write_text(json.dumps(config))
-    assert "does not have the scaling of its rotary positions" in refused(folder, capsys)
+    assert "the scaling of its rotary positions is not supported" in refused(folder, capsys)
 
 
 def theirs(kind="Roberta", **more):
@@ -281,7 +281,7 @@ def test_tensors_must_be_those_of_the_model(capsys):
         ({"architectures": ["BertForMaskedLM"]}, "a BertForMaskedLM; fairseq-posenc imports"),
         (
             {"position_embedding_type": "new"},
-            "does not have the positions of its RobertaForMaskedLM",
+            "the positions of its RobertaForMaskedLM are not supported",
         ),
     ],
 )

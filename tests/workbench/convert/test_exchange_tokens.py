@@ -114,7 +114,7 @@ def test_flags_of_a_sentencepiece_model_are_copied(kind, flags):
     ("flags", "message"),
     [
         ({"treat_whitespace_as_suffix": True}, "spaces at the ends"),
-        ({"user_defined_symbols": ["<x>"]}, "symbols of its user"),
+        ({"user_defined_symbols": ["<x>"]}, "user-defined symbols"),
         ({"byte_fallback": True, "vocab_size": 400}, "single bytes"),
     ],
 )

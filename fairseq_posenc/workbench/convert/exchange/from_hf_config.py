@@ -1,7 +1,8 @@
 """Finds fairseq's options for a Hugging Face folder.
 
 :func:`options_from_config` reads them from the config.json of a class of transformers.
-:func:`plan_model` corrects those in an export of ours, which was perhaps changed since.
+:func:`plan_model` reads those that an export of ours stores, and adapts them if the folder was
+trained or edited in transformers since.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from fairseq import utils
+from torch import Tensor
 
 from fairseq_posenc.errors import UserError, shortened
 from fairseq_posenc.specs import Spec
@@ -50,14 +52,14 @@ def options_from_config(config: dict[str, Any], path: Path) -> dict[str, Any]:
     Raises:
         UserError: the class is unknown, or fairseq's RoBERTa has no such settings.
     """
-    model = str((config.get("architectures") or [None])[0])
-    if model not in IMPORTED:
+    name = _find_class(config)
+    if name not in IMPORTED:
         raise UserError(
-            f"{path}: a {shortened(model)}; fairseq-posenc imports {', '.join(IMPORTED)}, and its "
-            "own exports. For other positions, a model may stay one of transformers: "
-            "fairseq-posenc swap"
+            f"{path}: a {shortened(name)} cannot be imported; fairseq-posenc imports "
+            f"{', '.join(IMPORTED)}, and its own exports. To change only the positions of a model "
+            "of transformers, use fairseq-posenc swap"
         )
-    layout = LAYOUTS[model]
+    layout = LAYOUTS[name]
     epsilon, activation = config.get("layer_norm_eps"), config.get("hidden_act")
     if epsilon != EPSILON:
         raise UserError(
@@ -67,9 +69,9 @@ def options_from_config(config: dict[str, Any], path: Path) -> dict[str, Any]:
     head_activation = layout.activations.get("masked_lm")
     if head_activation not in (None, activation):
         raise UserError(
-            f"{path}: a {model} has {head_activation} in its head and "
-            f"{shortened(str(activation))} in its layers, and a RoBERTa of fairseq has one "
-            "activation"
+            f"{path}: this {name} has {head_activation} in its head and "
+            f"{shortened(str(activation))} in its layers; fairseq's RoBERTa has one activation "
+            "for both"
         )
     fairseq_names = _name_activations()
     if activation not in fairseq_names:
@@ -78,15 +80,15 @@ def options_from_config(config: dict[str, Any], path: Path) -> dict[str, Any]:
     others = [config.get(name) for name in ("max_position_embeddings", "vocab_size")]
     if not all(isinstance(size, int) and size > 0 for size in (*sizes.values(), *others)):
         raise UserError(f"{path}: its config.json has sizes that are not numbers of 1 or more")
-    positions = parse_positions(model, config)
+    positions = parse_positions(name, config)
     if positions is None:
-        raise UserError(f"{path}: the package does not have the positions of its {model}")
-    item, max_positions = positions
+        raise UserError(f"{path}: the positions of its {name} are not supported")
+    encoding, max_positions = positions
     return {
         "model": {
             **sizes,
-            "_name": f"roberta_{item.name}",
-            "position_encoding": str(Spec.uniform((item,))),
+            "_name": f"roberta_{encoding.name}",
+            "position_encoding": str(Spec.uniform((encoding,))),
             "max_positions": max_positions,
             "activation_fn": fairseq_names[activation],
         },
@@ -100,81 +102,102 @@ def _name_activations() -> dict[str, str]:
 
 
 def plan_model(settings: dict[str, Any], folder: HFFolder) -> ModelPlan:
-    """Update a folder's options of fairseq to its model, which may have been changed since.
+    """Adapt the options that an export stores to the model that the folder now has.
 
-    Options that the folder does not contradict are those of ``settings``.
+    If the folder was trained or edited in transformers, its head, rotations or tied weights may no
+    longer match. All other options are those of ``settings``.
+
+    Args:
+        settings: the folder's entry of our options: sections ``model`` and ``task``, and perhaps
+            ``head_name`` and ``EXPORTED_AS``.
+        folder: the folder.
 
     Raises:
-        UserError: no model of fairseq has such a head.
+        UserError: no model of fairseq has such a head or such rotations.
     """
     head, head_activation = _find_head(folder)
-    model = {**settings["model"], **_find_untied(settings["model"], folder)}
+    model = {**settings["model"], **_untying_options(settings["model"], folder.weights)}
     if head == "causal_lm":
-        model |= _find_changed_rotation(settings, folder)
+        model |= _changed_rotation_options(settings, folder)
     if head_activation is not None:
-        # fairseq's head for masked tokens has the activation of the layers; that for classes has
-        # one of its own.
-        option = "pooler_activation_fn" if head == "classes" else "activation_fn"
-        trained_with = str(model.get(option))
-        if ACTIVATIONS.get(trained_with, trained_with) != head_activation:
-            changed = _name_activations().get(head_activation) if head == "classes" else None
-            if changed is None:
-                raise UserError(
-                    f"{folder.path}: {shortened(str(head_activation))} in its head, where a model "
-                    f"of fairseq with such layers has {shortened(trained_with)}"
-                )
-            model[option] = changed
-    task = {**settings["task"], **({"_name": _TASKS[head]} if head in _TASKS else {})}
+        model |= _head_activation_options(model, head, head_activation, folder.path)
+    task = dict(settings["task"])
+    if head in _TASKS:
+        task["_name"] = _TASKS[head]
     classifier = folder.weights.get(_CLASSIFIER)
     classes = 0 if classifier is None else classifier.size(0)
     return ModelPlan(model, task, head, str(settings.get("head_name", HEAD)), classes)
 
 
-def _find_changed_rotation(settings: dict[str, Any], folder: HFFolder) -> dict[str, Any]:
+def _head_activation_options(
+    model: dict[str, Any], head: str, activation: Any, path: Path
+) -> dict[str, str]:
+    """Return the option of a head's activation if it has changed.
+
+    fairseq's head for classes has an activation of its own, and may change; that for masked tokens
+    has the activation of the layers.
+    """
+    option = "pooler_activation_fn" if head == "classes" else "activation_fn"
+    trained_with = str(model.get(option))
+    if ACTIVATIONS.get(trained_with, trained_with) == activation:
+        return {}
+    changed = _name_activations().get(str(activation))
+    if head != "classes" or changed is None:
+        raise UserError(
+            f"{path}: {shortened(str(activation))} in its head, where a model of fairseq with "
+            f"these options has {shortened(trained_with)}"
+        )
+    return {option: changed}
+
+
+def _changed_rotation_options(settings: dict[str, Any], folder: HFFolder) -> dict[str, Any]:
     """Return the options of a GPT-NeoX's rotations that have changed since its export.
 
-    A config.json may be parsed to an equal, but not the same spec (``ntk`` is a larger base). So an
+    Exporting and parsing may change the wording of a spec (``ntk`` becomes a larger base). So an
     export also stores the spec to which its config.json is parsed, under ``EXPORTED_AS``.
     """
-    name = folder.config["architectures"][0]
+    name = _find_class(folder.config)
     if name != "GPTNeoXForCausalLM":
         return {}
     parsed = parse_positions(name, folder.config)
     if parsed is None:
-        raise UserError(
-            f"{folder.path}: the package does not have the scaling of its rotary positions"
-        )
-    item, size = parsed
-    spec = str(Spec.uniform((item,)))
+        raise UserError(f"{folder.path}: the scaling of its rotary positions is not supported")
+    encoding, size = parsed
+    spec = str(Spec.uniform((encoding,)))
     if spec == settings.get(EXPORTED_AS):
         return {}
     return {"position_encoding": spec, "max_target_positions": size}
 
 
-def _find_untied(model: dict[str, Any], folder: HFFolder) -> dict[str, bool]:
+def _untying_options(model: dict[str, Any], weights: dict[str, Tensor]) -> dict[str, bool]:
     """Return the options that untie embeddings whose two tensors now differ."""
-    weights = folder.weights
-    if model.get("share_all_embeddings"):
-        first = weights.get("encoder.embed_tokens.weight")
-        second = weights.get("decoder.embed_tokens.weight")
-        untied = {"share_all_embeddings": False, "share_decoder_input_output_embed": True}
-    else:
-        layouts = [layout for layout in LAYOUTS.values() if layout.scaled_embeddings in weights]
-        if not layouts:  # no causal LM of transformers; our own code stores tied embeddings once
+    if model.get("share_all_embeddings"):  # of a translation model
+        source = weights.get("encoder.embed_tokens.weight")
+        target = weights.get("decoder.embed_tokens.weight")
+        if source is None or target is None or torch.equal(source, target):
             return {}
-        # Such a class has our embeddings twice: as its output, and scaled as its input.
-        output = layouts[0].names["decoder.embed_tokens."]
-        first, second = weights.get(f"{output}weight"), weights[layouts[0].scaled_embeddings]
-        if first is not None and not model.get("no_scale_embedding"):
-            first = first * math.sqrt(first.size(1))
-        untied = {"share_decoder_input_output_embed": False}
-    tied = first is None or second is None or torch.equal(first, second)
-    return {} if tied else untied
+        return {"share_all_embeddings": False, "share_decoder_input_output_embed": True}
+    layout = next((x for x in LAYOUTS.values() if x.scaled_embeddings in weights), None)
+    if layout is None:  # no causal LM of transformers; our own code stores tied embeddings once
+        return {}
+    # transformers' class stores them twice: the output as it is, and the input scaled as the export
+    # does, so that equal tensors have equal bits.
+    output = weights.get(f"{layout.names['decoder.embed_tokens.']}weight")
+    if output is None:
+        return {}
+    scale = 1.0 if model.get("no_scale_embedding") else math.sqrt(output.size(1))
+    tied = torch.equal(output * scale, weights[layout.scaled_embeddings])
+    return {} if tied else {"share_decoder_input_output_embed": False}
+
+
+def _find_class(config: dict[str, Any]) -> str:
+    """Find the name of a model's class in its config.json."""
+    return str((config.get("architectures") or [None])[0])
 
 
 def _find_head(folder: HFFolder) -> tuple[str, Any]:
     """Find the head of a folder's class, and the head's activation, None if it has none."""
-    name = str((folder.config.get("architectures") or [None])[0])
+    name = _find_class(folder.config)
     for head, our_class in ARCHITECTURES.items():
         if our_class == name:
             has_activation = head in ("masked_lm", "classes")

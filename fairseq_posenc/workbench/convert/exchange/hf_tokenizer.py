@@ -1,8 +1,8 @@
-"""Builds fast tokenizers (of the library tokenizers) with the ids of a fairseq dictionary.
+"""Builds tokenizers of the library `tokenizers` with the ids of a fairseq dictionary.
 
-Such a tokenizer runs a normalizer, a pre-tokenizer that splits text at spaces, a model that splits
-these parts into pieces with ids, and a post-processor that adds special tokens. Ids are those of
-the dictionary; pieces that it lacks have the ids after them.
+Such a tokenizer runs a normalizer, a pre-tokenizer that may split text at spaces, a model that
+splits these parts into pieces with ids, and a post-processor that adds special tokens. Ids are
+those of the dictionary; pieces that it lacks have the ids after them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from fairseq_posenc.workbench.running.folders import read_plan
 from fairseq_posenc.workbench.tokens.symbols import SPACE
 from fairseq_posenc.workbench.tokens.tokenizer import ENCODER_JSON, MERGES, PIECES
 
-NAMED_TOKENIZATIONS = ("words", "characters", "none")
+NAMED_TOKENIZATIONS = ("words", "characters", "none")  # `none`: export no tokenizer
+_EXPORT_WITHOUT = "use --tokens none to export the model without a tokenizer"
 # Special tokens around a sentence and around a pair, as fairseq's tasks add them.
 TEMPLATES = {
     "masked_lm": ("<s> $A </s>", "<s> $A </s> </s> $B </s>"),
@@ -55,10 +56,12 @@ def find_tokenization(tokens: Optional[str], folder: Path, language: str) -> Pat
     for name in (f"sentencepiece.{language}.model", PIECES):
         if (path / name).is_file():
             return path / name
-    if (path / ENCODER_JSON).is_file() or path.is_file():
+    if path.is_file():  # of any name: a sentencepiece model
         return path
-    options = (read_plan(path) or {}).get("options", {})  # of the command that wrote the data
-    for name in ("words", "characters"):
+    if (path / ENCODER_JSON).is_file():
+        return path
+    options = (read_plan(path) or {}).get("options", {})
+    for name in ("words", "characters"):  # options of the commands that write data
         if options.get(name):
             return name
     raise UserError(
@@ -98,8 +101,10 @@ def build_tokenizer(
             tokenizer = _build_gpt2(tokenization, dictionary)
         else:
             tokenizer = _build_sentencepiece(tokenization, dictionary)
+    # A JSON file of another form raises AttributeError or TypeError.
     except (OSError, ValueError, RuntimeError, AttributeError, TypeError) as error:
         raise UserError(f"{tokenization}: {' '.join(str(error).split())}") from None
+    # Counted before the special tokens, which may be new.
     unknown = tokenizer.get_vocab_size() - len(dictionary)
     single, pair = TEMPLATES[template]
     ids = [(name, dictionary.index(name)) for name in ("<s>", "</s>")]
@@ -107,7 +112,7 @@ def build_tokenizer(
     names = ("<s>", "<pad>", "</s>", "<unk>")
     tokenizer.add_special_tokens([AddedToken(name, special=True) for name in names])
     if "<mask>" in dictionary.indices:
-        # lstrip: as in fairseq's fill_mask, it includes the space before it.
+        # lstrip: as in fairseq's fill_mask, the token includes the space before it.
         tokenizer.add_special_tokens([AddedToken("<mask>", lstrip=True, special=True)])
     return tokenizer, unknown
 
@@ -138,7 +143,7 @@ def _build_gpt2(folder: Path, dictionary: Dictionary) -> Tokenizer:
     pieces = {str(gpt2_id): piece for piece, gpt2_id in gpt2_ids.items()}
     indices = {pieces.get(symbol, symbol): index for symbol, index in dictionary.indices.items()}
     lines = (folder / MERGES).read_text(encoding="utf-8").splitlines()[1:]  # the first: a version
-    merges = [(first, second) for first, second in (line.split() for line in lines if line)]
+    merges = [(first, second) for first, second in map(str.split, filter(None, lines))]
     tokenizer = _build_bpe(_extend_vocabulary(indices, gpt2_ids), merges, fuse_unk=False)
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -151,11 +156,20 @@ def _build_sentencepiece(path: Path, dictionary: Dictionary) -> Tokenizer:
     proto = ModelProto.FromString(model.serialized_model_proto())
     trainer, normalizer = proto.trainer_spec, proto.normalizer_spec
     if trainer.model_type not in (trainer.UNIGRAM, trainer.BPE) or trainer.byte_fallback:
-        raise ValueError("neither unigram nor BPE pieces, or single bytes for unknown characters")
+        raise ValueError(
+            "a sentencepiece model whose pieces are neither unigram nor BPE, or that splits "
+            f"unknown characters into single bytes, is not supported; {_EXPORT_WITHOUT}"
+        )
     if trainer.treat_whitespace_as_suffix or not normalizer.escape_whitespaces:
-        raise ValueError("spaces at the ends of its pieces, or spaces that are not ▁")
+        raise ValueError(
+            "a sentencepiece model with spaces at the ends of its pieces, or with spaces that are "
+            f"not ▁, is not supported; {_EXPORT_WITHOUT}"
+        )
     if trainer.model_type == trainer.BPE and trainer.user_defined_symbols:
-        raise ValueError("BPE with symbols of its user, which are never split")
+        raise ValueError(
+            "a sentencepiece model of BPE with user-defined symbols, which are never split, is not "
+            f"supported; {_EXPORT_WITHOUT}"
+        )
     scores = {
         model.id_to_piece(number): model.get_score(number)
         for number in range(model.get_piece_size())
@@ -169,9 +183,9 @@ def _build_sentencepiece(path: Path, dictionary: Dictionary) -> Tokenizer:
         merges = [(piece[:i], piece[i:]) for piece in ranked for i in range(1, len(piece))]
         tokenizer = _build_bpe(vocabulary, merges, fuse_unk=True)
     else:
-        lowest = min(scores.values()) - 100.0  # for symbols that are no pieces, so are never chosen
+        lowest = min(scores.values()) - 100.0  # so that symbols that are no pieces are never chosen
         pieces = [(symbol, scores.get(symbol, lowest)) for symbol in vocabulary]
-        tokenizer = Tokenizer(models.Unigram(pieces, dictionary.unk(), False))
+        tokenizer = Tokenizer(models.Unigram(pieces, dictionary.unk(), byte_fallback=False))
     steps: list[Any] = []
     if normalizer.precompiled_charsmap:  # the model's own normalization
         steps.append(normalizers.Precompiled(normalizer.precompiled_charsmap))
@@ -180,10 +194,13 @@ def _build_sentencepiece(path: Path, dictionary: Dictionary) -> Tokenizer:
     decoding: list[Any] = [decoders.Replace(SPACE, " "), decoders.Fuse()]
     if normalizer.add_dummy_prefix:  # Metaspace would add none to a text that begins with a space
         steps.append(normalizers.Prepend(" "))
-        decoding.append(decoders.Strip(" ", 1, 0))
+        decoding.append(decoders.Strip(" ", left=1, right=0))
     tokenizer.normalizer = normalizers.Sequence(steps)
+    # Text that is split at spaces would never give a piece with a space inside.
     has_inner_spaces = any(SPACE in piece[1:] for piece in scores)
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, "never", not has_inner_spaces)
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(
+        SPACE, prepend_scheme="never", split=not has_inner_spaces
+    )
     tokenizer.decoder = decoders.Sequence(decoding)
     return tokenizer
 

@@ -22,7 +22,7 @@ from fairseq_posenc.checkpoints.state_dict_adapter import (
 from fairseq_posenc.encodings.base import Dims, Encoding
 from fairseq_posenc.encodings.rope import Rope
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.identity import KEY, Identity, is_identity
+from fairseq_posenc.identity import STATE_KEY, Identity, is_identity
 from fairseq_posenc.position_parameters import (
     KEY_MARK,
     LENGTH_RULES,
@@ -79,7 +79,9 @@ def transfer_weights(source: Pretrained, model: Any, extend: Optional[LengthRule
     permuted: dict[str, Tensor] = {}
     for stack in stacks:
         permuted.update(_permute_queries_and_keys(stack.prefix, stack.module, stack.spec, weights))
-        weights[f"{stack.prefix}{KEY}"] = _combine_identities(stack, source_weights).to_tensor()
+        weights[f"{stack.prefix}{STATE_KEY}"] = _combine_identities(
+            stack, source_weights
+        ).to_tensor()
     descriptions = []
     for name in filter(_is_position, model_state):
         stack = next(pair for pair in stacks if name.startswith(pair.prefix))
@@ -130,7 +132,7 @@ def _combine_identities(stack: StackPair, source_weights: Mapping[str, Tensor]) 
 
     If an encoding is kept, so is the trained length, on which the scaling of a rotation may depend.
     """
-    state = source_weights.get(f"{stack.prefix}{KEY}")
+    state = source_weights.get(f"{stack.prefix}{STATE_KEY}")
     old = None if state is None else Identity.from_tensor(state)
     new = stack.module.identity
     if old is not None:
