@@ -102,7 +102,7 @@ def _split_scores(attention: MultiheadAttention, queries: Tensor, keys: Tensor) 
             terms, inputs, context.positions, attention.num_heads
         )
         rotation = attention.rotation(context)  # of the stack or of this layer
-        # Only terms with `log_visible` use the mask, to count the visible keys.
+        # Only encodings that count the visible keys, such as `cope`, use the mask.
         return split(query, key, terms, rotation, mask=context.mask(attention.direction))
     if isinstance(attention, RotaryCrossAttention):
         assert context is not None, "the layer does not run in its stack"

@@ -47,6 +47,18 @@ def test_weights_are_the_softmax_of_the_parts(family, spec):
     torch.testing.assert_close(logits(model, family, tokens), before, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("spec", ["shaw", "t5", "rope", "alibi"])
+def test_parts_are_those_of_the_ids_that_a_caller_gives(spec):
+    model = make_model("masked_lm", position_encoding=spec)
+    tokens = make_tokens()
+    ids = torch.arange(9).flip(0)[None] * 2
+    seen = capture_attention(model, lambda: model(tokens, position_ids=ids))
+    for attention in seen:
+        torch.testing.assert_close(
+            attention.weights.double(), attention.split.scores.softmax(-1), rtol=1e-4, atol=1e-6
+        )
+
+
 @pytest.mark.parametrize("family", STOCK)
 def test_models_of_fairseqs_own_are_seen(family):
     model = make_model(family, STOCK[family])
