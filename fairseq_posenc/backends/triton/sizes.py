@@ -14,7 +14,7 @@ from fairseq_posenc.backends.triton import is_interpreted
 from fairseq_posenc.backends.triton.problem import Problem
 
 MIN_SIDE = 16  # the smallest side that a matrix in `tl.dot` may have
-MAX_PIPELINED_WIDTH = 64  # table rows up to this width fit into shared memory for two stages
+MAX_PIPELINED_WIDTH = 64  # vectors of tables up to it fit into shared memory for two stages
 
 
 class Size(NamedTuple):
