@@ -278,7 +278,10 @@ def test_tensors_must_be_those_of_the_model(capsys):
         ({"vocab_size": -3}, "sizes that are not numbers of 1 or more"),
         ({"layer_norm_eps": 1e-12}, "layer_norm_eps is 1e-12, and fairseq's layer norms"),
         ({"hidden_act": "relu"}, "has gelu in its head and relu in its layers"),
-        ({"architectures": ["BertForMaskedLM"]}, "a BertForMaskedLM cannot be imported; fairseq-posenc imports"),
+        (
+            {"architectures": ["BertForMaskedLM"]},
+            "a BertForMaskedLM cannot be imported; fairseq-posenc imports",
+        ),
         (
             {"position_embedding_type": "new"},
             "the positions of its RobertaForMaskedLM are not supported",
