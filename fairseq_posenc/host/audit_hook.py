@@ -1,7 +1,8 @@
 """Checks, by an audit hook, every setting that fairseq evaluates and every checkpoint it opens.
 
 Python calls audit hooks before it compiles, runs or opens anything, and an exception in a hook
-cancels the operation. So fairseq is not patched, and no path through its code is missed.
+cancels the operation. So fairseq is not patched, and no path through its code is missed. The hook
+stays for the rest of the process; ``host/startup.py`` adds it when fairseq loads the plugin.
 """
 
 import os
@@ -14,42 +15,50 @@ from fairseq_posenc.checkpoints.safe_loading import open_checkpoint
 from fairseq_posenc.checkpoints.trusted_settings import is_literal, refuse_files
 from fairseq_posenc.errors import UserError, shortened
 
-_READER = "load_checkpoint_to_cpu"  # opens the checkpoints of all of fairseq's commands
+_OPENER = "load_checkpoint_to_cpu"  # fairseq's function that opens all of its checkpoints
 
 
 def check_fairseq(event: str, arguments: tuple[Any, ...]) -> None:
-    """Refuse to run a setting as code, or to read a broken checkpoint; an audit hook."""
+    """Refuse to run a setting as code, or to open an unsafe checkpoint, as an audit hook.
+
+    Args:
+        event: Python's name of what is about to happen.
+        arguments: first the source for ``compile``, the code for ``exec``, the path for ``open``.
+    """
     if event not in ("compile", "exec", "open"):
         return
-    caller = sys._getframe(1)
+    caller = sys._getframe(1)  # an audit hook's caller is the code that triggered the event
     if not str(caller.f_globals.get("__name__")).startswith("fairseq."):
         return
     if event == "compile":
         _refuse_source(arguments[0])
     elif event == "exec":
         _refuse_code(arguments[0])
-    elif caller.f_code.co_name == _READER:
+    elif caller.f_code.co_name == _OPENER:
         refuse_unsafe_checkpoint(Path(os.fsdecode(arguments[0])))
 
 
 def _refuse_source(source: Any) -> None:
     """Refuse the source that Python is about to compile unless it is a literal.
 
-    A hook gets the text of ``eval`` as UTF-8 bytes. Bytes that declare another encoding are refused
-    by :func:`is_literal`. Syntax trees and subclasses of ``str``, which settings from a file never
-    are, are refused, too.
+    Python passes the text of ``eval`` as UTF-8 bytes; :func:`is_literal` refuses texts that declare
+    another encoding. Settings from a file are never syntax trees or of a subclass of ``str``, so
+    these are refused, too.
     """
+    # Where there is no text to check, a description is refused and quoted: it is not a literal.
     if type(source) is bytes:
         try:
-            source = source.decode("utf-8")
+            text = source.decode("utf-8")
         except UnicodeDecodeError:
-            source = "bytes that are not UTF-8"
-    elif type(source) is not str:
-        source = f"something of the type {type(source).__name__}"
-    if not is_literal(source):
+            text = "bytes that are not UTF-8"
+    elif type(source) is str:
+        text = source
+    else:
+        text = f"something of the type {type(source).__name__}"
+    if not is_literal(text):
         raise UserError(
             "a setting that fairseq evaluates is not a literal (numbers, words, lists of them), "
-            f"and would be run as code: {shortened(' '.join(source.split()))!r}"
+            f"and would be run as code: {shortened(' '.join(text.split()))!r}"
         )
 
 
@@ -71,7 +80,8 @@ def _is_plain(value: Any) -> bool:
 def refuse_unsafe_checkpoint(path: Path) -> None:
     """Refuse a checkpoint that is damaged, would run code, or names files to open.
 
-    Its tensors are read once, for their checksums, and not kept in memory.
+    Its tensors are read once, for their checksums, and not kept in memory. A missing file is left
+    to fairseq, which reports it.
     """
     if path.is_file():
         with open_checkpoint(path, for_weights=True) as state:

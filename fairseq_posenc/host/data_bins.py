@@ -1,8 +1,11 @@
 """Checks a data-bin's index and data before fairseq reads them.
 
 fairseq maps both into memory and trusts the index: a wrong size or pointer causes a crash, a stack
-trace, or tokens of another place. An audit hook sees every file that is opened, so no task and no
-command is missed.
+trace, or wrong tokens. An audit hook sees every file that is opened, so no task and no command is
+missed.
+
+A data-bin has an index (``.idx``) and data (``.bin``) for each split. The data are the tokens of
+all sentences, one after the other; the index has the size and the place of each sentence.
 """
 
 import struct
@@ -22,18 +25,21 @@ _DATA_OPENER = "_do_init"  # its function that opens the data, not only the inde
 _MAPPED = b"MMIDIDX\0"
 _LEGACY = b"TNTIDX\0\0"
 _HUFFMAN = b"HUFFIDX\0"
-_VERSION = 1
+_MAPPED_HEADER = 26  # bytes: magic (9, one more than above), version (8), type (1), count (8)
+_LEGACY_HEADER = 48  # bytes: magic, version, type, bytes of a token, count, count of sizes (8 each)
+_VERSION = 1  # of both formats
 _TOKEN_BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 8: 2, 9: 4, 10: 8}  # by fairseq's code of their type
-_BLOCK = 1 << 20  # sentences that are checked at a time
-_checked: set[tuple[Path, tuple[tuple[int, int], ...]]] = set()  # with sizes and times of change
+_BLOCK = 1 << 20  # sentences that are checked at a time, so that little memory is needed
+# The indices that passed; each with the size and the time of change of its two files.
+_checked: set[tuple[Path, tuple[tuple[int, int], ...]]] = set()
 
 
 class _Files(NamedTuple):
     """The two files of a split: an index, and data beside it."""
 
-    path: Path  # of the index
-    index_size: int  # bytes
-    data_size: int  # bytes
+    path: Path  # the index
+    index_size: int  # in bytes
+    data_size: int  # in bytes
 
     def refuse(self, reason: str) -> NoReturn:
         """Refuse the split."""
@@ -51,8 +57,11 @@ class _Files(NamedTuple):
             self.refuse(f"{data} has {self.data_size:,} bytes, and its sentences have {expected:,}")
 
 
-def ignore_unopened() -> None:
-    """Suppress errors from datasets that were refused: fairseq closes files it never opened."""
+def install_unraisable_hook() -> None:
+    """Suppress the errors that follow from a refused split: fairseq closes files it never opened.
+
+    Its datasets do so in ``__del__``, whose errors Python passes to ``sys.unraisablehook``.
+    """
     previous = sys.unraisablehook
 
     def hook(unraisable: "sys.UnraisableHookArgs") -> None:
@@ -64,13 +73,13 @@ def ignore_unopened() -> None:
 
 
 def check_opened(event: str, arguments: tuple[Any, ...]) -> None:
-    """Refuse a damaged or empty split whose index fairseq opens for reading; an audit hook."""
+    """Refuse a damaged or empty split when fairseq opens its index to read it, as an audit hook."""
     if event != "open":
         return
     path, mode, *_ = arguments
     if not str(path).endswith(_INDEX) or "w" in str(mode):
         return
-    caller = sys._getframe(1)
+    caller = sys._getframe(1)  # an audit hook's caller is the code that opens the file
     if caller.f_globals.get("__name__") == _OPENING_MODULE:
         check_data_bin(Path(str(path)))
         # fairseq-preprocess reads the index of an empty split, but not its data.
@@ -81,7 +90,7 @@ def check_opened(event: str, arguments: tuple[Any, ...]) -> None:
 def check_data_bin(index: Path) -> None:
     """Refuse a split whose index is damaged, or does not fit its data.
 
-    An index is read once in a process, unless its files change.
+    A process checks a split once, and again only if its files change.
     """
     data = index.with_suffix(".bin")
     for path in (index, data):
@@ -97,7 +106,7 @@ def check_data_bin(index: Path) -> None:
 
 
 def _refuse_empty(index: Path) -> None:
-    """Refuse a split without a sentence, which fairseq cannot open."""
+    """Refuse a split without a sentence, whose data fairseq cannot map into memory."""
     data = index.with_suffix(".bin")
     if data.is_file() and not data.stat().st_size:
         raise UserError(f"{data} is empty: the split has no sentences; make it of a longer text")
@@ -110,54 +119,63 @@ def _check_format(files: _Files) -> None:
         if magic == _HUFFMAN:
             return
         if magic == _MAPPED:
-            _check_mapped(files, file.read(18))
+            _check_mapped(files, file.read(_MAPPED_HEADER - len(magic)))
         elif magic == _LEGACY:
-            _check_legacy(files, file.read(40))
+            _check_legacy(files, file.read(_LEGACY_HEADER - len(magic)))
         else:
             files.refuse("it does not start like an index of fairseq")
 
 
 def _check_mapped(files: _Files, header: bytes) -> None:
-    """Check the format ``mmap``, fairseq's default: sizes in tokens, and pointers in bytes."""
-    # The header has 26 bytes: 9 of magic (8 were read before), version (8), type (1), count (8).
-    if len(header) < 18 or header[0]:
+    """Check the format ``mmap``, fairseq's default, from its header without the first 8 bytes.
+
+    Two tables follow the header: the length of each sentence in tokens, and where it begins in the
+    data, in bytes.
+    """
+    if len(header) < _MAPPED_HEADER - 8 or header[0]:  # the ninth byte of magic is 0
         files.refuse("it was not written to its end")
     version, code, count = struct.unpack("<QBQ", header[1:])
-    size = _check_header(files, version, code)
-    files.check_index_size(26 + 12 * count, count)  # a size (4) and a pointer (8) per sentence
-    sizes = _map(files.path, "<i4", 26, count)
-    pointers = _map(files.path, "<i8", 26 + 4 * count, count)
-    address = 0
+    token_bytes = _check_header(files, version, code)
+    begins_at = _MAPPED_HEADER + 4 * count  # after the lengths, of 4 bytes each
+    files.check_index_size(begins_at + 8 * count, count)
+    all_lengths = _map(files.path, "<i4", _MAPPED_HEADER, count)
+    all_begins = _map(files.path, "<i8", begins_at, count)
+    end = 0
     for start in range(0, count, _BLOCK):
-        lengths = sizes[start : start + _BLOCK].astype(np.int64)
+        lengths = all_lengths[start : start + _BLOCK].astype(np.int64)
         _refuse_negative(files, lengths, start)
-        ends = address + size * lengths.cumsum()
-        begins = ends - size * lengths
-        _refuse_other_pointers(files, pointers[start : start + _BLOCK], begins, start)
-        address = int(ends[-1])
-    files.check_data_size(address)
+        ends = end + token_bytes * lengths.cumsum()
+        expected = ends - token_bytes * lengths
+        _refuse_other_begins(files, all_begins[start : start + _BLOCK], expected, start)
+        end = int(ends[-1])
+    files.check_data_size(end)
 
 
 def _check_legacy(files: _Files, header: bytes) -> None:
-    """Check the format of ``--dataset-impl`` lazy and cached: offsets in tokens, and sizes."""
-    # The header has 48 bytes: magic, version, type, bytes of a token, count, number of sizes (8
-    # each). Three tables follow: the index of each sentence's size and the offset of its tokens
-    # (both count + 1), and the sizes.
-    if len(header) < 40:
+    """Check the format of ``--dataset-impl`` lazy and cached, from its header without the magic.
+
+    Three tables of numbers of 8 bytes follow the header: the row of each sentence in the third
+    table, where it begins in the data, in tokens (both with one number more, for the end), and the
+    length of each sentence.
+    """
+    if len(header) < _LEGACY_HEADER - 8:
         files.refuse("it was not written to its end")
-    version, code, size, count, dimensions = struct.unpack("<5Q", header)
-    if size != _check_header(files, version, code):
-        files.refuse(f"its tokens of type {code} have {size} bytes")
-    files.check_index_size(48 + 8 * (2 * (count + 1) + dimensions), count)
-    if count != dimensions:
-        files.refuse(f"it has {count:,} sentences, and sizes of {dimensions:,}")
-    offsets = _map(files.path, "<i8", 48 + 8 * (count + 1), count + 1).copy()
-    lengths = _map(files.path, "<i8", 48 + 16 * (count + 1), count).copy()
+    version, code, token_bytes, count, sizes = struct.unpack("<5Q", header)
+    if token_bytes != _check_header(files, version, code):
+        files.refuse(f"its tokens of type {code} have {token_bytes} bytes")
+    begins_at = _LEGACY_HEADER + 8 * (count + 1)
+    lengths_at = begins_at + 8 * (count + 1)
+    files.check_index_size(lengths_at + 8 * sizes, count)
+    if count != sizes:
+        files.refuse(f"it has {count:,} sentences, and sizes of {sizes:,}")
+    rows = _map(files.path, "<i8", _LEGACY_HEADER, count + 1)
+    begins = _map(files.path, "<i8", begins_at, count + 1)
+    lengths = _map(files.path, "<i8", lengths_at, count)
     _refuse_negative(files, lengths, 0)
-    _refuse_other_pointers(files, offsets[1:] - lengths, offsets[:-1], 0)
-    if offsets[0] or (_map(files.path, "<i8", 48, count + 1) != np.arange(count + 1)).any():
+    _refuse_other_begins(files, begins[1:] - lengths, begins[:-1], 0)
+    if begins[0] or (rows != np.arange(count + 1)).any():
         files.refuse("its sentences do not begin at the first token, or have several dimensions")
-    files.check_data_size(size * int(offsets[-1]))
+    files.check_data_size(token_bytes * int(begins[-1]))
 
 
 def _check_header(files: _Files, version: int, code: int) -> int:
@@ -170,22 +188,23 @@ def _check_header(files: _Files, version: int, code: int) -> int:
 
 
 def _map(path: Path, dtype: str, offset: int, count: int) -> NDArray[np.int64]:
-    """Map numbers of a file into memory."""
+    """Map ``count`` numbers of a file into memory, from byte ``offset`` on."""
     if not count:
         return np.zeros(0, np.int64)  # numpy cannot map nothing
     return np.memmap(path, dtype, "r", offset, count)
 
 
 def _refuse_negative(files: _Files, lengths: NDArray[np.int64], start: int) -> None:
+    """Refuse a negative length; the first of ``lengths`` is that of sentence ``start``."""
     wrong = np.flatnonzero(lengths < 0)
     if len(wrong):
         files.refuse(f"sentence {start + wrong[0] + 1:,} has {lengths[wrong[0]]:,} tokens")
 
 
-def _refuse_other_pointers(
+def _refuse_other_begins(
     files: _Files, actual: NDArray[np.int64], expected: NDArray[np.int64], start: int
 ) -> None:
-    """Refuse sentences that do not begin at the end of the sentence before."""
+    """Refuse sentences that do not begin where the previous one ends; the first is ``start``."""
     wrong = np.flatnonzero(actual != expected)
     if len(wrong):
         files.refuse(

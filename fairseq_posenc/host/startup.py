@@ -13,7 +13,7 @@ from hydra.core.hydra_config import HydraConfig
 from fairseq_posenc.checkpoints.faults import find_message
 from fairseq_posenc.checkpoints.safe_loading import allow_safe_classes
 from fairseq_posenc.host.audit_hook import check_fairseq
-from fairseq_posenc.host.data_bins import check_opened, ignore_unopened
+from fairseq_posenc.host.data_bins import check_opened, install_unraisable_hook
 from fairseq_posenc.host.divergence import explain_divergence
 from fairseq_posenc.host.explanations import explain_failure
 from fairseq_posenc.host.log_guard import install_log_guard
@@ -29,7 +29,7 @@ def prepare() -> None:
     allow_safe_classes()
     sys.addaudithook(check_fairseq)
     sys.addaudithook(check_opened)
-    ignore_unopened()
+    install_unraisable_hook()
     install_log_guard()
     install_excepthook()
     share_temporary_folder()
