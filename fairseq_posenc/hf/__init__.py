@@ -9,12 +9,12 @@ from typing import TypeVar
 from transformers import PreTrainedModel
 
 from fairseq_posenc.hf.holders import (
-    list_parameters,
-    make_old_optimizers_raise,
+    identify_parameters,
+    make_old_holders_raise,
     refuse_wrapped,
 )
 from fairseq_posenc.hf.own_positions import read_positions
-from fairseq_posenc.hf.record import mark_unsaved
+from fairseq_posenc.hf.record import set_saved
 from fairseq_posenc.hf.replacing import replace_positions
 from fairseq_posenc.hf.saving import make_saveable
 from fairseq_posenc.position_parameters import LengthRule
@@ -47,7 +47,8 @@ def set_positions(
         model: a model of a supported family, with any head.
         spec: encodings, such as ``alibi`` or ``3*own+window(size=512),none``; ``own`` stands for
             the model's current positions.
-        max_positions: longest sequence, and the size of tables; by default the model's.
+        max_positions: length of the longest sequence, and number of rows of a table by position;
+            by default the model's.
         extend: how a trained table by position (``learned``, ``tupe``) becomes longer: ``copy``
             repeats its rows from the first, ``interpolate`` stretches it. By default the rows
             beyond it are new and untrained, and a warning says so.
@@ -60,9 +61,9 @@ def set_positions(
             model is then unchanged.
     """
     refuse_wrapped(model)
-    old_parameters = list_parameters(model)
+    old_ids = identify_parameters(model)
     replace_positions(model, spec, max_positions, extend)
     make_saveable(model)
-    mark_unsaved(model)
-    make_old_optimizers_raise(model, old_parameters)
+    set_saved(model, is_saved=False)  # no file has the new parameters yet
+    make_old_holders_raise(model, old_ids)
     return model

@@ -1,8 +1,11 @@
 """Computes attention with our positions, as a function of transformers' attention interface.
 
 transformers calls it with projected queries and keys, and with the position state that the stack
-computed (:class:`PassState`). Keys in the cache are unrotated if our code rotates. The letters of
-shapes are those of :mod:`~fairseq_posenc.encodings.base`.
+computed (:class:`PassState`). The function is registered when this module is imported.
+
+If the model's own code rotates, the cache has rotated keys; if ours does, the cache has keys before
+their rotation. Layers with the same encodings are of one *kind*; kinds are numbered as in
+``Spec.layer_kinds``. The letters of shapes are those of :mod:`~fairseq_posenc.encodings.base`.
 """
 
 from collections.abc import Callable
@@ -29,7 +32,9 @@ from fairseq_posenc.shared import Shared
 
 OUR_ATTENTION = "fairseq_posenc"  # name of the attention function in transformers
 POSITION_STATE = "position_state"  # keyword argument of all layers: a `PassState`
-POSITIONS = "positions"  # name of our submodule in a stack and in its attentions
+POSITIONS = (
+    "positions"  # name of our submodule in a stack and in its attentions; PEFT's users type it
+)
 Cosines = tuple[Tensor, Tensor]  # cosines and sines, each `(B or 1, T, width)`
 
 
@@ -37,12 +42,11 @@ class PassState(NamedTuple):
     """The position state of a forward pass, which a stack passes to its layers.
 
     Attributes:
-        cosines: for each kind of layer, the cosines and sines that the model's own code rotates
-            by; None if it does not rotate.
+        cosines: for each kind of layer, the cosines and sines by which the model's own code
+            rotates; None if it does not rotate.
         shared: position state of the stack; None if the model's own attention is used.
         need_weights: whether attention weights are requested.
-        recompute_cosines: computes trained cosines of a kind of layer again, with a new autograd
-            graph.
+        recompute_cosines: computes the cosines of a kind of layer again, with a new autograd graph.
         inputs: input of the layer, ``(B, T, C)``; None if no encoding reads it.
         cache: cache of the keys; None if no encoding has gates.
     """
@@ -55,10 +59,10 @@ class PassState(NamedTuple):
     cache: Cache | None = None
 
     def layer_cosines(self, kind: int) -> Cosines | None:
-        """Select the cosines for a layer.
+        """Select the cosines for a layer of a kind.
 
-        When reentrant checkpointing runs it again, trained ones are computed again: the backward
-        pass of the first layer frees their graph.
+        Trained cosines are computed again when reentrant checkpointing runs the layer again: all
+        layers share their autograd graph, which the first backward pass through a layer frees.
         """
         cosines = self.cosines[kind]
         is_trained = cosines is not None and cosines[0].requires_grad
@@ -74,8 +78,9 @@ def make_cosines(
 
     Args:
         rotation: rotation of the last T tokens.
-        form: form of the cosines; see :class:`~fairseq_posenc.hf.families.Family`.
-        width: width of the cosines in the model.
+        form: form of the model's cosines: see ``cosines`` of
+            :class:`~fairseq_posenc.hf.families.Family`.
+        width: width of the model's cosines.
         dtype: dtype of the result.
 
     Returns:
@@ -95,27 +100,29 @@ def make_cosines(
 
 def can_be_cosines(rotation: Rotation | None, form: str, width: int) -> bool:
     """Check whether the layers of a model can apply a rotation: see :func:`make_cosines`."""
-    return (
-        isinstance(rotation, PairRotation)
-        and rotation.decay is None
-        and rotation.half == ("pairs" not in form)
-        and rotation.phases.size(-1) * (1 if form == "half" else 2) == width
-    )
+    if not isinstance(rotation, PairRotation) or rotation.decay is not None:
+        return False
+    pairs_halves = "pairs" not in form  # a head's first half with its second, not adjacent ones
+    pairs = width if form == "half" else width // 2
+    return rotation.half == pairs_halves and rotation.phases.size(-1) == pairs
 
 
 def to_scale_factor(scale: float, width: int) -> float:
-    """Convert the factor of dot products in heads of a width to ``Terms.scale_factor``."""
-    return 1 / (scale**2 * width)  # scores are divided by sqrt(scale_factor * width)
+    """Convert the factor of dot products, in heads of a width, to ``Terms.scale_factor``.
+
+    Scores are divided by ``sqrt(scale_factor * width)``.
+    """
+    return 1 / (scale**2 * width)
 
 
 class DecayCache(NamedTuple):
     """A :class:`~fairseq_posenc.modules.cache.KeyValueCache` for the decay of forget gates alone.
 
-    transformers' cache has all keys already. The decay is an additional layer of that cache, so it
-    is reordered, repeated and cropped together with the keys.
+    transformers has put the keys and values into its cache before it calls our attention. The decay
+    is an additional layer of that cache, so it is reordered, repeated and cropped with the keys.
 
     Attributes:
-        cache: cache of all layers, or None.
+        cache: transformers' cache of all layers, or None.
         place: index of the additional layer.
         earlier: number of earlier tokens.
     """
@@ -125,33 +132,37 @@ class DecayCache(NamedTuple):
     earlier: int
 
     def past_decay(self, key: Tensor) -> Tensor | None:
-        """See :class:`~fairseq_posenc.modules.cache.KeyValueCache`.
+        """Return the decay of the earlier tokens, ``(B, G, S - T, 2)``, or None if there are none.
+
+        ``key`` is for hosts that store the decay inside wider keys; it is not needed here.
 
         Raises:
             UserError: the cache has the decay of a different number of tokens.
         """
         if not self.earlier:
             return None
-        layers = [] if self.cache is None else self.cache.layers
-        layer = layers[self.place] if self.place < len(layers) else None
-        tokens = 0 if layer is None else int(layer.get_seq_length())
-        if layer is None or tokens != self.earlier:
+        tokens = 0
+        if self.cache is not None and self.place < len(self.cache.layers):
+            layer = self.cache.layers[self.place]
+            tokens = int(layer.get_seq_length())
+        if tokens != self.earlier:
             raise UserError(
                 f"the cache has {self.earlier} tokens, and the forget gates of {tokens}: start "
                 "with an empty cache after set_positions"
             )
-        return torch.cat([layer.keys, layer.values], -1)  # [B, G, S - T, 2]
+        return torch.cat([layer.keys, layer.values], -1)
 
     def extend(self, key: Tensor, value: Tensor, decay: Tensor | None, needed: NeededKeys) -> Kept:
-        """Store the decay of the new tokens; return the keys, which are those of all tokens."""
+        """Store the decay of the new tokens; return the keys and values, which are complete."""
         assert decay is not None, "only layers with gates have this cache"
         if self.cache is not None:
             while len(self.cache.layers) <= self.place:
                 self.cache.layers.append(DynamicLayer())
-            # A layer of a cache has two tensors, so each holds one of a key's two numbers.
+            # A cache layer has two tensors, so each of them holds one of a token's two numbers.
             first, second = decay[:, :, self.earlier :].split(1, -1)  # [B, G, T, 1]
             self.cache.layers[self.place].update(first, second)
-        dropped = decay.size(2) - key.size(2)  # keys that no query sees, in layers with a window
+        # In a layer with a window, transformers' cache has dropped the keys that no query sees.
+        dropped = decay.size(2) - key.size(2)
         return Kept(key, value, decay[:, :, dropped:])
 
 
@@ -162,7 +173,7 @@ class AttentionPositions(AttentionCore, nn.Module):
         encodings: encodings of the layer.
         family: family of the model.
         dims: sizes of the stack.
-        kind: number of the layer's kind in the spec.
+        kind: number of the layer's kind.
         is_rotated: whether the model's own code applies the rotation, with our cosines and sines.
         reads_input: whether an encoding reads the input of the layer.
         decay_place: index of the cache layer for the decay of forget gates; None without gates.
@@ -183,7 +194,7 @@ class AttentionPositions(AttentionCore, nn.Module):
         super().__init__()
         self.num_heads = dims.num_heads
         self.head_dim = dims.head_dim
-        self.direction = "lr" if dims.causal else "both"
+        self.direction = "lr" if dims.causal else "both"  # read by `AttentionCore`; lr is causal
         self.encodings = encodings
         self.family = family
         self.dims = dims
@@ -196,17 +207,28 @@ class AttentionPositions(AttentionCore, nn.Module):
     def prepare(
         self, attention: nn.Module, args: tuple[Any, ...], named: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Pass cosines and sines, or the layer's input, to attention, as a forward pre-hook."""
+        """Pass cosines and sines, or the layer's input, to attention, as a forward pre-hook of it.
+
+        Args:
+            attention: the model's attention module, which torch passes to its hooks.
+            args: the module's arguments by position.
+            named: the module's arguments by name, which are changed in place.
+
+        Returns:
+            All arguments, as torch expects.
+        """
         state = named.get(POSITION_STATE)
         if state is not None and self.is_rotated:
             named["position_embeddings"] = state.layer_cosines(self.kind)
-        if state is not None and state.shared is None:  # transformers' own attention is used
+        if state is not None and state.shared is None:
+            # The model's own attention is used, which does not know this argument.
             del named[POSITION_STATE]
         elif state is not None and self.reads_input:
             inputs = args[0] if args else named["hidden_states"]  # [B, T, C]
-            # By its type, as models differ in the argument's name and place.
+            # The cache is found by its type, as models differ in the argument's name and place.
             cache = next((x for x in (*named.values(), *args) if isinstance(x, Cache)), None)
-            cache = getattr(cache, "self_attention_cache", cache)  # an encoder-decoder has two
+            # An encoder-decoder's cache contains two.
+            cache = getattr(cache, "self_attention_cache", cache)
             named[POSITION_STATE] = state._replace(inputs=inputs, cache=cache)
         return args, named
 
@@ -237,7 +259,7 @@ class AttentionPositions(AttentionCore, nn.Module):
             key: keys in the cache and of the new tokens, ``(B, G, S, D)``; already rotated if the
                 model's own code does so.
             value: values of the same tokens, ``(B, G, S, D)``.
-            state: state of the forward pass, with the input of the layer.
+            state: state of the forward pass; with the input of the layer, if an encoding reads it.
             scale: factor of the dot products.
             dropout: probability of dropping a weight.
 
@@ -273,11 +295,11 @@ class AttentionPositions(AttentionCore, nn.Module):
         return None if self.is_rotated else super().rotation(shared, count)
 
     def _check_cache(self, shared: Shared, keys: int) -> None:
-        """Refuse a cache that has dropped keys that the spec needs, or has room for later ones."""
+        """Refuse a cache that lacks keys that the spec needs, or has room for later keys."""
         src_len = shared.positions.tokens.size(1)
         least = src_len
         needed = shared.locality.needed_keys()
-        # transformers' caches can keep the last keys, but not the first ones beside them.
+        # transformers' caches can drop all but the last keys, so not if the first are needed, too.
         if needed.last is not None and needed.first is None:
             least = min(src_len, needed.last + shared.positions.tgt_len)
         if not least <= keys <= src_len:
@@ -300,7 +322,8 @@ def attend_with_positions(
 ) -> tuple[Tensor, Tensor | None]:
     """Compute attention, as a function of transformers' attention interface.
 
-    Attention to an encoder's output has no positions, and uses transformers' own function.
+    Attention to an encoder's output has no positions, and uses transformers' own function. In all
+    other attention the mask is not used, because the stack has read it already.
 
     Raises:
         UserError: the layer was called without its stack.
@@ -321,19 +344,21 @@ def attend_with_positions(
         )
     scale = getattr(module, "scaling", None) or scaling or query.size(-1) ** -0.5
     if scaling is not None and scaling != scale:
-        # OPT scales its queries itself, and passes 1: undo it, as terms need plain queries.
+        # OPT multiplies its queries by `scale` itself, and passes 1. Terms need plain queries.
         query = query * (scaling / scale)
-    # The module may be PEFT's wrapper around a trained copy, so it is called like a module.
+    # `positions` may be PEFT's wrapper around a trained copy, so only its forward is called.
     return cast(
         "tuple[Tensor, Tensor | None]", positions(module, query, key, value, state, scale, dropout)
     )
 
 
 def make_mask(*, mask_function: Any, attention_mask: Tensor | None = None, **named: Any) -> Any:
-    """Return the padding mask itself, which the positions of the stack read.
+    """Make a mask, as a function of transformers' mask interface.
 
-    A bidirectional mask is made as for transformers' sdpa: attention to an encoder's output needs
-    it, and an encoder's own layers ignore it. transformers 4 makes these masks elsewhere.
+    It returns the padding mask as it is, because our attention takes the mask from the stack's
+    positions. A bidirectional mask is made as for transformers' sdpa: attention to an encoder's
+    output needs it, and an encoder's own layers ignore it. Version 4 has no function of this name,
+    and makes these masks elsewhere.
     """
     if mask_function is not getattr(masking_utils, "bidirectional_mask_function", None):
         return attention_mask

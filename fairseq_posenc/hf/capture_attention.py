@@ -30,7 +30,11 @@ def capture_attention(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list
 
     Args:
         model: a model whose positions were set, in evaluation mode.
-        inputs: inputs of the model; without padding if it has an encoder and a decoder.
+        inputs: inputs of the model; without padding if it has an encoder and a decoder, because
+            the weights of attention to the encoder's output are computed without a mask.
+
+    Returns:
+        The encoder's layers, the decoder's, and the decoder's attention to the encoder's output.
     """
     captured: list[CapturedAttention] = []
     with ExitStack() as exits:
@@ -58,7 +62,11 @@ def _capture(
     args: tuple[Any, ...],
     _: Any,
 ) -> None:
-    """Capture the attention of a layer, as a hook after :meth:`AttentionPositions.forward`."""
+    """Capture the attention of a layer, as a forward hook of :class:`AttentionPositions`.
+
+    The first three arguments are bound by :func:`capture_attention`; torch passes the layer, the
+    arguments of its forward, and its result, which is not needed.
+    """
     attention, query, key, value, state, scale, *_ = args
     state = state._replace(need_weights=True)
     call = layer.prepare_call(attention, query, key, value, state, scale)
@@ -80,7 +88,10 @@ def _capture(
 def _capture_cross_attention(
     model: PreTrainedModel, captured: list[CapturedAttention]
 ) -> Iterator[None]:
-    """Capture attention to an encoder's output, which has no positions and none of our modules."""
+    """Capture attention to an encoder's output, in place of our attention function.
+
+    This attention has none of our modules, to which a hook could be added.
+    """
     encoder_modules = set(model.get_encoder().modules())
 
     def attend(
@@ -93,9 +104,11 @@ def _capture_cross_attention(
             call = AttentionCall(query, key, value, terms, Mask(), need_weights=True)
             _, weights = reference.attend(call)
             assert weights is not None
-            number = sum(attention.cross for attention in captured)
+            number = sum(attention.cross for attention in captured)  # layers run in their order
             parts = split(query, key, terms)
-            captured.append(CapturedAttention("decoder", True, number, weights, parts))
+            captured.append(
+                CapturedAttention("decoder", cross=True, layer=number, weights=weights, split=parts)
+            )
         return attend_with_positions(module, query, key, value, *args, **named)
 
     AttentionInterface.register(OUR_ATTENTION, attend)
@@ -107,7 +120,10 @@ def _capture_cross_attention(
 
 @contextmanager
 def _use_our_code(model: PreTrainedModel) -> Iterator[None]:
-    """Let our code attend and rotate, even if the model's code usually does."""
+    """Let our code attend and rotate, even where the model's code usually does so.
+
+    Only then do its hooks see queries and keys before their rotation.
+    """
     before = model.config._attn_implementation
     changes: list[tuple[nn.Module, str, Any]] = []
     for module in model.modules():

@@ -18,12 +18,13 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from fairseq_posenc.encodings.base import Dims
 
-AFTER_PADDING = -1  # value of `first_row` in fairseq's models: the padding symbol's id plus 1
+MAJOR_VERSION = int(transformers.__version__.partition(".")[0])
+AFTER_PADDING = -1  # a value of `first_row`, for the padding symbol's id plus 1, as in fairseq
 
 
 @dataclass(frozen=True)
 class Family:
-    """The names of the parts of a model that its own positions consist of.
+    """The names of the parts of a model that its own positions consist of; empty for no such part.
 
     Paths are those of ``get_submodule``. BERT's stack, for example, is the base model itself, with
     layers at ``encoder.layer``, and a layer's self-attention is at ``attention.self``.
@@ -33,17 +34,18 @@ class Family:
         layers: path of the list of layers in a stack.
         attention: path of the self-attention in a layer.
         rotary: paths of the modules in a stack that compute cosines and sines.
-        cosines: form of the cosines: ``doubled`` for both halves of a head, ``half`` for one half,
-            ``pairs`` for adjacent coordinates, and ``doubled_pairs`` for adjacent coordinates of
-            which the model uses the first half.
-        rotates: attribute of an attention that says whether it rotates; empty if all rotate.
+        cosines: form of the cosines. ``doubled``: the cosines of all pairs, twice, for the two
+            halves of a head; ``half``: only once; ``pairs``: each one twice, for two adjacent
+            coordinates; ``doubled_pairs``: as ``doubled``, but the model rotates adjacent
+            coordinates and reads the first half.
+        rotates: attribute of an attention that is true if it rotates; empty if all rotate.
         table: path of the table of positions in a stack.
         sinusoids: layout of that table if it holds sinusoids, not trained rows: ``half`` for all
             sines, then all cosines; ``fairseq`` counts positions from the padding's index on.
         first_row: row of position 0 in that table, or ``AFTER_PADDING``.
         has_token_types: whether embeddings of the types of tokens are added at the input.
-        scale: attribute of a stack that is the factor of its embeddings. An encoder multiplies the
-            embeddings that it looks up, a decoder all embeddings that it gets.
+        scale: attribute of a stack that is the factor of its embeddings. An encoder multiplies only
+            the embeddings that it looks up, a decoder also those that it is called with.
         projections: names of the query and key projections in an attention, or of the projection
             that contains all.
         by_head: whether that projection has the queries, keys and values of a head side by side.
@@ -70,7 +72,10 @@ class Family:
     since: int = 4
 
     def find_stacks(self, model: PreTrainedModel) -> list[Stack]:
-        """List the stacks of a model, the encoder first."""
+        """List the stacks of a model, the encoder first.
+
+        A model may have fewer than its family, such as an encoder with a head.
+        """
         modules = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
         stacks = []
         for name in self.stacks:
@@ -94,10 +99,10 @@ class Family:
             if self.by_head:
                 heads = projected.unflatten(-1, (dims.num_heads, 3, -1))  # [R, H, 3, D]
                 query, key = heads[:, :, 0].flatten(1), heads[:, :, 1].flatten(1)
-            else:  # queries, keys and values side by side
+            else:  # all queries, then all keys, then as many values
                 query, others = projected.tensor_split([dims.heads_dim], -1)
                 key = others[:, : others.size(1) // 2]
-        # [H, R, D], [G, R, D]
+        # [H, R, D] and [G, R, D], with G heads of keys, each for a group of queries.
         query, key = (x.unflatten(-1, (-1, dims.head_dim)).transpose(0, 1) for x in (query, key))
         return query, key.repeat_interleave(query.size(0) // key.size(0), 0)
 
@@ -110,7 +115,7 @@ class Stack(NamedTuple):
 
     @property
     def config(self) -> PretrainedConfig:
-        """The configuration of the stack; an encoder and a decoder may have two."""
+        """The configuration of the stack; an encoder and a decoder may have different ones."""
         return self.module.config
 
     @property
@@ -126,14 +131,15 @@ class Stack(NamedTuple):
 
     @property
     def is_decoder_alone(self) -> bool:
-        """Whether this is a decoder without an encoder, whose keys its caches would hold, too."""
+        """Whether this is a decoder without an encoder, so that caches have only its own keys."""
         return self.causal and not self.config.is_encoder_decoder
 
     @property
     def attends_plainly(self) -> bool:
         """Whether the model's own attention has only rotated products and a causal mask.
 
-        The configuration of a decoder alone gets the window of the new positions.
+        The window in the configuration of a decoder alone does not count, because ``set_positions``
+        replaces it by that of the new positions.
         """
         parts = self.attentions if self.is_decoder_alone else [self.config, *self.attentions]
         windows = [getattr(part, "sliding_window", None) for part in parts]
@@ -164,7 +170,7 @@ class Stack(NamedTuple):
         return float(getattr(self.module, self.family.scale)) if self.family.scale else 1.0
 
     def trained_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the weights of the model's own positions, with their names in our modules."""
+        """Yield the weights of the model's own positions, by their names in ``HookedPositions``."""
         family = self.family
         table = self.module.get_submodule(family.table) if family.table else None
         if isinstance(table, nn.Embedding) and not family.sinusoids:
@@ -189,21 +195,21 @@ class Stack(NamedTuple):
             self.attentions[0].set_submodule(family.bias, NoBias())
         for attention in self.attentions if family.sinks else ():
             delattr(attention, family.sinks)
-            # Not a parameter, but transformers initializes the tensor of this name on loading.
+            # It is not a parameter, but transformers initializes a tensor of this name on loading.
             setattr(attention, family.sinks, torch.empty(0))
 
     def rotary_width(self, rotary: nn.Module) -> int:
-        """Measure the width of the cosines in the model's layers."""
+        """Measure the width of the cosines in the model's layers, by computing those of a token."""
         if isinstance(rotary, NoRotation):
             return rotary.width
         buffer = next(rotary.buffers())
-        if buffer.is_meta:  # transformers 4 cannot compute on this device
+        if buffer.is_meta:  # a model that is being loaded: transformers 4 cannot compute here
             rotary = copy.deepcopy(rotary).to_empty(device="cpu")
             buffer = next(rotary.buffers())
         x = torch.zeros(1, 1, 1, device=buffer.device)
         arguments: tuple[Any, ...] = (x, torch.zeros(1, 1, dtype=torch.long, device=buffer.device))
         if "layer_type" in inspect.signature(rotary.forward).parameters:
-            arguments += (self.config.layer_types[0],)
+            arguments += (self.config.layer_types[0],)  # any type, as all have the same width
         cosines, _ = rotary(*arguments)
         return int(cosines.size(-1))
 
@@ -233,15 +239,14 @@ class NoBias(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        # Not a parameter, but version 5 initializes the tensor of this name when it loads a T5.
+        # It is not a parameter, but version 5 initializes a tensor of this name when it loads a T5.
         self.weight = torch.empty(0)
 
     def forward(self, buckets: Tensor) -> Tensor:
-        """Return a zero for all heads and distances, ``(1, 1, 1)``."""
+        """Return a zero for all heads and distances, ``(1, 1, 1)``, whatever the buckets are."""
         return torch.zeros(1, 1, 1, device=buckets.device)
 
 
-MAJOR_VERSION = int(transformers.__version__.partition(".")[0])
 _ROTARY = Family(rotary=("rotary_emb",))
 _BERT = Family(
     layers="encoder.layer",
@@ -309,7 +314,7 @@ _ROTARY_SINCE_5 = [
     "qwen2_moe",
     "solar_open",
 ]
-# By the `model_type` of configurations.
+# By the `model_type` of configurations. With `first_row=2`, a model leaves two rows unused.
 FAMILIES: dict[str, Family] = {
     **dict.fromkeys(_ROTARY_TYPES, _ROTARY),
     **dict.fromkeys(_ROTARY_SINCE_5, replace(_ROTARY, since=5)),

@@ -1,7 +1,7 @@
 """Reads the positions that a model of transformers has, as a spec.
 
-Configurations describe them in many ways, which :func:`read_positions` reads layer by layer; it
-refuses positions that the library does not have.
+Only the configuration is read, never the weights. Configurations describe positions in many ways;
+positions that the library does not have are refused.
 """
 
 import re
@@ -15,7 +15,7 @@ from fairseq_posenc.hf.families import AFTER_PADDING, FAMILIES, Family
 from fairseq_posenc.hf.own_spec import join_layers
 from fairseq_posenc.specs import parse
 
-# Fields of a configuration.
+# Fields of a configuration whose positions were set.
 SPEC_FIELD = "position_encoding"
 LENGTH_FIELD = "position_encoding_max_positions"
 
@@ -30,7 +30,7 @@ def read_positions(model: Any) -> str:
     'rope(base=500000,layout=half)'
 
     Args:
-        model: a model of transformers, or its configuration. Nothing else is read.
+        model: a model of transformers, or its configuration.
 
     Raises:
         UserError: the model's type is not known, or the library does not have such positions.
@@ -54,26 +54,31 @@ def read_positions(model: Any) -> str:
 
 
 def count_positions(model: Any) -> int:
-    """Count the positions that a model has room for."""
+    """Count the positions that a model, or its configuration, has room for."""
     config = getattr(model, "config", model)
     return int(getattr(config, LENGTH_FIELD, None) or read_trained_length(config))
 
 
 def read_limit(model: Any) -> int | None:
-    """Read the most positions of a model with a trained row for each; None for all other models."""
+    """Count the positions of a model that has a trained row for each; None for all other models."""
     has_table = any(item.name == "learned" for item in parse(read_positions(model)).items)
     return count_positions(model) if has_table else None
 
 
 def read_trained_length(model: Any) -> int:
-    """Read the length that a model was trained at: its limit, or the rows of its table."""
+    """Read the length that a model was trained at: its limit, or the rows of its table.
+
+    Raises:
+        UserError: the configuration does not have it.
+    """
     config = getattr(model, "config", model).get_text_config()
     family = FAMILIES.get(config.model_type, Family())
     for name in ("max_position_embeddings", "max_target_positions", "n_positions"):
         size = getattr(config, name, None)
         if isinstance(size, int) and size > 0:
-            begins_late = family.first_row == AFTER_PADDING
-            return size - (config.pad_token_id + 1 if begins_late else 0)
+            # The rows of such a table up to that of the padding symbol are for no position.
+            unused = config.pad_token_id + 1 if family.first_row == AFTER_PADDING else 0
+            return size - unused
     if family.bias:
         return _T5_LENGTH
     raise UserError(
@@ -97,6 +102,7 @@ _BERT_TYPES = {"absolute": "learned", "relative_key": "shaw", "relative_key_quer
 
 
 def _read_learned(config: Config) -> str:
+    """Write the spec of a model with a table; BERT's own code had tables by distance, too."""
     embedding_type = getattr(config, "position_embedding_type", "absolute")
     if embedding_type not in _BERT_TYPES:
         raise UserError(f"unknown position_embedding_type {shortened(repr(embedding_type))}")
@@ -115,16 +121,16 @@ def _read_sinusoids(config: Config) -> str:
 
 _SINUSOIDS = {name: family.sinusoids for name, family in FAMILIES.items() if family.sinusoids}
 _SINUSOIDS["xglm"] = "fairseq"
-# How the positions of all model types without rotations are read.
+# How the positions of all model types without rotations are read. Later lines win.
 _READERS: dict[str, Callable[[Config], str]] = {
     **{name: _read_learned for name, family in FAMILIES.items() if family.table},
     **dict.fromkeys(("albert", "blenderbot-small", "distilbert"), _read_learned),
     **{name: _read_buckets for name, family in FAMILIES.items() if family.bias},
-    **dict.fromkeys(_SINUSOIDS, _read_sinusoids),  # last, as these families have a table, too
+    **dict.fromkeys(_SINUSOIDS, _read_sinusoids),  # these families have a `table`, too
 }
 
 
-# Model types whose positions no spec describes, by a part of their names.
+# Why positions of some model types cannot be set, by a part of the type: `vl` for `qwen2_vl`.
 _REASONS = {
     **dict.fromkeys(("vl", "glm4v", "omni"), "its code counts them on several axes (M-RoPE)"),
     "gemma4": "its layers have heads of two widths, and a spec is for one",
@@ -155,7 +161,7 @@ def explain_unservable(model: Any) -> str | None:
 
 
 def _explain_other_layers(config: Config) -> str | None:
-    """Name the layers of a model that are not attention, such as linear attention."""
+    """Say which layers of a model are not attention, such as linear attention; None if all are."""
     layer_types = set(map(str, getattr(config, "layer_types", None) or ()))
     other = sorted(layer_types - {"full_attention", "sliding_attention", "chunked_attention"})
     if not other:
@@ -195,8 +201,8 @@ def _find_layer_type(config: Config, index: int) -> str:
 
 
 def _is_rotated(config: Config, index: int, layer_type: str) -> bool:
-    """Check whether a layer has rotations."""
-    if config.model_type in ("cohere2", "exaone4"):
+    """Check whether a layer has rotations; in some models, only a part of the layers has them."""
+    if config.model_type in ("cohere2", "exaone4"):  # layers with a window rotate
         everywhere = config.model_type == "exaone4" and config.sliding_window is None
         return everywhere or layer_type == "sliding_attention"
     if config.model_type in ("llama4_text", "smollm3"):
@@ -209,12 +215,12 @@ def _read_window(config: Config) -> int:
     if config.model_type == "modernbert":
         return int(config.local_attention)
     if getattr(config, "use_bidirectional_attention", False):
-        return 2 * (int(config.sliding_window) - 1)  # it counts the keys on one side
+        return 2 * (int(config.sliding_window) - 1)  # here it counts the query and one side
     return int(config.sliding_window)
 
 
 def _read_softmax(config: Config, index: int) -> list[str]:
-    """Write the encodings of a layer that change its softmax: sinks, a cap, temperatures."""
+    """List the encodings of a layer that change its softmax: sinks, a cap, or a temperature."""
     if FAMILIES.get(config.model_type, Family()).sinks:
         return ["sink"]
     if config.model_type in ("gemma2", "vaultgemma") and config.attn_logit_softcapping:
@@ -232,7 +238,7 @@ def _read_softmax(config: Config, index: int) -> list[str]:
 
 
 def _read_rotation(config: Config, layer_type: str) -> dict[str, Any]:
-    """Read the rotations of the layers of a type, in the words of transformers 5."""
+    """Read the rotations of layers of a type: ``rope_parameters``, as transformers 5 has them."""
     if config.model_type in ("codegen", "gptj"):
         width = config.n_embd // config.n_head
         return {"partial_rotary_factor": (config.rotary_dim or width) / width}
@@ -242,7 +248,8 @@ def _read_rotation(config: Config, layer_type: str) -> dict[str, Any]:
     base = getattr(config, "rope_theta", 10000.0)
     scaling = dict(getattr(config, "rope_scaling", None) or {})
     if config.model_type in ("gemma3_text", "olmo3") and layer_type == "sliding_attention":
-        base, scaling = getattr(config, "rope_local_base_freq", base), {}  # not scaled
+        base = getattr(config, "rope_local_base_freq", base)
+        scaling = {}  # only layers of full attention are scaled
     if config.model_type in ("modernbert", "modernbert-decoder"):
         local = layer_type == "sliding_attention" and config.local_rope_theta is not None
         base = config.local_rope_theta if local else config.global_rope_theta

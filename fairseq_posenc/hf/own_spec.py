@@ -1,4 +1,4 @@
-"""Expands the word ``own`` in a spec, which stands for the positions that a model has."""
+"""Expands the word ``own`` in a spec, which stands for the positions that a model already has."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -18,28 +18,31 @@ def names_own(spec: str) -> bool:
 def expand_own(spec: str, own_spec: str, num_layers: int | None = None) -> str:
     """Replace ``own`` in a spec by the positions that the model has; return the canonical spec.
 
-    In layer i, ``own`` stands for the model's layer i. Options in brackets change the model's, in
-    every layer that has them.
+    In layer i, ``own`` stands for the positions of the model's layer i. Options in brackets change
+    those of the model, wherever an encoding has an option of that name.
 
     >>> expand_own("2*own,own(base=500)+alibi", "rope,none,rope(layout=half)")
     'rope,none,rope(base=500,layout=half)+alibi'
 
     Args:
         spec: as a user writes it.
-        own_spec: the spec of :func:`~fairseq_posenc.hf.read_positions`.
-        num_layers: number of layers of the model; None if both lists repeat without end.
+        own_spec: the model's spec, as :func:`~fairseq_posenc.hf.read_positions` returns it.
+        num_layers: number of layers of the model; None if it is not known, so that the result
+            must be right for any number.
 
     Raises:
         UserError: the spec cannot be read, or the model's positions lack an option.
     """
     layers = split_spec(spec)
     own_layers = [layer.items for layer in parse(own_spec).split_layers()]
-    # A spec of more layers than the model keeps them all, so that the model refuses it.
+    # Both lists of layers repeat: together they begin again after `count` layers. A spec of more
+    # layers than the model has keeps them all, so that the model refuses it.
     count = math.lcm(len(layers), len(own_layers))
     count = max(min(count, num_layers or count), len(layers))
     own_by_layer = [own_layers[index % len(own_layers)] for index in range(count)]
-    for number, layer in enumerate(layers):
-        replaced = [item for items in own_by_layer[number :: len(layers)] for item in items]
+    for index, layer in enumerate(layers):
+        # The user's layer stands for every `len(layers)`-th layer of the model, from `index` on.
+        replaced = [item for items in own_by_layer[index :: len(layers)] for item in items]
         known = {name for item in replaced for name in options_of(item.name)}
         for item in filter(_is_own, layer):
             if unknown := _read_options(item).keys() - known:
@@ -47,17 +50,15 @@ def expand_own(spec: str, own_spec: str, num_layers: int | None = None) -> str:
                     f"{shortened(item)}: the model's positions there have no option "
                     f"{shortened(min(unknown))!r}; they are {shortened(own_spec)}"
                 )
-    expanded = [
-        "+".join(
-            part for item in layers[index % len(layers)] for part in _expand_item(item, own_items)
-        )
-        for index, own_items in enumerate(own_by_layer)
-    ]
+    expanded = []
+    for index, own_items in enumerate(own_by_layer):
+        layer = layers[index % len(layers)]
+        expanded.append("+".join(part for item in layer for part in _expand_item(item, own_items)))
     return str(parse(join_layers(expanded)))
 
 
 def join_layers(layers: Sequence[str]) -> str:
-    """Join the specs of layers to the shortest list that, repeated and then cut, gives them."""
+    """Join the specs of all layers to the shortest list whose repetition begins with them."""
     # A list with this period equals itself when it is shifted by the period.
     period = next(n for n in range(1, len(layers) + 1) if layers[n:] == layers[:-n])
     return ",".join(layers[:period])
@@ -68,7 +69,7 @@ def _is_own(item: str) -> bool:
 
 
 def _read_options(item: str) -> dict[str, str]:
-    """Read the options of an item of a spec as text.
+    """Read the options of an item of a spec, ``NAME(OPTION=VALUE,...)``, by their names.
 
     Raises:
         UserError: the bracket is not closed.
@@ -81,14 +82,14 @@ def _read_options(item: str) -> dict[str, str]:
 
 
 def _expand_item(item: str, own_items: Items) -> list[str]:
-    """List an item of a user's spec, or in place of ``own`` the model's, with changed options."""
+    """List an item of a user's spec; for ``own``, list the model's items, with changed options."""
     if not _is_own(item):
         return [item]
     return [_change_options(own_item, _read_options(item)) for own_item in own_items]
 
 
 def _change_options(item: Item, changes: Mapping[str, str]) -> str:
-    """Write an item of the model's spec with those changes that it has options for."""
+    """Write an item of the model's spec, with the changes of options that its encoding has."""
     known = options_of(item.name)
     options = dict(item.options) | {k: v for k, v in changes.items() if k in known}
     return str(item._replace(options=tuple(options.items())))

@@ -1,7 +1,7 @@
-"""Records positions in state dicts, and compares them whenever weights are loaded.
+"""Records positions in state dicts, and compares the records whenever weights are loaded.
 
-transformers' Trainer and PEFT load with ``strict=False``, which accepts weights of any positions:
-then only this comparison finds other positions.
+transformers' Trainer and PEFT load with ``strict=False``, which ignores missing and additional
+weights. Then only these records show that weights were trained with other positions.
 """
 
 import logging
@@ -17,9 +17,10 @@ from fairseq_posenc.hf.attention import POSITIONS
 from fairseq_posenc.identity import Identity
 
 logger = logging.getLogger(__name__)
-# An adapter's record is named like its weights, `...lora_A.NAME.positions`, because PEFT saves
-# nothing else. In the file all names lack NAME.
+# The record of adapter NAME is called `...lora_A.NAME.positions`, because PEFT saves only what is
+# named like an adapter's weights. PEFT leaves NAME out of all names in the file.
 _ADAPTER_WEIGHT = re.compile(r"(?P<layer>.*\.lora_A\.)(?P<adapter>[^.]+)\.weight")
+# Those options of `load_adapter` that `load_peft_weights` takes, too.
 _FILE_OPTIONS = (
     "cache_dir",
     "force_download",
@@ -34,10 +35,10 @@ class RecordedPositions(nn.Module):
     """Base of the positions of a stack, whose state dict records what its weights depend on."""
 
     assembly: Assembly
-    is_unsaved = False  # True from `set_positions` until the whole model is saved
+    is_saved = True  # False from `set_positions` until the whole model is saved
 
     def get_extra_state(self) -> Tensor:
-        """Build the record of the positions and the length in training, for the state dict."""
+        """Build the record for the state dict: the spec, and the length of the training."""
         length = self.assembly.dims.trained_length
         # Only fairseq's stacks have layers of different directions.
         return Identity(str(self.assembly.spec), directions="", trained_length=length).to_tensor()
@@ -48,7 +49,8 @@ class RecordedPositions(nn.Module):
         Raises:
             UserError: the weights were trained with other positions.
         """
-        theirs, ours = (Identity.from_tensor(x) for x in (state, self.get_extra_state()))
+        theirs = Identity.from_tensor(state)
+        ours = Identity.from_tensor(self.get_extra_state())
         if differences := theirs.position_differences(ours):  # `trained with X, the model has Y`
             raise UserError(f"weights {differences[0]}: set their positions before loading")
 
@@ -58,22 +60,22 @@ def is_of_positions(name: str) -> bool:
     return f".{POSITIONS}." in f".{name}"
 
 
-def find_positions(module: nn.Module) -> RecordedPositions:
-    """Find the positions of a stack, or of a model's first: all have the same spec.
+def _find_positions(module: nn.Module) -> RecordedPositions:
+    """Find the positions of a stack, or of a model's first stack, as all stacks have one spec.
 
-    PEFT may have wrapped them to train a copy.
+    They are searched for, because PEFT may have wrapped them to train a copy.
     """
     return next(part for part in module.modules() if isinstance(part, RecordedPositions))
 
 
-def mark_unsaved(model: nn.Module, is_unsaved: bool = True) -> None:
-    """Mark that a model was not saved since its positions were set, or that it was.
+def set_saved(model: nn.Module, *, is_saved: bool) -> None:
+    """Note whether a model was saved as a whole since its positions were set.
 
-    Saving only an adapter of an unsaved model warns of the parameters that no file has.
+    If it was not, saving only an adapter warns of the parameters that no file has.
     """
     for part in model.modules():
         if isinstance(part, RecordedPositions):
-            part.is_unsaved = is_unsaved
+            part.is_saved = is_saved
 
 
 def add_adapter_records(
@@ -81,17 +83,19 @@ def add_adapter_records(
 ) -> None:
     """Add a record to each LoRA adapter in a stack's state dict, as a state-dict post-hook.
 
-    An adapter depends on the positions of its base model, and on their parameters.
+    An adapter depends on the positions of its base model, and on their parameters. torch passes
+    the ``others``, which are not needed.
     """
-    positions = find_positions(stack)
-    first_layers: dict[str, str] = {}  # of each adapter; one record is enough
+    positions = _find_positions(stack)
+    # The beginning of the name of each adapter's first weight: one record for an adapter is enough.
+    first_layers: dict[str, str] = {}
     for name in state_dict:
         if name.startswith(prefix) and (match := _ADAPTER_WEIGHT.fullmatch(name)):
             first_layers.setdefault(match["adapter"], match["layer"])
     for adapter, layer in first_layers.items():
-        # Two axes, like an adapter's weights.
+        # `[None]` gives it two axes, as an adapter's weights have; loading takes `[0]`.
         state_dict[f"{layer}{adapter}.positions"] = positions.get_extra_state()[None]
-    if first_layers and positions.is_unsaved:
+    if first_layers and not positions.is_saved:
         _warn_of_left_out_parameters(stack)
 
 
@@ -105,21 +109,27 @@ def _warn_of_left_out_parameters(stack: nn.Module) -> None:
             f"an adapter does not contain the parameters of these positions, such as {left_out}: "
             "train them with it, by LoraConfig(modules_to_save=['positions']), or save the model "
             "before the adapter is added",
-            stacklevel=3,
+            stacklevel=3,  # the line that called the hook which calls this function
         )
 
 
 def pop_adapter_records(
     model: nn.Module, state_dict: dict[str, Any], prefix: str = "", *others: Any
 ) -> None:
-    """Remove the records of adapters from a state dict, and compare them with a stack or a model.
+    """Remove the records of adapters from a state dict, and compare them with the positions.
 
-    Also a stack's hook before loading, to which torch passes ``others``.
+    This is also a hook of a stack before it loads.
+
+    Args:
+        model: a stack, or a model.
+        state_dict: weights that are about to be loaded.
+        prefix: beginning of the names of the weights of ``model``.
+        *others: further arguments of such a hook, which are not needed.
 
     Raises:
         UserError: an adapter was trained with other positions.
     """
-    positions = find_positions(model)
+    positions = _find_positions(model)
     names = [name for name in state_dict if name.startswith(prefix) and ".lora_A." in name]
     records = [name for name in names if name.endswith(f".{POSITIONS}")]
     if names and not records:
@@ -140,12 +150,12 @@ def read_adapter(name: str, options: dict[str, Any]) -> dict[str, Tensor]:
     """
     from peft import load_peft_weights  # installed wherever there are adapters
 
-    # As in `load_adapter`, `adapter_kwargs` win; `from_pretrained` passes its options on in
-    # `load_config`.
-    files = {
+    # As in `load_adapter`, the later of these three win. `load_config` has the options of
+    # `from_pretrained` when that loads an adapter's folder.
+    merged = {
         **getattr(options.get("load_config"), "download_kwargs", {}),
         **options,
         **(options.get("adapter_kwargs") or {}),
     }
-    chosen = {key: files[key] for key in _FILE_OPTIONS if files.get(key) is not None}
-    return cast("dict[str, Tensor]", load_peft_weights(name, device="cpu", **chosen))
+    file_options = {key: merged[key] for key in _FILE_OPTIONS if merged.get(key) is not None}
+    return cast("dict[str, Tensor]", load_peft_weights(name, device="cpu", **file_options))

@@ -38,7 +38,7 @@ from fairseq_posenc.specs import Items, Spec, parse
 logger = logging.getLogger(__name__)
 _HOOKS = "position_hooks"  # attribute of a stack with the handles of our hooks
 _MINOR_VERSION = int(transformers.__version__.split(".")[1])
-_OLDEST_MINOR = 8  # of version 5: earlier ones fail in several families
+_OLDEST_MINOR = 8  # the oldest supported version is 5.8: earlier ones fail in several families
 
 
 def find_family(model: PreTrainedModel) -> Family:
@@ -77,9 +77,13 @@ def replace_positions(
     max_positions: int | None,
     extend: LengthRule | None,
 ) -> None:
-    """Replace the positions of a model: see :func:`fairseq_posenc.hf.set_positions`."""
+    """Replace the positions of a model: see :func:`fairseq_posenc.hf.set_positions`.
+
+    Whatever can fail is done before the model is changed.
+    """
     if not isinstance(spec, str):
         raise UserError(f"a spec is text, such as 'alibi', not {shortened(repr(spec))}")
+    # By its exact type, as True is an int, too.
     if max_positions is not None and (type(max_positions) is not int or max_positions < 1):
         raise UserError(
             f"max_positions must be a whole number of at least 1, not {max_positions!r}"
@@ -94,32 +98,33 @@ def replace_positions(
     parsed = parse(spec)
     _warn_of_long_factors(parsed, length)
     plans = [Plan.make(parsed, stack, length) for stack in stacks]
-    trained = Trained.read(model)
-    notes = [note for plan in plans for note in plan.carry_over(trained, extend)]
-    for note in dict.fromkeys(notes):  # once for all layers
+    before = PreviousPositions.read(model)
+    notes = [note for plan in plans for note in plan.carry_over(before, extend)]
+    for note in dict.fromkeys(notes):  # layers have equal notes
         logger.warning(note)
-    # A model has one attention function: if a stack needs ours, those without terms take it, too.
+    # A model has one attention function: if a stack needs ours, all stacks use it.
     is_native = all(plan.positions.is_native for plan in plans)
     for plan in plans:
         plan.positions.is_native = is_native
     _choose_attention(model, plans)
     for plan in plans:
         plan.install()
-    if stacks[0].is_decoder_alone:  # else caches also hold the encoder's keys, all of them needed
+    # Otherwise caches also have the encoder's keys, and all of these are needed.
+    if stacks[0].is_decoder_alone:
         _limit_caches(stacks[0], parsed)
     setattr(model.config, SPEC_FIELD, str(parsed))
     setattr(model.config, LENGTH_FIELD, length)
 
 
-class Trained(NamedTuple):
-    """What the weights of a model's positions were trained with; None if that is not known."""
+class PreviousPositions(NamedTuple):
+    """The positions that a model had before; None if this package cannot describe them."""
 
     spec: Spec | None
     length: int | None  # the number of positions
 
     @classmethod
-    def read(cls, model: PreTrainedModel) -> Trained:
-        """Read the current positions of a model."""
+    def read(cls, model: PreTrainedModel) -> PreviousPositions:
+        """Read the current positions of a model, before they are replaced."""
         try:
             return cls(parse(read_positions(model)), count_positions(model))
         except UserError:
@@ -135,7 +140,11 @@ class Plan(NamedTuple):
 
     @classmethod
     def make(cls, spec: Spec, stack: Stack, max_positions: int) -> Plan:
-        """Build the modules, with new weights."""
+        """Build the modules, with new weights.
+
+        Raises:
+            UserError: the spec does not fit the stack.
+        """
         attentions = stack.attentions
         spec.check_length(len(attentions))
         if spec.rotates_source:
@@ -144,12 +153,12 @@ class Plan(NamedTuple):
                 "is transformers' own"
             )
         weight = next(stack.module.parameters())
-        # Constants must be computed, so not on the device "meta" of models that are being loaded.
+        # A model that is being loaded is on the device "meta", where constants cannot be computed.
         with torch.device("cpu" if weight.is_meta else weight.device):
             positions = HookedPositions(str(spec), stack, max_positions)
             _refuse_other_width(spec, positions, stack)
             assembly = positions.assembly
-            # Terms of each kind of layer; native attention needs none of our backends.
+            # The terms of each kind of layer; native attention uses none of our backends.
             terms = assembly.draft_terms("auto" if positions.is_native else positions.backend)
             layers = []
             for index, is_rotated in enumerate(positions.is_rotated):
@@ -172,7 +181,7 @@ class Plan(NamedTuple):
         return cls(stack, positions, layers)
 
     def install(self) -> None:
-        """Replace the positions of the stack."""
+        """Put the modules and their hooks into the stack, in place of its present positions."""
         module = self.stack.module
         attentions = self.stack.attentions
         for handle in getattr(module, _HOOKS, ()):
@@ -186,22 +195,22 @@ class Plan(NamedTuple):
         module.add_module(POSITIONS, self.positions)
         for attention, layer in zip(attentions, self.layers):
             attention.add_module(POSITIONS, layer)
-            # In other layers the hook would change nothing.
+            # `AttentionPositions.prepare` changes nothing in any other layer.
             if layer.is_rotated or self.positions.is_native or layer.reads_input:
                 hooks.append(attention.register_forward_pre_hook(layer.prepare, with_kwargs=True))
         setattr(module, _HOOKS, hooks)
         for part in (self.positions, *self.layers):
             part.train(module.training)
 
-    def carry_over(self, before: Trained, extend: LengthRule | None) -> list[str]:
-        """Copy the weights of the model's positions that keep their meaning in the new ones.
+    def carry_over(self, before: PreviousPositions, extend: LengthRule | None) -> list[str]:
+        """Copy those weights of the model's present positions that have the same meaning in these.
 
         Args:
-            before: what these weights were trained with.
+            before: the model's present positions.
             extend: how tables by position become longer; None leaves the rows beyond untrained.
 
         Returns:
-            A note about each weight that is not copied, or not as a whole.
+            A note for the user about each weight that is not copied, or only in part.
         """
         old = getattr(self.stack.module, POSITIONS, None)
         weights = self.stack.trained_weights() if old is None else old.named_parameters()
@@ -212,7 +221,7 @@ class Plan(NamedTuple):
             trained = {} if old is None else dict(old.named_parameters())
             if self.stack.family.sinks:
                 sinks = getattr(attention, self.stack.family.sinks, None)
-                if isinstance(sinks, nn.Parameter):
+                if isinstance(sinks, nn.Parameter):  # not the tensor that `neutralize` leaves
                     trained["encodings.sink.score"] = sinks
             notes += _copy_weights(layer, trained, spec, before, extend)
         return notes
@@ -224,9 +233,10 @@ def _choose_attention(model: PreTrainedModel, plans: list[Plan]) -> None:
     Raises:
         UserError: the model's attention cannot be replaced.
     """
-    positions = plans[0].positions
+    positions = plans[0].positions  # all stacks have the same `stock` and `is_native`
     attention = positions.stock if positions.is_native else OUR_ATTENTION
     model.set_attn_implementation(attention)
+    # transformers does not set it in models that compute attention themselves.
     if any(plan.stack.config._attn_implementation != attention for plan in plans):
         model.set_attn_implementation(positions.stock)
         raise UserError(
@@ -239,10 +249,18 @@ def _copy_weights(
     part: HookedPositions | AttentionPositions,
     trained: dict[str, Tensor],
     spec: Spec,
-    before: Trained,
+    before: PreviousPositions,
     extend: LengthRule | None,
 ) -> list[str]:
-    """Copy trained weights to a part of the positions of ``spec``; see :meth:`Plan.carry_over`."""
+    """Copy trained weights to a part of the positions of ``spec``; see :meth:`Plan.carry_over`.
+
+    Args:
+        part: the new positions of a stack or a layer.
+        trained: the present weights, by the names of the parameters of ``part``.
+        spec: the new spec.
+        before: the present positions.
+        extend: how tables by position become longer.
+    """
     notes = []
     lengths = () if before.length is None else (before.length,)
     for place, encoding in part.named_modules():
@@ -250,7 +268,7 @@ def _copy_weights(
             continue
         for name, parameter in encoding.named_parameters():
             weight = trained.get(f"{place}.{name}")
-            if weight is None or weight.is_meta:
+            if weight is None or weight.is_meta:  # new, or about to be loaded
                 continue
             changed = before.spec and list_changed_options(encoding.name, before.spec, spec)
             if changed:
@@ -274,7 +292,7 @@ def _copy_weights(
 
 
 def _refuse_other_width(spec: Spec, positions: HookedPositions, stack: Stack) -> None:
-    """Refuse vectors at the input if the embeddings and the layers have different widths."""
+    """Refuse encodings of the input if embeddings are not as wide as layers, as in some of OPT."""
     width = stack.module.get_input_embeddings().embedding_dim
     expected = stack.config.hidden_size
     if positions.input is not None and width != expected:
@@ -285,27 +303,35 @@ def _refuse_other_width(spec: Spec, positions: HookedPositions, stack: Stack) ->
 
 
 def _limit_caches(stack: Stack, spec: Spec) -> None:
-    """Let caches drop the keys that no later query can see in layers with windows."""
+    """Write the windows of a spec to the configuration, by which transformers makes caches.
+
+    Caches then drop the keys of a layer that no later query can see.
+    """
     config = stack.config
     sizes = [_find_window(layer) for layer in spec.layers]
     if any(sizes):
         config.sliding_window = max(sizes)  # transformers' caches have one size for all layers
     elif getattr(config, "sliding_window", None) and not _masks_by_type(config):
         config.sliding_window = None
-    if any(sizes) or getattr(config, "layer_types", None):  # of before, these may name windows
+    # The types of the previous positions may name windows that the new ones do not have.
+    if any(sizes) or getattr(config, "layer_types", None):
         types = ["sliding_attention" if size else "full_attention" for size in sizes]
         config.layer_types = [types[i % len(types)] for i in range(config.num_hidden_layers)]
-    if any(sizes) and hasattr(stack.module, "has_sliding_layers"):  # then it makes their mask
+    if any(sizes) and hasattr(stack.module, "has_sliding_layers"):
+        # Only if this is true do such models make the mask that layers of this type ask for.
         stack.module.has_sliding_layers = True
 
 
 def _masks_by_type(config: PretrainedConfig) -> bool:
-    """Check whether a model makes a mask for each type of layer, even of a window not in use."""
+    """Check whether a model makes a mask for each type of layer, and so always needs a window.
+
+    Such models have ``layer_types`` as an option of their configuration.
+    """
     return any("layer_types" in inspect.signature(cls).parameters for cls in type(config).__mro__)
 
 
 def _find_window(layer: Items) -> int:
-    """Find the number of last keys that a layer needs; 0 if it needs all."""
+    """Find the number of last keys that a layer needs; 0 if it needs all, or the first, too."""
     default = options("window")["size"].default
     windows = [dict(item.options) for item in layer if item.name == "window"]
     sizes = [window.get("size", default) for window in windows if "first" not in window]
@@ -313,9 +339,10 @@ def _find_window(layer: Items) -> int:
 
 
 def _warn_of_long_factors(spec: Spec, length: int) -> None:
-    """Warn that ``longrope`` has one list of factors here; transformers chooses one by the input.
+    """Warn that ``longrope`` rotates by ``long_factor`` alone if ``length`` is above its limit.
 
-    So neither the other texts of a batch nor a cache change the result of a text.
+    transformers chooses between two lists of factors by the length of the input. One list for all
+    inputs keeps the result of a text independent of the other texts in a batch, and of a cache.
     """
     scalings = [dict(item.options).get("scaling") for item in spec.items]
     limits = {scaling.length for scaling in scalings if isinstance(scaling, LongRope)}

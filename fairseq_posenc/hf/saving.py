@@ -22,17 +22,19 @@ from fairseq_posenc.hf.families import MAJOR_VERSION
 from fairseq_posenc.hf.own_positions import LENGTH_FIELD, SPEC_FIELD
 from fairseq_posenc.hf.record import (
     is_of_positions,
-    mark_unsaved,
     pop_adapter_records,
     read_adapter,
+    set_saved,
 )
 from fairseq_posenc.hf.replacing import replace_positions
 from fairseq_posenc.identity import is_identity
 from fairseq_posenc.specs import parse
 
 MODEL_TYPE = "fairseq_posenc.hf"  # model type of folders; transformers quotes an unknown type
-_STOCK_TYPE = "base_model_type"
-_WEIGHTS = "transformers_weights"  # key of a file name, which transformers quotes if it is missing
+_STOCK_TYPE = "base_model_type"  # key of the model type without positions, in config.json
+# The key of a weights file's name. transformers quotes this name if there is no such file, so that
+# a folder has a message here.
+_WEIGHTS = "transformers_weights"
 _MESSAGE = f"other positions: {how_to_install('hf')}, and import fairseq_posenc.hf"
 _SUFFIX = ".fairseq_posenc"  # suffix of the names of all weights in a folder
 _STRIP = {rf"^(.+){re.escape(_SUFFIX)}$": r"\1"}  # removes it, as a `key_mapping` of transformers
@@ -56,7 +58,7 @@ _AUTO_CLASSES: tuple[Any, ...] = (
 def make_saveable(model: PreTrainedModel) -> None:
     """Make a model save and load its positions, in place.
 
-    The model and its configuration remain instances of their classes.
+    The classes of the model and its configuration are replaced by classes derived from them.
     """
     if not isinstance(model.config, _ConfigWithPositions):
         stock: Any = type(model.config)
@@ -94,10 +96,10 @@ def load_model(folder: Path, **settings: Any) -> PreTrainedModel:
         raise UserError(f"{folder}: {shortened(str(error).partition(chr(10))[0])}") from None
 
 
-def _find_auto_class(config: Any, name: str) -> Any:
-    """Find the Auto class for models of a class, by its configuration's class and its name."""
+def _find_auto_class(config_class: Any, name: str) -> Any:
+    """Find the Auto class that builds the model class ``name`` from a configuration."""
     for auto in _AUTO_CLASSES:
-        classes = auto._model_mapping.get(config, ())
+        classes = auto._model_mapping.get(config_class, ())
         classes = classes if isinstance(classes, tuple) else (classes,)  # Funnel has two
         if name in [cls.__name__ for cls in classes]:
             return auto
@@ -108,7 +110,7 @@ def _find_auto_class(config: Any, name: str) -> Any:
 def _derive_and_register(stock: Any) -> Any:
     """Derive a configuration class with positions from a stock class, and register its models.
 
-    The models name the class as theirs, so it is made first, by :func:`_make_config_class`.
+    Model classes refer to the configuration class, so :func:`_make_config_class` makes it first.
     """
     derived = _make_config_class(stock)
     for auto in _AUTO_CLASSES:
@@ -119,8 +121,9 @@ def _derive_and_register(stock: Any) -> Any:
 
 @cache
 def _make_config_class(stock: Any) -> Any:
-    # A name and a module of its own: Auto classes know stock configurations by their names, and
-    # those of transformers 5.14 to 5.23 register none from a module of transformers.
+    # The class has a different name and module from the stock class: Auto classes find stock
+    # configurations by their names, and in transformers 5.14 to 5.23 they do not register a
+    # configuration whose module is transformers'.
     name = f"{stock.__name__}WithPositions"
     return type(name, (_ConfigWithPositions, stock), {"stock": stock})
 
@@ -156,7 +159,7 @@ class _ConfigWithPositions:
         return _rebuild, (_derive_and_register, self.stock), self.__dict__
 
     def to_json_string(self, use_diff: bool = True) -> str:
-        """Write the configuration in a form that no stock class can read."""
+        """Write the configuration with the changes that keep stock classes from reading it."""
         stock = json.loads(super().to_json_string(use_diff))  # type: ignore[misc]
         classes = [_CLASS_PREFIX + name for name in stock.get("architectures") or ()]
         content = {
@@ -170,13 +173,13 @@ class _ConfigWithPositions:
 
     @classmethod
     def get_config_dict(cls, source: Any, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Read the configuration of a folder, for ``from_pretrained`` of a class with positions."""
+        """Read a folder's configuration as the stock class does, and undo those changes."""
         content, others = super().get_config_dict(source, **kwargs)  # type: ignore[misc]
         return _read_content(content), others
 
 
 class PositionsConfig(PretrainedConfig):
-    """The configuration of a folder, which names its stock model; the Auto classes read it."""
+    """Stands for the model type of saved folders in Auto classes; builds their configurations."""
 
     model_type = MODEL_TYPE
 
@@ -218,7 +221,10 @@ def _read_content(content: dict[str, Any]) -> dict[str, Any]:
 
 
 class _ModelWithPositions:
-    """The part of a model with positions that its stock class lacks."""
+    """The part of a model with positions that its stock class lacks.
+
+    In a derived class it comes before the stock class, so ``super()`` is the stock class.
+    """
 
     stock: type
     config: PretrainedConfig
@@ -240,7 +246,8 @@ class _ModelWithPositions:
         **kwargs: Any,
     ) -> None:
         """Save the model as transformers does, with a suffix on the names of its weights."""
-        is_whole = not getattr(self, "_hf_peft_config_loaded", False)  # else adapters alone
+        # A model with adapters saves only these, under PEFT's names.
+        is_whole = not getattr(self, "_hf_peft_config_loaded", False)
         if is_whole:
             weights = self.state_dict() if state_dict is None else state_dict  # type: ignore[attr-defined]
             state_dict = {name + _SUFFIX: weight for name, weight in weights.items()}
@@ -248,12 +255,13 @@ class _ModelWithPositions:
             save_directory, is_main_process=is_main_process, state_dict=state_dict, **kwargs
         )
         if is_whole:
-            mark_unsaved(cast(PreTrainedModel, self), is_unsaved=False)
+            set_saved(cast(PreTrainedModel, self), is_saved=True)
+        # When it pushes, transformers calls `_upload_modified_files`, which writes the card.
         if is_main_process and not kwargs.get("push_to_hub"):
             write_card(Path(save_directory), self._card_fields())
 
     def _upload_modified_files(self, working_dir: Any, *args: Any, **kwargs: Any) -> Any:
-        """Upload a saved model as transformers does, with a card that says how to load it."""
+        """Upload a saved model as transformers does, after a card says how to load it."""
         write_card(Path(working_dir), self._card_fields(), complete=True)
         return super()._upload_modified_files(working_dir, *args, **kwargs)  # type: ignore[misc]
 
@@ -261,8 +269,12 @@ class _ModelWithPositions:
         name = type(self).__name__
         config = self.config
         auto = _find_auto_class(type(config), name) or transformers.AutoModel
-        spec, length = getattr(config, SPEC_FIELD), getattr(config, LENGTH_FIELD)
-        return CardFields(name, auto.__name__, spec, length)
+        return CardFields(
+            class_name=name,
+            auto_class=auto.__name__,
+            spec=getattr(config, SPEC_FIELD),
+            length=getattr(config, LENGTH_FIELD),
+        )
 
     @classmethod
     def from_pretrained(cls, source: Any, *args: Any, **kwargs: Any) -> Any:
@@ -283,7 +295,7 @@ class _ModelWithPositions:
             **kwargs,
         )
         _refuse_other_weights(model, source, info, may_resize)
-        # Version 5 would restore the names when it saves, which `save_pretrained` does here.
+        # Version 5 would undo `_STRIP` when it saves, but `save_pretrained` adds the suffix itself.
         conversions = getattr(model, "_weight_conversions", None) or []
         kept = [x for x in conversions if not set(x.source_patterns) & set(_STRIP)]
         if len(kept) < len(conversions):
@@ -297,6 +309,8 @@ class _ModelWithPositions:
             UserError: the weights were trained with other positions.
         """
         state_dict = {name.removesuffix(_SUFFIX): value for name, value in state_dict.items()}
+        # Weights with a record of positions are compared by the hook in `record.py`. Without one,
+        # they are refused only if they are complete but for positions, hence a stock model's.
         if not any(map(is_identity, state_dict)):
             ours = self.state_dict()  # type: ignore[attr-defined]
             if all(name in state_dict or is_of_positions(name) for name in ours):
@@ -308,7 +322,7 @@ class _ModelWithPositions:
 
     def load_adapter(self, peft_model_id: str | None = None, *args: Any, **kwargs: Any) -> Any:
         """Load a LoRA adapter beside the model's weights, as transformers does."""
-        if MAJOR_VERSION >= 5:  # 4 calls `load_state_dict`, whose hook compares positions
+        if MAJOR_VERSION >= 5:  # version 4 calls `load_state_dict`, whose hook compares positions
             weights = kwargs.get("adapter_state_dict")
             if weights is None and peft_model_id is not None:
                 weights = read_adapter(peft_model_id, kwargs)
@@ -319,7 +333,7 @@ class _ModelWithPositions:
 
 
 def _refuse_other_weights(model: Any, source: Any, info: dict[str, Any], may_resize: bool) -> None:
-    """Refuse weights that lack position parameters of the model, or have others.
+    """Refuse weights whose parameters of positions are not those of the model.
 
     Args:
         model: the loaded model.
@@ -327,11 +341,14 @@ def _refuse_other_weights(model: Any, source: Any, info: dict[str, Any], may_res
         info: transformers' report on differences of names and shapes.
         may_resize: whether weights other than those of positions may have different shapes.
     """
-    shapes = [key if isinstance(key, str) else key[0] for key in info["mismatched_keys"]]
+    # The info has names, or tuples of a name and two shapes.
+    misshapen = [key if isinstance(key, str) else key[0] for key in info["mismatched_keys"]]
     problems = {
         "lack": filter(is_of_positions, info["missing_keys"]),
         "also have": filter(is_of_positions, info["unexpected_keys"]),
-        "have other shapes of": (x for x in shapes if not may_resize or is_of_positions(x)),
+        "have other shapes of": (
+            name for name in misshapen if not may_resize or is_of_positions(name)
+        ),
     }
     for problem, names in problems.items():
         if listed := ", ".join(sorted(names)):
