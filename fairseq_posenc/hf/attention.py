@@ -207,16 +207,7 @@ class AttentionPositions(AttentionCore, nn.Module):
     def prepare(
         self, attention: nn.Module, args: tuple[Any, ...], named: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Pass cosines and sines, or the layer's input, to attention, as a forward pre-hook of it.
-
-        Args:
-            attention: the model's attention module, which torch passes to its hooks.
-            args: the module's arguments by position.
-            named: the module's arguments by name, which are changed in place.
-
-        Returns:
-            All arguments, as torch expects.
-        """
+        """Pass cosines and sines, or the layer's input, to attention, as its forward pre-hook."""
         state = named.get(POSITION_STATE)
         if state is not None and self.is_rotated:
             named["position_embeddings"] = state.layer_cosines(self.kind)

@@ -32,9 +32,6 @@ def capture_attention(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list
         model: a model whose positions were set, in evaluation mode.
         inputs: inputs of the model; without padding if it has an encoder and a decoder, because
             the weights of attention to the encoder's output are computed without a mask.
-
-    Returns:
-        The encoder's layers, the decoder's, and the decoder's attention to the encoder's output.
     """
     captured: list[CapturedAttention] = []
     with ExitStack() as exits:
@@ -62,11 +59,7 @@ def _capture(
     args: tuple[Any, ...],
     _: Any,
 ) -> None:
-    """Capture the attention of a layer, as a forward hook of :class:`AttentionPositions`.
-
-    The first three arguments are bound by :func:`capture_attention`; torch passes the layer, the
-    arguments of its forward, and its result, which is not needed.
-    """
+    """Capture the attention of a layer; torch passes the last three arguments to forward hooks."""
     attention, query, key, value, state, scale, *_ = args
     state = state._replace(need_weights=True)
     call = layer.prepare_call(attention, query, key, value, state, scale)

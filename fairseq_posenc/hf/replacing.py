@@ -140,11 +140,7 @@ class Plan(NamedTuple):
 
     @classmethod
     def make(cls, spec: Spec, stack: Stack, max_positions: int) -> Plan:
-        """Build the modules, with new weights.
-
-        Raises:
-            UserError: the spec does not fit the stack.
-        """
+        """Build the modules, with new weights; refuse a spec that does not fit the stack."""
         attentions = stack.attentions
         spec.check_length(len(attentions))
         if spec.rotates_source:
@@ -252,14 +248,9 @@ def _copy_weights(
     before: PreviousPositions,
     extend: LengthRule | None,
 ) -> list[str]:
-    """Copy trained weights to a part of the positions of ``spec``; see :meth:`Plan.carry_over`.
+    """Copy trained weights, by the names of the parameters of ``part``, to a part of new positions.
 
-    Args:
-        part: the new positions of a stack or a layer.
-        trained: the present weights, by the names of the parameters of ``part``.
-        spec: the new spec.
-        before: the present positions.
-        extend: how tables by position become longer.
+    For the other arguments and the result, see :meth:`Plan.carry_over`; ``spec`` is the new one.
     """
     notes = []
     lengths = () if before.length is None else (before.length,)
@@ -323,10 +314,8 @@ def _limit_caches(stack: Stack, spec: Spec) -> None:
 
 
 def _masks_by_type(config: PretrainedConfig) -> bool:
-    """Check whether a model makes a mask for each type of layer, and so always needs a window.
-
-    Such models have ``layer_types`` as an option of their configuration.
-    """
+    """Check whether a model makes a mask for each type of layer, and so always needs a window."""
+    # The configurations of these models have the option `layer_types`.
     return any("layer_types" in inspect.signature(cls).parameters for cls in type(config).__mro__)
 
 

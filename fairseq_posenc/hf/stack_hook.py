@@ -1,9 +1,12 @@
 """Computes the positions of a stack of layers, in a hook before the stack's forward pass.
 
-A stack is *native* if all positions can be computed by the model's own code: rotations by our
-cosines and sines, and vectors that are added to its input. Attention and its caches are then the
-model's. In other stacks our attention function gets the position state as an argument.
-B batch, T new tokens, S all tokens, those in the cache first.
+A stack is *native* if the model's own attention can compute all positions: they are only rotations,
+for which it gets our cosines and sines, and vectors that are added to the stack's input. Attention
+and its caches are then the model's. In all other stacks, our attention function gets the position
+state as an argument.
+
+Layers with the same encodings are of one *kind*, numbered as in ``Spec.layer_kinds``.
+Shapes: B batch, T new tokens, S all tokens, those in the cache first.
 """
 
 import inspect
@@ -32,18 +35,19 @@ from fairseq_posenc.modules.stack_positions import StackPositions
 
 
 class HookedPositions(RecordedPositions, StackPositions):
-    """The positions of a stack, a submodule of it.
+    """The positions of a stack, which become a submodule of it named ``POSITIONS``.
 
     Args:
         spec: encodings, as in :class:`StackPositions`.
         stack: the stack of a model.
-        max_positions: longest sequence.
+        max_positions: length of the longest sequence.
 
     Attributes:
         is_rotated: for each layer, whether the model's code rotates, by our cosines and sines.
         is_native: whether attention and its caches are the model's.
-        stock: name of the attention function that the model had.
-        backend: backend of our attention function: FlexAttention where the model had it.
+        width: width of the model's cosines; 0 if it has none.
+        stock: name of the attention function that the model had before it got ours.
+        backend: backend of our attention function: FlexAttention if the model had that.
     """
 
     def __init__(self, spec: str, stack: Stack, max_positions: int) -> None:
@@ -51,18 +55,18 @@ class HookedPositions(RecordedPositions, StackPositions):
         super().__init__(
             spec, dims.embed_dim, dims.num_heads, max_positions, dims.causal, dims.head_dim
         )
-        # Scalings and buckets keep the length of the training, however long the tables are.
+        # Scalings and buckets depend on the length of the training, not on `max_positions`.
         length = read_trained_length(stack.config)
         self.assembly = self.assembly.trained_at(length)
         for encodings in filter(None, (self.input, self.shared)):
             for encoding in encodings.as_list():
                 encoding.trained_at(length)
-        # The stack itself is not stored: this is a part of it, and PEFT trains copies of parts.
+        # The stack itself is not stored: it contains this module, and PEFT copies this module.
         self.family = stack.family
         self.parameter_names = [*inspect.signature(stack.module.forward).parameters]
         rotary = stack.family.rotary
         self.width = stack.rotary_width(stack.module.get_submodule(rotary[0])) if rotary else 0
-        can_rotate = [  # by the kind of layer; the position does not matter
+        can_rotate = [  # for each kind of layer; any position shows the form of its rotation
             can_be_cosines(rotation, stack.family.cosines, self.width)
             for rotation in self._rotations(torch.zeros(1, 1, dtype=torch.long))
         ]
@@ -72,7 +76,7 @@ class HookedPositions(RecordedPositions, StackPositions):
             for index, attention in enumerate(stack.attentions)
         ]
         self.is_native = stack.attends_plainly and self._is_plain()
-        before: Any = getattr(stack.module, POSITIONS, None)
+        before: Any = getattr(stack.module, POSITIONS, None)  # if positions were set already
         attention = stack.config._attn_implementation
         was_ours = before is not None and attention == OUR_ATTENTION
         self.stock = before.stock if was_ours else attention
@@ -81,7 +85,7 @@ class HookedPositions(RecordedPositions, StackPositions):
     def prepare(
         self, module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Add the state of a pass to the arguments of the stack.
+        """Add the state of a pass to the arguments of the stack, and return all of them by name.
 
         Raises:
             UserError: the arguments do not determine the positions.
@@ -90,10 +94,10 @@ class HookedPositions(RecordedPositions, StackPositions):
         self._check_attention(stack)
         arguments = StackArguments(self.parameter_names, args, named, self.assembly.spec)
         if self.is_native:
-            arguments.keep_together()
+            arguments.add_mask_if_ids_jump()
         if self.input is not None or not self.is_native:
             self._compute_state(stack, arguments)
-        elif any(self.is_rotated) and (ids := arguments.count_ids()) is not None:
+        elif any(self.is_rotated) and (ids := arguments.ids_or_count()) is not None:
             arguments.named[POSITION_STATE] = self._make_state(stack, ids, self._rotations(ids))
         return (), arguments.named
 
@@ -112,7 +116,7 @@ class HookedPositions(RecordedPositions, StackPositions):
             )
 
     def _compute_state(self, stack: Stack, arguments: StackArguments) -> None:
-        """Add vectors to the embeddings, and the position state to the arguments."""
+        """Change the arguments: add vectors to the embeddings, and add the position state."""
         cache = arguments.cache
         if getattr(cache, "is_compileable", False):
             raise UserError(
@@ -124,7 +128,7 @@ class HookedPositions(RecordedPositions, StackPositions):
             _refuse_offloaded(stack)
         named = arguments.named
         embeddings = self._embed_or_shape(stack, named)
-        if embeddings is None:  # the model's code will refuse the call
+        if embeddings is None:  # no tokens were passed, and the model's code will say so
             return
         batch, tgt_len = embeddings.shape[:2]
         padding = arguments.read_padding(batch, past + tgt_len)
@@ -132,18 +136,20 @@ class HookedPositions(RecordedPositions, StackPositions):
         if ids is not None and self.assembly.dims.causal:
             arguments.cache_ids(ids, stack.config)
         if ids is not None and ids.dim() == 3:
-            ids = ids.permute(2, 0, 1)  # [axes, B or 1, S], as callers give them
+            ids = ids.permute(2, 0, 1)  # [axes, B or 1, S], as `StackPositions` takes them
         scale = stack.scale_inside
         embeddings, pass_positions = self(
             embeddings * scale, padding, past, position_ids=ids, document_ids=documents
         )
-        if self.input is not None:  # vectors are added to embeddings that the stack has multiplied
+        # Vectors are added to multiplied embeddings. The stack will multiply by `scale` again.
+        if self.input is not None:
             named["inputs_embeds"] = embeddings / scale
             named["input_ids"] = None
         if self.family.has_token_types and named.get("token_type_ids") is None:
-            # The model would look up its types of tokens by their positions.
+            # Without types, the model's code would look them up by positions, as far as its own go.
             types = torch.zeros(batch, tgt_len, dtype=torch.long, device=embeddings.device)
             named["token_type_ids"] = types
+        # `kinds` is empty if all layers are of one kind.
         rotations = [kind.rotation for kind in pass_positions.kinds or (pass_positions,)]
         state = self._make_state(stack, pass_positions.positions.query_places, rotations)
         if not self.is_native:
@@ -153,7 +159,7 @@ class HookedPositions(RecordedPositions, StackPositions):
         named[POSITION_STATE] = state
 
     def _is_plain(self) -> bool:
-        """Check whether attention is plain, but for rotations that the model's code applies."""
+        """Check whether the spec needs plain attention, after rotations by the model's code."""
         assembly = self.assembly
         spec = assembly.spec
         limits = assembly.limits()
@@ -191,7 +197,10 @@ class HookedPositions(RecordedPositions, StackPositions):
         )
 
     def _embed_or_shape(self, stack: Stack, named: dict[str, Any]) -> Tensor | None:
-        """Look up the embeddings of the tokens; only their shape if no vectors are added."""
+        """Look up the embeddings of the tokens, ``(B, T, C)``; None if no tokens were passed.
+
+        If no vectors are added to them, only their shape is needed, and the values mean nothing.
+        """
         embeddings = named.get("inputs_embeds")
         ids = named.get("input_ids")
         if embeddings is not None or ids is None:
@@ -203,7 +212,7 @@ class HookedPositions(RecordedPositions, StackPositions):
 
 
 def _refuse_offloaded(stack: Stack) -> None:
-    """Refuse offloaded weights, which accelerate loads only where a module's forward runs."""
+    """Refuse offloaded weights: accelerate loads them only when their module's forward runs."""
     parts = [getattr(module, POSITIONS) for module in (stack.module, *stack.attentions)]
     if any(weight.is_meta for part in parts for weight in part.parameters()):
         raise UserError(
@@ -215,9 +224,9 @@ def _refuse_offloaded(stack: Stack) -> None:
 def prepare_pass(
     module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Compute the state of a pass, as a hook before a stack runs.
+    """Compute the state of a pass, as a forward pre-hook of a stack.
 
-    The positions are those that the stack has now: PEFT may have put a trained copy there.
+    The hook is no method of the positions, because PEFT may have replaced them by a trained copy.
     """
     return cast(
         "tuple[tuple[Any, ...], dict[str, Any]]",
