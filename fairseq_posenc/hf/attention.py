@@ -32,9 +32,8 @@ from fairseq_posenc.shared import Shared
 
 OUR_ATTENTION = "fairseq_posenc"  # name of the attention function in transformers
 POSITION_STATE = "position_state"  # keyword argument of all layers: a `PassState`
-POSITIONS = (
-    "positions"  # name of our submodule in a stack and in its attentions; PEFT's users type it
-)
+# The name of our submodule in a stack and in its attentions, which users name to PEFT.
+POSITIONS = "positions"
 Cosines = tuple[Tensor, Tensor]  # cosines and sines, each `(B or 1, T, width)`
 
 
@@ -108,11 +107,8 @@ def can_be_cosines(rotation: Rotation | None, form: str, width: int) -> bool:
 
 
 def to_scale_factor(scale: float, width: int) -> float:
-    """Convert the factor of dot products, in heads of a width, to ``Terms.scale_factor``.
-
-    Scores are divided by ``sqrt(scale_factor * width)``.
-    """
-    return 1 / (scale**2 * width)
+    """Convert the factor of dot products, in heads of a width, to ``Terms.scale_factor``."""
+    return 1 / (scale**2 * width)  # scores are divided by sqrt(scale_factor * width)
 
 
 class DecayCache(NamedTuple):
@@ -333,9 +329,10 @@ def attend_with_positions(
             "a layer was called by itself: its positions are computed once for all layers, when "
             "the model is called"
         )
+    # The module's own factor comes first. OPT multiplies its queries by that, and passes 1 here;
+    # terms need plain queries, so that is undone.
     scale = getattr(module, "scaling", None) or scaling or query.size(-1) ** -0.5
     if scaling is not None and scaling != scale:
-        # OPT multiplies its queries by `scale` itself, and passes 1. Terms need plain queries.
         query = query * (scaling / scale)
     # `positions` may be PEFT's wrapper around a trained copy, so only its forward is called.
     return cast(

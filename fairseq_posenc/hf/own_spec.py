@@ -27,8 +27,7 @@ def expand_own(spec: str, own_spec: str, num_layers: int | None = None) -> str:
     Args:
         spec: as a user writes it.
         own_spec: the model's spec, as :func:`~fairseq_posenc.hf.read_positions` returns it.
-        num_layers: number of layers of the model; None if it is not known, so that the result
-            must be right for any number.
+        num_layers: number of layers of the model; None if the result is to hold for any number.
 
     Raises:
         UserError: the spec cannot be read, or the model's positions lack an option.

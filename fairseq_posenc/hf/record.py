@@ -83,8 +83,7 @@ def add_adapter_records(
 ) -> None:
     """Add a record to each LoRA adapter in a stack's state dict, as a state-dict post-hook.
 
-    An adapter depends on the positions of its base model, and on their parameters. torch passes
-    the ``others``, which are not needed.
+    An adapter depends on the positions of its base model, and on their parameters.
     """
     positions = _find_positions(stack)
     # The beginning of the name of each adapter's first weight: one record for an adapter is enough.
@@ -124,7 +123,7 @@ def pop_adapter_records(
         model: a stack, or a model.
         state_dict: weights that are about to be loaded.
         prefix: beginning of the names of the weights of ``model``.
-        *others: further arguments of such a hook, which are not needed.
+        *others: arguments that torch passes to such a hook, which are not needed.
 
     Raises:
         UserError: an adapter was trained with other positions.

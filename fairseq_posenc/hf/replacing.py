@@ -199,7 +199,7 @@ class Plan(NamedTuple):
             part.train(module.training)
 
     def carry_over(self, before: PreviousPositions, extend: LengthRule | None) -> list[str]:
-        """Copy those weights of the model's present positions that have the same meaning in these.
+        """Copy the weights of the model's present positions that have the same meaning in the new.
 
         Args:
             before: the model's present positions.
@@ -248,9 +248,9 @@ def _copy_weights(
     before: PreviousPositions,
     extend: LengthRule | None,
 ) -> list[str]:
-    """Copy trained weights, by the names of the parameters of ``part``, to a part of new positions.
+    """Copy weights to a part of the positions of ``spec``, as :meth:`Plan.carry_over` describes it.
 
-    For the other arguments and the result, see :meth:`Plan.carry_over`; ``spec`` is the new one.
+    ``trained`` has the weights by the names of the parameters of ``part``.
     """
     notes = []
     lengths = () if before.length is None else (before.length,)
