@@ -35,7 +35,7 @@ from measuring.trained_models import versions
 BATCH = 8  # documents
 PASSAGE = 64  # tokens
 PLACES = {"first_half": 0.25, "second_half": 0.75}  # where passages begin, as a part of a document
-SHARE = Scale("recall at 1", higher=True)
+SHARE = Scale("recall at 1", higher_is_better=True)
 
 
 def parse_args(words: list[str]) -> argparse.Namespace:

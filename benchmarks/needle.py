@@ -58,7 +58,7 @@ NEEDLE = (
 )
 QUESTION = "\n\nWhat is the secret pass key of {city}? The secret pass key of {city} is"
 MAX_QUESTION = 128  # tokens, with the answer
-SHARE = Scale("share of right answers", higher=True)
+SHARE = Scale("share of right answers", higher_is_better=True)
 
 
 class Needles(NamedTuple):

@@ -65,7 +65,7 @@ CONTINUED_RECORD = "smollm2_continued.json"
 GLUE_RECORDS = {MASKED: ("glue.json", "glue_small.json")}
 COST_RECORD = "benchmark_layer_one_thread_cpu.json"
 LONG_COST_RECORD = "benchmark_layer_rows_cpu.json"  # its longest sentences
-_SCORE = Scale("score", higher=True)
+_SCORE = Scale("score", higher_is_better=True)
 _TRANSLATION_MODELS = (  # docs/results/multi30k.md
     "encoder-decoder models of 2 + 2 layers of width 128, trained for 1,000 updates on Multi30k, "
     "French to English, 3 seeds"
@@ -103,7 +103,7 @@ class Column(NamedTuple):
 
     def costs(self) -> dict[str, float]:
         """Collect the means with a sign with which lower is better."""
-        sign = -1 if self.scale.higher else 1
+        sign = -1 if self.scale.higher_is_better else 1
         return {name: sign * figure.mean for name, figure in self.figures.items()}
 
     def ranked(self) -> list[str]:
@@ -248,7 +248,7 @@ def _to_measurement(column: Column) -> Measurement:
         ]
         for name in column.ranked()
     }
-    return Measurement(column.title, column.source, column.scale.higher, values)
+    return Measurement(column.title, column.source, column.scale.higher_is_better, values)
 
 
 def _describe_models(family: str) -> tuple[str, int, int]:

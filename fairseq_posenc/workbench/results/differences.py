@@ -28,9 +28,9 @@ TEST_NOTE = (
 class Scale(NamedTuple):
     """A figure that models are compared by."""
 
-    name: str
+    name: str  # as tables and sentences write it
     apply: Callable[[float], float] = float  # transforms the figure before differences are taken
-    higher: bool = False  # whether higher is better
+    higher_is_better: bool = False  # for callers that sort models; differences do not depend on it
 
 
 PERPLEXITY = Scale("perplexity", math.log)
@@ -39,7 +39,7 @@ PERPLEXITY = Scale("perplexity", math.log)
 class PairedDifference(NamedTuple):
     """The paired difference of two models."""
 
-    seeds: int  # number of seeds that both have
+    seeds: int  # number of seeds with a finite figure of both models
     interval: Interval  # difference on the scale: the first minus the other
     p_value: float = math.nan  # of the paired t-test; NaN with too few seeds
     holm: float = math.nan  # p-value corrected for all comparisons (Holm 1979)
@@ -56,17 +56,18 @@ class PairedDifference(NamedTuple):
 
 
 def compare(first: Values, other: Values, scale: Scale = PERPLEXITY) -> PairedDifference:
-    """Compute the difference ``first - other`` over the seeds that both have."""
-    pairs = [(scale.apply(first[s]), scale.apply(other[s])) for s in first.keys() & other.keys()]
-    changes = [a - b for a, b in pairs if math.isfinite(a) and math.isfinite(b)]
+    """Compute the difference ``first - other`` over the seeds with a finite figure of both."""
+    shared = first.keys() & other.keys()
+    scaled = [(scale.apply(first[seed]), scale.apply(other[seed])) for seed in shared]
+    changes = [a - b for a, b in scaled if math.isfinite(a) and math.isfinite(b)]
     mean = interval(changes or [math.nan])
     return PairedDifference(len(changes), mean, _compute_p_value(changes))
 
 
 def compare_all(samples: Mapping[str, Values]) -> dict[Pair, PairedDifference]:
-    """Compare the perplexities of all pairs, starting with the best model.
+    """Compare the perplexities of all pairs of models, starting with the pairs of the best one.
 
-    Holm's correction is for all pairs that are judged.
+    Holm's correction counts all pairs with enough seeds for a test.
     """
     differences = {
         (better, other): compare(samples[better], samples[other])
@@ -109,7 +110,7 @@ def _rank(samples: Mapping[str, Values]) -> list[str]:
 
 
 def describe_differences(samples: Mapping[str, Values]) -> list[str]:
-    """List the significant differences, before and after Holm's correction, and the others."""
+    """Write sentences about all differences; those after Holm's correction come last."""
     differences = compare_all(samples)
     judged = [pair for pair in differences if differences[pair].is_judged]
     significant = [pair for pair in judged if differences[pair].is_significant]
@@ -149,13 +150,13 @@ def explain_few_seeds(seeds: int) -> Optional[str]:
 def _compute_p_value(changes: Sequence[float]) -> float:
     if len(changes) < LEAST_SEEDS:
         return math.nan
-    if not statistics.stdev(changes):  # equal values, for which the test divides by 0
+    if not statistics.stdev(changes):  # all changes are equal, and the test would divide by 0
         return 0.0 if any(changes) else 1.0
 
     from scipy import stats  # takes a second to import
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about differences that are nearly equal
+        warnings.simplefilter("ignore")  # scipy warns if changes are nearly equal
         return float(stats.ttest_1samp(changes, 0.0).pvalue)
 
 

@@ -26,7 +26,7 @@ _SAFE_URL = re.compile(r"\s*(https?:|#|[^:]*$)", re.IGNORECASE)  # also fragment
 class _UnsafeLinkRemover(Treeprocessor):
     """Removes links with unsafe schemes, such as ``javascript:``, and keeps their text.
 
-    Names and texts of users are in reports; ``markdown.escape`` has made HTML in them harmless.
+    Reports contain names and texts of users, whose HTML ``markdown.escape`` has made harmless.
     """
 
     def run(self, root: Element) -> None:
@@ -40,15 +40,15 @@ class _UnsafeLinkRemover(Treeprocessor):
 def convert_to_html(text: str, folder: Path, refresh: int = 0) -> str:
     """Convert a report in Markdown to an HTML page, with the PNG files of its folder embedded.
 
-    A browser reloads the page after ``refresh`` seconds, or never if they are 0.
+    A browser reloads the page every ``refresh`` seconds; with 0 it never does.
     """
 
     def embed(match: re.Match[str]) -> str:
-        data = (folder / match[0]).read_bytes()
-        return f"data:image/png;base64,{base64.b64encode(data).decode()}"
+        encoded = base64.b64encode((folder / match[0]).read_bytes()).decode()
+        return f"data:image/png;base64,{encoded}"
 
     converter = Markdown(extensions=["fenced_code", "tables"])
-    # Priority 0: after the links have been made.
+    # Processors of higher priority make the links, and run before it.
     converter.treeprocessors.register(_UnsafeLinkRemover(converter), "safe_links", priority=0)
     body = _PICTURE.sub(embed, converter.convert(text))
     title = re.search(r"<h1>(.*?)</h1>", body)

@@ -1,6 +1,6 @@
 """Computes means over seeds with confidence intervals, by Student's t.
 
-A value that diverged is NaN; then so is the mean, and its interval is unbounded.
+The figure of a training that diverged is NaN; the mean is then NaN too, with infinite bounds.
 """
 
 from __future__ import annotations
@@ -65,15 +65,16 @@ def interval_of_share(values: Iterable[float]) -> Interval:
 def interval_of_perplexity(values: Iterable[float]) -> Interval:
     """Compute the perplexity of the mean loss, with the interval of that perplexity."""
     mean, low, high = loss = interval(map(math.log, values))
+    # exp(-inf) is 0, which would count as a finite bound.
     return Interval(_exp(mean), math.exp(low) if loss.is_bounded else -math.inf, _exp(high))
 
 
 def average_lines(
     lines: Sequence[Sequence[tuple[int, float]]], average: Callable[[Iterable[float]], Interval]
 ) -> list[tuple[int, Interval]]:
-    """Average lines over seeds, at the updates at which all of them have a value.
+    """Average lines, the updates and values of each seed, at the updates that all lines have.
 
-    A line has the updates and values of a seed. ``average`` is an ``interval`` function above.
+    ``average`` is one of the functions above, such as :func:`interval`.
     """
     by_seed = [dict(line) for line in lines]
     shared = sorted(set.intersection(*map(set, by_seed)))
@@ -82,4 +83,4 @@ def average_lines(
 
 def _exp(value: float) -> float:
     """Compute an exponential, limited to a finite number unless the value is infinite."""
-    return value if value == math.inf else math.exp(min(value, 700.0))
+    return value if value == math.inf else math.exp(min(value, 700.0))  # exp(710) overflows

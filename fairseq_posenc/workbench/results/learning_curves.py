@@ -11,7 +11,7 @@ from fairseq_posenc.workbench.results.loss_stages import smooth_losses
 from fairseq_posenc.workbench.results.pictures import Line, Points
 from fairseq_posenc.workbench.running.logs import Curve, Entry
 
-_MARGIN = 1.08  # factor of the room above and below the lines
+_MARGIN = 0.08  # room above and below the lines, as a share of their values or their range
 
 
 def validation_line(curve: Curve) -> Points:
@@ -28,10 +28,10 @@ def _find_gaps(entries: Iterable[Entry]) -> list[tuple[int, float]]:
     return [(entry.updates, math.nan) for entry in entries if not entry.is_finite]
 
 
-def draw_curves(lines: Mapping[str, Line], title: str, path: Path, log: bool) -> bool:
+def draw_curves(lines: Mapping[str, Line], title: str, path: Path, *, log: bool) -> bool:
     """Draw lines over updates, with labels at their ends, into a PNG file.
 
-    The axis of values is logarithmic with ``log``. Returns False if there was nothing to draw.
+    ``log`` makes the axis of values logarithmic. Returns False if there was nothing to draw.
     """
     values = [value for line in lines.values() for value in line.values]
     if not values:
@@ -42,18 +42,22 @@ def draw_curves(lines: Mapping[str, Line], title: str, path: Path, log: bool) ->
     figure = pictures.new_figure(9, 5.2, dpi=160)
     axes = figure.add_subplot()
     low, high = min(values), max(values)
-    room = (high - low or 1.0) * (_MARGIN - 1)
-    limits = (low / _MARGIN, high * _MARGIN) if log else (low - room, high + room)
+    if log:
+        limits = low / (1 + _MARGIN), high * (1 + _MARGIN)
+    else:
+        room = _MARGIN * (high - low or 1.0)  # equal values need room too
+        limits = low - room, high + room
     updates = [x for line in lines.values() for x, _ in line.mean]
-    # The axis begins at zero, unless all lines begin after an eighth of the updates.
     first, last = min(updates), max(updates)
-    axes.set_xlim(first if last / 8 < first < last else 0, max(last, 1))
+    begins_late = last / 8 < first < last  # else the axis begins at zero
+    axes.set_xlim(first if begins_late else 0, max(last, 1))
     axes.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 2.5, 5, 10], integer=True))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     axes.set_xlabel("training updates", color=pictures.GREY, fontsize=11)
     axes.tick_params(labelsize=11)
-    pictures.style_values(axes, *limits, log)
-    pictures.draw_lines(axes, lines, lambda x, y: f"{y:,.{1 if log else 2}f}")
+    pictures.style_values(axes, *limits, log=log)
+    digits = 1 if log else 2  # of perplexities, and of losses
+    pictures.draw_lines(axes, lines, lambda _, value: f"{value:,.{digits}f}")
     axes.set_title(title, loc="left", fontsize=14, pad=14)
     figure.get_layout_engine().set(w_pad=0.15, h_pad=0.15)
     pictures.save(figure, path)

@@ -62,13 +62,13 @@ def smooth_losses(curve: Curve) -> list[tuple[int, float]]:
 
 
 def last_loss(curve: Curve) -> Optional[float]:
-    """Return the last training loss in nats that is finite; None without one."""
+    """Return the last finite training loss in nats; None if no loss is finite."""
     points = training_points(curve)
     return points[-1][1] if points else None
 
 
 def training_points(curve: Curve) -> tuple[tuple[int, float], ...]:
-    """List updates and training losses in nats, without those that are NaN or infinite."""
+    """List updates and finite training losses in nats, as :func:`fit_segments` takes them."""
     return tuple((entry.updates, entry.nats) for entry in curve.training if entry.is_finite)
 
 
@@ -85,30 +85,32 @@ def find_stages(curve: Curve) -> Optional[LossStages]:
     """
     segments = fit_segments(training_points(curve))
     whole = sum(segment.rate * segment.updates for segment in segments)
-    for peak in sorted(range(len(segments)), key=lambda i: segments[i].rate, reverse=True):
-        limit = segments[peak].rate / SLOPE_RATIO
-        dive_begin = peak  # after the last flat segment before the peak
-        while dive_begin > 0 and segments[dive_begin - 1].rate > limit:
+    for steepest in sorted(range(len(segments)), key=lambda i: segments[i].rate, reverse=True):
+        flat = segments[steepest].rate / SLOPE_RATIO  # segments up to this rate are flat
+        if flat <= 0:  # neither this segment nor any of the remaining ones falls
+            break
+        dive_begin = steepest
+        while dive_begin > 0 and segments[dive_begin - 1].rate > flat:
             dive_begin -= 1
-        plateau_begin = dive_begin  # all flat segments in a row
-        while plateau_begin > 0 and segments[plateau_begin - 1].rate <= limit:
+        plateau_begin = dive_begin
+        while plateau_begin > 0 and segments[plateau_begin - 1].rate <= flat:
             plateau_begin -= 1
-        dive_end = peak + 1
-        while dive_end < len(segments) and segments[dive_end].rate >= limit:
+        dive_end = steepest + 1
+        while dive_end < len(segments) and segments[dive_end].rate >= flat:
             dive_end += 1
         start, plateau = segments[:plateau_begin], segments[plateau_begin:dive_begin]
         dive = segments[dive_begin:dive_end]
-        if limit <= 0 or not start or not plateau:
+        if not start or not plateau:
             continue
-        is_start_steep = max(s.rate for s in start) >= SLOPE_RATIO * plateau[-1].rate
-        along = sum(segment.rate * segment.updates for segment in dive)
-        fall = min(along, plateau[-1].loss - dive[-1].loss)
+        is_start_steep = max(part.rate for part in start) >= SLOPE_RATIO * plateau[-1].rate
+        sum_of_falls = sum(segment.rate * segment.updates for segment in dive)
+        fall = min(sum_of_falls, plateau[-1].loss - dive[-1].loss)
         if is_start_steep and fall >= MIN_FALL * whole:
             return LossStages(start[-1].end, plateau[-1].end, dive[-1].end)
     return None
 
 
-@lru_cache(maxsize=128)  # of the logs that a report reads
+@lru_cache(maxsize=128)  # a report needs the segments of a log several times
 def fit_segments(points: tuple[tuple[int, float], ...]) -> Sequence[Segment]:
     """Fit losses over updates with line segments, as many as the noise warrants.
 
@@ -141,10 +143,10 @@ def fit_segments(points: tuple[tuple[int, float], ...]) -> Sequence[Segment]:
 
 
 def _find_best_cuts(x: np.ndarray, y: np.ndarray) -> list[int]:
-    """Find the best cuts of points with noise 1 into segments, including both ends."""
+    """Find the indices that best cut points with noise 1 into segments, including both ends."""
     count = len(x)
     sums = np.pad(np.cumsum([x, y, x * x, x * y, y * y], axis=1), ((0, 0), (1, 0)))
-    # Lowest cost of the points up to each index, and the beginning of the last segment then.
+    # For the first n points: the lowest cost of any cuts, and where the last segment then begins.
     lowest = np.full(count + 1, np.inf)
     begin_of = [0] * (count + 1)
     lowest[0] = 0

@@ -1,7 +1,7 @@
 """Formats Markdown for all reports and generated pages, and replaces generated parts of a page.
 
-The library tabulate pads cells to the width of their column, so one longer figure would change
-every line of a page under version control, and it does not escape ``|``.
+Tables are not made by the library tabulate: it does not escape ``|``, and it pads cells to the
+width of their column, so one longer figure would change all lines of a page in version control.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from fairseq_posenc.errors import UserError, printable
 
 _RULES = {"l": "---", "r": "---:"}
-BAR = re.compile(r"(?<!\\)\|")  # ends a cell; after backslashes, however many, a bar does not
+BAR = re.compile(r"(?<!\\)\|")  # ends a cell of a table; a bar after any backslash does not
 # Backslashes, and a character that begins HTML or code, or ends the text of a link or a picture.
 _ACTIVE = re.compile(r"(?P<backslashes>\\*)(?P<character><|`|\](?=[(\[:]))")
 _TICKS = re.compile("`+")
@@ -40,7 +40,7 @@ def code(text: str) -> str:
 
 
 def format_number(value: float | None, digits: int = 0) -> str:
-    """Format a number with some decimals; - without one, or if it is NaN or infinite."""
+    """Format a number with ``digits`` decimals; None, NaN and infinity become ``-``."""
     return "-" if value is None or not math.isfinite(value) else f"{value:,.{digits}f}"
 
 
@@ -62,7 +62,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], align: str = "lr
 def fill_page(path: Path, start: str, content: str, end: str, text: str | None = None) -> str:
     """Replace the text between two markers of a page, and return the new page.
 
-    ``text`` is the page as it is; by default that of the file.
+    ``text`` is the content of the page; by default it is read from the file.
 
     Raises:
         UserError: the page lacks a marker.
@@ -72,5 +72,5 @@ def fill_page(path: Path, start: str, content: str, end: str, text: str | None =
     before, found_start, rest = text.partition(start)
     _, found_end, after = rest.partition(end)
     if not found_start or not found_end:
-        raise UserError(f"{path} has no line {start!r}, or none {end!r} after it")
+        raise UserError(f"{path} has no line {start!r} with a line {end!r} after it")
     return f"{before}{start}{content}{end}{after}"

@@ -67,7 +67,7 @@ def can_draw() -> bool:
 
 def new_figure(width: float, height: float, dpi: int) -> Any:
     """Create an empty figure of a size in inches."""
-    # fairseq makes all libraries log; this one would list all fonts.
+    # fairseq enables the messages of all libraries, and matplotlib would list all fonts.
     logging.getLogger("matplotlib").setLevel(logging.WARNING)
     from matplotlib import rcParams
     from matplotlib.figure import Figure
@@ -86,8 +86,8 @@ def new_panels(
 ) -> tuple[Any, list[Any]]:
     """Create a figure of panels in rows of up to ``columns``; return both.
 
-    Widths and heights, of a panel and of the margin beyond all panels, are in inches. ``sharing``
-    says which axes panels share, as matplotlib's ``sharex``.
+    ``panel`` and ``margin``, the room outside all panels, are widths and heights in inches.
+    ``sharing`` has matplotlib's ``sharex`` and ``sharey``.
     """
     columns = min(columns, count)
     rows = math.ceil(count / columns)
@@ -126,11 +126,11 @@ def assign_styles(names: Sequence[str]) -> dict[str, dict[str, Any]]:
     free = (number for number in range(count) if number not in numbers.values())
     for name in names:
         if name not in numbers:
-            numbers[name] = next(free, count)
+            numbers[name] = next(free, count)  # `count` is the first style once more
     return {name: line_style(number) for name, number in numbers.items()}
 
 
-def style_values(axes: Any, low: float, high: float, log: bool) -> None:
+def style_values(axes: Any, low: float, high: float, *, log: bool) -> None:
     """Set the limits and ticks of the axis of values, with a light grid and no frame."""
     from matplotlib.ticker import FuncFormatter, NullLocator
 
@@ -174,10 +174,10 @@ class Line(NamedTuple):
         values = [y for _, mean in self.mean for y in mean] + [y for _, y in self.dots]
         return [y for y in values if math.isfinite(y)]
 
-    def draw(self, axes: Any, style: Mapping[str, Any], **style_options: Any) -> None:
+    def draw(self, axes: Any, style: Mapping[str, Any], **overrides: Any) -> None:
         """Draw the mean, a band for its intervals, and dots; a cross marks the first gap."""
         means = [(x, y.mean if math.isfinite(y.mean) else math.nan) for x, y in self.mean]
-        axes.plot(*zip(*means), **{"lw": 2.0, **style, **style_options})
+        axes.plot(*zip(*means), **{"lw": 2.0, **style, **overrides})
         colour = style["color"]
         if band := [(x, y.low, y.high) for x, y in self.mean if y.is_bounded]:
             axes.fill_between(*zip(*band), color=colour, alpha=0.15, linewidth=0)
@@ -217,8 +217,8 @@ def draw_lines(
             heights[name] = float(axes.transAxes.inverted().transform(point)[1])
         else:
             last_finite = max((x for x, y in line.mean if math.isfinite(y.mean)), default=-1)
-            first = next(x for x, _ in line.mean if x > last_finite)
-            texts[name] = f"{name}  diverged at {first:,}"
+            end = next(x for x, _ in line.mean if x > last_finite)  # all later means are NaN
+            texts[name] = f"{name}  diverged at {end:,}"
             heights[name] = 1.0
     places = spread_out(list(heights.values()), _LABEL_HEIGHT) if heights else []
     for name, height in zip(heights, places):

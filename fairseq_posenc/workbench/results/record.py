@@ -17,7 +17,7 @@ from fairseq_posenc.errors import shortened
 from fairseq_posenc.files import write_whole
 
 VERSION = 1  # version of the format
-_HEAD_CHARACTERS = 4096  # a file without "kind" in these is no record, and is not read further
+_HEAD_CHARACTERS = 4096  # they contain "kind"; without it a file is no record, and is not read on
 Row = Mapping[str, Any]  # texts and numbers by column; None for a missing figure
 
 
@@ -29,7 +29,7 @@ class Record(NamedTuple):
     """The results of a command."""
 
     kind: str  # the command, such as `compare`
-    # tables by name: rows, each with values by column. The first table holds the main results
+    # tables by name; a table is a list of rows, and the first one holds the main results
     figures: Mapping[str, Sequence[Row]]
     data: Row  # facts by name, such as the text or its folder, the checkpoint and the machine
     spec: Optional[str] = None  # position encodings, if they are the same in all rows and known
@@ -85,13 +85,14 @@ def read(path: Path) -> Record:
 
 
 def _check_content(content: Any) -> Record:
-    """Build a record from the JSON of a file, of which nothing is known."""
+    """Build a record from the JSON of a file, which may be anything."""
     if not isinstance(content, dict) or not {"kind", "version", "figures"} <= content.keys():
         raise RecordError("not a record of fairseq-posenc")
     if content["version"] != VERSION:
         version = shortened(str(content["version"]))
         raise RecordError(f"a record of version {version}; this program reads version {VERSION}")
-    record = Record(**{"data": {}, **{k: v for k, v in content.items() if k in Record._fields}})
+    known = {name: value for name, value in content.items() if name in Record._fields}
+    record = Record(**{"data": {}, **known})  # only the keys checked above are required
     is_valid = {
         "kind": isinstance(record.kind, str),
         "command": isinstance(record.command, str),

@@ -1,4 +1,4 @@
-"""Formats reports in Markdown for a terminal: without marks, with aligned tables, lines wrapped."""
+"""Formats reports in Markdown for a terminal: removes marks, aligns tables and wraps lines."""
 
 from __future__ import annotations
 

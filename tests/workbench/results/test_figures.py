@@ -169,7 +169,7 @@ def test_a_page_is_filled_between_its_markers(tmp_path):
     page.write_text("a <s> old <e> b")
     assert markdown.fill_page(page, "<s>", "new", "<e>") == "a <s>new<e> b"
     for text in ("<e> <s>", "<s>", ""):
-        with pytest.raises(UserError, match=r"page.md has no line '<s>', or none '<e>' after it"):
+        with pytest.raises(UserError, match=r"page.md has no line '<s>' with a line '<e>'"):
             markdown.fill_page(page, "<s>", "new", "<e>", text)
 
 

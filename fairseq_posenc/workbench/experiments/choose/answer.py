@@ -26,7 +26,7 @@ SAME = "not significantly worse"
 UNKNOWN = "not known well enough"
 WORSE = "significantly worse"
 UNREADABLE = "cannot be read"
-BLEU = Scale("BLEU", higher=True)
+BLEU = Scale("BLEU", higher_is_better=True)
 # Number of candidates to train if the user names none: on two cores, the default budget trains
 # these until ranks mean something.
 _CANDIDATES = 4
@@ -136,7 +136,7 @@ def compare_with_best(
     A mean is infinite if the model cannot read the input. An encoding without ``seeds``, of which
     only a mean is published, is never found worse.
     """
-    sign = -1 if scale.higher else 1
+    sign = -1 if scale.higher_is_better else 1
     readable = [name for name, mean in means.items() if math.isfinite(mean)]
     ranked = sorted(readable, key=lambda name: sign * means[name])
     verdicts = dict.fromkeys(ranked[:1], BEST)

@@ -21,7 +21,7 @@ from fairseq_posenc.workbench.results.intervals import INTERVAL_NOTE, Interval, 
 from fairseq_posenc.workbench.results.record import Record, own_command
 from fairseq_posenc.workbench.running.progress import format_time
 
-_SHARE = differences.Scale("share of right answers", higher=True)
+_SHARE = differences.Scale("share of right answers", higher_is_better=True)
 Place = int | str  # a length, or a length and a depth (`at_depth`)
 REPORT, RECORD = "probe.md", "probe.json"
 PICTURE, LEARNING = "probe.png", "probe-learning.png"
