@@ -15,7 +15,7 @@ from fairseq_posenc.errors import UserError, shortened
 
 DICTIONARY = "dict.txt"
 MANIFEST = "manifest.json"  # of a data-bin: what it was made from
-_SQUAD_MARK = '"windows":'  # only in the manifest of SQuAD's data-bins, even if it is damaged
+_SQUAD_MARK = b'"windows":'  # only in the manifest of SQuAD's data-bins, even if it is damaged
 
 
 class Placeholders(Dictionary):
@@ -79,7 +79,7 @@ def check_text_kind(folder: Path, pairs: bool, reader: str) -> None:
         has = f"{languages}, translation data" if languages else "no dict.txt: no data-bin"
         raise UserError(f"{folder} has {has}: {reader} reads running text, with dict.txt")
     manifest = folder / MANIFEST
-    if not pairs and manifest.is_file() and _SQUAD_MARK in manifest.read_text("utf-8"):
+    if not pairs and manifest.is_file() and _SQUAD_MARK in manifest.read_bytes():
         raise UserError(f"{folder} has the questions of SQuAD: {reader} reads running text")
 
 

@@ -57,7 +57,7 @@ def check_file(path: Path, checksums: bool) -> None:
         for part in sorted(parts, key=_is_storage):
             if has_checksums and (checksums or not _is_storage(part)):
                 _compare_checksum(archive, part, contents)
-            if part.filename.endswith(".pkl"):
+            if part.filename.lower().endswith(".pkl"):
                 if part.file_size > _MAX_PICKLE:
                     raise UserError(
                         f"not a checkpoint of fairseq: its contents, without its weights, have "

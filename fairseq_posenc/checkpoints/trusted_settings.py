@@ -214,7 +214,8 @@ def _count_parts(node: ast.expr) -> int:
         return _count_parts(node.left) + _count_parts(node.right)
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
         factors = [ast.literal_eval(factor) for factor in (node.left, node.right)]
-        return prod(factor if isinstance(factor, int) else len(factor) for factor in factors)
+        # A negative count would cancel that of the other term of a sum.
+        return prod(abs(factor) if isinstance(factor, int) else len(factor) for factor in factors)
     value = ast.literal_eval(node)
     return len(value) if isinstance(value, Sized) else 1
 

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 
+from fairseq_posenc.checkpoints.dictionary import check_text_kind
 from fairseq_posenc.checkpoints.safe_loading import open_checkpoint, open_mapped
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.host.audit_hook import refuse_unsafe_checkpoint
@@ -241,9 +242,26 @@ def test_files_without_checksums_are_read(tmp_path):
     assert open_mapped(tmp_path / "a.pt", for_weights=True)["model"][WEIGHT].sum() == 3
 
 
+def test_a_pickle_is_checked_whatever_the_case_of_its_name(tmp_path):
+    """torch ignores the case, so it would read this pickle."""
+    path = tmp_path / "a.pt"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("a/DATA.PKL", b"\x80\x02cbuiltins\nbytearray\nK\x09\x85R.")
+        archive.writestr("a/version", "3")
+    with pytest.raises(UserError, match="builds a buffer"):
+        open_mapped(path)
+
+
 def test_two_parts_of_one_name_are_refused(tmp_path):
     path = write_pickle(tmp_path / "a.pt", b"\x80\x02}.")
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr(f"{archive.namelist()[0].partition('/')[0]}/DATA.pkl", b"\x80\x02}.")
     with pytest.raises(UserError, match="two parts of the same name"):
         open_mapped(path)
+
+
+def test_a_damaged_manifest_still_says_that_its_data_are_questions(tmp_path):
+    (tmp_path / "dict.txt").write_text("a 1\n")
+    (tmp_path / "manifest.json").write_bytes(b'{"windows": "\xff')
+    with pytest.raises(UserError, match="has the questions of SQuAD"):
+        check_text_kind(tmp_path, pairs=False, reader="--task masked_lm")
