@@ -39,9 +39,9 @@ def build_encodings(items: Spec | Mapping[str, Item], dims: Dims) -> Encodings:
         ("width", dims.embed_dim),
         ("number of attention heads", dims.num_heads),
         ("number of positions", dims.max_positions),
-        ("width of a head", 1 if dims.own_head_dim is None else dims.own_head_dim),
+        ("width of a head", dims.own_head_dim),  # None: computed, and checked below
     ):
-        if size < 1:
+        if size is not None and size < 1:
             raise UserError(f"the {name} must be at least 1, not {size}")
     if dims.own_head_dim is None and dims.embed_dim % dims.num_heads:
         raise UserError(
@@ -103,17 +103,18 @@ class Assembly(NamedTuple):
         token = _make_one_token()
         for item in self.spec.whole_stack:
             token = self._build_draft(item).number(token)
+        x = torch.empty(1, 1, self.dims.embed_dim, device="meta")  # the input of a layer
         terms_of_kinds = []
         for layer in self.spec.layer_kinds:
             items = name_modules(layer)
             drafts = Encodings({name: self._build_draft(item) for name, item in items.items()})
-            x = torch.empty(1, 1, self.dims.embed_dim, device="meta")
             terms = drafts.terms(token.span(), token)
             terms = drafts.add_input_terms(terms, x, token, self.dims.num_heads)
-            self._check_combination(layer, terms, token)
+            self._refuse_too_narrow_tables(layer, terms)
+            if token.drawn is not None:  # the stack has random positions
+                self._refuse_fixed_distances(layer, token)
             limits = self.limits(self.spec.whole_stack + layer)
-            projected = terms.projected(self._project)
-            backends.check(backend, projected, self.dims.head_dim, limits)
+            backends.check(backend, terms.projected(self._project), self.dims.head_dim, limits)
             terms_of_kinds.append(terms)
         return terms_of_kinds
 
@@ -132,8 +133,8 @@ class Assembly(NamedTuple):
         projected = rows.new_empty(self.dims.num_heads, rows.size(0), self.dims.head_dim)
         return projected, projected
 
-    def _check_combination(self, layer: Items, terms: Terms, token: Positions) -> None:
-        """Refuse a layer in which one encoding changes what another relies on."""
+    def _refuse_too_narrow_tables(self, layer: Items, terms: Terms) -> None:
+        """Refuse tables that are as wide as a head where an encoding widens queries and keys."""
         has_vectors = any(term.has_vectors for _, term, _ in terms.present("table", "content"))
         for item in layer:
             if item.encoding.widens and (has_vectors or terms.counted_table is not None):
@@ -141,8 +142,9 @@ class Assembly(NamedTuple):
                     f"{self.spec}: {item.name} makes queries and keys wider, so tables of vectors "
                     "that are multiplied with them do not fit"
                 )
-        if token.drawn is None:
-            return
+
+    def _refuse_fixed_distances(self, layer: Items, token: Positions) -> None:
+        """Refuse encodings that the random positions of ``token`` do not reach."""
         if self.spec.rotates_source:
             raise UserError(
                 f"{self.spec}: a decoder does not know the random positions of its encoder"
@@ -156,16 +158,17 @@ class Assembly(NamedTuple):
                     f"{self.spec}: {item.name} {fixed}, which random positions do not change"
                 )
 
-    def check_size(self, layers: int = 1, least: int = 0) -> None:
+    def check_size(self, layers: int = 1, always_allocated: int = 0) -> None:
         """Refuse tables that do not fit into this machine's memory, before they are allocated.
 
         Args:
             layers: number of layers of the stack.
-            least: number of float32 values that are allocated whatever the spec.
+            always_allocated: number of float32 values that the host allocates whatever the spec;
+                the tables of the spec replace them.
         """
         if not hasattr(os, "sysconf"):  # Windows: torch reports a failed allocation
             return
-        needed = 4 * max(least, sum(self.parameters(layers).values()))  # bytes
+        needed = 4 * max(always_allocated, sum(self.parameters(layers).values()))  # bytes
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         if needed > memory:
             raise UserError(
@@ -199,9 +202,11 @@ class Assembly(NamedTuple):
 
         With random positions its table has a row for every position that can be drawn.
         """
-        drawn = (item.encoding.drawn_from(dict(item.options)) for item in self.spec.whole_stack)
-        drawn_limits = [limit for limit in drawn if limit is not None]
-        return self.dims._replace(max_positions=drawn_limits[0]) if drawn_limits else self.dims
+        for item in self.spec.whole_stack:
+            limit = item.encoding.drawn_from(dict(item.options))
+            if limit is not None:
+                return self.dims._replace(max_positions=limit)
+        return self.dims
 
 
 @cache

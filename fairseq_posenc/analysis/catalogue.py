@@ -19,20 +19,20 @@ _TYPE_NAMES = {int: "integer", float: "number", bool: "true or false"}
 
 
 def parse_page(name: str) -> dict[str, str]:
-    """Parse an encoding's docstring: ``summary``, and a section for each of ``HEADINGS``.
+    """Parse an encoding's docstring to ``summary``, and the ``HEADINGS`` in lower case.
 
     Raises:
         ValueError: a section is missing.
     """
-    text = inspect.getdoc(registry.get(name)) or ""
-    headings = rf"^({'|'.join(HEADINGS)}):$"
-    summary, *parts = re.split(headings, text, flags=re.MULTILINE)  # heading, section, heading, ...
-    sections = dict(zip(parts[::2], parts[1::2]))
+    docstring = inspect.getdoc(registry.get(name)) or ""
+    heading_line = rf"^({'|'.join(HEADINGS)}):$"
+    summary, *parts = re.split(heading_line, docstring, flags=re.MULTILINE)
+    sections = dict(zip(parts[::2], parts[1::2]))  # `parts` are heading, section, heading, ...
     missing = [heading for heading in HEADINGS if not sections.get(heading, "").strip()]
     if missing:
         raise ValueError(f"the docstring of {name} lacks {', '.join(missing)}")
     page = {"summary": summary, **{heading.lower(): sections[heading] for heading in HEADINGS}}
-    return {heading: " ".join(text.split()) for heading, text in page.items()}
+    return {key: " ".join(section.split()) for key, section in page.items()}
 
 
 def name_families(spec: str) -> str:
@@ -48,7 +48,7 @@ def count_at_base_size(name: str) -> int:
 
 
 def _list_plain_options(name: str) -> dict[str, inspect.Parameter]:
-    """List the options of an encoding with plain types: numbers, bool, or text for all others."""
+    """List the options of an encoding, with types and defaults that JSON can describe."""
     plain = {}
     for key, option in registry.options(name).items():
         annotation = _simplify(option.annotation)
@@ -58,12 +58,13 @@ def _list_plain_options(name: str) -> dict[str, inspect.Parameter]:
 
 
 def _simplify(annotation: Any) -> Any:
-    """Simplify the type of an option: a number, or text for a type that is parsed from text."""
-    if type(None) in (members := get_args(annotation)):  # Optional[X], whose members are X and None
+    """Replace the type of an option by ``float`` or ``str`` if users write it as such."""
+    members = get_args(annotation)
+    if type(None) in members:  # Optional[X], whose members are X and None
         return Optional[_simplify(members[0])]
     if annotation is Signed:
         return float
-    return str if hasattr(annotation, "parse") else annotation
+    return str if hasattr(annotation, "parse") else annotation  # specs call `parse` with the text
 
 
 def format_options(name: str) -> str:
@@ -90,12 +91,12 @@ def _name_type(annotation: Any) -> str:
     """Name the type of an option, or the values of a Literal: ``integer``, ``drawn or even``."""
     if get_origin(annotation) is Literal:
         return " or ".join(get_args(annotation))
-    plain, *_ = get_args(annotation) or (annotation,)  # of Optional[X] it is X
-    return _TYPE_NAMES.get(plain, "text")
+    members = get_args(annotation)
+    return _TYPE_NAMES.get(members[0] if members else annotation, "text")  # Optional[X] is named X
 
 
 def _format_option(option: inspect.Parameter) -> str:
-    """Format an option with its default and other values; without a default, with its type."""
+    """Format an option with its default and other values; if the default is None, with its type."""
     if option.default is None:
         return f"`{option.name}` ({_name_type(option.annotation)})"
     default = str(option.default).lower() if option.annotation is bool else str(option.default)

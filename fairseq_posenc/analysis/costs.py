@@ -1,7 +1,6 @@
-"""Describes what each encoding costs beyond plain attention: that of its terms, and its own.
+"""Describes what each encoding costs beyond plain attention: its terms, and all else it computes.
 
-Encodings are given by name. Formulas, and the letters in them, are those of
-:class:`~fairseq_posenc.encodings.term.Cost`.
+:class:`~fairseq_posenc.encodings.term.Cost` explains the formulas and the letters in them.
 """
 
 import re
@@ -22,7 +21,7 @@ def describe_cost(name: str, quantity: Literal["operations", "numbers"]) -> str:
     terms = draft_terms(name)
     costs = [encoding.cost]
     for _, term, tensor in terms.present():
-        # `{g}` in a term's formulas is a factor h, which it has only if each head has a table.
+        # In the formulas `{g}` stands for h if each head has a table, else for nothing.
         factor = "h " if term.per_head(tensor) else ""
         costs.append(Cost(*(formula.format(g=factor) for formula in term.cost)))
     per_sentence = [getattr(cost, quantity) for cost in costs]
@@ -37,7 +36,7 @@ def describe_cost(name: str, quantity: Literal["operations", "numbers"]) -> str:
         if terms.pair_bias is not None:
             # Sentences have the same positions unless one is padded on the left.
             phrases[-1] += ", or for each if one is padded on the left"
-        if encoding.shared_by_layers and any(encoding.cost):  # a layer only adds the terms
+        if encoding.shared_by_layers and any(encoding.cost):  # layers only add what it computed
             phrases[-1] += ", most of it once for all layers"
     if any(re.search(r"\bu\b", formula) for formula in (*per_sentence, *per_batch)):
         phrases.append("u is the number of distinct rows of a table, at most 2n-1")
@@ -62,4 +61,5 @@ def draft_terms(name: str) -> Terms:
     """Compute the terms of an encoding in a tiny stack; they have shapes, but no values."""
     spec = specs.parse(name)
     dims = Dims(embed_dim=8, num_heads=2, max_positions=4, causal=spec.is_causal_only)
-    return Assembly(spec, dims).draft_terms("auto")[0]  # of the only kind of layer
+    (terms,) = Assembly(spec, dims).draft_terms(backend="auto")  # all layers are of one kind
+    return terms

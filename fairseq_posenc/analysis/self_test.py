@@ -25,7 +25,7 @@ LEAST_CHANGE = 1e-2  # a rotation must change a dot product by this; else it doe
 
 @torch.no_grad()
 def measure_errors(spec: str, backends: list[str], causal: bool) -> dict[str, float]:
-    """Measure the largest errors: of the input vectors, of the rotation, and on each backend."""
+    """Measure the largest error of the input, the rotation, and each backend that accepts it."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(0)
     encodings = build_encodings(specs.parse(spec), DIMS._replace(causal=causal)).to(device)
@@ -40,13 +40,13 @@ def measure_errors(spec: str, backends: list[str], causal: bool) -> dict[str, fl
     terms = encodings.terms(positions.span(), positions)
     inputs = torch.randn(1, LENGTH, DIMS.embed_dim, device=device)
     terms = encodings.add_input_terms(terms, inputs, positions, DIMS.num_heads)
-    mask = Mask("lr" if causal else "both")
+    mask = Mask(direction="lr" if causal else "both")  # lr: no key after the query
     call = AttentionCall(query, key, value, terms.unprojected(DIMS.num_heads), mask)
     expected = _attend_exactly(call, terms.expanded())
     for name in backends:
         if not BACKENDS[name].refuses(call.terms, call.features):
             attended, _ = BACKENDS[name].attend(call)
-            errors[name] = float((attended[0].double().cpu() - expected).abs().max())
+            errors[name] = float((attended.double().cpu() - expected).abs().max())
     return errors
 
 
@@ -63,8 +63,8 @@ def _measure_input_error(encodings: Encodings, positions: Positions) -> float:
 def _measure_rotation_error(encodings: Encodings, query: Tensor, key: Tensor, ids: Tensor) -> float:
     """Measure how the products of rotated queries and keys change if all positions shift by 5.
 
-    They depend on distances alone, so with a correct rotation they do not change, but neither do
-    they with one that rotates nothing, whose error is infinity.
+    With a correct rotation they depend on distances alone, and do not change. A rotation that does
+    nothing would pass as well, so its error is infinity.
     """
 
     def multiply(shift: int) -> Tensor:
@@ -88,9 +88,9 @@ def _rotate(encodings: Encodings, query: Tensor, key: Tensor, ids: Tensor) -> tu
 
 
 def _attend_exactly(call: AttentionCall, terms: Terms) -> Tensor:
-    """Compute a call with the reference backend in float64 on the CPU, ``(H, T, D)``."""
+    """Compute a call with the reference backend in float64 on the CPU, ``(1, H, T, D)``."""
 
-    # Not `Terms.unprojected`, which the checked calls use.
+    # This repeats `Terms.unprojected` of the checked calls, so that a mistake there is an error.
     def split_heads(rows: Tensor) -> tuple[Tensor, Tensor]:
         heads = rows.unflatten(-1, (DIMS.num_heads, -1)).transpose(0, 1)  # [H, R, D]
         return heads, heads
@@ -98,7 +98,8 @@ def _attend_exactly(call: AttentionCall, terms: Terms) -> Tensor:
     terms = terms.projected(split_heads)
     exact = Terms._make(_to_float64(x) if isinstance(x, Tensor) else x for x in terms)
     query, key, value = map(_to_float64, (call.query, call.key, call.value))
-    return attend_by_reference(AttentionCall(query, key, value, exact, call.mask))[0][0]
+    attended, _ = attend_by_reference(AttentionCall(query, key, value, exact, call.mask))
+    return attended
 
 
 def _to_float64(x: Tensor) -> Tensor:

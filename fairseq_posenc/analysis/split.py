@@ -55,7 +55,7 @@ class CapturedAttention(NamedTuple):
 
     @property
     def sort_key(self) -> tuple[bool, bool, int]:
-        """Sorts those of a model: the encoder's, the decoder's own, then those between both."""
+        """Sorts by layer the encoder, then the decoder, then encoder-decoder attention."""
         return self.stack == "decoder", self.cross, self.layer
 
 
@@ -91,13 +91,13 @@ def split(
         terms: terms of the layer, with projected content rows.
         rotation: rotation of the queries, or None.
         key_rotation: rotation of the keys, if they are not the queries' tokens.
-        mask: the keys that positions count, for encodings that count the visible keys.
+        mask: tells encodings that count the visible keys which these are; no score is hidden.
     """
     query, key = query.double(), key.double()
     terms = Terms._make(
         x.double() if isinstance(x, Tensor) and x.is_floating_point() else x for x in terms
     )
-    # Without terms; `first` and `runs` say how tables are read when some are put back.
+    # No terms, but `first` and `runs`, by which the tables that `alone` puts back are read.
     bare = Terms(scale_factor=terms.scale_factor, first=terms.first, runs=terms.runs)
     scores = partial(reference.scores, mask=mask)
     content = scores(query, key, bare)
@@ -111,23 +111,23 @@ def split(
         return scores(query, key, only) - rotated
 
     biases = [alone(name) for name, _, _ in terms.present("bias")]
+    # A table is multiplied with the states, so neither adds anything without the other.
     state_scores = None if terms.state_table is None else alone("state_table", "states")
     if terms.product and state_scores is not None:  # added after the product
         biases.append(state_scores)
-    position = torch.stack([torch.zeros_like(content), *biases]).sum(0)
+    position = sum(biases, torch.zeros_like(content))
     both = scores(query, key, terms) - content - position
     details = {name: alone(name) for name, _, _ in terms.present("content", "table")}
     if terms.product:
         scale = terms.scale(query.size(-1))
-        factors = {"content": rotated, **details}
-        factors = {name: factor / scale for name, factor in factors.items()}
-        return Split(content, position, both, factors, True)
+        factors = {name: x / scale for name, x in {"content": rotated, **details}.items()}
+        return Split(content, position, both, factors, product=True)
     if state_scores is not None:
         details["state_table"] = state_scores
     if rotation is not None:
         details["rotation"] = rotated - content
     if terms.decay is not None:
-        details["decay"] = alone("decay", "later_decay")
+        details["decay"] = alone("decay", "later_decay")  # of earlier and of later keys
     if terms.counted_table is not None:
         details["counted_table"] = alone("counted_table")
-    return Split(content, position, both, details, False)
+    return Split(content, position, both, details, product=False)

@@ -134,7 +134,7 @@ def _compute_row_index(
         rows = tgt_len + src_len - 1
         index = torch.arange(rows, device=device)
     else:
-        rows = runs.rows
+        rows = runs.num_rows
         index = runs.find(Span.from_lengths(tgt_len, src_len, device).distances())
     pairs = expand_by_distance(index[None], tgt_len, src_len)
     if first is not None:

@@ -206,7 +206,7 @@ def _compute_single_query_terms(
     content_query = query
     is_plain_sum = terms.first is None and not terms.multiplies
     runs = terms.runs.get("key_table")
-    if key_table is not None and runs is not None and runs.rows == 1 and is_plain_sum:
+    if key_table is not None and runs is not None and runs.num_rows == 1 and is_plain_sum:
         # One row for all distances, as of Transformer-XL, may as well be added to the query.
         content_query = query + at_least_fp32(key_table[None])
         key_table = None

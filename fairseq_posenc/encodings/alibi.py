@@ -59,12 +59,12 @@ class Alibi(Encoding):
     def terms(self, span: Span, positions: Positions) -> Terms:
         """Compute the penalties in float32, ``(H, R)``, or by pair, ``(B or 1, H, T, S)``."""
         if positions.drawn is not None:  # by the encoding `randomized`
-            # Numbers that are drawn for counted tokens ascend. Those drawn for a caller's position
-            # ids are in the order of the ids, which may be any, so they are compared by pair.
+            # Numbers that are drawn for counted tokens ascend. A caller's position ids, and the
+            # numbers drawn for them, may have any order, so they are compared by pair.
             if positions.counted:
                 return self._penalise_ascending(positions.drawn)
             span = span._replace(ids=positions.drawn, tgt_len=positions.tgt_len)
-        return Terms.by_distance(span, self._penalise, self.scale_factor, self.axes)
+        return Terms.by_distance(span, self._penalise, self.scale_factor, axes=self.axes)
 
     def _penalise(self, distances: Tensor) -> Tensor:
         """Compute the penalty of each head at distances ``(n,)``, ``(H, n)`` in float32."""

@@ -19,7 +19,7 @@ class Sections(tuple[int, ...]):
             UserError: a part is not a whole number of at least 1.
         """
         parts = text.split("/")
-        if not all(part.isdecimal() and int(part) for part in parts):
+        if not all(part.isdecimal() and int(part) > 0 for part in parts):
             raise UserError("write the pairs of each axis as 16/24/24")
         return cls(map(int, parts))
 

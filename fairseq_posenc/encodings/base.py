@@ -32,7 +32,7 @@ from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, Span
 
-INIT_STD = 0.02  # BERT's, as for the rest of a masked language model
+INIT_STD = 0.02  # the standard deviation of all of BERT's initial weights
 # Where an encoding acts, in the order of canonical specs ("positions": it numbers the tokens).
 Place = Literal["input", "rotation", "scores", "softmax", "mask", "positions"]
 
@@ -64,7 +64,9 @@ class Dims(NamedTuple):
     @property
     def head_dim(self) -> int:
         """D, the width of one head."""
-        return self.own_head_dim or self.embed_dim // self.num_heads
+        if self.own_head_dim is not None:
+            return self.own_head_dim
+        return self.embed_dim // self.num_heads
 
     @property
     def heads_dim(self) -> int:
@@ -96,12 +98,12 @@ class Encoding(nn.Module):
     whole_stack: ClassVar[bool] = False  # True: all layers use it, whichever of them names it
     widens: ClassVar[bool] = False  # True: its rotation makes queries and keys wider
     has_position_table: ClassVar[bool] = False  # True: a table has a row for each position
-    counts_in_sentences: ClassVar[bool] = False  # True: random positions change nothing
+    counts_in_sentences: ClassVar[bool] = False  # True: it counts tokens itself, in each sentence
     # Positions that a caller may give: whole numbers only; real ones, too; `unread`: it reads none.
     takes_ids: ClassVar[Literal["whole", "real", "unread"]] = "whole"
-    without_options: ClassVar[tuple[str, ...]] = ()  # of its base class, which it does not have
+    without_options: ClassVar[tuple[str, ...]] = ()  # options of its base class that specs refuse
     causal_reason: ClassVar[str] = ""  # why only causal models can use it; empty: encoders too
-    cost: ClassVar[Cost] = Cost()  # cost in a layer, beyond that of its terms
+    cost: ClassVar[Cost] = Cost()  # cost in a layer, without that of its terms
 
     def __init__(self, dims: Dims) -> None:
         super().__init__()
@@ -123,8 +125,9 @@ class Encoding(nn.Module):
         super()._apply(fn, recurse)
         for name, value in vars(self).items():
             if isinstance(value, Tensor):
-                device = fn(value.new_empty(0)).device  # `fn` may also cast; this shows where to
-                if device.type != "meta":  # which would empty it
+                # `fn` may move, cast or empty: on an empty tensor it only shows the device.
+                device = fn(value.new_empty(0)).device
+                if device.type != "meta":  # a constant that moved there would lose its values
                     setattr(self, name, value.to(device))
         return self
 
@@ -145,9 +148,9 @@ class Encoding(nn.Module):
             self.compute_constants()
 
     def compute_constants(self) -> None:
-        """Compute what depends on the lengths in ``dims``, which may change; none by default.
+        """Compute the constants that depend on the lengths in ``dims``; by default there are none.
 
-        Constructors of encodings with such constants call it as well.
+        Called whenever these lengths change; constructors of subclasses with constants call it.
         """
 
     def extend(self, name: str, weight: Tensor) -> Tensor:
@@ -250,7 +253,7 @@ class Encodings(nn.ModuleDict):
         encodings: the encodings by name, in the order of their spec.
 
     Attributes:
-        kinds: the names of the encodings that each kind of layer uses; by default one kind, all.
+        kinds: the names of the encodings that each kind of layer uses; at first one kind uses all.
     """
 
     def __init__(self, encodings: Mapping[str, Encoding]) -> None:
@@ -293,8 +296,9 @@ class Encodings(nn.ModuleDict):
         logs = F.logsigmoid(at_least_fp32(gates)).transpose(1, 2)  # [B, H or 2 H, T]
         if (padding := positions.padding) is not None:  # a gate of 1 forgets nothing
             logs = logs.masked_fill(padding[:, None, -x.size(1) :], 0.0)
-        sums = sum_exactly(logs, None if past is None else past[:, :, -1:])  # from the last sum on
-        return sums if past is None else torch.cat([past, sums], 2)
+        if past is None:
+            return sum_exactly(logs, before=None)
+        return torch.cat([past, sum_exactly(logs, before=past[:, :, -1:])], 2)
 
     def states(self, x: Tensor) -> Tensor | None:
         """Project the queries' tokens (see :meth:`Encoding.states`)."""

@@ -20,7 +20,7 @@ from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, Span
 
-EPSILON = 1e-7  # of the layer norm
+EPSILON = 1e-7  # the layer norm's, as in DebertaV2
 
 
 @register("deberta")
@@ -53,7 +53,7 @@ class Deberta(DistanceEncoding):
         **others: Any,
     ) -> None:
         super().__init__(dims, scale_factor=scale_factor, **others)
-        projections = make_projections(dims.head_dim, tie_projections)
+        projections = make_projections(dims.head_dim, tied=tie_projections)
         self.query_projection, self.key_projection = projections
 
     def terms(self, span: Span, positions: Positions) -> Terms:
@@ -112,14 +112,13 @@ class DebertaV2(Encoding):
         """Compute the normalised rows for each layer to project, ``(R, C)``."""
         # On either side of 0, buckets begin at every distance up to buckets / 2, then at `firsts`.
         starts = mirror((*range(1, self.buckets // 2 + 1), *self.firsts))
-        _, runs = Runs.select(starts, span)  # distances of one bucket share a row
+        _, runs = Runs.select(starts, span)  # no slice: rows are not in the order of distances
         bucket = self.bucket(-runs.representatives())
         index = (bucket + self.buckets).clamp(0, 2 * self.buckets - 1)
         normed = F.layer_norm(
             self.table, self.table.shape[1:], self.norm_weight, self.norm_bias, eps=EPSILON
         )
-        terms = Terms(content_rows=normed[index], scale_factor=self.scale_factor)
-        return terms.with_runs(runs)
+        return Terms(content_rows=normed[index], scale_factor=self.scale_factor).with_runs(runs)
 
     def bucket(self, back: Tensor) -> Tensor:
         """Compute the signed bucket of keys that lie ``back``, i - j, int64 of any shape."""

@@ -52,18 +52,19 @@ class DistanceTable(nn.Module):
             the runs of distances that share them.
         """
         limit = self.max_distance
-        kept, runs = Runs.select(range(1 - limit, limit + 1), span)
+        starts = range(1 - limit, limit + 1)  # the first row serves all distances up to -limit
+        kept, runs = Runs.select(starts, span)
         rows = self.weight[:, kept]  # [G, R, ...]
         if self.reset is not None:
             rows = torch.cat([rows, self.reset], dim=1)
         return rows, runs
 
     def extend(self, weight: Tensor) -> Tensor:
-        """Extend a shorter table to the distances of this one; leave others unchanged.
+        """Extend a shorter table to the distances of this one; return any other unchanged.
 
         Distances beyond the ends of a table are clipped, so the rows at its ends are repeated.
         """
-        missing = self.weight.size(1) - weight.size(1)
+        missing = self.weight.size(1) - weight.size(1)  # half of them at either end
         if missing <= 0 or missing % 2 or weight.shape[2:] != self.weight.shape[2:]:
             return weight
         before = weight[:, :1].repeat_interleave(missing // 2, dim=1)
@@ -89,7 +90,7 @@ class DistanceEncoding(Encoding):
     """
 
     acts_on = "scores"
-    vectors: ClassVar[bool] = True  # True: a row has D numbers, else one
+    has_vectors: ClassVar[bool] = True  # whether a row has D numbers, not one
     initial_value: ClassVar[Optional[float]] = None  # of all rows; None: drawn at random
     term_fields: ClassVar[tuple[str, ...]] = ()  # the fields of `Terms` that get the rows
     product: ClassVar[bool] = False  # see `Terms`
@@ -107,9 +108,9 @@ class DistanceEncoding(Encoding):
         self.scale_factor = scale_factor
         self.table = DistanceTable(
             dims.max_positions - 1 if max_distance is None else max_distance,
-            dims.head_dim if self.vectors else None,
-            dims.num_heads if per_head else 1,
-            reset,
+            width=dims.head_dim if self.has_vectors else None,
+            groups=dims.num_heads if per_head else 1,
+            reset=reset,
         )
 
     def reset_parameters(self) -> None:
@@ -137,6 +138,6 @@ class DistanceEncoding(Encoding):
 
 
 def make_projections(width: int, tied: bool) -> tuple[nn.Parameter, nn.Parameter]:
-    """Make projections ``(width, width)``; tied, one that torch counts, draws and trains once."""
+    """Make two projections ``(width, width)``; if ``tied``, the same parameter twice."""
     projection = nn.Parameter(torch.empty(width, width))
     return projection, projection if tied else nn.Parameter(torch.empty(width, width))

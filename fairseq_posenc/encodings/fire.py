@@ -43,7 +43,6 @@ class Fire(Encoding):
         super().__init__(dims)
         self.scale_factor = scale_factor
         self.threshold = threshold
-        self.width = width
         self.hidden_weight = nn.Parameter(torch.empty(width, 1))
         self.hidden_bias = nn.Parameter(torch.empty(width))
         self.output_weight = nn.Parameter(torch.empty(dims.num_heads, width))
@@ -68,7 +67,7 @@ class Fire(Encoding):
         dtype = torch.promote_types(self.curvature.dtype, torch.float32)
         keys = positions.common_ids().to(dtype)  # [B or 1, S]
         queries = positions.queries(keys)[:, :, None]  # [B or 1, T, 1]
-        # i - j; the clamp is for later keys, which are hidden: no logarithm below 0.
+        # i - j. Later keys are hidden, but logarithms of their distances must be finite.
         distances = (queries - keys[:, None, :]).clamp(min=0)  # [B or 1, T, S]
         farthest = torch.maximum(queries, (self.length * self.threshold).abs())
         curvature = self.curvature.abs()

@@ -54,7 +54,7 @@ class Inkling(Encoding):
         missing = len(self.table) - len(weight)
         if name != "table" or missing <= 0:
             return weight
-        missing_later = missing // 2 if self.last_distance else 0
+        missing_later = missing // 2 if self.last_distance > 0 else 0  # those of later keys
         return F.pad(weight, (0, 0, missing - missing_later, missing_later))
 
     def states(self, x: Tensor) -> Tensor:
@@ -63,7 +63,8 @@ class Inkling(Encoding):
         return states.unflatten(-1, (self.dims.num_heads, -1)).transpose(1, 2)
 
     def terms(self, span: Span, positions: Positions) -> Terms:
-        """Select the rows, ``(1, R, rank)``; a row of zeros at either end is for all others."""
-        rows = F.pad(self.table[None], (0, 0, 1, 1))  # [1, E + 2, rank], in an encoder [1, 2E + 1]
-        kept, runs = Runs.select(range(1 - self.extent, self.last_distance + 2), span)
+        """Select the rows, ``(1, R, rank)``, with rows of zeros for distances beyond the table."""
+        rows = F.pad(self.table[None], (0, 0, 1, 1))  # one row of zeros before, one after
+        starts = range(1 - self.extent, self.last_distance + 2)  # of all rows but the first
+        kept, runs = Runs.select(starts, span)
         return Terms(state_table=rows[:, kept]).with_runs(runs)

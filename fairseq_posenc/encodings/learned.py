@@ -42,7 +42,7 @@ class Learned(Encoding):
 
     @property
     def max_positions(self) -> int:
-        """The number of positions, under the name of fairseq's ``embed_positions``."""
+        """The number of positions; fairseq reads this attribute of ``embed_positions``."""
         return self.table.num_embeddings // self.axes
 
     def reset_parameters(self) -> None:
@@ -56,10 +56,10 @@ class Learned(Encoding):
         if self.axes == 1:
             return F.embedding(ids, self.table.weight)
         ids = ids if ids.dim() == 3 else ids[..., None].expand(-1, -1, self.axes)
-        rows = self.table.num_embeddings
-        first_rows = torch.arange(0, rows, self.max_positions, device=ids.device)  # of each axis
-        # An id beyond its axis must not read the next axis: `rows` makes the lookup fail.
-        index = torch.where(ids < self.max_positions, ids + first_rows, rows)  # [B or 1, T, axes]
+        end = self.table.num_embeddings
+        first_rows = torch.arange(0, end, self.max_positions, device=ids.device)  # of each axis
+        # An id beyond its axis must not read the next axis: at the row `end` the lookup fails.
+        index = torch.where(ids < self.max_positions, ids + first_rows, end)  # [B or 1, T, axes]
         return F.embedding(index, self.table.weight).sum(2)
 
 
@@ -83,7 +83,7 @@ class SentenceLearned(Learned):
         as a source in translation, the first token is at 0.
     """
 
-    without_options = ("axes",)
+    without_options = ("axes",)  # sentences have one axis
     counts_in_sentences = True
 
     def embed(self, positions: Positions) -> Tensor:

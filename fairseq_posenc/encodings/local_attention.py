@@ -78,7 +78,7 @@ class Chunk(Encoding):
 
     def locality(self, positions: Positions) -> Locality:
         """Limit attention to the tokens of one chunk."""
-        longest = self.size if positions.counted else None
+        longest = self.size if positions.counted else None  # ids that repeat make longer chunks
         return Locality(segments=positions.common_ids() // self.size, longest=longest)
 
 
@@ -115,7 +115,7 @@ class Documents(Encoding):
 
     def number(self, positions: Positions) -> Positions:
         """Restart positions in each document."""
-        return positions.split_documents(self.end == "empty", self.dims.causal)
+        return positions.split_documents(empty=self.end == "empty", causal=self.dims.causal)
 
     def locality(self, positions: Positions) -> Locality:
         """Limit attention to the tokens of one document."""

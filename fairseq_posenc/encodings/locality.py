@@ -15,7 +15,7 @@ class NeededKeys(NamedTuple):
 
     Attributes:
         last: the number of last keys; None for all.
-        first: the indices of further keys, int64 ``(n,)`` on the CPU; None for none.
+        first: the indices of further keys, int64 ``(n,)`` on the CPU; None for no others.
     """
 
     last: int | None
@@ -58,7 +58,7 @@ class Locality(NamedTuple):
         With first keys, a compiled graph needs all keys: their number depends on padding.
 
         Args:
-            queries: how many of the last tokens are these next ones; 0 if none of them is known.
+            queries: how many next tokens these limits cover already, as the last ones.
         """
         sizes = [size for size in (self.window, self.longest) if size is not None]
         # The last key stays even if no query sees it: sums of decay go on from it.

@@ -34,7 +34,7 @@ class PolarRotation(NamedTuple):
 
     def rotate_queries(self, query: Tensor) -> Tensor:
         """Lift queries ``(B, H, T, D)`` to ``(B, H, T, 2 D)``."""
-        # Scores of vectors of width 2 d are divided by sqrt(2 d), and here by sqrt(d).
+        # Attention divides by the root of the lifted width, sqrt(2 d), and the paper by sqrt(d).
         return math.sqrt(2) * _lift(query, self.angles - self.offsets.to(self.angles.dtype))
 
     def rotate_keys(self, key: Tensor) -> Tensor:

@@ -31,8 +31,8 @@ def make_constant(
 
 def to_fixed(x: Tensor) -> Tensor:
     """Round float32 numbers to int64, in units of 2^-32, so that their sums are exact."""
-    # The limit keeps sums of 21,000 such numbers within int64. One alone leaves no weight: a score
-    # that is lower by 1e5 has none in a softmax.
+    # The limit keeps sums of 21,000 numbers within int64, and changes no weight: a softmax gives a
+    # score that is lower by 1e5 the weight 0.
     return (x.clamp(-1e5, 1e5) * 2.0**_FIXED_BITS).round().long()
 
 
@@ -50,9 +50,9 @@ def split_fixed(fixed: Tensor) -> Tensor:
 def sum_exactly(x: Tensor, before: Tensor | None) -> Tensor:
     """Add up ``(B, G, T)`` from token to token; each sum has two parts, ``(B, G, T, 2)``.
 
-    A score has the difference of two large sums. float32 would round both, in decoding differently
-    from a full pass. So float32 numbers are added up as integers, and split by :func:`split_fixed`;
-    float64 is exact enough, and its second part is 0.
+    Scores contain differences of two large sums. In float32, both would be rounded, and otherwise
+    in decoding than in a full pass. So float32 numbers are added up as integers, and split by
+    :func:`split_fixed`; float64 is exact enough, and its second part is 0.
 
     Args:
         x: numbers, float32 or float64.
@@ -71,7 +71,7 @@ def sum_exactly(x: Tensor, before: Tensor | None) -> Tensor:
 
 def no_autocast(device: torch.device) -> AbstractContextManager[object]:
     """Make a context in which autocast does not round products."""
-    # torch's own context, as seldom as possible, since an exported graph would keep it. The device
+    # torch's context only where it has an effect, since an exported graph would keep it. The device
     # "meta" has no autocast, and computes nothing.
     if device.type == "meta" or not torch.is_autocast_enabled(device.type):
         return nullcontext()

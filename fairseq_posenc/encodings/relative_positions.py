@@ -80,7 +80,7 @@ class Raffel(DistanceEncoding):
         no buckets and a table in each layer; ``t5`` is Raffel's own form.
     """
 
-    vectors = False
+    has_vectors = False
 
     def __init__(self, dims: Dims, *, axes: int = 1, **others: Any) -> None:
         super().__init__(dims, **others)
@@ -94,17 +94,12 @@ class Raffel(DistanceEncoding):
     def terms(self, span: Span, positions: Positions) -> Terms:
         """Compute the scaled rows as bias, ``(G, R)``, or by pair."""
         scale = self.dims.scale(self.scale_factor)
-        if span.has_axes:
-            limit = self.table.max_distance
-            tables = self.table.weight.unflatten(0, (self.axes, -1)) * scale  # [axes, G, 2K+1]
-            return Terms.by_axis(
-                span, tables, lambda x: x.clamp(-limit, limit) + limit, self.scale_factor
-            )
         rows, runs = self.table.select(span)
-        if self.axes > 1:  # distances are the same on all axes
-            rows = rows.unflatten(0, (self.axes, -1)).sum(0)
+        tables = rows.unflatten(0, (self.axes, -1))  # [axes, G, R]
+        if span.has_axes:
+            return Terms.by_axis(span, tables * scale, runs.find, self.scale_factor)
         return Terms(
-            bias=rows * scale,
+            bias=tables.sum(0) * scale,  # a distance is the same on all axes
             scale_factor=self.scale_factor,
             first=self.table.mark_first(positions),
         ).with_runs(runs)
@@ -148,12 +143,13 @@ class M1(Encoding):
         nn.init.ones_(self.table)
 
     def extend(self, name: str, weight: Tensor) -> Tensor:
-        """Extend a loaded table to this one's reach, its last number repeated."""
+        """Extend the loaded table, the only parameter, by repeating the number at its end."""
         missing = max(self.table.size(1) - weight.size(1), 0)
         return torch.cat([weight, weight[:, -1:].expand(-1, missing)], dim=1)
 
     def terms(self, span: Span, positions: Positions) -> Terms:
         """Select the rows of unsigned distances as gain, ``(G, R)``."""
+        # The runs of signed distances, of which two share a row of the table.
         _, runs = Runs.select(range(1 - self.max_distance, self.max_distance + 1), span)
         distances = runs.representatives().abs().clamp(max=self.max_distance)  # [R]
         gain = self.table[:, distances]
@@ -177,7 +173,7 @@ class M2(DistanceEncoding):
         the numbers start at 1, which is plain attention; the paper gives no initial values.
     """
 
-    vectors = False
+    has_vectors = False
     initial_value = 1.0
     term_fields = ("gain",)
 

@@ -23,7 +23,7 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import reading_waits
 
 GAMMA = 0.4  # xPos: g in the equation
-_OF_ROPE_ALONE = ("cross_attention", "axes", "sections", "pairs")  # options
+_OPTIONS_OF_ROPE_ALONE = ("cross_attention", "axes", "sections", "pairs")
 
 
 @register("rope")
@@ -71,7 +71,7 @@ class Rope(Encoding):
         fraction: float = 1.0,
         layout: Literal["interleaved", "half"] = "interleaved",
         scaling: Scaling = Scaling(),  # noqa: B008  (frozen)
-        cross_attention: bool = False,  # for the decoder's layers, which build that attention
+        cross_attention: bool = False,  # read by the decoder's layers, which build that attention
         axes: Optional[int] = None,
         sections: Optional[Sections] = None,
         pairs: Literal["blocks", "interleaved", "alternating"] = "blocks",
@@ -105,8 +105,10 @@ class Rope(Encoding):
     @classmethod
     def count_axes(cls, options: Mapping[str, Any]) -> int:
         """Count the axes; sections without ``axes`` have an axis each."""
-        sections = options.get("sections")
-        return options.get("axes") or (len(sections) if sections else 1)
+        axes, sections = options.get("axes"), options.get("sections")
+        if axes is None:
+            return 1 if sections is None else len(sections)
+        return int(axes)
 
     def rotation(self, ids: Tensor) -> PairRotation:
         """Compute the rotation at positions ``ids``, ``(B or 1, T)``, in float32.
@@ -120,10 +122,10 @@ class Rope(Encoding):
             ids = ids[..., None]
         angles = ids[:, None] * frequencies  # [B or 1, 1, T, rotated/2]
         gains = torch.full_like(angles, self.gain)
-        return PairRotation(torch.polar(gains, angles), self.layout == "half")
+        return PairRotation(torch.polar(gains, angles), half=self.layout == "half")
 
     def angles_per_position(self) -> Tensor:
-        """Select the angle by which each pair turns at a position, ``(rotated / 2,)``."""
+        """Return the angle by which each pair turns per position, ``(rotated / 2,)``."""
         return self.frequencies
 
     @property
@@ -140,11 +142,11 @@ class Rope(Encoding):
         return order
 
     def compute_constants(self) -> None:
-        """Compute the frequencies of all pairs, and the gain: some scalings depend on a length."""
+        """Compute frequencies and gain, as some scalings depend on the lengths in ``dims``."""
         frequencies = self.scaling.frequencies(self.base, self._range_width, self.dims)
-        if self._range_width < self.rotated:  # one range for each axis
+        if self._range_width < self.rotated:  # each axis has all frequencies of this range
             frequencies = frequencies.repeat(self.axes)
-        elif self.pairs == "alternating":
+        elif self.pairs == "alternating":  # axis a has the frequencies a, a + axes, ...
             frequencies = frequencies.view(-1, self.axes).t().flatten()
         self.frequencies = frequencies
         self.gain = self.scaling.gain(self.dims)
@@ -169,7 +171,7 @@ class LeRope(Rope):
         nothing. a stays in float32 in models of 16 bits, as theirs does.
     """
 
-    without_options = _OF_ROPE_ALONE
+    without_options = _OPTIONS_OF_ROPE_ALONE
 
     def __init__(self, dims: Dims, **others: Any) -> None:
         super().__init__(dims, **others)
@@ -217,7 +219,7 @@ class XPos(Rope):
     """
 
     causal_reason = "it would amplify keys after the query"
-    without_options = _OF_ROPE_ALONE
+    without_options = _OPTIONS_OF_ROPE_ALONE
 
     def __init__(self, dims: Dims, *, scale_base: float = 512.0, **others: Any) -> None:
         super().__init__(dims, **others)
@@ -247,7 +249,7 @@ class XPos(Rope):
         base = (evens / self.rotated + GAMMA) / (1 + GAMMA)  # z of each pair
         exponents = ids[..., None] - self.dims.trained_length // 2  # [B or 1, T, 1]
         factors = base ** (exponents.float() / self.scale_base)  # [B or 1, T, rotated/2]
-        if self.layout == "half":
+        if self.layout == "half":  # both coordinates of a pair have its factor
             factors = torch.cat([factors, factors], dim=-1)
         else:
             factors = factors.repeat_interleave(2, dim=-1)

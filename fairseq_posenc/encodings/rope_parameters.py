@@ -16,6 +16,7 @@ def read_rope(parameters: Mapping[str, Any], max_positions: int, layout: str) ->
         max_positions: ``max_position_embeddings``, from which missing lengths are taken.
         layout: how pairs are formed, see :class:`~fairseq_posenc.encodings.rope.Rope`.
     """
+    # `type` is the older name.
     rope_type = parameters.get("rope_type") or parameters.get("type") or "default"
     if "mrope_section" in parameters or rope_type == "mrope":
         raise UserError(
@@ -23,7 +24,7 @@ def read_rope(parameters: Mapping[str, Any], max_positions: int, layout: str) ->
             "as in rope(axes=3,sections=16/24/24)"
         )
     options = {"base": parameters.get("rope_theta", 10000.0), "layout": layout}
-    if rope_type != "proportional":  # whose fraction is a setting of the scaling
+    if rope_type != "proportional":  # there the fraction is a setting of the scaling
         options["fraction"] = parameters.get("partial_rotary_factor", 1.0)
     if rope_type != "default":
         options["scaling"] = _read_scaling(rope_type, parameters, max_positions)
@@ -39,10 +40,11 @@ def _read_scaling(rope_type: str, parameters: Mapping[str, Any], max_positions: 
         known = ", ".join(name for name in KINDS if name != Ntk.kind)
         raise UserError(f"unknown scaling {shortened(repr(rope_type))} of rope; known: {known}")
     length = parameters.get(TRAINED_LENGTH) or max_positions
-    # Transformers computes a missing factor from the lengths, for these two kinds.
-    ratio = max(max_positions / length, 1.0) if rope_type in ("yarn", "longrope") else 1.0
-    written = [rope_type, str(parameters.get("factor") or ratio)]
-    skipped = {"factor", "max_position_embeddings"}  # the latter, for `dynamic`, is the model's
+    # For these two kinds, transformers computes a missing factor from the lengths.
+    default = max(max_positions / length, 1.0) if rope_type in ("yarn", "longrope") else 1.0
+    written = [rope_type, str(parameters.get("factor") or default)]
+    # The factor is written; the length of `dynamic` is the model's, which is the default.
+    skipped = {"factor", "max_position_embeddings"}
     if length == max_positions:
         skipped.add(TRAINED_LENGTH)
     if not (parameters.get("mscale") and parameters.get("mscale_all_dim")):

@@ -132,7 +132,7 @@ class _Scaled(Scaling):
 
     @classmethod
     def hf_names(cls) -> dict[str, str]:
-        """Map the names of the settings, with that of the factor, to those in transformers."""
+        """Map the names of all settings, including the factor, to those in transformers."""
         return {setting.name: setting.metadata.get("hf", setting.name) for setting in fields(cls)}
 
     def to_hf(self, dims: Dims) -> dict[str, Any]:
@@ -236,7 +236,8 @@ class Yarn(_Scaled):
         low, high = find_pair(self.beta_fast), find_pair(self.beta_slow)
         if self.truncate:
             low, high = math.floor(low), math.ceil(high)
-        low, high = max(low, 0), min(high, width - 1)  # as in transformers, though pairs end before
+        # As in transformers, though there are only width / 2 pairs; 0.001 avoids a division by 0.
+        low, high = max(low, 0), min(high, width - 1)
         pairs = torch.arange(width // 2, dtype=torch.float32)
         ramp = (pairs - low) / max(high - low, 0.001)
         return _interpolate(frequencies, self.factor, 1 - ramp.clamp(0, 1))
@@ -342,7 +343,7 @@ class Proportional(_Scaled):
         return (frequencies / self.factor) * (torch.arange(width // 2) < turning)
 
     def to_hf(self, dims: Dims) -> dict[str, Any]:
-        """See :class:`Scaling`. The exported model rotates fewer pairs, of another base: linear."""
+        """See :class:`Scaling`. The exported model rotates only the pairs that turn, so: linear."""
         return {"rope_type": "linear", "factor": self.factor}
 
 
@@ -353,11 +354,12 @@ _FORM = (
     f"write none or KIND:F, with a factor F of at least 1, at most {_MAX_FACTOR:,}, and one of "
     f"these kinds: {', '.join(KINDS)}"
 )
-_CHANGING_NOTHING = (Linear(1.0), Ntk(1.0), Yarn(1.0), Llama3(1.0), Proportional(1.0))  # F = 1
+# With F = 1; `dynamic` and `longrope` change longer inputs even then.
+_CHANGING_NOTHING = (Linear(1.0), Ntk(1.0), Yarn(1.0), Llama3(1.0), Proportional(1.0))
 
 
 def _interpolate(frequencies: Tensor, factor: float, kept: Tensor) -> Tensor:
-    """Mix frequencies with those divided by a factor; ``kept`` is the share of the former."""
+    """Mix a share ``kept`` of the frequencies with the rest of them divided by a factor."""
     return frequencies * kept + frequencies / factor * (1 - kept)
 
 

@@ -59,13 +59,14 @@ class PairRotation(NamedTuple):
             UserError: the type of the queries cannot hold the decay.
         """
         # fp16 reaches 2^16, other types 2^128; the rest is for the size of the queries.
-        max_bits = 12 if query.dtype == torch.float16 else 110
+        is_fp16 = query.dtype == torch.float16
+        max_bits = 12 if is_fp16 else 110
         if self.decay_bits > max_bits:
             name = str(query.dtype).removeprefix("torch.")
             raise UserError(
                 f"xpos: at these positions factors reach 2^{self.decay_bits:.0f}, and {name} holds "
                 f"2^{max_bits} beside the numbers that they scale: read shorter inputs, or set a "
-                f"larger scale_base{' or take bfloat16' if max_bits == 12 else ''}"
+                f"larger scale_base{' or take bfloat16' if is_fp16 else ''}"
             )
         rotated = self._rotate(query)
         return rotated if self.decay is None else _clamp_as(rotated * self.decay, query)
@@ -76,7 +77,7 @@ class PairRotation(NamedTuple):
         return rotated if self.decay is None else _clamp_as(rotated / self.decay, key)
 
     def select_sentences(self, batch: int) -> PairRotation:
-        """Select the rotation of each sentence's first row; the rows of a beam are adjacent.
+        """Select the rotation of each sentence, whose rows (a beam) are adjacent and equal.
 
         Args:
             batch: the number of sentences, a divisor of the number of rows.
@@ -90,7 +91,7 @@ class PairRotation(NamedTuple):
         )
 
     def _rotate(self, x: Tensor) -> Tensor:
-        """Rotate ``(B, H, T, D)``, of which the first coordinates, W, have phases."""
+        """Rotate the first W of the coordinates of ``(B, H, T, D)``."""
         width = 2 * self.phases.size(-1)  # W
         exact = at_least_fp32(x[..., :width])
         # Complex products are faster on CPUs, for neighbouring pairs several times as fast.
@@ -109,14 +110,14 @@ class PairRotation(NamedTuple):
     def _rotate_real(self, x: Tensor) -> Tensor:
         """Multiply by the phases, without complex numbers."""
         cos, sin = torch.view_as_real(self.phases).unbind(-1)  # each [B or 1, 1, T, W/2]
-        dim = -2 if self.half else -1  # the one of a pair's two coordinates
+        dim = -2 if self.half else -1  # of size 2, for the two coordinates of a pair
         first, second = x.unflatten(-1, (2, -1) if self.half else (-1, 2)).unbind(dim)
         pairs = (first * cos - second * sin, first * sin + second * cos)
         return torch.stack(pairs, dim).flatten(-2)  # [B, H, T, W]
 
 
 def _split_pairs(x: Tensor) -> Tensor:
-    """Split the last dimension into pairs, ``(..., W/2, 2)``, aligned as complex numbers."""
+    """Split the last dimension into pairs, ``(..., W/2, 2)``, aligned for ``view_as_complex``."""
     *others, last = x.stride()
     if last != 1 or x.storage_offset() % 2 or any(stride % 2 for stride in others):
         x = x.clone(memory_format=torch.contiguous_format)

@@ -47,23 +47,22 @@ class Runs(NamedTuple):
         return slice(first_row, last_row + 1), cls(starts[first_row:last_row], span)
 
     @property
-    def rows(self) -> int:
+    def num_rows(self) -> int:
         """The number of rows."""
         return len(self.starts) + 1
 
     @property
     def is_whole(self) -> bool:
         """Whether each distance of the span has its own row; False while torch compiles."""
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or self.span.ids is not None:
             return False
-        starts = self.starts
-        inner = range(self.span.low + 1, self.span.high + 1)
-        if self.span.ids is not None or len(starts) != len(inner):
-            return False
-        return starts == (inner if isinstance(starts, range) else tuple(inner))
+        distances = range(self.span.low + 1, self.span.high + 1)  # all but the first
+        if isinstance(self.starts, range):
+            return self.starts == distances
+        return len(self.starts) == len(distances) and tuple(self.starts) == tuple(distances)
 
     def representatives(self) -> Tensor:
-        """List the last distance of the first row, and the first of each other one, ``(rows,)``."""
+        """List a distance of each row: the last one of the first row, the first ones of others."""
         distances = (self.starts[0] - 1, *self.starts) if self.starts else (self.span.low,)
         return make_constant(distances, self.span.device, torch.long)
 
@@ -84,12 +83,12 @@ class Runs(NamedTuple):
             first: ``(B or 1, S)`` of bool, the first real token of each row, whose pairs have two
                 rows after all others (a *reset*): as the query, and as the key. None: no reset.
         """
-        of_pairs = self.find(self.span.differences())
+        rows = self.find(self.span.differences())
         if first is None:
-            return of_pairs
-        queries = first[:, first.size(1) - self.span.tgt_len :, None]
-        of_pairs = torch.where(first[:, None], self.rows + 1, of_pairs)
-        return torch.where(queries, self.rows, of_pairs)
+            return rows
+        query_is_first = first[:, first.size(1) - self.span.tgt_len :, None]
+        rows = torch.where(first[:, None], self.num_rows + 1, rows)
+        return torch.where(query_is_first, self.num_rows, rows)
 
     def expand(self, table: Tensor, dim: int) -> Tensor:
         """Repeat rows along their runs, so that each distance of the span has a row.
@@ -100,18 +99,18 @@ class Runs(NamedTuple):
         """
         if not self._repeats_only_ends:
             return self.look_up(table, dim, self.span.distances())
-        distinct, reset = table.split([self.rows, table.size(dim) - self.rows], dim)
+        distinct, reset = table.split([self.num_rows, table.size(dim) - self.num_rows], dim)
         # Repeated ends are cheaper than an index, and their gradient is deterministic.
         sizes = list(distinct.shape)
         sizes[dim] = self.starts[0] - 1 - self.span.low
         below = distinct.narrow(dim, 0, 1).expand(sizes)
         sizes[dim] = self.span.high - self.starts[-1]
-        above = distinct.narrow(dim, self.rows - 1, 1).expand(sizes)
+        above = distinct.narrow(dim, self.num_rows - 1, 1).expand(sizes)
         return torch.cat([below, distinct, above, reset], dim)
 
     def look_up(self, table: Tensor, dim: int, distances: Tensor) -> Tensor:
         """Select the row of each distance, ``(n,)``; arguments as for :meth:`expand`."""
-        distinct, reset = table.split([self.rows, table.size(dim) - self.rows], dim)
+        distinct, reset = table.split([self.num_rows, table.size(dim) - self.num_rows], dim)
         return torch.cat([distinct.index_select(dim, self.find(distances)), reset], dim)
 
     @property
@@ -122,7 +121,7 @@ class Runs(NamedTuple):
         return self.span.low < self.starts[0] and self.starts[-1] <= self.span.high
 
     def select_keys(self, indices: slice | Tensor) -> Runs:
-        """Keep only the keys at some indices in the ids of the span."""
+        """Keep only the ids of some keys, by index; the span must have ids."""
         assert self.span.ids is not None
         return self._replace(span=self.span._replace(ids=self.span.ids[:, indices]))
 
@@ -130,14 +129,14 @@ class Runs(NamedTuple):
         """Leave out the ``count`` lowest distances, for a call without the first ``count`` keys.
 
         Returns:
-            The number of rows that only these distances need, and the other runs. It is 0 while
-            torch compiles, and if the span has ids: these do not follow the order of the keys.
+            The number of rows that only these distances need, and the runs of the other rows. The
+            number is 0 while torch compiles, and if the span has ids, whose order is not the keys'.
         """
         if self.span.ids is not None:
             return 0, self.select_keys(slice(count, None))
         span = self.span._replace(low=self.span.low + count)
         kept, runs = Runs.select(self.starts, span)
-        return kept.start or 0, runs  # it has no start while torch compiles
+        return kept.start or 0, runs  # while torch compiles, the start is None: all rows are kept
 
 
 def mirror(starts: Sequence[int], both_sides: bool = True) -> tuple[int, ...]:

@@ -54,5 +54,5 @@ class Sandwich(Encoding):
         units = make_constant([round(x * 2**40) for x in turns], distances.device, torch.long)
         rest = (distances[:, None] * units).bitwise_and(2**40 - 1)  # [n, w/2]
         angles = rest.float() * (2 * math.pi / 2**40)
-        numbers = torch.arange(1, self.dims.num_heads + 1, device=distances.device)  # of the heads
-        return (angles.cos().sum(-1) - half) * self.dims.num_heads / (8 * numbers[:, None])
+        heads = torch.arange(1, self.dims.num_heads + 1, device=distances.device)[:, None]
+        return (angles.cos().sum(-1) - half) * self.dims.num_heads / (8 * heads)

@@ -61,13 +61,13 @@ class Sinusoidal(Encoding):
     def embed(self, positions: Positions) -> Tensor:
         """Compute the vectors of the queries' positions in float32, ``(B or 1, T, C)``."""
         ids = positions.query_places
-        first = positions.padding_idx + 1 if self.layout == "fairseq" else 0
-        is_counted = positions.counted and positions.drawn is None
-        if ids.size(0) == 1 or ids.size(1) == 1 or not is_counted:
-            return self.scale * self.vectors(ids + first)
-        # All sentences count from 0: the vectors are computed once for all.
-        table = self.vectors(torch.arange(positions.longest, device=ids.device) + first)
-        return F.embedding(ids, self.scale * table)
+        first_id = positions.padding_idx + 1 if self.layout == "fairseq" else 0
+        count_from_0 = positions.counted and positions.drawn is None
+        if count_from_0 and ids.size(0) > 1 and ids.size(1) > 1:
+            # Vectors are computed once for all sentences, which repeat the same positions.
+            table = self.vectors(torch.arange(positions.longest, device=ids.device) + first_id)
+            return F.embedding(ids, self.scale * table)
+        return self.scale * self.vectors(ids + first_id)
 
     def vectors(self, ids: Tensor) -> Tensor:
         """Compute p at positions ``ids``, ``(B or 1, T)``, in float32: ``(B or 1, T, C)``.
@@ -76,7 +76,7 @@ class Sinusoidal(Encoding):
         """
         if ids.dim() == 3:
             return torch.cat([self._axis_vectors(x) for x in ids.unbind(-1)], -1)
-        return torch.cat([self._axis_vectors(ids)] * self.axes, -1)  # equal on all axes
+        return torch.cat([self._axis_vectors(ids)] * self.axes, -1)  # a token's id is for all axes
 
     def _axis_vectors(self, ids: Tensor) -> Tensor:
         """Compute the part of an axis, ``(*ids.shape, P)`` where P = C / axes."""

@@ -187,7 +187,7 @@ class Ssmax(Encoding):
         self.offset = nn.Parameter(torch.empty(dims.num_heads)) if offset else None
 
     def reset_parameters(self) -> None:
-        """Start as plain attention, without an offset on average over the trained length."""
+        """Start as plain attention; without an offset it is so on average over the queries."""
         if self.offset is not None:
             nn.init.zeros_(self.factor)
             nn.init.ones_(self.offset)
@@ -268,6 +268,6 @@ class Sink(Encoding):
         """Return the extra score of each head."""
         if self.value is None:
             return Terms(sink=self.score)
-        size = (self.dims.num_heads,)
-        device = positions.tokens.device
-        return Terms(sink=torch.full(size, float(self.value), dtype=torch.float32, device=device))
+        tokens = positions.tokens  # for their device
+        score = tokens.new_full((self.dims.num_heads,), float(self.value), dtype=torch.float32)
+        return Terms(sink=score)

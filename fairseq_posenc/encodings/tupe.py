@@ -39,7 +39,7 @@ class Tupe(DistanceEncoding):
         the form of the authors' code.
     """
 
-    vectors = False
+    has_vectors = False
     has_position_table = True
     cost = Cost(common_operations="4 n d^2 + 2 n^2 d", common_numbers="2 n d")
 

@@ -322,5 +322,5 @@ def _select_kept_layers(cfg: Any, side: str) -> tuple[Any, list[int] | None, Ass
     dims = read_dims(cfg, side)
     assembly = Assembly(spec, dims)
     # fairseq's constructor builds a table by position, even if we replace it.
-    assembly.check_size(stack.layers, least=dims.max_positions * dims.embed_dim)
+    assembly.check_size(stack.layers, always_allocated=dims.max_positions * dims.embed_dim)
     return cfg, kept, assembly

@@ -220,7 +220,7 @@ def test_a_table_of_almost_all_distances_is_repeated_to_all(rows, groups, repeat
 
     monkeypatch.setattr(blocked.function.Scores, "prepare_rows", watch)
     runs = Runs(range(1 - rows // 2, rows - rows // 2), Span.from_lengths(T, T, CPU))
-    assert runs.rows == rows
+    assert runs.num_rows == rows
     terms = Terms(query_table=torch.randn(groups, rows, D)).with_runs(runs)
     query, key, value = (torch.randn(B, H, T, D) for _ in range(3))
     blocked.attend(AttentionCall(query, key, value, terms, Mask()))

@@ -127,7 +127,7 @@ def _find_long_tables(terms: Terms, src_len: int) -> list[str]:
         name
         for name, term, table in terms.present()
         if name in terms.runs
-        and terms.runs[name].rows > MAX_ROWS_PER_KEY * src_len
+        and terms.runs[name].num_rows > MAX_ROWS_PER_KEY * src_len
         and not term.per_head(table)
     ]
 

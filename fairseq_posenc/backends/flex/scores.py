@@ -116,7 +116,7 @@ def _multiply_rows(
 def _find_distinct_rows(runs: Runs, rows: _RowRange) -> tuple[Tensor, _RowRange]:
     """Find the distinct row of each distance in a range, ``(size,)``; return their range, too."""
     row_index = runs.find(runs.span.distances())[rows.first : rows.first + rows.length]
-    distinct = _RowRange(0, runs.rows, rows.resets)
+    distinct = _RowRange(0, runs.num_rows, rows.resets)
     gap = row_index.new_zeros(rows.gap)
     resets = torch.arange(distinct.size - rows.resets, distinct.size, device=row_index.device)
     return torch.cat([row_index, gap, resets]), distinct
