@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Optional
 
@@ -27,8 +27,8 @@ UNKNOWN = "not known well enough"
 WORSE = "significantly worse"
 UNREADABLE = "cannot be read"
 BLEU = Scale("BLEU", higher_is_better=True)
-# Number of candidates to train if the user names none: on two cores, the default budget trains
-# these until ranks mean something.
+# Number of candidates to train if the user names none: on two cores, the default budget is enough
+# to train so many until ranks mean something.
 _CANDIDATES = 4
 _FAST = 1.1  # longest time of a layer with a fast encoding, as a multiple of that with `none`
 _MODELS = {MASKED: "a masked LM", CAUSAL: "a causal LM", ENCODER_DECODER: "a translation model"}
@@ -70,7 +70,7 @@ class Evidence(NamedTuple):
     models: str  # description of the models: size, text, updates and seeds
     trained: int  # input length in training in tokens; 0 if sentences have different lengths
     longest: int  # longest input in evaluation: in tokens, or in words of sentences
-    # by input length as a multiple of that in training, from `1` on
+    # by input length as a multiple of that in training: "1", "2", ...
     figures: dict[str, Measurement]
     times: dict[str, float]  # time of a layer by encoding, as a multiple of that with `none`
 
@@ -105,49 +105,51 @@ def read_evidence(family: str) -> Evidence:
 
 
 def find_measurement(question: ChooseQuestion, evidence: Evidence) -> Optional[Measurement]:
-    """Find the measurement that decides an answer; None if no inputs were so long.
+    """Find the measurement that decides an answer; None if no measured inputs were so long.
 
-    A model trained at 64 tokens and read at 100 needs the multiple 100 / 64 of the length in
-    training. The smallest measured multiple that is not below it decides, such as 2.
+    If a model is trained at 64 tokens and reads 100, the smallest measured multiple of the length
+    in training that is at least 100 / 64 decides, such as 2.
     """
     factor = question.length / question.trained
     long_enough = [key for key in evidence.figures if int(key) >= factor]
     return evidence.figures[min(long_enough, key=int)] if long_enough else None
 
 
-def rank(measurement: Measurement, names: Sequence[str] = ()) -> Ranking:
-    """Rank the encodings ``names``, or all that were measured."""
-    ranked = [name for name in measurement.values if not names or name in names]
+def rank(measurement: Measurement, names: Optional[Collection[str]] = None) -> Ranking:
+    """Rank those of the encodings ``names`` that were measured; None ranks all of them."""
+    ranked = [name for name in measurement.values if names is None or name in names]
     means = {name: measurement.average(name).mean for name in ranked}
-    seeds = {
-        name: {s: value for s, value in enumerate(measurement.values[name]) if value is not None}
-        for name in ranked
+    by_seed = {
+        name: {seed: value for seed, value in enumerate(values) if value is not None}
+        for name, values in measurement.values.items()
     }
-    return Ranking(measurement, compare_with_best(means, seeds, measurement.scale))
+    return Ranking(measurement, compare_with_best(means, by_seed, measurement.scale))
 
 
 def compare_with_best(
-    means: Mapping[str, float], seeds: Mapping[str, Values], scale: Scale
+    means: Mapping[str, float], by_seed: Mapping[str, Values], scale: Scale
 ) -> dict[str, str]:
     """Compare encodings with the best one; return their verdicts, the best mean first.
 
-    Once an encoding is significantly worse, all that follow have an even worse mean. Those of them
-    that the test does not find worse have seeds that vary too much: they are not known well enough.
-    A mean is infinite if the model cannot read the input. An encoding without ``seeds``, of which
-    only a mean is published, is never found worse.
+    An encoding whose mean is behind that of a significantly worse one, but which the test does not
+    find worse, has seeds that vary too much: it is not known well enough. A mean is infinite if the
+    model cannot read the input. An encoding that is missing in ``by_seed``, because only its mean
+    is published, is never found worse.
     """
-    sign = -1 if scale.higher_is_better else 1
     readable = [name for name, mean in means.items() if math.isfinite(mean)]
-    ranked = sorted(readable, key=lambda name: sign * means[name])
-    verdicts = dict.fromkeys(ranked[:1], BEST)
-    reference = seeds.get(ranked[0], {}) if ranked else {}
-    worse = find_different(reference, {name: seeds.get(name, {}) for name in ranked[1:]}, scale)
-    if_not_worse = SAME
-    for name in ranked[1:]:
-        if name in worse:
-            if_not_worse = UNKNOWN  # from here on
-        verdicts[name] = WORSE if name in worse else if_not_worse
-    return verdicts | {name: UNREADABLE for name in means if name not in verdicts}
+    ranked = sorted(readable, key=lambda name: means[name], reverse=scale.higher_is_better)
+    verdicts: dict[str, str] = {}
+    if ranked:
+        best, *others = ranked
+        verdicts[best] = BEST
+        samples = {name: by_seed.get(name, {}) for name in others}
+        worse = find_different(by_seed.get(best, {}), samples, scale)
+        for name in others:
+            if name in worse:
+                verdicts[name] = WORSE
+            else:
+                verdicts[name] = UNKNOWN if WORSE in verdicts.values() else SAME
+    return verdicts | {name: UNREADABLE for name in means if name not in readable}
 
 
 def answer_question(question: ChooseQuestion) -> str:
@@ -162,17 +164,16 @@ def answer_question(question: ChooseQuestion) -> str:
     if measurement is None:
         advice = _advise_training(question)
         return f"No encoding can be recommended: no model was {condition}. {advice}"
-    measured = [name for name in question.names if name in measurement.values]
+    ranking = rank(measurement, question.names or None)
     model = _MODELS[question.family]
     listed = join_list(question.names)
-    if question.names and not measured:
+    if not ranking.verdicts:
         raise UserError(
             f"--encodings {listed}: none of these was measured in {model}; leave the option out to "
             "see those that were, or train them with --text"
         )
-    ranking = rank(measurement, measured)
     best = ranking.best
-    if ranking.verdicts[best] != BEST:
+    if ranking.verdicts[best] == UNREADABLE:  # and so are all others, which follow it
         raise UserError(
             f"--encodings {listed}: none of these could read such inputs; leave the option out to "
             "see those that could"
@@ -185,7 +186,7 @@ def answer_question(question: ChooseQuestion) -> str:
             f"the nearest measurement, trained at {evidence.trained:,} tokens, "
             f"{_describe_best(ranking)}"
         )
-    else:
+    else:  # sentences to translate, which are longer than all measured ones
         recommendation = (
             f"No encoding can be recommended: the longest translated sentences had "
             f"{evidence.longest} words. Try `{best}` first: on those, {_describe_best(ranking)}"
@@ -220,17 +221,18 @@ def _show_evidence(question: ChooseQuestion, evidence: Evidence, ranking: Rankin
 def choose_candidates(question: ChooseQuestion) -> list[str]:
     """Choose the encodings to train if the user names none: those with the best figures.
 
-    For inputs that are longer than all measured ones, they are those at the length of training.
+    If no measured inputs were so long, the figures at the length of training decide.
     """
     evidence = read_evidence(question.family)
     names = encodings_of(question.family)
     measurement = find_measurement(question, evidence) or evidence.figures["1"]
-    ranked = [*rank(measurement).verdicts, *names]
-    return [name for name in dict.fromkeys(ranked) if name in names][:_CANDIDATES]
+    # Measurements also have DecBERT's models, which are no encodings, and may lack new encodings.
+    measured = [name for name in rank(measurement).verdicts if name in names]
+    return list(dict.fromkeys([*measured, *names]))[:_CANDIDATES]
 
 
 def encodings_of(family: str) -> list[str]:
-    """List the encodings that work in a family."""
+    """List the registered encodings that work in a family."""
     return registry.names(encoder=family != CAUSAL)
 
 
@@ -256,7 +258,7 @@ def _list_rivals(ranking: Ranking) -> list[str]:
 
 
 def _recommend_fast(ranking: Ranking, times: dict[str, float]) -> list[str]:
-    """Recommend the best of the fast encodings, unless the best one is fast."""
+    """Recommend the best of the fast encodings, unless the best one is fast or was not timed."""
     readable = [name for name, verdict in ranking.verdicts.items() if verdict != UNREADABLE]
     fast = [name for name in readable if times.get(name, math.inf) <= _FAST]
     if not fast or times.get(ranking.best, 0) <= _FAST:

@@ -23,15 +23,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     add = parser.add_argument
     add("--family", choices=FAMILIES, required=True, help="kind of models")
-    text = "input length in tokens"
-    add("--length", type=options.positive_int, required=True, metavar="N", help=text)
+    length_help = "input length in tokens"
+    add("--length", type=options.positive_int, required=True, metavar="N", help=length_help)
     options.add_count(parser, "--trained", "length of training, in tokens (default: --length)")
-    text = "for models that are trained already, and get other positions"
-    add("--from-trained", action="store_true", help=text)
-    text = "UTF-8 text to train candidates on (default: answer from measurements)"
-    add("--text", type=Path, help=text)
-    text = "time for the trainings, as in 90s, 30m, 2h (default: %(default)s)"
-    add("--budget", metavar="TIME", default="30m", help=text)
+    trained_help = "for models that are trained already, and get other positions"
+    add("--from-trained", action="store_true", help=trained_help)
+    text_help = "UTF-8 text to train candidates on (default: answer from measurements)"
+    add("--text", type=Path, help=text_help)
+    budget_help = "time for the trainings, as in 90s, 30m, 2h (default: %(default)s)"
+    add("--budget", metavar="TIME", default="30m", help=budget_help)
     add("--encodings", help="candidates, separated by commas (default: the best measured ones)")
     options.add_seeds(parser, (1, 2, 3))
     options.add_count(parser, "--vocab-size", "number of sentencepieces", 512)
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Answer; return the exit code.
+    """Print the answer; return the exit code.
 
     Raises:
         UserError: wrong input, or a command of fairseq failed.
@@ -57,15 +57,15 @@ def run(args: argparse.Namespace) -> int:
         answer = answer_from_trained if args.from_trained else answer_question
         print(show(answer(question)))
         return 0
-    # Imported only here: measurements answer without fairseq.
+    # Imported only here: answers from measurements do not need fairseq.
     from fairseq_posenc.workbench.experiments.choose.on_text import train_candidates
 
-    record, text = train_candidates(question, args)
-    print(record.text() if args.json else show(text))
+    record, answer_of_trainings = train_candidates(question, args)
+    print(record.text() if args.json else show(answer_of_trainings))
     return 0
 
 
-def _refuse_trainings(args: argparse.Namespace) -> None:
+def _refuse_options_of_trainings(args: argparse.Namespace) -> None:
     """Refuse options that have no effect without ``--text``."""
     defaults = argparse.ArgumentParser()
     add_arguments(defaults)
@@ -83,7 +83,7 @@ def _refuse_wrong_options(question: ChooseQuestion, args: argparse.Namespace) ->
             "to the longest text to read"
         )
     if args.text is None:
-        _refuse_trainings(args)
+        _refuse_options_of_trainings(args)
         if args.from_trained and args.trained:
             raise UserError("--trained: leave it out; --from-trained answers from measured models")
     elif args.from_trained:

@@ -22,12 +22,12 @@ from fairseq_posenc.workbench.experiments.choose.answer import (
 from fairseq_posenc.workbench.experiments.variants import CAUSAL, join_list
 from fairseq_posenc.workbench.results import markdown
 
-KEY = "from trained"  # of the changes in ``evidence.json``, by family
-_READ = (
+KEY = "from trained"  # has the changes in ``evidence.json``, by family
+_COMPARE_COMMAND = (
     "fairseq-posenc lm-length --text my.txt --lengths {length} --windows 8 own=FOLDER "
     "'yarn=FOLDER@own(scaling=yarn:2)'"
 )
-_SWAP = "fairseq-posenc swap --checkpoint FILE --position-encoding SPEC --out NEW"
+_SWAP_COMMAND = "fairseq-posenc swap --checkpoint FILE --position-encoding SPEC --out NEW"
 
 
 class Change(NamedTuple):
@@ -35,7 +35,7 @@ class Change(NamedTuple):
 
     models: str  # description of the models
     kept: str  # the encoding that they had
-    up_to: float  # decides for texts of up to so many tokens; infinite for all texts
+    up_to: float  # number of tokens in the longest texts that it decides for; infinite for all
     measurement: Measurement  # of all encodings, the kept one included
 
 
@@ -43,19 +43,20 @@ def read_changes(family: str) -> list[Change]:
     """Read what a change of positions does to trained models of a family."""
     content = json.loads(EVIDENCE.read_text(encoding="utf-8"))[KEY][family]
     return [
+        # JSON has no infinity.
         Change(models, kept, math.inf if up_to is None else up_to, Measurement(**figures))
         for models, kept, up_to, figures in content
     ]
 
 
 def select_for_length(changes: Iterable[Change], length: int) -> Iterator[Change]:
-    """Select for each set of models the smallest limit that covers the length, or the largest."""
+    """Select the change of each set of models that decides for a length, or for the longest one."""
     by_models: dict[str, list[Change]] = {}
     for change in changes:
         by_models.setdefault(change.models, []).append(change)
     for same_models in by_models.values():
         same_models.sort(key=lambda change: change.up_to)
-        yield next((c for c in same_models if c.up_to >= length), same_models[-1])
+        yield next((change for change in same_models if change.up_to >= length), same_models[-1])
 
 
 def answer_from_trained(question: ChooseQuestion) -> str:
@@ -68,7 +69,7 @@ def answer_from_trained(question: ChooseQuestion) -> str:
     better = []  # encodings that were better than the kept one, and where
     changes = select_for_length(read_changes(question.family), question.length)
     for models, kept, _, measurement in changes:
-        names = (*question.names, kept) if question.names else ()
+        names = (*question.names, kept) if question.names else None
         ranking = rank(measurement, names)
         if not ranking.verdicts.keys() - {kept}:  # none of the requested ones was measured here
             continue
@@ -88,6 +89,10 @@ def answer_from_trained(question: ChooseQuestion) -> str:
     head = "Keep the positions that the model has: no other ones were significantly better."
     if better:
         head = f"Significantly better than the kept positions: {'; '.join(better)}."
-    command = _READ.format(length=question.length) if question.family == CAUSAL else _SWAP
+    command = (
+        _COMPARE_COMMAND.format(length=question.length)
+        if question.family == CAUSAL
+        else _SWAP_COMMAND
+    )
     advice = f"To find out what a change does to your model:\n\n    {command}"
     return "\n\n".join([f"{head} {advice}", *parts])

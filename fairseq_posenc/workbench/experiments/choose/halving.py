@@ -31,16 +31,16 @@ from fairseq_posenc.workbench.running.files import checksum
 from fairseq_posenc.workbench.running.jobs import Outputs, Step
 from fairseq_posenc.workbench.running.progress import format_time, say
 
-_FIRST_UPDATES = 20  # of the round that measures the speed; the next round continues from there
+_FIRST_UPDATES = 20  # updates of the round that measures the speed; the next one continues them
 _MIN_GROWTH = 1.2  # a round that lengthens trainings by less is not worth its start-up
 _USEFUL_UPDATES = 250  # after these, models of the default size begin to use the order of a text
 
 
 class Round(NamedTuple):
-    """The results of a round."""
+    """The results of a round, which continues the trainings of the round before it."""
 
     before: int  # updates of each training before the round
-    updates: int  # updates of each training at its end
+    updates: int  # updates of each training at its end, those before the round included
     seconds: float  # duration of the round
     models: list[SeedAggregate]  # all models in the round, best first
     unigram: float  # perplexity of a model that knows only the frequencies of pieces
@@ -52,7 +52,7 @@ class Round(NamedTuple):
 
     @property
     def kept(self) -> list[Variant]:
-        """The better half of the models, or all while ranks mean nothing; all are comparable."""
+        """The better half, or all while ranks mean nothing, without incomparable models."""
         count = math.ceil(len(self.models) / 2) if self.has_meaning else len(self.models)
         return [model.variant for model in self.comparable[:count]]
 
@@ -76,7 +76,7 @@ class Halving:
     def __init__(self, experiment: TextExperiment, budget: float, lock: int) -> None:
         self._experiment = experiment
         self._budget = budget
-        self._lock = lock
+        self._lock = lock  # descriptor of the folder's lock, which all programs inherit
 
     def run(self) -> list[Round]:
         """Run all rounds, the first of which only measures the speed.
@@ -85,10 +85,10 @@ class Halving:
             UserError: the text is unusable, or a program failed.
         """
         candidates = self._experiment.variants
-        rounds = [self._train_round(0, candidates, 0, _FIRST_UPDATES)]
-        for remaining in range(self._count_rounds(), 0, -1):
+        rounds = [self._train_round(0, candidates, before=0, updates=_FIRST_UPDATES)]
+        for rounds_left in range(self._count_rounds(), 0, -1):
             seconds = self._budget - sum(round_.seconds for round_ in rounds)
-            updates = self._count_affordable(rounds[-1], len(candidates), seconds / remaining)
+            updates = self._count_affordable(rounds[-1], len(candidates), seconds / rounds_left)
             before = rounds[-1].updates
             if updates < _MIN_GROWTH * before:
                 say(f"{format_time(max(seconds, 0))} left: too little for another round")
@@ -126,9 +126,9 @@ class Halving:
         return max(1, math.ceil(math.log2(len(self._experiment.variants))))
 
     def _count_affordable(self, last: Round, candidates: int, seconds: float) -> int:
-        """Compute the total number of updates that fit into a time, at the last round's speed."""
+        """Compute the updates, those so far included, that fit into a time at the last speed."""
         if (costs := self._measure_costs(last)) is None:
-            return 0
+            return 0  # all trainings diverged, so the speed is unknown
         trainings = candidates * len(self._experiment.seeds)
         training_seconds = seconds * self._experiment.jobs / trainings
         return last.updates + int((training_seconds - costs.overhead) / costs.update)
@@ -138,11 +138,12 @@ class Halving:
         outcomes = [outcome for model in last.models for outcome in model.undiverged]
         if not outcomes:
             return None
-        all_rounds = fmean(outcome.seconds for outcome in outcomes)  # by fairseq, without overheads
-        update = all_rounds / last.updates
+        # fairseq's time of a training: in all rounds, without overheads
+        seconds = fmean(outcome.seconds for outcome in outcomes)
+        update = seconds / last.updates
         trainings = sum(len(model.outcomes) for model in last.models)
-        last_round = last.seconds * self._experiment.jobs / trainings  # with overheads
-        overhead = max(last_round - update * (last.updates - last.before), 0)
+        round_seconds = last.seconds * self._experiment.jobs / trainings  # with overheads
+        overhead = max(round_seconds - update * (last.updates - last.before), 0)
         return TrainingCosts(update, overhead)
 
     def _train_round(
@@ -164,9 +165,9 @@ class Halving:
             "version": __version__,
         }
         say(f"round {number}: {len(variants)} encodings, to update {updates:,}")
-        rounds = experiment.out / "rounds"
-        facts = Step(rounds / str(number), inputs, lambda _: self._train(experiment, before)).do()
-        outcomes = [
+        folder = experiment.out / "rounds" / str(number)
+        facts = Step(folder, inputs, lambda _: self._train(experiment, before)).do()
+        outcomes = [  # `_train` lists them in the order of the runs
             Outcome(run, {"perplexity": perplexity}, seconds=seconds, diverged=diverged)
             for run, (perplexity, seconds, diverged) in zip(experiment.runs, facts["outcomes"])
         ]
@@ -174,17 +175,18 @@ class Halving:
         return Round(before, updates, facts["seconds"], models, self._measure_unigram())
 
     def _measure_unigram(self) -> float:
+        """Compute the unigram perplexity of the pieces, which the trainings have prepared."""
         data = self._experiment.out / "data"
         return unigram_perplexity(data / "train.pieces", data / "valid.pieces")
 
     def _train(self, experiment: TextExperiment, before: int) -> Outputs:
-        """Continue all trainings, which have made ``before`` updates; return their figures."""
+        """Continue all trainings after ``before`` updates; return the duration and all outcomes."""
         began = time.monotonic()
         outcomes = experiment.run(self._lock).outcomes
         rows = [[outcome.perplexity, outcome.seconds, outcome.diverged] for outcome in outcomes]
         seconds = time.monotonic() - began
         if experiment.cluster:  # jobs also wait there, so use the time that they would take here
             all_rounds = sum(outcome.seconds for outcome in outcomes if not outcome.diverged)
-            share = 1 - before / experiment.updates  # of this round
-            seconds = share * all_rounds / experiment.jobs
+            share_of_round = 1 - before / experiment.updates
+            seconds = share_of_round * all_rounds / experiment.jobs
         return {"seconds": seconds, "outcomes": rows}

@@ -30,8 +30,8 @@ from fairseq_posenc.workbench.running.folders import lock_output_folder
 from fairseq_posenc.workbench.running.progress import format_time, say
 
 REPORT, RECORD = "choose.md", "choose.json"
-_RECIPES = {MASKED: "a_small", CAUSAL: "b_lm"}  # for a full training
-_UNITS = {"s": 1, "m": 60, "h": 3600}
+_RECIPES = {MASKED: "a_small", CAUSAL: "b_lm"}  # recipe of a full training, by family
+_UNITS = {"s": 1, "m": 60, "h": 3600}  # in seconds
 _TIME = re.compile(r"(\d+)([smh])")
 
 
@@ -65,14 +65,14 @@ def train_candidates(question: ChooseQuestion, args: argparse.Namespace) -> tupl
         say(f"{candidates} on {args.text} within {limit}; results: {experiment.out}/")
         halving = Halving(experiment, budget, lock)
         rounds = halving.run()
-        text = describe_rounds(rounds, experiment, halving.estimate_budget(rounds))
+        answer = describe_rounds(rounds, experiment, halving.estimate_budget(rounds))
         record = build_record(rounds, experiment)
         record.write(experiment.out / RECORD)
         write_whole(
-            experiment.out / REPORT, f"# Which encoding\n\n{text}\n\n    {record.command}\n"
+            experiment.out / REPORT, f"# Which encoding\n\n{answer}\n\n    {record.command}\n"
         )
     say(f"report: {experiment.out / REPORT}")
-    return record, text
+    return record, answer
 
 
 def _build_experiment(question: ChooseQuestion, args: argparse.Namespace) -> TextExperiment:
@@ -84,9 +84,10 @@ def _build_experiment(question: ChooseQuestion, args: argparse.Namespace) -> Tex
         args,
         out=args.out or Path(f"choose-{args.text.stem}"),
         variants=variants,
-        updates=1,  # not used: a round sets its own
+        updates=1,  # each round replaces it
         eval_length=question.length,
-        points=2,
+        points=2,  # few, because validations take time and the report has no learning curves
+        # The user's options come first: the experiment checks the first word.
         train_args=(*args.after_dashes, "--tokens-per-sample", str(question.trained)),
     )
 
@@ -118,9 +119,10 @@ def describe_rounds(
         (markdown.code(model.variant.name), f"{last_round.updates:,}", model.show(2))
         for last_round, model in rank_candidates(rounds)
     ]
-    few = differences.explain_few_seeds(len(experiment.seeds))
     # The first of several rounds only measures the speed.
-    sentences = [few] if few else [_describe_round(round_) for round_ in rounds[1:] or rounds]
+    sentences = [_describe_round(round_) for round_ in rounds[1:] or rounds]
+    if too_few_seeds := differences.explain_few_seeds(len(experiment.seeds)):
+        sentences = [too_few_seeds]
     seconds = format_time(sum(round_.seconds for round_ in rounds))
     return "\n".join(
         [
@@ -177,7 +179,7 @@ def _advise(rounds: Sequence[Round], experiment: TextExperiment, budget: Optiona
 
 
 def format_budget(seconds: float) -> str:
-    """Format a time for ``--budget``, rounded up."""
+    """Format a time for ``--budget``, rounded up to minutes, to five minutes or to hours."""
     minutes = math.ceil(seconds / 60)
     if minutes <= 10:
         return f"{minutes}m"
