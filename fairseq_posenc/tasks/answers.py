@@ -33,17 +33,15 @@ class AnswersCriterion(FairseqCriterion):
         super().__init__(task)
         dictionary = task.target_dictionary
         self._asks = dictionary.index(ASKS)
-        self._ends = dictionary.index(ENDS)
+        self._ends = dictionary.index(ENDS)  # <unk> if each sample has a single answer
         self._blank = dictionary.index(BLANK)
         self._pad = dictionary.pad()
-        self._is_encoder = getattr(task, "targets", None) == ["self"]
+        self._is_encoder = getattr(task, "targets", None) == ["self"]  # --self-target
         for symbol in (ASKS, BLANK) if self._is_encoder else (ASKS,):
             if dictionary.index(symbol) == dictionary.unk():
                 raise UserError(f"--criterion answers: the dictionary has no {symbol!r}")
 
-    def forward(
-        self, model: Any, sample: dict[str, Any], reduce: bool = True
-    ) -> tuple[Tensor, int, dict[str, Any]]:
+    def forward(self, model: Any, sample: dict[str, Any]) -> tuple[Tensor, int, dict[str, Any]]:
         """Compute the summed loss, the number of answer tokens, and the values to log, all sums."""
         inputs = sample["net_input"]
         in_answer = self.mask_answers(sample)
@@ -53,14 +51,14 @@ class AnswersCriterion(FairseqCriterion):
         scores = model(**inputs)[0].float()  # [B, T, V]
         target = sample["target"]  # [B, T]
         loss = F.cross_entropy(scores[in_answer], target[in_answer], reduction="sum")
-        wrong = ((scores.argmax(-1) != target) & in_answer).any(-1)  # [B]
+        has_error = ((scores.argmax(-1) != target) & in_answer).any(-1)  # [B]
         count = int(in_answer.sum())
         logged = {
             "loss": loss.detach(),
             "ntokens": sample["ntokens"],
             "nsentences": len(target),
             "sample_size": count,
-            "exact": len(target) - wrong.sum(),
+            "exact": len(target) - has_error.sum(),
         }
         return loss, count, logged
 
@@ -81,13 +79,13 @@ class AnswersCriterion(FairseqCriterion):
 
     @staticmethod
     def reduce_metrics(logging_outputs: list[dict[str, Any]]) -> None:
-        """Log the loss, in bits as everywhere in fairseq, and the share of correct answers."""
+        """Log the loss, in bits, and the share of samples whose answers are all right."""
         names = ("sample_size", "nsentences", "loss", "exact")
-        tokens, answers, loss, exact = (
+        answer_tokens, samples, loss, exact = (
             sum(log.get(name, 0) for log in logging_outputs) for name in names
         )
-        metrics.log_scalar("loss", loss / tokens / math.log(2), tokens, round=3)
-        metrics.log_scalar("exact", exact / answers, answers, round=5)
+        metrics.log_scalar("loss", loss / answer_tokens / math.log(2), answer_tokens, round=3)
+        metrics.log_scalar("exact", exact / samples, samples, round=5)
 
     @staticmethod
     def logging_outputs_can_be_summed() -> bool:

@@ -18,7 +18,7 @@ from fairseq_posenc.tasks.glue import metrics
 
 HEAD = "sentence_classification_head"
 # Names that begin with _ stay out of what fairseq prints.
-_COUNTS = "_confusion"
+_CONFUSION = "_confusion"
 # Vectors over all examples: predicted scores, true scores, and 1 for each example seen.
 _PREDICTIONS = "_predictions"
 _SCORES = "_scores"
@@ -34,9 +34,7 @@ class GlueCriterion(FairseqCriterion):
         super().__init__(task)
         self.regression = task.glue.regression
 
-    def forward(
-        self, model: Any, sample: dict[str, Any], reduce: bool = True
-    ) -> tuple[Tensor, int, dict[str, Any]]:
+    def forward(self, model: Any, sample: dict[str, Any]) -> tuple[Tensor, int, dict[str, Any]]:
         """Compute the summed loss, the number of examples, and the values to log."""
         outputs, _ = model(**sample["net_input"], classification_head_name=HEAD)  # [B, classes]
         labels = sample["target"].view(-1)  # [B]
@@ -44,12 +42,12 @@ class GlueCriterion(FairseqCriterion):
         if self.regression:
             predictions = outputs.view(-1).float()
             loss = F.mse_loss(predictions, labels.float(), reduction="sum")
-            if not model.training:
+            if not model.training:  # a sum in training may span epochs and have examples twice
                 vectors = (predictions.detach(), labels, torch.ones_like(labels))  # [B]
                 log_output |= {k: _scatter(v, sample) for k, v in zip(_VECTORS, vectors)}
         else:
             loss = F.cross_entropy(outputs.float(), labels, reduction="sum")
-            log_output[_COUNTS] = metrics.confusion(outputs.argmax(-1), labels, outputs.size(-1))
+            log_output[_CONFUSION] = metrics.confusion(outputs.argmax(-1), labels, outputs.size(-1))
         log_output |= {"loss": loss.detach(), "sample_size": labels.numel()}
         return loss, labels.numel(), log_output
 
@@ -61,15 +59,16 @@ class GlueCriterion(FairseqCriterion):
     @staticmethod
     def reduce_metrics(logging_outputs: list[dict[str, Any]]) -> None:
         """Log the loss, and the metrics over all examples since the last reset."""
-        total = sum(output.get("sample_size", 0) for output in logging_outputs)
+        examples = sum(output.get("sample_size", 0) for output in logging_outputs)
         loss = sum(output.get("loss", 0) for output in logging_outputs)
-        counts = [output[_COUNTS] for output in logging_outputs if _COUNTS in output]
-        # In bits, as fairseq logs other losses; a squared error stays as it is.
-        log.log_scalar("loss", loss / total / (math.log(2) if counts else 1), total, round=4)
-        if counts:
-            summed = sum(counts).round().long().cpu()
-            log.log_scalar_sum(_COUNTS, summed)
-            for name in metrics.classification(summed):
+        confusions = [output[_CONFUSION] for output in logging_outputs if _CONFUSION in output]
+        # Cross entropy is logged in bits, as everywhere in fairseq; a squared error has no unit.
+        unit = math.log(2) if confusions else 1.0
+        log.log_scalar("loss", loss / examples / unit, examples, round=4)
+        if confusions:
+            counts = sum(confusions).round().long().cpu()  # processes exchange them as floats
+            log.log_scalar_sum(_CONFUSION, counts)
+            for name in metrics.classification(counts):
                 log.log_derived(name, partial(_classify, name))
         if any(_SEEN in output for output in logging_outputs):
             for name in _VECTORS:
@@ -79,7 +78,7 @@ class GlueCriterion(FairseqCriterion):
 
 
 def _scatter(values: Tensor, sample: dict[str, Any]) -> Tensor:
-    """Scatter the values of a batch, [B], into zeros for the whole data set, [N]."""
+    """Scatter the values of a batch, [B], into zeros for all N examples, a size the task adds."""
     scattered = values.new_zeros(sample["dataset_size"], dtype=torch.float64)  # [N]
     scattered[sample["id"]] = values.double()
     return scattered
@@ -87,7 +86,7 @@ def _scatter(values: Tensor, sample: dict[str, Any]) -> Tensor:
 
 def _classify(name: str, meters: Any) -> float:
     """Compute a metric of the classes of all examples since the last reset."""
-    return metrics.classification(meters[_COUNTS].sum)[name]
+    return metrics.classification(meters[_CONFUSION].sum)[name]
 
 
 def _correlate(name: str, meters: Any) -> float:

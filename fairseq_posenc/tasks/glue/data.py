@@ -16,10 +16,9 @@ class GlueDataBin(NamedTuple):
 
     path: Path  # absolute
     task: Task
-    # by split: the number of `examples`, the length of the `longest` in tokens, special symbols
-    # included, and other counts
+    # split -> counts, such as `examples` and `longest`, the tokens of its longest example
     splits: dict[str, dict[str, int]]
-    longest: int  # tokens of the longest example
+    longest: int  # tokens of the longest example of all splits, with special symbols
 
     @property
     def dictionary(self) -> Path:
@@ -27,7 +26,7 @@ class GlueDataBin(NamedTuple):
         return self.path / "input0" / DICTIONARY
 
     def check_lengths(self, max_positions: int, model: object) -> None:
-        """Refuse examples that are too long for a model."""
+        """Refuse examples that are too long for a model, whose name or path is ``model``."""
         if self.longest > max_positions:
             raise UserError(
                 f"{self.path} has an example of {self.longest} tokens and {model} takes "

@@ -1,8 +1,8 @@
 """Defines the eight GLUE tasks that are trained: files, columns, labels, names in a submission.
 
-GLUE's site also expects predictions for two sets that neither paper reports. The diagnostic set AX
-is one more test set for MNLI's model. WNLI's development set contradicts its training set, so
-models do worse than chance: as usual since BERT, the majority class is submitted for it.
+GLUE's site also expects predictions for two sets that no protocol's paper reports. The diagnostic
+set AX is one more test set for MNLI's model. WNLI's development set contradicts its training set,
+so models do worse than chance: as usual since BERT, the majority class is submitted for it.
 """
 
 from collections.abc import Mapping
@@ -65,7 +65,7 @@ _MNLI_FILES = {
     "test1": "test_mismatched",
     "test2": "../diagnostic/diagnostic",
 }
-_MNLI = ("entailment", "neutral", "contradiction")
+_MNLI_CLASSES = ("entailment", "neutral", "contradiction")
 _COLA_COLUMNS = ("source", "label", "mark", "sentence")
 _COLA_HEADLESS = {"train": _COLA_COLUMNS, "valid": _COLA_COLUMNS}
 _BINARY = ("0", "1")
@@ -76,7 +76,7 @@ _TASKS = (
         "MNLI",
         _PAIR,
         "gold_label",
-        _MNLI,
+        _MNLI_CLASSES,
         _MNLI_FILES,
         submitted=("MNLI-m", "MNLI-mm", "AX"),
         optional=("test2",),

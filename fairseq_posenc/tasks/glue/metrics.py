@@ -31,11 +31,11 @@ def f1(counts: Tensor) -> float:
 def matthews(counts: Tensor) -> float:
     """Compute Matthews' correlation, for any number of classes (Gorodkin 2004)."""
     counts = counts.double()
-    labels = counts.sum(1)
-    predictions = counts.sum(0)
+    by_label = counts.sum(1)
+    by_prediction = counts.sum(0)
     total = counts.sum()
-    covariance = total * counts.diagonal().sum() - labels @ predictions
-    spread = (total**2 - labels @ labels) * (total**2 - predictions @ predictions)
+    covariance = total * counts.diagonal().sum() - by_label @ by_prediction
+    spread = (total**2 - by_label @ by_label) * (total**2 - by_prediction @ by_prediction)
     return 100.0 * _divide(covariance.item(), math.sqrt(spread.item()))
 
 

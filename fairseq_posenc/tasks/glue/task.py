@@ -30,7 +30,7 @@ class GlueTaskConfig(FairseqDataclass):
     data: str = field(default=MISSING, metadata={"help": "data-bin of one task"})
     max_positions: int = field(default=512, metadata={"help": "positions of the model"})
     seed: int = II("common.seed")
-    max_update: int = II("optimization.max_update")
+    max_update: int = II("optimization.max_update")  # only read to refuse 0
     # fairseq makes an option only of `List`, not of `list`.
     learning_rates: List[float] = field(  # noqa: UP006
         default_factory=list, metadata={"help": "for glue: peak learning rates (default: --lr)"}
@@ -52,7 +52,7 @@ class _ScoreDataset(BaseWrapperDataset):
 
     def collater(self, samples: Any) -> Any:
         batch = self.dataset.collater(samples)
-        if "target" in batch:
+        if "target" in batch:  # a test set has no targets
             batch["target"] = batch["target"].double()
             batch["dataset_size"] = len(self.dataset)
         return batch
@@ -62,11 +62,11 @@ class _ScoreDataset(BaseWrapperDataset):
 class GlueTask(SentencePredictionTask):
     """Sentence prediction whose classes and their order come from the data-bin."""
 
-    glue: Task  # GLUE's definition of it
+    glue: Task  # definition of the GLUE task
 
     @classmethod
     def setup_task(cls, cfg: GlueTaskConfig, **kwargs: Any) -> "GlueTask":
-        """Load the dictionaries.
+        """Load the data-bin's dictionaries, check the options, and build the task.
 
         Raises:
             UserError: the folder is no data-bin of a GLUE task, an example has more tokens than the
@@ -81,8 +81,9 @@ class GlueTask(SentencePredictionTask):
         data.check_lengths(cfg.max_positions, "the model")
         glue = data.task
         dictionary = load_dictionary(data.dictionary)
-        labels = dictionary  # of a regression, only because fairseq's task asks for one
+        labels = dictionary  # fairseq's task asks for one, but a regression does not use it
         if not glue.regression:
+            # Without <mask>, which would become one more class.
             labels = load_dictionary(data.path / "label" / DICTIONARY, mask=False)
             classes = labels.symbols[labels.nspecial :]
             if classes != list(glue.classes):
@@ -92,7 +93,7 @@ class GlueTask(SentencePredictionTask):
                 )
         settings = SentencePredictionConfig(
             data=cfg.data,
-            num_classes=len(glue.classes) or 1,
+            num_classes=1 if glue.regression else len(glue.classes),
             init_token=dictionary.bos(),
             separator_token=dictionary.eos(),
             max_positions=cfg.max_positions,

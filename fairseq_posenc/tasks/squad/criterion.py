@@ -19,9 +19,7 @@ class SquadCriterion(FairseqCriterion):
     In a window without the answer, the target of both is ``<s>``.
     """
 
-    def forward(
-        self, model: Any, sample: dict[str, Any], reduce: bool = True
-    ) -> tuple[Tensor, int, dict[str, Any]]:
+    def forward(self, model: Any, sample: dict[str, Any]) -> tuple[Tensor, int, dict[str, Any]]:
         """Compute the summed loss, the number of windows, and the values to log, all sums."""
         both_scores = model(**sample["net_input"], span_scores=True)  # 2 x [B, T]
         targets = [sample["starts"], sample["ends"]]

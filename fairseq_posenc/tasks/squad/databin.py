@@ -44,7 +44,7 @@ class SquadDataBin(NamedTuple):
     """A folder made by ``fairseq-posenc preprocess squad``."""
 
     path: Path
-    version: str  # of SQuAD
+    version: str  # of SQuAD: `1.1` or `2.0`
     limits: Limits
     train_windows: int  # number of training windows
 
@@ -54,7 +54,7 @@ class SquadDataBin(NamedTuple):
         return self.path / DICTIONARY
 
     def check_lengths(self, max_positions: int, model: object) -> None:
-        """Refuse windows that are too long for a model."""
+        """Refuse windows that are too long for a model, whose name or path is ``model``."""
         if self.limits.max_length > max_positions:
             raise UserError(
                 f"{self.path} has windows of {self.limits.max_length} tokens, but {model} has "

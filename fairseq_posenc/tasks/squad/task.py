@@ -75,7 +75,7 @@ class SquadTask(FairseqTask):
         return model
 
     def load_dataset(self, split: str, combine: bool = False, **kwargs: Any) -> FairseqDataset:
-        """Load a split, in random order.
+        """Load a split in a random order, so that batches mix questions.
 
         Raises:
             FileNotFoundError: the split is absent; fairseq then stops looking for valid1, valid2.

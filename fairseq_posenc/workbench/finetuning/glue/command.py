@@ -99,18 +99,19 @@ def run(args: argparse.Namespace) -> int:
         for run in runs:
             print(f"# {run.label}: {run.max_update:,} updates\n{shlex.join(run.command)}")
         return 0
-    runs_of_folder = claim_runs(runs, out)
+    all_runs = claim_runs(runs, out)  # with those of earlier calls
     jobs = [build_job(run, out) for run in runs]
     unfinished = [job for job in jobs if not job.is_done]
     say(f"{len(runs)} runs, {len(runs) - len(unfinished)} of them finished before; results: {out}")
+    # As on a cluster, a run that fails does not stop the others.
     machine = cluster or LocalMachine(args.jobs or len(visible_gpus()) or 1, keep_going=True)
     try:
         with signals_as_keyboard_interrupt():
             machine.run(unfinished, out)
-    except RunError:
-        write_results(runs_of_folder, out, pretrained, name)
+    except RunError:  # the report covers the runs that succeeded, and lists the others
+        write_results(all_runs, out, pretrained, name)
         raise
-    record = write_results(runs_of_folder, out, pretrained, name)
+    record = write_results(all_runs, out, pretrained, name)
     print(record.text() if args.json else format_report(record))
     say(f"wrote {out}/results.md, {out}/results.json and {out}/submission/")
     if missing := complete_submission(out / "submission", args.data):

@@ -33,7 +33,7 @@ from fairseq_posenc.workbench.results.record import Record, Row, own_command
 from fairseq_posenc.workbench.running.files import read_json
 from fairseq_posenc.workbench.training import recipes
 
-_METRICS = {"f1": "F1", "matthews": "Matthews", "pearson": "Pearson", "spearman": "Spearman"}
+_METRIC_TITLES = {"f1": "F1", "matthews": "Matthews", "pearson": "Pearson", "spearman": "Spearman"}
 TaskRows = dict[str, dict[str, Row]]  # rows of the record's first table, by task and metric
 Result = dict[str, Any]  # a run's learning rate, seed, metrics and folder
 _SPREAD_COLUMNS = ["task", "metric", "learning rate", "seeds", "best", "mean", "median", "std"]
@@ -45,21 +45,21 @@ def write_results(runs: Sequence[GlueRun], out: Path, pretrained: Pretrained, na
     tasks = {}
     for task in TASKS:
         if task_runs := [run for run in finished if run.task == task]:
-            metric = task_runs[0].reported_metric
+            metric = task_runs[0].reported_metric  # the protocol's, so the same for all
             results = [read_result(run, out) for run in task_runs]
             tasks[task] = (metric, results)
             best = Path(find_best(results, metric)["folder"])
             for path in sorted(best.glob("submission/*.tsv")):
                 (out / "submission").mkdir(exist_ok=True)
                 shutil.copyfile(path, out / "submission" / path.name)
-    data = {
+    facts = {
         "name": name,
         "checkpoint": str(pretrained.path),
         "attention_directions": pretrained.directions,
         "protocol": runs[0].protocol,
         "unfinished": "; ".join(run.label for run in runs if run not in finished),
     }
-    record = build_record(tasks, str(pretrained.spec), data)
+    record = build_record(tasks, str(pretrained.spec), facts)
     record.write(out / "results.json")
     write_whole(out / "results.md", format_report(record))
     return record
@@ -81,31 +81,31 @@ def read_result(run: GlueRun, out: Path) -> Result:
 
 
 def build_record(
-    tasks: Mapping[str, tuple[str, Sequence[Result]]], spec: str, data: Mapping[str, Any]
+    tasks: Mapping[str, tuple[str, Sequence[Result]]], spec: str, facts: Mapping[str, Any]
 ) -> Record:
     """Build the record of all runs.
 
     Args:
         tasks: the reported metric of each task, and the results of its runs (at least one).
         spec: spec of the model's positions.
-        data: other facts about the model and its runs.
+        facts: other facts about the model and its runs.
     """
     figures: dict[str, list[Row]] = {"tasks": [], "without_collapsed": [], "runs": []}
     for task, (metric, results) in tasks.items():
-        seeds = _select_best_rate(results, metric)
+        selected = _select_best_rate(results, metric)
         best = find_best(results, metric)  # of all learning rates
         for name in best["metrics"]:
             row = {"task": task, "metric": name, "reported": name == metric}
-            figures["tasks"].append({**row, **_summarise_seeds(seeds, name, best)})
-        sound = [result for result in seeds if not result["collapsed"]]
-        if sound and len(sound) < len(seeds):
+            figures["tasks"].append({**row, **_summarise_seeds(selected, name, best)})
+        sound = [result for result in selected if not result["collapsed"]]
+        if sound and len(sound) < len(selected):
             spread = _summarise_seeds(sound, metric, find_best(sound, metric))
             figures["without_collapsed"].append({"task": task, "metric": metric, **spread})
         for result in results:
             flat = {**result, **result["metrics"]}
             del flat["metrics"]
             figures["runs"].append({"task": task, **flat})
-    return Record("glue", figures, data, spec, command=own_command())
+    return Record("glue", figures, facts, spec, command=own_command())
 
 
 def find_best(results: Sequence[Result], metric: str) -> Result:
@@ -119,10 +119,10 @@ def _select_best_rate(results: Sequence[Result], metric: str) -> list[Result]:
     for result in results:
         by_rate.setdefault(result["learning_rate"], []).append(result)
 
-    def mean(seeds: list[Result]) -> float:
-        return statistics.fmean(result["metrics"][metric] for result in seeds)
+    def compute_mean(results_of_rate: list[Result]) -> float:
+        return statistics.fmean(result["metrics"][metric] for result in results_of_rate)
 
-    return max(by_rate.values(), key=mean)
+    return max(by_rate.values(), key=compute_mean)
 
 
 def _summarise_seeds(results: Sequence[Result], metric: str, best: Result) -> Row:
@@ -179,7 +179,8 @@ def _compare_with_paper(data: Row, tasks: TaskRows) -> Iterator[str]:
     head = [""]
     ours = [f"**{data['name']}** ({_describe_selection(statistic, columns)})"]
     for name, row in columns.items():
-        head.append(f"{name} ({_format_metric(row['metric']).split()[0]})")
+        metric = _format_metric(row["metric"]).split()[0]  # MNLI's set is in the column's name
+        head.append(f"{name} ({metric})")
         ours.append(f"{row[statistic]:.2f}")
     rows = [ours]
     notes = []
@@ -247,7 +248,7 @@ def _format_runs(runs: Sequence[Row], metrics: Sequence[str]) -> str:
 def _format_metric(metric: str) -> str:
     """Format the name of a metric, such as ``accuracy mm`` for ``accuracy_mm``."""
     name, _, split = metric.partition("_")
-    return f"{_METRICS.get(name, name)} {split}".strip()
+    return f"{_METRIC_TITLES.get(name, name)} {split}".strip()
 
 
 def write_predictions(path: Path, ids: Sequence[str], predictions: Sequence[str]) -> None:

@@ -67,11 +67,12 @@ class GlueRun(NamedTuple):
     def step(self, out: Path, work: Work = lambda context: None) -> ResultStep:
         """Build the step that fills the run's folder; its progress is the number of updates.
 
-        Without ``work``, the step only looks at the folder or claims it.
+        ``work`` fills the folder; callers that only read the folder or claim it leave it out.
         """
         folder = self.folder(out)
 
-        def measure_progress() -> int:  # the user may delete checkpoints once there is a result
+        def measure_progress() -> int:
+            # The result counts too, because the user may delete the checkpoints once it exists.
             return updates_done(folder) or int((folder / RESULT).exists())
 
         return ResultStep(folder, self._asdict(), work, measure_progress, RESULT)
@@ -110,6 +111,7 @@ def compose_task_config(path: Path, examples: int, overrides: Sequence[str]) -> 
         cfg.task = OmegaConf.merge(OmegaConf.structured(GlueTaskConfig), cfg.task)
     except (HydraException, OmegaConfBaseException, TypeError, ValueError) as error:
         raise UserError(f"{path}: {' '.join(str(error).split())}") from error
+    # A 0 in the file leaves the number open.
     updates = cfg.optimization.max_update or count_updates(cfg, examples)
     cfg.optimization.max_update = int(updates)
     warmup = cfg.lr_scheduler.warmup_updates or round(cfg.task.warmup_ratio * updates)
@@ -132,6 +134,7 @@ def plan_runs(request: GlueRequest) -> list[GlueRun]:
         data.check_lengths(pretrained.max_positions, pretrained.path)
         path = request.configs / f"{task.config_name(request.protocol)}.yaml"
         cfg = compose_task_config(path, data.splits["train"]["examples"], request.overrides)
+        # The options come first, then the file's lists, then the values of a single training.
         rates = request.rates or cfg.task.learning_rates or cfg.optimization.lr[:1]
         seeds = request.seeds or cfg.task.seeds or [cfg.common.seed]
         for rate, seed in product(rates, seeds):
@@ -145,7 +148,7 @@ def plan_runs(request: GlueRequest) -> list[GlueRun]:
                 data=str(data.path),
                 checkpoint=str(pretrained.path),
                 modified=pretrained.path.stat().st_mtime_ns,
-                command=[],
+                command=[],  # built below from the other fields
             )
             runs.append(run._replace(command=_build_command(run, path.stem, cfg, request)))
     return runs
@@ -154,6 +157,7 @@ def plan_runs(request: GlueRequest) -> list[GlueRun]:
 def _build_command(
     run: GlueRun, config_name: str, cfg: DictConfig, request: GlueRequest
 ) -> list[str]:
+    """Build the command that trains a run; hydra takes the last value of an option."""
     folder = run.folder(request.out)
     values: dict[str, Any] = {
         "hydra.run.dir": folder,
@@ -163,10 +167,11 @@ def _build_command(
         "task.max_positions": request.pretrained.max_positions,
     }
     overridden = {word.lstrip("+~").partition("=")[0] for word in request.overrides}
-    listed = set(cfg.get("model") or {})  # a set also has names whose value is missing
+    # A set, because omegaconf's `in` is false for names whose value is missing (`???`).
+    known = set(cfg.get("model") or {})
     for name, value in request.pretrained.roberta_section.items():
         if f"model.{name}" not in overridden:
-            plus = "" if name in listed else "+"  # hydra adds other options only with `+`
+            plus = "" if name in known else "+"  # hydra adds an option only with `+`
             values[f"{plus}model.{name}"] = value
     values |= {
         "optimization.lr": [run.learning_rate],
@@ -208,24 +213,27 @@ def claim_runs(runs: Sequence[GlueRun], out: Path) -> list[GlueRun]:
 
 
 def list_runs(out: Path, like: GlueRun) -> list[GlueRun]:
-    """List the runs in a folder that have the same model and protocol as a run.
+    """List the runs in a folder that have the same model and protocol as the run ``like``.
 
     Raises:
-        UserError: a run of another model or protocol has begun; others are left out.
+        UserError: another run has begun; other runs that have not begun are left out.
     """
     runs = []
-    titles = {"modified": "version of the checkpoint"}
+    compared = {
+        "protocol": "protocol",
+        "checkpoint": "checkpoint",
+        "modified": "version of the checkpoint",
+    }
     for folder in sorted(path.parent for path in out.glob(f"*/*/{STAMP}")):
         run = read_run(folder)
-        names = ("protocol", "checkpoint", "modified")
-        differing = [name for name in names if getattr(run, name) != getattr(like, name)]
-        if differing and run.step(out).progress:
-            name = titles.get(differing[0], differing[0])
-            raise UserError(
-                f"{folder} has a run with another {name}; choose another --out, or delete it"
-            )
+        differing = [name for name in compared if getattr(run, name) != getattr(like, name)]
         if not differing:
             runs.append(run)
+        elif run.step(out).progress:
+            raise UserError(
+                f"{folder} has a run with another {compared[differing[0]]}; choose another --out, "
+                "or delete it"
+            )
     return runs
 
 

@@ -43,7 +43,7 @@ _MODULE = "fairseq_posenc.workbench.finetuning.glue.worker"  # __name__ may be "
 _MNLI_SUFFIXES = ("_m", "_mm")  # of its metrics, for its two development sets
 _BATCH_SIZE = 32  # sentences, in evaluation
 _REPORT_INTERVAL = 15.0  # seconds between two progress lines of a run
-_ON_CPU = "common.cpu=true"  # the command has it already after --device cpu
+_ON_CPU = "common.cpu=true"  # already in the command if the user gave --device cpu
 
 
 def build_job(run: GlueRun, out: Path) -> Job:
@@ -76,14 +76,14 @@ def _train(run: GlueRun, folder: Path, context: RunContext) -> None:
     command = [*run.command, format_override("checkpoint.finetune_from_model", run.checkpoint)]
     # Only now, because a cluster's machine may have other devices than the command's.
     if choose_device() != "cuda" and _ON_CPU not in command:
-        command += [_ON_CPU, "common.fp16=false"]  # the last one of an override counts
+        command += [_ON_CPU, "common.fp16=false"]  # hydra takes the last value
         context.report(updates, f"{run.label}: no GPU here: training on the CPU, without fp16")
     reported_at = time.monotonic()
 
-    def report_line(text: str) -> None:
+    def report_line(line: str) -> None:
         """Report validations, and the number of updates every few seconds."""
         nonlocal reported_at
-        entry = parse_line(text)
+        entry = parse_line(line)
         if entry is None:
             return
         has_score = entry.kind == "valid" and run.metric in entry.figures
@@ -109,8 +109,10 @@ def evaluate(run: GlueRun, folder: Path) -> None:
     model = opened.model.to(choose_device())
     data = open_glue_data(opened.data)
     splits = data.task.valid_splits
-    figures, collapsed = {}, False
-    for suffix, split in zip(_MNLI_SUFFIXES if len(splits) > 1 else ("",), splits):
+    suffixes = _MNLI_SUFFIXES if len(splits) > 1 else ("",)
+    figures: dict[str, float] = {}
+    collapsed = False
+    for suffix, split in zip(suffixes, splits):
         outputs, labels = predict(model, opened.task, split)
         metrics_of_split = measure(data.task, outputs, labels)
         figures.update({f"{name}{suffix}": value for name, value in metrics_of_split.items()})
