@@ -55,7 +55,8 @@ def read_text(path: Path) -> str:
         raise UserError(f"--text {path}: {error.strerror}; name a UTF-8 text file") from None
     if not content.strip():
         raise UserError(f"--text {path}: the file is empty; name a file with text in it")
-    return decode_text(content, f"--text {path}", {b"\0": "a NUL byte, so this is not a text file"})
+    refused = {b"\0": "a NUL byte, so this is not a text file"}
+    return decode_text(content, f"--text {path}", refused)
 
 
 def split_into_documents(text: str) -> list[Document]:
@@ -78,29 +79,29 @@ def drop_repeats(documents: Iterable[Document]) -> list[Document]:
     known: set[str] = set()
     unique = []
     for document in documents:
-        new = [text for text in dict.fromkeys(document) if text not in known]
+        new = [paragraph for paragraph in dict.fromkeys(document) if paragraph not in known]
         known.update(new)
         if new:
             unique.append(new)
     return unique
 
 
-def split_documents(documents: list[Document]) -> tuple[list[Document], list[Document]]:
-    """Shuffle documents from a fixed seed, and split them for training and for validation."""
+def hold_out(documents: list[Document]) -> tuple[list[Document], list[Document]]:
+    """Shuffle documents from a fixed seed; return those for training and those for validation."""
     shuffled = random.Random(SPLIT_SEED).sample(documents, len(documents))
-    least = VALIDATION_SHARE * sum(map(count_words, documents))
+    least_words = VALIDATION_SHARE * sum(map(count_words, documents))
     words = 0
-    count = 0
-    while words < least and count < len(shuffled) - 1:  # at least one document is for training
-        words += count_words(shuffled[count])
-        count += 1
-    return shuffled[count:], shuffled[:count]
+    held_out = 0  # number of documents
+    while words < least_words and held_out < len(shuffled) - 1:  # at least one is for training
+        words += count_words(shuffled[held_out])
+        held_out += 1
+    return shuffled[held_out:], shuffled[:held_out]
 
 
 def write_corpus(text: Optional[str], origin: str, folder: Path) -> dict[str, Any]:
     """Write ``train.txt`` and ``valid.txt`` into a folder, and count their documents and words.
 
-    If the text is None, it is Python's documentation. Messages name its origin.
+    If the text is None, it is Python's documentation. ``origin`` names the source in messages.
 
     Raises:
         UserError: the text has too few words.
@@ -108,7 +109,7 @@ def write_corpus(text: Optional[str], origin: str, folder: Path) -> dict[str, An
     documents = _read_documents(text, origin)
     words = sum(map(count_words, documents))
     facts: dict[str, Any] = {"documents": len(documents), "words": words}
-    for name, part in zip(("train", "valid"), split_documents(documents)):
+    for name, part in zip(("train", "valid"), hold_out(documents)):
         lines = [paragraph for document in part for paragraph in document]
         (folder / f"{name}.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
         facts[f"{name}_words"] = sum(map(count_words, part))
@@ -204,15 +205,15 @@ def train_pieces(text: Path, prefix: Path, vocab_size: int) -> None:
     )
 
 
-def write_pieces(model: Path, text: Path, pieces: Path) -> int:
+def write_pieces(model: Path, text: Path, output: Path) -> int:
     """Write the pieces of a text, separated by spaces, line by line; return their number."""
     tokenize = Pieces(model)
     count = 0
-    with open(text, encoding="utf-8") as lines, open(pieces, "w", encoding="utf-8") as output:
+    with open(text, encoding="utf-8") as lines, open(output, "w", encoding="utf-8") as piece_lines:
         for line in lines:  # one by one, so that memory does not grow with the text
-            (symbols,) = tokenize([line.strip()])
-            output.write(" ".join(symbols) + "\n")
-            count += len(symbols)
+            (pieces,) = tokenize([line.strip()])
+            piece_lines.write(" ".join(pieces) + "\n")
+            count += len(pieces)
     return count
 
 
@@ -221,13 +222,13 @@ def unigram_perplexity(train: Path, valid: Path) -> float:
 
     Frequencies have add-one smoothing; as in fairseq, every line ends with ``</s>``.
     """
-    counts, valid_counts = (Counter(_read_symbols(path)) for path in (train, valid))
-    total = sum(counts.values()) + len(counts | valid_counts)
+    counts, valid_counts = Counter(_read_pieces(train)), Counter(_read_pieces(valid))
+    total = sum(counts.values()) + len(counts | valid_counts)  # one is added for each kind of piece
     loss = sum(n * math.log(total / (counts[piece] + 1)) for piece, n in valid_counts.items())
-    return math.exp(loss / sum(valid_counts.values()))
+    return math.exp(loss / valid_counts.total())
 
 
-def _read_symbols(path: Path) -> list[str]:
+def _read_pieces(path: Path) -> list[str]:
     """Read the pieces of a file, with ``</s>`` at the end of each line."""
     with open(path, encoding="utf-8") as lines:
-        return [symbol for line in lines for symbol in (*line.split(), "</s>")]
+        return [piece for line in lines for piece in (*line.split(), "</s>")]

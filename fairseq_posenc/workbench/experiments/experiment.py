@@ -70,6 +70,7 @@ class Experiment(ABC):
                     f"--encodings: {variant.name!r} has attention directions, which are for "
                     "encoders; a causal LM attends from left to right only"
                 )
+        # A first word without a dash is not an option; it may be meant as fairseq's data folder.
         if self.train_args and not self.train_args[0].startswith("-"):
             raise UserError(f"{self.train_args[0]!r} is not an option; set the folder with --out")
 
@@ -77,7 +78,7 @@ class Experiment(ABC):
     def from_args(cls, args: Namespace, **computed: Any) -> Self:
         """Build the experiment from options with the names of its fields, and ``computed`` fields.
 
-        A computed field wins over an option.
+        A computed field replaces the option with its name.
 
         Raises:
             UserError: an option has a wrong value, or is reserved.
@@ -133,12 +134,12 @@ class Experiment(ABC):
 
     @property
     def names(self) -> list[str]:
-        """The names of the models: those of the variants."""
+        """The names of the models."""
         return [variant.name for variant in self.variants]
 
     @abstractmethod
     def prepare(self, context: RunContext) -> Outputs:
-        """Make the data and return its figures."""
+        """Make the data, and return figures of it, such as numbers of words."""
 
     @abstractmethod
     def job(self, run: Run) -> Job:
@@ -155,8 +156,8 @@ class Experiment(ABC):
         """Do all steps that are not done, and return the results.
 
         All programs inherit the descriptor of the folder's ``lock``. ``watch`` is called several
-        times a second with a function that reads the results so far. As that takes time, ``watch``
-        calls it only when it shows them.
+        times a second with a function that reads the results so far, which takes time, so ``watch``
+        should call the function only to show them.
 
         Raises:
             UserError: bad data, or a command failed.
@@ -180,7 +181,7 @@ class Experiment(ABC):
     def _build_job(
         self, run: Run, data_inputs: Inputs, evaluation: Optional[Evaluation] = None
     ) -> Job:
-        """Build the job of a run; its data were made from ``data_inputs``."""
+        """Build the job of a run, whose data were made from ``data_inputs``."""
         inputs = {
             "data": data_inputs,
             "options": self.options(run),
@@ -226,11 +227,12 @@ def _read_outcomes(jobs: Mapping[Run, Job]) -> tuple[list[Outcome], dict[Run, Cu
     """Read the outcomes of finished trainings, and the curves of unfinished ones."""
     outcomes, begun = [], {}
     for run, job in jobs.items():
-        training = job.steps[0]  # see `Training.build_job`
+        training = job.steps[0]  # an evaluation, if any, is the second step
         log = job.folder / TRAIN_LOG
         if (figures := job.outputs) is not None:
+            # If a training diverges, only its update is in the figures.
             seconds, diverged = figures.get("seconds", math.nan), figures.get("diverged", 0)
             outcomes.append(Outcome(run, figures, read_curve_file(log), seconds, diverged))
-        elif training.can_continue and log.is_file():  # else the log has other options
+        elif training.can_continue and log.is_file():  # else the log is of other options
             begun[run] = read_curve_file(log)
     return outcomes, begun

@@ -248,13 +248,13 @@ class TestCorpus:
 
     def test_split_is_by_document_fixed_and_about_a_twentieth(self) -> None:
         all_documents = [[f"{n} word"] for n in range(200)]
-        train, valid = corpus.split_documents(all_documents)
+        train, valid = corpus.hold_out(all_documents)
         assert sorted(train + valid) == sorted(all_documents)
         assert len(valid) == 10
-        assert corpus.split_documents(all_documents) == (train, valid)
+        assert corpus.hold_out(all_documents) == (train, valid)
 
     def test_split_leaves_something_to_train_on(self) -> None:
-        train, valid = corpus.split_documents([["x"], ["y " * 99]])
+        train, valid = corpus.hold_out([["x"], ["y " * 99]])
         assert len(train) == len(valid) == 1
 
     def test_byte_order_mark_is_dropped(self, tmp_path: Path) -> None:
@@ -422,7 +422,9 @@ class TestStatements:
         )
 
     def test_a_causal_model_without_positions_is_no_bag_of_words(self, tmp_path: Path) -> None:
-        found = statements.derive_statements(make_results(tmp_path, FOUR).models, UNIGRAM, False)
+        found = statements.derive_statements(
+            make_results(tmp_path, FOUR).models, UNIGRAM, masked=False
+        )
         assert not any("bag of words" in sentence for sentence in found)
 
     def test_a_seed_that_diverged_is_told_and_the_others_are_compared(self, tmp_path: Path) -> None:
@@ -630,7 +632,7 @@ class TestReport:
         opened: list[str] = []
         monkeypatch.setattr(live, "open_in_browser", opened.append)
         monkeypatch.setattr(live, "_REPORT_SECONDS", 0.0)
-        follow = live.Live(opens=True)
+        follow = live.Live(opens_browser=True)
         for _ in range(2):
             follow(lambda: now)
         assert opened == [(tmp_path / report.PAGE).as_uri()]

@@ -17,8 +17,8 @@ from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_inte
 from fairseq_posenc.workbench.running.folders import lock_output_folder
 from fairseq_posenc.workbench.running.progress import say
 
-# So many models of a seed are trained at a time even with fewer cores, to compare live curves.
-_TOGETHER = 5
+# On a CPU so many models are trained at a time, even on fewer cores, to compare their live curves.
+_LEAST_JOBS = 5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,8 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     options.add_out(parser, computed_default="demo; compare-NAME for --text NAME.txt")
     add("--text", type=Path, help="UTF-8 text file (default: Python's own documentation)")
-    text = "kind of models (default: %(default)s)"
-    add("--family", choices=list(text_experiment.TASKS), default=variants.MASKED, help=text)
+    family_help = "kind of models (default: %(default)s)"
+    add("--family", choices=list(text_experiment.TASKS), default=variants.MASKED, help=family_help)
     add(
         "--encodings",
         default=variants.DEFAULT_ENCODINGS,
@@ -38,8 +38,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_count(parser, "--updates", "training updates of each model", 250)
     options.add_count(parser, "--vocab-size", "number of sentencepieces", 512)
     options.add_seeds(parser, (1, 2, 3))
-    text = "learning rates, as in 0.001,0.003: a model is trained with all and judged at its best"
-    add("--lrs", default=text_experiment.LEARNING_RATE, help=f"{text} (default: %(default)s)")
+    add(
+        "--lrs",
+        default=text_experiment.LEARNING_RATE,
+        help="learning rates, as in 0.001,0.003: a model is trained with all and judged at its "
+        "best (default: %(default)s)",
+    )
     options.add_jobs(parser, "one per core, but at least five models of a seed; one on a GPU")
     options.add_cluster(parser)
     add("--open", action="store_true", help="show the report in a browser while trainings go on")
@@ -63,29 +67,27 @@ def run(args: argparse.Namespace) -> int:
         signals_as_keyboard_interrupt(),
         lock_output_folder(experiment.out, (*report.FILES, record.RECORD)) as lock,
     ):
-        names = ", ".join(experiment.names)
-        family = experiment.family
-        say(f"comparing {names} (--family {family}); results: {experiment.out}/")
+        models = f"{', '.join(experiment.names)} (--family {experiment.family})"
+        say(f"comparing {models}; results: {experiment.out}/")
         if not experiment.cluster:
             announce(experiment)
-        results = experiment.run(lock, Live(args.open))
+        results = experiment.run(lock, Live(opens_browser=args.open))
         path = report.write_report(results)
-        figures = record.build_record(results)
-        figures.write(experiment.out / record.RECORD)
-    print(figures.text() if args.json else report.format_screen(results))
+        comparison = record.build_record(results)
+        comparison.write(experiment.out / record.RECORD)
+    print(comparison.text() if args.json else report.format_screen(results))
     say(f"report: {path}, and as a page {path.with_name(report.PAGE)}")
     return 0
 
 
 def _build_experiment(args: argparse.Namespace) -> TextExperiment:
-    default = Path(f"compare-{args.text.stem}" if args.text else "demo")
     models = variants.parse_variants(args.encodings)
     jobs = args.jobs or default_jobs()
     if not args.jobs and choose_device() != "cuda":
-        jobs = max(jobs, min(len(models), _TOGETHER))
+        jobs = max(jobs, min(len(models), _LEAST_JOBS))
     return TextExperiment.from_args(
         args,
-        out=args.out or default,
+        out=args.out or Path(f"compare-{args.text.stem}" if args.text else "demo"),
         variants=models,
         lrs=tuple(dict.fromkeys(lr.strip() for lr in args.lrs.split(","))),
         jobs=jobs,

@@ -82,7 +82,7 @@ def refuse_to_lose_report(experiment: TextExperiment) -> None:
     """
     try:
         old = read(experiment.out / RECORD)
-    except RecordError:  # no record yet, or a damaged one
+    except RecordError:  # no record yet, or a damaged one, which has no results to lose
         return
     if lost := next(_list_lost_figures(old, experiment), ""):
         raise UserError(
@@ -94,13 +94,13 @@ def refuse_to_lose_report(experiment: TextExperiment) -> None:
 def _list_lost_figures(old: Record, experiment: TextExperiment) -> Iterator[str]:
     """Describe each result of an old record that the record of an experiment would lack."""
     shared = _collect_shared(experiment)
-    content, old_content = shared.pop("text_sha256"), old.data.get("text_sha256")
-    if content and content == old_content:
-        del shared["text"]  # the same text at another path
-    elif content and old_content and shared["text"] == old.data.get("text"):
+    text_hash, old_text_hash = shared.pop("text_sha256"), old.data.get("text_sha256")
+    if text_hash and text_hash == old_text_hash:
+        del shared["text"]  # its path may differ
+    elif text_hash and old_text_hash and shared["text"] == old.data.get("text"):
         yield f"an earlier content of {shared['text']}"
     for name, value in shared.items():
-        if old.data.get(name, value) != value:
+        if old.data.get(name, value) != value:  # records of earlier versions may lack a setting
             yield f"{name.replace('_', ' ')} {old.data[name]!r}"
     for row in old.rows:
         if row.get("updates", 0) > experiment.updates:

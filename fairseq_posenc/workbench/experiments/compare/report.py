@@ -73,18 +73,20 @@ def write_report(results: TextResults, seconds_left: Optional[float] = None) -> 
         _format_trainings(results.experiment),
     ]
     path = out / REPORT
-    text = "\n\n".join(part for part in parts if part) + "\n"
-    write_whole(path, text)
-    write_whole(out / PAGE, convert_to_html(text, out, _RELOAD_SECONDS if results.missing else 0))
+    report = "\n\n".join(filter(None, parts)) + "\n"
+    write_whole(path, report)
+    refresh = _RELOAD_SECONDS if results.missing else 0
+    write_whole(out / PAGE, convert_to_html(report, out, refresh))
     return path
 
 
 def list_conclusions(results: TextResults) -> list[str]:
-    """Derive conclusions from the figures of a finished comparison."""
+    """Derive conclusions from the figures, or say that the comparison is not finished."""
     if results.missing:
         return ["Differences are judged when all trainings are finished."]
+    unigram = results.data_figures["unigram_perplexity"]
     masked = results.experiment.family == MASKED
-    return derive_statements(results.models, results.data_figures["unigram_perplexity"], masked)
+    return derive_statements(results.models, unigram, masked=masked)
 
 
 def _describe_missing(results: TextResults, seconds_left: Optional[float]) -> str:
@@ -92,7 +94,7 @@ def _describe_missing(results: TextResults, seconds_left: Optional[float]) -> st
     if not results.missing:
         return ""
     parts = []
-    for seed, runs in groupby(results.missing, key=lambda run: run.seed):
+    for seed, runs in groupby(results.missing, key=lambda run: run.seed):  # they go seed by seed
         names = dict.fromkeys(markdown.code(run.variant.name) for run in runs)
         parts.append(f"seed {seed} of {', '.join(names)}")
     about = f", about {format_time(seconds_left)} more" if seconds_left else ""
@@ -211,7 +213,7 @@ def format_screen(results: TextResults) -> str:
 
 
 def _format_row(model: SeedAggregate, experiment: TextExperiment) -> dict[str, str]:
-    """Format the figures of a model by column."""
+    """Format the figures of a model by column, in the order of the report's columns."""
 
     def mean(figure: Callable[[Outcome], float], show: Callable[[float], str]) -> str:
         return show(fmean(map(figure, model.undiverged))) if model.undiverged else "-"
@@ -232,7 +234,7 @@ def _format_row(model: SeedAggregate, experiment: TextExperiment) -> dict[str, s
 
 
 def _format_begun(run: Run, curve: Curve) -> dict[str, str]:
-    """Format the figures so far of a model without a finished training."""
+    """Format the figures so far of a model without a finished training, as :func:`_format_row`."""
     updates, perplexity = curve.points[-1]
     return {
         "encoding": markdown.code(run.variant.name),
@@ -247,7 +249,7 @@ def _format_begun(run: Run, curve: Curve) -> dict[str, str]:
 
 
 def draw(results: TextResults, title: str, path: Path) -> bool:
-    """Draw means, intervals and seeds into a PNG file; return whether there was anything."""
+    """Draw means, intervals and seeds into a PNG file; return False if there was no point."""
     lines = {model.variant.name: _build_line(model) for model in results.models}
     for name, (_, curve) in find_begun(results).items():
         lines[name] = Line.over_seeds([curve.points])
@@ -276,7 +278,7 @@ def find_begun(results: TextResults) -> dict[str, tuple[Run, Curve]]:
 
 def _format_rerun(experiment: TextExperiment) -> str:
     """Format the command of this comparison, and options that change it."""
-    options = {
+    options = {  # those with an empty value are left out
         "--family": experiment.family if experiment.family != MASKED else "",
         "--text": str(experiment.text) if experiment.text else "",
         "--encodings": join_list(experiment.names),

@@ -27,10 +27,11 @@ _PLATEAU_SHARE = 0.5
 
 
 def derive_statements(
-    models: Sequence[SeedAggregate], unigram: float, masked: bool = True
+    models: Sequence[SeedAggregate], unigram: float, *, masked: bool = True
 ) -> list[str]:
     """Derive conclusions from the figures of masked or causal LMs, in Markdown.
 
+    ``models`` are in the user's order: without learned positions, the first one is the baseline.
     ``unigram`` is the perplexity of a model that knows only the frequencies of pieces.
     """
     trained = [model for model in models if not model.diverged]
@@ -39,7 +40,7 @@ def derive_statements(
     if few := explain_few_seeds(min(len(model.outcomes) for model in models)):
         sentences.append(few)
     else:
-        # Causal LMs see the order of tokens even without positions.
+        # Masked LMs without positions see no order of tokens; causal LMs see it by their mask.
         bags = [model for model in trained if masked and model.variant.is_plain("none")]
         others = [model for model in trained if model not in bags]
         sentences += describe_differences({model.variant.name: model.by_seed for model in trained})
@@ -88,18 +89,18 @@ def _compare_with_bag(bag: SeedAggregate, others: Sequence[SeedAggregate]) -> st
     others = [model for model in others if _is_below(model, bag)]
     lowest = min(interval.mean for _, interval in bag.curve)
     level = _PLATEAU_SHARE * lowest
-    text = (
+    finding = (
         f"{_quote(bag)} cannot see the order of tokens: to it, a text is a bag of words. Its "
         f"lowest perplexity is {lowest:,.1f}."
     )
     if not others:
-        return f"{text} No other model is significantly below it."
+        return f"{finding} No other model is significantly below it."
     arrivals = _format_arrivals(others, level)
-    return f"{text} Others reach {_PLATEAU_SHARE:.0%} of that ({level:,.1f}): {arrivals}."
+    return f"{finding} Others reach {_PLATEAU_SHARE:.0%} of that ({level:,.1f}): {arrivals}."
 
 
 def _describe_arrivals(models: Sequence[SeedAggregate]) -> str:
-    """Describe when models reach the final perplexity of learned positions, or of the first one."""
+    """Describe when models reach the final perplexity of the baseline."""
     # A model whose loss was always NaN has no final perplexity.
     models = [model for model in models if model.curve]
     if not models:

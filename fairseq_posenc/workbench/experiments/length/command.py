@@ -18,7 +18,7 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.experiments.length import report
 from fairseq_posenc.workbench.experiments.length.model import LoadedModel, NamedModel, parse_models
-from fairseq_posenc.workbench.experiments.length.scoring import Scoring
+from fairseq_posenc.workbench.experiments.length.scoring import Scoring, Size
 from fairseq_posenc.workbench.experiments.length.stream import Stream
 from fairseq_posenc.workbench.results.intervals import LEAST_SEEDS
 from fairseq_posenc.workbench.results.pictures import can_draw
@@ -86,10 +86,10 @@ def run(args: argparse.Namespace) -> int:
     cluster = options.parse_cluster(args)
     check_device(args.device, args.fp16, is_local=not cluster)
     models = parse_models(args.models)
-    _check_text(models, args)
+    _refuse_wrong_data(models, args)
     facts, stream = _open_all(models, args)
-    text = str(args.text) if args.text else f"the split {args.split} of {args.data}"
-    _check_length(stream.size, text, args)
+    text_name = str(args.text) if args.text else f"the split {args.split} of {args.data}"
+    _check_length(stream.size, text_name, args)
     with (
         signals_as_keyboard_interrupt(),
         lock_output_folder(args.out, (REPORT, FIGURES, PICTURE)),
@@ -97,12 +97,12 @@ def run(args: argparse.Namespace) -> int:
         scored = "all scored once for each figure"
         if args.windows:
             scored = f"{args.windows} windows of which are scored for each figure"
-        say(f"{stream.size:,} tokens of {text}, {scored}")
+        say(f"{stream.size:,} tokens of {text_name}, {scored}")
         if args.windows and args.windows < LEAST_SEEDS:
             say(f"intervals need at least {LEAST_SEEDS} windows: differences may be chance")
         # Called by the jobs, which may run elsewhere.
         computing = partial(ComputeOptions.choose, args.device, args.fp16, args.bf16)
-        source, longest = args.text or args.data, args.lengths[-1]
+        source, longest = args.text or args.data, args.lengths[-1]  # lengths are sorted
         scorings = [
             Scoring(
                 folder=args.out / named.name,
@@ -117,7 +117,7 @@ def run(args: argparse.Namespace) -> int:
         jobs = [scoring.build_job() for scoring in scorings]
         (cluster or LocalMachine()).run(jobs, args.out)
         scores = [scoring.read(job) for scoring, job in zip(scorings, jobs)]
-        record = report.build_record(facts, scores, text, stream.size)
+        record = report.build_record(facts, scores, text_name, stream.size)
         record.write(args.out / FIGURES)
         drawn = can_draw() and report.draw(record, args.out / PICTURE)
         report.write_markdown(record, args.out / REPORT, PICTURE if drawn else "")
@@ -126,7 +126,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _choose_sizes(args: argparse.Namespace) -> list[tuple[str, int, int]]:
+def _choose_sizes(args: argparse.Namespace) -> list[Size]:
     """Choose the mode, the context length and the stride of each score."""
     modes = report.MODES if args.mode == "both" else (args.mode,)
     if args.windows:
@@ -139,26 +139,26 @@ def _choose_sizes(args: argparse.Namespace) -> list[tuple[str, int, int]]:
             "between would not be scored; choose a smaller stride"
         )
     return [
-        (mode, length, args.stride if mode == report.SLIDING else length)
+        Size(mode, length, args.stride if mode == report.SLIDING else length)
         for mode in modes
         for length in args.lengths
     ]
 
 
-def _check_length(tokens: int, text: str, args: argparse.Namespace) -> None:
+def _check_length(tokens: int, text_name: str, args: argparse.Namespace) -> None:
     """Refuse a text that is too short for the context lengths, or for that many windows."""
     longest = args.lengths[-1]
     if longest > tokens:
-        raise UserError(f"--lengths {longest}: {text} has only {tokens:,} tokens")
+        raise UserError(f"--lengths {longest}: {text_name} has only {tokens:,} tokens")
     most = 1 + (tokens - longest) // args.stride
     if args.windows and args.windows > most:
         raise UserError(
-            f"--windows {args.windows}: windows would predict the same tokens, because {text} has "
-            f"only {tokens:,}; use at most {most}, or a smaller --stride"
+            f"--windows {args.windows}: windows would predict the same tokens, because {text_name} "
+            f"has only {tokens:,}; use at most {most}, or a smaller --stride"
         )
 
 
-def _check_text(models: list[NamedModel], args: argparse.Namespace) -> None:
+def _refuse_wrong_data(models: list[NamedModel], args: argparse.Namespace) -> None:
     """Refuse checkpoints without ``--data``, folders without ``--text``, and a mixture of both."""
     folders = [named.name for named in models if named.is_folder]
     if folders and len(folders) < len(models):
@@ -180,8 +180,8 @@ def _open_all(models: list[NamedModel], args: argparse.Namespace) -> tuple[list[
     facts: list[Row] = []
     streams: list[Stream] = []
     for named in models:
-        text = args.text or args.data
-        loaded, stream = _open(named, text, args.split, args.lengths[-1], lambda: CPU)
+        source = args.text or args.data
+        loaded, stream = _open(named, source, args.split, args.lengths[-1], lambda: CPU)
         streams.append(stream)
         if not torch.equal(stream.targets, streams[0].targets):
             raise UserError(
@@ -204,14 +204,14 @@ def _open_all(models: list[NamedModel], args: argparse.Namespace) -> tuple[list[
 
 def _open(
     named: NamedModel,
-    text: Path,
+    source: Path,
     split: str,
     longest: int,
     computing: Callable[[], ComputeOptions],
 ) -> tuple[LoadedModel, Stream]:
-    """Open a model, and its text or data-bin, where ``computing`` says.
+    """Open a model, and ``source``, its text or data-bin, on the device that ``computing`` chooses.
 
-    The model gets room for ``longest`` tokens.
+    The model gets room for ``longest`` tokens; ``split`` is a part of the data-bin.
 
     Raises:
         UserError: the model is not a causal language model, has another dictionary than the text,
@@ -220,11 +220,13 @@ def _open(
     if named.is_folder:  # either host may be absent
         from fairseq_posenc.workbench.experiments.length import hf_model
 
-        return hf_model.load(named, computing(), longest), hf_model.tokenize_text(text, named.path)
+        return hf_model.load(named, computing(), longest), hf_model.tokenize_text(
+            source, named.path
+        )
     from fairseq_posenc.workbench.experiments.length import fairseq_model
 
-    stream = fairseq_model.read_stream(text, split)
-    return fairseq_model.load(named, text, computing()), stream
+    stream = fairseq_model.read_stream(source, split)
+    return fairseq_model.load(named, source, computing()), stream
 
 
 @lru_cache(1)
@@ -238,16 +240,16 @@ def _collect_inputs(named: NamedModel, args: argparse.Namespace) -> Inputs:
     """Collect what the scores of a model depend on, without their lengths."""
     if args.text:
         files = sorted(path for path in named.path.iterdir() if path.is_file())
-        checkpoint: str | list[str] = [*map(checksum, files)]
-        read = [checksum(args.text)]
+        model_hashes: str | list[str] = [*map(checksum, files)]
+        text_hashes = [checksum(args.text)]
     else:
-        checkpoint = checksum(named.path)
+        model_hashes = checksum(named.path)
         names = ("dict.txt", f"{args.split}.idx", f"{args.split}.bin")
-        read = [checksum(args.data / name) for name in names]
+        text_hashes = [checksum(args.data / name) for name in names]
     return {
-        "checkpoint": checkpoint,
+        "checkpoint": model_hashes,
         "override": str(named.spec_override),
-        "text": read,
+        "text": text_hashes,
         "precision": str(choose_dtype(args.fp16, args.bf16)),
         "version": __version__,
     }

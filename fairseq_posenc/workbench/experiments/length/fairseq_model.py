@@ -28,7 +28,7 @@ from fairseq_posenc.workbench.running.devices import ComputeOptions
 _TASK = "language_modeling"
 # Options with which a model does not predict just the next token of a stream of tokens.
 _UNSUPPORTED_OPTIONS = ("add_bos_token", "self_target", "past_target")
-_TOKENS_AT_A_TIME = 1024  # whose probabilities of the whole vocabulary are computed together
+_TOKENS_AT_A_TIME = 1024  # so many get their probabilities of the whole vocabulary together
 
 
 def load(named: NamedModel, data: Path, computing: ComputeOptions) -> LoadedModel:
@@ -75,15 +75,15 @@ def _refuse_other_tasks(named: NamedModel, task: Any) -> None:
             )
 
 
-def _refuse_other_encodings(named: NamedModel, override: Spec, model: Any) -> None:
-    """Refuse other encodings than the trained ones.
+def _refuse_other_encodings(named: NamedModel, override: Spec, settings: Any) -> None:
+    """Refuse other encodings than the trained ones, which are in the model's settings.
 
     Their options may change, so only names are compared. A temperature may be added or left out, as
     it needs no training.
     """
-    if "position_encoding" not in model:
+    if "position_encoding" not in settings:
         raise UserError(f"{named.name}: {named.path} is fairseq's own model, which takes no @SPEC")
-    trained = options.resolve_positions(model).decoder
+    trained = options.resolve_positions(settings).decoder
     if _name_encodings(override) != _name_encodings(trained):
         raise UserError(
             f"{named.name}: {named.path} was trained with {trained}; {override} is another "
@@ -105,7 +105,7 @@ def predict(model: FairseqLanguageModel, tokens: Tensor, targets: Tensor) -> Ten
     log_probs = []
     parts = zip(features.split(_TOKENS_AT_A_TIME), targets.flatten().split(_TOKENS_AT_A_TIME))
     for part, part_targets in parts:
-        output = (model.output_layer(part[None]), None)
+        output = (model.output_layer(part[None]), None)  # fairseq expects a batch and extra outputs
         sample = {"target": part_targets[None]}  # an adaptive softmax reads the targets
         logs = model.get_normalized_probs(output, log_probs=True, sample=sample)
         log_probs.append(logs.gather(2, part_targets[None, :, None]).flatten())

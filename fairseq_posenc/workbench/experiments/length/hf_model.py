@@ -21,8 +21,8 @@ from fairseq_posenc.workbench.experiments.length.model import LoadedModel, Named
 from fairseq_posenc.workbench.experiments.length.stream import Stream
 from fairseq_posenc.workbench.running.devices import ComputeOptions
 
-_TOKENS_OF_A_SAMPLE = 200  # decoded to see whether a tokenizer keeps words apart
-_TOKENS_AT_A_TIME = 1024  # whose losses are computed together, to save memory
+_TOKENS_OF_A_SAMPLE = 200  # number that is decoded to see whether a tokenizer keeps words apart
+_TOKENS_AT_A_TIME = 1024  # losses of so many are computed together, to save memory
 
 
 def load(named: NamedModel, computing: ComputeOptions, longest: int) -> LoadedModel:
@@ -86,7 +86,7 @@ def tokenize_text(path: Path, folder: Path) -> Stream:
         raise UserError(f"{folder} has no tokenizer, which --text needs") from error
     tokens = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     if not tokens:
-        raise UserError(f"--text {path}: is empty")
+        raise UserError(f"--text {path}: the file is empty; name a file with text in it")
     sample = tokenizer.decode(tokens[:_TOKENS_OF_A_SAMPLE]).strip()
     original = text.strip()[: len(sample)]
     # transformers 5.17 opens some folders with the wrong tokenizer class, which loses the spaces.

@@ -25,7 +25,7 @@ class NamedModel(NamedTuple):
 
     name: str  # the user's name for it
     path: Path  # a checkpoint of fairseq, or a folder of transformers
-    spec_override: Optional[str] = None  # spec that replaces the trained positions
+    spec_override: Optional[str] = None  # replaces the trained positions; None keeps them
 
     @property
     def is_folder(self) -> bool:
@@ -47,7 +47,7 @@ def _parse_model(name: str, value: str) -> NamedModel:
     if not is_folder_name(name):
         raise UserError(f"{name!r}: the name must be a valid folder name")
     path, _, spec = value.rpartition("@")
-    if not path or Path(value).exists():  # without a spec; a path may contain "@"
+    if not path or Path(value).exists():  # there is no spec; a path may contain "@"
         path, spec = value, ""
     named = NamedModel(name, find_model(Path(path)), spec or None)
     if named.is_folder:

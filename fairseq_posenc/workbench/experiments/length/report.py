@@ -44,9 +44,10 @@ def _group_rows(record: Record) -> dict[tuple[str, str], list[Row]]:
 
 
 def _read_windows(row: Row) -> dict[int, float]:
-    """Read the perplexity by window; empty if the whole text was scored.
+    """Read the perplexity by window, from the columns of ``Score.figures``.
 
-    Windows take the place of seeds: all models read the same ones.
+    Empty if the whole text was scored. In comparisons windows take the place of seeds, because all
+    models read the same windows.
     """
     values = [value for column, value in row.items() if column.startswith("window_")]
     return dict(enumerate(values))
@@ -75,11 +76,12 @@ def format_results(record: Record) -> str:
 
 def _compare_with_first(groups: Mapping[tuple[str, str], Sequence[Row]]) -> list[str]:
     """Compare each model with the first one at each length, if windows were scored."""
+    # Windows are of one mode, so each model has one group. Rows are in the user's order of models.
     ((first, _), first_rows), *others = groups.items()
     notes = []
     for (model, _), rows in others:
         ratios = []
-        for row, first_row in zip(rows, first_rows):
+        for row, first_row in zip(rows, first_rows, strict=True):  # one for each length
             log_ratio = compare(_read_windows(row), _read_windows(first_row)).interval
             if log_ratio.is_bounded:
                 low, high = math.exp(log_ratio.low), math.exp(log_ratio.high)
@@ -151,11 +153,11 @@ def draw(record: Record, path: Path) -> bool:
     lengths = sorted({row["length"] for row in record.rows})
 
     def label(length: int, perplexity: float) -> str:
-        # The line of a model that cannot read the longest texts ends early.
+        # A line that ends early, of a model that cannot read the longest texts, says where.
         at = "" if length == lengths[-1] else f" at {length:,}"
         return f"{perplexity:,.1f}{at}"
 
-    figure, panels = pictures.new_panels(len(modes), len(modes), (6.2, 4.4))
+    figure, panels = pictures.new_panels(len(modes), columns=len(modes), panel=(6.2, 4.4))
     for axes, (mode, lines) in zip(panels, modes.items()):
         axes.set_title(mode, loc="left", fontsize=12)
         axes.set_xscale("log", base=2)

@@ -38,7 +38,7 @@ class Score(NamedTuple):
     stride: int  # tokens of a window that are predicted
     tokens: int  # predicted tokens of all windows
     loss: Optional[float]  # bits per token; None if there is no figure
-    seconds: float  # wall-clock time
+    seconds: float  # time of scoring
     refusal: str = ""  # reason why there is no figure
     windows: Sequence[float] = ()  # perplexity of each window, unless the whole stream was scored
 
@@ -55,49 +55,63 @@ class Score(NamedTuple):
         return {**figures, "perplexity": self.perplexity}
 
 
+class Size(NamedTuple):
+    """How a stream is cut into windows for a score."""
+
+    mode: str  # `non-overlapping` or `sliding`
+    length: int  # context length: most tokens of a window
+    stride: int  # tokens of a window that are predicted
+
+
 class Scoring(NamedTuple):
     """The scores to compute for a model, one for each mode and context length."""
 
     folder: Path  # folder of the results; its name is the model's in messages
-    inputs: Inputs  # all that the scores depend on, except the lengths
+    inputs: Inputs  # all that the scores depend on, except the sizes and the windows
     open_model: Callable[[], tuple[LoadedModel, Stream]]  # opens the model and the text
-    sizes: Sequence[tuple[str, int, int]]  # mode, context length and stride of each score
+    sizes: Sequence[Size]  # one for each score
     max_tokens: int  # most tokens of a batch
-    spread: int | None = None  # number of windows to spread over the stream; None reads all of it
+    # Number of windows that are spread over the stream; None scores all of it.
+    spread: Optional[int] = None
 
     @property
     def longest(self) -> int:
         """The longest context."""
-        return max(length for _, length, _ in self.sizes)
+        return max(size.length for size in self.sizes)
 
     def build_job(self) -> Job:
         """Build the job of the model, with a step for each score."""
         steps = []
-        for mode, length, stride in self.sizes:
-            inputs = {**self.inputs, "sizes": (length, stride, self.max_tokens)}
+        for size in self.sizes:
+            # As in the stamps of earlier versions, whose scores stay valid.
+            inputs = {**self.inputs, "sizes": (size.length, size.stride, self.max_tokens)}
             if self.spread is not None:
                 inputs["windows"] = self.spread, self.longest
-            measure = partial(self._measure, mode, length, stride)
-            steps.append(Step(self.folder / f"{mode}-{length}", inputs, measure))
+            folder = self.folder / f"{size.mode}-{size.length}"
+            steps.append(Step(folder, inputs, partial(self._measure, size)))
         return Job(self.folder.name, self.folder, tuple(steps))
 
     def read(self, job: Job) -> list[Row]:
         """Read the figures of each score from a finished job."""
         return [
-            {"evaluation": mode, **Score(**(step.outputs or {})).figures()}
-            for (mode, _, _), step in zip(self.sizes, job.steps)
+            {"evaluation": size.mode, **Score(**(step.outputs or {})).figures()}
+            for size, step in zip(self.sizes, job.steps)
         ]
 
-    def _measure(self, mode: str, length: int, stride: int, context: RunContext) -> Outputs:
+    def _measure(self, size: Size, context: RunContext) -> Outputs:
         """Compute a score: the work of a step."""
+        mode, length, stride = size
         loaded, stream = self.open_model()
-        total = stream.size
-        windows = cut_windows(total, length, stride)
-        if self.spread is not None:
-            windows = spread_windows(total, length, stride, self.longest, self.spread)
-            total = self.spread * stride
+        if self.spread is None:
+            windows = cut_windows(stream.size, length, stride)
+            predicted = stream.size
+        else:
+            windows = spread_windows(
+                stream.size, length, stride, longest=self.longest, count=self.spread
+            )
+            predicted = self.spread * stride
         name = f"{self.folder.name}, {mode}, {length:,}"
-        with bar(name, total, " tokens") as shown:
+        with bar(name, predicted, " tokens") as shown:
             score = score_windows(
                 loaded, stream, windows, length, stride, self.max_tokens, shown.update
             )
@@ -127,7 +141,7 @@ def score_windows(
     """
     began = time.monotonic()
     device = next(loaded.model.parameters()).device
-    total = 0.0  # sum of log probabilities
+    log_likelihood = 0.0  # sum over all predicted tokens, in nats
     tokens = 0
     refusal = ""
     perplexities: list[float] = []
@@ -141,13 +155,13 @@ def score_windows(
             inputs = torch.stack([stream.inputs[w.start : w.end] for w in batch])  # [B, T]
             targets = torch.stack([stream.targets[w.scored : w.end] for w in batch])  # [B, n]
             log_probs = loaded.predict(inputs.to(device), targets.to(device)).double()  # [B, n]
-            total += float(log_probs.sum())
+            log_likelihood += float(log_probs.sum())
             tokens += log_probs.numel()
             perplexities += log_probs.mean(1).neg().exp().tolist()
             on_tokens(log_probs.numel())
-    except UserError as error:  # an encoding cannot read so long a window
+    except UserError as error:  # the model cannot read so long a window, which is a result
         refusal = str(error)
-    loss = -total / max(1, tokens) / math.log(2)
+    loss = -log_likelihood / max(1, tokens) / math.log(2)
     if not refusal and not loss < _MAX_BITS:  # the comparison is false for NaN too
         refusal = "the model's probabilities are too small for a number"
     seconds = time.monotonic() - began
