@@ -232,6 +232,27 @@ def test_blocked_serves_one_row_for_all_distances():
         torch.testing.assert_close(our, their, rtol=1e-8, atol=1e-8)
 
 
+def test_blocked_gradients_reach_operands_whose_heads_are_not_before_their_tokens(monkeypatch):
+    """A chunk of zeros with such strides is a copy, and gradients added to a copy are lost."""
+    monkeypatch.undo()  # with one chunk for all sentences
+    tokens = 16  # whole tiles: padding would make the operands contiguous
+    qkv = [torch.randn(B, H, tokens, D, dtype=torch.float64) for _ in range(3)]
+    by_token = [
+        torch.randn(B, tokens, H, width, dtype=torch.float64, requires_grad=True)
+        for width in (1, 2, 3)
+    ]
+    temperature, decay, states = (x.transpose(1, 2) for x in by_token)
+    table = torch.randn(1, 2 * tokens - 1, 3, dtype=torch.float64)
+    terms = Terms(temperature=temperature[..., 0], decay=decay, states=states, state_table=table)
+    call = AttentionCall(*qkv, terms, Mask("lr"))
+    ours, theirs = (BACKENDS[name].attend(call)[0] for name in ("blocked", "reference"))
+    for our, their in zip(
+        torch.autograd.grad(ours.square().sum(), by_token),
+        torch.autograd.grad(theirs.square().sum(), by_token),
+    ):
+        torch.testing.assert_close(our, their, rtol=1e-8, atol=1e-8)
+
+
 @pytest.mark.parametrize("groups", [1, H])
 def test_blocked_serves_a_gain_of_channels_for_one_query(groups):
     gain = torch.randn(groups, T, D, dtype=torch.float64, requires_grad=True)

@@ -23,10 +23,11 @@ from fairseq_posenc.encodings.precision import at_least_fp32
 from fairseq_posenc.encodings.runs import Runs
 from fairseq_posenc.encodings.terms import Terms
 
-# Added to the score of a forbidden pair: below any score. A pair may be forbidden by distance,
-# segment and mask, and even three times this is finite in float32.
+# Added to the score of a forbidden pair: below any score. `distance_bias`, `window_bias` and
+# `mask_bias` may all forbid the same pair, and their sum is still finite in float32.
 FORBIDDEN = -1e38
-# Fields `(G, R, ...)`, of which a chunk gets its heads.
+# Fields `(G, R, ...)`, of which a chunk gets its heads. A field that is neither here nor in BY_PAIR
+# is `(B, H, ...)`.
 BY_DISTANCE = {
     "query_table",
     "key_table",
@@ -62,7 +63,8 @@ class Operands(NamedTuple):
     query_table: Tensor | None = None
     key_table: Tensor | None = None  # `(G, R, D)`
     value_table: Tensor | None = None  # `(G, R, D)`
-    # where runs of distances share a row of a table, the row of each distance, `(1, R)` of int64
+    # Where runs of distances share a row of a table, the row of each distance, `(1, R)` of int64.
+    # `name_row_index` relies on the names
     query_row_index: Tensor | None = None
     key_row_index: Tensor | None = None
     value_row_index: Tensor | None = None
@@ -104,30 +106,37 @@ class Operands(NamedTuple):
             elif name in BY_PAIR:
                 sentences = chunk.sentences if x.size(0) > 1 else slice(None)
                 parts[name] = x[sentences, chunk.heads if x.size(1) > 1 else slice(None)]
-            elif name != "fully_masked":  # used on all attended values, never within a chunk
+            elif name != "fully_masked":  # only used for all chunks together
                 parts[name] = chunk.select(x)
         return self._replace(**parts)
 
     def make_zeros(self, needed: Sequence[bool]) -> Operands:
         """Make zeros for gradients: always for query, key and value, for other fields if needed.
 
+        They are contiguous, so that a chunk is a view; those of ``zeros_like`` may not be.
+
         Args:
             needed: for each field, whether its gradient is needed.
         """
         zeros: dict[str, Any] = {
-            name: torch.zeros_like(x) if is_needed else None
+            name: x.new_zeros(x.shape) if is_needed else None
             for (name, x), is_needed in zip(self._asdict().items(), needed)
         }
-        zeros["query"] = self.query.new_zeros(self.query.shape)  # `zeros_like` keeps its strides
+        zeros["query"] = self.query.new_zeros(self.query.shape)
         zeros["key"] = self.key.new_zeros(self.key.mT.shape)
         zeros["value"] = self.value.new_zeros(self.value.mT.shape)
         return self._replace(**zeros)
 
 
-def reverse_queries(x: Tensor, queries: int, keys: int = 0) -> Tensor:
-    """Reverse the queries of ``(..., T, n)``, and append zeros to queries and keys."""
-    x = x.flip(-2)  # [..., T, n]
-    return F.pad(x, (0, keys, 0, queries)) if queries or keys else x
+def reverse_queries(x: Tensor, missing_queries: int, missing_keys: int = 0) -> Tensor:
+    """Reverse the queries of ``(..., T, n)``, and append zeros for those missing in a tile."""
+    missing = (0, missing_keys, 0, missing_queries)
+    return F.pad(x.flip(-2), missing) if any(missing) else x.flip(-2)
+
+
+def name_row_index(table_name: str) -> str:
+    """Name the field of :class:`Operands` with the row of each distance in a table."""
+    return table_name.replace("table", "row_index")
 
 
 def lay_out_terms(geometry: Geometry, terms: Terms, mask: Mask) -> dict[str, Tensor]:
@@ -149,7 +158,7 @@ def lay_out_terms(geometry: Geometry, terms: Terms, mask: Mask) -> dict[str, Ten
         if runs is not None:
             deps = (runs, geometry.padded, geometry.src_len, table.device)
             find = partial(_find_rows, runs, geometry, table.device)
-            index_name = name.replace("table", "row_index")
+            index_name = name_row_index(name)
             operands[index_name] = mask.cached(index_name, deps, find)
     return operands
 
@@ -246,7 +255,7 @@ def find_fully_masked(mask: Mask, geometry: Geometry) -> Tensor | None:
     """Find the queries that see no key, ``(B or 1, 1, T, 1)``; None if all see one."""
     hiding = mask.pairs if mask.key_padding is None else mask.key_padding
     if hiding is None:
-        return None  # the diagonal is never masked
+        return None  # direction, window and segments let a query see the key of its token
     counts = mask.count_visible(geometry.tgt_len, geometry.src_len, hiding.device)  # [B or 1, T]
     return counts.eq(0)[:, None, :, None]  # [B or 1, 1, T, 1]
 
