@@ -1,9 +1,9 @@
 """Computes attention over all blocks, forward and backward, as one autograd function.
 
 A chunk is the sentences and heads that are computed together; a block is some queries of a chunk,
-and the keys that they may see. Inside of the function, queries are stored last one first, and
-gradients of keys and values are transposed. Memory is freed as early as possible: that is why some
-names are deleted or replaced.
+and the keys that they may see. A strip is the blocks with the same queries, which share a softmax.
+Inside of the function, queries are stored last one first, and gradients of keys and values are
+transposed. Some names are deleted or replaced only to free their memory early.
 
 The letters of shapes are those of :mod:`~fairseq_posenc.backends.blocked.geometry`; C = H * D.
 """
@@ -39,11 +39,12 @@ class BlockedAttention(torch.autograd.Function):
         # In the layout of `_restore_queries`; a chunk of it is a view.
         gathered = operands.query.new_empty(queries, batch, heads, operands.value.size(-1))
         gathered = gathered.permute(1, 2, 0, 3)  # [B, H, T, D]
-        saved: list[Any] = []  # tensors or None
+        saved_fields: list[Any] = []  # the fields of each block's state in turn
         for chunk, strips in geometry.split_chunks():
             chunk_gathered = chunk.select(gathered)  # [c, T, D]
             scores = Scores(geometry, settings, chunk, operands.select_chunk(chunk))
-            for block, is_first, values, state in _visit_blocks(scores, strips, iter(())):
+            blocks = _visit_blocks(scores, strips, saved_states=iter(()))
+            for block, opens_strip, values, state in blocks:
                 assert state.weights is not None
                 kept = state.weights  # negative where dropped
                 if settings.dropout and settings.saves_weights:
@@ -51,12 +52,12 @@ class BlockedAttention(torch.autograd.Function):
                 elif settings.dropout:  # in place, as they are not saved
                     kept = copy_if_kept(kept).clamp_(min=0)
                 sums = values.sum_by_weights(kept)
-                if is_first:
+                if opens_strip:
                     chunk_gathered[:, block.queries] = sums
                 else:
                     chunk_gathered[:, block.queries] += sums
                 if settings.saves:
-                    saved.extend(state.select_saved(settings.product))
+                    saved_fields.extend(state.select_saved(settings.product))
         attended = _restore_queries(gathered[:, :, : geometry.tgt_len])
         if settings.dropout:
             attended.mul_(dropout.compute_kept_factor(settings.dropout))
@@ -64,7 +65,7 @@ class BlockedAttention(torch.autograd.Function):
             attended.masked_fill_(operands.fully_masked, 0.0)
         ctx.call = geometry, settings
         # In full precision: the gradients subtract numbers of nearly equal size.
-        ctx.save_for_backward(attended, *operands, *saved)
+        ctx.save_for_backward(attended, *operands, *saved_fields)
         return attended
 
     @staticmethod
@@ -83,21 +84,22 @@ class BlockedAttention(torch.autograd.Function):
 
 def _pad_to_tiles(geometry: Geometry, settings: Settings, operands: Operands) -> Operands:
     """Scale the query, put its last row first, and pad everything to whole tiles."""
-    queries, keys = geometry.missing
+    missing_queries, missing_keys = geometry.missing
+    at_end = (0, 0, 0, missing_keys)
     return operands._replace(
-        query=reverse_queries(operands.query, queries).mul_(settings.scale),
-        key=F.pad(operands.key, (0, 0, 0, keys)) if keys else operands.key,
-        value=F.pad(operands.value, (0, 0, 0, keys)) if keys else operands.value,
+        query=reverse_queries(operands.query, missing_queries).mul_(settings.scale),
+        key=F.pad(operands.key, at_end) if missing_keys else operands.key,
+        value=F.pad(operands.value, at_end) if missing_keys else operands.value,
     )
 
 
 def _sum_gradients(ctx: Any, grad: Tensor) -> Operands:
     """Add up the gradients of all blocks."""
     geometry, settings = ctx.call
-    attended, *saved = ctx.saved_tensors
-    number = len(Operands._fields)
-    operands = Operands(*saved[:number])
-    states = _split_saved(saved[number:])
+    attended, *fields = ctx.saved_tensors
+    operand_count = len(Operands._fields)
+    operands = Operands(*fields[:operand_count])
+    saved_states = _split_states(fields[operand_count:])
     if operands.fully_masked is not None:
         grad = grad.masked_fill(operands.fully_masked, 0.0)
     # The mean of the gradients of a query's weights, by weight (FlashAttention's delta).
@@ -110,7 +112,7 @@ def _sum_gradients(ctx: Any, grad: Tensor) -> Operands:
         chunk_totals = totals.select_chunk(chunk)
         chunk_grad, chunk_mean = chunk.select(grad), chunk.select(means)  # [c, T, D], [c, T, 1]
         scores = Scores(geometry, settings, chunk, operands.select_chunk(chunk))
-        for block, is_first, values, state in _visit_blocks(scores, strips, states):
+        for block, opens_strip, values, state in _visit_blocks(scores, strips, saved_states):
             assert state.weights is not None
             weights = state.weights
             kept = weights  # those that dropout kept
@@ -124,25 +126,25 @@ def _sum_gradients(ctx: Any, grad: Tensor) -> Operands:
             if chunk_totals.sink is not None:
                 # The sink's weight is 1 less the weights of all blocks with these queries; the 1 is
                 # counted with the first of the blocks.
-                sink_weights = int(is_first) - weights.sum(-1)  # [c, M]
+                sink_weights = int(opens_strip) - weights.sum(-1)  # [c, M]
                 chunk_totals.sink.sub_((sink_weights * mean[..., 0]).sum(1, keepdim=True))
             del weights, kept  # their memory is needed
             scores.add_temperature_gradient(block, state, score_grad, chunk_totals)
             state = state._replace(weights=None, scores=None, capped=None)
             scores.add_gradients(block, state, score_grad, chunk_totals)
-        scores.finish_gradients(chunk_totals)
+        scores.finish_gradients(chunk_totals)  # those that blocks only collected
     return totals
 
 
 def _visit_blocks(
-    scores: Scores, strips: list[Strip], saved: Iterator[BlockState]
+    scores: Scores, strips: list[Strip], saved_states: Iterator[BlockState]
 ) -> Iterator[tuple[Block, bool, Values, BlockState]]:
-    """Yield the blocks of a chunk, with the objects that compute their output, and their weights.
+    """Yield each block of a chunk, the object that computes its output, and its state and weights.
 
-    The bool is True for the first of the blocks with the same queries.
+    The bool is True for the first block of a strip. States are computed if none were saved.
     """
     for strip in strips:
-        states = scores.compute_weights(strip, list(islice(saved, len(strip))))
+        states = scores.compute_weights(strip, list(islice(saved_states, len(strip))))
         for block in strip:
             rows = scores.prepare_rows("value_table", block, QUERY_SIDE)
             lines = None if rows is None else scores.locate_reset(block)
@@ -151,11 +153,11 @@ def _visit_blocks(
             yield block, block is strip[0], values, states.pop(0)
 
 
-def _split_saved(saved: list[Tensor | None]) -> Iterator[BlockState]:
+def _split_states(fields: list[Tensor | None]) -> Iterator[BlockState]:
     """Yield the saved state of each block."""
-    number = len(BlockState._fields)
-    for start in range(0, len(saved), number):
-        yield BlockState(*saved[start : start + number])
+    field_count = len(BlockState._fields)
+    for start in range(0, len(fields), field_count):
+        yield BlockState(*fields[start : start + field_count])
 
 
 def _restore_queries(x: Tensor) -> Tensor:

@@ -27,7 +27,8 @@ MAX_QUERIES = 512  # the most queries of a block
 PAIRS_PER_THREAD = 2**19  # pairs of a block on a CPU, for each thread of torch
 PAIRS_ON_GPU = 2**27  # pairs of a block on a GPU
 MIN_QUERIES = 64  # the fewest queries of a block where a window or segments hide most keys
-MIN_GAP = 128  # this many hidden keys between first keys and a window are skipped; fewer are not
+KEYS_PER_QUERY = 8  # keys that a query sees there, on average, for each query of a block
+MIN_GAP = 128  # the fewest hidden keys between first keys and a window that are worth skipping
 # Sentences are computed one by one if their blocks then have less than this share of the pairs.
 SEPARATE_BELOW = 0.8
 
@@ -36,7 +37,7 @@ class Settings(NamedTuple):
     """The settings of a call other than its tensors and sizes."""
 
     product: bool  # whether the parts of a score are multiplied, else added; False if `folds`
-    folds: bool  # whether they are multiplied as scaled queries and keys (see `folded`)
+    folds: bool  # whether the parts are multiplied as scaled queries and keys (see `folded.py`)
     scale: float  # factor of the queries
     dropout: float  # probability of dropping a weight
     saves: bool  # whether the backward pass gets the blocks' tensors; else it computes them again
@@ -96,14 +97,14 @@ class VisibleKeys(NamedTuple):
 
     low: list[int]
     high: list[int]
-    # of `Locality.first_keys`, which no window hides; if a query sees none, low > high
-    first_keys: VisibleKeys | None = None
+    # the same among `Locality.first_keys`, which no window hides; low > high if a query sees none
+    first_key_ranges: VisibleKeys | None = None
 
     @classmethod
     def from_ranges(cls, ranges: Sequence[tuple[Tensor, Tensor]]) -> VisibleKeys:
         """Make it from lowest and highest keys, ``(T,)`` each; those of first keys may follow."""
-        in_window, *first_keys = (cls(low.tolist(), high.tolist()) for low, high in ranges)
-        return in_window._replace(first_keys=first_keys[0]) if first_keys else in_window
+        in_window, *others = (cls(low.tolist(), high.tolist()) for low, high in ranges)
+        return in_window._replace(first_key_ranges=others[0]) if others else in_window
 
     def split_keys(self, first_query: int, last_query: int, tile: int) -> list[slice]:
         """List the keys that some queries see, in parts if there is a gap between them.
@@ -111,21 +112,22 @@ class VisibleKeys(NamedTuple):
         The bounds of parts are multiples of ``tile``.
         """
         low, high = self.low[first_query], self.high[last_query] + 1
-        parts = [(low, high)]
-        if (first := self.first_keys) is not None:  # they may lie on either side of the window
-            begin = min(first.low[first_query : last_query + 1])
-            end = max(first.high[first_query : last_query + 1]) + 1
-            parts = [(begin, min(end, low)), (low, high), (max(begin, high), end)]
-        keys: list[slice] = []
-        for start, stop in parts:
+        ranges = [(low, high)]
+        if self.first_key_ranges is not None:
+            begin = min(self.first_key_ranges.low[first_query : last_query + 1])
+            end = max(self.first_key_ranges.high[first_query : last_query + 1]) + 1
+            # First keys before the window, the window, first keys after it.
+            ranges = [(begin, min(end, low)), (low, high), (max(begin, high), end)]
+        parts: list[slice] = []
+        for start, stop in ranges:
             if start >= stop:
                 continue
             start = start // tile * tile
             stop = -(-stop // tile) * tile
-            if keys and start - keys[-1].stop < MIN_GAP:
-                start = keys.pop().start
-            keys.append(slice(start, stop))
-        return keys
+            if parts and start - parts[-1].stop < MIN_GAP:
+                start = parts.pop().start
+            parts.append(slice(start, stop))
+        return parts
 
     def widths(self) -> list[int]:
         """Count the keys from the lowest to the highest one of each query."""
@@ -241,7 +243,7 @@ class Geometry(NamedTuple):
         for start in range(0, tgt_len, queries):
             end = min(start + queries, tgt_len)
             # Queries start .. end from the back are T - end .. T - start from the front, and the
-            # tokens S - end .. S - start. The last tile may have more queries than there are.
+            # tokens S - end .. S - start. Padding makes `end` greater than T in the last tile.
             if visible is not None:
                 first_query = max(self.tgt_len - end, 0)
                 last_query = max(self.tgt_len - start - 1, 0)
@@ -252,21 +254,21 @@ class Geometry(NamedTuple):
                 parts = [slice(low // self.tile * self.tile, -(-high // self.tile) * self.tile)]
             yield tuple(Block(slice(start, end), keys) for keys in parts)
 
-    def _choose_sizes(self, batch: int, visible: VisibleKeys | None) -> tuple[int, int, int]:
-        """Choose the numbers of sentences and heads of a chunk, and of queries of its blocks."""
-        tgt_len, src_len = self.padded
+    def _choose_sizes(self, sentences: int, visible: VisibleKeys | None) -> tuple[int, int, int]:
+        """Choose how many of the sentences and heads a chunk has, and how many queries a block."""
+        tgt_len, keys = self.padded  # a block has as many keys at most
         queries = min(MAX_QUERIES, tgt_len)
         if visible is not None:
-            # A block has the keys of all its queries. If these are an eighth of the mean number of
-            # visible keys, few of its pairs are hidden.
+            # A block has the keys of all its queries: the fewer queries, the fewer hidden pairs.
             widths = visible.widths()
-            queries = min(queries, max(sum(widths) // len(widths) // 8, MIN_QUERIES))
-            src_len = min(src_len, max(widths) + queries)
+            mean_width = sum(widths) // len(widths)
+            queries = min(queries, max(mean_width // KEYS_PER_QUERY, MIN_QUERIES))
+            keys = min(keys, max(widths) + queries)
         queries = max(queries // self.tile, 1) * self.tile
-        fitting_heads = max(self.block_pairs // (queries * src_len), 1)  # of any sentences
+        fitting_heads = max(self.block_pairs // (queries * keys), 1)  # of all sentences together
         if fitting_heads < self.heads or self.per_head:
             return 1, min(fitting_heads, self.heads), queries
-        return min(fitting_heads // self.heads, batch), self.heads, queries
+        return min(fitting_heads // self.heads, sentences), self.heads, queries
 
 
 def _read_ranges(
@@ -274,7 +276,7 @@ def _read_ranges(
 ) -> list[tuple[Tensor, Tensor]]:
     """Compute the lowest and highest key that each query sees, ``(B or 1, T)`` each, on the CPU.
 
-    If there are first keys, their ranges follow. Empty if the visible keys are not ranges.
+    If there are first keys, their ranges follow. The list may also be empty.
     """
     limits = mask.locality
     if limits.segments is None and limits.first_keys is None:
@@ -283,5 +285,5 @@ def _read_ranges(
     ranges = [mask.without_first_keys.find_visible_ranges(tgt_len, src_len, device)]
     if limits.first_keys is not None:
         ranges.append(mask.find_first_key_ranges(tgt_len, src_len, device))
-    # Segments that do not ascend are no ranges, neither with a window nor without.
+    # All are None if segments do not ascend: then the visible keys are not ranges.
     return [(x[0].cpu(), x[1].cpu()) for x in ranges if x is not None]

@@ -18,7 +18,6 @@ spread along them instead (:mod:`~fairseq_posenc.backends.blocked.spread`).
 The letters of shapes are those of :mod:`~fairseq_posenc.backends.blocked.geometry`.
 """
 
-from collections.abc import Sequence
 from functools import cached_property
 
 import torch
@@ -28,7 +27,7 @@ from fairseq_posenc.backends.blocked import dropout, folded
 from fairseq_posenc.backends.blocked.block_state import BlockState
 from fairseq_posenc.backends.blocked.folded import FoldedSide
 from fairseq_posenc.backends.blocked.geometry import Block, Chunk, Geometry, Settings, Strip
-from fairseq_posenc.backends.blocked.operands import FORBIDDEN, Operands
+from fairseq_posenc.backends.blocked.operands import FORBIDDEN, Operands, name_row_index
 from fairseq_posenc.backends.blocked.reset import ResetLines, add_reset_rows, expand_reset_rows
 from fairseq_posenc.backends.blocked.skew import (
     KEY_SIDE,
@@ -53,7 +52,7 @@ class Scores:
 
     The backward pass of a block (:mod:`~fairseq_posenc.backends.blocked.function`) calls
     ``compute_weights``, computes the softmax's gradient itself, and then calls
-    ``add_temperature_gradient`` and ``add_gradients``.
+    ``add_temperature_gradient`` and ``add_gradients``; ``finish_gradients`` follows the last block.
     """
 
     def __init__(
@@ -64,11 +63,11 @@ class Scores:
         self.chunk = chunk
         self.operands = operands
 
-    def compute_weights(self, strip: Strip, saved: Sequence[BlockState]) -> list[BlockState]:
-        """Compute the weights of blocks that share a softmax, from their states if saved."""
+    def compute_weights(self, strip: Strip, saved_states: list[BlockState]) -> list[BlockState]:
+        """Compute the weights of blocks that share a softmax; states may hold them, or be []."""
         states = []
         scores = []
-        for block, state in zip(strip, saved or [BlockState() for _ in strip]):
+        for block, state in zip(strip, saved_states or [BlockState() for _ in strip]):
             if self.operands.gain is not None:
                 state = state._replace(gain=view_by_distance(self.operands.gain, block))
             if state.weights is None:
@@ -109,7 +108,7 @@ class Scores:
     def prepare_rows(self, name: str, block: Block, side: int) -> BlockRows | None:
         """Prepare to multiply one side of a block with a table's rows; None without the table."""
         table = getattr(self.operands, name)
-        row_index = getattr(self.operands, name.replace("table", "row_index"))
+        row_index = getattr(self.operands, name_row_index(name))
         if table is None:
             return None
         if row_index is None:
@@ -173,7 +172,7 @@ class Scores:
                 line.put(content_grad, line_grad)
         totals.query[:, block.queries].baddbmm_(content_grad, key)  # [c, M, D]
         totals.key[:, :, block.keys].baddbmm_(query.transpose(1, 2), content_grad)  # [c, D, W]
-        if lines is not None:
+        if lines is not None:  # first, as it zeros the lines of `grad`: they have no distance
             self._add_reset_gradients(block, lines, reset_parts, grad, totals)
         self._add_table_gradients(block, state, grad, totals)
 
@@ -371,8 +370,8 @@ class Scores:
         if operands.distance_bias is not None:
             scores.add_(view_by_distance(operands.distance_bias, block))
         if operands.window_bias is not None and operands.first_keys is not None:
-            is_first = operands.first_keys[:, None, block.keys]  # [c, 1, W]
-            scores.add_(view_by_distance(operands.window_bias, block).masked_fill(is_first, 0.0))
+            is_exempt = operands.first_keys[:, None, block.keys]  # [c, 1, W]
+            scores.add_(view_by_distance(operands.window_bias, block).masked_fill(is_exempt, 0.0))
         query_segments, key_segments = operands.query_segments, operands.key_segments
         if query_segments is not None and key_segments is not None:
             differs = query_segments[:, block.queries, None].ne(key_segments[:, None, block.keys])
