@@ -64,7 +64,8 @@ class TextExperiment(Experiment):
     family: str = MASKED
     text: Optional[Path] = None  # the user's text file; None for Python's documentation
     eval_length: int = 0  # length of inputs in evaluation, in tokens; 0 for that in training
-    lrs: tuple[str, ...] = (LEARNING_RATE,)  # learning rates; models are compared at their best one
+    # learning rates as the user wrote them; models are compared at their best one
+    lrs: tuple[str, ...] = (LEARNING_RATE,)
     vocab_size: int  # number of sentencepieces
 
     def __post_init__(self) -> None:
@@ -138,7 +139,7 @@ class TextExperiment(Experiment):
         command += ["--out", str(folder), f"read={self.folder(run) / LAST}"]
 
         def read_perplexity(_: list[str]) -> Outputs:
-            """Read the perplexity; infinite if the model cannot read this length."""
+            """Read it from the command's record; infinite if the model cannot read this length."""
             record = json.loads((folder / "lm-length.json").read_text(encoding="utf-8"))
             (row,) = record["figures"]["perplexity"]
             return {"perplexity": math.inf if row["perplexity"] is None else row["perplexity"]}
@@ -159,7 +160,7 @@ class TextExperiment(Experiment):
             text = corpus.read_text(self.text)
             origin = f"--text {self.text}"
             source = hashlib.sha256(text.encode("utf-8")).hexdigest()
-        rules = [corpus.LEAST_WORDS, corpus.VALIDATION_SHARE, corpus.SPLIT_SEED]
+        rules = [corpus.LEAST_WORDS, corpus.VALIDATION_SHARE, corpus.SPLIT_SEED]  # of the split
         inputs = {"source": source, "rules": rules, "version": __version__}
         folder = self._text_folder
         facts = Step(folder, inputs, lambda _: corpus.write_corpus(text, origin, folder)).do()
@@ -171,6 +172,7 @@ class TextExperiment(Experiment):
 
     @cached_property
     def _data_step(self) -> Step:
+        """The step that makes the data from the texts, which must have been written before."""
         texts = [self._text_folder / f"{part}.txt" for part in ("train", "valid")]
         inputs = {
             "text": [*map(checksum, texts)],
@@ -209,9 +211,10 @@ def name_folder(run: Run) -> Path:
 
 
 def option_value(family: str, train_args: Sequence[str], name: str) -> str:
-    """Look up the last value of an option of ``fairseq-train``; empty if it has none."""
+    """Look up the last value of an option of ``TRAIN_OPTIONS``; empty if the user gave none."""
     words = [word for option in (*TRAIN_OPTIONS[family], *train_args) for word in option.split("=")]
-    return dict(zip(words, [*words[1:], ""]))[name]
+    following = dict(zip(words, [*words[1:], ""]))  # the last of equal words wins, as in fairseq
+    return following[name]
 
 
 def _is_rate(text: str) -> bool:

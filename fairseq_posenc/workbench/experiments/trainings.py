@@ -32,7 +32,7 @@ class Evaluation(NamedTuple):
     """A command that evaluates a trained model."""
 
     command: Sequence[str]
-    read: Callable[[list[str]], Outputs]  # gets the printed lines, and reads the figures by name
+    read: Callable[[list[str]], Outputs]  # takes the printed lines, and returns figures by name
 
 
 def default_jobs() -> int:
@@ -53,7 +53,8 @@ class Training(NamedTuple):
     def build_job(self) -> Job:
         """Build the job of the training and its evaluation.
 
-        Its outputs are ``position_parameters``, ``seconds``, and the figures of the evaluation. If
+        The training is the first step, and the evaluation the second, if there is one. Outputs are
+        ``position_parameters``, ``seconds``, and the figures of the evaluation. If
         the training diverges, which is a result and not a failure, the only output is ``diverged``,
         the update.
         """
@@ -81,12 +82,12 @@ class Training(NamedTuple):
         log = folder / TRAIN_LOG
         saved = updates_done(folder)
         if saved == updates and not _has_last_validation(log, updates):
-            # It was interrupted before its last validation was logged. fairseq would not validate a
-            # finished training again, so it starts from scratch.
+            # The training was interrupted before its last validation was logged. fairseq would not
+            # validate a finished training again, so the training starts from scratch.
             for checkpoint in folder.glob("checkpoint*.pt"):
                 checkpoint.unlink()
             saved = 0
-        context.report(saved, "")
+        context.report(saved, "")  # moves the progress bar; the empty text prints nothing
 
         def report(line: str) -> None:
             if entry := parse_line(line):

@@ -20,7 +20,7 @@ ENCODER_DECODER = "encoder-decoder"
 FAMILIES = (MASKED, CAUSAL, ENCODER_DECODER)
 DEFAULT_ENCODINGS = "none,learned,rope,alibi,m4m"
 
-_COMMA = re.compile(r",(?![^(]*\))")  # outside brackets
+_COMMA = re.compile(r",(?![^(]*\))")  # a comma outside brackets
 # Specs and directions by name: DecBERT's models with learned positions and without positions.
 SHORTHANDS = {
     **{name: ("learned", directions) for name, directions in DECBERT.items()},
@@ -75,7 +75,8 @@ def join_list(specs: Sequence[str]) -> str:
     """Join specs into a list that :func:`split_list` splits into the same specs."""
     if not any(_COMMA.search(spec) for spec in specs):
         return ",".join(specs)
-    return ";".join(specs) + (";" if len(specs) == 1 else "")
+    joined = ";".join(specs)
+    return joined if ";" in joined else f"{joined};"  # else a single spec is split at its commas
 
 
 def parse_variants(text: str) -> tuple[Variant, ...]:
@@ -95,10 +96,10 @@ def parse_variants(text: str) -> tuple[Variant, ...]:
     return tuple(variants)
 
 
-def _parse_variant(item: str, text: str) -> Variant:
+def _parse_variant(item: str, encodings: str) -> Variant:
     if not item:
         raise UserError(
-            f"--encodings {text!r}: an empty name; write for example {DEFAULT_ENCODINGS}"
+            f"--encodings {encodings!r}: an empty name; write for example {DEFAULT_ENCODINGS}"
         )
     spec, directions = SHORTHANDS.get(item, (item, ""))
     try:

@@ -69,9 +69,13 @@ def compare_all(samples: Mapping[str, Values]) -> dict[Pair, PairedDifference]:
 
     Holm's correction counts all pairs with enough seeds for a test.
     """
+    mean_losses = {
+        name: statistics.fmean(map(math.log, values.values())) for name, values in samples.items()
+    }
+    ranked = sorted(samples, key=lambda name: (math.isnan(mean_losses[name]), mean_losses[name]))
     differences = {
         (better, other): compare(samples[better], samples[other])
-        for better, other in combinations(_rank(samples), 2)
+        for better, other in combinations(ranked, 2)
     }
     judged = [pair for pair, difference in differences.items() if difference.is_judged]
     largest = 0.0  # a corrected p-value is never below that of a smaller p-value
@@ -99,14 +103,6 @@ def find_different(
 
     adjusted = stats.false_discovery_control([*judged.values()])
     return {name for name, p_value in zip(judged, adjusted) if p_value < 1 - LEVEL}
-
-
-def _rank(samples: Mapping[str, Values]) -> list[str]:
-    """Sort names by mean loss, the lowest first."""
-    means = {
-        name: statistics.fmean(map(math.log, values.values())) for name, values in samples.items()
-    }
-    return sorted(means, key=lambda name: (math.isnan(means[name]), means[name]))
 
 
 def describe_differences(samples: Mapping[str, Values]) -> list[str]:

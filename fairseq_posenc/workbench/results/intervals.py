@@ -16,10 +16,7 @@ INTERVAL_NOTE = f"Student's t, {LEVEL:.0%}, over the seeds"
 
 
 class Interval(NamedTuple):
-    """A mean over seeds, with its confidence interval at ``LEVEL`` by Student's t.
-
-    The bounds are infinite with fewer than ``LEAST_SEEDS`` values.
-    """
+    """A mean and its interval at ``LEVEL``; fewer than ``LEAST_SEEDS`` values have no bounds."""
 
     mean: float
     low: float

@@ -42,11 +42,8 @@ def draw_curves(lines: Mapping[str, Line], title: str, path: Path, *, log: bool)
     figure = pictures.new_figure(9, 5.2, dpi=160)
     axes = figure.add_subplot()
     low, high = min(values), max(values)
-    if log:
-        limits = low / (1 + _MARGIN), high * (1 + _MARGIN)
-    else:
-        room = _MARGIN * (high - low or 1.0)  # equal values need room too
-        limits = low - room, high + room
+    room = _MARGIN * (high - low or 1.0)  # equal values need room too
+    limits = (low / (1 + _MARGIN), high * (1 + _MARGIN)) if log else (low - room, high + room)
     updates = [x for line in lines.values() for x, _ in line.mean]
     first, last = min(updates), max(updates)
     begins_late = last / 8 < first < last  # else the axis begins at zero

@@ -49,8 +49,7 @@ def smooth_losses(curve: Curve) -> list[tuple[int, float]]:
     """Smooth the training loss, in nats, with the mean over neighbouring lines of the log.
 
     A mean includes up to ``_SIDE_LINES`` lines on each side. Near the ends there are fewer, always
-    equally many on both sides, so the first and the last value are unchanged. (A line is itself
-    fairseq's mean since the previous line.)
+    equally many on both sides, so the first and the last value are unchanged.
     """
     points = training_points(curve)
     smoothed = []
@@ -117,10 +116,8 @@ def fit_segments(points: tuple[tuple[int, float], ...]) -> Sequence[Segment]:
     The segments minimize the Bayesian information criterion: the sum of squared errors, in units of
     the noise, plus log(number of points) for each of a segment's three parameters (slope, height
     and end). Dynamic programming over all possible cuts takes quadratic time. The noise is
-    estimated from the differences between neighbours.
-
-    Pelt of the library ruptures (cost ``linear``) finds the same cuts, but takes 70 times as long
-    for 400 points, and minutes for 4,000.
+    estimated from the differences between neighbours. Pelt of the library ruptures (cost
+    ``linear``) finds the same cuts, but takes 70 times as long for 400 points.
 
     Source:
         Jackson et al. (2005), "An algorithm for optimal partitioning of data on an interval", IEEE

@@ -124,7 +124,7 @@ def test_a_round_on_a_cluster_takes_its_part_of_the_time_of_all_rounds(tmp_path,
     experiment = replace(candidates._experiment, cluster=Slurm({}, None, False), updates=50)
     ends = [{"perplexity": 9.0, "seconds": 40.0}] * 3 + [{"diverged": 7}]
     outcomes = [
-        Outcome(run, end, seconds=end.get("seconds", math.nan), diverged=end.get("diverged", 0))
+        Outcome(run, end, seconds=end.get("seconds", math.nan), diverged_at=end.get("diverged", 0))
         for run, end in zip(experiment.runs, ends)
     ]
     results = TextResults(experiment, outcomes)

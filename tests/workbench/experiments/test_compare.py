@@ -430,7 +430,7 @@ class TestStatements:
     def test_a_seed_that_diverged_is_told_and_the_others_are_compared(self, tmp_path: Path) -> None:
         results = make_results(tmp_path, FOUR)
         broken = next(each for each in results.outcomes if each.run.variant.name == "learned")
-        broken = Outcome(broken.run, {}, broken.curve, diverged=140)
+        broken = Outcome(broken.run, {}, broken.curve, diverged_at=140)
         outcomes = [each for each in results.outcomes if each.run != broken.run]
         models = replace(results, outcomes=[*outcomes, broken]).models
         _, first, _, second, *_ = statements.derive_statements(models, UNIGRAM)
@@ -527,7 +527,7 @@ class TestReport:
         results = make_results(tmp_path, FOUR)
         for worth, names in (("decbert_diff", ["m4m"]), (None, FOUR)):
             outcomes = [
-                Outcome(each.run, {}, each.curve, diverged=240)
+                Outcome(each.run, {}, each.curve, diverged_at=240)
                 if each.run.variant.name in names
                 else each
                 for each in results.outcomes

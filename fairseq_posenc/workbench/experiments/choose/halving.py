@@ -168,7 +168,7 @@ class Halving:
         folder = experiment.out / "rounds" / str(number)
         facts = Step(folder, inputs, lambda _: self._train(experiment, before)).do()
         outcomes = [  # `_train` lists them in the order of the runs
-            Outcome(run, {"perplexity": perplexity}, seconds=seconds, diverged=diverged)
+            Outcome(run, {"perplexity": perplexity}, seconds=seconds, diverged_at=diverged)
             for run, (perplexity, seconds, diverged) in zip(experiment.runs, facts["outcomes"])
         ]
         models = sorted(aggregate(outcomes), key=lambda model: model.sort_key)
@@ -183,10 +183,10 @@ class Halving:
         """Continue all trainings after ``before`` updates; return the duration and all outcomes."""
         began = time.monotonic()
         outcomes = experiment.run(self._lock).outcomes
-        rows = [[outcome.perplexity, outcome.seconds, outcome.diverged] for outcome in outcomes]
+        rows = [[outcome.perplexity, outcome.seconds, outcome.diverged_at] for outcome in outcomes]
         seconds = time.monotonic() - began
         if experiment.cluster:  # jobs also wait there, so use the time that they would take here
-            all_rounds = sum(outcome.seconds for outcome in outcomes if not outcome.diverged)
+            all_rounds = sum(outcome.seconds for outcome in outcomes if not outcome.diverged_at)
             share_of_round = 1 - before / experiment.updates
             seconds = share_of_round * all_rounds / experiment.jobs
         return {"seconds": seconds, "outcomes": rows}

@@ -144,7 +144,7 @@ def describe_rounds(
 
 
 def _describe_round(round_: Round) -> str:
-    by_model = {model.variant.name: model.by_seed for model in round_.comparable}
+    by_model = {model.variant.name: model.perplexity_by_seed for model in round_.comparable}
     sentences = " ".join(differences.describe_differences(by_model)) or "nothing to compare."
     return f"After {round_.updates:,} updates: {sentences}"
 

@@ -64,7 +64,7 @@ def estimate_seconds_left(results: TextResults) -> Optional[float]:
     None before the first training is finished, and on a cluster, where jobs also wait.
     """
     experiment, missing = results.experiment, results.missing
-    durations = [outcome.seconds for outcome in results.outcomes if not outcome.diverged]
+    durations = [outcome.seconds for outcome in results.outcomes if not outcome.diverged_at]
     if experiment.cluster or not durations or not missing:
         return None
     curves = [curve for curve in results.begun.values() if curve.entries]

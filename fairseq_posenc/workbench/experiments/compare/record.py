@@ -41,11 +41,15 @@ def build_record(results: TextResults) -> Record:
             "perplexity": outcome.perplexity,
             "tokens_per_second": outcome.curve.speed,
             "seconds": outcome.seconds,
-            "diverged": outcome.diverged or None,
+            "diverged": outcome.diverged_at or None,
         }
         for outcome in results.outcomes
     ]
-    by_model = {model.variant.name: model.by_seed for model in results.models if not model.diverged}
+    by_model = {
+        model.variant.name: model.perplexity_by_seed
+        for model in results.models
+        if not model.divergences
+    }
     differences: list[Row] = [
         {
             "model": better,

@@ -125,7 +125,7 @@ def _describe_encodings(experiment: TextExperiment) -> list[str]:
 
 def _suggest_next_steps(results: TextResults) -> list[str]:
     """Suggest commands that look closer at a finished comparison."""
-    models = [model for model in results.models if not model.diverged and model.curve]
+    models = [model for model in results.models if not model.divergences and model.curve]
     if results.missing or not models:
         return []
     best = min(models, key=lambda model: model.sort_key)
@@ -260,9 +260,9 @@ def _build_line(model: SeedAggregate) -> Line:
     """Build the curve of a model; a gap at its end is drawn as a cross."""
     seeds = [outcome.curve.points for outcome in model.outcomes]
     line = Line.over_seeds(seeds, intervals.interval_of_perplexity)
-    if not model.diverged:
+    if not model.divergences:
         return line
-    gap = min(model.diverged.values()), intervals.interval([math.nan])
+    gap = min(model.divergences.values()), intervals.interval([math.nan])
     return line._replace(mean=[*line.mean, gap])
 
 

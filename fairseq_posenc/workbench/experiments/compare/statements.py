@@ -34,8 +34,8 @@ def derive_statements(
     ``models`` are in the user's order: without learned positions, the first one is the baseline.
     ``unigram`` is the perplexity of a model that knows only the frequencies of pieces.
     """
-    trained = [model for model in models if not model.diverged]
-    diverged = [f"{_quote(model)} {model.show(2)}." for model in models if model.diverged]
+    trained = [model for model in models if not model.divergences]
+    diverged = [f"{_quote(model)} {model.show(2)}." for model in models if model.divergences]
     sentences = [_describe_ranks(trained, unigram), *diverged, _describe_falling(trained)]
     if few := explain_few_seeds(min(len(model.outcomes) for model in models)):
         sentences.append(few)
@@ -43,7 +43,9 @@ def derive_statements(
         # Masked LMs without positions see no order of tokens; causal LMs see it by their mask.
         bags = [model for model in trained if masked and model.variant.is_plain("none")]
         others = [model for model in trained if model not in bags]
-        sentences += describe_differences({model.variant.name: model.by_seed for model in trained})
+        sentences += describe_differences(
+            {model.variant.name: model.perplexity_by_seed for model in trained}
+        )
         sentences += [_compare_with_bag(bag, others) for bag in bags]
         sentences.append(_describe_arrivals(others))
     return [sentence for sentence in sentences if sentence]
@@ -134,7 +136,7 @@ def _format_arrival(model: SeedAggregate, level: float) -> str:
 
 def _is_below(model: SeedAggregate, other: SeedAggregate) -> bool:
     """Check whether a model's perplexity is significantly lower than another's."""
-    difference = compare(model.by_seed, other.by_seed)
+    difference = compare(model.perplexity_by_seed, other.perplexity_by_seed)
     return difference.is_significant and difference.interval.mean < 0
 
 

@@ -60,18 +60,19 @@ def cut_windows(total: int, length: int, stride: int) -> Iterator[Window]:
 def spread_windows(
     total: int, length: int, stride: int, longest: int, count: int
 ) -> Iterator[Window]:
-    """Spread ``count`` windows evenly over a stream; the first one ends at the token ``longest``.
+    """Spread ``count`` windows evenly over a stream, to compare lengths up to ``longest``.
 
-    The tokens that are predicted, the last ``stride`` of each window, do not depend on ``length``.
-    They differ between windows if at least ``(count - 1) * stride`` tokens follow the first one.
+    Windows of all lengths end at the same tokens, the first one at ``longest``, so they predict the
+    same tokens: the last ``stride`` of each window. They predict no token twice if at least
+    ``(count - 1) * stride`` tokens follow the first window.
     """
     for number in range(count):
-        end = longest + (total - longest) * number // max(1, count - 1)
+        end = longest + (total - longest) * number // max(1, count - 1)  # 1 for a single window
         yield Window(end - length, end - stride, end)
 
 
 def batch_windows(windows: Iterable[Window], max_tokens: int) -> Iterator[list[Window]]:
-    """Group neighbouring windows of equal shape into batches of at most ``max_tokens`` tokens."""
-    for (read, _), alike in groupby(windows, key=lambda window: window.shape):
-        while batch := list(islice(alike, max(1, max_tokens // read))):
+    """Group neighbours of equal shape into batches of ``max_tokens``; a longer window is alone."""
+    for (read, _), same_shape in groupby(windows, key=lambda window: window.shape):
+        while batch := list(islice(same_shape, max(1, max_tokens // read))):
             yield batch

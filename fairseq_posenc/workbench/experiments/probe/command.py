@@ -28,10 +28,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="position-encoding specs, separated by commas, or all (default: %(default)s)",
     )
     add("--family", choices=FAMILIES, default=CAUSAL, help="kind of models (default: %(default)s)")
-    options.add_seeds(parser, (1, 2, 3))
-    options.add_count(parser, "--updates", "training updates of each model", 1000)
-    options.add_count(parser, "--trained", "tokens of the longest question of the training", 40)
-    options.add_lengths(parser, "lengths of the test questions", "10,20,40,60,80,120,160,200")
+    options.add_seeds(parser, default=(1, 2, 3))
+    options.add_count(parser, "--updates", "training updates of each model", default=1000)
+    options.add_count(parser, "--trained", "words of the longest training question", default=40)
+    options.add_lengths(parser, "words of the test questions", "10,20,40,60,80,120,160,200")
     options.add_jobs(parser, "one per core, or one on the GPU")
     options.add_cluster(parser)
     options.add_json(parser)
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     experiment = _build_experiment(args)
     with (
         signals_as_keyboard_interrupt(),
-        lock_output_folder(experiment.out, report.FILES) as lock,
+        lock_output_folder(experiment.out, allowed=report.FILES) as lock,
     ):
         results = experiment.run(lock)
         record = report.build_record(results)
@@ -59,11 +59,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _build_experiment(args: argparse.Namespace) -> TaskExperiment:
-    listed = ",".join(tasks.names()) if args.tasks == _ALL else args.tasks
-    names = dict.fromkeys(name.strip() for name in listed.split(","))
+    names = tasks.names() if args.tasks == _ALL else args.tasks.split(",")
+    distinct = dict.fromkeys(name.strip() for name in names)  # in the user's order
     encodings = args.encodings
     if encodings == _ALL:
         encodings = ",".join(registry.names(encoder=args.family != CAUSAL))
+    # All other settings are options with the names of the experiment's fields.
     return TaskExperiment.from_args(
-        args, tasks=tuple(map(tasks.get, names)), variants=parse_variants(encodings)
+        args, tasks=tuple(map(tasks.get, distinct)), variants=parse_variants(encodings)
     )

@@ -25,7 +25,7 @@ from fairseq_posenc.workbench.experiments.variants import CAUSAL, ENCODER_DECODE
 from fairseq_posenc.workbench.running.jobs import Job, Outputs, RunContext, Step
 from fairseq_posenc.workbench.running.progress import say
 
-_MAX_WORDS = 500  # longest question
+_MAX_WORDS = 500  # most words of a question
 _POSITIONS = 1024  # most tokens of a sample: an answer may be as long as its question
 
 # By default fairseq cuts the last batch to a multiple of 8 and drops the rest, in validation too.
@@ -56,7 +56,7 @@ TRAIN_OPTIONS = {
     family: shlex.split(f"{_TASK_OPTIONS[family]} {model} {_COMMON}")
     for family, model in _MODELS.items()
 }
-# Matches for example "length-40-depth-0.25_exact": "0.97", also without the depth.
+# The figure of a test split, as in "length-40-depth-0.25_exact": "0.97", or without a depth.
 _ACCURACY = re.compile(r'"length-(\d+)(?:-depth-([\d.]+))?_exact": "?([\d.]+)')
 
 
@@ -105,7 +105,7 @@ class TaskExperiment(Experiment):
         return [length for length in self.lengths if length > self.trained]
 
     def prepare(self, context: RunContext) -> Outputs:
-        """Write the data of all tasks, which has no figures."""
+        """Write the data of all tasks; reports need no figures of them."""
         say(f"data: {', '.join(task.name for task in self.tasks)}")
         for task in self.tasks:
             for step in self._build_steps(task):
@@ -123,14 +123,14 @@ class TaskExperiment(Experiment):
         )
         model = str(self.folder(run) / LAST)
         command = ["fairseq-validate", str(test.folder), "--path", model, *shlex.split(options)]
-        # New test lengths need no new training: they are inputs of the evaluation, by its command.
+        # Other test lengths change only the command: the training need not be repeated.
         return self._build_job(run, train.inputs, Evaluation(command, parse_accuracies))
 
     def _build_steps(self, task: Task) -> tuple[Step, Step]:
         """Build the steps that write the data of training and of test."""
         folder = self.out / self.family / "data" / task.name
         train, test = folder / "train", folder / "read"  # as earlier versions named them
-        inputs = {
+        inputs = {  # the data are written again if one of these changes
             "task": task.name,
             "family": self.family,
             "seed": probe_data.DATA_SEED,
@@ -156,15 +156,15 @@ TaskResults = Results[TaskExperiment]
 def parse_accuracies(lines: list[str]) -> Outputs:
     """Parse the shares of right answers by length from the output of ``fairseq-validate``.
 
-    If the task has depths, there is also an entry for each length and depth, as in ``40@0.25``, and
-    that of a length is their mean.
+    If the task has depths, the share of a length is the mean over depths, and there is also a share
+    for each length and depth, named as in ``40@0.25``.
     """
-    shares: dict[str, float] = {}
+    of_depths: dict[str, float] = {}
     by_length = defaultdict(list)
     for line in lines:
         if match := _ACCURACY.search(line):
             length, depth, share = match.groups()
             by_length[length].append(float(share))
             if depth is not None:
-                shares[f"{length}@{depth}"] = float(share)
-    return {length: fmean(values) for length, values in by_length.items()} | shares
+                of_depths[f"{length}@{depth}"] = float(share)
+    return {length: fmean(shares) for length, shares in by_length.items()} | of_depths

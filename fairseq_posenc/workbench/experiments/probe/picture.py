@@ -42,14 +42,14 @@ def draw_depths(results: TaskResults, task: str, path: Path) -> None:
     lengths = sorted(results.experiment.lengths)
     maps = {
         model.name: [
-            [report.share(results, task, model, [report.at_depth(n, depth)]).mean for n in lengths]
+            [report.share_at_depth(results, task, model, n, depth).mean for n in lengths]
             for depth in DEPTHS
         ]
         for model in results.experiment.variants
     }
     figure = draw_depth_maps(maps, lengths, DEPTHS)
     border = len(results.experiment.within) - 0.5  # between the columns of two lengths
-    for axes in figure.axes[: len(maps)]:
+    for axes in figure.axes[: len(maps)]:  # the last axes are the colour bar
         axes.axvline(border, color="white", linestyle=":")
     figure.supxlabel("length in words (dotted: longest in training)", color=GREY)
     figure.supylabel("depth of the needle", color=GREY)
@@ -61,13 +61,14 @@ def draw_depth_maps(
 ) -> Figure:
     """Draw a map of shares by model, with a row for each depth and a column for each length."""
     figure, panels = pictures.new_panels(
-        len(maps), _COLUMNS, (3.6, 2.2), (1.0, 0.6), sharex=True, sharey=True
+        len(maps), _COLUMNS, panel=(3.6, 2.2), margin=(1.0, 0.6), sharex=True, sharey=True
     )
     for axes, (name, shares) in zip(panels, maps.items()):
         image = axes.imshow(shares, vmin=0, vmax=1, cmap="viridis", aspect="auto")
         axes.set_title(name, loc="left", fontsize=11)
         axes.set_xticks(range(len(lengths)), [f"{length:,}" for length in lengths], fontsize=8)
         axes.set_yticks(range(len(depths)), [f"{depth:.0%}" for depth in depths], fontsize=8)
+    # All images have the same scale, so the last one stands for all.
     figure.colorbar(image, ax=panels, label="share of right answers", shrink=0.8)
     return figure
 
@@ -96,14 +97,16 @@ def _draw_tasks(
     """Draw a panel for each task and a line for each model, from the points of each training."""
     tasks = results.experiment.tasks
     styles = pictures.assign_styles(results.experiment.names)
-    figure, panels = pictures.new_panels(len(tasks), _COLUMNS, (4.2, 3.0), (1.5, 0.5), sharex=True)
+    figure, panels = pictures.new_panels(
+        len(tasks), _COLUMNS, panel=(4.2, 3.0), margin=(1.5, 0.5), sharex=True
+    )
     for axes, task in zip(panels, tasks):
         axes.set_title(task.name, loc="left", fontsize=12)
         for model in results.experiment.variants:
-            outcomes = report.select(results, task.name, model)
+            outcomes = report.select_outcomes(results, task.name, model)
             line = pictures.Line.over_seeds([*map(collect_points, outcomes)], interval_of_share)
             line.draw(axes, styles[model.name], label=model.name)
-        pictures.style_values(axes, -0.03, 1.03, log=False)
+        pictures.style_values(axes, -0.03, 1.03, log=False)  # with room for lines at 0 and 1
     figure.supxlabel(label, color=GREY)
     figure.supylabel("share of right answers", color=GREY)
     handles, labels = panels[0].get_legend_handles_labels()

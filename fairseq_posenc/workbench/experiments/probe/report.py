@@ -22,42 +22,44 @@ from fairseq_posenc.workbench.results.record import Record, own_command
 from fairseq_posenc.workbench.running.progress import format_time
 
 _SHARE = differences.Scale("share of right answers", higher_is_better=True)
-Place = int | str  # a length, or a length and a depth (`at_depth`)
 REPORT, RECORD = "probe.md", "probe.json"
 PICTURE, LEARNING = "probe.png", "probe-learning.png"
 DEPTH_PICTURES = {name: f"probe-{name}.png" for name, task in TASKS.items() if task.has_depth}
-FILES = (REPORT, RECORD, PICTURE, LEARNING, *DEPTH_PICTURES.values())
+FILES = (REPORT, RECORD, PICTURE, LEARNING, *DEPTH_PICTURES.values())  # all results of a probe
 
 
-def share(results: TaskResults, task: str, model: Variant, places: Sequence[Place]) -> Interval:
-    """Compute the share of right answers, the mean over ``places``, over the seeds."""
-    return interval_of_share(share_by_seed(results, task, model, places).values())
+def mean_share(results: TaskResults, task: str, model: Variant, lengths: Sequence[int]) -> Interval:
+    """Compute the share of right answers, the mean over ``lengths``, over the seeds."""
+    return interval_of_share(share_by_seed(results, task, model, lengths).values())
 
 
 def share_by_seed(
-    results: TaskResults, task: str, model: Variant, places: Sequence[Place]
+    results: TaskResults, task: str, model: Variant, lengths: Sequence[int]
 ) -> dict[int, float]:
-    """Compute the share of right answers, the mean over ``places``, for each seed."""
+    """Compute the share of right answers, the mean over ``lengths``, for each seed."""
     return {
-        outcome.run.seed: fmean(read_share(outcome, place) for place in places)
-        for outcome in select(results, task, model)
+        outcome.run.seed: fmean(read_share(outcome, length) for length in lengths)
+        for outcome in select_outcomes(results, task, model)
     }
 
 
-def select(results: TaskResults, task: str, model: Variant) -> list[Outcome]:
+def share_at_depth(
+    results: TaskResults, task: str, model: Variant, length: int, depth: float
+) -> Interval:
+    """Compute the share of right answers at a length and a depth of the needle, over the seeds."""
+    outcomes = select_outcomes(results, task, model)
+    return interval_of_share(read_share(outcome, f"{length}@{depth:g}") for outcome in outcomes)
+
+
+def select_outcomes(results: TaskResults, task: str, model: Variant) -> list[Outcome]:
     """Select the outcomes of a model's trainings on a task, one for each seed."""
     runs = ((outcome, outcome.run) for outcome in results.outcomes)
     return [outcome for outcome, run in runs if (run.condition, run.variant) == (task, model)]
 
 
-def read_share(outcome: Outcome, place: Place) -> float:
-    """Read the share of right answers of a training; 0 if it diverged."""
-    return 0.0 if outcome.diverged else outcome.figures[str(place)]
-
-
-def at_depth(length: int, depth: float) -> str:
-    """Name a length and a depth of the needle as the figures of an outcome do."""
-    return f"{length}@{depth:g}"
+def read_share(outcome: Outcome, place: int | str) -> float:
+    """Read the share of right answers at a length, or a length and depth; 0 if it diverged."""
+    return 0.0 if outcome.diverged_at else outcome.figures[str(place)]
 
 
 def learning_curve(outcome: Outcome) -> list[tuple[int, float]]:
@@ -86,7 +88,7 @@ def reciprocal_ranks(results: TaskResults) -> dict[Variant, Interval]:
 
 
 def write_report(results: TaskResults, pictures: Mapping[str, str]) -> Path:
-    """Write the report, with its pictures, file names by title; return its path."""
+    """Write the report with ``pictures``, which are file names by title; return its path."""
     parts = ["# Tasks with known answers", _introduce(results), format_tables(results)]
     parts += [f"![{title}]({name})" for title, name in pictures.items()]
     path = results.experiment.out / REPORT
@@ -96,12 +98,12 @@ def write_report(results: TaskResults, pictures: Mapping[str, str]) -> Path:
 
 def _introduce(results: TaskResults) -> str:
     experiment = results.experiment
-    known = [outcome.seconds for outcome in results.outcomes if not outcome.diverged]
-    seconds = format_time(fmean(known)) if known else "-"
+    durations = [outcome.seconds for outcome in results.outcomes if not outcome.diverged_at]
+    duration = format_time(fmean(durations)) if durations else "-"
     return (
         f"Models ({experiment.family}), each trained on one task for {experiment.updates:,} "
         f"updates with questions of up to {experiment.trained} words, once for each seed "
-        f"({', '.join(map(str, experiment.seeds))}) on one thread ({seconds} on average), and "
+        f"({', '.join(map(str, experiment.seeds))}) on one thread ({duration} on average), and "
         f"tested on {TEST_EXAMPLES} questions of each length: "
         f"{', '.join(map(str, experiment.lengths))}. Shares count the questions whose whole answer "
         f"is right under greedy search, with intervals ({INTERVAL_NOTE}). {differences.TEST_NOTE}"
@@ -125,14 +127,14 @@ def format_tables(results: TaskResults) -> str:
     return "\n\n".join(filter(None, parts))
 
 
-def _format_shares(results: TaskResults, lengths: Sequence[int], ranks: bool = False) -> str:
+def _format_shares(results: TaskResults, lengths: Sequence[int], *, ranks: bool = False) -> str:
     tasks = [task.name for task in results.experiment.tasks]
     header = ["encoding", "mean reciprocal rank", *tasks] if ranks else ["encoding", *tasks]
     reciprocals = reciprocal_ranks(results) if ranks else {}
     rows = []
     for model in results.experiment.variants:
         columns = [reciprocals[model]] if ranks else []
-        columns += [share(results, task, model, lengths) for task in tasks]
+        columns += [mean_share(results, task, model, lengths) for task in tasks]
         rows.append([markdown.code(model.name), *(column.show(2) for column in columns)])
     return markdown.table(header, rows)
 
@@ -140,16 +142,17 @@ def _format_shares(results: TaskResults, lengths: Sequence[int], ranks: bool = F
 def _describe_best(results: TaskResults, task: str) -> str:
     """Describe the best model of a task, and which models differ significantly from it."""
     models, beyond = results.experiment.variants, results.experiment.beyond
-    seeds = {model: share_by_seed(results, task, model, beyond) for model in models}
-    best = max(models, key=lambda model: fmean(seeds[model].values()))
+    by_seed = {model: share_by_seed(results, task, model, beyond) for model in models}
+    means = {model: fmean(shares.values()) for model, shares in by_seed.items()}
+    best = max(models, key=lambda model: means[model])
     pairs = {
-        model.name: differences.compare(seeds[best], seeds[model], _SHARE)
+        model.name: differences.compare(by_seed[best], by_seed[model], _SHARE)
         for model in models
         if model != best
     }
     below = [name for name, pair in pairs.items() if pair.is_significant]
     same = [name for name, pair in pairs.items() if pair.is_judged and not pair.is_significant]
-    sentence = f"{task}: {markdown.code(best.name)} is right in {fmean(seeds[best].values()):.0%}"
+    sentence = f"{task}: {markdown.code(best.name)} is right in {means[best]:.0%}"
     if below:
         sentence += f", significantly above {markdown.join_codes(below)}"
     if same:
@@ -160,7 +163,7 @@ def _describe_best(results: TaskResults, task: str) -> str:
 def build_record(results: TaskResults) -> Record:
     """Build the record: figures by model, task and length, ranks, trainings and their curves."""
     experiment = results.experiment
-    models = [
+    lengths = [
         {
             "model": variant.name,
             "position_encoding": variant.position_encoding,
@@ -168,7 +171,7 @@ def build_record(results: TaskResults) -> Record:
             "task": task.name,
             "length": length,
             "seeds": len(experiment.seeds),
-            **share(results, task.name, variant, [length]).figures("exact"),
+            **mean_share(results, task.name, variant, [length]).figures("exact"),
         }
         for task in experiment.tasks
         for variant in experiment.variants
@@ -180,7 +183,7 @@ def build_record(results: TaskResults) -> Record:
             "task": task.name,
             "length": length,
             "depth": depth,
-            **share(results, task.name, variant, [at_depth(length, depth)]).figures("exact"),
+            **share_at_depth(results, task.name, variant, length, depth).figures("exact"),
         }
         for task in experiment.tasks
         if task.has_depth
@@ -212,7 +215,7 @@ def build_record(results: TaskResults) -> Record:
     }
     if experiment.train_args:
         data["options"] = shlex.join(experiment.train_args)
-    figures = {"lengths": models, "ranks": ranks, "trainings": trainings, "curves": curves}
+    figures = {"lengths": lengths, "ranks": ranks, "trainings": trainings, "curves": curves}
     if depths:
         figures["depths"] = depths
     return Record("probe", figures, data, command=own_command())

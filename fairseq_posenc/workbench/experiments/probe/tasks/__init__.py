@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.experiments.probe.tasks import (  # noqa: F401  (they register tasks)
+from fairseq_posenc.workbench.experiments.probe.tasks import (  # noqa: F401  (importing them registers their tasks)
     automata,
     retrieval,
     sequences,

@@ -13,8 +13,7 @@ from fairseq_posenc.workbench.experiments.probe.tasks.base import Example, regis
 _DIGITS = "01234"  # places of the circle, and the numbers of arithmetic
 _MODULUS = len(_DIGITS)
 _STEPS = {"stay": 0, "right": 1, "left": -1}
-# Of write, ignore, read: mostly ignore, so that the last write is far back.
-_FLIP_FLOP_WEIGHTS = (1, 8, 1)
+_FLIP_FLOP_WEIGHTS = (1, 8, 1)  # of w, i and r: mostly i, so that the last write is far back
 _PUSHES = {"push0": "0", "push1": "1"}
 _ACTIONS = (*_PUSHES, "pop")
 _END = "."
@@ -57,7 +56,8 @@ def flip_flop(rng: random.Random, length: int) -> Example:
     written = ""
     for instruction in ["w", *between]:
         bit = written if instruction == "r" else rng.choice("01")
-        written = bit if instruction == "w" else written
+        if instruction == "w":
+            written = bit
         words += [instruction, bit]
     return [*words, "r"], [written]
 

@@ -13,8 +13,9 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 Example = tuple[list[str], list[str]]  # words of the question, and of its answer
-# Its arguments are a `random.Random`, the rough length of the question in words (or of what its
-# docstring says) and, for some tasks, the depth of the needle: 0 for the start, 1 for the end.
+# Its arguments are a `random.Random`, the rough length in words of the question (or of the part
+# that its docstring names) and, for some tasks, the depth of the needle: 0 at the start, 1 at the
+# end.
 ExampleMaker = Callable[..., Example]
 
 
@@ -22,7 +23,7 @@ class Task(NamedTuple):
     """A registered task."""
 
     name: str
-    symbols: Sequence[str]  # all words that may occur, except `ASKS`
+    words: Sequence[str]  # all words that may occur in questions and answers, except `ASKS`
     make_example: ExampleMaker
     has_depth: bool  # whether the answer is a needle that can be put at a depth
 
@@ -30,13 +31,13 @@ class Task(NamedTuple):
 TASKS: dict[str, Task] = {}
 
 
-def register(symbols: Sequence[str]) -> Callable[[ExampleMaker], ExampleMaker]:
-    """Register a function as the task of its name; ``symbols`` are all words except ``ASKS``."""
+def register(words: Sequence[str]) -> Callable[[ExampleMaker], ExampleMaker]:
+    """Register a function as the task of its name; ``words`` are those of :class:`Task`."""
 
     def add(make: ExampleMaker) -> ExampleMaker:
         name = make.__name__
         has_depth = "depth" in inspect.signature(make).parameters
-        TASKS[name] = Task(name, tuple(symbols), make, has_depth)
+        TASKS[name] = Task(name, tuple(words), make, has_depth)
         return make
 
     return add

@@ -26,7 +26,7 @@ _HOPS = 4  # most assignments of a variable to the next
 _RECALL_KEYS = [f"k{number}" for number in range(256)]
 _RECALL_QUERIES = 4  # most keys of a question
 _MQAR_EXPONENT = -0.99  # of the power law; `power_a - 1` in the source
-_WORDS_PER_SLOT = 4  # key, "=", value, ";"
+_WORDS_PER_SLOT = 4  # the key, `ASKS`, its value, `ENDS`
 
 
 @register([*_RECALL_KEYS, *LETTERS, _ASK])
@@ -76,7 +76,7 @@ def mqar(rng: random.Random, length: int) -> Example:
 
 @register(_NEEDLE_SYMBOLS)
 def needle(rng: random.Random, length: int, depth: Optional[float] = None) -> Example:
-    """Say the value of the only key in the noise (RULER's single needle)."""
+    """Say the value of the only key in the noise (RULER's single needle); tests vary its depth."""
     key = rng.choice(_KEYS)
     value = rng.choice(_VALUES)
     return [*_hide_needles(rng, [(key, _IS, value)], length, depth), _ASK, key], [value]
@@ -146,10 +146,11 @@ def _hide_needles(
 ) -> list[str]:
     """Put needles, in their order, between words of noise; the length counts both.
 
-    All needles have the place ``depth``, from 0 at the beginning to 1 at the end, or random ones.
+    With a ``depth``, from 0 for the beginning to 1 for the end, all needles stand together at this
+    place; without one, their places are random.
     """
     noise = rng.choices(_NOISE, k=max(0, length - sum(map(len, needles))))
-    # Places are drawn with a depth too, which keeps the following examples of a seed the same.
+    # Places are drawn even with a depth: other draws would change all later examples of the seed.
     places = sorted(rng.randint(0, len(noise)) for _ in needles)
     if depth is not None:
         places = [round(depth * len(noise))] * len(needles)
