@@ -112,7 +112,7 @@ class Assembly(NamedTuple):
             terms = drafts.add_input_terms(terms, x, token, self.dims.num_heads)
             self._refuse_too_narrow_tables(layer, terms)
             if token.drawn is not None:  # the stack has random positions
-                self._refuse_fixed_distances(layer, token)
+                self._refuse_beside_random(layer, token)
             limits = self.limits(self.spec.whole_stack + layer)
             backends.check(backend, terms.projected(self._project), self.dims.head_dim, limits)
             terms_of_kinds.append(terms)
@@ -143,8 +143,8 @@ class Assembly(NamedTuple):
                     "that are multiplied with them do not fit"
                 )
 
-    def _refuse_fixed_distances(self, layer: Items, token: Positions) -> None:
-        """Refuse encodings that the random positions of ``token`` do not reach."""
+    def _refuse_beside_random(self, layer: Items, token: Positions) -> None:
+        """Refuse encodings that would ignore, or do not know, the random positions of ``token``."""
         if self.spec.rotates_source:
             raise UserError(
                 f"{self.spec}: a decoder does not know the random positions of its encoder"

@@ -19,7 +19,7 @@ _TYPE_NAMES = {int: "integer", float: "number", bool: "true or false"}
 
 
 def parse_page(name: str) -> dict[str, str]:
-    """Parse an encoding's docstring to ``summary``, and the ``HEADINGS`` in lower case.
+    """Parse an encoding's docstring to the texts of ``summary``, ``equation``, ``shapes``, ...
 
     Raises:
         ValueError: a section is missing.

@@ -64,9 +64,8 @@ class Dims(NamedTuple):
     @property
     def head_dim(self) -> int:
         """D, the width of one head."""
-        if self.own_head_dim is not None:
-            return self.own_head_dim
-        return self.embed_dim // self.num_heads
+        share = self.embed_dim // self.num_heads
+        return share if self.own_head_dim is None else self.own_head_dim
 
     @property
     def heads_dim(self) -> int:
@@ -296,9 +295,8 @@ class Encodings(nn.ModuleDict):
         logs = F.logsigmoid(at_least_fp32(gates)).transpose(1, 2)  # [B, H or 2 H, T]
         if (padding := positions.padding) is not None:  # a gate of 1 forgets nothing
             logs = logs.masked_fill(padding[:, None, -x.size(1) :], 0.0)
-        if past is None:
-            return sum_exactly(logs, before=None)
-        return torch.cat([past, sum_exactly(logs, before=past[:, :, -1:])], 2)
+        sums = sum_exactly(logs, before=None if past is None else past[:, :, -1:])
+        return sums if past is None else torch.cat([past, sums], 2)
 
     def states(self, x: Tensor) -> Tensor | None:
         """Project the queries' tokens (see :meth:`Encoding.states`)."""
@@ -326,8 +324,7 @@ class Encodings(nn.ModuleDict):
 
     def terms(self, span: Span, positions: Positions) -> Terms:
         """Combine the terms of all encodings by ``|`` (see :meth:`Encoding.terms`)."""
-        terms = (encoding.terms(span, positions) for encoding in self.as_list())
-        return reduce(or_, terms, Terms())
+        return reduce(or_, (x.terms(span, positions) for x in self.as_list()), Terms())
 
 
 def _find_first(values: Iterable[Value | None]) -> Value | None:

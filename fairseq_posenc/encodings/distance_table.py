@@ -52,8 +52,7 @@ class DistanceTable(nn.Module):
             the runs of distances that share them.
         """
         limit = self.max_distance
-        starts = range(1 - limit, limit + 1)  # the first row serves all distances up to -limit
-        kept, runs = Runs.select(starts, span)
+        kept, runs = Runs.select(range(1 - limit, limit + 1), span)  # row 0: up to -limit
         rows = self.weight[:, kept]  # [G, R, ...]
         if self.reset is not None:
             rows = torch.cat([rows, self.reset], dim=1)
@@ -124,13 +123,10 @@ class DistanceEncoding(Encoding):
     def terms(self, span: Span, positions: Positions) -> Terms:
         """Select the rows, ``(G, R, D)`` or ``(G, R)``, for the class's ``term_fields``."""
         rows, runs = self.table.select(span)
-        terms = Terms(
-            product=self.product,
-            scale_factor=self.scale_factor,
-            first=self.table.mark_first(positions),
-        )
         tables: dict[str, Any] = dict.fromkeys(self.term_fields, rows)
-        return terms._replace(**tables).with_runs(runs)
+        first = self.table.mark_first(positions)
+        terms = Terms(**tables, product=self.product, scale_factor=self.scale_factor, first=first)
+        return terms.with_runs(runs)
 
     def extend(self, name: str, weight: Tensor) -> Tensor:
         """Extend a loaded table to the distances of this one, by repeating the rows at its ends."""

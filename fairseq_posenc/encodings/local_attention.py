@@ -39,7 +39,7 @@ class Window(Encoding):
 
     @classmethod
     def count_axes(cls, options: Mapping[str, Any]) -> int | None:
-        """Count the axes of positions, which ``first`` alone reads."""
+        """Count the axes of positions; without ``first`` it reads no positions."""
         return 1 if options.get("first") else None
 
     def locality(self, positions: Positions) -> Locality:

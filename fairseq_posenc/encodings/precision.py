@@ -50,8 +50,8 @@ def split_fixed(fixed: Tensor) -> Tensor:
 def sum_exactly(x: Tensor, before: Tensor | None) -> Tensor:
     """Add up ``(B, G, T)`` from token to token; each sum has two parts, ``(B, G, T, 2)``.
 
-    Scores contain differences of two large sums. In float32, both would be rounded, and otherwise
-    in decoding than in a full pass. So float32 numbers are added up as integers, and split by
+    A score contains the difference of two large sums, which float32 would round, in decoding
+    differently from a full pass. So float32 numbers are added up as integers, and split by
     :func:`split_fixed`; float64 is exact enough, and its second part is 0.
 
     Args:

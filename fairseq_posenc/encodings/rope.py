@@ -89,15 +89,13 @@ class Rope(Encoding):
         self.base = base
         # An exported model's configuration holds both objects as text.
         self.scaling = Scaling.parse(scaling) if isinstance(scaling, str) else scaling
-        if isinstance(sections, str):
-            sections = Sections.parse(sections)
-        self.sections = sections
+        self.sections = Sections.parse(sections) if isinstance(sections, str) else sections
         self.pairs = pairs
-        self.axes = self.count_axes({"axes": axes, "sections": sections})
+        self.axes = self.count_axes({"axes": axes, "sections": self.sections})
         if sections is not None and pairs == "alternating":
             raise UserError(f"{self.name}(pairs=alternating): its axes have equal parts")
         interleaved = pairs == "interleaved"
-        pair_axes = assign_axes(self.name, self.rotated // 2, self.axes, sections, interleaved)
+        pair_axes = assign_axes(self.name, self.rotated // 2, self.axes, self.sections, interleaved)
         self.pair_axes = make_constant(pair_axes, torch.device("cpu"), torch.long)
         self.scaling.check(self.name, self._range_width)
         self.compute_constants()
@@ -105,10 +103,9 @@ class Rope(Encoding):
     @classmethod
     def count_axes(cls, options: Mapping[str, Any]) -> int:
         """Count the axes; sections without ``axes`` have an axis each."""
-        axes, sections = options.get("axes"), options.get("sections")
-        if axes is None:
-            return 1 if sections is None else len(sections)
-        return int(axes)
+        if options.get("axes") is not None:
+            return int(options["axes"])
+        return 1 if options.get("sections") is None else len(options["sections"])
 
     def rotation(self, ids: Tensor) -> PairRotation:
         """Compute the rotation at positions ``ids``, ``(B or 1, T)``, in float32.

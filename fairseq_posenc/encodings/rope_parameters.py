@@ -16,8 +16,7 @@ def read_rope(parameters: Mapping[str, Any], max_positions: int, layout: str) ->
         max_positions: ``max_position_embeddings``, from which missing lengths are taken.
         layout: how pairs are formed, see :class:`~fairseq_posenc.encodings.rope.Rope`.
     """
-    # `type` is the older name.
-    rope_type = parameters.get("rope_type") or parameters.get("type") or "default"
+    rope_type = parameters.get("rope_type") or parameters.get("type") or "default"  # `type`: older
     if "mrope_section" in parameters or rope_type == "mrope":
         raise UserError(
             "rotations along several axes (M-RoPE) are not read from a configuration: name them, "

@@ -246,11 +246,10 @@ class Yarn(_Scaled):
         """See :class:`Scaling`."""
         if self.attention_factor is not None:
             return self.attention_factor
-        scale, divisor_scale = 1.0, 0.0  # g(0) is 1
-        if self.mscale is not None and self.mscale_all_dim is not None:
-            scale, divisor_scale = self.mscale, self.mscale_all_dim
-        log_factor = math.log(self.factor)
-        return (0.1 * scale * log_factor + 1.0) / (0.1 * divisor_scale * log_factor + 1.0)
+        log = math.log(self.factor)
+        if self.mscale is None or self.mscale_all_dim is None:
+            return 0.1 * log + 1.0
+        return (0.1 * self.mscale * log + 1.0) / (0.1 * self.mscale_all_dim * log + 1.0)
 
 
 @dataclass(frozen=True)

@@ -84,10 +84,9 @@ class PairRotation(NamedTuple):
         """
         if self.phases.size(0) in (1, batch):
             return self
-        decay = self.decay
         return self._replace(
             phases=self.phases.unflatten(0, (batch, -1))[:, 0],
-            decay=None if decay is None else decay.unflatten(0, (batch, -1))[:, 0],
+            decay=None if self.decay is None else self.decay.unflatten(0, (batch, -1))[:, 0],
         )
 
     def _rotate(self, x: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Changes of the softmax: temperatures (factors of all scores of a query), a cap, and sinks.
 
-They stand beside other encodings, as in ``rope+llama4``, whose scores, e_ij below, they change. The
-letters of shapes are those of :mod:`~fairseq_posenc.encodings.base`.
+They change the scores e_ij of the encodings beside them, as in ``rope+llama4``. The letters of
+shapes are those of :mod:`~fairseq_posenc.encodings.base`.
 """
 
 import math
