@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from fairseq_posenc.errors import UserError, how_to_install
 from fairseq_posenc.files import refuse_bad_place
@@ -30,9 +30,10 @@ class Kind(NamedTuple):
     draw: Callable[[argparse.Namespace], Any]
     checkpoints: int = 1  # number of checkpoints; 0 for pictures of specs alone
     from_spec: bool = True  # whether --encoding can replace --checkpoint
-    text: str = "no"  # whether the model reads a text: `no`, `can` or `must`
+    text_option: Literal["absent", "optional", "required"] = "absent"  # whether it has --text
     reach: int = 0  # default of --reach, the largest distance; 0 without that option
-    layers: str = "all"  # default of --layer: `all` or `the first`; empty if there is no choice
+    # default of --layer; empty if there is no choice of layers and heads
+    layers: Literal["all", "the first", ""] = "all"
 
 
 class Subject(NamedTuple):
@@ -73,31 +74,35 @@ def run(args: argparse.Namespace) -> int:
 def _add_options(parser: argparse.ArgumentParser, kind: Kind) -> None:
     add = parser.add_argument
     add("--out", type=Path, required=True, metavar="FILE", help="the picture, .png or .svg")
-    text = "a masked LM, causal LM or translation model"
-    text += "; give it twice, for the first minus the second" if kind.checkpoints == 2 else ""
     if kind.checkpoints:
-        add("--checkpoint", type=Path, action="append", default=[], metavar="FILE", help=text)
+        models = "a masked LM, causal LM or translation model"
+        if kind.checkpoints == 2:
+            models += "; give it twice, for the first minus the second"
+        add("--checkpoint", type=Path, action="append", default=[], metavar="FILE", help=models)
         add_data(parser, "directory with its dictionaries (default: that of the training)")
     else:
-        parser.set_defaults(checkpoint=[], decoder=False)
+        parser.set_defaults(checkpoint=[], decoder=False)  # as without these options
     if kind.from_spec:
-        text = "draw an untrained SPEC" + (" instead of a checkpoint" if kind.checkpoints else "")
-        add("--encoding", required=not kind.checkpoints, metavar="SPEC", help=text)
+        instead = " instead of a checkpoint" if kind.checkpoints else ""
+        help_of_spec = f"draw an untrained SPEC{instead}"
+        add("--encoding", required=not kind.checkpoints, metavar="SPEC", help=help_of_spec)
         for size, default in _SIZES.items():
             option = f"--{size.replace('_', '-')}"
             add_count(parser, option, f"size for SPEC (default: {default})")
     if kind.from_spec and kind.checkpoints:
         add("--decoder", action="store_true", help="draw SPEC in a causal stack")
-    if kind.text != "no":
-        add("--text", required=kind.text == "must", help="text that the model reads")
+    stacks = ["encoder", "decoder"]
+    if kind.text_option != "absent":
+        required = kind.text_option == "required"
+        add("--text", required=required, help="text that the model reads")
         add("--target", metavar="TEXT", help="the translation (default: the model's own)")
-    cross = ["cross"] if kind.text != "no" else []
-    add("--stack", choices=["encoder", "decoder", *cross], help="default: the model's first")
-    parser.set_defaults(layer=None, head=None)
+        stacks.append("cross")
+    add("--stack", choices=stacks, help="default: the model's first")
+    parser.set_defaults(layer=None, head=None)  # None for all, also without these options
     if kind.layers:
         for option, shown in ("--layer", kind.layers), ("--head", "all"):
-            text = f"counted from 1 (default: {shown})"
-            add(option, type=int, nargs="+", metavar="N", help=text)
+            numbers = f"counted from 1 (default: {shown})"
+            add(option, type=int, nargs="+", metavar="N", help=numbers)
     if kind.reach:
         add_count(parser, "--reach", "the largest distance", kind.reach)
 
@@ -171,13 +176,15 @@ def _draw_distance(args: argparse.Namespace) -> Any:
 
 
 def _draw_difference(args: argparse.Namespace) -> Any:
-    read = _read_maps if args.text else _collect_tables
-    first, name = read(args)
-    second, _ = read(args, 1)
-    title = f"{name} minus {_shorten_path(args.checkpoint[1])}"
+    second_name = _shorten_path(args.checkpoint[1])
     if args.text:
-        return attention.draw_attention(first.subtract(second), title, signed=True)
-    return tables.draw_tables(tables.subtract_tables(first, second), title)
+        maps, name = _read_maps(args)
+        others, _ = _read_maps(args, index=1)
+        title = f"{name} minus {second_name}"
+        return attention.draw_attention(maps.subtract(others), title, signed=True)
+    first, name = _collect_tables(args)
+    second, _ = _collect_tables(args, index=1)
+    return tables.draw_tables(tables.subtract_tables(first, second), f"{name} minus {second_name}")
 
 
 KINDS = {
@@ -202,17 +209,23 @@ KINDS = {
         layers="the first",
     ),
     "attention": Kind(
-        "attention to a text, by layer and head", _draw_attention, from_spec=False, text="must"
+        "attention to a text, by layer and head",
+        _draw_attention,
+        from_spec=False,
+        text_option="required",
     ),
     "distance": Kind(
-        "mean attention to a text by distance", _draw_distance, from_spec=False, text="must"
+        "mean attention to a text by distance",
+        _draw_distance,
+        from_spec=False,
+        text_option="required",
     ),
     "difference": Kind(
         "tables of one checkpoint minus another's; with --text, their attention",
         _draw_difference,
         checkpoints=2,
         from_spec=False,
-        text="can",
+        text_option="optional",
     ),
 }
 

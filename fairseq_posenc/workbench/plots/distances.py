@@ -90,7 +90,7 @@ def compute_curves(
         for name, term, tensor in terms.present():
             if term.rows is not None and not term.has_vectors:  # a number for each distance
                 rows = list(heads) if term.per_head(tensor) else [0]
-                values = tensor.narrow(term.rows, 0, len(distances))  # without those of a reset
+                values = tensor.narrow(term.rows, 0, len(distances))  # a reset's rows follow
                 add_curves(f"{name}, {stack.name_layer(layer)}", distances, values[rows])
     return curves
 

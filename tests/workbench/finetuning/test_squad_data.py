@@ -199,7 +199,7 @@ def test_every_published_answer_is_found_in_tokens():
     encoder = WindowMaker(tokenizer, dictionary, Limits())
     same = matches = answers = 0
     for question in squad.questions[::9]:
-        tokens = encoder.context(question.context)
+        tokens = encoder.tokenize_context(question.context)
         assert dictionary.unk() not in tokens.ids
         for answer in question.answers:
             assert locate_answer(question.context, answer) == answer.start

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 from fairseq_posenc.checkpoints.recovery import LAST
 from fairseq_posenc.errors import UserError
@@ -44,15 +45,23 @@ from fairseq_posenc.workbench.running.options import (
 )
 from fairseq_posenc.workbench.running.progress import say
 
-_SHOWN_IDS = 5
+_SHOWN_IDS = 5  # most ids in a message about unanswered questions
+
+
+class Action(NamedTuple):
+    """A subcommand of ``squad``."""
+
+    help: str
+    add_options: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]  # returns the exit code
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommands and their options."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    for name, (text, add_options, _) in ACTIONS.items():
-        subparser = actions.add_parser(name, help=text, description=text)
-        add_options(subparser)
+    for name, action in ACTIONS.items():
+        subparser = actions.add_parser(name, help=action.help, description=action.help)
+        action.add_options(subparser)
         add_examples(subparser, EXAMPLES[f"squad {name}"])
 
 
@@ -62,8 +71,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         UserError: wrong input.
     """
-    _, _, run_action = ACTIONS[args.action]
-    return run_action(args)
+    return ACTIONS[args.action].run(args)
 
 
 def _add_train(parser: argparse.ArgumentParser) -> None:
@@ -165,7 +173,7 @@ def _score(args: argparse.Namespace) -> int:
         some = ", ".join(missing[:_SHOWN_IDS]) + (", ..." if len(missing) > _SHOWN_IDS else "")
         say(f"{len(missing):,} unanswered questions receive score 0: {some}")
     if args.json:
-        print(build_record(squad, figures, args.predictions.stem, None, None).text())
+        print(build_record(squad, figures, args.predictions.stem).text())
     else:
         _print_figures(squad, figures)
     return 0
@@ -180,20 +188,20 @@ def build_record(
     squad: Squad,
     figures: Figures,
     name: str,
-    checkpoint: Optional[Path],
-    position_encoding: Optional[str],
+    checkpoint: Optional[Path] = None,
+    position_encoding: Optional[str] = None,
 ) -> Record:
-    """Build the record of the figures; those of SQuAD 1.1 get their names in 2.0."""
-    names = {"exact_match": "exact"}
-    row = {names.get(name, name): value for name, value in figures.items()}
-    data = {
+    """Build the record of the figures, of a model unless only its predictions are known."""
+    new_names = {"exact_match": "exact"}  # from SQuAD 1.1 to 2.0
+    row = {new_names.get(figure, figure): value for figure, value in figures.items()}
+    facts = {
         "name": name,
         "checkpoint": None if checkpoint is None else str(checkpoint),
         "questions": str(squad.path),
         "squad": squad.version,
     }
     rows = [{**row, "total": len(squad.questions)}]
-    return Record("squad", {"scores": rows}, data, spec=position_encoding, command=own_command())
+    return Record("squad", {"scores": rows}, facts, spec=position_encoding, command=own_command())
 
 
 def _write_json(path: Path, content: Any) -> None:
@@ -201,9 +209,8 @@ def _write_json(path: Path, content: Any) -> None:
     say(f"wrote {path}")
 
 
-# The subcommands by name: help, function that adds the options, function that runs it.
 ACTIONS = {
-    "train": ("fine-tune a pre-trained model, or continue", _add_train, _train),
-    "predict": ("answer questions with a fine-tuned model", _add_predict, _predict),
-    "score": ("print the official figures of predictions", _add_score, _score),
+    "train": Action("fine-tune a pre-trained model, or continue", _add_train, _train),
+    "predict": Action("answer questions with a fine-tuned model", _add_predict, _predict),
+    "score": Action("print the official figures of predictions", _add_score, _score),
 }

@@ -75,7 +75,7 @@ def read_squad(path: Path) -> Squad:
 def _refuse_missing_answers(squad: Squad) -> None:
     """Refuse a question without ``answers`` if another has some, and in 1.1 one without an answer.
 
-    Empty lists alone are taken: a test set may say no more than which questions are impossible.
+    A file without any answer is accepted: a test set may only say which questions have none.
     """
     some_have_answers = any(question.answers for question in squad.questions)
     for question in squad.questions:

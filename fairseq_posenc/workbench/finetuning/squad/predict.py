@@ -61,7 +61,7 @@ class Prediction(NamedTuple):
         return "" if self.null_odds > 0.0 else self.answer
 
     def ranked(self, with_null: bool) -> list[Candidate]:
-        """Rank the candidates, with probabilities; no answer is among them if ``with_null``."""
+        """Rank the candidates, and no answer too if ``with_null``; fill in the probabilities."""
         candidates = list(self.candidates)
         if with_null:
             candidates.append(Candidate("", self.null))
@@ -124,9 +124,10 @@ def combine_windows(
     candidates: dict[str, Candidate] = {}  # a text that occurs twice counts with its best score
     for span in sorted(spans, key=lambda span: -span.score):
         start, end = int(tokens.starts[span.first]), int(tokens.ends[span.last])
-        text = context[start:end].strip()
+        spaced = context[start:end]
+        text = spaced.strip()
         if text and text not in candidates:
-            start += len(context[start:end]) - len(context[start:end].lstrip())
+            start += len(spaced) - len(spaced.lstrip())
             candidates[text] = Candidate(text, span.score, start=start, end=start + len(text))
     # The window that is least in favour of no answer decides about it.
     null = min(window.null for window in windows)
@@ -138,8 +139,8 @@ class Predictor(NamedTuple):
 
     model: Any  # RoBERTa with a span head, in evaluation mode, on its device
     window_maker: WindowMaker
-    version: str  # of SQuAD, that the model was fine-tuned on
-    spec: str  # of its position encodings
+    version: str  # version of SQuAD that the model was fine-tuned on
+    spec: str  # spec of its position encodings
 
     @classmethod
     def load(cls, path: Path, data: Optional[Path], compute: ComputeOptions) -> Predictor:
@@ -185,14 +186,13 @@ class Predictor(NamedTuple):
         with bar("squad predict", len(inputs), " windows") as progress:
             for batch in _batch_windows(inputs, max_tokens):
                 numbers, windows = zip(*batch)
-                for number, spans in zip(numbers, self._score(windows)):
-                    spans_of_questions[number].append(spans)
+                for number, spans_of_window in zip(numbers, self._score(windows)):
+                    spans_of_questions[number].append(spans_of_window)
                 progress.update(len(batch))
         predictions = []
-        for question, spans_of_windows in zip(questions, spans_of_questions):
-            tokens = self.window_maker.context(question.context)
-            prediction = combine_windows(question.id, question.context, tokens, spans_of_windows)
-            predictions.append(prediction)
+        for question, spans in zip(questions, spans_of_questions):
+            tokens = self.window_maker.tokenize_context(question.context)
+            predictions.append(combine_windows(question.id, question.context, tokens, spans))
         return predictions
 
     @torch.inference_mode()
@@ -205,7 +205,7 @@ class Predictor(NamedTuple):
         device = next(self.model.parameters()).device
         starts, ends = self.model(tokens.to(device), span_scores=True)  # each [windows, T]
         starts, ends = starts.cpu().numpy(), ends.cpu().numpy()
-        return [find_best_spans(*scores) for scores in zip(windows, starts, ends)]
+        return list(map(find_best_spans, windows, starts, ends))
 
 
 def _batch_windows(

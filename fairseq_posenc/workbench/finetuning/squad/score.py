@@ -122,14 +122,14 @@ def _evaluate_v2(
     has_answer = {question.id: bool(question.answers) for question in squad.questions}
     raw = _compute_scores(squad.questions, predictions, empty_agrees=True)
     final = Scores(dict(raw.exact), dict(raw.f1))
-    for question, is_answerable in has_answer.items():
+    for question_id, is_answerable in has_answer.items():
         # Without odds, the official script assumes 0 for every question.
-        if (odds[question] if odds else 0.0) > threshold:  # the prediction becomes no answer
-            final.exact[question] = final.f1[question] = float(not is_answerable)
+        if (0.0 if odds is None else odds[question_id]) > threshold:
+            final.exact[question_id] = final.f1[question_id] = float(not is_answerable)
     figures = _average_scores(final, has_answer)
     for prefix, answerable in (("HasAns", True), ("NoAns", False)):
-        if part := [question for question in has_answer if has_answer[question] == answerable]:
-            means = _average_scores(final, part)
+        if ids := [key for key, is_answerable in has_answer.items() if is_answerable == answerable]:
+            means = _average_scores(final, ids)
             figures.update({f"{prefix}_{name}": value for name, value in means.items()})
     if odds is not None:
         for metric, scores in zip(Scores._fields, raw):
@@ -152,12 +152,12 @@ def _compute_scores(
     return scores
 
 
-def _average_scores(scores: Scores, questions: Collection[str]) -> Figures:
-    """Average both scores of some questions, in percent."""
+def _average_scores(scores: Scores, ids: Collection[str]) -> Figures:
+    """Average both scores of the questions with some ids, in percent."""
     figures: Figures = {}
     for metric, values in zip(Scores._fields, scores):
-        figures[metric] = 100.0 * sum(values[question] for question in questions) / len(questions)
-    return {**figures, "total": len(questions)}
+        figures[metric] = 100.0 * sum(values[question_id] for question_id in ids) / len(ids)
+    return {**figures, "total": len(ids)}
 
 
 def _find_best_threshold(
@@ -171,16 +171,19 @@ def _find_best_threshold(
     The threshold rises from below all odds, where no question is answered, and passes them in
     order: each question that it passes is answered with its prediction.
     """
-    # Where no question is answered, those without an answer score 1.
+    # As long as no question is answered, those without an answer score 1.
     total = best = float(sum(not is_answerable for is_answerable in has_answer.values()))
     threshold = 0.0
-    for question in sorted(odds, key=lambda question: odds[question]):
-        if question not in scores:  # the odds may be of more questions
+    for question_id in sorted(odds, key=odds.__getitem__):
+        if question_id not in scores:  # the odds may be of more questions
             continue
-        total += scores[question] if has_answer[question] else -bool(predictions[question])
+        if has_answer[question_id]:
+            total += scores[question_id]
+        elif predictions[question_id]:  # a wrong answer, in place of the right one, which is none
+            total -= 1
         if total > best:
             best = total
-            threshold = odds[question]
+            threshold = odds[question_id]
     return 100.0 * best / len(scores), threshold
 
 

@@ -30,7 +30,7 @@ from fairseq_posenc.workbench.running.progress import say
 from fairseq_posenc.workbench.training import recipes
 from fairseq_posenc.workbench.training.recipes.composing import compose_file, count_updates
 
-# Hydra writes no log of its own: nothing is logged to its file, which is opened late.
+# Hydra makes no log file beside ours: it opens one with the first record, and no record goes there.
 _ONE_LOG = {
     "job_logging": {"handlers": {"file": {"delay": True}}, "root": {"handlers": ["console"]}}
 }
@@ -104,15 +104,17 @@ class FineTuning(NamedTuple):
         yaml_file = self.yaml_file or shipped_recipe
         local = self._list_local_settings(pretrained, gpus)
         paper = recipes.load()["finetuning"]["squad"]["m4m"]
-        # Encodings that diverged in the paper at the recipe's rate; a user's file has its own rate.
-        slow = {item.name for item in pretrained.spec.items} & paper["lr_of"].keys()
-        if slow and yaml_file == shipped_recipe:
-            local["optimization"] = {"lr": [min(paper["lr_of"][name] for name in slow)]}
+        warmup_ratio = paper["not_given"]["warmup_ratio"]  # RoBERTa's: the paper gives none
+        smaller_rates = paper["lr_of"]  # of encodings that diverged at the shipped recipe's rate
+        diverged = {item.name for item in pretrained.spec.items} & smaller_rates.keys()
+        if diverged and yaml_file == shipped_recipe:
+            local["optimization"] = {"lr": [min(smaller_rates[name] for name in diverged)]}
         try:
             changes = _parse_overrides(self.overrides)
             recipe = compose_file(yaml_file)
             OmegaConf.set_struct(recipe, False)  # accept options that the file does not have
             model = recipe.get("model") or {}
+            # A recipe's own values for the model win.
             local["model"] = {
                 name: value
                 for name, value in pretrained.roberta_section.items()
@@ -124,8 +126,8 @@ class FineTuning(NamedTuple):
             config = OmegaConf.merge(config, changes)
             assert isinstance(config, DictConfig)
             data_bin.check_lengths(config.model.max_positions, pretrained.path)
-            _set_updates(config, data_bin, paper["not_given"]["warmup_ratio"])
-        except UserError:
+            _set_updates(config, data_bin, warmup_ratio)
+        except UserError:  # its message is already good
             raise
         except Exception as error:  # yaml, omegaconf and values of a wrong type raise many types
             raise UserError(f"{yaml_file}, --set: {' '.join(str(error).split())}") from None
@@ -155,6 +157,7 @@ class FineTuning(NamedTuple):
         # Stamped with the configuration for one GPU, so that any machine can resume the training.
         inputs = cast("dict[str, Any]", OmegaConf.to_container(self.compose(gpus=1)))
         progress = partial(updates_done, self.out)
+        # Protected, because the user's folder may hold another training.
         step = Step(self.out, inputs, self._train, progress=progress, protected=True)
         return Job(str(self.out), self.out, (step,))
 

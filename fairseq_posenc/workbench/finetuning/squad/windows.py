@@ -102,21 +102,21 @@ class WindowMaker:
 
     def __init__(self, tokenizer: Tokenizer, dictionary: Dictionary, limits: Limits) -> None:
         self._tokenizer, self.dictionary, self._limits = tokenizer, dictionary, limits
-        self.context = lru_cache(maxsize=1)(tokenizer.tokens)  # tokenizes a paragraph
+        self.tokenize_context = lru_cache(maxsize=1)(tokenizer.tokens)
         self.questions_cut = 0  # number of questions that were too long, so far
 
     def windows(self, question: Question) -> list[Window]:
         """Make the windows of a question."""
         tokens = self._tokenizer.tokens(question.text.strip()).ids
         self.questions_cut += len(tokens) > self._limits.max_question
-        context = self.context(question.context).ids
+        context = self.tokenize_context(question.context).ids
         return make_windows(tokens, context, self._limits, self.dictionary)
 
 
 def locate_answer(context: str, answer: Answer) -> Optional[int]:
-    """Find where an answer starts in its context, nearest to its ``start``; None without it."""
-    if context.startswith(answer.text, answer.start) and answer.start >= 0:
-        return answer.start
+    """Find where a context has an answer's text, nearest to its ``start``; None if nowhere."""
+    if answer.start >= 0 and context.startswith(answer.text, answer.start):
+        return answer.start  # almost always, and much faster than the search
     starts = [i for i in range(len(context)) if context.startswith(answer.text, i)]
     return min(starts, key=lambda start: abs(start - answer.start), default=None)
 
@@ -140,15 +140,22 @@ def write_split(squad: Squad, window_maker: WindowMaker, prefix: Path) -> dict[s
     dictionary = window_maker.dictionary
     builder = make_builder(data_file_path(str(prefix)), "mmap", vocab_size=len(dictionary))
     spans: list[tuple[int, int]] = []
-    names = "questions_left_out answers_moved answers_in_no_window questions_without_answer"
-    counts = Counter({**dict.fromkeys(names.split(), 0), "questions": len(squad.questions)})
+    counts = Counter(  # the manifest also has the counts that stay 0
+        questions_left_out=0,
+        answers_moved=0,
+        answers_in_no_window=0,
+        questions_without_answer=0,
+        questions=len(squad.questions),
+    )
     cut_before = window_maker.questions_cut
     for question in squad.questions:
         windows = window_maker.windows(question)
-        context = window_maker.context(question.context)
+        context = window_maker.tokenize_context(question.context)
         targets = _locate_answer_in_windows(question, windows, context, counts)
+        if not targets:
+            continue  # the question is left out
         spans += targets
-        for window in windows if targets else ():  # without targets, the question is left out
+        for window in windows:
             builder.add_item(torch.from_numpy(window.tokens))
             counts["tokens"] += len(window.tokens)
             counts["unknown_tokens"] += int((window.tokens == dictionary.unk()).sum())
@@ -165,7 +172,7 @@ def write_split(squad: Squad, window_maker: WindowMaker, prefix: Path) -> dict[s
 def _locate_answer_in_windows(
     question: Question, windows: list[Window], context: Tokens, counts: Counter[str]
 ) -> list[tuple[int, int]]:
-    """Locate the answer in each window; an empty list if the context does not contain it."""
+    """Locate the answer in each window, and count; empty if the context does not contain it."""
     if not question.answers:
         counts["questions_without_answer"] += 1
         return [NO_ANSWER] * len(windows)
