@@ -15,7 +15,7 @@ from __future__ import annotations
 from measuring.process import restart_with_settings
 
 if __name__ == "__main__":
-    restart_with_settings()  # before torch is imported
+    restart_with_settings()  # of the allocator and of logs, which torch reads when imported
 
 import argparse
 import sys
@@ -33,14 +33,14 @@ QUICK = {  # defaults with --quick
     "modes": ["training"],
     "lengths": [512],
     "batch": 1,
-    "seconds": 12.0,  # start, warm-up and memory take the rest of a minute
+    "seconds": 12.0,  # of the rounds; start, warm-up and memory take the rest of a minute
 }
 
 
 def parse_args(words: list[str]) -> argparse.Namespace:
     """Read the command line."""
     parser = commands.new_parser(__doc__)
-    commands.add_common(parser, ["rope", "shaw", "m4m"])
+    commands.add_training_options(parser, ["rope", "shaw", "m4m"])
     add = parser.add_argument
     add("--scopes", nargs="+", choices=SCOPES, default=["layer"], help="see above (default: layer)")
     modes = ["forward", "training"]
@@ -60,7 +60,7 @@ def parse_args(words: list[str]) -> argparse.Namespace:
 
 
 def build_cases(args: argparse.Namespace) -> Iterator[tuple[str, Case]]:
-    """Yield each case to measure, after its scope."""
+    """Yield the scope and the case of each table row's measurement."""
     size = ROBERTA_BASE._replace(layers=args.layers or (12 if args.device.type == "cuda" else 2))
     for scope, mode, length in product(args.scopes, args.modes, args.lengths):
         dropout = args.dropout if mode == "training" else 0.0

@@ -12,7 +12,7 @@ from __future__ import annotations
 from measuring.process import restart_with_settings
 
 if __name__ == "__main__":
-    restart_with_settings()  # before torch is imported
+    restart_with_settings()  # of the allocator and of logs, which torch reads when imported
 
 import argparse
 from statistics import median
@@ -21,13 +21,13 @@ from torch.profiler import ProfilerActivity, profile
 
 from fairseq_posenc.errors import UserError
 from measuring import timing
-from measuring.commands import add_common, new_parser, run_script
+from measuring.commands import add_training_options, new_parser, run_script
 from measuring.contenders import STOCK, encoding_contenders
 from measuring.families import Case
 from measuring.page import Rows
 from measuring.scopes import SCOPES
 
-PARTS = {  # part -> names of torch's operations
+PARTS = {  # column of the table -> names of torch's operations
     "products": {"mm", "addmm", "addmm_", "bmm", "baddbmm", "baddbmm_"},
     "random": {"bernoulli_", "random_"},
     "softmax": {"_softmax", "_softmax_backward_data"},
@@ -37,7 +37,7 @@ PARTS = {  # part -> names of torch's operations
 def parse_args(words: list[str]) -> argparse.Namespace:
     """Read the command line."""
     parser = new_parser(__doc__)
-    add_common(parser, ["none", "shaw", "m4m"])
+    add_training_options(parser, ["none", "shaw", "m4m"])
     add = parser.add_argument
     add("--scope", choices=["op", "layer"], default="layer", help="(default: layer)")
     add("--length", type=int, default=512, help="n (default: 512)")
@@ -46,9 +46,10 @@ def parse_args(words: list[str]) -> argparse.Namespace:
 
 
 def time_parts(run: timing.Pass) -> dict[str, float]:
-    """Time a pass as a whole, and each of its parts."""
+    """Time a pass as a whole (``seconds``), each of its parts, and the ``rest``, in seconds."""
     with profile(activities=[ProfilerActivity.CPU]) as profiled:
         run()
+    # The profiler reports microseconds.
     times = {event.key: event.self_cpu_time_total / 1e6 for event in profiled.key_averages()}
     parts = {
         part: sum(times.get(f"aten::{name}", 0.0) for name in names)
@@ -76,8 +77,8 @@ def measure(args: argparse.Namespace) -> Rows:
     rounds = [[time_parts(run) for run in passes] for _ in range(args.rounds)]
     rows = []
     for index, contender in enumerate(group):
-        parts = [times[index] for times in rounds]
-        ratios = [times[index]["seconds"] / times[0]["seconds"] for times in rounds]
+        times_by_round = [times[index] for times in rounds]
+        ratios = [times[index]["seconds"] / times[0]["seconds"] for times in rounds]  # to stock
         rows.append(
             {
                 "scope": args.scope,
@@ -86,7 +87,7 @@ def measure(args: argparse.Namespace) -> Rows:
                 "length": case.length,
                 "dropout": case.dropout,
                 "ratio": median(ratios),
-                **{part: median(times[part] for times in parts) for part in parts[0]},
+                **{name: median(times[name] for times in times_by_round) for name in rounds[0][0]},
             }
         )
     return rows

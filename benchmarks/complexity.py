@@ -15,7 +15,7 @@ from __future__ import annotations
 from measuring.process import restart_with_settings
 
 if __name__ == "__main__":
-    restart_with_settings()  # before torch is imported
+    restart_with_settings()  # of the allocator and of logs, which torch reads when imported
 
 import argparse
 import math
@@ -56,12 +56,12 @@ class Size(NamedTuple):
     backend: str
 
 
-class Written(TorchDispatchMode):
-    """Counts the numbers that operations write, without views and matrix products."""
+class WriteCounter(TorchDispatchMode):
+    """Counts the numbers that operations write, without matrix products, which torch counts."""
 
     def __init__(self, matrix_products: Mapping[Any, Any]) -> None:
         super().__init__()
-        self.matrix_products = matrix_products  # by operation of torch
+        self.matrix_products = matrix_products  # keys are operations of torch
         self.numbers = 0
 
     def __torch_dispatch__(
@@ -102,7 +102,7 @@ def parse_args(words: list[str]) -> argparse.Namespace:
 
 
 def build_pass(spec: str, size: Size) -> timing.Pass:
-    """Build a forward pass of self-attention with given positions."""
+    """Build a forward pass of self-attention with the positions of a spec."""
     torch.manual_seed(SEED)
     embed_dim = size.heads * size.width
     positions = StackPositions(spec, embed_dim, size.heads, max_positions=size.length)
@@ -120,20 +120,19 @@ def build_pass(spec: str, size: Size) -> timing.Pass:
 def count_costs(run: timing.Pass) -> dict[str, int]:
     """Count the operations of a pass, and the numbers that it holds at its peak."""
     run()  # first, so that tensors that are made only once do not count
-    with FlopCounterMode(display=False) as products, Written(products.flop_registry) as written:
+    with FlopCounterMode(display=False) as flops, WriteCounter(flops.flop_registry) as written:
         run()
-    operations = products.get_total_flops() + written.numbers
     return {
-        "operations": operations,
+        "operations": flops.get_total_flops() + written.numbers,
         "numbers": timing.peak(run, torch.device("cpu")) // BYTES_PER_NUMBER,
     }
 
 
 class TableSizes(NamedTuple):
-    """The sizes of an encoding's tables of vectors; 0 without any."""
+    """The sizes of an encoding's tables of vectors; a size is 0 if it has no such table."""
 
-    rows: int  # u, the distinct rows of the longest one
-    state_width: int  # w, numbers of a row of :attr:`Terms.state_table`
+    rows: int  # u, the number of distinct rows of the longest table
+    state_width: int  # w, the numbers of a row of :attr:`Terms.state_table`
 
 
 def measure_tables(item: specs.Item, size: Size) -> TableSizes:

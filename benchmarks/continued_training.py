@@ -34,7 +34,7 @@ from fairseq_posenc.workbench.results.record import Record, Row
 from fairseq_posenc.workbench.running import options
 from fairseq_posenc.workbench.running.devices import choose_device
 from fairseq_posenc.workbench.running.files import checksum
-from fairseq_posenc.workbench.running.jobs import ALONE, Inputs, Outputs, RunContext
+from fairseq_posenc.workbench.running.jobs import Inputs, Outputs
 from measuring.commands import existing_file, exit_on_error, new_parser, own_command
 from measuring.trained_models import Training, checksum_weights, train_all, versions
 
@@ -47,16 +47,16 @@ def parse_args(words: list[str]) -> argparse.Namespace:
     parser = new_parser(__doc__)
     add = parser.add_argument
     add("folder", type=Path, help="a causal language model of transformers, with its tokenizer")
-    add("--specs", nargs="+", required=True, metavar="SPEC", help="the first is compared with")
+    add("--specs", nargs="+", required=True, metavar="SPEC", help="the first is the baseline")
     add("--train", type=existing_file, required=True, metavar="FILE", help="text to train on")
-    valid = "text of the perplexities"
+    valid = "text on which perplexity is measured"
     add("--valid", type=existing_file, required=True, metavar="FILE", help=valid)
-    options.add_count(parser, "--updates", "of each training", 100)
+    options.add_count(parser, "--updates", "updates of each training", 100)
     options.add_count(parser, "--every", "updates between two evaluations", 25)
-    options.add_count(parser, "--length", "tokens of an update, a row", 1024)
-    options.add_count(parser, "--blocks", "of the validation text", 8)
+    options.add_count(parser, "--length", "tokens of an update, and of a block", 1024)
+    options.add_count(parser, "--blocks", "number of blocks of the validation text", 8)
     add("--lr", type=float, default=2e-4, help="learning rate (default: %(default)s)")
-    add("--seed", type=int, default=1, help="of the order and new parameters (default: 1)")
+    add("--seed", type=int, default=1, help="for the order and new parameters (default: 1)")
     add("--bf16", action="store_true", help="train in autocast to bfloat16; all else in float32")
     options.add_device(parser)
     add("--out", type=Path, required=True, metavar="FILE", help="the record; models lie beside it")
@@ -70,9 +70,7 @@ def draw_rows(tokens: Tensor, length: int, seed: int) -> list[Tensor]:
     return rows
 
 
-def train(
-    args: argparse.Namespace, spec: str, folder: Path, context: RunContext = ALONE
-) -> Outputs:
+def train(args: argparse.Namespace, spec: str, folder: Path) -> Outputs:
     """Train the model with the positions of a spec; return figures and curves."""
     torch.manual_seed(args.seed)
     model = load_model(args.folder, dtype=torch.float32)
@@ -81,15 +79,15 @@ def train(
     added = model.num_parameters() - stock
     device = choose_device(args.device)
     model.to(device)
-    text = hf_model.tokenize_text(args.train, args.folder)
-    rows = draw_rows(text.targets, args.length, args.seed)  # targets are all tokens of a text
+    training_text = hf_model.tokenize_text(args.train, args.folder)
+    # The targets are all tokens of a text.
+    rows = draw_rows(training_text.targets, args.length, args.seed)
     stream = hf_model.tokenize_text(args.valid, args.folder)
-    if not rows or stream.size < args.length:
-        raise UserError(f"--length {args.length}: a text is shorter")
-    size = args.length  # of the stride as well: every token of a block is predicted
-    windows = [
-        *spread_windows(stream.size, length=size, stride=size, longest=size, count=args.blocks)
-    ]
+    size = args.length
+    if not rows or stream.size < size:
+        raise UserError(f"--length {size}: --train or --valid is shorter; choose fewer tokens")
+    # With a stride of a whole block, every token of a block is predicted.
+    blocks = [*spread_windows(stream.size, size, stride=size, longest=size, count=args.blocks)]
 
     def compute_loss(update: int) -> Tensor:
         ids = rows[update % len(rows)][None].to(device)
@@ -100,11 +98,10 @@ def train(
 
     def evaluate() -> Row:
         losses = {}
-        for number, window in enumerate(windows, start=1):
-            block = slice(window.start, window.end)
-            read = stream.inputs[None, block].to(device)
-            predicted = stream.targets[None, block].to(device)
-            losses[f"loss_{number}"] = -float(hf_model.predict(model, read, predicted).mean())
+        for number, block in enumerate(blocks, start=1):
+            inputs = stream.inputs[None, block.start : block.end].to(device)
+            targets = stream.targets[None, block.start : block.end].to(device)
+            losses[f"loss_{number}"] = -float(hf_model.predict(model, inputs, targets).mean())
         return losses
 
     training = Training(model, args.lr, folder)
@@ -125,28 +122,27 @@ def build_record(args: argparse.Namespace, outputs: Mapping[str, Outputs]) -> Re
     curves: list[Row] = []
     losses: list[Row] = []
     first = next(iter(outputs.values()))
-    of_first = {row["updates"]: _perplexities(row) for row in first["evaluations"]}
+    baselines = {row["updates"]: _compute_perplexities(row) for row in first["evaluations"]}
     for spec, trained in outputs.items():
         named = {"model": spec, "position_encoding": trained["position_encoding"]}
         for evaluation in trained["evaluations"]:
-            if evaluation["updates"] not in of_first:
+            if evaluation["updates"] not in baselines:  # an earlier call ended there
                 continue
-            perplexities = _perplexities(evaluation)
-            change = compare(perplexities, of_first[evaluation["updates"]]).interval
+            perplexities = _compute_perplexities(evaluation)
+            change = compare(perplexities, baselines[evaluation["updates"]]).interval  # of logs
             curves.append(
                 {"model": spec, **evaluation}
                 | interval_of_perplexity(perplexities.values()).figures("perplexity")
                 | {name: math.exp(bound) for name, bound in change.figures("ratio").items()}
             )
-        rows.append(
-            {**named, **{k: v for k, v in curves[-1].items() if not k.startswith("loss_")}}
-            | {name: trained[name] for name in ("new_parameters", "seconds_per_update")}
-        )
+        last = {name: x for name, x in curves[-1].items() if not name.startswith("loss_")}
+        costs = {name: trained[name] for name in ("new_parameters", "seconds_per_update")}
+        rows.append({**named, **last, **costs})
         losses += [
             {"model": spec, "update": update, "loss": loss}
             for update, loss in enumerate(trained["training_losses"], start=1)
         ]
-    data = {
+    facts = {
         "model": str(args.folder),
         "train": str(args.train),
         "valid": str(args.valid),
@@ -157,13 +153,13 @@ def build_record(args: argparse.Namespace, outputs: Mapping[str, Outputs]) -> Re
         **versions(),
     }
     figures = {"models": rows, "curves": curves, "training": losses}
-    return Record("continued", figures, data, seed=args.seed, command=own_command())
+    return Record("continued", figures, facts, seed=args.seed, command=own_command())
 
 
 def draw(curves: Sequence[Row], path: Path) -> None:
     """Draw perplexity over updates, a line for each spec, as PNG."""
     lines = {
-        spec: pictures.Line.over_seeds(
+        spec: pictures.Line.over_seeds(  # of one seed
             [[(row["updates"], row["perplexity"]) for row in curves if row["model"] == spec]]
         )
         for spec in dict.fromkeys(row["model"] for row in curves)
@@ -177,8 +173,8 @@ def draw(curves: Sequence[Row], path: Path) -> None:
     pictures.save(figure, path)
 
 
-def _perplexities(evaluation: Row) -> dict[int, float]:
-    """Read the perplexity of each block."""
+def _compute_perplexities(evaluation: Row) -> dict[int, float]:
+    """Compute the perplexity of each block, by its number from 0."""
     losses = [value for name, value in evaluation.items() if name.startswith("loss_")]
     return {number: math.exp(loss) for number, loss in enumerate(losses)}
 
@@ -189,6 +185,7 @@ def _save_with_tokenizer(model: PreTrainedModel, source: Path, folder: Path) -> 
 
 
 def _collect_inputs(args: argparse.Namespace, spec: str) -> Inputs:
+    """Collect what a training depends on, without ``--updates``: more of them continue it."""
     names = ("every", "length", "blocks", "lr", "seed", "bf16")
     return {
         "weights": checksum_weights(args.folder),

@@ -1,4 +1,4 @@
-"""The models of a comparison fine-tuned on GLUE, seed by seed, with intervals over the seeds.
+"""Fine-tunes the models of a comparison on GLUE, seed by seed; intervals are over the seeds.
 
     python benchmarks/finetuning.py compare-wiki --encodings none,rope --out glue.json -- \
         --protocol m4m --data data-bin/glue --tasks SST-2,STS-B --learning-rates 2e-3
@@ -34,15 +34,18 @@ def parse_args(words: list[str]) -> argparse.Namespace:
     add = parser.add_argument
     add("models", type=Path, help="folder of the comparison")
     add("--encodings", required=True, help="models to fine-tune, named as in the comparison")
-    add("--lr", default=LEARNING_RATE, help="at which they were trained (default: %(default)s)")
+    add("--lr", default=LEARNING_RATE, help="their learning rate (default: %(default)s)")
     add_seeds(parser, (1, 2, 3))
     add("--out", type=Path, required=True, metavar="FILE", help="the record; runs lie beside it")
     return parse_around_dashes(parser, words)
 
 
 def fine_tune(args: argparse.Namespace, lock: int) -> Record:
-    """Fine-tune the models, and collect the reported metric of each task, and the tasks' mean."""
-    values: dict[tuple[str, str], dict[int, float]] = {}  # (model, task) -> seed -> score
+    """Fine-tune the models, and collect the reported metric of each task, and the tasks' mean.
+
+    The programs that fine-tune inherit ``lock``, the open lock of the folder beside the record.
+    """
+    scores_by_seed: dict[tuple[str, str], dict[int, float]] = {}  # (model, task) -> seed -> score
     runs: list[Row] = []
     for variant, seed in product(parse_variants(args.encodings), args.seeds):
         subfolder = name_folder(Run(variant, seed, args.lr))
@@ -60,7 +63,7 @@ def fine_tune(args: argparse.Namespace, lock: int) -> Record:
         if len(scores) > 1:
             scores["mean"] = statistics.fmean(scores.values())
         for task, score in scores.items():
-            values.setdefault((variant.name, task), {})[seed] = score
+            scores_by_seed.setdefault((variant.name, task), {})[seed] = score
             row = {"model": variant.name, "task": task, "seed": seed, "score": score}
             # The mean has no run of its own: no metric, and nothing that collapsed.
             collapsed = by_task[task]["collapsed"] if task in by_task else None
@@ -68,7 +71,7 @@ def fine_tune(args: argparse.Namespace, lock: int) -> Record:
     rows = [
         {"model": model, "task": task, "seeds": len(by_seed)}
         | interval(by_seed.values()).figures("score")
-        for (model, task), by_seed in values.items()
+        for (model, task), by_seed in scores_by_seed.items()
     ]
     facts = {"models": str(args.models)}
     return Record("finetuning", {"models": rows, "runs": runs}, facts, command=own_command())

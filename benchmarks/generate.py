@@ -1,9 +1,9 @@
-"""Speed of beam search in a translation model, with each position encoding against `sinusoidal`.
+"""Measures the speed of beam search in translation, with each encoding against `sinusoidal`.
 
 The model is fairseq's base Transformer with random weights, in fairseq's own sequence generator.
 Every hypothesis is forced to the same length (as by --min-len and --max-len-b), so that all models
-do the same number of steps, whatever they say. `sinusoidal` has a turn before and after every other
-model. All models share one set of weights: a step mostly reads weights, and the speed of that
+do the same number of steps, whatever they predict. `sinusoidal` has a turn before and after every
+other model. All models share one set of weights: a step mostly reads weights, and the speed of that
 depends on their place in memory.
 
     python benchmarks/generate.py --encodings all
@@ -14,7 +14,7 @@ from __future__ import annotations
 from measuring.process import restart_with_settings
 
 if __name__ == "__main__":
-    restart_with_settings()  # before torch is imported
+    restart_with_settings()  # of the allocator and of logs, which torch reads when imported
 
 import argparse
 from statistics import median
@@ -47,12 +47,12 @@ def parse_args(words: list[str]) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
-def generation(
+def build_pass(
     contender: Contender, case: Case, beam: int, weights: dict[str, Tensor]
 ) -> timing.Pass:
-    """Build the generation of one batch.
+    """Build a pass that translates one batch.
 
-    All models share ``weights``, by name; missing ones are added.
+    All models share ``weights``, by name; weights that it lacks are added to it.
 
     Raises:
         AssertionError: a hypothesis has another length, so that models would do different work.
@@ -63,10 +63,10 @@ def generation(
         parameter.data = weights.setdefault(name, parameter.data)
     config.generation.beam = beam
     model.prepare_for_inference_(config)  # as fairseq-generate does
-    words = case.length - 1  # beside the end of the sentence
+    words = case.length - 1  # the last token is the end of the sentence
     settings = GenerationConfig(beam=beam, max_len_a=0, max_len_b=words, min_len=words)
     generator = task.build_generator([model], settings)
-    source = torch.randint(
+    source = torch.randint(  # of the second half of the dictionary, which has no special symbols
         len(task.source_dictionary) // 2,
         len(task.source_dictionary),
         (case.batch, case.length),
@@ -90,13 +90,13 @@ def measure(args: argparse.Namespace) -> Rows:
     case = Case.from_args(args, batch=batch, dropout=0.0, mode="forward", family="translation")
     case = case._replace(size=size, vocabulary=10_000)
     ours = [Contender(spec, "auto") for spec in case.encodings(args.encodings)]
-    group = list(dict.fromkeys([BASELINE, STOCK, *ours]))
+    group = list(dict.fromkeys([BASELINE, STOCK, *ours]))  # the encodings may have the baseline
     weights: dict[str, Tensor] = {}
-    baseline, *others = (generation(contender, case, args.beam, weights) for contender in group)
+    baseline, *others = (build_pass(contender, case, args.beam, weights) for contender in group)
     turns = [baseline]  # it has all turns with even numbers
     for other in others:
         turns += [other, baseline]
-    numbers = [0, *range(1, len(turns), 2)]
+    turns_of_group = [0, *range(1, len(turns), 2)]
     rounds = timing.interleaved(turns, case.device, args.rounds, args.seconds)
     return [
         {
@@ -110,7 +110,7 @@ def measure(args: argparse.Namespace) -> Rows:
             "tokens_per_second": case.batch * case.length / timing.median(rounds, turn),
             "ratio": relative_speed(rounds, turn),
         }
-        for turn, contender in zip(numbers, group)
+        for turn, contender in zip(turns_of_group, group)
     ]
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from measuring.process import restart_with_settings
 
 if __name__ == "__main__":
-    restart_with_settings()  # before torch is imported
+    restart_with_settings()  # of the allocator and of logs, which torch reads when imported
 
 import argparse
 
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from fairseq_posenc.api import SelfAttention, StackPositions
 from measuring import timing
-from measuring.commands import add_common, new_parser, run_script
+from measuring.commands import add_training_options, new_parser, run_script
 from measuring.families import ROBERTA_BASE, Case
 from measuring.page import Rows
 
@@ -32,7 +32,7 @@ ENCODINGS = ["none", "rope", "alibi", "t5", "shaw", "m4m", "deberta_v2"]
 def parse_args(words: list[str]) -> argparse.Namespace:
     """Read the command line."""
     parser = new_parser(__doc__)
-    add_common(parser, ENCODINGS)
+    add_training_options(parser, ENCODINGS)
     parser.add_argument("--length", type=int, default=512, help="n, tokens (default: 512)")
     return parser.parse_args(words)
 

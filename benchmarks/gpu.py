@@ -5,7 +5,7 @@ a case that starts every kernel; a few hundred updates in half precision; and la
 updates beside torch's and FlexAttention. Steps without timing run first and together, then timed
 ones one by one, the most important first. Steps that no longer fit are reported as cut; the same
 command continues with them. Finished steps are not repeated while the code is the same. A step that
-fails does not stop the others.
+fails does not stop the others. `measuring/gpu_steps.py` lists the steps.
 
     python benchmarks/gpu.py --out demo/gpu             # results.json, tables.md
     python benchmarks/gpu.py --out demo/gpu --dry-run   # tiny sizes, on Triton's interpreter
@@ -45,10 +45,11 @@ START, END = "<!-- gpu: generated -->", "<!-- end of gpu -->"
 PUBLISHED_LENGTH = 8192
 PUBLISHED = [["eager, as published", "", "119.3"], ["DisentangledFlash, as published", "", "88.9"]]
 
+# For each step: its name, how it ended, its seconds, the checksum of the code, and its table rows.
 Results = list[dict[str, Any]]
 
 
-@cache  # all steps of a call have the same
+@cache  # the code stays the same during a call
 def checksum_code() -> str:
     """Compute a checksum of all code that is tested and timed."""
     digest = hashlib.sha256()
@@ -79,7 +80,7 @@ def run(step: Step, dry_run: bool, seconds_left: float) -> dict[str, Any]:
         checker = shutil.which("compute-sanitizer")
         if checker is None:
             return {**result, "end": "skipped: no compute-sanitizer here", "seconds": 0.0}
-        command = [checker, "--error-exitcode", "9", *command]
+        command = [checker, "--error-exitcode", "9", *command]  # pytest's own codes are below 9
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": path}
     if dry_run:
@@ -116,14 +117,14 @@ def run_all(
 
 
 def format_tables(results: Results) -> list[str]:
-    """Format the results as Markdown."""
+    """Format a list of all steps, and the rows that steps measured, as Markdown."""
     cells = [[result["step"], result["end"], f"{result['seconds']:.0f}"] for result in results]
     lines = [table(["step", "end", "seconds"], cells, "llr"), *_compare_with_published(results)]
     for result in results:
         if rows := result.get("rows"):
-            is_of_layers = "memory_ratio" in rows[0]
+            has_memory = "memory_ratio" in rows[0]  # only layers have
             lines += ["", f"**{result['step']}**", ""]
-            lines.append(_compare_backends(rows) if is_of_layers else _list_rows(rows))
+            lines.append(_compare_backends(rows) if has_memory else _list_rows(rows))
     return lines
 
 
@@ -157,10 +158,10 @@ def keep(path: Path, kept: Path = KEPT, page: Path = PAGE) -> None:
     Raises:
         UserError: the page lacks a marker.
     """
-    every = json.loads(path.read_text("utf-8"))
-    results = [result for result in every if not result["end"].startswith("cut")]
+    recorded = json.loads(path.read_text("utf-8"))
+    results = [result for result in recorded if not result["end"].startswith("cut")]
     body = "\n".join(format_tables(results))
-    if cut := len(every) - len(results):
+    if cut := len(recorded) - len(results):
         body += f"\n\nThere was no time for {cut} more steps."
     text = fill_page(page, START, f"\n\n{body}\n\n", END)
     columns = ("step", "end", "seconds")
@@ -176,7 +177,7 @@ def _compare_with_published(results: Results) -> list[str]:
     for row in chain.from_iterable(result.get("rows", []) for result in results):
         if not row["encoding"].startswith("deberta"):
             continue
-        case = (row.get("scope"), row["length"], row["dtype"])
+        case = (row.get("scope"), row["length"], row["dtype"])  # only layers have a scope
         if case == ("layer", PUBLISHED_LENGTH, "bfloat16"):
             name = f"`{row['encoding']}`, {row['backend']}"
             ours.append([name, f"{row['dropout']:g}", f"{row['seconds'] * 1e3:.1f}"])
@@ -212,10 +213,10 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     planned = list_steps(args.dry_run)
     finished = read_finished(args.out / "results.json")
-    by_step = dict(finished)
+    by_step = dict(finished)  # step -> result, of earlier calls too
     for result in run_all(planned, finished, args.dry_run):
-        when = ", before" if result["step"] in finished else ""
-        print(f"{result['step']}: {result['end']}{when}", file=sys.stderr, flush=True)
+        source = " by an earlier call" if result["step"] in finished else ""
+        print(f"{result['step']}: {result['end']}{source}", file=sys.stderr, flush=True)
         by_step[result["step"]] = result
         results = [by_step[step.name] for step in planned if step.name in by_step]
         write_whole(args.out / "results.json", json.dumps(results, indent=1))

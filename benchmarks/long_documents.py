@@ -2,8 +2,8 @@
 
     python benchmarks/long_documents.py FOLDER --text book.txt --length 1024 --out long.json
 
-A text is cut into documents, and of each a passage is taken from the first half and one from the
-second. Measured is the share of passages whose own document is the nearest of all (recall at 1).
+A text is cut into documents, and a passage is taken from the first half and from the second half
+of each. The figure is the share of passages whose document is the nearest of all (recall at 1).
 The model reads documents cut off at its own length, and whole ones with a table that is extended
 by ``copy`` or ``interpolate``. Nothing is trained. Encoders need transformers 5.
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -33,6 +34,7 @@ from measuring.commands import existing_file, exit_on_error, new_parser, own_com
 from measuring.trained_models import versions
 
 BATCH = 8  # documents
+ENCLOSING = 2  # tokens that `encode` puts around a text
 PASSAGE = 64  # tokens
 PLACES = {"first_half": 0.25, "second_half": 0.75}  # where passages begin, as a part of a document
 SHARE = Scale("recall at 1", higher_is_better=True)
@@ -68,19 +70,17 @@ def cut_documents(tokens: Tensor, length: int, count: int) -> Tensor:
 @torch.no_grad()
 def encode(model: PreTrainedModel, tokenizer: Any, texts: Tensor) -> Tensor:
     """Compute a vector of length 1 for each of N texts ``(N, T)``: the mean over its tokens."""
-    first, last = (
-        texts.new_full((len(texts), 1), number)
-        for number in (tokenizer.cls_token_id, tokenizer.sep_token_id)
-    )
-    whole = torch.cat([first, texts, last], 1)
-    means = [model(input_ids=rows).last_hidden_state.mean(1) for rows in whole.split(BATCH)]
+    first = texts.new_full((len(texts), 1), tokenizer.cls_token_id)
+    last = texts.new_full((len(texts), 1), tokenizer.sep_token_id)
+    inputs = torch.cat([first, texts, last], 1)
+    means = [model(input_ids=rows).last_hidden_state.mean(1) for rows in inputs.split(BATCH)]
     return F.normalize(torch.cat(means))
 
 
 def measure(model: PreTrainedModel, tokenizer: Any, documents: Tensor) -> dict[str, list[float]]:
     """Measure for each document whether its passages find it, 1 or 0, by their half."""
     length = documents.size(1)
-    room = min(length, count_positions(model) - 2)  # two tokens enclose a text
+    room = min(length, count_positions(model) - ENCLOSING)
     vectors = encode(model, tokenizer, documents[:, :room])
     hits = {}
     for half, place in PLACES.items():
@@ -94,15 +94,15 @@ def measure(model: PreTrainedModel, tokenizer: Any, documents: Tensor) -> dict[s
 def build_record(args: argparse.Namespace, hits: dict[str, dict[str, list[float]]]) -> Record:
     """Collect shares with intervals over documents, and differences to the cut-off documents."""
     rows: list[Row] = []
-    first = next(iter(hits.values()))
+    cut_off = next(iter(hits.values()))
     for name, halves in hits.items():
         figures: dict[str, float] = {}
         for half, values in halves.items():
             figures |= interval_of_share(values).figures(half)
-            change = compare(dict(enumerate(values)), dict(enumerate(first[half])), SHARE)
+            change = compare(dict(enumerate(values)), dict(enumerate(cut_off[half])), SHARE)
             figures |= change.interval.figures(f"{half}_difference")
         rows.append({"model": name, **figures})
-    data = {
+    facts = {
         "model": str(args.folder),
         "text": str(args.text),
         "documents": args.documents,
@@ -110,7 +110,7 @@ def build_record(args: argparse.Namespace, hits: dict[str, dict[str, list[float]
         "tokens_of_a_passage": PASSAGE,
         **versions(),
     }
-    return Record("long_documents", {"models": rows}, data, command=own_command())
+    return Record("long_documents", {"models": rows}, facts, command=own_command())
 
 
 def main() -> None:
@@ -120,15 +120,16 @@ def main() -> None:
     text = args.text.read_text(encoding="utf-8")
     tokens = tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"][0]
     documents = cut_documents(tokens, args.length, args.documents)
-    hits: dict[str, dict[str, list[float]]] = {}
+    hits: dict[str, dict[str, list[float]]] = {}  # model -> half -> 1 or 0 of each document
     rules: list[LengthRule | None] = [None, "copy", "interpolate"]
     for rule in rules:
         model = AutoModel.from_pretrained(args.folder).eval()
         if rule is not None:
-            set_positions(model, "own", args.length + 2, extend=rule)
+            set_positions(model, "own", args.length + ENCLOSING, extend=rule)
         name = "cut off" if rule is None else rule
         hits[name] = measure(model, tokenizer, documents)
-        say(f"{name}: " + ", ".join(f"{k} {sum(x) / len(x):.3f}" for k, x in hits[name].items()))
+        shares = ", ".join(f"{half} {fmean(found):.3f}" for half, found in hits[name].items())
+        say(f"{name}: {shares}")
     build_record(args, hits).write(args.out)
 
 

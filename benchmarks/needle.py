@@ -3,8 +3,8 @@
     python benchmarks/needle.py own=FOLDER 'yarn=FOLDER@own(scaling=yarn:2)' --text book.txt \
         --lengths 2048,4096 --out needle.json
 
-Each text has the pass keys of five cities, five digits each, at five depths. A model reads it once
-and is asked for each key; the other four are distractors. An answer is right if greedy decoding
+Each text hides the pass keys of five cities, five digits each, at five depths. A model reads it
+once and is asked for each key; the others are distractors. An answer is right if greedy decoding
 gives the whole key. All models read the same texts. Shorter texts have the same keys and are the
 ends of longer ones, unless a longer one starts at the beginning of FILE. The same command continues
 after a stop, and more lengths or texts can follow.
@@ -46,7 +46,7 @@ from fairseq_posenc.workbench.running import options
 from fairseq_posenc.workbench.running.devices import ComputeOptions, choose_dtype
 from fairseq_posenc.workbench.running.files import checksum
 from fairseq_posenc.workbench.running.folders import lock_folder
-from fairseq_posenc.workbench.running.jobs import ALONE, Inputs, Outputs, RunContext, Step
+from fairseq_posenc.workbench.running.jobs import Inputs, Outputs, RunContext, Step
 from fairseq_posenc.workbench.running.progress import format_time, say
 from measuring.commands import existing_file, exit_on_error, new_parser, own_command
 from measuring.trained_models import CACHE, checksum_weights, versions
@@ -57,7 +57,7 @@ NEEDLE = (
     "\n\nThe secret pass key of {city} is {key}. Remember it: {key} is the pass key of {city}.\n\n"
 )
 QUESTION = "\n\nWhat is the secret pass key of {city}? The secret pass key of {city} is"
-MAX_QUESTION = 128  # tokens, with the answer
+MAX_QUESTION = 128  # tokens that are kept free for a question and its answer
 SHARE = Scale("share of right answers", higher_is_better=True)
 
 
@@ -73,7 +73,7 @@ def parse_args(words: list[str]) -> argparse.Namespace:
     """Read the command line."""
     parser = new_parser(__doc__)
     add = parser.add_argument
-    named = "folders of transformers, to be read with other positions (with @SPEC)"
+    named = "folders of transformers; @SPEC gives a model other positions"
     add("models", nargs="+", metavar=FORM.partition(" ")[0] + "[@SPEC]", help=named)
     text = "the text that hides the keys, in UTF-8"
     add("--text", type=existing_file, required=True, metavar="FILE", help=text)
@@ -104,11 +104,12 @@ def hide(tokens: Tensor, tokenizer: Any, length: int, number: int, texts: int) -
     needles = [encode(NEEDLE.format(city=city, key=key)) for city, key in zip(cities, keys)]
     room = length - sum(map(len, needles))
     if not 0 < room <= len(tokens):
+        keys_size = length - room
         raise UserError(
-            f"--lengths {length}: a text has the keys, {length - room} tokens, and a piece of "
-            f"--text, which has {len(tokens):,}; choose a length between"
+            f"--lengths {length}: choose a length above {keys_size}, the tokens of the keys, and "
+            f"up to {keys_size + len(tokens):,}, which all of --text fills"
         )
-    end = max(len(tokens) * (number + 1) // texts, room)
+    end = max(len(tokens) * (number + 1) // texts, room)  # of the piece
     piece = tokens[end - room : end]
     parts = []
     begin = 0
@@ -164,16 +165,13 @@ def measure(args: argparse.Namespace) -> Iterator[list[Row]]:
         if not checkpoint.is_folder:
             raise UserError(f"{checkpoint.name}: {checkpoint.path} is not a folder of transformers")
     computing = ComputeOptions.choose(args.device, args.fp16, args.bf16)
-    # Loaded only if an answer is missing, and once.
+    # A model is loaded only if an answer is missing, and once.
     longest = max(args.lengths) + MAX_QUESTION
     load = functools.cache(partial(hf_model.load, computing=computing, longest=longest))
     for length in args.lengths:
         rows: list[Row] = []
         for number, checkpoint in product(range(args.texts), checkpoints):
-            folder = args.out.with_suffix("") / checkpoint.name / f"{length}-{number}"
-            inputs = _collect_inputs(checkpoint, args, length, number)
-            work = partial(_ask_once, load, checkpoint, args, length, number)
-            outputs = Step(folder, inputs, work).do()
+            outputs = _ask_once(load, checkpoint, args, length, number)
             rows += [
                 {
                     "model": checkpoint.name,
@@ -197,15 +195,20 @@ def _ask_once(
     args: argparse.Namespace,
     length: int,
     number: int,
-    context: RunContext = ALONE,
 ) -> Outputs:
-    tokens, tokenizer = _tokenize(args.text, checkpoint.path)
-    began = time.monotonic()
-    outputs = ask(load(checkpoint), hide(tokens, tokenizer, length, number, args.texts))
-    took = format_time(time.monotonic() - began)
-    count = f"{sum(outputs['right'])} of {len(DEPTHS)} keys"
-    say(f"{checkpoint.name}, {length:,} tokens, text {number + 1}: {count} ({took})")
-    return outputs
+    """Ask a model for the keys of a text, unless its folder beside the record has the answers."""
+
+    def work(_: RunContext) -> Outputs:
+        tokens, tokenizer = _tokenize(args.text, checkpoint.path)
+        began = time.monotonic()
+        outputs = ask(load(checkpoint), hide(tokens, tokenizer, length, number, args.texts))
+        took = format_time(time.monotonic() - began)
+        count = f"{sum(outputs['right'])} of {len(DEPTHS)} keys"
+        say(f"{checkpoint.name}, {length:,} tokens, text {number + 1}: {count} ({took})")
+        return outputs
+
+    folder = args.out.with_suffix("") / checkpoint.name / f"{length}-{number}"
+    return Step(folder, _collect_inputs(checkpoint, args, length, number), work).do()
 
 
 @functools.cache
@@ -216,27 +219,27 @@ def _tokenize(text: Path, folder: Path) -> tuple[Tensor, Any]:
 
 
 def summarise(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
-    """Collect shares by model and length, with intervals over the texts, and cells by depth."""
+    """Summarise by model and length, with intervals over the texts, and count by depth as well."""
     models = list(dict.fromkeys(row["model"] for row in rows))
     by_length: list[Row] = []
     for length in dict.fromkeys(row["length"] for row in rows):
         values = {model: _average_texts(rows, model, length, "right") for model in models}
         for model in models:
             share = interval_of_share(values[model].values())
-            chances = _average_texts(rows, model, length, "log_probability")
+            log_probability = _average_texts(rows, model, length, "log_probability")
             change = compare(values[model], values[models[0]], SHARE)
             by_length.append(
                 {"model": model, "length": length, "texts": len(values[model])}
                 | share.figures("share")
-                | interval(chances.values()).figures("log_probability")
+                | interval(log_probability.values()).figures("log_probability")
                 | change.interval.figures("change")
             )
-    cells: dict[tuple[Any, ...], list[Any]] = {}
+    by_cell: dict[tuple[Any, ...], list[Any]] = {}  # (model, length, depth) -> 0 or 1 of each text
     for row in rows:
-        cells.setdefault((row["model"], row["length"], row["depth"]), []).append(row["right"])
+        by_cell.setdefault((row["model"], row["length"], row["depth"]), []).append(row["right"])
     by_depth: list[Row] = [
         {"model": model, "length": length, "depth": depth, "right": sum(right), "of": len(right)}
-        for (model, length, depth), right in cells.items()
+        for (model, length, depth), right in by_cell.items()
     ]
     return by_length, by_depth
 

@@ -32,7 +32,7 @@ from fairseq_posenc.workbench.running.devices import cores, processor_name
 from fairseq_posenc.workbench.running.options import positive_int
 
 PROGRAM = (Path(sys.executable).with_name("fairseq-posenc"), "preprocess", "plain_text")
-_encoder: Any = None
+_encoder: Any = None  # of each process of the pool
 
 
 def _start_encoder(folder: Path) -> None:
@@ -61,7 +61,7 @@ def encode_as_fairseq(
         open(bpe, "w", encoding="utf-8") as output,
         Pool(workers, _start_encoder, (folder,)) as pool,
     ):
-        encoded: Iterable[str | None] = pool.imap(_encode, lines, 100)
+        encoded: Iterable[str | None] = pool.imap(_encode, lines, chunksize=100)
         for line in encoded:
             if line is not None or keep_empty:
                 print(line or "", file=output)
@@ -87,17 +87,17 @@ def _run(command: Iterable[object]) -> None:
 
 
 def write_text(source: Path, path: Path, megabytes: int) -> None:
-    """Repeat a text file, which may be compressed, until it has a size."""
+    """Repeat a text file, which may be compressed, until it has at least a size."""
     opener = gzip.open if source.suffix == ".gz" else open
     with opener(source, "rb") as file:
-        data = file.read()
+        content = file.read()
     with open(path, "wb") as output:
         while output.tell() < megabytes * 10**6:
-            output.write(data)
+            output.write(content)
 
 
 def main() -> None:
-    """Print a Markdown table, and the machine."""
+    """Time both sides, print a Markdown table and the machine, and fail if the files differ."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -128,7 +128,7 @@ def main() -> None:
             if run is run_ours:  # the first: the peak is that of all processes until now
                 memory = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
         files = ["train.bin", "train.idx", "dict.txt"]
-        same, _, _ = filecmp.cmpfiles(ours, chain, files, shallow=False)
+        same, _, _ = filecmp.cmpfiles(ours, chain, files, shallow=False)  # by content
     header = [f"{size:.0f} MB of text, {args.workers} processes", "seconds", "MB/s"]
     header += ["times as fast", "processor seconds", "times as little"]
     rows = []

@@ -13,7 +13,7 @@ from __future__ import annotations
 from measuring.process import restart_with_settings
 
 if __name__ == "__main__":
-    restart_with_settings()  # before torch is imported
+    restart_with_settings()  # of the allocator and of logs, which torch reads when imported
 
 import argparse
 from typing import Any
@@ -24,7 +24,7 @@ from transformers import BertConfig, BertModel, DebertaV2Config, DebertaV2Model
 from fairseq_posenc.api import SelfAttention, StackPositions
 from fairseq_posenc.modules.cache import Cache
 from measuring import timing
-from measuring.commands import add_common, new_parser, run_script
+from measuring.commands import add_training_options, new_parser, run_script
 from measuring.contenders import Contender
 from measuring.families import ROBERTA_BASE, Case
 from measuring.page import Rows
@@ -41,7 +41,7 @@ PEERS = {  # model of transformers -> the same encoding here
 def parse_args(words: list[str]) -> argparse.Namespace:
     """Read the command line."""
     parser = new_parser(__doc__)
-    add_common(parser, ENCODINGS)
+    add_training_options(parser, ENCODINGS)
     add = parser.add_argument
     add("--cached", type=int, default=2048, help="cached tokens of a step (default: 2048)")
     add("--lengths", nargs="+", type=int, default=[512, 1024, 2048], help="n of layers in training")
@@ -49,7 +49,7 @@ def parse_args(words: list[str]) -> argparse.Namespace:
 
 
 def build_step(spec: str, case: Case) -> timing.Pass:
-    """Build a step of decoding after cached tokens, which leaves the caches as they were."""
+    """Build a step of decoding after ``case.length`` cached tokens; it leaves the caches alone."""
     torch.manual_seed(1)
     cached = case.length
     positions = StackPositions(
@@ -133,7 +133,7 @@ def _time(
             "pass": subject,
             "length": length,
             "seconds": timing.median(rounds, index),
-            "ratio": timing.ratio(rounds, index, 0),
+            "ratio": timing.ratio(rounds, index, baseline=0),
         }
         for index, name in enumerate(passes)
     ]

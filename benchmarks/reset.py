@@ -13,7 +13,7 @@ from __future__ import annotations
 from measuring.process import restart_with_settings, silence_logging
 
 if __name__ == "__main__":
-    restart_with_settings()  # before torch is imported
+    restart_with_settings()  # of the allocator and of logs, which torch reads when imported
 
 import argparse
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ from torch import nn
 from fairseq_posenc.encodings.distance_table import DistanceTable
 from fairseq_posenc.errors import UserError
 from measuring import timing
-from measuring.commands import add_common, new_parser, prepare, run_script
+from measuring.commands import add_training_options, new_parser, prepare, run_script
 from measuring.contenders import Contender, encoding_contenders
 from measuring.families import Case
 from measuring.page import Rows
@@ -39,7 +39,7 @@ def parse_args(words: list[str]) -> argparse.Namespace:
     """Read the command line."""
     parser = new_parser(__doc__)
     encodings = ["raffel", "shaw", "m4", "m4m", "deberta", "tupe"]
-    add_common(parser, encodings, accepted="specs, timed with and without +reset")
+    add_training_options(parser, encodings, accepted="specs, timed with and without +reset")
     add = parser.add_argument
     add("--length", type=int, default=512, help="tokens (default: 512)")
     add("--processes", type=int, default=5, help="fresh processes, one at a time (default: 5)")
@@ -73,7 +73,7 @@ def without_reset(modules: nn.Module, encoding: str) -> Iterator[None]:
 
 
 def run_without_reset(run: timing.Pass, modules: nn.Module, encoding: str) -> None:
-    """Run a pass of modules without their resets; the search for these takes no notable time."""
+    """Run a pass of modules without their resets; to find and remove them takes little time."""
     with without_reset(modules, encoding):
         run()
 
@@ -104,7 +104,7 @@ def measure(args: argparse.Namespace) -> Rows:
     """Measure a row for each encoding: the median over the processes, and both extremes."""
     spawn = get_context("spawn")
     # The processes inherit the settings of this one, but do not run its first lines.
-    with ProcessPoolExecutor(1, spawn, silence_logging, max_tasks_per_child=1) as pool:
+    with ProcessPoolExecutor(1, spawn, initializer=silence_logging, max_tasks_per_child=1) as pool:
         return summarize(args, list(pool.map(measure_in_this_process, [args] * args.processes)))
 
 

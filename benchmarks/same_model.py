@@ -2,9 +2,9 @@
 
     python benchmarks/same_model.py --decoder FOLDER --encoder FOLDER --sts dev.tsv
 
-Compared before and after ``set_positions`` are a decoder's logits and greedy generation, and an
-encoder's vectors of sentences and their Spearman correlation with the scores of STS-B. Encoders
-need transformers 5.
+The script compares, before and after ``set_positions``, a decoder's logits and greedy generation,
+and an encoder's vectors of sentences and Spearman's correlation of their cosines with the scores of
+STS-B. Encoders need transformers 5.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TEXTS = [
 
 
 def distance(after: Tensor, before: Tensor) -> float:
-    """Compute the largest difference, relative to the largest magnitude."""
+    """Compute the largest difference, relative to the largest magnitude of ``before``."""
     return float((after - before).abs().max() / before.abs().max())
 
 
@@ -47,15 +47,11 @@ def compare_decoder(folder: Path, tokens: int) -> dict[str, object]:
     before = run(model)
     positions = read_positions(model)
     after = run(set_positions(model, positions))
-    differences = []
-    alike = 0
-    for (new_logits, new_tokens), (logits, old_tokens) in zip(after, before):
-        differences.append(distance(new_logits, logits))
-        alike += torch.equal(new_tokens, old_tokens)
+    (old_logits, old_tokens), (new_logits, new_tokens) = zip(*before), zip(*after)
     return {
         "positions": positions,
-        "largest difference of logits": max(differences),
-        "texts generated alike": alike,
+        "largest difference of logits": max(map(distance, new_logits, old_logits)),
+        "texts generated alike": sum(map(torch.equal, new_tokens, old_tokens)),
         "texts": len(TEXTS),
     }
 
@@ -91,7 +87,7 @@ def main() -> None:
     parser = new_parser(__doc__)
     add = parser.add_argument
     add("--decoder", type=Path, metavar="FOLDER", help="a causal language model")
-    add("--tokens", type=int, default=48, help="that are generated (default: %(default)s)")
+    add("--tokens", type=int, default=48, help="tokens to generate (default: %(default)s)")
     add("--encoder", type=Path, metavar="FOLDER", help="an encoder of sentences")
     add("--sts", type=existing_file, metavar="FILE", help="STS-B's dev.tsv, with --encoder")
     args = parser.parse_args()

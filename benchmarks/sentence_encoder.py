@@ -7,8 +7,7 @@ Two figures are measured before and during training: Spearman's correlation of c
 scores of STS-B, and the share of QNLI's questions whose answer is the nearest of all sentences
 (recall at 1). In training, the model with new positions learns the vectors that the folder's model
 gives the sentences of STS-B's training set; no labels are read. The same command continues after a
-stop, and with more --updates it continues finished trainings. Only transformers 5
-lets encoders have other positions, not version 4.
+stop, and with more --updates it continues finished trainings. Encoders need transformers 5.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from fairseq_posenc.workbench.results.intervals import LEVEL, interval_of_share
 from fairseq_posenc.workbench.results.record import Record, Row
 from fairseq_posenc.workbench.running import options
 from fairseq_posenc.workbench.running.files import checksum
-from fairseq_posenc.workbench.running.jobs import Inputs, Outputs, RunContext
+from fairseq_posenc.workbench.running.jobs import Inputs, Outputs
 from measuring.commands import existing_file, exit_on_error, new_parser, own_command
 from measuring.trained_models import Training, checksum_weights, train_all, versions
 
@@ -48,7 +47,7 @@ class Sentences(NamedTuple):
     second: Sequence[str]
     scores: Sequence[float]  # how similar people find them
     questions: Sequence[str]  # of QNLI
-    answers: Sequence[str]  # the sentence that answers each
+    answers: Sequence[str]  # the sentence that answers each question
 
 
 class Encoder(NamedTuple):
@@ -93,7 +92,7 @@ def parse_args(words: list[str]) -> argparse.Namespace:
 
 
 def read_table(path: Path) -> Iterator[dict[str, str]]:
-    """Read the rows of one of GLUE's files."""
+    """Read the rows of one of GLUE's files, values by column."""
     opener = gzip.open if path.suffix == ".gz" else open
     with opener(path, "rt", encoding="utf-8") as file:
         # GLUE's quotation marks are part of its sentences.
@@ -122,7 +121,7 @@ def measure(encoder: Encoder, sentences: Sentences) -> Row:
     scores = torch.tensor(sentences.scores)
     nearest = (encoder.encode(sentences.questions) @ encoder.encode(sentences.answers).T).argmax(1)
     right = (nearest == torch.arange(len(nearest))).double()
-    resampled = [spearman(cosines[chosen], scores[chosen]) for chosen in resamples(len(scores))]
+    resampled = [spearman(cosines[pairs], scores[pairs]) for pairs in draw_resamples(len(scores))]
     ends = torch.tensor([(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     low, high = torch.tensor(resampled).quantile(ends).tolist()
     return {
@@ -138,17 +137,17 @@ def spearman(cosines: Tensor, scores: Tensor) -> float:
     return float(stats.spearmanr(cosines, scores).statistic)
 
 
-def resamples(count: int) -> Iterator[Tensor]:
-    """Draw pairs with replacement, the same ones for every model."""
+def draw_resamples(count: int) -> Iterator[Tensor]:
+    """Draw indices of pairs with replacement, the same ones for every model."""
     generator = torch.Generator().manual_seed(0)
     for _ in range(RESAMPLES):
         yield torch.randint(count, (count,), generator=generator)
 
 
-def distil(args: argparse.Namespace, spec: str, folder: Path, _context: RunContext) -> Outputs:
+def distil(args: argparse.Namespace, spec: str, folder: Path) -> Outputs:
     """Give the encoder other positions, and train it to reproduce its earlier vectors.
 
-    The work of a step (:func:`measuring.trained_models.train_all`), so it is given a context.
+    The folder keeps the state of the training, which continues after a stop.
     """
     torch.manual_seed(args.seed)
     tokenizer = AutoTokenizer.from_pretrained(args.folder)
@@ -158,16 +157,16 @@ def distil(args: argparse.Namespace, spec: str, folder: Path, _context: RunConte
     rows = [*read_table(args.distil)]
     texts = [*dict.fromkeys(row[name] for row in rows for name in ("sentence1", "sentence2"))]
     random.Random(args.seed).shuffle(texts)
-    measured = read_sentences(args)
+    sentences = read_sentences(args)
 
     def compute_loss(update: int) -> Tensor:
         begin = update * BATCH % len(texts)
         batch = texts[begin : begin + BATCH]
-        wanted = teacher.encode(batch)
-        return 1 - (student(batch) * wanted).sum(1).mean()
+        targets = teacher.encode(batch)
+        return 1 - (student(batch) * targets).sum(1).mean()
 
     training = Training(model, args.lr, folder)  # has dropout in its updates only
-    training.run(args.updates, args.every, compute_loss, lambda: measure(student, measured))
+    training.run(args.updates, args.every, compute_loss, lambda: measure(student, sentences))
     return {
         "position_encoding": read_positions(model),
         "seconds_per_update": training.seconds / max(1, training.updates),
@@ -176,7 +175,7 @@ def distil(args: argparse.Namespace, spec: str, folder: Path, _context: RunConte
 
 
 def build_record(args: argparse.Namespace, outputs: Mapping[str, Outputs]) -> Record:
-    """Collect ``models``, the figures after the last update, and ``curves``, all evaluations."""
+    """Collect ``curves``, all evaluations, and ``models``, those after the last update."""
     curves = [
         {"model": spec, "position_encoding": figures["position_encoding"], **row}
         for spec, figures in outputs.items()
@@ -187,7 +186,7 @@ def build_record(args: argparse.Namespace, outputs: Mapping[str, Outputs]) -> Re
         {**row, "seconds_per_update": outputs[spec]["seconds_per_update"]}
         for spec, row in last.items()
     ]
-    data = {
+    facts = {
         "model": str(args.folder),
         "sts": str(args.sts),
         "qnli": str(args.qnli),
@@ -197,7 +196,7 @@ def build_record(args: argparse.Namespace, outputs: Mapping[str, Outputs]) -> Re
         **versions(),
     }
     figures = {"models": rows, "curves": curves}
-    return Record("encoder", figures, data, seed=args.seed, command=own_command())
+    return Record("encoder", figures, facts, seed=args.seed, command=own_command())
 
 
 def collect_inputs(args: argparse.Namespace, spec: str) -> Inputs:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from measuring.process import restart_with_settings
 
 if __name__ == "__main__":
-    restart_with_settings()  # before torch is imported
+    restart_with_settings()  # of the allocator and of logs, which torch reads when imported
 
 import argparse
 from collections.abc import Sequence
@@ -38,11 +38,11 @@ from fairseq_posenc.workbench.translation.checkpoint import ParallelDataBin
 from measuring import page, timing
 from measuring.commands import add_turns, new_parser, run_script
 
-BEAMS = (5, 1)
+BEAMS = (5, 1)  # translations are compared at both, and timed at the first
 
 
 class Translation(NamedTuple):
-    """A translation."""
+    """An engine's translation of a sentence."""
 
     tokens: tuple[str, ...]  # sentencepieces, without the end
     score: Optional[float]  # mean log probability of tokens and end; None if it is not computed
@@ -52,9 +52,9 @@ class Engine(Protocol):
     """A translation program with its model."""
 
     def __call__(
-        self, sentences: Sequence[str], beam: int, with_scores: bool = False
+        self, sentences: Sequence[str], beam: int, scored: bool = False
     ) -> list[Translation]:
-        """Translate; with scores even if they take extra time."""
+        """Translate; without ``scored``, an engine leaves out scores that take extra time."""
 
 
 def parse_args(words: list[str]) -> argparse.Namespace:
@@ -64,7 +64,13 @@ def parse_args(words: list[str]) -> argparse.Namespace:
     add("--checkpoint", type=Path, required=True, metavar="FILE", help="a translation model")
     add("--data", type=Path, metavar="FOLDER", help="with its dictionaries (default: as trained)")
     add("--batches", type=int, nargs="+", default=[1, 32], metavar="N", help="(default: 1 32)")
-    add("--sentences", type=int, default=96, metavar="N", help="that are timed (default: 96)")
+    add(
+        "--sentences",
+        type=int,
+        default=96,
+        metavar="N",
+        help="number that is timed (default: 96)",
+    )
     add_turns(parser)
     parser.set_defaults(device=torch.device("cpu"), dtype="float32", threads=1, rounds=3)
     return parser.parse_args(words)
@@ -74,10 +80,8 @@ def fairseq_engine(args: argparse.Namespace) -> Engine:
     """Load the model with fairseq, for the search of ``fairseq-generate``."""
     translator = Translator.load(args.checkpoint, data=args.data, device="cpu")
 
-    def translate(
-        sentences: Sequence[str], beam: int, with_scores: bool = False
-    ) -> list[Translation]:
-        hypotheses = translator.translate(sentences, beam=beam, max_tokens=10**6)
+    def translate(sentences: Sequence[str], beam: int, scored: bool = False) -> list[Translation]:
+        hypotheses = translator.translate(sentences, beam=beam, max_tokens=10**6)  # one batch
         return [Translation(hypothesis[0].tokens, hypothesis[0].score) for hypothesis in hypotheses]
 
     return translate
@@ -90,12 +94,10 @@ def transformers_engine(folder: Path) -> Engine:
 
     def cut_special(ids: Tensor) -> tuple[str, ...]:
         special = {tokenizer.pad_token, tokenizer.eos_token}
-        symbols = tokenizer.convert_ids_to_tokens(ids.tolist())
-        return tuple(symbol for symbol in symbols if symbol not in special)
+        pieces = tokenizer.convert_ids_to_tokens(ids.tolist())
+        return tuple(piece for piece in pieces if piece not in special)
 
-    def translate(
-        sentences: Sequence[str], beam: int, with_scores: bool = False
-    ) -> list[Translation]:
+    def translate(sentences: Sequence[str], beam: int, scored: bool = False) -> list[Translation]:
         inputs = tokenizer(list(sentences), return_tensors="pt", padding=True)
         with torch.inference_mode():
             generated = model.generate(**inputs, num_beams=beam, early_stopping=beam > 1)
@@ -109,22 +111,18 @@ def ctranslate2_engine(folder: Path, pieces: Path, longest: int, threads: int) -
     tokenizer = SentencePieceProcessor(model_file=str(pieces))
     translator = ctranslate2.Translator(str(folder), inter_threads=1, intra_threads=threads)
 
-    def translate(
-        sentences: Sequence[str], beam: int, with_scores: bool = False
-    ) -> list[Translation]:
+    def translate(sentences: Sequence[str], beam: int, scored: bool = False) -> list[Translation]:
         inputs = [tokenizer.encode(sentence, out_type=str) for sentence in sentences]
         translated = translator.translate_batch(
             inputs, beam_size=beam, max_decoding_length=longest, return_end_token=True
         )
-        words = [
-            [word for word in translation.hypotheses[0] if word != "</s>"]
-            for translation in translated
-        ]
-        scores: Sequence[Optional[float]] = [None] * len(words)
-        # The search forbids the end as the first token, so its scores of first words are too high.
-        if with_scores:
-            scores = [fmean(score.log_probs) for score in translator.score_batch(inputs, words)]
-        return [Translation(tuple(pair), score) for pair, score in zip(words, scores)]
+        best = [translation.hypotheses[0] for translation in translated]
+        outputs = [[piece for piece in hypothesis if piece != "</s>"] for hypothesis in best]
+        scores: Sequence[Optional[float]] = [None] * len(outputs)
+        # The search forbids the end as the first token, so its scores of first tokens are too high.
+        if scored:
+            scores = [fmean(score.log_probs) for score in translator.score_batch(inputs, outputs)]
+        return [Translation(tuple(output), score) for output, score in zip(outputs, scores)]
 
     return translate
 
@@ -173,17 +171,17 @@ def measure_speeds(
 
 
 def translate_all(engine: Engine, sources: Sequence[str], beam: int) -> list[Translation]:
-    """Translate the whole test set."""
+    """Translate the whole test set; equal sentences are translated once."""
     by_source: dict[str, Translation] = {}
     for batch in make_batches(sorted(set(sources)), 32):
-        by_source.update(zip(batch, engine(batch, beam, with_scores=True)))
+        by_source.update(zip(batch, engine(batch, beam, scored=True)))
     return [by_source[source] for source in sources]
 
 
 def compare(
     originals: list[Translation], translations: list[Translation], references: list[str]
 ) -> dict[str, Any]:
-    """Compare with fairseq's: the number of equal ones, the largest score difference, BLEU."""
+    """Count equal translations, and compute their largest difference of scores, and BLEU."""
     same = 0
     differences = []
     for original, translation in zip(originals, translations):

@@ -17,7 +17,7 @@ from __future__ import annotations
 from measuring.process import restart_with_settings
 
 if __name__ == "__main__":
-    restart_with_settings()  # before torch is imported
+    restart_with_settings()  # of the allocator and of logs, which torch reads when imported
 
 import argparse
 import json
@@ -48,14 +48,14 @@ def parse_args() -> argparse.Namespace:
     commands.add_encodings(parser, ["shaw", "m4", "m4m"])
     commands.add_backends(parser)
     commands.add_device(parser)
-    commands.add_output(parser)
+    commands.add_threads_and_json(parser)
     add = parser.add_argument
     add("--batch", type=int, default=8, help="sentences (default: 8)")
     add("--dropout", type=float, default=0.1, help="(default: 0.1)")
     add("--updates", type=int, default=300, help="(default: 300)")
     add("--length", type=int, default=128, help="(default: 128)")
     add("--families", nargs="+", choices=FAMILIES, default=["masked_lm"], help="default: masked_lm")
-    add("--text", type=Path, metavar="FILE", help="text whose words to train on")
+    add("--text", type=Path, metavar="FILE", help="text with the words to train on")
     add("--record", type=Path, metavar="FILE", help="JSON file of rows, to continue")
     return parser.parse_args()
 
@@ -105,7 +105,7 @@ def fill_batch(batch: dict[str, Any], text: torch.Tensor, update: int) -> None:
 def survive(
     contender: Contender, case: Case, updates: int, text: torch.Tensor | None
 ) -> dict[str, Any]:
-    """Train a model; return losses, skipped updates and whether all numbers are finite."""
+    """Train a model; return losses in bits, skipped updates and whether all numbers are finite."""
     trainer, batch = build_trainer(contender, case, lr=1e-3)
     losses: list[float] = []
     skipped = 0
@@ -137,7 +137,7 @@ def survive(
 
 
 def rows_table(rows: list[dict[str, Any]]) -> str:
-    """Format the rows as a table; the first three columns are names."""
+    """Format the rows as a table; its first three columns are names."""
     header = list(rows[0])
     return table(header, ([str(x) for x in row.values()] for row in rows), "lllr")
 
@@ -162,13 +162,13 @@ def main() -> None:
         group = contenders(names, backend_names(args.backends), case.dims, case.call)
         text = read_words(args.text, case) if args.text else None
         for contender in group:
-            run = {"family": family, **contender._asdict(), **settings}
-            if any(run.items() <= row.items() for row in rows):  # is recorded
+            options = {"family": family, **contender._asdict(), **settings}
+            if any(options.items() <= row.items() for row in rows):  # is recorded
                 continue
             named = f"{family}, {contender.encoding}, {contender.backend}"
             print(f"{named} ...", file=sys.stderr, flush=True)
             torch.manual_seed(1)
-            rows.append(run | survive(contender, case, args.updates, text))
+            rows.append(options | survive(contender, case, args.updates, text))
             if args.record:
                 lines = ",\n".join(json.dumps(row) for row in rows)
                 write_whole(args.record, f"[\n{lines}\n]\n")

@@ -12,13 +12,13 @@ from __future__ import annotations
 from measuring.process import restart_with_settings
 
 if __name__ == "__main__":
-    restart_with_settings()  # before torch is imported
+    restart_with_settings()  # of the allocator and of logs, which torch reads when imported
 
 import argparse
 import sys
 
 from measuring import timing
-from measuring.commands import add_backends, add_common, new_parser, run_script
+from measuring.commands import add_backends, add_training_options, new_parser, run_script
 from measuring.compare import measure_in_groups
 from measuring.contenders import STOCK, Contender, backend_names, contenders
 from measuring.families import FAMILIES, Case, build, trainer_step
@@ -29,7 +29,7 @@ from measuring.page import Rows
 def parse_args(words: list[str]) -> argparse.Namespace:
     """Read the command line."""
     parser = new_parser(__doc__)
-    add_common(parser, ["learned", "rope", "shaw", "m4m"])
+    add_training_options(parser, ["learned", "rope", "shaw", "m4m"])
     add = parser.add_argument
     add("--family", choices=FAMILIES, default="masked_lm", help="(default: masked_lm)")
     sizes = ["tiny", "base", "large"]

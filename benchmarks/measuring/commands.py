@@ -40,7 +40,7 @@ def existing_file(text: str) -> Path:
     return Path(text)
 
 
-def add_common(
+def add_training_options(
     parser: argparse.ArgumentParser, encodings: list[str], accepted: str = "specs, or all"
 ) -> None:
     """Add the options of scripts that measure training steps with some encodings."""
@@ -67,7 +67,7 @@ def add_device(parser: argparse.ArgumentParser) -> None:
     add("--device", type=torch.device, default="cpu", help="cpu or cuda (default: cpu)")
 
 
-def add_output(parser: argparse.ArgumentParser) -> None:
+def add_threads_and_json(parser: argparse.ArgumentParser) -> None:
     """Add ``--threads`` and ``--json``."""
     add = parser.add_argument
     threads = torch.get_num_threads()
@@ -76,14 +76,14 @@ def add_output(parser: argparse.ArgumentParser) -> None:
 
 
 def add_turns(parser: argparse.ArgumentParser) -> None:
-    """Add the options of scripts whose passes take turns, and whose rows can be kept."""
-    add_output(parser)
+    """Add the options of scripts whose passes take turns, with ``--threads`` and ``--json``."""
+    add_threads_and_json(parser)
     add = parser.add_argument
     turns = "how often all passes take turns (default: %(default)s)"
     add("--rounds", type=int, default=7, help=turns)
-    limit = "end a comparison after so many, once it has three rounds (default: %(default)s)"
+    limit = "begin no round after so many seconds, once three are done (default: %(default)s)"
     add("--seconds", type=float, default=math.inf, help=limit)
-    save = "keep the rows as docs/results/benchmark_NAME.json, and make docs/benchmarks.md again"
+    save = "keep the rows as docs/results/benchmark_NAME.json, and rewrite docs/benchmarks.md"
     add("--save", metavar="NAME", help=save)
 
 
@@ -94,7 +94,7 @@ def add_backends(parser: argparse.ArgumentParser) -> None:
 
 
 def prepare(args: argparse.Namespace) -> None:
-    """Check the device, and set the threads and the type.
+    """Check the device, set torch's threads, and replace a missing ``args.dtype`` by the default.
 
     Raises:
         UserError: the device does not exist.
@@ -157,7 +157,7 @@ def run_script(
 
 
 def exit_on_error(main: Callable[[], None]) -> None:
-    """Run a script; print a user's mistake in one line."""
+    """Run a script; a user's mistake ends it with one line of text and exit status 1."""
     try:
         main()
     except UserError as error:

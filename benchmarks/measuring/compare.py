@@ -38,7 +38,7 @@ def compare(
 
 
 def measure_in_groups(ours: list[Contender], measure: Callable[[list[Contender]], Rows]) -> Rows:
-    """Measure groups of models that fit into memory; rows in several groups are the first's."""
+    """Measure groups of models that fit into memory; a row keeps its first group's figures."""
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     for group in split_into_groups(ours):
         for row in measure(group):
@@ -47,7 +47,7 @@ def measure_in_groups(ours: list[Contender], measure: Callable[[list[Contender]]
 
 
 def split_into_groups(ours: list[Contender]) -> list[list[Contender]]:
-    """Split contenders into groups that fit into memory, with ``none`` on the backends of each."""
+    """Split contenders into groups that fit into memory, each with ``none`` on its backends."""
     plain = [contender for contender in ours if contender.encoding == "none"]
     others = [contender for contender in ours if contender.encoding != "none"]
     groups = []
@@ -68,7 +68,7 @@ def _measure_rows(
     rows = []
     for index, contender in enumerate(group):
         none = Contender("none", contender.backend)
-        none_index = group.index(none) if none in group else 0  # stock has no ``none``
+        none_index = group.index(none) if none in group else 0  # else stock
         rows.append(
             {
                 "scope": scope,
@@ -90,4 +90,4 @@ def _measure_rows(
     if case.device.type == "cuda":  # else the next case would have less memory
         del passes
         torch.cuda.empty_cache()
-    return rows[1:]
+    return rows[1:]  # the first compares stock with itself

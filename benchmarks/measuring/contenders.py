@@ -42,11 +42,11 @@ def backend_names(requested: list[str]) -> list[str]:
     Raises:
         UserError: a backend is unknown, or cannot run here.
     """
-    why_not = available()
+    why_not = available()  # backend -> why it cannot run here, or nothing
     for name in requested:
         if name not in ("auto", "all", *BACKENDS):
             raise UserError(f"unknown backend {name!r}; known: auto, all, {', '.join(BACKENDS)}")
-        if why_not.get(name):
+        if why_not.get(name):  # "auto" and "all" have no entry
             raise UserError(f"backend {name} cannot run here: {why_not[name]}")
     running = [name for name in BACKENDS if not why_not[name]]
     return [name for word in requested for name in (running if word == "all" else [word])]
@@ -100,7 +100,7 @@ def build_random_encodings(spec: str, dims: Dims) -> tuple[Encodings, Encodings]
     Their parameters are drawn at random, as many start at zero, which would leave work out.
     """
     parsed = specs.parse(spec)
-    layer = build_encodings(parsed.layer_modules(0), dims)
+    layer = build_encodings(parsed.layer_modules(0), dims)  # of the first layer
     shared = build_encodings(parsed.shared_modules, dims)
     for parameter in (*layer.parameters(), *shared.parameters()):
         torch.nn.init.normal_(parameter, std=TABLE_STD)
@@ -109,7 +109,7 @@ def build_random_encodings(spec: str, dims: Dims) -> tuple[Encodings, Encodings]
 
 def make_positions(batch: int, length: int, device: torch.device) -> Positions:
     """Compute the positions of tokens without padding."""
-    tokens = torch.zeros(batch, length, dtype=torch.long, device=device)
+    tokens = torch.zeros(batch, length, dtype=torch.long, device=device)  # 0: an ordinary token
     return Positions.from_tokens(tokens, padding_idx=1, eos_idx=2, tgt_len=length)
 
 
@@ -119,7 +119,7 @@ def _say(text: str) -> None:
 
 
 def _compute_terms_of_one_token(spec: str, dims: Dims, device: torch.device) -> Terms:
-    """Compute terms that are enough to choose a backend."""
+    """Compute the terms of one token, which are enough to choose a backend."""
     layer, shared = build_random_encodings(spec, dims)
     attention = PositionalAttention(dims.embed_dim, dims.num_heads, layer).to(device)
     positions = make_positions(1, 1, device)

@@ -21,6 +21,7 @@ from measuring.contenders import STOCK, Contender
 from measuring.timing import Pass
 
 SEED = 1
+TIMING_LR = 1e-7  # so small that a model stays about the same while its updates are timed
 PRECISION = {torch.float32: [], torch.bfloat16: ["--bf16"], torch.float16: ["--fp16"]}
 
 
@@ -164,7 +165,7 @@ def _list_sizes(case: Case) -> list[str]:
     return [*tokens, "--decoder-input-dim", width, "--decoder-output-dim", width]
 
 
-def build(contender: Contender, case: Case, lr: float = 1e-7) -> tuple[Any, Any, Any]:
+def build(contender: Contender, case: Case, lr: float = TIMING_LR) -> tuple[Any, Any, Any]:
     """Build the configuration, task and model that ``fairseq-train`` would make."""
     parser = options.get_training_parser()
     args = options.parse_args_and_arch(parser, train_options(contender, case, lr))
@@ -189,10 +190,10 @@ def trainer_step(contender: Contender, case: Case) -> Pass:
     return run
 
 
-def build_trainer(contender: Contender, case: Case, lr: float = 1e-7) -> tuple[Trainer, Any]:
+def build_trainer(contender: Contender, case: Case, lr: float = TIMING_LR) -> tuple[Trainer, Any]:
     """Build fairseq's trainer of a model, and a batch."""
     config, task, model = build(contender, case, lr)
     trainer = Trainer(config, task, model, task.build_criterion(config.criterion))
     trainer.begin_epoch(1)
     task.load_dataset("train")
-    return trainer, task.dataset("train").collater([0])
+    return trainer, task.dataset("train").collater([0])  # a dummy batch whatever it is given

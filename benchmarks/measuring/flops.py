@@ -1,4 +1,4 @@
-"""Counts the operations of a model's matrix products; builds one to measure the machine's ceiling.
+"""Counts the operations of a model's matrix products; builds a large product to compare with.
 
 A product of ``(a, b)`` and ``(b, c)`` is 2abc operations. C is the width, F the width of the
 feed-forward part, V the vocabulary, n the length. For each token, the forward pass has:
@@ -39,7 +39,7 @@ def model_flops(case: Case, vocabulary: int) -> int:
         sentence = n * layers * layer + predicted * (output + 2 * width**2)
     elif case.family == "causal_lm":
         sentence = n * (layers * layer + output)
-    else:  # translation
+    else:  # translation: layers of encoder and decoder, and attention to the encoder
         sentence = n * (2 * layers * layer + layers * attention + output)
     return TRAINING * case.batch * sentence
 

@@ -53,13 +53,13 @@ def list_steps(dry_run: bool) -> list[Step]:
     steps = [
         Step("tests", "tests", 120, [*PYTEST, *tests]),
         Step("memory checker", "checker", 80, [*PYTEST, ALL_KERNELS_TEST]),
-        _measure("survival", 120, BF16, "0.1", "--updates 300", ["all"]),
-        _measure("survival", 120, FP16, "0.1", "--updates 300", ["all"]),
+        _build_step("survival", 120, BF16, "0.1", "--updates 300", ["all"]),
+        _build_step("survival", 120, FP16, "0.1", "--updates 300", ["all"]),
         *list_main_steps(),
         *list_other_steps(),
     ]
     if not dry_run:
-        return list({step.name: step for step in steps}.values())
+        return list({step.name: step for step in steps}.values())  # other steps repeat main ones
     by_kind = {step.kind: step for step in steps}  # any of each kind, as sizes do not matter
     return [
         Step(f"{kind}, tiny", kind, 0, step.arguments + DRY_RUN_OPTIONS.get(kind, "").split())
@@ -68,19 +68,19 @@ def list_steps(dry_run: bool) -> list[Step]:
 
 
 def list_main_steps() -> list[Step]:
-    """List the measurements that a first call has time for, those that the project is judged by."""
+    """List the measurements by which the project is judged; a first call has time for them."""
     medium = "--lengths 512 2048 --batch 8"
     encodings = [*MAIN_ENCODINGS, "t5"]
-    return [
-        _measure("layers", 45, BF16, "0.1", medium, encodings, RIVALS),
-        _measure("layers", 70, BF16, "0", medium, encodings, f"{RIVALS} flex"),
-        _measure("layers", 40, "float32", "0.1", medium, encodings, RIVALS),
-        _measure("layers", 40, BF16, "0.1", "--lengths 128 8192 --batch 1", encodings, RIVALS),
-        _measure("updates", 55, BF16, "0.1", "--length 512 --batch 8", ENCODINGS),
-        *(_updates(BF16, "0.1", length, MAIN_ENCODINGS) for length in (2048, 128, 8192)),
-        _measure("layers", 25, FP16, "0.1", ALL_LENGTHS, MAIN_ENCODINGS),
-        _updates(FP16, "0.1", 512, MAIN_ENCODINGS),
-        _measure("updates", 30, BF16, "0", "--length 512 --batch 8", MAIN_ENCODINGS, RIVALS),
+    return [  # kind, estimated seconds, type, dropout, options, encodings, backends
+        _build_step("layers", 45, BF16, "0.1", medium, encodings, RIVALS),
+        _build_step("layers", 70, BF16, "0", medium, encodings, f"{RIVALS} flex"),
+        _build_step("layers", 40, "float32", "0.1", medium, encodings, RIVALS),
+        _build_step("layers", 40, BF16, "0.1", "--lengths 128 8192 --batch 1", encodings, RIVALS),
+        _build_step("updates", 55, BF16, "0.1", "--length 512 --batch 8", ENCODINGS),
+        *(_build_updates(BF16, "0.1", length, MAIN_ENCODINGS) for length in (2048, 128, 8192)),
+        _build_step("layers", 25, FP16, "0.1", ALL_LENGTHS, MAIN_ENCODINGS),
+        _build_updates(FP16, "0.1", 512, MAIN_ENCODINGS),
+        _build_step("updates", 30, BF16, "0", "--length 512 --batch 8", MAIN_ENCODINGS, RIVALS),
     ]
 
 
@@ -89,16 +89,16 @@ def list_other_steps() -> Iterator[Step]:
     conditions = product((MAIN_ENCODINGS, OTHER_ENCODINGS), (BF16, FP16), ("0.1", "0"))
     for encodings, dtype, dropout in conditions:
         for length in BATCHES:
-            yield _updates(dtype, dropout, length, encodings)
-        yield _measure("layers", 25, dtype, dropout, ALL_LENGTHS, encodings)
+            yield _build_updates(dtype, dropout, length, encodings)
+        yield _build_step("layers", 25, dtype, dropout, ALL_LENGTHS, encodings)
 
 
-def _updates(dtype: str, dropout: str, length: int, encodings: list[str]) -> Step:
+def _build_updates(dtype: str, dropout: str, length: int, encodings: list[str]) -> Step:
     options = f"--length {length} --batch {BATCHES[length]}"
-    return _measure("updates", 27, dtype, dropout, options, encodings)
+    return _build_step("updates", 27, dtype, dropout, options, encodings)
 
 
-def _measure(
+def _build_step(
     kind: str,
     seconds: int,
     dtype: str,

@@ -9,7 +9,8 @@ from fairseq_posenc.workbench.results.markdown import table
 from fairseq_posenc.workbench.results.record import Row
 from fairseq_posenc.workbench.training import recipes
 
-SCALES = {"numbers": 1e-6, "operations": 1e-9}
+SCALES = {"numbers": 1e-6, "operations": 1e-9}  # to millions and billions
+# The rows of the M4M paper's table 1, by encoding.
 TABLE1 = {row["position_encoding"]: row for row in recipes.load()["reported"]["A1"]["rows"]}
 
 

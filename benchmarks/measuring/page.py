@@ -91,7 +91,7 @@ def fill_sections(text: str, results: Sequence[Result]) -> str:
             body = "\n".join([*_list_commands(shown), *format_results(shown)]).strip()
         start = f"<!-- {section}: generated -->"
         end = f"<!-- end of {section} -->"
-        text = fill_page(PAGE, start, f"\n\n{body}\n\n", end, text)
+        text = fill_page(PAGE, start, f"\n\n{body}\n\n", end, text=text)
     return text
 
 
@@ -323,6 +323,7 @@ def serving_table(rows: Rows) -> str:
     return _format_columns(columns, shown, "lr")
 
 
+# Section of the page -> what formats its results.
 SECTIONS: dict[str, Callable[[Sequence[Result]], list[str]]] = {
     "attention": _format_attention,
     "train": _format_each,

@@ -86,13 +86,14 @@ def layer_and_modules(contender: Contender, case: Case) -> tuple[Pass, nn.Module
     inputs: dict[str, Any] = {"encoder_padding_mask": None}
     settings: dict[str, Any] = {}
     if case.causal:
-        later = torch.full((case.length, case.length), -torch.inf).triu(1)
-        inputs = {"self_attn_mask": later.to(case.device, case.dtype)}
+        mask = torch.full((case.length, case.length), -torch.inf).triu(1)  # of later tokens
+        inputs = {"self_attn_mask": mask.to(case.device, case.dtype)}
         settings = {"no_encoder_attn": True}
     if contender == STOCK:
         stock_class: Any = (
             TransformerDecoderLayerBase if case.causal else TransformerEncoderLayerBase
         )
+        # fairseq's layer ignores the options of encodings.
         stock = stock_class(layer_config(Contender("none", "auto"), case), **settings)
         stock.to(case.device, case.dtype)
         return _build_pass(lambda: _select_output(stock(x, **inputs)), case, stock, [x]), stock
@@ -168,6 +169,6 @@ def _build_pass(
 SCOPES: dict[str, Callable[[Contender, Case], Pass]] = {
     "op": operation,
     "layer": layer,
-    "causal": layer,
+    "causal": layer,  # of a case whose family is `causal_lm`
     "model": trainer_step,
 }

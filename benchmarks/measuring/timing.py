@@ -46,7 +46,7 @@ def interleaved(
     end = time.monotonic() + limit
     seconds: list[list[float]] = []
     while len(seconds) < rounds and (len(seconds) < MIN_ROUNDS or time.monotonic() < end):
-        seconds.append([_time(run, times, now) for run, times in zip(passes, repeats)])
+        seconds.append([_time(run, count, now) for run, count in zip(passes, repeats)])
     return seconds
 
 
@@ -62,15 +62,16 @@ def ratio(rounds: list[list[float]], index: int, baseline: int) -> float:
 
 def _count_repeats(run: Pass, now: Callable[[], float]) -> int:
     """Warm up, and choose how many passes to time in a row, so that the clock is exact enough."""
-    _time(run, WARM_UP - 1, now)
+    _time(run, WARM_UP - 1, now)  # the next line has the last pass of the warm-up
     return max(1, math.ceil(MIN_SECONDS / max(_time(run, 1, now), 1e-6)))
 
 
-def _time(run: Pass, times: int, now: Callable[[], float]) -> float:
+def _time(run: Pass, count: int, now: Callable[[], float]) -> float:
+    """Measure the mean seconds of a pass that runs ``count`` times in a row."""
     began = now()
-    for _ in range(times):
+    for _ in range(count):
         run()
-    return (now() - began) / times
+    return (now() - began) / count
 
 
 def peak(run: Pass, device: torch.device) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from argparse import Namespace
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -26,13 +26,15 @@ from measuring.timing import clock
 
 # The argument that takes a cache; transformers has renamed it.
 CACHE = "cache" if "cache" in signature(LlamaForCausalLM.forward).parameters else "past_key_values"
-STATE = "state.pt"
-WARM_UP = 10  # updates of a rising learning rate, which then stays: trainings can be prolonged
+STATE = "state.pt"  # holds the state of a training, in its folder
+# Updates of a rising learning rate. It stays constant after them, and does not depend on the total
+# number of updates, so that a training can be prolonged.
+WARM_UP = 10
 MAX_GRADIENT_NORM = 1.0
 
 
 def versions() -> dict[str, str]:
-    """List the versions of a record's facts."""
+    """Return the versions of the packages that the results depend on, for a record."""
     return {
         "fairseq_posenc": __version__,
         "torch": str(torch.__version__),
@@ -49,21 +51,28 @@ def checksum_weights(folder: Path) -> list[str]:
 
 def train_all(
     args: Namespace,
-    train: Callable[..., Outputs],
+    train: Callable[[Namespace, str, Path], Outputs],
     collect_inputs: Callable[[Namespace, str], Inputs],
     build_record: Callable[[Namespace, dict[str, Outputs]], Record],
 ) -> Record:
-    """Call ``train`` with ``args``, each of ``--specs``, and its folder beside the record.
+    """Train a model for each of ``--specs``, and write the record after each training.
 
-    The record is written after each training. If ``--updates`` has grown, trainings continue.
+    ``train`` gets ``args``, a spec and a folder beside the record. Finished trainings are not
+    repeated; if ``--updates`` has grown, they continue, so ``collect_inputs`` lists all other
+    options that a training depends on. ``build_record`` gets the trainings so far, by spec.
     """
+
+    def do_step(spec: str) -> Outputs:
+        folder = args.out.with_suffix("") / name_folder(spec)
+        inputs = collect_inputs(args, spec)
+        has_state = (folder / STATE).exists
+        step = Step(folder, inputs, lambda _: train(args, spec, folder), args.updates, has_state)
+        return step.do()
+
     outputs: dict[str, Outputs] = {}
     with lock_folder(args.out.with_suffix("")):
         for spec in args.specs:
-            folder = args.out.with_suffix("") / name_folder(spec)
-            inputs, work = collect_inputs(args, spec), partial(train, args, spec, folder)
-            step = Step(folder, inputs, work, goal=args.updates, progress=(folder / STATE).exists)
-            outputs[spec] = step.do()
+            outputs[spec] = do_step(spec)
             record = build_record(args, outputs)
             record.write(args.out)
     return record
@@ -115,7 +124,7 @@ class Training:
         now = clock(self.model.device)
         while True:
             if self.updates % every == 0 or self.updates == goal:
-                self._evaluate_once(evaluate)
+                self._evaluate_and_save(evaluate)
             if self.updates >= goal:
                 return
             began = now()
@@ -130,7 +139,8 @@ class Training:
             self.losses.append(loss.item())
             self.updates += 1
 
-    def _evaluate_once(self, evaluate: Callable[[], Row]) -> None:
+    def _evaluate_and_save(self, evaluate: Callable[[], Row]) -> None:
+        """Evaluate and save, unless the state was loaded after this update's evaluation."""
         if any(row["updates"] == self.updates for row in self.evaluations):
             return
         self.model.eval()

@@ -17,7 +17,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 from complexity import (  # noqa: E402
     Size,
     TableSizes,
-    Written,
+    WriteCounter,
     count_costs,
     evaluate_formulas,
     measure,
@@ -85,7 +85,7 @@ def test_the_rows_of_a_formula_are_distinct(spec, rows):
 )
 def test_every_operation_counts_once(compute, products, written):
     a = torch.randn(3, 4)
-    with FlopCounterMode(display=False) as flops, Written(flops.flop_registry) as counted:
+    with FlopCounterMode(display=False) as flops, WriteCounter(flops.flop_registry) as counted:
         compute(a)
     assert (flops.get_total_flops(), counted.numbers) == (products, written)
 

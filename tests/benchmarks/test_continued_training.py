@@ -152,4 +152,6 @@ def test_a_folder_is_named_after_its_spec():
 
 
 def test_perplexities_are_read_from_losses():
-    assert continued_training._perplexities({"updates": 3, "loss_1": math.log(2)}) == {0: 2.0}
+    assert continued_training._compute_perplexities({"updates": 3, "loss_1": math.log(2)}) == {
+        0: 2.0
+    }
