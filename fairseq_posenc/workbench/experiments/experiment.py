@@ -149,9 +149,7 @@ class Experiment(ABC):
         """
 
     def run(
-        self,
-        lock: int,
-        watch: Optional[Callable[[Callable[[], Results[Self]]], None]] = None,
+        self, lock: int, watch: Optional[Callable[[Callable[[], Results[Self]]], None]] = None
     ) -> Results[Self]:
         """Do all steps that are not done, and return the results.
 

@@ -145,10 +145,8 @@ def compare_with_best(
         samples = {name: by_seed.get(name, {}) for name in others}
         worse = find_different(by_seed.get(best, {}), samples, scale)
         for name in others:
-            if name in worse:
-                verdicts[name] = WORSE
-            else:
-                verdicts[name] = UNKNOWN if WORSE in verdicts.values() else SAME
+            if_not_worse = UNKNOWN if WORSE in verdicts.values() else SAME
+            verdicts[name] = WORSE if name in worse else if_not_worse
     return verdicts | {name: UNREADABLE for name in means if name not in readable}
 
 

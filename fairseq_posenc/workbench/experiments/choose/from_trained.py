@@ -56,7 +56,8 @@ def select_for_length(changes: Iterable[Change], length: int) -> Iterator[Change
         by_models.setdefault(change.models, []).append(change)
     for same_models in by_models.values():
         same_models.sort(key=lambda change: change.up_to)
-        yield next((change for change in same_models if change.up_to >= length), same_models[-1])
+        long_enough = [change for change in same_models if change.up_to >= length]
+        yield long_enough[0] if long_enough else same_models[-1]
 
 
 def answer_from_trained(question: ChooseQuestion) -> str:

@@ -68,9 +68,8 @@ def train_candidates(question: ChooseQuestion, args: argparse.Namespace) -> tupl
         answer = describe_rounds(rounds, experiment, halving.estimate_budget(rounds))
         record = build_record(rounds, experiment)
         record.write(experiment.out / RECORD)
-        write_whole(
-            experiment.out / REPORT, f"# Which encoding\n\n{answer}\n\n    {record.command}\n"
-        )
+        report = f"# Which encoding\n\n{answer}\n\n    {record.command}\n"
+        write_whole(experiment.out / REPORT, report)
     say(f"report: {experiment.out / REPORT}")
     return record, answer
 

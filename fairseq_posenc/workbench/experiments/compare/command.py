@@ -38,12 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_count(parser, "--updates", "training updates of each model", 250)
     options.add_count(parser, "--vocab-size", "number of sentencepieces", 512)
     options.add_seeds(parser, (1, 2, 3))
-    add(
-        "--lrs",
-        default=text_experiment.LEARNING_RATE,
-        help="learning rates, as in 0.001,0.003: a model is trained with all and judged at its "
-        "best (default: %(default)s)",
-    )
+    rates = "learning rates, as in 0.001,0.003: a model is trained with all and judged at its best"
+    add("--lrs", default=text_experiment.LEARNING_RATE, help=f"{rates} (default: %(default)s)")
     options.add_jobs(parser, "one per core, but at least five models of a seed; one on a GPU")
     options.add_cluster(parser)
     add("--open", action="store_true", help="show the report in a browser while trainings go on")

@@ -20,9 +20,8 @@ from fairseq_posenc.workbench.loading.checkpoints import updates_done
 from fairseq_posenc.workbench.running.devices import choose_device, cores
 from fairseq_posenc.workbench.running.progress import format_time, say
 
-# Costs measured with models of the default size. A pass is a forward and a backward pass. Before
-# the first training has finished, its time is estimated in updates. Later estimates are the seconds
-# of finished trainings, in which fairseq does not count the start.
+# Costs measured with models of the default size. A pass is a forward and a backward pass. Once a
+# training has finished, estimates use its seconds, in which fairseq does not count the start.
 _PASSES_OF_UPDATE = 1.2  # an update, with its batch, masks, optimizer and log, in passes
 _UPDATES_OF_VALIDATION = 6.5  # a validation with its checkpoint, in updates
 _UPDATES_OF_START = 48  # start of a training, in updates
@@ -102,20 +101,13 @@ def announce(experiment: TextExperiment) -> None:
 def _measure_pass(threads: int) -> float:
     """Measure the seconds of processor time that a pass of a default model takes.
 
-    As many threads run it at the same time as trainings will run, because cores are slower when
-    all are busy.
+    It runs in all ``threads`` at once, as trainings will: cores are slower when all are busy.
     """
 
     def measure() -> float:
         torch.set_num_threads(1)  # for this thread
-        layer = nn.TransformerEncoderLayer(
-            d_model=128,
-            nhead=4,
-            dim_feedforward=512,
-            dropout=0.0,
-            activation="gelu",
-            batch_first=True,
-        )
+        # Width, attention heads, width of the feed-forward part, dropout, activation.
+        layer = nn.TransformerEncoderLayer(128, 4, 512, 0.0, "gelu", batch_first=True)
         model = nn.TransformerEncoder(layer, num_layers=2, enable_nested_tensor=False)
         embeddings = torch.randn(48, 64, 128)  # as many tokens as in a batch, 3,072
         seconds = []

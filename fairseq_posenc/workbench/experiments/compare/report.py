@@ -34,13 +34,7 @@ PAGE = "report.html"
 FILES = (REPORT, PICTURE, PAGE)
 _RELOAD_SECONDS = 10  # after this time a browser reloads the page of an unfinished comparison
 # Columns of the table on a terminal; the report has them all.
-_SCREEN_COLUMNS = [
-    "encoding",
-    "validation perplexity",
-    "each seed",
-    "position parameters",
-    "time",
-]
+_SCREEN_COLUMNS = ["encoding", "validation perplexity", "each seed", "position parameters", "time"]
 _FAMILIES = {MASKED: "masked language model", CAUSAL: "causal language model"}
 
 

@@ -24,12 +24,7 @@ from fairseq_posenc.workbench.results.intervals import LEAST_SEEDS
 from fairseq_posenc.workbench.results.pictures import can_draw
 from fairseq_posenc.workbench.results.record import Row
 from fairseq_posenc.workbench.running import options
-from fairseq_posenc.workbench.running.devices import (
-    CPU,
-    ComputeOptions,
-    check_device,
-    choose_dtype,
-)
+from fairseq_posenc.workbench.running.devices import CPU, ComputeOptions, check_device, choose_dtype
 from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.files import checksum
 from fairseq_posenc.workbench.running.folders import lock_output_folder

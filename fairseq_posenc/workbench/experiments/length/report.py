@@ -44,10 +44,9 @@ def _group_rows(record: Record) -> dict[tuple[str, str], list[Row]]:
 
 
 def _read_windows(row: Row) -> dict[int, float]:
-    """Read the perplexity by window, from the columns of ``Score.figures``.
+    """Read the perplexity by window from the columns ``window_1``, ...; empty for whole texts.
 
-    Empty if the whole text was scored. In comparisons windows take the place of seeds, because all
-    models read the same windows.
+    In comparisons windows take the place of seeds, because all models read the same windows.
     """
     values = [value for column, value in row.items() if column.startswith("window_")]
     return dict(enumerate(values))

@@ -71,8 +71,7 @@ class Scoring(NamedTuple):
     open_model: Callable[[], tuple[LoadedModel, Stream]]  # opens the model and the text
     sizes: Sequence[Size]  # one for each score
     max_tokens: int  # most tokens of a batch
-    # Number of windows that are spread over the stream; None scores all of it.
-    spread: Optional[int] = None
+    spread: Optional[int] = None  # number of windows spread over the stream; None scores all of it
 
     @property
     def longest(self) -> int:
@@ -106,9 +105,7 @@ class Scoring(NamedTuple):
             windows = cut_windows(stream.size, length, stride)
             predicted = stream.size
         else:
-            windows = spread_windows(
-                stream.size, length, stride, longest=self.longest, count=self.spread
-            )
+            windows = spread_windows(stream.size, length, stride, self.longest, self.spread)
             predicted = self.spread * stride
         name = f"{self.folder.name}, {mode}, {length:,}"
         with bar(name, predicted, " tokens") as shown:
