@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import AutoTokenizer, PreTrainedModel
+from transformers import AutoTokenizer
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf import read_positions, set_positions
@@ -39,7 +39,6 @@ from measuring.commands import existing_file, exit_on_error, new_parser, own_com
 from measuring.trained_models import Training, checksum_weights, train_all, versions
 
 MARGIN = 1.05  # room above and below the lines of the picture
-MODEL = "model"  # name of the trained model's folder, inside that of its training
 
 
 def parse_args(words: list[str]) -> argparse.Namespace:
@@ -106,7 +105,8 @@ def train(args: argparse.Namespace, spec: str, folder: Path) -> Outputs:
 
     training = Training(model, args.lr, folder)
     training.run(args.updates, args.every, compute_loss, evaluate)
-    _save_with_tokenizer(model, args.folder, folder / MODEL)
+    model.save_pretrained(folder / "model")
+    AutoTokenizer.from_pretrained(args.folder).save_pretrained(folder / "model")
     return {
         "position_encoding": read_positions(model),
         "new_parameters": added,
@@ -124,7 +124,6 @@ def build_record(args: argparse.Namespace, outputs: Mapping[str, Outputs]) -> Re
     first = next(iter(outputs.values()))
     baselines = {row["updates"]: _compute_perplexities(row) for row in first["evaluations"]}
     for spec, trained in outputs.items():
-        named = {"model": spec, "position_encoding": trained["position_encoding"]}
         for evaluation in trained["evaluations"]:
             if evaluation["updates"] not in baselines:  # an earlier call ended there
                 continue
@@ -137,7 +136,8 @@ def build_record(args: argparse.Namespace, outputs: Mapping[str, Outputs]) -> Re
             )
         last = {name: x for name, x in curves[-1].items() if not name.startswith("loss_")}
         costs = {name: trained[name] for name in ("new_parameters", "seconds_per_update")}
-        rows.append({**named, **last, **costs})
+        encoding = {"position_encoding": trained["position_encoding"]}
+        rows.append({"model": spec, **encoding, **last, **costs})
         losses += [
             {"model": spec, "update": update, "loss": loss}
             for update, loss in enumerate(trained["training_losses"], start=1)
@@ -177,11 +177,6 @@ def _compute_perplexities(evaluation: Row) -> dict[int, float]:
     """Compute the perplexity of each block, by its number from 0."""
     losses = [value for name, value in evaluation.items() if name.startswith("loss_")]
     return {number: math.exp(loss) for number, loss in enumerate(losses)}
-
-
-def _save_with_tokenizer(model: PreTrainedModel, source: Path, folder: Path) -> None:
-    model.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(source).save_pretrained(folder)
 
 
 def _collect_inputs(args: argparse.Namespace, spec: str) -> Inputs:

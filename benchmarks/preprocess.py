@@ -39,8 +39,7 @@ def _start_encoder(folder: Path) -> None:
     from fairseq.data.encoders.gpt2_bpe import GPT2BPE, GPT2BPEConfig
 
     global _encoder
-    vocabulary = str(folder / "encoder.json")
-    merges = str(folder / "vocab.bpe")
+    vocabulary, merges = str(folder / "encoder.json"), str(folder / "vocab.bpe")
     _encoder = GPT2BPE(GPT2BPEConfig(gpt2_encoder_json=vocabulary, gpt2_vocab_bpe=merges))
 
 

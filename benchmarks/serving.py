@@ -64,13 +64,7 @@ def parse_args(words: list[str]) -> argparse.Namespace:
     add("--checkpoint", type=Path, required=True, metavar="FILE", help="a translation model")
     add("--data", type=Path, metavar="FOLDER", help="with its dictionaries (default: as trained)")
     add("--batches", type=int, nargs="+", default=[1, 32], metavar="N", help="(default: 1 32)")
-    add(
-        "--sentences",
-        type=int,
-        default=96,
-        metavar="N",
-        help="number that is timed (default: 96)",
-    )
+    add("--sentences", type=int, default=96, metavar="N", help="number to time (default: 96)")
     add_turns(parser)
     parser.set_defaults(device=torch.device("cpu"), dtype="float32", threads=1, rounds=3)
     return parser.parse_args(words)
@@ -181,7 +175,7 @@ def translate_all(engine: Engine, sources: Sequence[str], beam: int) -> list[Tra
 def compare(
     originals: list[Translation], translations: list[Translation], references: list[str]
 ) -> dict[str, Any]:
-    """Count equal translations, and compute their largest difference of scores, and BLEU."""
+    """Compare with fairseq's ``originals``: equal translations, largest score difference, BLEU."""
     same = 0
     differences = []
     for original, translation in zip(originals, translations):

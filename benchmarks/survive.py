@@ -138,8 +138,7 @@ def survive(
 
 def rows_table(rows: list[dict[str, Any]]) -> str:
     """Format the rows as a table; its first three columns are names."""
-    header = list(rows[0])
-    return table(header, ([str(x) for x in row.values()] for row in rows), "lllr")
+    return table(list(rows[0]), ([str(x) for x in row.values()] for row in rows), "lllr")
 
 
 def main() -> None:

@@ -139,8 +139,7 @@ def layer_config(contender: Contender, case: Case) -> Any:
 
 
 def _draw(case: Case, *shape: int, std: float) -> Tensor:
-    x = torch.randn(shape) * std
-    return x.to(case.device, case.dtype)
+    return (torch.randn(shape) * std).to(case.device, case.dtype)
 
 
 def _build_pass(

@@ -27,8 +27,7 @@ from measuring.timing import clock
 # The argument that takes a cache; transformers has renamed it.
 CACHE = "cache" if "cache" in signature(LlamaForCausalLM.forward).parameters else "past_key_values"
 STATE = "state.pt"  # holds the state of a training, in its folder
-# Updates of a rising learning rate. It stays constant after them, and does not depend on the total
-# number of updates, so that a training can be prolonged.
+# Updates in which the learning rate rises; it then stays, so that a training can be prolonged.
 WARM_UP = 10
 MAX_GRADIENT_NORM = 1.0
 
