@@ -30,8 +30,8 @@ class Command(NamedTuple):
     help: str  # description in one line
     module: str  # path of the module relative to this package
     part: str = ""  # PART of the functions' names in a module that serves several commands
-    # description of the words after `--`, which are passed to another program; `run` gets them as
-    # `args.after_dashes`
+    # description of the words after `--`, which `run` gets as `args.after_dashes`; empty for a
+    # command that takes none
     after_dashes: str = ""
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
@@ -151,7 +151,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: Sequence[str] | None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     is_completing = _COMPLETING in os.environ
-    if is_completing:  # the words typed so far
+    if is_completing:  # the shell passes the words typed so far in a variable
         words = os.environ["COMP_LINE"].split()[1:]
     name = next((word for word in words if not word.startswith("-")), "")
     if name and name not in COMMANDS and not is_completing:
@@ -163,16 +163,16 @@ def _run(argv: Sequence[str] | None) -> int:
         import argcomplete  # not needed for anything else
 
         argcomplete.autocomplete(parser)  # ends the program
-    passes_on = name in COMMANDS and COMMANDS[name].after_dashes
-    args = parse_around_dashes(parser, words) if passes_on else parser.parse_args(words)
+    takes_dashes = name in COMMANDS and COMMANDS[name].after_dashes
+    args = parse_around_dashes(parser, words) if takes_dashes else parser.parse_args(words)
     return COMMANDS[args.command].run(args)
 
 
 def _quiet_fairseq() -> None:
     """Silence what fairseq's import would show: every INFO message, and a warning of torch."""
-    logging.basicConfig()  # so that fairseq's own call has no effect
+    logging.basicConfig()  # a second call, as fairseq's, has no effect
     logging.getLogger().setLevel(logging.WARNING)
-    # Of torch from 2.15 on, about a decorator that fairseq uses.
+    # torch warns from 2.15 on about a decorator that fairseq uses.
     warnings.filterwarnings("ignore", ".*torch.jit.script", FutureWarning)
 
 
@@ -194,7 +194,7 @@ def _build_parser(chosen: str) -> Parser:
         rest = f"; after --: {command.after_dashes}" if command.after_dashes else ""
         subparser = subparsers.add_parser(name, description=command.help + rest)
         if name == chosen:
-            subparser.passes_rest_to = "fairseq-train" if command.after_dashes else ""
+            subparser.after_dashes = command.after_dashes
             command.add_arguments(subparser)
             add_examples(subparser, EXAMPLES[name])
     return parser

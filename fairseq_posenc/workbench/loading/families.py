@@ -1,6 +1,6 @@
 """Describes the three families of models, and builds a model from options, without data.
 
-Fairseq is imported quietly by the package's ``__init__.py``, before this module.
+The folder's ``__init__.py`` imports fairseq quietly before this module does.
 """
 
 import warnings
@@ -24,7 +24,7 @@ from fairseq_posenc.models.causal_lm import PositionalLM
 from fairseq_posenc.models.masked_lm import PositionalRoberta
 from fairseq_posenc.models.translation import PositionalTransformer
 
-# Names in the state dict of any family that end so are no weights.
+# Ends of the names in a state dict that belong to entries other than weights, in any family.
 NOT_WEIGHTS = ("._extra_state", ".version", "._float_tensor")
 
 
@@ -32,7 +32,7 @@ class Family(NamedTuple):
     """A family of models."""
 
     name: str  # `masked_lm`, `causal_lm` or `translation`; `--family` spells them otherwise
-    title: str  # name in lists of families
+    title: str  # name in messages
     model_class: Any  # of our models
     stock_class: Any  # of fairseq's, from which ours is derived
     task: str  # fairseq's name of the task
@@ -71,12 +71,12 @@ FAMILIES = (
 )
 
 
-def read_architecture(settings: Any) -> str:
-    """Read the name of the architecture in the settings of a model; ``None`` if they have none."""
-    return str(getattr(settings, "_name", None) or getattr(settings, "arch", None))
+def read_architecture(settings: Any) -> Optional[str]:
+    """Read the name of the architecture in the settings of a model; None if they have none."""
+    return getattr(settings, "_name", None) or getattr(settings, "arch", None)
 
 
-def find_family(arch: str, stock: bool = False) -> Optional[Family]:
+def find_family(arch: Optional[str], stock: bool = False) -> Optional[Family]:
     """Find the family of an architecture, if any; with ``stock`` also of fairseq's models."""
     cls = ARCH_MODEL_REGISTRY.get(arch, object)
     for family in FAMILIES:
@@ -100,7 +100,7 @@ def build_default_settings(arch: str, task: str) -> Mapping[str, Any]:
 
     The section ``model`` is a dictionary if the model has a dataclass, else a Namespace.
     """
-    data_folder = "."  # demanded, but not read
+    data_folder = "."  # required by fairseq, but not read
     words = [data_folder, "--task", task, "--arch", arch]
     if task == "translation":
         words += ["--source-lang", "src", "--target-lang", "tgt"]
@@ -127,9 +127,6 @@ def build_model(values: dict[str, Any], dictionary_sizes: list[int]) -> Any:
         dictionary_sizes: numbers of symbols, the source's first.
     """
     dictionaries = [Placeholders(size) for size in dictionary_sizes]
-    task = SimpleNamespace(
-        source_dictionary=dictionaries[0],
-        target_dictionary=dictionaries[-1],
-    )
-    args = Namespace(**deepcopy(values))  # as fairseq changes it
+    task = SimpleNamespace(source_dictionary=dictionaries[0], target_dictionary=dictionaries[-1])
+    args = Namespace(**deepcopy(values))  # a copy, because fairseq changes it
     return ARCH_MODEL_REGISTRY[values["_name"]].build_model(args, task)

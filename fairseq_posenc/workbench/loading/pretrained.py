@@ -126,7 +126,7 @@ def read_pretrained(
     args = Namespace(**vars(as_namespace(settings.model)))  # a copy, to which options are added
     arch = read_architecture(args)
     family = find_family(arch, stock=True)
-    if family is None or not (any_family or family.name == "masked_lm"):
+    if arch is None or family is None or not (any_family or family.name == "masked_lm"):
         others = ", causal language model or encoder-decoder Transformer" if any_family else ""
         raise UserError(
             f"{label}: a model of the architecture {arch}, not a RoBERTa (roberta_... or "

@@ -1,4 +1,4 @@
-"""Runs jobs on this machine: some at a time, each on a GPU of its own."""
+"""Runs jobs on this machine, some at a time; with fewer GPUs than jobs, jobs share a GPU."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -17,7 +17,7 @@ from fairseq_posenc.workbench.running.progress import bar, say
 class LocalMachine(NamedTuple):
     """This machine, whose GPUs are divided among the jobs that run at the same time."""
 
-    jobs: int = 1  # number of jobs at a time
+    jobs: int = 1  # maximum number of jobs at a time
     lock: Optional[int] = None  # lock of the command's folder; None to lock the folder of each job
     wave: Optional[int] = None  # number of jobs that belong together; see :func:`run_parallel`
     keep_going: bool = False  # whether the other jobs go on if one fails, as on a cluster
@@ -36,7 +36,7 @@ class LocalMachine(NamedTuple):
         gpus = visible_gpus()
         ended = 0
         failures = list[str]()
-        # The environments that no running job uses; with several GPUs, each names one.
+        # An environment for each job that may run; it names the job's GPU if there are any.
         free = [
             {"CUDA_VISIBLE_DEVICES": gpus[slot % len(gpus)]} if gpus else {}
             for slot in range(self.jobs)
@@ -71,6 +71,7 @@ class LocalMachine(NamedTuple):
             ended += 1
             if failure:
                 say(f"[{ended} of {len(jobs)} runs ended] {failure}")
+                # The end of a log follows the first line, which then ends with a colon.
                 failures.append(failure.splitlines()[0].rstrip(" :"))
 
         with bar("all runs", sum(job.updates for job in jobs), " updates") as progress:
@@ -81,7 +82,7 @@ class LocalMachine(NamedTuple):
     def _run_job(self, job: Job, context: RunContext) -> None:
         """Run a job unless it is done, in a folder that is locked."""
         if job.is_done:
-            if not job.updates:  # the progress bar shows those that have updates
+            if not job.updates:  # a job with updates has its part of the progress bar instead
                 say(f"{job.label}: done before")
         elif context.lock is not None:
             job.run(context)

@@ -27,10 +27,10 @@ from fairseq_posenc.workbench.running.devices import cores
 if TYPE_CHECKING:
     from fairseq_posenc.workbench.running.executor import Slurm
 
-# As a value, or in a list.
+# NaN as the value of a setting, or in a list.
 _NAN = re.compile(r"[=\[,\s][+-]?\.?nan(?=[\],\s]|$)", re.IGNORECASE)
 _SURROGATE = re.compile("[\ud800-\udfff]")
-# Options of sbatch that the executor sets.
+# Options of sbatch that users may not give, because the executor or submitit sets them.
 _SET_HERE = ("array", "error", "job-name", "nodes", "ntasks", "open-mode", "output", "requeue")
 _WITHOUT_VALUE = re.compile(r"argument ([-\w/]+): expected ")  # argparse's message
 Settings = TypeVar("Settings")
@@ -39,7 +39,7 @@ Settings = TypeVar("Settings")
 class Parser(ArgumentParser):
     """A parser that raises its errors as :class:`UserError` and keeps line breaks in help texts."""
 
-    passes_rest_to = ""  # program that receives the words after `--`
+    after_dashes = ""  # description of the words after `--`; empty if the command takes none
     _words: Sequence[str] = ()
 
     def __init__(self, **settings: Any) -> None:
@@ -60,9 +60,9 @@ class Parser(ArgumentParser):
             setattr(known, name, _check_paths(value))
         if rest and not self._subparsers:  # else argparse reports the rest
             unknown = " ".join(rest)
-            advice = f": options of {self.passes_rest_to} come after two dashes, as in -- {unknown}"
-            is_passed_on = self.passes_rest_to and rest[0].startswith("-")
-            self.error(f"unrecognized arguments: {unknown}{advice if is_passed_on else ''}")
+            may_follow_dashes = self.after_dashes and rest[0].startswith("-")
+            advice = f"; write after --: {self.after_dashes}" if may_follow_dashes else ""
+            self.error(f"unrecognized arguments: {unknown}{advice}")
         return known, rest
 
     def error(self, message: str) -> NoReturn:
@@ -117,8 +117,9 @@ def add_out(
     """
     shown = default or computed_default
     text = "folder of the results" + (f" (default: {shown})" if shown else "")
-    add = parser.add_argument
-    add("--out", type=data_path, metavar="DIR", default=default, required=not shown, help=text)
+    parser.add_argument(
+        "--out", type=data_path, metavar="DIR", default=default, required=not shown, help=text
+    )
 
 
 def add_split(parser: ArgumentParser, default: str) -> None:
@@ -201,8 +202,10 @@ def parse_cluster(args: Namespace) -> Optional[Slurm]:
     if cluster not in ("local", "slurm"):
         raise UserError(f"--on {cluster}: is neither local nor slurm")
     if cluster == "local":
-        for_clusters = {"--detach": args.detach, "--jobs": args.one_by_one and jobs}
-        if needless := [*words, *filter(for_clusters.get, for_clusters)]:
+        needless = [*words, *(["--detach"] if args.detach else [])]
+        if args.one_by_one and jobs:
+            needless.append("--jobs")
+        if needless:
             raise UserError(f"--on local: leave {needless[0]} out")
         return None
     options = {}
@@ -228,10 +231,14 @@ def add_workers(parser: _ActionsContainer) -> None:
 def add_set(parser: ArgumentParser, example: str) -> None:
     """Add ``--set``, which overrides settings of fairseq's configuration."""
     text = f"override a setting of fairseq, as in {example}; repeatable"
-    add = parser.add_argument
-    form = "KEY=VALUE"
-    add(
-        "--set", dest="changes", action="append", type=_setting, default=[], metavar=form, help=text
+    parser.add_argument(
+        "--set",
+        dest="changes",
+        action="append",
+        type=_setting,
+        default=[],
+        metavar="KEY=VALUE",
+        help=text,
     )
 
 

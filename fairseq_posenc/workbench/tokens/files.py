@@ -64,7 +64,7 @@ class _Stream(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        while not self._rest:
+        while not self._rest:  # blocks may be empty, and a return value of 0 means the end
             block = next(self._blocks, None)
             if block is None:
                 return 0
@@ -128,7 +128,7 @@ def decode_text(
     refused: Mapping[bytes, str] = MappingProxyType({}),
     first_line: int = 1,
 ) -> str:
-    """Decode UTF-8, and drop a byte-order mark.
+    """Decode UTF-8, and drop a byte-order mark at the beginning of a file.
 
     Args:
         content: the bytes.
@@ -139,9 +139,10 @@ def decode_text(
     Raises:
         UserError: the content is not UTF-8, or has a refused byte; names the line.
     """
-    content = content.removeprefix(codecs.BOM_UTF8)
+    if first_line == 1:
+        content = content.removeprefix(codecs.BOM_UTF8)
     text = ""
-    # Index of the first such byte -> what is wrong with it; -1 for bytes that do not occur.
+    # Index of the first byte of a kind -> what is wrong with it; -1 for bytes that do not occur.
     problems = {content.find(byte): label for byte, label in refused.items()}
     try:
         text = content.decode("utf-8")
@@ -172,7 +173,7 @@ def read_lines(path: Path, option: str) -> list[str]:
 def read_arriving_lines(descriptor: int, name: str) -> Iterator[list[str]]:
     """Yield lists of lines as soon as they can be read from an open file.
 
-    So a program that writes to the file may wait for an answer before it writes the next line.
+    A program that writes to the file may wait for an answer before it writes the next line.
 
     Args:
         descriptor: the operating system's number of the open file.

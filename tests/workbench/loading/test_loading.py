@@ -50,6 +50,7 @@ def test_a_model_of_default_options_is_built_and_has_its_stacks(family):
 def test_names_of_architectures_old_and_new():
     assert families.read_architecture(Namespace(_name="a", arch="b")) == "a"
     assert families.read_architecture(Namespace(_name=None, arch="b")) == "b"
+    assert families.read_architecture(Namespace()) is None
 
 
 @pytest.mark.parametrize("family", ARCHITECTURES)

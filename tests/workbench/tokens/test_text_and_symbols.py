@@ -82,6 +82,8 @@ def test_lines_that_arrive_come_at_once(tmp_path):
     assert next(arriving) == ["one", "two"]
     os.write(writes, b"ee\n")
     assert next(arriving) == ["three"]
+    os.write(writes, b"\xef\xbb\xbfmark\n")  # U+FEFF is a byte-order mark only at the beginning
+    assert next(arriving) == ["\ufeffmark"]
     os.write(writes, b"\xc3")
     os.write(writes, b"\xbc\n4")
     assert next(arriving) == ["ü"]

@@ -210,6 +210,11 @@ def test_a_probe_of_a_script_says_how_long_its_recipe_takes(tmp_path):
     ("arguments", "message"),
     [
         ([], "name a training, for example"),
+        (
+            ["--lr", "1"],
+            "unrecognized arguments: --lr; write after --: a fairseq-train command, or options "
+            "that the script passes on",
+        ),
         (["--updates", "3", "--", "fairseq-train", "x"], "--updates 3: a probe needs at least 10"),
         (
             [str(SCRIPTS / "b_small.sh"), "none", "nowhere", "--device", "cpu"],
