@@ -55,7 +55,7 @@ class Learned(Encoding):
         ids = positions.query_places
         if self.axes == 1:
             return F.embedding(ids, self.table.weight)
-        ids = ids if ids.dim() == 3 else ids[..., None].expand(-1, -1, self.axes)
+        ids = ids if ids.dim() == 3 else ids[..., None]  # a token's only id is for all axes
         end = self.table.num_embeddings
         first_rows = torch.arange(0, end, self.max_positions, device=ids.device)  # of each axis
         # An id beyond its axis must not read the next axis: at the row `end` the lookup fails.

@@ -55,7 +55,7 @@ class Locality(NamedTuple):
     def needed_keys(self, queries: int = 0) -> NeededKeys:
         """Find the keys that a cache must hold for the next tokens of a causal model.
 
-        With first keys, a compiled graph needs all keys: their number depends on padding.
+        A compiled graph cannot read how many first keys there are, so with these it needs all keys.
 
         Args:
             queries: how many next tokens these limits cover already, as the last ones.

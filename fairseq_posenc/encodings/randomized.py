@@ -10,7 +10,7 @@ from fairseq_posenc.encodings.base import Dims, Encoding, register
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions
 
-LIMIT = 2048  # by default positions are drawn below it
+LIMIT = 2048  # the default of the option `limit`: positions are drawn below it
 
 
 @register("randomized")
@@ -51,7 +51,7 @@ class Randomized(Encoding):
         self.compute_constants()
 
     def number(self, positions: Positions) -> Positions:
-        """Draw a number for each position, unless the stack has done so in this pass."""
+        """Draw a number for each position, unless these positions have their numbers already."""
         if positions.drawn is not None:
             return positions
         positions.check_limit(self.dims.max_positions, self.name)
