@@ -125,7 +125,7 @@ def build_record(args: argparse.Namespace, outputs: Mapping[str, Outputs]) -> Re
     baselines = {row["updates"]: _compute_perplexities(row) for row in first["evaluations"]}
     for spec, trained in outputs.items():
         for evaluation in trained["evaluations"]:
-            if evaluation["updates"] not in baselines:  # an earlier call ended there
+            if evaluation["updates"] not in baselines:  # where an earlier call of this model ended
                 continue
             perplexities = _compute_perplexities(evaluation)
             change = compare(perplexities, baselines[evaluation["updates"]]).interval  # of logs

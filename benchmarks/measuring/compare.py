@@ -61,14 +61,14 @@ def split_into_groups(ours: list[Contender]) -> list[list[Contender]]:
 def _measure_rows(
     scope: str, case: Case, group: list[Contender], rounds: int, seconds: float
 ) -> Rows:
-    """Measure all contenders after the first one, stock, with which they are compared."""
+    """Measure all contenders beside the first one, stock, with which they are compared."""
     passes = [SCOPES[scope](contender, case) for contender in group]
     times = timing.interleaved(passes, case.device, rounds, seconds)
     memory = [timing.peak(run, case.device) for run in passes]
     rows = []
     for index, contender in enumerate(group):
         none = Contender("none", contender.backend)
-        none_index = group.index(none) if none in group else 0  # else stock
+        none_index = group.index(none) if none in group else 0  # 0 is stock
         rows.append(
             {
                 "scope": scope,
