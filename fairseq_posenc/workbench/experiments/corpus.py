@@ -33,8 +33,7 @@ _TOPICS = Path("pydoc_data", "topics.py")  # the language reference, as a dictio
 _FAIRSEQ_SYMBOLS = ["<pad>", "<mask>"]
 
 
-# A part of the text that is not split between training and validation: its paragraphs, without
-# line breaks.
+# Paragraphs, without line breaks, that are not split between training and validation.
 Document = list[str]
 
 
@@ -90,8 +89,7 @@ def hold_out(documents: list[Document]) -> tuple[list[Document], list[Document]]
     """Shuffle documents from a fixed seed; return those for training and those for validation."""
     shuffled = random.Random(SPLIT_SEED).sample(documents, len(documents))
     least_words = VALIDATION_SHARE * sum(map(count_words, documents))
-    words = 0
-    held_out = 0  # number of documents
+    words = held_out = 0  # words of the documents that are held out, and number of these documents
     while words < least_words and held_out < len(shuffled) - 1:  # at least one is for training
         words += count_words(shuffled[held_out])
         held_out += 1

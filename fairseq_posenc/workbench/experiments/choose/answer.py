@@ -27,8 +27,7 @@ UNKNOWN = "not known well enough"
 WORSE = "significantly worse"
 UNREADABLE = "cannot be read"
 BLEU = Scale("BLEU", higher_is_better=True)
-# Number of candidates to train if the user names none: on two cores, the default budget is enough
-# to train so many until ranks mean something.
+# Candidates if the user names none: on two cores, the default budget trains so many long enough.
 _CANDIDATES = 4
 _FAST = 1.1  # longest time of a layer with a fast encoding, as a multiple of that with `none`
 _MODELS = {MASKED: "a masked LM", CAUSAL: "a causal LM", ENCODER_DECODER: "a translation model"}

@@ -35,7 +35,7 @@ class Change(NamedTuple):
 
     models: str  # description of the models
     kept: str  # the encoding that they had
-    up_to: float  # number of tokens in the longest texts that it decides for; infinite for all
+    up_to: float  # decides for texts of up to so many tokens; infinite (null in JSON) for all
     measurement: Measurement  # of all encodings, the kept one included
 
 
@@ -43,7 +43,6 @@ def read_changes(family: str) -> list[Change]:
     """Read what a change of positions does to trained models of a family."""
     content = json.loads(EVIDENCE.read_text(encoding="utf-8"))[KEY][family]
     return [
-        # JSON has no infinity.
         Change(models, kept, math.inf if up_to is None else up_to, Measurement(**figures))
         for models, kept, up_to, figures in content
     ]

@@ -151,13 +151,12 @@ class Halving:
     ) -> Round:
         """Train candidates up to a number of updates, and rank them."""
         experiment = replace(self._experiment, variants=tuple(variants), updates=updates)
-        # In one list, as in the stamps of earlier versions.
         how = [experiment.family, experiment.seeds, experiment.eval_length, experiment.vocab_size]
         inputs = {
             "candidates": [variant.name for variant in variants],
             "updates": updates,
             "text": checksum(experiment.text) if experiment.text else None,
-            "how": how,
+            "how": how,  # a list without names, as in the stamps of earlier versions
             "options": experiment.train_args,
             "version": __version__,
         }

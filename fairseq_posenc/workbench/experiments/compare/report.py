@@ -69,8 +69,8 @@ def write_report(results: TextResults, seconds_left: Optional[float] = None) -> 
     path = out / REPORT
     report = "\n\n".join(filter(None, parts)) + "\n"
     write_whole(path, report)
-    refresh = _RELOAD_SECONDS if results.missing else 0
-    write_whole(out / PAGE, convert_to_html(report, out, refresh))
+    page = convert_to_html(report, out, refresh=_RELOAD_SECONDS if results.missing else 0)
+    write_whole(out / PAGE, page)
     return path
 
 
@@ -136,12 +136,8 @@ def _suggest_next_steps(results: TextResults) -> list[str]:
         f"fairseq-posenc describe {name}",
     ]
     code = "\n".join(commands)
-    return [
-        "## What to do next",
-        "Train for longer, with more seeds or on your own text, by the commands below. Or look "
-        "closer:",
-        f"```sh\n{code}\n```",
-    ]
+    advice = "Train for longer, with more seeds or on your own text, by the commands below. "
+    return ["## What to do next", f"{advice}Or look closer:", f"```sh\n{code}\n```"]
 
 
 def _explain_figures(experiment: TextExperiment) -> str:

@@ -95,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
         say(f"{stream.size:,} tokens of {text_name}, {scored}")
         if args.windows and args.windows < LEAST_SEEDS:
             say(f"intervals need at least {LEAST_SEEDS} windows: differences may be chance")
-        # Called by the jobs, which may run elsewhere.
+        # Chosen when the jobs call it, because they may run elsewhere.
         computing = partial(ComputeOptions.choose, args.device, args.fp16, args.bf16)
         source, longest = args.text or args.data, args.lengths[-1]  # lengths are sorted
         scorings = [
@@ -174,8 +174,8 @@ def _open_all(models: list[NamedModel], args: argparse.Namespace) -> tuple[list[
     """
     facts: list[Row] = []
     streams: list[Stream] = []
+    source = args.text or args.data
     for named in models:
-        source = args.text or args.data
         loaded, stream = _open(named, source, args.split, args.lengths[-1], lambda: CPU)
         streams.append(stream)
         if not torch.equal(stream.targets, streams[0].targets):

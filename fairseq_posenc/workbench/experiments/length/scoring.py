@@ -102,8 +102,7 @@ class Scoring(NamedTuple):
         mode, length, stride = size
         loaded, stream = self.open_model()
         if self.spread is None:
-            windows = cut_windows(stream.size, length, stride)
-            predicted = stream.size
+            windows, predicted = cut_windows(stream.size, length, stride), stream.size
         else:
             windows = spread_windows(stream.size, length, stride, self.longest, self.spread)
             predicted = self.spread * stride
