@@ -36,7 +36,7 @@ def fingerprint(dictionary: Dictionary) -> str | None:
     ).hexdigest()[:16]
 
 
-def load_dictionary(path: Path, mask: bool = True) -> Dictionary:
+def load_dictionary(path: Path, *, mask: bool = True) -> Dictionary:
     """Load a ``dict.txt``.
 
     Args:
@@ -49,7 +49,8 @@ def load_dictionary(path: Path, mask: bool = True) -> Dictionary:
     try:
         dictionary = Dictionary.load(str(path))
     except Exception as error:  # fairseq raises OSError, ValueError, RuntimeError, plain Exception
-        reason = " ".join(str(getattr(error, "strerror", None) or error).split())
+        reason = error.strerror if isinstance(error, OSError) else None  # its text names the path
+        reason = " ".join(str(reason or error).split())
         fault = _describe_bad_line(path) or shortened(reason)
         raise UserError(f"{path}: not a fairseq dictionary ({fault})") from None
     if mask:
@@ -68,16 +69,16 @@ def check_text_kind(folder: Path, pairs: bool, reader: str) -> None:
     Raises:
         UserError: the folder has the other kind, or no data.
     """
-    has_text = (folder / DICTIONARY).exists()
-    languages = ", ".join(sorted(path.name for path in folder.glob("dict.*.txt")))
-    if pairs and not languages:
-        has = "dict.txt, data of language models" if has_text else "no dictionary"
+    for_text = (folder / DICTIONARY).exists()
+    for_pairs = ", ".join(sorted(path.name for path in folder.glob("dict.*.txt")))
+    if pairs and not for_pairs:
+        found = "dict.txt, data of language models" if for_text else "no dictionary"
         raise UserError(
-            f"{folder} has {has}: {reader} reads pairs of sentences, with dict.LANG.txt"
+            f"{folder} has {found}: {reader} reads pairs of sentences, with dict.LANG.txt"
         )
-    if not pairs and not has_text:
-        has = f"{languages}, translation data" if languages else "no dict.txt: no data-bin"
-        raise UserError(f"{folder} has {has}: {reader} reads running text, with dict.txt")
+    if not pairs and not for_text:
+        found = f"{for_pairs}, translation data" if for_pairs else "no dict.txt: no data-bin"
+        raise UserError(f"{folder} has {found}: {reader} reads running text, with dict.txt")
     manifest = folder / MANIFEST
     if not pairs and manifest.is_file() and _SQUAD_MARK in manifest.read_bytes():
         raise UserError(f"{folder} has the questions of SQuAD: {reader} reads running text")

@@ -53,7 +53,7 @@ def find_message(error: BaseException) -> str | None:
     # Of the other errors, the innermost is the most specific.
     messages += [_describe_unreadable(link) for link in reversed(links)]
     message = next((text for text in messages if text), None)
-    return message and printable_lines(message)
+    return None if message is None else printable_lines(message)
 
 
 def describe_damage(error: BaseException) -> str:
@@ -63,10 +63,11 @@ def describe_damage(error: BaseException) -> str:
             return message
     for link in chain(error):
         if _runs_code(link):
-            # torch's own text is long; the reason is in its unpickler's error, which it handled.
-            reason = str(link.__context__ or link).strip().splitlines()[0]
+            # torch's own text is long; the error of its unpickler, which it handled, is the reason.
+            text = str(link.__context__ or "").strip() or str(link).strip()
+            reason = text.splitlines()[0].rstrip(". ")
             return (
-                f"checkpoint refused, because loading it could run code: {reason.rstrip('. ')}. "
+                f"checkpoint refused, because loading it could run code: {reason}. "
                 "Only tensors and plain settings are loaded; use a file from a source you trust."
             )
     if isinstance(error, OSError) and error.filename:
@@ -96,7 +97,7 @@ def _read_path(reader: FrameType) -> str:
 
 
 def _describe_unreadable(error: BaseException) -> str | None:
-    """Describe the fault of the checkpoint that fairseq was reading; None if it has none."""
+    """Describe what is wrong with a checkpoint that fairseq was reading; None if nothing is."""
     if isinstance(error, MemoryError) or "allocate memory" in str(error):
         return None  # a good checkpoint can be too large for the memory
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
@@ -137,8 +138,8 @@ def _describe_fault(
     if reader == _OPEN:
         return describe_damage(error)
     # Once the file is open, it is at fault if the reader itself finds an entry absent or None.
-    of_entry = isinstance(error, (KeyError, TypeError, AttributeError))
-    if raised_by_reader and (of_entry or text.startswith(_NO_SETTINGS)):
+    lacks_entry = isinstance(error, (KeyError, TypeError, AttributeError))
+    if raised_by_reader and (lacks_entry or text.startswith(_NO_SETTINGS)):
         return describe_damage(error)
     is_building = reader == _LOAD_MODEL and not _BUILDERS.isdisjoint(called)
     if is_building and isinstance(error, BUILD_ERRORS):

@@ -13,17 +13,17 @@ from fairseq_posenc.errors import UserError, shortened
 logger = logging.getLogger(__name__)
 _SECTIONS = ("task", "model", "criterion", "optimizer", "lr_scheduler", "optimization")
 # Of these sections, only the named settings are compared.
-_FURTHER = {"common": ("seed", "fp16", "bf16"), "dataset": ("batch_size", "max_tokens")}
+_FURTHER = {"common": ("seed", "bf16", "fp16"), "dataset": ("max_tokens", "batch_size")}
 _ALIASES = {"arch", "user_dir"}  # other keys for the model's name and the package's folder
-# Sections whose class must be that of the checkpoint, as fairseq loads its state or checks it with
-# the optimizer: the title in messages, and the end of the --reset option that allows another.
-_STATES = {
+# Sections whose class must be the checkpoint's, as fairseq loads the schedule's state with the
+# optimizer's, and compares the criterion -> title in messages, and X of the --reset-X that helps.
+_SAME_CLASSES = {
     "optimizer": ("Optimizer", "optimizer"),
     "criterion": ("Criterion", "optimizer"),
     "lr_scheduler": ("LR scheduler", "lr-scheduler"),
 }
 # The checkpoint whose optimizer's state will be loaded, if any. `start_resuming` sets it for
-# `refuse_optimizer`, as fairseq gives the model that calls it only a state dict.
+# `refuse_resized_optimizer`, as fairseq gives the model that calls it only a state dict.
 _optimizer_source: Path | None = None
 
 
@@ -72,14 +72,14 @@ def _check_extra_state(path: Path, extra: dict[str, Any], settings: DictConfig) 
         logger.warning("%s does not record the count of --patience; it starts at 0", path)
 
 
-def refuse_optimizer(resized: list[str]) -> None:
-    """Refuse an optimizer's state if parameters have other sizes in the checkpoint.
+def refuse_resized_optimizer(resized: list[str]) -> None:
+    """Refuse to load an optimizer's state if parameters have other sizes in the checkpoint.
 
     Args:
         resized: descriptions of these parameters.
 
     Raises:
-        UserError: there are some, and the state will be loaded (:func:`start_resuming`).
+        UserError: there are some, and :func:`start_resuming` found that the state will be loaded.
     """
     if resized and _optimizer_source:
         raise UserError(
@@ -94,12 +94,12 @@ def _refuse_other_state(path: Path, before: dict[str, Any], now: dict[str, Any])
     fairseq would fail with a KeyError, load a part of the state, or suggest the wrong option.
     """
     old, new = _flatten(before), _flatten(now)
-    for name, (title, part) in _STATES.items():
+    for name, (title, reset) in _SAME_CLASSES.items():
         if name == "lr_scheduler" and now["checkpoint"]["reset_lr_scheduler"]:
             continue
         if name in old and name in new and old[name] != new[name]:
             raise UserError(
-                f"{title} does not match; please reset the {part} (--reset-{part}), or give "
+                f"{title} does not match; please reset the {reset} (--reset-{reset}), or give "
                 f"--{name.replace('_', '-')} {old[name]}: {path} was trained with that, and its "
                 f"state is not one of {new[name]}"
             )
@@ -148,27 +148,28 @@ def list_changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
 
 
 def _flatten(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings that shape a training, by name; the class of a section by its section.
+    """Return the settings that shape a training by name, and the class of a section by the section.
 
     For example ``{"optimizer": "adam", "adam_betas": "(0.9, 0.98)", "seed": 1}``.
     """
-    # A model that still uses argparse repeats the options of all sections. Those of sections that
-    # are not compared are left out; of the others, the first section's value is taken.
-    other_sections = [_get_section(settings, key) for key in settings if key not in _SECTIONS]
-    left_out = _ALIASES.union(*other_sections)
+    # A model that still uses argparse repeats the options of all sections in its own.
+    uncompared = [_get_section(settings, key) for key in settings if key not in _SECTIONS]
+    skipped = _ALIASES.union(*uncompared)
     flat: dict[str, Any] = {}
     for key in _SECTIONS:
         for name, value in _get_section(settings, key).items():
             if name == "_name":
                 flat[key] = value
-            elif name not in left_out:
-                flat.setdefault(name, value)
+            elif name not in skipped:
+                flat.setdefault(name, value)  # of a repeated option, the first section's value
     for key, names in _FURTHER.items():
-        flat |= {name: x for name, x in _get_section(settings, key).items() if name in names}
+        section = _get_section(settings, key)
+        flat |= {name: section[name] for name in names if name in section}
     return flat
 
 
 def _get_section(settings: dict[str, Any], key: str) -> dict[str, Any]:
+    """Return a section as a dictionary; a model that still uses argparse has a Namespace."""
     section = settings.get(key)
     section = vars(section) if isinstance(section, Namespace) else section
     return section if isinstance(section, dict) else {}

@@ -57,10 +57,10 @@ def open_mapped(path: Path, for_weights: bool = False) -> dict[str, Any]:
 
 
 def is_torn(path: Path) -> bool:
-    """Check whether a file is empty, or a checkpoint that was not written to its end.
+    """Check whether a file is empty, or no archive, as a checkpoint not written to its end.
 
-    An archive has its table of contents at the end, and cannot be opened without it. A file of
-    torch before 1.6 is only checked for being empty.
+    An archive cannot be opened without its table of contents, which is at the end. A file of torch
+    before 1.6 is only checked for being empty.
     """
     with open(path, "rb") as file:
         return file.read(1) != _PICKLE and not zipfile.is_zipfile(file)
@@ -70,9 +70,7 @@ def is_torn(path: Path) -> bool:
 def open_checkpoint(
     path: Path, prefix: str = "", for_weights: bool = False
 ) -> Iterator[dict[str, Any]]:
-    """Open a checkpoint by :func:`open_mapped`, and report errors of its use as its own.
-
-    What fails in the ``with`` block fails on the checkpoint's contents, and becomes one line, too.
+    """Open a checkpoint by :func:`open_mapped`; blame it for any error in the ``with`` block, too.
 
     Args:
         path: the file.

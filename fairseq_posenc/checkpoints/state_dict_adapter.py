@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fairseq_posenc.checkpoints.resuming import refuse_optimizer
+from fairseq_posenc.checkpoints.resuming import refuse_resized_optimizer
 from fairseq_posenc.checkpoints.weights import (
     format_load_report,
     refuse_broken_weights,
@@ -41,7 +41,7 @@ def is_copy(name: str) -> bool:
 class PositionCheckpoints(nn.Module):
     """Mixin for models: adapts a checkpoint's position parameters before they are loaded."""
 
-    init_positions: bool = False
+    init_positions: bool = False  # value of --init-positions; set by `PositionalModel.use_stacks`
     # The state dict before it is adapted, for the report: set by `upgrade_state_dict_named`, taken
     # by `_load_from_state_dict`.
     _as_read: dict[str, Any] | None = None
@@ -83,7 +83,7 @@ class PositionCheckpoints(nn.Module):
                 f"starts the model's own fresh): {'; '.join(changes)}"
             )
         refuse_untied(state_dict, model_state)
-        refuse_optimizer(extended_tables + replaced_parameters)
+        refuse_resized_optimizer(extended_tables + replaced_parameters)
         for change in changes:
             logger.warning("--init-positions: %s", change)
         as_read = self._as_read or state_dict
@@ -99,8 +99,11 @@ class PositionCheckpoints(nn.Module):
         Raises:
             UserError: settings other than positions differ.
         """
-        modules = dict[str, Any](self.named_modules())
-        stacks = {name: x for name, x in modules.items() if hasattr(x, "weight_settings")}
+        stacks: dict[str, Any] = {
+            name: module
+            for name, module in self.named_modules()
+            if hasattr(module, "weight_settings")  # true of encoders and decoders alone
+        }
         trained = {
             name: _read_identity(state_dict, f"{prefix}{name}.", stack.identity)
             for name, stack in stacks.items()

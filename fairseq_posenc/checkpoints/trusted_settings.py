@@ -176,8 +176,7 @@ def refuse_files(state: dict[str, Any]) -> None:
 def forget_files(state: dict[str, Any]) -> None:
     """Set the settings that name files to None.
 
-    Commands of this package need no such file: what it holds is in the
-    checkpoint.
+    Commands of this package need no such file, as the checkpoint has what was read from it.
     """
     for setting in _list_files(state):
         setting.holder[setting.name] = None
@@ -254,9 +253,10 @@ def _list_files(state: dict[str, Any]) -> list[_Setting]:
         root, _, rest = place.partition(".")
         is_read = root == "args" or rest.partition(".")[0] in _BUILT_FROM
         # `args` of older checkpoints contains the options of tokenizers, too, which are not read.
-        is_opened = name in OPENED and not (root == "args" and "bpe" in name)
-        is_opened |= name in IN_DATA and "/" in str(value)
-        if is_read and is_opened and value not in (None, ""):
+        of_tokenizer = root == "args" and "bpe" in name
+        is_opened = name in OPENED and not of_tokenizer
+        is_outside_data = name in IN_DATA and "/" in str(value)
+        if is_read and (is_opened or is_outside_data) and value not in (None, ""):
             files.append(setting)
     return files
 

@@ -60,6 +60,12 @@ def test_a_pickle_that_would_run_code_is_refused_in_a_line(tmp_path):
     assert "\n" not in message
 
 
+def test_a_refusal_without_the_unpicklers_text_is_a_line():
+    error = pickle.UnpicklingError("Weights only load failed.\nAnd why.")
+    error.__context__ = KeyError()
+    assert "could run code: Weights only load failed. Only" in find_message(error)
+
+
 OTHER_POSITIONS = [
     ("learned", "m4m", "m4m.table.weight .* is not in the checkpoint.*is not in the model"),
     ("m4m", "none", "layers.0.self_attn.encodings.m4m.table.weight .* is not in the model"),

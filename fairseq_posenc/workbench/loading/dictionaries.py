@@ -50,7 +50,7 @@ class TrainedDictionary(NamedTuple):
             )
         trained = self.fingerprint
         if trained is None and self.file and self.file.is_file():
-            trained = fingerprint(load_dictionary(self.file, masked))
+            trained = fingerprint(load_dictionary(self.file, mask=masked))
         if trained not in (None, fingerprint(dictionary)):
             raise UserError(
                 f"{file} has other symbols, or in another order, than the dictionary that "
