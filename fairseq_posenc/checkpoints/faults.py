@@ -33,6 +33,7 @@ _NO_FILE = "Model file not found: "
 _NO_SETTINGS = "Neither args nor cfg exist"
 _OTHER_OPTIMIZER = "loaded state dict "  # of torch's optimizers
 _OTHER_WEIGHTS = re.compile(r"Error\(s\) in loading state_dict for .*:\s*(.+)")
+# Functions of fairseq, named as `locate` does.
 _OPEN = ("fairseq/checkpoint_utils.py", "load_checkpoint_to_cpu")
 _LOAD_MODEL = ("fairseq/checkpoint_utils.py", "load_model_ensemble_and_task")
 _RESUME = ("fairseq/trainer.py", "load_checkpoint")

@@ -63,11 +63,9 @@ def check_file(path: Path, checksums: bool) -> None:
                         f"not a checkpoint of fairseq: its contents, without its weights, have "
                         f"{part.file_size:,} bytes"
                     )
-                file = io.BytesIO(
-                    archive.read(part) if has_checksums else _read_unchecked(path, part)
-                )
+                content = archive.read(part) if has_checksums else _read_unchecked(path, part)
                 # No limit of sizes here: torch compares storages with the archive's parts.
-                contents.append(_CheckingUnpickler(file, sys.maxsize).load())
+                contents.append(_CheckingUnpickler(io.BytesIO(content), sys.maxsize).load())
 
 
 def _is_storage(part: zipfile.ZipInfo) -> bool:

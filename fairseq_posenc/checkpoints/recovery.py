@@ -43,7 +43,7 @@ def ensure_last_checkpoint(folder: Path) -> None:
 def restore_last(last: Path) -> bool:
     """Replace a torn or missing ``checkpoint_last.pt`` by the newest whole checkpoint beside it.
 
-    Return whether there is one.
+    Return False if its folder has no whole checkpoint.
     """
     newest = newest_checkpoint(last.parent)
     if newest is None:

@@ -111,13 +111,12 @@ class PositionCheckpoints(nn.Module):
         _refuse_other_settings(stacks, trained)
         changes = []
         for name, stack in stacks.items():
-            differences = trained[name].position_differences(
-                stack.identity, layers=stack.layers_kept
-            )
+            theirs = trained[name]
+            differences = theirs.position_differences(stack.identity, layers=stack.layers_kept)
             changes += [f"{name}: {difference}" for difference in differences]
-            loaded = stack.identity if differences else trained[name]
+            loaded = stack.identity if differences else theirs
             # The weights keep their settings; the model fills in those that the file lacks.
-            settings = trained[name].weight_settings.fill_from(stack.weight_settings)
+            settings = theirs.weight_settings.fill_from(stack.weight_settings)
             loaded = loaded._replace(weight_settings=settings)
             state_dict[f"{prefix}{name}.{STATE_KEY}"] = loaded.to_tensor()
         return changes

@@ -129,8 +129,7 @@ def check_settings(state: dict[str, Any]) -> None:
     if args is not None and type(args) is not Namespace:
         raise UserError(f"its args are not settings, but {_quote(args)}")
     for setting in _iterate_settings(state):
-        name = setting.name
-        value = setting.value
+        name, value = setting.name, setting.value
         is_text = isinstance(value, str)
         if wrong := _describe_wrong_value(value):
             raise UserError(

@@ -110,16 +110,16 @@ def format_load_report(
         state_dict: the same as it will be loaded.
         model_state: the model's state dict.
     """
-    tensors = {name: x for name, x in state_dict.items() if isinstance(x, Tensor)}
     names = [name for name in model_state if not name.endswith(STATE_KEY)]
+    addresses = {k: storage_address(x) for k, x in state_dict.items() if isinstance(x, Tensor)}
     # The adapter gives the model's own tensor to a weight that is to stay as it is.
-    new = [
-        x
-        for x in names
-        if x not in tensors or storage_address(tensors[x]) == storage_address(model_state[x])
-    ]
-    loaded = set(names) - set(new)
-    used = {storage_address(tensors[name]) for name in loaded}
+    loaded = {
+        name
+        for name in addresses.keys() & set(names)
+        if addresses[name] != storage_address(model_state[name])
+    }
+    new = [name for name in names if name not in loaded]
+    used = {addresses[name] for name in loaded}
     ignored = [
         name
         for name, x in before.items()
@@ -157,7 +157,7 @@ def _describe_wrong_form(weight: Any) -> str | None:
 
 def _describe_wrong_numbers(weight: Any) -> str | None:
     """Describe why the numbers of a tensor cannot be a weight's; None if they can."""
-    if not isinstance(weight, Tensor):  # in a state dict that is no file's
+    if not isinstance(weight, Tensor):  # only in a state dict that was not read from a file
         return _describe_wrong_form(weight)
     if weight.dtype not in _FLOATS:
         return f"holds numbers of the type {_shorten(weight.dtype)}, not floating-point ones"

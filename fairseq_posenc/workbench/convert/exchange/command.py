@@ -30,16 +30,17 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
         help="tokenizer: a sentencepiece model, a folder with encoder.json and vocab.bpe, "
         "words, characters, or none for no tokenizer (default: the one in the data folder)",
     )
-    text = "type of the weights, with --to ctranslate2 (default: float32)"
-    add("--quantization", choices=["float32", "float16", "int8"], help=text)
-    text = "licence of the weights for the model card, such as mit"
-    add("--license", default="unknown", metavar="ID", help=text)
-    text = "languages of the text for the model card, such as en or en,de"
-    add("--language", default="", metavar="CODES", help=text)
+    quantization_help = "type of the weights, with --to ctranslate2 (default: float32)"
+    add("--quantization", choices=["float32", "float16", "int8"], help=quantization_help)
+    license_help = "licence of the weights for the model card, such as mit"
+    add("--license", default="unknown", metavar="ID", help=license_help)
+    language_help = "languages of the text for the model card, such as en or en,de"
+    add("--language", default="", metavar="CODES", help=language_help)
 
 
 def run_export(options: argparse.Namespace) -> int:
     """Export a model to a folder, and print how much its scores differ from the model's."""
+    # transformers needs google.protobuf to read the sentencepiece model of a tokenizer.
     _require("export", "transformers", "tokenizers", "safetensors", "google.protobuf")
     if options.to == "onnx":
         _require("onnx", "onnx", "onnxruntime", "onnxscript")
@@ -74,8 +75,8 @@ def run_export(options: argparse.Namespace) -> int:
 def add_import_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``fairseq-posenc import``."""
     add = parser.add_argument
-    text = "folder of transformers: a RoBERTa, or one that fairseq-posenc export wrote"
-    add("--from", dest="source", type=Path, required=True, metavar="FOLDER", help=text)
+    from_help = "folder of transformers: a RoBERTa, or one that fairseq-posenc export wrote"
+    add("--from", dest="source", type=Path, required=True, metavar="FOLDER", help=from_help)
     add("--out", type=Path, required=True, metavar="FILE", help="start checkpoint of fairseq")
     add("--overwrite", action="store_true", help="replace --out if it exists")
 

@@ -139,7 +139,6 @@ def list_layer_options(spec: Spec) -> list[dict[str, dict[str, Any]]]:
 def _build_stack_config(stack: Any, side: str) -> dict[str, Any]:
     """Collect the fields of a ``StackConfig``."""
     cfg = stack.cfg
-    side_cfg = getattr(cfg, side)
     dims = stack.assembly.dims
     layer = stack.layers[0]
     return {
@@ -159,7 +158,7 @@ def _build_stack_config(stack: Any, side: str) -> dict[str, Any]:
         "embed_scale": stack.embed_scale,
         "activation": ACTIVATIONS.get(cfg.activation_fn, cfg.activation_fn),
         "embedding_norm": stack.layernorm_embedding is not None,
-        "norm_before": side_cfg.normalize_before,
+        "norm_before": getattr(cfg, side).normalize_before,
         "final_norm": stack.layer_norm is not None,
         "memory_dim": cfg.encoder.embed_dim if getattr(layer, "encoder_attn", None) else None,
         "dropout": float(cfg.dropout),

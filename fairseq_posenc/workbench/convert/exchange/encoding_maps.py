@@ -73,7 +73,7 @@ class HFClass(NamedTuple):
 
 
 def list_hf_classes(encoding: Encoding) -> list[HFClass]:
-    """List the model classes that can have an encoding's positions; none has several axes."""
+    """List the model classes that can have an encoding's positions; [] if it has several axes."""
     find = _FINDERS.get(encoding.name)
     return [] if find is None or getattr(encoding, "axes", 1) > 1 else find(encoding)
 
@@ -120,9 +120,9 @@ def _find_relative(encoding: DistanceEncoding) -> list[HFClass]:
     size = encoding.dims.max_positions
     clipped = size - 1 - table.max_distance  # distances on each side that use our end row
     has_head_tables = table.weight.size(0) > 1
-    # The class has no reset, one table for all heads, the scale 1 / sqrt(head_dim), and no rows
-    # for distances beyond its longest text.
-    if table.reset is not None or has_head_tables or encoding.scale_factor != 1 or clipped < 0:
+    # The class has no reset, one table for all heads, the scale 1 / sqrt(1.0 * head_dim), and no
+    # rows for distances beyond its longest text.
+    if table.reset is not None or has_head_tables or encoding.scale_factor != 1.0 or clipped < 0:
         return []
 
     def to_hf(weight: Tensor) -> Tensor:
@@ -148,7 +148,7 @@ def _find_deberta_v2(encoding: DebertaV2) -> list[HFClass]:
     It has the same epsilon for all layer norms: 1e-5, fairseq's. Ours for the table is 1e-7. So
     the table is exported sqrt(1e-5 / 1e-7) times as large, and its layer norm gives the same rows.
     """
-    if encoding.scale_factor != 3.0:  # the class always divides scores by sqrt(3 * head_dim)
+    if encoding.scale_factor != 3.0:  # the class always has the scale 1 / sqrt(3.0 * head_dim)
         return []
     factor = (EPSILON / TABLE_EPSILON) ** 0.5
     config = {
@@ -245,7 +245,7 @@ def _find_t5(encoding: T5) -> list[HFClass]:
     """Find MPNet, which has T5's buckets; its absolute positions are set to zero."""
     options = (encoding.num_buckets, encoding.max_distance, encoding.scale_factor)
     # MPNet is an encoder; its code fixes 32 buckets, the largest distance 128, and the scale
-    # 1 / sqrt(head_dim).
+    # 1 / sqrt(1.0 * head_dim).
     if encoding.dims.causal or options != (32, 128, 1.0):
         return []
     rows = encoding.dims.max_positions + 2  # position 0 is in row 2

@@ -129,7 +129,7 @@ def _compare(trained: OpenModel, folder: Path, config: dict[str, Any]) -> float:
 
     def compute_theirs(*tokens: Tensor) -> Tensor:
         inputs = dict(zip(("input_ids", "decoder_input_ids"), tokens))
-        if trained.head != "translation":  # our code needs no mask, classes of transformers do
+        if trained.head != "translation":  # its export is always our code, which needs no mask
             inputs["attention_mask"] = tokens[0].ne(config["pad_token_id"]).long()
         output = model(**inputs)
         if trained.head == "spans":
@@ -182,6 +182,8 @@ def _write_tokenizers(
 
     Source and target share one if both their dictionaries and the pieces of their text are equal.
     """
+    if tokens == "none":
+        return 0, ["no tokenizer"]
     notes = []
     unknown_pieces = 0
     template = hf_tokenizer.find_template(trained)
@@ -191,13 +193,13 @@ def _write_tokenizers(
     for name, dictionary in trained.dictionaries.items():
         language = name.split(".")[1] if trained.translates else ""
         tokenization = hf_tokenizer.find_tokenization(tokens, trained.data, language)
-        if tokenization == "none":
-            return 0, ["no tokenizer"]
-        if source == (tokenization, dictionary.symbols):
+        if source is None:  # the first dictionary, of a language model the only one
+            source, tokenizer_folder = (tokenization, dictionary.symbols), folder
+        elif source != (tokenization, dictionary.symbols):
+            tokenizer_folder = folder / writer.TARGET
+        else:
             continue
         tokenizer, unknown = hf_tokenizer.build_tokenizer(tokenization, dictionary, template)
-        tokenizer_folder = folder if source is None else folder / writer.TARGET
-        source = source or (tokenization, dictionary.symbols)
         hf_tokenizer.write_tokenizer(tokenizer_folder, tokenizer, longest, padding_side)
         unknown_pieces += unknown
         if unknown:

@@ -20,7 +20,7 @@ from fairseq_posenc.specs import Spec
 from fairseq_posenc.tasks.glue.criterion import HEAD
 from fairseq_posenc.workbench.convert.exchange.config_json import ACTIVATIONS, ARCHITECTURES
 from fairseq_posenc.workbench.convert.exchange.encoding_maps import IMPORTED, parse_positions
-from fairseq_posenc.workbench.convert.exchange.hf_folder_reader import HFFolder
+from fairseq_posenc.workbench.convert.exchange.hf_folder_reader import HFFolder, read_class_name
 from fairseq_posenc.workbench.convert.exchange.hf_folder_writer import EXPORTED_AS
 from fairseq_posenc.workbench.convert.exchange.param_names import EPSILON, LAYOUTS
 
@@ -30,7 +30,8 @@ _SIZES = {  # fairseq's options without `encoder_` -> fields of config.json
     "ffn_embed_dim": "intermediate_size",
     "attention_heads": "num_attention_heads",
 }
-_TASKS = {"masked_lm": "masked_lm", "classes": "glue", "spans": "squad"}  # head -> fairseq's task
+# Heads that a RoBERTa may have gained or lost in transformers -> fairseq's task for them.
+_TASKS = {"masked_lm": "masked_lm", "classes": "glue", "spans": "squad"}
 _CLASSIFIER = "classifier.out_proj.weight"  # has a row for each class
 
 
@@ -52,7 +53,7 @@ def options_from_config(config: dict[str, Any], path: Path) -> dict[str, Any]:
     Raises:
         UserError: the class is unknown, or fairseq's RoBERTa has no such settings.
     """
-    name = _find_class(config)
+    name = read_class_name(config)
     if name not in IMPORTED:
         raise UserError(
             f"{path}: a {shortened(name)} cannot be imported; fairseq-posenc imports "
@@ -116,11 +117,11 @@ def plan_model(settings: dict[str, Any], folder: HFFolder) -> ModelPlan:
         UserError: no model of fairseq has such a head or such rotations.
     """
     head, head_activation = _find_head(folder)
-    model = {**settings["model"], **_untying_options(settings["model"], folder.weights)}
+    model = {**settings["model"], **_find_untied_embeddings(settings["model"], folder.weights)}
     if head == "causal_lm":
-        model |= _changed_rotation_options(settings, folder)
+        model |= _find_changed_rotations(settings, folder)
     if head_activation is not None:
-        model |= _head_activation_options(model, head, head_activation, folder.path)
+        model |= _find_changed_activation(model, head, head_activation, folder.path)
     task = dict(settings["task"])
     if head in _TASKS:
         task["_name"] = _TASKS[head]
@@ -129,7 +130,7 @@ def plan_model(settings: dict[str, Any], folder: HFFolder) -> ModelPlan:
     return ModelPlan(model, task, head, str(settings.get("head_name", HEAD)), classes)
 
 
-def _head_activation_options(
+def _find_changed_activation(
     model: dict[str, Any], head: str, activation: Any, path: Path
 ) -> dict[str, str]:
     """Return the option of a head's activation if it has changed.
@@ -150,13 +151,13 @@ def _head_activation_options(
     return {option: changed}
 
 
-def _changed_rotation_options(settings: dict[str, Any], folder: HFFolder) -> dict[str, Any]:
+def _find_changed_rotations(settings: dict[str, Any], folder: HFFolder) -> dict[str, Any]:
     """Return the options of a GPT-NeoX's rotations that have changed since its export.
 
     Exporting and parsing may change the wording of a spec (``ntk`` becomes a larger base). So an
     export also stores the spec to which its config.json is parsed, under ``EXPORTED_AS``.
     """
-    name = _find_class(folder.config)
+    name = read_class_name(folder.config)
     if name != "GPTNeoXForCausalLM":
         return {}
     parsed = parse_positions(name, folder.config)
@@ -169,7 +170,7 @@ def _changed_rotation_options(settings: dict[str, Any], folder: HFFolder) -> dic
     return {"position_encoding": spec, "max_target_positions": size}
 
 
-def _untying_options(model: dict[str, Any], weights: dict[str, Tensor]) -> dict[str, bool]:
+def _find_untied_embeddings(model: dict[str, Any], weights: dict[str, Tensor]) -> dict[str, bool]:
     """Return the options that untie embeddings whose two tensors now differ."""
     if model.get("share_all_embeddings"):  # of a translation model
         source = weights.get("encoder.embed_tokens.weight")
@@ -190,14 +191,9 @@ def _untying_options(model: dict[str, Any], weights: dict[str, Tensor]) -> dict[
     return {} if tied else {"share_decoder_input_output_embed": False}
 
 
-def _find_class(config: dict[str, Any]) -> str:
-    """Find the name of a model's class in its config.json."""
-    return str((config.get("architectures") or [None])[0])
-
-
 def _find_head(folder: HFFolder) -> tuple[str, Any]:
     """Find the head of a folder's class, and the head's activation, None if it has none."""
-    name = _find_class(folder.config)
+    name = read_class_name(folder.config)
     for head, our_class in ARCHITECTURES.items():
         if our_class == name:
             has_activation = head in ("masked_lm", "classes")

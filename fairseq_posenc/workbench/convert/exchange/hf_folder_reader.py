@@ -47,6 +47,11 @@ def read_folder(path: Path) -> HFFolder:
     return HFFolder(path, config, config.get(FAIRSEQ) or None, _read_weights(path / WEIGHTS))
 
 
+def read_class_name(config: dict[str, Any]) -> str:
+    """Read the name of a model's class in a config.json; ``None`` as text if it names no class."""
+    return str((config.get("architectures") or [None])[0])
+
+
 @contextmanager
 def refuse_odd_values(folder: HFFolder) -> Iterator[None]:
     """Report an error in the block as one line that blames a wrong value in config.json."""

@@ -139,12 +139,7 @@ def format_graph_usage(outputs: Sequence[str]) -> str:
 
 
 def write_card(
-    folder: Path,
-    trained: OpenModel,
-    target: str,
-    usage: str,
-    notes: Sequence[str],
-    labels: Labels,
+    folder: Path, trained: OpenModel, target: str, usage: str, notes: Sequence[str], labels: Labels
 ) -> None:
     """Write README.md into the folder of an exported model.
 

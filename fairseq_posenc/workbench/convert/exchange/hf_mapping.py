@@ -26,6 +26,7 @@ from fairseq_posenc.workbench.convert.exchange.encoding_maps import (
     list_hf_classes,
     parse_positions,
 )
+from fairseq_posenc.workbench.convert.exchange.hf_folder_reader import read_class_name
 from fairseq_posenc.workbench.convert.exchange.hf_folder_writer import EXPORTED_AS, FAIRSEQ
 from fairseq_posenc.workbench.convert.exchange.param_names import LAYOUTS, Layout
 from fairseq_posenc.workbench.loading.families import list_stacks
@@ -82,8 +83,7 @@ def to_hf_class(
             continue
         if hf_class.only_in_version_4 and not for_version_4:
             return None, f"{hf_class.model} has these positions up to transformers 4"
-        why_not = _describe_misfit(trained, config, layout)
-        if why_not:
+        if why_not := _describe_misfit(trained, config, layout):
             return None, f"{layout.heads[trained.head]} {why_not}"
         scale = config[layout.style.stack]["embed_scale"]
         converted = _convert_weights(weights, hf_class, layout, scale)
@@ -175,6 +175,7 @@ def from_hf_weights(
     weights = _split_query_key_value(weights, stack.assembly.dims.num_heads)
     layout, hf_class = _find_class(config, stack)
     converted: dict[str, Tensor] = {}
+    # Here and below, the layout's name of a tensor that the class lacks is "".
     known = {*hf_class.fixed, layout.token_types, layout.scaled_embeddings, *_list_copies(weights)}
     for name in wanted:
         param_map = _map_param(to_exported_name(name), layout, hf_class)
@@ -189,7 +190,7 @@ def from_hf_weights(
     if scaled is not None and not model.decoder.share_input_output_embed:
         converted["decoder.embed_tokens.weight"] = scaled / model.decoder.embed_scale
     types = weights.get(layout.token_types)
-    if types is not None and types[0].any():  # added to every token: move it to the positions
+    if types is not None and types[0].any():  # row 0 is added to every token: move it to positions
         table = next((name for name in converted if name.endswith(LEARNED_TABLE)), None)
         if table is None:
             raise UserError("its token types are vectors, but the model has no table for them")
@@ -212,7 +213,7 @@ def _find_class(config: dict[str, Any], stack: Any) -> tuple[Layout, HFClass]:
     """Find the class that a config.json names, and the layout of its parameters."""
     if config.get("model_type") == "fairseq_posenc":  # an export with code: nothing is mapped
         return Layout("fairseq_posenc", {}, {}), HFClass("", {})
-    name = str((config.get("architectures") or [None])[0])
+    name = read_class_name(config)
     encoding, *_ = _list_encodings(stack)
     for hf_class in list_hf_classes(encoding):
         if name in LAYOUTS[hf_class.model].heads.values():
@@ -224,7 +225,7 @@ def _map_param(name: str, layout: Layout, hf_class: HFClass) -> ParamMap:
     """Find the tensor of a class of transformers for a parameter of an export with code."""
     match = re.match(_POSITION_PARAMETER, name)
     if match and hf_class.weights:
-        mapped = hf_class.weights[name[match.end() :]]
+        mapped = hf_class.weights[name[match.end() :]]  # a class maps all parameters or none
         return mapped._replace(name=mapped.name.format(match["layer"]))
     to_hf: Callable[[Tensor], Tensor] = torch.clone
     from_hf: Callable[[Tensor], Tensor] = torch.clone

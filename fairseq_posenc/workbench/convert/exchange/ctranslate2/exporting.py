@@ -72,11 +72,12 @@ def export_to_ctranslate2(
     with create_folder(out) as folder:
         sides = _write_tokenizers(trained, tokens, folder)
         vocabularies = [side.symbols for side in sides]
-        largest, _ = _write(trained, vocabularies, "float32", folder)
+        largest, _ = _write_and_compare(trained, vocabularies, "float32", folder)
         refuse_difference("--to ctranslate2: log probabilities differ from the model's", largest)
         notes = [f"log probabilities in float32 equal to {largest:.1e} of the largest one"]
         if quantization != "float32":
-            _, mean = _write(trained, vocabularies, quantization, folder)  # replaces the other
+            # This replaces the files in float32.
+            _, mean = _write_and_compare(trained, vocabularies, quantization, folder)
             notes.append(
                 f"log probabilities in {quantization} are {mean:.1e} from those of float32 in the "
                 "mean, of random text"
@@ -87,10 +88,10 @@ def export_to_ctranslate2(
     return [f"wrote {out}: a model of CTranslate2 in {quantization}", *notes]
 
 
-def _write(
+def _write_and_compare(
     trained: OpenModel, vocabularies: list[list[str]], quantization: str, folder: Path
 ) -> tuple[float, float]:
-    """Write a model for CTranslate2 with the symbols of each dictionary, and compare it."""
+    """Write a model for CTranslate2; return its differences as :func:`_compare_log_probs` does."""
     spec = build_specification(trained, vocabularies)
     spec.optimize(quantization)
     spec.save(str(folder))
@@ -174,23 +175,24 @@ def _write_tokenizers(trained: OpenModel, tokens: str | None, folder: Path) -> l
 def _format_usage(trained: OpenModel, sides: list[TextSide]) -> str:
     """Format Python lines that run the model with CTranslate2 and its tokenizers."""
     source, target = sides[0], sides[-1]
-    names = {source.file: "source"}  # by file, as one that both sides use is opened once
-    target_name = names.setdefault(target.file, "target")
+    variables = {source.file: "source"}  # tokenizer's file -> variable in the lines
+    target_variable = variables.setdefault(target.file, "target")  # "source" for a shared file
     pieces = "translation" if trained.translates else "result.sequences[0]"
     lines = ["import ctranslate2"]
     if source.library == "sentencepiece":
         lines += ["import sentencepiece", ""]
-        for file, name in names.items():
+        for file, variable in variables.items():
             opened = f'sentencepiece.SentencePieceProcessor(model_file="FOLDER/{file}")'
-            lines.append(f"{name} = {opened}")
+            lines.append(f"{variable} = {opened}")
         tokenized = 'source.encode("Un homme dort.", out_type=str)'
-        joined = f"{target_name}.decode({pieces})"
+        joined = f"{target_variable}.decode({pieces})"
     elif source.library == "tokenizers":
         lines += ["from tokenizers import Tokenizer", ""]
-        for file, name in names.items():
-            lines.append(f'{name} = Tokenizer.from_file("FOLDER/{file}")')
+        for file, variable in variables.items():
+            lines.append(f'{variable} = Tokenizer.from_file("FOLDER/{file}")')
         tokenized = 'source.encode("Un homme dort.", add_special_tokens=False).tokens'
-        joined = f"{target_name}.decode([{target_name}.token_to_id(piece) for piece in {pieces}])"
+        ids = f"[{target_variable}.token_to_id(piece) for piece in {pieces}]"
+        joined = f"{target_variable}.decode({ids})"
     else:
         lines.append("")
         tokenized = '"Un homme dort.".split()'

@@ -65,32 +65,33 @@ def place_positions(stack: Any, *, reads_prompts: bool) -> PlacedPositions:
         UserError: an encoding computes something that CTranslate2 does not support.
     """
     dims: Dims = stack.assembly.dims
-    tokens = torch.full((1, dims.max_positions), stack.dictionary.unk())
-    span = Span.from_lengths(tokens.size(1), tokens.size(1), tokens.device)
-    shared = stack.compute_shared(tokens, tokens.size(1))
-    states = [shared.of_kind(layer.self_attn.kind) for layer in stack.layers]
+    length = dims.max_positions
+    tokens = torch.full((1, length), stack.dictionary.unk())  # no padding, no end of a sentence
+    span = Span.from_lengths(tgt_len=length, src_len=length, device=tokens.device)
+    shared = stack.compute_shared(tokens, tgt_len=length)
+    shared_by_layer = [shared.of_kind(layer.self_attn.kind) for layer in stack.layers]
     terms = []  # of each layer, with an entry for each distance
-    for layer, state in zip(stack.layers, states):
-        terms.append(layer.self_attn.terms(span, state).expanded())
-    _refuse_unsupported(stack, states, terms)
+    for layer, layer_shared in zip(stack.layers, shared_by_layer):
+        terms.append(layer.self_attn.terms(span, layer_shared).expanded())
+    _refuse_unsupported(stack, shared_by_layer, terms)
     table = _compute_input_table(stack, tokens)
     bias = _find_common_bias(stack, terms)
-    alibi = all(layer.bias is not None for layer in terms) and _is_alibi(bias, dims)
+    alibi = all(item.bias is not None for item in terms) and _is_alibi(bias, dims)
     if bias is not None and not alibi and reads_prompts:
         _refuse(stack, "a bias", "and CTranslate2 reads prompts with its distances wrong")
     attention: list[MultiHeadAttentionSpec] = []
-    for layer, state, layer_terms in zip(stack.layers, states, terms):
+    for layer, layer_shared, layer_terms in zip(stack.layers, shared_by_layer, terms):
         if alibi:  # CTranslate2 computes it
             layer_terms = layer_terms._replace(bias=None)
         encodings = stack.encodings.select(layer.self_attn.kind).as_list()
         rope = next((encoding for encoding in encodings if isinstance(encoding, Rope)), None)
-        assert (rope is None) == (state.rotation is None)
+        assert (rope is None) == (layer_shared.rotation is None)  # all other rotations are refused
         attention.append(_build_attention(stack, layer_terms, rope))
-    rotates = any(state.rotation is not None for state in states)
-    if table is not None and (rotates or any(layer.has_score_terms for layer in terms)):
+    rotates = any(layer_shared.rotation is not None for layer_shared in shared_by_layer)
+    if table is not None and (rotates or any(item.has_score_terms for item in terms)):
         _refuse(stack, "positions both at the input and in the attention", _ONLY_ONE)
     if table is None:  # where the field is empty, CTranslate2 adds sinusoids
-        table = torch.zeros(dims.max_positions, dims.embed_dim)
+        table = torch.zeros(length, dims.embed_dim)
     return PlacedPositions(table, attention, alibi)
 
 
@@ -98,7 +99,7 @@ def _refuse(stack: Any, lacking: str, why: str = "which CTranslate2 does not sup
     raise UserError(f"--to ctranslate2: {stack.assembly.spec} has {lacking}, {why}")
 
 
-def _refuse_unsupported(stack: Any, states: list[Shared], terms: list[Terms]) -> None:
+def _refuse_unsupported(stack: Any, shared_by_layer: list[Shared], terms: list[Terms]) -> None:
     """Refuse a stack whose positions have no field in CTranslate2."""
     if not stack.assembly.dims.causal and set(stack.directions) != {"both"}:
         _refuse(stack, "attention directions")
@@ -106,23 +107,24 @@ def _refuse_unsupported(stack: Any, states: list[Shared], terms: list[Terms]) ->
         _refuse(stack, "rotations between decoder and encoder")
     if any(item.encoding.widens for item in stack.assembly.spec.items):
         _refuse(stack, "queries and keys wider than values")
-    if any(layer.decay is not None for layer in stack.assembly.draft_terms("auto")):
+    if any(draft.decay is not None for draft in stack.assembly.draft_terms("auto")):
         _refuse(stack, "forget gates")
-    for state, layer in zip(states, terms):
-        if state.positions.drawn is not None:
+    for layer_shared, layer_terms in zip(shared_by_layer, terms):
+        if layer_shared.positions.drawn is not None:
             _refuse(stack, "drawn positions")
-        if state.locality.limits:
+        if layer_shared.locality.limits:
             _refuse(stack, "limits of the keys that a query sees")
-        if isinstance(state.rotation, PairRotation) and state.rotation.decay is not None:
+        rotation = layer_shared.rotation
+        if isinstance(rotation, PairRotation) and rotation.decay is not None:
             _refuse(stack, "a rotation that also decays")
         for name, description in _WITHOUT_FIELD.items():
-            value = getattr(layer, name)
-            if not (value is None or value is False):  # False: of `product`
+            value = getattr(layer_terms, name)
+            if value is not None and value is not False:  # `product` is a bool
                 _refuse(stack, description)
-        tables = [table for table in (layer.query_table, layer.value_table) if table is not None]
+        tables = [x for x in (layer_terms.query_table, layer_terms.value_table) if x is not None]
         if any(table.size(0) > 1 for table in tables):
             _refuse(stack, "vectors for each head")
-        if tables and layer.bias is not None:
+        if tables and layer_terms.bias is not None:
             _refuse(stack, "both vectors and a bias by distance", _ONLY_ONE)
 
 
@@ -139,8 +141,8 @@ def _compute_input_table(stack: Any, tokens: Tensor) -> Optional[Tensor]:
 
 
 def _find_common_bias(stack: Any, terms: Iterable[Terms]) -> Optional[Tensor]:
-    """Find the bias by distance, ``(heads or 1, distances)``, that all layers share, or None."""
-    biases = [layer.bias for layer in terms if layer.bias is not None]
+    """Find the bias by distance, ``(heads or 1, distances)``, of all layers with one, or None."""
+    biases = [item.bias for item in terms if item.bias is not None]
     if any(not torch.equal(biases[0], other) for other in biases[1:]):
         _refuse(stack, "a bias in each layer", "and CTranslate2 adds that of the first to all")
     return biases[0] if biases else None
