@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _LINE_INCHES = 0.1  # height of a line of text
 _LETTER_INCHES = 0.06  # width of a letter
 _SINGLE_MAP = 1.7  # width of the only map in a row, as a multiple of `grids.panel_width`
-_LONG_TITLES = 4  # most maps in a row that have room for long titles
+_LONG_TITLES = 4  # most maps in a row with room for titles such as `layer 1, head 2`
 
 
 class Maps(NamedTuple):
@@ -27,7 +27,7 @@ class Maps(NamedTuple):
     layers: Sequence[int]  # indices of the layers, from 0
     heads: Sequence[int]  # indices of the heads, from 0
     weights: Tensor  # attention weights, `(layers, heads, tgt_len, src_len)`
-    hidden: Tensor  # pairs without weight in any head, `(layers, tgt_len, src_len)`
+    hidden: Tensor  # whether no head attends to a pair, `(layers, tgt_len, src_len)`
     queries: Sequence[str]  # tokens of the queries
     keys: Sequence[str]  # tokens of the keys
 
@@ -77,9 +77,8 @@ def draw_attention(maps: Maps, title: str, signed: bool = False) -> Any:
     form = "layer {}, head {}" if columns <= _LONG_TITLES else "{}.{}"
     for number, axes in enumerate(panels):
         row, column = divmod(number, columns)
-        image = grids.draw_heat_map(
-            axes, maps.weights[row, column], limit, signed, maps.hidden[row]
-        )
+        weights, hidden = maps.weights[row, column], maps.hidden[row]
+        image = grids.draw_heat_map(axes, weights, limit, signed, hidden)
         axes.set_title(form.format(maps.layers[row] + 1, maps.heads[column] + 1), fontsize=9)
         _write_tokens(axes.set_yticks, maps.queries if column == 0 else (), map_height)
         _write_tokens(axes.set_xticks, maps.keys if row == rows - 1 else (), map_width, rotation=90)

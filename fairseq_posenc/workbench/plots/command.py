@@ -27,10 +27,10 @@ class Kind(NamedTuple):
     """A kind of picture: a subcommand of ``plot``."""
 
     help: str
-    draw: Callable[[argparse.Namespace], Any]
+    draw: Callable[[argparse.Namespace], Any]  # returns the Figure
     checkpoints: int = 1  # number of checkpoints; 0 for pictures of specs alone
     from_spec: bool = True  # whether --encoding can replace --checkpoint
-    text_option: Literal["absent", "optional", "required"] = "absent"  # whether it has --text
+    text: Literal["none", "optional", "required"] = "none"  # whether --text is an option
     reach: int = 0  # default of --reach, the largest distance; 0 without that option
     # default of --layer; empty if there is no choice of layers and heads
     layers: Literal["all", "the first", ""] = "all"
@@ -76,25 +76,23 @@ def _add_options(parser: argparse.ArgumentParser, kind: Kind) -> None:
     add("--out", type=Path, required=True, metavar="FILE", help="the picture, .png or .svg")
     if kind.checkpoints:
         models = "a masked LM, causal LM or translation model"
-        if kind.checkpoints == 2:
-            models += "; give it twice, for the first minus the second"
+        models += "; give it twice, for the first minus the second" if kind.checkpoints > 1 else ""
         add("--checkpoint", type=Path, action="append", default=[], metavar="FILE", help=models)
         add_data(parser, "directory with its dictionaries (default: that of the training)")
     else:
         parser.set_defaults(checkpoint=[], decoder=False)  # as without these options
     if kind.from_spec:
-        instead = " instead of a checkpoint" if kind.checkpoints else ""
-        help_of_spec = f"draw an untrained SPEC{instead}"
-        add("--encoding", required=not kind.checkpoints, metavar="SPEC", help=help_of_spec)
+        untrained = "draw an untrained SPEC"
+        untrained += " instead of a checkpoint" if kind.checkpoints else ""
+        add("--encoding", required=not kind.checkpoints, metavar="SPEC", help=untrained)
         for size, default in _SIZES.items():
             option = f"--{size.replace('_', '-')}"
             add_count(parser, option, f"size for SPEC (default: {default})")
     if kind.from_spec and kind.checkpoints:
         add("--decoder", action="store_true", help="draw SPEC in a causal stack")
     stacks = ["encoder", "decoder"]
-    if kind.text_option != "absent":
-        required = kind.text_option == "required"
-        add("--text", required=required, help="text that the model reads")
+    if kind.text != "none":
+        add("--text", required=kind.text == "required", help="text that the model reads")
         add("--target", metavar="TEXT", help="the translation (default: the model's own)")
         stacks.append("cross")
     add("--stack", choices=stacks, help="default: the model's first")
@@ -161,7 +159,8 @@ def _draw_grid(args: argparse.Namespace) -> Any:
     subject = _find_subject(args)
     if len(subject.layers) > 1:
         raise UserError("plot grid: name one --layer")
-    scores = distances.compute_plane(subject.stack.layers[subject.layers[0]], args.reach)
+    (layer,) = subject.layers
+    scores = distances.compute_plane(subject.stack.layers[layer], args.reach)
     title = f"{subject.name}: scores of equal contents on a grid"
     return distances.draw_plane(scores[subject.heads], subject.heads, title)
 
@@ -209,23 +208,17 @@ KINDS = {
         layers="the first",
     ),
     "attention": Kind(
-        "attention to a text, by layer and head",
-        _draw_attention,
-        from_spec=False,
-        text_option="required",
+        "attention to a text, by layer and head", _draw_attention, from_spec=False, text="required"
     ),
     "distance": Kind(
-        "mean attention to a text by distance",
-        _draw_distance,
-        from_spec=False,
-        text_option="required",
+        "mean attention to a text by distance", _draw_distance, from_spec=False, text="required"
     ),
     "difference": Kind(
         "tables of one checkpoint minus another's; with --text, their attention",
         _draw_difference,
         checkpoints=2,
         from_spec=False,
-        text_option="optional",
+        text="optional",
     ),
 }
 

@@ -22,7 +22,7 @@ from fairseq_posenc.workbench.plots.stacks import PlottedStack, compute_terms, m
 if TYPE_CHECKING:
     from fairseq_posenc.analysis.split import CapturedAttention
 
-_SEED = 1
+_SEED = 1  # of random contents and projections
 _SAMPLES = 64  # random contents that the scores on a grid are averaged over
 
 

@@ -71,8 +71,7 @@ class GlueRun(NamedTuple):
         """
         folder = self.folder(out)
 
-        def measure_progress() -> int:
-            # The result counts too, because the user may delete the checkpoints once it exists.
+        def measure_progress() -> int:  # the user may delete checkpoints once there is a result
             return updates_done(folder) or int((folder / RESULT).exists())
 
         return ResultStep(folder, self._asdict(), work, measure_progress, RESULT)
@@ -93,7 +92,7 @@ class GlueRequest(NamedTuple):
 
 
 def compose_task_config(path: Path, examples: int, overrides: Sequence[str]) -> DictConfig:
-    """Compose a task's configuration, with the numbers of updates, which depend on the data.
+    """Compose a task's configuration; the data set the numbers of updates that it leaves at 0.
 
     Args:
         path: the YAML file.
@@ -111,7 +110,6 @@ def compose_task_config(path: Path, examples: int, overrides: Sequence[str]) -> 
         cfg.task = OmegaConf.merge(OmegaConf.structured(GlueTaskConfig), cfg.task)
     except (HydraException, OmegaConfBaseException, TypeError, ValueError) as error:
         raise UserError(f"{path}: {' '.join(str(error).split())}") from error
-    # A 0 in the file leaves the number open.
     updates = cfg.optimization.max_update or count_updates(cfg, examples)
     cfg.optimization.max_update = int(updates)
     warmup = cfg.lr_scheduler.warmup_updates or round(cfg.task.warmup_ratio * updates)
@@ -167,8 +165,7 @@ def _build_command(
         "task.max_positions": request.pretrained.max_positions,
     }
     overridden = {word.lstrip("+~").partition("=")[0] for word in request.overrides}
-    # A set, because omegaconf's `in` is false for names whose value is missing (`???`).
-    known = set(cfg.get("model") or {})
+    known = set(cfg.get("model") or {})  # omegaconf's own `in` is false for values of `???`
     for name, value in request.pretrained.roberta_section.items():
         if f"model.{name}" not in overridden:
             plus = "" if name in known else "+"  # hydra adds an option only with `+`
@@ -219,20 +216,16 @@ def list_runs(out: Path, like: GlueRun) -> list[GlueRun]:
         UserError: another run has begun; other runs that have not begun are left out.
     """
     runs = []
-    compared = {
-        "protocol": "protocol",
-        "checkpoint": "checkpoint",
-        "modified": "version of the checkpoint",
-    }
+    compared = ("protocol", "checkpoint", "modified")
     for folder in sorted(path.parent for path in out.glob(f"*/*/{STAMP}")):
         run = read_run(folder)
         differing = [name for name in compared if getattr(run, name) != getattr(like, name)]
         if not differing:
             runs.append(run)
         elif run.step(out).progress:
+            name = "version of the checkpoint" if differing == ["modified"] else differing[0]
             raise UserError(
-                f"{folder} has a run with another {compared[differing[0]]}; choose another --out, "
-                "or delete it"
+                f"{folder} has a run with another {name}; choose another --out, or delete it"
             )
     return runs
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, Optional
+from typing import Any, Optional
 
 from fairseq_posenc.checkpoints.recovery import LAST
 from fairseq_posenc.errors import UserError
@@ -48,21 +47,14 @@ from fairseq_posenc.workbench.running.progress import say
 _SHOWN_IDS = 5  # most ids in a message about unanswered questions
 
 
-class Action(NamedTuple):
-    """A subcommand of ``squad``."""
-
-    help: str
-    add_options: Callable[[argparse.ArgumentParser], None]
-    run: Callable[[argparse.Namespace], int]  # returns the exit code
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommands and their options."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    for name, action in ACTIONS.items():
-        subparser = actions.add_parser(name, help=action.help, description=action.help)
-        action.add_options(subparser)
+    for name, (description, add_options, run_action) in ACTIONS.items():
+        subparser = actions.add_parser(name, help=description, description=description)
+        add_options(subparser)
         add_examples(subparser, EXAMPLES[f"squad {name}"])
+        subparser.set_defaults(run_action=run_action)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -71,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         UserError: wrong input.
     """
-    return ACTIONS[args.action].run(args)
+    return int(args.run_action(args))
 
 
 def _add_train(parser: argparse.ArgumentParser) -> None:
@@ -209,8 +201,9 @@ def _write_json(path: Path, content: Any) -> None:
     say(f"wrote {path}")
 
 
+# The subcommands by name: description, function that adds the options, function that runs it.
 ACTIONS = {
-    "train": Action("fine-tune a pre-trained model, or continue", _add_train, _train),
-    "predict": Action("answer questions with a fine-tuned model", _add_predict, _predict),
-    "score": Action("print the official figures of predictions", _add_score, _score),
+    "train": ("fine-tune a pre-trained model, or continue", _add_train, _train),
+    "predict": ("answer questions with a fine-tuned model", _add_predict, _predict),
+    "score": ("print the official figures of predictions", _add_score, _score),
 }

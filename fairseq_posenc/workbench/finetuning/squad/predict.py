@@ -124,10 +124,9 @@ def combine_windows(
     candidates: dict[str, Candidate] = {}  # a text that occurs twice counts with its best score
     for span in sorted(spans, key=lambda span: -span.score):
         start, end = int(tokens.starts[span.first]), int(tokens.ends[span.last])
-        spaced = context[start:end]
-        text = spaced.strip()
+        text = context[start:end].strip()
         if text and text not in candidates:
-            start += len(spaced) - len(spaced.lstrip())
+            start = context.index(text, start)  # after the spaces before it
             candidates[text] = Candidate(text, span.score, start=start, end=start + len(text))
     # The window that is least in favour of no answer decides about it.
     null = min(window.null for window in windows)

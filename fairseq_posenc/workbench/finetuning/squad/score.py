@@ -177,10 +177,8 @@ def _find_best_threshold(
     for question_id in sorted(odds, key=odds.__getitem__):
         if question_id not in scores:  # the odds may be of more questions
             continue
-        if has_answer[question_id]:
-            total += scores[question_id]
-        elif predictions[question_id]:  # a wrong answer, in place of the right one, which is none
-            total -= 1
+        # A text predicted for a question without an answer loses the score 1 of no answer.
+        total += scores[question_id] if has_answer[question_id] else -bool(predictions[question_id])
         if total > best:
             best = total
             threshold = odds[question_id]

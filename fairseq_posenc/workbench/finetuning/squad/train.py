@@ -140,10 +140,7 @@ class FineTuning(NamedTuple):
         return {
             "common": {"user_dir": str(USER_DIR), **processor},
             "task": {"data": str(self.data.resolve())},
-            "checkpoint": {
-                "save_dir": out,
-                "finetune_from_model": str(pretrained.path.resolve()),
-            },
+            "checkpoint": {"save_dir": out, "finetune_from_model": str(pretrained.path.resolve())},
             "distributed_training": {"distributed_world_size": max(gpus, 1)},
             "hydra": {"run": {"dir": out}, "output_subdir": None, **_ONE_LOG},
         }
@@ -157,7 +154,7 @@ class FineTuning(NamedTuple):
         # Stamped with the configuration for one GPU, so that any machine can resume the training.
         inputs = cast("dict[str, Any]", OmegaConf.to_container(self.compose(gpus=1)))
         progress = partial(updates_done, self.out)
-        # Protected, because the user's folder may hold another training.
+        # The folder is protected, because the user may have named that of another training.
         step = Step(self.out, inputs, self._train, progress=progress, protected=True)
         return Job(str(self.out), self.out, (step,))
 

@@ -140,13 +140,9 @@ def write_split(squad: Squad, window_maker: WindowMaker, prefix: Path) -> dict[s
     dictionary = window_maker.dictionary
     builder = make_builder(data_file_path(str(prefix)), "mmap", vocab_size=len(dictionary))
     spans: list[tuple[int, int]] = []
-    counts = Counter(  # the manifest also has the counts that stay 0
-        questions_left_out=0,
-        answers_moved=0,
-        answers_in_no_window=0,
-        questions_without_answer=0,
-        questions=len(squad.questions),
-    )
+    # Counts that may stay 0 are in the manifest too.
+    counts = Counter(questions_left_out=0, answers_moved=0, answers_in_no_window=0)
+    counts.update(questions_without_answer=0, questions=len(squad.questions))
     cut_before = window_maker.questions_cut
     for question in squad.questions:
         windows = window_maker.windows(question)
