@@ -53,10 +53,9 @@ class Training(NamedTuple):
     def build_job(self) -> Job:
         """Build the job of the training and its evaluation.
 
-        The training is the first step, and the evaluation the second, if there is one. Outputs are
-        ``position_parameters``, ``seconds``, and the figures of the evaluation. If
-        the training diverges, which is a result and not a failure, the only output is ``diverged``,
-        the update.
+        The training is the first step. The outputs are ``position_parameters``, ``seconds``, and
+        the figures of the evaluation. If the training diverges, which is a result and not a
+        failure, the only output is ``diverged``, the update.
         """
         training = Step(
             self.folder,

@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     add = parser.add_argument
     options.add_out(parser, "probe")
-    add("--tasks", default=_ALL, help=f"some of {', '.join(tasks.names())} (default: all)")
+    add("--tasks", default=_ALL, help=f"some of {', '.join(sorted(tasks.TASKS))} (default: all)")
     add(
         "--encodings",
         default="none,learned,sinusoidal,t5,alibi,rope",
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _build_experiment(args: argparse.Namespace) -> TaskExperiment:
-    names = tasks.names() if args.tasks == _ALL else args.tasks.split(",")
+    names = sorted(tasks.TASKS) if args.tasks == _ALL else args.tasks.split(",")
     distinct = dict.fromkeys(name.strip() for name in names)  # in the user's order
     encodings = args.encodings
     if encodings == _ALL:

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.experiments.probe.tasks import (  # noqa: F401  (importing them registers their tasks)
+from fairseq_posenc.workbench.experiments.probe.tasks import (  # noqa: F401  (they register tasks)
     automata,
     retrieval,
     sequences,
 )
 from fairseq_posenc.workbench.experiments.probe.tasks.base import TASKS, Task
-
-
-def names() -> list[str]:
-    """List the names of all tasks."""
-    return sorted(TASKS)
 
 
 def get(name: str) -> Task:
@@ -23,5 +18,5 @@ def get(name: str) -> Task:
         UserError: no task has this name.
     """
     if name not in TASKS:
-        raise UserError(f"--tasks: unknown task {name!r}: choose from {', '.join(names())}")
+        raise UserError(f"--tasks: unknown task {name!r}: choose from {', '.join(sorted(TASKS))}")
     return TASKS[name]
