@@ -20,11 +20,11 @@ NEEDS_CONSECUTIVE_IDS = "it needs position_ids that grow by one from token to to
 
 
 class CallFeatures(NamedTuple):
-    """The features of a call, other than its terms, that the choice of a backend depends on."""
+    """What the choice of a backend depends on, besides terms; the defaults are a usual call's."""
 
     device: str = "cpu"  # `cpu`, `cuda`
     dtype: torch.dtype = torch.float32  # of queries, keys and values
-    tgt_len: int = 512  # T; these defaults are a usual call's
+    tgt_len: int = 512  # T
     src_len: int = 512  # S
     head_dim: int = 64  # D
     padded: bool = False  # whether there is a padding mask
@@ -59,7 +59,8 @@ class AttentionCall(NamedTuple):
     def temperature(self) -> Tensor | None:
         """Compute the factor of all scores of each query, ``(B or 1, G, T)``, or None for 1.
 
-        It is temperature * (visible_offset + log_visible * log(number of visible keys)).
+        It is temperature * (visible_offset + log_visible * log(number of visible keys)); terms
+        alone do not give it, because the mask decides which keys are visible.
         """
         terms = self.terms
         if terms.log_visible is None:
@@ -76,8 +77,8 @@ class AttentionCall(NamedTuple):
     def decay(self) -> tuple[Tensor | None, Tensor | None]:
         """Select the sums c for earlier and for later keys, ``(B or 1, H, S, parts)`` each.
 
-        The parts add up to c, and c_i - c_j is added to the score of query i and key j. If the
-        second is None, the first serves all visible pairs; without decay, both are.
+        The parts add up to c, and c_i - c_j is added to the score of query i and key j. Later keys
+        have None if the mask's direction needs one c for all pairs; both are None without decay.
         """
         earlier, later = self.terms.decay, self.terms.later_decay
         if later is None or self.mask.direction == "lr":

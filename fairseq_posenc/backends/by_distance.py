@@ -22,7 +22,7 @@ from fairseq_posenc.positions import Span
 def expand_by_distance(
     table: Tensor, tgt_len: int, src_len: int, first: Tensor | None = None
 ) -> Tensor:
-    """Look up a table's number for each query and key, ``(1 or B, G, T, S)``.
+    """View the number of each query and key in a table by distance, ``(1 or B, G, T, S)``.
 
     Args:
         table: ``(G, R)``, for ``Span.from_lengths(tgt_len, src_len)``, and the reset's two rows.
@@ -45,7 +45,7 @@ def expand_by_distance(
 
 
 def expand_term(terms: Terms, name: str, tgt_len: int, src_len: int, mask: Mask) -> Tensor:
-    """Look up a table's number for each query and key, ``(1 or B, G, T, S)``.
+    """Look up a gain or bias for each query and key by distance or ids, ``(1 or B, G, T, S)``.
 
     Args:
         terms: terms with the table.
@@ -128,6 +128,7 @@ def row_index(
 def _compute_row_index(
     runs: Runs | None, first: Tensor | None, tgt_len: int, src_len: int, device: torch.device
 ) -> Tensor:
+    """Compute what :func:`row_index` caches."""
     if runs is not None and runs.span.ids is not None:
         return runs.find_pairs(first)
     if runs is None:

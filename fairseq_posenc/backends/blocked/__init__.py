@@ -75,10 +75,11 @@ def _attend_blocks(call: AttentionCall) -> Tensor:
         terms = terms.expanded("query_table", "key_table")
     geometry = Geometry.from_call(query, key.size(2), mask, terms)
     settings, operands = _prepare(geometry, call._replace(terms=terms), folds)
-    learns = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in operands)
+    needs_grad = any(x is not None and x.requires_grad for x in operands)
     temperature = operands.temperature
     # The gradient of a temperature needs the scores, which are not saved.
-    if learns and (temperature is None or not temperature.requires_grad):
+    needs_scores = temperature is not None and temperature.requires_grad
+    if torch.is_grad_enabled() and needs_grad and not needs_scores:
         fits = _count_saved_bytes(geometry, settings, operands) <= SAVED_BYTES
         settings = settings._replace(saves=fits)
     return BlockedAttention.apply(geometry, settings, *operands).type_as(query)
@@ -111,7 +112,7 @@ def _prepare(geometry: Geometry, call: AttentionCall, folds: bool) -> tuple[Sett
         folds=folds,
         scale=scale,
         dropout=dropout,
-        saves=False,
+        saves=False,  # the caller decides this by the size of the operands
         starts={name: runs.starts for name, runs in terms.runs.items()},
         softcap=terms.softcap,
     )
@@ -133,7 +134,10 @@ def _find_long_tables(terms: Terms, src_len: int) -> list[str]:
 
 
 def _can_fold(terms: Terms) -> bool:
-    """Check whether a product is one of scaled queries and keys (see :mod:`.folded`)."""
+    """Check whether a product is one of scaled queries and keys (see :mod:`.folded`).
+
+    A gain or a reset gives pairs other factors, although they share the row of both tables.
+    """
     runs = terms.runs.get("query_table")
     same_runs = runs is not None and runs == terms.runs.get("key_table")
     return same_runs and terms.gain is None and terms.first is None
@@ -154,14 +158,13 @@ def _move_scale_to_table(terms: Terms, scale: float) -> tuple[Terms, float]:
 
 
 def _count_saved_bytes(geometry: Geometry, settings: Settings, operands: Operands) -> int:
-    """Count the bytes that a call would save if no window or segment hid any pair.
+    """Count the bytes that a call would save without its window and segments.
 
-    Hidden pairs do not count, so that a window never makes a call save its blocks.
+    So a window, which leaves fewer pairs, never makes a call save its blocks.
     """
     # As in BlockState.select_saved: of a product, the content and a term for each table; of a sum,
     # the weights, the content if it has a gain, and the scores if they are capped.
-    further: tuple[object, object] = (operands.gain, settings.softcap)
-    if settings.product:
-        further = (operands.query_table, operands.key_table)
-    numbers = 1 + sum(x is not None for x in further)
-    return numbers * geometry._replace(visible=()).pairs * operands.query.element_size()
+    of_product = (operands.query_table, operands.key_table)
+    of_sum = (operands.gain, settings.softcap)
+    tensors = 1 + sum(x is not None for x in (of_product if settings.product else of_sum))
+    return tensors * geometry._replace(visible=()).pairs * operands.query.element_size()

@@ -23,7 +23,7 @@ class BlockState(NamedTuple):
     content: Tensor | None = None  # products of queries and keys
     gain: Tensor | None = None  # factor of the content; not saved, since it is a view of a table
     query_term: Tensor | SpreadProducts | None = None  # products of queries and their table rows
-    key_term: Tensor | SpreadProducts | None = None  # products of keys and theirs
+    key_term: Tensor | SpreadProducts | None = None  # products of keys and their table rows
     weights: Tensor | None = None  # after the softmax; negative if dropped
     scores: Tensor | None = None  # before a temperature multiplies them; never saved
     capped: Tensor | None = None  # tanh(score / cap)

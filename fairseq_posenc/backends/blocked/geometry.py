@@ -169,16 +169,9 @@ class Geometry(NamedTuple):
         # On a CPU a block's pairs should stay in the caches, and occupy all threads. A GPU needs
         # work for all of its processors at once.
         on_cpu = query.device.type == "cpu"
-        geometry = cls(
-            batch,
-            heads,
-            tgt_len,
-            src_len,
-            tile,
-            mask.direction,
-            per_head=any(term.per_head(x) for _, term, x in tables),
-            block_pairs=PAIRS_PER_THREAD * torch.get_num_threads() if on_cpu else PAIRS_ON_GPU,
-        )
+        block_pairs = PAIRS_PER_THREAD * torch.get_num_threads() if on_cpu else PAIRS_ON_GPU
+        per_head = any(term.per_head(x) for _, term, x in tables)
+        geometry = cls(batch, heads, tgt_len, src_len, tile, mask.direction, per_head, block_pairs)
         if not mask.locality.limits:
             return geometry
         sizes = tgt_len, src_len, query.device

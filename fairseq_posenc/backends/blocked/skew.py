@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fairseq_posenc.backends.blocked.geometry import Block
 
-# The sides of a block, as dimensions of `Block.shape`.
+# The sides of a block, as dimensions of `Block.shape`; 1 - side is the other one.
 QUERY_SIDE = 0
 KEY_SIDE = 1
 SUM_TILE = 64  # queries whose pairs are summed together
@@ -126,9 +126,8 @@ class Band:
             table_grad: None if the table needs none.
         """
         by_query = self.side == QUERY_SIDE
-        member_grad.add_(
-            self.sum_weighted_rows(skewed) if by_query else self._sum_transposed(skewed)
-        )
+        sums = self.sum_weighted_rows(skewed) if by_query else self._sum_transposed(skewed)
+        member_grad.add_(sums)
         self.add_table_gradient(table_grad, skewed, members)
 
     def add_table_gradient(

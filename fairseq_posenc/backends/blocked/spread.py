@@ -163,16 +163,15 @@ class Spread:
         queries = patch.queries.stop - patch.queries.start
         keys = patch.keys.stop - patch.keys.start
         shape = (queries, keys) if self.side == QUERY_SIDE else (keys, queries)
-        # The row index is contiguous, and pair (i', j) is at its distance i' + j: strides 1 and 1.
-        start = self.row_index.storage_offset() + patch.queries.start + patch.keys.start
+        # Pair (i', j) is at its distance i' + j: strides 1 and 1.
+        start = patch.queries.start + patch.keys.start
         return self.row_index.as_strided((batch, *shape), (0, 1, 1), start)
 
 
 class SharedSpread(Spread):
     """A Spread of keys, whose products all blocks share.
 
-    So are the sums by row: each block adds to those of all. :meth:`KeyProducts.add_gradients` turns
-    them into gradients after the last block.
+    They share the sums by row, too: each block adds its pairs to them.
     """
 
     def __init__(self, table: RowTable, block: Block, key_products: KeyProducts) -> None:
@@ -191,7 +190,7 @@ class SharedSpread(Spread):
     def add_gradients(
         self, sums: Tensor, members: Tensor, member_grad: Tensor, table_grad: Tensor | None
     ) -> None:
-        """Add nothing yet."""
+        """Add nothing: :meth:`KeyProducts.add_gradients` does, after the last block."""
 
 
 # Multiplies one side of a block with the rows of a table.
@@ -225,6 +224,8 @@ def split_patches(
     borders: tuple[int, int] | None, last_row: int, queries: int, keys: int
 ) -> tuple[Patch, ...]:
     """Split a block into patches of some queries and near keys, or farther keys of one row.
+
+    Blocks of all chunks and layers have equal patches, so these are kept.
 
     Args:
         borders: the distances, counted from the block's lowest one, where the second and the last

@@ -30,11 +30,7 @@ class Values:
     """
 
     def __init__(
-        self,
-        block: Block,
-        operands: Operands,
-        lines: ResetLines | None,
-        rows: BlockRows | None,
+        self, block: Block, operands: Operands, lines: ResetLines | None, rows: BlockRows | None
     ) -> None:
         self.block = block
         self.lines = lines
@@ -60,7 +56,7 @@ class Values:
         Args:
             weights: ``(c, M, W)``.
             grad: gradient of the block's output, ``(c, M, D)``.
-            totals: gradients of the chunk's operands, to add to; None for a table without.
+            totals: gradients of the chunk's operands, to add to; None where none is needed.
         """
         totals.value[:, :, self.block.keys].baddbmm_(grad.transpose(1, 2), weights)  # [c, D, W]
         weight_grad = grad @ self.value.transpose(1, 2)  # [c, M, W]

@@ -35,22 +35,24 @@ def unavailable() -> str:
 
 def refuses(terms: Terms, call: CallFeatures) -> str:
     """Explain why FlexAttention cannot compute such a call; empty if it can."""
+    if call.need_weights:
+        return "it does not return the attention weights"
+    if call.dropout:
+        return "FlexAttention has no dropout of weights"
     on_cpu = call.device == "cpu"
-    narrow = not on_cpu and call.head_dim < MIN_GPU_HEAD_DIM
-    has_sink = terms.sink is not None
-    by_channel = "a gain for each channel is inside the dot product, where score_mod does not reach"
-    reasons = {
-        "it does not return the attention weights": call.need_weights,
-        "FlexAttention has no dropout of weights": call.dropout,
-        "on a CPU FlexAttention has no backward pass: train with another": on_cpu and call.learns,
-        "on a CPU FlexAttention has no float64": on_cpu and call.dtype == torch.float64,
-        "on a CPU FlexAttention does not return the sum that a sink joins": on_cpu and has_sink,
-        f"on a GPU its heads are {MIN_GPU_HEAD_DIM} wide or more, not {call.head_dim}": narrow,
-        "counted positions depend on all scores of a query": terms.counted_table is not None,
-        by_channel: terms.channel_gain is not None,
-        "a table of values is outside the scores": terms.value_table is not None,
-    }
-    return next((reason for reason, holds in reasons.items() if holds), "")
+    if on_cpu and call.learns:
+        return "on a CPU FlexAttention has no backward pass: train with another"
+    if on_cpu and call.dtype == torch.float64:
+        return "on a CPU FlexAttention has no float64"
+    if on_cpu and terms.sink is not None:
+        return "on a CPU FlexAttention does not return the sum that a sink joins"
+    if not on_cpu and call.head_dim < MIN_GPU_HEAD_DIM:
+        return f"on a GPU its heads are {MIN_GPU_HEAD_DIM} wide or more, not {call.head_dim}"
+    if terms.counted_table is not None:
+        return "counted positions depend on all scores of a query"
+    if terms.channel_gain is not None:
+        return "a gain for each channel is inside the dot product, where score_mod does not reach"
+    return "" if terms.value_table is None else "a table of values is outside the scores"
 
 
 def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
@@ -58,8 +60,8 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     call = call.with_all_heads()
     query, key, value, terms, mask, *_ = call
     if query.device.type == "cpu" and query.size(0) > 1:  # there, torch computes batches wrongly
-        rows = [attend(_select_sentence(call, b))[0] for b in range(query.size(0))]
-        return torch.cat(rows), None
+        sentences = [attend(_select_sentence(call, b))[0] for b in range(query.size(0))]
+        return torch.cat(sentences), None
     tgt_len, src_len = query.size(2), key.size(2)
     queries, keys = round_length(tgt_len), round_length(src_len)
     sizes = tgt_len, src_len, query.device
@@ -68,15 +70,7 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     key, value = (F.pad(x, (0, 0, 0, keys - src_len)) for x in (key, value))
     with no_autocast(query.device):
         modify = build_score_mod(
-            terms,
-            tgt_len,
-            src_len,
-            query.device,
-            mask,
-            query,
-            key,
-            temperature=call.temperature(),
-            decay=call.decay(),
+            terms, *sizes, mask, query, key, temperature=call.temperature(), decay=call.decay()
         )
         scale = terms.scale(query.size(-1))
         if terms.sink is None:
@@ -91,7 +85,7 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
 
 
 def _select_sentence(call: AttentionCall, index: int) -> AttentionCall:
-    """Select one sentence of a call, as a batch of one."""
+    """Select one sentence of a call, as a batch of one; all other tensors have no batch."""
 
     def select(x: Tensor | None) -> Tensor | None:
         return x if x is None or x.size(0) == 1 else x[index : index + 1]

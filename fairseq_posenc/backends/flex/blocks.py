@@ -45,9 +45,8 @@ def build_block_mask(mask: Mask, tgt_len: int, src_len: int, device: torch.devic
         pairs = F.pad(mask.pairs, (0, keys - src_len, 0, queries - tgt_len), value=True)
     if first_keys is not None:  # which keys a direction alone allows, the same for all sentences
         by_direction = mask._replace(locality=Locality())
-        first_low, first_high = pad_ranges(
-            by_direction.find_visible_ranges(tgt_len, src_len, device)
-        )
+        first_ranges = by_direction.find_visible_ranges(tgt_len, src_len, device)
+        first_low, first_high = pad_ranges(first_ranges)
         first_keys = F.pad(first_keys, (0, keys - src_len))
     if segments is not None:
         query_segments = F.pad(segments[:, src_len - tgt_len :], (0, queries - tgt_len))
@@ -65,7 +64,7 @@ def build_block_mask(mask: Mask, tgt_len: int, src_len: int, device: torch.devic
     visible = visible & ~split_tiles(hidden).all(2)[:, None]
     whole = (lows.amax(2) <= starts) & (highs.amin(2) >= starts + TILE - 1)
     whole = whole & visible & ~split_tiles(hidden).any(2)[:, None]
-    if pairs is not None or segments is not None:
+    if pairs is not None or segments is not None:  # they may hide a pair of any tile
         whole = torch.zeros_like(whole)
 
     def visible_pair(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
@@ -86,8 +85,8 @@ def build_block_mask(mask: Mask, tgt_len: int, src_len: int, device: torch.devic
     def count_and_sort(tiles: Tensor) -> tuple[Tensor, Tensor]:
         """Count the tiles that are True for each tile of queries, and sort them to the front."""
         tiles = tiles.unsqueeze(1).to(torch.int32)  # [B or 1, 1, tiles, tiles]
-        number = tiles.sum(-1, dtype=torch.int32)
-        return number, tiles.argsort(dim=-1, descending=True, stable=True).to(torch.int32)
+        count = tiles.sum(-1, dtype=torch.int32)
+        return count, tiles.argsort(dim=-1, descending=True, stable=True).to(torch.int32)
 
     block_lists = (*count_and_sort(visible & ~whole), *count_and_sort(whole))
     mark_batch_dynamic(low, high, hidden, query_segments, key_segments, first_keys, *block_lists)

@@ -91,14 +91,14 @@ class _Products(NamedTuple):
     by_row: Tensor  # `(B, H, T or S, size)`
     row_index: Tensor | None  # the row of each distance in a range; None if each has its own
 
-    def look_up(self, b: Tensor, h: Tensor, token: Tensor, distance: Tensor) -> Tensor:
-        """Look up the product of a token with the row of a distance, given its index."""
-        row = distance if self.row_index is None else self.row_index[distance]
-        return self.by_row[b, h, token, row]
+    def look_up(self, b: Tensor, h: Tensor, token: Tensor, row: Tensor) -> Tensor:
+        """Look up the product of a token with a row of the range, or with the one it stands for."""
+        distinct_row = row if self.row_index is None else self.row_index[row]
+        return self.by_row[b, h, token, distinct_row]
 
 
 def _multiply_rows(
-    x: Tensor | None, terms: Terms, name: str, rows: _RowRange, scale: float
+    x: Tensor | None, terms: Terms, name: str, row_range: _RowRange, scale: float
 ) -> _Products | None:
     """Multiply queries, keys or states with a table's rows of a range of distances."""
     table = getattr(terms, name)
@@ -107,18 +107,18 @@ def _multiply_rows(
         return None
     row_index = None
     if runs is not None:
-        row_index, rows = _find_distinct_rows(runs, rows)
+        row_index, row_range = _find_distinct_rows(runs, row_range)
     # FlexAttention scales the scores, so summands must be scaled as well, and factors must not.
     scaled = at_least_fp32(x) * (1.0 if terms.product else scale)
-    return _Products(scaled @ rows.select(table).transpose(-1, -2), row_index)
+    return _Products(scaled @ row_range.select(table).transpose(-1, -2), row_index)
 
 
-def _find_distinct_rows(runs: Runs, rows: _RowRange) -> tuple[Tensor, _RowRange]:
+def _find_distinct_rows(runs: Runs, row_range: _RowRange) -> tuple[Tensor, _RowRange]:
     """Find the distinct row of each distance in a range, ``(size,)``; return their range, too."""
-    row_index = runs.find(runs.span.distances())[rows.first : rows.first + rows.length]
-    distinct = _RowRange(0, runs.num_rows, rows.resets)
-    gap = row_index.new_zeros(rows.gap)
-    resets = torch.arange(distinct.size - rows.resets, distinct.size, device=row_index.device)
+    row_index = runs.find(runs.span.distances()).narrow(0, row_range.first, row_range.length)
+    distinct = _RowRange(0, runs.num_rows, row_range.resets)
+    gap = row_index.new_zeros(row_range.gap)
+    resets = torch.arange(distinct.size - row_range.resets, distinct.size, device=row_index.device)
     return torch.cat([row_index, gap, resets]), distinct
 
 
@@ -164,29 +164,29 @@ def build_score_mod(
     resets = 0 if terms.first is None else 2
     ids = next((runs.span.ids for runs in terms.runs.values()), None)
     if ids is None:
-        rows = _find_visible_rows(resets, tgt_len, src_len, mask)
+        row_range = _find_visible_rows(resets, tgt_len, src_len, mask)
         # Row 0 of the tables has the distance 1 - S, from the last query to the first key. Here,
         # queries are counted from the first one, so j - i is then 1 - T.
-        lowest = 1 - tgt_len + rows.first
+        lowest = 1 - tgt_len + row_range.first
     else:
         terms, lowest, highest = _span_all_runs(terms)
-        rows = _RowRange(0, highest - lowest + 1, resets)
+        row_range = _RowRange(0, highest - lowest + 1, resets)
         id_query = F.pad(ids[:, src_len - tgt_len :], (0, queries - tgt_len))
         id_key = F.pad(ids, (0, keys - src_len))
         mark_batch_dynamic(id_query, id_key)
     # What differs from call to call is a tensor: a number would be compiled into the kernel.
     shift = torch.tensor(-lowest, device=device)
-    last_row = torch.tensor(rows.length - 1, device=device)
+    last_row = torch.tensor(row_range.length - 1, device=device)
     scale = 1.0 if query is None else terms.scale(query.size(-1))
     terms = terms.expanded("gain", "bias")
-    by_query = _multiply_rows(query, terms, "query_table", rows, scale)
-    by_key = _multiply_rows(key, terms, "key_table", rows, scale)
+    by_query = _multiply_rows(query, terms, "query_table", row_range, scale)
+    by_key = _multiply_rows(key, terms, "key_table", row_range, scale)
     states = terms.states
     if states is not None:
         states = F.pad(states, (0, 0, 0, queries - tgt_len))
-    by_state = _multiply_rows(states, terms, "state_table", rows, 1.0)
-    gain = None if terms.gain is None else rows.select(terms.gain)
-    bias = None if terms.bias is None else rows.select(terms.bias)
+    by_state = _multiply_rows(states, terms, "state_table", row_range, 1.0)
+    gain = None if terms.gain is None else row_range.select(terms.gain)
+    bias = None if terms.bias is None else row_range.select(terms.bias)
     pair_bias, first, softcap = terms.pair_bias, terms.first, terms.softcap
     if pair_bias is not None:
         pair_bias = F.pad(at_least_fp32(pair_bias), (0, keys - src_len, 0, queries - tgt_len))
@@ -215,8 +215,8 @@ def build_score_mod(
         # A hidden pair may have any row; distances of ids beyond the span have those of its ends.
         row = (distance + shift).clamp(min=0).minimum(last_row)
         if first is not None:  # for the first token as query and key, the query's row counts
-            row = torch.where(first_key[index_or_zero(first, 0, b), j], rows.size - 1, row)
-            row = torch.where(first_query[index_or_zero(first, 0, b), i], rows.size - 2, row)
+            row = torch.where(first_key[index_or_zero(first, 0, b), j], row_range.size - 1, row)
+            row = torch.where(first_query[index_or_zero(first, 0, b), i], row_range.size - 2, row)
         if gain is not None:
             score = score * gain[index_or_zero(gain, 0, h), row]
         if by_query is not None:

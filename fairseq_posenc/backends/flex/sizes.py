@@ -14,7 +14,7 @@ def round_length(length: int) -> int:
     """
     if length == 1:
         return 1
-    step = max(TILE, 1 << (length - 1).bit_length() >> 3)
+    step = max(TILE, 2 ** (length - 1).bit_length() // 8)
     return -(-length // step) * step
 
 
