@@ -50,7 +50,7 @@ def run_describe(args: argparse.Namespace) -> int:
     if directions := DECBERT.get(args.name):
         print(_DECBERT.format(name=args.name, directions=directions))
         return 0
-    names = dict.fromkeys(item.name for item in specs.parse(args.name).items)  # each once
+    names = dict.fromkeys(item.name for item in specs.parse(args.name).items)  # no duplicates
     print("\n\n".join(map(_describe, names)))
     return 0
 
@@ -102,7 +102,7 @@ def add_count_arguments(parser: argparse.ArgumentParser) -> None:
 def run_count(args: argparse.Namespace) -> int:
     """Print the number of position parameters, in total and by name."""
     spec = specs.parse(args.encoding)
-    dims = Dims(args.embed_dim, args.heads, args.max_positions, args.decoder)
+    dims = Dims(args.embed_dim, args.heads, args.max_positions, causal=args.decoder)
     spec.check_length(args.layers)
     sizes = Assembly(spec, dims).parameters(args.layers)
     total = sum(sizes.values())

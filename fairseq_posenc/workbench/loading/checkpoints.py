@@ -46,11 +46,11 @@ def load_state(path: Path, option: str, for_fairseq: bool = False) -> State:
             refuse_files(state)
         else:
             forget_files(state)
-        # Without the tensors, as the settings have to be written to a file.
+        # The tensors are left out, because the upgrade writes everything else to a file.
         upgraded = _upgrade_settings({**state, "last_optimizer_state": None, "model": {}})
         upgraded["model"] = state["model"]
         upgraded["last_optimizer_state"] = state.get("last_optimizer_state")
-        # One that is missing raises an error here, where it becomes a line about the file.
+        # If a section is missing, the error is raised here and becomes a line about the file.
         _ = upgraded["cfg"].model, upgraded["cfg"].task
     return upgraded
 
@@ -75,7 +75,7 @@ def _upgrade_settings(state: State) -> State:
 
 @contextmanager
 def refuse_unusable_settings(label: str) -> Iterator[None]:
-    """Convert errors of fairseq while it builds something from settings to one line.
+    """Turn errors that fairseq raises while it builds something from settings into one line.
 
     Args:
         label: names the checkpoint in messages.
@@ -83,7 +83,7 @@ def refuse_unusable_settings(label: str) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        # So begin the messages of `fairseq_posenc.checkpoints`, which does not know the file.
+        # Messages of `fairseq_posenc.checkpoints` begin like this, without the file's name.
         if str(error).startswith("the checkpoint"):
             raise UserError(f"{label}: {error}") from error
         raise
@@ -104,15 +104,10 @@ def write_state(state: State, path: Path) -> None:
 
 
 def refuse_existing_output(option: str, out: Path, overwrite: bool) -> None:
-    """Refuse an existing file unless it may be overwritten, and a path that cannot be a file.
-
-    Args:
-        option: the option that named the file.
-        out: the file.
-        overwrite: whether it may be overwritten.
+    """Refuse a file, named by ``option``, that exists or cannot be made.
 
     Raises:
-        UserError: says what is wrong.
+        UserError: it cannot be made, or exists, without ``overwrite``.
     """
     if out.exists() and not overwrite:
         raise UserError(f"{option} {out} exists: name another file, or add --overwrite")
@@ -120,7 +115,10 @@ def refuse_existing_output(option: str, out: Path, overwrite: bool) -> None:
 
 
 def write_start_checkpoint(settings: dict[str, Any], weights: dict[str, Tensor], out: Path) -> None:
-    """Write a checkpoint of settings and weights with which a training can begin, at update 0."""
+    """Write a checkpoint of settings and weights with which a training can begin, at update 0.
+
+    fairseq looks up all these keys when it loads a checkpoint, so those without content are there.
+    """
     before_training = {
         "criterion_name": "",
         "optimizer_name": "",
@@ -141,7 +139,7 @@ def write_start_checkpoint(settings: dict[str, Any], weights: dict[str, Tensor],
 
 
 def read_updates(state: State) -> int:
-    """Read the number of updates of a checkpoint; 0 if it does not record it."""
+    """Read the number of updates of a checkpoint; 0 if none is recorded."""
     history = state.get("optimizer_history") or [{}]
     return int(history[-1].get("num_updates", 0))
 

@@ -43,7 +43,7 @@ class TrainedDictionary(NamedTuple):
             UserError: its size, its symbols or their order differ.
         """
         masked = "<mask>" in dictionary  # some tasks add it after loading
-        if self.size not in (None, len(dictionary)):
+        if self.size is not None and self.size != len(dictionary):
             raise UserError(
                 f"{file} has {len(dictionary):,} symbols{' with <mask>' if masked else ''}, but "
                 f"{self.checkpoint} has {self.size:,}; {advice}"
@@ -51,7 +51,7 @@ class TrainedDictionary(NamedTuple):
         trained = self.fingerprint
         if trained is None and self.file and self.file.is_file():
             trained = fingerprint(load_dictionary(self.file, mask=masked))
-        if trained not in (None, fingerprint(dictionary)):
+        if trained is not None and trained != fingerprint(dictionary):
             raise UserError(
                 f"{file} has other symbols, or in another order, than the dictionary that "
                 f"{self.checkpoint} was trained with; {advice}"
@@ -88,7 +88,8 @@ def open_task(path: Path, state: State, data: Optional[Path] = None) -> OpenTask
     if not folder.is_dir():
         why = "" if data else f": {path} was trained on it; name its new place with --data"
         raise UserError(f"--data {folder}: no such folder{why}")
-    _fill_in_languages(settings.task, folder)
+    if translates(settings.task) and not (settings.task.source_lang and settings.task.target_lang):
+        settings.task.source_lang, settings.task.target_lang = infer_languages(folder)
     files = _name_dictionaries(settings.task, folder)
     for name in files:
         if not (folder / name).is_file():
@@ -98,6 +99,7 @@ def open_task(path: Path, state: State, data: Optional[Path] = None) -> OpenTask
             )
     overwrite_args_by_name(settings, {"data": str(folder)})
     task = fairseq_tasks.setup_task(settings.task)
+    # If there is one file, `zip` leaves out the target: the same dictionary, or one of labels.
     dictionaries = dict(zip(files, (task.source_dictionary, task.target_dictionary)))
     trained = read_trained_dictionaries(state["model"], path, [trained_folder / x for x in files])
     for name, dictionary in zip(files, trained):
@@ -128,16 +130,10 @@ def read_trained_dictionaries(
 
 
 def _read_fingerprint(weights: dict[str, Any]) -> Optional[str]:
-    """Read the hash of the dictionary, which our stacks keep with their settings, in a tensor."""
+    """Read the hash of the dictionary from a tensor in which our stacks keep their settings."""
     for name in filter(is_identity, weights):
         return Identity.from_tensor(weights[name]).weight_settings.dictionary
     return None
-
-
-def _fill_in_languages(settings: Any, folder: Path) -> None:
-    """Fill in the languages of a translation task that does not name both."""
-    if translates(settings) and not (settings.source_lang and settings.target_lang):
-        settings.source_lang, settings.target_lang = infer_languages(folder)
 
 
 def _name_dictionaries(settings: Any, folder: Path) -> list[str]:

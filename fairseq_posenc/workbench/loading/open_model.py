@@ -41,7 +41,7 @@ class OpenModel(NamedTuple):
 
     @property
     def positions(self) -> dict[str, Optional[str]]:
-        """The spec of each stack; None if the model is fairseq's."""
+        """The position encodings of each stack, as a spec; None if the model is fairseq's."""
         return {
             name: str(stack.assembly.spec) if hasattr(stack, "assembly") else None
             for name, stack in self.stacks.items()
@@ -117,11 +117,11 @@ def open_model(
             if spec is not None:
                 override_positions(state["model"], spec)
             overwrite_args_by_name(state["cfg"], changes)
-            # Without `args`, the old form of the settings, which fairseq would prefer to `cfg`.
+            # `args` is the old form of the settings; fairseq would prefer it to `cfg`.
             (model,), _ = checkpoint_utils.load_model_ensemble(
                 [str(path)], task=task, state={**state, "args": None}
             )
-            # Our models check this when they are loaded, fairseq's do not.
+            # Our models check this while they are loaded; fairseq's models do not.
             refuse_broken_weights(state["model"], model.state_dict())
         except UserError as error:
             label = f"{path} cannot be read with {spec}" if spec else path

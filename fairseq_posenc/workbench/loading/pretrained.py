@@ -134,8 +134,9 @@ def read_pretrained(
         )
     with refuse_unusable_settings(label):
         data = settings.task.get("data")
+        # The files of a translation are named after languages, which a checkpoint may not know.
         files: list[Path | None] = [None] * len(family.length_options)
-        if data and family.name != "translation":  # whose files have the names of languages
+        if data and family.name != "translation":
             files = [Path(split_paths(str(data))[0], DICTIONARY)]
         dictionaries = read_trained_dictionaries(weights, path, files)
         if not all(dictionary.size for dictionary in dictionaries):
@@ -176,9 +177,10 @@ def _count_positions(
         in_tables = (
             weight.size(0) - STOCK_OFFSET
             for name, weight in weights.items()
-            if name.startswith(prefix) and name.endswith(STOCK_TABLE)
-            if weight.dim()  # without a dimension it is damaged, and refused when it is loaded
+            # A weight without dimensions is damaged; it is refused when it is loaded.
+            if name.startswith(prefix) and name.endswith(STOCK_TABLE) and weight.dim()
         )
         count = next(in_tables, 0) or getattr(args, option, None)
-        counts[side] = int(count or settings.task.tokens_per_sample)  # fairseq's own default
+        # As in fairseq, the option's default is the length of the task's samples.
+        counts[side] = int(count or settings.task.tokens_per_sample)
     return counts

@@ -42,7 +42,7 @@ def check_device(device: Optional[str], fp16: bool, is_local: bool) -> None:
     Raises:
         UserError: see :func:`choose_device`.
     """
-    if is_local or device == "cpu":  # every machine has one
+    if is_local or device == "cpu":  # every machine has a processor
         choose_device(device, fp16)
 
 
@@ -50,7 +50,9 @@ def choose_dtype(fp16: bool = False, bf16: bool = False) -> torch.dtype:
     """Choose the dtype to compute in: float32 unless another is requested."""
     import torch
 
-    return torch.float16 if fp16 else torch.bfloat16 if bf16 else torch.float32
+    if fp16:
+        return torch.float16
+    return torch.bfloat16 if bf16 else torch.float32
 
 
 class ComputeOptions(NamedTuple):
@@ -87,9 +89,10 @@ def hydra_overrides(args: Namespace, is_local: bool = True) -> list[str]:
         UserError: see :func:`choose_device`.
     """
     check_device(args.device, args.fp16, is_local)
-    overrides = ["common.cpu=true"] if args.device == "cpu" else []
-    # The settings may ask for fp16: not on the processor, nor beside another precision.
-    if overrides or args.fp16 or args.bf16:
+    on_processor = args.device == "cpu"
+    overrides = ["common.cpu=true"] if on_processor else []
+    # The settings may ask for fp16, which is wrong on the processor and beside another precision.
+    if on_processor or args.fp16 or args.bf16:
         for name in ("fp16", "bf16"):
             overrides.append(f"common.{name}={str(getattr(args, name)).lower()}")
     return overrides

@@ -190,19 +190,18 @@ class _Queue:
             for job, previous in list(pending.items()):  # a copy, as jobs that ended are deleted
                 state = self._find_state(job, states)
                 word = state.split()[0]
-                is_first_sight = word != previous
+                has_changed = word != previous
+                has_failed = word in _ENDED and not has_changed
                 pending[job] = word
-                if word in _ENDED and is_first_sight:
-                    continue
                 text = f"{job.label}: {state}"
-                if word in _ENDED:
+                if has_failed:
                     text += f": {self._explain_failure(job)}"
                     failures.append(text)
-                if word == _DONE or word in _ENDED:
+                if has_failed or word == _DONE:
                     del pending[job]
                     say(f"{text} [{len(jobs) - len(pending)} of {len(jobs)} ended]")
-                elif is_first_sight and previous != _UNKNOWN:  # `submit` printed the first state
-                    say(text)
+                elif word not in _ENDED and has_changed and previous != _UNKNOWN:
+                    say(text)  # a first state, after _UNKNOWN, was printed by `submit`
             if watch:
                 watch()
             if pending:
@@ -210,7 +209,10 @@ class _Queue:
                 pause = min(1.5 * pause, _LONGEST_PAUSE)
         # The process of a job holds its lock until a moment after its work is done.
         ours = {self._ids.get(self._name_job(job), "") for job in jobs}
-        while any("RUNNING" in x for key, x in (self._ask_slurm() or {}).items() if key in ours):
+        while any(
+            slurm_id in ours and state.split()[0] == "RUNNING"
+            for slurm_id, state in (self._ask_slurm() or {}).items()
+        ):
             time.sleep(_SHORTEST_PAUSE)
         return failures
 

@@ -61,7 +61,8 @@ def find_shipped_folder(name: str) -> Path:
 def find_model(path: Path) -> Path:
     """Return a path as it is, or the local copy of the model that it names on the hub.
 
-    A path ``NAME/NAME`` is looked up on the hub unless a folder of the first name exists here.
+    A path ``NAME/NAME`` is looked up on the hub unless a folder of the first name exists here, the
+    path ends with ``.pt``, or huggingface_hub is not installed.
 
     Raises:
         UserError: the hub does not have it, or cannot be reached.

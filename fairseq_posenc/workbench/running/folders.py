@@ -49,7 +49,7 @@ def lock_folder(folder: Path, prefix: str = "--out") -> Iterator[int]:
         say(f"{folder}: cannot be locked ({reason}): do not start a second run there")
 
     name = f"{prefix} {folder}"
-    # The lock fills in its holder.
+    # `locks.acquire` replaces {holder} by a description of the process that has the lock.
     refusal = f"{name}: {{holder}} is running there; wait until it ends, or name another folder"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -111,7 +111,7 @@ class WholeFolder:
     Args:
         path: the finished folder, as the user wrote it, for messages.
         plan: everything that the content depends on, as JSON values.
-        plan_key: key of the plan in the manifest; manifests of translation data have another one.
+        plan_key: key of the plan in the manifest; ``request`` for translation data.
     """
 
     def __init__(self, path: Path, plan: dict[str, Any], plan_key: str = "plan") -> None:

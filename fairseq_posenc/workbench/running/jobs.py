@@ -27,7 +27,7 @@ class RunContext(NamedTuple):
     """What a step gets from the machine that runs it."""
 
     lock: Optional[int] = None  # open lock that the step's programs inherit and keep
-    # takes the number of updates made so far, and a line to print unless it is empty
+    # called with the number of updates made so far, and a line to print or ""
     report: Callable[[int, str], object] = lambda updates, text: None
     environment: Mapping[str, str] = {}  # variables for its programs: which GPU is theirs
 
@@ -99,7 +99,7 @@ class Step:
             return outputs
         if self._protected:
             self.refuse_others()
-        elif not (self._progress and self.can_continue):
+        elif self._progress is None or not self.can_continue:  # what is there is of no use
             empty_folder(self.folder)
         self.claim()
         outputs = self.work(context) or {}

@@ -203,8 +203,7 @@ def parse_cluster(args: Namespace) -> Optional[Slurm]:
         raise UserError(f"--on {cluster}: is neither local nor slurm")
     if cluster == "local":
         needless = [*words, *(["--detach"] if args.detach else [])]
-        if args.one_by_one and jobs:
-            needless.append("--jobs")
+        needless += ["--jobs"] if args.one_by_one and jobs else []
         if needless:
             raise UserError(f"--on local: leave {needless[0]} out")
         return None

@@ -38,12 +38,12 @@ _running: set[subprocess.Popen[str]] = set()  # programs of all threads of this 
 
 
 def find_command(name: str) -> str:
-    """Find a console script, first beside the running Python.
+    """Find a console script, first beside the running Python; return an absolute path as it is.
 
     Raises:
         UserError: it is not installed.
     """
-    beside = Path(sys.executable).parent / name  # joining leaves an absolute path unchanged
+    beside = Path(sys.executable).parent / name
     path = str(beside) if beside.exists() else shutil.which(name)
     if path is None:
         place = f"neither beside {sys.executable} nor on the PATH"
@@ -146,8 +146,8 @@ def run_parallel(
     futures: list[Future[Result]] = []
     running: set[Future[Result]] = set()
 
-    def may_begin() -> bool:
-        index = len(futures)  # of the call that would begin
+    def may_begin_next() -> bool:
+        index = len(futures)
         oldest = next((n for n, future in enumerate(futures) if future in running), index)
         overtakes = oldest // wave < index // wave  # a call of an earlier wave is running
         limit = min(jobs, cores()) if overtakes else jobs
@@ -156,7 +156,7 @@ def run_parallel(
     with ThreadPoolExecutor(jobs) as pool:
         try:
             while running or len(futures) < len(calls):
-                while may_begin():
+                while may_begin_next():
                     futures.append(pool.submit(calls[len(futures)]))
                     running.add(futures[-1])
                 done, running = wait(running, _POLL_SECONDS, FIRST_COMPLETED)

@@ -23,9 +23,9 @@ def bar(label: str, total: int, unit: str) -> Any:
         total: length of the bar; 0 for no bar.
         unit: unit of the length, as in ``" tokens"``.
     """
-    hidden = not total or None  # None hides it unless there is a terminal
+    disable = None if total else True  # None hides the bar unless there is a terminal
     return tqdm(
-        desc=label, total=total, unit=unit, unit_scale=True, file=sys.stderr, disable=hidden
+        desc=label, total=total, unit=unit, unit_scale=True, file=sys.stderr, disable=disable
     )
 
 
