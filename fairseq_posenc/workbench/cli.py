@@ -30,8 +30,7 @@ class Command(NamedTuple):
     help: str  # description in one line
     module: str  # path of the module relative to this package
     part: str = ""  # PART of the functions' names in a module that serves several commands
-    # description of the words after `--`, which `run` gets as `args.after_dashes`; empty for a
-    # command that takes none
+    # description of the words after `--`, which `run` gets as `args.after_dashes`; empty if none
     after_dashes: str = ""
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:

@@ -134,9 +134,8 @@ def read_pretrained(
         )
     with refuse_unusable_settings(label):
         data = settings.task.get("data")
-        # The files of a translation are named after languages, which a checkpoint may not know.
         files: list[Path | None] = [None] * len(family.length_options)
-        if data and family.name != "translation":
+        if data and family.name != "translation":  # its files are named after languages
             files = [Path(split_paths(str(data))[0], DICTIONARY)]
         dictionaries = read_trained_dictionaries(weights, path, files)
         if not all(dictionary.size for dictionary in dictionaries):
@@ -181,6 +180,5 @@ def _count_positions(
             if name.startswith(prefix) and name.endswith(STOCK_TABLE) and weight.dim()
         )
         count = next(in_tables, 0) or getattr(args, option, None)
-        # As in fairseq, the option's default is the length of the task's samples.
-        counts[side] = int(count or settings.task.tokens_per_sample)
+        counts[side] = int(count or settings.task.tokens_per_sample)  # fairseq's own fallback
     return counts
