@@ -212,6 +212,15 @@ def test_what_has_no_place_is_refused_in_a_line(family, spec, more, why, capsys)
     assert list(out.parent.iterdir()) == []
 
 
+def test_another_rotation_than_ropes_is_refused(monkeypatch):
+    from fairseq_posenc.workbench.convert.exchange.ctranslate2 import positions
+
+    monkeypatch.setattr(positions, "Rope", type("NotRope", (), {}))  # as of an encoding of a user
+    stack = make_model("causal_lm", position_encoding="rope").decoder
+    with pytest.raises(UserError, match="a rotation that is not RoPE's"):
+        positions.place_positions(stack, reads_prompts=True)
+
+
 def test_the_page_lists_the_encodings_that_have_a_place():
     from fairseq_posenc.workbench.convert.exchange.ctranslate2.positions import place_positions
 

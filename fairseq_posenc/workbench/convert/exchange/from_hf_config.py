@@ -30,8 +30,7 @@ _SIZES = {  # fairseq's options without `encoder_` -> fields of config.json
     "ffn_embed_dim": "intermediate_size",
     "attention_heads": "num_attention_heads",
 }
-# Heads that a RoBERTa may have gained or lost in transformers -> fairseq's task for them.
-_TASKS = {"masked_lm": "masked_lm", "classes": "glue", "spans": "squad"}
+_TASKS = {"masked_lm": "masked_lm", "classes": "glue", "spans": "squad"}  # head -> fairseq's task
 _CLASSIFIER = "classifier.out_proj.weight"  # has a row for each class
 
 

@@ -108,8 +108,7 @@ def generate_code(config: dict[str, Any]) -> str:
     # It also sorts entries, which loses the order of encodings; the code must not depend on it.
     layers = [[sorted(layer) for layer in stack["positions"]] for stack in stacks]
     names = sorted({name for stack in layers for layer in stack for name in layer})
-    encodings = map(registry.get, names)
-    symbols = [Symbol(encoding.__module__, encoding.__name__) for encoding in encodings]
+    symbols = [Symbol(x.__module__, x.__name__) for x in map(registry.get, names)]
     for source in ("configuration", "models"):
         module = f"fairseq_posenc.workbench.convert.exchange.modeling.{source}"
         definitions = load_module(module).definitions
@@ -151,10 +150,9 @@ def write_card(
         notes: lines about the comparison and about parts that are missing.
         labels: further labels of the card.
     """
-    task = trained.settings.task
     languages = labels.languages
     if trained.translates and not languages:
-        languages = task.source_lang, task.target_lang
+        languages = trained.settings.task.source_lang, trained.settings.task.target_lang
     encodes = target == "onnx" and trained.translates  # the graph is only the encoder
     rows = [
         (f"positions, {side}", code(s.identity.describe())) for side, s in trained.stacks.items()

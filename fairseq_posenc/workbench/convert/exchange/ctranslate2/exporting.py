@@ -76,7 +76,6 @@ def export_to_ctranslate2(
         refuse_difference("--to ctranslate2: log probabilities differ from the model's", largest)
         notes = [f"log probabilities in float32 equal to {largest:.1e} of the largest one"]
         if quantization != "float32":
-            # This replaces the files in float32.
             _, mean = _write_and_compare(trained, vocabularies, quantization, folder)
             notes.append(
                 f"log probabilities in {quantization} are {mean:.1e} from those of float32 in the "
@@ -91,7 +90,7 @@ def export_to_ctranslate2(
 def _write_and_compare(
     trained: OpenModel, vocabularies: list[list[str]], quantization: str, folder: Path
 ) -> tuple[float, float]:
-    """Write a model for CTranslate2; return its differences as :func:`_compare_log_probs` does."""
+    """Write or replace a model for CTranslate2; return what :func:`_compare_log_probs` does."""
     spec = build_specification(trained, vocabularies)
     spec.optimize(quantization)
     spec.save(str(folder))
@@ -127,10 +126,9 @@ def _compare_log_probs(
 
 def _draw_sentences(stack: Any) -> list[list[int]]:
     """Draw three sentences without ``</s>``; the longest fills the positions of the stack."""
-    dims = stack.assembly.dims
     generator = torch.Generator().manual_seed(1)
     symbols: int = stack.embed_tokens.num_embeddings
-    longest = min(MAX_TOKENS, dims.max_positions) - 1
+    longest = min(MAX_TOKENS, stack.assembly.dims.max_positions) - 1
     return [
         torch.randint(SPECIAL_SYMBOLS, symbols, (length,), generator=generator).tolist()
         for length in (longest, longest // 2 + 1, 2)

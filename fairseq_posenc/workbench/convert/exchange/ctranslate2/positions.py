@@ -85,7 +85,8 @@ def place_positions(stack: Any, *, reads_prompts: bool) -> PlacedPositions:
             layer_terms = layer_terms._replace(bias=None)
         encodings = stack.encodings.select(layer.self_attn.kind).as_list()
         rope = next((encoding for encoding in encodings if isinstance(encoding, Rope)), None)
-        assert (rope is None) == (layer_shared.rotation is None)  # all other rotations are refused
+        if rope is None and layer_shared.rotation is not None:
+            _refuse(stack, "a rotation that is not RoPE's")
         attention.append(_build_attention(stack, layer_terms, rope))
     rotates = any(layer_shared.rotation is not None for layer_shared in shared_by_layer)
     if table is not None and (rotates or any(item.has_score_terms for item in terms)):
