@@ -20,10 +20,8 @@ HEAD = "sentence_classification_head"
 # Names that begin with _ stay out of what fairseq prints.
 _CONFUSION = "_confusion"
 # Vectors over all examples: predicted scores, true scores, and 1 for each example seen.
-_PREDICTIONS = "_predictions"
-_SCORES = "_scores"
-_SEEN = "_seen"
-_VECTORS = (_PREDICTIONS, _SCORES, _SEEN)
+_VECTORS = ("_predictions", "_scores", "_seen")
+_PREDICTIONS, _SCORES, _SEEN = _VECTORS
 
 
 @register_criterion("glue")

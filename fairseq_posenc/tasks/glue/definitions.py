@@ -115,9 +115,8 @@ def parse_tasks(text: str) -> list[Task]:
     names = [name.strip() for name in text.split(",")]
     for name in names:
         if name not in TASKS:
-            raise UserError(
-                f"--tasks {text}: unknown task {name!r}: choose from {', '.join(TASKS)}"
-            )
+            known = ", ".join(TASKS)
+            raise UserError(f"--tasks {text}: unknown task {name!r}: choose from {known}")
     if len(set(names)) < len(names):
         raise UserError(f"--tasks {text}: a task is named twice")
     return [TASKS[name] for name in names]

@@ -175,15 +175,14 @@ def _draw_distance(args: argparse.Namespace) -> Any:
 
 
 def _draw_difference(args: argparse.Namespace) -> Any:
-    second_name = _shorten_path(args.checkpoint[1])
+    minus = f"minus {_shorten_path(args.checkpoint[1])}"
     if args.text:
         maps, name = _read_maps(args)
         others, _ = _read_maps(args, index=1)
-        title = f"{name} minus {second_name}"
-        return attention.draw_attention(maps.subtract(others), title, signed=True)
+        return attention.draw_attention(maps.subtract(others), f"{name} {minus}", signed=True)
     first, name = _collect_tables(args)
     second, _ = _collect_tables(args, index=1)
-    return tables.draw_tables(tables.subtract_tables(first, second), f"{name} minus {second_name}")
+    return tables.draw_tables(tables.subtract_tables(first, second), f"{name} {minus}")
 
 
 KINDS = {
@@ -265,9 +264,8 @@ def _choose_numbers(numbers: Sequence[int] | None, count: int, part: str, name: 
 def _read_maps(args: argparse.Namespace, index: int = 0) -> tuple[Any, str]:
     """Compute the attention of a checkpoint to the text; return it with a title."""
     path = args.checkpoint[index]
-    stack, maps = _import_trained().attention_to_text(
-        path, args.data, args.text, args.target, args.stack
-    )
+    trained = _import_trained()
+    stack, maps = trained.attention_to_text(path, args.data, args.text, args.target, args.stack)
     name = _shorten_path(path)
     layers = _choose_numbers(args.layer, len(maps.layers), "layer", name)
     heads = _choose_numbers(args.head, len(maps.heads), "head", name)

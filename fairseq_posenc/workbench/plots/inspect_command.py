@@ -31,8 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_data(
         parser, "directory with dictionaries and tokenizer (default: that of each model's training)"
     )
-    default = Path("attention.html")
-    add("--out", type=Path, default=default, metavar="FILE", help="(default: %(default)s)")
+    add("--out", type=Path, default="attention.html", metavar="FILE", help="(default: %(default)s)")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -213,7 +213,7 @@ def list_runs(out: Path, like: GlueRun) -> list[GlueRun]:
     """List the runs in a folder that have the same model and protocol as the run ``like``.
 
     Raises:
-        UserError: another run has begun; other runs that have not begun are left out.
+        UserError: a run that differs has begun; those that have not begun are left out.
     """
     runs = []
     compared = ("protocol", "checkpoint", "modified")

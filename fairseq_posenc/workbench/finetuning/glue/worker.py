@@ -40,7 +40,6 @@ from fairseq_posenc.workbench.running.logs import TRAIN_LOG, parse_line
 from fairseq_posenc.workbench.running.programs import run_logged
 
 _MODULE = "fairseq_posenc.workbench.finetuning.glue.worker"  # __name__ may be "__main__"
-_MNLI_SUFFIXES = ("_m", "_mm")  # of its metrics, for its two development sets
 _BATCH_SIZE = 32  # sentences, in evaluation
 _REPORT_INTERVAL = 15.0  # seconds between two progress lines of a run
 _ON_CPU = "common.cpu=true"  # already in the command if the user gave --device cpu
@@ -109,7 +108,7 @@ def evaluate(run: GlueRun, folder: Path) -> None:
     model = opened.model.to(choose_device())
     data = open_glue_data(opened.data)
     splits = data.task.valid_splits
-    suffixes = _MNLI_SUFFIXES if len(splits) > 1 else ("",)
+    suffixes = ("_m", "_mm") if len(splits) > 1 else ("",)  # only MNLI has two sets
     figures: dict[str, float] = {}
     collapsed = False
     for suffix, split in zip(suffixes, splits):

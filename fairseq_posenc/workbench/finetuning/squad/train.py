@@ -114,11 +114,10 @@ class FineTuning(NamedTuple):
             recipe = compose_file(yaml_file)
             OmegaConf.set_struct(recipe, False)  # accept options that the file does not have
             model = recipe.get("model") or {}
-            # A recipe's own values for the model win.
             local["model"] = {
                 name: value
                 for name, value in pretrained.roberta_section.items()
-                if name not in model or OmegaConf.is_missing(model, name)
+                if name not in model or OmegaConf.is_missing(model, name)  # the recipe's value wins
             }
             config = OmegaConf.merge(recipe, local)
             if gpus > 1:
