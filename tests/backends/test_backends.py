@@ -10,6 +10,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
+from fairseq_posenc import registry
+from fairseq_posenc.api import SelfAttention, StackPositions
 from fairseq_posenc.backends import BACKENDS, available, blocked, check, choose
 from fairseq_posenc.backends.base import AttentionCall, CallFeatures
 from fairseq_posenc.backends.blocked import dropout as hashed
@@ -251,6 +253,36 @@ def test_blocked_gradients_reach_operands_whose_heads_are_not_before_their_token
         torch.autograd.grad(theirs.square().sum(), by_token),
     ):
         torch.testing.assert_close(our, their, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("spec", registry.names())
+@pytest.mark.parametrize("name", ["sdpa", "blocked"])
+def test_layers_learn_at_lengths_that_fill_tiles(name, spec, causal, monkeypatch):
+    """There nothing is padded, so operands come with the strides that a layer gives them."""
+    monkeypatch.undo()  # blocks of the usual size
+    if not causal and spec not in registry.names(encoder=True):
+        return
+    positions = StackPositions(spec, embed_dim=8, num_heads=2, causal=causal).double()
+    layer = SelfAttention(positions).double()
+    try:
+        layer.assembly.draft_terms(name)
+    except UserError:  # the backend does not serve it
+        return
+    learned = [*positions.parameters(), *layer.parameters()]
+    for parameter in learned:
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    x = torch.randn(2, 32, 8, dtype=torch.float64, requires_grad=True)
+
+    def gradients(backend):
+        layer.backend = backend
+        out, _ = layer(*positions(x))
+        return torch.autograd.grad(out.square().sum(), [x, *learned], allow_unused=True)
+
+    for ours, theirs in zip(gradients(name), gradients("reference")):
+        assert (ours is None) == (theirs is None)
+        if ours is not None:
+            torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-8)
 
 
 @pytest.mark.parametrize("groups", [1, H])
