@@ -81,7 +81,7 @@ def test_equals_the_formula_with_padding_on_either_side(spec, monkeypatch):
     # Every encoding meets all limits and all directions, and over all encodings these all pairs.
     ways, first_way = directions(spec), WITHOUT_VALUES.index(spec)
     for number, (limits, backend) in enumerate(cases, first_way):
-        if (spec, limits) == ("cope", FIRST):  # it counts visible keys: the next test
+        if spec.startswith("cope") and limits == FIRST:  # it counts visible keys: the next test
             continue
         direction = ways[number % len(ways)]
         attention = make(f"{spec}+{limits}", direction, backend)
