@@ -146,7 +146,7 @@ def measure_tables(item: specs.Item, size: Size) -> TableSizes:
         name for name, term, _ in terms.present() if term.rows is not None and term.has_vectors
     ]
     # Several distances share a row in `runs`; other tables have one for each of 2n - 1 distances.
-    rows = [terms.runs[name].rows if name in terms.runs else 2 * n - 1 for name in tables]
+    rows = [terms.runs[name].num_rows if name in terms.runs else 2 * n - 1 for name in tables]
     width = 0 if terms.state_table is None else terms.state_table.size(-1)
     return TableSizes(max(rows, default=0), width)
 

@@ -34,10 +34,10 @@ def expand_own(spec: str, own_spec: str, num_layers: int | None = None) -> str:
     """
     layers = split_spec(spec)
     own_layers = [layer.items for layer in parse(own_spec).split_layers()]
-    # Both lists of layers repeat: together they begin again after `count` layers. A spec of more
+    # Both lists of layers repeat: together they begin again after `period` layers. A spec of more
     # layers than the model has keeps them all, so that the model refuses it.
-    count = math.lcm(len(layers), len(own_layers))
-    count = max(min(count, num_layers or count), len(layers))
+    period = math.lcm(len(layers), len(own_layers))
+    count = max(num_layers or period, len(layers))
     own_by_layer = [own_layers[index % len(own_layers)] for index in range(count)]
     for index, layer in enumerate(layers):
         # The user's layer stands for every `len(layers)`-th layer of the model, from `index` on.
@@ -53,7 +53,8 @@ def expand_own(spec: str, own_spec: str, num_layers: int | None = None) -> str:
     for index, own_items in enumerate(own_by_layer):
         layer = layers[index % len(layers)]
         expanded.append("+".join(part for item in layer for part in _expand_item(item, own_items)))
-    return str(parse(join_layers(expanded)))
+    # Only a list of all layers may be cut within its last repetition.
+    return str(parse(join_layers(expanded) if num_layers else ",".join(expanded)))
 
 
 def join_layers(layers: Sequence[str]) -> str:

@@ -114,11 +114,11 @@ def read_iwslt(
         for name in names.split("+"):
             pattern = f"IWSLT17.TED.{name}.{{}}.xml"
             texts = (release.read(pattern, languages, language) for language in languages)
-            parts.append(check_split(_pair_segments(name, *texts), keep_all=True))
+            parts.append(check_split(_pair_segments(name, *texts), refuse_empty=True))
         return join_splits(names, parts)
 
     return ParallelCorpus(
-        train=check_split(ParallelSplit("train", source.text, target.text), keep_all=False),
+        train=check_split(ParallelSplit("train", source.text, target.text), refuse_empty=False),
         valid=[read_set(names) for names in valid],
         test=[read_set(names) for names in test],
         inputs=release.inputs,

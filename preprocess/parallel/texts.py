@@ -1,6 +1,6 @@
 """Reads parallel text: lines of two files with the same index are translations of each other.
 
-Lines keep their number in their file, so that errors can name it.
+Lines keep their number in their file, so that errors can name it, until checked splits are joined.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _REFUSED_BYTES = {b"\0": "a NUL byte", b"\r": "a carriage return inside a line"}
 class NumberedLines(NamedTuple):
     """Lines in one language."""
 
-    origin: str  # name of the file, for messages
+    origin: str  # the file as it was given, for messages
     lines: list[str]  # without line ends
-    numbers: Sequence[int]  # number of each line in the file, from 1
+    numbers: Sequence[int]  # of the lines in the file, from 1; IWSLT's files leave some out
 
     def locate(self, index: int) -> str:
         """Name the file and line number of a line, for messages."""
@@ -64,10 +64,10 @@ def decode(content: bytes, origin: str) -> NumberedLines:
     return NumberedLines(origin, lines, range(1, len(lines) + 1))
 
 
-def check_split(split: ParallelSplit, keep_all: bool) -> ParallelSplit:
+def check_split(split: ParallelSplit, refuse_empty: bool) -> ParallelSplit:
     """Check that both sides of a split have the same number of lines; return the split.
 
-    ``keep_all`` refuses empty lines, as no pair of validation and test sets is dropped later.
+    Empty lines are refused in validation and test sets: training drops such pairs later.
 
     Raises:
         UserError: a line has no partner or is empty.
@@ -81,7 +81,7 @@ def check_split(split: ParallelSplit, keep_all: bool) -> ParallelSplit:
                 f"{source.origin} has {len(source.lines):,} lines of text and {target.origin} "
                 f"{len(target.lines):,}; give files that are translations line by line"
             )
-        for index, line in enumerate(side.lines if keep_all else []):
+        for index, line in enumerate(side.lines if refuse_empty else []):
             if not line.strip():
                 raise UserError(
                     f"{side.locate(index)}: empty; lines are never left out of validation and test "
@@ -91,7 +91,7 @@ def check_split(split: ParallelSplit, keep_all: bool) -> ParallelSplit:
 
 
 def join_splits(name: str, splits: Sequence[ParallelSplit]) -> ParallelSplit:
-    """Concatenate several splits that were checked."""
+    """Concatenate splits that were checked; the numbers of their lines begin at 1 again."""
     if len(splits) == 1:
         return splits[0]
 
@@ -117,12 +117,12 @@ def read_files(
     """
     inputs: dict[str, str] = {}
 
-    def read(prefix: str, keep_all: bool = True) -> ParallelSplit:
+    def read(prefix: str, refuse_empty: bool = True) -> ParallelSplit:
         source, target = (_read_side(prefix, language, inputs) for language in languages)
-        return check_split(ParallelSplit(Path(prefix).name, source, target), keep_all)
+        return check_split(ParallelSplit(Path(prefix).name, source, target), refuse_empty)
 
     return ParallelCorpus(
-        train=read(train, keep_all=False),
+        train=read(train, refuse_empty=False),
         valid=[read(prefix) for prefix in valid],
         test=[read(prefix) for prefix in test],
         inputs=inputs,

@@ -245,12 +245,17 @@ OWN = [
     ("own+t5", "learned", 4, "learned+t5"),
     ("own+alibi,own", "none", 4, "alibi,none"),
     ("2*own", "rope,none", 3, "rope,none"),
+    ("own,none,own", "rope", 6, "rope,none,rope"),
+    ("own,none,own", "rope", None, "rope,none,rope"),
+    ("own,none,own", "rope", 5, "rope,none,rope"),
+    ("own", "rope,none,rope", 7, "rope,none,rope"),
+    ("own,own+alibi", "rope,none,rope", None, "rope,alibi,rope,rope+alibi,none,rope+alibi"),
 ]
 
 
 @pytest.mark.parametrize(("spec", "theirs", "layers", "expanded"), OWN)
 def test_own_stands_for_the_positions_of_a_model(
-    spec: str, theirs: str, layers: int, expanded: str
+    spec: str, theirs: str, layers: int | None, expanded: str
 ) -> None:
     assert expand_own(spec, theirs, layers) == expanded
 

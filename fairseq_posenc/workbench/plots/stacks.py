@@ -91,7 +91,7 @@ def build_untrained_stack(
 
 def collect_trained_stacks(model: nn.Module) -> dict[str, PlottedStack]:
     """Collect the stacks of a trained model by name; empty for fairseq's own models."""
-    # fairseq's stacks have no assembly; their class is not imported, as specs need no fairseq.
+    # fairseq's stacks have no assembly; theirs is not imported: pictures of specs need no fairseq.
     stacks = [_build_stack(module) for module in model.modules() if hasattr(module, "assembly")]
     return {stack.name: stack for stack in stacks}
 
@@ -99,8 +99,8 @@ def collect_trained_stacks(model: nn.Module) -> dict[str, PlottedStack]:
 def compute_terms(encoding: PositionEncoding, length: int) -> tuple[Span, Terms]:
     """Compute a layer's terms for a sentence of ``length`` tokens, and their span.
 
-    In the terms, each distance has its own row, even if some are equal. An encoding with a reset
-    adds two rows at the end, which belong to no distance.
+    In the terms, each distance has its own row, even if some are equal. A reset (rows of their own
+    for pairs with the first token, as in TUPE) adds two rows at the end, which are no distance's.
     """
     span = Span.from_lengths(length, length, torch.device("cpu"))
     positions = make_positions(length)

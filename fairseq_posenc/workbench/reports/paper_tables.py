@@ -133,7 +133,8 @@ def _build_table(paper: PaperTable, matches: Sequence[Sequence[UserRun]]) -> dic
 def _select_figures(paper: PaperTable, runs_of_model: Sequence[UserRun]) -> dict[str, float]:
     """Select the figures of a model by column of a table.
 
-    A column ``average`` is the mean of all others, if the model has them.
+    The runs, such as one of GLUE and one of SQuAD, measure different figures. A column ``average``
+    is the mean of all others, if the model has them.
     """
     figures = {key: value for run in runs_of_model for key, value in run.figures.items()}
     columns = paper.columns.items()
@@ -170,7 +171,7 @@ def _belongs_to_row(run: UserRun, paper: PaperTable, row: dict[str, Any]) -> boo
         return False
     if specs.parse(run.encoding) != specs.parse(row["position_encoding"]):
         return False
-    if run.directions is None:
+    if run.directions is None:  # not known
         return "attention_directions" not in row
     ours, papers = (
         format_directions([part.strip() for part in text.split(",")])

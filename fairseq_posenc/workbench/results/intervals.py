@@ -16,7 +16,7 @@ INTERVAL_NOTE = f"Student's t, {LEVEL:.0%}, over the seeds"
 
 
 class Interval(NamedTuple):
-    """A mean and its interval at ``LEVEL``; fewer than ``LEAST_SEEDS`` values have no bounds."""
+    """A mean and its interval at ``LEVEL``; infinite for fewer than ``LEAST_SEEDS`` values."""
 
     mean: float
     low: float
@@ -55,21 +55,23 @@ def interval(values: Iterable[float]) -> Interval:
 
 def interval_of_share(values: Iterable[float]) -> Interval:
     """Compute the mean of shares with its interval, which is limited to 0 and 1."""
-    mean, low, high = found = interval(values)
-    return Interval(mean, max(low, 0.0), min(high, 1.0)) if found.is_bounded else found
+    share = interval(values)
+    if not share.is_bounded:
+        return share
+    return Interval(share.mean, max(share.low, 0.0), min(share.high, 1.0))
 
 
 def interval_of_perplexity(values: Iterable[float]) -> Interval:
     """Compute the perplexity of the mean loss, with the interval of that perplexity."""
-    mean, low, high = loss = interval(map(math.log, values))
-    # exp(-inf) is 0, which would count as a finite bound.
-    return Interval(_exp(mean), math.exp(low) if loss.is_bounded else -math.inf, _exp(high))
+    loss = interval(map(math.log, values))
+    low = math.exp(loss.low) if loss.is_bounded else -math.inf  # exp(-inf), 0, is no bound
+    return Interval(_exp(loss.mean), low, _exp(loss.high))
 
 
 def average_lines(
     lines: Sequence[Sequence[tuple[int, float]]], average: Callable[[Iterable[float]], Interval]
 ) -> list[tuple[int, Interval]]:
-    """Average lines, the updates and values of each seed, at the updates that all lines have.
+    """Average one line per seed, ``(update, value)`` pairs, at the updates that all lines have.
 
     ``average`` is one of the functions above, such as :func:`interval`.
     """
@@ -79,5 +81,5 @@ def average_lines(
 
 
 def _exp(value: float) -> float:
-    """Compute an exponential, limited to a finite number unless the value is infinite."""
-    return value if value == math.inf else math.exp(min(value, 700.0))  # exp(710) overflows
+    """Compute an exponential; that of a huge finite loss stays finite, as it is a real bound."""
+    return value if value == math.inf else math.exp(min(value, 700.0))  # exp(710) would raise

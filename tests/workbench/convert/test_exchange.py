@@ -18,6 +18,7 @@ from fairseq.dataclass.configs import GenerationConfig
 
 from fairseq_posenc import registry
 from fairseq_posenc.workbench.cli import main
+from fairseq_posenc.workbench.convert.exchange.hf_folder_writer import format_model_usage
 from tests.helpers.commands import new_directory
 from tests.helpers.exchanged import checkpoint
 from tests.helpers.products import product_of, some_of
@@ -353,3 +354,9 @@ def registry_of(family):
 
 if __name__ == "__main__":
     table()
+
+
+@pytest.mark.parametrize("model", ["BertForMaskedLM", "RoFormerForMaskedLM", "PosencForMaskedLM"])
+def test_a_card_names_the_auto_class(model):
+    usage = format_model_usage({"architectures": [model]})
+    assert "AutoModelForMaskedLM.from_pretrained" in usage

@@ -27,13 +27,12 @@ from fairseq_posenc.workbench.results.markdown import code, escape
 
 WEIGHTS, CONFIG, CODE = "model.safetensors", "config.json", "modeling_fairseq_posenc.py"
 FAIRSEQ = "fairseq"  # key of config.json: fairseq's options, needed to import the model again
-# Entries of FAIRSEQ: the spec that importing config.json gives, and by stack the settings and the
-# length that the weights were trained with.
-EXPORTED_AS = "hf_positions"
-WEIGHT_SETTINGS = "meanings"
-TRAINED_LENGTHS = "trained_lengths"
+# Entries of FAIRSEQ.
+EXPORTED_AS = "hf_positions"  # the spec that importing config.json gives
+WEIGHT_SETTINGS = "meanings"  # by stack, the settings that the weights were trained with
+TRAINED_LENGTHS = "trained_lengths"  # by stack
 TARGET = "target"  # folder of the target's tokenizer, if it is not the source's
-# Docstring of CODE. Two versions that differ in its second line alone write equal code.
+# Docstring of CODE. Its line with the version is left out when two versions' code is compared.
 _TITLE = """A Transformer built from position encodings: {spec}.
 
 Written by fairseq-posenc {version} from its own modules; needs torch and transformers alone.
@@ -127,7 +126,7 @@ class Labels(NamedTuple):
 
 def format_model_usage(config: dict[str, Any]) -> str:
     """Format Python lines that load a model with transformers, by its config.json."""
-    kind = config["architectures"][0].partition("For")[2]
+    kind = config["architectures"][0].rpartition("For")[2]
     trust = ", trust_remote_code=True" if "auto_map" in config else ""
     return _MODEL.format(auto=f"AutoModelFor{kind}", trust=trust)
 
