@@ -81,7 +81,7 @@ FAMILIES = {
 
 
 class Case(NamedTuple):
-    """A model, or one of its layers, and its batch; ``dropout`` is 0 in the mode ``forward``."""
+    """A model, or one of its layers, and its batch; in the mode ``forward``, give no dropout."""
 
     length: int  # tokens of a sentence
     batch: int  # sentences
@@ -154,8 +154,9 @@ def train_options(contender: Contender, case: Case, lr: float) -> list[str]:
 
 
 def _list_sizes(case: Case) -> list[str]:
-    if case.family == "translation":  # the task appends an end of sentence
-        sides = ["--src-len", str(case.length - 1), "--tgt-len", str(case.length - 1)]
+    if case.family == "translation":
+        words = str(case.length - 1)  # the task appends an end of sentence
+        sides = ["--src-len", words, "--tgt-len", words]
         positions = str(case.length + 2)  # fairseq numbers them from 2, after that of padding
         return [*sides, "--max-source-positions", positions, "--max-target-positions", positions]
     tokens = ["--tokens-per-sample", str(case.length)]

@@ -30,10 +30,11 @@ from fairseq_posenc.hf.replacing import replace_positions
 from fairseq_posenc.identity import is_identity
 from fairseq_posenc.specs import parse
 
-MODEL_TYPE = "fairseq_posenc.hf"  # model type of folders; transformers quotes an unknown type
+# Model type of folders. Where this package is not imported, transformers' error quotes it.
+MODEL_TYPE = "fairseq_posenc.hf"
 _STOCK_TYPE = "base_model_type"  # key of the model type without positions, in config.json
-# The key of a weights file's name. transformers quotes this name if there is no such file, so that
-# a folder has a message here.
+# The key of the name of the file with the weights. A folder has `_MESSAGE` there: as there is no
+# such file, transformers stops with an error that quotes it.
 _WEIGHTS = "transformers_weights"
 _MESSAGE = f"other positions: {how_to_install('hf')}, and import fairseq_posenc.hf"
 _SUFFIX = ".fairseq_posenc"  # suffix of the names of all weights in a folder
@@ -309,8 +310,8 @@ class _ModelWithPositions:
             UserError: the weights were trained with other positions.
         """
         state_dict = {name.removesuffix(_SUFFIX): value for name, value in state_dict.items()}
-        # Weights with a record of positions are compared by the hook in `record.py`. Without one,
-        # they are refused only if they are complete but for positions, hence a stock model's.
+        # The hook in `record.py` compares weights with a record of positions. Without a record, those
+        # that fill all but the positions are a stock model's; others may be a part of a model.
         if not any(map(is_identity, state_dict)):
             ours = self.state_dict()  # type: ignore[attr-defined]
             if all(name in state_dict or is_of_positions(name) for name in ours):

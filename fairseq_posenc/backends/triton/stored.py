@@ -149,7 +149,7 @@ def table_kernel(
             scalars.
         by_diagonal: ``(heads, chunks, diagonals, N, D)`` of float32, or without D for scalars.
         sequences: of the slab.
-        heads: of the slab: H, or fewer if it has fewer sequences.
+        heads: of the slab, counted from its first sequence: H, or fewer if it has fewer sequences.
         chunks: parts of the batch.
         FULL: whether all tiles are full, and D is a power of 2.
         N: rows and columns of a tile.

@@ -32,7 +32,7 @@ class TokenizedText(NamedTuple):
 
     @classmethod
     def from_ids(cls, ids: Iterable[int], dictionary: Dictionary) -> TokenizedText:
-        """Label tokens that no text is given for with their symbols."""
+        """Label tokens of which only the ids are known with the dictionary's symbols."""
         tokens = list(map(int, ids))
         return cls(tokens, [dictionary[token].strip(SPACE) or SPACE for token in tokens])
 
@@ -136,7 +136,7 @@ class _WhiteSpaceTokenizer(SymbolEncoder):
     """Tokenizer that splits at white space, as fairseq does with text that is already tokenized."""
 
     def __init__(self, dictionary: Dictionary) -> None:
-        super().__init__(split_words, dictionary)
+        super().__init__(split_words, dictionary)  # the splitter of `encode`, which is inherited
 
     def tokens(self, text: str) -> Tokens:
         matches = list(re.finditer(r"\S+", text))

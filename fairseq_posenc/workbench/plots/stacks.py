@@ -123,7 +123,7 @@ def _build_stack(stack: Any) -> PlottedStack:
         encoding = PositionEncoding(
             str(spec), dims.embed_dim, dims.num_heads, dims.max_positions, dims.causal
         )
-        # Of the new object only the methods are needed: the trained modules replace all others.
+        # Only its methods are needed: its new modules are all replaced by the trained ones.
         at_input = stack.embed_positions
         encoding.assembly = stack.assembly._replace(spec=spec)
         encoding.input = None if at_input is None else at_input.encodings

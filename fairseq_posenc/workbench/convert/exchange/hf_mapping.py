@@ -100,7 +100,7 @@ def _list_encodings(stack: Any) -> list[Encoding]:
 
 
 def _describe_misfit(trained: OpenModel, config: dict[str, Any], layout: Layout) -> str:
-    """Describe why a class of transformers cannot hold a model; empty if it can."""
+    """Say what the class of transformers is like that keeps it from holding a model; "" if not."""
     stack = config[layout.style.stack]
     activation = layout.activations.get(trained.head)
     if activation not in (None, config["head_activation"]):
@@ -108,7 +108,7 @@ def _describe_misfit(trained: OpenModel, config: dict[str, Any], layout: Layout)
     if not stack["causal"] and set(stack["directions"]) != {"both"}:
         return "has no attention directions"
     if trained.head in ("masked_lm", "causal_lm") and not trained.ties_embeddings:
-        return "has output embeddings that are those of the input"
+        return "ties its output embeddings to those of the input"
     for name, value in layout.style.required.items():
         if stack[name] != value:
             return f"is built with other {name.replace('_', ' ')}"
@@ -132,7 +132,7 @@ def _convert_config(config: dict[str, Any], hf_class: HFClass, layout: Layout) -
     }
     fairseq_options = dict(config[FAIRSEQ])
     parsed = parse_positions(hf_class.model, converted)
-    if parsed is not None:
+    if parsed is not None:  # what an import will read: the same positions, perhaps in other words
         item, _ = parsed
         fairseq_options[EXPORTED_AS] = str(Spec.uniform((item,)))
     return {**converted, FAIRSEQ: fairseq_options}
@@ -175,7 +175,8 @@ def from_hf_weights(
     weights = _split_query_key_value(weights, stack.assembly.dims.num_heads)
     layout, hf_class = _find_class(config, stack)
     converted: dict[str, Tensor] = {}
-    # Here and below, the layout's name of a tensor that the class lacks is "".
+    # A layout has "" in place of the name of a tensor that the class lacks, and no weight is called
+    # so: below, `weights.get` then returns None.
     known = {*hf_class.fixed, layout.token_types, layout.scaled_embeddings, *_list_copies(weights)}
     for name in wanted:
         param_map = _map_param(to_exported_name(name), layout, hf_class)
@@ -241,7 +242,7 @@ def _map_param(name: str, layout: Layout, hf_class: HFClass) -> ParamMap:
 
 
 def _reorder(order: Tensor, weight: Tensor) -> Tensor:
-    """Reorder the rows of each head, ``(H * D, ...)``."""
+    """Reorder the rows of each head, ``(H * D, ...)``, as rotations pair them in another layout."""
     return weight.unflatten(0, (-1, order.numel()))[:, order].flatten(0, 1)
 
 
