@@ -310,8 +310,8 @@ class _ModelWithPositions:
             UserError: the weights were trained with other positions.
         """
         state_dict = {name.removesuffix(_SUFFIX): value for name, value in state_dict.items()}
-        # The hook in `record.py` compares weights with a record of positions. Without a record, those
-        # that fill all but the positions are a stock model's; others may be a part of a model.
+        # The hook in `record.py` compares weights with a record of positions. Without it, those
+        # that fill all but the positions are of a stock model; others may be a part of a model.
         if not any(map(is_identity, state_dict)):
             ours = self.state_dict()  # type: ignore[attr-defined]
             if all(name in state_dict or is_of_positions(name) for name in ours):
