@@ -111,6 +111,13 @@ link_user_dir() {
     ln -s "$PWD/fairseq_posenc" "$link"
 }
 
+# fairseq requires torchaudio, and needs it for speech alone. Its last release cannot be loaded by
+# torch 2.12 and later, and transformers imports it wherever it is installed.
+remove_broken_torchaudio() {
+    "$venv/bin/python" -c 'import torchaudio' ||
+        "$venv/bin/python" -m pip uninstall --yes torchaudio
+}
+
 if venv_is_usable; then
     case $(cat "$stamp" 2>/dev/null) in
         "$verified") exit 0 ;;
@@ -153,6 +160,7 @@ else
     step "fairseq (compiled once, about a minute)" compile pip_install --no-build-isolation fairseq-fixed
     step "fairseq_posenc and its tools" pip_install --no-build-isolation --editable '.[dev]'
 fi
+step "torchaudio left out, if this torch cannot load it" remove_broken_torchaudio
 step "fairseq_posenc as a --user-dir" link_user_dir
 printf '%s' "$wanted" >"$stamp"
 say "ready"
