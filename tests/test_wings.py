@@ -1,4 +1,7 @@
-"""The wings: the library, a plugin for each host, the workbench on all; arrows run down only."""
+"""The wings: the library, a plugin for each host, the workbench on all; arrows run down only.
+
+The rooms have ceilings, which only ever fall.
+"""
 
 from __future__ import annotations
 
@@ -210,8 +213,85 @@ def test_fairseq_finds_what_registers_by_scanning():
     assert rooms == {"tasks", "models"}
 
 
+# Lines of Python in each room: reached, a number that only ever falls, and the target.
+LINES = {
+    "fairseq_posenc": (46117, 27500),
+    "fairseq_posenc/encodings": (4201, 3800),
+    "fairseq_posenc/backends": (6162, 3600),
+    "fairseq_posenc/backends/triton": (1982, 1200),
+    "fairseq_posenc/modules": (1352, 1150),
+    "fairseq_posenc/analysis": (465, 300),
+    "fairseq_posenc/transformer": (1277, 1100),
+    "fairseq_posenc/models": (548, 520),
+    "fairseq_posenc/tasks": (849, 820),
+    "fairseq_posenc/checkpoints": (1499, 800),
+    "fairseq_posenc/host": (1425, 700),
+    "fairseq_posenc/hf": (2776, 2700),
+    "fairseq_posenc/workbench": (23504, 10000),
+    "fairseq_posenc/workbench/running": (2159, 700),
+    "fairseq_posenc/workbench/tokens": (677, 480),
+    "fairseq_posenc/workbench/loading": (784, 520),
+    "fairseq_posenc/workbench/results": (1077, 500),
+    "fairseq_posenc/workbench/experiments": (4863, 1700),
+    "fairseq_posenc/workbench/training": (1265, 400),
+    "fairseq_posenc/workbench/finetuning": (2036, 1350),
+    "fairseq_posenc/workbench/translation": (1302, 650),
+    "fairseq_posenc/workbench/plots": (1801, 1100),
+    "fairseq_posenc/workbench/convert": (5494, 1650),
+    "fairseq_posenc/workbench/reports": (1369, 400),
+    "preprocess": (3817, 2600),
+    "docs/generate": (1586, 750),
+    "benchmarks": (5596, 3600),
+    "tests": (47704, 32000),
+}
+LONGEST_FILE = 401  # outside tests/
+DOCSTRING_SHARE = 0.19  # of the package's lines, at least
+
+
+@cache
+def tracked_lines() -> dict[str, int]:
+    """Count the lines of all Python files that git tracks, by path from the repository's root."""
+    listed = subprocess.check_output(["git", "ls-files", "*.py"], cwd=PACKAGE.parent, text=True)
+    paths = {name: PACKAGE.parent / name for name in listed.split()}
+    return {
+        name: len(path.read_text(encoding="utf-8").splitlines())
+        for name, path in paths.items()
+        if path.exists()
+    }
+
+
+@pytest.mark.parametrize("room", LINES)
+def test_a_room_has_no_more_lines_than_it_had(room):
+    lines = sum(count for name, count in tracked_lines().items() if name.startswith(f"{room}/"))
+    assert 0 < lines <= LINES[room][0]
+
+
+def test_lines_are_counted_in_formatted_files_of_readable_size():
+    formatter = [sys.executable, "-m", "ruff", "format", "--check", "--line-length", "100", "."]
+    assert subprocess.run(formatter, cwd=PACKAGE.parent).returncode == 0
+    files = [count for name, count in tracked_lines().items() if not name.startswith("tests/")]
+    assert max(files) <= LONGEST_FILE
+
+
+def test_docstrings_keep_their_share_of_the_lines():
+    definitions = ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef
+    lines = sum(
+        node.body[0].end_lineno - node.body[0].lineno + 1
+        for path in FILES
+        for node in nodes(path)
+        if isinstance(node, definitions) and ast.get_docstring(node) is not None
+    )
+    package = [
+        count for name, count in tracked_lines().items() if name.startswith("fairseq_posenc/")
+    ]
+    assert lines >= DOCSTRING_SHARE * sum(package)
+
+
 if __name__ == "__main__":  # python -m tests.test_wings counts the rooms and the arrows
     _, found = draw_arrows()
     pairs = [(room, other) for room, others in found.items() for other in others]
     up = [each for each in pairs if wing(each[0].split("/")[0]) < wing(each[1].split("/")[0])]
     print(f"{len(found)} rooms, {len(pairs)} arrows, {len(up)} to a wing above")
+    for room, (reached, target) in LINES.items():
+        lines = sum(count for name, count in tracked_lines().items() if name.startswith(f"{room}/"))
+        print(f"{room:45}{lines:7} now{reached:7} at most{target:7} the target")
