@@ -167,8 +167,13 @@ def run_parallel(
         finally:
             # Until no call runs: one may be about to start a program when the others are ended.
             while wait(running, _POLL_SECONDS).not_done:
-                for process in list(_running):
-                    _end_program(process)  # so that its thread ends
+                end_programs()  # so that their threads end
+
+
+def end_programs() -> None:
+    """End all programs that this process has started."""
+    for process in list(_running):
+        _end_program(process)
 
 
 def _end_program(process: subprocess.Popen[str]) -> None:

@@ -1,0 +1,244 @@
+"""Folders of results: one lock each, whole or absent, and bound to the request that they answer.
+
+A *request* is everything that a result depends on, as JSON values by name: settings, checksums,
+the version. The same request finds the result; another one is refused with the differences.
+
+A command that makes a whole folder, such as a data-bin::
+
+    if not is_made(out, request):
+        with whole_folder(out, request) as partial:  # OUT.partial, locked
+            if not (partial / "train.bin").exists():  # finished before a kill
+                with written_whole(partial / "train.bin") as new:
+                    ...
+
+A command whose folder grows by results, such as trainings with one JSON file each::
+
+    with lock_folder(out) as lock:
+        claim(out, request)  # what all results in the folder share
+        if (figures := read_result(out / "cola.json", {"seed": 1})) is None:
+            run_logged(command, log, lock)
+            write_result(out / "cola.json", {"seed": 1}, figures)
+"""
+
+import hashlib
+import json
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from fairseq_posenc import locks
+from fairseq_posenc.errors import RunError, UserError, shortened
+from fairseq_posenc.files import errors_that_name, sync, write_whole
+
+Request = Mapping[str, Any]
+Figures = dict[str, Any]  # results by name, as JSON values
+REQUEST = "request.json"
+LOCK = ".fairseq-posenc"  # locked while a command works in the folder
+_BLOCK = 1 << 20  # bytes that are read at a time
+_ADVICE = "name another folder, or delete that one"
+
+
+def checksum(path: Path) -> str:
+    """Compute the SHA-256 checksum of a file."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+@contextmanager
+def lock_folder(folder: Path) -> Iterator[int]:
+    """Lock a folder, made if missing, for one command; yield the lock, for programs to inherit.
+
+    A program that outlives the command keeps the lock, so no other command writes into the folder.
+    On a file system without locks, a warning is printed instead.
+
+    Raises:
+        UserError: the folder is a link or cannot be made, or another process holds the lock.
+    """
+
+    def warn(reason: str) -> None:
+        text = f"{folder}: cannot be locked ({reason}): do not start a second run there"
+        print(text, file=sys.stderr)
+
+    if folder.is_symlink():
+        target = folder.resolve()
+        raise UserError(f"{folder}: is a link to {target}; name that folder itself, or another")
+    refusal = f"{folder}: {{holder}} is running there; wait until it ends, or name another folder"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = locks.acquire(folder / LOCK, refusal, warn)
+    except OSError as error:
+        raise UserError(f"{folder}: {error.strerror}; name another folder") from None
+    try:
+        yield lock
+    finally:
+        locks.release(lock)
+
+
+def claim(folder: Path, request: Request) -> None:
+    """Bind a locked folder to a request, unless it holds something finished for another one.
+
+    The lock, the request and unfinished work (``*.partial``) do not count as finished.
+
+    Raises:
+        UserError: the folder holds results of another request, or files of another program.
+    """
+    names = {path.name for path in folder.iterdir() if not path.name.endswith(".partial")}
+    if finished := names - {LOCK, REQUEST}:
+        if REQUEST not in names:
+            raise UserError(f"{folder}: holds other files ({min(finished)}); name an empty folder")
+        refuse_other(folder, _read(folder / REQUEST), request)
+    else:
+        write_whole(folder / REQUEST, _format(request))
+
+
+def is_made(folder: Path, request: Request) -> bool:
+    """Check whether :func:`whole_folder` has made a folder for a request.
+
+    Raises:
+        UserError: the folder exists, and was made for another request or by another program.
+    """
+    if not folder.exists():
+        return False
+    if not (folder / REQUEST).exists():
+        raise UserError(f"{folder}: exists, and was not made by this command; {_ADVICE}")
+    refuse_other(folder, _read(folder / REQUEST), request)
+    return True
+
+
+@contextmanager
+def whole_folder(
+    folder: Path, request: Request | None = None, *, replaces: bool = False
+) -> Iterator[Path]:
+    """Yield ``NAME.partial``, locked, to fill; at the end rename it to ``NAME``, with the request.
+
+    What an interrupted command left there stays if it had the same request: files that exist are
+    whole if they were written so (:func:`~fairseq_posenc.files.written_whole`). Otherwise, and
+    without a request, the folder begins empty.
+
+    Args:
+        folder: the final folder.
+        request: everything that its content depends on.
+        replaces: whether a folder of this name is replaced at the end; else it is refused.
+
+    Raises:
+        UserError: the folder exists and is not empty, or another process works on it.
+    """
+    partial = folder.with_name(f"{folder.name}.partial")
+    if not replaces and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder}: exists and is not empty; name another folder")
+    if partial.is_dir() and any(partial.iterdir()) and not (partial / LOCK).exists():
+        raise UserError(f"{folder}: {partial} was not made by this command; delete it")
+    with lock_folder(partial), errors_that_name(folder):
+        file = partial / REQUEST
+        if request is None or not file.exists() or _read(file) != _plain(request):
+            empty(partial)
+            write_whole(file, _format(request or {}))
+        try:
+            yield partial
+        except BaseException as error:
+            is_wrong_input = isinstance(error, UserError) and not isinstance(error, RunError)
+            if request is None or is_wrong_input:  # nothing to continue from
+                shutil.rmtree(partial)
+            raise
+        if request is None:
+            file.unlink()
+        for path in (*partial.rglob("*"), partial):
+            sync(path)
+        _publish(partial, folder)
+
+
+def _publish(partial: Path, folder: Path) -> None:
+    """Rename a filled folder to its final name; one of this name is renamed first, then deleted."""
+    old = folder.with_name(f"{folder.name}.old")
+    if folder.exists():
+        if old.exists():  # of a killed command
+            shutil.rmtree(old)
+        folder.rename(old)
+    partial.rename(folder)
+    (folder / LOCK).unlink()
+    sync(folder.parent)
+    if old.exists():
+        shutil.rmtree(old)
+
+
+def empty(folder: Path) -> None:
+    """Delete everything in a folder except its lock."""
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.name != LOCK:
+            path.unlink()
+
+
+def read_result(path: Path, request: Request) -> Figures | None:
+    """Read the figures that :func:`write_result` wrote for a request; None if there is no file.
+
+    Raises:
+        UserError: the file is damaged, or holds the result of another request.
+    """
+    if not path.exists():
+        return None
+    content = _read(path)
+    if not isinstance(content, dict) or not {"request", "figures"} <= content.keys():
+        raise UserError(f"{path}: is not a result of this command; delete it, or name another")
+    refuse_other(path, content["request"], request)
+    return content["figures"]
+
+
+def write_result(path: Path, request: Request, figures: Mapping[str, Any]) -> None:
+    """Write figures with the request that they answer, atomically."""
+    write_whole(path, _format({"request": request, "figures": figures}))
+
+
+def refuse_other(path: Path, old: Any, new: Request) -> None:
+    """Refuse a file or folder that was made for another request.
+
+    Raises:
+        UserError: the requests differ; the message lists the differences.
+    """
+    if differences := list_differences(old, _plain(new)):
+        raise UserError(f"{path}: was made with other {'; other '.join(differences)}; {_ADVICE}")
+
+
+def list_differences(old: Any, new: Any, name: str = "") -> list[str]:
+    """Describe how two requests differ: ``seed: 1, not 2``; of checksums give only the names.
+
+    Args:
+        old: the first request, or a value in it.
+        new: the second one.
+        name: the keys that lead to these values.
+    """
+    if isinstance(old, dict) and isinstance(new, dict):
+        keys = dict.fromkeys([*new, *old])
+        pairs = [(f"{name}, {key}".lstrip(", "), old.get(key), new.get(key)) for key in keys]
+        return [
+            text for key, before, after in pairs for text in list_differences(before, after, key)
+        ]
+    if old == new:
+        return []
+    values = f"{shortened(str(old))}, not {shortened(str(new))}"
+    is_checksum = any(isinstance(value, str) and len(value) == 64 for value in (old, new))
+    return [name if is_checksum else f"{name or 'request'}: {values}"]
+
+
+def _plain(request: Request) -> Any:
+    """Return a request as it is read from JSON, with lists for tuples."""
+    return json.loads(json.dumps(request))
+
+
+def _format(content: Mapping[str, Any]) -> str:
+    return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+
+
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        reason = shortened(" ".join(str(error).split()))
+        raise UserError(f"{path}: cannot be read ({reason}); delete it to rebuild it") from None

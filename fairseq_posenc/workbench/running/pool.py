@@ -1,0 +1,101 @@
+"""Runs tasks on this machine: a pool of workers, one GPU each.
+
+A task does nothing if its result exists, so the same command continues where it stopped::
+
+    def fine_tune(task: str, environment: Environment) -> None:
+        with lock_folder(out / task, "run") as lock:
+            if read_result(...) is None:
+                run_logged(command, out / task / "train.log", lock, environment=environment)
+                write_result(...)
+
+    run_here({task: partial(fine_tune, task) for task in tasks}, jobs=len(visible_gpus()) or 1)
+
+On a cluster, :func:`~fairseq_posenc.workbench.running.slurm.run_on_slurm` takes the same tasks.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from queue import SimpleQueue
+from threading import Event
+
+from fairseq_posenc.errors import RunError, UserError
+from fairseq_posenc.workbench.running.devices import visible_gpus
+from fairseq_posenc.workbench.running.programs import end_programs
+from fairseq_posenc.workbench.running.progress import say
+
+Environment = Mapping[str, str]  # variables for a task's programs: which GPU is theirs
+Task = Callable[[Environment], object]
+_POLL_SECONDS = 0.2  # waiting without a limit would delay Ctrl-C
+
+
+def run_here(
+    tasks: Mapping[str, Task],
+    jobs: int,
+    watch: Callable[[], object] = lambda: None,
+    *,
+    keep_going: bool = False,
+) -> None:
+    """Run tasks in threads, in their order; Ctrl-C or a failure ends all programs.
+
+    Args:
+        tasks: the tasks by their names in messages.
+        jobs: number of tasks at a time; if it exceeds the number of GPUs, they share GPUs.
+        watch: called several times a second.
+        keep_going: whether the other tasks go on if one fails.
+
+    Raises:
+        UserError: a task failed.
+        RunError: tasks failed, with ``keep_going``.
+    """
+    gpus = visible_gpus()
+    free: SimpleQueue[Environment] = SimpleQueue()
+    for slot in range(jobs):
+        free.put({"CUDA_VISIBLE_DEVICES": gpus[slot % len(gpus)]} if gpus else {})
+    failures: list[str] = []
+    stop = Event()  # a task failed, and the others must not begin
+
+    def run_task(name: str) -> None:
+        if stop.is_set():
+            return
+        environment = free.get()
+        try:
+            tasks[name](environment)
+        except UserError as error:
+            if not keep_going:
+                stop.set()
+                raise
+            say(f"{name}: {error}")
+            failures.append(f"{name}: {str(error).splitlines()[0].rstrip(' :')}")
+        finally:
+            free.put(environment)
+
+    with ThreadPoolExecutor(jobs) as pool:
+        futures = [pool.submit(run_task, name) for name in tasks]
+        try:
+            pending = set(futures)
+            while pending:
+                ended, pending = wait(pending, _POLL_SECONDS, FIRST_COMPLETED)
+                for future in ended:
+                    future.result()
+                watch()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+            # Until no task runs: one may be about to start a program when the others are ended.
+            while not all(future.done() for future in futures):
+                end_programs()
+                time.sleep(_POLL_SECONDS)
+    raise_failures(failures, len(tasks))
+
+
+def raise_failures(failures: list[str], count: int) -> None:
+    """Raise an error that lists the failures of ``count`` tasks, if there are any.
+
+    Raises:
+        RunError: a task failed.
+    """
+    if failures:
+        raise RunError(
+            f"{len(failures)} of {count} runs failed; the same command tries them again: "
+            + "; ".join(failures)
+        )

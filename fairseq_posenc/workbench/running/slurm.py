@@ -1,0 +1,140 @@
+"""Runs tasks as jobs on a Slurm cluster, submitted by submitit.
+
+The tasks are those of :func:`~fairseq_posenc.workbench.running.pool.run_here`: a task continues
+from its last checkpoint. So a job that runs out of time is requeued as it is, and a command that
+was stopped cancels what is left of its jobs and submits new ones.
+"""
+
+import hashlib
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.workbench.running.pool import Task, raise_failures
+from fairseq_posenc.workbench.running.programs import find_error_line
+
+# Options of sbatch that submitit or this module sets.
+_SET_HERE = ("array", "error", "job-name", "nodes", "ntasks", "open-mode", "output", "requeue")
+_POLL_SECONDS = 3.0
+_MAX_TIMEOUTS = 100  # so often a job is requeued
+
+
+def parse_slurm(words: Sequence[str]) -> dict[str, str] | None:
+    """Parse the value of ``--on``: options of sbatch by their long names; None for this machine.
+
+    Raises:
+        UserError: an unknown place, or a wrong option.
+    """
+    if words == ["local"]:
+        return None
+    pairs = [word.lstrip("-").partition("=")[::2] for word in words[1:]]
+    options = {name.replace("_", "-"): value for name, value in pairs}
+    if words[0] != "slurm" or not all((*options.keys(), *options.values())):
+        raise UserError(f"--on {' '.join(words)}: write local, or slurm and options as key=value")
+    if taken := options.keys() & set(_SET_HERE):
+        raise UserError(f"--on slurm {min(taken)}=...: this is set here; leave it out")
+    if "time" not in options:
+        raise UserError("--on slurm: say how long a job may take, as in time=12:00:00")
+    return options
+
+
+class _Requeued:
+    """A task that submitit submits again when its time is up."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+
+    def __call__(self) -> None:
+        self.task({})
+
+    def checkpoint(self) -> Any:
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(self)
+
+
+def run_on_slurm(
+    tasks: Mapping[str, Task],
+    folder: Path,
+    options: Mapping[str, str],
+    jobs: int | None = None,
+    watch: Callable[[], object] = lambda: None,
+) -> None:
+    """Submit each task as a job, and wait until all have ended; Ctrl-C cancels them.
+
+    Args:
+        tasks: the tasks that are not done, by their names in messages.
+        folder: for submitit's files; all machines must share its file system.
+        options: options of sbatch (:func:`parse_slurm`).
+        jobs: limit of simultaneous jobs; None for no limit.
+        watch: called every few seconds.
+
+    Raises:
+        RunError: jobs failed; the others go on to their ends.
+        UserError: Slurm is not available, or refuses an option.
+    """
+    try:
+        from submitit import AutoExecutor
+        from submitit.core.utils import FailedJobError
+    except ImportError:
+        raise UserError("--on slurm needs the package submitit: pip install submitit") from None
+    # One name for all jobs of a folder, by which a later command finds and cancels them.
+    name = f"fairseq-posenc-{hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:12]}"
+    if _list_jobs(name) is None:
+        raise UserError("--on slurm: squeue does not answer; is this a machine of a cluster?")
+    _cancel(name)
+    executor = AutoExecutor(folder, cluster="slurm", slurm_max_num_timeout=_MAX_TIMEOUTS)
+    limit, more = jobs or len(tasks), {"requeue": True, **options}
+    executor.update_parameters(
+        name=name, slurm_array_parallelism=limit, slurm_additional_parameters=more
+    )
+    failures: list[str] = []
+    try:
+        try:
+            with executor.batch():
+                running = {label: executor.submit(_Requeued(task)) for label, task in tasks.items()}
+        except FailedJobError as error:
+            raise UserError(f"--on slurm {options}: {' '.join(str(error).split())}") from error
+        while running:
+            listed = _list_jobs(name)  # before the results: what is missing in both has failed
+            time.sleep(_POLL_SECONDS)
+            for label, job in list(running.items()):
+                has_result = job.paths.result_pickle.exists()
+                if has_result or (listed is not None and job.job_id not in listed):
+                    del running[label]
+                    if not has_result or job.exception():
+                        failures.append(f"{label}: {_explain(job.paths.stderr)}")
+            watch()
+    finally:
+        _cancel(name)
+    raise_failures(failures, len(tasks))
+
+
+def _list_jobs(name: str) -> set[str] | None:
+    """List the ids of jobs that are queued, running or ending; None if Slurm does not answer.
+
+    Accounting, which submitit asks, is off on small clusters.
+    """
+    command = ["squeue", "--noheader", "--array", f"--name={name}", "--format=%i"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return set(answer.stdout.split())
+
+
+def _cancel(name: str) -> None:
+    """Cancel jobs by their name, and wait until their processes have ended."""
+    while listed := _list_jobs(name):
+        subprocess.run(["scancel", *listed], check=False)
+        time.sleep(_POLL_SECONDS)
+
+
+def _explain(log: Path) -> str:
+    """Describe in a line why a job failed, from the end of its log."""
+    text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
+    lines = [line for line in text.splitlines() if line and not line.startswith("srun: ")]
+    return f"{find_error_line(text) or (lines or ['it left no log'])[-1].strip()} (its log: {log})"

@@ -1,0 +1,131 @@
+"""Folders of results: one command at a time, whole or absent, bound to their request."""
+
+import multiprocessing
+import os
+import signal
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from fairseq_posenc import folders
+from fairseq_posenc.errors import RunError, UserError
+from fairseq_posenc.folders import (
+    LOCK,
+    claim,
+    is_made,
+    lock_folder,
+    read_result,
+    whole_folder,
+    write_result,
+)
+
+REQUEST = {"text": "a" * 64, "seeds": [1, 2], "model": {"layers": 2}}
+
+
+def test_a_second_command_is_refused(tmp_path):
+    with (
+        lock_folder(tmp_path / "out"),
+        pytest.raises(UserError, match=r"out: process \d+ on .* is running there"),
+        lock_folder(tmp_path / "out"),
+    ):
+        pass
+    with lock_folder(tmp_path / "out"):
+        pass
+
+
+def test_a_link_and_a_folder_that_cannot_be_made_are_refused(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path)
+    (tmp_path / "file").touch()
+    for name, reason in (("link", "is a link to"), ("file/out", "Not a directory")):
+        with pytest.raises(UserError, match=reason), lock_folder(tmp_path / name):
+            pass
+
+
+def test_a_folder_is_bound_to_a_request_by_the_first_thing_that_is_finished(tmp_path):
+    with lock_folder(tmp_path):
+        claim(tmp_path, REQUEST)
+        (tmp_path / "data.partial").mkdir()
+        claim(tmp_path, {**REQUEST, "seeds": [3]})  # nothing was finished
+        (tmp_path / "data").mkdir()
+        claim(tmp_path, {**REQUEST, "seeds": (3,)})
+        with pytest.raises(UserError, match=r"other text; other seeds: \[3\], not \[1, 2\]; name"):
+            claim(tmp_path, {**REQUEST, "text": "b" * 64})
+        with pytest.raises(UserError, match="other model, layers: 2, not 3"):
+            claim(tmp_path, {**REQUEST, "seeds": [3], "model": {"layers": 3}})
+
+
+def test_a_folder_of_other_files_is_not_claimed(tmp_path):
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(UserError, match=r"holds other files \(notes.txt\)"):
+        claim(tmp_path, REQUEST)
+
+
+def test_a_whole_folder_appears_at_the_end_with_its_request(tmp_path):
+    out = tmp_path / "out"
+    assert not is_made(out, REQUEST)
+    with whole_folder(out, REQUEST) as partial:
+        (partial / "part").write_text("1")
+        assert not out.exists()
+    assert {path.name for path in out.iterdir()} == {"part", folders.REQUEST}
+    assert is_made(out, REQUEST)
+    with pytest.raises(UserError, match="other seeds"):
+        is_made(out, {**REQUEST, "seeds": [1]})
+    with pytest.raises(UserError, match="not empty"), whole_folder(out, REQUEST):
+        pass
+    with whole_folder(out, replaces=True) as partial:
+        (partial / "new").touch()
+    assert [path.name for path in tmp_path.rglob("*")] == ["out", "new"]
+    with pytest.raises(UserError, match="not made by this command"):
+        is_made(out, REQUEST)
+
+
+def test_the_same_request_finds_the_parts_of_a_killed_command(tmp_path):
+    def fill_and_die() -> None:
+        with whole_folder(tmp_path / "out", REQUEST) as partial:
+            (partial / "part").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    for request, kept in ((REQUEST, True), ({**REQUEST, "seeds": [9]}, False)):
+        process = multiprocessing.get_context("fork").Process(target=fill_and_die)
+        process.start()
+        process.join()
+        assert (tmp_path / "out.partial" / "part").exists()
+        with suppress(RunError), whole_folder(tmp_path / "out", request) as partial:
+            assert (partial / "part").exists() == kept
+            raise RunError("a program failed")
+
+
+@pytest.mark.parametrize(
+    ("request_", "error", "is_left"),
+    [(REQUEST, RunError, True), (REQUEST, UserError, False), (None, KeyError, False)],
+)
+def test_what_cannot_be_continued_is_deleted(tmp_path, request_, error, is_left):
+    with pytest.raises(error), whole_folder(tmp_path / "out", request_):
+        raise error("stopped")
+    assert (tmp_path / "out.partial").exists() == is_left
+
+
+def test_a_partial_folder_of_another_program_is_kept(tmp_path):
+    (tmp_path / "out.partial").mkdir()
+    (tmp_path / "out.partial" / "mine").touch()
+    with pytest.raises(UserError, match="not made by this"), whole_folder(tmp_path / "out"):
+        pass
+
+
+def test_a_result_is_found_by_its_request_only(tmp_path):
+    path = tmp_path / "result.json"
+    assert read_result(path, REQUEST) is None
+    write_result(path, REQUEST, {"accuracy": 0.5})
+    assert read_result(path, REQUEST) == {"accuracy": 0.5}
+    with pytest.raises(UserError, match=r"other seeds: \[1, 2\], not \[1\]"):
+        read_result(path, {**REQUEST, "seeds": [1]})
+    path.write_text("{")
+    with pytest.raises(UserError, match="cannot be read"):
+        read_result(path, REQUEST)
+
+
+def test_the_lock_is_no_part_of_a_whole_folder(tmp_path):
+    with whole_folder(Path(tmp_path / "out")):
+        pass
+    assert not (tmp_path / "out" / LOCK).exists()

@@ -1,0 +1,81 @@
+"""A pool of workers, one GPU each; failures and Ctrl-C end all programs."""
+
+import signal
+import sys
+import threading
+import time
+
+import pytest
+
+from fairseq_posenc.errors import RunError, UserError
+from fairseq_posenc.workbench.running import pool
+from fairseq_posenc.workbench.running.pool import run_here
+from fairseq_posenc.workbench.running.programs import run_logged
+
+SLEEP = [sys.executable, "-c", "import time; print('begun', flush=True); time.sleep(60)"]
+
+
+@pytest.mark.parametrize(("jobs", "used"), [(2, {"0", "1"}), (1, {"0"}), (4, {"0", "1"})])
+def test_workers_have_one_gpu_each(monkeypatch, jobs, used):
+    monkeypatch.setattr(pool, "visible_gpus", lambda: ["0", "1"])
+    barrier = threading.Barrier(jobs)
+    seen = []
+
+    def task(environment):
+        barrier.wait(10)  # all workers at once
+        seen.append(environment["CUDA_VISIBLE_DEVICES"])
+
+    run_here({str(number): task for number in range(4)}, jobs)
+    assert set(seen) == used
+    assert seen.count("0") * len(used) == 4
+
+
+def test_tasks_run_in_their_order_and_are_watched():
+    began, watched = [], []
+    tasks = {name: lambda _, name=name: began.append(name) for name in "abc"}
+    run_here(tasks, 1, lambda: watched.append(len(began)))
+    assert began == ["a", "b", "c"]
+    assert watched[-1] == 3
+
+
+def test_a_failure_ends_the_programs_of_others_and_begins_no_more(tmp_path):
+    began = []
+
+    def fail(environment):
+        while not (tmp_path / "log").exists():
+            time.sleep(0.05)
+        raise UserError("wrong")
+
+    tasks = {
+        "sleep": lambda environment: run_logged(SLEEP, tmp_path / "log", None),
+        "fail": fail,
+        **{str(number): lambda environment: began.append(1) for number in range(50)},
+    }
+    start = time.monotonic()
+    with pytest.raises(UserError, match="wrong"):
+        run_here(tasks, 2)
+    assert time.monotonic() - start < 20
+    assert not began
+
+
+def test_failures_are_listed_when_the_others_go_on(capsys):
+    began = []
+
+    def fail(environment):
+        raise UserError("wrong")
+
+    with pytest.raises(RunError, match=r"1 of 2 runs failed; the same command .*: a: wrong"):
+        run_here({"a": fail, "b": lambda environment: began.append(1)}, 1, keep_going=True)
+    assert began
+    assert "a: wrong" in capsys.readouterr().err
+
+
+def test_ctrl_c_ends_all_programs(tmp_path):
+    def watch():
+        if (tmp_path / "log").exists() and "begun" in (tmp_path / "log").read_text():
+            signal.raise_signal(signal.SIGINT)
+
+    start = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        run_here({"a": lambda _: run_logged(SLEEP, tmp_path / "log", None)}, 1, watch)
+    assert time.monotonic() - start < 20
