@@ -22,7 +22,6 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 from fairseq_posenc.hf import set_positions
 from measuring import timing
 from measuring.commands import exit_on_error, new_parser
-from measuring.trained_models import CACHE
 
 SPECS = ["own", "3*own,none", "alibi", "own+alibi", "t5", "m4m"]
 
@@ -44,11 +43,11 @@ def prepare_decoding(model: LlamaForCausalLM, length: int) -> timing.Pass:
     ids = torch.arange(length, device=model.device)[None] % 1000
     cache = DynamicCache(config=model.config)
     with torch.no_grad():
-        model(ids, **{CACHE: cache})
+        model(ids, past_key_values=cache)
 
     def step() -> None:
         with torch.no_grad():
-            model(ids[:, :1], **{CACHE: cache})
+            model(ids[:, :1], past_key_values=cache)
         cache.crop(-1)  # remove the new token
 
     return step

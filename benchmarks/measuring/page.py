@@ -1,4 +1,4 @@
-"""Saves measurements in docs/results, and writes the tables and pictures of docs/benchmarks.md.
+"""Saves measurements in docs/results, and writes the tables of docs/benchmarks.md.
 
 Every script measures a list of rows, values by column; a saved measurement is a :class:`Result`.
 """
@@ -6,21 +6,17 @@ Every script measures a list of rows, values by column; a saved measurement is a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import chain, product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fairseq_posenc.workbench.results import pictures
 from fairseq_posenc.workbench.results.markdown import fill_page, table
 from fairseq_posenc.workbench.results.record import Record, read
-from measuring.growth import complexity_table
 
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
 RESULTS = PAGE.parent / "results"
 PREFIX, KIND_PREFIX = "benchmark_", "benchmark-"  # of the names of files, and of kinds of records
 _REPEATED_ROWS_PREFIX = "layer_rows"  # of the names of results on layers whose tables repeat rows
 Rows = list[dict[str, Any]]
-PANELS = {"seconds": ("time of a pass, ms", 1e3), "memory": ("peak of memory, MB", 1e-6)}
 
 
 class Result(NamedTuple):
@@ -70,12 +66,9 @@ def load_results(folder: Path = RESULTS) -> list[Result]:
 
 
 def write_page(folder: Path = RESULTS, page: Path = PAGE) -> None:
-    """Write the generated parts of the page, and the pictures, from the saved measurements."""
-    results = load_results(folder)
-    for result in results:
-        if has_picture(result):
-            _draw(result.rows, _name_picture(result, folder))
-    page.write_text(fill_sections(page.read_text("utf-8"), results), encoding="utf-8")
+    """Write the generated parts of the page from the saved measurements."""
+    text = fill_sections(page.read_text("utf-8"), load_results(folder))
+    page.write_text(text, encoding="utf-8")
 
 
 def fill_sections(text: str, results: Sequence[Result]) -> str:
@@ -95,11 +88,6 @@ def fill_sections(text: str, results: Sequence[Result]) -> str:
     return text
 
 
-def has_picture(result: Result) -> bool:
-    """Check whether a measurement has several lengths to draw."""
-    return result.section == "attention" and len({row["length"] for row in result.rows}) > 1
-
-
 def _list_commands(results: Iterable[Result]) -> list[str]:
     """List the commands of measurements, each with its machine."""
     by_machine: dict[str, list[str]] = {}
@@ -111,50 +99,23 @@ def _list_commands(results: Iterable[Result]) -> list[str]:
     return lines
 
 
-def _name_picture(result: Result, folder: Path) -> Path:
-    return folder / f"{PREFIX}{result.name}.png"
-
-
-def _draw(rows: Rows, path: Path) -> None:
-    """Draw a PNG file: for each scope and mode, time and memory over the length, side by side."""
-    subjects = dict.fromkeys((row["scope"], row["mode"]) for row in rows)
-    lengths = sorted({row["length"] for row in rows})
-    figure, panels = pictures.new_panels(len(subjects) * len(PANELS), len(PANELS), (7.5, 4.2))
-    for axes, (subject, column) in zip(panels, product(subjects, PANELS)):
-        label, unit = PANELS[column]
-        points: dict[str, list[tuple[int, float]]] = {}
-        for row in sorted(rows, key=lambda row: row["length"]):
-            if (row["scope"], row["mode"]) == subject:
-                encoding, backend = row["encoding"], row["backend"]
-                name = encoding if encoding == "stock" else f"{encoding} ({backend})"
-                points.setdefault(name, []).append((row["length"], row[column] * unit))
-        values = [value for line in points.values() for _, value in line]
-        axes.set_title(f"{', '.join(subject)}: {label}", loc="left")
-        axes.set_xlabel("n")
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
-        pictures.style_values(axes, min(values) / 1.1, max(values) * 1.1, log=True)
-        lines = {name: pictures.Line.over_seeds([line]) for name, line in points.items()}
-        pictures.draw_lines(axes, lines, marker="o", ms=3)
-    pictures.save(figure, path)
-
-
 def _format_attention(results: Iterable[Result]) -> list[str]:
     """Format one table for the measurements at one length, and one for each at several."""
     groups: dict[str, list[Result]] = {}
     for result in results:
-        groups.setdefault(result.name if has_picture(result) else "", []).append(result)
-    return list(chain.from_iterable(map(_tabulate_attention, groups.values())))
-
-
-def _tabulate_attention(results: Iterable[Result]) -> list[str]:
-    """Format pictures, and a table with a column for each scope, mode and length of a result."""
+        has_lengths = len({row["length"] for row in result.rows}) > 1
+        groups.setdefault(result.name if has_lengths else "", []).append(result)
     lines: list[str] = []
+    for name, group in groups.items():
+        lines += [f"`{name}`:", ""] if name else []
+        lines += [_tabulate_attention(group), ""]
+    return lines
+
+
+def _tabulate_attention(results: Iterable[Result]) -> str:
+    """Format a table with a column for each scope, mode and length of a result."""
     cells: dict[str, dict[str, str]] = {}  # column -> row -> cell
     for result in results:
-        if has_picture(result):
-            picture = _name_picture(result, Path("results")).as_posix()
-            lines += [f"`{result.name}`:", "", f"![time and memory over the length]({picture})", ""]
         # An encoding's first backend, the one that `auto` takes, is not named.
         first_backends: dict[str, str] = {}
         for row in result.rows:
@@ -166,7 +127,7 @@ def _tabulate_attention(results: Iterable[Result]) -> list[str]:
                 memory = f"{row['memory'] / 1e6:,.1f} MB"
             cell = f"{row['ratio']:.2f} ({memory})"
             cells.setdefault(_name_column(result, row), {})[name] = cell
-    return [*lines, _tabulate_encodings(cells), ""]
+    return _tabulate_encodings(cells)
 
 
 def _name_column(result: Result, row: dict[str, Any]) -> str:
@@ -213,22 +174,6 @@ COLUMNS: dict[str, dict[str, str]] = {
         "TFLOP/s": "{flops:.4g}",
         "utilisation": "{utilisation:.1%}",
     },
-    "breakdown": {
-        **_CONTENDER,
-        "time / stock": "{ratio:.2f}",
-        "ms": "{seconds:,.1f}",
-        "matrix products": "{products:,.1f}",
-        "random numbers": "{random:,.1f}",
-        "softmax": "{softmax:,.1f}",
-        "the rest": "{rest:,.1f}",
-    },
-    "reset": {
-        **_CONTENDER,
-        "ms": "{seconds:,.1f}",
-        "time with a reset / without": "{ratio:.3f}",
-        "lowest": "{lowest:.3f}",
-        "highest": "{highest:.3f}",
-    },
     "repeated_rows": {
         "pass": "{pass}",
         "n": "{length:,}",
@@ -236,33 +181,20 @@ COLUMNS: dict[str, dict[str, str]] = {
         "ms": "{seconds:,.1f}",
         "time / `none`": "{ratio:.2f}",
     },
-    "given_positions": {
-        "encoding": "`{encoding}`",
-        "n": "{length:,}",
-        "ms without ids": "{seconds:,.1f}",
-        "ids from 100 on": "{from_100:.2f}",
-        "ids with gaps": "{gaps:.2f}",
-    },
 }
-_ALIGN = {"attention": "llllr", "repeated_rows": "lrl", "given_positions": "l"}  # else `llr`
+_ALIGN = {"attention": "llllr", "repeated_rows": "lrl"}  # else `llr`
 # Seconds are shown as milliseconds, bytes as MB, operations per second as TFLOP/s.
-_UNITS = {"flops": 1e-12, "memory": 1e-6} | dict.fromkeys(
-    ("seconds", "products", "random", "softmax", "rest"), 1e3
-)
+_UNITS = {"flops": 1e-12, "memory": 1e-6, "seconds": 1e3}
 
 
 def format_table(script: str, rows: Rows) -> str:
     """Format the rows of a script by :data:`COLUMNS`."""
-    return _format_columns(COLUMNS[script], rows, _ALIGN.get(script, "llr"))
-
-
-def _format_columns(columns: Mapping[str, str], rows: Rows, align: str) -> str:
-    """Format a row of cells for each row; ``columns`` has the format of a cell by its title."""
+    columns = COLUMNS[script]
     cells = []
     for row in rows:
         in_units = {name: row[name] * unit for name, unit in _UNITS.items() if name in row}
         cells.append([cell.format_map({**row, **in_units}) for cell in columns.values()])
-    return table(list(columns), cells, align)
+    return table(list(columns), cells, _ALIGN.get(script, "llr"))
 
 
 def _format_each(results: Iterable[Result]) -> list[str]:
@@ -299,36 +231,9 @@ def _tabulate_layers(results: Iterable[Result]) -> str:
     return _tabulate_encodings(cells)
 
 
-def serving_table(rows: Rows) -> str:
-    """Format the speed of engines, and how far their translations equal fairseq's.
-
-    Columns such as ``ratio_32`` end with the size of a batch, those such as ``bleu_beam_5`` with a
-    beam.
-    """
-    sizes = [key.removeprefix("ratio_") for key in rows[0] if key.startswith("ratio_")]
-    beams = [key.removeprefix("bleu_beam_") for key in rows[0] if key.startswith("bleu_beam_")]
-    columns = {"engine": "{engine}"}
-    for size in sizes:
-        cell = f"{{sentences_per_second_{size}:.1f}} ({{ratio_{size}:.2f}})"
-        columns[f"sentences/s, batch {size} (times fairseq's)"] = cell
-    for beam in beams:
-        columns[f"same, beam {beam}"] = f"{{same_beam_{beam}:,}} of {{sentences:,}}"
-        columns[f"scores apart, beam {beam}"] = f"{{score_difference_beam_{beam}}}"
-        columns[f"BLEU, beam {beam}"] = f"{{bleu_beam_{beam}:.2f}}"
-    shown = []
-    for row in rows:
-        differences = {key: row[key] for key in row if key.startswith("score_difference_")}
-        texts = {key: f"{value:.0e}" if value else "-" for key, value in differences.items()}
-        shown.append({**row, **texts})
-    return _format_columns(columns, shown, "lr")
-
-
 # Section of the page -> what formats its results.
 SECTIONS: dict[str, Callable[[Sequence[Result]], list[str]]] = {
     "attention": _format_attention,
     "train": _format_each,
-    "serving": lambda results: [serving_table(result.rows) for result in results],
-    "complexity": lambda results: [complexity_table(result.rows) for result in results],
     "repeated_rows": _format_repeated_rows,
-    "given_positions": _format_each,
 }

@@ -27,8 +27,8 @@ prints your figures next to the papers'.
 """
 _STORAGE = """The paper gives the storage at run time as an order of magnitude, for m layers.
 The table adds the values, in millions, that one layer holds beyond those of `none`, on two
-backends. `python benchmarks/complexity.py` measures them, and [operations and
-time](benchmarks.md#growth-with-the-length).
+backends ([measured, with operations and
+time](benchmarks.md#growth-with-the-length)).
 """
 _STORAGE_RECORD = Path(__file__).parents[1] / "results" / "benchmark_complexity_cpu.json"
 _STORAGE_LENGTHS, _STORAGE_WIDTH = (512, 1024, 2048), 64

@@ -7,13 +7,9 @@ import math
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
-import sysconfig
 from argparse import Namespace
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -26,18 +22,15 @@ from torch.utils.flop_counter import FlopCounterMode
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
+
 import attention  # noqa: E402
-import breakdown  # noqa: E402
-import given_positions  # noqa: E402
 import repeated_rows  # noqa: E402
 import survive  # noqa: E402
 import windows  # noqa: E402
 from fairseq_posenc import registry  # noqa: E402
 from fairseq_posenc.backends import available, reference  # noqa: E402
 from fairseq_posenc.checkpoints.state_dict_adapter import is_copy  # noqa: E402
-from fairseq_posenc.encodings.distance_table import DistanceTable  # noqa: E402
 from fairseq_posenc.errors import UserError  # noqa: E402
-from fairseq_posenc.positions import Span  # noqa: E402
 from generate import relative_speed  # noqa: E402
 from measuring import families, flops, page, timing  # noqa: E402
 from measuring.commands import prepare  # noqa: E402
@@ -48,11 +41,8 @@ from measuring.contenders import (  # noqa: E402
     backend_names,
     contenders,
 )
-from measuring.scopes import SCOPES, layer, layer_and_modules, operation  # noqa: E402
-from reset import parse_args, summarize, without_reset  # noqa: E402
-from tests.helpers import growth  # noqa: E402
+from measuring.scopes import SCOPES, layer, operation  # noqa: E402
 from tests.helpers.products import WHOLE  # noqa: E402
-from tests.workbench.translation.test_translation_commands import TEST, checkpoint  # noqa: E402
 
 # fairseq's of hydra, and torch's of FlexAttention that is not compiled.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
@@ -128,16 +118,6 @@ def test_peak_of_known_allocations():
 
     assert timing.peak(run, CPU) == pytest.approx(4 * 3 * size, rel=1e-3)
     assert timing.peak(run, CPU) == timing.peak(run, CPU)
-
-
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="Linux only")
-def test_peak_is_what_the_process_grows_by():
-    """In a process of its own, which frees nothing of other tests meanwhile."""
-    with ProcessPoolExecutor(1, get_context("spawn")) as process:
-        peaks, grown = process.submit(growth.peaks_and_growth).result()
-    scores = 12 * 1024**2 * 4
-    assert peaks == pytest.approx([grown] * 2, rel=0.08)
-    assert peaks[1] > 4 * scores  # scores, weights, mask as numbers, and the product
 
 
 @pytest.mark.parametrize("name", ["m4m", "m4", "shaw", "deberta"])
@@ -227,12 +207,6 @@ def test_flex_attention_is_left_out_aloud(capsys):
     )
 
 
-def test_a_device_that_is_not_there_is_told(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(UserError, match="--device cuda: torch finds no GPU here"):
-        prepare(Namespace(device=torch.device("cuda")))
-
-
 def test_an_unknown_backend_is_told():
     with pytest.raises(UserError, match="unknown backend 'fast'; known: auto, all, triton, flex"):
         backend_names(["fast"])
@@ -252,7 +226,6 @@ def test_kept_figures_come_back_and_fill_the_page(tmp_path):
     assert "here:\n\n    python benchmarks/attention.py\n\n" in text
     assert "| `m4m` | " in text
     assert "| encoding | n = 16 | n = 32 |" in text
-    assert (tmp_path / "benchmark_some.png").stat().st_size > 10_000
     assert page.fill_sections(text, [again]) == text
 
 
@@ -277,9 +250,6 @@ def test_the_page_is_up_to_date():
     assert text == page.fill_sections(text, page.load_results()), (
         "run python benchmarks/attention.py --write-docs"
     )
-    for result in page.load_results():
-        if page.has_picture(result):
-            assert (page.RESULTS / f"{page.PREFIX}{result.name}.png").is_file()
 
 
 whole = pytest.mark.skipif(not WHOLE, reason="a script like others: make test-trust runs it")
@@ -289,22 +259,6 @@ def script(name: str, *arguments: str, **more: str) -> subprocess.CompletedProce
     command = [sys.executable, str(ROOT / "benchmarks" / name), *arguments]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", **more}
     return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-
-
-@pytest.mark.slow
-def test_engines_find_what_fairseq_finds():
-    pytest.importorskip("ctranslate2", reason="pip install 'fairseq-posenc[ctranslate2]'")
-    given = ("--checkpoint", str(checkpoint()), "--sentences", "4", "--batches", "2")
-    done = script("serving.py", *given, "--rounds", "1", "--json")
-    assert done.returncode == 0, done.stderr
-    found = {row["engine"]: row for row in json.loads(done.stdout)}
-    assert {"fairseq", "transformers", "CTranslate2, int8"} < set(found)
-    for beam in (1, 5):
-        assert found["transformers"][f"same_beam_{beam}"] == TEST
-        assert found["CTranslate2, float32"][f"same_beam_{beam}"] == TEST
-        assert found["CTranslate2, float32"][f"score_difference_beam_{beam}"] < 1e-4
-    assert all(row["ratio_2"] > 0 for row in found.values())
-    assert page.serving_table(list(found.values())).count("12 of 12") >= 6
 
 
 @pytest.mark.slow
@@ -333,19 +287,6 @@ def test_generate_and_train_print_their_rows():
     assert all(0 < row["utilisation"] < 1 for row in trained)
 
 
-@pytest.mark.slow
-@whole
-def test_the_parts_of_a_layers_time_are_told():
-    short = ("--length", "64", "--rounds", "3", "--encodings", "m4m", "--json")
-    rows = json.loads(script("breakdown.py", *short).stdout)
-    assert [row["encoding"] for row in rows] == ["stock", "m4m"]
-    for row in rows:
-        parts = [row[part] for part in ("products", "random", "softmax", "rest")]
-        assert all(0 < part < row["seconds"] for part in parts)
-    refused = script("breakdown.py", "--device", "cuda")
-    assert refused.stderr.startswith("error: ")
-
-
 @pytest.mark.parametrize("family", families.FAMILIES)
 def test_what_survives_has_learnt(family):
     size = families.FAMILIES[family].sizes["tiny"]
@@ -354,19 +295,6 @@ def test_what_survives_has_learnt(family):
     row = survive.survive(Contender("rope", "reference"), whole, 40, text)
     assert row["finite"]
     assert row["last"] < row["first"] - 1  # bits
-
-
-@pytest.mark.parametrize("loss", [math.nan, math.inf])
-def test_what_has_a_loss_that_is_no_number_does_not_survive(loss, monkeypatch):
-    def build_trainer(*given, **named):
-        losses = iter([None, {"loss": loss}, {"loss": 1.0}])
-        settings = Namespace(checkpoint=Namespace())
-        step = Namespace(train_step=lambda _: next(losses), model=nn.Linear(1, 1), cfg=settings)
-        return step, None
-
-    monkeypatch.setattr(survive, "build_trainer", build_trainer)
-    row = survive.survive(Contender("rope", "reference"), TINY, 3, None)
-    assert (row["skipped"], row["finite"]) == (1, False)
 
 
 def test_what_fairseq_stops_does_not_survive(tmp_path, monkeypatch):
@@ -408,24 +336,13 @@ def test_a_text_shorter_than_a_batch_is_refused(tmp_path):
     assert survive.read_words(path, TINY).tolist() == [4, 5, 6] * 12
 
 
-def test_the_command_of_a_record_can_be_pasted_into_a_shell(tmp_path, monkeypatch):
-    given = ["windows.py", "--limits", "window(size=128)", "--out", str(tmp_path / "out.json")]
-    monkeypatch.setattr(sys, "argv", given)
-    monkeypatch.setattr(windows, "measure", lambda args: [])
-    windows.main()
-    command = json.loads((tmp_path / "out.json").read_text())["command"]
-    assert shlex.split(command) == ["python", "benchmarks/windows.py", *given[1:]]
-    assert "'window(size=128)'" in command
-
-
 def test_explicit_options_win_over_those_of_a_quick_measurement():
     args = attention.parse_args(["--quick", "--encodings", "t5", "--lengths", "64"])
     assert (args.encodings, args.lengths, args.modes) == (["t5"], [64], ["training"])
 
 
-@pytest.mark.parametrize("script", [breakdown, given_positions, repeated_rows])
-def test_all_stands_for_all_encodings(script, monkeypatch):
-    """Each script lists its encodings first; here they are taken, and nothing is measured."""
+def test_all_stands_for_all_encodings(monkeypatch):
+    """The script lists its encodings first; here they are taken, and nothing is measured."""
     taken = []
 
     def take(case, requested):
@@ -433,10 +350,10 @@ def test_all_stands_for_all_encodings(script, monkeypatch):
         raise UserError("enough")
 
     monkeypatch.setattr(families.Case, "encodings", take)
-    args = script.parse_args(["--encodings", "all"])
+    args = repeated_rows.parse_args(["--encodings", "all"])
     prepare(args)
     with pytest.raises(UserError, match="enough"):
-        script.measure(args)
+        repeated_rows.measure(args)
     ((case, requested),) = taken
     monkeypatch.undo()
     assert case.encodings(requested) == registry.names(encoder=not case.causal)
@@ -444,133 +361,23 @@ def test_all_stands_for_all_encodings(script, monkeypatch):
 
 def test_layers_have_the_type_and_the_batch_of_the_options():
     given = ["--dtype", "bfloat16", "--batch", "3"]
-    for script in (given_positions, repeated_rows):
-        args = script.parse_args(given)
-        args.length = 8
-        prepare(args)
-        case = families.Case.from_args(args, size=TINY.size)
-        inputs = []
-        hook = nn.modules.module.register_module_forward_pre_hook(
-            lambda module, given, inputs=inputs: inputs.extend(given)
-        )
-        with hook:
-            if script is given_positions:
-                script.build_pass("shaw", None, case)()
-            else:
-                script.build_step("shaw", case)()
-                script.build_peer("BertModel relative_key", case)()
-        tensors = [x for x in inputs if isinstance(x, torch.Tensor) and x.is_floating_point()]
-        assert {x.dtype for x in tensors} == {torch.bfloat16}
-        assert 3 in tensors[0].shape
-
-
-def test_layers_of_transformers_have_the_dropout_of_the_options(monkeypatch):
-    configs = []
-    for name in ("BertConfig", "DebertaV2Config"):
-        build = getattr(repeated_rows, name)
-
-        def note(build=build, **given):
-            configs.append(build(**given))
-            return configs[-1]
-
-        monkeypatch.setattr(repeated_rows, name, note)
-    for name in repeated_rows.PEERS:
-        repeated_rows.build_peer(
-            name, TINY._replace(size=families.ROBERTA_BASE, length=2, dropout=0.3)
-        )
-    dropouts = [(c.hidden_dropout_prob, c.attention_probs_dropout_prob) for c in configs]
-    assert dropouts == [(0.3, 0.3)] * len(repeated_rows.PEERS)
-
-
-@pytest.mark.slow
-@whole
-def test_the_cost_of_a_reset_is_told():
-    short = ("--length", "32", "--rounds", "3", "--processes", "1", "--json")
-    (row,) = json.loads(script("reset.py", *short, "--encodings", "m4m").stdout)
-    assert (row["encoding"], row["length"]) == ("m4m", 32)
-    assert 0 < row["lowest"] == row["ratio"] == row["highest"]
-
-
-@pytest.mark.slow
-@whole
-def test_the_cost_of_given_positions_is_measured():
-    short = ("--length", "64", "--rounds", "3", "--encodings", "t5", "rope", "--json")
-    rows = json.loads(script("given_positions.py", *short).stdout)
-    assert [row["encoding"] for row in rows] == ["t5", "rope"]
-    assert all(row["seconds"] > 0 and row["from_100"] > 0 and row["gaps"] > 0 for row in rows)
-
-
-def test_the_cost_of_a_reset_is_the_median_over_processes():
-    contender = Contender("m4m", "blocked")
-    times = [(1.0, 1.02), (3.0, 0.99), (2.0, 1.01)]
-    runs = [[(contender, *each)] for each in times]
-    (row,) = summarize(parse_args(["--encodings", "m4m"]), runs)
-    figures = [row[name] for name in ("seconds", "lowest", "ratio", "highest")]
-    assert figures == [2.0, 0.99, 1.01, 1.02]
-
-
-def test_a_reset_is_taken_out_for_a_while():
-    run, modules = layer_and_modules(Contender("shaw+reset", "blocked"), TINY)
-    (table,) = (each for each in modules.modules() if isinstance(each, DistanceTable))
-    span, kept = Span.from_lengths(16, 16, CPU), table.reset
-    rows_with = table.select(span)[0].size(1)
-    with without_reset(modules, "shaw"):
-        run()
-        assert table.select(span)[0].size(1) == rows_with - 2
-    assert table.reset is kept
-    assert table.select(span)[0].size(1) == rows_with
-    with pytest.raises(KeyError), without_reset(modules, "shaw"):
-        raise KeyError
-    assert table.reset is kept
-    refused = pytest.raises(UserError, match="alibi: no table by distance has a reset")
-    with refused, without_reset(torch.nn.Linear(1, 1), "alibi"):
-        pass
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "words", [("methods", "--families", "translation"), ("m4m-start", "--settings", "translation")]
-)
-def test_translation_without_texts_is_refused(words, tmp_path):
-    done = script("trainability", *words, "--out", str(tmp_path / "out"))
-    assert done.returncode == 2
-    assert "error: translation needs --source, --target" in done.stderr
-    assert not (tmp_path / "out").exists()
+    args = repeated_rows.parse_args(given)
+    args.length = 8
+    prepare(args)
+    case = families.Case.from_args(args, size=TINY.size)
+    inputs = []
+    hook = nn.modules.module.register_module_forward_pre_hook(
+        lambda module, given: inputs.extend(given)
+    )
+    with hook:
+        repeated_rows.build_step("shaw", case)()
+        repeated_rows.build_peer("BertModel relative_key", case)()
+    tensors = [x for x in inputs if isinstance(x, torch.Tensor) and x.is_floating_point()]
+    assert {x.dtype for x in tensors} == {torch.bfloat16}
+    assert 3 in tensors[0].shape
 
 
 @pytest.mark.slow
 def test_a_mistake_is_told_in_one_line():
     done = script("transformers_host.py", "--layers", "1", "--specs", "nonsense")
     assert re.fullmatch(r"error: unknown position encoding 'nonsense'.*\n", done.stderr)
-
-
-SMALL_LIBRARY = """
-import os, sysconfig
-paths = sysconfig.get_paths
-sysconfig.get_paths = lambda *given: {**paths(*given), "stdlib": os.path.dirname(__file__)}
-"""
-
-
-@pytest.mark.slow
-def test_trainings_are_reported_and_kept(tmp_path):
-    """On some of Python's documentation: test_compare.py has the whole."""
-    folders = ("--out", str(tmp_path / "out"), "--results", str(tmp_path))
-    few = ("--updates", "2", "--methods", "rope", "--families", "masked LM")
-    small, library = tmp_path / "library", Path(sysconfig.get_paths()["stdlib"])
-    (small / "pydoc_data").mkdir(parents=True)
-    for name in ("_pydecimal", "argparse", "logging/__init__", "statistics", "turtle"):
-        shutil.copy(library / f"{name}.py", small / f"{name.replace('/', '-')}.txt.py")
-    (small / "pydoc_data" / "topics.py").write_text("topics = {}", encoding="utf-8")
-    (small / "sitecustomize.py").write_text(SMALL_LIBRARY, encoding="utf-8")
-    python_path = os.pathsep.join([str(small), os.environ.get("PYTHONPATH", "")])
-    done = script("trainability", "methods", *few, *folders, PYTHONPATH=python_path)
-    assert done.returncode == 0, done.stderr
-    assert "masked LM, rope, plain" in done.stdout
-    runs = json.loads((tmp_path / "trainability.json").read_text())["runs"]
-    assert [run["encoding"] for run in runs] == ["none", "rope"]
-    assert all(0 < run["curve"][-1][1] < run["before"] for run in runs)
-    report = (tmp_path / "trainability.md").read_text()
-    assert "| `rope` | " in report
-    again = script("trainability", "methods", *few, *folders, PYTHONPATH=python_path)
-    assert "masked LM, rope, plain" not in again.stdout
-    assert (tmp_path / "trainability.md").read_text() == report
