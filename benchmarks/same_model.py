@@ -4,7 +4,7 @@
 
 The script compares, before and after ``set_positions``, a decoder's logits and greedy generation,
 and an encoder's vectors of sentences and Spearman's correlation of their cosines with the scores of
-STS-B. Encoders need transformers 5.
+STS-B.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from fairseq_posenc.backends import planner
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.registry import names
 from tests.helpers.formulas import awake
-from tests.helpers.hf_models import MODELS, PADDING, SERVED, Cell, compute_logits, distance, pad
+from tests.helpers.hf_models import MODELS, PADDING, Cell, compute_logits, distance, pad
 from tests.helpers.products import product_of
 from tests.helpers.tiny_models import (
     COMPOSITIONS,
@@ -125,7 +125,7 @@ def test_models_of_fairseq(family, spec):
 
 IN_TRANSFORMERS = [
     (name, spec)
-    for name, spec in product_of(SERVED, ["own", *IN_MODELS], times=3)
+    for name, spec in product_of(MODELS, ["own", *IN_MODELS], times=3)
     if spec == "own"
     or not needs_causal(spec)
     or (MODELS[name].generates and not MODELS[name].has_encoder)

@@ -5,20 +5,17 @@ The letters of shapes are those of :mod:`~fairseq_posenc.encodings.base`.
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import torch
-import transformers
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from fairseq_posenc.encodings.base import Dims
 
-MAJOR_VERSION = int(transformers.__version__.partition(".")[0])
 AFTER_PADDING = -1  # a value of `first_row`, for the padding symbol's id plus 1, as in fairseq
 
 
@@ -51,7 +48,6 @@ class Family:
         by_head: whether that projection has the queries, keys and values of a head side by side.
         bias: path of the table of distances in the first layer's attention.
         sinks: name of the parameter of sinks in an attention.
-        since: first major version of transformers whose attention can be replaced.
     """
 
     stacks: tuple[str, ...] = ("",)
@@ -69,7 +65,6 @@ class Family:
     by_head: bool = False
     bias: str = ""
     sinks: str = ""
-    since: int = 4
 
     def find_stacks(self, model: PreTrainedModel) -> list[Stack]:
         """List the stacks of a model, the encoder first.
@@ -202,12 +197,10 @@ class Stack(NamedTuple):
         """Measure the width of the cosines in the model's layers, by computing those of a token."""
         if isinstance(rotary, NoRotation):
             return rotary.width
-        buffer = next(rotary.buffers())
-        if buffer.is_meta:  # a model that is being loaded: transformers 4 cannot compute here
-            rotary = copy.deepcopy(rotary).to_empty(device="cpu")
-            buffer = next(rotary.buffers())
-        x = torch.zeros(1, 1, 1, device=buffer.device)
-        arguments: tuple[Any, ...] = (x, torch.zeros(1, 1, dtype=torch.long, device=buffer.device))
+        device = next(rotary.buffers()).device
+        x = torch.zeros(1, 1, 1, device=device)
+        ids = torch.zeros(1, 1, dtype=torch.long, device=device)
+        arguments: tuple[Any, ...] = (x, ids)
         if "layer_type" in inspect.signature(rotary.forward).parameters:
             arguments += (self.config.layer_types[0],)  # any type, as all have the same width
         cosines, _ = rotary(*arguments)
@@ -239,7 +232,7 @@ class NoBias(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        # It is not a parameter, but version 5 initializes a tensor of this name when it loads a T5.
+        # It is not a parameter, but transformers initializes a tensor of this name on loading.
         self.weight = torch.empty(0)
 
     def forward(self, buckets: Tensor) -> Tensor:
@@ -254,7 +247,6 @@ _BERT = Family(
     table="embeddings.position_embeddings",
     has_token_types=True,
     projections=("query", "key"),
-    since=5,
 )
 _GPT2 = Family(layers="h", attention="attn", table="wpe", projections="c_attn")
 _T5 = Family(
@@ -263,61 +255,19 @@ _T5 = Family(
     attention="layer.0.SelfAttention",
     bias="relative_attention_bias",
     projections=("q", "k"),
-    since=5,
 )
-_BART = Family(stacks=("encoder", "decoder"), table="embed_positions", since=5)
+_BART = Family(stacks=("encoder", "decoder"), table="embed_positions")
 
-
-def _rotary_of_v4(*paths: str) -> Family:
-    """Describe models that have several rotary modules in version 4, and one in version 5."""
-    return replace(_ROTARY, rotary=paths) if MAJOR_VERSION == 4 else _ROTARY
-
-
-_ROTARY_TYPES = [
-    "apertus",
-    "arcee",
-    "bitnet",
-    "cwm",
-    "flex_olmo",
-    "gemma",
-    "gemma2",
-    "glm4_moe",
-    "granite",
-    "hunyuan_v1_dense",
-    "hunyuan_v1_moe",
-    "llama",
-    "ministral",
-    "mistral",
-    "mixtral",
-    "olmo",
-    "olmo2",
-    "phi",
-    "qwen2",
-    "qwen3",
-    "qwen3_moe",
-    "seed_oss",
-    "starcoder2",
-    "vaultgemma",
-]
-_ROTARY_SINCE_5 = [
-    "eurobert",
-    "granitemoe",
-    "granitemoeshared",
-    "hy_v3",
-    "hyperclovax",
-    "jais2",
-    "minimax_m2",
-    "ministral3",
-    "nomic_bert",
-    "olmoe",
-    "phimoe",
-    "qwen2_moe",
-    "solar_open",
-]
-# By the `model_type` of configurations. With `first_row=2`, a model leaves two rows unused.
+# By the `model_type` of configurations.
+_ROTARY_TYPES = """
+    apertus arcee bitnet cwm eurobert flex_olmo gemma gemma2 gemma3_text glm4_moe granite
+    granitemoe granitemoeshared hunyuan_v1_dense hunyuan_v1_moe hy_v3 hyperclovax jais2 llama
+    minimax_m2 ministral ministral3 mistral mixtral nomic_bert olmo olmo2 olmo3 olmoe phi phimoe
+    qwen2 qwen2_moe qwen3 qwen3_moe seed_oss solar_open starcoder2 vaultgemma
+"""
+# With `first_row=2`, a model leaves two rows unused.
 FAMILIES: dict[str, Family] = {
-    **dict.fromkeys(_ROTARY_TYPES, _ROTARY),
-    **dict.fromkeys(_ROTARY_SINCE_5, replace(_ROTARY, since=5)),
+    **dict.fromkeys(_ROTARY_TYPES.split(), _ROTARY),
     **dict.fromkeys(("bert", "electra", "ernie"), _BERT),
     **dict.fromkeys(
         ("camembert", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl"),
@@ -338,13 +288,11 @@ FAMILIES: dict[str, Family] = {
     "exaone4": replace(_ROTARY, rotates="is_sliding"),
     "persimmon": replace(_ROTARY, projections="query_key_value", by_head=True),
     "cohere2": replace(_ROTARY, cosines="pairs", rotates="sliding_window"),
-    "gemma3_text": _rotary_of_v4("rotary_emb", "rotary_emb_local"),
     "gpt_neox": replace(
         _ROTARY, attention="attention", projections="query_key_value", by_head=True
     ),
     "gpt_oss": replace(_ROTARY, cosines="half", sinks="sinks"),
-    "modernbert": replace(_ROTARY, attention="attn", projections="Wqkv", since=5),
-    "olmo3": _rotary_of_v4("rotary_embs.sliding_attention", "rotary_embs.full_attention"),
+    "modernbert": replace(_ROTARY, attention="attn", projections="Wqkv"),
     "opt": Family(stacks=("decoder",), table="embed_positions", first_row=2),
     "phi3": replace(_ROTARY, projections="qkv_proj"),
     "smollm3": replace(_ROTARY, rotates="use_rope"),

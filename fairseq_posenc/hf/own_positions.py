@@ -19,7 +19,7 @@ from fairseq_posenc.specs import parse
 SPEC_FIELD = "position_encoding"
 LENGTH_FIELD = "position_encoding_max_positions"
 
-Config = Any  # a `PretrainedConfig`; `PreTrainedConfig` since version 5
+Config = Any  # a `PreTrainedConfig`
 
 
 def read_positions(model: Any) -> str:
@@ -98,15 +98,6 @@ _LAYOUTS = {
     **dict.fromkeys(("codegen", "gptj", "llama4_text"), "interleaved"),
 }
 _T5_LENGTH = 512  # tokens of its pre-training
-_BERT_TYPES = {"absolute": "learned", "relative_key": "shaw", "relative_key_query": "m4"}
-
-
-def _read_learned(config: Config) -> str:
-    """Write the spec of a model with a table; BERT's own code had tables by distance, too."""
-    embedding_type = getattr(config, "position_embedding_type", "absolute")
-    if embedding_type not in _BERT_TYPES:
-        raise UserError(f"unknown position_embedding_type {shortened(repr(embedding_type))}")
-    return _BERT_TYPES[embedding_type]
 
 
 def _read_buckets(config: Config) -> str:
@@ -123,8 +114,8 @@ _SINUSOIDS = {name: family.sinusoids for name, family in FAMILIES.items() if fam
 _SINUSOIDS["xglm"] = "fairseq"
 # How the positions of all model types without rotations are read. Later lines win.
 _READERS: dict[str, Callable[[Config], str]] = {
-    **{name: _read_learned for name, family in FAMILIES.items() if family.table},
-    **dict.fromkeys(("albert", "blenderbot-small", "distilbert"), _read_learned),
+    **{name: lambda config: "learned" for name, family in FAMILIES.items() if family.table},
+    **dict.fromkeys(("albert", "blenderbot-small", "distilbert"), lambda config: "learned"),
     **{name: _read_buckets for name, family in FAMILIES.items() if family.bias},
     **dict.fromkeys(_SINUSOIDS, _read_sinusoids),  # these families have a `table`, too
 }
@@ -194,8 +185,6 @@ def _find_layer_type(config: Config, index: int) -> str:
     layer_types = getattr(config, "layer_types", None)
     if layer_types is not None:
         return str(layer_types[index])
-    if config.model_type == "modernbert":  # up to transformers 4
-        return ("sliding" if index % config.global_attn_every_n_layers else "full") + "_attention"
     window = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
     return "sliding_attention" if window else "full_attention"
 
@@ -207,7 +196,7 @@ def _is_rotated(config: Config, index: int, layer_type: str) -> bool:
         return everywhere or layer_type == "sliding_attention"
     if config.model_type in ("llama4_text", "smollm3"):
         return bool(config.no_rope_layers[index])
-    return getattr(config, "position_embedding_type", "rope") == "rope"
+    return True
 
 
 def _read_window(config: Config) -> int:
@@ -238,27 +227,9 @@ def _read_softmax(config: Config, index: int) -> list[str]:
 
 
 def _read_rotation(config: Config, layer_type: str) -> dict[str, Any]:
-    """Read the rotations of layers of a type: ``rope_parameters``, as transformers 5 has them."""
+    """Read the rotations of layers of a type."""
     if config.model_type in ("codegen", "gptj"):
         width = config.n_embd // config.n_head
         return {"partial_rotary_factor": (config.rotary_dim or width) / width}
-    parameters = getattr(config, "rope_parameters", None)
-    if parameters is not None:
-        return dict(parameters.get(layer_type, parameters))
-    base = getattr(config, "rope_theta", 10000.0)
-    scaling = dict(getattr(config, "rope_scaling", None) or {})
-    if config.model_type in ("gemma3_text", "olmo3") and layer_type == "sliding_attention":
-        base = getattr(config, "rope_local_base_freq", base)
-        scaling = {}  # only layers of full attention are scaled
-    if config.model_type in ("modernbert", "modernbert-decoder"):
-        local = layer_type == "sliding_attention" and config.local_rope_theta is not None
-        base = config.local_rope_theta if local else config.global_rope_theta
-        scaling = {}
-    if scaling.get("rope_type", scaling.get("type")) == "longrope":
-        # Up to transformers 4, the trained length stands beside the scaling, not in it, and the
-        # factor is computed from the lengths.
-        scaling[TRAINED_LENGTH] = getattr(config, TRAINED_LENGTH, None)
-        if scaling[TRAINED_LENGTH]:
-            scaling["factor"] = None
-    part = getattr(config, "partial_rotary_factor", 1.0)
-    return {"rope_theta": base, "partial_rotary_factor": part, **scaling}
+    parameters = config.rope_parameters
+    return dict(parameters.get(layer_type, parameters))

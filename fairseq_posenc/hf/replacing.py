@@ -15,7 +15,7 @@ from fairseq_posenc.encodings.base import Encoding
 from fairseq_posenc.encodings.rope_scaling import LongRope
 from fairseq_posenc.errors import UserError, shortened
 from fairseq_posenc.hf.attention import OUR_ATTENTION, POSITIONS, AttentionPositions
-from fairseq_posenc.hf.families import FAMILIES, MAJOR_VERSION, Family, Stack
+from fairseq_posenc.hf.families import FAMILIES, Family, Stack
 from fairseq_posenc.hf.own_positions import (
     LENGTH_FIELD,
     SPEC_FIELD,
@@ -37,8 +37,7 @@ from fairseq_posenc.specs import Items, Spec, parse
 
 logger = logging.getLogger(__name__)
 _HOOKS = "position_hooks"  # attribute of a stack with the handles of our hooks
-_MINOR_VERSION = int(transformers.__version__.split(".")[1])
-_OLDEST_MINOR = 8  # the oldest supported version is 5.8: earlier ones fail in several families
+_OLDEST = (5, 8)  # earlier versions of transformers fail in several families
 
 
 def find_family(model: PreTrainedModel) -> Family:
@@ -47,28 +46,20 @@ def find_family(model: PreTrainedModel) -> Family:
     Raises:
         UserError: the family, or this version of transformers, is not supported.
     """
+    if tuple(map(int, transformers.__version__.split(".")[:2])) < _OLDEST:
+        raise UserError(
+            f"transformers {transformers.__version__} is not supported: install 5.8 or later"
+        )
     # A user's configuration class may be derived from one of a known type.
     types = [getattr(cls, "model_type", "") for cls in type(model.config).__mro__]
     name = next((name for name in types if name in FAMILIES), None)
     if name is None:
-        usable = [key for key, family in FAMILIES.items() if family.since <= MAJOR_VERSION]
-        known = sorted(key for key in usable if key in CONFIG_MAPPING)
+        known = sorted(key for key in FAMILIES if key in CONFIG_MAPPING)
         reason = explain_unservable(model) or f"known types: {', '.join(known)}"
         raise UserError(
             f"models of type {model.config.model_type!r} cannot be given other positions: {reason}"
         )
-    if MAJOR_VERSION == 5 and _MINOR_VERSION < _OLDEST_MINOR:
-        raise UserError(
-            f"transformers {transformers.__version__} is not supported: install 4.57, or "
-            f"5.{_OLDEST_MINOR} or later"
-        )
-    family = FAMILIES[name]
-    if family.since > MAJOR_VERSION:
-        raise UserError(
-            f"models of type {name!r} compute attention themselves in transformers "
-            f"{transformers.__version__}: install transformers {family.since} or later"
-        )
-    return family
+    return FAMILIES[name]
 
 
 def replace_positions(

@@ -18,7 +18,6 @@ from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig, PreTraine
 
 from fairseq_posenc.errors import UserError, how_to_install, shortened
 from fairseq_posenc.hf.cards import TAG, CardFields, write_card
-from fairseq_posenc.hf.families import MAJOR_VERSION
 from fairseq_posenc.hf.own_positions import LENGTH_FIELD, SPEC_FIELD
 from fairseq_posenc.hf.record import (
     is_of_positions,
@@ -323,13 +322,12 @@ class _ModelWithPositions:
 
     def load_adapter(self, peft_model_id: str | None = None, *args: Any, **kwargs: Any) -> Any:
         """Load a LoRA adapter beside the model's weights, as transformers does."""
-        if MAJOR_VERSION >= 5:  # version 4 calls `load_state_dict`, whose hook compares positions
-            weights = kwargs.get("adapter_state_dict")
-            if weights is None and peft_model_id is not None:
-                weights = read_adapter(peft_model_id, kwargs)
-            if weights is not None:
-                kwargs["adapter_state_dict"] = weights = dict(weights)
-                pop_adapter_records(cast(PreTrainedModel, self), weights)
+        weights = kwargs.get("adapter_state_dict")
+        if weights is None and peft_model_id is not None:
+            weights = read_adapter(peft_model_id, kwargs)
+        if weights is not None:
+            kwargs["adapter_state_dict"] = weights = dict(weights)
+            pop_adapter_records(cast(PreTrainedModel, self), weights)
         return super().load_adapter(peft_model_id, *args, **kwargs)  # type: ignore[misc]
 
 

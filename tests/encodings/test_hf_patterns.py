@@ -50,12 +50,13 @@ def llama4(temperature=False):
 
 def gpt_oss():
     more = {"sliding_window": 6, "head_dim": 8, "num_local_experts": 2, "num_experts_per_tok": 1}
-    config = transformers.GptOssConfig(**SIZES, **more, rope_theta=150000.0, rope_scaling=None)
+    rope = {"rope_type": "default", "rope_theta": 150000.0}
+    config = transformers.GptOssConfig(**SIZES, **more, rope_parameters=rope)
     model = transformers.GptOssModel(config)
     for layer in model.layers:
         torch.nn.init.normal_(layer.self_attn.sinks)
-    rope = "rope(base=150000,layout=half)+sink"
-    return f"{rope}+window(size=6),{rope}", model
+    spec = "rope(base=150000,layout=half)+sink"
+    return f"{spec}+window(size=6),{spec}", model
 
 
 def gemma2():

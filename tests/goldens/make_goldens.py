@@ -1,13 +1,15 @@
 """What Hugging Face's transformers computes, and small examples of it that need no transformers.
 
-``python -m tests.goldens.make_goldens`` rewrites the examples, one ``.json`` for each case: what
-was given (inputs, and weights under their names) and what came out. The table of cases can be
-imported without transformers.
+``python -m tests.goldens.make_goldens [CASE ...]`` rewrites the examples, one ``.json`` for each
+case: what was given (inputs, and weights under their names) and what came out. Some classes left
+transformers; 4.57.6 is the last version with them (``pip install transformers==4.57.6`` in an
+environment of its own rewrites these). The table of cases can be imported without transformers.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -44,7 +46,8 @@ class Case(NamedTuple):
         inputs: names of inputs ``(1, length, width)``.
         causal: a model that looks back.
         tolerance: absolute and relative, in float64; 1e-5 or 1e-6 where one of the two computes
-            a part in float32: angles, slopes, a scale, T5's softmax.
+            a part in float32: angles, slopes, a scale.
+        is_gone: whether transformers no longer has their code, so that its example alone is left.
     """
 
     spec: str
@@ -55,6 +58,7 @@ class Case(NamedTuple):
     options: Mapping[str, Any] = MappingProxyType({})
     causal: bool = False
     tolerance: float = 1e-12
+    is_gone: bool = False
 
 
 def bert(size: Size, kind: str) -> Theirs:
@@ -113,8 +117,7 @@ def t5(size: Size, causal: bool, buckets: int = 32, max_distance: int = 128) -> 
         mask = torch.zeros(size.length, size.length)
         if causal:
             mask = mask.masked_fill(_later(size.length), torch.finfo(mask.dtype).min)
-        positions = torch.arange(size.length)
-        output = module(x, mask=mask[None, None], cache_position=positions)[0]
+        output = module(x, mask=mask[None, None])[0]
         return {"bias": module.compute_bias(size.length, size.length)[0], "output": output}
 
     return module, run
@@ -198,7 +201,7 @@ def roformer(size: Size) -> Theirs:
 
     def run(query: Tensor, key: Tensor) -> Tensors:
         table = hf.RoFormerSinusoidalPositionalEmbedding(size.length, size.width // size.heads)
-        table._init_weight()
+        table.weight.data = table.create_weight()
         query, key = hf.RoFormerSelfAttention.apply_rotary_position_embeddings(
             table(query.shape)[None, None], _heads(query, size), _heads(key, size)
         )
@@ -294,9 +297,21 @@ BUCKETS = (Size(9, 12), Size(3, 12), Size(9, 16), Size(70, 40, 24, 3))
 ROPE: dict[str, Any] = {"inputs": ("query", "key"), "tolerance": 1e-5}
 
 CASES = {
-    "shaw": Case("shaw", "BERT, relative_key", bert, LENGTHS, options={"kind": "relative_key"}),
+    "shaw": Case(
+        "shaw",
+        "BERT, relative_key",
+        bert,
+        LENGTHS[:1],
+        options={"kind": "relative_key"},
+        is_gone=True,
+    ),
     "m4": Case(
-        "m4", "BERT, relative_key_query", bert, LENGTHS, options={"kind": "relative_key_query"}
+        "m4",
+        "BERT, relative_key_query",
+        bert,
+        LENGTHS[:1],
+        options={"kind": "relative_key_query"},
+        is_gone=True,
     ),
     "shaw_clipped": Case(
         "shaw(max_distance=2)",
@@ -305,10 +320,8 @@ CASES = {
         LENGTHS,
         options={"max_distance": 2},
     ),
-    "t5_encoder": Case("t5", "T5, encoder", t5, LONG, options={"causal": False}, tolerance=1e-5),
-    "t5_decoder": Case(
-        "t5", "T5, decoder", t5, LONG, options={"causal": True}, causal=True, tolerance=1e-5
-    ),
+    "t5_encoder": Case("t5", "T5, encoder", t5, LONG, options={"causal": False}),
+    "t5_decoder": Case("t5", "T5, decoder", t5, LONG, options={"causal": True}, causal=True),
     "t5_few_buckets": Case(
         "t5(num_buckets=8,max_distance=30)",
         "T5, decoder, 8 buckets",
@@ -316,7 +329,6 @@ CASES = {
         LONG,
         options={"causal": True, "buckets": 8, "max_distance": 30},
         causal=True,
-        tolerance=1e-5,
     ),
     "deberta_v2": Case(
         "deberta_v2(buckets=4)",
@@ -327,7 +339,13 @@ CASES = {
         tolerance=1e-6,
     ),
     "transformer_xl": Case(
-        "transformer_xl", "Transformer-XL", transfo_xl, LENGTHS, causal=True, tolerance=1e-5
+        "transformer_xl",
+        "Transformer-XL",
+        transfo_xl,
+        LENGTHS[:1],
+        causal=True,
+        tolerance=1e-5,
+        is_gone=True,
     ),
     "transformer_xl_both": Case(
         "transformer_xl",
@@ -441,7 +459,5 @@ def _text(x: Tensor) -> str:
 
 
 if __name__ == "__main__":
-    for path in HERE.glob("*.json"):
-        path.unlink()
-    for name in CASES:
+    for name in sys.argv[1:] or [name for name, case in CASES.items() if not case.is_gone]:
         write(name)

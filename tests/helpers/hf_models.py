@@ -20,8 +20,7 @@ from transformers import LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerF
 
 from fairseq_posenc.hf import set_positions
 
-VERSION = int(transformers.__version__.partition(".")[0])
-# The argument and output that hold a cache; transformers has renamed them.
+# The argument and output that hold a cache; transformers renames them.
 CACHE = "cache" if "cache" in signature(LlamaForCausalLM.forward).parameters else "past_key_values"
 SYMBOLS, PADDING, POSITIONS = 97, 0, 64
 WIDTH, HEADS, LAYERS = 32, 4, 4
@@ -63,14 +62,12 @@ class TinyModel(NamedTuple):
         config: the class of its configuration.
         settings: of the configuration.
         positions: the spec of what it has.
-        since: the first version of transformers in which it can be given positions.
     """
 
     model: str
     config: str
     settings: dict[str, Any]
     positions: str
-    since: int = 4
 
     def build(self, seed: int = 1, **settings: Any) -> PreTrainedModel:
         """Build it with weights that are large enough for positions to matter."""
@@ -127,7 +124,7 @@ MODELS: dict[str, TinyModel] = {
         {**_SIZES, "ffn_dim": 48, "word_embed_proj_dim": WIDTH, "dropout": 0.0},
         "learned",
     ),
-    "bert": TinyModel("BertForMaskedLM", "BertConfig", _PLAIN, "learned", since=5),
+    "bert": TinyModel("BertForMaskedLM", "BertConfig", _PLAIN, "learned"),
     "t5": TinyModel(
         "T5ForConditionalGeneration",
         "T5Config",
@@ -144,9 +141,8 @@ MODELS: dict[str, TinyModel] = {
             "decoder_start_token_id": PADDING,
         },
         "t5",
-        since=5,
     ),
-    "bart": TinyModel("BartForConditionalGeneration", "BartConfig", _BART, "learned", since=5),
+    "bart": TinyModel("BartForConditionalGeneration", "BartConfig", _BART, "learned"),
     "cohere2": TinyModel(
         "Cohere2ForCausalLM",
         "Cohere2Config",
@@ -162,7 +158,6 @@ MODELS: dict[str, TinyModel] = {
         "ElectraConfig",
         {**_PLAIN, "embedding_size": WIDTH},
         "learned",
-        since=5,
     ),
     "gpt_neox": TinyModel(
         "GPTNeoXForCausalLM",
@@ -188,17 +183,21 @@ MODELS: dict[str, TinyModel] = {
     "m2m_100": TinyModel(
         "M2M100ForConditionalGeneration",
         "M2M100Config",
-        # Positions follow the padding; a dropped layer would have no gradients.
-        {**_BART, "pad_token_id": 1, "encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0},
+        # Positions follow the padding; dropped layers or weights would change gradients.
+        {
+            **_BART,
+            "pad_token_id": 1,
+            "encoder_layerdrop": 0.0,
+            "decoder_layerdrop": 0.0,
+            "attention_dropout": 0.0,
+        },
         "sinusoidal(layout=fairseq)",
-        since=5,
     ),
     "marian": TinyModel(
         "MarianMTModel",
         "MarianConfig",
         {**_BART, "scale_embedding": True},
         "sinusoidal(layout=half)",
-        since=5,
     ),
     "mistral": TinyModel(
         "MistralForCausalLM",
@@ -217,7 +216,6 @@ MODELS: dict[str, TinyModel] = {
             "sep_token_id": 2,
         },
         "rope(base=160000,layout=half),rope(layout=half)+window(size=4)",
-        since=5,
     ),
     "olmo2": TinyModel("Olmo2ForCausalLM", "Olmo2Config", _GATED, "rope(layout=half)"),
     "olmo3": TinyModel(
@@ -229,9 +227,7 @@ MODELS: dict[str, TinyModel] = {
             "rope_theta": 10000.0,
             "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
         },
-        "3*rope(base=500000,layout=half)+window(size=5),rope(layout=half)"
-        if VERSION >= 5
-        else "3*rope(layout=half)+window(size=5),rope(layout=half)",
+        "3*rope(base=500000,layout=half)+window(size=5),rope(layout=half)",
     ),
     "phi3": TinyModel("Phi3ForCausalLM", "Phi3Config", _GATED, "rope(layout=half)"),
     "qwen2": TinyModel("Qwen2ForCausalLM", "Qwen2Config", _GATED, "rope(layout=half)"),
@@ -239,7 +235,7 @@ MODELS: dict[str, TinyModel] = {
         "Qwen3ForCausalLM", "Qwen3Config", {**_GATED, "head_dim": 16}, "rope(layout=half)"
     ),
     "roberta": TinyModel(
-        "RobertaForMaskedLM", "RobertaConfig", {**_PLAIN, "type_vocab_size": 1}, "learned", since=5
+        "RobertaForMaskedLM", "RobertaConfig", {**_PLAIN, "type_vocab_size": 1}, "learned"
     ),
     "smollm3": TinyModel(
         "SmolLM3ForCausalLM", "SmolLM3Config", _GATED, "3*rope(base=2000000,layout=half),none"
@@ -256,17 +252,14 @@ MODELS: dict[str, TinyModel] = {
             "suppress_tokens": None,
         },
         "learned",
-        since=5,
     ),
     "xlm_roberta": TinyModel(
         "XLMRobertaForMaskedLM",
         "XLMRobertaConfig",
         {**_PLAIN, "type_vocab_size": 1},
         "learned",
-        since=5,
     ),
 }
-SERVED = [name for name, model in MODELS.items() if model.since <= VERSION]
 
 
 def save_tokenizer(folder: Path, words: Iterable[str]) -> None:

@@ -21,7 +21,6 @@ from fairseq_posenc.hf import set_positions
 from fairseq_posenc.registry import names
 from tests.helpers.hf_models import (
     MODELS,
-    SERVED,
     Cell,
     checks_of,
     compute_logits,
@@ -101,7 +100,7 @@ def write_table(models: Iterable[str], specs: Iterable[str]) -> str:
 def main() -> None:
     """Try the cells that are asked for."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--models", nargs="*", default=SERVED, choices=SERVED, metavar="NAME")
+    parser.add_argument("--models", nargs="*", default=[*MODELS], choices=[*MODELS], metavar="NAME")
     parser.add_argument("--specs", nargs="*", default=SPECS, metavar="SPEC")
     parser.add_argument("--out", type=Path, metavar="FILE")
     args = parser.parse_args()

@@ -17,8 +17,6 @@ from tests.helpers.hf_models import (
     CACHE,
     MODELS,
     POSITIONS,
-    SERVED,
-    VERSION,
     Cell,
     checks_of,
     compute_logits,
@@ -44,8 +42,8 @@ COMBINED = [
     "rope+softcap(cap=2)",
     "fox+window(size=4),inkling,rope+fox,none",
 ]
-DECODERS = [name for name in SERVED if MODELS[name].generates and not MODELS[name].has_encoder]
-ENCODERS = [name for name in SERVED if name not in DECODERS]
+DECODERS = [name for name in MODELS if MODELS[name].generates and not MODELS[name].has_encoder]
+ENCODERS = [name for name in MODELS if name not in DECODERS]
 SPECS = [*names(), *COMBINED]
 
 
@@ -67,7 +65,7 @@ def test_cell(name, spec):
     assert not missing
 
 
-@pytest.mark.parametrize("name", SERVED)
+@pytest.mark.parametrize("name", MODELS)
 def test_own_positions_as_spec_give_the_models_logits(name):
     tiny = MODELS[name]
     model, inputs = tiny.build(), make_inputs(tiny)
@@ -83,7 +81,7 @@ def test_own_positions_as_spec_give_the_models_logits(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "spec", "reentrant"), product_of(SERVED, ["t5+learned", "m4m"], [False, True])
+    ("name", "spec", "reentrant"), product_of(MODELS, ["t5+learned", "m4m"], [False, True])
 )
 def test_gradients_are_the_same_with_checkpointing(name, spec, reentrant):
     cell = Cell.build(name, spec)
@@ -123,7 +121,7 @@ def test_gradients_reach_trained_frequencies(name, spec):
             torch.testing.assert_close(gradient, expected[key], rtol=1e-4, atol=1e-5, msg=key)
 
 
-@pytest.mark.parametrize("name", SERVED)
+@pytest.mark.parametrize("name", MODELS)
 def test_bfloat16(name):
     cell = Cell.build(name, "rope+alibi")
     exact = compute_logits(cell.model, cell.inputs)
@@ -166,8 +164,7 @@ def test_sizes_that_are_no_numbers_of_positions_are_refused(size):
 
 
 def test_numbers_of_longrope_are_chosen_by_the_room_for_positions(caplog):
-    key = "type" if VERSION < 5 else "rope_type"
-    scaling = {key: "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+    scaling = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
     tiny = MODELS["phi3"]
     settings = {"original_max_position_embeddings": 16, "rope_scaling": scaling}
     for length, room in ((12, 16), (40, POSITIONS)):
@@ -184,13 +181,6 @@ def test_models_that_are_not_served_are_refused_by_name():
         set_positions(transformers.BloomForCausalLM(config), "alibi")
     with pytest.raises(UserError, match="Linear is not a model of transformers"):
         set_positions(torch.nn.Linear(2, 2), "alibi")
-
-
-@pytest.mark.skipif(VERSION > 4, reason="their attention can be replaced from version 5 on")
-def test_encoders_are_refused_in_version_4():
-    for name in ("bert", "t5"):
-        with pytest.raises(UserError, match="install transformers 5"):
-            set_positions(MODELS[name].build(), "alibi")
 
 
 def test_inputs_of_a_pass_that_cannot_be_served_are_refused():
@@ -356,7 +346,7 @@ def test_rotations_alone_leave_attention_and_caches_to_transformers(spec):
     assert cell.model.config._attn_implementation == "sdpa"
 
 
-@pytest.mark.parametrize("name", SERVED)
+@pytest.mark.parametrize("name", MODELS)
 def test_inputs_longer_than_the_models_own_limit(name):
     cell = Cell.build(name, "alibi")
     inputs = make_inputs(cell.tiny, length=POSITIONS + 20)

@@ -19,7 +19,6 @@ from fairseq_posenc.hf.attention import AttentionPositions
 from tests.helpers.hf_models import (
     MODELS,
     SYMBOLS,
-    VERSION,
     compute_logits,
     distance,
     pad,
@@ -37,8 +36,7 @@ SIZES = {
 ROTATED = [
     kind
     for kind, family in families.FAMILIES.items()
-    if family.rotary and family.since <= VERSION and kind in CONFIG_MAPPING
-    if kind != "modernbert"
+    if family.rotary and kind in CONFIG_MAPPING and kind != "modernbert"
 ]
 ENCODERS = ("eurobert", "nomic_bert")
 ALIKE = {  # models with tables, and the tiny model whose sizes they take
@@ -47,7 +45,6 @@ ALIKE = {  # models with tables, and the tiny model whose sizes they take
     **dict.fromkeys(("blenderbot", "mbart", "pegasus", "plbart"), "bart"),
     "mt5": "t5",
 }
-TABLES = [kind for kind in ALIKE if families.FAMILIES[kind].since <= VERSION]
 FRACTIONS = {  # of a head that their configurations rotate by default
     **{"glm": 0.5, "glm4": 0.5, "glm4_moe": 0.5, "persimmon": 0.5, "phi": 0.5, "gpt_neox": 0.25}
 }
@@ -72,7 +69,7 @@ def build(kind):
     return model, inputs
 
 
-@pytest.mark.parametrize("kind", [*ROTATED, *TABLES])
+@pytest.mark.parametrize("kind", [*ROTATED, *ALIKE])
 def test_own_and_other_positions(kind):
     model, inputs = build(kind)
     before = compute_logits(model, inputs)

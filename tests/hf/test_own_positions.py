@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from transformers import CONFIG_MAPPING, AutoConfig, LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -18,7 +17,6 @@ from fairseq_posenc.hf.own_positions import count_positions, read_positions
 from fairseq_posenc.hf.own_spec import expand_own, join_layers
 from fairseq_posenc.specs import parse
 
-VERSION = int(transformers.__version__.partition(".")[0])
 LONG = {"short_factor": [1.0, 1.5, 2.0, 3.0], "long_factor": [1.0, 2.0, 4.0, 8.0]}
 LLAMA3 = {
     "rope_type": "llama3",
@@ -96,9 +94,7 @@ STATED: list[tuple[str, dict[str, Any], str, int]] = [
     ),
     (
         "gpt_oss",
-        {"sliding_window": 16, "rope_scaling": None, "rope_theta": 10000.0}
-        if VERSION < 5
-        else {
+        {
             "sliding_window": 16,
             "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
         },
@@ -128,12 +124,8 @@ STATED: list[tuple[str, dict[str, Any], str, int]] = [
         "t5(num_buckets=16,max_distance=20)",
         64,
     ),
-    *([("bert", {"position_embedding_type": "relative_key"}, "shaw", 512)] if VERSION < 5 else []),
-    *(
-        [("bert", {"position_embedding_type": "relative_key_query"}, "m4", 512)]
-        if VERSION < 5
-        else []
-    ),
+    # Transformers 5 has no tables by distance in BERT, whatever a configuration of 4 says.
+    ("bert", {"position_embedding_type": "relative_key"}, "learned", 512),
 ]
 
 
@@ -169,7 +161,7 @@ SCALINGS: list[tuple[dict[str, Any], int]] = [
     ({"rope_type": "longrope", "factor": 4.0, "original_max_position_embeddings": 16, **LONG}, 64),
     (LLAMA3, 64),
     ({**LLAMA3, "low_freq_factor": 0.5, "high_freq_factor": 8.0, "factor": 3.0}, 64),
-    *([({"rope_type": "proportional", "partial_rotary_factor": 0.5}, 64)] if VERSION > 4 else []),
+    ({"rope_type": "proportional", "partial_rotary_factor": 0.5}, 64),
 ]
 
 
@@ -201,7 +193,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "vit": ({}, "not known here"),
     "llama": ({"rope_scaling": {"rope_type": "spiral", "factor": 2.0}}, "unknown scaling 'spiral'"),
     "qwen3": ({"rope_scaling": {"rope_type": "default", "mrope_section": [1, 1, 2]}}, "M-RoPE"),
-    **({"gemma4_text": ({}, "heads of two widths")} if VERSION > 4 else {}),
+    "gemma4_text": ({}, "heads of two widths"),
 }
 
 

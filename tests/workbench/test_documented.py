@@ -225,7 +225,8 @@ def python_of(page: Path) -> list[str]:
 def test_python_of_a_page_runs(page, monkeypatch):
     folder, names = new_directory(), {"__name__": "page"}
     (folder / "checkpoint_best.pt").symlink_to(masked())
-    config = LlamaConfig(97, 32, 48, 30, num_attention_heads=4, rope_theta=100000.0)
+    sizes = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4}
+    config = LlamaConfig(**sizes, num_hidden_layers=30, rope_theta=100000.0)
     LlamaForCausalLM(config).save_pretrained(folder / "HuggingFaceTB/SmolLM2-135M-Instruct")
     monkeypatch.chdir(folder)
     for code in python_of(page):

@@ -35,7 +35,7 @@ def llama(tmp_path_factory):
     folder = tmp_path_factory.mktemp("llama")
     torch.manual_seed(1)
     sizes = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 4}
-    config = LlamaConfig(24, num_hidden_layers=2, max_position_embeddings=16, **sizes)
+    config = LlamaConfig(vocab_size=24, num_hidden_layers=2, max_position_embeddings=16, **sizes)
     model = LlamaForCausalLM(config)
     for parameter in model.parameters():  # so that attention differs by position
         torch.nn.init.normal_(parameter, std=0.3)
@@ -103,7 +103,7 @@ def test_a_model_with_positions_that_were_set_is_read_with_them(llama, measure, 
 
 
 def test_a_table_ends_where_it_ends(measure, tmp_path):
-    config = GPT2Config(24, n_positions=16, n_embd=32, n_layer=1, n_head=2)
+    config = GPT2Config(vocab_size=24, n_positions=16, n_embd=32, n_layer=1, n_head=2)
     GPT2LMHeadModel(config).save_pretrained(tmp_path / "gpt2")
     save_tokenizer(tmp_path / "gpt2", WORDS)
     rows = measure(f"gpt2={tmp_path / 'gpt2'}", "--lengths", "16,20", "--stride", "8")

@@ -5,17 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from transformers import AutoTokenizer, BertConfig, LlamaForCausalLM
+from transformers import AutoTokenizer, LlamaForCausalLM
 
 from fairseq_posenc.hf import set_positions
 from fairseq_posenc.hf.capture_attention import capture_attention
 from fairseq_posenc.workbench import cli
 from fairseq_posenc.workbench.plots.inspect_folder import _read_target
-from tests.helpers.hf_models import MODELS, SERVED, VERSION, Cell, make_inputs, save_tokenizer
+from tests.helpers.hf_models import MODELS, Cell, make_inputs, save_tokenizer
 from tests.helpers.products import product_of
 from tests.workbench.plots.test_inspect import content_of, numbers_of
 
-ONE_STACK = [name for name in SERVED if not MODELS[name].has_encoder]
+ONE_STACK = [name for name in MODELS if not MODELS[name].has_encoder]
 TEXT = "the cat sat on the mat"
 
 
@@ -77,7 +77,7 @@ def test_the_page_of_a_folder(tmp_path, capsys):
     assert np.nan_to_num(numbers_of(pages["alibi"], "decoder", "position")).any()
 
 
-PAIRS = [name for name in SERVED if MODELS[name].has_encoder]
+PAIRS = [name for name in MODELS if MODELS[name].has_encoder]
 
 
 @pytest.mark.skipif(not PAIRS, reason="their attention can be replaced from transformers 5 on")
@@ -141,9 +141,6 @@ def test_mistakes_are_one_line(tmp_path, capsys):
     MODELS["gpt2"].build(max_position_embeddings=4).save_pretrained(tmp_path / "short")
     save_tokenizer(tmp_path / "short", TEXT.split())
     assert "reads 4 tokens, and the text has 6" in refused("--checkpoint", tmp_path / "short")
-    if VERSION < 5:
-        BertConfig(architectures=["BertForMaskedLM"]).save_pretrained(tmp_path / "bert")
-        assert "bert" in refused("--checkpoint", tmp_path / "bert")
 
 
 def test_a_models_own_output_ends_late(tmp_path):

@@ -54,9 +54,7 @@ def load(named: NamedModel, computing: ComputeOptions, longest: int) -> LoadedMo
 def predict(model: PreTrainedModel, tokens: Tensor, targets: Tensor) -> Tensor:
     """Compute the log probabilities of targets, ``(B, n)``, which follow the last n tokens."""
     count = targets.size(1)
-    # Without a mask or cache, transformers 4 looks for packed texts, and then computes the whole
-    # square of scores instead of its causal half.
-    options: dict[str, Any] = {"attention_mask": torch.ones_like(tokens)}
+    options: dict[str, Any] = {}
     if "logits_to_keep" in inspect.signature(model.forward).parameters:  # saves memory
         options["logits_to_keep"] = count
     logits = model(input_ids=tokens, use_cache=False, **options).logits[:, -count:]  # [B, n, V]

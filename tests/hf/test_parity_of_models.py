@@ -1,4 +1,4 @@
-"""Encodings of models that only transformers 5 has equal the code of these models."""
+"""Encodings of single models equal the code of these models in transformers."""
 
 from __future__ import annotations
 
@@ -7,6 +7,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from transformers import AttentionInterface
+from transformers.models.inkling import modeling_inkling
+from transformers.models.inkling.configuration_inkling import InklingTextConfig
+from transformers.models.mistral_large4 import modeling_mistral_large4 as mistral
+from transformers.models.mistral_large4.configuration_mistral_large4 import MistralLarge4TextConfig
 
 from fairseq_posenc.api import PositionEncoding
 from fairseq_posenc.backends.base import AttentionCall
@@ -17,16 +22,6 @@ from fairseq_posenc.encodings.rope import LeRope
 from fairseq_posenc.encodings.rope_scaling import Scaling
 from fairseq_posenc.encodings.softmax import Ssmax
 from fairseq_posenc.encodings.terms import Terms
-from tests.helpers.hf_models import VERSION
-
-if VERSION < 5:
-    pytest.skip("transformers 4 has no such models", allow_module_level=True)
-
-from transformers import AttentionInterface
-from transformers.models.inkling import modeling_inkling
-from transformers.models.inkling.configuration_inkling import InklingTextConfig
-from transformers.models.mistral_large4 import modeling_mistral_large4 as mistral
-from transformers.models.mistral_large4.configuration_mistral_large4 import MistralLarge4TextConfig
 
 WIDTH, HEADS, LENGTH, RANK, EXTENT, FLOOR = 24, 3, 13, 4, 6, 5
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
