@@ -6,10 +6,8 @@ import json
 import math
 import os
 import re
-import shlex
 import subprocess
 import sys
-from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +24,6 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 import attention  # noqa: E402
 import repeated_rows  # noqa: E402
 import survive  # noqa: E402
-import windows  # noqa: E402
 from fairseq_posenc import registry  # noqa: E402
 from fairseq_posenc.backends import available, reference  # noqa: E402
 from fairseq_posenc.checkpoints.state_dict_adapter import is_copy  # noqa: E402

@@ -1,15 +1,16 @@
 """``fairseq-posenc plot``: draws the position encodings of a checkpoint or of an untrained spec.
 
-Each kind of picture is a subcommand, such as ``plot table``; its row of :data:`KINDS` says which
-options it has. Its function returns matplotlib's Figure, ``Any`` here: matplotlib is optional.
+Each kind of picture is a subcommand, such as ``plot table``. Its function returns matplotlib's
+Figure, ``Any`` here: matplotlib is optional.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 from fairseq_posenc.errors import UserError, how_to_install
 from fairseq_posenc.files import refuse_bad_place
@@ -23,20 +24,8 @@ _FORMATS = (".png", ".svg")
 _SIZES = {"embed_dim": 256, "heads": 4, "max_positions": 128}  # default sizes of an untrained spec
 
 
-class Kind(NamedTuple):
-    """A kind of picture: a subcommand of ``plot``."""
-
-    help: str
-    draw: Callable[[argparse.Namespace], Any]  # returns the Figure
-    checkpoints: int = 1  # number of checkpoints; 0 for pictures of specs alone
-    from_spec: bool = True  # whether --encoding can replace --checkpoint
-    text: Literal["none", "optional", "required"] = "none"  # whether --text is an option
-    reach: int = 0  # default of --reach, the largest distance; 0 without that option
-    # default of --layer; empty if there is no choice of layers and heads
-    layers: Literal["all", "the first", ""] = "all"
-
-
-class Subject(NamedTuple):
+@dataclass(frozen=True)
+class Subject:
     """The layers and heads of a stack that a picture shows."""
 
     stack: PlottedStack
@@ -44,6 +33,17 @@ class Subject(NamedTuple):
     layers: list[int]  # indices of the layers, from 0
     heads: list[int]  # indices of the heads, from 0
     name: str  # name in titles
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of picture: a subcommand of ``plot``."""
+
+    help: str
+    draw: Callable[[argparse.Namespace], Any]  # returns the Figure
+    reads_text: bool = False  # whether it shows a checkpoint's attention to --text
+    reach: int = 0  # default of --reach, the largest distance; 0 without that option
+    layers: str = "all"  # default of --layer; empty if there is no choice of layers and heads
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,7 +63,8 @@ def run(args: argparse.Namespace) -> int:
     if args.out.suffix not in _FORMATS:
         raise UserError(f"--out {args.out}: name a file that ends in {' or '.join(_FORMATS)}")
     refuse_bad_place(args.out, "--out")
-    _check_source(args, kind)
+    if not kind.reads_text:
+        _check_source(args)
     if not pictures.can_draw():
         raise UserError(f"pictures need matplotlib: {how_to_install('plot')}")
     pictures.save(kind.draw(args), args.out)
@@ -74,27 +75,20 @@ def run(args: argparse.Namespace) -> int:
 def _add_options(parser: argparse.ArgumentParser, kind: Kind) -> None:
     add = parser.add_argument
     add("--out", type=Path, required=True, metavar="FILE", help="the picture, .png or .svg")
-    if kind.checkpoints:
-        models = "a masked LM, causal LM or translation model"
-        models += "; give it twice, for the first minus the second" if kind.checkpoints > 1 else ""
-        add("--checkpoint", type=Path, action="append", default=[], metavar="FILE", help=models)
-        add_data(parser, "directory with its dictionaries (default: that of the training)")
+    models = "a masked LM, causal LM or translation model"
+    add("--checkpoint", type=Path, required=kind.reads_text, metavar="FILE", help=models)
+    add_data(parser, "directory with its dictionaries (default: that of the training)")
+    stacks = ["encoder", "decoder"]
+    if kind.reads_text:
+        add("--text", required=True, help="text that the model reads")
+        add("--target", metavar="TEXT", help="the translation (default: the model's own)")
+        stacks.append("cross")
     else:
-        parser.set_defaults(checkpoint=[], decoder=False)  # as without these options
-    if kind.from_spec:
-        untrained = "draw an untrained SPEC"
-        untrained += " instead of a checkpoint" if kind.checkpoints else ""
-        add("--encoding", required=not kind.checkpoints, metavar="SPEC", help=untrained)
+        add("--encoding", metavar="SPEC", help="draw an untrained SPEC instead of a checkpoint")
         for size, default in _SIZES.items():
             option = f"--{size.replace('_', '-')}"
             add_count(parser, option, f"size for SPEC (default: {default})")
-    if kind.from_spec and kind.checkpoints:
         add("--decoder", action="store_true", help="draw SPEC in a causal stack")
-    stacks = ["encoder", "decoder"]
-    if kind.text != "none":
-        add("--text", required=kind.text == "required", help="text that the model reads")
-        add("--target", metavar="TEXT", help="the translation (default: the model's own)")
-        stacks.append("cross")
     add("--stack", choices=stacks, help="default: the model's first")
     parser.set_defaults(layer=None, head=None)  # None for all, also without these options
     if kind.layers:
@@ -105,30 +99,23 @@ def _add_options(parser: argparse.ArgumentParser, kind: Kind) -> None:
         add_count(parser, "--reach", "the largest distance", kind.reach)
 
 
-def _check_source(args: argparse.Namespace, kind: Kind) -> None:
+def _check_source(args: argparse.Namespace) -> None:
     """Refuse options that do not go together."""
-    count = len(args.checkpoint)
-    spec = getattr(args, "encoding", None)
-    if bool(count) == bool(spec):  # neither or both
-        options = "--checkpoint or --encoding" if kind.from_spec else "--checkpoint"
-        raise UserError(f"plot {args.kind}: name {options}" + (", not both" if count else ""))
-    if count and count != kind.checkpoints:
-        raise UserError(
-            f"plot {args.kind}: name --checkpoint {kind.checkpoints} times, not {count}"
-        )
-    spec_options = [name for name in (*_SIZES, "decoder") if getattr(args, name, None)]
-    if count and spec_options:
+    if bool(args.checkpoint) == bool(args.encoding):  # neither or both
+        both = ", not both" if args.checkpoint else ""
+        raise UserError(f"plot {args.kind}: name --checkpoint or --encoding{both}")
+    spec_options = [name for name in (*_SIZES, "decoder") if getattr(args, name)]
+    if args.checkpoint and spec_options:
         option = spec_options[0].replace("_", "-")
         raise UserError(f"--{option} is for --encoding: a checkpoint has its own sizes")
 
 
 def _draw_tables(args: argparse.Namespace) -> Any:
-    return tables.draw_tables(*_collect_tables(args))
-
-
-def _draw_map(args: argparse.Namespace) -> Any:
-    collected, name = _collect_tables(args)
-    return tables.draw_map(collected, f"{name}: near rows are alike")
+    subject = _find_subject(args)
+    collected = tables.collect_tables(subject.stack, subject.layers, subject.heads)
+    if args.kind == "map":
+        return tables.draw_map(collected, f"{subject.name}: near rows are alike")
+    return tables.draw_tables(collected, subject.name)
 
 
 def _draw_products(args: argparse.Namespace) -> Any:
@@ -155,39 +142,23 @@ def _draw_scores(args: argparse.Namespace) -> Any:
     return distances.draw_curves(curves, subject.heads, subject.name)
 
 
-def _draw_grid(args: argparse.Namespace) -> Any:
-    subject = _find_subject(args)
-    if len(subject.layers) > 1:
-        raise UserError("plot grid: name one --layer")
-    (layer,) = subject.layers
-    scores = distances.compute_plane(subject.stack.layers[layer], args.reach)
-    title = f"{subject.name}: scores of equal contents on a grid"
-    return distances.draw_plane(scores[subject.heads], subject.heads, title)
-
-
 def _draw_attention(args: argparse.Namespace) -> Any:
-    return attention.draw_attention(*_read_maps(args))
-
-
-def _draw_distance(args: argparse.Namespace) -> Any:
-    maps, title = _read_maps(args)
-    return attention.draw_distance(maps, f"{title}, by distance")
-
-
-def _draw_difference(args: argparse.Namespace) -> Any:
-    minus = f"minus {_shorten_path(args.checkpoint[1])}"
-    if args.text:
-        maps, name = _read_maps(args)
-        others, _ = _read_maps(args, index=1)
-        return attention.draw_attention(maps.subtract(others), f"{name} {minus}", signed=True)
-    first, name = _collect_tables(args)
-    second, _ = _collect_tables(args, index=1)
-    return tables.draw_tables(tables.subtract_tables(first, second), f"{name} {minus}")
+    """Draw the attention of a checkpoint to the text, by pair or by distance."""
+    stack, maps = _import_trained().attention_to_text(
+        args.checkpoint, args.data, args.text, args.target, args.stack
+    )
+    name = _shorten_path(args.checkpoint)
+    layers = _choose_numbers(args.layer, len(maps.layers), "layer", name)
+    heads = _choose_numbers(args.head, len(maps.heads), "head", name)
+    title = f"{stack} attention in {name}"
+    if args.kind == "distance":
+        return attention.draw_distance(maps.select(layers, heads), f"{title}, by distance")
+    return attention.draw_attention(maps.select(layers, heads), title)
 
 
 KINDS = {
     "table": Kind("heat maps of tables, by position or distance", _draw_tables),
-    "map": Kind("tables in two dimensions, where near rows are alike", _draw_map),
+    "map": Kind("tables in two dimensions, where near rows are alike", _draw_tables),
     "products": Kind(
         "dot products of input vectors by distance: as they are, after random projections, and "
         "after the model's",
@@ -199,42 +170,17 @@ KINDS = {
         "the upper bound of rope's scores by distance", _draw_decay, reach=256, layers=""
     ),
     "scores": Kind("scores, biases and gains by distance, head and layer", _draw_scores, reach=32),
-    "grid": Kind(
-        "scores on a grid, from its middle, of a SPEC with axes=2",
-        _draw_grid,
-        checkpoints=0,
-        reach=12,
-        layers="the first",
-    ),
-    "attention": Kind(
-        "attention to a text, by layer and head", _draw_attention, from_spec=False, text="required"
-    ),
-    "distance": Kind(
-        "mean attention to a text by distance", _draw_distance, from_spec=False, text="required"
-    ),
-    "difference": Kind(
-        "tables of one checkpoint minus another's; with --text, their attention",
-        _draw_difference,
-        checkpoints=2,
-        from_spec=False,
-        text="optional",
-    ),
+    "attention": Kind("attention to a text, by layer and head", _draw_attention, reads_text=True),
+    "distance": Kind("mean attention to a text by distance", _draw_attention, reads_text=True),
 }
 
 
-def _collect_tables(args: argparse.Namespace, index: int = 0) -> tuple[Any, str]:
-    """Collect the tables of a spec, or of the checkpoint ``index``; return them with a title."""
-    subject = _find_subject(args, index)
-    return tables.collect_tables(subject.stack, subject.layers, subject.heads), subject.name
-
-
-def _find_subject(args: argparse.Namespace, index: int = 0) -> Subject:
-    """Find the stack to show: of the checkpoint ``index``, or of an untrained spec."""
+def _find_subject(args: argparse.Namespace) -> Subject:
+    """Find the stack to show: of the checkpoint, or of an untrained spec."""
     model = None
     if args.checkpoint:
-        path = args.checkpoint[index]
-        stack, model = _import_trained().open_stack(path, args.data, args.stack)
-        name = f"{stack.spec} in {_shorten_path(path)}"
+        stack, model = _import_trained().open_stack(args.checkpoint, args.data, args.stack)
+        name = f"{stack.spec} in {_shorten_path(args.checkpoint)}"
     else:
         width, heads, length = (getattr(args, size) or _SIZES[size] for size in _SIZES)
         stack = build_untrained_stack(args.encoding, width, heads, length, args.decoder)
@@ -259,17 +205,6 @@ def _choose_numbers(numbers: Sequence[int] | None, count: int, part: str, name: 
         if not 1 <= number <= count:
             raise UserError(f"--{part} {number}: {name} has {part}s 1 to {count}")
     return [number - 1 for number in numbers] if numbers else list(range(count))
-
-
-def _read_maps(args: argparse.Namespace, index: int = 0) -> tuple[Any, str]:
-    """Compute the attention of a checkpoint to the text; return it with a title."""
-    path = args.checkpoint[index]
-    trained = _import_trained()
-    stack, maps = trained.attention_to_text(path, args.data, args.text, args.target, args.stack)
-    name = _shorten_path(path)
-    layers = _choose_numbers(args.layer, len(maps.layers), "layer", name)
-    heads = _choose_numbers(args.head, len(maps.heads), "head", name)
-    return maps.select(layers, heads), f"{stack} attention in {name}"
 
 
 def _import_trained() -> Any:

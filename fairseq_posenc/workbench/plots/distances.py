@@ -1,7 +1,7 @@
 """Draws curves by distance: scores, biases and gains; products of input vectors; rope's bound.
 
-A distance is j - i for query i and key j, so that later keys have positive distances. For positions
-on two axes, the scores by distance are a plane. ``Any`` stands for matplotlib's Figure.
+A distance is j - i for query i and key j, so that later keys have positive distances. ``Any``
+stands for matplotlib's Figure.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fairseq_posenc.api import PositionEncoding
-from fairseq_posenc.backends import reference
 from fairseq_posenc.encodings.rotation import PairRotation
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.plots import grids
@@ -22,8 +20,7 @@ from fairseq_posenc.workbench.plots.stacks import PlottedStack, compute_terms, m
 if TYPE_CHECKING:
     from fairseq_posenc.analysis.split import CapturedAttention
 
-_SEED = 1  # of random contents and projections
-_SAMPLES = 64  # random contents that the scores on a grid are averaged over
+_SEED = 1  # of random projections
 
 
 class Curves(NamedTuple):
@@ -105,7 +102,7 @@ def draw_curves(curves: Sequence[Curves], heads: Sequence[int], title: str) -> A
     if count > grids.MAX_PANELS:
         raise UserError(f"{count} panels are too many for a picture: choose --layer")
     columns = 2 if count in (2, 4) else 3  # no gap in the last row
-    figure, panels = grids.new_page(count, title, columns, height_to_width=0.8)
+    figure, panels = grids.new_page(count, title, columns, height=2.4)
     for axes, curve in zip(panels, curves):
         names = grids.name_heads(heads) if len(curve.values) == len(heads) else ["all heads"]
         grids.draw_lines(axes, curve.distances, curve.values, names)
@@ -157,7 +154,7 @@ def draw_products(
     if stack.projections:
         for layer in layers:
             projections[f"projections of layer {layer + 1}"] = stack.projections[layer]
-    figure, panels = grids.new_page(1 + len(projections), title, columns=3, height_to_width=0.9)
+    figure, panels = grids.new_page(1 + len(projections), title, columns=3, height=2.4)
     distances = torch.arange(-reach, reach + 1)
     grids.draw_lines(panels[0], distances, compute_products(vectors, reach), ["all channels"])
     grids.label_axes(panels[0], "themselves", "distance k", "")
@@ -194,51 +191,8 @@ def draw_decay(stack: PlottedStack, reach: int, title: str) -> Any:
     rotation = stack.layers[0].shared.rotation(make_positions(reach + 1).ids)
     if not isinstance(rotation, PairRotation) or rotation.decay is not None:
         raise UserError(f"{stack.spec} has no bound of decay; only rope has one")
-    figure, (axes,) = grids.new_page(1, title, columns=1, height_to_width=0.75)
+    figure, (axes,) = grids.new_page(1, title, columns=1, height=3.0)
     names = [f"{2 * rotation.phases.size(-1)} coordinates of a head"]
     grids.draw_lines(axes, torch.arange(reach + 1), compute_rotary_bound(rotation.phases[0]), names)
     grids.label_axes(axes, "bound of the score", "distance", "mean of |S_j|")
-    return figure
-
-
-@torch.no_grad()
-def compute_plane(encoding: PositionEncoding, reach: int) -> Tensor:
-    """Compute the mean scores of the middle token of a grid with all tokens, of equal contents.
-
-    The contents are random vectors of norm sqrt(embed_dim).
-
-    Args:
-        encoding: with ``axes=2``, not causal.
-        reach: rows and columns on each side of the middle.
-
-    Returns:
-        ``(heads, 2 * reach + 1, 2 * reach + 1)``, by row and column.
-
-    Raises:
-        UserError: the spec has other axes.
-    """
-    dims = encoding.assembly.dims
-    side = 2 * reach + 1
-    ids = torch.cartesian_prod(torch.arange(side), torch.arange(side)).t()[:, None]  # [2, 1, T]
-    generator = torch.Generator().manual_seed(_SEED)
-    content = torch.randn(_SAMPLES, 1, dims.embed_dim, generator=generator)
-    x, shared = encoding(content.expand(-1, side * side, -1), position_ids=ids)
-    heads = x.unflatten(-1, (dims.num_heads, -1)).transpose(1, 2)  # [B, H, T, D]
-    mask = shared.mask("both")
-    call = encoding.make_call(heads, heads, heads, shared, inputs=x, mask=mask)
-    scores = reference.scores(call.query, call.key, call.terms, call.mask)  # [B, H, T, T]
-    return scores[:, :, side * side // 2].mean(0).unflatten(-1, (side, side))
-
-
-def draw_plane(scores: Tensor, heads: Sequence[int], title: str) -> Any:
-    """Draw a heat map of the scores ``(heads, rows, columns)`` of each head."""
-    figure, panels = grids.new_page(len(scores), title, columns=4, height_to_width=1.0)
-    limit = float(scores.abs().max())
-    reach = scores.size(1) // 2
-    extent = (-reach - 0.5, reach + 0.5, reach + 0.5, -reach - 0.5)
-    for axes, values, name in zip(panels, scores, grids.name_heads(heads)):
-        image = grids.draw_heat_map(axes, values, limit, extent=extent)
-        axes.set_aspect("equal")
-        grids.label_axes(axes, name, "columns away", "rows away")
-    grids.draw_colour_bar(figure, image, panels, "score")
     return figure

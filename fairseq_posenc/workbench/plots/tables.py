@@ -13,7 +13,7 @@ from fairseq_posenc.encodings.term import Term
 from fairseq_posenc.errors import UserError, how_to_install
 from fairseq_posenc.workbench.plots import grids
 from fairseq_posenc.workbench.plots.stacks import PlottedStack, compute_terms
-from fairseq_posenc.workbench.results.pictures import GRID
+from fairseq_posenc.workbench.results.pictures import PALE
 
 _MIN_SIZE = 3  # fewest rows, and columns, of a table that is drawn as a map
 _MAX_MAPS = 16  # in a picture
@@ -56,30 +56,6 @@ def collect_tables(
     return tables
 
 
-def subtract_tables(
-    tables: Sequence[PlottedTable], others: Sequence[PlottedTable]
-) -> list[PlottedTable]:
-    """Subtract the tables of another model.
-
-    Raises:
-        UserError: the models have different tables, or tables of different sizes.
-    """
-
-    def describe(table: PlottedTable) -> str:
-        return f"{table.title} ({' x '.join(map(str, table.values.shape))})"
-
-    ours = list(map(describe, tables))
-    theirs = list(map(describe, others))
-    if ours != theirs:
-        raise UserError(
-            f"the models have different tables: {'; '.join(ours)} and {'; '.join(theirs)}: choose "
-            "two with the same positions and sizes"
-        )
-    return [
-        table._replace(values=table.values - other.values) for table, other in zip(tables, others)
-    ]
-
-
 def draw_tables(tables: Sequence[PlottedTable], title: str) -> Any:
     """Draw a heat map for each table, with white for 0; return matplotlib's Figure.
 
@@ -87,12 +63,12 @@ def draw_tables(tables: Sequence[PlottedTable], title: str) -> Any:
         UserError: there are too many tables for a picture.
     """
     _refuse_many(tables, grids.MAX_PANELS)
-    figure, panels = grids.new_page(len(tables), title, columns=4, height_to_width=1.2)
+    figure, panels = grids.new_page(len(tables), title, columns=4, height=2.4)
     for axes, table in zip(panels, tables):
         width = len(table.columns)
         extent = (-0.5, width - 0.5, int(table.rows[-1]) + 0.5, int(table.rows[0]) - 0.5)
         image = grids.draw_heat_map(axes, table.values, extent=extent)
-        grids.draw_colour_bar(figure, image, axes)
+        figure.colorbar(image, ax=axes, shrink=0.85)
         grids.label_axes(axes, table.title, table.column_label, table.row_label)
         if table.column_label == "head":
             axes.set_xticks(range(width), [str(head) for head in table.columns])
@@ -127,16 +103,15 @@ def draw_map(tables: Sequence[PlottedTable], title: str) -> Any:
     if not tables:
         raise UserError("a map needs a table of vectors; the encodings have tables of numbers only")
     _refuse_many(tables, _MAX_MAPS)
-    figure, panels = grids.new_page(len(tables), title, columns=2, height_to_width=0.85)
+    figure, panels = grids.new_page(len(tables), title, columns=2, height=3.4)
     for axes, table in zip(panels, tables):
         points = place_rows(table.values).numpy()
-        axes.plot(*points.T, color=grids.PALE, lw=0.7, zorder=1)
+        axes.plot(*points.T, color=PALE, lw=0.7, zorder=1)
         image = axes.scatter(*points.T, c=table.rows.numpy(), cmap=grids.UNSIGNED, s=14, zorder=2)
         axes.set_aspect("equal", adjustable="datalim")
         axes.set(xticks=[], yticks=[])
-        axes.spines[:].set_color(GRID)
         axes.set_title(table.title, fontsize=9)
-        grids.draw_colour_bar(figure, image, axes, table.row_label)
+        figure.colorbar(image, ax=axes, shrink=0.85, label=table.row_label)
     return figure
 
 

@@ -12,8 +12,7 @@ from markdown import Markdown
 from markdown.treeprocessors import Treeprocessor
 
 _STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; color: #222; max-width: 68rem; margin: 2rem auto;
-  padding: 0 1rem; }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 68rem; margin: 2rem auto; padding: 0 1rem; }
 table { border-collapse: collapse; font-size: 0.9rem; }
 th, td { padding: 0.3rem 0.5rem; border-bottom: 1px solid #ddd; white-space: nowrap; }
 img { max-width: 100%; }
@@ -37,11 +36,8 @@ class _UnsafeLinkRemover(Treeprocessor):
                     del element.attrib[name]
 
 
-def convert_to_html(text: str, folder: Path, refresh: int = 0) -> str:
-    """Convert a report in Markdown to an HTML page, with the PNG files of its folder embedded.
-
-    A browser reloads the page every ``refresh`` seconds; with 0 it never does.
-    """
+def convert_to_html(text: str, folder: Path) -> str:
+    """Convert a report in Markdown to an HTML page, with the PNG files of its folder embedded."""
 
     def embed(match: re.Match[str]) -> str:
         encoded = base64.b64encode((folder / match[0]).read_bytes()).decode()
@@ -53,6 +49,4 @@ def convert_to_html(text: str, folder: Path, refresh: int = 0) -> str:
     body = _PICTURE.sub(embed, converter.convert(text))
     title = re.search(r"<h1>(.*?)</h1>", body)
     head = f'<meta charset="utf-8">\n<title>{title[1] if title else ""}</title>\n'
-    if refresh:
-        head += f'<meta http-equiv="refresh" content="{refresh}">\n'
     return f'<!DOCTYPE html>\n<html lang="en">\n{head}<style>{_STYLE}</style>\n{body}\n</html>\n'

@@ -29,33 +29,23 @@ def _find_gaps(entries: Iterable[Entry]) -> list[tuple[int, float]]:
 
 
 def draw_curves(lines: Mapping[str, Line], title: str, path: Path, *, log: bool) -> bool:
-    """Draw lines over updates, with labels at their ends, into a PNG file.
+    """Draw lines over updates into a PNG file.
 
     ``log`` makes the axis of values logarithmic. Returns False if there was nothing to draw.
     """
     values = [value for line in lines.values() for value in line.values]
     if not values:
         return False
-
-    from matplotlib.ticker import FuncFormatter, MaxNLocator  # matplotlib is optional
-
     figure = pictures.new_figure(9, 5.2, dpi=160)
     axes = figure.add_subplot()
     low, high = min(values), max(values)
     room = _MARGIN * (high - low or 1.0)  # equal values need room too
     limits = (low / (1 + _MARGIN), high * (1 + _MARGIN)) if log else (low - room, high + room)
-    updates = [x for line in lines.values() for x, _ in line.mean]
-    first, last = min(updates), max(updates)
-    begins_late = last / 8 < first < last  # else the axis begins at zero
-    axes.set_xlim(first if begins_late else 0, max(last, 1))
-    axes.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 2.5, 5, 10], integer=True))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-    axes.set_xlabel("training updates", color=pictures.GREY, fontsize=11)
-    axes.tick_params(labelsize=11)
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.set_xlabel("training updates", color=pictures.GREY)
     pictures.style_values(axes, *limits, log=log)
     digits = 1 if log else 2  # of perplexities, and of losses
     pictures.draw_lines(axes, lines, lambda _, value: f"{value:,.{digits}f}")
-    axes.set_title(title, loc="left", fontsize=14, pad=14)
-    figure.get_layout_engine().set(w_pad=0.15, h_pad=0.15)
+    axes.set_title(title, loc="left", fontsize=14)
     pictures.save(figure, path)
     return True

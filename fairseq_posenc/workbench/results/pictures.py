@@ -1,4 +1,4 @@
-"""Draws lines in the style of all pictures: colours, axes, labels and files.
+"""Draws lines with intervals over seeds, in colours that colour-blind people can distinguish.
 
 matplotlib is optional: functions import it, and ``Any`` stands for its Figure and Axes.
 """
@@ -17,47 +17,10 @@ from fairseq_posenc.workbench.results.intervals import Interval, average_lines, 
 
 Points = Sequence[tuple[int, float]]  # x and y; y is NaN where there is a gap
 
-# Okabe and Ito's colours, which colour-blind people can distinguish, without the pale ones.
+# Okabe and Ito's colours, without the pale ones.
 COLOURS = ("#000000", "#E69F00", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9")
-STYLES = ("-", "--", ":", "-.", (0, (7, 1, 1, 1, 1, 1)))  # distinguish lines of the same colour
-# The index of an encoding is the number of its style in every picture. The encodings that are
-# compared most often come first, with different colours; new ones are added at the end.
-_ENCODINGS = (
-    "none",
-    "learned",
-    "rope",
-    "alibi",
-    "m4m",
-    "sinusoidal",
-    "t5",
-    "decbert_diff",
-    "decbert_same",
-    "kerple",
-    "sandwich",
-    "shaw",
-    "fire",
-    "xpos",
-    "m1",
-    "m2",
-    "m3",
-    "m4",
-    "tupe",
-    "tupe_shared",
-    "raffel",
-    "deberta",
-    "deberta_v2",
-    "transformer_xl",
-    "shaw_values",
-    "sentence_learned",
-    "fox",
-    "pope",
-    "cope",
-)
+STYLES = ("-", "--", ":", "-.")  # distinguish lines of the same colour
 GREY, PALE, GRID = "#666666", "#bbbbbb", "#e4e4e4"
-_TICKS = (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0)  # times powers of ten, on a log scale
-_MIN_TICKS = 3
-_MAX_TICKS = 10
-_LABEL_HEIGHT = 0.06  # height of a label at the end of a line, as a share of the axes' height
 
 
 def can_draw() -> bool:
@@ -65,7 +28,7 @@ def can_draw() -> bool:
     return find_spec("matplotlib") is not None
 
 
-def new_figure(width: float, height: float, dpi: int) -> Any:
+def new_figure(width: float, height: float, dpi: int = 110) -> Any:
     """Create an empty figure of a size in inches."""
     # fairseq enables the messages of all libraries, and matplotlib would list all fonts.
     logging.getLogger("matplotlib").setLevel(logging.WARNING)
@@ -91,8 +54,7 @@ def new_panels(
     """
     columns = min(columns, count)
     rows = math.ceil(count / columns)
-    size = columns * panel[0] + margin[0], rows * panel[1] + margin[1]
-    figure = new_figure(*size, dpi)
+    figure = new_figure(columns * panel[0] + margin[0], rows * panel[1] + margin[1], dpi)
     panels = list(figure.subplots(rows, columns, squeeze=False, **sharing).flat)
     for axes in panels[count:]:
         axes.remove()
@@ -108,47 +70,25 @@ def save(figure: Any, path: Path) -> None:
         figure.savefig(new, format=path.suffix[1:], metadata={varying: None})
 
 
-def line_style(number: int, colours: Sequence[str] = COLOURS) -> dict[str, Any]:
+def line_style(number: int) -> dict[str, str]:
     """Choose the colour and style of a line by its number."""
-    return {
-        "color": colours[number % len(colours)],
-        "linestyle": STYLES[number // len(colours) % len(STYLES)],
-    }
-
-
-def assign_styles(names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Assign colours and styles to the names of models.
-
-    An encoding has the same style in every picture; other names take the first free styles.
-    """
-    numbers = {name: _ENCODINGS.index(name) for name in names if name in _ENCODINGS}
-    count = len(COLOURS) * len(STYLES)
-    free = (number for number in range(count) if number not in numbers.values())
-    for name in names:
-        if name not in numbers:
-            numbers[name] = next(free, count)  # `count` is the first style once more
-    return {name: line_style(number) for name, number in numbers.items()}
+    style = STYLES[number // len(COLOURS) % len(STYLES)]
+    return {"color": COLOURS[number % len(COLOURS)], "linestyle": style}
 
 
 def style_values(axes: Any, low: float, high: float, *, log: bool) -> None:
-    """Set the limits and ticks of the axis of values, with a light grid and no frame."""
-    from matplotlib.ticker import FuncFormatter, NullLocator
-
+    """Set the limits of the axis of values, with plain numbers, a light grid and no frame."""
     if log:
+        from matplotlib.ticker import LogLocator, NullFormatter
+
         axes.set_yscale("log")
-        axes.set_yticks(choose_ticks(low, high))
-        axes.yaxis.set_minor_locator(NullLocator())
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_minor_formatter(NullFormatter())
     axes.set_ylim(low, high)
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
-    style_frame(axes)
-
-
-def style_frame(axes: Any) -> None:
-    """Give axes a light grid, and no frame except the line at the bottom."""
+    axes.yaxis.set_major_formatter("{x:,g}")
     axes.tick_params(length=0, colors=GREY)
     axes.grid(axis="y", color=GRID, linewidth=0.8)
     axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.spines["bottom"].set_color(PALE)
 
 
 class Line(NamedTuple):
@@ -171,7 +111,9 @@ class Line(NamedTuple):
     @property
     def values(self) -> list[float]:
         """All finite values, with those of intervals and seeds, for which an axis needs room."""
-        values = [y for _, mean in self.mean for y in mean] + [y for _, y in self.dots]
+        values = [y for _, mean in self.mean for y in (mean.mean, mean.low, mean.high)] + [
+            y for _, y in self.dots
+        ]
         return [y for y in values if math.isfinite(y)]
 
     def draw(self, axes: Any, style: Mapping[str, Any], **overrides: Any) -> None:
@@ -193,69 +135,19 @@ def draw_lines(
     axes: Any,
     lines: Mapping[str, Line],
     label: Callable[[int, float], str] = lambda x, y: f"{y:,.1f}",
-    styles: Mapping[str, Mapping[str, Any]] | None = None,
     **style_options: Any,
 ) -> None:
-    """Draw lines by name into axes with limits; labels beside their ends do not overlap.
+    """Draw lines by name into axes; the legend has each name and its last point.
 
-    A label has the name and the last point, formatted by ``label``, or says where the training
-    diverged. The style of a line is by default that of its encoding (:func:`assign_styles`);
+    ``label`` formats the last point; a training that diverged has the place where it did.
     ``style_options`` are matplotlib's settings of all lines.
     """
-    styles = styles or assign_styles(list(lines))
-    heights: dict[str, float] = {}
-    texts: dict[str, str] = {}
-    for name, line in lines.items():
+    for number, (name, line) in enumerate(lines.items()):
         if not line.mean:
             continue
-        line.draw(axes, styles[name], **style_options)
-        x = line.mean[-1][0]
-        y = line.mean[-1][1].mean
-        if math.isfinite(y):
-            texts[name] = f"{name}  {label(x, y)}"
-            point = axes.transData.transform((x, y))
-            heights[name] = float(axes.transAxes.inverted().transform(point)[1])
-        else:
-            last_finite = max((x for x, y in line.mean if math.isfinite(y.mean)), default=-1)
-            end = next(x for x, _ in line.mean if x > last_finite)  # all later means are NaN
-            texts[name] = f"{name}  diverged at {end:,}"
-            heights[name] = 1.0
-    places = spread_out(list(heights.values()), _LABEL_HEIGHT) if heights else []
-    for name, height in zip(heights, places):
-        axes.annotate(
-            texts[name],
-            (1.015, height),
-            xycoords="axes fraction",
-            color=styles[name]["color"],
-            fontsize=11,
-            fontweight="bold",
-            verticalalignment="center",
-        )
-
-
-def choose_ticks(low: float, high: float) -> list[float]:
-    """Choose round numbers between two positive limits, about evenly spaced on a log scale."""
-    powers = [10.0**exponent for exponent in range(-3, 300) if 10.0**exponent <= high]
-    ticks = [digit * power for power in powers for digit in _TICKS if low <= digit * power <= high]
-    if len(ticks) < _MIN_TICKS:  # in such a narrow range a log scale is nearly linear
-        from matplotlib.ticker import MaxNLocator
-
-        values = MaxNLocator(5).tick_values(low, high)
-        return [float(tick) for tick in values if low <= tick <= high]
-    return ticks[:: math.ceil(len(ticks) / _MAX_TICKS)]
-
-
-def spread_out(heights: Sequence[float], distance: float) -> list[float]:
-    """Move heights apart, in their order, until none is closer than ``distance`` to the next.
-
-    The sum of squared movements is the smallest possible: it is an isotonic regression of the
-    heights without the distances.
-    """
-    import numpy as np
-    from scipy.optimize import isotonic_regression
-
-    order = np.argsort(heights, kind="stable")
-    steps = distance * np.arange(len(heights))
-    moved = np.empty(len(heights))
-    moved[order] = isotonic_regression(np.asarray(heights)[order] - steps).x + steps
-    return [float(height) for height in moved]
+        x, last = line.mean[-1]
+        end = label(x, last.mean)
+        if not math.isfinite(last.mean):
+            end = f"diverged at {next(x for x, y in line.mean if not math.isfinite(y.mean)):,}"
+        line.draw(axes, line_style(number), label=f"{name}  {end}", **style_options)
+    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)

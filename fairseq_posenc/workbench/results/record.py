@@ -1,7 +1,4 @@
-"""Records: the figures of a command in JSON, with their data and the command line.
-
-Every command writes its results as a record, and ``fairseq-posenc report`` shows any record.
-"""
+"""Records: the figures of a command in JSON, with their data and the command line."""
 
 from __future__ import annotations
 
@@ -10,14 +7,14 @@ import math
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, NamedTuple, Optional
+from typing import Any, Optional
 
 from fairseq_posenc.errors import shortened
 from fairseq_posenc.files import write_whole
 
 VERSION = 1  # version of the format
-_HEAD_CHARACTERS = 4096  # they contain "kind"; without it a file is no record, and is not read on
 Row = Mapping[str, Any]  # texts and numbers by column; None for a missing figure
 
 
@@ -25,12 +22,12 @@ class RecordError(Exception):
     """A file is not a record, or is a record of another version; the message says which."""
 
 
-class Record(NamedTuple):
+@dataclass(frozen=True)
+class Record:
     """The results of a command."""
 
     kind: str  # the command, such as `compare`
-    # tables by name; a table is a list of rows, and the first one holds the main results
-    figures: Mapping[str, Sequence[Row]]
+    figures: Mapping[str, Sequence[Row]]  # tables by name; the first has the main results
     data: Row  # facts by name, such as the text or its folder, the checkpoint and the machine
     spec: Optional[str] = None  # position encodings, if they are the same in all rows and known
     seed: Optional[int] = None  # seed, if it is the same in all rows
@@ -44,8 +41,11 @@ class Record(NamedTuple):
 
     def text(self) -> str:
         """Format the record as JSON, a line for each row."""
-        head = {name: value for name, value in self._asdict().items() if name != "figures"}
-        lines = [f" {json.dumps(name)}: {_json(value)}" for name, value in head.items()]
+        lines = [
+            f" {json.dumps(field.name)}: {_json(getattr(self, field.name))}"
+            for field in fields(self)
+            if field.name != "figures"
+        ]
         tables = [
             f"  {json.dumps(name)}: [\n" + ",\n".join(f"   {_json(row)}" for row in rows) + "\n  ]"
             for name, rows in self.figures.items()
@@ -70,57 +70,33 @@ def read(path: Path) -> Record:
         RecordError: the file is not a record, or is a record of another version.
     """
     try:
-        with open(path, encoding="utf-8") as stream:
-            text = stream.read(_HEAD_CHARACTERS)
-            if '"kind"' not in text:
-                raise RecordError("not a record of fairseq-posenc")
-            content = json.loads(text + stream.read())
-            # Half a surrogate pair, which JSON can hold, can be neither printed nor written.
-            json.dumps(content, ensure_ascii=False).encode()
-    except (ValueError, RecursionError) as error:
-        raise RecordError(f"not a complete JSON file ({shortened(str(error))})") from None
+        content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise RecordError(f"cannot be read ({error.strerror})") from None
-    return _check_content(content)
-
-
-def _check_content(content: Any) -> Record:
-    """Build a record from the JSON of a file, which may be anything."""
+    except (ValueError, RecursionError) as error:
+        raise RecordError(f"not a complete JSON file ({shortened(str(error))})") from None
     if not isinstance(content, dict) or not {"kind", "version", "figures"} <= content.keys():
         raise RecordError("not a record of fairseq-posenc")
     if content["version"] != VERSION:
         version = shortened(str(content["version"]))
         raise RecordError(f"a record of version {version}; this program reads version {VERSION}")
-    known = {name: value for name, value in content.items() if name in Record._fields}
-    record = Record(**{"data": {}, **known})  # only the keys checked above are required
-    is_valid = {
-        "kind": isinstance(record.kind, str),
-        "command": isinstance(record.command, str),
-        "spec": isinstance(record.spec, (str, type(None))),
-        "seed": isinstance(record.seed, (int, type(None))) and _is_value(record.seed),
-        "data": _is_row(record.data),
-        "figures": _are_tables(record.figures),
-    }
-    for name, valid in is_valid.items():
-        if not valid:
-            raise RecordError(f"a record whose {name!r} is invalid")
-    return record
+    if not _is_valid(content):
+        raise RecordError("a damaged record: its 'data' or 'figures' are invalid")
+    names = {field.name for field in fields(Record)}
+    return Record(**{"data": {}, **{name: content[name] for name in names & content.keys()}})
 
 
-def _are_tables(figures: object) -> bool:
-    return isinstance(figures, dict) and all(
-        isinstance(table, list) and all(map(_is_row, table)) for table in figures.values()
+def _is_valid(content: Mapping[str, Any]) -> bool:
+    """Check that tables are lists of rows, and rows objects of texts and numbers."""
+    tables = content["figures"]
+    if not isinstance(tables, dict) or not all(
+        isinstance(table, list) for table in tables.values()
+    ):
+        return False
+    rows = [content.get("data", {}), *(row for table in tables.values() for row in table)]
+    return all(isinstance(row, dict) for row in rows) and all(
+        isinstance(value, (str, int, float, type(None))) for row in rows for value in row.values()
     )
-
-
-def _is_row(row: object) -> bool:
-    return isinstance(row, dict) and all(map(_is_value, row.values()))
-
-
-def _is_value(value: object) -> bool:
-    if isinstance(value, int):  # JSON does not limit the number of digits
-        return abs(value) < 2**63
-    return isinstance(value, (str, float, type(None)))
 
 
 def _json(value: Any) -> str:

@@ -19,7 +19,6 @@ from typing import Any
 import pytest
 import torch
 
-from fairseq_posenc import registry
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.experiments import corpus, variants
 from fairseq_posenc.workbench.experiments.compare import command, live, report, statements
@@ -31,7 +30,7 @@ from fairseq_posenc.workbench.experiments.compare.record import (
 from fairseq_posenc.workbench.experiments.outcomes import Outcome, aggregate
 from fairseq_posenc.workbench.experiments.text_experiment import TextExperiment, TextResults
 from fairseq_posenc.workbench.experiments.variants import Run, parse_variants
-from fairseq_posenc.workbench.results import pictures, record
+from fairseq_posenc.workbench.results import record
 from fairseq_posenc.workbench.running import logs as curves
 from fairseq_posenc.workbench.running.executor import Slurm
 from fairseq_posenc.workbench.running.exit_codes import STOPPED
@@ -642,10 +641,8 @@ class TestReport:
         assert "| `m4m` | - | 0.003 | 0 | 39.96 at update 200 |" in text
         assert "judged when all trainings are finished" in text
         page = (tmp_path / report.PAGE).read_text()
-        assert 'http-equiv="refresh"' in page
         report.write_report(whole)
         page = (tmp_path / report.PAGE).read_text()
-        assert "refresh" not in page
         assert re.search(r'<img alt="[^"]+" src="data:image/png;base64,iVBOR', page)
         assert not re.search(r'(src|href)="(?!data:)', page)
         assert "<td><code>m4m</code></td>" in page
@@ -685,35 +682,6 @@ class TestReport:
 
     def test_a_pass_is_measured(self) -> None:
         assert 0 < live._measure_pass(2) < 60
-
-    def test_an_encoding_has_one_colour_in_every_picture(self):
-        everywhere = pictures.assign_styles([*registry.names(), "decbert_same", "decbert_diff"])
-        assert len({tuple(each.values()) for each in everywhere.values()}) == len(everywhere)
-        for names in (["rope", "m4m"], ["mine", "m4m", "none", "rope"]):
-            found = pictures.assign_styles(names)
-            assert all(found[name] == everywhere[name] for name in names if name != "mine")
-            assert len({tuple(each.values()) for each in found.values()}) == len(names)
-
-    def test_ticks_are_few_and_round(self) -> None:
-        assert pictures.choose_ticks(35, 450) == [40, 50, 70, 100, 150, 200, 300, 400]
-        assert len(pictures.choose_ticks(1, 1e30)) <= 10
-        assert pictures.choose_ticks(71, 89) == [72, 76, 80, 84, 88]
-
-    @pytest.mark.parametrize(
-        ("heights", "moved"),
-        [
-            ([0.5, 0.1], [0.5, 0.1]),
-            ([0.5, 0.5], [0.45, 0.55]),
-            ([0.5, 0.52, 0.54], [0.42, 0.52, 0.62]),
-        ],
-    )
-    def test_labels_move_apart(self, heights: list[float], moved: list[float]) -> None:
-        assert pictures.spread_out(heights, 0.1) == pytest.approx(moved)
-
-    def test_spread_keeps_its_promises(self) -> None:
-        heights = [random.Random(1).random() for _ in range(12)]
-        places = sorted(pictures.spread_out(heights, 0.05))
-        assert all(b - a > 0.0499 for a, b in zip(places, places[1:]))
 
 
 def test_the_report_of_causal_models_speaks_of_no_masks(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -58,7 +59,7 @@ def results(tmp_path, monkeypatch) -> Path:
     data = {"family": "causal-lm", "text": "a book", "words": 9000, "trained_length": 128}
     path = tmp_path / measured.MAIN_RECORD["causal-lm"]
     record = Record("compare", {"models": compared, "trainings": trainings}, data)
-    record._replace(command="compare -- --decoder-embed-dim 64").write(path)
+    replace(record, command="compare -- --decoder-embed-dim 64").write(path)
     for seed, change in enumerate((0.99, 1.0, 1.01)):
         lines = [
             {

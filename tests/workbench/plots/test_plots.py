@@ -18,7 +18,7 @@ from fairseq_posenc.workbench.cli import main
 from fairseq_posenc.workbench.plots import attention, distances, tables, trained
 from fairseq_posenc.workbench.plots.command import KINDS
 from fairseq_posenc.workbench.plots.stacks import build_untrained_stack, collect_trained_stacks
-from tests.helpers import commands, oracles
+from tests.helpers import commands
 from tests.helpers.products import product_of, some_of
 from tests.helpers.tiny_models import (
     ARCHITECTURES,
@@ -206,23 +206,6 @@ class TestDecay:
             distances.draw_decay(spec_stack(spec), 9, "title")
 
 
-class TestGrid:
-    def test_penalties_of_rows_and_columns_add_up(self):
-        (positions,) = build_untrained_stack("alibi(axes=2)", 32, 4, 64, False).layers
-        scores = distances.compute_plane(positions, 3)
-        away = torch.arange(-3, 4).abs()
-        for head, slope in enumerate(oracles.alibi_slopes(4)):
-            fall = scores[head] - scores[head, 3, 3]
-            torch.testing.assert_close(fall, -slope * (away[:, None] + away[None]).float())
-        drawn = panels(distances.draw_plane(scores, range(4), "title"))
-        assert_same(image(drawn[2]), scores[2])
-
-    def test_encodings_of_texts_have_no_grid(self):
-        (positions,) = build_untrained_stack("rope", 32, 4, 64, False).layers
-        with pytest.raises(UserError, match="are on 2 axes, and rope has 1"):
-            distances.compute_plane(positions, 3)
-
-
 class TestCurves:
     @pytest.mark.parametrize("family", ARCHITECTURES)
     @pytest.mark.parametrize("spec", ["t5", "learned+m4m"])
@@ -328,49 +311,16 @@ class TestAttention:
                 assert float(means[head, place]) == pytest.approx(expected)
 
 
-class TestDifference:
-    def test_of_tables(self):
-        ours, theirs = (tables.collect_tables(spec_stack("shaw"), [0], ALL) for _ in range(2))
-        theirs = [table._replace(values=torch.randn_like(table.values)) for table in theirs]
-        found = tables.subtract_tables(ours, theirs)
-        (axes,) = panels(tables.draw_tables(found, "title"))
-        assert_same(image(axes), ours[0].values - theirs[0].values)
-        (drawn,) = axes.images
-        assert drawn.norm.vmin == -drawn.norm.vmax  # white is none
-
-    def test_of_tables_that_differ_in_kind_it_is_refused(self):
-        ours, theirs = (tables.collect_tables(spec_stack(s), [0], ALL) for s in ("shaw", "m4"))
-        with pytest.raises(UserError, match="different tables: query table, layer 1"):
-            tables.subtract_tables(ours, theirs)
-
-    def test_of_attention(self):
-        ours, theirs = (
-            attention.Maps.from_stack(seen_by("causal_lm", make_tokens()), words, words).select(
-                [0], ALL
-            )
-            for words in ["abcdefghi"] * 2
-        )
-        found = ours.subtract(theirs)
-        (axes, *_) = panels(attention.draw_attention(found, "title", signed=True))
-        shown = image(axes)
-        assert_same(np.ma.getmaskarray(shown), torch.ones(9, 9).triu(1).bool())
-        assert_same(shown.filled(0), ours.weights[0, 0] - theirs.weights[0, 0])
-        with pytest.raises(UserError, match="different tokens"):
-            ours.subtract(theirs._replace(keys="ABCDEFGHI"))
-
-
 SPEC_PLOTS = [
     *("table --encoding learned", "map --encoding learned", "products --encoding sinusoidal"),
     *("decay --encoding rope", "scores --encoding alibi --reach 8", "table --encoding fire"),
-    "grid --encoding rope(axes=2) --reach 4",
 ]
 
 
 class TestCommand:
     @pytest.mark.parametrize(("words", "ending"), product_of(SPEC_PLOTS, ["png", "svg"]))
     def test_a_spec_is_drawn_the_same_again(self, words, ending, tmp_path):
-        words += " --max-positions 40 --embed-dim 32"
-        words += "" if words.startswith("grid") else " --decoder"
+        words += " --max-positions 40 --embed-dim 32 --decoder"
         out = tmp_path / f"picture.{ending}"
         written = []
         for _ in range(2):
@@ -404,8 +354,7 @@ class TestCommand:
             ("map --encoding raffel", "a map needs a table of vectors"),
             ("products --encoding alibi", "alibi adds no vectors at the input"),
             ("decay --encoding t5", "t5 has no bound of decay"),
-            ("attention --text a", "plot attention: name --checkpoint"),
-            ("difference --checkpoint x.pt", "plot difference: name --checkpoint 2 times, not 1"),
+            ("attention --text a", "the following arguments are required: --checkpoint"),
             ("table --encoding m4 --out a.pdf", "--out a.pdf: name a file that ends in .png"),
             ("table --encoding m4 --out no/a.png", "--out no/a.png: name a file in an"),
         ],
@@ -462,13 +411,6 @@ class TestCheckpoints:
             source = ["--checkpoint", str(checkpoint), "--out", str(out)]
             assert main(["plot", *shlex.split(words), *source]) == 0
             assert out.read_bytes().startswith(b"\x89PNG")
-
-    @pytest.mark.parametrize("more", ["", f"--text '{WORDS}'"])
-    def test_the_difference_of_two_is_drawn(self, more, tmp_path):
-        folder, out = commands.trained("masked_lm").save_dir, tmp_path / "a.svg"
-        both = [f"--checkpoint={folder / name}" for name in ("checkpoint1.pt", "checkpoint4.pt")]
-        assert main(["plot", "difference", *both, *shlex.split(more), "--out", str(out)]) == 0
-        assert b"<svg" in out.read_bytes()
 
     @pytest.mark.parametrize(
         ("words", "says"),

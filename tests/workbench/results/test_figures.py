@@ -1,10 +1,10 @@
-"""Means, intervals and differences over seeds, by hand; records, tables, ticks and labels."""
+"""Means, intervals and differences over seeds, by hand; records and tables."""
 
 from __future__ import annotations
 
 import json
 import math
-from itertools import pairwise
+from dataclasses import replace
 
 import pytest
 
@@ -173,25 +173,6 @@ def test_a_page_is_filled_between_its_markers(tmp_path):
             markdown.fill_page(page, "<s>", "new", "<e>", text)
 
 
-@pytest.mark.parametrize(("low", "high"), [(1, 1000), (0.02, 7), (9, 11), (100, 103), (3, 1e9)])
-def test_ticks_are_few_round_numbers_within_the_limits(low, high):
-    ticks = pictures.choose_ticks(low, high)
-    assert 2 <= len(ticks) <= 10
-    assert ticks == sorted(set(ticks))
-    assert low <= ticks[0] < ticks[-1] <= high
-    assert all(tick == pytest.approx(float(f"{tick:.4g}"), rel=1e-12) for tick in ticks)
-
-
-@pytest.mark.parametrize("heights", [[0.5], [0.1, 0.9], [0.5, 0.5, 0.5], [0.9, 0.52, 0.5, 0.1]])
-def test_labels_are_moved_apart_in_their_order(heights):
-    found = pictures.spread_out(heights, 0.1)
-    order = sorted(range(len(heights)), key=heights.__getitem__)
-    assert all(found[b] - found[a] > 0.1 - 1e-9 for a, b in pairwise(order))
-    assert sum(found) == pytest.approx(sum(heights))
-    near = any(b - a < 0.1 for a, b in pairwise(sorted(heights)))
-    assert near or found == pytest.approx(heights)
-
-
 def test_a_record_comes_back(tmp_path):
     figures = {"models": [{"name": "ü|x", "loss": 2.5, "none": None}], "empty": []}
     written = record.Record("compare", figures, {"text": "a.txt"}, "rope", 3, "compare --x 'a b'")
@@ -199,44 +180,33 @@ def test_a_record_comes_back(tmp_path):
     assert record.read(tmp_path / "a.json") == written
     assert written.rows == figures["models"]
     assert record.Record("compare", {}, {}).rows == ()
-    odd = written._replace(figures={"models": [{"loss": math.nan, "high": math.inf}]})
+    odd = replace(written, figures={"models": [{"loss": math.nan, "high": math.inf}]})
     assert json.loads(odd.text())["figures"] == {"models": [{"loss": None, "high": None}]}
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"version": 99}, r"version 99; this program reads version \d+"),
-        ({"kind": 3}, "whose 'kind' is"),
-        ({"command": None}, "whose 'command' is"),
-        ({"spec": 1}, "whose 'spec' is"),
-        ({"seed": "1"}, "whose 'seed' is"),
-        ({"seed": 2**63}, "whose 'seed' is"),
-        ({"data": {"a": [1]}}, "whose 'data' is"),
-        ({"figures": {"a": {}}}, "whose 'figures' is"),
-        ({"figures": {"a": [{"b": {}}]}}, "whose 'figures' is"),
-        ({"figures": {"a": [[1]]}}, "whose 'figures' is"),
+        ({"data": {"a": [1]}}, "a damaged record"),
+        ({"figures": {"a": {}}}, "a damaged record"),
+        ({"figures": {"a": [{"b": {}}]}}, "a damaged record"),
+        ({"figures": {"a": [[1]]}}, "a damaged record"),
     ],
 )
-def test_what_is_no_record_is_told(change, said, tmp_path):
+def test_a_file_that_is_no_record_is_refused(change, message, tmp_path):
     content = json.loads(record.Record("compare", {"a": [{"b": 1}]}, {}).text())
     (tmp_path / "a.json").write_text(json.dumps({**content, **change}))
-    with pytest.raises(record.RecordError, match=said):
+    with pytest.raises(record.RecordError, match=message):
         record.read(tmp_path / "a.json")
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("{}", "not a record"),
-        ('["kind"]', "not a record"),
-        ('{"kind": 1', "not a complete JSON file"),
-        ('{"kind": "\\ud800"}', "not a complete JSON file"),
-    ],
+    ("text", "message"), [("{}", "not a record"), ('{"kind": 1', "not a complete JSON file")]
 )
-def test_files_of_another_form_are_told(text, said, tmp_path):
+def test_a_file_of_another_form_is_refused(text, message, tmp_path):
     (tmp_path / "a.json").write_text(text)
-    with pytest.raises(record.RecordError, match=said):
+    with pytest.raises(record.RecordError, match=message):
         record.read(tmp_path / "a.json")
     with pytest.raises(record.RecordError, match="cannot be read"):
         record.read(tmp_path)

@@ -32,7 +32,6 @@ REPORT = "report.md"
 PICTURE = "curves.png"
 PAGE = "report.html"
 FILES = (REPORT, PICTURE, PAGE)
-_RELOAD_SECONDS = 10  # after this time a browser reloads the page of an unfinished comparison
 # Columns of the table on a terminal; the report has them all.
 _SCREEN_COLUMNS = ["encoding", "validation perplexity", "each seed", "position parameters", "time"]
 _FAMILIES = {MASKED: "masked language model", CAUSAL: "causal language model"}
@@ -69,7 +68,7 @@ def write_report(results: TextResults, seconds_left: Optional[float] = None) -> 
     path = out / REPORT
     report = "\n\n".join(filter(None, parts)) + "\n"
     write_whole(path, report)
-    page = convert_to_html(report, out, refresh=_RELOAD_SECONDS if results.missing else 0)
+    page = convert_to_html(report, out)
     write_whole(out / PAGE, page)
     return path
 

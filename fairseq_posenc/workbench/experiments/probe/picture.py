@@ -96,7 +96,7 @@ def _draw_tasks(
 ) -> Figure:
     """Draw a panel for each task and a line for each model, from the points of each training."""
     tasks = results.experiment.tasks
-    styles = pictures.assign_styles(results.experiment.names)
+    styles = {name: pictures.line_style(n) for n, name in enumerate(results.experiment.names)}
     figure, panels = pictures.new_panels(
         len(tasks), _COLUMNS, panel=(4.2, 3.0), margin=(1.5, 0.5), sharex=True
     )
