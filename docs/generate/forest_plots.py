@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from textwrap import fill
 
-from matplotlib.ticker import LogLocator
-
 from docs.generate.measured import Column
 from fairseq_posenc.workbench.experiments.choose.answer import BEST, SAME, UNKNOWN
 from fairseq_posenc.workbench.results import pictures
@@ -51,9 +49,8 @@ def draw(columns: Sequence[Column], path: Path) -> None:
         axes.set_title(fill(column.title, int(_LETTERS * width)), loc="left", fontsize=10)
         if column.scale == PERPLEXITY:
             axes.set_xscale("log")
-            axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
             axes.xaxis.set_major_formatter("{x:g}")
-            axes.minorticks_off()
+            axes.xaxis.set_minor_formatter("{x:g}")
         axes.set_yticks(range(len(names)), names)
         axes.set_ylim(len(names) - 0.5, -0.5)
         axes.grid(axis="both", color=GRID, linewidth=0.8)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Optional
 
@@ -68,7 +67,7 @@ def build_report(
             for run in runs
             if id(run) not in placed
         ],
-        "records": [{"path": str(path), **asdict(record)} for path, record in records.items()],
+        "records": [{"path": str(path), **vars(record)} for path, record in records.items()],
     }
 
 
