@@ -14,12 +14,12 @@ from pathlib import Path
 
 import torch
 import transformers
+from sentence_encoder import Encoder, read_table, spearman
 from torch import Tensor
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from fairseq_posenc.hf import read_positions, set_positions
 from measuring.commands import existing_file, exit_on_error, new_parser
-from sentence_encoder import Encoder, read_table, spearman
 
 TEXTS = [
     "The theory of relativity says that",

@@ -7,10 +7,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from docs.generate import choose, encodings, papers, reference, yaml_files
+from docs.generate import encodings, papers, reference, yaml_files
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.files import write_whole
-from fairseq_posenc.workbench.experiments.choose.answer import EVIDENCE
 
 ROOT = Path(__file__).parents[2]
 
@@ -26,8 +25,6 @@ def format_files(root: Path) -> dict[Path, str]:
         **encodings.format_files(docs / "encodings"),
         docs / "papers.md": papers.format_page(),
         docs / "reference.md": reference.format_page(),
-        docs / "choose.md": choose.fill_page(docs / "choose.md"),
-        root / EVIDENCE.relative_to(ROOT): choose.format_evidence(),
         **yaml_files.format_files(root),
     }
 
@@ -44,13 +41,10 @@ def check(root: Path) -> None:
 
 
 def write(root: Path) -> None:
-    """Write all files, and the pictures of ``docs/choose.md``."""
+    """Write all files."""
     for path, text in format_files(root).items():
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, text)
-    pictures = root / "docs" / "results"
-    pictures.mkdir(exist_ok=True)
-    choose.draw(pictures)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

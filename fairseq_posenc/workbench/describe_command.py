@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 
 from fairseq_posenc import specs
-from fairseq_posenc.analysis import catalogue, costs
+from fairseq_posenc.analysis import catalogue
 from fairseq_posenc.analysis.catalogue import BASE, BASE_LAYERS
 from fairseq_posenc.assembly import Assembly
 from fairseq_posenc.encodings.base import Dims
@@ -21,7 +21,7 @@ In fairseq-train  --arch {name}
 Equivalent        --position-encoding learned --attention-directions {directions}
 The encoding      fairseq-posenc describe learned"""
 # The sections with formulas, and what the letters in them mean.
-_FORMULA_HEADINGS = ("Equation", "Shapes", "Parameters", "Operations", "Numbers held")
+_FORMULA_HEADINGS = ("Equation", "Shapes", "Parameters")
 _LETTERS = {
     "q, k, v": "query, key and value of a head",
     "h, H": "heads",
@@ -46,7 +46,7 @@ def add_describe_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_describe(args: argparse.Namespace) -> int:
-    """Print an encoding's sections, options, costs, and number of parameters."""
+    """Print an encoding's sections, options and number of parameters."""
     if directions := DECBERT.get(args.name):
         print(_DECBERT.format(name=args.name, directions=directions))
         return 0
@@ -56,14 +56,11 @@ def run_describe(args: argparse.Namespace) -> int:
 
 
 def _describe(name: str) -> str:
-    """Describe an encoding: the sections of its docstring, options, costs, and parameters."""
+    """Describe an encoding: the sections of its docstring, options and parameters."""
     page = catalogue.parse_page(name)
     rows = {heading: page[heading.lower()] for heading in catalogue.HEADINGS}
     rows["Options"] = catalogue.format_options(name)
     rows["Where"] = catalogue.name_families(name)
-    beyond = "in a layer, beyond plain attention:"
-    rows["Operations"] = f"{beyond} {costs.describe_cost(name, 'operations')}"
-    rows["Numbers held"] = f"{beyond} {costs.describe_cost(name, 'numbers')}"
     rows["At base size"] = f"{catalogue.count_at_base_size(name):,} parameters"
     rows["Letters"] = _explain_letters(rows)
     width = terminal.count_columns()
