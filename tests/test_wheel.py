@@ -1,11 +1,10 @@
-"""The wheel is whole: recipes, preprocessing and configurations, used far from the checkout."""
+"""The wheel is whole: preprocessing and configurations, used far from the checkout."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -17,7 +16,7 @@ from typing import Any
 import pytest
 
 from fairseq_posenc.version import __version__
-from tests.helpers.commands import new_directory, sentences
+from tests.helpers.commands import new_directory
 from tests.helpers.programs import true_start
 from tests.workbench.finetuning.test_glue_commands import arguments
 
@@ -106,19 +105,6 @@ def test_the_command_is_that_of_the_wheel():
 
 def test_the_evidence_is_at_hand():
     assert "Try rope first" in far("choose", "--family", "encoder-decoder", "--length", 64)
-
-
-def test_a_recipe_trains_with_the_plugin_of_the_wheel():
-    words = shlex.split(
-        far("train-recipe", "a_small", "m4m", sentences(), "--gpus", 2, "--dry-run")
-    )
-    assert words[words.index("--user-dir") + 1] == str(installed() / "fairseq_posenc")
-    tiny = ["--decoder-layers", 1, "--decoder-embed-dim", 8, "--decoder-ffn-embed-dim", 8]
-    tiny += ["--decoder-attention-heads", 2, "--tokens-per-sample", 16, "--max-update", 1]
-    said = far(
-        "train-recipe", "b_lm", "rope", sentences(), "--device", "cpu", "--out", "here", "--", *tiny
-    )
-    assert "position encoding: rope" in said
 
 
 def test_texts_are_made_into_data(tmp_path):

@@ -1,5 +1,8 @@
 #!/bin/sh
-# All models of one of the papers' ablations, one after the other.
-#   train_scripts/ablation.sh scale_factor data-bin/books-wiki
+# All models of one of the papers' ablations, one after the other: scale_factor, heads, layers, sinusoidal.
+#   train_scripts/ablation.sh scale_factor task.data=data-bin/books-wiki
+set -eu
 PATH=$PATH:$(dirname "$0")/../.venv/bin
-exec fairseq-posenc ablation "$@"
+name=${1:?say which: scale_factor, heads, layers or sinusoidal}
+shift
+exec fairseq-hydra-train --config-dir "$(dirname "$0")/configs" --config-name "ablation_$name" "$@"

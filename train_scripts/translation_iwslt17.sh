@@ -1,5 +1,6 @@
 #!/bin/sh
-# French to English, IWSLT 2017, three times with other seeds; says which is best.
-#   train_scripts/translation_iwslt17.sh rope data-bin/iwslt17.fr-en
+# French to English, IWSLT 2017, three times with other seeds; how to find N: configs/translation_iwslt17.yaml.
+#   train_scripts/translation_iwslt17.sh -m model.position_encoding=rope task.data=data-bin/iwslt17.fr-en \
+#       optimization.max_update=N common.seed=1,2,3
 PATH=$PATH:$(dirname "$0")/../.venv/bin
-exec fairseq-posenc train-recipe translation_iwslt17 "$@"
+exec fairseq-hydra-train --config-dir "$(dirname "$0")/configs" --config-name translation_iwslt17 "$@"

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from docs.generate import encodings, papers, reference, yaml_files
+from docs.generate import encodings, papers, reference
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.files import write_whole
 
@@ -25,7 +25,6 @@ def format_files(root: Path) -> dict[Path, str]:
         **encodings.format_files(docs / "encodings"),
         docs / "papers.md": papers.format_page(),
         docs / "reference.md": reference.format_page(),
-        **yaml_files.format_files(root),
     }
 
 

@@ -84,22 +84,6 @@ GROUPS: dict[str, dict[str, Command]] = {
     },
     "prepare and train": {
         "preprocess": Command("binarize texts for fairseq", ".preprocessing"),
-        "plan": Command(
-            "estimate speed, memory and duration of a training from a short probe",
-            ".training.plan.command",
-            after_dashes="a fairseq-train command, or options that the script passes on",
-        ),
-        "train-recipe": Command(
-            "train a model by a recipe of the papers, with any encoding",
-            ".training.train.command",
-            after_dashes="options for fairseq-train, which override the recipe's",
-        ),
-        "ablation": Command(
-            "train all models of an ablation of the papers",
-            ".training.train.command",
-            "ablation",
-            after_dashes="options for fairseq-train, which override the recipe's",
-        ),
     },
     "fine-tune and evaluate": {
         "glue": Command(

@@ -67,24 +67,13 @@ squad score
 preprocess
   fairseq-posenc preprocess plain_text --train a.txt --valid b.txt --words --out data-bin/text
   fairseq-posenc preprocess wikitext --help
-train-recipe
-  fairseq-posenc train-recipe a_small m4m data-bin/wiki --dry-run
-  fairseq-posenc train-recipe b_small none data-bin/wiki --model decbert_same -- --lr 2e-4
-  fairseq-posenc train-recipe translation_iwslt17 rope data-bin/fr-en --seeds 1,2
-ablation
-  fairseq-posenc ablation scale_factor data-bin/wiki
-  fairseq-posenc ablation layers data-bin/wiki --gpus 4
-  fairseq-posenc ablation sinusoidal data-bin/wiki -- --max-update 40000
-plan
-  fairseq-posenc plan train_scripts/b_small.sh learned data-bin/wiki --device cpu
-  fairseq-posenc plan --json fairseq-posenc train-recipe b_small m4m data-bin/wiki --device cpu
 glue
   fairseq-posenc glue --checkpoint bert.pt --data data-bin/glue --protocol m4m --tasks CoLA \
     --dry-run
   fairseq-posenc glue --checkpoint bert.pt --data data-bin/glue --protocol decbert --tasks CoLA \
     --seeds 1 --set model.dropout=0.2
 report
-  fairseq-posenc report --tables all
+  fairseq-posenc report checkpoints/
   fairseq-posenc report checkpoints/ --json
 probe
   fairseq-posenc probe --tasks copy,sort --encodings none,rope

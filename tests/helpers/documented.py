@@ -35,14 +35,19 @@ LEFT_OUT = {
     "pip install": "needs a network",
     "wget": "needs a network",
     ". .venv/bin/activate": "the tests' environment is another",
-    "sbatch": "needs SLURM; test_distributed.py and test_train_scripts_pretraining.py",
+    "sbatch": "needs SLURM; test_configurations.py",
     "tensorboard": "is a server that does not end",
     "WANDB_": "needs an account",
     "fairseq-posenc lm-length --text book.txt": "a trained model; test_lm_length_of_folders.py",
     "python benchmarks/transformers_host.py": "measures for minutes",
     "python benchmarks/same_model.py": "trained models",
     "fairseq-train $(ls": "needs the shards that sbatch made",
-    "fairseq-hydra-train": "needs models of full size; test_train_scripts_pretraining.py composes",
+    "OMP_NUM_THREADS=1 fairseq-hydra-train": "takes minutes; test_configurations.py",
+    "fairseq-hydra-train": "takes minutes; test_configurations.py, test_glue_metrics.py",
+    "train_scripts/": "needs GPUs; test_configurations.py composes all",
+    "WANDB_NAME": "needs an account",
+    "OMP_NUM_THREADS=1 fairseq-posenc bleu": "needs the training before it; other pages run bleu",
+    "fairseq-posenc preprocess plain_text --train docs": "needs the checkout",
 }
 # Commands that are read and not run, but where products are whole: others of the page, or of other
 # tests, are nearly the same and take as long.

@@ -27,8 +27,6 @@ OPTIONS = {
     "lm-length": ["--lengths", "16,32", "--stride", "8"],
     "probe": ["--updates", "2", "--trained", "6", "--lengths", "8", "--seeds", "1"],
     "squad train": SQUAD,
-    "train-recipe": ["--dry-run"],
-    "ablation": ["--dry-run"],
 }
 # By program of preprocess/.
 DATA = {
@@ -81,6 +79,19 @@ def ours(words: list[str]) -> list[str]:
         asked[asked.index("--tasks") + 1] = "CoLA"
     if "--dry-run" in asked or "--help" in asked:
         return [*asked, *words[end:]]
+    for option, number in FEWER.get(command, {}).items():
+        if option in asked:
+            at = asked.index(option) + 1
+            asked[at] = ",".join(asked[at].split(",")[-number:])
+    if command != "choose" or "--text" in asked:  # without one it trains nothing
+        asked += OPTIONS.get(command, [])
+    if command == "compare":
+        asked += [] if "--text" in asked else ["--text", "my.txt"]
+    if command in ("compare", "choose") and "--text" in asked:
+        passed += sizes("transformer_lm" if "causal-lm" in asked else "roberta")
+    if command == "probe" and "--tasks" not in asked:
+        asked += ["--tasks", "copy"]
+    return [*asked, *words[end:]]
     for option, number in FEWER.get(command, {}).items():
         if option in asked:
             at = asked.index(option) + 1

@@ -17,8 +17,7 @@ from fairseq_posenc.analysis import catalogue, listing
 from fairseq_posenc.errors import RunError, UserError
 from fairseq_posenc.workbench import cli, preprocessing
 from fairseq_posenc.workbench.running.exit_codes import STOPPED, signals_as_keyboard_interrupt
-from fairseq_posenc.workbench.training.train.runs import find_data
-from tests.helpers.commands import refused, run, script, sentences, trained
+from tests.helpers.commands import refused, script, sentences, trained
 from tests.helpers.programs import BIN
 from tests.helpers.tiny_models import COMPANIONS, NAMES
 
@@ -181,32 +180,6 @@ def test_odd_arguments_are_refused_before_any_work(words, told, capsys, monkeypa
     assert told in refused(capsys, *words)
 
 
-def test_data_of_a_training_with_a_colon_in_its_name(tmp_path):
-    (tmp_path / "a:b").mkdir()
-    with pytest.raises(UserError, match="a:b: fairseq splits names at ':'; rename the folder"):
-        find_data(str(tmp_path / "a:b"))
-
-
-def test_data_of_a_training_whose_name_is_a_number(tmp_path):
-    (tmp_path / "2024").mkdir()
-    (tmp_path / "2024" / "dict.txt").touch()
-    assert find_data(str(tmp_path / "2024")).name == "2024"
-
-
-def test_a_training_whose_output_nobody_reads_has_its_log(unread, tmp_path):
-    code = (
-        "import sys; from pathlib import Path\n"
-        "from fairseq_posenc.workbench.running.exit_codes import run_main\n"
-        "from fairseq_posenc.workbench.training.train.command import train_here\n"
-        "command = ['/bin/sh', '-c', 'seq 50000; echo end; exit 3']\n"
-        "sys.exit(run_main(lambda: train_here(command, Path(sys.argv[1], 'train.log'))))"
-    )
-    words = [sys.executable, "-c", code, str(tmp_path)]
-    done = subprocess.run(words, stdout=unread, stderr=subprocess.DEVNULL, check=False)
-    assert done.returncode == 3
-    assert (tmp_path / "train.log").read_text().endswith("end\n")
-
-
 @pytest.mark.slow
 def test_a_page_is_written_whoever_reads_the_output(unread, tmp_path):
     model = trained("masked_lm").save_dir / "checkpoint_last.pt"
@@ -261,17 +234,6 @@ def test_a_file_system_without_locks_is_a_warning(tmp_path):
         assert not list(out.glob("*.posenc-*"))
 
 
-@pytest.mark.slow
-def test_a_training_that_fails_is_a_failed_run_and_no_mistake(tmp_path):
-    training = ["fairseq-train", sentences(), "--task", "masked_lm", "--arch", "roberta", "--cpu"]
-    training += ["--optimizer", "adam", "--max-tokens", 64, "--max-update", 9]
-    training += ["--encoder-embed-dim", 10, "--encoder-attention-heads", 3]  # 3 heads of 10 / 3
-    done = run("fairseq-posenc", "plan", "--", *training, cwd=tmp_path, fails=True)
-    assert done.status == 1
-    assert "fairseq-train failed with exit status 1" in done.err
-    assert not done.out
-
-
 @pytest.mark.parametrize("text", ["x" * 100_000, "a " * 50_000], ids=["a word", "many"])
 @pytest.mark.parametrize(
     "command",
@@ -282,7 +244,6 @@ def test_a_training_that_fails_is_a_failed_run_and_no_mistake(tmp_path):
         ["glue", "--data", "x", "--protocol", "m4m", "--checkpoint"],
         ["swap", "--arch", "roberta_m4m", "--out", "x", "--checkpoint"],
         ["lm-length", "--data", "x"],
-        ["plan"],
         ["report"],
         ["translate", "--checkpoint"],
     ],

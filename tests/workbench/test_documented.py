@@ -260,8 +260,6 @@ def test_commands_of_a_record_can_be_given(page, monkeypatch):
         )
         line = re.sub(r"\$[a-z]\w*", "rope", line)
         line = re.sub(r" > .*|;.*| \.\.\.", "", line)
-        if line.startswith("train_scripts/"):
-            line = re.sub(r"train_scripts/(\w+)\.sh", r"fairseq-posenc train-recipe \1", line)
         if line.startswith("fairseq-posenc "):
             assert cli.main(shlex.split(line, comments=True)[1:]) == 0, line
         elif line.startswith("fairseq-train "):

@@ -1,138 +1,238 @@
-"""``fairseq-posenc report``: shows results, and compares them with the papers' tables.
+"""``fairseq-posenc report``: tables of a user's runs, in the layout of the papers' tables.
 
-Results are records (JSON files of any command) and trainings (checkpoints, or folders with one).
-Each pre-training, each training of a translation model, and each record of GLUE, SQuAD or BLEU is a
-run. A run stands in the row of the paper's table that has its recipe and its encoding.
+It reads the records of ``glue``, ``squad predict`` and ``bleu``, and folders with checkpoints.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import statistics
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Optional
+from typing import Any, NamedTuple, Optional
 
+from fairseq_posenc.checkpoints.recovery import LAST
+from fairseq_posenc.checkpoints.safe_loading import open_checkpoint
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.reports import checkpoint_facts
-from fairseq_posenc.workbench.reports.paper_tables import build_report
-from fairseq_posenc.workbench.reports.report_text import format_report
-from fairseq_posenc.workbench.reports.user_runs import UserRun, build_run, read_runs
+from fairseq_posenc.tasks.glue.definitions import TASKS, name_column
+from fairseq_posenc.workbench.loading.checkpoints import read_updates
+from fairseq_posenc.workbench.results import markdown
+from fairseq_posenc.workbench.results.loss_stages import last_loss
 from fairseq_posenc.workbench.results.record import Record, RecordError
 from fairseq_posenc.workbench.results.record import read as read_record
+from fairseq_posenc.workbench.running.logs import TRAIN_LOG, bits_to_nats, read_curve_file
 from fairseq_posenc.workbench.running.options import add_json
 from fairseq_posenc.workbench.running.progress import say
-from fairseq_posenc.workbench.training import recipes
 
-Runs = dict[tuple[Path, str], UserRun]  # by file and name, so that a run named twice counts once
-Records = dict[Path, Record]  # by file
-_STATE_FILES = ("stamp.json", "result.json")  # files from which commands continue, not results
+_STATISTICS = {"m4m": "best", "decbert": "mean"}  # of a task's runs, by GLUE's protocol
+_MEANS = {"m4m": "best run", "decbert": "mean of the seeds"}
+_GLUE_COLUMNS = ("MNLI-m", "MNLI-mm", *(name for name in TASKS if name != "MNLI"))
+_AVERAGE = "average"
+# Decimals of columns that have other than two.
+_DIGITS = {"updates": 0, "seed": 0, "train loss": 3, "valid loss": 3, "valid accuracy": 4}
+_SECTIONS = ("task", "model", "common", "optimization", "checkpoint")
+
+
+class Result(NamedTuple):
+    """A row of a table."""
+
+    table: str  # title of the table
+    model: str  # name of the model or training
+    encoding: str  # its positions; `-` if they are not known
+    figures: Mapping[str, Optional[float]]  # by column
+    path: str  # file or folder of the results
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``fairseq-posenc report``."""
-    parser.add_argument(
-        "results",
-        nargs="*",
-        metavar="[RECIPE=]PATH",
-        help="results of any command, a --save-dir, or a folder with such files; "
-        "RECIPE, as in a_base=PATH, is the paper's recipe to compare them with",
-    )
-    names = ", ".join(recipes.load_tables())
-    text = f"tables to show: {names}, or all (default: those with your results)"
-    parser.add_argument("--tables", metavar="LIST", help=text)
+    text = "results of glue, squad predict and bleu, folders of trainings, or folders of these"
+    parser.add_argument("results", nargs="+", type=Path, metavar="PATH", help=text)
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the report.
+    """Print the tables; return the exit code.
 
     Raises:
-        UserError: there are no results, an unknown table, or a checkpoint that cannot be read.
+        UserError: a path does not exist, has no results, or a checkpoint cannot be read.
     """
-    if not args.results and args.tables is None:
-        raise UserError("name results, or the papers' tables to show with --tables")
-    runs: Runs = {}
-    records: Records = {}
-    for argument in args.results:
-        runs_of_argument, records_of_argument = find_results(argument)
-        runs |= runs_of_argument
-        records |= records_of_argument
-    if args.results and not (runs or records):
-        raise UserError("all files were skipped: nothing to report")
-    report = build_report(list(runs.values()), records, args.tables)
-    print(json.dumps(report, indent=2) if args.json else format_report(report))
+    results: list[Result] = []
+    for path in args.results:
+        found = list(_find_results(path))
+        if not found:
+            raise UserError(
+                f"{path}: holds no results of glue, squad predict or bleu, and no training with "
+                f"{LAST}"
+            )
+        results += found
+    results = list(
+        {(result.table, result.path, result.model): result for result in results}.values()
+    )
+    if args.json:
+        print(json.dumps([result._asdict() for result in results], indent=1))
+    else:
+        print(format_report(results))
     return 0
 
 
-def find_results(argument: str) -> tuple[Runs, Records]:
-    """Find the results of an argument, ``PATH`` or ``RECIPE=PATH``.
-
-    Files that are not records, or records of another version, are listed on standard error.
-
-    Raises:
-        UserError: there are no results at all, or a checkpoint cannot be read.
-    """
-    path, recipe = _split_recipe(argument)
+def _find_results(path: Path) -> Iterator[Result]:
+    """Find the results in a file or folder, and in all folders below it."""
     if not path.exists():
         raise UserError(f"{path}: no such file or folder")
-    runs: Runs = {}
-    records: Records = {}
-    skipped = defaultdict(list)
-    for source in _list_sources(path):
-        try:
-            source_runs, record = _read_source(source, recipe)
-        except RecordError as error:
-            skipped[str(error)].append(source)
-            continue
-        runs |= {(run.path.resolve(), run.name): run for run in source_runs}
-        if record is not None:
-            records[source.resolve()] = record
-    for reason, files in skipped.items():
-        others = f" and {len(files) - 1:,} more" if len(files) > 1 else ""
-        say(f"skipped: {files[0]}{others}: {reason}")
-    if not (runs or records or skipped):
-        raise UserError(
-            f"{path}: holds no results of a fairseq-posenc command, and no checkpoint of a "
-            "pre-training or translation model (checkpoint_last.pt)"
-        )
-    return runs, records
+    files = [path] if path.is_file() else sorted(path.rglob("*"))
+    for file in files:
+        if file.name == LAST:
+            yield from _read_training(file.parent)
+        elif file.suffix == ".json":
+            try:
+                record = read_record(file)
+            except RecordError as error:
+                if file == path:
+                    raise UserError(f"{path}: {error}") from None
+                continue
+            try:
+                yield from _READERS.get(record.kind, _skip)(record, file)
+            except (LookupError, TypeError, ValueError) as error:
+                say(f"skipped: {file}: not a complete record of {record.kind} ({error!r})")
 
 
-def _split_recipe(argument: str) -> tuple[Path, Optional[str]]:
-    """Split ``PATH`` or ``RECIPE=PATH`` into the path and the recipe, None without one."""
-    name, equals, rest = argument.partition("=")
-    if equals and name in recipes.load()["pretraining"]:
-        return Path(rest), name
-    return Path(argument), None
+def _skip(record: Record, path: Path) -> Iterator[Result]:
+    yield from ()
 
 
-def _list_sources(path: Path) -> Iterator[Path]:
-    """Yield a file, which may be a checkpoint, or all folders and JSON files below a folder."""
-    if path.is_file():
-        yield path
+def _read_glue(record: Record, path: Path) -> Iterator[Result]:
+    """Read one row: a paper's statistic of each task, and the average over MNLI's two sets."""
+    protocol = record.data["protocol"]
+    figures: dict[str, Optional[float]] = dict.fromkeys(_GLUE_COLUMNS)
+    reported = {
+        name_column(row["task"], row["metric"])[1] for row in record.rows if row["reported"]
+    }
+    for row in record.rows:
+        column, metric = name_column(row["task"], row["metric"])
+        is_reported = row["reported"] or (column == "MNLI-mm" and metric in reported)
+        if is_reported:
+            figures[column] = float(row[_STATISTICS[protocol]])
+    known = {name: value for name, value in figures.items() if value is not None}
+    figures = {**known}
+    if len(known) > 1:
+        figures[_AVERAGE] = statistics.fmean(known.values())
+    collapsed = sum(bool(row["collapsed"]) for row in record.figures["runs"])
+    if collapsed:
+        figures["collapsed runs"] = collapsed
+    title = f"GLUE, development sets, protocol {protocol} ({_MEANS[protocol]})"
+    yield Result(title, str(record.data["name"]), record.spec or "-", figures, str(path))
+
+
+def _read_squad(record: Record, path: Path) -> Iterator[Result]:
+    (row,) = record.rows
+    version = f"SQuAD{record.data['squad']}"
+    figures = {f"{version} EM": float(row["exact"]), f"{version} F1": float(row["f1"])}
+    title = "SQuAD, development sets"
+    yield Result(title, str(record.data["name"]), record.spec or "-", figures, str(path))
+
+
+def _read_bleu(record: Record, path: Path) -> Iterator[Result]:
+    """Read the means over the trainings of a system, by search, and the best of them."""
+    groups = defaultdict(list)
+    for row in record.rows:
+        search = "" if row["beam"] is None else f", beam {row['beam']}"
+        groups[f"{row['system']}{search}"].append(row)
+    for name, rows in groups.items():
+        figures: dict[str, Optional[float]] = {
+            "BLEU": statistics.fmean(row["BLEU"] for row in rows)
+        }
+        if len(rows) > 1:
+            figures[f"best of {len(rows)}"] = max(row["BLEU"] for row in rows)
+        figures["chrF2"] = statistics.fmean(row["chrF2"] for row in rows)
+        title = f"Translation, {record.data['sentences']:,} sentences of {record.data['subset']}"
+        yield Result(title, name, "-", figures, str(path))
+
+
+_READERS = {"glue": _read_glue, "squad": _read_squad, "bleu": _read_bleu}
+
+
+def _read_training(folder: Path) -> Iterator[Result]:
+    """Read the training in a folder; none for a fine-tuning, which has a record."""
+    with open_checkpoint(folder / LAST) as state:
+        settings, updates = _flatten_settings(state), read_updates(state)
+        best = state["extra_state"].get("best")
+    task = str(settings.get("task"))
+    data = Path(str(settings.get("data")).split(":")[0]).name
+    encoding = str(settings.get("position_encoding") or "fairseq's")
+    if directions := settings.get("attention_directions"):
+        encoding += f", {directions}"
+    figures: dict[str, Optional[float]] = {"seed": settings.get("seed"), "updates": updates}
+    if task in ("masked_lm", "language_modeling"):
+        # fairseq's losses are in bits.
+        is_loss = settings.get("best_checkpoint_metric", "loss") == "loss"
+        figures["perplexity"] = None if best is None else 2.0 ** float(best) if is_loss else best
+        title = f"Perplexity, validation text of {data}"
+    elif task == "translation":
+        if (log := folder / TRAIN_LOG).is_file():
+            curve = read_curve_file(log)
+            figures["train loss"] = last_loss(curve)
+            if curve.points and curve.best.accuracy is not None:
+                figures["valid accuracy"] = curve.best.accuracy / 100
+        figures["valid loss"] = None if best is None else bits_to_nats(float(best))
+        title = f"Translation, losses in nats, {data}"
+    else:
         return
-    for folder in [path, *sorted(inner for inner in path.rglob("*") if inner.is_dir())]:
-        yield folder
-        for file in sorted(folder.glob("*.json")):
-            if file.name not in _STATE_FILES:
-                yield file
+    yield Result(title, folder.name, encoding, figures, str(folder))
 
 
-def _read_source(path: Path, recipe: Optional[str]) -> tuple[list[UserRun], Optional[Record]]:
-    """Read a folder or file: the runs for the papers' tables, and the record if it is one."""
-    if path.is_dir() or path.suffix == ".pt":
-        if path.is_dir():
-            training = checkpoint_facts.read_folder(path)
-        else:
-            training = checkpoint_facts.read_checkpoint(path)
-        tasks_of_tables = (*checkpoint_facts.PRETRAINING_TASKS, "translation")
-        if training is None or training.task not in tasks_of_tables:
-            return [], None
-        return [build_run(path, training, recipe)], None
-    record = read_record(path)
-    try:
-        return read_runs(path, record, recipe), record
-    except (LookupError, TypeError, ValueError) as error:
-        raise RecordError(f"not a complete record of {record.kind} ({error!r})") from error
+def _flatten_settings(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Collect fairseq's options by name; the task is its name."""
+    if state.get("args") is not None:
+        return vars(state["args"])
+    flat: dict[str, Any] = {}
+    for name in _SECTIONS:
+        section = state["cfg"].get(name) or {}
+        flat.update(section if isinstance(section, dict) else vars(section))
+    return {**flat, "task": state["cfg"]["task"]["_name"]}
+
+
+def format_report(results: Iterable[Result]) -> str:
+    """Format the tables in Markdown, with means over trainings that differ in their seed alone."""
+    tables = defaultdict(list)
+    for result in results:
+        tables[result.table].append(result)
+    parts = []
+    for title, rows in tables.items():
+        columns = list(dict.fromkeys(name for row in rows for name in row.figures))
+        if _AVERAGE in columns:  # the last one, whatever tasks a model lacks
+            columns = [
+                name for name in (*_GLUE_COLUMNS, _AVERAGE, "collapsed runs") if name in columns
+            ]
+        cells = [_format_row(row, columns) for row in [*rows, *_average_seeds(rows)]]
+        header = ["", "positions", *map(markdown.escape, columns), "path"]
+        align = "ll" + "r" * len(columns) + "l"
+        parts += [f"## {title}", markdown.table(header, cells, align)]
+    return "\n\n".join(parts)
+
+
+def _format_row(row: Result, columns: Iterable[str]) -> list[str]:
+    figures = [
+        markdown.format_number(row.figures.get(name), _DIGITS.get(name, 2)) for name in columns
+    ]
+    path = markdown.code(row.path) if row.path else ""
+    return [markdown.escape(row.model), markdown.code(row.encoding), *figures, path]
+
+
+def _average_seeds(rows: Iterable[Result]) -> Iterator[Result]:
+    """Yield the means of trainings with the same encoding and updates, and other seeds."""
+    groups = defaultdict(list)
+    for row in rows:
+        if row.figures.get("seed") is not None:
+            groups[row.encoding, row.figures["updates"]].append(row)
+    for (encoding, updates), group in groups.items():
+        seeds = {row.figures["seed"] for row in group}
+        if 1 < len(seeds) == len(group):
+            figures: dict[str, Optional[float]] = {"updates": updates}
+            for name in group[0].figures.keys() - {"seed", "updates"}:
+                values = [row.figures.get(name) for row in group]
+                known = [value for value in values if value is not None]
+                figures[name] = statistics.fmean(known) if len(known) == len(group) else None
+            name = f"mean of {len(group)} seeds"
+            yield Result(group[0].table, name, encoding, figures, "")

@@ -1,1 +1,74 @@
-"""Training of the papers' models: recipes, commands, plans."""
+"""Lets ``fairseq-hydra-train`` run the configurations of ``train_scripts/configs``.
+
+They name :class:`LoadPlugin` as a callback of hydra. It loads the plugin before fairseq chooses
+devices, so that a mistake there is one line, and importing it registers resolvers: ``share`` and
+``steps`` divide the batch of an update among GPUs, ``name_data`` is part of a folder's name.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig, OmegaConf
+
+from fairseq_posenc.errors import UserError
+
+
+def share_batch(batch: int, most: int, world_size: int) -> int:
+    """Find the largest batch of a GPU, at most ``most``, of which an update can be made.
+
+    Args:
+        batch: size of an update, in sequences.
+        most: largest batch that fits the memory of a GPU.
+        world_size: number of GPUs.
+
+    Raises:
+        UserError: there is none.
+    """
+    for size in range(most, 0, -1):
+        if batch % (size * world_size) == 0:
+            return size
+    raise UserError(
+        f"an update of {batch} sequences cannot be divided among {world_size} GPUs: choose another "
+        "number with CUDA_VISIBLE_DEVICES"
+    )
+
+
+def count_steps(batch: int, batch_size: int, world_size: int) -> int:
+    """Count the batches of all GPUs in an update (``update_freq``).
+
+    Args:
+        batch: size of an update, in sequences or tokens.
+        batch_size: size of a GPU's batch, in the same unit.
+        world_size: number of GPUs.
+
+    Raises:
+        UserError: the update is not a multiple of the batches.
+    """
+    steps, rest = divmod(batch, batch_size * world_size)
+    if rest or not steps:
+        raise UserError(
+            f"an update of {batch} cannot be made of batches of {batch_size} on {world_size} GPUs: "
+            "change dataset.batch_size (translation: dataset.max_tokens)"
+        )
+    return steps
+
+
+def name_data(paths: str) -> str:
+    """Name a training's data: by its folder, or by the folder of its shards, joined by colons."""
+    first, *others = paths.split(":")
+    folder = Path(first).absolute()
+    return folder.parent.name if others else folder.name
+
+
+OmegaConf.register_new_resolver("share", share_batch, replace=True)
+OmegaConf.register_new_resolver("steps", count_steps, replace=True)
+OmegaConf.register_new_resolver("name_data", name_data, replace=True)
+
+
+class LoadPlugin(Callback):
+    """Loads the plugin in each process that trains, before fairseq chooses devices."""
+
+    def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """Load the plugin."""
+        from fairseq_posenc.workbench.running import host  # noqa: F401  (it loads the plugin)

@@ -17,9 +17,17 @@ from fairseq_posenc.workbench.running.options import add_computing, add_count, a
 from fairseq_posenc.workbench.running.progress import say
 from fairseq_posenc.workbench.running.standard_streams import has_reader
 from fairseq_posenc.workbench.tokens.files import read_arriving_lines
-from fairseq_posenc.workbench.training import recipes
 from fairseq_posenc.workbench.translation.translator import Hypothesis, Translator
 
+# The example sentence of the report on IWSLT 2017.
+_EXAMPLE = (
+    "Ce dont vous avez peur n’est jamais aussi grave que ce que vous imaginez. La peur que vous "
+    "laissez s'accumuler dans votre esprit est pire que la situation qui existe réellement."
+)
+_REFERENCE = (
+    "What you are afraid of is never as bad as what you imagine. The fear you let build up in your "
+    "mind is worse than the situation that actually exists"
+)
 _DEFAULT_NBEST = 3  # or the beam size, if that is less
 
 
@@ -63,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
             if not has_reader():  # the next program of a pipe has ended
                 return 0
         if args.example and not args.plain:
-            print(f"  reference             {_find_example()['target']}")
+            print(f"  reference             {_REFERENCE}")
     return 0
 
 
@@ -73,7 +81,7 @@ def _open_sentences(args: argparse.Namespace) -> Iterator[Iterator[Sequence[str]
     if sum(map(bool, (args.sentences, args.input, args.example))) > 1:
         raise UserError("give only one of sentences, --input and --example")
     if args.sentences or args.example:
-        yield iter([args.sentences or [_find_example()["source"]]])
+        yield iter([args.sentences or [_EXAMPLE]])
     elif args.input is None:
         if sys.stdin.isatty():
             say("one sentence per line; Ctrl-D ends")
@@ -87,12 +95,6 @@ def _open_sentences(args: argparse.Namespace) -> Iterator[Iterator[Sequence[str]
             yield read_arriving_lines(file, f"--input {args.input}")
         finally:
             os.close(file)
-
-
-def _find_example() -> dict[str, str]:
-    """Look up the report's example sentence (``source``) and its reference (``target``)."""
-    example: dict[str, str] = recipes.load()["finetuning"]["translation"]["iwslt17"]["example"]
-    return example
 
 
 def _print_translations(

@@ -114,7 +114,7 @@ def test_a_training_is_recommended_only_by_models_that_learned(unigram, recommen
     text = on_text.describe_rounds(simulated.run(), simulated._experiment)
     assert "Measured: masked-lm models of 2 layers of width 128 on " in text
     assert "Two seeds are too few to judge differences" in text
-    assert ("fairseq-posenc train-recipe a_small rope" in text) == recommended
+    assert ("train_scripts/a_small.sh task.data=DATA-BIN" in text) == recommended
     assert text.startswith("Take `rope`" if recommended else "No encoding is recommended.")
 
 
@@ -234,7 +234,7 @@ def test_candidates_are_trained_on_a_text_and_read_further(tmp_path):
     # A fast machine learns the text in these seconds.
     refused = first.stdout.startswith("No encoding is recommended. Ranks mean nothing yet: after")
     assert refused or first.stdout.startswith("Take rope if fast learning matters")
-    assert ("fairseq-posenc train-recipe" in first.stdout) != refused
+    assert ("train_scripts/a_small.sh" in first.stdout) != refused
     second = subprocess.run(call, capture_output=True, encoding="utf-8", check=True)
     assert second.stdout == first.stdout
     assert "fairseq-train" not in second.stderr

@@ -22,7 +22,6 @@ from fairseq_posenc.workbench.running.logs import (
     read_curve,
     read_curve_file,
 )
-from fairseq_posenc.workbench.training import recipes
 from tests.helpers.commands import refused
 
 JSON = [
@@ -436,12 +435,6 @@ def test_a_wrong_part_of_the_training_is_one_line(tmp_path, capsys):
     log = write(tmp_path / "a.log", 5)
     assert main(["learning-curves", f"a={log}", "--updates", "16k"]) == 2
     assert "--updates 16k: write FIRST:LAST" in capsys.readouterr().err
-
-
-def test_the_recipes_log_often_enough_to_see_the_stages():
-    """The shortest stage has 1,000 updates, and a line is smoothed over five."""
-    known = [recipes.build_recipe(name) for name in recipes.list_trainings()]
-    assert max(recipe.housekeeping["log_interval"] for recipe in known) <= 100
 
 
 def test_names_with_dollar_signs_are_drawn_as_they_are(tmp_path, capsys):

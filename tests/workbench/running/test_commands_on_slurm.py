@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -71,36 +70,6 @@ def test_bleu_translates_with_each_model_in_a_job(tmp_path):
     for name in ("bleu.md", "a/greedy.txt", "a/beam-2.txt", "b/greedy.txt", "b/beam-2.txt"):
         here, there = ((tmp_path / each / name).read_bytes() for each in ("here", "there"))
         assert there.replace(b"/there/", b"/here/") == here
-
-
-@pytest.mark.usefixtures("cluster")
-def test_an_ablation_trains_each_model_in_a_job(tmp_path, monkeypatch, capfd):
-    tiny = ["--encoder-layers", 1, "--encoder-embed-dim", 16, "--encoder-ffn-embed-dim", 16]
-    tiny += ["--encoder-attention-heads", 2, "--tokens-per-sample", 16, "--max-positions", 16]
-    tiny += ["--num-workers", 0, "--max-update", 2]
-    found = {}
-    for name, where in (("here", []), ("there", ON)):
-        (tmp_path / name).mkdir()
-        monkeypatch.chdir(tmp_path / name)
-        words = ["ablation", "sinusoidal", sentences(), "--device", "cpu"]
-        call(*words, *where, "--", *tiny)
-        found[name] = {
-            path.parent.name: torch.load(path, weights_only=False)["model"]
-            for path in sorted(Path("checkpoints").rglob("checkpoint_last.pt"))
-        }
-    assert len(found["there"]) == 3
-    torch.testing.assert_close(found["there"], found["here"], rtol=0, atol=0)
-    (out,) = Path("checkpoints").glob("*/*")
-    assert on_cluster(out) == set(found["there"])
-
-    # One that is lost is trained again, here; the others are not touched.
-    lost = sorted(found["there"])[0]
-    shutil.rmtree(out / lost)
-    capfd.readouterr()
-    call(*words, "--", *tiny)
-    assert capfd.readouterr().out.count("the training is finished, and nothing was changed") == 2
-    again = torch.load(out / lost / "checkpoint_last.pt", weights_only=False)["model"]
-    torch.testing.assert_close(again, found["here"][lost], rtol=0, atol=0)
 
 
 @pytest.mark.usefixtures("cluster")

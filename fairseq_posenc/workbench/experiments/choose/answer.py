@@ -270,7 +270,7 @@ def _recommend_fast(ranking: Ranking, times: dict[str, float]) -> list[str]:
 
 def _advise_training(question: ChooseQuestion) -> str:
     if question.family == ENCODER_DECODER:
-        command = "fairseq-posenc train-recipe translation_iwslt17"
+        command = "train_scripts/translation_iwslt17.sh"
     else:
         command = f"fairseq-posenc choose --family {question.family} --length {question.length}"
         if question.trained != question.length:

@@ -91,8 +91,7 @@ def _refuse_wrong_options(question: ChooseQuestion, args: argparse.Namespace) ->
     elif question.family == ENCODER_DECODER:
         raise UserError(
             "--text: is for language models; prepare translations with 'fairseq-posenc "
-            "preprocess translation', and train with 'fairseq-posenc train-recipe "
-            "translation_iwslt17'"
+            "preprocess translation', and train with train_scripts/translation_iwslt17.sh"
         )
     elif question.family == MASKED and question.length != question.trained:
         raise UserError("--trained: masked-lm candidates are evaluated at the length in training")

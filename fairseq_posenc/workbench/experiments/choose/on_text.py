@@ -163,17 +163,17 @@ def _advise(rounds: Sequence[Round], experiment: TextExperiment, budget: Optiona
             "same command continues all of them. Fewer encodings or seeds need less."
         )
     variant = best.variant
-    options = ["--tokens-per-sample", str(experiment.trained)]
+    options = [f"task.tokens_per_sample={experiment.trained}"]
     if variant.directions:
-        options += ["--attention-directions", variant.directions]
-    spec = shlex.quote(variant.position_encoding)
-    command = f"fairseq-posenc train-recipe {_RECIPES[experiment.family]} {spec} DATA-BIN"
+        options.append(f"+model.attention_directions='{variant.directions}'")
+    options.insert(0, f"model.position_encoding='{variant.position_encoding}'")
+    command = f"train_scripts/{_RECIPES[experiment.family]}.sh task.data=DATA-BIN"
     return (
         f"Take {markdown.code(variant.name)} if fast learning matters most: after "
         f"{last.updates:,} updates it has the lowest perplexity, {best.show(2)}. Short trainings "
         "of small models do not show which encoding is best after a long training. "
         f"{meaning} A full training, on data made by `fairseq-posenc preprocess`:\n\n"
-        f"    {command} -- {shlex.join(options)}"
+        f"    {command} {shlex.join(options)}"
     )
 
 

@@ -1,4 +1,4 @@
-"""Writes the results of all runs: the record, ``results.md`` with the paper's figures, submissions.
+"""Writes the results of all runs: the record, ``results.md`` submissions.
 
 A task's figures are statistics over the seeds of the learning rate with the best mean. Collapsed
 runs are listed, and the figures are repeated without them. A submission has predictions for the
@@ -26,12 +26,11 @@ from fairseq_posenc.tasks.glue.definitions import (
     Task,
     name_column,
 )
-from fairseq_posenc.workbench.finetuning.glue.runs import RESULT, GlueRun
+from fairseq_posenc.workbench.finetuning.glue.runs import RESULT, STATISTICS, GlueRun
 from fairseq_posenc.workbench.loading.pretrained import Pretrained
 from fairseq_posenc.workbench.results.markdown import table
 from fairseq_posenc.workbench.results.record import Record, Row, own_command
 from fairseq_posenc.workbench.running.files import read_json
-from fairseq_posenc.workbench.training import recipes
 
 _METRIC_TITLES = {"f1": "F1", "matthews": "Matthews", "pearson": "Pearson", "spearman": "Spearman"}
 TaskRows = dict[str, dict[str, Row]]  # rows of the record's first table, by task and metric
@@ -150,7 +149,7 @@ def format_report(record: Record) -> str:
         f"Positions `{record.spec}`, protocol {data['protocol']}, checkpoint "
         f"`{data['checkpoint']}`. All figures are percentages of the development sets.",
         "",
-        *_compare_with_paper(data, tasks),
+        _format_reported(data, tasks),
         "",
         "## Learning rates and seeds",
         "",
@@ -172,33 +171,17 @@ def format_report(record: Record) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _compare_with_paper(data: Row, tasks: TaskRows) -> Iterator[str]:
-    """Yield a table of our figures and of the paper's on the same development sets, and notes."""
-    statistic = recipes.load()["finetuning"]["glue"][data["protocol"]]["statistic"]
+def _format_reported(data: Row, tasks: TaskRows) -> str:
+    """Format the figures that the protocol's paper reports, in its columns."""
+    statistic = STATISTICS[data["protocol"]]
     columns = _select_columns(tasks)
     head = [""]
-    ours = [f"**{data['name']}** ({_describe_selection(statistic, columns)})"]
+    figures = [f"**{data['name']}** ({_describe_selection(statistic, columns)})"]
     for name, row in columns.items():
         metric = _format_metric(row["metric"]).split()[0]  # MNLI's set is in the column's name
         head.append(f"{name} ({metric})")
-        ours.append(f"{row[statistic]:.2f}")
-    rows = [ours]
-    notes = []
-    for paper_table in recipes.load_tables().values():
-        splits = {split for _, _, split in paper_table.columns.values()}
-        is_of_protocol = paper_table.source == data["protocol"] and splits == {"dev"}
-        if not (is_of_protocol and columns.keys() & paper_table.columns.keys()):
-            continue
-        for row in paper_table.rows:
-            values = [row["values"].get(name) for name in columns]
-            cells = ["" if value is None else f"{value:.2f}" for value in values]
-            label = f"{row['name']}, `{row['position_encoding']}`, {paper_table.where}"
-            rows.append([label, *cells])
-        if paper_table.note:
-            notes.append(f"{paper_table.where.capitalize()}: {paper_table.note}")
-    yield table(head, rows, "l")
-    for note in notes:
-        yield from ("", note)
+        figures.append(f"{row[statistic]:.2f}")
+    return table(head, [figures], "l")
 
 
 def _select_columns(tasks: TaskRows) -> dict[str, Row]:

@@ -22,15 +22,17 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.tasks.glue.data import find_training_data
 from fairseq_posenc.tasks.glue.definitions import TASKS, Task
 from fairseq_posenc.tasks.glue.task import GlueTaskConfig
+from fairseq_posenc.workbench.finetuning.composing import compose_file, count_updates
 from fairseq_posenc.workbench.loading.checkpoints import updates_done
 from fairseq_posenc.workbench.loading.pretrained import Pretrained
 from fairseq_posenc.workbench.running.files import find_shipped_folder
 from fairseq_posenc.workbench.running.folders import lock_folder
 from fairseq_posenc.workbench.running.host import USER_DIR
 from fairseq_posenc.workbench.running.jobs import STAMP, ResultStep, Work, read_inputs
-from fairseq_posenc.workbench.training.recipes.composing import compose_file, count_updates
 
 CONFIGS = find_shipped_folder("finetune_configs") / "glue"
+# What a paper reports of the runs of a task, by protocol.
+STATISTICS = {"m4m": "best", "decbert": "mean"}
 RESULT = "result.json"  # a run's metrics; it marks the run as done
 _UNQUOTED = re.compile(r"[A-Za-z_./][\w./+-]*")  # texts that hydra reads without quotes
 

@@ -19,6 +19,7 @@ from fairseq_posenc.checkpoints.recovery import ensure_last_checkpoint
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.files import write_whole
 from fairseq_posenc.tasks.squad.databin import SquadDataBin, open_data_bin
+from fairseq_posenc.workbench.finetuning.composing import compose_file, count_updates
 from fairseq_posenc.workbench.loading.checkpoints import updates_done
 from fairseq_posenc.workbench.loading.pretrained import Pretrained, read_pretrained
 from fairseq_posenc.workbench.running.files import find_shipped_folder
@@ -27,14 +28,16 @@ from fairseq_posenc.workbench.running.jobs import Job, RunContext, Step
 from fairseq_posenc.workbench.running.logs import TRAIN_LOG, format_progress
 from fairseq_posenc.workbench.running.programs import run_logged
 from fairseq_posenc.workbench.running.progress import say
-from fairseq_posenc.workbench.training import recipes
-from fairseq_posenc.workbench.training.recipes.composing import compose_file, count_updates
 
 # Hydra makes no log file beside ours: it opens one with the first record, and no record goes there.
 _ONE_LOG = {
     "job_logging": {"handlers": {"file": {"delay": True}}, "root": {"handlers": ["console"]}}
 }
 CONFIG = "finetune.yaml"
+_WARMUP_RATIO = 0.06  # RoBERTa's: M4M's paper gives none
+# In M4M's paper, encodings that diverged at the rate of the others, and the rate that they needed.
+_DIVERGED = {"raffel", "tupe"}
+_SMALLER_RATE = 2.5e-5
 
 
 def find_recipe(data_bin: SquadDataBin) -> Path:
@@ -55,7 +58,8 @@ def _share_batch(config: Any, gpus: int) -> None:
     """Divide the batch of the recipe, which is for one GPU, equally among several."""
     maximum = config.dataset.batch_size  # that fits the memory of a GPU
     batch = maximum * config.optimization.update_freq[0]
-    per_gpu = recipes.largest_share(batch, gpus, maximum)
+    shares = range(maximum, 0, -1)
+    per_gpu = next((share for share in shares if batch % (gpus * share) == 0), None)
     if per_gpu is None:
         raise UserError(
             f"a batch of {batch} windows cannot be divided among {gpus} GPUs: select fewer with "
@@ -65,7 +69,7 @@ def _share_batch(config: Any, gpus: int) -> None:
     config.optimization.update_freq = [batch // (gpus * per_gpu)]
 
 
-def _set_updates(config: Any, data_bin: SquadDataBin, warmup_ratio: float) -> None:
+def _set_updates(config: Any, data_bin: SquadDataBin) -> None:
     """Set the numbers of updates in total and in the warm-up, unless they are set."""
     optimization = config.optimization
     if OmegaConf.is_missing(optimization, "max_update"):
@@ -76,7 +80,7 @@ def _set_updates(config: Any, data_bin: SquadDataBin, warmup_ratio: float) -> No
             )
         optimization.max_update = count_updates(config, data_bin.train_windows)
     if OmegaConf.is_missing(config.lr_scheduler, "warmup_updates"):
-        config.lr_scheduler.warmup_updates = round(warmup_ratio * optimization.max_update)
+        config.lr_scheduler.warmup_updates = round(_WARMUP_RATIO * optimization.max_update)
 
 
 class FineTuning(NamedTuple):
@@ -103,12 +107,9 @@ class FineTuning(NamedTuple):
         shipped_recipe = find_recipe(data_bin)
         yaml_file = self.yaml_file or shipped_recipe
         local = self._list_local_settings(pretrained, gpus)
-        paper = recipes.load()["finetuning"]["squad"]["m4m"]
-        warmup_ratio = paper["not_given"]["warmup_ratio"]  # RoBERTa's: the paper gives none
-        smaller_rates = paper["lr_of"]  # of encodings that diverged at the shipped recipe's rate
-        diverged = {item.name for item in pretrained.spec.items} & smaller_rates.keys()
+        diverged = {item.name for item in pretrained.spec.items} & _DIVERGED
         if diverged and yaml_file == shipped_recipe:
-            local["optimization"] = {"lr": [min(smaller_rates[name] for name in diverged)]}
+            local["optimization"] = {"lr": [_SMALLER_RATE]}
         try:
             changes = _parse_overrides(self.overrides)
             recipe = compose_file(yaml_file)
@@ -125,7 +126,7 @@ class FineTuning(NamedTuple):
             config = OmegaConf.merge(config, changes)
             assert isinstance(config, DictConfig)
             data_bin.check_lengths(config.model.max_positions, pretrained.path)
-            _set_updates(config, data_bin, warmup_ratio)
+            _set_updates(config, data_bin)
         except UserError:  # its message is already good
             raise
         except Exception as error:  # yaml, omegaconf and values of a wrong type raise many types

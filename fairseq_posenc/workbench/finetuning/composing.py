@@ -1,4 +1,4 @@
-"""Composes the YAML files of ``finetune_configs`` and ``train_scripts/configs``.
+"""Composes the YAML files of ``finetune_configs``.
 
 ``fairseq-hydra-train`` composes them in the same way, but has no function for it.
 """
@@ -10,17 +10,9 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
+from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig
-
-try:
-    from hydra import compose, initialize_config_dir
-
-    _VERSION_ARGUMENT = {"version_base": "1.1"}
-except ImportError:  # hydra 1.0, which the official fairseq requires
-    from hydra.experimental import compose, initialize_config_dir  # type: ignore[assignment]
-
-    _VERSION_ARGUMENT = {}
 
 
 def compose_file(path: Path, overrides: Sequence[str] = ()) -> DictConfig:
@@ -36,7 +28,7 @@ def compose_file(path: Path, overrides: Sequence[str] = ()) -> DictConfig:
     GlobalHydra.instance().clear()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # hydra warns about fairseq's configuration
-        with initialize_config_dir(str(path.parent.resolve()), **_VERSION_ARGUMENT):
+        with initialize_config_dir(str(path.parent.resolve()), version_base="1.1"):
             return compose(path.stem, list(overrides))
 
 

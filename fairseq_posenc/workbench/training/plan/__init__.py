@@ -1,1 +1,0 @@
-"""What a training will need, measured on its first updates (``fairseq-posenc plan``)."""

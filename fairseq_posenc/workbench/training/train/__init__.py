@@ -1,1 +1,0 @@
-"""``fairseq-posenc train-recipe``: a paper's training, with any encoding, on any number of GPUs."""

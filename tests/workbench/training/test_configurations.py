@@ -1,0 +1,275 @@
+"""The configurations of train_scripts/: the papers' settings, and trainings as users start them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import warnings
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fairseq.dataclass.initialize import hydra_init
+from omegaconf import OmegaConf
+
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.workbench.finetuning.composing import compose_file
+from fairseq_posenc.workbench.training import count_steps, name_data, share_batch
+from tests.helpers.commands import pairs, script, sentences
+from tests.helpers.waiting import wait_until
+
+SCRIPTS = Path(__file__).resolve().parents[3] / "train_scripts"
+CONFIGS = SCRIPTS / "configs"
+NAMES = sorted(path.stem for path in CONFIGS.glob("*.yaml"))
+
+BASE = {"encoder_layers": 12, "encoder_embed_dim": 768, "encoder_ffn_embed_dim": 3072}
+LARGE = {"encoder_layers": 24, "encoder_embed_dim": 1024, "encoder_ffn_embed_dim": 4096}
+M4M = {"max_update": 500_000, "lr": [1e-4], "adam_betas": "(0.9, 0.98)", "weight_decay": 0.01}
+M4M |= {"warmup_updates": 24_000, "total_num_update": 500_000, "tokens_per_sample": 512}
+DECBERT = {"adam_betas": "(0.9, 0.98)", "adam_eps": 1e-6, "dropout": 0.1, "weight_decay": 0.01}
+# Settings of the papers and what completes them (GPUs: the paper's, batch: sequences or tokens).
+SETTINGS: dict[str, dict[str, Any]] = {
+    "a_small": {**BASE, **M4M, "gpus": 8, "batch": 96},
+    "a_none": {**BASE, **M4M, "gpus": 8, "batch": 96},
+    "a_base": {**BASE, **M4M, "gpus": 32, "batch": 480},
+    "a_c4": {**BASE, **M4M, "gpus": 32, "batch": 480},
+    "a_large": {**LARGE, **M4M, "warmup_updates": 30_000, "gpus": 32, "batch": 192},
+    "b_small": {
+        **BASE,
+        **DECBERT,
+        **{"lr": [1e-4], "clip_norm": 0.5, "gpus": 4, "batch": 256, "seed": 1},
+        **{"warmup_updates": 10_000, "max_update": 200_000, "total_num_update": 200_000},
+    },
+    "b_large": {
+        **BASE,
+        **DECBERT,
+        **{"lr": [3e-4], "clip_norm": 2.0, "gpus": 8, "batch": 4096, "seed": 1},
+        # Warm-up and decay are as long as table 7's 500k updates.
+        **{"warmup_steps": 24_000, "decay_steps": 476_000, "max_update": 300_000},
+    },
+    "b_lm": {
+        **{"decoder_layers": 8, "decoder_embed_dim": 768, "decoder_ffn_embed_dim": 3072},
+        **{"decoder_attention_heads": 12, "activation_fn": "gelu", "dropout": 0.1},
+        **{"adam_betas": "(0.9, 0.998)", "adam_eps": 1e-6, "weight_decay": 0.001},
+        **{"lr": [5e-5], "clip_norm": 0.1, "warmup_updates": 10_000, "max_update": 100_000},
+        **{"share_decoder_input_output_embed": True, "gpus": 2, "batch": 128, "seed": 1},
+    },
+    "translation_iwslt17": {
+        **{"encoder_layers": 6, "decoder_layers": 6, "encoder_embed_dim": 512},
+        **{"decoder_ffn_embed_dim": 2048, "encoder_attention_heads": 8, "dropout": 0.1},
+        # Of 20 epochs, the rate rises over 6 and falls exponentially over 14.
+        **{"lr": [3e-4], "max_epoch": 20, "phase_ratio": [0.3, 0.0, 0.7], "gpus": 1, "batch": 8192},
+    },
+}
+
+
+@cache
+def compose(name: str, *overrides: str) -> dict[str, Any]:
+    """Compose a configuration as fairseq-hydra-train does, without hydra's own part."""
+    hydra_init(name)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        config = compose_file(CONFIGS / f"{name}.yaml", overrides)
+    config.checkpoint.save_dir = "here"  # hydra knows its folder only while it runs
+    found: dict[str, Any] = OmegaConf.to_container(config, resolve=True)
+    return found
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_configuration_states_the_papers_settings(name):
+    expected = dict(SETTINGS[name])
+    gpus, batch = expected.pop("gpus"), expected.pop("batch")
+    config = compose(name, f"distributed_training.distributed_world_size={gpus}")
+    flat = {key: value for section in config.values() if section for key, value in section.items()}
+    assert {key: flat[key] for key in expected} == expected
+    size = flat["batch_size"] or flat["max_tokens"]
+    assert gpus * size * flat["update_freq"][0] == batch
+    start = {"a_base": "roberta.base/model.pt", "a_large": "roberta.large/model.pt"}.get(name)
+    assert flat["finetune_from_model"] == start
+    assert flat["position_encoding"] == "???"  # the user chooses
+    assert flat["log_interval"] <= 100  # often enough for the stages of the loss
+
+
+def test_there_is_a_script_for_each_training_and_a_sweep_for_each_ablation():
+    others = {"plugin", "masked_lm", "laptop", "laptop_lm", "laptop_translation"}
+    ablations = {f"ablation_{name}" for name in ("scale_factor", "heads", "layers", "sinusoidal")}
+    assert set(NAMES) == {*SETTINGS, *ablations, *others}
+    scripts = {path.stem: path.read_text() for path in SCRIPTS.glob("*.sh")}
+    assert scripts.keys() == {*SETTINGS, "ablation", "slurm"}
+    for name in SETTINGS:
+        assert f'--config-name {name} "$@"' in scripts[name]
+        assert os.access(SCRIPTS / f"{name}.sh", os.X_OK)
+
+
+@pytest.mark.parametrize("gpus", [1, 2, 8, 32])
+def test_the_batch_stays_the_papers_on_any_number_of_gpus(gpus):
+    for name in sorted(SETTINGS.keys() - {"translation_iwslt17"}):
+        config = compose(name, f"distributed_training.distributed_world_size={gpus}")
+        size = config["dataset"]["batch_size"]
+        steps = config["optimization"]["update_freq"][0]
+        assert gpus * size * steps == SETTINGS[name]["batch"], name
+
+
+def test_a_batch_that_cannot_be_shared_out_is_refused():
+    assert count_steps(480, 15, 4) == 8
+    for size, gpus in ((16, 3), (512, 1)):
+        with pytest.raises(UserError, match="an update of 256 cannot be made of batches"):
+            count_steps(256, size, gpus)
+    with pytest.raises(UserError, match="256 sequences cannot be divided among 3 GPUs"):
+        share_batch(256, 16, 3)
+
+
+def test_shards_are_named_by_their_folder():
+    assert name_data("data-bin/wiki") == "wiki"
+    assert name_data("data-bin/c4/shard0-of-2:data-bin/c4/shard1-of-2") == "c4"
+
+
+# ------------------------------------------------------------------------------------ trainings
+
+DATA = {"laptop": ("docs", sentences), "laptop_lm": ("docs", sentences)}
+DATA |= {"laptop_translation": ("multi30k", pairs)}
+QUICK = ["optimization.max_update=2", "common.log_interval=1"]
+HYDRA = script("fairseq-hydra-train")
+# The languages of the tests' data.
+LANGUAGES = ["task.source_lang=src", "task.target_lang=tgt"]
+
+
+def start(folder: Path, *words: str, program: Path = HYDRA, **more: str):
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", **more}
+    return subprocess.Popen(
+        [str(program), *words],
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def hydra(name: str, *words: str) -> list[str]:
+    return ["--config-dir", str(CONFIGS), "--config-name", name, *words]
+
+
+@pytest.fixture(name="place")
+def _place(tmp_path):
+    (tmp_path / "data-bin").mkdir()
+    for name, make in DATA.values():
+        if not (tmp_path / "data-bin" / name).exists():
+            (tmp_path / "data-bin" / name).symlink_to(make())
+    return tmp_path
+
+
+def updates(folder: Path) -> int:
+    state = torch.load(folder / "checkpoint_last.pt", weights_only=False)
+    return int(state["optimizer_history"][-1]["num_updates"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DATA)
+def test_a_configuration_for_a_laptop_runs_as_it_stands(name, place):
+    words = LANGUAGES if name == "laptop_translation" else []
+    process = start(place, *hydra(name, *QUICK, *words))
+    said, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, said[-3000:]
+    (last,) = place.glob(f"checkpoints/{name}/{DATA[name][0]}/rope/**/checkpoint_last.pt")
+    assert updates(last.parent) == 2
+    assert "done training" in (last.parent / "train.log").read_text()
+    assert {path.name for path in place.iterdir()} == {"data-bin", "checkpoints"}
+
+
+@pytest.mark.slow
+def test_a_sweep_trains_a_model_for_each_value(place):
+    process = start(
+        place,
+        *hydra("ablation_layers", "task.data=data-bin/docs", "optimization.max_update=1"),
+        *("common.cpu=true", "common.fp16=false", "model.encoder_layers=3"),
+        *("model.encoder_embed_dim=24", "model.encoder_ffn_embed_dim=24"),
+        *("dataset.batch_size=4", "task.tokens_per_sample=16", "checkpoint.no_save=true"),
+        "hydra.sweep.subdir=${hydra.job.num}",
+    )
+    said, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, said[-3000:]
+    logs = [path.read_text() for path in sorted(place.glob("checkpoints/*/*/train.log"))]
+    directions = ["both x3", "lr x1 both x2", "lr x2 both x1", "lr x3", "lr x1 rl x1 both x1"]
+    directions.append("lr x1 rl x1 lr x1")
+    for log, expected in zip(logs, directions, strict=True):
+        assert f"learned | directions: {expected} |" in log
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["b_small"], "--fp16 is for GPUs, and torch sees none here"),
+        (
+            ["b_small", "distributed_training.distributed_world_size=4"],
+            "--distributed-world-size is more than the GPUs that torch sees",
+        ),
+        (
+            ["b_small", "distributed_training.distributed_world_size=3"],
+            "an update of 256 sequences cannot be divided among 3 GPUs",
+        ),
+        (["laptop", "model.position_encoding=ropee"], "unknown position encoding 'ropee'"),
+        (["laptop", "task.data=nowhere"], "there is no folder nowhere"),
+    ],
+)
+def test_a_mistake_is_one_line(words, message, place):
+    more = ["model.position_encoding=rope", "task.data=data-bin/docs"]
+    name, *changes = words
+    given = {word.partition("=")[0]: word for word in (*more, *changes)}
+    process = start(place, *hydra(name, *given.values()), PYTHONWARNINGS="ignore")
+    said, _ = process.communicate(timeout=300)
+    assert process.returncode
+    last = said.splitlines()[-1]
+    assert last.startswith("fairseq-posenc: error: ")
+    assert message in last
+    assert "Traceback" not in said
+
+
+@pytest.mark.slow
+def test_a_killed_training_goes_on_to_the_same_weights(place):
+    words = hydra("laptop", "optimization.max_update=8", "checkpoint.save_interval_updates=1")
+    folders = {}
+    for name in ("killed", "undisturbed"):
+        folders[name] = place / name
+        command = [*words, f"hydra.run.dir={name}"]
+        process = start(place, *command)
+        if name == "killed":
+            wait_until((place / name / "checkpoint_last.pt").exists)
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            process = start(place, *command)
+        said, _ = process.communicate(timeout=300)
+        assert process.returncode == 0, said[-3000:]
+        assert updates(place / name) == 8
+    assert "Loaded checkpoint" in (folders["killed"] / "train.log").read_text()
+    first, second = (
+        torch.load(folder / "checkpoint_last.pt", weights_only=False)["model"]
+        for folder in folders.values()
+    )
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.slow
+def test_slurm_starts_the_script_once_on_each_node(tmp_path):
+    (tmp_path / "srun").write_text('#!/bin/sh\nprintf "%s|" "$@"\n')
+    (tmp_path / "srun").chmod(0o755)
+    variables = {"SLURM_JOB_ID": "123456", "SLURM_JOB_NUM_NODES": "4", "SLURM_GPUS_ON_NODE": "8"}
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    process = start(
+        tmp_path,
+        *("a.sh", "model.position_encoding=m4m"),
+        program=SCRIPTS / "slurm.sh",
+        SLURM_CPUS_PER_TASK="32",
+        PATH=path,
+        **variables,
+    )
+    said, _ = process.communicate(timeout=60)
+    assert said == (
+        "--ntasks-per-node=1|--kill-on-bad-exit=1|--cpus-per-task=32|a.sh|"
+        "model.position_encoding=m4m|distributed_training.distributed_port=23456|"
+        "distributed_training.distributed_world_size=32|"
+    )
