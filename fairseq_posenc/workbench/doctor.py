@@ -1,6 +1,7 @@
 """``fairseq-posenc doctor``: reports what is installed and works, and tests every encoding."""
 
 import argparse
+import importlib
 import importlib.metadata
 import importlib.util
 import platform
@@ -52,6 +53,7 @@ def collect_findings() -> Iterator[Finding]:
     fairseq = importlib.util.find_spec("fairseq")
     has_fairseq = fairseq is not None and fairseq.origin is not None  # not only a folder
     yield _check_fairseq(has_fairseq)
+    yield from _check_transformers()
     yield from _check_cuda()
     if has_fairseq:
         yield from _check_apex()
@@ -74,6 +76,32 @@ def _check_fairseq(is_installed: bool) -> Finding:
     import fairseq
 
     return Finding("fairseq", True, f"{fairseq.__version__}, not installed by pip")
+
+
+def _check_transformers() -> Iterator[Finding]:
+    """Import a model of transformers, which imports torchaudio wherever that is installed."""
+    if importlib.util.find_spec("transformers") is None:
+        extra = f"{how_to_install('hf')} adds models of transformers"
+        yield Finding("transformers", None, f"not installed: {extra}")
+        return
+    version = importlib.metadata.version("transformers")
+    why_not = _try_import("transformers", "LlamaForCausalLM")
+    if not why_not:
+        yield Finding("transformers", True, version)
+        return
+    yield Finding("transformers", False, f"{version} cannot import LlamaForCausalLM: {why_not}")
+    if importlib.util.find_spec("torchaudio") and (why_not := _try_import("torchaudio")):
+        remedy = "pip uninstall torchaudio (fairseq needs it for speech alone)"
+        yield Finding("torchaudio", False, f"torch {torch.__version__} cannot load it: {remedy}")
+
+
+def _try_import(module: str, name: str = "__name__") -> str:
+    """Import a name from a module; return the first line of the error, or "" if there is none."""
+    try:
+        getattr(importlib.import_module(module), name)
+    except (ImportError, OSError, RuntimeError, AttributeError) as error:
+        return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+    return ""
 
 
 def _check_cuda() -> Iterator[Finding]:

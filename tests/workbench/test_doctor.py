@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import re
+import subprocess
+import sysconfig
+import venv
 from argparse import Namespace
 from importlib.machinery import PathFinder
+from pathlib import Path
 
 import fairseq
 import pytest
@@ -17,6 +22,7 @@ from fairseq_posenc.encodings.learned import Learned
 from fairseq_posenc.encodings.rope import Rope
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.workbench import doctor
+from tests.helpers.programs import true_start
 
 
 def by_subject() -> dict[str, doctor.Finding]:
@@ -26,7 +32,7 @@ def by_subject() -> dict[str, doctor.Finding]:
 def test_report_names_everything_and_succeeds(capsys):
     assert doctor.run(Namespace()) == 0
     report = capsys.readouterr().out
-    for subject in ("Python", "torch", "fairseq", "CUDA", "apex Adam", "triton", "--user-dir"):
+    for subject in ("Python", "torch", "fairseq", "transformers", "CUDA", "triton", "--user-dir"):
         assert f"\n{subject} " in report
     assert "FAILED" not in report
 
@@ -147,3 +153,36 @@ def test_gpu_is_described(monkeypatch, capability, flag):
     cuda, bf16 = doctor._check_cuda()
     assert cuda.text == f"A Big GPU, capability {capability[0]}.{capability[1]}"
     assert flag in bf16.text
+
+
+@pytest.mark.slow
+def test_a_torchaudio_that_cannot_be_loaded_is_named_with_the_remedy(tmp_path):
+    """In a new environment, which has the packages of this one, and then a broken torchaudio."""
+    venv.create(tmp_path, with_pip=False)
+    (site,) = tmp_path.glob("lib/python*/site-packages")
+    packages = [sysconfig.get_path("purelib"), str(Path(doctor.__file__).parents[2])]
+    (site / "packages.pth").write_text("\n".join(packages))
+
+    def run(*words):
+        return subprocess.run(
+            [tmp_path / "bin" / "python", *words], env=true_start(), capture_output=True, text=True
+        )
+
+    command = "from fairseq_posenc.workbench.cli import main; exit(main(['doctor']))"
+    imports = "import fairseq; from transformers import LlamaForCausalLM, Trainer, pipeline"
+    assert run("-c", imports).returncode == 0
+    done = run("-c", command)
+    assert done.returncode == 0, done.stdout
+    (site / "torchaudio").mkdir()
+    library = site / "torchaudio" / "_torchaudio.so"  # built for another torch
+    library.write_bytes(b"")
+    (site / "torchaudio" / "__init__.py").write_text(
+        f"import ctypes; ctypes.CDLL({str(library)!r})"
+    )
+    (site / "torchaudio-2.11.0.dist-info").mkdir()
+    metadata = "Metadata-Version: 2.1\nName: torchaudio\nVersion: 2.11.0\n"
+    (site / "torchaudio-2.11.0.dist-info" / "METADATA").write_text(metadata)
+    assert "_torchaudio.so" in run("-c", imports).stderr
+    done = run("-c", command)
+    assert done.returncode == 1
+    assert re.search("^torchaudio +FAILED .*: pip uninstall torchaudio", done.stdout, re.M)
