@@ -7,7 +7,6 @@ import importlib.util
 import platform
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,6 +22,7 @@ from fairseq_posenc.version import __version__
 PACKAGE = Path(__file__).resolve().parents[1]
 # A GPU may round the factors of float32 products to TF32 (ten bits); a wrong term is off by more.
 TOLERANCE = 1e-2
+_MARKS = {True: "ok", None: "-", False: "FAILED"}
 # Specs whose options make a difference on the 6 tokens of the self-test.
 SOFTMAX_SPECS = ("ssmax", "ssmax(offset=true)", "logn(length=2)", "sink", "softcap(cap=1)")
 
@@ -38,10 +38,9 @@ class Finding(NamedTuple):
 def run(args: argparse.Namespace) -> int:
     """Print the report; return 1 if anything essential does not work."""
     print(f"fairseq-posenc {__version__}\n")
-    marks = {True: "ok", None: "-", False: "FAILED"}
     healthy = True
     for finding in collect_findings():
-        print(f"{finding.subject:<20} {marks[finding.works]:<7} {finding.text}", flush=True)
+        print(f"{finding.subject:<20} {_MARKS[finding.works]:<7} {finding.text}", flush=True)
         healthy = healthy and finding.works is not False
     return 0 if healthy else 1
 
@@ -57,83 +56,56 @@ def collect_findings() -> Iterator[Finding]:
     yield from _check_cuda()
     if has_fairseq:
         yield from _check_apex()
-    triton = read_version()
-    yield Finding("triton", True if triton else None, triton or "not installed")
+        yield _check_user_dir()
+    yield Finding("triton", bool(read_version()) or None, read_version() or "not installed")
     for name, why_not in available().items():
         yield Finding(f"backend {name}", None if why_not else True, why_not or "can run")
-    if has_fairseq:
-        yield _check_user_dir()
     yield self_test()
 
 
 def _check_fairseq(is_installed: bool) -> Finding:
     if not is_installed:
-        extra = f"{how_to_install('fairseq')} adds the plugin and most commands"
-        return Finding("fairseq", None, f"not installed: the library works; {extra}")
-    for name in ("fairseq-fixed", "fairseq"):
-        with suppress(importlib.metadata.PackageNotFoundError):
-            return Finding("fairseq", True, f"{name} {importlib.metadata.version(name)}")
+        return Finding("fairseq", None, f"not installed: {how_to_install('fairseq')} adds it")
     import fairseq
 
-    return Finding("fairseq", True, f"{fairseq.__version__}, not installed by pip")
+    names = importlib.metadata.packages_distributions().get("fairseq", ["not installed by pip"])
+    return Finding("fairseq", True, f"{fairseq.__version__}, {names[0]}")
 
 
 def _check_transformers() -> Iterator[Finding]:
-    """Import a model of transformers, which imports torchaudio wherever that is installed."""
-    if importlib.util.find_spec("transformers") is None:
-        extra = f"{how_to_install('hf')} adds models of transformers"
-        yield Finding("transformers", None, f"not installed: {extra}")
-        return
-    version = importlib.metadata.version("transformers")
-    why_not = _try_import("transformers", "LlamaForCausalLM")
-    if not why_not:
-        yield Finding("transformers", True, version)
-        return
-    yield Finding("transformers", False, f"{version} cannot import LlamaForCausalLM: {why_not}")
-    if importlib.util.find_spec("torchaudio") and (why_not := _try_import("torchaudio")):
-        remedy = "pip uninstall torchaudio (fairseq needs it for speech alone)"
-        yield Finding("torchaudio", False, f"torch {torch.__version__} cannot load it: {remedy}")
-
-
-def _try_import(module: str, name: str = "__name__") -> str:
-    """Import a name from a module; return the first line of the error, or "" if there is none."""
-    try:
-        getattr(importlib.import_module(module), name)
-    except (ImportError, OSError, RuntimeError, AttributeError) as error:
-        return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-    return ""
+    """Import transformers' models, and torchaudio, which they import wherever it is installed."""
+    remedy = "if it is broken: pip uninstall torchaudio (fairseq needs it for speech alone)"
+    for module in "torchaudio", "transformers.models.llama.modeling_llama":
+        package = module.partition(".")[0]
+        try:
+            importlib.import_module(module)
+            yield Finding(package, True, importlib.metadata.version(package))
+        except (ImportError, OSError, RuntimeError) as error:
+            works = None if getattr(error, "name", "") == package else False  # None: not installed
+            yield Finding(package, works, f"{error}; {remedy}")
+        remedy = how_to_install("hf")
 
 
 def _check_cuda() -> Iterator[Finding]:
     if not torch.cuda.is_available():
-        built = torch.version.cuda
-        why = f"torch is built for CUDA {built}, but finds no device" if built else "torch has none"
+        why = "torch finds no device" if torch.version.cuda else "torch is built without it"
         yield Finding("CUDA", None, f"{why}: training runs on the CPU")
         return
     major, minor = torch.cuda.get_device_capability()
-    name = torch.cuda.get_device_name()
-    yield Finding("CUDA", True, f"{name}, capability {major}.{minor}")
-    if major >= 8:
-        yield Finding("bf16", True, "supported by the device: --bf16 is safer than --fp16")
-    else:
-        yield Finding("bf16", None, "not supported by the device: use --fp16")
+    yield Finding("CUDA", True, f"{torch.cuda.get_device_name()}, capability {major}.{minor}")
+    advice = "safer than --fp16" if major >= 8 else "not supported by the device: use --fp16"
+    yield Finding("bf16", major >= 8 or None, advice)
 
 
 def _check_apex() -> Iterator[Finding]:
     from fairseq.modules.layer_norm import has_fused_layernorm
     from fairseq.optim.fused_adam import get_fused_adam_class
 
-    yield _describe_apex("apex layer norm", has_fused_layernorm, "fairseq uses torch's")
-    has_adam = get_fused_adam_class() is not None
-    yield _describe_apex("apex Adam", has_adam, "fairseq uses its own")
-
-
-def _describe_apex(subject: str, is_installed: bool, otherwise: str) -> Finding:
-    """Describe a kernel of apex, which fairseq uses only on a GPU."""
-    if is_installed and torch.cuda.is_available():
-        return Finding(subject, True, "active: fairseq uses the fused kernel")
-    why = "no GPU" if is_installed else "not installed"
-    return Finding(subject, None, f"{why}: {otherwise}, with the same result, slower")
+    kernels = {"layer norm": has_fused_layernorm, "Adam": get_fused_adam_class() is not None}
+    for name, is_installed in kernels.items():
+        active = is_installed and torch.cuda.is_available()
+        why = "active" if active else "no GPU" if is_installed else "not installed"
+        yield Finding(f"apex {name}", active or None, f"{why}; else fairseq's own, slower")
 
 
 def _check_user_dir() -> Finding:
@@ -143,9 +115,8 @@ def _check_user_dir() -> Finding:
     by_name = Path(fairseq.__file__).parent.parent / PACKAGE.name
     if by_name.resolve() == PACKAGE:
         return Finding("--user-dir", True, f"{PACKAGE.name} (by name), or {PACKAGE}")
-    if by_name.exists():
-        return Finding("--user-dir", None, f"{PACKAGE}; its name alone means a copy, {by_name}")
-    return Finding("--user-dir", None, f"{PACKAGE}; after `make install`, its name will do")
+    name = f"means a copy, {by_name}" if by_name.exists() else "will do after `make install`"
+    return Finding("--user-dir", None, f"{PACKAGE}; its name alone {name}")
 
 
 def self_test() -> Finding:
@@ -163,6 +134,6 @@ def self_test() -> Finding:
         for part, difference in errors.items():
             if not difference < TOLERANCE:  # so that NaN fails
                 return Finding("self-test", False, f"{spec} on {part} is off by {difference:.1e}")
-    seconds = time.monotonic() - began
     text = f"attention on {', '.join(backends)} agrees with float64 for the terms of"
-    return Finding("self-test", True, f"{text} {len(names)} encodings ({seconds:.1f} s)")
+    text += f" {len(names)} encodings ({time.monotonic() - began:.1f} s)"
+    return Finding("self-test", True, text)

@@ -81,7 +81,7 @@ def tokenize_text(path: Path, folder: Path) -> Stream:
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder)
     except (OSError, ValueError) as error:
-        raise UserError(f"{folder} has no tokenizer, which --text needs") from error
+        raise UserError(f"{folder} has no tokenizer, or a broken one: {error}") from error
     tokens = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     if not tokens:
         raise UserError(f"--text {path}: the file is empty; name a file with text in it")
