@@ -188,6 +188,11 @@ class Positions(NamedTuple):
         tgt_len = padding.size(1) if tgt_len is None else tgt_len
         return cls.from_tokens(padding.long(), _PADDING, _END, tgt_len, inspect_padding)
 
+    def with_ends(self, ends: Tensor) -> Positions:
+        """Mark the tokens that end a sentence, True in ``ends``, ``(B, S)``, unless padding."""
+        is_end = ends & self.tokens.ne(self.padding_idx)
+        return self._replace(tokens=self.tokens.masked_fill(is_end, self.eos_idx))
+
     def split_documents(self, empty: bool, causal: bool) -> Positions:
         """Restart positions in each document, by the ends of sentences.
 

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, Cache, masking_utils
-from transformers.cache_utils import DynamicLayer
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -22,27 +21,29 @@ from fairseq_posenc.backends import attend
 from fairseq_posenc.backends.base import AttentionCall
 from fairseq_posenc.backends.forward_cache import is_reentrant_recomputation
 from fairseq_posenc.encodings.base import Dims, Encodings
-from fairseq_posenc.encodings.locality import NeededKeys
 from fairseq_posenc.encodings.rotation import PairRotation, Rotation
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.hf.caches import DecayCache
+from fairseq_posenc.hf.derived import Derived, wrap_forward
 from fairseq_posenc.hf.families import Family
+from fairseq_posenc.hf.stand_ins import CALLED_BY_ITSELF, Cosines
 from fairseq_posenc.modules.attention_core import AttentionCore
-from fairseq_posenc.modules.cache import Kept
 from fairseq_posenc.shared import Shared
 
 OUR_ATTENTION = "fairseq_posenc"  # name of the attention function in transformers
 POSITION_STATE = "position_state"  # keyword argument of all layers: a `PassState`
 # The name of our submodule in a stack and in its attentions, which users name to PEFT.
 POSITIONS = "positions"
-Cosines = tuple[Tensor, Tensor]  # cosines and sines, each `(B or 1, T, width)`
+# Attribute of attention that needs no positions in a model that has them: that to an encoder's output.
+WITHOUT_POSITIONS = "attends_without_positions"
 
 
 class PassState(NamedTuple):
     """The position state of a forward pass, which a stack passes to its layers.
 
     Attributes:
-        cosines: for each kind of layer, the cosines and sines by which the model's own code
-            rotates; None if it does not rotate.
+        cosines: for each kind of layer, or once if they are equal, the cosines and sines by which
+            the model's own code rotates; empty if it has none.
         shared: position state of the stack; None if the model's own attention is used.
         need_weights: whether attention weights are requested.
         recompute_cosines: computes the cosines of a kind of layer again, with a new autograd graph.
@@ -50,29 +51,30 @@ class PassState(NamedTuple):
         cache: cache of the keys; None if no encoding has gates.
     """
 
-    cosines: list[Cosines | None]
+    cosines: list[Cosines]
     shared: Shared | None = None
     need_weights: bool = False
-    recompute_cosines: Callable[[int], Cosines | None] | None = None
+    recompute_cosines: Callable[[int], Cosines] | None = None
     inputs: Tensor | None = None
     cache: Cache | None = None
 
-    def layer_cosines(self, kind: int) -> Cosines | None:
+    def layer_cosines(self, kind: int) -> Cosines:
         """Select the cosines for a layer of a kind.
 
         Trained cosines are computed again when reentrant checkpointing runs the layer again: all
         layers share their autograd graph, which the first backward pass through a layer frees.
         """
-        cosines = self.cosines[kind]
-        is_trained = cosines is not None and cosines[0].requires_grad
-        if is_trained and self.recompute_cosines is not None and is_reentrant_recomputation():
+        cosines = self.cosines[kind if len(self.cosines) > 1 else 0]
+        if (
+            cosines[0].requires_grad
+            and self.recompute_cosines is not None
+            and is_reentrant_recomputation()
+        ):
             return self.recompute_cosines(kind)
         return cosines
 
 
-def make_cosines(
-    rotation: Rotation | None, form: str, width: int, dtype: torch.dtype
-) -> Cosines | None:
+def make_cosines(rotation: Rotation | None, form: str, width: int, like: Tensor) -> Cosines:
     """Convert a rotation to a model's cosines and sines, each ``(B or 1, T, width)``.
 
     Args:
@@ -80,16 +82,16 @@ def make_cosines(
         form: form of the model's cosines: see ``cosines`` of
             :class:`~fairseq_posenc.hf.families.Family`.
         width: width of the model's cosines.
-        dtype: dtype of the result.
+        like: a tensor of the dtype and device of the result.
 
     Returns:
-        The cosines and sines; None if the model's layers cannot apply the rotation.
+        The cosines and sines; 1 and 0 if the model's layers cannot apply the rotation.
     """
     if not can_be_cosines(rotation, form, width):
-        return None
+        return like.new_ones(1, 1, width), like.new_zeros(1, 1, width)
     assert isinstance(rotation, PairRotation)
     phases = rotation.phases[:, 0]  # [B or 1, T, pairs]
-    parts = [phases.real.to(dtype), phases.imag.to(dtype)]
+    parts = [part.to(like.dtype) for part in (phases.real, phases.imag)]
     if form.startswith("doubled"):
         parts = [torch.cat([part, part], -1) for part in parts]
     elif form == "pairs":
@@ -109,57 +111,6 @@ def can_be_cosines(rotation: Rotation | None, form: str, width: int) -> bool:
 def to_scale_factor(scale: float, width: int) -> float:
     """Convert the factor of dot products, in heads of a width, to ``Terms.scale_factor``."""
     return 1 / (scale**2 * width)  # scores are divided by sqrt(scale_factor * width)
-
-
-class DecayCache(NamedTuple):
-    """A :class:`~fairseq_posenc.modules.cache.KeyValueCache` for the decay of forget gates alone.
-
-    transformers has put the keys and values into its cache before it calls our attention. The decay
-    is an additional layer of that cache, so it is reordered, repeated and cropped with the keys.
-
-    Attributes:
-        cache: transformers' cache of all layers, or None.
-        place: index of the additional layer.
-        earlier: number of earlier tokens.
-    """
-
-    cache: Cache | None
-    place: int
-    earlier: int
-
-    def past_decay(self, key: Tensor) -> Tensor | None:
-        """Return the decay of the earlier tokens, ``(B, G, S - T, 2)``, or None if there are none.
-
-        ``key`` is for hosts that store the decay inside wider keys; it is not needed here.
-
-        Raises:
-            UserError: the cache has the decay of a different number of tokens.
-        """
-        if not self.earlier:
-            return None
-        tokens = 0
-        if self.cache is not None and self.place < len(self.cache.layers):
-            layer = self.cache.layers[self.place]
-            tokens = int(layer.get_seq_length())
-        if tokens != self.earlier:
-            raise UserError(
-                f"the cache has {self.earlier} tokens, and the forget gates of {tokens}: start "
-                "with an empty cache after set_positions"
-            )
-        return torch.cat([layer.keys, layer.values], -1)
-
-    def extend(self, key: Tensor, value: Tensor, decay: Tensor | None, needed: NeededKeys) -> Kept:
-        """Store the decay of the new tokens; return the keys and values, which are complete."""
-        assert decay is not None, "only layers with gates have this cache"
-        if self.cache is not None:
-            while len(self.cache.layers) <= self.place:
-                self.cache.layers.append(DynamicLayer())
-            # A cache layer has two tensors, so each of them holds one of a token's two numbers.
-            first, second = decay[:, :, self.earlier :].split(1, -1)  # [B, G, T, 1]
-            self.cache.layers[self.place].update(first, second)
-        # In a layer with a window, transformers' cache has dropped the keys that no query sees.
-        dropped = decay.size(2) - key.size(2)
-        return Kept(key, value, decay[:, :, dropped:])
 
 
 class AttentionPositions(AttentionCore, nn.Module):
@@ -201,23 +152,21 @@ class AttentionPositions(AttentionCore, nn.Module):
         self.backend = backend
 
     def prepare(
-        self, attention: nn.Module, args: tuple[Any, ...], named: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Pass cosines and sines, or the layer's input, to attention, as its forward pre-hook."""
-        state = named.get(POSITION_STATE)
-        if state is not None and self.is_rotated:
-            named["position_embeddings"] = state.layer_cosines(self.kind)
-        if state is not None and state.shared is None:
-            # The model's own attention is used, which does not know this argument.
-            del named[POSITION_STATE]
-        elif state is not None and self.reads_input:
+        self, state: PassState, args: tuple[Any, ...], named: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Return the named arguments of the model's attention, with cosines or the layer's input."""
+        if state.cosines:
+            named = {**named, "position_embeddings": state.layer_cosines(self.kind)}
+        if state.shared is None:  # the model's own attention is used, which knows no state
+            return named
+        if self.reads_input:
             inputs = args[0] if args else named["hidden_states"]  # [B, T, C]
             # The cache is found by its type, as models differ in the argument's name and place.
             cache = next((x for x in (*named.values(), *args) if isinstance(x, Cache)), None)
             # An encoder-decoder's cache contains two.
             cache = getattr(cache, "self_attention_cache", cache)
-            named[POSITION_STATE] = state._replace(inputs=inputs, cache=cache)
-        return args, named
+            state = state._replace(inputs=inputs, cache=cache)
+        return {**named, POSITION_STATE: state}
 
     def forward(self, *args: Any) -> tuple[Tensor, Tensor | None]:
         """Attend with this layer's encodings; the arguments are those of :meth:`prepare_call`.
@@ -254,6 +203,12 @@ class AttentionPositions(AttentionCore, nn.Module):
             UserError: the cache has more keys than there are tokens, or too few.
         """
         assert state.shared is not None, "else the model's own attention is used"
+        if query.size(1) != self.num_heads:
+            raise UserError(
+                f"tensor parallelism gave this process {query.size(1)} of {self.num_heads} heads, "
+                "and positions are computed for all of them: take tp_plan only with encodings that "
+                "are rotations, else device_map or FSDP"
+            )
         shared = state.shared.of_kind(self.kind)
         self._check_cache(shared, key.size(2))
         positions = shared.positions
@@ -297,6 +252,24 @@ class AttentionPositions(AttentionCore, nn.Module):
             )
 
 
+class AttentionWithPositions(Derived):
+    """Mixin of the self-attention of a model: its ``forward`` needs the state of a pass."""
+
+    def __init_subclass__(cls, **named: Any) -> None:
+        super().__init_subclass__(**named)
+        wrap_forward(cls, _attend_in_pass)
+
+
+def _attend_in_pass(
+    forward: Callable[..., Any], attention: nn.Module, args: tuple[Any, ...], named: dict[str, Any]
+) -> Any:
+    """Call the stock ``forward`` of an attention, with cosines and the state that it needs."""
+    state = named.pop(POSITION_STATE, None)
+    if state is None:
+        raise UserError(CALLED_BY_ITSELF)
+    return forward(attention, *args, **getattr(attention, POSITIONS).prepare(state, args, named))
+
+
 def attend_with_positions(
     module: nn.Module,
     query: Tensor,
@@ -313,21 +286,22 @@ def attend_with_positions(
     other attention the mask is not used, because the stack has read it already.
 
     Raises:
-        UserError: the layer was called without its stack.
+        UserError: the positions of the module's model were not set.
     """
     positions = getattr(module, POSITIONS, None)
     state = named.pop(POSITION_STATE, None)
     if positions is None:
+        if not hasattr(module, WITHOUT_POSITIONS):
+            raise UserError(
+                f"attn_implementation={OUR_ATTENTION!r} is for models whose positions were set, "
+                "and those of this model were not: call set_positions, or "
+                "model.set_attn_implementation('sdpa')"
+            )
         return cast(
             "tuple[Tensor, Tensor | None]",
             ALL_ATTENTION_FUNCTIONS["sdpa"](
                 module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **named
             ),
-        )
-    if state is None:
-        raise UserError(
-            "a layer was called by itself: its positions are computed once for all layers, when "
-            "the model is called"
         )
     # The module's own factor comes first. OPT multiplies its queries by that, and passes 1 here;
     # terms need plain queries, so that is undone.

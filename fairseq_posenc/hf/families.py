@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from fairseq_posenc.encodings.base import Dims
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.hf.stand_ins import NoBias, NoPositions, NoRotation
 
 AFTER_PADDING = -1  # a value of `first_row`, for the padding symbol's id plus 1, as in fairseq
 
@@ -70,6 +72,9 @@ class Family:
         """List the stacks of a model, the encoder first.
 
         A model may have fewer than its family, such as an encoder with a head.
+
+        Raises:
+            UserError: it has none, because it is a part of a model.
         """
         modules = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
         stacks = []
@@ -79,6 +84,10 @@ class Family:
             bases = (module for module in modules if layers in dict(module.named_modules()))
             if (base := next(bases, None)) is not None:
                 stacks.append(Stack(self, base.get_submodule(name)))
+        if not stacks:
+            raise UserError(
+                f"{type(model).__name__} is a part of a model: set the positions of the whole model"
+            )
         return stacks
 
     def applies_cosines(self, attention: nn.Module) -> bool:
@@ -120,14 +129,21 @@ class Stack(NamedTuple):
         return [layer.get_submodule(self.family.attention) for layer in layers.children()]
 
     @property
+    def is_decoder(self) -> bool:
+        """Whether attention was built for queries that cannot see later keys."""
+        layer = next(self.module.get_submodule(self.family.layers).children())
+        return bool(getattr(layer.get_submodule(self.family.attention), "is_causal", False))
+
+    @property
     def causal(self) -> bool:
-        """Whether queries cannot see later keys."""
-        return bool(getattr(self.attentions[0], "is_causal", False))
+        """Whether queries cannot see later keys, as transformers' masks decide it."""
+        return self.is_decoder and bool(getattr(self.config, "is_causal", True))
 
     @property
     def is_decoder_alone(self) -> bool:
         """Whether this is a decoder without an encoder, so that caches have only its own keys."""
-        return self.causal and not self.config.is_encoder_decoder
+        attends_to_source = getattr(self.config, "add_cross_attention", False)
+        return self.causal and not (self.config.is_encoder_decoder or attends_to_source)
 
     @property
     def attends_plainly(self) -> bool:
@@ -145,7 +161,7 @@ class Stack(NamedTuple):
         """Read the sizes of the stack."""
         config = self.config
         heads = config.num_attention_heads
-        if self.causal:  # decoders of encoder-decoders may have a different number of heads
+        if self.is_decoder:  # decoders of encoder-decoders may have a different number of heads
             heads = getattr(config, "decoder_attention_heads", None) or heads
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
         return Dims(config.hidden_size, heads, max_positions, self.causal, own_head_dim=head_dim)
@@ -153,12 +169,12 @@ class Stack(NamedTuple):
     def embed(self, ids: Tensor) -> Tensor:
         """Look up the embeddings of tokens ``(B, T)`` as inputs of the stack: ``(B, T, C)``."""
         embeddings: Tensor = self.module.get_input_embeddings()(ids)
-        return embeddings if self.causal else embeddings * self._scale
+        return embeddings if self.is_decoder else embeddings * self._scale
 
     @property
     def scale_inside(self) -> float:
         """The factor by which the stack multiplies the embeddings that it gets."""
-        return self._scale if self.causal else 1.0
+        return self._scale if self.is_decoder else 1.0
 
     @property
     def _scale(self) -> float:
@@ -205,39 +221,6 @@ class Stack(NamedTuple):
             arguments += (self.config.layer_types[0],)  # any type, as all have the same width
         cosines, _ = rotary(*arguments)
         return int(cosines.size(-1))
-
-
-class NoRotation(nn.Module):
-    """Replaces a model's rotary module by cosines of 1 and sines of 0."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.width = width
-
-    def forward(self, x: Tensor, *others: Any, **named: Any) -> tuple[Tensor, Tensor]:
-        """Return cosines and sines for all positions, ``(1, 1, width)``."""
-        return x.new_ones(1, 1, self.width), x.new_zeros(1, 1, self.width)
-
-
-class NoPositions(nn.Module):
-    """Replaces a table of positions by zero."""
-
-    def forward(self, *args: Any, **named: Any) -> Tensor:
-        """Return a scalar zero, which can be added to vectors of any dtype and device."""
-        return torch.zeros(())
-
-
-class NoBias(nn.Module):
-    """Replaces a table of distances by zeros."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        # It is not a parameter, but transformers initializes a tensor of this name on loading.
-        self.weight = torch.empty(0)
-
-    def forward(self, buckets: Tensor) -> Tensor:
-        """Return a zero for all heads and distances, ``(1, 1, 1)``, whatever the buckets are."""
-        return torch.zeros(1, 1, 1, device=buckets.device)
 
 
 _ROTARY = Family(rotary=("rotary_emb",))

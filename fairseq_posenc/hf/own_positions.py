@@ -8,11 +8,14 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from torch import nn
+
 from fairseq_posenc.encodings.rope_parameters import read_rope
 from fairseq_posenc.encodings.rope_scaling import TRAINED_LENGTH
 from fairseq_posenc.errors import UserError, shortened
 from fairseq_posenc.hf.families import AFTER_PADDING, FAMILIES, Family
 from fairseq_posenc.hf.own_spec import join_layers
+from fairseq_posenc.hf.record import RecordedPositions
 from fairseq_posenc.specs import parse
 
 # Fields of a configuration whose positions were set.
@@ -35,9 +38,11 @@ def read_positions(model: Any) -> str:
     Raises:
         UserError: the model's type is not known, or the library does not have such positions.
     """
+    if (positions := _find_positions(model)) is not None:
+        return str(positions.assembly.spec)
     config = getattr(model, "config", model)
     spec = getattr(config, SPEC_FIELD, None)
-    if spec is not None:  # set by this package
+    if config is model and spec is not None:  # written by `set_positions`
         return str(parse(spec))
     config = config.get_text_config()
     model_type = str(config.model_type)
@@ -55,8 +60,19 @@ def read_positions(model: Any) -> str:
 
 def count_positions(model: Any) -> int:
     """Count the positions that a model, or its configuration, has room for."""
-    config = getattr(model, "config", model)
-    return int(getattr(config, LENGTH_FIELD, None) or read_trained_length(config))
+    if (positions := _find_positions(model)) is not None:
+        return positions.assembly.dims.max_positions
+    length = getattr(model, LENGTH_FIELD, None)  # of a configuration
+    return int(length or read_trained_length(model))
+
+
+def _find_positions(model: Any) -> RecordedPositions | None:
+    """Find the positions of a model's first stack; None for a stock model or a configuration.
+
+    A configuration may have been copied from a model with other positions.
+    """
+    parts = model.modules() if isinstance(model, nn.Module) else ()
+    return next((part for part in parts if isinstance(part, RecordedPositions)), None)
 
 
 def read_limit(model: Any) -> int | None:

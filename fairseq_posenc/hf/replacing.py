@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import logging
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import transformers
@@ -14,7 +15,14 @@ from transformers import CONFIG_MAPPING, PretrainedConfig, PreTrainedModel
 from fairseq_posenc.encodings.base import Encoding
 from fairseq_posenc.encodings.rope_scaling import LongRope
 from fairseq_posenc.errors import UserError, shortened
-from fairseq_posenc.hf.attention import OUR_ATTENTION, POSITIONS, AttentionPositions
+from fairseq_posenc.hf.attention import (
+    OUR_ATTENTION,
+    POSITIONS,
+    WITHOUT_POSITIONS,
+    AttentionPositions,
+    AttentionWithPositions,
+)
+from fairseq_posenc.hf.derived import add_mixin, refuse_replaced_forward
 from fairseq_posenc.hf.families import FAMILIES, Family, Stack
 from fairseq_posenc.hf.own_positions import (
     LENGTH_FIELD,
@@ -25,7 +33,7 @@ from fairseq_posenc.hf.own_positions import (
 )
 from fairseq_posenc.hf.own_spec import expand_own, names_own
 from fairseq_posenc.hf.record import add_adapter_records, pop_adapter_records
-from fairseq_posenc.hf.stack_hook import HookedPositions, prepare_pass
+from fairseq_posenc.hf.stack_hook import HookedPositions, StackWithPositions
 from fairseq_posenc.position_parameters import (
     LENGTH_RULES,
     LengthRule,
@@ -97,9 +105,13 @@ def replace_positions(
     is_native = all(plan.positions.is_native for plan in plans)
     for plan in plans:
         plan.positions.is_native = is_native
+    _copy_configurations(model)
     _choose_attention(model, plans)
     for plan in plans:
         plan.install()
+    for module in model.modules():  # attention to an encoder's output, or of another encoder
+        if hasattr(module, "is_causal") and not hasattr(module, POSITIONS):
+            setattr(module, WITHOUT_POSITIONS, True)
     # Otherwise caches also have the encoder's keys, and all of these are needed.
     if stacks[0].is_decoder_alone:
         _limit_caches(stacks[0], parsed)
@@ -133,6 +145,8 @@ class Plan(NamedTuple):
     def make(cls, spec: Spec, stack: Stack, max_positions: int) -> Plan:
         """Build the modules, with new weights; refuse a spec that does not fit the stack."""
         attentions = stack.attentions
+        for part in (stack.module, *attentions):
+            refuse_replaced_forward(part)
         spec.check_length(len(attentions))
         if spec.rotates_source:
             raise UserError(
@@ -168,24 +182,21 @@ class Plan(NamedTuple):
         return cls(stack, positions, layers)
 
     def install(self) -> None:
-        """Put the modules and their hooks into the stack, in place of its present positions."""
+        """Put the modules into the stack, in place of its present positions."""
         module = self.stack.module
-        attentions = self.stack.attentions
         for handle in getattr(module, _HOOKS, ()):
             handle.remove()
         self.stack.neutralize()
         hooks = [
-            module.register_forward_pre_hook(prepare_pass, with_kwargs=True),
             module.register_state_dict_post_hook(add_adapter_records),
             module.register_load_state_dict_pre_hook(pop_adapter_records),
         ]
-        module.add_module(POSITIONS, self.positions)
-        for attention, layer in zip(attentions, self.layers):
-            attention.add_module(POSITIONS, layer)
-            # `AttentionPositions.prepare` changes nothing in any other layer.
-            if layer.is_rotated or self.positions.is_native or layer.reads_input:
-                hooks.append(attention.register_forward_pre_hook(layer.prepare, with_kwargs=True))
         setattr(module, _HOOKS, hooks)
+        add_mixin(module, StackWithPositions)
+        module.add_module(POSITIONS, self.positions)
+        for attention, layer in zip(self.stack.attentions, self.layers):
+            add_mixin(attention, AttentionWithPositions)
+            attention.add_module(POSITIONS, layer)
         for part in (self.positions, *self.layers):
             part.train(module.training)
 
@@ -212,6 +223,15 @@ class Plan(NamedTuple):
                     trained["encodings.sink.score"] = sinks
             notes += _copy_weights(layer, trained, spec, before, extend)
         return notes
+
+
+def _copy_configurations(model: PreTrainedModel) -> None:
+    """Give a model configurations of its own, because others may have been built from the same."""
+    copies: dict[int, object] = {}  # parts of the model that share one go on doing so
+    for module in model.modules():
+        config: Any = vars(module).get("config")
+        if isinstance(config, PretrainedConfig):
+            module.config = copy.deepcopy(config, copies)
 
 
 def _choose_attention(model: PreTrainedModel, plans: list[Plan]) -> None:

@@ -18,6 +18,7 @@ from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig, PreTraine
 
 from fairseq_posenc.errors import UserError, how_to_install, shortened
 from fairseq_posenc.hf.cards import TAG, CardFields, write_card
+from fairseq_posenc.hf.derived import Derived, add_mixin, derive
 from fairseq_posenc.hf.own_positions import LENGTH_FIELD, SPEC_FIELD
 from fairseq_posenc.hf.record import (
     is_of_positions,
@@ -64,8 +65,7 @@ def make_saveable(model: PreTrainedModel) -> None:
         stock: Any = type(model.config)
         model.config.__class__ = _derive_and_register(stock)
     if not isinstance(model, _ModelWithPositions):
-        stock = type(model)
-        model.__class__ = _derive_model(stock)
+        add_mixin(model, _ModelWithPositions)
         model.add_model_tags(TAG)
 
 
@@ -128,20 +128,9 @@ def _make_config_class(stock: Any) -> Any:
     return type(name, (_ConfigWithPositions, stock), {"stock": stock})
 
 
-@cache
 def _derive_model(stock: Any) -> Any:
-    """Derive a model class with positions from a stock class.
-
-    It has the stock class's name and module, by which transformers selects losses, conversions of
-    weights, and models for pipelines.
-    """
-    attributes = {
-        "__module__": stock.__module__,
-        "__doc__": stock.__doc__,
-        "stock": stock,
-        "config_class": _make_config_class(stock.config_class),
-    }
-    return type(stock.__name__, (_ModelWithPositions, stock), attributes)
+    """Derive a model class with positions from a stock class."""
+    return derive(stock, (_ModelWithPositions,))
 
 
 def _rebuild(derive: Callable[[type], Any], stock: type) -> Any:
@@ -220,23 +209,24 @@ def _read_content(content: dict[str, Any]) -> dict[str, Any]:
     return content
 
 
-class _ModelWithPositions:
+class _ModelWithPositions(Derived):
     """The part of a model with positions that its stock class lacks.
 
     In a derived class it comes before the stock class, so ``super()`` is the stock class.
     """
 
-    stock: type
     config: PretrainedConfig
+
+    def __init_subclass__(cls, **named: Any) -> None:
+        super().__init_subclass__(**named)
+        if hasattr(cls, "stock"):
+            cls.config_class = _make_config_class(cls.stock.config_class)
 
     def __init__(self, config: PretrainedConfig, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
         model = cast(PreTrainedModel, self)
         spec, length = getattr(config, SPEC_FIELD), getattr(config, LENGTH_FIELD)
         replace_positions(model, spec, length, extend=None)
-
-    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        return _rebuild, (_derive_model, self.stock), self.__dict__
 
     def save_pretrained(
         self,

@@ -1,7 +1,7 @@
 """Reads the arguments with which a model of transformers calls a stack of layers.
 
-By default tokens are counted from 0, and padding is left out. If a caller's position ids differ
-from this count, the cache also stores the ids, and those of later tokens are joined to them.
+By default tokens are counted from 0, and padding is left out. Whatever else callers say of tokens
+(:class:`Tokens`) is stored in the cache with their keys, and joined to that of later tokens.
 Shapes: B batch, T new tokens, S all tokens, those in the cache first.
 """
 
@@ -9,15 +9,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, PretrainedConfig
+from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.hf.caches import Tokens
 from fairseq_posenc.modules.stack_positions import join_ids, read_position_ids
 from fairseq_posenc.positions import may_sync, reading_waits
 from fairseq_posenc.specs import Spec
 
-_CACHED_IDS = "fairseq_posenc_position_ids"  # attribute of a cache: its tokens' ids, `(B or 1, S)`
-_CACHES = ("cache", "past_key_values")  # the keyword of transformers 5, and of 4
+_CACHES = ("cache", "past_key_values")  # the keyword of transformers, and the name before
+_WHERE_PLACES_MATTER = ("input", "softmax", "positions")  # not only distances
 
 
 class StackArguments:
@@ -28,6 +29,8 @@ class StackArguments:
         args: arguments by position.
         named: arguments by name.
         spec: spec of the stack.
+        boundary_id: token that ends a sentence, or a document of ``documents``; None if unknown.
+        is_native: whether transformers makes the masks, and so separates packed texts.
 
     Attributes:
         named: all arguments by name. The model's code gets them after methods here, and the
@@ -39,16 +42,27 @@ class StackArguments:
     """
 
     def __init__(
-        self, names: list[str], args: tuple[Any, ...], named: dict[str, Any], spec: Spec
+        self,
+        names: list[str],
+        args: tuple[Any, ...],
+        named: dict[str, Any],
+        spec: Spec,
+        boundary_id: int | None,
+        is_native: bool,
     ) -> None:
         self.names = names
         self.named = {**dict(zip(names, args)), **named}
         self.spec = spec
+        self.boundary_id = boundary_id
+        self.is_native = is_native
+        self.has_documents = any(item.name == "documents" for item in spec.items)
         ids: Tensor | None = self.named.get("position_ids")
+        if ids is not None and ids.dim() not in (2, 3):
+            raise UserError(f"position_ids {tuple(ids.shape)} must be (batch or 1, new tokens)")
         if ids is not None and ids.dim() == 3:
             # [axes, B or 1, T]. The model's code expects two dimensions, so it gets the first axis.
             self.named["position_ids"] = ids[0]
-            # This checks the type and the axes. The batch is not known yet: see `read_ids`.
+            # This checks the type and the axes. The batch is not known yet: see `read_tokens`.
             ids = read_position_ids(
                 "position_ids", ids, spec, batch=ids.size(1), lengths=(ids.size(2),)
             )
@@ -87,7 +101,7 @@ class StackArguments:
             return
         if not may_sync(ids.device) or ids.diff(dim=1).eq(1).all():
             return
-        if ids.dim() == 3 or not _is_packed(ids):
+        if ids.dim() == 3 or not _is_packed(ids).any():
             shape = inputs.size(0), self.past + inputs.size(1)
             self.named["attention_mask"] = ids.new_ones(shape, dtype=torch.long)
 
@@ -102,83 +116,150 @@ class StackArguments:
             return _count_tokens(mask.ne(0))[:, mask.size(1) - tgt_len :]
         return (torch.arange(tgt_len, device=inputs.device) + self._count_cached()).unsqueeze(0)
 
-    def read_padding(self, batch: int, src_len: int) -> Tensor | None:
-        """Read the padding from the mask: ``(B, S)``, True for padding; None without a mask."""
+    def read_mask(self, batch: int, src_len: int) -> Tensor | None:
+        """Read the mask ``(B, S)``: 0 for padding, else 1, or the number of a document."""
         mask = self.named.get("attention_mask")
         if isinstance(mask, dict):
             # `generate` makes a mask for each type of layer: by `make_mask`, all are the padding.
             mask = next(iter(mask.values()))
         if mask is None:
             return None
-        if mask.dim() != 2 or mask.shape != (batch, src_len):
+        if not isinstance(mask, Tensor) or mask.shape != (batch, src_len):
+            shape = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
             raise UserError(
-                f"attention_mask {tuple(mask.shape)} must be ({batch}, {src_len}), 1 for tokens "
+                f"attention_mask {shape} must be ({batch}, {src_len}), 1 for tokens "
                 "and 0 for padding, those in the cache included; windows and documents belong to "
                 "the spec"
             )
-        return mask.eq(0)
+        return mask.to(self._device)
 
-    def read_ids(
-        self, embeddings: Tensor, padding: Tensor | None
-    ) -> tuple[Tensor | None, Tensor | None]:
-        """Read the position ids of all tokens, and the documents.
+    @property
+    def _device(self) -> torch.device:
+        assert self.inputs is not None
+        return self.inputs.device
+
+    def read_tokens(self, batch: int, mask: Tensor | None, earlier: Tokens | None) -> Tokens:
+        """Read what the caller says of all tokens.
 
         Args:
-            embeddings: embeddings of the new tokens, ``(B, T, C)``.
-            padding: result of :meth:`read_padding`.
-
-        Returns:
-            Two values: the position ids, ``(B or 1, S)`` or ``(B or 1, S, axes)``, or None if they
-            only count the tokens of a row or of each document; and the number of each token's
-            document, ``(B, S)``, or None if the spec has no ``documents``.
+            batch: B.
+            mask: result of :meth:`read_mask`.
+            earlier: what was stored of the tokens in the cache, if anything.
 
         Raises:
-            UserError: the ids do not fit the batch, the spec or the cache.
+            UserError: the arguments do not fit the batch, the spec or the cache.
         """
-        batch, tgt_len = embeddings.shape[:2]
         ids = self.ids
+        assert self.inputs is not None
+        tgt_len = self.inputs.size(1)
         if ids is not None and (ids.size(0) not in (1, batch) or ids.size(1) != tgt_len):
             raise UserError(f"position_ids {tuple(ids.shape)} must be ({batch} or 1, {tgt_len})")
-        documents = self._read_documents(embeddings, padding)
-        if documents is not None:
-            return None, documents
-        return self._join_cached_ids(padding), None
+        ends = self._find_ends(batch, earlier)
+        padding = None if mask is None else mask.eq(0)
+        documents: Tensor | None = self.named.pop("document_ids", None)  # the model has none
+        if documents is not None and not self.has_documents:
+            raise UserError(f"document_ids: {self.spec} must have +documents")
+        if not self.has_documents:
+            self._refuse_packed(mask)
+        elif documents is None and self.boundary_id is None:
+            if ids is not None and ids.dim() == 3:
+                raise UserError("position_ids on several axes do not separate documents")
+            begins = self._find_begins(batch, mask)
+            last = 0
+            if earlier is not None:
+                last = earlier.documents[:, -1:]
+            numbers = last + begins.cumsum(1)
+            before = earlier.documents if earlier else numbers.new_zeros(batch, self.past)
+            documents = torch.cat([before, numbers], 1)
+            if not self._places_differ(begins, padding, earlier):
+                return Tokens(None, documents, ends)
+        return Tokens(self._join_cached_ids(padding, earlier), documents, ends)
 
-    def _read_documents(self, embeddings: Tensor, padding: Tensor | None) -> Tensor | None:
-        """Number the document of each token: as ``document_ids`` does, or by where ids jump.
-
-        ``document_ids`` is removed from the arguments, because the model's code does not know it.
-        """
-        documents: Tensor | None = self.named.pop("document_ids", None)
-        if not any(item.name == "documents" for item in self.spec.items):
-            if documents is not None:
-                raise UserError(f"document_ids: {self.spec} must have +documents")
+    def _find_ends(self, batch: int, earlier: Tokens | None) -> Tensor | None:
+        """Mark the tokens that end a sentence, ``(B, S)``; None if no token is known to do so."""
+        if self.boundary_id is None:
             return None
-        ids = self.ids
-        if ids is not None and ids.dim() == 3:
-            raise UserError("position_ids on several axes do not separate documents")
-        if documents is not None:
-            return documents
-        if ids is None or self.past:  # generation continues a single document
-            shape = embeddings.size(0), self.past + embeddings.size(1)
-            return embeddings.new_zeros(shape, dtype=torch.long)
-        # [B or 1, T]. The id before the first one is such that the first token does not jump.
-        jumps = ids.diff(dim=1, prepend=ids[:, :1] - 1).ne(1)
-        if padding is not None:
-            is_token = ~padding
-            is_first = is_token & is_token.cumsum(1).eq(1)  # padding may come before it
-            jumps = jumps & is_token & ~is_first
-        if self.cache is not None and bool(jumps.any()):
-            raise UserError(
-                "position_ids start again, so a row holds several documents, but a cache can hold "
-                "only one: pass use_cache=False, or generate from each document"
-            )
-        return jumps.expand(embeddings.size(0), -1).cumsum(1)
+        tokens: Tensor | None = self.named.get("input_ids")
+        if tokens is None:
+            raise UserError("boundary_id: pass input_ids, in which the ends of sentences are found")
+        ends = tokens.view(batch, -1).eq(self.boundary_id)
+        if self.past and earlier is None:
+            raise UserError("the cache has no ends of sentences: start with an empty one")
+        return ends if earlier is None else torch.cat([earlier.ends, ends], 1)
 
-    def _join_cached_ids(self, padding: Tensor | None) -> Tensor | None:
+    def _refuse_packed(self, mask: Tensor | None) -> None:
+        """Refuse several documents in a row; a compiled pass raises torch's error of this text."""
+        if self.is_native:
+            return
+        message = (
+            f"a row holds several documents, as in a packed batch: add +documents to {self.spec}, "
+            "so that attention stays inside each document"
+        )
+        lengths = self.named.get("cu_seq_lens_q")
+        if lengths is not None and lengths.numel() > 2:
+            raise UserError(message)
+        holds_one = []
+        if mask is not None and mask.dtype != torch.bool and not self.past:
+            holds_one.append(mask.le(1).all())
+        if mask is None and self.ids is not None and self.ids.dim() == 2 and not self.past:
+            holds_one.append(~_is_packed(self.ids).any())
+        for condition in holds_one:
+            if torch.compiler.is_compiling() or reading_waits(condition.device):
+                torch._assert_async(condition, message)
+            elif not condition:
+                raise UserError(message)
+
+    def _find_begins(self, batch: int, mask: Tensor | None) -> Tensor:
+        """Mark the new tokens that begin a document, ``(B, T)``.
+
+        A document begins where ids do not grow by one, where the numbers in the mask change, and
+        where ``cu_seq_lens_q`` and ``seq_idx`` say so. The first token of a row may be marked.
+        """
+        assert self.inputs is not None
+        tgt_len = self.inputs.size(1)
+        begins = torch.zeros(batch, tgt_len, dtype=torch.bool, device=self._device)
+        if self.ids is not None:
+            steps = self.ids.diff(dim=1, prepend=self.ids[:, :1] - 1)  # [B or 1, T]
+            begins = begins | steps.ne(1)
+            if self.past:  # a single document goes on, unless a new one begins
+                begins[:, :1] |= self.ids[:, :1].eq(0)
+        if (numbers := self.named.get("seq_idx")) is not None:
+            begins = begins | _find_changes(numbers.to(self._device))
+        lengths = self.named.get("cu_seq_lens_q")
+        if lengths is not None and lengths.numel() > 2:
+            if self.past:
+                raise UserError("cu_seq_lens_q: pass position_ids of the new tokens instead")
+            first = torch.zeros(begins.numel() + 1, dtype=torch.bool, device=self._device)
+            first[lengths.long().clamp(max=begins.numel())] = True
+            begins = begins | first[:-1].view_as(begins)
+        if mask is not None:
+            # Padding takes the number before it: 1 1 0 2 2 as 1 1 1 2 2.
+            places = torch.arange(mask.size(1), device=self._device)
+            last = torch.where(mask.ne(0), places, 0).cummax(1).values
+            changes = _find_changes(mask.long().gather(1, last))
+            is_token = mask.ne(0)[:, -tgt_len:]
+            begins = (begins | changes[:, -tgt_len:]) & is_token
+        return begins
+
+    def _places_differ(
+        self, begins: Tensor, padding: Tensor | None, earlier: Tokens | None
+    ) -> bool:
+        """Check whether ids differ from the count in each document, where that matters."""
+        absolute = any(item.encoding.acts_on in _WHERE_PLACES_MATTER for item in self.spec.items)
+        if self.ids is None or not absolute or self.past:
+            return earlier is not None and earlier.ids is not None
+        if not may_sync(self._device):
+            return True  # in a graph values cannot be read
+        is_first = torch.zeros_like(begins)
+        is_first[:, 0] = True
+        if padding is not None:
+            is_first = ~padding & (~padding).cumsum(1).eq(1)
+        return bool((self.ids.ne(0) & (begins | is_first)).any())
+
+    def _join_cached_ids(self, padding: Tensor | None, earlier: Tokens | None) -> Tensor | None:
         """Join the caller's ids to those of the cached tokens; None if ids only count tokens."""
         ids = self.ids
-        cached: Tensor | None = getattr(self.cache, _CACHED_IDS, None)
+        cached = None if earlier is None else earlier.ids
         if ids is None:
             if cached is not None:
                 raise UserError(
@@ -187,12 +268,12 @@ class StackArguments:
             return None
         past = self.past
         if cached is not None:
-            before = cached[:, :past]  # the cache may have been cropped
+            before = cached
         else:
             is_token = ids.new_ones(1, past + ids.size(1)) if padding is None else ~padding
             counted = _count_tokens(is_token)  # [B or 1, S]
             new_padding = None if padding is None else padding[:, past:]
-            if self._only_count(ids, counted[:, past:], new_padding):
+            if not self.has_documents and self._only_count(ids, counted[:, past:], new_padding):
                 return None
             before = counted[:, :past]
         rows = max(before.size(0), ids.size(0))
@@ -204,42 +285,32 @@ class StackArguments:
         return join_ids(before.expand(rows, *before.shape[1:]), ids.expand(rows, *ids.shape[1:]))
 
     def _only_count(self, ids: Tensor, counted: Tensor, padding: Tensor | None) -> bool:
-        """Check whether ids, perhaps on axes, equal the count ``(B or 1, T)``, except at padding.
-
-        Raises:
-            UserError: the ids count the tokens of several documents.
-        """
+        """Check whether ids, perhaps on axes, are the count ``(B or 1, T)``, except at padding."""
         if not may_sync(ids.device):
             return False  # in a graph values cannot be read
         if self.past and reading_waits(ids.device):
             # Each step of decoding would wait for the device. Ids of the first pass were compared.
             return True
-        if ids.dim() == 2 and padding is None and _is_packed(ids):
-            raise UserError(
-                f"position_ids start again, as in a packed batch: add +documents to "
-                f"{self.spec}, so that attention stays inside each document"
-            )
         differs = ids.ne(counted) if ids.dim() == 2 else ids.ne(counted[..., None]).any(-1)
         return not (differs if padding is None else differs & ~padding).any()
 
-    def cache_ids(self, ids: Tensor, config: PretrainedConfig) -> None:
-        """Store the ids of all tokens as an attribute of the cache, for later steps.
+    def need_cache(self, stack: PreTrainedModel) -> Any:
+        """Return the cache of self-attention, or None if the pass uses none.
 
-        If the model would make a cache, it is made here and added to the arguments.
-
-        Args:
-            ids: result of :meth:`read_ids`.
-            config: configuration of the stack.
+        If the model's code would make a cache later, it is made here, and added to the arguments.
         """
+        config = stack.config
         uses_cache = self.named.get("use_cache")
-        if self.cache is None and (config.use_cache if uses_cache is None else uses_cache):
-            if config.is_encoder_decoder:
-                raise UserError("position_ids that do not count the tokens: pass use_cache=False")
-            # The model's code would make this cache, but only after this method.
+        uses_cache = config.use_cache if uses_cache is None else uses_cache
+        if stack.training and getattr(stack, "gradient_checkpointing", False):
+            uses_cache = False  # as transformers does
+        if self.cache is None and uses_cache:
             name = next(name for name in _CACHES if name in self.names)
-            self.named[name] = DynamicCache(config=config)
-        if self.cache is not None:
-            setattr(self.cache, _CACHED_IDS, ids)
+            cache: Any = DynamicCache(config=config)
+            if config.is_encoder_decoder or self.named.get("encoder_hidden_states") is not None:
+                cache = EncoderDecoderCache(cache, DynamicCache(config=config))
+            self.named[name] = cache
+        return getattr(self.cache, "self_attention_cache", self.cache)
 
 
 def _count_tokens(is_token: Tensor) -> Tensor:
@@ -247,9 +318,14 @@ def _count_tokens(is_token: Tensor) -> Tensor:
     return (is_token.cumsum(1) - 1).clamp(min=0)
 
 
-def _is_packed(ids: Tensor) -> bool:
-    """Check whether any row of ids, ``(B or 1, T)``, counts tokens and starts again from 0."""
+def _find_changes(numbers: Tensor) -> Tensor:
+    """Mark the elements of ``(B, S)`` that differ from the one before them."""
+    return numbers.diff(dim=1, prepend=numbers[:, :1]).ne(0)
+
+
+def _is_packed(ids: Tensor) -> Tensor:
+    """Check whether each row of ids, ``(B or 1, T)``, counts tokens and starts again from 0."""
     steps = ids.diff(dim=1)
     starts_again = (steps < 0).any(dim=1)
     counts_or_starts = (steps.eq(1) | ids[:, 1:].eq(0)).all(dim=1)
-    return bool((starts_again & counts_or_starts).any())
+    return starts_again & counts_or_starts

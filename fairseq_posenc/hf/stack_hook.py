@@ -1,4 +1,4 @@
-"""Computes the positions of a stack of layers, in a hook before the stack's forward pass.
+"""Computes the positions of a stack of layers, at the beginning of its ``forward``.
 
 A stack is *native* if the model's own attention can compute all positions: they are only rotations,
 for which it gets our cosines and sines, and vectors that are added to the stack's input. Attention
@@ -10,8 +10,9 @@ Shapes: B batch, T new tokens, S all tokens, those in the cache first.
 """
 
 import inspect
+from collections.abc import Callable
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,10 +28,13 @@ from fairseq_posenc.hf.attention import (
     can_be_cosines,
     make_cosines,
 )
+from fairseq_posenc.hf.caches import Tokens
+from fairseq_posenc.hf.derived import Derived, wrap_forward
 from fairseq_posenc.hf.families import Stack
 from fairseq_posenc.hf.own_positions import read_trained_length
 from fairseq_posenc.hf.record import RecordedPositions
 from fairseq_posenc.hf.stack_arguments import StackArguments
+from fairseq_posenc.hf.stand_ins import begin_pass
 from fairseq_posenc.modules.stack_positions import StackPositions
 
 
@@ -50,7 +54,9 @@ class HookedPositions(RecordedPositions, StackPositions):
         backend: backend of our attention function: FlexAttention if the model had that.
     """
 
-    def __init__(self, spec: str, stack: Stack, max_positions: int) -> None:
+    def __init__(
+        self, spec: str, stack: Stack, max_positions: int, boundary_id: int | None = None
+    ) -> None:
         dims = stack.dims(max_positions)
         super().__init__(
             spec, dims.embed_dim, dims.num_heads, max_positions, dims.causal, dims.head_dim
@@ -63,6 +69,7 @@ class HookedPositions(RecordedPositions, StackPositions):
                 encoding.trained_at(length)
         # The stack itself is not stored: it contains this module, and PEFT copies this module.
         self.family = stack.family
+        self.boundary_id = boundary_id
         self.parameter_names = [*inspect.signature(stack.module.forward).parameters]
         rotary = stack.family.rotary
         self.width = stack.rotary_width(stack.module.get_submodule(rotary[0])) if rotary else 0
@@ -84,22 +91,34 @@ class HookedPositions(RecordedPositions, StackPositions):
 
     def prepare(
         self, module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Add the state of a pass to the arguments of the stack, and return all of them by name.
+    ) -> tuple[dict[str, Any], PassState]:
+        """Prepare a forward pass.
+
+        Returns:
+            The arguments of the stock forward, all by name, and the state, which is one of them.
 
         Raises:
             UserError: the arguments do not determine the positions.
         """
         stack = Stack(self.family, module)
         self._check_attention(stack)
-        arguments = StackArguments(self.parameter_names, args, named, self.assembly.spec)
+        arguments = StackArguments(
+            self.parameter_names,
+            args,
+            named,
+            self.assembly.spec,
+            self.boundary_id,
+            self.is_native,
+        )
+        state = PassState([])
         if self.is_native:
             arguments.add_mask_if_ids_jump()
         if self.input is not None or not self.is_native:
-            self._compute_state(stack, arguments)
-        elif any(self.is_rotated) and (ids := arguments.ids_or_count()) is not None:
-            arguments.named[POSITION_STATE] = self._make_state(stack, ids, self._rotations(ids))
-        return (), arguments.named
+            state = self._compute_state(stack, arguments)
+        elif self.width and (ids := arguments.ids_or_count()) is not None:
+            state = self._make_state(stack, ids, self._rotations(ids))
+        arguments.named[POSITION_STATE] = state
+        return arguments.named, state
 
     def _check_attention(self, stack: Stack) -> None:
         """Refuse a model whose attention function was changed after its positions were set."""
@@ -115,7 +134,7 @@ class HookedPositions(RecordedPositions, StackPositions):
                 f"positions out: model.set_attn_implementation({OUR_ATTENTION!r})"
             )
 
-    def _compute_state(self, stack: Stack, arguments: StackArguments) -> None:
+    def _compute_state(self, stack: Stack, arguments: StackArguments) -> PassState:
         """Change the arguments: add vectors to the embeddings, and add the position state."""
         cache = arguments.cache
         if getattr(cache, "is_compileable", False):
@@ -129,17 +148,27 @@ class HookedPositions(RecordedPositions, StackPositions):
         named = arguments.named
         embeddings = self._embed_or_shape(stack, named)
         if embeddings is None:  # no tokens were passed, and the model's code will say so
-            return
+            return PassState([])
         batch, tgt_len = embeddings.shape[:2]
-        padding = arguments.read_padding(batch, past + tgt_len)
-        ids, documents = arguments.read_ids(embeddings, padding)
-        if ids is not None and self.assembly.dims.causal:
-            arguments.cache_ids(ids, stack.config)
+        mask = arguments.read_mask(batch, past + tgt_len)
+        place = 2 * len(self.is_rotated)  # in a cache; decay comes after the keys of all layers
+        self_cache = getattr(cache, "self_attention_cache", cache)
+        tokens = arguments.read_tokens(batch, mask, Tokens.load(self_cache, place, past))
+        if any(x is not None for x in tokens) and stack.is_decoder:
+            self_cache = arguments.need_cache(stack.module)
+            if self_cache is not None:
+                tokens.store(self_cache, place, batch)
+        ids = tokens.ids
         if ids is not None and ids.dim() == 3:
             ids = ids.permute(2, 0, 1)  # [axes, B or 1, S], as `StackPositions` takes them
         scale = stack.scale_inside
         embeddings, pass_positions = self(
-            embeddings * scale, padding, past, position_ids=ids, document_ids=documents
+            embeddings * scale,
+            None if mask is None else mask.eq(0),
+            past,
+            position_ids=ids,
+            document_ids=tokens.documents,
+            ends=tokens.ends,
         )
         # Vectors are added to multiplied embeddings. The stack will multiply by `scale` again.
         if self.input is not None:
@@ -156,7 +185,7 @@ class HookedPositions(RecordedPositions, StackPositions):
             weights = named.get("output_attentions")
             weights = stack.config.output_attentions if weights is None else weights
             state = state._replace(shared=pass_positions, need_weights=weights)
-        named[POSITION_STATE] = state
+        return state
 
     def _is_plain(self) -> bool:
         """Check whether the spec needs plain attention, after rotations by the model's code."""
@@ -188,9 +217,12 @@ class HookedPositions(RecordedPositions, StackPositions):
             ids: positions of the new tokens, ``(B or 1, T)`` or ``(B or 1, T, axes)``.
             rotations: the rotations at these positions.
         """
-        convert = partial(
-            make_cosines, form=self.family.cosines, width=self.width, dtype=stack.module.dtype
-        )
+        if not self.width:
+            return PassState([])
+        like = next(stack.module.parameters())
+        convert = partial(make_cosines, form=self.family.cosines, width=self.width, like=like)
+        if not any(self.is_rotated):
+            return PassState([convert(None)])
         return PassState(
             [convert(rotation) for rotation in rotations],
             recompute_cosines=lambda kind: convert(self.shared.rotation(ids, kind)),
@@ -221,14 +253,21 @@ def _refuse_offloaded(stack: Stack) -> None:
         )
 
 
-def prepare_pass(
-    module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Compute the state of a pass, as a forward pre-hook of a stack.
+class StackWithPositions(Derived):
+    """Mixin of a stack: its ``forward`` computes the positions of a pass first."""
 
-    The hook is no method of the positions, because PEFT may have replaced them by a trained copy.
-    """
-    return cast(
-        "tuple[tuple[Any, ...], dict[str, Any]]",
-        getattr(module, POSITIONS).prepare(module, args, named),
-    )
+    def __init_subclass__(cls, **named: Any) -> None:
+        super().__init_subclass__(**named)
+        wrap_forward(cls, _run_pass)
+
+
+def _run_pass(
+    forward: Callable[..., Any], module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]
+) -> Any:
+    """Compute the state of a pass, and call the stock ``forward`` of the stack with it."""
+    positions: Any = getattr(module, POSITIONS, None)  # PEFT may have replaced it by a copy
+    if positions is None:
+        raise UserError(f"a {type(module).__name__} was built without positions: set them")
+    named, state = positions.prepare(module, args, named)
+    with begin_pass(state.cosines):
+        return forward(module, **named)

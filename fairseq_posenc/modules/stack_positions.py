@@ -72,6 +72,7 @@ class StackPositions(nn.Module):
         source_length: int | None = None,
         source_padding_mask: Tensor | None = None,
         source_position_ids: Tensor | None = None,
+        ends: Tensor | None = None,
     ) -> tuple[Tensor, Shared]:
         """Add the input encoding to embeddings, and compute the state that every layer takes.
 
@@ -93,6 +94,8 @@ class StackPositions(nn.Module):
             source_padding_mask: True for padding of the source, ``(batch, source_length)``; needed
                 if it is padded on the left, so that padding shifts no position.
             source_position_ids: positions of the source's tokens, ``(batch or 1, source_length)``.
+            ends: True for tokens that end a sentence, ``(batch, past + tgt_len)``: they are counted
+                in sentences, and ``documents`` end there, as in fairseq.
 
         Returns:
             The embeddings with the input encoding, and the position state of this forward pass.
@@ -112,7 +115,10 @@ class StackPositions(nn.Module):
         positions = positions_from_padding(
             batch, past + tgt_len, tgt_len, key_padding_mask, embeddings.device
         )
-        positions = self._split_documents(positions, document_ids)
+        if ends is None or document_ids is not None:
+            positions = self._split_documents(positions, document_ids)
+        if ends is not None:
+            positions = self.shared.number(positions.with_ends(ends))
         if position_ids is not None:
             positions = self._replace_ids(positions, position_ids, past_ids)
         elif past_ids is not None:

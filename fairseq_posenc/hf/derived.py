@@ -1,0 +1,89 @@
+"""Derives the classes of a model's parts whose behaviour changes when its positions are set.
+
+An object gets a class derived from its stock class and from one or more mixins, which come first.
+There is one class for each stock class and set of mixins, so a stack that is itself the model (a
+``BertModel``, a ``LlamaModel``) has the mixins of a stack and of a model in a single class. A
+mixin that changes ``forward`` does it by :func:`wrap_forward`, so whoever calls ``forward``, a
+module or a compiled method, calls the same code; hooks of modules would be skipped.
+"""
+
+from collections.abc import Callable
+from functools import cache, wraps
+from typing import Any
+
+from torch import nn
+
+from fairseq_posenc.errors import UserError
+
+
+class Derived:
+    """Base of mixins: the objects of derived classes are copied and pickled by their stock class.
+
+    Attributes:
+        stock: the stock class.
+        mixins: the mixins of the class.
+    """
+
+    stock: Any
+    mixins: tuple[type, ...]
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return _make_empty, (self.stock, self.mixins), self.__dict__
+
+
+@cache
+def derive(stock: Any, mixins: tuple[type, ...]) -> Any:
+    """Derive a class from a stock class.
+
+    It has the stock class's name and module, by which transformers selects losses, conversions of
+    weights, recorded outputs, and models for pipelines.
+    """
+    attributes = {
+        "__module__": stock.__module__,
+        "__doc__": stock.__doc__,
+        "stock": stock,
+        "mixins": mixins,
+    }
+    return type(stock.__name__, (*mixins, stock), attributes)
+
+
+def add_mixin(part: nn.Module, mixin: type) -> None:
+    """Add a mixin to the class of a module, in place."""
+    cls: Any = type(part)
+    mixins = getattr(cls, "mixins", ())
+    if mixin not in mixins:
+        ordered = sorted((*mixins, mixin), key=lambda cls: cls.__qualname__)
+        part.__class__ = derive(getattr(cls, "stock", cls), tuple(ordered))
+    if hasattr(part, "_old_forward"):  # accelerate, which replaced `forward`, calls this one
+        part._old_forward = type(part).forward.__get__(part)
+
+
+def refuse_replaced_forward(part: nn.Module) -> None:
+    """Refuse a module whose own ``forward`` was replaced: its class's would not be called."""
+    if "forward" in vars(part) and not hasattr(part, "_old_forward"):
+        raise UserError(
+            f"the forward of this model's {type(part).__name__} was replaced, for example by a "
+            "compiled one: set positions before"
+        )
+
+
+def wrap_forward(cls: Any, prepare: Callable[..., Any]) -> None:
+    """Let the ``forward`` of a derived class be ``prepare(forward, module, args, named)``.
+
+    ``forward`` there is that of the stock class, whose signature the new one keeps.
+    """
+    if not hasattr(cls, "stock"):  # a mixin by itself
+        return
+    stock_forward = cls.stock.forward
+
+    @wraps(stock_forward)
+    def forward(module: nn.Module, *args: Any, **named: Any) -> Any:
+        return prepare(stock_forward, module, args, named)
+
+    cls.forward = forward
+
+
+def _make_empty(stock: Any, mixins: tuple[type, ...]) -> Any:
+    """Create an empty object of a derived class, for pickle to fill."""
+    derived = derive(stock, mixins)
+    return derived.__new__(derived)
