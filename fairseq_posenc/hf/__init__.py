@@ -15,7 +15,7 @@ from fairseq_posenc.hf.holders import (
 )
 from fairseq_posenc.hf.own_positions import read_positions
 from fairseq_posenc.hf.record import set_saved
-from fairseq_posenc.hf.replacing import replace_positions
+from fairseq_posenc.hf.replacing import PositionSettings, replace_positions
 from fairseq_posenc.hf.saving import make_saveable
 from fairseq_posenc.position_parameters import LengthRule
 
@@ -28,6 +28,9 @@ def set_positions(
     spec: str,
     max_positions: int | None = None,
     extend: LengthRule | None = None,
+    decoder_spec: str | None = None,
+    directions: str = "",
+    boundary_id: int | None = None,
 ) -> Model:
     """Give a model other positions, in place.
 
@@ -52,6 +55,12 @@ def set_positions(
         extend: how a trained table by position (``learned``, ``tupe``) becomes longer: ``copy``
             repeats its rows from the first, ``interpolate`` stretches it. By default the rows
             beyond it are new and untrained, and a warning says so.
+        decoder_spec: encodings of the decoder of an encoder-decoder; by default those of the
+            encoder.
+        directions: what the first layers of an encoder see, as in ``lr,rl`` (DecBERT): ``lr`` up to
+            the token, ``rl`` from the token on, ``both``; the other layers are ``both``.
+        boundary_id: id of the token that ends a sentence, ``</s>`` in fairseq: there ``documents``
+            end, and ``sentence_learned`` counts anew.
 
     Returns:
         The model. ``save_pretrained`` saves its positions, too.
@@ -62,7 +71,8 @@ def set_positions(
     """
     refuse_wrapped(model)
     old_ids = identify_parameters(model)
-    replace_positions(model, spec, max_positions, extend)
+    settings = PositionSettings(spec, max_positions, decoder_spec, directions, boundary_id)
+    replace_positions(model, settings, extend)
     make_saveable(model)
     set_saved(model, is_saved=False)  # no file has the new parameters yet
     make_old_holders_raise(model, old_ids)

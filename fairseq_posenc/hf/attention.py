@@ -34,7 +34,7 @@ OUR_ATTENTION = "fairseq_posenc"  # name of the attention function in transforme
 POSITION_STATE = "position_state"  # keyword argument of all layers: a `PassState`
 # The name of our submodule in a stack and in its attentions, which users name to PEFT.
 POSITIONS = "positions"
-# Attribute of attention that needs no positions in a model that has them: that to an encoder's output.
+# Attribute of other attention in a model with positions, such as that to an encoder's output.
 WITHOUT_POSITIONS = "attends_without_positions"
 
 
@@ -121,6 +121,7 @@ class AttentionPositions(AttentionCore, nn.Module):
         family: family of the model.
         dims: sizes of the stack.
         kind: number of the layer's kind.
+        direction: ``both``; ``lr``, keys up to the query (causal); ``rl``, keys from the query on.
         is_rotated: whether the model's own code applies the rotation, with our cosines and sines.
         reads_input: whether an encoding reads the input of the layer.
         decay_place: index of the cache layer for the decay of forget gates; None without gates.
@@ -133,6 +134,7 @@ class AttentionPositions(AttentionCore, nn.Module):
         family: Family,
         dims: Dims,
         kind: int,
+        direction: str,
         is_rotated: bool,
         reads_input: bool,
         decay_place: int | None,
@@ -141,7 +143,7 @@ class AttentionPositions(AttentionCore, nn.Module):
         super().__init__()
         self.num_heads = dims.num_heads
         self.head_dim = dims.head_dim
-        self.direction = "lr" if dims.causal else "both"  # read by `AttentionCore`; lr is causal
+        self.direction = direction
         self.encodings = encodings
         self.family = family
         self.dims = dims
@@ -154,7 +156,7 @@ class AttentionPositions(AttentionCore, nn.Module):
     def prepare(
         self, state: PassState, args: tuple[Any, ...], named: dict[str, Any]
     ) -> dict[str, Any]:
-        """Return the named arguments of the model's attention, with cosines or the layer's input."""
+        """Return the named arguments of the model's attention, with what positions add to them."""
         if state.cosines:
             named = {**named, "position_embeddings": state.layer_cosines(self.kind)}
         if state.shared is None:  # the model's own attention is used, which knows no state

@@ -35,13 +35,13 @@ class RecordedPositions(nn.Module):
     """Base of the positions of a stack, whose state dict records what its weights depend on."""
 
     assembly: Assembly
+    directions: str
     is_saved = True  # False from `set_positions` until the whole model is saved
 
     def get_extra_state(self) -> Tensor:
         """Build the record for the state dict: the spec, and the length of the training."""
         length = self.assembly.dims.trained_length
-        # Only fairseq's stacks have layers of different directions.
-        return Identity(str(self.assembly.spec), directions="", trained_length=length).to_tensor()
+        return Identity(str(self.assembly.spec), self.directions, length).to_tensor()
 
     def set_extra_state(self, state: Tensor) -> None:
         """Compare the record of a state dict with these positions; nothing is set.

@@ -12,6 +12,7 @@ import transformers
 from torch import Tensor, nn
 from transformers import CONFIG_MAPPING, PretrainedConfig, PreTrainedModel
 
+from fairseq_posenc.backends.mask import DIRECTIONS
 from fairseq_posenc.encodings.base import Encoding
 from fairseq_posenc.encodings.rope_scaling import LongRope
 from fairseq_posenc.errors import UserError, shortened
@@ -70,35 +71,80 @@ def find_family(model: PreTrainedModel) -> Family:
     return FAMILIES[name]
 
 
+class PositionSettings(NamedTuple):
+    """The positions of a model, as its configuration states them.
+
+    The fields are arguments of :func:`fairseq_posenc.hf.set_positions`.
+    """
+
+    spec: str
+    max_positions: int | None = None
+    decoder_spec: str | None = None
+    directions: str = ""
+    boundary_id: int | None = None
+
+    @classmethod
+    def read(cls, config: PretrainedConfig) -> PositionSettings:
+        """Read them from a configuration that states at least a spec."""
+        stated = {name: getattr(config, key, None) for name, key in _FIELDS.items()}
+        return cls(**{name: value for name, value in stated.items() if value is not None})
+
+    def write(self, config: PretrainedConfig) -> None:
+        """Write them to a configuration, without those that have their defaults."""
+        for name, value in self._asdict().items():
+            if value not in (None, ""):
+                setattr(config, _FIELDS[name], value)
+            elif hasattr(config, _FIELDS[name]):
+                delattr(config, _FIELDS[name])
+
+
+_FIELDS = {  # fields of a configuration, by those of `PositionSettings`
+    "spec": SPEC_FIELD,
+    "max_positions": LENGTH_FIELD,
+    "decoder_spec": f"{SPEC_FIELD}_decoder",
+    "directions": "attention_directions",
+    "boundary_id": f"{SPEC_FIELD}_boundary_id",
+}
+
+
 def replace_positions(
-    model: PreTrainedModel,
-    spec: str,
-    max_positions: int | None,
-    extend: LengthRule | None,
+    model: PreTrainedModel, settings: PositionSettings, extend: LengthRule | None
 ) -> None:
     """Replace the positions of a model: see :func:`fairseq_posenc.hf.set_positions`.
 
     Whatever can fail is done before the model is changed.
     """
-    if not isinstance(spec, str):
-        raise UserError(f"a spec is text, such as 'alibi', not {shortened(repr(spec))}")
+    spec, max_positions, decoder_spec, directions, boundary_id = settings
+    for text in (spec, directions, "" if decoder_spec is None else decoder_spec):
+        if not isinstance(text, str):
+            raise UserError(f"a spec is text, such as 'alibi', not {shortened(repr(text))}")
     # By its exact type, as True is an int, too.
     if max_positions is not None and (type(max_positions) is not int or max_positions < 1):
         raise UserError(
             f"max_positions must be a whole number of at least 1, not {max_positions!r}"
         )
+    if boundary_id is not None and (type(boundary_id) is not int or boundary_id < 0):
+        raise UserError(f"boundary_id must be the id of a token, not {boundary_id!r}")
     if extend not in (None, *LENGTH_RULES):
         raise UserError(f"extend must be {' or '.join(LENGTH_RULES)}, not {extend!r}")
     family = find_family(model)
     stacks = family.find_stacks(model)
     length = max_positions or count_positions(model)
-    if names_own(spec):
-        spec = expand_own(spec, read_positions(model), len(stacks[0].attentions))
-    parsed = parse(spec)
-    _warn_of_long_factors(parsed, length)
-    plans = [Plan.make(parsed, stack, length) for stack in stacks]
-    before = PreviousPositions.read(model)
-    notes = [note for plan in plans for note in plan.carry_over(before, extend)]
+    if decoder_spec is not None and len(stacks) == 1:
+        raise UserError("decoder_spec: this model has no encoder beside its decoder")
+    if directions and stacks[0].causal:
+        raise UserError("directions are for encoders: a decoder sees no later tokens")
+    plans, notes = [], []
+    for stack, text, sides in zip(stacks, (spec, decoder_spec or spec), (directions, "")):
+        before = PreviousPositions.read(model, stack)
+        if names_own(text):
+            own_spec = str(before.spec) if before.spec else read_positions(model)
+            text = expand_own(text, own_spec, len(stack.attentions))
+        parsed = parse(text)
+        _warn_of_long_factors(parsed, length)
+        parts = _parse_directions(sides, stack)
+        plans.append(Plan.make(parsed, stack, length, parts, boundary_id))
+        notes += plans[-1].carry_over(before, extend)
     for note in dict.fromkeys(notes):  # layers have equal notes
         logger.warning(note)
     # A model has one attention function: if a stack needs ours, all stacks use it.
@@ -114,9 +160,30 @@ def replace_positions(
             setattr(module, WITHOUT_POSITIONS, True)
     # Otherwise caches also have the encoder's keys, and all of these are needed.
     if stacks[0].is_decoder_alone:
-        _limit_caches(stacks[0], parsed)
-    setattr(model.config, SPEC_FIELD, str(parsed))
-    setattr(model.config, LENGTH_FIELD, length)
+        _limit_caches(stacks[0], plans[0].positions.assembly.spec)
+    specs = [str(plan.positions.assembly.spec) for plan in plans]
+    PositionSettings(
+        spec=specs[0],
+        max_positions=length,
+        decoder_spec=specs[-1] if specs[-1] != specs[0] else None,
+        directions=plans[0].positions.directions,
+        boundary_id=boundary_id,
+    ).write(model.config)
+
+
+def _parse_directions(text: str, stack: Stack) -> list[str]:
+    """Parse the directions of a stack's first layers, such as ``lr,rl``; list those of all."""
+    count = len(stack.attentions)
+    directions = [part.strip() for part in text.split(",") if part.strip()]
+    if unknown := set(directions) - set(DIRECTIONS):
+        raise UserError(
+            f"directions: unknown direction {shortened(min(unknown))!r}: choose "
+            f"{', '.join(DIRECTIONS[:-1])} or {DIRECTIONS[-1]}"
+        )
+    if len(directions) > count:
+        raise UserError(f"directions names {len(directions)} layers, but the encoder has {count}")
+    default = "lr" if stack.causal else "both"
+    return directions + [default] * (count - len(directions))
 
 
 class PreviousPositions(NamedTuple):
@@ -126,8 +193,13 @@ class PreviousPositions(NamedTuple):
     length: int | None  # the number of positions
 
     @classmethod
-    def read(cls, model: PreTrainedModel) -> PreviousPositions:
-        """Read the current positions of a model, before they are replaced."""
+    def read(cls, model: PreTrainedModel, stack: Stack) -> PreviousPositions:
+        """Read the current positions of a stack of a model, before they are replaced."""
+        positions = getattr(stack.module, POSITIONS, None)
+        if positions is not None:
+            return cls(positions.assembly.spec, count_positions(model))
+        if hasattr(model.config, SPEC_FIELD):  # about to be loaded, or built from a copy of it
+            return cls(None, None)
         try:
             return cls(parse(read_positions(model)), count_positions(model))
         except UserError:
@@ -142,7 +214,14 @@ class Plan(NamedTuple):
     layers: list[AttentionPositions]
 
     @classmethod
-    def make(cls, spec: Spec, stack: Stack, max_positions: int) -> Plan:
+    def make(
+        cls,
+        spec: Spec,
+        stack: Stack,
+        max_positions: int,
+        directions: list[str],
+        boundary_id: int | None,
+    ) -> Plan:
         """Build the modules, with new weights; refuse a spec that does not fit the stack."""
         attentions = stack.attentions
         for part in (stack.module, *attentions):
@@ -156,7 +235,7 @@ class Plan(NamedTuple):
         weight = next(stack.module.parameters())
         # A model that is being loaded is on the device "meta", where constants cannot be computed.
         with torch.device("cpu" if weight.is_meta else weight.device):
-            positions = HookedPositions(str(spec), stack, max_positions)
+            positions = HookedPositions(spec, stack, max_positions, directions, boundary_id)
             _refuse_other_width(spec, positions, stack)
             assembly = positions.assembly
             # The terms of each kind of layer; native attention uses none of our backends.
@@ -170,6 +249,7 @@ class Plan(NamedTuple):
                     family=stack.family,
                     dims=assembly.dims,
                     kind=kind,
+                    direction=directions[index],
                     is_rotated=is_rotated,
                     reads_input=has_decay or terms[kind].states is not None,
                     # In the cache, the decay comes after the keys of all layers.

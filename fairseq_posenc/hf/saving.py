@@ -26,7 +26,7 @@ from fairseq_posenc.hf.record import (
     read_adapter,
     set_saved,
 )
-from fairseq_posenc.hf.replacing import replace_positions
+from fairseq_posenc.hf.replacing import PositionSettings, replace_positions
 from fairseq_posenc.identity import is_identity
 from fairseq_posenc.specs import parse
 
@@ -220,13 +220,12 @@ class _ModelWithPositions(Derived):
     def __init_subclass__(cls, **named: Any) -> None:
         super().__init_subclass__(**named)
         if hasattr(cls, "stock"):
-            cls.config_class = _make_config_class(cls.stock.config_class)
+            cls.config_class = _make_config_class(cls.stock.config_class)  # type: ignore[attr-defined]
 
     def __init__(self, config: PretrainedConfig, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
         model = cast(PreTrainedModel, self)
-        spec, length = getattr(config, SPEC_FIELD), getattr(config, LENGTH_FIELD)
-        replace_positions(model, spec, length, extend=None)
+        replace_positions(model, PositionSettings.read(config), extend=None)
 
     def save_pretrained(
         self,

@@ -165,12 +165,12 @@ class StackArguments:
             if ids is not None and ids.dim() == 3:
                 raise UserError("position_ids on several axes do not separate documents")
             begins = self._find_begins(batch, mask)
-            last = 0
-            if earlier is not None:
-                last = earlier.documents[:, -1:]
-            numbers = last + begins.cumsum(1)
-            before = earlier.documents if earlier else numbers.new_zeros(batch, self.past)
-            documents = torch.cat([before, numbers], 1)
+            documents = begins.cumsum(1)
+            if self.past:
+                before = documents.new_zeros(batch, self.past)
+                if earlier is not None and earlier.documents is not None:
+                    before = earlier.documents
+                documents = torch.cat([before, before[:, -1:] + documents], 1)
             if not self._places_differ(begins, padding, earlier):
                 return Tokens(None, documents, ends)
         return Tokens(self._join_cached_ids(padding, earlier), documents, ends)
@@ -185,7 +185,9 @@ class StackArguments:
         ends = tokens.view(batch, -1).eq(self.boundary_id)
         if self.past and earlier is None:
             raise UserError("the cache has no ends of sentences: start with an empty one")
-        return ends if earlier is None else torch.cat([earlier.ends, ends], 1)
+        if earlier is None or earlier.ends is None:
+            return ends
+        return torch.cat([earlier.ends, ends], 1)
 
     def _refuse_packed(self, mask: Tensor | None) -> None:
         """Refuse several documents in a row; a compiled pass raises torch's error of this text."""

@@ -35,7 +35,9 @@ from fairseq_posenc.hf.own_positions import read_trained_length
 from fairseq_posenc.hf.record import RecordedPositions
 from fairseq_posenc.hf.stack_arguments import StackArguments
 from fairseq_posenc.hf.stand_ins import begin_pass
+from fairseq_posenc.identity import format_directions
 from fairseq_posenc.modules.stack_positions import StackPositions
+from fairseq_posenc.specs import Spec
 
 
 class HookedPositions(RecordedPositions, StackPositions):
@@ -45,8 +47,11 @@ class HookedPositions(RecordedPositions, StackPositions):
         spec: encodings, as in :class:`StackPositions`.
         stack: the stack of a model.
         max_positions: length of the longest sequence.
+        directions: for each layer ``lr``, ``rl`` or ``both``.
+        boundary_id: token that ends a sentence, or a document of ``documents``; None if unknown.
 
     Attributes:
+        directions: of an encoder's first layers, as in ``lr,rl``; the others are ``both``.
         is_rotated: for each layer, whether the model's code rotates, by our cosines and sines.
         is_native: whether attention and its caches are the model's.
         width: width of the model's cosines; 0 if it has none.
@@ -55,11 +60,16 @@ class HookedPositions(RecordedPositions, StackPositions):
     """
 
     def __init__(
-        self, spec: str, stack: Stack, max_positions: int, boundary_id: int | None = None
+        self,
+        spec: Spec,
+        stack: Stack,
+        max_positions: int,
+        directions: list[str],
+        boundary_id: int | None,
     ) -> None:
         dims = stack.dims(max_positions)
         super().__init__(
-            spec, dims.embed_dim, dims.num_heads, max_positions, dims.causal, dims.head_dim
+            str(spec), dims.embed_dim, dims.num_heads, max_positions, dims.causal, dims.head_dim
         )
         # Scalings and buckets depend on the length of the training, not on `max_positions`.
         length = read_trained_length(stack.config)
@@ -82,7 +92,8 @@ class HookedPositions(RecordedPositions, StackPositions):
             and stack.family.applies_cosines(attention)
             for index, attention in enumerate(stack.attentions)
         ]
-        self.is_native = stack.attends_plainly and self._is_plain()
+        self.directions = "" if dims.causal else format_directions(directions)
+        self.is_native = stack.attends_plainly and self._is_plain() and not self.directions
         before: Any = getattr(stack.module, POSITIONS, None)  # if positions were set already
         attention = stack.config._attn_implementation
         was_ours = before is not None and attention == OUR_ATTENTION

@@ -189,7 +189,7 @@ def test_inputs_of_a_pass_that_cannot_be_served_are_refused():
     for named, words in [
         ({"attention_mask": torch.ones(2, 1, 12, 12)}, "1 for tokens and 0 for padding"),
         ({"attention_mask": torch.ones(2, 11)}, r"must be \(2, 12\)"),
-        ({"position_ids": torch.arange(12)[None] % 5}, "start again"),
+        ({"position_ids": torch.arange(12)[None] % 5}, "several documents"),
         ({"position_ids": torch.arange(11)[None]}, r"\(1, 11\) must be \(2 or 1, 12\)"),
         ({"document_ids": torch.zeros(2, 12)}, "must have \\+documents"),
     ]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from transformers import DataCollatorWithFlattening
@@ -9,6 +11,7 @@ from transformers import DataCollatorWithFlattening
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf import set_positions
 from tests.helpers.hf_models import (
+    CACHE,
     MODELS,
     SYMBOLS,
     Cell,
@@ -79,11 +82,18 @@ def test_packed_rows_without_documents_are_refused():
         cell.model(input_ids=ids + 3, position_ids=ids)
 
 
-def test_caches_of_several_documents_are_refused():
-    cell = Cell.build("llama", "alibi+documents")
-    ids = torch.arange(6)[None] % 3
-    with pytest.raises(UserError, match="use_cache=False"):
-        cell.model.generate(ids + 3, position_ids=ids, max_new_tokens=2)
+@torch.no_grad()
+@pytest.mark.parametrize("spec", ["alibi+documents", "learned+documents", "rope+documents"])
+def test_a_cache_goes_on_with_the_last_document(spec):
+    model = Cell.build("llama", spec).model
+    tokens, new = torch.arange(3, 9)[None], torch.tensor([[7, 8]])
+    cache = model(tokens, position_ids=torch.tensor([[0, 1, 2, 3, 0, 1]]))[CACHE]
+    alone = compute_logits(model, {"input_ids": torch.cat([tokens[:, 4:], new], 1)})[:, -2:]
+    for ids in (None, torch.tensor([[2, 3]])):
+        logits = model(new, position_ids=ids, **{CACHE: copy.deepcopy(cache)}).logits
+        assert distance(logits, alone) < 2e-5
+    again = model(new, position_ids=torch.tensor([[0, 1]]), **{CACHE: cache}).logits
+    assert distance(again, compute_logits(model, {"input_ids": new})) < 2e-5
 
 
 def test_whole_batches_of_the_collator_are_taken():
