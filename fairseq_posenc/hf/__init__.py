@@ -15,8 +15,9 @@ from fairseq_posenc.hf.holders import (
 )
 from fairseq_posenc.hf.own_positions import read_positions
 from fairseq_posenc.hf.record import set_saved
-from fairseq_posenc.hf.replacing import PositionSettings, replace_positions
+from fairseq_posenc.hf.replacing import replace_positions
 from fairseq_posenc.hf.saving import make_saveable
+from fairseq_posenc.hf.settings import PositionSettings
 from fairseq_posenc.position_parameters import LengthRule
 
 __all__ = ["read_positions", "set_positions"]

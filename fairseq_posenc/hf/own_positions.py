@@ -16,11 +16,8 @@ from fairseq_posenc.errors import UserError, shortened
 from fairseq_posenc.hf.families import AFTER_PADDING, FAMILIES, Family
 from fairseq_posenc.hf.own_spec import join_layers
 from fairseq_posenc.hf.record import RecordedPositions
+from fairseq_posenc.hf.settings import LENGTH_FIELD, SPEC_FIELD
 from fairseq_posenc.specs import parse
-
-# Fields of a configuration whose positions were set.
-SPEC_FIELD = "position_encoding"
-LENGTH_FIELD = "position_encoding_max_positions"
 
 Config = Any  # a `PreTrainedConfig`
 

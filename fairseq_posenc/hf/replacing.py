@@ -26,14 +26,13 @@ from fairseq_posenc.hf.attention import (
 from fairseq_posenc.hf.derived import add_mixin, refuse_replaced_forward
 from fairseq_posenc.hf.families import FAMILIES, Family, Stack
 from fairseq_posenc.hf.own_positions import (
-    LENGTH_FIELD,
-    SPEC_FIELD,
     count_positions,
     explain_unservable,
     read_positions,
 )
 from fairseq_posenc.hf.own_spec import expand_own, names_own
 from fairseq_posenc.hf.record import add_adapter_records, pop_adapter_records
+from fairseq_posenc.hf.settings import SPEC_FIELD, PositionSettings
 from fairseq_posenc.hf.stack_hook import HookedPositions, StackWithPositions
 from fairseq_posenc.position_parameters import (
     LENGTH_RULES,
@@ -71,42 +70,6 @@ def find_family(model: PreTrainedModel) -> Family:
     return FAMILIES[name]
 
 
-class PositionSettings(NamedTuple):
-    """The positions of a model, as its configuration states them.
-
-    The fields are arguments of :func:`fairseq_posenc.hf.set_positions`.
-    """
-
-    spec: str
-    max_positions: int | None = None
-    decoder_spec: str | None = None
-    directions: str = ""
-    boundary_id: int | None = None
-
-    @classmethod
-    def read(cls, config: PretrainedConfig) -> PositionSettings:
-        """Read them from a configuration that states at least a spec."""
-        stated = {name: getattr(config, key, None) for name, key in _FIELDS.items()}
-        return cls(**{name: value for name, value in stated.items() if value is not None})
-
-    def write(self, config: PretrainedConfig) -> None:
-        """Write them to a configuration, without those that have their defaults."""
-        for name, value in self._asdict().items():
-            if value not in (None, ""):
-                setattr(config, _FIELDS[name], value)
-            elif hasattr(config, _FIELDS[name]):
-                delattr(config, _FIELDS[name])
-
-
-_FIELDS = {  # fields of a configuration, by those of `PositionSettings`
-    "spec": SPEC_FIELD,
-    "max_positions": LENGTH_FIELD,
-    "decoder_spec": f"{SPEC_FIELD}_decoder",
-    "directions": "attention_directions",
-    "boundary_id": f"{SPEC_FIELD}_boundary_id",
-}
-
-
 def replace_positions(
     model: PreTrainedModel, settings: PositionSettings, extend: LengthRule | None
 ) -> None:
@@ -115,16 +78,7 @@ def replace_positions(
     Whatever can fail is done before the model is changed.
     """
     spec, max_positions, decoder_spec, directions, boundary_id = settings
-    for text in (spec, directions, "" if decoder_spec is None else decoder_spec):
-        if not isinstance(text, str):
-            raise UserError(f"a spec is text, such as 'alibi', not {shortened(repr(text))}")
-    # By its exact type, as True is an int, too.
-    if max_positions is not None and (type(max_positions) is not int or max_positions < 1):
-        raise UserError(
-            f"max_positions must be a whole number of at least 1, not {max_positions!r}"
-        )
-    if boundary_id is not None and (type(boundary_id) is not int or boundary_id < 0):
-        raise UserError(f"boundary_id must be the id of a token, not {boundary_id!r}")
+    settings.check()
     if extend not in (None, *LENGTH_RULES):
         raise UserError(f"extend must be {' or '.join(LENGTH_RULES)}, not {extend!r}")
     family = find_family(model)

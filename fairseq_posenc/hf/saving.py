@@ -19,14 +19,14 @@ from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig, PreTraine
 from fairseq_posenc.errors import UserError, how_to_install, shortened
 from fairseq_posenc.hf.cards import TAG, CardFields, write_card
 from fairseq_posenc.hf.derived import Derived, add_mixin, derive
-from fairseq_posenc.hf.own_positions import LENGTH_FIELD, SPEC_FIELD
 from fairseq_posenc.hf.record import (
     is_of_positions,
     pop_adapter_records,
     read_adapter,
     set_saved,
 )
-from fairseq_posenc.hf.replacing import PositionSettings, replace_positions
+from fairseq_posenc.hf.replacing import replace_positions
+from fairseq_posenc.hf.settings import LENGTH_FIELD, SPEC_FIELD, PositionSettings
 from fairseq_posenc.identity import is_identity
 from fairseq_posenc.specs import parse
 

@@ -94,8 +94,7 @@ class StackPositions(nn.Module):
             source_padding_mask: True for padding of the source, ``(batch, source_length)``; needed
                 if it is padded on the left, so that padding shifts no position.
             source_position_ids: positions of the source's tokens, ``(batch or 1, source_length)``.
-            ends: True for tokens that end a sentence, ``(batch, past + tgt_len)``: they are counted
-                in sentences, and ``documents`` end there, as in fairseq.
+            ends: True for tokens that end a sentence, as ``</s>``, ``(batch, past + tgt_len)``.
 
         Returns:
             The embeddings with the input encoding, and the position state of this forward pass.
@@ -115,10 +114,12 @@ class StackPositions(nn.Module):
         positions = positions_from_padding(
             batch, past + tgt_len, tgt_len, key_padding_mask, embeddings.device
         )
-        if ends is None or document_ids is not None:
-            positions = self._split_documents(positions, document_ids)
         if ends is not None:
-            positions = self.shared.number(positions.with_ends(ends))
+            positions = positions.with_ends(ends)
+        if ends is not None and document_ids is None:
+            positions = self.shared.number(positions)
+        else:
+            positions = self._split_documents(positions, document_ids)
         if position_ids is not None:
             positions = self._replace_ids(positions, position_ids, past_ids)
         elif past_ids is not None:
@@ -177,12 +178,10 @@ class StackPositions(nn.Module):
     def _split_documents(self, positions: Positions, ids: Tensor | None) -> Positions:
         """Restart positions where the number of the document changes."""
         packed = any(item.name == "documents" for item in self.assembly.spec.whole_stack)
-        if packed != (ids is not None):
-            raise UserError(
-                "documents: give document_ids, the number of each token's document"
-                if packed
-                else f"document_ids: the spec {self.assembly.spec} must have +documents"
-            )
+        if ids is not None and not packed:
+            raise UserError(f"document_ids: the spec {self.assembly.spec} must have +documents")
+        if ids is None and packed:
+            raise UserError("documents: give document_ids, the number of each token's document")
         if ids is None:
             return positions
         check_tensor("document_ids", ids)
@@ -201,9 +200,9 @@ class StackPositions(nn.Module):
         lengths = (tgt_len,) if tgt_len == src_len else (tgt_len, src_len)
         ids = read_position_ids("position_ids", ids, self.assembly.spec, batch, lengths)
         if past_ids is not None and ids.size(1) < src_len:
-            if (rows := past_ids.size(0)) != batch:
+            if (n := past_ids.size(0)) != batch:
                 raise UserError(
-                    f"the cache has a batch size of {rows}, and the embeddings have {batch}"
+                    f"the cache has a batch size of {n}, and the embeddings have {batch}"
                 )
             ids = join_ids(past_ids, ids.expand(batch, *ids.shape[1:]))
         if ids.size(1) < src_len and self.reads_all_ids:

@@ -272,21 +272,6 @@ def test_columns_of_a_grid_are_not_documents():
     assert distance(compute_logits(model, {**inputs, "use_cache": False}), masked) < 1e-6
 
 
-def test_position_ids_of_rotations_are_taken():
-    cell = Cell.build("llama", "rope")
-    ids = cell.inputs["input_ids"]
-    logits = compute_logits(cell.model, {"input_ids": ids})
-    moved = compute_logits(
-        cell.model, {"input_ids": ids, "position_ids": torch.arange(5, 17)[None]}
-    )
-    assert distance(moved, logits) < 1e-5
-    spread = torch.arange(12)[None] * 2
-    assert (
-        distance(compute_logits(cell.model, {"input_ids": ids, "position_ids": spread}), logits)
-        > 1e-2
-    )
-
-
 def test_weights_of_shared_encodings_are_kept():
     model = MODELS["gpt2"].build()
     table = model.transformer.wpe.weight.detach().clone()

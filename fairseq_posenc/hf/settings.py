@@ -1,0 +1,57 @@
+"""The positions of a model as a configuration states them."""
+
+from typing import NamedTuple
+
+from transformers import PretrainedConfig
+
+from fairseq_posenc.errors import UserError, shortened
+
+# Fields of a configuration whose positions were set.
+SPEC_FIELD = "position_encoding"
+LENGTH_FIELD = "position_encoding_max_positions"
+
+
+class PositionSettings(NamedTuple):
+    """The positions of a model, as its configuration states them.
+
+    The fields are arguments of :func:`fairseq_posenc.hf.set_positions`.
+    """
+
+    spec: str
+    max_positions: int | None = None
+    decoder_spec: str | None = None
+    directions: str = ""
+    boundary_id: int | None = None
+
+    def check(self) -> None:
+        """Refuse values of other types, such as True for a number."""
+        for text in (self.spec, self.directions, self.decoder_spec or ""):
+            if not isinstance(text, str):
+                raise UserError(f"a spec is text, such as 'alibi', not {shortened(repr(text))}")
+        for name, least in (("max_positions", 1), ("boundary_id", 0)):
+            value = getattr(self, name)
+            if value is not None and (type(value) is not int or value < least):
+                raise UserError(f"{name} must be a whole number of at least {least}, not {value!r}")
+
+    @classmethod
+    def read(cls, config: PretrainedConfig) -> "PositionSettings":
+        """Read them from a configuration that states at least a spec."""
+        stated = {name: getattr(config, key, None) for name, key in _FIELDS.items()}
+        return cls(**{name: value for name, value in stated.items() if value is not None})
+
+    def write(self, config: PretrainedConfig) -> None:
+        """Write them to a configuration, without those that have their defaults."""
+        for name, value in self._asdict().items():
+            if value not in (None, ""):
+                setattr(config, _FIELDS[name], value)
+            elif hasattr(config, _FIELDS[name]):
+                delattr(config, _FIELDS[name])
+
+
+_FIELDS = {  # fields of a configuration, by those of `PositionSettings`
+    "spec": SPEC_FIELD,
+    "max_positions": LENGTH_FIELD,
+    "decoder_spec": f"{SPEC_FIELD}_decoder",
+    "directions": "attention_directions",
+    "boundary_id": f"{SPEC_FIELD}_boundary_id",
+}
