@@ -6,17 +6,16 @@ The dictionary is made from the training text, unless --dict names one. Text is 
       --out data-bin/zh --min-count 5 --longest-line 512
 """
 
-import sys
+import argparse
 
 from binarize import command, formats, options
-from fairseq_posenc.workbench.running.exit_codes import run_main
 
 
-def main() -> None:
-    """Run the program."""
-    args = options.make_parser(__doc__, characters=True).parse_args()
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    options.add_arguments(parser, characters=True)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Make the data-bin."""
     command.run(args, formats.plain)
-
-
-if __name__ == "__main__":
-    sys.exit(run_main(main))

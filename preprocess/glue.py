@@ -15,34 +15,26 @@ predicts AX; for WNLI, which is not trained, OUT/WNLI.tsv predicts the majority 
 from __future__ import annotations
 
 import argparse
-import sys
 from collections import Counter
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from binarize.output import Manifest, check_made, format_counts, say
 from binarize.vocabulary import PACKAGES, Vocabulary, add_vocabulary
 from fairseq_posenc.checkpoints.dictionary import DICTIONARY
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.files import write_whole
+from fairseq_posenc.folders import checksum, whole_folder
 from fairseq_posenc.tasks.glue.definitions import TASKS, WNLI, Task, parse_tasks
-from fairseq_posenc.workbench.finetuning.glue.report import write_predictions
-from fairseq_posenc.workbench.running.exit_codes import (
-    run_main,
-    signals_as_keyboard_interrupt,
-)
-from fairseq_posenc.workbench.running.files import checksum
-from fairseq_posenc.workbench.running.folders import WholeFolder
-from fairseq_posenc.workbench.running.options import Parser
-from fairseq_posenc.workbench.running.progress import format_counts, say
-from fairseq_posenc.workbench.tokens.tokenizer import Encoder, SpecialSymbols
+from fairseq_posenc.tokens.tokenizer import Encoder, SpecialSymbols
 from glue_tasks.binary import Writer
 from glue_tasks.rows import find_file, read_examples
 
 if TYPE_CHECKING:
     from fairseq.data import Dictionary
 
-_FORMAT = 1  # version of manifest.json
 _SPLITS = ("train", "valid", "test")
 _LEAST_MAX_TOKENS = 8  # four special symbols of a pair, and two tokens of each sentence
 
@@ -93,10 +85,9 @@ class GlueSettings:
                         raise
         return files
 
-    def plan(self, files: dict[str, Path]) -> dict[str, Any]:
+    def request(self, files: dict[str, Path]) -> dict[str, Any]:
         """List everything that the data-bin of a task depends on."""
         return {
-            "format": _FORMAT,
             "options": {"max_tokens": self.max_tokens},
             "files": self.vocabulary.checksums(),
             "inputs": {split: checksum(path) for split, path in files.items()},
@@ -104,20 +95,19 @@ class GlueSettings:
         }
 
 
-def main() -> None:
-    """Run the program."""
-    settings = GlueSettings.from_args(_make_parser().parse_args())
+def run(args: argparse.Namespace) -> None:
+    """Write the data-bins; tasks that an interrupted run finished are kept."""
+    settings = GlueSettings.from_args(args)
     # Before any task is written, so that a missing file is reported at once.
     files = {task.name: settings.find_files(task) for task in settings.tasks}
     dictionary = settings.vocabulary.load_dictionary()
     encoder = settings.vocabulary.load_encoder(dictionary)
     assert encoder  # only words and characters, which are no options here, have none
-    with signals_as_keyboard_interrupt():
-        for task in settings.tasks:
-            _write_task(task, files[task.name], settings, encoder, dictionary)
-        is_everything = len(settings.tasks) == len(TASKS) and set(settings.splits) == set(_SPLITS)
-        if is_everything and (settings.raw / WNLI.name).is_dir():
-            _predict_wnli(settings)
+    for task in settings.tasks:
+        _write_task(task, files[task.name], settings, encoder, dictionary)
+    is_everything = len(settings.tasks) == len(TASKS) and set(settings.splits) == set(_SPLITS)
+    if is_everything and (settings.raw / WNLI.name).is_dir():
+        _predict_wnli(settings)
 
 
 def _write_task(
@@ -127,21 +117,25 @@ def _write_task(
     encoder: Encoder,
     dictionary: Dictionary,
 ) -> None:
-    """Write the data-bin of a task unless it is done."""
-    folder = WholeFolder(settings.out / task.name, settings.plan(files))
-    if folder.check_done():
+    """Write the data-bin of a task unless it is made."""
+    folder = settings.out / task.name
+    request = settings.request(files)
+    if check_made(folder, request):
         return
-    with folder.create():
+    with whole_folder(folder, request) as partial:
         symbols = SpecialSymbols.from_dictionary(dictionary)
-        writer = Writer(folder.partial, encoder, symbols, settings.max_tokens)
-        writer.write_dictionaries(task, settings.vocabulary, dictionary, folder.plan["files"])
-        splits = {}
+        writer = Writer(partial, encoder, symbols, settings.max_tokens)
+        writer.write_dictionaries(task, settings.vocabulary, dictionary, request["files"])
+        manifest = Manifest(partial, request)
         for split, path in files.items():
-            splits[split] = writer.write(task, split, read_examples(path, task, split))
-            print(f"{task.name} {split}: {format_counts(splits[split])}", flush=True)
-        sha256 = checksum(folder.partial / "input0" / DICTIONARY)
-        summary = {"symbols": len(dictionary), "sha256": sha256}
-        folder.finish({"glue_task": task.name, DICTIONARY: summary, "splits": splits})
+            if manifest.read("splits", split) is None:
+                counts = writer.write(task, split, read_examples(path, task, split))
+                manifest.save("splits", split, counts)
+                print(f"{task.name} {split}: {format_counts(counts)}", flush=True)
+        sha256 = checksum(partial / "input0" / DICTIONARY)
+        manifest.save("glue_task", task.name)
+        manifest.save(DICTIONARY, {"symbols": len(dictionary), "sha256": sha256})
+    say(f"wrote {folder}")
 
 
 def _predict_wnli(settings: GlueSettings) -> None:
@@ -151,12 +145,13 @@ def _predict_wnli(settings: GlueSettings) -> None:
     test = read_examples(files["test"], WNLI, "test")
     ((label, count),) = Counter(train.labels).most_common(1)
     path = settings.out / f"{WNLI.name}.tsv"
-    write_predictions(path, test.ids, [label] * len(test.ids))
+    rows = "".join(f"{number}\t{label}\n" for number in test.ids)
+    write_whole(path, f"index\tprediction\n{rows}")
     say(f"wrote {path}: {label} for all, the label of {count:,} of {len(train.labels):,}")
 
 
-def _make_parser() -> argparse.ArgumentParser:
-    parser = Parser(description=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
     add = parser.add_argument
     add("raw", type=Path, help="folder with CoLA/train.tsv and so on; also .gz, .bz2, .xz, .zst")
     add("--out", type=Path, required=True, help="folder to make, with a folder for each task")
@@ -169,8 +164,3 @@ def _make_parser() -> argparse.ArgumentParser:
         "ones are cut, the longer sentence first, and counted (default: %(default)s)"
     )
     add("--max-tokens", type=int, default=512, metavar="N", help=text)
-    return parser
-
-
-if __name__ == "__main__":
-    sys.exit(run_main(main))

@@ -8,22 +8,20 @@ A line is an object; one of its fields holds a document. Rows of Parquet files w
       --sentences --longest-line 511 --shard 3 --num-shards 16
 """
 
-import sys
+import argparse
 
 from binarize import command, formats, options
-from fairseq_posenc.workbench.running.exit_codes import run_main
 
 
-def main() -> None:
-    """Run the program."""
-    parser = options.make_parser(__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    options.add_arguments(parser)
     add = parser.add_argument
     add("--field", default="text", help="field with the document (default: %(default)s)")
     text = "keep only objects with this value, as in meta.pile_set_name=Pile-CC"
     add("--where", metavar="FIELD=VALUE", help=text)
-    args = parser.parse_args()
+
+
+def run(args: argparse.Namespace) -> None:
+    """Make the data-bin."""
     command.run(args, formats.JsonField(args.field, formats.parse_where(args.where)))
-
-
-if __name__ == "__main__":
-    sys.exit(run_main(main))

@@ -18,47 +18,34 @@ and OUT/manifest.json all counts. The same seed samples the same documents on ev
 from __future__ import annotations
 
 import argparse
-import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from binarize.formats import check_format, describe_format
-from binarize.options import add_invalid_lines
+from binarize.options import add_invalid_lines, add_workers, build_settings, positive_int
+from binarize.output import Manifest, check_made, format_counts, say
 from binarize.shards import Input, combine_checksums, find_files, parts_of_shard
-from fairseq_posenc.workbench.running.exit_codes import (
-    run_main,
-    signals_as_keyboard_interrupt,
-)
-from fairseq_posenc.workbench.running.folders import WholeFolder
-from fairseq_posenc.workbench.running.options import (
-    Parser,
-    add_count,
-    add_workers,
-    build_settings,
-)
-from fairseq_posenc.workbench.running.progress import format_counts
+from fairseq_posenc.folders import whole_folder
 from mixing.draw import DOCUMENTS, LINES, CorpusRequest, parse_corpus
 from mixing.mixture import Mixture, MixtureRules
 
-_FORMAT = 2  # version of manifest.json
 # Reads a file for its checksum once, even if several corpora are in one file, as in the Pile.
 _compute_input = cache(Input.from_part)
 
 
-def main() -> None:
-    """Run the program."""
-    args = _make_parser().parse_args()
+def run(args: argparse.Namespace) -> None:
+    """Mix the corpora; the corpora that an interrupted run finished are kept."""
     corpora = [(corpus, _find_inputs(corpus)) for corpus in map(parse_corpus, args.corpus)]
     rules = build_settings(MixtureRules, args, skip_invalid=args.invalid_lines == "skip")
-    folder = WholeFolder(args.out, _make_plan(corpora, rules))
-    if folder.check_done():
+    request = _make_request(corpora, rules)
+    if check_made(args.out, request):
         return
-    with signals_as_keyboard_interrupt(), folder.resume() as saved:
-        content = Mixture(corpora, rules, folder, saved).make()
-        folder.finish(content)
-    for (corpus, _), counts in zip(corpora, content["drawn"]):
-        print(f"{corpus.option}: {format_counts(counts)}")
+    with whole_folder(args.out, request) as partial:
+        counts = Mixture(corpora, rules, Manifest(partial, request)).make()
+    say(f"wrote {args.out}")
+    for (corpus, _), drawn in zip(corpora, counts):
+        print(f"{corpus.option}: {format_counts(drawn)}")
 
 
 def _find_inputs(corpus: CorpusRequest) -> list[Input]:
@@ -67,14 +54,13 @@ def _find_inputs(corpus: CorpusRequest) -> list[Input]:
     return list(map(_compute_input, parts))
 
 
-def _make_plan(
+def _make_request(
     corpora: list[tuple[CorpusRequest, list[Input]]], rules: MixtureRules
 ) -> dict[str, Any]:
     """List everything that the text depends on."""
     return {
-        "format": _FORMAT,
         # The text is the same for any number of workers.
-        "options": {**rules._asdict(), "workers": None},
+        "options": {**vars(rules), "workers": None},
         "corpora": [
             [describe_format(corpus.format), corpus.size, corpus.unit, corpus.hold_out]
             for corpus, _ in corpora
@@ -83,8 +69,8 @@ def _make_plan(
     }
 
 
-def _make_parser() -> argparse.ArgumentParser:
-    parser = Parser(description=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
     add = parser.add_argument
     add(
         "--corpus",
@@ -99,11 +85,7 @@ def _make_parser() -> argparse.ArgumentParser:
     add("--sentences", action="store_true", help="split lines into sentences, by rules")
     text = "unit of hold-out=; lines are sentences with --sentences (default: %(default)s)"
     add("--unit", choices=(DOCUMENTS, LINES), default=DOCUMENTS, help=text)
-    add_count(parser, "--files", "number of training files", 16)
+    text = "number of training files (default: %(default)s)"
+    add("--files", type=positive_int, metavar="N", default=16, help=text)
     add_invalid_lines(parser)
     add_workers(parser)
-    return parser
-
-
-if __name__ == "__main__":
-    sys.exit(run_main(main))

@@ -7,16 +7,16 @@ A line is a paragraph or a sentence; an empty line or the end of a file ends a d
       --sentences --longest-line 511
 """
 
-import sys
+import argparse
 
 from binarize import command, formats, options
-from fairseq_posenc.workbench.running.exit_codes import run_main
 
 
-def main() -> None:
-    """Run the program; the docstring of this file is its help."""
-    command.run(options.make_parser(__doc__).parse_args(), formats.plain)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    options.add_arguments(parser)
 
 
-if __name__ == "__main__":
-    sys.exit(run_main(main))
+def run(args: argparse.Namespace) -> None:
+    """Make the data-bin."""
+    command.run(args, formats.plain)

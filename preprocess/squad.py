@@ -13,24 +13,19 @@ from __future__ import annotations
 
 import argparse
 import shutil
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from binarize.output import Manifest, check_made, format_counts, say
 from binarize.vocabulary import Vocabulary, add_vocabulary
 from fairseq_posenc.checkpoints.dictionary import DICTIONARY, load_dictionary
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.folders import checksum, whole_folder
 from fairseq_posenc.tasks.squad.databin import Limits
-from fairseq_posenc.workbench.finetuning.squad.data import Squad, read_squad
-from fairseq_posenc.workbench.finetuning.squad.windows import WindowMaker, write_split
-from fairseq_posenc.workbench.loading.dictionaries import load_tokenizer
-from fairseq_posenc.workbench.running.exit_codes import run_main
-from fairseq_posenc.workbench.running.files import checksum
-from fairseq_posenc.workbench.running.folders import WholeFolder
-from fairseq_posenc.workbench.running.options import Parser
-from fairseq_posenc.workbench.running.progress import format_counts, say
-from fairseq_posenc.workbench.tokens.tokenizer import ENCODER_JSON, MERGES, PIECES
+from fairseq_posenc.tokens.squad_file import Squad, read_squad
+from fairseq_posenc.tokens.squad_windows import WindowMaker, write_split
+from fairseq_posenc.tokens.tokenizer import ENCODER_JSON, MERGES, PIECES
 
 _SPLITS = ("train", "valid")
 _NAMES = {  # option of the vocabulary -> name of its file in the folder
@@ -47,7 +42,8 @@ class SquadSettings:
 
     inputs: dict[str, Path]  # split -> file of SQuAD
     out: Path  # folder to make
-    vocabulary: dict[str, Path]  # name in the folder -> file of the vocabulary
+    vocabulary: Vocabulary
+    files: dict[str, Path]  # name in the folder -> file of the vocabulary
     limits: Limits  # of windows and questions, in tokens
 
     @classmethod
@@ -64,9 +60,9 @@ class SquadSettings:
         chosen = vocabulary.files
         files = {name: chosen[option] for option, name in _NAMES.items() if option in chosen}
         inputs = {split: getattr(args, split) for split in _SPLITS}
-        return cls(inputs, args.out, files, limits)
+        return cls(inputs, args.out, vocabulary, files, limits)
 
-    def plan(self, squads: dict[str, Squad]) -> dict[str, Any]:
+    def request(self, squads: dict[str, Squad]) -> dict[str, Any]:
         """List everything that the folder depends on.
 
         Raises:
@@ -81,35 +77,38 @@ class SquadSettings:
             "version": train.version,
             "limits": self.limits._asdict(),
             "inputs": {split: checksum(path) for split, path in self.inputs.items()},
-            "vocabulary": {name: checksum(path) for name, path in self.vocabulary.items()},
+            "vocabulary": {name: checksum(path) for name, path in self.files.items()},
         }
 
 
-def main() -> None:
-    """Run the program."""
-    settings = SquadSettings.from_args(_make_parser().parse_args())
+def run(args: argparse.Namespace) -> None:
+    """Write the folder; a split that an interrupted run finished is kept."""
+    settings = SquadSettings.from_args(args)
     squads = {split: read_squad(path) for split, path in settings.inputs.items()}
-    folder = WholeFolder(settings.out, settings.plan(squads))
-    if folder.check_done():
+    request = settings.request(squads)
+    if check_made(settings.out, request):
         return
-    with folder.create():
-        for name, path in settings.vocabulary.items():
-            shutil.copyfile(path, folder.partial / name)
-        dictionary = load_dictionary(folder.partial / DICTIONARY)
-        tokenizer = load_tokenizer(folder.partial, dictionary)
+    with whole_folder(settings.out, request) as partial:
+        for name, path in settings.files.items():
+            shutil.copyfile(path, partial / name)
+        dictionary = load_dictionary(partial / DICTIONARY)
+        tokenizer = settings.vocabulary.load_encoder(dictionary)
+        assert tokenizer  # only words and characters, which are no options here, have none
         window_maker = WindowMaker(tokenizer, dictionary, settings.limits)
-        counts = {}
+        manifest = Manifest(partial, request)
         for split, squad in squads.items():
-            say(f"{split}: {len(squad.questions):,} questions")
-            prefix = folder.partial / split
-            counts[split] = write_split(squad, window_maker, prefix)
-        folder.finish({"splits": counts})
-    for split, count in counts.items():
-        print(f"{split}: {format_counts(count)}")
+            if manifest.read("splits", split) is None:
+                say(f"{split}: {len(squad.questions):,} questions")
+                counts = write_split(squad, window_maker, partial / split)
+                manifest.save("splits", split, counts)
+        counts_by_split = manifest.read("splits")
+    say(f"wrote {settings.out}")
+    for split, counts in counts_by_split.items():
+        print(f"{split}: {format_counts(counts)}")
 
 
-def _make_parser() -> argparse.ArgumentParser:
-    parser = Parser(description=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
     add = parser.add_argument
     add("--train", type=Path, required=True, help="train-v1.1.json or train-v2.0.json")
     add("--valid", type=Path, required=True, help="dev-v1.1.json or dev-v2.0.json")
@@ -125,8 +124,3 @@ def _make_parser() -> argparse.ArgumentParser:
         option = f"--{name.replace('_', '-')}"
         text = f"{texts[name]} (default: {default})"
         add(option, type=int, default=default, help=text)
-    return parser
-
-
-if __name__ == "__main__":
-    sys.exit(run_main(main))

@@ -17,42 +17,31 @@ test6 are these years.
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Sequence
+import math
 from pathlib import Path
 from typing import Optional
 
-from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.running.exit_codes import run_main
-from fairseq_posenc.workbench.running.folders import WholeFolder
-from fairseq_posenc.workbench.running.options import (
-    Parser,
-    add_count,
-    add_workers,
-    finite_number,
-)
+from binarize.options import add_workers, positive_int
+from binarize.output import Manifest, check_made, say
+from fairseq_posenc.folders import whole_folder
 from parallel.iwslt import TESTS
-from parallel.preparation import DEFAULTS, ParallelSettings, Preparation
+from parallel.preparation import DEFAULTS, ParallelSettings, prepare
 
 
-def main(arguments: Optional[Sequence[str]] = None) -> None:
-    """Run the program."""
-    settings = ParallelSettings.from_args(make_parser().parse_args(arguments))
+def run(args: argparse.Namespace) -> None:
+    """Make the data-bin; models and sets that an interrupted run finished are kept."""
+    settings = ParallelSettings.from_args(args)
     corpus = settings.read_corpus()
-    # The key is that of folders which earlier versions made.
-    folder = WholeFolder(settings.out, settings.plan(corpus), plan_key="request")
-    if "," in str(folder.partial):
-        raise UserError(f"--out {settings.out}: fairseq-preprocess cannot have commas in names")
-    if folder.check_done():
+    request = settings.request(corpus)
+    if check_made(settings.out, request):
         return
-    with folder.create() as lock:
-        results = Preparation(corpus, settings, folder.partial, lock).run()
-        folder.finish({"left_out": corpus.left_out, "results": results})
+    with whole_folder(settings.out, request) as partial:
+        prepare(corpus, settings, Manifest(partial, request))
+    say(f"wrote {settings.out}")
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """Build the parser, with a subcommand for each kind of corpus."""
-    parser = Parser(description=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add a subcommand for each kind of corpus."""
     corpora = parser.add_subparsers(dest="corpus", required=True, metavar="CORPUS")
     iwslt = corpora.add_parser("iwslt17", help="a release of IWSLT 2017, for one language pair")
     iwslt.add_argument("path", type=Path, help="its .tgz, or a folder with its files")
@@ -66,7 +55,6 @@ def make_parser() -> argparse.ArgumentParser:
     _add_sets(files, valid=None, test=None)
     for corpus in (iwslt, multi30k, files):
         _add_options(corpus)
-    return parser
 
 
 def _add_sets(parser: argparse.ArgumentParser, **defaults: Optional[list[str]]) -> None:
@@ -92,15 +80,24 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         help="trained models instead of new ones, in the format of Helsinki-NLP: source.spm and "
         "target.spm, with vocab.json beside the first",
     )
-    add_count(parser, "--vocab-size", f"number of pieces (default: {DEFAULTS['vocab_size']})")
+    text = f"number of pieces (default: {DEFAULTS['vocab_size']})"
+    add("--vocab-size", type=positive_int, metavar="N", help=text)
     text = f"kind of pieces (default: {DEFAULTS['model_type']})"
     add("--model-type", choices=["bpe", "unigram"], help=text)
     add("--separate", action="store_true", help="learn pieces for each language separately")
-    add_count(parser, "--max-length", "maximum pieces of a training sentence", 250)
+    text = "maximum pieces of a training sentence (default: 250)"
+    add("--max-length", type=positive_int, metavar="N", default=250, help=text)
     text = "maximum ratio of the lengths of a training pair (default: 3)"
-    add("--max-ratio", type=finite_number, metavar="X", default=3, help=text)
+    add("--max-ratio", type=_ratio, metavar="X", default=3, help=text)
     add_workers(parser)
 
 
-if __name__ == "__main__":
-    sys.exit(run_main(main))
+def _ratio(text: str) -> float:
+    """Parse a finite number."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise argparse.ArgumentTypeError(f"must be a finite number, not '{text}'")
+    return number

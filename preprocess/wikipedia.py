@@ -8,16 +8,16 @@ Each article is between <doc ...> and </doc>; its first line is the title.
       --sentences --longest-line 511
 """
 
-import sys
+import argparse
 
 from binarize import command, formats, options
-from fairseq_posenc.workbench.running.exit_codes import run_main
 
 
-def main() -> None:
-    """Run the program; the docstring of this file is its help."""
-    command.run(options.make_parser(__doc__).parse_args(), formats.wikipedia)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    options.add_arguments(parser)
 
 
-if __name__ == "__main__":
-    sys.exit(run_main(main))
+def run(args: argparse.Namespace) -> None:
+    """Make the data-bin."""
+    command.run(args, formats.wikipedia)

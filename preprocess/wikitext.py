@@ -10,23 +10,22 @@ there is an empty item only at the end of an article. For GPT-2 BPE take the raw
       --encoder-json encoder.json --vocab-bpe vocab.bpe --dict dict.txt
 """
 
-import sys
+import argparse
 
 from binarize import command, formats, options
-from fairseq_posenc.workbench.running.exit_codes import run_main
 
 
-def main() -> None:
-    """Run the program."""
-    parser = options.make_parser(__doc__)
-    parser.set_defaults(empty_lines=None)  # until it is given
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    options.add_arguments(parser)
+    parser.set_defaults(empty_lines=None)  # `run` chooses it by --articles
     add = parser.add_argument
     add("--articles", action="store_true", help="write an empty item only between articles")
     add("--no-headings", action="store_true", help="drop the headings")
-    args = parser.parse_args()
-    args.empty_lines = args.empty_lines or ("documents" if args.articles else "keep")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Make the data-bin."""
+    empty_lines = args.empty_lines or ("documents" if args.articles else "keep")
+    args = argparse.Namespace(**{**vars(args), "empty_lines": empty_lines})
     command.run(args, formats.WikiText(args.articles, not args.no_headings))
-
-
-if __name__ == "__main__":
-    sys.exit(run_main(main))

@@ -1,17 +1,19 @@
-"""``fairseq-posenc preprocess``: runs a program of the folder ``preprocess/``."""
+"""``fairseq-posenc preprocess``: runs a program of the folder ``preprocess/``.
+
+A program is a module with ``add_arguments(parser)`` and ``run(args)``; its docstring is its help.
+"""
 
 import argparse
 import ast
 import os
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib import import_module
 from types import FrameType
 
-from fairseq_posenc.workbench.running.exit_codes import STOPPED
+from fairseq_posenc.workbench.running.exit_codes import STOPPED, signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.files import find_shipped_folder
+from fairseq_posenc.workbench.running.options import Parser
 
 FOLDER = find_shipped_folder("preprocess")
 
@@ -36,30 +38,20 @@ def run(args: argparse.Namespace) -> int:
 
     Its folder is put on the import path, from which it imports the packages that lie beside it.
     """
-    sys.argv = [f"fairseq-posenc preprocess {args.program}", *args.options]
     sys.path.insert(0, str(FOLDER))
-    with _exit_on_ctrl_c():
-        program = import_module(args.program)
-    program.main()  # treats Ctrl-C itself
+    # While numpy and others are imported, they catch KeyboardInterrupt and raise other errors.
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _exit_at_once)
+    program = import_module(args.program)
+    signal.signal(signal.SIGINT, before)
+    parser = Parser(prog=f"fairseq-posenc preprocess {args.program}", description=program.__doc__)
+    program.add_arguments(parser)
+    with signals_as_keyboard_interrupt():
+        program.run(parser.parse_args(args.options))
     return 0
 
 
-@contextmanager
-def _exit_on_ctrl_c() -> Iterator[None]:
-    """End the process at once on Ctrl-C, with the message and the exit code of all commands.
-
-    While numpy and other modules are imported, they catch KeyboardInterrupt and raise other errors.
-    """
-
-    def exit_at_once(number: int, frame: FrameType | None) -> None:
-        os.write(2, b"fairseq-posenc: stopped\n")
-        os._exit(STOPPED)
-
-    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield  # ignored, or handled by another program
-        return
-    signal.signal(signal.SIGINT, exit_at_once)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+def _exit_at_once(number: int, frame: FrameType | None) -> None:
+    os.write(2, b"fairseq-posenc: stopped\n")
+    os._exit(STOPPED)

@@ -1,13 +1,6 @@
-"""Converts raw text to fairseq's data-bin; the programs in the folder above share these modules.
+"""Makes data-bins of running text; the other programs use its parts, too.
 
-``fairseq-posenc preprocess`` puts that folder on the import path.
-
-Text passes ``shards`` (files, and their division), ``sources`` (chunks of whole lines), ``formats``
-(text in a line of a corpus), ``sentences`` (one sentence per line) and ``vocabulary`` (tokenizer,
-dictionary). In the processes of a ``pool``, ``items`` converts a chunk. ``split`` writes train,
-valid or test with ``store`` (fairseq's .bin and .idx). ``options`` has the settings; ``command``
-runs it all.
+``command`` makes a data-bin of ``options``; ``shards`` lists the parts of the files, ``sources``
+reads them, ``formats`` and ``sentences`` find the lines, ``items`` encodes them in the processes of
+``pool``, ``split`` and ``store`` write them. ``vocabulary`` has the files of the tokens.
 """
-
-# Imported before fairseq, because it silences fairseq's warnings and shortens errors.
-from fairseq_posenc.workbench.running import host  # noqa: F401

@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from typing import NamedTuple, Optional, Protocol
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.tokens.files import PARQUET
+from fairseq_posenc.tokens.files import PARQUET
 
 
 class LineFormat(Protocol):

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.tokens.tokenizer import Encoder, SpecialSymbols
+from fairseq_posenc.tokens.tokenizer import Encoder, SpecialSymbols
 
 from .formats import LineFormat, split_lines
 from .options import BinarizeSettings
@@ -133,8 +133,8 @@ def skip_or_refuse(
     Raises:
         UserError: a line is invalid, and ``skips_invalid`` is False.
     """
-    part = inputs[chunk.end.part].part
-    lines_before = chunk.end.line - chunk.lines
+    part = inputs[chunk.part].part
+    lines_before = chunk.end_line - chunk.lines
     origin = f" (counted from byte {part.start})" if part.start else ""
     problems = [
         f"{part.path}, line {lines_before + number + 1}: {reason}{origin}"

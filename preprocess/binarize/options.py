@@ -3,24 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import Optional
+from typing import Any, Optional, TypeVar
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.running.executor import Slurm
-from fairseq_posenc.workbench.running.options import (
-    Parser,
-    add_cluster,
-    add_jobs,
-    add_workers,
-    build_settings,
-    parse_cluster,
-    positive_int,
-)
-from fairseq_posenc.workbench.running.progress import say
-from fairseq_posenc.workbench.tokens.symbols import (
+from fairseq_posenc.tokens.symbols import (
     SPACE,
     Splitter,
     split_characters,
@@ -28,12 +18,14 @@ from fairseq_posenc.workbench.tokens.symbols import (
 )
 
 from .formats import LineFormat
+from .output import say
 from .vocabulary import Vocabulary, add_vocabulary
 
 SPLITS = ("train", "valid", "test")
 _LEAST_LONGEST_LINE = 4  # so that parts of a split line have two tokens or more
 _NO_LIMIT = -1  # default of --max-symbols
 _FAIRSEQS_SYMBOLS = 4  # <s>, <pad>, </s> and <unk>
+Settings = TypeVar("Settings")
 
 
 @dataclass(frozen=True)
@@ -60,11 +52,10 @@ class BinarizeSettings:
     shard: int
     num_shards: int
     workers: int
-    cluster: Optional[Slurm]
 
     @classmethod
     def from_args(cls, args: argparse.Namespace, line_format: LineFormat) -> BinarizeSettings:
-        """Build the settings from the options of :func:`make_parser`.
+        """Build the settings from the options of :func:`add_arguments`.
 
         Raises:
             UserError: options are missing, or contradict each other.
@@ -72,19 +63,10 @@ class BinarizeSettings:
         inputs = {split: paths for split in SPLITS if (paths := getattr(args, split))}
         is_by_rule = args.words or args.characters
         vocabulary = Vocabulary.from_args(args, is_by_rule, ", or --words")
-        cluster = parse_cluster(args)
         settings = build_settings(
-            cls,
-            args,
-            line_format=line_format,
-            inputs=inputs,
-            vocabulary=vocabulary,
-            workers=_count_cores(cluster) if cluster else args.workers,
-            cluster=cluster,
+            cls, args, line_format=line_format, inputs=inputs, vocabulary=vocabulary
         )
         settings._check()
-        if args.jobs and not cluster:
-            raise UserError("--jobs: is for --on slurm; here --workers share the work")
         has_limits = args.min_count or args.max_symbols != _NO_LIMIT
         if has_limits and not settings.makes_dictionary:
             say("note: --min-count and --max-symbols limit a new dictionary; this one is given")
@@ -108,8 +90,7 @@ class BinarizeSettings:
         if self.num_shards == 1:
             return self.out
         number = f"{self.shard:0{len(str(self.num_shards - 1))}d}"
-        below = self.out / "counts" if self.dict_only else self.out
-        return below / f"shard{number}-of-{self.num_shards}"
+        return self.out / f"shard{number}-of-{self.num_shards}"
 
     @property
     def makes_dictionary(self) -> bool:
@@ -141,33 +122,19 @@ class BinarizeSettings:
             raise UserError(
                 f"--shard {self.shard}: give --train; only shard 0 has the sets of the others"
             )
-        if self.cluster and (self.shard or self.num_shards == 1):
-            raise UserError("--on slurm makes all shards: give --num-shards, and leave --shard out")
-        if self.cluster and not has_train:
-            raise UserError("--on slurm makes shards of a training text: give --train")
         if self.dict_only and not (self.makes_dictionary and has_train):
             raise UserError("--dict-only counts words or characters of --train, without --dict")
         if self.makes_dictionary and not has_train:
             raise UserError("give --train, which the dictionary is made from, or --dict")
-        # On a cluster, the shards are counted first.
-        has_counts = self.dict_only or self.cluster
-        if self.makes_dictionary and self.num_shards > 1 and not has_counts:
+        if self.makes_dictionary and self.num_shards > 1:
             raise UserError(
-                "shards need one dictionary: make it with --dict-only, then give it with --dict"
+                "shards need one dictionary: make it with --dict-only and without --num-shards, "
+                "then give it with --dict"
             )
 
 
-def _count_cores(cluster: Slurm) -> int:
-    """Count the cores of a job."""
-    count = cluster.options.get("cpus-per-task", "1")
-    if not count.isdecimal() or int(count) < 1:
-        raise UserError(f"--on slurm cpus-per-task={count}: give a whole number of at least 1")
-    return int(count)
-
-
-def make_parser(description: str | None, *, characters: bool = False) -> argparse.ArgumentParser:
-    """Build a parser with the shared options; with ``characters``, all tokens are characters."""
-    parser = Parser(description=description)
+def add_arguments(parser: argparse.ArgumentParser, *, characters: bool = False) -> None:
+    """Add the shared options; with ``characters``, all tokens are characters."""
     files = parser.add_argument_group("files")
     text = "text files, also compressed (.gz, .bz2, .xz, .zst), or folders of them"
     for split in SPLITS:
@@ -181,9 +148,6 @@ def make_parser(description: str | None, *, characters: bool = False) -> argpars
     add("--shard", type=int, default=0, metavar="K", help="number of the shard to make, from 0")
     add("--num-shards", type=positive_int, default=1, metavar="N", help="number of shards")
     add_workers(machine)
-    add_cluster(machine)
-    add_jobs(machine, "all shards", "shards")
-    return parser
 
 
 def _add_tokens(parser: argparse.ArgumentParser, characters: bool) -> None:
@@ -233,3 +197,34 @@ def add_invalid_lines(group: argparse._ActionsContainer) -> None:
     text = "treatment of lines that are not UTF-8 or not JSON (default: %(default)s)"
     choices = ("error", "skip")
     group.add_argument("--invalid-lines", choices=choices, default=choices[0], help=text)
+
+
+def add_workers(group: argparse._ActionsContainer) -> None:
+    """Add ``--workers``, the processes that share the work."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    text = "processes (default: all cores)"
+    group.add_argument("--workers", type=positive_int, metavar="N", default=cores, help=text)
+
+
+def positive_int(text: str) -> int:
+    """Parse an integer of at least 1.
+
+    Raises:
+        ArgumentTypeError: the text is something else.
+    """
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, not '{text}'")
+    return int(text)
+
+
+def build_settings(cls: type[Settings], args: argparse.Namespace, **computed: Any) -> Settings:
+    """Build a dataclass from the parsed options that have the names of its fields.
+
+    Args:
+        cls: the class.
+        args: the parsed options.
+        **computed: the other fields, and those that are not as the option says.
+    """
+    names = {entry.name for entry in fields(cls)}  # type: ignore[arg-type]
+    parsed = {name: value for name, value in vars(args).items() if name in names}
+    return cls(**{**parsed, **computed})

@@ -1,4 +1,4 @@
-"""Divides files among shards, and checks that shards together have all of the text once."""
+"""Divides files among shards, at lines."""
 
 from __future__ import annotations
 
@@ -6,15 +6,12 @@ import hashlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.running.files import checksum
-from fairseq_posenc.workbench.running.folders import MANIFEST, list_differences, read_json_object
-from fairseq_posenc.workbench.tokens.files import SEQUENTIAL
+from fairseq_posenc.tokens.files import SEQUENTIAL
 
 _BLOCK_BYTES = 1 << 20
-_HOW_TO_REMAKE = "and start the same command again, which makes only this shard"
 
 
 class Part(NamedTuple):
@@ -34,17 +31,19 @@ class Input(NamedTuple):
     @classmethod
     def from_part(cls, part: Part) -> Input:
         """Compute the checksum of a part, by reading it."""
-        return cls(part, checksum(Path(part.path), part.start, part.end))
+        digest = hashlib.sha256()
+        with open(part.path, "rb") as file:
+            file.seek(part.start)
+            rest = part.end - part.start
+            while block := file.read(min(_BLOCK_BYTES, rest)):
+                digest.update(block)
+                rest -= len(block)
+        return cls(part, digest.hexdigest())
 
 
 def combine_checksums(inputs: Sequence[Input]) -> str:
     """Combine the checksums of several parts to one."""
     return hashlib.sha256(" ".join(entry.sha256 for entry in inputs).encode()).hexdigest()
-
-
-def describe_file(path: Path) -> dict[str, Any]:
-    """Describe a written file for a manifest, by its size and checksum."""
-    return {"bytes": path.stat().st_size, "sha256": checksum(path)}
 
 
 def find_files(inputs: Sequence[str]) -> list[str]:
@@ -59,11 +58,10 @@ def find_files(inputs: Sequence[str]) -> list[str]:
     for name in inputs:
         path = Path(name)
         if path.is_dir():
-            below = (file for file in path.rglob("*") if file.is_file())
-            visible = (
-                file for file in below if "/." not in f"/{file.relative_to(path).as_posix()}"
+            below = [file for file in path.rglob("*") if file.is_file()]
+            files += sorted(
+                str(file) for file in below if "/." not in f"/{file.relative_to(path).as_posix()}"
             )
-            files += sorted(map(str, visible))
         elif path.is_file():
             files.append(name)
         else:
@@ -118,81 +116,3 @@ def _find_line_start(path: str, offset: int, size: int) -> int:
         while (line := file.readline(_BLOCK_BYTES)) and not line.endswith(b"\n"):
             continue
         return file.tell()
-
-
-def read_shards(folders: Sequence[Path], plan: dict[str, Any]) -> list[list[Input]]:
-    """Read which parts of the training text are in each shard.
-
-    Args:
-        folders: folders of the shards.
-        plan: plan of any shard; plans differ only in the shard's number and parts of the text.
-
-    Raises:
-        UserError: a shard is missing, damaged, or was made with other settings.
-    """
-    shards = []
-    for folder in folders:
-        manifest = read_json_object(folder / MANIFEST)
-        if manifest is None:
-            raise UserError(f"{folder} is missing or has no manifest; delete it, {_HOW_TO_REMAKE}")
-        try:
-            parts, differences = _compare_shard(folder, manifest, plan)
-        except (KeyError, TypeError, AttributeError):
-            problem = "was not made by this program"
-            raise UserError(f"{folder}: {problem}; delete it, {_HOW_TO_REMAKE}") from None
-        if differences:
-            listed = "; other ".join(differences)
-            raise UserError(f"{folder}: has other {listed}; delete it, {_HOW_TO_REMAKE}")
-        shards.append(parts)
-    return shards
-
-
-def _compare_shard(
-    folder: Path, manifest: dict[str, Any], plan: dict[str, Any]
-) -> tuple[list[Input], list[str]]:
-    """Read the parts of a shard; name what differs from the plan, its number and its manifest."""
-    parts = [
-        Input(Part(entry["path"], entry["start"], entry["end"]), entry["sha256"])
-        for entry in manifest["splits"]["train"]["inputs"]
-    ]
-    shard_plan = manifest["plan"]
-    differences = list_differences(_drop_shard(shard_plan), _drop_shard(plan))
-    number = int(folder.name.removeprefix("shard").split("-")[0])
-    recorded = (shard_plan["options"]["shard"], shard_plan["inputs"]["train"])
-    # Another shard that was given this name, or a manifest that was edited.
-    if recorded != (number, combine_checksums(parts)):
-        differences.append("parts of the text")
-    for split in manifest["splits"].values():
-        for name, output in split.get("outputs", {}).items():
-            path = folder / name
-            if not path.exists() or path.stat().st_size != output["bytes"]:
-                differences.append(f"content of {name}")
-    return parts, differences
-
-
-def check_coverage(shards: Sequence[Sequence[Input]], files: Sequence[str]) -> None:
-    """Check that the parts of all shards, in order, are all files from beginning to end.
-
-    Raises:
-        UserError: bytes are in no shard, or in two.
-    """
-    parts = [entry.part for shard in shards for entry in shard]
-    for path in files:
-        reached = 0
-        size = os.path.getsize(path)
-        while reached < size:
-            _, start, end = parts.pop(0) if parts else (path, size, size)
-            if start != reached or end > size:
-                raise UserError(
-                    f"{path}: bytes {reached:,} to {start:,} are in no shard or in two: it changed "
-                    "since they were made; delete the shards, and start the same command again"
-                )
-            reached = end
-    if parts:
-        raise UserError(f"{parts[0].path} is in a shard, but not in --train; delete the shards")
-
-
-def _drop_shard(plan: dict[str, Any]) -> dict[str, Any]:
-    """Remove the entries of a plan that differ between shards."""
-    options = {name: value for name, value in plan["options"].items() if name != "shard"}
-    return {**plan, "options": options, "inputs": None}

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import BinaryIO, NamedTuple
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.tokens.files import DAMAGE_ERRORS, decompress
+from fairseq_posenc.tokens.files import DAMAGE_ERRORS, decompress
 
 from .shards import Input, Part
 
@@ -20,33 +20,21 @@ _MAX_CONTROL_SHARE = 0.03  # of the bytes of a text
 _MAX_LINE_BYTES = 1 << 28  # a chunk is held in memory several times
 
 
-class Place(NamedTuple):
-    """A place in the text of several parts."""
-
-    part: int = 0  # number of the part
-    offset: int = 0  # decompressed bytes of the part before the place
-    line: int = 0  # lines of the part before the place
-
-
 class Chunk(NamedTuple):
     """Where a chunk lies; its bytes are passed on beside it."""
 
-    end: Place
+    part: int  # number of the part
+    end_line: int  # lines of the part up to the end of the chunk
     lines: int  # number of lines
     ends_part: bool  # whether it is the empty chunk after the last bytes of a part
-
-    @property
-    def next_place(self) -> Place:
-        """The beginning of the next chunk."""
-        return Place(self.end.part + 1) if self.ends_part else self.end
 
 
 class _EndlessLineError(Exception):
     """A line is too long to be held in memory."""
 
 
-def read_chunks(inputs: Sequence[Input], place: Place) -> Iterator[tuple[Chunk, bytes]]:
-    """Yield the chunks of several parts from a place on, and an empty one at the end of each part.
+def read_chunks(inputs: Sequence[Input], first: int = 0) -> Iterator[tuple[Chunk, bytes]]:
+    """Yield the chunks of several parts from ``first`` on, and an empty one at each part's end.
 
     Memory is constant.
 
@@ -54,30 +42,26 @@ def read_chunks(inputs: Sequence[Input], place: Place) -> Iterator[tuple[Chunk, 
         UserError: a part cannot be read, is UTF-16 or UTF-32, has a line without end, or has
             changed.
     """
-    for number in range(place.part, len(inputs)):
-        yield from _read_part(inputs[number], place)
-        place = Place(number + 1)
+    for number in range(first, len(inputs)):
+        yield from _read_part(inputs[number], number)
 
 
-def _read_part(entry: Input, place: Place) -> Iterator[tuple[Chunk, bytes]]:
-    """Yield the chunks of a part from a place in it on, and the empty one at its end."""
+def _read_part(entry: Input, number: int) -> Iterator[tuple[Chunk, bytes]]:
+    """Yield the chunks of a part, and the empty one at its end."""
     path, start, _ = entry.part
     hashed = _HashedPart(entry.part)
+    end_line = 0
+    is_begin = True
     try:
         with io.BufferedReader(hashed, CHUNK_BYTES) as raw:
-            file = decompress(path, raw)
-            to_skip = place.offset
-            while to_skip and (data := file.read(min(to_skip, CHUNK_BYTES))):
-                to_skip -= len(data)
-            for data in _split(file):
-                size = len(data)
-                if start + place.offset == 0:  # the beginning of the file
-                    data = data.removeprefix(codecs.BOM_UTF8)
-                if place.offset == 0:  # the beginning of the part, also for a run that resumes
+            for data in _split(decompress(path, raw)):
+                if is_begin:
+                    data = data if start else data.removeprefix(codecs.BOM_UTF8)
                     refuse_wide_characters(data, path)
+                    is_begin = False
                 lines = count_lines(data)
-                place = Place(place.part, place.offset + size, place.line + lines)
-                yield Chunk(place, lines, ends_part=False), data
+                end_line += lines
+                yield Chunk(number, end_line, lines, ends_part=False), data
             # Bytes after compressed content count for the checksum.
             while raw.read(CHUNK_BYTES):
                 continue
@@ -87,12 +71,12 @@ def _read_part(entry: Input, place: Place) -> Iterator[tuple[Chunk, bytes]]:
         raise UserError(f"{path} is damaged: {error}; fetch it again") from error
     except _EndlessLineError:
         raise UserError(
-            f"{path}, line {place.line + 1}: more than {_MAX_LINE_BYTES >> 20} MiB without an end "
+            f"{path}, line {end_line + 1}: more than {_MAX_LINE_BYTES >> 20} MiB without an end "
             "of line; is this a text file?"
         ) from None
     if entry.sha256 not in ("", hashed.digest.hexdigest()):
         raise UserError(f"{path} changed while it was read; start again from nothing")
-    yield Chunk(place, lines=0, ends_part=True), b""
+    yield Chunk(number, end_line, lines=0, ends_part=True), b""
 
 
 def _split(file: BinaryIO) -> Iterator[bytes]:

@@ -1,4 +1,4 @@
-"""Writes one split of a data-bin (train, valid or test), and resumes an unfinished one.
+"""Writes one split of a data-bin (train, valid or test); an interrupted one continues by part.
 
 A split is a data set of fairseq; its items are the samples.
 """
@@ -13,135 +13,102 @@ from typing import Any
 import numpy as np
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.running.folders import WholeFolder
-from fairseq_posenc.workbench.running.progress import say
-from fairseq_posenc.workbench.tokens.tokenizer import SpecialSymbols
+from fairseq_posenc.tokens.tokenizer import SpecialSymbols
 
 from .items import Items, skip_or_refuse
 from .options import BinarizeSettings
+from .output import Manifest, describe_file, say
 from .pool import Pool
-from .shards import Input, describe_file
-from .sources import Chunk, Place, read_chunks
-from .store import SIZE, Position, Store
+from .shards import Input
+from .sources import read_chunks
+from .store import SIZE, Position, Store, delete_sizes
 
 _MAX_REPORTED = 10  # invalid lines; all are counted
 
 
 @dataclass
-class SplitState:
-    """Progress of a split; everything before it is synced to disk."""
+class SplitProgress:
+    """The entry of a split in the manifest; everything in it is synced to disk."""
 
-    place: Place = field(default_factory=Place)  # beginning of the next chunk
-    position: Position = field(default_factory=Position)  # end of the written items
+    inputs: list[dict[str, Any]] = field(default_factory=list)  # the finished parts
+    position: Sequence[int] = Position()  # end of their items
     document_ended: bool = False  # whether an empty item must precede the next item
     counts: Counter[str] = field(default_factory=Counter)
-    part_lines: list[int] = field(default_factory=list)  # number of lines of each finished part
-    messages: list[str] = field(default_factory=list)  # about the first invalid lines
-
-    @classmethod
-    def from_json(cls, saved: dict[str, Any]) -> SplitState:
-        """Build a state from its ``vars``, saved as JSON."""
-        place, position = Place(*saved["place"]), Position(*saved["position"])
-        counts = Counter(saved["counts"])
-        return cls(**{**saved, "place": place, "position": position, "counts": counts})
+    invalid_lines: list[str] = field(default_factory=list)  # messages about the first ones
+    outputs: dict[str, Any] = field(default_factory=dict)  # the files, once all parts are finished
 
 
-class Split:
-    """Writes one split into a folder, from the beginning or from the state of an earlier run.
+def write_split(
+    name: str,
+    inputs: Sequence[Input],
+    symbols: SpecialSymbols,
+    settings: BinarizeSettings,
+    manifest: Manifest,
+    pool: Pool,
+) -> dict[str, Any]:
+    """Write a split, from the first part that is not finished; return its entry of the manifest.
 
-    ``done`` is the progress of the folder, in which the state has the split's name. The state is
-    saved every few seconds, but not after the last item.
+    Raises:
+        UserError: a line is invalid, or the text is empty.
     """
-
-    def __init__(
-        self,
-        name: str,
-        inputs: Sequence[Input],
-        symbols: SpecialSymbols,
-        settings: BinarizeSettings,
-        folder: WholeFolder,
-        done: dict[str, Any],
-    ) -> None:
-        self._name, self._folder, self._done = name, folder, done
-        self._inputs = inputs
-        self._skip_invalid = settings.skips_invalid
-        self._separates_documents = settings.empty_lines == "documents"  # by an empty item
-        self._state = SplitState.from_json(done[name]) if name in done else SplitState()
-        self._prefix = folder.partial / name
-        self._store = Store(self._prefix, symbols.dtype, self._state.position)
-        # An empty item: its only token, and its size.
-        self._empty = (
-            np.array([symbols.eos], symbols.dtype).tobytes(),
-            np.array([1], SIZE).tobytes(),
-        )
-
-    @staticmethod
-    def is_done(name: str, done: dict[str, Any]) -> bool:
-        """Check whether ``done`` has the result of a split, not only a state."""
-        return "outputs" in done.get(name, {})
-
-    def write(self, pool: Pool) -> dict[str, Any]:
-        """Write the rest of the split; return its entry of the manifest.
-
-        Raises:
-            UserError: a line is invalid, or the text is empty.
-        """
+    progress = SplitProgress(**(manifest.read("splits", name) or {}))
+    progress.counts = Counter(progress.counts)
+    prefix = manifest.folder / name
+    if not progress.outputs:
+        store = Store(prefix, symbols.dtype, Position(*progress.position))
         try:
-            for chunk, items in pool.map(read_chunks(self._inputs, self._state.place)):
+            writer = _Writer(store, progress, symbols, settings.empty_lines == "documents")
+            for chunk, items in pool.map(read_chunks(inputs, len(progress.inputs))):
                 if items.counts["lines"] != chunk.lines:
                     raise RuntimeError(f"{chunk}: {items.counts['lines']} lines came back")
-                self._report_invalid(items, chunk)
-                self._append(items)
+                for message in skip_or_refuse(items.invalid, inputs, chunk, settings.skips_invalid):
+                    if len(progress.invalid_lines) < _MAX_REPORTED:
+                        progress.invalid_lines.append(message)
+                        say(f"skipped {message}")
+                writer.append(items)
                 if chunk.ends_part:
-                    self._state.part_lines.append(chunk.end.line)
-                    self._state.document_ended = True
-                self._state.place = chunk.next_place
-                if self._folder.is_save_due:
-                    self._save()
-            if not self._store.position.items:
-                raise UserError(f"{self._name}: no line of its text is left")
-            self._store.finish()
+                    part, digest = inputs[chunk.part]
+                    finished = {**part._asdict(), "lines": chunk.end_line, "sha256": digest}
+                    progress.inputs.append(finished)
+                    progress.document_ended = True
+                    progress.position = store.sync()
+                    manifest.save("splits", name, vars(progress))
+                    say(f"{name}: {progress.counts['tokens']:,} tokens")
+            if not store.position.items:
+                raise UserError(f"{name}: no line of its text is left")
+            store.finish()
         finally:
-            self._store.close()
-        return self._summarise()
+            store.close()
+        counts = progress.counts
+        if store.position != Position(counts["items"], counts["tokens"]):
+            raise RuntimeError(f"{prefix}: {store.position} written, but counted: {counts}")
+        progress.counts = Counter(dict(sorted(counts.items())))
+        files = [prefix.with_suffix(suffix) for suffix in (".bin", ".idx")]
+        progress.outputs = {path.name: describe_file(path) for path in files}
+        manifest.save("splits", name, vars(progress))
+    delete_sizes(prefix)
+    return vars(progress)
 
-    def _save(self) -> None:
-        self._state.position = self._store.sync()
-        self._folder.save({**self._done, self._name: vars(self._state)})
-        say(f"{self._name}: {self._state.counts['tokens']:,} tokens")
 
-    def _append(self, items: Items) -> None:
+@dataclass
+class _Writer:
+    """Appends the items of chunks, with an empty item between documents."""
+
+    store: Store
+    progress: SplitProgress
+    symbols: SpecialSymbols
+    separates_documents: bool
+
+    def append(self, items: Items) -> None:
         """Append the items of a chunk, after an empty item if a document ended before them."""
-        state = self._state
-        state.counts.update(items.counts)
-        state.document_ended |= items.begins_with_blank
+        progress = self.progress
+        progress.counts.update(items.counts)
+        progress.document_ended |= items.begins_with_blank
         if not items.sizes:
             return
-        if self._separates_documents and state.document_ended and self._store.position.items:
-            self._store.append(*self._empty)
-            state.counts.update(items=1, tokens=1, document_ends=1)
-        self._store.append(items.tokens, items.sizes)
-        state.document_ended = items.ends_with_blank
-
-    def _report_invalid(self, items: Items, chunk: Chunk) -> None:
-        """Report the invalid lines of a chunk, or refuse them."""
-        for message in skip_or_refuse(items.invalid, self._inputs, chunk, self._skip_invalid):
-            if len(self._state.messages) < _MAX_REPORTED:
-                self._state.messages.append(message)
-                say(f"skipped {message}")
-
-    def _summarise(self) -> dict[str, Any]:
-        """Build the manifest's entry of the split, and check its counts."""
-        counts, position = self._state.counts, self._store.position
-        if position != Position(counts["items"], counts["tokens"]):
-            raise RuntimeError(f"{self._prefix}: {position} were written, but counted: {counts}")
-        outputs = [self._prefix.with_suffix(suffix) for suffix in (".bin", ".idx")]
-        return {
-            "counts": dict(sorted(counts.items())),
-            "invalid_lines": self._state.messages,
-            "inputs": [
-                {**part._asdict(), "lines": lines, "sha256": digest}
-                for (part, digest), lines in zip(self._inputs, self._state.part_lines)
-            ],
-            "outputs": {path.name: describe_file(path) for path in outputs},
-        }
+        if self.separates_documents and progress.document_ended and self.store.position.items:
+            end = np.array([self.symbols.eos], self.symbols.dtype)
+            self.store.append(end.tobytes(), np.array([1], SIZE).tobytes())
+            progress.counts.update(items=1, tokens=1, document_ends=1)
+        self.store.append(items.tokens, items.sizes)
+        progress.document_ended = items.ends_with_blank

@@ -39,8 +39,8 @@ class Store:
 
     def __init__(self, prefix: Path, dtype: np.dtype, position: Position) -> None:
         self.prefix, self.dtype, self.position = prefix, dtype, position
-        self._bin = open_at(prefix.with_suffix(".bin"), position.tokens * dtype.itemsize)
-        self._sizes = open_at(prefix.with_suffix(".sizes"), position.items * SIZE.itemsize)
+        self._bin = open_at(_add_suffix(prefix, ".bin"), position.tokens * dtype.itemsize)
+        self._sizes = open_at(_add_suffix(prefix, ".sizes"), position.items * SIZE.itemsize)
 
     def append(self, tokens: bytes, sizes: bytes) -> None:
         """Append items: the tokens of all items, and the size of each."""
@@ -67,8 +67,8 @@ class Store:
         """Write the index, and check the counts with fairseq's reader."""
         self.sync()
         self.close()
-        sizes_path = self.prefix.with_suffix(".sizes")
-        with open(self.prefix.with_suffix(".idx"), "wb") as index:
+        sizes_path = _add_suffix(self.prefix, ".sizes")
+        with open(_add_suffix(self.prefix, ".idx"), "wb") as index:
             index.write(MMapIndexedDataset.Index._HDR_MAGIC)
             code = _dtype_header_code(self.dtype.type)
             version = 1
@@ -86,8 +86,8 @@ class Store:
 
     def _check(self, bin_bytes: int) -> None:
         """Compare the files with the counts; the sizes of all items add up to ``bin_bytes``."""
-        index = MMapIndexedDataset.Index(str(self.prefix.with_suffix(".idx")))
-        written = (len(index), index.dtype, os.path.getsize(self.prefix.with_suffix(".bin")))
+        index = MMapIndexedDataset.Index(str(_add_suffix(self.prefix, ".idx")))
+        written = (len(index), index.dtype, os.path.getsize(_add_suffix(self.prefix, ".bin")))
         expected = (self.position.items, self.dtype.type, bin_bytes)
         if written != expected or bin_bytes != self.position.tokens * self.dtype.itemsize:
             raise RuntimeError(f"{self.prefix}: {written} on disk, but {expected} were written")
@@ -98,7 +98,11 @@ def delete_sizes(prefix: Path) -> None:
 
     Call it after the data set is recorded as done, and again if that call may have been killed.
     """
-    prefix.with_suffix(".sizes").unlink(missing_ok=True)
+    _add_suffix(prefix, ".sizes").unlink(missing_ok=True)
+
+
+def _add_suffix(prefix: Path, suffix: str) -> Path:
+    return prefix.with_name(prefix.name + suffix)
 
 
 def open_at(path: Path, size: int) -> BinaryIO:

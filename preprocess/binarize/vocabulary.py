@@ -13,11 +13,12 @@ from fairseq.data import Dictionary
 from fairseq_posenc.checkpoints.dictionary import load_dictionary
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.files import written_whole
-from fairseq_posenc.workbench.running.files import checksum
-from fairseq_posenc.workbench.running.progress import say
-from fairseq_posenc.workbench.tokens.gpt2 import GPT2
-from fairseq_posenc.workbench.tokens.pieces import PieceEncoder, Pieces
-from fairseq_posenc.workbench.tokens.tokenizer import Tokenizer
+from fairseq_posenc.folders import checksum
+from fairseq_posenc.tokens.gpt2 import GPT2
+from fairseq_posenc.tokens.pieces import PieceEncoder, Pieces
+from fairseq_posenc.tokens.tokenizer import Tokenizer
+
+from .output import say
 
 PACKAGES = ("regex", "sentencepiece", "tiktoken")  # the token ids depend on their versions, too
 # The options of the fields of `Vocabulary`, in their order.

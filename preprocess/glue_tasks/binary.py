@@ -17,8 +17,8 @@ from binarize.store import SIZE, Position, Store, delete_sizes
 from binarize.vocabulary import Vocabulary
 from fairseq_posenc.checkpoints.dictionary import DICTIONARY
 from fairseq_posenc.tasks.glue.definitions import SCORE_MAXIMUM, Task
-from fairseq_posenc.workbench.tokens.symbols import warn_of_unknown
-from fairseq_posenc.workbench.tokens.tokenizer import Encoder, SpecialSymbols
+from fairseq_posenc.tokens.symbols import warn_of_unknown
+from fairseq_posenc.tokens.tokenizer import Encoder, SpecialSymbols
 
 from .rows import Examples
 
@@ -88,12 +88,12 @@ class Writer(NamedTuple):
         self, task: Task, vocabulary: Vocabulary, dictionary: Dictionary, checksums: dict[str, str]
     ) -> None:
         """Make the folders of all data sets, with their dictionaries; call it first."""
-        (self.folder / "label").mkdir()
+        (self.folder / "label").mkdir(exist_ok=True)
         if not task.regression:
             build_label_dictionary(task).save(str(self.folder / "label" / DICTIONARY))
         for side in range(len(task.sentences)):
             folder = self.folder / f"input{side}"
-            folder.mkdir()
+            folder.mkdir(exist_ok=True)
             vocabulary.write_dictionary(dictionary, folder / DICTIONARY, checksums)
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from binarize.sources import refuse_wide_characters
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.tasks.glue.definitions import SCORE_MAXIMUM, Task
-from fairseq_posenc.workbench.tokens.files import decode_text, read_bytes
+from fairseq_posenc.tokens.files import decode_text, read_bytes
 
 _SUFFIXES = ("", ".gz", ".bz2", ".xz", ".zst")
 

@@ -1,4 +1,4 @@
-"""Mixes corpora: counts all of them, then samples from them; it can resume at any chunk."""
+"""Mixes corpora: counts all of them, then samples from them; it can resume at any corpus."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from binarize.formats import LineFormat
 from binarize.items import InvalidLine, read_lines, skip_or_refuse
+from binarize.output import Manifest, describe_file, say
 from binarize.pool import Pool
-from binarize.shards import Input, describe_file
-from binarize.sources import Place, read_chunks
+from binarize.shards import Input
+from binarize.sources import read_chunks
 from binarize.store import open_at
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.running.folders import WholeFolder
-from fairseq_posenc.workbench.running.progress import say
 
 from .draw import BYTES, DOCUMENTS, CorpusRequest, SampledDocument, Sampler, measure
 
 _TRAIN_DOCUMENTS = f"train_{DOCUMENTS}"  # a count of `Sampler`
+_COUNTS = ("totals", "drawn")  # counters of `MixtureState`
 
 
 def cut_documents(
@@ -80,7 +80,8 @@ class MixtureFiles:
             file.close()
 
 
-class MixtureRules(NamedTuple):
+@dataclass(frozen=True)
+class MixtureRules:
     """Settings that hold for all corpora."""
 
     seed: int
@@ -93,47 +94,39 @@ class MixtureRules(NamedTuple):
 
 @dataclass
 class MixtureState:
-    """Progress of the work; everything before it is synced to disk."""
+    """The steps that are finished; everything in them is synced to disk."""
 
     step: int = 0  # for N corpora, step n < N counts corpus n, step N + n samples from it
-    place: Place = field(default_factory=Place)  # beginning of the next chunk of that corpus
-    pending: str = ""  # begin of a document that continues in the next chunk; text, for JSON
     totals: list[Counter[str]] = field(default_factory=list)  # `Sampler.totals` of each corpus
-    done: list[Counter[str]] = field(default_factory=list)  # `Sampler.counts` of each corpus
+    drawn: list[Counter[str]] = field(default_factory=list)  # `Sampler.counts` of each corpus
     sizes: list[int] = field(default_factory=list)  # sizes of the written files in bytes
 
     @classmethod
     def from_json(cls, saved: dict[str, Any]) -> MixtureState:
         """Build a state from its ``vars``, saved as JSON."""
-        counts = {
-            name: [Counter[str](entry) for entry in saved[name]] for name in ("totals", "done")
-        }
-        return cls(**{**saved, **counts, "place": Place(*saved["place"])})
+        counts = {name: [Counter[str](entry) for entry in saved[name]] for name in _COUNTS}
+        return cls(**{**saved, **counts})
 
 
 class Mixture:
-    """Mixes corpora, each with its files, into text files in a folder.
-
-    ``saved`` is the state that an earlier run saved in the folder; it is empty at first.
-    """
+    """Mixes corpora, each with its files, into text files in the folder of a manifest."""
 
     def __init__(
         self,
         corpora: list[tuple[CorpusRequest, list[Input]]],
         rules: MixtureRules,
-        folder: WholeFolder,
-        saved: dict[str, Any],
+        manifest: Manifest,
     ) -> None:
-        self._corpora, self._rules, self._folder = corpora, rules, folder
-        if saved:
+        self._corpora, self._rules, self._manifest = corpora, rules, manifest
+        if saved := manifest.read("state"):
             self._state = MixtureState.from_json(saved)
         else:
             totals = [Counter[str]() for _ in corpora]
-            self._state = MixtureState(totals=totals, done=[Counter[str]() for _ in corpora])
-        self._files = MixtureFiles(folder.partial, rules.files, self._state.sizes)
+            self._state = MixtureState(0, totals, [Counter[str]() for _ in corpora])
+        self._files = MixtureFiles(manifest.folder, rules.files, self._state.sizes)
 
-    def make(self) -> dict[str, Any]:
-        """Do the remaining steps; return the manifest's entries.
+    def make(self) -> list[Counter[str]]:
+        """Do the remaining steps; return the counts of each corpus.
 
         Raises:
             UserError: a file cannot be read, a line is invalid, or a corpus is too small or empty.
@@ -146,28 +139,24 @@ class Mixture:
                 if corpus.size is not None or corpus.hold_out:  # sampling needs the totals
                     self._count(number)
                 self._end_step()
-            if not any(state.done):  # before any document is sampled, as checks are of whole texts
+            if not any(state.drawn):  # before any is sampled, as checks are of whole texts
                 for number in range(count):
                     self._make_sampler(number).check()
-            num_sampled = state.step - count
-            for number in range(num_sampled, count):
+            for number in range(state.step - count, count):
                 self._sample(number)
                 self._end_step()
         finally:
             self._files.close()
-        for (corpus, _), counts in zip(self._corpora, state.done):
+        for (corpus, _), counts in zip(self._corpora, state.drawn):
             if not counts[DOCUMENTS]:
                 raise UserError(f"{corpus.option}: has no text")
-        if not any(counts[_TRAIN_DOCUMENTS] for counts in state.done):
+        if not any(counts[_TRAIN_DOCUMENTS] for counts in state.drawn):
             raise UserError("nothing is left to train on: hold-out= takes all")
-        outputs = {
-            str(path.relative_to(self._folder.partial)): describe_file(path)
-            for path in self._files.paths
-        }
-        return {
-            "drawn": [dict(sorted(counts.items())) for counts in state.done],
-            "outputs": outputs,
-        }
+        folder = self._manifest.folder
+        outputs = {str(path.relative_to(folder)): describe_file(path) for path in self._files.paths}
+        self._manifest.save("drawn", [dict(sorted(counts.items())) for counts in state.drawn])
+        self._manifest.save("outputs", outputs)
+        return state.drawn
 
     def _count(self, number: int) -> None:
         totals = self._state.totals[number]
@@ -183,13 +172,12 @@ class Mixture:
         self._read(number, write)
 
     def _read(self, number: int, take: Callable[[bytes], None]) -> None:
-        """Pass each document of a corpus to ``take``; save the state now and then."""
-        state = self._state
+        """Pass each document of a corpus to ``take``."""
         rules = self._rules
         corpus, inputs = self._corpora[number]
-        pending = state.pending.encode()
+        pending = b""  # begin of a document that continues in the next chunk
         with Pool(rules.workers, cut_documents, corpus.format, rules.sentences) as pool:
-            for chunk, (texts, invalid) in pool.map(read_chunks(inputs, state.place)):
+            for chunk, (texts, invalid) in pool.map(read_chunks(inputs)):
                 for message in skip_or_refuse(invalid, inputs, chunk, rules.skip_invalid):
                     say(f"skipped {message}")
                 documents = [pending + texts[0], *texts[1:]]
@@ -197,27 +185,18 @@ class Mixture:
                 pending = b"" if chunk.ends_part else documents.pop()
                 for document in filter(None, documents):
                     take(document)
-                state.place = chunk.next_place
-                state.pending = pending.decode()
-                if self._folder.is_save_due:
-                    self._save()
 
     def _end_step(self) -> None:
-        self._state.step += 1
-        self._state.place = Place()
-        self._state.pending = ""
-        self._save()
+        state = self._state
+        state.step += 1
+        state.sizes = self._files.sync()
+        self._manifest.save("state", vars(state))
+        read = sum(counts[BYTES] for counts in (*state.totals, *state.drawn))
+        say(f"step {state.step} of {2 * len(self._corpora)}: {read:,} bytes")
 
     def _make_sampler(self, number: int) -> Sampler:
         seed = f"{self._rules.seed} {number}"
         state = self._state
         corpus, _ = self._corpora[number]
-        # The sampler counts in `state.done` itself, so a later one goes on from these counts.
-        return Sampler(corpus, seed, self._rules.unit, state.totals[number], state.done[number])
-
-    def _save(self) -> None:
-        state = self._state
-        state.sizes = self._files.sync()
-        self._folder.save(vars(state))
-        read = sum(counts[BYTES] for counts in (*state.totals, *state.done))
-        say(f"step {state.step} of {2 * len(self._corpora)}: {read:,} bytes")
+        # The sampler counts in `state.drawn` itself.
+        return Sampler(corpus, seed, self._rules.unit, state.totals[number], state.drawn[number])

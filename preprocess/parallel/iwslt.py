@@ -17,8 +17,8 @@ from typing import NamedTuple
 from xml.sax.saxutils import unescape
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.running.files import checksum
-from fairseq_posenc.workbench.tokens.files import read_bytes
+from fairseq_posenc.folders import checksum
+from fairseq_posenc.tokens.files import read_bytes
 
 from .texts import (
     NumberedLines,

@@ -9,13 +9,14 @@ from __future__ import annotations
 import io
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from fairseq.data import Dictionary
+
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.running.devices import cores
-from fairseq_posenc.workbench.tokens.files import read_bytes
-from fairseq_posenc.workbench.tokens.pieces import Pieces, learn_pieces
+from fairseq_posenc.tokens.files import read_bytes
+from fairseq_posenc.tokens.pieces import Pieces, learn_pieces
 
 PieceIds = list[list[int]]  # for each line the ids of its pieces
 VOCABULARY = "vocab.json"  # in the folder of the source language's model
@@ -24,7 +25,7 @@ UNKNOWN = _SYMBOLS.index("<unk>")
 NUM_SPECIAL = len(_SYMBOLS)
 
 
-def train_model(lines: Iterable[str], vocab_size: int, model_type: str) -> bytes:
+def train_model(lines: Iterable[str], vocab_size: int, model_type: str, threads: int) -> bytes:
     """Train a sentencepiece model, ``bpe`` or ``unigram``; return the content of its file.
 
     ``vocab_size`` includes the four special symbols.
@@ -40,7 +41,7 @@ def train_model(lines: Iterable[str], vocab_size: int, model_type: str) -> bytes
         model_type=model_type,
         character_coverage=1.0,
         normalization_rule_name="identity",
-        num_threads=cores(),
+        num_threads=threads,
         bos_id=0,
         pad_id=1,
         eos_id=2,
@@ -70,29 +71,19 @@ class SubwordEncoder:
         if max(self._ids) < NUM_SPECIAL:
             raise UserError(f"{path}: none of its pieces is in {VOCABULARY}")
 
-    def encode(self, lines: list[str]) -> PieceIds:
+    def encode(self, lines: Sequence[str], threads: int) -> PieceIds:
         """Encode each line as ids."""
         texts = [" ".join(line.split()) for line in lines]
-        numbers = self._model.encode(texts, num_threads=cores())
+        numbers = self._model.encode(texts, num_threads=threads)
         return [[self._ids[number] for number in line] for line in numbers]
 
-    def write(self, path: Path, lines: PieceIds) -> dict[str, int]:
-        """Write pieces as text for fairseq-preprocess; count pieces and ``<unk>``."""
-        with open(path, "w", encoding="utf-8") as file:
-            for line in lines:
-                file.write(" ".join(self._pieces[number] for number in line) + "\n")
-        unknown = sum(line.count(UNKNOWN) for line in lines)
-        return {"pieces": sum(map(len, lines)), "unknown": unknown}
-
-    def write_dictionary(self, path: Path, lines: PieceIds) -> None:
-        """Write fairseq's dictionary: pieces in the model's order, with their counts.
-
-        The special symbols are left out, as fairseq adds them.
-        """
+    def build_dictionary(self, lines: Iterable[Sequence[int]]) -> Dictionary:
+        """Build fairseq's dictionary: pieces in the model's order, with their counts."""
         counts = Counter(number for line in lines for number in line)
-        with open(path, "w", encoding="utf-8") as file:
-            for number, piece in enumerate(self._pieces[NUM_SPECIAL:], start=NUM_SPECIAL):
-                file.write(f"{piece} {counts[number]}\n")
+        dictionary = Dictionary()
+        for number, piece in enumerate(self._pieces[NUM_SPECIAL:], start=NUM_SPECIAL):
+            dictionary.add_symbol(piece, n=counts[number])
+        return dictionary
 
 
 class TrainedPieces:

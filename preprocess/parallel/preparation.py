@@ -1,24 +1,27 @@
-"""Makes a data-bin of parallel text: sentencepieces, filtering, then ``fairseq-preprocess``."""
+"""Makes a data-bin of parallel text: sentencepieces, filtering, fairseq's files."""
 
 from __future__ import annotations
 
 import argparse
-import shutil
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any, Optional
 
+import numpy as np
+
+from binarize.options import build_settings
+from binarize.output import Manifest, say
+from binarize.store import SIZE, Position, Store, delete_sizes
+from binarize.vocabulary import save_dictionary
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.running.files import checksum
-from fairseq_posenc.workbench.running.options import build_settings
-from fairseq_posenc.workbench.running.programs import run_logged
-from fairseq_posenc.workbench.running.progress import say
-from fairseq_posenc.workbench.tokens.symbols import warn_of_unknown
+from fairseq_posenc.folders import checksum
+from fairseq_posenc.tokens.symbols import warn_of_unknown
+from fairseq_posenc.tokens.tokenizer import SpecialSymbols
 
 from .iwslt import read_iwslt
-from .pieces import PieceIds, SubwordEncoder, TrainedPieces, train_model
-from .texts import ParallelCorpus, ParallelSplit, read_files
+from .pieces import UNKNOWN, PieceIds, SubwordEncoder, TrainedPieces, train_model
+from .texts import NumberedLines, ParallelCorpus, ParallelSplit, read_files
 
 # Options of learnt pieces, and their defaults. argparse does not know the defaults, because
 # --sentencepiece-model allows none of these options.
@@ -78,7 +81,7 @@ class ParallelSettings:
             corpus.inputs.update({str(path): checksum(path) for path in self.trained.paths})
         return corpus
 
-    def plan(self, corpus: ParallelCorpus) -> dict[str, Any]:
+    def request(self, corpus: ParallelCorpus) -> dict[str, Any]:
         """List all settings and checksums that the data-bin depends on."""
         names = ["source_lang", "target_lang", *DEFAULTS, "max_length", "max_ratio"]
         return {
@@ -128,110 +131,100 @@ def filter_pairs(
     return [source for source, _ in kept], [target for _, target in kept], dropped
 
 
-class Preparation:
-    """Makes the data-bin of a corpus in the folder ``work``.
+Encoders = tuple[SubwordEncoder, SubwordEncoder]
 
-    ``lock`` is the descriptor of the folder's lock, which ``fairseq-preprocess`` inherits.
-    """
 
-    def __init__(
-        self, corpus: ParallelCorpus, settings: ParallelSettings, work: Path, lock: int
-    ) -> None:
-        self._settings = settings
-        self._languages = settings.languages
-        self._splits = {"train": corpus.train}
-        for prefix, splits in (("valid", corpus.valid), ("test", corpus.test)):
-            for number, split in enumerate(splits):
-                self._splits[f"{prefix}{number or ''}"] = split  # valid, valid1, valid2 ...
-        self._work, self._lock = work, lock
-        self._pieces_folder = work / "pieces"  # for fairseq-preprocess; removed at the end
+def prepare(corpus: ParallelCorpus, settings: ParallelSettings, manifest: Manifest) -> None:
+    """Make the data-bin of a corpus; models and splits that an interrupted run made are kept."""
+    splits = {"train": corpus.train}
+    for prefix, listed in (("valid", corpus.valid), ("test", corpus.test)):
+        for number, split in enumerate(listed):
+            splits[f"{prefix}{number or ''}"] = split  # valid, valid1, valid2 ...
+    encoders = _make_encoders(corpus.train, settings, manifest)
+    for name, split in splits.items():
+        if manifest.read("results", name) is None:
+            figures = _write_split(name, split, encoders, settings, manifest.folder)
+            manifest.save("results", name, figures)
+            print(f"{name}: {_describe(figures)}", flush=True)
+    manifest.save("left_out", corpus.left_out)
 
-    def run(self) -> dict[str, Any]:
-        """Run all steps; return the counts of each split."""
-        self._pieces_folder.mkdir()
-        encoders = self._make_encoders()
-        results = {}
-        for name, split in self._splits.items():
-            results[name] = self._write_split(name, split, encoders)
-            print(f"{name}: {_describe(results[name])}", flush=True)
-        self._binarize()
-        shutil.rmtree(self._pieces_folder)
-        return results
 
-    def _make_encoders(self) -> tuple[SubwordEncoder, SubwordEncoder]:
-        """Load or train the sentencepiece models of both languages; write them to the folder."""
-        settings = self._settings
-        names = [f"sentencepiece.{language}.model" for language in self._languages]
-        if settings.trained is not None:
-            for name, model in zip(names, settings.trained.models):
-                (self._work / name).write_bytes(model)
-            return settings.trained.encoders
-        assert settings.vocab_size is not None
-        assert settings.model_type is not None
-        say(f"learning {settings.vocab_size:,} sentencepieces ({settings.model_type})")
-        texts = [side.lines for side in self._splits["train"].sides]
-        if not settings.separate:
-            names = ["sentencepiece.model"]
-            texts = [list(chain(*texts))]
-        encoders = []
-        for name, lines in zip(names, texts):
-            model = train_model(lines, settings.vocab_size, settings.model_type)
-            (self._work / name).write_bytes(model)
-            encoders.append(SubwordEncoder(self._work / name))
-        return encoders[0], encoders[-1]  # the same one, if both languages share it
+def _make_encoders(
+    train: ParallelSplit, settings: ParallelSettings, manifest: Manifest
+) -> Encoders:
+    """Load or train the sentencepiece models of both languages; write them to the folder."""
+    names = [f"sentencepiece.{language}.model" for language in settings.languages]
+    if settings.trained is not None:
+        for name, model in zip(names, settings.trained.models):
+            (manifest.folder / name).write_bytes(model)
+        return settings.trained.encoders
+    assert settings.vocab_size is not None
+    assert settings.model_type is not None
+    texts = [side.lines for side in train.sides]
+    if not settings.separate:
+        names = ["sentencepiece.model"]
+        texts = [list(chain(*texts))]
+    encoders = []
+    for name, lines in zip(names, texts):
+        path = manifest.folder / name
+        if manifest.read("models", name) is None:
+            say(f"learning {settings.vocab_size:,} sentencepieces ({settings.model_type})")
+            model = train_model(lines, settings.vocab_size, settings.model_type, settings.workers)
+            path.write_bytes(model)
+            manifest.save("models", name, checksum(path))
+        encoders.append(SubwordEncoder(path))
+    return encoders[0], encoders[-1]  # the same one, if both languages share it
 
-    def _write_split(
-        self, name: str, split: ParallelSplit, encoders: tuple[SubwordEncoder, SubwordEncoder]
-    ) -> dict[str, Any]:
-        """Write the pieces of a split, and the raw text of a test set; return the counts."""
-        sides = [encoder.encode(side.lines) for encoder, side in zip(encoders, split.sides)]
-        figures: dict[str, Any] = {"set": split.name, "read": len(sides[0])}
+
+def _write_split(
+    name: str, split: ParallelSplit, encoders: Encoders, settings: ParallelSettings, folder: Path
+) -> dict[str, Any]:
+    """Write a split, and the raw text of a test set; return the counts."""
+    sides = [
+        encoder.encode(side.lines, settings.workers) for encoder, side in zip(encoders, split.sides)
+    ]
+    figures: dict[str, Any] = {"set": split.name, "read": len(sides[0])}
+    if name == "train":
+        source, target, figures["dropped"] = filter_pairs(
+            sides[0], sides[1], settings.max_length, settings.max_ratio
+        )
+        sides = [source, target]
+    figures["kept"] = len(sides[0])
+    if not sides[0]:
+        raise UserError(
+            f"{split.source.origin}: {_describe(figures)}, so there is nothing to train on; "
+            "choose another --max-length and --max-ratio"
+        )
+    pair = "-".join(settings.languages)
+    for language, encoder, side, text in zip(settings.languages, encoders, sides, split.sides):
         if name == "train":
-            source, target, figures["dropped"] = filter_pairs(
-                sides[0], sides[1], self._settings.max_length, self._settings.max_ratio
-            )
-            sides = [source, target]
-            self._write_dictionaries(encoders, sides)
-        figures["kept"] = len(sides[0])
-        if not sides[0]:
-            raise UserError(
-                f"{split.source.origin}: {_describe(figures)}, so there is nothing to train on; "
-                "choose another --max-length and --max-ratio"
-            )
-        for language, encoder, side, text in zip(self._languages, encoders, sides, split.sides):
-            figures[language] = encoder.write(self._pieces_folder / f"{name}.{language}", side)
-            counts = figures[language]
-            warn_of_unknown(f"{name}.{language}", counts["unknown"], counts["pieces"])
-            if name != "train":
-                raw = "".join(f"{line}\n" for line in text.lines)
-                # Not NAME.SOURCE-TARGET.LANGUAGE, which fairseq would read instead of its data.
-                (self._work / f"{name}.raw.{language}").write_text(raw, encoding="utf-8")
-        return figures
+            counted = side if settings.separate else chain(*sides)
+            dictionary = encoder.build_dictionary(counted)
+            save_dictionary(dictionary, folder / f"dict.{language}.txt")
+        symbols = SpecialSymbols.from_dictionary(encoder.build_dictionary(()))
+        _write_side(side, symbols, folder / f"{name}.{pair}.{language}")
+        unknown = sum(line.count(UNKNOWN) for line in side)
+        pieces = sum(map(len, side))
+        figures[language] = {"pieces": pieces, "unknown": unknown}
+        warn_of_unknown(f"{name}.{language}", unknown, pieces)
+        if name != "train":
+            _write_raw(text, folder / f"{name}.raw.{language}")
+    return figures
 
-    def _write_dictionaries(
-        self, encoders: tuple[SubwordEncoder, SubwordEncoder], sides: list[PieceIds]
-    ) -> None:
-        if not self._settings.separate:
-            sides = [list(chain(*sides))] * 2
-        for language, encoder, lines in zip(self._languages, encoders, sides):
-            encoder.write_dictionary(self._pieces_folder / f"dict.{language}.txt", lines)
 
-    def _binarize(self) -> None:
-        """Run ``fairseq-preprocess`` on the pieces of all splits."""
-        source, target = self._languages
-        folder = self._pieces_folder
-        command = ["fairseq-preprocess", "--source-lang", source, "--target-lang", target]
-        command += ["--destdir", str(self._work), "--workers", str(self._settings.workers)]
-        command += ["--srcdict", str(folder / f"dict.{source}.txt")]
-        if self._settings.separate:
-            command += ["--tgtdict", str(folder / f"dict.{target}.txt")]
-        else:
-            command.append("--joined-dictionary")
-        for prefix in ("train", "valid", "test"):
-            files = [str(folder / name) for name in self._splits if name.startswith(prefix)]
-            command += [f"--{prefix}pref", ",".join(files)]
-        say("running fairseq-preprocess")
-        run_logged(command, self._pieces_folder / "preprocess.log", self._lock)
+def _write_side(lines: PieceIds, symbols: SpecialSymbols, prefix: Path) -> None:
+    """Write one language of a split as fairseq's data set."""
+    store = Store(prefix, symbols.dtype, Position())
+    for line in lines:
+        tokens = np.array([*line, symbols.eos], symbols.dtype)
+        store.append(tokens.tobytes(), np.array([len(tokens)], SIZE).tobytes())
+    store.finish()
+    delete_sizes(prefix)
+
+
+def _write_raw(text: NumberedLines, path: Path) -> None:
+    # Not NAME.SOURCE-TARGET.LANGUAGE, which fairseq would read instead of its data.
+    path.write_text("".join(f"{line}\n" for line in text.lines), encoding="utf-8")
 
 
 def _describe(figures: dict[str, Any]) -> str:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.running.files import checksum
-from fairseq_posenc.workbench.tokens.files import decode_text, read_bytes
+from fairseq_posenc.folders import checksum
+from fairseq_posenc.tokens.files import decode_text, read_bytes
 
 _REFUSED_BYTES = {b"\0": "a NUL byte", b"\r": "a carriage return inside a line"}
 

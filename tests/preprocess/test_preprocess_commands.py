@@ -7,18 +7,13 @@ import gzip
 import json
 import os
 import random
-import runpy
-import sys
-from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 from fairseq.data import Dictionary
 from fairseq.data.indexed_dataset import MMapIndexedDataset
 
 from tests.helpers import commands
-
-PROGRAMS = Path(__file__).parents[2] / "preprocess"
+from tests.helpers.preprocess import PROGRAMS, start
 
 
 def sentences(number: int, seed: int) -> list[str]:
@@ -37,11 +32,11 @@ def test_fairseq_trains_on_shards_one_after_the_other(tmp_path, family, monkeypa
             file.write("\n".join(part))
     train = ["--train", *sorted(tmp_path.glob("c4.*"))]
     common = [*train, "--sentences", "--words", "--out", tmp_path / "c4", "--workers", 1]
-    start("json_lines", [*common, "--dict-only"], monkeypatch)
+    start("json_lines", *[*common, "--dict-only"])
     common += ["--valid", tmp_path / "c4.0.json.gz", "--dict", tmp_path / "c4" / "dict.txt"]
     common += ["--num-shards", 2, "--longest-line", 15, "--shard"]
     for shard in (0, 1):
-        start("json_lines", [*common, shard], monkeypatch)
+        start("json_lines", *[*common, shard])
     shards = sorted(path for path in (tmp_path / "c4").iterdir() if path.is_dir())
     arch = {"masked_lm": "roberta_sentence_learned_tiny", "causal_lm": "transformer_lm_rope_tiny"}
     task = {"masked_lm": "masked_lm", "causal_lm": "language_modeling"}[family]
@@ -60,8 +55,8 @@ def test_fairseq_trains_on_shards_one_after_the_other(tmp_path, family, monkeypa
 @pytest.mark.slow
 def test_a_mistake_is_one_line(tmp_path):
     files = ["--train", "nowhere", "--out", tmp_path / "bin"]
-    program = PROGRAMS / "plain_text.py"
-    failed = commands.run("python", program, *files, "--words", fails=True)
+    words = ["preprocess", "plain_text", *files, "--words"]
+    failed = commands.run("fairseq-posenc", *words, fails=True)
     assert failed.error() == "nowhere is not there; give local files or directories"
     assert failed.status == 2
     assert not list(tmp_path.iterdir())
@@ -83,7 +78,7 @@ def test_every_program_does_what_it_says(tmp_path, name, monkeypatch):
     tokens = [] if name == "chinese" else ["--words"]
     files = ["--train", tmp_path / "text", "--out", tmp_path / "bin"]
     given = [*files, *tokens, *more, "--sentences", "--workers", "1"]
-    start(name, given, monkeypatch)
+    start(name, *given)
     dictionary = Dictionary.load(str(tmp_path / "bin" / "dict.txt"))
     items = MMapIndexedDataset(str(tmp_path / "bin" / "train"))
     expected = expected or CORPORA["plain_text"][2]
@@ -93,7 +88,7 @@ def test_every_program_does_what_it_says(tmp_path, name, monkeypatch):
 @pytest.mark.parametrize("name", CORPORA)
 def test_every_program_explains_itself(name, monkeypatch, capsys):
     with pytest.raises(SystemExit) as ended:
-        start(name, ["--help"], monkeypatch)
+        start(name, *["--help"])
     assert ended.value.code == 0
     text = capsys.readouterr().out
     assert f"fairseq-posenc preprocess {name} --train" in text
@@ -109,11 +104,4 @@ def test_only_the_settings_are_built_from_parsed_options():
         if isinstance(function, ast.FunctionDef)
         and any("Namespace" in ast.unparse(arg) for arg in function.args.args)
     }
-    assert takers == {"from_args", "run"}
-
-
-def start(name: str, arguments: Sequence[object], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run a program as a script, in this process."""
-    path = str(PROGRAMS / f"{name}.py")
-    monkeypatch.setattr(sys, "argv", [path, *map(str, arguments)])
-    runpy.run_path(path)["main"]()
+    assert takers == {"from_args", "run", "build_settings"}

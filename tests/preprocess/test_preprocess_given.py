@@ -10,7 +10,7 @@ from fairseq.data import Dictionary
 from fairseq_posenc.checkpoints.dictionary import load_dictionary
 from fairseq_posenc.errors import UserError
 from tests.helpers.glue_files import write_task
-from tests.preprocess.test_preprocess_again import WORDS, start, write_pieces, write_squad
+from tests.helpers.preprocess import WORDS, start, write_pieces, write_squad
 
 COMMON = ["--workers", 1, "--words"]
 
@@ -190,7 +190,7 @@ NUMBERS = [
     *((f"plain_text --longest-line {n}", f"--longest-line {n}: give 4 or") for n in (-1, 0, 3)),
     *(
         (f"plain_text {option} {n}", f"argument {option}: {WHOLE}, not '{n}'")
-        for option in ("--workers", "--num-shards", "--jobs")
+        for option in ("--workers", "--num-shards")
         for n in ("-1", "0", "nan", "1.5")
     ),
     *(
@@ -200,15 +200,7 @@ NUMBERS = [
     ),
     ("plain_text --shard -1", "--shard -1: shards are numbered 0 to 0"),
     ("plain_text --shard 2 --num-shards 2", "--shard 2: shards are numbered 0 to 1"),
-    ("plain_text --jobs 2", "--jobs: is for --on slurm"),
     ("plain_text --long-lines skip", "--long-lines skip: give --longest-line"),
-    *(
-        (
-            f"plain_text --num-shards 2 --on slurm time=1 cpus-per-task={n}",
-            f"task={n}: give a whole",
-        )
-        for n in ("all", "0", "²")
-    ),
     ("mix --files 0", f"argument --files: {WHOLE}, not '0'"),
     ("mix --seed nan", f"argument --seed: {NO_INT}: 'nan'"),
     *(

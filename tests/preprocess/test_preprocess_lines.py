@@ -17,10 +17,11 @@ import zstandard
 from fairseq.data import Dictionary, TokenBlockDataset
 from fairseq.data.indexed_dataset import MMapIndexedDataset
 
-from binarize import command, formats, options
+from binarize import formats
 from binarize.items import split_long_sizes
 from binarize.sentences import split_sentences
 from fairseq_posenc.errors import UserError
+from tests.helpers.preprocess import binarize
 
 EOS = 2
 DOCUMENTS = "a b\nc\n\n\n\nd\n"
@@ -30,8 +31,7 @@ def run(tmp_path: Path, text: str | bytes, *arguments: object, lines=formats.pla
     """Return the items of a text, or of another --train, as words and </s>."""
     path = tmp_path / "text"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    given = ["--train", path, "--out", tmp_path / "bin", "--words", "--workers", 1, *arguments]
-    command.run(options.make_parser("").parse_args([str(part) for part in given]), lines)
+    binarize(lines, "--train", path, "--out", tmp_path / "bin", "--words", *arguments)
     return read(tmp_path / "bin")
 
 
@@ -177,24 +177,23 @@ def test_the_pile_is_read_as_it_is_published(tmp_path):
 
 def test_parquet_is_read_as_objects(tmp_path, monkeypatch):
     path = tmp_path / "00.parquet"
-    monkeypatch.setattr("fairseq_posenc.workbench.tokens.files._ROWS_AT_A_TIME", 2)
+    monkeypatch.setattr("fairseq_posenc.tokens.files._ROWS_AT_A_TIME", 2)
     table = pyarrow.Table.from_pylist([*PILE, {"text": "f\ng"}])
     pyarrow.parquet.write_table(table, path)
-    given = [str(part) for part in ("--train", path, "--words", "--out", tmp_path / "bin")]
-    args = options.make_parser("").parse_args(given)
+    given = ["--train", path, "--words", "--out", tmp_path / "bin"]
     with pytest.raises(UserError, match=r"00.parquet: Parquet is read as JSON: preprocess"):
-        command.run(args, formats.plain)
-    command.run(args, formats.JsonField("text"))
+        binarize(formats.plain, *given)
+    binarize(formats.JsonField("text"), *given)
     texts = ["a b </s>", "c </s>", "d </s>", "e </s>", "f </s>"]
     expected = [part for text in texts for part in (text, "</s>")]
     assert read(tmp_path / "bin") == [*expected[:-1], "g </s>"]
     path.write_bytes(path.read_bytes()[:-9])
-    args.out = tmp_path / "other"
+    given[-1] = tmp_path / "other"
     with pytest.raises(UserError, match=r"00.parquet is damaged"):
-        command.run(args, formats.JsonField("text"))
+        binarize(formats.JsonField("text"), *given)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(UserError, match=r"00.parquet: Parquet needs .*: pip install pyarrow"):
-        command.run(args, formats.JsonField("text"))
+        binarize(formats.JsonField("text"), *given)
 
 
 def test_wikipedia_extracts(tmp_path):

@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import json
 import random
-import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 import zstandard
 
-import mix
 from binarize import sources
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.running import folders
 from mixing import mixture
 from mixing.draw import Sampler, measure, parse_corpus, parse_size
-from tests.helpers.products import some_of
-from tests.preprocess.test_preprocess_shards import kill_where
-
-PROGRAMS = Path(__file__).parents[2] / "preprocess"
+from tests.helpers.preprocess import start
 
 
 def document(number: int, lines: int) -> str:
@@ -36,9 +30,8 @@ def make_text(path: Path, count: int = 200, seed: int = 0) -> list[str]:
     return ["".join(f"{line.strip()}\n" for line in each.splitlines()) for each in found]
 
 
-def run(monkeypatch, *arguments: object) -> None:
-    monkeypatch.setattr(sys, "argv", ["mix.py", "--workers", "1", *map(str, arguments)])
-    mix.main()
+def run(*arguments: object) -> None:
+    start("mix", "--workers", 1, *arguments)
 
 
 def documents(path: Path) -> list[str]:
@@ -50,7 +43,8 @@ def train(folder: Path) -> list[str]:
 
 
 def content(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 @pytest.fixture(autouse=True)
@@ -64,7 +58,7 @@ def test_so_many_documents_are_held_out_by_the_seed_and_no_text_is_lost(tmp_path
     for seed in (1, 2):
         out = tmp_path / f"seed{seed}"
         given = ["--corpus", "plain", tmp_path / "text", "hold-out=34", "--files", 3]
-        run(monkeypatch, *given, "--seed", seed, "--out", out)
+        run(*given, "--seed", seed, "--out", out)
         held[seed] = documents(out / "valid.txt")
         assert len(held[seed]) == 34
         assert sorted(held[seed] + train(out)) == sorted(texts)
@@ -78,7 +72,7 @@ def draw_sentences(folder: Path, monkeypatch, *wanted: str) -> tuple[list[str], 
     text = "".join(f"One {n}. Two {n}! Three {n}?\n\n" for n in range(70))
     (folder / "text").write_text(text)
     given = ["--corpus", "plain", folder / "text", *wanted, "--files", 1]
-    run(monkeypatch, *given, "--sentences", "--unit", "lines", "--out", folder / "out")
+    run(*given, "--sentences", "--unit", "lines", "--out", folder / "out")
     held = (folder / "out" / "valid.txt").read_text().splitlines()
     return held, "".join(train(folder / "out")).splitlines()
 
@@ -96,7 +90,7 @@ def test_a_corpus_is_drawn_to_a_size(tmp_path, monkeypatch):
     texts = make_text(tmp_path / "text")
     wanted = 8 << 10
     given = ["--corpus", "plain", tmp_path / "text", "size=8KiB", "hold-out=20", "--files", 2]
-    run(monkeypatch, *given, "--out", tmp_path / "out")
+    run(*given, "--out", tmp_path / "out")
     drawn, held = train(tmp_path / "out"), documents(tmp_path / "out" / "valid.txt")
     written = sum(path.stat().st_size for path in (tmp_path / "out" / "train").iterdir())
     assert abs(written - wanted) <= max(map(len, texts)) + 1
@@ -161,7 +155,7 @@ def test_corpora_of_several_kinds_are_mixed_as_stated(tmp_path, monkeypatch):
         *("--corpus", "json", pile, "where=meta.pile_set_name=Books3", "size=430B"),
         *("--corpus", "wikipedia", tmp_path / "wiki"),
     ]
-    run(monkeypatch, *given, "--files", 2, "--out", tmp_path / "out")
+    run(*given, "--files", 2, "--out", tmp_path / "out")
     found = Counter()
     for each in train(tmp_path / "out"):
         found[each.split()[0]] += len(each) + 1
@@ -180,14 +174,13 @@ class _InterruptedError(Exception):
 @pytest.mark.parametrize("calls", [3, 40])
 def test_an_interrupted_run_goes_on_to_the_same_bytes(tmp_path, monkeypatch, calls):
     """Also when its text has moved, and with bytes on the disk beyond what was saved."""
-    monkeypatch.setattr(folders, "_SECONDS_BETWEEN_SAVES", 0.0)
     (tmp_path / "old").mkdir()
     for number in range(2):
         make_text(tmp_path / "old" / str(number), 60, number)
     make_text(tmp_path / "other", 30, 2)
     given = ["size=5KiB", "hold-out=20", "--corpus", "plain", tmp_path / "other", "hold-out=9"]
     given += ["--unit", "lines", "--files", 3]
-    run(monkeypatch, "--corpus", "plain", tmp_path / "old", *given, "--out", tmp_path / "whole")
+    run("--corpus", "plain", tmp_path / "old", *given, "--out", tmp_path / "whole")
     original, left = mixture.Pool.map, [0]
 
     def read(self, chunks):
@@ -205,26 +198,11 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(tmp_path, monkeypatch, cal
     while not (tmp_path / "resumed").exists():
         left[0] = calls + interruptions
         try:
-            run(monkeypatch, "--corpus", "plain", corpus, *given, "--out", tmp_path / "resumed")
+            run("--corpus", "plain", corpus, *given, "--out", tmp_path / "resumed")
         except _InterruptedError:
             interruptions += 1
             corpus = corpus.rename(tmp_path / f"moved{interruptions}")
     assert interruptions >= 1
-    assert content(tmp_path / "resumed") == content(tmp_path / "whole")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("step", some_of([1], [0, 1]))
-def test_a_killed_run_goes_on_to_the_same_bytes(tmp_path, monkeypatch, step):
-    make_text(tmp_path / "text", 2000)
-    given = ["--corpus", "plain", str(tmp_path / "text"), "size=50KiB", "hold-out=34"]
-    given += ["--workers", "1", "--files", "2", "--out"]
-    monkeypatch.setattr(sources, "CHUNK_BYTES", 50_000)
-    run(monkeypatch, *given, tmp_path / "whole")
-    where = f"done.get('step') == {step} and done['place'][1]"
-    kill_where(where, "mix", [*given, str(tmp_path / "resumed")], 2000)
-    assert not (tmp_path / "resumed").exists()
-    run(monkeypatch, *given, tmp_path / "resumed")
     assert content(tmp_path / "resumed") == content(tmp_path / "whole")
 
 
@@ -249,9 +227,9 @@ def test_what_cannot_be_had_is_one_line_and_blocks_nothing(tmp_path, monkeypatch
     make_text(tmp_path / "text")
     given = [tmp_path / "text" if word == "TEXT" else word for word in words]
     with pytest.raises(UserError, match=message) as told:
-        run(monkeypatch, "--corpus", *given, "--out", tmp_path / "out")
+        run("--corpus", *given, "--out", tmp_path / "out")
     assert "\n" not in str(told.value)
-    run(monkeypatch, "--corpus", "plain", tmp_path / "text", "--out", tmp_path / "out")
+    run("--corpus", "plain", tmp_path / "text", "--out", tmp_path / "out")
     assert (tmp_path / "out").is_dir()
 
 

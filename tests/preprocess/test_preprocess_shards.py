@@ -1,4 +1,4 @@
-"""Whole or not at all: shards, interruptions, manifests, and what is refused."""
+"""Shards, kills, manifests, and what is refused."""
 
 from __future__ import annotations
 
@@ -9,11 +9,8 @@ import json
 import lzma
 import os
 import random
-import shutil
 import signal
 import subprocess
-import sys
-from contextlib import nullcontext
 from pathlib import Path
 from typing import IO, Any
 
@@ -21,11 +18,13 @@ import pytest
 import zstandard
 from fairseq.data.indexed_dataset import MMapIndexedDataset
 
-from binarize import command, formats, options, pool, shards, sources, split
+from binarize import command, formats, pool, shards, sources
+from fairseq_posenc import folders
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.running import folders
+from tests.helpers.commands import script
+from tests.helpers.preprocess import binarize, start
 from tests.helpers.programs import true_start
-from tests.helpers.waiting import is_running, wait_until
+from tests.helpers.waiting import wait_until
 
 PROGRAMS = Path(__file__).parents[2] / "preprocess"
 FILES = ("train.bin", "train.idx", "dict.txt")
@@ -39,13 +38,13 @@ def make_text(path: Path, lines: int = 400, seed: int = 0) -> Path:
         " ".join(generator.choices(words, k=generator.randrange(9))) + generator.choice(ends)
         for _ in range(lines)
     )
+    path.parent.mkdir(exist_ok=True)
     path.write_bytes(text.encode())
     return path
 
 
 def run(*arguments: object, lines: formats.LineFormat = formats.plain) -> None:
-    given = ["--words", "--workers", 1, *arguments]
-    command.run(options.make_parser("").parse_args([str(part) for part in given]), lines)
+    binarize(lines, "--words", *arguments)
 
 
 def items(*folders: Path) -> list[list[int]]:
@@ -112,87 +111,6 @@ def test_thousands_of_files_are_the_text_that_they_make_together(tmp_path):
     assert one == two
 
 
-@pytest.fixture(scope="module")
-def shards_of_text(tmp_path_factory) -> tuple[Path, Path]:
-    """Make a text and a folder of its three shards."""
-    folder = tmp_path_factory.mktemp("three")
-    text, out = make_text(folder / "text"), folder / "bin"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sources, "CHUNK_BYTES", 300)
-        run("--train", text, "--out", folder / "one")
-        for shard in range(3):
-            run("--train", text, "--out", out, "--dict", folder / "one" / "dict.txt",
-                "--shard", shard, "--num-shards", 3)  # fmt: skip
-    return text, out
-
-
-def _drop(folders):
-    shutil.rmtree(folders[1])
-
-
-def _double(folders):
-    shutil.rmtree(folders[1])
-    shutil.copytree(folders[0], folders[1])
-
-
-def _other_options(folders):
-    path = folders[1] / "manifest.json"
-    path.write_text(path.read_text().replace('"longest_line": null', '"longest_line": 9'))
-
-
-def _other_hash(folders):
-    path = folders[1] / "manifest.json"
-    part = json.loads(path.read_text())["splits"]["train"]["inputs"][0]["sha256"]
-    path.write_text(path.read_text().replace(part, part[::-1]))
-
-
-def _foreign(folders):
-    (folders[1] / "manifest.json").write_text('{"plan": {}, "splits": []}')
-
-
-def _cut(folders):
-    with open(folders[1] / "train.bin", "r+b") as file:
-        file.truncate(10)
-
-
-def _grow(folders):
-    manifest = json.loads((folders[0] / "manifest.json").read_text())
-    with open(manifest["splits"]["train"]["inputs"][0]["path"], "ab") as file:
-        file.write(b"w1 w2\n")
-
-
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda folders: None, ""),
-        (_drop, "shard1-of-3 is missing or has no manifest; delete it, and start the same"),
-        (_double, "shard1-of-3: has other parts of the text; delete it, and start the same comm"),
-        (_other_options, "shard1-of-3: has other options, longest_line: 9, not None; delete it"),
-        (_other_hash, "shard1-of-3: has other parts of the text; delete it"),
-        (_foreign, "shard1-of-3: was not made by this program; delete it, and start the same comm"),
-        (_cut, "shard1-of-3: has other content of train.bin; delete it"),
-        (_grow, "text: bytes .* are in no shard or in two: it changed since they were made"),
-    ],
-)
-def test_shards_that_are_not_the_whole_are_named(shards_of_text, tmp_path, damage, message):
-    text, made = shards_of_text
-    content_before = text.read_bytes()
-    folders = sorted(Path(shutil.copytree(made, tmp_path / "bin")).iterdir())
-    plan = json.loads((folders[0] / "manifest.json").read_text())["plan"]
-    damage(folders)
-    try:
-        with pytest.raises(UserError, match=message) if message else nullcontext():
-            shards.check_coverage(shards.read_shards(folders, plan), [str(text)])
-    finally:
-        text.write_bytes(content_before)
-
-
-def test_a_shard_of_another_text_is_told(tmp_path, text):
-    parts = [[shards.Input(shards.Part("gone", 0, text.stat().st_size), "")]] * 2
-    with pytest.raises(UserError, match="gone is in a shard, but not in --train"):
-        shards.check_coverage(parts, [str(text)])
-
-
 def test_compressed_files_are_dealt_out_whole(tmp_path):
     openers = {
         ".gz": gzip.open,
@@ -253,26 +171,14 @@ def test_chunks_are_whole_lines_wherever_reading_begins(tmp_path, block, monkeyp
     (tmp_path / "text").write_bytes(data)
     part = shards.Part(str(tmp_path / "text"), 0, len(data))
     inputs = [shards.Input.from_part(part)]
-    *chunks, (last, rest) = sources.read_chunks(inputs, sources.Place())
+    *chunks, (last, rest) = sources.read_chunks(inputs)
     assert (last.ends_part, last.lines, rest) == (True, 0, b"")
     texts = [text for _, text in chunks]
     assert b"".join(texts) == data
     assert all(text.endswith(b"\n") for text in texts[:-1])
     with open(tmp_path / "text", encoding="utf-8") as file:
-        assert sum(chunk.lines for chunk, _ in chunks) == len(list(file)) == last.end.line
+        assert sum(chunk.lines for chunk, _ in chunks) == len(list(file)) == last.end_line
     assert inputs[0].sha256 == hashlib.sha256(data).hexdigest()  # which is checked at the end
-    for done, (chunk, _) in enumerate(chunks, start=1):
-        again = sources.read_chunks(inputs, chunk.next_place)
-        assert b"".join(text for _, text in again) == b"".join(texts[done:])
-
-
-def test_control_characters_in_the_middle_are_text_to_a_resumed_run_as_well(tmp_path, monkeypatch):
-    monkeypatch.setattr(sources, "CHUNK_BYTES", 8)
-    (tmp_path / "text").write_bytes(b"a b c d\ne f \1\2\ng h i j\n")
-    inputs = [shards.Input.from_part(shards.Part(str(tmp_path / "text"), 0, 24))]
-    chunks = list(sources.read_chunks(inputs, sources.Place()))
-    assert len(chunks) == 4
-    assert list(sources.read_chunks(inputs, chunks[0][0].next_place)) == chunks[1:]
 
 
 def test_a_line_without_end_is_no_text_file(tmp_path, monkeypatch):
@@ -280,127 +186,6 @@ def test_a_line_without_end_is_no_text_file(tmp_path, monkeypatch):
     (tmp_path / "text").write_bytes(b"ok\n" + bytes(3 << 20))
     with pytest.raises(UserError, match=r"text, line 2: more than 1 MiB without an end of line"):
         run("--train", tmp_path / "text", "--out", tmp_path / "bin")
-
-
-class _InterruptedError(Exception):
-    pass
-
-
-@pytest.mark.parametrize("calls", [2, 23])
-def test_an_interrupted_run_goes_on_to_the_same_bytes(tmp_path, text, calls, monkeypatch):
-    """Interrupted after some chunks, with bytes on the disk beyond what was saved."""
-    valid = make_text(tmp_path / "valid", 60, seed=2)
-    arguments = ["--train", text, valid, "--valid", valid, "--longest-line", 4]
-    run(*arguments, "--out", tmp_path / "whole")
-    monkeypatch.setattr(folders, "_SECONDS_BETWEEN_SAVES", 0.0)
-    original, left = split.Split._append, [0]
-
-    def append(self, given):
-        if left[0] == 0:
-            self._store.append(b"\x07\x00" * 9, b"\x01\x00\x00\x00" * 9)  # never saved
-            self._store.sync()
-            raise _InterruptedError
-        left[0] -= 1
-        original(self, given)
-
-    monkeypatch.setattr(split.Split, "_append", append)
-    dest, interruptions = tmp_path / "resumed", 0
-    while not dest.exists():
-        left[0] = calls + interruptions
-        try:
-            run(*arguments, "--out", dest)
-        except _InterruptedError:
-            interruptions += 1
-            assert (tmp_path / "resumed.partial").is_dir()
-    assert interruptions >= 1
-    assert content(dest) == content(tmp_path / "whole")
-    assert not (tmp_path / "resumed.partial").exists()
-
-
-def test_a_run_interrupted_at_the_very_end_goes_on(tmp_path, text, monkeypatch):
-    monkeypatch.setattr(folders, "_SECONDS_BETWEEN_SAVES", 0.0)
-    run("--train", text, "--out", tmp_path / "whole")
-    with monkeypatch.context() as patch:
-        patch.setattr(split, "describe_file", _interrupt)  # the index is written then
-        with pytest.raises(_InterruptedError):
-            run("--train", text, "--out", tmp_path / "resumed")
-    with monkeypatch.context() as patch:
-        patch.setattr(command.WholeFolder, "finish", _interrupt)  # the split is done then
-        with pytest.raises(_InterruptedError):
-            run("--train", text, "--out", tmp_path / "resumed")
-    run("--train", text, "--out", tmp_path / "resumed")
-    assert content(tmp_path / "resumed") == content(tmp_path / "whole")
-
-
-def _interrupt(*_: object) -> None:
-    raise _InterruptedError
-
-
-SAVING = """
-import sys, time
-sys.path.insert(0, {programs!r})
-import {name}
-from binarize import sources
-from fairseq_posenc.workbench.running import folders
-from fairseq_posenc.workbench.running.folders import WholeFolder
-sources.CHUNK_BYTES = {chunk}
-folders._SECONDS_BETWEEN_SAVES = 0.0
-sys.argv = ["{name}.py", *{arguments!r}]
-{before}
-{name}.main()
-"""
-HALTING = """
-save, reached = WholeFolder.save, []
-def save_or_halt(folder, done):
-    if reached:  # now more is written than is known
-        print("halted", flush=True)
-        time.sleep(3600)
-    save(folder, done)
-    reached.extend([done] if {where} else [])
-WholeFolder.save = save_or_halt
-"""
-
-
-def saving(name: str, arguments: list[str], chunk: int = 20_000, before: str = "") -> str:
-    """Return code that runs a program, which saves its place after each chunk of so many bytes."""
-    programs = str(PROGRAMS)
-    return SAVING.format(
-        programs=programs, name=name, chunk=chunk, arguments=arguments, before=before
-    )
-
-
-def kill_where(where: str, name: str, arguments: list[str], chunk: int) -> list[int]:
-    """Kill a program in its first save after one of a place, a condition of what is ``done``.
-
-    Returns:
-        The processes that it had begun.
-    """
-    code = saving(name, arguments, chunk, HALTING.format(where=where))
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
-    with subprocess.Popen([sys.executable, "-c", code], env=true_start(), **pipes) as process:
-        assert process.stdout
-        assert "halted\n" in process.stdout
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        process.kill()
-    return [int(child) for child in children]
-
-
-@pytest.mark.slow
-def test_a_killed_run_leaves_no_process_and_goes_on(tmp_path):
-    text = make_text(tmp_path / "text", 8000)
-    arguments = ["--train", str(text), "--words", "--workers", "2", "--out"]
-    whole, dest = tmp_path / "whole", tmp_path / "resumed"
-    run("--train", text, "--out", whole)
-    where = "'place' in done.get('train', {})"
-    children = kill_where(where, "plain_text", [*arguments, str(dest)], 20_000)
-    assert len(children) == 2
-    wait_until(lambda: not any(map(is_running, children)))
-    assert not dest.exists()
-    progress = tmp_path / "resumed.partial" / "progress.json"
-    state = json.loads(progress.read_text())["done"]["train"]
-    assert 0 < state["place"][1] < text.stat().st_size
-    run("--train", text, "--out", dest)
-    assert content(dest) == content(whole)
 
 
 def test_a_killed_worker_is_told_in_one_line(tmp_path, text, monkeypatch):
@@ -443,7 +228,7 @@ def test_the_manifest_says_what_is_in_the_folder(tmp_path, text):
     assert train["counts"]["unknown_tokens"] == 0
     dictionary = (tmp_path / "bin" / "dict.txt").read_bytes()
     assert manifest["dict.txt"]["sha256"] == hashlib.sha256(dictionary).hexdigest()
-    assert set(content(tmp_path / "bin")) == {*FILES, "manifest.json"}
+    assert set(content(tmp_path / "bin")) == {*FILES, "manifest.json", "request.json"}
 
 
 def test_what_is_done_is_not_done_again_and_never_overwritten(tmp_path, text, capsys):
@@ -472,31 +257,14 @@ def test_text_that_changed_is_noticed_by_its_content(tmp_path, text):
         run(*arguments)
 
 
-def test_a_text_that_was_moved_is_the_same_text(tmp_path, text, monkeypatch):
-    """Also in the middle: the manifest is that of a run which found everything in its new place."""
-    old, new = tmp_path / "old", tmp_path / "new"
-    old.mkdir()
-    text.rename(old / "1")
-    make_text(old / "2", seed=1)
-    monkeypatch.setattr(folders, "_SECONDS_BETWEEN_SAVES", 0.0)
-    with monkeypatch.context() as patch:
-        patch.setattr(split, "describe_file", _interrupt)
-        with pytest.raises(_InterruptedError):
-            run("--train", old, "--out", tmp_path / "resumed")
-    old.rename(new)
-    run("--train", new, "--out", tmp_path / "resumed")
-    run("--train", new, "--out", tmp_path / "whole")
-    assert content(tmp_path / "resumed") == content(tmp_path / "whole")
-
-
 def test_a_text_that_changes_while_it_is_read_is_refused(tmp_path, text, monkeypatch):
-    original = split.Split.write
+    original = command.write_split
 
-    def write(self, opened):
+    def write(*arguments):
         text.write_bytes(text.read_bytes().replace(b"w1 ", b"w2 ", 1))
-        return original(self, opened)
+        return original(*arguments)
 
-    monkeypatch.setattr(split.Split, "write", write)
+    monkeypatch.setattr(command, "write_split", write)
     with pytest.raises(UserError, match="text changed while it was read"):
         run("--train", text, "--out", tmp_path / "bin")
     assert not (tmp_path / "bin").exists()
@@ -530,11 +298,6 @@ def test_a_dictionary_can_be_made_first(tmp_path, text):
         (["--valid", "TEXT"], "give --train, which the dictionary is made from"),
         (["--train", "TEXT", "--shard", "2", "--num-shards", "2"], "--shard 2: .* 0 to 1"),
         (["--train", "TEXT", "--num-shards", "2"], "shards need one dictionary"),
-        (["--train", "TEXT", "--on", "slurm", "time=9"], "makes all shards: give --num-shards"),
-        (
-            ["--valid", "TEXT", "--dict", "TEXT", "--num-shards", "2", "--on", "slurm", "time=9"],
-            "give --train",
-        ),
         (["--train", "TEXT", "--encoder-json", "x"], "choose the tokens"),
         (["--train", "TEXT", "--longest-line", "3"], "give 4 or more"),
         (["--train", "TEXT", "--workers", "0"], "--workers: must be a whole number of at least 1"),
@@ -550,3 +313,34 @@ def test_bad_options_are_one_line(tmp_path, arguments, message):
         run(*given, "--out", tmp_path / "bin")
     assert "\n" not in str(raised.value)
     assert not (tmp_path / "bin").exists()
+
+
+@pytest.mark.slow
+def test_a_killed_run_keeps_its_finished_parts_and_ends_with_the_same_bytes(tmp_path):
+    for number in range(3):
+        make_text(tmp_path / "text" / str(number), 4000, number)
+    words = ["--train", tmp_path / "text", "--words", "--workers", 1, "--out"]
+    start("plain_text", *words, tmp_path / "whole")
+    program = [script("fairseq-posenc"), "preprocess", "plain_text", *words, tmp_path / "killed"]
+    process = subprocess.Popen(list(map(str, program)), env=true_start())
+    manifest = tmp_path / "killed.partial" / "manifest.json"
+
+    def has_finished_a_part() -> bool:
+        return manifest.exists() and '"lines"' in manifest.read_text()
+
+    try:
+        wait_until(has_finished_a_part, process)
+    finally:
+        process.kill()
+        process.wait()
+    finished = json.loads(manifest.read_text())["splits"]["train"]["inputs"]
+    read = []
+    with pytest.MonkeyPatch.context() as patch:
+        original = sources._read_part
+        patch.setattr(
+            sources, "_read_part", lambda *given: (read.append(given[1]), original(*given))[1]
+        )
+        start("plain_text", *words, tmp_path / "killed")
+    # The text is read once to count the words, and from the first part that was not finished.
+    assert read == [0, 1, 2][len(finished) :]
+    assert content(tmp_path / "killed") == content(tmp_path / "whole")

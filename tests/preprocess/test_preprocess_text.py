@@ -16,10 +16,11 @@ from fairseq.data import Dictionary
 from fairseq.data.indexed_dataset import MMapIndexedDataset
 from fairseq_cli import preprocess as fairseq_preprocess
 
-from binarize import command, formats, options, sources
+from binarize import formats, sources
 from fairseq_posenc.checkpoints.dictionary import load_dictionary
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.tokens import gpt2
+from fairseq_posenc.tokens import gpt2
+from tests.helpers.preprocess import binarize
 
 BENCHMARK = spec_from_file_location(
     "preprocess_benchmark", Path(__file__).parents[2] / "benchmarks" / "preprocess.py"
@@ -57,13 +58,6 @@ def write(path: Path, text: str) -> Path:
     return path
 
 
-def run(lines: formats.LineFormat, *arguments: object, **how: bool) -> None:
-    """Run a program of preprocess/ in this process."""
-    parser = options.make_parser("", **how)
-    given = [str(argument) for argument in arguments]
-    command.run(parser.parse_args(["--workers", "1", *given]), lines)
-
-
 def run_fairseq(text: Path, dest: Path, *arguments: object) -> None:
     """Run fairseq-preprocess on symbols between spaces."""
     given = ["--only-source", "--trainpref", text, "--destdir", dest, *arguments]
@@ -88,7 +82,9 @@ def test_gpt2_bpe_is_byte_identical_to_fairseqs_chain(tmp_path, keep_empty, monk
     chain.encode_as_fairseq(text, tmp_path / "bpe", BPE, 1, keep_empty)
     run_fairseq(tmp_path / "bpe", tmp_path / "theirs", "--srcdict", BPE / "dict.txt")
     empty = "keep" if keep_empty else "drop"
-    run(formats.plain, "--train", text, "--out", tmp_path / "ours", *GPT2, "--empty-lines", empty)
+    binarize(
+        formats.plain, "--train", text, "--out", tmp_path / "ours", *GPT2, "--empty-lines", empty
+    )
     assert_equal_folders(tmp_path / "ours", tmp_path / "theirs")
 
 
@@ -156,7 +152,7 @@ def test_both_engines_agree_on_all_characters_but_those_found_odd():
 def test_words_and_their_dictionary_are_fairseqs(tmp_path):
     text = write(tmp_path / "text", make_text(2) + "b a b <unk> a b\n c\u2028c </s> <pad>\n")
     run_fairseq(text, tmp_path / "theirs")
-    run(formats.plain, "--train", text, "--out", tmp_path / "ours", "--words", *KEEP)
+    binarize(formats.plain, "--train", text, "--out", tmp_path / "ours", "--words", *KEEP)
     assert_equal_folders(tmp_path / "ours", tmp_path / "theirs")
 
 
@@ -164,13 +160,13 @@ def test_a_dictionary_with_limits_is_fairseqs(tmp_path):
     text = write(tmp_path / "text", make_text(3))
     run_fairseq(text, tmp_path / "theirs", "--thresholdsrc", 3, "--nwordssrc", 30)
     limits = ["--words", "--min-count", 3, "--max-symbols", 30, *KEEP]
-    run(formats.plain, "--train", text, "--out", tmp_path / "ours", *limits)
+    binarize(formats.plain, "--train", text, "--out", tmp_path / "ours", *limits)
     assert_equal_folders(tmp_path / "ours", tmp_path / "theirs")
 
 
 def test_words_that_fairseq_takes_for_its_own_are_reported(tmp_path, capsys):
     text = write(tmp_path / "text", "a </s> b <pad> <s> <unk>\n")
-    run(formats.plain, "--train", text, "--out", tmp_path / "bin", "--words")
+    binarize(formats.plain, "--train", text, "--out", tmp_path / "bin", "--words")
     assert "train has 3 words that fairseq takes for" in capsys.readouterr().err
 
 
@@ -185,7 +181,7 @@ def test_characters_and_their_dictionary_are_fairseqs(tmp_path, keep_spaces):
     more = ["--keep-spaces"] if keep_spaces else []
     path = write(tmp_path / "text", text)
     arguments = ["--train", path, "--out", tmp_path / "ours", *KEEP, *more]
-    run(formats.plain, *arguments, characters=True)
+    binarize(formats.plain, *arguments, characters=True)
     assert_equal_folders(tmp_path / "ours", tmp_path / "theirs")
 
 
@@ -204,7 +200,7 @@ def pieces(tmp_path_factory) -> Path:
 
 def test_sentencepieces_are_those_of_the_chain(tmp_path, pieces):
     text = write(tmp_path / "text", make_text(5) + "the quick brown foxes\n")
-    run(formats.plain, "--train", text, "--out", tmp_path / "ours",
+    binarize(formats.plain, "--train", text, "--out", tmp_path / "ours",
         "--sentencepiece-model", pieces, *KEEP)  # fmt: skip
     model = sentencepiece.SentencePieceProcessor(model_file=str(pieces))
     with open(text, encoding="utf-8") as lines, open(tmp_path / "sp", "w", encoding="utf-8") as out:
@@ -226,7 +222,7 @@ def test_wikitext_is_that_of_the_chain(tmp_path):
     chain.encode_as_fairseq(tmp_path / "text", tmp_path / "bpe", BPE, 1, keep_empty=True)
     run_fairseq(tmp_path / "bpe", tmp_path / "theirs", "--srcdict", BPE / "dict.txt")
     files = ["--train", tmp_path / "text", "--out", tmp_path / "ours"]
-    run(formats.WikiText(False, True), *files, *GPT2, *KEEP)
+    binarize(formats.WikiText(False, True), *files, *GPT2, *KEEP)
     assert_equal_folders(tmp_path / "ours", tmp_path / "theirs")
 
 
@@ -234,7 +230,7 @@ def test_valid_and_test_use_the_dictionary_of_train(tmp_path):
     for name, text in {"train": "a a b\n", "valid": "b c\n", "test": "c a\n"}.items():
         write(tmp_path / name, text)
     files = [part for name in ("train", "valid", "test") for part in (f"--{name}", tmp_path / name)]
-    run(formats.plain, *files, "--out", tmp_path / "bin", "--words")
+    binarize(formats.plain, *files, "--out", tmp_path / "bin", "--words")
     a, b, unk, eos = 4, 5, 3, 2
     assert items(tmp_path / "bin") == [[a, a, b, eos]]
     assert items(tmp_path / "bin", "valid") == [[b, unk, eos]]
@@ -246,7 +242,7 @@ def test_valid_and_test_use_the_dictionary_of_train(tmp_path):
 )
 def test_numbers_have_fairseqs_type(tmp_path, symbols, dtype):
     text = write(tmp_path / "text", " ".join(f"w{i}" for i in range(symbols - 4)) + "\n")
-    run(formats.plain, "--train", text, "--out", tmp_path / "bin", "--words",
+    binarize(formats.plain, "--train", text, "--out", tmp_path / "bin", "--words",
         "--max-symbols", symbols)  # fmt: skip
     found = MMapIndexedDataset(str(tmp_path / "bin" / "train"))
     size = len(Dictionary.load(str(tmp_path / "bin" / "dict.txt")))
@@ -271,7 +267,7 @@ def with_merges(folder: Path, *merges: str) -> list[object]:
 def test_another_byte_level_vocabulary_works(tmp_path):
     chosen = with_merges(tmp_path, "a b", "ab c")
     text = write(tmp_path / "text", "abc ab\n")
-    run(formats.plain, "--train", text, "--out", tmp_path / "bin", *chosen)
+    binarize(formats.plain, "--train", text, "--out", tmp_path / "bin", *chosen)
     numbers = [257, None, 256]  # abc, the space, ab
     assert [items(tmp_path / "bin")[0][i] for i in (0, 2)] == [4 + n for n in numbers if n]
 
@@ -289,4 +285,4 @@ def test_merges_that_tiktoken_would_apply_otherwise_are_refused(tmp_path, merges
     chosen = with_merges(tmp_path, *merges)
     text = write(tmp_path / "text", "abc\n")
     with pytest.raises(UserError, match=message):
-        run(formats.plain, "--train", text, "--out", tmp_path / "bin", *chosen)
+        binarize(formats.plain, "--train", text, "--out", tmp_path / "bin", *chosen)

@@ -7,7 +7,6 @@ import hashlib
 import json
 import random
 import subprocess
-import sys
 import tarfile
 from pathlib import Path
 
@@ -18,13 +17,16 @@ from fairseq.data.data_utils import load_indexed_dataset, post_process
 
 import translation
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.tokens.files import read_bytes
 from fairseq_posenc.workbench.running.exit_codes import STOPPED
-from fairseq_posenc.workbench.tokens.files import read_bytes
+from fairseq_posenc.workbench.running.options import Parser
 from parallel.iwslt import read_iwslt
 from parallel.pieces import SubwordEncoder, train_model
 from parallel.preparation import filter_pairs
 from parallel.texts import read_files
 from tests.helpers.commands import script
+from tests.helpers.preprocess import start
+from tests.helpers.programs import true_start
 from tests.helpers.waiting import wait_until
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -66,7 +68,7 @@ def files(folder: Path, out: Path, *more: object) -> list[str]:
 
 
 def make(*arguments: object) -> None:
-    translation.main([str(argument) for argument in arguments])
+    start("translation", *arguments)
 
 
 def texts(data: Path, split: str, language: str, pair: str = "fr-en") -> list[str]:
@@ -181,7 +183,7 @@ def test_iwslt_keeps_the_text_and_counts_what_is_left_out(iwslt):
     )
     assert made["left_out"]["fr"] == {**made["left_out"]["en"], "translator": 2, "reviewer": 2}
     digest = hashlib.sha256(arguments[1].read_bytes()).hexdigest()
-    assert made["request"]["inputs"] == {"fr-en.tgz": digest}
+    assert made["plan"]["inputs"] == {"fr-en.tgz": digest}
 
 
 @slow
@@ -223,14 +225,16 @@ def test_the_same_again_does_nothing_and_anything_else_is_refused(iwslt, capsys)
     assert "exists already, made from the same inputs" in capsys.readouterr().err
     with pytest.raises(UserError, match=r"other options, vocab_size: 60, not 61; name another"):
         make(*arguments, "--vocab-size", 61)
-    with pytest.raises(UserError, match=r"other options, test: \[.*\], not \[\]"):
+    with pytest.raises(UserError, match=r"other options, test: "):
         make(*arguments, "--test", "tst2015")
     assert {path: path.stat().st_mtime_ns for path in data.iterdir()} == before
 
 
 def test_iwslts_test_set_is_all_years_and_each_by_itself(tmp_path):
     folder = release(tmp_path)
-    args = translation.make_parser().parse_args(["iwslt17", str(folder), "--out", "bin"])
+    parser = Parser()
+    translation.add_arguments(parser)
+    args = parser.parse_args(["iwslt17", str(folder), "--out", "bin"])
     corpus = translation.ParallelSettings.from_args(args).read_corpus()
     together, *years = corpus.test
     assert [split.name for split in years] == [f"tst{year}" for year in range(2010, 2016)]
@@ -342,7 +346,7 @@ def test_files_with_pieces_of_their_own(tmp_path):
     assert (out / "dict.fr.txt").read_bytes() != (out / "dict.en.txt").read_bytes()
     left = {path.name for path in out.iterdir() if path.suffix not in (".bin", ".idx")}
     assert left == {
-        *("dict.fr.txt", "dict.en.txt", "manifest.json", "preprocess.log"),
+        *("dict.fr.txt", "dict.en.txt", "manifest.json", "request.json"),
         *("sentencepiece.fr.model", "sentencepiece.en.model"),
         *(f"{split}.raw.{language}" for split in ("valid", "test") for language in ("fr", "en")),
     }
@@ -428,23 +432,19 @@ def test_multi30k(tmp_path):
 # ------------------------------------------------------------------------------ pieces and filters
 
 
-def test_fairseq_is_not_imported_before_it_is_needed():
-    """It takes seconds, and the program only starts fairseq's own."""
-    code = "import sys, translation; sys.exit('fairseq' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=REPOSITORY / "preprocess")
-
-
 def test_pieces_joined_are_the_text(tmp_path):
     french, english = sentences(60, 0)
     strange = ["<s> </s> <pad> <unk>", "½ … ﬁ é e\u0301 «\u202fça\u202f» > 2/3 < 1", "kp"]
     lines = [*french, *english, *strange]
     for model_type, size in (("bpe", 90), ("unigram", 60)):
-        (tmp_path / "model").write_bytes(train_model(lines, size, model_type))
+        (tmp_path / "model").write_bytes(train_model(lines, size, model_type, 2))
         encoder = SubwordEncoder(tmp_path / "model")
         processor = sentencepiece.SentencePieceProcessor(
-            model_proto=train_model(lines, size, model_type)  # the same again: it is deterministic
+            model_proto=train_model(
+                lines, size, model_type, 2
+            )  # the same again: it is deterministic
         )
-        encoded = encoder.encode(lines)
+        encoded = encoder.encode(lines, 2)
         assert [processor.decode(ids) for ids in encoded] == [" ".join(s.split()) for s in lines]
         assert min(min(ids) for ids in encoded) > 3  # no special symbol comes out of text
 
@@ -533,13 +533,13 @@ def test_vocabularies_that_the_text_cannot_have():
     with pytest.raises(
         UserError, match=r"--vocab-size 4000: the text has only (\d+) sentencepieces"
     ) as told:
-        train_model(french, 4000, "unigram")
+        train_model(french, 4000, "unigram", 1)
     most = int(str(told.value).split("only ")[1].split()[0])
-    assert len(train_model(french, most, "unigram")) > 0
+    assert len(train_model(french, most, "unigram", 1)) > 0
     with pytest.raises(UserError, match=r"--vocab-size 9: too small .* (\d+) or more") as told:
-        train_model(french, 9, "bpe")
+        train_model(french, 9, "bpe", 1)
     least = int(str(told.value).split()[-3])
-    assert len(train_model(french, least, "bpe")) > 0
+    assert len(train_model(french, least, "bpe", 1)) > 0
 
 
 def test_filters_count_what_they_drop():
@@ -562,22 +562,24 @@ def test_filters_that_leave_nothing(tmp_path):
 # ----------------------------------------------------------------------------------- all or nothing
 
 
-def test_a_folder_that_fairseq_cannot_write_is_refused(tmp_path):
-    data = write_corpus(tmp_path / "text")
-    with pytest.raises(UserError, match="cannot have commas"):
-        make(*files(data, tmp_path / "a,b"))
-
-
 @slow
-def test_a_stopped_run_leaves_nothing(tmp_path):
+def test_a_stopped_run_keeps_what_was_finished(tmp_path):
     data = write_corpus(tmp_path / "text", train=sentences(4_000, 0))
     out = tmp_path / "out" / "bin"
-    program = [script("fairseq-posenc"), "preprocess", "translation"]
-    process = subprocess.Popen([*program, *files(data, out)])
+    program = [script("fairseq-posenc"), "preprocess", "translation", *files(data, out)]
+    process = subprocess.Popen(program, env=true_start())
+    model = out.with_name("bin.partial") / "sentencepiece.model"
+    manifest = model.with_name("manifest.json")
     try:
-        # Later, fairseq-preprocess is at work.
-        wait_until((out.with_name("bin.partial") / "dict.fr.txt").exists, process)
+        wait_until(manifest.exists, process)
     finally:
         process.terminate()
     assert process.wait() == STOPPED
-    assert list(out.parent.iterdir()) == []
+    assert not out.exists()
+    learnt = model.stat().st_mtime_ns
+    make(*files(data, out))
+    assert (out / model.name).stat().st_mtime_ns == learnt
+    make(*files(data, tmp_path / "again"))
+    assert (out / "train.fr-en.fr.bin").read_bytes() == (
+        tmp_path / "again" / "train.fr-en.fr.bin"
+    ).read_bytes()

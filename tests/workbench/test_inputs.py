@@ -23,6 +23,8 @@ from fairseq_posenc import registry, specs
 from fairseq_posenc.api import SelfAttention, StackPositions
 from fairseq_posenc.errors import CONTROL, UserError
 from fairseq_posenc.tasks.glue.definitions import TASKS
+from fairseq_posenc.tokens import gpt2
+from fairseq_posenc.tokens.squad_file import read_odds, read_predictions, read_squad
 from fairseq_posenc.workbench.cli import main
 from fairseq_posenc.workbench.experiments.variants import parse_variants
 from fairseq_posenc.workbench.finetuning.glue.report import read_result
@@ -33,11 +35,9 @@ from fairseq_posenc.workbench.finetuning.glue.runs import (
     compose_task_config,
     read_run,
 )
-from fairseq_posenc.workbench.finetuning.squad.data import read_odds, read_predictions, read_squad
 from fairseq_posenc.workbench.finetuning.squad.score import evaluate, unanswered
 from fairseq_posenc.workbench.results import record
 from fairseq_posenc.workbench.running import logs
-from fairseq_posenc.workbench.tokens import gpt2
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "preprocess"))
 from binarize import command, formats, options

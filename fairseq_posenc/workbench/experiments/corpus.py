@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, Optional
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.tokens.files import decode_text
-from fairseq_posenc.workbench.tokens.pieces import Pieces, learn_pieces
+from fairseq_posenc.tokens.files import decode_text
+from fairseq_posenc.tokens.pieces import Pieces, learn_pieces
 
 # With fewer words, the validation text would have only a few hundred and its perplexity be random.
 LEAST_WORDS = 5_000

@@ -14,10 +14,10 @@ from fairseq.utils import split_paths
 from fairseq_posenc.checkpoints.dictionary import DICTIONARY, fingerprint, load_dictionary
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.identity import Identity, is_identity
+from fairseq_posenc.tokens.gpt2 import GPT2
+from fairseq_posenc.tokens.pieces import PieceEncoder, Pieces
+from fairseq_posenc.tokens.tokenizer import ENCODER_JSON, MERGES, PIECES, Tokenizer
 from fairseq_posenc.workbench.loading.checkpoints import State
-from fairseq_posenc.workbench.tokens.gpt2 import GPT2
-from fairseq_posenc.workbench.tokens.pieces import PieceEncoder, Pieces
-from fairseq_posenc.workbench.tokens.tokenizer import ENCODER_JSON, MERGES, PIECES, Tokenizer
 
 _ADVICE = "--data must have the dictionary that the model was trained with"
 

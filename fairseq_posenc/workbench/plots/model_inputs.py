@@ -17,11 +17,11 @@ from fairseq.dataclass.configs import GenerationConfig
 from torch import Tensor
 
 from fairseq_posenc.errors import UserError, shortened
+from fairseq_posenc.tokens.pieces import PieceEncoder, Pieces
+from fairseq_posenc.tokens.symbols import SPACE, SymbolEncoder, split_words
+from fairseq_posenc.tokens.tokenizer import ENCODER_JSON, PIECES, Tokenizer, Tokens
 from fairseq_posenc.workbench.loading.dictionaries import load_tokenizer
 from fairseq_posenc.workbench.loading.open_model import OpenModel
-from fairseq_posenc.workbench.tokens.pieces import PieceEncoder, Pieces
-from fairseq_posenc.workbench.tokens.symbols import SPACE, SymbolEncoder, split_words
-from fairseq_posenc.workbench.tokens.tokenizer import ENCODER_JSON, PIECES, Tokenizer, Tokens
 
 
 class TokenizedText(NamedTuple):

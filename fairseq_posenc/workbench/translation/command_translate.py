@@ -13,10 +13,10 @@ from pathlib import Path
 from fairseq.utils import split_paths
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.tokens.files import read_arriving_lines
 from fairseq_posenc.workbench.running.options import add_computing, add_count, add_data
 from fairseq_posenc.workbench.running.progress import say
 from fairseq_posenc.workbench.running.standard_streams import has_reader
-from fairseq_posenc.workbench.tokens.files import read_arriving_lines
 from fairseq_posenc.workbench.translation.translator import Hypothesis, Translator
 
 # The example sentence of the report on IWSLT 2017.

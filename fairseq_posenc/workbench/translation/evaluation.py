@@ -9,6 +9,7 @@ from typing import NamedTuple, Optional
 from fairseq.utils import split_paths
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.tokens.files import read_lines
 from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.loading.dictionaries import infer_languages, open_task
 from fairseq_posenc.workbench.results.record import Record, Row, own_command
@@ -17,7 +18,6 @@ from fairseq_posenc.workbench.running.files import checksum
 from fairseq_posenc.workbench.running.jobs import RunContext, Step
 from fairseq_posenc.workbench.running.local_machine import LocalMachine
 from fairseq_posenc.workbench.running.options import is_folder_name, parse_named, split_trainings
-from fairseq_posenc.workbench.tokens.files import read_lines
 from fairseq_posenc.workbench.translation.checkpoint import (
     ParallelDataBin,
     average_checkpoints,

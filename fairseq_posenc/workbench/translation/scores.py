@@ -18,8 +18,8 @@ from sacrebleu.metrics import BLEU, CHRF
 from sacrebleu.significance import PairedTest
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.tokens.pieces import Pieces
 from fairseq_posenc.workbench.results.record import Row
-from fairseq_posenc.workbench.tokens.pieces import Pieces
 from fairseq_posenc.workbench.translation.checkpoint import ParallelDataBin
 
 METRICS = {"BLEU": BLEU, "chrF2": CHRF}  # sacreBLEU's name -> metric

@@ -15,8 +15,8 @@ from fairseq.dataclass.configs import GenerationConfig
 from torch import Tensor, nn
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.tokens.pieces import Pieces
 from fairseq_posenc.workbench.running.devices import ComputeOptions
-from fairseq_posenc.workbench.tokens.pieces import Pieces
 from fairseq_posenc.workbench.translation.checkpoint import ParallelDataBin, open_ensemble
 
 _QUOTED_CHARACTERS = 40  # of a sentence, in an error message

@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.convert.exchange import hf_tokenizer
+from fairseq_posenc.workbench.running.options import Parser
 from tests.helpers.commands import new_directory
 from tests.helpers.exchanged import checkpoint, data_bin
 from tests.workbench.convert.exchange_reader import answer
@@ -231,7 +232,8 @@ def test_a_data_folder_says_what_cut_its_text(tmp_path):
     (tmp_path / "text").write_text("one two\n")
     for way in ("words", "characters"):
         made = tmp_path / way
-        parser = options.make_parser("", characters=way == "characters")
+        parser = Parser()
+        options.add_arguments(parser, characters=way == "characters")
         given = ["--train", tmp_path / "text", "--out", made, "--workers", 1]
         words = ["--words"] if way == "words" else []
         command.run(parser.parse_args([*map(str, given), *words]), formats.plain)

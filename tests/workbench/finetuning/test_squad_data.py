@@ -29,7 +29,9 @@ from fairseq_posenc.identity import is_identity
 from fairseq_posenc.models.masked_lm import PositionalRoberta
 from fairseq_posenc.tasks.squad.criterion import SquadCriterion
 from fairseq_posenc.tasks.squad.databin import Limits
-from fairseq_posenc.workbench.finetuning.squad.data import (
+from fairseq_posenc.tokens.gpt2 import GPT2
+from fairseq_posenc.tokens.pieces import PieceEncoder, Pieces
+from fairseq_posenc.tokens.squad_file import (
     Answer,
     Question,
     Squad,
@@ -37,6 +39,13 @@ from fairseq_posenc.workbench.finetuning.squad.data import (
     read_predictions,
     read_squad,
 )
+from fairseq_posenc.tokens.squad_windows import (
+    WindowMaker,
+    locate_answer,
+    make_windows,
+    write_split,
+)
+from fairseq_posenc.tokens.tokenizer import Tokens
 from fairseq_posenc.workbench.finetuning.squad.predict import (
     MAX_ANSWER,
     NBEST,
@@ -46,16 +55,7 @@ from fairseq_posenc.workbench.finetuning.squad.predict import (
     find_best_spans,
 )
 from fairseq_posenc.workbench.finetuning.squad.score import exact
-from fairseq_posenc.workbench.finetuning.squad.windows import (
-    WindowMaker,
-    locate_answer,
-    make_windows,
-    write_split,
-)
 from fairseq_posenc.workbench.loading.pretrained import read_pretrained
-from fairseq_posenc.workbench.tokens.gpt2 import GPT2
-from fairseq_posenc.workbench.tokens.pieces import PieceEncoder, Pieces
-from fairseq_posenc.workbench.tokens.tokenizer import Tokens
 from tests.helpers.tiny_models import ARGS
 
 PUBLISHED = Path(__file__).resolve().parents[4] / "shared" / "data"

@@ -13,8 +13,8 @@ import zstandard
 from fairseq.data import Dictionary
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.tokens import files, symbols
-from fairseq_posenc.workbench.tokens.tokenizer import SpecialSymbols, Tokens, spans_of_bytes
+from fairseq_posenc.tokens import files, symbols
+from fairseq_posenc.tokens.tokenizer import SpecialSymbols, Tokens, spans_of_bytes
 
 TEXT = "Zwölf Boxkämpfer \n\n  jagen\x0bVik\u2028tor 🥊\t\r\n".encode()
 LINES = ["Zwölf Boxkämpfer", "", "  jagen\x0bVik\u2028tor 🥊"]  # only a line feed ends a line

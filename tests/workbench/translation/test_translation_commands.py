@@ -22,10 +22,10 @@ from fairseq.dataclass.configs import GenerationConfig
 from sacrebleu.metrics import BLEU
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.tokens.files import read_arriving_lines
 from fairseq_posenc.workbench.cli import main
 from fairseq_posenc.workbench.loading.dictionaries import infer_languages
 from fairseq_posenc.workbench.results.record import read
-from fairseq_posenc.workbench.tokens.files import read_arriving_lines
 from fairseq_posenc.workbench.translation import Translator
 from fairseq_posenc.workbench.translation import checkpoint as checkpoints
 from fairseq_posenc.workbench.translation.checkpoint import ParallelDataBin, average_checkpoints

@@ -19,11 +19,11 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from tokenizers.processors import TemplateProcessing
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.tokens.symbols import SPACE
+from fairseq_posenc.tokens.tokenizer import ENCODER_JSON, MERGES, PIECES
 from fairseq_posenc.workbench.convert.exchange.hf_folder_writer import write_json
 from fairseq_posenc.workbench.loading.open_model import OpenModel
 from fairseq_posenc.workbench.running.folders import read_plan
-from fairseq_posenc.workbench.tokens.symbols import SPACE
-from fairseq_posenc.workbench.tokens.tokenizer import ENCODER_JSON, MERGES, PIECES
 
 NAMED_TOKENIZATIONS = ("words", "characters", "none")  # `none`: export no tokenizer
 _EXPORT_WITHOUT = "use --tokens none to export the model without a tokenizer"

@@ -14,14 +14,14 @@ from typing import Any, Optional
 from fairseq_posenc.checkpoints.recovery import LAST
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.files import write_whole
-from fairseq_posenc.workbench.examples import EXAMPLES
-from fairseq_posenc.workbench.finetuning.squad.data import (
+from fairseq_posenc.tokens.squad_file import (
     V2,
     Squad,
     read_odds,
     read_predictions,
     read_squad,
 )
+from fairseq_posenc.workbench.examples import EXAMPLES
 from fairseq_posenc.workbench.finetuning.squad.predict import Predictor
 from fairseq_posenc.workbench.finetuning.squad.score import Figures, evaluate, unanswered
 from fairseq_posenc.workbench.finetuning.squad.train import FineTuning

@@ -15,14 +15,14 @@ import torch
 from fairseq.data import data_utils
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.finetuning.squad.data import Question
-from fairseq_posenc.workbench.finetuning.squad.windows import Window, WindowMaker
+from fairseq_posenc.tokens.squad_file import Question
+from fairseq_posenc.tokens.squad_windows import Window, WindowMaker
+from fairseq_posenc.tokens.tokenizer import Tokens
 from fairseq_posenc.workbench.loading.checkpoints import load_state
 from fairseq_posenc.workbench.loading.dictionaries import load_tokenizer
 from fairseq_posenc.workbench.loading.open_model import open_model
 from fairseq_posenc.workbench.running.devices import ComputeOptions
 from fairseq_posenc.workbench.running.progress import bar
-from fairseq_posenc.workbench.tokens.tokenizer import Tokens
 
 NBEST = 20  # spans of a window, and answers to a question
 MAX_ANSWER = 30  # tokens

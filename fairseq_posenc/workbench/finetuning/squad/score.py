@@ -15,7 +15,7 @@ from operator import add
 from typing import NamedTuple, Optional
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.finetuning.squad.data import V1, Question, Squad
+from fairseq_posenc.tokens.squad_file import V1, Question, Squad
 
 Figures = dict[str, float]
 _ARTICLES = re.compile(r"\b(a|an|the)\b")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Optional, TypeVar
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.tokens.files import read_bytes
+from fairseq_posenc.tokens.files import read_bytes
 
 V1, V2 = "1.1", "2.0"
 _T = TypeVar("_T")

@@ -5,14 +5,15 @@ A splitter turns lines into symbols ("a bee" into "a", "bee"), a dictionary thes
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, repeat
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fairseq_posenc.workbench.running.progress import say
-from fairseq_posenc.workbench.tokens.tokenizer import Encoded, SpecialSymbols
+from fairseq_posenc.errors import printable_lines
+from fairseq_posenc.tokens.tokenizer import Encoded, SpecialSymbols
 
 if TYPE_CHECKING:
     from fairseq.data import Dictionary
@@ -62,7 +63,8 @@ def warn_of_unknown(text: str, unknown: int, tokens: int) -> None:
         tokens: number of its tokens that were written, without special symbols.
     """
     if 2 * unknown > tokens:
-        say(
+        message = (
             f"warning: {text}: {unknown:,} of {max(unknown, tokens):,} tokens are <unk>; is the "
             "dictionary that of this text and these tokens?"
         )
+        print(printable_lines(message), file=sys.stderr)

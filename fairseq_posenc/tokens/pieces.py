@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.tokens.symbols import SymbolEncoder
-from fairseq_posenc.workbench.tokens.tokenizer import Tokens
+from fairseq_posenc.tokens.symbols import SymbolEncoder
+from fairseq_posenc.tokens.tokenizer import Tokens
 
 if TYPE_CHECKING:
     from fairseq.data import Dictionary

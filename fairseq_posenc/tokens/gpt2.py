@@ -19,7 +19,7 @@ from fairseq.data import Dictionary
 from fairseq.data.encoders import gpt2_bpe_utils
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.tokens.tokenizer import (
+from fairseq_posenc.tokens.tokenizer import (
     Encoded,
     SpecialSymbols,
     Tokens,

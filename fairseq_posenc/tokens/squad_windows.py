@@ -19,9 +19,9 @@ from fairseq.data.indexed_dataset import data_file_path, index_file_path, make_b
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.tasks.squad.databin import SPECIAL_SYMBOLS, Limits
-from fairseq_posenc.workbench.finetuning.squad.data import Answer, Question, Squad
-from fairseq_posenc.workbench.tokens.symbols import warn_of_unknown
-from fairseq_posenc.workbench.tokens.tokenizer import Tokenizer, Tokens
+from fairseq_posenc.tokens.squad_file import Answer, Question, Squad
+from fairseq_posenc.tokens.symbols import warn_of_unknown
+from fairseq_posenc.tokens.tokenizer import Tokenizer, Tokens
 
 NO_ANSWER = (0, 0)  # positions of <s>
 
