@@ -17,7 +17,7 @@ install: ## set up .venv, or bring it up to date
 	@./install.sh
 
 demo: install ## compare five position encodings with three seeds each; the results go to demo/
-	$(BIN)/fairseq-posenc compare --out demo --open $(ARGS)
+	$(BIN)/fairseq-posenc compare --out demo $(ARGS)
 
 test: install ## all tests
 	@echo "all tests: 10 to 30 minutes on two idle cores, with 6 GB of memory and 3 GB of room for temporary files"

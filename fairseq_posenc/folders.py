@@ -41,12 +41,14 @@ _BLOCK = 1 << 20  # bytes that are read at a time
 _ADVICE = "name another folder, or delete that one"
 
 
-def checksum(path: Path) -> str:
-    """Compute the SHA-256 checksum of a file."""
+def checksum(path: Path, start: int = 0, end: int = sys.maxsize) -> str:
+    """Compute the SHA-256 checksum of a file, or of its bytes from start to end."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
-        while block := file.read(_BLOCK):
+        file.seek(start)
+        while start < end and (block := file.read(min(_BLOCK, end - start))):
             digest.update(block)
+            start += len(block)
     return digest.hexdigest()
 
 

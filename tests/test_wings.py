@@ -153,7 +153,7 @@ def test_neither_files_nor_rooms_form_a_circle():
 
 
 def test_every_command_has_a_job():
-    assert len(JOBS) > 15
+    assert len(JOBS) > 12
     assert all(
         (PACKAGE.parent / job.replace(".", "/")).with_suffix(".py").exists()
         or (PACKAGE.parent / job.replace(".", "/")).is_dir()
@@ -223,7 +223,7 @@ def test_fairseq_finds_what_registers_by_scanning():
 
 # Lines of Python in each room: reached, a number that only ever falls, and the target.
 LINES = {
-    "fairseq_posenc": (44641, 27500),
+    "fairseq_posenc": (41673, 27500),
     "fairseq_posenc/encodings": (4201, 3800),
     "fairseq_posenc/backends": (6162, 3600),
     "fairseq_posenc/backends/triton": (1982, 1200),
@@ -235,12 +235,12 @@ LINES = {
     "fairseq_posenc/checkpoints": (1499, 800),
     "fairseq_posenc/host": (1425, 700),
     "fairseq_posenc/hf": (3200, 2700),
-    "fairseq_posenc/workbench": (20355, 10000),
+    "fairseq_posenc/workbench": (17385, 10000),
     "fairseq_posenc/tokens": (1060, 800),
-    "fairseq_posenc/workbench/running": (2411, 700),
+    "fairseq_posenc/workbench/running": (2403, 700),
     "fairseq_posenc/workbench/loading": (784, 520),
     "fairseq_posenc/workbench/results": (929, 500),
-    "fairseq_posenc/workbench/experiments": (4859, 1700),
+    "fairseq_posenc/workbench/experiments": (1906, 1700),
     "fairseq_posenc/workbench/training": (74, 400),
     "fairseq_posenc/workbench/finetuning": (1678, 1350),
     "fairseq_posenc/workbench/translation": (1296, 650),
@@ -249,8 +249,8 @@ LINES = {
     "fairseq_posenc/workbench/reports": (604, 400),
     "preprocess": (3552, 2600),
     "docs/generate": (513, 750),
-    "benchmarks": (2683, 3600),
-    "tests": (43014, 32000),
+    "benchmarks": (3173, 3600),
+    "tests": (41517, 32000),
 }
 LONGEST_FILE = 401  # outside tests/
 DOCSTRING_SHARE = 0.19  # of the package's lines, at least

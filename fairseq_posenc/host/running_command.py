@@ -106,8 +106,8 @@ def refuse_long_blocks(evaluation: Mapping[str, Any]) -> None:
     tokens = sizes.sum()
     excess = f"longer than the {longest:,} tokens that the model reads"
     advice = (
-        f"give --tokens-per-sample {longest}, or measure longer blocks with fairseq-posenc "
-        "lm-length"
+        f"give --tokens-per-sample {longest}, or export the model and measure longer "
+        "blocks with fairseq-posenc lm-length"
     )
     # Some sentences that are too long are left out with a warning (`report_left_out`).
     blocks_are_too_long = not blocks_are_sentences and new_tokens > longest

@@ -1,6 +1,6 @@
 """Defines the criterion ``answers``: a loss on answers only, for questions with one right answer.
 
-``fairseq-posenc probe`` trains with it. It works with fairseq's tasks ``language_modeling`` (for
+``benchmarks/probe.py`` trains with it. It works with fairseq's tasks ``language_modeling`` (for
 encoders with ``--self-target``) and ``translation`` (whose targets begin with ``=``).
 """
 

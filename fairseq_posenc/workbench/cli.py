@@ -64,19 +64,12 @@ GROUPS: dict[str, dict[str, Command]] = {
     },
     "compare encodings": {
         "choose": Command(
-            "recommend an encoding, from measurements or by training on your text",
-            ".experiments.choose.command",
-            after_dashes="options for fairseq-train, as in -- --encoder-layers 6",
+            "recommend an encoding, from measurements of small models", ".experiments.choose"
         ),
         "compare": Command(
             "train models that differ only in their positions, and compare them",
             ".experiments.compare.command",
             after_dashes="options for fairseq-train, as in -- --encoder-layers 6",
-        ),
-        "probe": Command(
-            "train on synthetic tasks, and test beyond the trained length",
-            ".experiments.probe.command",
-            after_dashes="options for fairseq-train, as in -- --decoder-layers 4",
         ),
         "learning-curves": Command(
             "plot learning curves from training logs", ".reports.curves_command"
@@ -97,7 +90,8 @@ GROUPS: dict[str, dict[str, Command]] = {
             "score translation models on a test set with BLEU and chrF", ".translation.command_bleu"
         ),
         "lm-length": Command(
-            "measure the perplexity of causal LMs by context length", ".experiments.length.command"
+            "measure the perplexity of causal LMs of transformers by context length",
+            ".experiments.length.command",
         ),
         "report": Command("print results next to the papers' figures", ".reports.report_command"),
     },

@@ -24,7 +24,7 @@ compare
   fairseq-posenc compare --text book.txt --encodings learned,m4m --out m4m --json
 choose
   fairseq-posenc choose --family causal-lm --length 1024 --trained 512
-  fairseq-posenc choose --family masked-lm --length 64 --text book.txt --budget 30m
+  fairseq-posenc choose --family causal-lm --length 16384 --from-trained
 learning-curves
   fairseq-posenc learning-curves rope=rope.log alibi=alibi.log
   fairseq-posenc learning-curves rope=rope.log --updates 0:16000 --out begin
@@ -36,10 +36,10 @@ bleu
   fairseq-posenc bleu rope=fr-en.pt
   fairseq-posenc bleu rope=fr-en.pt old=old.en --split test --beam 4 --json
 lm-length
-  fairseq-posenc lm-length --data data-bin/wiki --lengths 16,32,64 --stride 16 rope=rope.pt \
-    alibi=alibi.pt
-  fairseq-posenc lm-length --data data-bin/wiki --lengths 64 --device cpu --bf16 \
-    'ntk=rope.pt@rope(scaling=ntk:4)'
+  fairseq-posenc lm-length --text my.txt --lengths 1024 --windows 8 own=my-lm \
+    'yarn=my-lm@own(scaling=yarn:4)'
+  fairseq-posenc lm-length --text my.txt --lengths 16,64 --stride 16 --device cpu own=my-lm \
+    alibi=my-lm@alibi
 swap
   fairseq-posenc swap --checkpoint fr-en.pt --position-encoding rope --out fr-en-rope.pt
   fairseq-posenc swap --checkpoint rope.pt --position-encoding none --out dropped.pt
@@ -75,9 +75,6 @@ glue
 report
   fairseq-posenc report checkpoints/
   fairseq-posenc report checkpoints/ --json
-probe
-  fairseq-posenc probe --tasks copy,sort --encodings none,rope
-  fairseq-posenc probe --tasks addition --encodings alibi --family encoder-decoder --out sums
 plot
   fairseq-posenc plot table --encoding sinusoidal --out sinusoidal.png
   fairseq-posenc plot scores --checkpoint alibi.pt --out alibi.svg

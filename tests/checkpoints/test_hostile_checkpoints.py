@@ -166,7 +166,6 @@ COMMANDS = {
     "interactive": on(pairs, interactive),
     "translate": ours("translate", "--checkpoint", "CHECKPOINT", "--data", pairs, "w1"),
     "bleu": ours("bleu", "a=CHECKPOINT", "--data", pairs, "--out", "out"),
-    "lm-length": ours("lm-length", "--data", sentences, "--lengths", 64, "a=CHECKPOINT"),
     "swap by --arch": ours(
         *("swap", "--checkpoint", "CHECKPOINT", "--arch", "roberta_m4m", "--out", "start.pt")
     ),
@@ -257,7 +256,7 @@ FORMS: dict[str, Callable[[torch.Tensor], Any]] = {
     "no numbers": lambda weight: torch.full_like(weight, float("nan")),
 }
 READERS = {
-    **dict.fromkeys(("inspect", "swap", "export", "plot", "lm-length", "eval-lm"), "causal_lm"),
+    **dict.fromkeys(("inspect", "swap", "export", "plot", "eval-lm"), "causal_lm"),
     "generate": "translation",
 }
 

@@ -61,14 +61,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "position_encoding": {"position_encoding": "${oc.env:PAYLOAD}"},
 }
 KINDS = {
-    **dict.fromkeys(("restore", "fine-tune", "eval-lm", "lm-length"), "causal_lm"),
+    **dict.fromkeys(("restore", "fine-tune", "eval-lm"), "causal_lm"),
     **dict.fromkeys(("generate", "interactive"), "translation"),
     **dict.fromkeys(("translate", "bleu"), "pieces"),
     **dict.fromkeys(("validate",), "masked_lm"),
     **{"glue": "glue", "squad train": "squad", "squad predict": "answers"},
 }
 SEVERAL = ("swap", "export", "inspect", "plot")
-OURS = {"translate", "bleu", "lm-length", *SEVERAL, "squad predict"}
+OURS = {"translate", "bleu", *SEVERAL, "squad predict"}
 # Why a place of fairseq's that evaluates, imports or opens does nothing for a checkpoint.
 KEPT_OUT = {
     "literal": "only literals pass (host/audit_hook.py)",

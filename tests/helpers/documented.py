@@ -15,6 +15,7 @@ from pathlib import Path
 
 from fairseq_posenc.workbench import cli
 from tests.helpers.commands import Training, made_once, new_directory, sentences, train
+from tests.helpers.hf_models import save_llama
 from tests.helpers.products import WHOLE
 from tests.helpers.programs import BIN
 from tests.workbench.finetuning import test_glue_commands as glue
@@ -38,9 +39,10 @@ LEFT_OUT = {
     "sbatch": "needs SLURM; test_configurations.py",
     "tensorboard": "is a server that does not end",
     "WANDB_": "needs an account",
-    "fairseq-posenc lm-length --text book.txt": "a trained model; test_lm_length_of_folders.py",
+    "fairseq-posenc lm-length --text book.txt": "a trained model; test_lm_length.py",
     "python benchmarks/transformers_host.py": "measures for minutes",
     "python benchmarks/same_model.py": "trained models",
+    "python benchmarks/probe.py": "trains for minutes; tests/benchmarks/test_probe.py",
     "fairseq-train $(ls": "needs the shards that sbatch made",
     "OMP_NUM_THREADS=1 fairseq-hydra-train": "takes minutes; test_configurations.py",
     "fairseq-hydra-train": "takes minutes; test_configurations.py, test_glue_metrics.py",
@@ -55,8 +57,6 @@ LONG = (
     "fairseq-posenc export --checkpoint checkpoint_best.pt --to onnx",
     "fairseq-posenc compare --text my.txt --encodings none,learned,rope,m4m --seeds",
     "fairseq-posenc compare --text my.txt --encodings learned,m4m --out wider",
-    "fairseq-posenc probe --tasks flip_flop --updates 600",
-    "fairseq-posenc probe --out needles",
     "fairseq-posenc bleu --data data-bin/multi30k rope=fr-en.pt",
     "fairseq-posenc bleu --data data-bin/multi30k rope=fr-en.pt alibi=",
 )
@@ -91,7 +91,7 @@ def commands(script: str) -> list[str]:
 def why_left_out(command: str) -> str:
     """Return why a command cannot run here, or an empty string."""
     if " --on slurm " in command:
-        return "needs Slurm; test_executor.py, test_on_slurm.py and test_preprocess_on_slurm.py"
+        return "needs Slurm; test_slurm.py and test_preprocess_on_slurm.py"
     if not WHOLE and command.startswith(LONG):
         return "takes long"
     return next((why for start, why in LEFT_OUT.items() if command.startswith(start)), "")
@@ -147,6 +147,13 @@ def exported() -> Path:
     words = ["export", "--checkpoint", str(glue.pretrained()), "--to", "hf", "--out", str(path)]
     words += ["--tokens", "words"]
     assert cli.main(words) == 0
+    return path
+
+
+@made_once
+def causal_lm() -> Path:
+    path = new_directory() / "my-lm"
+    save_llama(path, WORDS)
     return path
 
 
@@ -240,6 +247,7 @@ FILES: dict[str, Callable[[], Path]] = {
     "checkpoint_best.pt": lambda: squad.files().pretrained,
     "bert.pt": glue.pretrained,
     "my-model": exported,
+    "my-lm": causal_lm,
     "train_scripts": lambda: ROOT / "train_scripts",
     "docs/vectors": lambda: ROOT / "docs" / "vectors",
 }

@@ -10,7 +10,6 @@ from typing import Any
 
 from tests.helpers.commands import FAMILIES, TRAINING, USER_DIR, new_directory, sentences
 from tests.preprocess import test_preprocess_shards as preprocess
-from tests.workbench.experiments import test_lm_length as length
 from tests.workbench.experiments.test_compare import small_text
 from tests.workbench.finetuning import test_glue_commands as glue
 from tests.workbench.finetuning import test_squad_commands as squad
@@ -85,20 +84,6 @@ def bleu(out: Path) -> list[Any]:
     return ["fairseq-posenc", "bleu", f"rope={translation.checkpoint()}", *options]
 
 
-def lm_length(out: Path) -> list[Any]:
-    """Return a measurement of four figures."""
-    lengths = ["--lengths", "8,12", "--stride", 2, "--out", out / "run"]
-    model = f"rope={length.checkpoint('rope')}"
-    return ["fairseq-posenc", "lm-length", "--data", sentences(), model, *lengths]
-
-
-def probe(out: Path) -> list[Any]:
-    """Return a probe of one task."""
-    sizes = ["--trained", 5, "--lengths", "4,5,9", "--updates", 10, "--seeds", 1, "--jobs", 1]
-    task = ["--tasks", "flip_flop", "--encodings", "rope"]
-    return ["fairseq-posenc", "probe", *task, *sizes, "--out", out / "run"]
-
-
 def fine_tuning(out: Path) -> list[Any]:
     """Return a task of GLUE: three updates an epoch, two epochs."""
     short = [*glue.QUICK, *glue.changed("optimization.max_epoch=2")]
@@ -121,8 +106,6 @@ JOBS: dict[str, Callable[[Path], Sequence[Any]]] = {
     "squad train": reading,
     "compare": compare,
     "bleu": bleu,
-    "lm-length": lm_length,
-    "probe": probe,
 }
 
 

@@ -83,10 +83,10 @@ def start(name: str, arguments: Sequence[object]) -> None:
 
 def train_pieces(folder: Path) -> Path:
     """Return a sentencepiece model of the words."""
-    from fairseq_posenc.workbench.experiments import corpus
+    from fairseq_posenc.tokens.pieces import learn_pieces
 
     rng = random.Random(0)
     text = folder / "pieces.txt"
     text.write_text("".join(" ".join(rng.choices(WORDS, k=8)) + "\n" for _ in range(200)))
-    corpus.train_pieces(text, folder / "pieces", 32)
+    learn_pieces(32, input=str(text), model_prefix=str(folder / "pieces"))
     return folder / "pieces.model"

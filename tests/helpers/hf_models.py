@@ -16,7 +16,7 @@ import torch
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor, nn
-from transformers import LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from fairseq_posenc.hf import set_positions
 
@@ -269,6 +269,17 @@ def save_tokenizer(folder: Path, words: Iterable[str]) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", unk_token="<unk>")
     fast.save_pretrained(folder)
+
+
+def save_llama(folder: Path, words: Iterable[str]) -> None:
+    """Save a tiny causal language model in which attention differs by position, and a tokenizer."""
+    torch.manual_seed(1)
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 4}
+    config = LlamaConfig(vocab_size=24, num_hidden_layers=2, max_position_embeddings=16, **sizes)
+    model = LlamaForCausalLM(config)
+    redraw(model, std=0.3)
+    model.save_pretrained(folder)
+    save_tokenizer(folder, words)
 
 
 def redraw(module: nn.Module, std: float = 0.2) -> None:

@@ -20,12 +20,9 @@ AT_ONCE = ["--seeds", "1", "--lrs", "0.003", "--updates", "1", "--vocab-size", "
 # By command of fairseq-posenc.
 OPTIONS = {
     "bleu": ["--num-shards", "1"],
-    "choose": ["--seeds", "1", "--vocab-size", "34", "--budget", "1s", "--encodings", "none,rope"],
     "compare": AT_ONCE,
     "export": ["--tokens", "words"],
     "glue": QUICK,
-    "lm-length": ["--lengths", "16,32", "--stride", "8"],
-    "probe": ["--updates", "2", "--trained", "6", "--lengths", "8", "--seeds", "1"],
     "squad train": SQUAD,
 }
 # By program of preprocess/.
@@ -35,12 +32,8 @@ DATA = {
     "translation": ["--vocab-size", "72"],
 }
 SPEC = "--position-encoding"
-# The sizes of what a training starts from.
-START = ["--max-positions", "48", "--tokens-per-sample", "48", "--encoder-layers", "2"]
-START += ["--encoder-embed-dim", "64", "--encoder-ffn-embed-dim", "128"]
-START += ["--encoder-attention-heads", "4"]
 # Of the values of a list, so many from the end.
-FEWER = {"compare": {"--encodings": 2}, "probe": {"--encodings": 1, "--tasks": 1}}
+FEWER = {"compare": {"--encodings": 2}}
 
 
 def sizes(arch: str, layers: int = 1) -> list[str]:
@@ -83,32 +76,10 @@ def ours(words: list[str]) -> list[str]:
         if option in asked:
             at = asked.index(option) + 1
             asked[at] = ",".join(asked[at].split(",")[-number:])
-    if command != "choose" or "--text" in asked:  # without one it trains nothing
-        asked += OPTIONS.get(command, [])
+    asked += OPTIONS.get(command, [])
     if command == "compare":
         asked += [] if "--text" in asked else ["--text", "my.txt"]
-    if command in ("compare", "choose") and "--text" in asked:
         passed += sizes("transformer_lm" if "causal-lm" in asked else "roberta")
-    if command == "probe" and "--tasks" not in asked:
-        asked += ["--tasks", "copy"]
-    return [*asked, *words[end:]]
-    for option, number in FEWER.get(command, {}).items():
-        if option in asked:
-            at = asked.index(option) + 1
-            asked[at] = ",".join(asked[at].split(",")[-number:])
-    if command != "choose" or "--text" in asked:  # without one it trains nothing
-        asked += OPTIONS.get(command, [])
-    if command == "compare":
-        asked += [] if "--text" in asked else ["--text", "my.txt"]
-    if command in ("compare", "choose") and "--text" in asked:
-        passed += sizes("transformer_lm" if "causal-lm" in asked else "roberta")
-    if command == "probe" and "--tasks" not in asked:
-        asked += ["--tasks", "copy"]
-    if command == "plan":
-        asked[1:1] = ["--updates", "12"]
-        asked += [] if "--device" in asked else ["--device", "cpu"]
-        passed += START if "--init" in asked else sizes("roberta")
-        passed += ["--num-workers", "0"]
     return [*asked, *(["--", *passed] if passed else [])]
 
 

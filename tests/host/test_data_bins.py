@@ -15,7 +15,7 @@ from fairseq.data import data_utils, indexed_dataset
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.host.data_bins import check_data_bin
-from tests.helpers.commands import FAMILIES, TRAINING, USER_DIR, refused, run, sentences, trained
+from tests.helpers.commands import FAMILIES, TRAINING, USER_DIR, run, sentences
 from tests.helpers.products import product_of
 
 SIZES = (3, 1, 4, 1, 5)
@@ -203,29 +203,6 @@ COMMANDS = ["index, negative size", "index, floats", "index, half the pointers",
 def copied(tmp_path: Path) -> Path:
     """Copy the shared data-bin."""
     return Path(shutil.copytree(sentences(), tmp_path / "bin"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", COMMANDS)
-def test_lm_length_refuses_a_damaged_data_bin(name, copied, tmp_path, capsys):
-    suffix, damage, _ = DAMAGES[name]
-    break_file(copied / f"valid{suffix}", damage)
-    checkpoint = trained("causal_lm").save_dir / "checkpoint_last.pt"
-    words = ["--data", copied, "--lengths", 8, "--stride", 8, "--out", tmp_path / "out"]
-    told = refused(capsys, "lm-length", f"a={checkpoint}", *words)
-    assert f"{copied / 'valid.idx'} is damaged: " in told
-
-
-@pytest.mark.slow
-def test_lm_length_refuses_tokens_that_the_dictionary_does_not_have(copied, tmp_path, capsys):
-    content = np.fromfile(copied / "valid.bin", np.uint16)
-    content[5] = 60_000
-    content.tofile(copied / "valid.bin")
-    checkpoint = trained("causal_lm").save_dir / "checkpoint_last.pt"
-    words = ["--data", copied, "--lengths", 8, "--stride", 8, "--out", tmp_path / "out"]
-    assert "valid.bin: has a token 60,000" in refused(
-        capsys, "lm-length", f"a={checkpoint}", *words
-    )
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ from omegaconf import OmegaConf
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.models.masked_lm import PositionalRoberta
 from fairseq_posenc.transformer.attention import PositionalAttention
-from fairseq_posenc.workbench.experiments.text_experiment import TRAIN_OPTIONS
+from fairseq_posenc.workbench.experiments.compare.command import TRAIN_OPTIONS
 from tests.helpers.commands import new_directory, pairs
 from tests.helpers.commands import sentences as sentences_bin
 from tests.helpers.products import some_of

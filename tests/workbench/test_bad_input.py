@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.cli import main
 from tests.helpers.commands import (
     EPOCHS,
     USER_DIR,
@@ -139,7 +138,7 @@ def test_generate_refuses_a_checkpoint_that_would_run_code(malicious):
 
 
 @slow
-def test_eval_lm_and_lm_length_refuse_weights_that_are_not_numbers(tmp_path, capsys):
+def test_eval_lm_refuses_weights_that_are_not_numbers(tmp_path):
     state = trained("causal_lm").checkpoint()
     name = "decoder.layers.1.fc1.weight"
     state["model"][name][0, 0] = torch.nan
@@ -148,9 +147,6 @@ def test_eval_lm_and_lm_length_refuse_weights_that_are_not_numbers(tmp_path, cap
     options = ["--user-dir", USER_DIR, "--path", tmp_path / "nan.pt", "--tokens-per-sample", 16]
     done = run("fairseq-eval-lm", sentences(), *options, fails=True)
     assert done.error().endswith(told)
-    words = ["--lengths", 8, "--stride", 8, f"a={tmp_path / 'nan.pt'}"]
-    assert main(["lm-length", "--data", *map(str, [sentences(), *words])]) == 2
-    assert told in capsys.readouterr().err
 
 
 @slow

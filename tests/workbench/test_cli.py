@@ -17,7 +17,7 @@ from fairseq_posenc.analysis import catalogue, listing
 from fairseq_posenc.errors import RunError, UserError
 from fairseq_posenc.workbench import cli, preprocessing
 from fairseq_posenc.workbench.running.exit_codes import STOPPED, signals_as_keyboard_interrupt
-from tests.helpers.commands import refused, script, sentences, trained
+from tests.helpers.commands import refused, script, trained
 from tests.helpers.programs import BIN
 from tests.helpers.tiny_models import COMPANIONS, NAMES
 
@@ -168,7 +168,7 @@ def test_a_deleted_working_folder_is_a_line(tmp_path):
     ("words", "told"),
     [
         (["describe", "caf\udce9"], "is not UTF-8"),
-        (["lm-length", "--data", "a:b", "x=y"], "--data: 'a:b': fairseq splits names at ':'"),
+        (["bleu", "--data", "a:b", "x=y"], "--data: 'a:b': fairseq splits names at ':'"),
         (["compare", "--out", "a:b"], "--out: 'a:b': fairseq splits names at ':'"),
         (["swap", "--checkpoint", "a\nb", "--out", "c"], "'a\\nb' has a control character"),
         (["learning-curves", "\x1b[31mred=log"], "'\\x1b[31mred=log' has a control character"),
@@ -204,7 +204,6 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 @pytest.mark.slow
 def test_a_file_system_without_locks_is_a_warning(tmp_path):
     (tmp_path / "text").write_text("a b c\n" * 9)
-    model = trained("causal_lm").save_dir / "checkpoint_last.pt"
     ours = [BIN / "fairseq-posenc"]
     jobs = {
         "manifest.json": [
@@ -214,10 +213,6 @@ def test_a_file_system_without_locks_is_a_warning(tmp_path):
             "--words",
             "--train",
             tmp_path / "text",
-        ],
-        "lm-length.md": [
-            *(*ours, "lm-length", f"a={model}", "--data", sentences()),
-            *("--lengths", 8, "--stride", 8),
         ],
     }
     for result, words in jobs.items():
@@ -243,7 +238,7 @@ def test_a_file_system_without_locks_is_a_warning(tmp_path):
         ["learning-curves"],
         ["glue", "--data", "x", "--protocol", "m4m", "--checkpoint"],
         ["swap", "--arch", "roberta_m4m", "--out", "x", "--checkpoint"],
-        ["lm-length", "--data", "x"],
+        ["lm-length", "--text", "x"],
         ["report"],
         ["translate", "--checkpoint"],
     ],

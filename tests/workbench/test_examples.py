@@ -20,7 +20,7 @@ from tests.helpers.documented import FILES, run
 from tests.helpers.products import WHOLE, some_of
 
 # What takes long and is run by pages, too, with other options.
-LONG = {"compare", "choose", "bleu", "glue", "probe"}
+LONG = {"compare", "bleu", "glue"}
 SHORT = [name for name in EXAMPLES if name not in LONG and not name.startswith("squad")]
 OWN = {"checkpoints": lambda: trained("masked_lm").save_dir}
 

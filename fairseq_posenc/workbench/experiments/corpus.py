@@ -1,24 +1,19 @@
-"""Prepares the text of an experiment: checks it, splits it by document, cuts it into pieces.
+"""Reads the text of an experiment: checks it, and splits it by document for validation.
 
-The text is the user's, or one that every machine has: the documentation in Python's library. In the
-files, a line is a paragraph.
+The text is the user's, or one that every machine has: the documentation in Python's library.
 """
 
 from __future__ import annotations
 
 import ast
-import math
 import random
 import sysconfig
 import warnings
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Optional
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.tokens.files import decode_text
-from fairseq_posenc.tokens.pieces import Pieces, learn_pieces
 
 # With fewer words, the validation text would have only a few hundred and its perplexity be random.
 LEAST_WORDS = 5_000
@@ -29,9 +24,6 @@ _PARAGRAPH_WORDS = 200  # longest paragraph
 # Installed packages differ between machines, and tests have hardly any documentation.
 _SKIPPED_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
 _TOPICS = Path("pydoc_data", "topics.py")  # the language reference, as a dictionary for ``help()``
-# Names of fairseq's symbols; as control symbols they are never pieces of the text.
-_FAIRSEQ_SYMBOLS = ["<pad>", "<mask>"]
-
 
 # Paragraphs, without line breaks, that are not split between training and validation.
 Document = list[str]
@@ -96,39 +88,19 @@ def hold_out(documents: list[Document]) -> tuple[list[Document], list[Document]]
     return shuffled[held_out:], shuffled[:held_out]
 
 
-def write_corpus(text: Optional[str], origin: str, folder: Path) -> dict[str, Any]:
-    """Write ``train.txt`` and ``valid.txt`` into a folder, and count their documents and words.
-
-    If the text is None, it is Python's documentation. ``origin`` names the source in messages.
-
-    Raises:
-        UserError: the text has too few words.
-    """
-    documents = _read_documents(text, origin)
-    words = sum(map(count_words, documents))
-    facts: dict[str, Any] = {"documents": len(documents), "words": words}
-    for name, part in zip(("train", "valid"), hold_out(documents)):
-        lines = [paragraph for document in part for paragraph in document]
-        (folder / f"{name}.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
-        facts[f"{name}_words"] = sum(map(count_words, part))
-    return facts
-
-
-def check_text(path: Path) -> None:
-    """Check that a file can be the text of an experiment.
+def read_documents(path: Path | None) -> list[Document]:
+    """Read a text file, or else Python's documentation, as documents without repeats.
 
     Raises:
         UserError: the file cannot be read, is not UTF-8, or has too few words.
     """
-    _read_documents(read_text(path), f"--text {path}")
-
-
-def _read_documents(text: Optional[str], origin: str) -> list[Document]:
-    """Split the user's text, or else Python's documentation, into documents without repeats."""
-    if text is None:
-        documents = drop_repeats(read_python_documents(find_python_library()))
+    if path is None:
+        library = find_python_library()
+        origin = f"the documentation in {library}"
+        documents = drop_repeats(read_python_documents(library))
     else:
-        documents = drop_repeats(split_into_documents(text))
+        origin = f"--text {path}"
+        documents = drop_repeats(split_into_documents(read_text(path)))
     words = sum(map(count_words, documents))
     if words < LEAST_WORDS:
         raise UserError(
@@ -190,43 +162,3 @@ def _read_topics(path: Path) -> Iterator[Document]:
             for value in node.values:
                 if isinstance(value, ast.Constant):
                     yield split_paragraphs(str(value.value))
-
-
-def train_pieces(text: Path, prefix: Path, vocab_size: int) -> None:
-    """Learn sentencepieces from a text file and write ``PREFIX.model`` and ``PREFIX.vocab``.
-
-    Raises:
-        UserError: the text has too little or too much variety for this number of pieces.
-    """
-    learn_pieces(
-        vocab_size, input=str(text), model_prefix=str(prefix), control_symbols=_FAIRSEQ_SYMBOLS
-    )
-
-
-def write_pieces(model: Path, text: Path, output: Path) -> int:
-    """Write the pieces of a text, separated by spaces, line by line; return their number."""
-    tokenize = Pieces(model)
-    count = 0
-    with open(text, encoding="utf-8") as lines, open(output, "w", encoding="utf-8") as piece_lines:
-        for line in lines:  # one by one, so that memory does not grow with the text
-            (pieces,) = tokenize([line.strip()])
-            piece_lines.write(" ".join(pieces) + "\n")
-            count += len(pieces)
-    return count
-
-
-def unigram_perplexity(train: Path, valid: Path) -> float:
-    """Compute the perplexity of a model that knows only the frequencies of pieces in ``train``.
-
-    Frequencies have add-one smoothing; as in fairseq, every line ends with ``</s>``.
-    """
-    counts, valid_counts = Counter(_read_pieces(train)), Counter(_read_pieces(valid))
-    total = sum(counts.values()) + len(counts | valid_counts)  # one is added for each kind of piece
-    loss = sum(n * math.log(total / (counts[piece] + 1)) for piece, n in valid_counts.items())
-    return math.exp(loss / valid_counts.total())
-
-
-def _read_pieces(path: Path) -> list[str]:
-    """Read the pieces of a file, with ``</s>`` at the end of each line."""
-    with open(path, encoding="utf-8") as lines:
-        return [piece for line in lines for piece in (*line.split(), "</s>")]

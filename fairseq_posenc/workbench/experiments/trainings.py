@@ -1,154 +1,216 @@
-"""The job of a run: trains a small model with ``fairseq-train``, then evaluates it by a command.
+"""Trains small models with ``fairseq-train``, some at a time, on this machine or on a cluster.
 
-An interrupted training resumes from its last checkpoint.
+An experiment is a list of trainings. What a training has reached stands in its folder, in the log
+and the checkpoints: fairseq continues from the last checkpoint, and a training with more updates
+continues a shorter one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 from fairseq_posenc.checkpoints.recovery import LAST, ensure_last_checkpoint
 from fairseq_posenc.checkpoints.safe_loading import open_checkpoint
 from fairseq_posenc.errors import RunError, UserError
+from fairseq_posenc.folders import lock_folder
 from fairseq_posenc.host.divergence import parse_stop_update
 from fairseq_posenc.position_parameters import is_position_parameter
 from fairseq_posenc.workbench.loading.checkpoints import updates_done
-from fairseq_posenc.workbench.running.devices import choose_device, cores
 from fairseq_posenc.workbench.running.host import USER_DIR
-from fairseq_posenc.workbench.running.jobs import Inputs, Job, Outputs, RunContext, Step
-from fairseq_posenc.workbench.running.logs import TRAIN_LOG, parse_line, read_curve_file
+from fairseq_posenc.workbench.running.logs import TRAIN_LOG, Curve, read_curve_file
+from fairseq_posenc.workbench.running.pool import Environment, run_here
 from fairseq_posenc.workbench.running.programs import run_logged
-from fairseq_posenc.workbench.running.progress import say
+from fairseq_posenc.workbench.running.progress import bar, say
+from fairseq_posenc.workbench.running.slurm import run_on_slurm
 
+POINTS = 10  # validations of a training, each with a checkpoint
+_NEVER = 10**9  # epochs between validations and checkpoints: intervals are in updates instead
+_SECONDS_BETWEEN_LOOKS = 2.0  # at the logs, for the progress bar
+_TAIL_BYTES = 4096  # of a log, with its last figures
+_UPDATES = re.compile(rb'num_updates": "?(\d+)')
 # Sums over several threads depend on their number; with one thread, figures are the same on any
 # number of cores. Small models also train faster in parallel than one after the other.
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
-class Evaluation(NamedTuple):
-    """A command that evaluates a trained model."""
+@dataclass(frozen=True)
+class Training:
+    """A training of a small model."""
 
-    command: Sequence[str]
-    read: Callable[[list[str]], Outputs]  # takes the printed lines, and returns figures by name
+    label: str  # its name in messages
+    folder: Path  # for the checkpoints and the log
+    updates: int
+    command: tuple[str, ...]  # `fairseq-train` and its options (:func:`train_command`)
 
-
-def default_jobs() -> int:
-    """Return the number of trainings to run at a time: one on a GPU, else one per core."""
-    return 1 if choose_device() == "cuda" else cores()
-
-
-class Training(NamedTuple):
-    """A training of a small model, and the evaluation that follows it."""
-
-    label: str  # name in messages
-    folder: Path  # folder of the checkpoints and the log
-    inputs: Inputs  # all that the training depends on, except the number of updates
-    updates: int  # number of updates; a longer training continues a shorter one
-    command: Sequence[str]  # command of `fairseq-train`, without `--user-dir`
-    evaluation: Evaluation | None = None  # None if the last validation is enough
-
-    def build_job(self) -> Job:
-        """Build the job of the training and its evaluation.
-
-        The training is the first step. The outputs are ``position_parameters``, ``seconds``, and
-        the figures of the evaluation. If the training diverges, which is a result and not a
-        failure, the only output is ``diverged``, the update.
-        """
-        training = Step(
-            self.folder,
-            self.inputs,
-            self._train,
-            goal=self.updates,
-            progress=lambda: updates_done(self.folder),
-        )
-        steps = [training]
-        if self.evaluation:
-            inputs = {
-                "model": training.inputs,
-                "updates": self.updates,
-                "command": [*self.evaluation.command],
-            }
-            evaluate = partial(self._evaluate, self.evaluation, training)
-            steps.append(Step(self.folder / "measured", inputs, evaluate))
-        return Job(self.label, self.folder, tuple(steps), self.updates)
-
-    def _train(self, context: RunContext) -> Outputs:
-        """Train up to ``updates`` from the last checkpoint, if any; return the model's figures."""
-        folder, updates = self.folder, self.updates
-        log = folder / TRAIN_LOG
-        saved = updates_done(folder)
-        if saved == updates and not _has_last_validation(log, updates):
-            # The training was interrupted before its last validation was logged. fairseq would not
-            # validate a finished training again, so the training starts from scratch.
-            for checkpoint in folder.glob("checkpoint*.pt"):
-                checkpoint.unlink()
-            saved = 0
-        context.report(saved, "")  # moves the progress bar; the empty text prints nothing
-
-        def report(line: str) -> None:
-            if entry := parse_line(line):
-                context.report(entry.updates, "")
-
-        if saved < updates:  # else only the stamp is missing
-            extent = f"to continue at update {saved:,}" if saved else f"for {updates:,} updates"
-            say(f"{self.label}: starting fairseq-train {extent}")
-            ensure_last_checkpoint(folder)
-            try:
-                _run_command(self.command, log, context, report)
-            except RunError as error:
-                if not (update := parse_stop_update(str(error))):
-                    raise
-                say(f"{self.label}: diverged at update {update:,}")
-                return {"diverged": update}
-            if not _has_last_validation(log, updates):
-                raise UserError(f"{self.command[0]} printed no last validation; see its log {log}")
-        if not self.evaluation:
-            perplexity = read_curve_file(log).entries[-1].perplexity
-            say(f"{self.label}: done; perplexity {perplexity:,.4g}")
-        return _read_checkpoint_figures(folder)
-
-    def _evaluate(self, evaluation: Evaluation, training: Step, context: RunContext) -> Outputs:
-        """Evaluate the model after its training, unless that diverged; return the figures."""
-        if "diverged" in (training.outputs or {}):
-            return {}
-        lines: list[str] = []
-        log = self.folder / "measured" / "validate.log"
-        _run_command(evaluation.command, log, context, lines.append)
-        if not (figures := evaluation.read(lines)):
-            raise UserError(f"{evaluation.command[0]} printed no figures; see its log {log}")
-        shown = ", ".join(f"{name} {value:,.4g}" for name, value in figures.items())
-        say(f"{self.label}: done; {shown}")
-        return figures
+    @property
+    def log(self) -> Path:
+        """The log of ``fairseq-train``, over all interruptions."""
+        return self.folder / TRAIN_LOG
 
 
-def _run_command(
-    command: Sequence[str], log: Path, context: RunContext, on_line: Callable[[str], None]
-) -> None:
-    if command[0] != "fairseq-posenc":  # fairseq's commands must find the package
-        command = [*command, "--user-dir", str(USER_DIR)]
-    run_logged(command, log, context.lock, on_line, {**_ONE_THREAD, **context.environment})
+@dataclass(frozen=True)
+class TrainingEnd:
+    """What a finished training left; one that diverged has a curve only."""
+
+    curve: Curve  # its last validation is that of the last update
+    seconds: float = float("nan")  # fairseq's time of training, without start-up
+    position_parameters: int = 0
+    diverged_at: int = 0  # update; 0 if it did not
 
 
-def _has_last_validation(log: Path, updates: int) -> bool:
-    """Check whether a log has the validation at the end of a training."""
-    entries = read_curve_file(log).entries if log.is_file() else []
-    return bool(entries) and entries[-1].updates == updates
+def train_command(
+    data: Path, folder: Path, updates: int, seed: int, options: Sequence[str], points: int = POINTS
+) -> tuple[str, ...]:
+    """Build the command of a training that validates and saves at ``points`` of its updates.
 
-
-def _read_checkpoint_figures(folder: Path) -> Outputs:
-    """Count the position parameters of a trained model, and read the duration of its training.
-
-    The duration is fairseq's: training, validation and checkpoints, without start-up, summed over
-    all parts of a resumed training.
+    Args:
+        data: the data-bin.
+        folder: for the checkpoints.
+        updates: training updates.
+        seed: random seed of initial weights, order of the data, and masks.
+        options: options of ``fairseq-train`` that define the model and what it learns; they win.
+        points: number of validations.
     """
-    ensure_last_checkpoint(folder)  # an interruption may have prevented fairseq from copying it
-    with open_checkpoint(folder / LAST) as state:
+    interval = max(1, updates // points)
+    fixed = (
+        f"--max-update {updates} --seed {seed} "
+        f"--validate-interval-updates {interval} --save-interval-updates {interval} "
+        f"--keep-interval-updates 1 --no-epoch-checkpoints --save-interval {_NEVER} "
+        f"--validate-interval {_NEVER} --log-format json --log-interval {min(20, interval)} "
+        "--num-workers 0 --distributed-world-size 1"
+    )
+    place = (str(data), "--save-dir", str(folder), "--user-dir", str(USER_DIR))
+    return ("fairseq-train", *place, *fixed.split(), *options)
+
+
+def read_end(training: Training) -> TrainingEnd | None:
+    """Read the end of a training; None if it is not finished.
+
+    Raises:
+        UserError: it was trained for more updates.
+    """
+    if diverged := _find_divergence(training.log):
+        return TrainingEnd(read_curve_file(training.log), diverged_at=diverged)
+    saved = updates_done(training.folder)
+    if saved > training.updates:
+        raise UserError(
+            f"{training.label}: was trained for {saved:,} updates; give --updates {saved} or "
+            "more, or another --out"
+        )
+    if saved < training.updates or not training.log.exists():
+        return None
+    curve = read_curve_file(training.log)
+    if not curve.entries or curve.entries[-1].updates != training.updates:
+        return None
+    with open_checkpoint(training.folder / LAST) as state:
         parameters = state["model"].items()
         sizes = [tensor.numel() for name, tensor in parameters if is_position_parameter(name)]
-        return {
-            "position_parameters": sum(sizes),
-            "seconds": state["extra_state"]["previous_training_time"],
-        }
+        seconds = state["extra_state"]["previous_training_time"]
+    return TrainingEnd(curve, seconds, sum(sizes))
+
+
+def train(training: Training, environment: Environment) -> None:
+    """Train a model from its last checkpoint to its last update, unless it is finished.
+
+    That it diverges is a result, not a failure.
+
+    Raises:
+        RunError: ``fairseq-train`` failed.
+        UserError: another process trains in its folder, or it was trained for more updates.
+    """
+    with lock_folder(training.folder) as lock:
+        ensure_last_checkpoint(training.folder)  # a kill may have torn it
+        if read_end(training):
+            return
+        if saved := updates_done(training.folder):
+            say(f"{training.label}: continues at update {saved:,}")
+        if saved == training.updates:
+            # The last validation is missing in the log, and fairseq would not validate a finished
+            # training again.
+            for checkpoint in training.folder.glob("checkpoint*.pt"):
+                checkpoint.unlink()
+        try:
+            environment = {**_ONE_THREAD, **environment}
+            run_logged(training.command, training.log, lock, environment=environment)
+        except RunError as error:
+            if not parse_stop_update(str(error)):
+                raise
+        ensure_last_checkpoint(training.folder)
+        if read_end(training) is None:
+            raise RunError(f"{training.label}: has no last validation (its log: {training.log})")
+
+
+def run_trainings(
+    trainings: Sequence[Training],
+    jobs: int | None,
+    on_end: Callable[[Training, TrainingEnd], None],
+    slurm: Mapping[str, str] | None = None,
+    slurm_folder: Path = Path(),
+) -> None:
+    """Train all models that are not finished, with a progress bar over all updates.
+
+    Args:
+        trainings: the trainings, in the order in which they begin.
+        jobs: number of trainings at a time.
+        on_end: called with each training that is finished, also with those of earlier commands.
+        slurm: options of sbatch, to run each training as a job; None for this machine.
+        slurm_folder: for the files of the jobs.
+
+    Raises:
+        RunError: a training failed.
+    """
+    unfinished = list(trainings)
+    next_look = 0.0
+
+    def look() -> None:
+        """Show how far the trainings are, and which have finished."""
+        nonlocal next_look
+        if time.monotonic() < next_look:
+            return
+        for training in unfinished[:]:
+            reached = min(_read_updates(training.log), training.updates)
+            is_at_end = reached == training.updates or _find_divergence(training.log)
+            if is_at_end and (end := read_end(training)):
+                unfinished.remove(training)
+                on_end(training, end)
+            updates[training] = reached if training in unfinished else training.updates
+        shown.update(sum(updates.values()) - shown.n)
+        next_look = time.monotonic() + _SECONDS_BETWEEN_LOOKS
+
+    updates = {
+        training: min(_read_updates(training.log), training.updates) for training in trainings
+    }
+    total = sum(training.updates for training in trainings)
+    with bar("all trainings", total, " updates", initial=sum(updates.values())) as shown:
+        look()
+        tasks = {training.label: partial(train, training) for training in unfinished}
+        if slurm is not None and tasks:
+            run_on_slurm(tasks, slurm_folder, slurm, jobs, look)
+        else:
+            run_here(tasks, jobs or 1, look)
+        next_look = 0.0
+        look()
+
+
+def _read_updates(log: Path) -> int:
+    """Read how many updates a log has reached, from its last figures; 0 without any."""
+    if not log.exists():
+        return 0
+    with open(log, "rb") as file:
+        file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
+        found = _UPDATES.findall(file.read())
+    return int(found[-1]) if found else 0
+
+
+def _find_divergence(log: Path) -> int:
+    """Find the update at which a training diverged, at the end of its log; 0 if it did not."""
+    if not log.exists():
+        return 0
+    with open(log, "rb") as file:
+        file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
+        return parse_stop_update(file.read().decode("utf-8", "replace"))

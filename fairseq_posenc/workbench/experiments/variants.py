@@ -7,7 +7,6 @@ A variant is a spec and, for DecBERT's models, the directions in which the first
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from fairseq_posenc.errors import UserError, suggest
@@ -35,10 +34,6 @@ class Variant(NamedTuple):
     position_encoding: str  # canonical spec for `--position-encoding`
     directions: str = ""  # value of `--attention-directions`; empty if all layers attend both ways
 
-    def is_plain(self, spec: str) -> bool:
-        """Check whether the positions have this spec, and all layers attend in both directions."""
-        return self.position_encoding == spec and not self.directions
-
     @property
     def folder(self) -> str:
         """The name in a form that needs no quoting in a shell: ``3xrope--window-size=8``."""
@@ -54,14 +49,6 @@ class Variant(NamedTuple):
         return options
 
 
-class Run(NamedTuple):
-    """Identifies a training of an experiment."""
-
-    variant: Variant  # the model
-    seed: int  # random seed of initial weights, order of the data, and masks
-    condition: str  # the learning rate as the user wrote it, or the task of a probe
-
-
 def split_list(text: str) -> list[str]:
     """Split a list of specs at semicolons or, if it has none, at commas outside brackets.
 
@@ -69,14 +56,6 @@ def split_list(text: str) -> list[str]:
     """
     items = text.removesuffix(";").split(";") if ";" in text else _COMMA.split(text)
     return [item.strip() for item in items]
-
-
-def join_list(specs: Sequence[str]) -> str:
-    """Join specs into a list that :func:`split_list` splits into the same specs."""
-    if not any(_COMMA.search(spec) for spec in specs):
-        return ",".join(specs)
-    joined = ";".join(specs)
-    return joined if ";" in joined else f"{joined};"  # else a single spec is split at its commas
 
 
 def parse_variants(text: str) -> tuple[Variant, ...]:

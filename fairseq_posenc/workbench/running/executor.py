@@ -11,7 +11,7 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
@@ -62,15 +62,12 @@ class Slurm(NamedTuple):
         seconds = self.options.get("signal", "@90").partition("@")[2]  # submitit's default
         return int(seconds) if seconds.isdecimal() else 60  # sbatch's default
 
-    def run(
-        self, jobs: Sequence[Job], out: Path, watch: Optional[Callable[[], None]] = None
-    ) -> None:
+    def run(self, jobs: Sequence[Job], out: Path) -> None:
         """Submit the jobs that are neither done nor queued, and wait until all have ended.
 
         Args:
             jobs: all jobs of the command.
             out: folder of the command; on a cluster, all machines must share its file system.
-            watch: called every few seconds, on this machine several times a second.
 
         Raises:
             RunError: jobs failed.
@@ -88,7 +85,7 @@ class Slurm(NamedTuple):
                 say(f"submitted; the same command without --detach waits; {queue.how_to_end}")
                 raise SystemExit(0)
             try:
-                failures = queue.wait(jobs, watch)
+                failures = queue.wait(jobs)
             except KeyboardInterrupt:
                 raise KeyboardInterrupt(
                     f"the jobs go on; the same command waits for them again; {queue.how_to_end}"
@@ -171,7 +168,7 @@ class _Queue:
             slurm_id = self._ids.get(self._name_job(job), "")
             say(f"{job.label:{width}}  {slurm_id:9} {self._find_state(job, latest)}")
 
-    def wait(self, jobs: Sequence[Job], watch: Optional[Callable[[], None]]) -> list[str]:
+    def wait(self, jobs: Sequence[Job]) -> list[str]:
         """Wait until all jobs are done or have failed; print each change of a state.
 
         A failure counts when it is seen twice in a row, as the last files of a job that is done may
@@ -202,8 +199,6 @@ class _Queue:
                     say(f"{text} [{len(jobs) - len(pending)} of {len(jobs)} ended]")
                 elif word not in _ENDED and has_changed and previous != _UNKNOWN:
                     say(text)  # a first state, after _UNKNOWN, was printed by `submit`
-            if watch:
-                watch()
             if pending:
                 time.sleep(pause)
                 pause = min(1.5 * pause, _LONGEST_PAUSE)

@@ -1,30 +1,19 @@
 """Small helpers for files: checksums, JSON, folders that the package ships, models on the hub."""
 
-import hashlib
 import json
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
 from fairseq_posenc.errors import UserError, shortened
+from fairseq_posenc.folders import checksum
 
-_BLOCK = 1 << 20  # bytes that are read at a time
+__all__ = ["checksum"]
+
 _PACKAGE = Path(__file__).resolve().parents[2]
 # A model as it is named on the hub of Hugging Face, and its files besides the weights.
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _HUB_FILES = ["*.json", "*.txt", "*.model", "*.jinja"]
-
-
-def checksum(path: Path, start: int = 0, end: int = sys.maxsize) -> str:
-    """Compute the SHA-256 checksum of a file, or of its bytes from start to end."""
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        file.seek(start)
-        while start < end and (block := file.read(min(_BLOCK, end - start))):
-            digest.update(block)
-            start += len(block)
-    return digest.hexdigest()
 
 
 def read_json(path: Path) -> Any:

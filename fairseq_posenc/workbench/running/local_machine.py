@@ -1,6 +1,6 @@
 """Runs jobs on this machine, some at a time; with fewer GPUs than jobs, jobs share a GPU."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Optional
@@ -19,12 +19,9 @@ class LocalMachine(NamedTuple):
 
     jobs: int = 1  # maximum number of jobs at a time
     lock: Optional[int] = None  # lock of the command's folder; None to lock the folder of each job
-    wave: Optional[int] = None  # number of jobs that belong together; see :func:`run_parallel`
     keep_going: bool = False  # whether the other jobs go on if one fails, as on a cluster
 
-    def run(
-        self, jobs: Sequence[Job], out: Path, watch: Optional[Callable[[], None]] = None
-    ) -> None:
+    def run(self, jobs: Sequence[Job], out: Path) -> None:
         """Run the jobs that are not done; for the arguments see ``Slurm.run``.
 
         Raises:
@@ -76,7 +73,7 @@ class LocalMachine(NamedTuple):
 
         with bar("all runs", sum(job.updates for job in jobs), " updates") as progress:
             calls = [partial(run_job, job) for job in jobs]
-            run_parallel(calls, self.jobs, watch, self.wave, note_end)
+            run_parallel(calls, self.jobs, note_end)
         raise_failures(failures, len(jobs))
 
     def _run_job(self, job: Job, context: RunContext) -> None:

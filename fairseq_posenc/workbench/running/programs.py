@@ -7,15 +7,14 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Optional, TypeVar
+from typing import Any, Optional, TypeVar
 
 from fairseq_posenc.errors import RunError, UserError, how_to_install
 from fairseq_posenc.host.temporary_folders import delete_temporary_folders
-from fairseq_posenc.workbench.running.devices import cores
 from fairseq_posenc.workbench.running.die_with_parent import die_with_parent
 
 _QUOTED_LINES = 15  # of the end of a log, in a message
@@ -63,18 +62,66 @@ def run_watched(
     lock: Optional[int] = None,
     environment: Optional[Mapping[str, str]] = None,
 ) -> int:
-    """Run a command and return its exit status; it is killed if this process dies.
+    """Run a command, call ``on_line`` with each line of its output, and return its exit status.
+
+    The other arguments are those of :func:`run_logged`.
+    """
+    with _started(command, subprocess.PIPE, lock, environment) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            on_line(line)
+        return process.wait()
+
+
+def run_logged(
+    command: Sequence[str],
+    log: Path,
+    lock: Optional[int],
+    on_line: Optional[Callable[[str], None]] = None,
+    environment: Optional[Mapping[str, str]] = None,
+) -> None:
+    """Run a command, and append it and its output to a log file; if this process dies, it is ended.
+
+    Without ``on_line``, the program itself writes to the file, so no line is lost at a kill.
 
     Args:
         command: name of a console script, or absolute path of a program, and arguments.
-        on_line: called with each line of output.
+        log: the file.
         lock: open lock that the command inherits and keeps.
+        on_line: called with each line of output.
         environment: environment variables that override the user's.
+
+    Raises:
+        RunError: the command failed; the message ends with the last lines of the log.
     """
+    with open(log, "a", encoding="utf-8", buffering=1) as output:  # a line at a time
+        output.write(f"$ {shlex.join(command)}\n")
+        if on_line is None:
+            with _started(command, output, lock, environment) as process:
+                status = process.wait()
+        else:
+
+            def log_line(line: str) -> None:
+                output.write(line)
+                on_line(line)
+
+            status = run_watched(command, log_line, lock, environment)
+    if status:
+        raise RunError(_describe_failure(command[0], status, log))
+
+
+@contextmanager
+def _started(
+    command: Sequence[str],
+    output: Any,
+    lock: Optional[int],
+    environment: Optional[Mapping[str, str]],
+) -> Iterator[subprocess.Popen[str]]:
+    """Start a program, and end it with the block; it is killed if this process dies."""
     process = subprocess.Popen(
         die_with_parent([find_command(command[0]), *command[1:]]),
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
+        stdout=output,
         stderr=subprocess.STDOUT,
         encoding="utf-8",
         errors="replace",
@@ -85,45 +132,16 @@ def run_watched(
     )
     _running.add(process)
     try:
-        assert process.stdout is not None
-        for line in process.stdout:
-            on_line(line)
-        return process.wait()
+        yield process
     finally:
         _end_program(process)
         _running.discard(process)
         delete_temporary_folders()  # of the command, if it was killed
 
 
-def run_logged(
-    command: Sequence[str],
-    log: Path,
-    lock: Optional[int],
-    on_line: Callable[[str], None] = lambda line: None,
-    environment: Optional[Mapping[str, str]] = None,
-) -> None:
-    """Run a command as :func:`run_watched` does, and append it and its output to a log file.
-
-    Raises:
-        RunError: the command failed; the message ends with the last lines of the log.
-    """
-    with open(log, "a", encoding="utf-8", buffering=1) as output:  # a line at a time
-
-        def log_line(line: str) -> None:
-            output.write(line)
-            on_line(line)
-
-        output.write(f"$ {shlex.join(command)}\n")
-        status = run_watched(command, log_line, lock, environment)
-    if status:
-        raise RunError(_describe_failure(command[0], status, log))
-
-
 def run_parallel(
     calls: Sequence[Callable[[], Result]],
     jobs: int,
-    watch: Optional[Callable[[], None]] = None,
-    wave: Optional[int] = None,
     on_end: Callable[[Result], object] = lambda result: None,
 ) -> None:
     """Call functions that start programs, in threads.
@@ -133,37 +151,22 @@ def run_parallel(
     Args:
         calls: the functions, started in this order.
         jobs: number of calls at a time; it may exceed the number of cores.
-        watch: called several times a second.
-        wave: number of calls that belong together, such as the trainings of one seed. While a call
-            of a wave runs, one of a later wave starts only if fewer calls than cores run.
         on_end: called with each result, as soon as it comes.
     """
-    if jobs == 1 and not watch:  # in this thread, so that Ctrl-C interrupts any work
+    if jobs == 1:  # in this thread, so that Ctrl-C interrupts any work
         for call in calls:
             on_end(call())
         return
-    wave = wave or len(calls) or 1
-    futures: list[Future[Result]] = []
+    waiting = list(reversed(calls))
     running: set[Future[Result]] = set()
-
-    def may_begin_next() -> bool:
-        index = len(futures)
-        oldest = next((n for n, future in enumerate(futures) if future in running), index)
-        overtakes = oldest // wave < index // wave  # a call of an earlier wave is running
-        limit = min(jobs, cores()) if overtakes else jobs
-        return index < len(calls) and len(running) < limit
-
     with ThreadPoolExecutor(jobs) as pool:
         try:
-            while running or len(futures) < len(calls):
-                while may_begin_next():
-                    futures.append(pool.submit(calls[len(futures)]))
-                    running.add(futures[-1])
+            while running or waiting:
+                while waiting and len(running) < jobs:
+                    running.add(pool.submit(waiting.pop()))
                 done, running = wait(running, _POLL_SECONDS, FIRST_COMPLETED)
                 for future in done:
                     on_end(future.result())
-                if watch:
-                    watch()
         finally:
             # Until no call runs: one may be about to start a program when the others are ended.
             while wait(running, _POLL_SECONDS).not_done:

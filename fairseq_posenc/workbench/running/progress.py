@@ -15,17 +15,25 @@ def say(text: str) -> None:
     sys.stderr.flush()
 
 
-def bar(label: str, total: int, unit: str) -> Any:
+def bar(label: str, total: int, unit: str, initial: int = 0) -> Any:
     """Create a tqdm progress bar, which is shown only on a terminal.
 
     Args:
         label: text before the bar.
         total: length of the bar; 0 for no bar.
         unit: unit of the length, as in ``" tokens"``.
+        initial: what was done before; the time left is estimated from the rest.
     """
     disable = None if total else True  # None hides the bar unless there is a terminal
     return tqdm(
-        desc=label, total=total, unit=unit, unit_scale=True, file=sys.stderr, disable=disable
+        desc=label,
+        total=total,
+        unit=unit,
+        unit_scale=True,
+        initial=initial,
+        smoothing=0,
+        file=sys.stderr,
+        disable=disable,
     )
 
 

@@ -10,8 +10,6 @@ import pytest
 import torch
 
 from fairseq_posenc.workbench.cli import main
-from fairseq_posenc.workbench.experiments.probe import data
-from tests.helpers.commands import sentences, trained
 from tests.helpers.slurm import needs_slurm
 from tests.workbench.finetuning.test_squad_commands import train_words
 from tests.workbench.translation.test_translation_commands import checkpoint
@@ -27,35 +25,6 @@ def call(*words: Any) -> None:
 def on_cluster(out: Path) -> set[str]:
     """Return the pieces that were jobs."""
     return set(json.loads((out / "slurm" / "jobs.json").read_text()))
-
-
-@pytest.mark.usefixtures("cluster")
-def test_lm_length_scores_each_model_in_a_job(tmp_path):
-    last = trained("causal_lm").save_dir / "checkpoint_last.pt"
-    words = ["lm-length", f"a={last}", f"b={last}", "--data", sentences(), "--lengths", "4,8"]
-    words += ["--stride", 2, "--device", "cpu", "--out"]
-    call(*words, tmp_path / "here")
-    call(*words[:2], *words[3:], tmp_path / "both")  # a alone
-    call(*words, tmp_path / "both", *ON)
-    assert on_cluster(tmp_path / "both") == {"b"}
-    call(*words, tmp_path / "both")  # and back
-    here, both = ((tmp_path / name / "lm-length.md").read_bytes() for name in ("here", "both"))
-    assert here == both
-
-
-@pytest.mark.usefixtures("cluster")
-def test_probe_trains_and_measures_in_a_job(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(data, "EXAMPLES", {"train": 500, "valid": 100})
-    words = ["probe", "--tasks", "flip_flop", "--encodings", "none,rope", "--seeds", 1, "--updates"]
-    words += [2, "--trained", 5, "--lengths", "4,5,9", "--json", "--out"]
-    rows = []
-    for name, where in (("here", []), ("there", ON), ("there", [])):  # and back
-        call(*words, tmp_path / name, *where)
-        said = capsys.readouterr()
-        rows.append(json.loads(said.out)["figures"]["lengths"])
-    assert len(on_cluster(tmp_path / "there")) == 2
-    assert rows[0] == rows[1] == rows[2]
-    assert "fairseq-train" not in said.err
 
 
 @pytest.mark.usefixtures("cluster")

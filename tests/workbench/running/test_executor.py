@@ -19,7 +19,6 @@ import pytest
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running import executor
 from fairseq_posenc.workbench.running.executor import Slurm, _Queue, _SlurmJob, refuse_jobs
-from fairseq_posenc.workbench.running.jobs import RunContext
 from fairseq_posenc.workbench.running.options import parse_cluster
 from tests.helpers import programs
 from tests.helpers.slurm import (
@@ -296,29 +295,6 @@ def test_a_machine_without_slurm_is_told(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="--on slurm: squeue does not answer; is this a machine"):
         sweep(tmp_path, 1)
     refuse_jobs(tmp_path)
-
-
-ENDED = {"7_0": "COMPLETED None", "7_1": "FAILED NonZeroExitCode"}
-
-
-@pytest.mark.parametrize("answers", [[None, {"7_0": "RUNNING n1"}], [None, None], [ENDED]])
-def test_an_end_counts_when_it_is_seen_twice(tmp_path, monkeypatch, answers):
-    """Slurm may not answer at first, and the files of a job may appear after its end."""
-    (tmp_path / "slurm").mkdir()
-    (tmp_path / "slurm" / "jobs.json").write_text('{"p0": "7_0", "p1": "7_1"}')
-    queue = _Queue(tmp_path)
-    left = iter(answers)
-    monkeypatch.setattr(queue, "_ask_slurm", lambda: next(left, ENDED))
-    monkeypatch.setattr(executor, "_SHORTEST_PAUSE", 0.01)
-    good, bad = (counting(tmp_path, f"p{n}", 1, 0) for n in range(2))
-    rounds = iter(answers)
-
-    def watch() -> None:
-        if next(rounds, ENDED) is ENDED:
-            good.run(RunContext(0, lambda *_: None))
-
-    (failure,) = queue.wait([good, bad], watch)
-    assert failure.startswith("p1: FAILED NonZeroExitCode: it left no log")
 
 
 def test_submitted_jobs_have_not_ended_because_slurm_does_not_answer(tmp_path, monkeypatch, capsys):

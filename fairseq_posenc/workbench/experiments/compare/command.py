@@ -1,24 +1,78 @@
-"""``fairseq-posenc compare``: trains models that differ only in their position encoding."""
+"""``fairseq-posenc compare``: trains models that differ only in their positions.
+
+Read top to bottom: make the data once, train every model with every rate and seed, write the page
+after each training, and print the outcome. The same command continues where it stopped.
+"""
 
 from __future__ import annotations
 
 import argparse
+import math
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
-from fairseq_posenc.workbench.experiments import text_experiment, variants
-from fairseq_posenc.workbench.experiments.compare import record, report
-from fairseq_posenc.workbench.experiments.compare.live import Live, announce
-from fairseq_posenc.workbench.experiments.corpus import check_text
-from fairseq_posenc.workbench.experiments.text_experiment import TextExperiment
-from fairseq_posenc.workbench.experiments.trainings import default_jobs
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.folders import claim, lock_folder
+from fairseq_posenc.specs import parse
+from fairseq_posenc.workbench.experiments import corpus, variants
+from fairseq_posenc.workbench.experiments.compare import report
+from fairseq_posenc.workbench.experiments.compare.outcomes import Run, rank_models
+from fairseq_posenc.workbench.experiments.compare.report import ComparePlan
+from fairseq_posenc.workbench.experiments.data_bin import BINARY, data_request, make_data
+from fairseq_posenc.workbench.experiments.trainings import (
+    Training,
+    TrainingEnd,
+    run_trainings,
+    train_command,
+)
+from fairseq_posenc.workbench.experiments.variants import CAUSAL, MASKED
 from fairseq_posenc.workbench.running import options
-from fairseq_posenc.workbench.running.devices import choose_device
+from fairseq_posenc.workbench.running.devices import cores, visible_gpus
 from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
-from fairseq_posenc.workbench.running.folders import lock_output_folder
 from fairseq_posenc.workbench.running.progress import say
+from fairseq_posenc.workbench.running.slurm import parse_slurm
 
-# On a CPU so many models are trained at a time, even on fewer cores, to compare their live curves.
-_LEAST_JOBS = 5
+# The models are small enough for two cores to train one in minutes, and large enough to learn more
+# than a bag of words. Dropout would only slow down trainings of few epochs. The schedule does not
+# depend on the number of updates, so a longer training continues a shorter one. By default, fairseq
+# drops sentences to make the last batch a multiple of 8, also in validation.
+_OPTIONS = """
+--task {task} --criterion {criterion} --sample-break-mode none --tokens-per-sample 64
+--max-tokens 3072 --required-batch-size-multiple 1 --arch {arch}
+--{stack}-layers 2 --{stack}-embed-dim 128 --{stack}-ffn-embed-dim 512 --{stack}-attention-heads 4
+--dropout 0 --attention-dropout 0 --optimizer adam --adam-betas '(0.9, 0.98)'
+--lr-scheduler inverse_sqrt --warmup-updates 200
+"""
+STACKS = {MASKED: "encoder", CAUSAL: "decoder"}  # begin options such as --encoder-layers
+_MODELS = {
+    MASKED: {"task": "masked_lm", "criterion": "masked_lm", "arch": "roberta_none_tiny"},
+    CAUSAL: {
+        "task": "language_modeling",
+        "criterion": "cross_entropy",
+        "arch": "transformer_lm_none_tiny",
+    },
+}
+TRAIN_OPTIONS = {
+    family: shlex.split(_OPTIONS.format(stack=STACKS[family], **model))
+    for family, model in _MODELS.items()
+}
+LEARNING_RATE = "0.003"
+_MIN_VOCAB_SIZE = 16
+# Options of fairseq-train that the user cannot set, with the alternative or the reason.
+RESERVED = {
+    "--max-update": "use --updates",
+    "--max-epoch": "use --updates",
+    "--seed": "use --seeds",
+    "--lr": "use --lrs",
+    "--position-encoding": "use --encodings",
+    "--attention-directions": "use --encodings",
+    "--save-dir": "use --out",
+    "--user-dir": "it is set already",
+    "--task": "use --family",
+    "--log-format": "the learning curves are read from the log",
+    "--log-file": "the log is kept already",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,7 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_out(parser, computed_default="demo; compare-NAME for --text NAME.txt")
     add("--text", type=Path, help="UTF-8 text file (default: Python's own documentation)")
     family_help = "kind of models (default: %(default)s)"
-    add("--family", choices=list(text_experiment.TASKS), default=variants.MASKED, help=family_help)
+    add("--family", choices=list(_MODELS), default=MASKED, help=family_help)
     add(
         "--encodings",
         default=variants.DEFAULT_ENCODINGS,
@@ -39,11 +93,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_count(parser, "--vocab-size", "number of sentencepieces", 512)
     options.add_seeds(parser, (1, 2, 3))
     rates = "learning rates, as in 0.001,0.003: a model is trained with all and judged at its best"
-    add("--lrs", default=text_experiment.LEARNING_RATE, help=f"{rates} (default: %(default)s)")
-    options.add_jobs(parser, "one per core, but at least five models of a seed; one on a GPU")
-    options.add_cluster(parser)
-    add("--open", action="store_true", help="show the report in a browser while trainings go on")
-    add("--overwrite", action="store_true", help="replace a report on more seeds or encodings")
+    add("--lrs", default=LEARNING_RATE, help=f"{rates} (default: %(default)s)")
+    options.add_jobs(parser, "one per GPU, or one per core; with --on slurm no limit", "trainings")
+    where = (
+        "local (default), or slurm with options of sbatch, as in slurm partition=gpu time=1:00:00"
+    )
+    add("--on", nargs="+", default=["local"], metavar="WHERE", help=where)
     options.add_json(parser)
 
 
@@ -54,37 +109,102 @@ def run(args: argparse.Namespace) -> int:
         UserError: wrong input.
         RunError: a command of fairseq failed.
     """
-    experiment = _build_experiment(args)
-    if experiment.text:
-        check_text(experiment.text)  # an unusable text is refused before anything is written
-    if not args.overwrite:
-        record.refuse_to_lose_report(experiment)
-    with (
-        signals_as_keyboard_interrupt(),
-        lock_output_folder(experiment.out, (*report.FILES, record.RECORD)) as lock,
-    ):
-        models = f"{', '.join(experiment.names)} (--family {experiment.family})"
-        say(f"comparing {models}; results: {experiment.out}/")
-        if not experiment.cluster:
-            announce(experiment)
-        results = experiment.run(lock, Live(opens_browser=args.open))
-        path = report.write_report(results)
-        comparison = record.build_record(results)
-        comparison.write(experiment.out / record.RECORD)
-    print(comparison.text() if args.json else report.format_screen(results))
-    say(f"report: {path}, and as a page {path.with_name(report.PAGE)}")
+    plan = build_plan(args)
+    slurm = parse_slurm(args.on)
+    jobs = args.jobs or (None if slurm else len(visible_gpus()) or cores())
+    out = args.out or Path(f"compare-{args.text.stem}" if args.text else "demo")
+    if plan.text:
+        corpus.read_documents(plan.text)  # an unusable text is refused before anything is written
+    shared = {
+        **data_request(plan.text, plan.vocab_size),
+        "family": plan.family,
+        "options": shlex.join(plan.options),
+    }
+    ends: dict[Run, TrainingEnd] = {}
+    with signals_as_keyboard_interrupt(), lock_folder(out):
+        claim(out, shared)
+        facts = make_data(plan.text, plan.vocab_size, out / "data")
+        runs = {build_training(plan, run, out): run for run in plan.runs}
+        page = out / report.PAGE
+
+        def on_end(training: Training, end: TrainingEnd) -> None:
+            ends[runs[training]] = end
+            perplexity = f"perplexity {end.curve.entries[-1].perplexity:,.4g}"
+            diverged = f"diverged at update {end.diverged_at:,}"
+            progress = f"[{len(ends)} of {len(runs)}]"
+            say(f"{progress} {training.label}: {diverged if end.diverged_at else perplexity}")
+            report.write_page(plan, facts, ends, page)
+
+        say(f"{len(runs)} trainings of {plan.updates:,} updates; results: {out}/")
+        run_trainings(list(runs), jobs, on_end, slurm, out / "slurm")
+        ends = {run: ends[run] for run in plan.runs}  # in the order of the plan
+        report.write_page(plan, facts, ends, page)
+        record = report.build_record(plan, facts, ends, {**shared, "text": plan.text_name})
+        record.write(out / report.RECORD)
+    models = rank_models(ends)
+    print(record.text() if args.json else report.format_screen(models, facts.unigram_perplexity))
+    say(f"report: {page}")
     return 0
 
 
-def _build_experiment(args: argparse.Namespace) -> TextExperiment:
+def build_plan(args: argparse.Namespace) -> ComparePlan:
+    """Build the plan of a comparison from the parsed options.
+
+    Raises:
+        UserError: an option has a wrong value, or is reserved.
+    """
+    passed = tuple(args.after_dashes)
+    for word in passed:
+        if advice := RESERVED.get(word.split("=")[0]):
+            raise UserError(f"-- {word}: this option cannot be set here; {advice}")
+    # A first word without a dash is not an option; it may be meant as fairseq's data folder.
+    if passed and not passed[0].startswith("-"):
+        raise UserError(f"{passed[0]!r} is not an option; set the folder with --out")
+    if args.vocab_size < _MIN_VOCAB_SIZE:
+        raise UserError(f"--vocab-size {args.vocab_size}: must be at least {_MIN_VOCAB_SIZE}")
+    lrs = tuple(dict.fromkeys(lr.strip() for lr in args.lrs.split(",")))
+    if not all(map(_is_rate, lrs)):
+        raise UserError(f"--lrs {args.lrs}: write numbers, as in 0.001,0.003")
     models = variants.parse_variants(args.encodings)
-    jobs = args.jobs or default_jobs()
-    if not args.jobs and choose_device() != "cuda":
-        jobs = max(jobs, min(len(models), _LEAST_JOBS))
-    return TextExperiment.from_args(
-        args,
-        out=args.out or Path(f"compare-{args.text.stem}" if args.text else "demo"),
-        variants=models,
-        lrs=tuple(dict.fromkeys(lr.strip() for lr in args.lrs.split(","))),
-        jobs=jobs,
+    layers = last_value(TRAIN_OPTIONS[args.family], passed, f"--{STACKS[args.family]}-layers")
+    if not layers.isdecimal():
+        raise UserError(f"-- --{STACKS[args.family]}-layers {layers}: must be a whole number")
+    for model in models:
+        if model.directions and args.family == CAUSAL:
+            raise UserError(
+                f"--encodings: {model.name!r} has attention directions, which are for encoders; a "
+                "causal LM attends from left to right only"
+            )
+        parse(model.position_encoding).check_length(int(layers))
+    return ComparePlan(
+        args.text, args.family, models, args.seeds, lrs, args.updates, args.vocab_size, passed
     )
+
+
+def build_training(plan: ComparePlan, run: Run, out: Path) -> Training:
+    """Build the training of a run, in a folder of its own."""
+    folder = out / "models" / name_folder(run)
+    defaults = (*TRAIN_OPTIONS[plan.family], *run.variant.options)
+    words = (*defaults, *plan.options, "--lr", run.lr)
+    command = train_command(out / "data" / BINARY, folder, plan.updates, run.seed, words)
+    label = f"{run.variant.name}, learning rate {run.lr}, seed {run.seed}"
+    return Training(label, folder, plan.updates, command)
+
+
+def name_folder(run: Run) -> Path:
+    """Name the folder of a run, relative to that of all runs."""
+    return Path(run.variant.folder, f"lr-{run.lr}-seed-{run.seed}")
+
+
+def last_value(defaults: Sequence[str], passed: Sequence[str], name: str) -> str:
+    """Look up the last value of an option; empty if the user gave none."""
+    words = [word for option in (*defaults, *passed) for word in option.split("=")]
+    following = dict(zip(words, [*words[1:], ""]))  # the last of equal words wins, as in fairseq
+    return following[name]
+
+
+def _is_rate(text: str) -> bool:
+    try:
+        return 0 < float(text) < math.inf
+    except ValueError:
+        return False

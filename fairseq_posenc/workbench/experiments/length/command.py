@@ -1,38 +1,58 @@
-"""``fairseq-posenc lm-length``: perplexity of causal language models against context length.
+"""``fairseq-posenc lm-length``: perplexity of causal language models by context length.
 
-Models are checkpoints of fairseq, which read ``--data``, or folders of transformers, which read
-``--text``.
+Models are folders of transformers. A score that is finished stands in ``OUT/NAME``, in a file with
+its request: the same command does not compute it again.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
-from functools import lru_cache, partial
+from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import torch
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.folders import Request, checksum, lock_folder, read_result, write_result
 from fairseq_posenc.version import __version__
-from fairseq_posenc.workbench.experiments.length import report
-from fairseq_posenc.workbench.experiments.length.model import LoadedModel, NamedModel, parse_models
-from fairseq_posenc.workbench.experiments.length.scoring import Scoring, Size
-from fairseq_posenc.workbench.experiments.length.stream import Stream
+from fairseq_posenc.workbench.experiments.length import hf_model, report
+from fairseq_posenc.workbench.experiments.length.hf_model import NamedModel, parse_models
+from fairseq_posenc.workbench.experiments.length.scoring import Score, score_windows
+from fairseq_posenc.workbench.experiments.length.stream import (
+    Stream,
+    Window,
+    cut_windows,
+    spread_windows,
+)
+from fairseq_posenc.workbench.results import terminal
 from fairseq_posenc.workbench.results.intervals import LEAST_SEEDS
 from fairseq_posenc.workbench.results.pictures import can_draw
 from fairseq_posenc.workbench.results.record import Row
 from fairseq_posenc.workbench.running import options
-from fairseq_posenc.workbench.running.devices import CPU, ComputeOptions, check_device, choose_dtype
+from fairseq_posenc.workbench.running.devices import CPU, ComputeOptions
 from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
-from fairseq_posenc.workbench.running.files import checksum
-from fairseq_posenc.workbench.running.folders import lock_output_folder
-from fairseq_posenc.workbench.running.jobs import Inputs
-from fairseq_posenc.workbench.running.local_machine import LocalMachine
-from fairseq_posenc.workbench.running.progress import say
+from fairseq_posenc.workbench.running.progress import bar, format_time, say
 
-REPORT, FIGURES, PICTURE = "lm-length.md", "lm-length.json", "lm-length.png"
+FIGURES, PICTURE = "lm-length.json", "lm-length.png"
+
+
+class Size(NamedTuple):
+    """How a text is cut into windows for a score."""
+
+    mode: str  # `non-overlapping` or `sliding`
+    length: int  # context length: most tokens of a window
+    stride: int  # tokens of a window that are predicted
+
+    def cut(self, tokens: int, longest: int, count: int | None) -> Iterator[Window]:
+        """Cut a text of ``tokens``, or ``count`` windows that all lengths up to ``longest`` share.
+
+        Windows of several lengths then predict the same tokens.
+        """
+        if count is None:
+            return cut_windows(tokens, self.length, self.stride)
+        return spread_windows(tokens, self.length, self.stride, longest, count)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,22 +61,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "models",
         nargs="+",
-        metavar="NAME=MODEL[@SPEC]",
-        help="a name for the report, and a checkpoint of fairseq or a folder of Hugging Face's "
-        "transformers; with @SPEC a checkpoint gets other options of its position encoding, as in "
-        "'yarn=model.pt@rope(scaling=yarn:4)', and a folder any positions, as in "
-        "'yarn=folder@own(scaling=yarn:4)'",
+        metavar="NAME=FOLDER[@SPEC]",
+        help="a name for the report, and a folder of Hugging Face's transformers; with @SPEC it "
+        "gets other positions, as in 'yarn=folder@own(scaling=yarn:4)'",
     )
-    options.add_data(parser, "of checkpoints: data that fairseq-preprocess --only-source made")
-    options.add_split(parser, "valid")
-    add("--text", type=Path, metavar="FILE", help="of folders: the text, in UTF-8")
+    add("--text", type=Path, metavar="FILE", required=True, help="the text, in UTF-8")
     options.add_lengths(parser, "context lengths", "64,128,256,512,1024")
-    add(
-        "--mode",
-        choices=(*report.MODES, "both"),
-        default="both",
-        help="windows: each token once, or overlapping by all but --stride tokens (default: both)",
-    )
+    modes = "windows: each token once, or overlapping by all but --stride tokens (default: both)"
+    add("--mode", choices=(*report.MODES, "both"), default="both", help=modes)
     options.add_count(parser, "--stride", "tokens that the sliding window moves", 64)
     options.add_count(
         parser,
@@ -67,58 +79,86 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_count(parser, "--max-tokens", "tokens to read at a time", 4096)
     options.add_out(parser, "lm-length")
     options.add_computing(parser)
-    options.add_cluster(parser, one_by_one=True)
     options.add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Score all models, write the table, the figures and the picture; return the exit code.
+    """Score all models, print the table, write figures and a picture; return the exit code.
 
     Raises:
         UserError: wrong input.
     """
     sizes = _choose_sizes(args)
-    cluster = options.parse_cluster(args)
-    check_device(args.device, args.fp16, is_local=not cluster)
+    computing = ComputeOptions.choose(args.device, args.fp16, args.bf16)
     models = parse_models(args.models)
-    _refuse_wrong_data(models, args)
-    facts, stream = _open_all(models, args)
-    text_name = str(args.text) if args.text else f"the split {args.split} of {args.data}"
-    _check_length(stream.size, text_name, args)
-    with (
-        signals_as_keyboard_interrupt(),
-        lock_output_folder(args.out, (REPORT, FIGURES, PICTURE)),
-    ):
-        scored = "all scored once for each figure"
-        if args.windows:
-            scored = f"{args.windows} windows of which are scored for each figure"
-        say(f"{stream.size:,} tokens of {text_name}, {scored}")
+    facts, stream = _open_all(models, args.text, args.lengths[-1])
+    _check_length(stream.size, args)
+    rows: list[Row] = []
+    with signals_as_keyboard_interrupt(), lock_folder(args.out):
+        scored = f"{args.windows} windows of which are" if args.windows else "all"
+        say(f"{stream.size:,} tokens of {args.text}, {scored} scored for each figure")
         if args.windows and args.windows < LEAST_SEEDS:
             say(f"intervals need at least {LEAST_SEEDS} windows: differences may be chance")
-        # Chosen when the jobs call it, because they may run elsewhere.
-        computing = partial(ComputeOptions.choose, args.device, args.fp16, args.bf16)
-        source, longest = args.text or args.data, args.lengths[-1]  # lengths are sorted
-        scorings = [
-            Scoring(
-                folder=args.out / named.name,
-                inputs=_collect_inputs(named, args),
-                open_model=partial(_open_once, named, source, args.split, longest, computing),
-                sizes=sizes,
-                max_tokens=args.max_tokens,
-                spread=args.windows,
-            )
-            for named in models
-        ]
-        jobs = [scoring.build_job() for scoring in scorings]
-        (cluster or LocalMachine()).run(jobs, args.out)
-        scores = [scoring.read(job) for scoring, job in zip(scorings, jobs)]
-        record = report.build_record(facts, scores, text_name, stream.size)
+        for named, fact in zip(models, facts):
+            scores = _score_model(named, stream, sizes, computing, args)
+            rows += [
+                {**fact, **report.score_figures(size.mode, score, bool(args.windows))}
+                for size, score in zip(sizes, scores)
+            ]
+        record = report.build_record(rows, str(args.text), stream.size)
         record.write(args.out / FIGURES)
         drawn = can_draw() and report.draw(record, args.out / PICTURE)
-        report.write_markdown(record, args.out / REPORT, PICTURE if drawn else "")
-    print(record.text() if args.json else report.format_results(record))
-    say(f"report: {args.out / REPORT}" + ("" if drawn else " (no picture)"))
+    print(record.text() if args.json else terminal.format_report(report.format_results(record)))
+    say(f"figures: {args.out / FIGURES}" + (f", {args.out / PICTURE}" if drawn else ""))
     return 0
+
+
+def _score_model(
+    named: NamedModel,
+    stream: Stream,
+    sizes: list[Size],
+    computing: ComputeOptions,
+    args: argparse.Namespace,
+) -> list[Score]:
+    """Compute the scores of a model, except those that are finished; read these from their files.
+
+    The model is opened for the first one.
+    """
+    loaded = None
+    scores = []
+    request = _collect_request(named, args)
+    (args.out / named.name).mkdir(exist_ok=True)
+    for size in sizes:
+        path = args.out / named.name / f"{size.mode}-{size.length}.json"
+        asked = {**request, "stride": size.stride}
+        if (figures := read_result(path, asked)) is None:
+            loaded = loaded or hf_model.load(named, computing, args.lengths[-1])
+            windows = list(size.cut(stream.size, args.lengths[-1], args.windows))
+            label = f"{named.name}, {size.mode}, {size.length:,}"
+            with bar(label, sum(w.end - w.scored for w in windows), " tokens") as shown:
+                score = score_windows(
+                    loaded, stream, windows, size.length, size.stride, args.max_tokens, shown.update
+                )
+            figure = score.refusal or f"perplexity {score.perplexity:,.2f}"
+            say(f"{label}: {figure} ({format_time(score.seconds)})")
+            figures = asdict(score)
+            write_result(path, asked, figures)
+        scores.append(Score(**figures))
+    return scores
+
+
+def _collect_request(named: NamedModel, args: argparse.Namespace) -> Request:
+    """Collect what the scores of a model depend on, except their sizes."""
+    files = sorted(path for path in named.path.iterdir() if path.is_file())
+    return {
+        "model": {path.name: checksum(path) for path in files},
+        "positions": named.spec_override,
+        "text": checksum(args.text),
+        "precision": [args.fp16, args.bf16],
+        "max tokens": args.max_tokens,
+        "windows": [args.windows, args.lengths[-1]] if args.windows else None,
+        "version": __version__,
+    }
 
 
 def _choose_sizes(args: argparse.Namespace) -> list[Size]:
@@ -140,45 +180,30 @@ def _choose_sizes(args: argparse.Namespace) -> list[Size]:
     ]
 
 
-def _check_length(tokens: int, text_name: str, args: argparse.Namespace) -> None:
+def _check_length(tokens: int, args: argparse.Namespace) -> None:
     """Refuse a text that is too short for the context lengths, or for that many windows."""
-    longest = args.lengths[-1]
+    longest = args.lengths[-1]  # they are sorted
     if longest > tokens:
-        raise UserError(f"--lengths {longest}: {text_name} has only {tokens:,} tokens")
+        raise UserError(f"--lengths {longest}: {args.text} has only {tokens:,} tokens")
     most = 1 + (tokens - longest) // args.stride
     if args.windows and args.windows > most:
         raise UserError(
-            f"--windows {args.windows}: windows would predict the same tokens, because {text_name} "
+            f"--windows {args.windows}: windows would predict the same tokens, because {args.text} "
             f"has only {tokens:,}; use at most {most}, or a smaller --stride"
         )
 
 
-def _refuse_wrong_data(models: list[NamedModel], args: argparse.Namespace) -> None:
-    """Refuse checkpoints without ``--data``, folders without ``--text``, and a mixture of both."""
-    folders = [named.name for named in models if named.is_folder]
-    if folders and len(folders) < len(models):
-        raise UserError(
-            f"{folders[0]} is a folder of transformers, and others are checkpoints of fairseq: "
-            "they read different data; score them one by one"
-        )
-    if folders and (args.text is None or args.data is not None):
-        raise UserError("folders of transformers read --text FILE: give that, and it alone")
-    if not folders and (args.data is None or args.text is not None):
-        raise UserError("checkpoints of fairseq read --data DIR: give that, and it alone")
-
-
-def _open_all(models: list[NamedModel], args: argparse.Namespace) -> tuple[list[Row], Stream]:
+def _open_all(models: list[NamedModel], text: Path, longest: int) -> tuple[list[Row], Stream]:
     """Open all models before the first is scored, so that a wrong one is an error at once.
 
     Returns facts about the models, by column of the record, and their text.
     """
     facts: list[Row] = []
     streams: list[Stream] = []
-    source = args.text or args.data
     for named in models:
-        loaded, stream = _open(named, source, args.split, args.lengths[-1], lambda: CPU)
-        streams.append(stream)
-        if not torch.equal(stream.targets, streams[0].targets):
+        loaded = hf_model.load(named, CPU, longest)
+        streams.append(hf_model.tokenize_text(text, named.path))
+        if not torch.equal(streams[-1].targets, streams[0].targets):
             raise UserError(
                 f"{models[0].name} and {named.name} cut the text into other tokens, so their "
                 "perplexities by token cannot be compared: score them one by one"
@@ -190,61 +215,7 @@ def _open_all(models: list[NamedModel], args: argparse.Namespace) -> tuple[list[
                 "override": named.spec_override,
                 "position_encoding": loaded.encoding,
                 "trained_length": loaded.trained_length,
-                "updates": loaded.updates,
             }
         )
         del loaded  # frees the memory for the next one
     return facts, streams[0]
-
-
-def _open(
-    named: NamedModel,
-    source: Path,
-    split: str,
-    longest: int,
-    computing: Callable[[], ComputeOptions],
-) -> tuple[LoadedModel, Stream]:
-    """Open a model, and ``source``, its text or data-bin, on the device that ``computing`` chooses.
-
-    The model gets room for ``longest`` tokens; ``split`` is a part of the data-bin.
-
-    Raises:
-        UserError: the model is not a causal language model, has another dictionary than the text,
-            or was not trained with the requested positions.
-    """
-    if named.is_folder:  # either host may be absent
-        from fairseq_posenc.workbench.experiments.length import hf_model
-
-        return hf_model.load(named, computing(), longest), hf_model.tokenize_text(
-            source, named.path
-        )
-    from fairseq_posenc.workbench.experiments.length import fairseq_model
-
-    stream = fairseq_model.read_stream(source, split)
-    return fairseq_model.load(named, source, computing()), stream
-
-
-@lru_cache(1)
-def _open_once(*arguments: Any) -> tuple[LoadedModel, Stream]:
-    """Open a model as :func:`_open` does, once for all its scores, which follow each other."""
-    _open_once.cache_clear()  # frees the model before: two large ones may not fit into the memory
-    return _open(*arguments)
-
-
-def _collect_inputs(named: NamedModel, args: argparse.Namespace) -> Inputs:
-    """Collect what the scores of a model depend on, without their lengths."""
-    if args.text:
-        files = sorted(path for path in named.path.iterdir() if path.is_file())
-        model_hashes: str | list[str] = [*map(checksum, files)]
-        text_hashes = [checksum(args.text)]
-    else:
-        model_hashes = checksum(named.path)
-        names = ("dict.txt", f"{args.split}.idx", f"{args.split}.bin")
-        text_hashes = [checksum(args.data / name) for name in names]
-    return {
-        "checkpoint": model_hashes,
-        "override": str(named.spec_override),
-        "text": text_hashes,
-        "precision": str(choose_dtype(args.fp16, args.bf16)),
-        "version": __version__,
-    }

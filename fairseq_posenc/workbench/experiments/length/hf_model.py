@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import transformers
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AutoTokenizer, PreTrainedModel
 
@@ -17,12 +18,59 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf import read_positions, set_positions
 from fairseq_posenc.hf.own_positions import read_limit, read_trained_length
 from fairseq_posenc.hf.saving import load_model
-from fairseq_posenc.workbench.experiments.length.model import LoadedModel, NamedModel
 from fairseq_posenc.workbench.experiments.length.stream import Stream
 from fairseq_posenc.workbench.running.devices import ComputeOptions
+from fairseq_posenc.workbench.running.files import find_model
+from fairseq_posenc.workbench.running.options import is_folder_name, parse_named
 
 _TOKENS_OF_A_SAMPLE = 200  # number that is decoded to see whether a tokenizer keeps words apart
 _TOKENS_AT_A_TIME = 1024  # losses of so many are computed together, to save memory
+
+
+class NamedModel(NamedTuple):
+    """A model that the user named."""
+
+    name: str  # the user's name for it
+    path: Path  # its folder
+    spec_override: str | None = None  # replaces the positions that it has; None keeps them
+
+
+class LoadedModel(NamedTuple):
+    """A model that has been opened."""
+
+    model: nn.Module  # in eval mode, on its device
+    # Computes natural logarithms of probabilities, `(B, n)`, from the inputs, `(B, T)`, and the
+    # tokens that follow the last n of them, `(B, n)`.
+    predict: Callable[[Tensor, Tensor], Tensor]
+    encoding: str  # spec of its positions
+    trained_length: int  # tokens in a training sample
+    limit: int | None  # longest input; None if the position encodings themselves refuse it
+
+
+def parse_models(texts: Sequence[str]) -> list[NamedModel]:
+    """Parse ``NAME=FOLDER[@SPEC]``; models of Hugging Face's hub are downloaded.
+
+    Raises:
+        UserError: an argument is malformed, two models have the same name, or a folder does not
+            exist.
+    """
+    form = "NAME=FOLDER or NAME=FOLDER@SPEC"
+    return [_parse_model(*named) for named in parse_named(texts, form, "models").items()]
+
+
+def _parse_model(name: str, value: str) -> NamedModel:
+    if not is_folder_name(name):
+        raise UserError(f"{name!r}: the name must be a valid folder name")
+    path, _, spec = value.rpartition("@")
+    if not path or Path(value).exists():  # there is no spec; a path may contain "@"
+        path, spec = value, ""
+    folder = find_model(Path(path))
+    if not (folder / "config.json").is_file():
+        raise UserError(
+            f"{name}: {path} is no folder of transformers; export a checkpoint of fairseq, or use "
+            "fairseq-eval-lm --context-window"
+        )
+    return NamedModel(name, folder, spec or None)
 
 
 def load(named: NamedModel, computing: ComputeOptions, longest: int) -> LoadedModel:
@@ -46,7 +94,6 @@ def load(named: NamedModel, computing: ComputeOptions, longest: int) -> LoadedMo
         predict=partial(predict, model),
         encoding=read_positions(model),
         trained_length=trained,
-        updates=None,
         limit=read_limit(model),
     )
 

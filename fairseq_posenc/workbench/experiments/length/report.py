@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
-from fairseq_posenc.files import write_whole
 from fairseq_posenc.version import __version__
+from fairseq_posenc.workbench.experiments.length.scoring import Score
 from fairseq_posenc.workbench.results import markdown, pictures
 from fairseq_posenc.workbench.results.differences import compare
 from fairseq_posenc.workbench.results.intervals import LEVEL, interval_of_perplexity
@@ -21,15 +21,17 @@ MODES = (NON_OVERLAPPING, SLIDING)
 _MARGIN = 1.05  # factor of the room above and below the lines
 
 
-def build_record(
-    models: Sequence[Row], scores: Sequence[Sequence[Row]], text: str, tokens: int
-) -> Record:
-    """Build the record of all scores, a row for each model, mode and context length.
+def score_figures(mode: str, score: Score, has_windows: bool) -> Row:
+    """Collect the figures of a score by column, with one for each window if some are scored."""
+    figures = {"evaluation": mode, **vars(score), "perplexity": score.perplexity}
+    windows = figures.pop("windows")
+    if has_windows:
+        figures |= {f"window_{number}": value for number, value in enumerate(windows, start=1)}
+    return figures
 
-    ``models`` has facts about each model, and ``scores`` the figures of each of its scores, both by
-    column; ``text`` is the name of a file or split.
-    """
-    rows = [{**facts, **row} for facts, scored in zip(models, scores) for row in scored]
+
+def build_record(rows: Sequence[Row], text: str, tokens: int) -> Record:
+    """Build the record of all scores, a row for each model, mode and context length."""
     versions = {"fairseq_posenc": __version__, "torch": str(torch.__version__)}
     data = {"text": text, "tokens": tokens, **versions}
     return Record("lm-length", {"perplexity": rows}, data, command=own_command())
@@ -100,44 +102,6 @@ def _format_cell(row: Row) -> str:
     if windows := _read_windows(row):
         return interval_of_perplexity(windows.values()).show(2)
     return f"{row['perplexity']:,.2f}"
-
-
-def write_markdown(record: Record, path: Path, picture: str) -> None:
-    """Write the report; ``picture`` is the name of a file beside it, or empty."""
-    parts = [
-        "# Perplexity against context length",
-        _introduce(record),
-        format_results(record),
-        f"![Perplexity against context length]({picture})" if picture else "",
-    ]
-    write_whole(path, "\n\n".join(filter(None, parts)) + "\n")
-
-
-def _introduce(record: Record) -> str:
-    """Describe the text and its windows."""
-    begin = f"Perplexity per token on {markdown.code(record.data['text'])}"
-    strides = {row["evaluation"]: row["stride"] for row in record.rows}
-    if count := max(len(_read_windows(row)) for row in record.rows):
-        return (
-            f"{begin}, with its {LEVEL:.0%} interval over {count} windows that are spread over the "
-            f"text. Of each window the last {strides[SLIDING]:,} tokens are predicted, the same at "
-            "every length."
-        )
-    text = (
-        f"{begin}. Each figure covers the same {record.data['tokens']:,} tokens, all of it, each "
-        "predicted once. The first one is predicted from the symbol with which texts begin in "
-        "training (of fairseq the end of a sentence); the input of a block begins with the token "
-        "before its first predicted one."
-    )
-    if NON_OVERLAPPING in strides:
-        text += " *Non-overlapping*: the text is cut into blocks of the context length."
-    if SLIDING in strides:
-        text += (
-            f" *Sliding*: a window of the context length moves on by {strides[SLIDING]:,} tokens, "
-            "and only these tokens are predicted, so each has at least the rest of the window as "
-            "context."
-        )
-    return text
 
 
 def draw(record: Record, path: Path) -> bool:

@@ -1,123 +1,38 @@
-"""Computes the loss and the perplexity of a model on a stream, by mode and context length.
-
-Modes are ``non-overlapping``, where the stride equals the context length, and ``sliding``.
-"""
+"""Computes the loss and the perplexity of a model on a stream, by mode and context length."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
-from pathlib import Path
-from typing import NamedTuple, Optional
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 import torch
 
 from fairseq_posenc.encodings.base import Encoding
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.experiments.length.model import LoadedModel
-from fairseq_posenc.workbench.experiments.length.stream import (
-    Stream,
-    Window,
-    batch_windows,
-    cut_windows,
-    spread_windows,
-)
-from fairseq_posenc.workbench.results.record import Row
-from fairseq_posenc.workbench.running.jobs import Inputs, Job, Outputs, RunContext, Step
-from fairseq_posenc.workbench.running.progress import bar, format_time, say
+from fairseq_posenc.workbench.experiments.length.hf_model import LoadedModel
+from fairseq_posenc.workbench.experiments.length.stream import Stream, Window, batch_windows
 
 _MAX_BITS = 1000.0  # 2 to this power is still a number
 
 
-class Score(NamedTuple):
+@dataclass(frozen=True)
+class Score:
     """The loss of a model on a stream, or the reason why it cannot read it."""
 
     length: int  # context length: most tokens of a window
     stride: int  # tokens of a window that are predicted
     tokens: int  # predicted tokens of all windows
-    loss: Optional[float]  # bits per token; None if there is no figure
+    loss: float | None  # bits per token; None if there is no figure
     seconds: float  # time of scoring
-    refusal: str = ""  # reason why there is no figure
-    windows: Sequence[float] = ()  # perplexity of each window, unless the whole stream was scored
+    refusal: str  # reason why there is no figure; else empty
+    windows: list[float]  # perplexity of each window
 
     @property
-    def perplexity(self) -> Optional[float]:
+    def perplexity(self) -> float | None:
         """Perplexity per token."""
         return None if self.loss is None else 2.0**self.loss
-
-    def figures(self) -> Row:
-        """Collect the figures by column of a record, which has a column for each window."""
-        figures = self._asdict()
-        for number, perplexity in enumerate(figures.pop("windows"), start=1):
-            figures[f"window_{number}"] = perplexity
-        return {**figures, "perplexity": self.perplexity}
-
-
-class Size(NamedTuple):
-    """How a stream is cut into windows for a score."""
-
-    mode: str  # `non-overlapping` or `sliding`
-    length: int  # context length: most tokens of a window
-    stride: int  # tokens of a window that are predicted
-
-
-class Scoring(NamedTuple):
-    """The scores to compute for a model, one for each mode and context length."""
-
-    folder: Path  # folder of the results; its name is the model's in messages
-    inputs: Inputs  # all that the scores depend on, except the sizes and the windows
-    open_model: Callable[[], tuple[LoadedModel, Stream]]  # opens the model and the text
-    sizes: Sequence[Size]  # one for each score
-    max_tokens: int  # most tokens of a batch
-    spread: Optional[int] = None  # number of windows spread over the stream; None scores all of it
-
-    @property
-    def longest(self) -> int:
-        """The longest context."""
-        return max(size.length for size in self.sizes)
-
-    def build_job(self) -> Job:
-        """Build the job of the model, with a step for each score."""
-        steps = []
-        for size in self.sizes:
-            # As in the stamps of earlier versions, whose scores stay valid.
-            inputs = {**self.inputs, "sizes": (size.length, size.stride, self.max_tokens)}
-            if self.spread is not None:
-                inputs["windows"] = self.spread, self.longest
-            folder = self.folder / f"{size.mode}-{size.length}"
-            steps.append(Step(folder, inputs, partial(self._measure, size)))
-        return Job(self.folder.name, self.folder, tuple(steps))
-
-    def read(self, job: Job) -> list[Row]:
-        """Read the figures of each score from a finished job."""
-        return [
-            {"evaluation": size.mode, **Score(**(step.outputs or {})).figures()}
-            for size, step in zip(self.sizes, job.steps)
-        ]
-
-    def _measure(self, size: Size, context: RunContext) -> Outputs:
-        """Compute a score: the work of a step."""
-        mode, length, stride = size
-        loaded, stream = self.open_model()
-        if self.spread is None:
-            windows, predicted = cut_windows(stream.size, length, stride), stream.size
-        else:
-            windows = spread_windows(stream.size, length, stride, self.longest, self.spread)
-            predicted = self.spread * stride
-        name = f"{self.folder.name}, {mode}, {length:,}"
-        with bar(name, predicted, " tokens") as shown:
-            score = score_windows(
-                loaded, stream, windows, length, stride, self.max_tokens, shown.update
-            )
-        if self.spread is None:
-            score = score._replace(windows=())
-        figure = f"no figure: {score.refusal}"
-        if score.perplexity is not None:
-            figure = f"perplexity {score.perplexity:,.2f} of {score.tokens:,} tokens"
-        say(f"{name}: {figure} ({format_time(score.seconds)})")
-        return score._asdict()
 
 
 @torch.no_grad()
@@ -128,12 +43,18 @@ def score_windows(
     length: int,
     stride: int,
     max_tokens: int,
-    on_tokens: Callable[[int], None] = lambda tokens: None,
+    on_tokens: Callable[[int], object] = lambda tokens: None,
 ) -> Score:
     """Compute the mean loss of the predicted tokens of windows, and the perplexity of each window.
 
-    Of a window at most ``length`` tokens are read, and ``stride`` predicted. A batch has at most
-    ``max_tokens``, unless a window alone has more; ``on_tokens`` gets the number that it predicts.
+    Args:
+        loaded: the model.
+        stream: the text.
+        windows: the windows of the text.
+        length: most tokens that are read of a window.
+        stride: tokens that are predicted of a window.
+        max_tokens: most tokens of a batch, unless a window alone has more.
+        on_tokens: called with the number of tokens that a batch predicts.
     """
     began = time.monotonic()
     device = next(loaded.model.parameters()).device

@@ -1,0 +1,97 @@
+"""``fairseq-posenc choose``: which encoding to take, looked up in the project's measurements.
+
+``choose.json`` has an answer for each family of models and each length that was measured, from the
+records in ``docs/results``; ``docs/choose.md`` shows all figures. An encoding that is not
+significantly worse than the best is listed only before the first that is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.workbench.experiments.variants import ENCODER_DECODER, FAMILIES
+from fairseq_posenc.workbench.running import options
+
+TABLE = Path(__file__).with_name("choose.json")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The encodings to take in one case; figures are texts, such as ``15.94 (14.12 to 18.00)``."""
+
+    models: str  # the measured models: size, text, updates and seeds
+    figure: str  # what was measured
+    up_to: float | None  # of trained models: text length in tokens; else a multiple of the trained
+    measured: int  # number of encodings
+    best: dict[str, str]  # the encoding with the best figure; of trained models, the kept one
+    others: dict[str, str]  # those that are not significantly worse; or better than the kept one
+    fast: dict[str, str]  # the best one whose layer takes at most 1.1 times that without positions
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.add_argument("--family", choices=FAMILIES, required=True, help="kind of models")
+    options.add_count(parser, "--length", "longest input in tokens (default: --trained)")
+    options.add_count(parser, "--trained", "length of training, in tokens (default: --length)")
+    trained_help = "for models that are trained already, and get other positions"
+    parser.add_argument("--from-trained", action="store_true", help=trained_help)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the answer; return the exit code.
+
+    Raises:
+        UserError: a length is missing, or too short.
+    """
+    trained = args.trained or args.length
+    if not trained or (args.length or trained) < trained:
+        raise UserError("--length: give the longest text to read, --trained tokens or more")
+    key, wanted = "new", (args.length or trained) / trained
+    if args.from_trained:
+        key, wanted = "from trained", args.length or trained
+    answers = find_answers(key, args.family, wanted)
+    print("\n\n".join(describe(answer, wanted, args.from_trained) for answer in answers))
+    advice = f"train candidates on yours: fairseq-posenc compare --family {args.family} --text FILE"
+    if args.from_trained:
+        advice = "measure a change on yours (docs/choose.md)"
+    elif args.family == ENCODER_DECODER:
+        advice = "train candidates on yours (docs/training.md)"
+    print(f"\nThese were small models on little text; {advice}")
+    return 0
+
+
+def find_answers(key: str, family: str, wanted: float) -> list[Answer]:
+    """Find the answers for a length, one for each set of models: of the next longer measurement."""
+    by_models: dict[str, list[Answer]] = {}
+    for row in json.loads(TABLE.read_text("utf-8"))[key][family]:
+        by_models.setdefault(row["models"], []).append(Answer(**row))
+    return [
+        next((answer for answer in same if (answer.up_to or math.inf) >= wanted), same[-1])
+        for same in by_models.values()
+    ]
+
+
+def describe(answer: Answer, wanted: float, from_trained: bool) -> str:
+    """Describe which encoding to take for new models, or which positions to give trained ones."""
+    best, others, fast = map(_join, (answer.best, answer.others, answer.fast))
+    parts = [f"Take {best}: the best {answer.figure} of {answer.measured} encodings."]
+    if from_trained and others:
+        parts = [f"Change {best} to {others}: significantly better ({answer.figure})."]
+    elif from_trained:
+        parts = [f"Keep {best}: none of {answer.measured} others is better ({answer.figure})."]
+    elif others:
+        parts.append(f"Not significantly worse: {others}.")
+    if fast:
+        parts.append(f"If speed matters, take {fast}.")
+    if wanted > (answer.up_to or math.inf):
+        parts.append("Longer inputs were not measured.")
+    return "\n".join([*parts, f"Measured on {answer.models}."])
+
+
+def _join(figures: dict[str, str]) -> str:
+    return ", ".join(f"{name} {figure}" for name, figure in figures.items())

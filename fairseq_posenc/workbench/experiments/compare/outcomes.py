@@ -1,0 +1,129 @@
+"""The outcomes of a comparison: each model over its seeds, and the conclusions that they allow."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from fairseq_posenc.workbench.experiments.trainings import TrainingEnd
+from fairseq_posenc.workbench.experiments.variants import Variant
+from fairseq_posenc.workbench.results.differences import PairedDifference, compare_all
+from fairseq_posenc.workbench.results.intervals import (
+    LEAST_SEEDS,
+    LEVEL,
+    Interval,
+    average_lines,
+    interval_of_perplexity,
+)
+
+
+class Run(NamedTuple):
+    """Identifies a training of a comparison."""
+
+    variant: Variant
+    seed: int
+    lr: str  # learning rate, as the user wrote it
+
+
+@dataclass(frozen=True)
+class ModelOutcome:
+    """A model at one learning rate, over its finished seeds."""
+
+    variant: Variant
+    lr: str
+    ends: Mapping[int, TrainingEnd]  # by seed
+
+    @property
+    def by_seed(self) -> dict[int, float]:
+        """Final perplexity by seed; NaN if the training diverged."""
+        return {
+            seed: math.nan if end.diverged_at else end.curve.entries[-1].perplexity
+            for seed, end in self.ends.items()
+        }
+
+    @property
+    def perplexity(self) -> Interval:
+        """Perplexity of the mean loss over the seeds; NaN if one diverged."""
+        return interval_of_perplexity(self.by_seed.values())
+
+    @property
+    def undiverged(self) -> list[TrainingEnd]:
+        """The ends of the trainings that did not diverge."""
+        return [end for end in self.ends.values() if not end.diverged_at]
+
+    @property
+    def diverged(self) -> str:
+        """When which seeds diverged: ``update 12 (seed 1)``; empty if none did."""
+        updates = {seed: end.diverged_at for seed, end in self.ends.items() if end.diverged_at}
+        return ", ".join(f"update {update:,} (seed {seed})" for seed, update in updates.items())
+
+    @property
+    def curve(self) -> list[tuple[int, Interval]]:
+        """Updates at which all seeds were validated, and the perplexity over the seeds."""
+        curves = [end.curve.points for end in self.ends.values()]
+        return average_lines(curves, interval_of_perplexity)
+
+
+def rank_models(ends: Mapping[Run, TrainingEnd]) -> list[ModelOutcome]:
+    """Rank models by the perplexity at their best learning rate; those that diverged come last."""
+    groups: dict[tuple[Variant, str], dict[int, TrainingEnd]] = {}
+    for run, end in ends.items():
+        groups.setdefault((run.variant, run.lr), {})[run.seed] = end
+    outcomes = [ModelOutcome(variant, lr, by_seed) for (variant, lr), by_seed in groups.items()]
+    means = [outcome.perplexity.mean for outcome in outcomes]
+    order = sorted(range(len(outcomes)), key=lambda index: (math.isnan(means[index]), means[index]))
+    at_best_rate: dict[Variant, ModelOutcome] = {}
+    for index in order:
+        at_best_rate.setdefault(outcomes[index].variant, outcomes[index])
+    return list(at_best_rate.values())
+
+
+def compare_models(models: Sequence[ModelOutcome]) -> dict[tuple[str, str], PairedDifference]:
+    """Compare all pairs of models that did not diverge, the better one first."""
+    return compare_all(
+        {model.variant.name: model.by_seed for model in models if not model.diverged}
+    )
+
+
+def conclude(models: Sequence[ModelOutcome], unigram: float) -> list[str]:
+    """Say whether ranks mean something, and which differences survive Holm's correction.
+
+    Args:
+        models: all models, the best first.
+        unigram: perplexity of a model that knows only the frequencies of pieces. A model above half
+            of it has hardly learned anything from the order of the text, so its rank says nothing
+            about its positions.
+    """
+    best = models[0]
+    lowest, level = best.perplexity.mean, unigram / 2
+    rule = f"{level:,.1f}, half the perplexity of a model that only counts pieces"
+    ranks = f"Ranks mean something here: {best.variant.name} has {lowest:,.1f}, below {rule}."
+    if not lowest <= level:
+        ranks = (
+            f"Ranks mean nothing yet: the lowest perplexity is {lowest:,.1f} "
+            f"({best.variant.name}). They mean something below {rule}; more --updates continue "
+            "these trainings."
+        )
+    diverged = [f"{model.variant.name} diverged at {model.diverged}." for model in models]
+    sentences = [ranks, *(text for text, model in zip(diverged, models) if model.diverged)]
+    if min(len(model.ends) for model in models) < LEAST_SEEDS:
+        few = (
+            f"Too few seeds to judge differences: a test needs {LEAST_SEEDS}, as in --seeds 1,2,3."
+        )
+        return [*sentences, few]
+    pairs = compare_models(models)
+    worse: dict[str, list[str]] = {}
+    for (better, other), difference in pairs.items():
+        if difference.holm < 1 - LEVEL:
+            worse.setdefault(better, []).append(other)
+    if not pairs:
+        return sentences
+    test = f"After Holm's correction for {len(pairs)} comparison{'s' if len(pairs) > 1 else ''}"
+    found = [f"{better} is better than {', '.join(others)}" for better, others in worse.items()]
+    if not found:
+        return [*sentences, f"{test}, no difference is significant."]
+    rest = len(pairs) - sum(map(len, worse.values()))
+    others = f" The other {rest} differences are not significant." if rest else ""
+    return [*sentences, f"{test}: {'; '.join(found)}.{others}"]

@@ -1,0 +1,122 @@
+"""Makes the data of an experiment from its text: sentencepieces, in fairseq's binary form."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from fairseq_posenc.folders import Request, checksum, is_made, whole_folder
+from fairseq_posenc.tokens.pieces import Pieces, learn_pieces
+from fairseq_posenc.version import __version__
+from fairseq_posenc.workbench.experiments import corpus
+from fairseq_posenc.workbench.experiments.corpus import Document, count_words
+from fairseq_posenc.workbench.running.programs import run_logged
+from fairseq_posenc.workbench.running.progress import say
+
+BINARY = "binary"  # the data-bin in the folder of the data
+_FACTS = "facts.json"
+# Names of fairseq's symbols; as control symbols they are never pieces of the text.
+_FAIRSEQ_SYMBOLS = ["<pad>", "<mask>"]
+
+
+@dataclass(frozen=True)
+class DataFacts:
+    """Facts about the data of an experiment."""
+
+    documents: int
+    words: int
+    train_words: int
+    valid_words: int
+    train_tokens: int
+    valid_tokens: int
+    unigram_perplexity: float  # of a model that knows only the frequencies of pieces
+
+
+def data_request(text: Path | None, vocab_size: int) -> Request:
+    """Name all that the data depend on; without a text they are Python's documentation."""
+    source = f"the documentation of Python {sys.version}" if text is None else checksum(text)
+    return {"text": source, "vocab size": vocab_size, "version": __version__}
+
+
+def make_data(text: Path | None, vocab_size: int, folder: Path) -> DataFacts:
+    """Make the data-bin ``binary`` in a folder unless it was made before; return its facts.
+
+    Raises:
+        UserError: the text cannot be used.
+        RunError: ``fairseq-preprocess`` failed.
+    """
+    request = data_request(text, vocab_size)
+    if not is_made(folder, request):
+        documents = corpus.read_documents(text)
+        with whole_folder(folder, request) as partial:
+            facts = _fill(partial, documents, vocab_size)
+            (partial / _FACTS).write_text(json.dumps(asdict(facts), indent=1) + "\n", "utf-8")
+    facts = DataFacts(**json.loads((folder / _FACTS).read_text("utf-8")))
+    say(
+        f"text: {facts.words:,} words in {facts.documents:,} documents, of which "
+        f"{facts.valid_words:,} words are kept for validation"
+    )
+    return facts
+
+
+def _fill(folder: Path, documents: list[Document], vocab_size: int) -> DataFacts:
+    """Write the texts, learn the pieces, encode both texts and binarize them."""
+    say(f"text: learning {vocab_size:,} sentencepieces, then fairseq-preprocess")
+    binary = folder / BINARY
+    shutil.rmtree(binary, ignore_errors=True)  # of a killed command
+    binary.mkdir()
+    parts = dict(zip(("train", "valid"), corpus.hold_out(documents)))
+    for name, part in parts.items():  # a line is a paragraph
+        _write_lines(folder / f"{name}.txt", [line for document in part for line in document])
+    model = binary / "sentencepiece.model"  # beside the dictionary, where all commands look for it
+    learn_pieces(
+        vocab_size,
+        input=str(folder / "train.txt"),
+        model_prefix=str(model.with_suffix("")),
+        control_symbols=_FAIRSEQ_SYMBOLS,
+    )
+    pieces = {name: _split_lines(model, folder / f"{name}.txt") for name in parts}
+    command = ["fairseq-preprocess", "--only-source", "--destdir", str(binary)]
+    for name, lines in pieces.items():
+        _write_lines(folder / f"{name}.pieces", [" ".join(line) for line in lines])
+        command += [f"--{name}pref", str(folder / f"{name}.pieces")]
+    run_logged(command, folder / "preprocess.log", None)
+    train_words, valid_words = (sum(map(count_words, part)) for part in parts.values())
+    train_tokens, valid_tokens = (sum(map(len, lines)) for lines in pieces.values())
+    return DataFacts(
+        documents=len(documents),
+        words=train_words + valid_words,
+        train_words=train_words,
+        valid_words=valid_words,
+        train_tokens=train_tokens,
+        valid_tokens=valid_tokens,
+        unigram_perplexity=unigram_perplexity(pieces["train"], pieces["valid"]),
+    )
+
+
+def _split_lines(model: Path, text: Path) -> list[Sequence[str]]:
+    """Split the lines of a text into pieces; unknown text becomes ``<unk>``."""
+    return list(Pieces(model)(text.read_text("utf-8").splitlines()))
+
+
+def unigram_perplexity(train: Sequence[Sequence[str]], valid: Sequence[Sequence[str]]) -> float:
+    """Compute the perplexity of a model that knows only the frequencies of pieces in ``train``.
+
+    Frequencies have add-one smoothing; as in fairseq, every line ends with ``</s>``.
+    """
+    counts, valid_counts = (
+        Counter(piece for line in lines for piece in (*line, "</s>")) for lines in (train, valid)
+    )
+    total = counts.total() + len(counts | valid_counts)  # one is added for each kind of piece
+    loss = sum(n * math.log(total / (counts[piece] + 1)) for piece, n in valid_counts.items())
+    return math.exp(loss / valid_counts.total())
+
+
+def _write_lines(path: Path, lines: Sequence[str]) -> None:
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")

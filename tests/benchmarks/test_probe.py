@@ -1,0 +1,336 @@
+"""The probe: tasks against brute force, the loss of answers only, and one small run."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from fairseq import criterions
+from fairseq.data import Dictionary
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from fairseq_posenc.errors import UserError  # noqa: E402
+from fairseq_posenc.tasks.answers import ASKS, BLANK, ENDS  # noqa: E402
+from probing.tasks import TASKS  # noqa: E402
+
+NAMES = sorted(TASKS)
+
+
+def search(alphabet: str, length: int, is_right) -> list[str]:
+    """Return the only word of a length that is right, by trying all."""
+    found = [word for word in itertools.product(alphabet, repeat=length) if is_right(word)]
+    assert len(found) == 1
+    return list(found[0])
+
+
+def by_copying(question: list[str]) -> list[str]:
+    return [question[place] for place in range(len(question))]
+
+
+def by_stack(question: list[str]) -> list[str]:
+    stack, answer = list(question), []
+    while stack:
+        answer.append(stack.pop())
+    return answer
+
+
+def by_bubbles(question: list[str]) -> list[str]:
+    found = list(question)
+    while swaps := [i for i in range(len(found) - 1) if found[i] > found[i + 1]]:
+        found[swaps[0]], found[swaps[0] + 1] = found[swaps[0] + 1], found[swaps[0]]
+    return found
+
+
+def by_school_addition(question: list[str]) -> list[str]:
+    plus = question.index("+")
+    carry, answer = 0, []
+    for one, other in zip(reversed(question[:plus]), reversed(question[plus + 1 :])):
+        carry, digit = divmod(int(one) + int(other) + carry, 10)
+        answer.append(str(digit))
+    return [*answer, str(carry)][::-1]
+
+
+def by_flipping(question: list[str]) -> list[str]:
+    state = False
+    for bit in question:
+        state ^= bit == "1"
+    return ["1" if state else "0"]
+
+
+def by_trying_letters(question: list[str]) -> list[str]:
+    def is_double(word: tuple[str, ...]) -> bool:
+        whole = [word[0] if each == "_" else each for each in question]
+        return whole[: len(whole) // 2] == whole[len(whole) // 2 :]
+
+    return search("abcdefghijklmnopqrstuvwxyz", 1, is_double)
+
+
+def by_scanning_pairs(question: list[str]) -> list[str]:
+    end = question.index("?")
+    answer = []
+    for key in question[end + 1 :]:
+        answer += [question[i + 1] for i in range(0, end, 2) if question[i] == key]
+    return answer
+
+
+def by_walking_back(question: list[str]) -> list[str]:
+    assert question[-1] == "r"
+    places = [i for i in range(0, len(question) - 1, 2) if question[i] == "w"]
+    for place in range(0, len(question) - 1, 2):
+        if question[place] == "r":  # what was read on the way is right as well
+            before = [i for i in places if i < place]
+            assert question[place + 1] == question[before[-1] + 1]
+    return [question[places[-1] + 1]]
+
+
+def by_counting(question: list[str]) -> list[str]:
+    end = question.index("?")
+    place = int("".join(question[end + 1 :]))
+    return [letter for count, letter in enumerate(question[:end]) if count == place]
+
+
+def by_counting_changes(question: list[str]) -> list[str]:
+    changes = [pair for pair in itertools.pairwise(question) if pair[0] != pair[1]]
+    return ["0" if len(changes) % 2 else "1"]
+
+
+def by_going_round(question: list[str]) -> list[str]:
+    circle = ["0", "1", "2", "3", "4"]
+    for step in question:
+        if step == "right":
+            circle = circle[1:] + circle[:1]
+        elif step == "left":
+            circle = circle[-1:] + circle[:-1]
+    return circle[:1]
+
+
+def by_python(question: list[str]) -> list[str]:
+    return [str(eval("".join(question)) % 5)]
+
+
+def by_places(question: list[str]) -> list[str]:
+    odd = [word for place, word in enumerate(question, 1) if place % 2 == 1]
+    return odd + [word for place, word in enumerate(question, 1) if place % 2 == 0]
+
+
+def by_searching_words(question: list[str]) -> list[str]:
+    *words, ask, given, shift = question
+    assert ask == "?"
+    assert len(set(words)) == len(words)
+    pairs = itertools.product(enumerate(words), repeat=2)
+    return [found for (i, word), (j, found) in pairs if word == given and j - i == int(shift)]
+
+
+def by_following(question: list[str]) -> list[str]:
+    *words, ask, value = question
+    assert ask == "?"
+    found: list[str] = []
+    for name, is_assigned, source in zip(words, words[1:], words[2:]):
+        if is_assigned == ":=" and source in (value, *found):
+            found.append(name)
+    return found
+
+
+def by_reading_all(question: list[str]) -> list[str]:
+    """Answers on the way must be right as well."""
+    end = question.index("?")
+    words, asked = question[:end], question[end + 1 :]
+    found: dict[str, list[str]] = {}
+    for key, is_needle, value in zip(words, words[1:], words[2:]):
+        if is_needle == "is":
+            found.setdefault(key, []).append(value)
+    while len(asked) > 1:
+        key, asks, value, ends, *asked = asked
+        assert (asks, found[key], ends) == ("=", [value], ";")
+    return found[asked[0]]
+
+
+def by_recalling(question: list[str]) -> list[str]:
+    """The first words are the pairs; each of their keys is asked once, and its value is right."""
+    asked = [key for key, asks in zip(question, question[1:]) if asks == "="] + question[-1:]
+    pairs = question[: 2 * len(asked)]
+    known = dict(zip(pairs[::2], pairs[1::2]))
+    assert sorted(known) == sorted(asked)
+    for key, asks, value in zip(question, question[1:], question[2:]):
+        assert asks != "=" or known[key] == value
+    return [known[question[-1]]]
+
+
+BRUTE_FORCE = {
+    "addition": by_school_addition,
+    "bucket_sort": by_bubbles,
+    "cycle_navigation": by_going_round,
+    "even_pairs": by_counting_changes,
+    "indirect_indexing": by_searching_words,
+    "modular_arithmetic": by_python,
+    "mqar": by_recalling,
+    "needle": by_reading_all,
+    "needle_multi_key": by_reading_all,
+    "needle_multi_query": by_reading_all,
+    "needle_multi_value": by_reading_all,
+    "odds_first": by_places,
+    "variable_tracking": by_following,
+    "copy": by_copying,
+    "flip_flop": by_walking_back,
+    "look_up": by_counting,
+    "missing_duplicate": by_trying_letters,
+    "parity": by_flipping,
+    "recall": by_scanning_pairs,
+    "reverse": by_stack,
+    "sort": by_bubbles,
+}
+
+
+def test_every_task_has_an_independent_check():
+    assert sorted(BRUTE_FORCE) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_answers_are_what_brute_force_finds(name):
+    task, chance = TASKS[name], random.Random(5)
+    for length in [*range(1, 41), 100, 200]:
+        question, answer = task.make_example(chance, length)
+        assert answer == BRUTE_FORCE[name](question)
+        assert {*question, *answer} <= {*task.words, ASKS}
+        assert ASKS not in task.words
+        assert answer, "nothing to learn"
+        asked_on_the_way = 3 * question.count(ASKS) + (length if name == "mqar" else 0)
+        assert length <= 5 or abs(len(question) - length) <= 5 + asked_on_the_way
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_answers_differ(name):
+    """So that nobody is right by always saying the same."""
+    task, chance = TASKS[name], random.Random(5)
+    answers = [tuple(task.make_example(chance, 20)[1]) for _ in range(200)]
+    assert max(answers.count(each) for each in set(answers)) < 140
+
+
+def dictionary(*words: str) -> Dictionary:
+    found = Dictionary()
+    for word in words:
+        found.add_symbol(word)
+    return found
+
+
+def criterion(words: Dictionary, targets: list[str] | None = None):
+    task = SimpleNamespace(target_dictionary=words, targets=targets)
+    return criterions.CRITERION_REGISTRY["answers"](task)
+
+
+class Scores:
+    """A model whose scores are given."""
+
+    def __init__(self, scores: torch.Tensor) -> None:
+        self.scores = scores
+
+    def __call__(self, **kwargs: torch.Tensor) -> tuple[torch.Tensor]:
+        return (self.scores,)
+
+
+def lines(words: Dictionary, *texts: str) -> torch.Tensor:
+    numbers = [torch.tensor([words.index(word) for word in text.split()]) for text in texts]
+    return torch.nn.utils.rnn.pad_sequence(numbers, batch_first=True, padding_value=words.pad())
+
+
+class TestCriterion:
+    WORDS = dictionary(ASKS, *"abc")
+
+    def causal(self) -> dict:
+        given = lines(self.WORDS, "</s> a b = b a", "</s> c = c")
+        target = lines(self.WORDS, "a b = b a </s>", "c = c </s>")
+        return {"net_input": {"src_tokens": given}, "target": target, "ntokens": 10}
+
+    def test_only_answers_count_in_a_causal_model(self):
+        counted = criterion(self.WORDS).mask_answers(self.causal()).int().tolist()
+        assert counted == [[0, 0, 0, 1, 1, 1], [0, 0, 1, 1, 0, 0]]
+
+    def test_answers_on_the_way_end(self):
+        words = dictionary(ASKS, ENDS, *"abc")
+        given = lines(words, "</s> a = b ; c = b a", "</s> a = b ; c")
+        target = lines(words, "a = b ; c = b a </s>", "a = b ; c </s>")
+        sample = {"net_input": {"src_tokens": given}, "target": target}
+        counted = criterion(words).mask_answers(sample).int().tolist()
+        assert counted == [[0, 0, 1, 1, 0, 0, 1, 1, 1], [0, 0, 1, 1, 0, 0, 0, 0, 0]]
+
+    def test_an_encoder_sees_blanks_in_place_of_answers(self):
+        words = dictionary(ASKS, BLANK, ENDS, *"abc")
+        given = lines(words, "</s> a = b ; c = b a", "</s> c = c")
+        sample = {"net_input": {"src_tokens": given}, "target": given, "ntokens": 13}
+        seen = []
+
+        def model(src_tokens):
+            seen.append(src_tokens)
+            return (torch.zeros(*src_tokens.shape, len(words)),)
+
+        _, count, _ = criterion(words, ["self"])(model, sample)
+        blanks = lines(words, f"</s> a = {BLANK} ; c = {BLANK} {BLANK}", f"</s> c = {BLANK}")
+        assert torch.equal(seen[0], blanks)
+        assert count == 4
+        with pytest.raises(UserError, match="the dictionary has no '<blank>'"):
+            criterion(self.WORDS, ["self"])
+
+    def test_only_answers_count_in_a_decoder(self):
+        given = lines(self.WORDS, "</s> = b a", "</s> = c")
+        target = lines(self.WORDS, "= b a </s>", "= c </s>")
+        net_input = {"src_tokens": lines(self.WORDS, "a b", "c"), "prev_output_tokens": given}
+        sample = {"net_input": net_input, "target": target}
+        assert criterion(self.WORDS).mask_answers(sample).int().tolist() == [
+            [0, 1, 1, 1],
+            [0, 1, 1, 0],
+        ]
+
+    def test_loss_and_exact_match(self):
+        """The second answer is right but for its end; what is said of questions is all wrong."""
+        sample, size = self.causal(), len(self.WORDS)
+        said = sample["target"].clone()
+        said[:, 0] = self.WORDS.index("b")
+        said[1, 3] = self.WORDS.index("a")
+        scores = 3.0 * F.one_hot(said, size).float() + torch.rand(2, 6, size)
+        loss, tokens, logged = criterion(self.WORDS)(Scores(scores), sample)
+        rows = [(0, 3), (0, 4), (0, 5), (1, 2), (1, 3)]
+        terms = [-scores[row].log_softmax(-1)[sample["target"][row]] for row in rows]
+        torch.testing.assert_close(loss, torch.stack(terms).sum())
+        assert (tokens, int(logged["exact"])) == (5, 1)
+        said[1, 3] = self.WORDS.eos()
+        right = Scores(F.one_hot(said, size).float())
+        assert int(criterion(self.WORDS)(right, sample)[2]["exact"]) == 2
+
+    def test_gradients_of_questions_are_zero(self):
+        sample = self.causal()
+        scores = torch.rand(2, 6, len(self.WORDS), requires_grad=True)
+        criterion(self.WORDS)(Scores(scores), sample)[0].backward()
+        moved = scores.grad.abs().sum(-1) > 0
+        assert torch.equal(moved, criterion(self.WORDS).mask_answers(sample))
+
+    def test_a_dictionary_without_the_symbol_is_refused(self):
+        with pytest.raises(UserError, match="the dictionary has no '='"):
+            criterion(dictionary("a"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["masked-lm", "causal-lm", "encoder-decoder"])
+def test_a_small_probe_learns_and_is_not_repeated(family, tmp_path):
+    words = "--tasks flip_flop --encodings rope --seeds 1 --updates 80 --trained 5 --lengths 5,9"
+    call = [sys.executable, str(ROOT / "benchmarks" / "probe.py"), *words.split()]
+    call += ["--family", family, "--out", str(tmp_path / "probe"), "--", "--max-tokens", "1024"]
+    shares = []
+    for _ in range(2):
+        run = subprocess.run(call, capture_output=True, text=True, check=False)
+        assert run.returncode == 0, run.stderr
+        shares.append(run.stdout.splitlines()[-1])
+    assert shares[0] == shares[1]
+    label, *values = shares[0].split()[-3:]
+    assert label == "1:"
+    assert float(values[0]) > 0.9
+    (log,) = (tmp_path / "probe").rglob("train.log")
+    assert log.read_text().count("$ fairseq-train") == 1
