@@ -119,4 +119,4 @@ def test_texts_are_made_into_data(tmp_path):
 def test_glue_finds_its_configurations():
     commands = far(*arguments("decbert", "--dry-run"))
     folder = installed() / "fairseq_posenc" / "finetune_configs" / "glue"
-    assert f"--config-dir {folder}" in commands
+    assert f"--config-dir={folder}" in commands

@@ -268,7 +268,7 @@ def test_files_of_gpt2(encoder, merges):
         gpt2._load(*paths)
 
 
-RUN = GlueRun("m4m", "RTE", 1e-5, 1, "accuracy", 9, "data", "model.pt", 0, [])
+RUN = GlueRun("m4m", "RTE", 1e-5, 1, "accuracy", 9, "data", "model.pt", 0, {})
 run_files = st.one_of(
     values, st.dictionaries(st.sampled_from(GlueRun._fields), values), st.just(RUN._asdict())
 )
@@ -284,7 +284,7 @@ run_files = st.one_of(
 def test_what_glue_goes_on_from(run, whole, nested, result):
     folder = RUN.folder(written("").parent)
     folder.mkdir(parents=True)
-    (folder / "stamp.json").write_text(json.dumps({"inputs": run} if whole else nested))
+    (folder / "request.json").write_text(json.dumps(run if whole else nested))
     (folder / RESULT).write_text(json.dumps(result))
     with result_or_line():
         assert read_run(folder)._fields == GlueRun._fields

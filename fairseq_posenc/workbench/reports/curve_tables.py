@@ -1,29 +1,46 @@
-"""Formats training logs as tables: best validations, epochs, seeds, and stages of the loss.
+"""Tables of training logs: best validations, stages of the loss, means over seeds, epochs.
 
-A training is a name with the curves of one or more seeds. Tables of single curves number the seeds,
-as in ``rope 2``. fairseq logs losses in bits; those in nats are ``ln 2`` times as large.
+A training is a name with the curves of one or more seeds. fairseq logs losses in bits; those in
+nats are ``ln 2`` times as large.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
+from typing import Any, Optional
 
-from fairseq_posenc.workbench.results import differences, intervals
+from fairseq_posenc.workbench.results import intervals
 from fairseq_posenc.workbench.results.loss_stages import (
     MIN_FALL,
     SLOPE_RATIO,
     find_stages,
-    fit_segments,
     last_loss,
-    training_points,
 )
 from fairseq_posenc.workbench.results.markdown import code, format_number, table
 from fairseq_posenc.workbench.results.record import Row
-from fairseq_posenc.workbench.running.logs import Curve, Entry
+from fairseq_posenc.workbench.running.logs import Curve
 
-Curves = Mapping[str, Curve]
 Trainings = Mapping[str, Sequence[Curve]]  # name -> a curve for each seed
+Tables = dict[str, list[Row]]
+# Columns of the first table: the figure's name in the record, its title, and its decimals.
+_BEST = {
+    "updates": ("updates", 0),
+    "best_at": ("best at", 0),
+    "loss_bits": ("loss (bits)", 3),
+    "loss_nats": ("loss (nats)", 3),
+    "perplexity": ("perplexity", 2),
+    "accuracy": ("accuracy", 1),
+    "tokens_per_second": ("tokens/s", 0),
+    "loss_at_the_end_nats": ("training loss at the end (nats)", 3),
+}
+_STAGES = {
+    "start_ends": ("start ends", 0),
+    "plateau_ends": ("plateau ends", 0),
+    "dive_ends": ("dive ends", 0),
+    "plateau": ("length of the plateau", 0),
+}
+_SEEDS = {name: _BEST[name] for name in ("perplexity", "loss_at_the_end_nats")}
+_SEEDS |= {name: _STAGES[name] for name in ("plateau_ends", "plateau")}
 _STAGES_NOTE = (
     "The loss is fitted with line segments, as many as its noise warrants. The dive is the "
     f"steepest segment that follows one at least {SLOPE_RATIO} times flatter (the plateau), which "
@@ -33,214 +50,110 @@ _STAGES_NOTE = (
 )
 
 
-def format_all_tables(trainings: Trainings) -> str:
-    """Format all tables, and list trainings that diverged."""
-    curves = _number_seeds(trainings)
-    parts = [_format_best(curves), *_format_epochs(trainings), *_format_seeds(trainings)]
-    parts += [*_format_stages(curves), _list_divergences(curves)]
-    return "\n\n".join(filter(None, parts)) + "\n"
-
-
-def _number_seeds(trainings: Trainings) -> dict[str, Curve]:
-    """Collect all trainings by name, with a number in the names of those that differ by seed."""
-    return {
-        f"{name} {number}" if len(curves) > 1 else name: curve
-        for name, curves in trainings.items()
-        for number, curve in enumerate(curves, start=1)
-    }
-
-
-def collect_figures(trainings: Trainings) -> dict[str, list[Row]]:
+def collect_figures(trainings: Trainings) -> Tables:
     """Collect the figures of all tables for the record."""
-    tables: dict[str, list[Row]] = {
-        name: [] for name in ("best", "epochs", "stages", "pieces", "seeds")
-    }
-    for name, curve in _number_seeds(trainings).items():
-        best = curve.best
-        broken = [entry.updates for entry in curve.entries if not entry.is_finite]
-        row = {
-            "training": name,
-            "updates": curve.entries[-1].updates,
-            "best_at": best.updates if best.is_finite else None,
-            "loss_bits": best.loss,
-            "perplexity": best.perplexity if best.is_finite else None,
-            "accuracy": best.accuracy,
-            "tokens_per_second": curve.speed,
-            "diverged_at": broken[0] if broken else None,
-        }
-        tables["best"].append(row)
-        for epoch, entry in curve.epochs.items():
-            point = {"epoch": epoch, "update": entry.updates, "perplexity": entry.perplexity}
-            tables["epochs"].append({"training": name, **point})
-        if stages := find_stages(curve):
-            ends = {f"{stage}_ends": updates for stage, updates in stages._asdict().items()}
-            tables["stages"].append({"training": name, **ends})
-        for segment in fit_segments(training_points(curve)):
-            fit = {"last_update": segment.end, "nats_in_1000_updates": 1000 * segment.rate}
-            tables["pieces"].append({"training": name, **fit})
-    for name, curves in trainings.items():
+    tables: Tables = {"best": [], "stages": [], "seeds": [], "epochs": []}
+    for training, curves in trainings.items():
+        rows = [_describe_curve(curve) for curve in curves]
+        for number, (curve, row) in enumerate(zip(curves, rows), start=1):
+            name = {"training": f"{training} {number}" if len(curves) > 1 else training}
+            tables["best"].append({**name, **{key: row[key] for key in (*_BEST, "diverged_at")}})
+            if row["plateau"] is not None:
+                tables["stages"].append({**name, **{key: row[key] for key in _STAGES}})
+            for epoch, entry in curve.epochs.items():
+                point = {"epoch": epoch, "update": entry.updates, "perplexity": entry.perplexity}
+                tables["epochs"].append({**name, **point})
         if len(curves) > 1:
-            figures: dict[str, float] = {}
-            for figure, mean in _average_over_seeds(curves).items():
-                figures |= mean.figures(figure)
-            tables["seeds"].append({"training": name, "seeds": len(curves), **figures})
+            means: dict[str, Any] = {"training": training, "seeds": len(curves)}
+            for key in _SEEDS:
+                values = [row[key] for row in rows]
+                if None not in values:  # a mean of stages only if all have them
+                    is_perplexity = key == "perplexity"
+                    mean = intervals.interval_of_perplexity if is_perplexity else intervals.interval
+                    means |= mean(values).figures(key)
+            tables["seeds"].append(means)
     return tables
 
 
-def _average_over_seeds(curves: Sequence[Curve]) -> dict[str, intervals.Interval]:
-    """Compute means of trainings that differ by seed; those of stages only if all have stages."""
-    means = {
-        "perplexity": intervals.interval_of_perplexity(curve.best.perplexity for curve in curves)
+def _describe_curve(curve: Curve) -> dict[str, Any]:
+    """Compute the figures of a curve; None for those that it does not have."""
+    best, stages = curve.best, find_stages(curve)
+    broken = [entry.updates for entry in curve.entries if not entry.is_finite]
+    ends = (*stages, stages.plateau_length) if stages else [None] * len(_STAGES)
+    return {
+        "updates": curve.entries[-1].updates,
+        "best_at": best.updates if best.is_finite else None,
+        "loss_bits": best.loss if best.is_finite else None,
+        "loss_nats": best.nats if best.is_finite else None,
+        "perplexity": best.perplexity if best.is_finite else None,
+        "accuracy": best.accuracy,
+        "tokens_per_second": curve.speed or None,  # 0 if the log does not say
+        "loss_at_the_end_nats": last_loss(curve),
+        **dict(zip(_STAGES, ends)),
+        "diverged_at": broken[0] if broken else None,
     }
-    ends = [loss for loss in map(last_loss, curves) if loss is not None]
-    if len(ends) == len(curves):
-        means["loss_at_the_end_nats"] = intervals.interval(ends)
-    stages = [stage for stage in map(find_stages, curves) if stage is not None]
-    if len(stages) == len(curves):
-        means["plateau_ends"] = intervals.interval(stage.plateau for stage in stages)
-        means["plateau"] = intervals.interval(stage.plateau_length for stage in stages)
-    return means
 
 
-def _format_seeds(trainings: Trainings) -> list[str]:
-    several = {name: curves for name, curves in trainings.items() if len(curves) > 1}
-    columns = ["training", "seeds", "best perplexity", "loss at the end (nats)"]
-    columns += ["with a dive after a plateau", "plateau ends", "length of the plateau"]
-    rows = []
-    for name, curves in several.items():
-        means = _average_over_seeds(curves)
-        dives = sum(find_stages(curve) is not None for curve in curves)
-        rows.append(
-            [
-                code(name),
-                str(len(curves)),
-                _format_mean(means.get("perplexity"), 2),
-                _format_mean(means.get("loss_at_the_end_nats"), 3),
-                f"{dives} of {len(curves)}",
-                _format_mean(means.get("plateau_ends"), 0),
-                _format_mean(means.get("plateau"), 0),
-            ]
-        )
-    if not rows:
-        return []
-    parts = [
-        "## Means over seeds",
-        table(columns, rows),
-        f"In brackets: {intervals.INTERVAL_NOTE}.",
+def format_tables(tables: Tables) -> str:
+    """Format the figures as Markdown, and name the trainings that diverged."""
+    parts = [_format_rows(tables["best"], _BEST)]
+    if tables["stages"]:
+        parts += ["## Stages of the training loss", _format_rows(tables["stages"], _STAGES)]
+        parts.append(_STAGES_NOTE)
+    if tables["seeds"]:
+        parts += ["## Means over seeds", _format_rows(tables["seeds"], _SEEDS)]
+        parts.append(f"In brackets: {intervals.INTERVAL_NOTE}.")
+    if tables["epochs"]:
+        parts += ["## Perplexity by epoch", *_format_epochs(tables["epochs"])]
+    parts += [
+        f"- {code(row['training'])} diverged: its validation loss is NaN or infinite at update "
+        f"{row['diverged_at']:,} first; such losses are left out"
+        for row in tables["best"]
+        if row["diverged_at"] is not None
     ]
-    return parts + _format_differences(several)
+    return "\n\n".join(parts) + "\n"
 
 
-def _format_mean(mean: intervals.Interval | None, digits: int) -> str:
-    return mean.show(digits) if mean and math.isfinite(mean.mean) else "-"
-
-
-def _format_differences(trainings: Trainings) -> list[str]:
-    """Compare the best perplexities, assuming that the n-th trainings of all names share a seed."""
-    best = {
-        name: {seed: curve.best.perplexity for seed, curve in enumerate(curves)}
-        for name, curves in trainings.items()
-        if all(curve.best.is_finite for curve in curves)
-    }
-    if len(best) < 2:
-        return []
-    explanation = differences.explain_few_seeds(min(map(len, best.values())))
-    sentences = [explanation] if explanation else differences.describe_differences(best)
-    return [
-        "\n".join(f"- {sentence}" for sentence in sentences),
-        f"The n-th logs of two names count as one seed. {differences.TEST_NOTE}",
+def _format_rows(rows: Sequence[Row], columns: Mapping[str, tuple[str, int]]) -> str:
+    """Format the columns in which a row has a figure."""
+    used = [name for name in columns if any(row.get(name) is not None for row in rows)]
+    cells = [
+        [code(row["training"]), *(_format_cell(row, name, columns[name][1]) for name in used)]
+        for row in rows
     ]
+    return table(["training", *(columns[name][0] for name in used)], cells)
 
 
-def _format_best(curves: Curves) -> str:
-    """Format the best validation of each training."""
-    accuracies = any(curve.best.accuracy is not None for curve in curves.values())
-    columns = ["training", "updates", "best at", "loss (bits)", "loss (nats)", "perplexity"]
-    if accuracies:
-        columns.append("accuracy")
-    rows = []
-    for name, curve in curves.items():
-        best = curve.best
-        row = [code(name), format_number(curve.entries[-1].updates)]
-        row.append(format_number(best.updates) if best.is_finite else "-")
-        row += [format_number(best.loss, 3), format_number(best.nats, 3), _format_perplexity(best)]
-        if accuracies:
-            row.append("-" if best.accuracy is None else f"{best.accuracy:.1f} %")
-        rows.append([*row, format_number(curve.speed or None)])  # 0 if the log does not say
-    return table([*columns, "tokens/s"], rows)
+def _format_cell(row: Row, name: str, digits: int) -> str:
+    """Format a figure; with its interval if the row has one."""
+    low: Optional[float] = row.get(f"{name}_low")
+    if low is None or row[name] is None:
+        return format_number(row.get(name), digits)
+    return intervals.Interval(row[name], low, row[f"{name}_high"]).show(digits)
 
 
-def _format_epochs(trainings: Trainings) -> list[str]:
-    perplexities = {name: _average_epochs(curves) for name, curves in trainings.items()}
-    epochs = sorted(set().union(*perplexities.values()))
-    if not epochs:
-        return []
-    rows = [
-        [str(epoch), *(_format_perplexity(entries.get(epoch)) for entries in perplexities.values())]
-        for epoch in epochs
+def _format_epochs(rows: Sequence[Row]) -> list[str]:
+    """Format a table of epochs, and when each training reaches what all of them reach."""
+    points: dict[str, dict[int, Row]] = {}
+    for row in rows:
+        points.setdefault(row["training"], {})[row["epoch"]] = row
+    by_epoch = points.values()
+    cells = [
+        [
+            str(epoch),
+            *(
+                format_number(of[epoch]["perplexity"] if epoch in of else None, 2)
+                for of in by_epoch
+            ),
+        ]
+        for epoch in sorted({row["epoch"] for row in rows})
     ]
-    header = ["epoch", *map(code, perplexities)]
-    return ["## Perplexity by epoch", table(header, rows), *_format_reached(perplexities)]
-
-
-def _average_epochs(curves: Sequence[Curve]) -> dict[int, Entry]:
-    """Average the perplexities of the last validation of each epoch that all seeds have."""
-    averages = {}
-    for epoch, entry in curves[0].epochs.items():
-        if all(epoch in curve.epochs for curve in curves):
-            perplexities = (curve.epochs[epoch].perplexity for curve in curves)
-            averages[epoch] = entry._replace(
-                perplexity=intervals.interval_of_perplexity(perplexities).mean
-            )
-    return averages
-
-
-def _format_perplexity(entry: Entry | None) -> str:
-    return format_number(entry.perplexity, 2) if entry and entry.is_finite else "-"
-
-
-def _format_reached(perplexities: Mapping[str, Mapping[int, Entry]]) -> list[str]:
-    """Format when each training reaches the lowest perplexity that all of them reach."""
-    lowest = {
-        name: min(entry.perplexity for entry in entries.values())
-        for name, entries in perplexities.items()
-        if entries
-    }
-    if len(lowest) < 2:
-        return []
-    target = max(lowest.values())
-    parts = []
-    for name in lowest:
-        first = next(x for x in perplexities[name].values() if x.perplexity <= target)
-        parts.append(f"{code(name)} at epoch {first.epoch} (update {first.updates:,})")
-    return [f"The lowest perplexity that all reach, {target:,.2f}: {', '.join(parts)}."]
-
-
-def _format_stages(curves: Curves) -> list[str]:
-    if not any(curve.training for curve in curves.values()):
-        return []
-    columns = ["training", "lines every", "start ends", "plateau ends", "dive ends"]
-    columns += ["length of the plateau", "loss at the end (nats)"]
-    rows = []
-    for name, curve in curves.items():
-        updates = [entry.updates for entry in curve.training]
-        every = min((after - before for before, after in zip(updates, updates[1:])), default="-")
-        cells = ["-", "no dive after a plateau", "-", "-"]
-        if stages := find_stages(curve):
-            cells = [f"{update:,}" for update in (*stages, stages.plateau_length)]
-        rows.append([code(name), str(every), *cells, format_number(last_loss(curve), 3)])
-    return ["## Stages of the training loss, in updates", table(columns, rows), _STAGES_NOTE]
-
-
-def _list_divergences(curves: Curves) -> str:
-    """List the trainings with losses that are NaN or infinite; tables and pictures omit these."""
-    lines = []
-    for name, curve in curves.items():
-        for kind, entries in (("training", curve.training), ("validation", curve.entries)):
-            if broken := [entry for entry in entries if not entry.is_finite]:
-                lines.append(
-                    f"- {code(name)} diverged: the {kind} loss is {broken[0].loss:g} at update "
-                    f"{broken[0].updates:,} first, and NaN or infinite in {len(broken)} of "
-                    f"{len(entries)} lines, which are left out"
-                )
-    return "\n".join(lines)
+    parts = [table(["epoch", *map(code, points)], cells)]
+    if len(points) > 1:
+        target = max(min(row["perplexity"] for row in of.values()) for of in by_epoch)
+        reached = []
+        for name, of in points.items():
+            first = next(row for row in of.values() if row["perplexity"] <= target)
+            reached.append(f"{code(name)} at epoch {first['epoch']} (update {first['update']:,})")
+        parts.append(f"The lowest perplexity that all reach, {target:,.2f}: {', '.join(reached)}.")
+    return parts

@@ -17,7 +17,7 @@ from fairseq_posenc.files import write_whole
 from fairseq_posenc.workbench.reports.curve_tables import (
     Trainings,
     collect_figures,
-    format_all_tables,
+    format_tables,
 )
 from fairseq_posenc.workbench.results import intervals, learning_curves
 from fairseq_posenc.workbench.results.markdown import escape
@@ -60,9 +60,10 @@ def run(args: argparse.Namespace) -> int:
     }
     trainings = {name: [_read_log(name, Path(path)) for path in logs[name]] for name in logs}
     make_folder(args.out)
-    text = format_all_tables(trainings)
+    tables = collect_figures(trainings)
+    text = format_tables(tables)
     data = {name: ",".join(paths) for name, paths in logs.items()}
-    record = Record("curves", collect_figures(trainings), data, command=own_command())
+    record = Record("curves", tables, data, command=own_command())
     record.write(args.out / _RECORD)
     print(record.text() if args.json else text)
     written = "tables (pictures need matplotlib)"

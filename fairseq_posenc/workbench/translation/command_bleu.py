@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from fairseq_posenc.folders import lock_folder
 from fairseq_posenc.workbench.running import options
 from fairseq_posenc.workbench.running.devices import check_device
 from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
-from fairseq_posenc.workbench.running.folders import lock_output_folder
 from fairseq_posenc.workbench.running.progress import say
 from fairseq_posenc.workbench.translation.command_translate import add_model_arguments
 from fairseq_posenc.workbench.translation.evaluation import BleuRequest, evaluate, parse_systems
@@ -40,7 +40,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "parts of the test set; an interrupted evaluation resumes with the next part"
     options.add_count(parser, "--num-shards", text, default=4)
     options.add_count(parser, "--max-tokens", "source tokens translated at a time", default=12000)
-    options.add_cluster(parser, one_by_one=True)
     options.add_json(parser)
 
 
@@ -51,8 +50,7 @@ def run(args: argparse.Namespace) -> int:
         UserError: wrong input.
         RunError: ``fairseq-generate`` failed.
     """
-    cluster = options.parse_cluster(args)
-    check_device(args.device, args.fp16, is_local=not cluster)  # now, not in each part
+    check_device(args.device, args.fp16, is_local=True)  # now, not in each part
     request = options.build_settings(
         BleuRequest,
         args,
@@ -60,13 +58,9 @@ def run(args: argparse.Namespace) -> int:
         # Greedy search, too, for comparison.
         searches=[Search(beam, args.lenpen) for beam in sorted({1, args.beam})],
         options=options.build_settings(GenerationOptions, args),
-        cluster=cluster,
     )
-    with (
-        signals_as_keyboard_interrupt(),
-        lock_output_folder(args.out, (REPORT, FIGURES)),
-    ):
-        record = evaluate(request, args.out)
+    with signals_as_keyboard_interrupt(), lock_folder(args.out) as lock:
+        record = evaluate(request, args.out, lock)
         report = write_report(record, args.out)
     print(record.text() if args.json else report)
     say(f"report: {args.out / REPORT}, figures: {args.out / FIGURES}")

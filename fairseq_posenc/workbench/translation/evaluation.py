@@ -9,14 +9,11 @@ from typing import NamedTuple, Optional
 from fairseq.utils import split_paths
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.folders import checksum, is_made, whole_folder
 from fairseq_posenc.tokens.files import read_lines
 from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.loading.dictionaries import infer_languages, open_task
 from fairseq_posenc.workbench.results.record import Record, Row, own_command
-from fairseq_posenc.workbench.running.executor import Slurm
-from fairseq_posenc.workbench.running.files import checksum
-from fairseq_posenc.workbench.running.jobs import RunContext, Step
-from fairseq_posenc.workbench.running.local_machine import LocalMachine
 from fairseq_posenc.workbench.running.options import is_folder_name, parse_named, split_trainings
 from fairseq_posenc.workbench.translation.checkpoint import (
     ParallelDataBin,
@@ -120,7 +117,6 @@ class BleuRequest(NamedTuple):
     source: Optional[Path]  # file with the sources; None for the one in the data folder, if any
     searches: list[Search]  # settings of beam search; systems are compared by the last
     options: GenerationOptions
-    cluster: Optional[Slurm]  # where to translate; None for this machine
 
 
 class _TrainedModel(NamedTuple):
@@ -167,8 +163,10 @@ class _Translations(NamedTuple):
         }
 
 
-def evaluate(request: BleuRequest, out: Path) -> Record:
+def evaluate(request: BleuRequest, out: Path, lock: int) -> Record:
     """Make the translations that are missing in a folder, score them, and build the record.
+
+    ``lock`` is the open lock of the folder, which the programs inherit.
 
     Raises:
         UserError: wrong input; raised before anything is translated.
@@ -181,7 +179,7 @@ def evaluate(request: BleuRequest, out: Path) -> Record:
     }
     test_set = _read_test_set(request, list(models.values()))
     files = _read_translations(request, models, test_set)
-    translations = _translate(request, models, files, out)
+    translations = _translate(request, models, files, out, lock)
     scorer = Scorer(test_set.references)
     piece_bleu = PieceBleu(test_set.data_bin, test_set.references)
     rows: list[Row] = [
@@ -216,14 +214,16 @@ def _translate(
     models: dict[Training, _TrainedModel],
     files: dict[Training, list[str]],
     out: Path,
+    lock: int,
 ) -> list[_Translations]:
     """Make the translations that are missing; list all of them, and those of files."""
     generations = {
         training: _prepare_generation(training, model, request, out)
         for training, model in models.items()
     }
-    jobs = [generation.build_job(request.searches) for generation in generations.values()]
-    (request.cluster or LocalMachine()).run(jobs, out)
+    for generation in generations.values():
+        for search in request.searches:
+            generation.translate(search, lock)
     translations = []
     for training in request.trainings:
         if training in files:
@@ -300,12 +300,12 @@ def _prepare_generation(
     folder = out / training.folder
     checkpoints = model.checkpoints
     if training.is_folder:
-        target = folder / "average" / f"checkpoint_average_{len(checkpoints)}.pt"
+        average = folder / "average"
+        name = f"checkpoint_average_{len(checkpoints)}.pt"
         inputs = {"of": [checksum(path) for path in checkpoints], "version": __version__}
-
-        def average(context: RunContext) -> None:
-            average_checkpoints(model.checkpoints, target)
-
-        Step(target.parent, inputs, average).do()
-        checkpoints = [target]
+        if not is_made(average, inputs):
+            folder.mkdir(parents=True, exist_ok=True)
+            with whole_folder(average, inputs) as partial:
+                average_checkpoints(checkpoints, partial / name)
+        checkpoints = [average / name]
     return Generation(training.label, checkpoints, model.data, request.options, folder)

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Optional
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.files import write_whole
+from fairseq_posenc.folders import Request, checksum, is_made, whole_folder
 from fairseq_posenc.tokens.files import read_lines
 from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.running.devices import choose_device
-from fairseq_posenc.workbench.running.files import checksum
 from fairseq_posenc.workbench.running.host import USER_DIR
-from fairseq_posenc.workbench.running.jobs import Inputs, Job, RunContext, Step
 from fairseq_posenc.workbench.running.programs import run_logged
 from fairseq_posenc.workbench.running.progress import say
 from fairseq_posenc.workbench.translation.checkpoint import ParallelDataBin
@@ -73,18 +71,13 @@ class Generation:
         files += [data.folder / f"dict.{name}.txt" for name in (data.source, data.target)]
         # No part may be empty: fairseq-generate divides by the number of its sentences.
         self._shards = min(options.num_shards, self._sentences)
-        self._inputs: Inputs = {
+        self._inputs: Request = {
             "checkpoints": [checksum(path) for path in self._checkpoints],
             "data": [checksum(path) for path in files],
             "languages": [data.source, data.target],
             "options": [options.split, options.max_tokens, options.fp16],
             "version": __version__,
         }
-
-    def build_job(self, searches: Sequence[Search]) -> Job:
-        """Build the job of translating, with a step for each part of the test set."""
-        steps = (step for search in searches for step in self._build_steps(search))
-        return Job(self.label, self.folder, tuple(steps))
 
     def join(self, search: Search) -> tuple[str, list[str]]:
         """Join the parts into a file of plain text, in the order of the test set.
@@ -96,8 +89,9 @@ class Generation:
             UserError: ``fairseq-generate`` left out a sentence.
         """
         hypotheses: dict[int, str] = {}
-        for step in self._build_steps(search):
-            hypotheses |= read_hypotheses(step.folder / f"generate-{self._options.split}.txt")
+        for shard in range(self._shards):
+            part = self._find_part(search, shard)
+            hypotheses |= read_hypotheses(part / f"generate-{self._options.split}.txt")
         for number in range(self._sentences):
             if number not in hypotheses:
                 raise UserError(f"{self.folder}: fairseq-generate left out sentence {number + 1}")
@@ -106,19 +100,25 @@ class Generation:
         write_whole(path, "".join(f"{line}\n" for line in lines))
         return str(path), lines
 
-    def _build_steps(self, search: Search) -> list[Step]:
-        steps = []
-        for shard in range(self._shards):
-            folder = self.folder / search.file_name / f"part-{shard + 1}"
-            inputs = {**self._inputs, "search": list(search), "shard": [shard, self._shards]}
-            steps.append(Step(folder, inputs, partial(self._translate, search, shard, folder)))
-        return steps
+    def translate(self, search: Search, lock: int) -> None:
+        """Translate the parts that are missing; ``lock`` is that of the command's folder.
 
-    def _translate(self, search: Search, shard: int, folder: Path, context: RunContext) -> None:
-        say(f"{self.label}, {search.name}: part {shard + 1} of {self._shards}")
-        run_logged(
-            self._build_command(search, shard, folder), folder / "generate.log", context.lock
-        )
+        Raises:
+            UserError: a part was translated with other models, data or options.
+            RunError: ``fairseq-generate`` failed.
+        """
+        for shard in range(self._shards):
+            part = self._find_part(search, shard)
+            request = {**self._inputs, "search": list(search), "shard": [shard, self._shards]}
+            if not is_made(part, request):
+                say(f"{self.label}, {search.name}: part {shard + 1} of {self._shards}")
+                part.parent.mkdir(parents=True, exist_ok=True)
+                with whole_folder(part, request) as partial:
+                    command = self._build_command(search, shard, partial)
+                    run_logged(command, partial / "generate.log", lock)
+
+    def _find_part(self, search: Search, shard: int) -> Path:
+        return self.folder / search.file_name / f"part-{shard + 1}"
 
     def _build_command(self, search: Search, shard: int, folder: Path) -> list[str]:
         """Build the command that translates one part."""

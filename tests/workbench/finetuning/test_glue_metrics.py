@@ -7,6 +7,7 @@ import math
 import re
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,7 @@ from fairseq_posenc.workbench.finetuning.glue.runs import (
     CONFIGS,
     RESULT,
     GlueRun,
-    claim_runs,
+    claim,
     compose_task_config,
     format_override,
     list_runs,
@@ -38,7 +39,7 @@ from fairseq_posenc.workbench.finetuning.glue.runs import (
 )
 from fairseq_posenc.workbench.finetuning.glue.worker import has_collapsed, measure
 from fairseq_posenc.workbench.results.record import Record
-from fairseq_posenc.workbench.running import local_machine
+from fairseq_posenc.workbench.running import pool
 
 
 @pytest.mark.parametrize("classes", [2, 3])
@@ -105,7 +106,7 @@ def test_predictions_are_labels_and_scores_as_glue_wants_them():
 
 @pytest.mark.parametrize("missing", ["update", "collapsed", "metrics"])
 def test_a_result_that_lacks_a_figure_is_refused(missing, tmp_path):
-    run = GlueRun("m4m", "RTE", 1e-5, 1, "accuracy", 9, "data", "model.pt", 0, [])
+    run = GlueRun("m4m", "RTE", 1e-5, 1, "accuracy", 9, "data", "model.pt", 0, {})
     result = {"update": 9, "metrics": {"accuracy": 50.0}, "collapsed": False}
     file = run.folder(tmp_path) / RESULT
     file.parent.mkdir(parents=True)
@@ -275,14 +276,13 @@ def test_both_programs_of_a_run_have_its_gpu_and_a_failure_of_either_is_its_own(
     (tmp_path / "stand_in.py").write_text(MEASURING)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(worker, "_MODULE", "stand_in")
-    monkeypatch.setattr(local_machine, "visible_gpus", lambda: ["7"])
+    monkeypatch.setattr(pool, "visible_gpus", lambda: ["7"])
     train = ["python", "-c", "import os; print('gpu', os.environ['CUDA_VISIBLE_DEVICES'])"]
-    runs = [
-        GlueRun("m4m", "RTE", 2e-5, seed, "accuracy", 1000, "", "", 0, train) for seed in (1, 2)
-    ]
-    jobs = [worker.build_job(run, tmp_path) for run in runs]
+    runs = [GlueRun("m4m", "RTE", 2e-5, seed, "accuracy", 1000, "", "", 0, {}) for seed in (1, 2)]
+    monkeypatch.setattr(GlueRun, "command", train)
+    tasks = {run.label: partial(worker.fine_tune, run, tmp_path) for run in runs}
     with pytest.raises(RunError) as caught:
-        local_machine.LocalMachine(keep_going=True).run(jobs, tmp_path)
+        pool.run_here(tasks, 1, keep_going=True)
     log = runs[1].folder(tmp_path) / "train.log"
     program = Path(sys.executable).name
     failure = f"RTE, learning rate 2e-05, seed 2: {program}: is wrong (its log: {log})"
@@ -292,8 +292,8 @@ def test_both_programs_of_a_run_have_its_gpu_and_a_failure_of_either_is_its_own(
         text = (run.folder(tmp_path) / "train.log").read_text()
         assert text.count("gpu 7\n") == 2
     told = capsys.readouterr().err
-    assert "[0 of 2 runs ended] RTE, learning rate 2e-05, seed 1: finished, accuracy 50.00" in told
-    assert "[1 of 2 runs ended] RTE, learning rate 2e-05, seed 2: starting, 1,000 updates" in told
+    assert "RTE, learning rate 2e-05, seed 1: finished, accuracy 50.00" in told
+    assert "RTE, learning rate 2e-05, seed 2: starting, 1,000 updates" in told
 
 
 def test_the_report_has_the_papers_columns():
@@ -318,17 +318,16 @@ def test_the_report_has_both_sets_of_mnli():
 
 
 def test_runs_that_have_begun_go_on_and_refuse_others(tmp_path):
-    run = GlueRun("m4m", "RTE", 1e-5, 1, "accuracy", 9, "data", "model.pt", 0, ["train", "a=1"])
+    run = GlueRun("m4m", "RTE", 1e-5, 1, "accuracy", 9, "data", "model.pt", 0, {"a": "1"})
     folder = run.folder(tmp_path)
-    assert claim_runs([run], tmp_path) == [run]  # which writes the stamp
+    claim(run, tmp_path)
     (folder / "result.json").touch()
-    assert read_run(folder) == run
-    assert list_runs(tmp_path, like=run) == [run]
-    other = run._replace(command=["train", "a=2"])
+    assert list_runs(tmp_path) == [read_run(folder)] == [run]
+    other = run._replace(settings={"a": "2"})
     for _ in range(2):
-        with pytest.raises(UserError, match=r"\(command: \['a=1'\], not \['a=2'\]\)"):
-            claim_runs([other], tmp_path)
-        assert claim_runs([run], tmp_path) == [run]
+        with pytest.raises(UserError, match="was made with other settings, a: 1, not 2; name"):
+            claim(other, tmp_path)
+        claim(run, tmp_path)
     (folder / "result.json").unlink()
-    assert claim_runs([other], tmp_path) == [other]
+    claim(other, tmp_path)
     assert read_run(folder) == other

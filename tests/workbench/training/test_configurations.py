@@ -8,7 +8,7 @@ import subprocess
 import warnings
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -74,8 +74,7 @@ def compose(name: str, *overrides: str) -> dict[str, Any]:
         warnings.simplefilter("ignore")
         config = compose_file(CONFIGS / f"{name}.yaml", overrides)
     config.checkpoint.save_dir = "here"  # hydra knows its folder only while it runs
-    found: dict[str, Any] = OmegaConf.to_container(config, resolve=True)
-    return found
+    return cast("dict[str, Any]", OmegaConf.to_container(config, resolve=True))
 
 
 @pytest.mark.parametrize("name", SETTINGS)

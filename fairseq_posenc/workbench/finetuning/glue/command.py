@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import argparse
 import shlex
+from functools import partial
 from pathlib import Path
 
+from fairseq_posenc import folders
 from fairseq_posenc.checkpoints.recovery import BEST
 from fairseq_posenc.errors import RunError
 from fairseq_posenc.tasks.glue.definitions import parse_tasks
@@ -20,18 +22,18 @@ from fairseq_posenc.workbench.finetuning.glue.report import (
 )
 from fairseq_posenc.workbench.finetuning.glue.runs import (
     CONFIGS,
+    RESULT,
     STATISTICS,
     GlueRequest,
-    claim_runs,
+    claim,
+    list_runs,
     plan_runs,
 )
-from fairseq_posenc.workbench.finetuning.glue.worker import build_job
+from fairseq_posenc.workbench.finetuning.glue.worker import fine_tune
 from fairseq_posenc.workbench.loading.pretrained import Pretrained, read_pretrained
 from fairseq_posenc.workbench.running.devices import hydra_overrides, visible_gpus
 from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
-from fairseq_posenc.workbench.running.local_machine import LocalMachine
 from fairseq_posenc.workbench.running.options import (
-    add_cluster,
     add_computing,
     add_data,
     add_jobs,
@@ -41,9 +43,10 @@ from fairseq_posenc.workbench.running.options import (
     add_set,
     build_settings,
     finite_number,
-    parse_cluster,
 )
+from fairseq_posenc.workbench.running.pool import run_here
 from fairseq_posenc.workbench.running.progress import say
+from fairseq_posenc.workbench.running.slurm import parse_slurm, run_on_slurm
 
 _DIVERGED = {"raffel", "tupe"}  # encodings, at the learning rates of M4M's paper
 
@@ -61,7 +64,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--name", help="model's name in the report (default: the checkpoint's folder and file)")
     add_out(parser, computed_default="glue-NAME-PROTOCOL")
     add_jobs(parser, "one per GPU")
-    add_cluster(parser)
+    text = (
+        "local (default), or slurm with options of sbatch, as in slurm partition=gpu gpus=1 "
+        "time=2:00:00; each run is a job"
+    )
+    add("--on", nargs="+", default=["local"], metavar="WHERE", help=text)
     text = "folder of the YAML configurations (default: the project's)"
     add("--configs", type=Path, default=CONFIGS, help=text)
     add("--dry-run", action="store_true", help="print the commands and stop")
@@ -77,9 +84,9 @@ def run(args: argparse.Namespace) -> int:
         UserError: wrong input.
         RunError: runs failed.
     """
-    cluster = parse_cluster(args)
+    slurm = parse_slurm(args.on)
     pretrained = read_pretrained(args.checkpoint, for_fairseq=True)
-    # Absolute, because the runs' stamps name it, and hydra changes the working folder.
+    # Absolute, because the runs' requests name it, and hydra changes the working folder.
     pretrained = pretrained._replace(path=pretrained.path.resolve())
     name = args.name or _name_model(pretrained.path)
     out = (args.out or Path(f"glue-{name}-{args.protocol}")).resolve()
@@ -91,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
         out=out,
         rates=args.learning_rates,
         seeds=args.seeds or (),
-        overrides=[*hydra_overrides(args, is_local=cluster is None), *args.changes],
+        overrides=[*hydra_overrides(args, is_local=slurm is None), *args.changes],
     )
     if not request.rates:
         _warn_of_divergence(args.protocol, pretrained)
@@ -100,19 +107,28 @@ def run(args: argparse.Namespace) -> int:
         for run in runs:
             print(f"# {run.label}: {run.max_update:,} updates\n{shlex.join(run.command)}")
         return 0
-    all_runs = claim_runs(runs, out)  # with those of earlier calls
-    jobs = [build_job(run, out) for run in runs]
-    unfinished = [job for job in jobs if not job.is_done]
-    say(f"{len(runs)} runs, {len(runs) - len(unfinished)} of them finished before; results: {out}")
-    # As on a cluster, a run that fails does not stop the others.
-    machine = cluster or LocalMachine(args.jobs or len(visible_gpus()) or 1, keep_going=True)
-    try:
-        with signals_as_keyboard_interrupt():
-            machine.run(unfinished, out)
-    except RunError:  # the report covers the runs that succeeded, and lists the others
-        write_results(all_runs, out, pretrained, name)
-        raise
-    record = write_results(all_runs, out, pretrained, name)
+    with signals_as_keyboard_interrupt(), folders.lock_folder(out):
+        modified = pretrained.path.stat().st_mtime_ns
+        model = {"protocol": args.protocol, "checkpoint": str(pretrained.path)}
+        folders.claim(out, {**model, "version of the checkpoint": modified})
+        for run in runs:
+            claim(run, out)
+        unfinished = {
+            run.label: partial(fine_tune, run, out)
+            for run in runs
+            if not (run.folder(out) / RESULT).exists()
+        }
+        finished = len(runs) - len(unfinished)
+        say(f"{len(runs)} runs, {finished} of them finished before; results: {out}")
+        try:  # a run that fails does not stop the others
+            if slurm is None:
+                run_here(unfinished, args.jobs or len(visible_gpus()) or 1, keep_going=True)
+            elif unfinished:
+                run_on_slurm(unfinished, out / "slurm", slurm, args.jobs)
+        except RunError:  # the report covers the runs that succeeded, and lists the others
+            write_results(list_runs(out), out, pretrained, name)
+            raise
+        record = write_results(list_runs(out), out, pretrained, name)
     print(record.text() if args.json else format_report(record))
     say(f"wrote {out}/results.md, {out}/results.json and {out}/submission/")
     if missing := complete_submission(out / "submission", args.data):

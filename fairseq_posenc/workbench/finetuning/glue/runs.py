@@ -1,7 +1,7 @@
 """Plans the runs of GLUE: one for each task, learning rate and seed, each in its own folder.
 
-The folder of a run, such as ``OUT/RTE/lr2e-05-seed1``, has a stamp with all fields of its
-:class:`GlueRun`, so that a run can be read, evaluated and reported from its folder alone.
+The folder of a run, such as ``OUT/RTE/lr2e-05-seed1``, is bound to all fields of its
+:class:`GlueRun` (:mod:`fairseq_posenc.folders`), so that it is evaluated from its folder alone.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from fairseq_posenc import folders
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.tasks.glue.data import find_training_data
 from fairseq_posenc.tasks.glue.definitions import TASKS, Task
@@ -25,10 +26,8 @@ from fairseq_posenc.tasks.glue.task import GlueTaskConfig
 from fairseq_posenc.workbench.finetuning.composing import compose_file, count_updates
 from fairseq_posenc.workbench.loading.checkpoints import updates_done
 from fairseq_posenc.workbench.loading.pretrained import Pretrained
-from fairseq_posenc.workbench.running.files import find_shipped_folder
-from fairseq_posenc.workbench.running.folders import lock_folder
+from fairseq_posenc.workbench.running.files import find_shipped_folder, read_json
 from fairseq_posenc.workbench.running.host import USER_DIR
-from fairseq_posenc.workbench.running.jobs import STAMP, ResultStep, Work, read_inputs
 
 CONFIGS = find_shipped_folder("finetune_configs") / "glue"
 # What a paper reports of the runs of a task, by protocol.
@@ -49,8 +48,14 @@ class GlueRun(NamedTuple):
     data: str  # folder of the data-bin
     checkpoint: str  # checkpoint of the pre-trained model
     modified: int  # modification time of the checkpoint, in nanoseconds
-    # `fairseq-hydra-train` and its arguments, except for the checkpoint to start from
-    command: list[str]
+    # settings of `fairseq-hydra-train`, except for the checkpoint to start from; and `--config-dir`
+    settings: dict[str, str]
+
+    @property
+    def command(self) -> list[str]:
+        """The command that trains the run."""
+        words = [f"{name}={value}" if value else name for name, value in self.settings.items()]
+        return ["fairseq-hydra-train", *words]
 
     @property
     def label(self) -> str:
@@ -65,18 +70,6 @@ class GlueRun(NamedTuple):
     def folder(self, out: Path) -> Path:
         """Build the path of the run's folder."""
         return out / self.task / f"lr{self.learning_rate:g}-seed{self.seed}"
-
-    def step(self, out: Path, work: Work = lambda context: None) -> ResultStep:
-        """Build the step that fills the run's folder; its progress is the number of updates.
-
-        ``work`` fills the folder; callers that only read the folder or claim it leave it out.
-        """
-        folder = self.folder(out)
-
-        def measure_progress() -> int:  # the user may delete checkpoints once there is a result
-            return updates_done(folder) or int((folder / RESULT).exists())
-
-        return ResultStep(folder, self._asdict(), work, measure_progress, RESULT)
 
 
 class GlueRequest(NamedTuple):
@@ -148,16 +141,16 @@ def plan_runs(request: GlueRequest) -> list[GlueRun]:
                 data=str(data.path),
                 checkpoint=str(pretrained.path),
                 modified=pretrained.path.stat().st_mtime_ns,
-                command=[],  # built below from the other fields
+                settings={},  # built below from the other fields
             )
-            runs.append(run._replace(command=_build_command(run, path.stem, cfg, request)))
+            runs.append(run._replace(settings=_build_settings(run, path.stem, cfg, request)))
     return runs
 
 
-def _build_command(
+def _build_settings(
     run: GlueRun, config_name: str, cfg: DictConfig, request: GlueRequest
-) -> list[str]:
-    """Build the command that trains a run; hydra takes the last value of an option."""
+) -> dict[str, str]:
+    """Build the settings of a run; the last value of an option counts, as in hydra."""
     folder = run.folder(request.out)
     values: dict[str, Any] = {
         "hydra.run.dir": folder,
@@ -178,10 +171,10 @@ def _build_command(
         "lr_scheduler.warmup_updates": cfg.lr_scheduler.warmup_updates,
         "checkpoint.save_dir": folder,
     }
-    command = ["fairseq-hydra-train", "--config-dir", str(request.configs.resolve())]
-    command += ["--config-name", config_name]
-    command += [format_override(name, value) for name, value in values.items()]
-    return [*command, *request.overrides]
+    words = [f"--config-dir={request.configs.resolve()}", f"--config-name={config_name}"]
+    words += [*(format_override(name, value) for name, value in values.items())]
+    # A dictionary, so that another request is refused with the settings that differ.
+    return dict(word.partition("=")[::2] for word in [*words, *request.overrides])
 
 
 def format_override(name: str, value: Any) -> str:
@@ -194,51 +187,31 @@ def format_override(name: str, value: Any) -> str:
     return f"{name}='{escaped}'"
 
 
-def claim_runs(runs: Sequence[GlueRun], out: Path) -> list[GlueRun]:
-    """Write the stamps of the runs; return all runs in ``out``, those of earlier commands too.
+def claim(run: GlueRun, out: Path) -> None:
+    """Bind a run's folder to it; one in which nothing was trained is emptied first.
 
     Raises:
-        UserError: a folder has a run with other settings that has begun, or is in use.
+        UserError: the folder has a run with other settings, or is in use.
     """
-    by_folder = {run.folder(out): run for run in list_runs(out, like=runs[0])}
-    for run in runs:
-        step = run.step(out)
-        step.refuse_others()
-        if not step.is_claimed:
-            with lock_folder(step.folder, "run"):
-                step.claim()
-        by_folder[step.folder] = run
-    return [by_folder[folder] for folder in sorted(by_folder)]
-
-
-def list_runs(out: Path, like: GlueRun) -> list[GlueRun]:
-    """List the runs in a folder that have the same model and protocol as the run ``like``.
-
-    Raises:
-        UserError: a run that differs has begun; those that have not begun are left out.
-    """
-    runs = []
-    compared = ("protocol", "checkpoint", "modified")
-    for folder in sorted(path.parent for path in out.glob(f"*/*/{STAMP}")):
-        run = read_run(folder)
-        differing = [name for name in compared if getattr(run, name) != getattr(like, name)]
-        if not differing:
-            runs.append(run)
-        elif run.step(out).progress:
-            name = "version of the checkpoint" if differing == ["modified"] else differing[0]
-            raise UserError(
-                f"{folder} has a run with another {name}; choose another --out, or delete it"
-            )
-    return runs
+    folder = run.folder(out)
+    with folders.lock_folder(folder):
+        if not updates_done(folder) and not (folder / RESULT).exists():
+            folders.empty(folder)
+        folders.claim(folder, run._asdict())
 
 
 def read_run(folder: Path) -> GlueRun:
-    """Read a run from the stamp of its folder.
+    """Read the run that a folder is bound to.
 
     Raises:
-        UserError: the stamp is not that of a run of GLUE.
+        UserError: the folder is not that of a run of GLUE.
     """
-    inputs = read_inputs(folder)
-    if not isinstance(inputs, dict) or inputs.keys() != set(GlueRun._fields):
+    content = read_json(folder / folders.REQUEST)
+    if not isinstance(content, dict) or content.keys() != set(GlueRun._fields):
         raise UserError(f"{folder}: is not the folder of a run of glue; delete it")
-    return GlueRun(**inputs)
+    return GlueRun(**content)
+
+
+def list_runs(out: Path) -> list[GlueRun]:
+    """List the runs in a folder, those of earlier commands too."""
+    return [read_run(path.parent) for path in sorted(out.glob(f"*/*/{folders.REQUEST}"))]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import sys
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from torch import Tensor
 from fairseq_posenc.checkpoints.recovery import BEST, LAST, ensure_last_checkpoint
 from fairseq_posenc.checkpoints.safe_loading import open_mapped
 from fairseq_posenc.files import write_whole
+from fairseq_posenc.folders import lock_folder
 from fairseq_posenc.tasks.glue import metrics
 from fairseq_posenc.tasks.glue.criterion import HEAD
 from fairseq_posenc.tasks.glue.data import open_glue_data
@@ -35,9 +35,10 @@ from fairseq_posenc.workbench.loading.open_model import open_model
 from fairseq_posenc.workbench.running.devices import choose_device
 from fairseq_posenc.workbench.running.exit_codes import run_main, signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.files import read_json
-from fairseq_posenc.workbench.running.jobs import Job, RunContext
 from fairseq_posenc.workbench.running.logs import TRAIN_LOG, parse_line
+from fairseq_posenc.workbench.running.pool import Environment
 from fairseq_posenc.workbench.running.programs import run_logged
+from fairseq_posenc.workbench.running.progress import say
 
 _MODULE = "fairseq_posenc.workbench.finetuning.glue.worker"  # __name__ may be "__main__"
 _BATCH_SIZE = 32  # sentences, in evaluation
@@ -45,38 +46,42 @@ _REPORT_INTERVAL = 15.0  # seconds between two progress lines of a run
 _ON_CPU = "common.cpu=true"  # already in the command if the user gave --device cpu
 
 
-def build_job(run: GlueRun, out: Path) -> Job:
-    """Build the job of a run."""
-    step = run.step(out, partial(_train_and_evaluate, run, run.folder(out)))
-    return Job(run.label, step.folder, (step,), run.max_update)
+def fine_tune(run: GlueRun, out: Path, environment: Environment) -> None:
+    """Train a run, or continue, and evaluate it in a process of its own; skip a finished one.
 
-
-def _train_and_evaluate(run: GlueRun, folder: Path, context: RunContext) -> None:
-    """Train a run unless it is trained already, and evaluate it in a process of its own."""
-    if updates_done(folder) < run.max_update or not (folder / BEST).exists():
-        _train(run, folder, context)
-    # `run_logged` finds a bare name beside the running Python, and the log shows it as it is.
-    evaluation = [Path(sys.executable).name, "-m", _MODULE, str(folder)]
-    run_logged(evaluation, folder / TRAIN_LOG, context.lock, environment=context.environment)
+    Args:
+        run: the run, whose folder is bound to it.
+        out: folder of all runs.
+        environment: variables that select its GPU.
+    """
+    folder = run.folder(out)
+    with lock_folder(folder) as lock:
+        if (folder / RESULT).exists():
+            return
+        if updates_done(folder) < run.max_update or not (folder / BEST).exists():
+            _train(run, folder, lock, environment)
+        # `run_logged` finds a bare name beside the running Python, and the log shows it as it is.
+        evaluation = [Path(sys.executable).name, "-m", _MODULE, str(folder)]
+        run_logged(evaluation, folder / TRAIN_LOG, lock, environment=environment)
     figures = read_json(folder / RESULT)["metrics"]
     scores = ", ".join(f"{name} {value:.2f}" for name, value in figures.items())
-    context.report(run.max_update, f"{run.label}: finished, {scores}")
+    say(f"{run.label}: finished, {scores}")
 
 
-def _train(run: GlueRun, folder: Path, context: RunContext) -> None:
+def _train(run: GlueRun, folder: Path, lock: int, environment: Environment) -> None:
     ensure_last_checkpoint(folder)
     updates = updates_done(folder)
     if updates:
         start = f"resuming from update {updates:,}"
     else:
         start = f"starting, {run.max_update:,} updates"
-    context.report(updates, f"{run.label}: {start}")
+    say(f"{run.label}: {start}")
     # fairseq starts from this checkpoint unless the folder has checkpoint_last.pt.
     command = [*run.command, format_override("checkpoint.finetune_from_model", run.checkpoint)]
     # Only now, because a cluster's machine may have other devices than the command's.
     if choose_device() != "cuda" and _ON_CPU not in command:
         command += [_ON_CPU, "common.fp16=false"]  # hydra takes the last value
-        context.report(updates, f"{run.label}: no GPU here: training on the CPU, without fp16")
+        say(f"{run.label}: no GPU here: training on the CPU, without fp16")
     reported_at = time.monotonic()
 
     def report_line(line: str) -> None:
@@ -92,9 +97,9 @@ def _train(run: GlueRun, folder: Path, context: RunContext) -> None:
         reported_at = time.monotonic()
         score = f", {run.metric} {float(entry.figures[run.metric]):.2f}" if has_score else ""
         progress = f"update {entry.updates:,} of {run.max_update:,}"
-        context.report(entry.updates, f"{run.label}: {progress}{score}")
+        say(f"{run.label}: {progress}{score}")
 
-    run_logged(command, folder / TRAIN_LOG, context.lock, report_line, context.environment)
+    run_logged(command, folder / TRAIN_LOG, lock, report_line, environment)
 
 
 def evaluate(run: GlueRun, folder: Path) -> None:

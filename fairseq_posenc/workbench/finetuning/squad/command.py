@@ -29,9 +29,7 @@ from fairseq_posenc.workbench.results.record import Record, own_command
 from fairseq_posenc.workbench.running.devices import ComputeOptions, hydra_overrides
 from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.folders import make_folder
-from fairseq_posenc.workbench.running.local_machine import LocalMachine
 from fairseq_posenc.workbench.running.options import (
-    add_cluster,
     add_computing,
     add_count,
     add_data,
@@ -40,7 +38,6 @@ from fairseq_posenc.workbench.running.options import (
     add_out,
     add_set,
     finite_number,
-    parse_cluster,
 )
 from fairseq_posenc.workbench.running.progress import say
 
@@ -74,7 +71,6 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
     text = "recipe (default: finetune_configs/squadNN.yaml)"  # squad11 or squad20
     add("--config", type=Path, metavar="YAML", help=text)
     add_computing(parser)
-    add_cluster(parser)
     add_set(parser, "optimization.lr=[2e-5]")
 
 
@@ -101,11 +97,9 @@ def _add_score(parser: argparse.ArgumentParser) -> None:
 
 
 def _train(args: argparse.Namespace) -> int:
-    cluster = parse_cluster(args)
-    overrides = [*hydra_overrides(args, is_local=cluster is None), *args.changes]
+    overrides = [*hydra_overrides(args), *args.changes]
     with signals_as_keyboard_interrupt():
-        training = FineTuning(args.checkpoint, args.data, args.out, args.config, overrides)
-        (cluster or LocalMachine()).run([training.build_job()], args.out)
+        FineTuning(args.checkpoint, args.data, args.out, args.config, overrides).train()
     model = args.out / LAST
     say(f"wrote {model}; next: fairseq-posenc squad predict --checkpoint {model} ...")
     return 0

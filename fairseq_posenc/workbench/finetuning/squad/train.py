@@ -8,13 +8,13 @@ same call continues an interrupted training.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Optional, cast
 
 import torch
 from omegaconf import DictConfig, OmegaConf
 
+from fairseq_posenc import folders
 from fairseq_posenc.checkpoints.recovery import ensure_last_checkpoint
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.files import write_whole
@@ -24,7 +24,6 @@ from fairseq_posenc.workbench.loading.checkpoints import updates_done
 from fairseq_posenc.workbench.loading.pretrained import Pretrained, read_pretrained
 from fairseq_posenc.workbench.running.files import find_shipped_folder
 from fairseq_posenc.workbench.running.host import USER_DIR
-from fairseq_posenc.workbench.running.jobs import Job, RunContext, Step
 from fairseq_posenc.workbench.running.logs import TRAIN_LOG, format_progress
 from fairseq_posenc.workbench.running.programs import run_logged
 from fairseq_posenc.workbench.running.progress import say
@@ -145,28 +144,27 @@ class FineTuning(NamedTuple):
             "hydra": {"run": {"dir": out}, "output_subdir": None, **_ONE_LOG},
         }
 
-    def build_job(self) -> Job:
-        """Build the job of the training, to run on this machine or a cluster.
+    def train(self) -> None:
+        """Train, or continue, on all GPUs of this machine or its processor.
 
         Raises:
-            UserError: wrong input.
+            UserError: wrong input, or the folder has something else.
         """
-        # Stamped with the configuration for one GPU, so that any machine can resume the training.
-        inputs = cast("dict[str, Any]", OmegaConf.to_container(self.compose(gpus=1)))
-        progress = partial(updates_done, self.out)
-        # The folder is protected, because the user may have named that of another training.
-        step = Step(self.out, inputs, self._train, progress=progress, protected=True)
-        return Job(str(self.out), self.out, (step,))
-
-    def _train(self, context: RunContext) -> None:
-        """Train, or continue, on all GPUs of this machine or its processor."""
+        # For one GPU, so that any machine can resume the training.
+        request = cast("dict[str, Any]", OmegaConf.to_container(self.compose(gpus=1)))
         config = self.compose(torch.cuda.device_count())
-        write_whole(self.out / CONFIG, f"# @package _group_\n{OmegaConf.to_yaml(config)}")
-        ensure_last_checkpoint(self.out)
-        command = ["fairseq-hydra-train", "--config-dir", str(self.out.resolve())]
-        command += ["--config-name", Path(CONFIG).stem]
-        # Without the environment of the context, which selects a single GPU.
-        run_logged(command, self.out / TRAIN_LOG, context.lock, _print_progress)
+        with folders.lock_folder(self.out) as lock:
+            if (self.out / folders.REQUEST).exists() and not updates_done(self.out):
+                folders.empty(self.out)  # it failed before its first checkpoint
+            folders.claim(self.out, request)
+            if updates_done(self.out) >= config.optimization.max_update:
+                say(f"{self.out}: the training is finished, and nothing was changed")
+                return
+            write_whole(self.out / CONFIG, f"# @package _group_\n{OmegaConf.to_yaml(config)}")
+            ensure_last_checkpoint(self.out)
+            command = ["fairseq-hydra-train", "--config-dir", str(self.out.resolve())]
+            command += ["--config-name", Path(CONFIG).stem]
+            run_logged(command, self.out / TRAIN_LOG, lock, _print_progress)
 
 
 def _print_progress(line: str) -> None:
