@@ -1,20 +1,22 @@
-"""Computes the equation of the scores as it is written (:mod:`~fairseq_posenc.encodings.terms`).
+"""Computes the whole equation (:mod:`~fairseq_posenc.backends.equation`) at once.
 
-It serves every encoding by plain operations, with gradients by autograd, and takes O(B * H * T * S)
-of memory. Tests compare the other backends with it. For a single query, as in a step of decoding,
-it is also the fastest: the table rows that are needed then lie in the order of the keys.
+It looks up the terms of all pairs and serves every encoding by plain operations, with gradients by
+autograd, in O(B * H * T * S) of memory. Tests compare the other backends with it. For a single
+query, as in a step of decoding, it is also the fastest: the table rows that are needed then lie in
+the order of the keys.
 
 The letters of shapes are those of :mod:`~fairseq_posenc.encodings.base`.
 """
 
-from functools import reduce
-from operator import add
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fairseq_posenc.backends import equation
 from fairseq_posenc.backends.base import AttentionCall, CallFeatures
 from fairseq_posenc.backends.by_distance import (
     expand_term,
@@ -64,43 +66,53 @@ def scores(query: Tensor, key: Tensor, terms: Terms, mask: Mask = _NO_MASK) -> T
         return _compute_scores(at_least_fp32(query), at_least_fp32(key), terms, mask)
 
 
+def softmax(scores: Tensor, mask: Mask, sink: Tensor | None = None) -> Tensor:
+    """Mask and normalise scores of all pairs; see :func:`equation.softmax`."""
+    hidden = mask.forbidden(scores.size(2), scores.size(3), scores.device)
+    return equation.softmax(scores, hidden, sink, mask.may_hide_all)
+
+
 def _compute_scores(query: Tensor, key: Tensor, terms: Terms, mask: Mask) -> Tensor:
     """Compute :func:`scores` of queries and keys in float32 or float64."""
-    sizes = query.size(2), key.size(2)
-    if query.size(2) == 1:
-        combined, table_terms = _compute_single_query_terms(query, key, terms, mask)
+    tgt_len, src_len = query.size(2), key.size(2)
+    if tgt_len == 1:
+        content, rows = _multiply_single_query(query, key, terms, mask)
     else:
-        combined, table_terms = _compute_many_query_terms(query, key, terms, mask)
+        content, rows = _multiply_queries(query, key, terms, mask)
+    gain = None
     if terms.gain is not None:
-        combined = combined * expand_term(terms, "gain", *sizes, mask)
-    scale = terms.scale(query.size(-1))
-    counted = None
+        gain = expand_term(terms, "gain", tgt_len, src_len, mask)
+    count = None
     if terms.counted_table is not None:
-        counted = _count_positions(query, combined * scale, terms.counted_table, mask)
-    for term in table_terms:
-        combined = combined * term if terms.product else combined + term
-    combined = combined * scale
-    if counted is not None:
-        combined = combined + counted
+        hidden = mask.forbidden(tgt_len, src_len, query.device)
+        table = at_least_fp32(terms.counted_table)
+        count = partial(equation.attend_counted, query, table, hidden=hidden)
+    temperature = AttentionCall(query, key, key, terms, mask).temperature()
+    return equation.score(
+        content,
+        rows,
+        product=terms.product,
+        gain=gain,
+        scale=terms.scale(query.size(-1)),
+        count_positions=count,
+        biases=_list_biases(query, key, terms, mask),
+        temperature=None if temperature is None else temperature[..., None],
+        softcap=terms.softcap,
+    )
+
+
+def _list_biases(query: Tensor, key: Tensor, terms: Terms, mask: Mask) -> Iterator[Tensor]:
+    """Look up all that is added to the scaled scores of pairs."""
+    tgt_len, src_len = query.size(2), key.size(2)
     if terms.bias is not None:
-        bias = mask.cached(
-            "bias",
-            (terms.bias, terms.first, *sizes),
-            lambda: expand_term(terms, "bias", *sizes, mask),
-        )
-        combined = combined + bias
+        deps = (terms.bias, terms.first, tgt_len, src_len)
+        yield mask.cached("bias", deps, lambda: expand_term(terms, "bias", tgt_len, src_len, mask))
     if terms.pair_bias is not None:
-        combined = combined + at_least_fp32(terms.pair_bias)
-    if (products := multiply_states(terms, key.size(2), mask)) is not None:
-        combined = combined + products
-    call = AttentionCall(query, key, key, terms, mask)
-    if (decay := _expand_decay(call)) is not None:
-        combined = combined + decay.to(combined.dtype)
-    if (temperature := call.temperature()) is not None:
-        combined = combined * temperature[..., None]
-    if terms.softcap is not None:
-        combined = terms.softcap * torch.tanh(combined / terms.softcap)
-    return combined
+        yield at_least_fp32(terms.pair_bias)
+    if (products := multiply_states(terms, src_len, mask)) is not None:
+        yield products
+    if (decay := _expand_decay(AttentionCall(query, key, key, terms, mask))) is not None:
+        yield decay.to(query.dtype)
 
 
 def multiply_states(terms: Terms, src_len: int, mask: Mask = _NO_MASK) -> Tensor | None:
@@ -116,38 +128,13 @@ def multiply_states(terms: Terms, src_len: int, mask: Mask = _NO_MASK) -> Tensor
     return _multiply_pairs(states, terms, "state_table", (tgt_len, src_len), mask)
 
 
-def _count_positions(query: Tensor, content: Tensor, table: Tensor, mask: Mask) -> Tensor:
-    """Multiply queries with the rows at their counted positions, ``(B, H, T, S)``.
-
-    Args:
-        query: ``(B, H, T, D)``.
-        content: scaled, ``(B, H, T, S)``.
-        table: :attr:`Terms.counted_table`, ``(P, D)``.
-        mask: hidden keys are not counted.
-    """
-    forbidden = mask.forbidden(content.size(2), content.size(3), content.device)
-    gates = content.sigmoid()
-    gates = gates if forbidden is None else gates.masked_fill(forbidden, 0.0)
-    positions = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=len(table) - 1)  # [B, H, T, S]
-    by_row = query @ at_least_fp32(table).T  # [B, H, T, P]
-    whole = positions.detach().floor()
-    fraction = positions - whole  # a NaN stays one, though an index cannot be NaN
-    below = whole.nan_to_num().long()
-    above = (below + 1).clamp(max=len(table) - 1)  # at the last row, the fraction is 0
-    return by_row.gather(-1, below) * (1 - fraction) + by_row.gather(-1, above) * fraction
-
-
 def _expand_decay(call: AttentionCall) -> Tensor | None:
     """Compute the decay c_i - c_j of each pair, ``(B or 1, H, T, S)``, or None."""
     tgt_len, src_len = call.query.size(2), call.key.size(2)
-
-    def subtract(parts: Tensor) -> Tensor:
-        queries, keys = parts[:, :, src_len - tgt_len :, None], parts[:, :, None]
-        # Part by part: added up, large sums would lose their small differences.
-        pairs = (queries[..., n] - keys[..., n] for n in range(parts.size(-1)))
-        return reduce(add, pairs)  # [B or 1, H, T, S]
-
-    earlier, later = (None if sums is None else subtract(sums) for sums in call.decay())
+    earlier, later = (
+        None if sums is None else equation.subtract_sums(sums[:, :, src_len - tgt_len :], sums)
+        for sums in call.decay()
+    )
     if earlier is None or later is None:
         return earlier
     ones = torch.ones(tgt_len, src_len, dtype=torch.bool, device=call.query.device)
@@ -155,22 +142,22 @@ def _expand_decay(call: AttentionCall) -> Tensor | None:
     return torch.where(is_later, later, earlier)
 
 
-def _compute_many_query_terms(
+def _multiply_queries(
     query: Tensor, key: Tensor, terms: Terms, mask: Mask
 ) -> tuple[Tensor, list[Tensor]]:
-    """Compute the content term and those of both tables, each ``(B, H, T, S)``."""
+    """Compute the content, and the products with both tables, each ``(B, H, T, S)``."""
     sizes = query.size(2), key.size(2)
     if terms.channel_gain is None:
         content = query @ key.transpose(-1, -2)  # [B, H, T, S]
     else:
         rows = row_index(terms, "channel_gain", *sizes, query.device, mask)
         content = _ChannelGain.apply(query, key, at_least_fp32(terms.channel_gain), rows)
-    table_terms = []
+    rows_of_pairs = []
     if terms.query_table is not None:
-        table_terms.append(_multiply_pairs(query, terms, "query_table", sizes, mask))
+        rows_of_pairs.append(_multiply_pairs(query, terms, "query_table", sizes, mask))
     if terms.key_table is not None:
-        table_terms.append(_multiply_pairs(key, terms, "key_table", sizes, mask))
-    return content, table_terms
+        rows_of_pairs.append(_multiply_pairs(key, terms, "key_table", sizes, mask))
+    return content, rows_of_pairs
 
 
 def _multiply_pairs(
@@ -198,10 +185,10 @@ def _multiply_pairs(
     return pairs.transpose(2, 3) if is_of_keys else pairs
 
 
-def _compute_single_query_terms(
+def _multiply_single_query(
     query: Tensor, key: Tensor, terms: Terms, mask: Mask
 ) -> tuple[Tensor, list[Tensor]]:
-    """Compute the same as :func:`_compute_many_query_terms`, where T is 1."""
+    """Compute the same as :func:`_multiply_queries`, where T is 1."""
     key_table = terms.key_table
     content_query = query
     is_plain_sum = terms.first is None and not terms.multiplies
@@ -215,41 +202,17 @@ def _compute_single_query_terms(
     else:
         gain = _select_single_query_rows("channel_gain", terms, key.size(2))
         content = (query * gain * key).sum(-1).unsqueeze(2)  # [B, H, 1, S]
-    table_terms = []
+    rows_of_pairs = []
     if terms.query_table is not None and "query_table" in terms.runs:
         index = row_index(terms, "query_table", 1, key.size(2), query.device, mask)
-        table_terms.append(gather_rows(_multiply_rows(query, terms.query_table), index))
+        rows_of_pairs.append(gather_rows(_multiply_rows(query, terms.query_table), index))
     elif terms.query_table is not None:
         rows = _select_single_query_rows("query_table", terms, key.size(2))
-        table_terms.append(_multiply_single(query, rows))
+        rows_of_pairs.append(_multiply_single(query, rows))
     if key_table is not None:
         rows = _select_single_query_rows("key_table", terms, key.size(2))
-        table_terms.append((key * rows).sum(-1).unsqueeze(2))  # [B, H, 1, S]
-    return content, table_terms
-
-
-def softmax(scores: Tensor, mask: Mask, sink: Tensor | None = None) -> Tensor:
-    """Mask and normalise scores ``(B, H, T, S)``; a query that may see no key gets zeros.
-
-    Masks come last: they are applied to the whole score, and never multiplied.
-
-    Args:
-        scores: of queries and keys.
-        mask: which keys a query may see.
-        sink: see :class:`~fairseq_posenc.encodings.terms.Terms`.
-    """
-    src_len = scores.size(3)
-    forbidden = mask.forbidden(scores.size(2), src_len, scores.device)
-    if forbidden is not None:
-        # A finite fill, then exact zeros: a row of -inf would give NaN, also in the gradient.
-        scores = scores.masked_fill(forbidden, torch.finfo(scores.dtype).min)
-    if sink is not None:
-        column = sink.to(scores.dtype)[None, :, None, None].expand(*scores.shape[:3], 1)
-        scores = torch.cat([scores, column], -1)  # [B, H, T, S + 1]
-    weights = scores.softmax(-1)[..., :src_len]
-    if forbidden is None:
-        return weights
-    return weights.masked_fill(forbidden, 0.0) if mask.may_hide_all else weights
+        rows_of_pairs.append((key * rows).sum(-1).unsqueeze(2))  # [B, H, 1, S]
+    return content, rows_of_pairs
 
 
 def _gather_value_table(weights: Tensor, terms: Terms, mask: Mask) -> Tensor:
