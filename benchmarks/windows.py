@@ -25,8 +25,8 @@ import torch
 from torch import Tensor
 
 from fairseq_posenc.api import SelfAttention, StackPositions
-from fairseq_posenc.backends import attend
-from fairseq_posenc.backends.blocked.geometry import Geometry
+from fairseq_posenc.backends import attend, blocked
+from fairseq_posenc.backends.base import AttentionCall
 from fairseq_posenc.positions import Span
 from measuring.commands import exit_on_error, machine, new_parser, own_command
 from measuring.page import Rows
@@ -91,7 +91,8 @@ def _step_attention(spec: str, length: int, batch: int) -> tuple[int, int]:
     terms = layer.terms(Span.from_lengths(length, length, query.device), shared)
     mask = shared.mask(layer.direction)
     attend(query, key, value, terms, mask)[0].backward(tensors[3])
-    pairs = Geometry.from_call(query, length, mask, terms).pairs
+    call = AttentionCall(query, query, query, blocked.expand_terms(terms, length), mask)
+    pairs = blocked.count_pairs(blocked.choose_blocks(call)[1])
     return pairs, 2 * sum(x.nbytes for x in tensors)
 
 

@@ -20,7 +20,10 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-Add = Callable[[Tensor, Tensor], Tensor]
+
+def multiply_all(*factors: Tensor) -> Tensor:
+    """Multiply tensors that broadcast to each other."""
+    return reduce(operator.mul, factors)
 
 
 def score(
@@ -34,7 +37,8 @@ def score(
     biases: Iterable[Tensor] = (),
     temperature: Tensor | None = None,
     softcap: float | None = None,
-    add: Add = operator.add,
+    add: Callable[[Tensor, Tensor], Tensor] = operator.add,
+    multiply: Callable[..., Tensor] = multiply_all,
 ) -> Tensor:
     """Compute the scores of pairs before masks and softmax, ``(B, H, M, W)``.
 
@@ -48,13 +52,14 @@ def score(
         biases: numbers that are added after scaling.
         temperature: tau_i, a factor of all scores of a query, ``(B, H, M, 1)``.
         softcap: C, which turns e into C * tanh(e / C).
-        add: adds its second argument to its first, for example in place.
+        add: adds a number of each pair to others, for example in place.
+        multiply: multiplies numbers of each pair.
     """
     if gain is not None:
         content = content * gain
     if count_positions is not None:
         biases = [count_positions(content * scale), *biases]
-    combined = reduce(operator.mul if product else add, rows, content)
+    combined = multiply(content, *rows) if product else reduce(add, rows, content)
     scores = reduce(add, biases, combined * scale if scale != 1.0 else combined)
     if temperature is not None:
         scores = scores * temperature

@@ -55,6 +55,36 @@ class Mask(NamedTuple):
         """The same mask, with a window that hides first keys, too."""
         return self._replace(locality=self.locality._replace(first_keys=None))
 
+    def hides(self, query_at: Tensor, key_at: Tensor) -> Tensor:
+        """Check whether a query may not see a key, by their indices among the S tokens.
+
+        This is the mask's definition. Backends find the hidden keys of all queries faster.
+
+        Args:
+            query_at: ``(B or 1, M, 1)``.
+            key_at: ``(B or 1, 1, W)``.
+
+        Returns:
+            ``(B or 1, M, W)`` of bool.
+        """
+
+        def of_tokens(x: Tensor, at: Tensor) -> Tensor:
+            size = max(len(x), len(at))
+            found = x.expand(size, -1).gather(1, at.flatten(1).expand(size, -1))
+            return found.view(size, *at.shape[1:])
+
+        first_keys, segments = self.locality.first_keys, self.locality.segments
+        exempt = None if first_keys is None else of_tokens(first_keys, key_at)
+        hidden = self.mark_hidden(key_at - query_at, exempt)
+        if segments is not None:
+            hidden = hidden | of_tokens(segments, query_at).ne(of_tokens(segments, key_at))
+        if self.key_padding is not None:
+            hidden = hidden | of_tokens(self.key_padding, key_at)
+        if self.pairs is not None:
+            row = (query_at - (self.pairs.size(1) - self.pairs.size(0))).clamp(min=0)
+            hidden = hidden | self.pairs[row, key_at]
+        return hidden
+
     def forbidden(self, tgt_len: int, src_len: int, device: torch.device) -> Tensor | None:
         """Combine all masks: True hides a key, ``(B or 1, 1, T or 1, S)``; None hides none."""
         deps = (*self.cache_deps, tgt_len, src_len, device)

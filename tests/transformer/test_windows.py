@@ -245,46 +245,23 @@ def test_the_first_tokens_of_each_document_stay_visible(spec, window):
             torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
 
 
+def count_pairs(query: torch.Tensor, mask: Mask) -> int:
+    call = AttentionCall(query, query, query, Terms(), mask)
+    return blocked.count_pairs(blocked.choose_blocks(call)[1])
+
+
 @pytest.mark.parametrize("direction", ["both", "lr", "rl"])
-def test_blocks_leave_out_hidden_keys(direction, monkeypatch):
-    pairs = []
-    from_call = blocked.Geometry.from_call
-    monkeypatch.setattr(
-        blocked.Geometry,
-        "from_call",
-        lambda *args: (pairs.append((made := from_call(*args)).pairs), made)[1],
-    )
+def test_blocks_leave_out_hidden_keys(direction):
     query = torch.randn(1, 1, 4096, 8)
     chunks = torch.arange(4096)[None] // 256
     first_keys = torch.arange(4096)[None] < 4
     beside = Locality(window=256, first_keys=first_keys)
     limits = [Locality(window=256), Locality(segments=chunks), beside]
-    for locality in (Locality(), *limits, beside._replace(segments=chunks // 6)):
-        mask = Mask(direction, locality=locality)
-        blocked.attend(AttentionCall(query, query, query, Terms(), mask))
-    whole, *limited = pairs
-    assert all(each < whole / 5 for each in limited)
-
-
-@pytest.mark.parametrize(("budget", "held"), [(2**20, 0.5), (2**19, 0.0)])
-def test_a_call_with_a_window_holds_its_blocks_only_where_one_without_does(
-    budget, held, monkeypatch
-):
-    """512 tokens without a window: 1 MiB of weights. With one they would fit into either budget."""
-    monkeypatch.setattr(blocked, "SAVED_BYTES", budget)
-    query = torch.randn(1, 1, 512, 8, requires_grad=True)
-    found: dict[int, int] = {}
-
-    def pack(x: torch.Tensor) -> torch.Tensor:
-        found[x.data_ptr()] = x.nbytes
-        return x
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-        mask = Mask(locality=Locality(window=64))
-        blocked.attend(AttentionCall(query, query, query, Terms(), mask))
-    vectors = 5 * query.nbytes  # queries, keys, values, output, and tables by distance
-    assert sum(found.values()) <= held * 2**20 + vectors
-    assert bool(held) == (sum(found.values()) > vectors)
+    whole, *limited = (
+        count_pairs(query, Mask(direction, locality=locality))
+        for locality in (Locality(), *limits, beside._replace(segments=chunks // 6))
+    )
+    assert all(pairs < whole / 5 for pairs in limited)
 
 
 @pytest.mark.parametrize("direction", ["both", "lr", "rl"])
@@ -312,10 +289,8 @@ def test_blocks_leave_out_the_keys_between_the_first_ones_and_the_window(spec, d
         parameters = [*layer.parameters(), *positions.parameters()]
         results.append([out, x.grad, *(p.grad.clone() for p in parameters if p.grad is not None)])
     call = layer.make_call(*layer.project(embedded), shared, embedded)
-    geometry = blocked.Geometry.from_call(call.query, length, call.mask, call.terms)
-    assert {len(strip) for _, strips in geometry.split_chunks() for strip in strips} >= (
-        {1} if direction == "rl" else {1, 2}
-    )
+    _, blocks = blocked.choose_blocks(call._replace(terms=call.terms.expanded()))
+    assert {len(block) for block in blocks} >= ({1} if direction == "rl" else {1, 2})
     for expected, ours in zip(*results, strict=True):
         torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-9)
 
@@ -341,8 +316,7 @@ def test_sentences_leave_out_keys_that_only_others_see():
     query = torch.randn(4, 2, 2048, 8)
 
     def count(segments, rows):
-        mask = Mask("lr", locality=Locality(segments=segments))
-        return blocked.Geometry.from_call(query[:rows], 2048, mask, Terms()).pairs
+        return count_pairs(query[:rows], Mask("lr", locality=Locality(segments=segments)))
 
     alone = [count(ids[row : row + 1], 1) for row in range(4)]
     assert count(ids, 4) == sum(alone)

@@ -1,9 +1,10 @@
-"""Attention, a block of queries at a time, in plain PyTorch, with a hand-written backward pass.
+"""Attention, a block of queries at a time, in plain PyTorch.
 
-Scores exist for one block at a time, and are computed again in the backward pass together with the
-random numbers of dropout: memory grows linearly with the length. Small calls save their blocks
-instead. The backend serves every term but a gain of channels and counted positions, and leaves
-calls with a single query to the reference, which is fast there. ``docs/blocked.md`` has pictures.
+Each block computes the equation for some heads and queries, and autograd differentiates it. Scores
+exist for one block at a time and are computed again in the backward pass, together with the random
+numbers of dropout: memory grows linearly with the length. Small calls save their blocks instead.
+Calls with a single query are left to the reference, which is fast there. ``docs/blocked.md`` has
+pictures.
 """
 
 import torch
@@ -11,27 +12,20 @@ from torch import Tensor
 
 from fairseq_posenc.backends import reference
 from fairseq_posenc.backends.base import NEEDS_CONSECUTIVE_IDS, AttentionCall, CallFeatures
-from fairseq_posenc.backends.blocked.dropout import draw_seeds
-from fairseq_posenc.backends.blocked.function import BlockedAttention
-from fairseq_posenc.backends.blocked.geometry import Geometry, Settings
-from fairseq_posenc.backends.blocked.operands import (
-    Operands,
-    build_distance_mask,
-    build_mask_bias,
-    find_fully_masked,
-    lay_out_decay,
-    lay_out_segments,
-    lay_out_softmax,
-    lay_out_terms,
-    lay_out_window,
-)
-from fairseq_posenc.encodings.precision import at_least_fp32, no_autocast
+from fairseq_posenc.backends.blocked import geometry
+from fairseq_posenc.backends.blocked.dropout import compute_kept_factor
+from fairseq_posenc.backends.blocked.function import Blocks, Computation
+from fairseq_posenc.backends.blocked.geometry import Block, Geometry, Part, count_pairs
+from fairseq_posenc.backends.blocked.operands import Operands, lay_out, separate_first
+from fairseq_posenc.backends.forward_cache import is_saving_hooked
+from fairseq_posenc.backends.mask import Mask
+from fairseq_posenc.encodings.precision import no_autocast
 from fairseq_posenc.encodings.terms import Terms
 
 # Bytes that a call may save for its backward pass; a call that would save more computes its blocks
-# again. With every encoding, RoBERTa-base saves 8 sentences of 512 tokens (288 MiB for a product of
-# three terms), and its 12 layers never save more than 3.75 GiB.
-SAVED_BYTES = 320 * 2**20
+# again. With every encoding, RoBERTa-base saves 8 sentences of 512 tokens (384 MiB for a product of
+# three terms), and its 12 layers never save more than 4.7 GiB.
+SAVED_BYTES = 400 * 2**20
 # A table whose distinct rows are more than this share of the number of keys is repeated to all
 # distances: multiplying tiles with the rows they need is then faster than multiplying every token
 # with every row (measured).
@@ -51,8 +45,8 @@ def refuses(terms: Terms, call: CallFeatures) -> str:
         return "it resets a single first token of each row, but each document has one"
     if terms.by_ids:
         return NEEDS_CONSECUTIVE_IDS
-    if terms.counted_table is not None:
-        return "counted positions depend on all scores of a query"
+    if terms.counted_table is not None and (terms.product or terms.first is not None):
+        return "it counts positions by scores that are neither a product nor reset"
     if terms.channel_gain is not None and call.tgt_len > 1:
         return "no matrix product computes a gain for each channel"
     return ""
@@ -66,105 +60,121 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
         return _attend_blocks(call.with_all_heads()), None
 
 
-def _attend_blocks(call: AttentionCall) -> Tensor:
-    query, key, _, terms, mask, *_ = call
-    # Gains and biases are read through views, which need a row for each distance.
-    terms = terms.expanded("gain", "bias", *_find_long_tables(terms, key.size(2)))
-    folds = terms.product and _can_fold(terms)
-    if terms.product and not folds:
-        terms = terms.expanded("query_table", "key_table")
-    geometry = Geometry.from_call(query, key.size(2), mask, terms)
-    settings, operands = _prepare(geometry, call._replace(terms=terms), folds)
-    needs_grad = any(x is not None and x.requires_grad for x in operands)
-    temperature = operands.temperature
-    # The gradient of a temperature needs the scores, which are not saved.
-    needs_scores = temperature is not None and temperature.requires_grad
-    if torch.is_grad_enabled() and needs_grad and not needs_scores:
-        fits = _count_saved_bytes(geometry, settings, operands) <= SAVED_BYTES
-        settings = settings._replace(saves=fits)
-    return BlockedAttention.apply(geometry, settings, *operands).type_as(query)
-
-
-def _prepare(geometry: Geometry, call: AttentionCall, folds: bool) -> tuple[Settings, Operands]:
-    """Collect the settings of a call, and lay out its operands; autograd records the latter."""
-    query, key, value, terms, mask, dropout, _ = call
-    operands = Operands(at_least_fp32(query), at_least_fp32(key), at_least_fp32(value))
-    device = query.device
-    terms, scale = _move_scale_to_table(terms, terms.scale(query.size(-1)))
-    if dropout:
-        batch, heads, (queries, keys) = geometry.batch, geometry.heads, geometry.padded
-        operands = operands._replace(
-            query_seeds=draw_seeds(batch, heads, 2, queries, device=device),
-            key_seeds=draw_seeds(batch, heads, keys, device=device),
-        )
-    operands = operands._replace(
-        **lay_out_terms(geometry, terms, mask),
-        **lay_out_segments(geometry, mask),
-        **lay_out_window(geometry, mask),
-        **lay_out_softmax(geometry, call),
-        **lay_out_decay(geometry, call),
-        distance_bias=build_distance_mask(geometry, mask, device),
-        mask_bias=build_mask_bias(mask, geometry, device),
-        fully_masked=find_fully_masked(mask, geometry),
+def choose_blocks(call: AttentionCall) -> tuple[Geometry, list[Block]]:
+    """Choose the blocks of a call whose terms are expanded (:func:`expand_terms`)."""
+    query, terms, mask = call.query, call.terms, call.mask
+    batch, heads, tgt_len, _ = query.shape
+    src_len = call.key.size(2)
+    tables = [(name, term, x) for name, term, x in terms.present() if term.rows is not None]
+    tile = 1
+    if any(term.has_vectors and name not in terms.runs for name, term, _ in tables):
+        # Each query (or key) is multiplied with N - 1 table rows that it does not need, so small
+        # tiles waste little; but tiles that are too small make slow matrix products.
+        tile = 16 if src_len < 128 else 64
+    # On a CPU a block's pairs should stay in the caches, and occupy all threads. A GPU needs work
+    # for all of its processors at once.
+    threads = torch.get_num_threads()
+    on_cpu = query.device.type == "cpu"
+    near = geometry.find_near([runs.starts for runs in terms.runs.values()], src_len)
+    sizes = Geometry(
+        batch,
+        heads,
+        tgt_len,
+        src_len,
+        tile,
+        per_head=any(term.per_head(x) for _, term, x in tables),
+        pairs_of_block=geometry.PAIRS_PER_THREAD * threads if on_cpu else geometry.PAIRS_ON_GPU,
+        limited=mask.locality.limits,
+        near=None if terms.counted_table is not None else near,
     )
-    settings = Settings(
-        product=terms.product and not folds,
-        folds=folds,
-        scale=scale,
-        dropout=dropout,
-        saves=False,  # the caller decides this by the size of the operands
-        starts={name: runs.starts for name, runs in terms.runs.items()},
-        softcap=terms.softcap,
-    )
-    return settings, operands
+    deps = (*mask.cache_deps, sizes, query.device)
+    blocks = mask.cached("blocks", deps, lambda: sizes.split(mask, query.device))
+    if terms.counted_table is not None:  # positions are counted over all keys of a query
+        blocks = [(_join_keys(block),) for block in blocks]
+    return sizes, blocks
 
 
-def _find_long_tables(terms: Terms, src_len: int) -> list[str]:
-    """Find the tables that are faster if repeated to all distances (see :data:`MAX_ROWS_PER_KEY`).
+def _join_keys(block: Block) -> Part:
+    """Join the parts of a block, with the hidden keys between them."""
+    return block[0]._replace(keys=slice(block[0].keys.start, block[-1].keys.stop))
 
-    A table for each head is never one of them: repeating it takes too long.
+
+def expand_terms(terms: Terms, src_len: int) -> Terms:
+    """Repeat the rows of tables to all distances where that is needed, or faster.
+
+    Gains and biases are read through views, which need a row for each distance. A table for each
+    head is never repeated for speed: that takes too long.
     """
-    return [
+    long = [
         name
         for name, term, table in terms.present()
         if name in terms.runs
         and terms.runs[name].num_rows > MAX_ROWS_PER_KEY * src_len
         and not term.per_head(table)
     ]
+    return terms.expanded("gain", "bias", *long)
 
 
-def _can_fold(terms: Terms) -> bool:
-    """Check whether a product is one of scaled queries and keys (see :mod:`.folded`).
+def _attend_blocks(call: AttentionCall) -> Tensor:
+    terms, mask = expand_terms(call.terms, call.key.size(2)), call.mask
+    call = call._replace(terms=terms)
+    sizes, blocks = choose_blocks(call)
+    operands = lay_out(call, sizes)
+    single = None
+    if terms.first is not None:
+        operands, single = separate_first(operands, call, sizes)
+        blocks = [(*block, block[0]._replace(keys=slice(0, 1), of_first=True)) for block in blocks]
+    attended = _compute(call, blocks, operands, sizes)[:, :, : sizes.tgt_len].flip(2)
+    if single is not None and terms.first is not None:
+        of_single = sizes._replace(
+            tgt_len=1, src_len=sizes.padded[1], tile=1, limited=False, near=None
+        )
+        chunks = of_single.split(Mask(), call.query.device)
+        row = _compute(call, chunks, single, of_single)
+        is_first = terms.first[:, None, sizes.src_len - sizes.tgt_len :, None]  # [B or 1, 1, T, 1]
+        attended = torch.where(is_first, row, attended)
+    if call.dropout:
+        attended = attended * compute_kept_factor(call.dropout)
+    if mask.may_hide_all:
+        counts = mask.count_visible(sizes.tgt_len, sizes.src_len, attended.device)  # [B or 1, T]
+        attended = attended.masked_fill(counts.eq(0)[:, None, :, None], 0.0)
+    return attended.type_as(call.query)
 
-    A gain or a reset gives pairs other factors, although they share the row of both tables.
-    """
-    runs = terms.runs.get("query_table")
-    same_runs = runs is not None and runs == terms.runs.get("key_table")
-    return same_runs and terms.gain is None and terms.first is None
+
+def _compute(
+    call: AttentionCall, blocks: list[Block], operands: Operands, sizes: Geometry
+) -> Tensor:
+    """Compute blocks; their graphs are saved if they are small."""
+    learns = torch.is_grad_enabled() and any(x.requires_grad for x in operands.tensors)
+    # A call with a window saves its blocks only where one without does. Hooks on saved tensors
+    # would not see that the graphs of blocks are dropped, or offload them one by one.
+    fits = _count_numbers(call) * sizes.all_pairs * operands.queries["query"].element_size()
+    work = Computation(
+        blocks,
+        operands.emptied(),
+        product=call.terms.product,
+        softcap=call.terms.softcap,
+        dropout=call.dropout,
+        saves=learns and fits <= SAVED_BYTES and not is_saving_hooked(),
+    )
+    sums: Tensor = Blocks.apply(work, *operands.tensors)
+    return sums
 
 
-def _move_scale_to_table(terms: Terms, scale: float) -> tuple[Terms, float]:
-    """Multiply a table by the scale if possible; also return the factor that the queries need.
+def _count_numbers(call: AttentionCall) -> int:
+    """Count the numbers of each pair that the graph of a block saves."""
+    terms = call.terms
+    tables = sum(x is not None for x in (terms.query_table, terms.key_table))
+    numbers = 1  # the weight
+    if terms.product and tables:
+        numbers += 1 + tables
+    elif terms.gain is not None:
+        numbers += 1
+    temperature = call.terms.temperature if terms.log_visible is None else terms.log_visible
+    numbers += temperature is not None and temperature.requires_grad
+    numbers += terms.softcap is not None
+    numbers += terms.value_table is not None and call.dropout > 0
+    return numbers + 8 * (terms.counted_table is not None)
 
-    In a sum, scaled queries scale the content and the query term, so only the table of keys is left
-    to be scaled. A product is scaled once. Without tables it is a plain dot product.
-    """
-    if terms.key_table is not None:
-        terms = terms._replace(key_table=at_least_fp32(terms.key_table) * scale)
-        return terms, 1.0 if terms.product else scale
-    if terms.product and terms.query_table is not None:
-        return terms._replace(query_table=at_least_fp32(terms.query_table) * scale), 1.0
-    return terms._replace(product=False), scale
 
-
-def _count_saved_bytes(geometry: Geometry, settings: Settings, operands: Operands) -> int:
-    """Count the bytes that a call would save without its window and segments.
-
-    So a window, which leaves fewer pairs, never makes a call save its blocks.
-    """
-    # As in BlockState.select_saved: of a product, the content and a term for each table; of a sum,
-    # the weights, the content if it has a gain, and the scores if they are capped.
-    of_product = (operands.query_table, operands.key_table)
-    of_sum = (operands.gain, settings.softcap)
-    tensors = 1 + sum(x is not None for x in (of_product if settings.product else of_sum))
-    return tensors * geometry._replace(visible=()).pairs * operands.query.element_size()
+__all__ = ["Geometry", "attend", "choose_blocks", "count_pairs", "refuses", "unavailable"]

@@ -1,266 +1,377 @@
 """Lays out the tensors of a call as blocks use them: of one dtype, padded to whole tiles.
 
-Each ``lay_out_...`` returns some fields of :class:`Operands`. The letters of shapes are those of
-:mod:`~fairseq_posenc.backends.blocked.geometry`; W is also the width of a state.
+Queries are stored last one first. The letters of shapes are those of ``geometry.py``; G is H, or 1
+for what all heads share, R distances, U distinct rows of a table, D head size.
 """
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_right
 from collections.abc import Sequence
-from functools import partial
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from fairseq_posenc.backends.base import AttentionCall
-from fairseq_posenc.backends.blocked.geometry import Chunk, Geometry
-from fairseq_posenc.backends.blocked.reset import find_first_tokens
+from fairseq_posenc.backends.blocked.dropout import draw_seeds
+from fairseq_posenc.backends.blocked.geometry import Block, Geometry, Part, find_neighbours
 from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.locality import Locality
 from fairseq_posenc.encodings.precision import at_least_fp32
-from fairseq_posenc.encodings.runs import Runs
 from fairseq_posenc.encodings.terms import Terms
 
-# Added to the score of a forbidden pair: below any score. `distance_bias`, `window_bias` and
-# `mask_bias` may all forbid the same pair, and their sum is still finite in float32.
-FORBIDDEN = -1e38
-# Fields `(G, R, ...)`, of which a chunk gets its heads. A field that is neither here nor in BY_PAIR
-# is `(B, H, ...)`.
-BY_DISTANCE = {
-    "query_table",
-    "key_table",
-    "value_table",
-    "state_table",
-    "query_row_index",
-    "key_row_index",
-    "value_row_index",
-    "state_row_index",
-    "gain",
-    "bias",
-    "distance_bias",
-    "window_bias",
-    "is_later",
+# Added to the score of a hidden pair: below any score. Up to three of them may hide the same pair,
+# and their sum is still finite in float32.
+HIDDEN = -1e38
+# The tensors that a block's parts share, each with a letter for each dimension.
+OF_QUERIES = {
+    "query": "BHTD",  # scaled
+    "states": "BHTW",
+    "temperature": "BHT",
+    "sink": "BHT",  # T = 1: for all queries of a head
+    "counted_table": "PD",
+    "query_seeds": "BH2T",  # of dropout
+    "query_decay": "BHTp",  # parts whose sum is c_i
+    "query_later_decay": "BHTp",
+    "query_segments": "BHT",
 }
-# Fields `(B or 1, G, ...)`, of which a chunk gets its sentences and heads.
-BY_PAIR = {"pair_bias", "mask_bias"}
+# The tensors of which each part has its own.
+OF_PARTS = {
+    "key": "BHSD",
+    "value": "BHSD",
+    "query_table": "HRD",  # a row for each distance, or, if `Operands.starts` names it, "HUD"
+    "key_table": "HRD",
+    "value_table": "HRD",
+    "state_table": "HRW",
+    "gain": "HR",
+    "bias": "HR",
+    "pair_bias": "BHTS",
+    "key_seeds": "BHS",
+    "key_decay": "BHSp",
+    "key_later_decay": "BHSp",
+    "is_later": "HR",  # whether the key comes after the query
+    "hidden": "HR",  # HIDDEN where direction or window hide, else 0
+    "window": "HR",  # the same of a window that leaves `first_keys` visible
+    "first_keys": "BHS",
+    "key_segments": "BHS",  # a query sees keys of its segment
+    "mask": "BHTS",  # HIDDEN for padding and forbidden pairs
+}
+PAIRS = "BHTS"  # the axes of numbers by distance that were looked up for all pairs
+
+Tensors = dict[str, Tensor]
 
 
-class Operands(NamedTuple):
-    """The tensors of a call, or their gradients; None for a missing one.
+@dataclass(frozen=True)
+class Operands:
+    """The tensors of a call, by the names above, and where shared rows begin.
 
-    Queries are stored last one first; see :mod:`~fairseq_posenc.backends.blocked.skew`.
+    Attributes:
+        queries: the tensors named in ``OF_QUERIES``.
+        keys: those of ``OF_PARTS`` for the keys of the call.
+        first: those of ``OF_PARTS`` for the first token alone, whose rows are others (a reset).
+        starts: for a table with shared rows, the first distance of each row but the first.
+        row_index: the row of each distance in such a table, ``(R,)``.
+        lowest: the lowest distance of the call, -(S - 1).
+        visible: the distances between which no direction and no window hides a key.
     """
 
-    query: Tensor  # `(B, H, T, D)`
-    key: Tensor  # `(B, H, S, D)`
-    value: Tensor  # shaped as the key; the gradients of both are `(B, H, D, S)`, the faster product
-    first_token: Tensor | None = None  # index of the first token, `(B, H, 1, 1)`
-    query_seeds: Tensor | None = None  # of dropout, two for each query, `(B, H, 2, T)`
-    key_seeds: Tensor | None = None  # one for each key, `(B, H, S)`
-    # `(G, R, D)`; with a reset, all tables have its two rows at their end
-    query_table: Tensor | None = None
-    key_table: Tensor | None = None  # `(G, R, D)`
-    value_table: Tensor | None = None  # `(G, R, D)`
-    # Where runs of distances share a row of a table, the row of each distance, `(1, R)` of int64.
-    # `name_row_index` relies on the names
-    query_row_index: Tensor | None = None
-    key_row_index: Tensor | None = None
-    value_row_index: Tensor | None = None
-    state_table: Tensor | None = None  # `(G, R, W)`
-    state_row_index: Tensor | None = None
-    states: Tensor | None = None  # `(B, H, T, W)`
-    gain: Tensor | None = None  # `(G, R)`
-    bias: Tensor | None = None  # `(G, R)`
-    distance_bias: Tensor | None = None  # FORBIDDEN where direction or window hide, `(1, R)`
-    # the same of a window alone, `(1, R)`, if it leaves the keys visible that `first_keys` marks
-    window_bias: Tensor | None = None
-    first_keys: Tensor | None = None  # `(B, H, S)` of bool
-    pair_bias: Tensor | None = None  # `(B or 1, G, T, S)`
-    # FORBIDDEN for padding and forbidden pairs, else 0, `(B or 1, 1, T or 1, S)`
-    mask_bias: Tensor | None = None
-    # True for queries that may see no key, `(B or 1, 1, T, 1)`; not in reverse
-    fully_masked: Tensor | None = None
-    query_segments: Tensor | None = None  # `(B, H, T)`; a query sees keys of its segment
-    key_segments: Tensor | None = None  # `(B, H, S)`
-    temperature: Tensor | None = None  # multiplies all scores of a query, `(B, H, T)`
-    sink: Tensor | None = None  # one more score in the softmax, `(B, H, 1)`
-    # Decay is a running sum c over the tokens: c_i - c_j is added to the score of query i and key
-    # j. The first two fields are for earlier keys, or for all keys if the next two are None
-    query_decay: Tensor | None = None  # parts whose sum is c_i, `(B, H, T, parts)`
-    key_decay: Tensor | None = None  # parts whose sum is c_j, `(B, H, S, parts)`
-    query_later_decay: Tensor | None = None  # c_i for later keys, shaped as `query_decay`
-    key_later_decay: Tensor | None = None  # c_j of later keys, shaped as `key_decay`
-    # if all four are given, True at the distances of later keys, `(1, R)` of bool
-    is_later: Tensor | None = None
+    queries: Tensors
+    keys: Tensors
+    first: Tensors
+    starts: dict[str, Sequence[int]]
+    row_index: Tensors
+    lowest: int
+    visible: tuple[float, float]
 
-    def select_chunk(self, chunk: Chunk) -> Operands:
-        """Select a chunk's part of every field, as views ``(c, ...)``."""
-        parts: dict[str, Any] = {}
-        for name, x in self._asdict().items():
-            if x is None:
-                continue
-            if name in BY_DISTANCE:
-                parts[name] = x if x.size(0) == 1 else x[chunk.heads]
-            elif name in BY_PAIR:
-                sentences = chunk.sentences if x.size(0) > 1 else slice(None)
-                parts[name] = x[sentences, chunk.heads if x.size(1) > 1 else slice(None)]
-            elif name != "fully_masked":  # only used for all chunks together
-                parts[name] = chunk.select(x)
-        return self._replace(**parts)
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All tensors that may need gradients."""
+        return [*self.queries.values(), *self.keys.values(), *self.first.values()]
 
-    def make_zeros(self, needed: Sequence[bool]) -> Operands:
-        """Make zeros for gradients: always for query, key and value, for other fields if needed.
+    def with_tensors(self, tensors: Sequence[Tensor]) -> Operands:
+        """Replace :attr:`tensors`, in their order."""
+        rest = iter(tensors)
+        queries, keys, first = (
+            dict(zip(group, rest)) for group in (self.queries, self.keys, self.first)
+        )
+        return replace(self, queries=queries, keys=keys, first=first)
 
-        They are contiguous, so that a chunk is a view; those of ``zeros_like`` may not be.
+    def emptied(self) -> Operands:
+        """Drop all tensors of :attr:`tensors`, but not their names."""
+        return self.with_tensors([torch.empty(0)] * len(self.tensors))
 
-        Args:
-            needed: for each field, whether its gradient is needed.
+    def make_zeros(self) -> Operands:
+        """Make zeros for the gradients of the tensors that need them, without the others."""
+
+        def make(group: Tensors) -> Tensors:
+            # Gradients of keys and values are transposed, as the products that compute them are
+            # faster. Others are contiguous, so that a block's part is a view.
+            return {
+                name: x.mT.new_zeros(x.mT.shape).mT
+                if name in ("key", "value")
+                else x.new_zeros(x.shape)
+                for name, x in group.items()
+                if x.requires_grad
+            }
+
+        return replace(
+            self, queries=make(self.queries), keys=make(self.keys), first=make(self.first)
+        )
+
+    def list_gradients(self, totals: Operands) -> list[Tensor | None]:
+        """List the gradients of :attr:`tensors`, given those of :meth:`make_zeros`, added up."""
+        keys = {n: _transpose(x.mT) for n, x in totals.keys.items() if n in ("key", "value")}
+        groups = (
+            (self.queries, totals.queries),
+            (self.keys, totals.keys | keys),
+            (self.first, totals.first),
+        )
+        return [found.get(name) for group, found in groups for name in group]
+
+    def list_learnt(self, block: Block) -> list[set[str]]:
+        """List the names of the tensors of :meth:`select` that need gradients."""
+        groups = [self.queries, *(self.first if part.of_first else self.keys for part in block)]
+        return [{name for name, x in group.items() if x.requires_grad} for group in groups]
+
+    def select(self, block: Block) -> list[Tensors]:
+        """Select the tensors of a block's queries, and those of each of its parts, as views.
+
+        The values and seeds of neighbouring parts are those of the first of them, as one view.
         """
-        zeros: dict[str, Any] = {
-            name: x.new_zeros(x.shape) if is_needed else None
-            for (name, x), is_needed in zip(self._asdict().items(), needed)
-        }
-        zeros["query"] = self.query.new_zeros(self.query.shape)
-        zeros["key"] = self.key.new_zeros(self.key.mT.shape)
-        zeros["value"] = self.value.new_zeros(self.value.mT.shape)
-        return self._replace(**zeros)
+        queries = {n: block[0].select(x, OF_QUERIES[n]) for n, x in self.queries.items()}
+        return [queries, *(self._select_part(block, n) for n in range(len(block)))]
+
+    def _select_part(self, block: Block, index: int) -> Tensors:
+        part, neighbours = block[index], find_neighbours(block, index)
+        selected = {}
+        for name, x in (self.first if part.of_first else self.keys).items():
+            axes = OF_PARTS[name]
+            if name in ("value", "key_seeds"):
+                if neighbours is not None:
+                    selected[name] = neighbours.select(x, axes)
+                continue
+            if name == "hidden" and not part.of_first and self._sees_all(part.distances):
+                continue
+            if x.dim() == 4 and axes == "HR":
+                axes = PAIRS
+            if name in self.starts:
+                rows = self.find_rows(name, part)
+                x = x.narrow(1, rows.start, rows.stop - rows.start)
+                axes = "HUD"
+            selected[name] = part.select(x, axes)
+        return selected
+
+    def _sees_all(self, distances: slice) -> bool:
+        """Check whether direction and window hide none of these distances."""
+        low, high = self.lowest + distances.start, self.lowest + distances.stop - 1
+        return self.visible[0] <= low and high <= self.visible[1]
+
+    def find_rows(self, name: str, part: Part) -> slice:
+        """Find the distinct rows that a part needs."""
+        if part.of_first:
+            return slice(0, 1)
+        starts, distances = self.starts[name], part.distances
+        low, high = (self.lowest + x for x in (distances.start, distances.stop - 1))
+        return slice(bisect_right(starts, low), bisect_right(starts, high) + 1)
+
+    def index_rows(self, name: str, part: Part) -> Tensor | None:
+        """Index the rows of :meth:`select` by distance, ``(M + W - 1,)``; None for a single one."""
+        if name not in self.row_index or part.of_first:
+            return None
+        rows = self.find_rows(name, part)
+        if rows.stop - rows.start == 1:
+            return None
+        return self.row_index[name][part.distances] - rows.start
 
 
-def reverse_queries(x: Tensor, missing_queries: int, missing_keys: int = 0) -> Tensor:
+def lay_out(call: AttentionCall, geometry: Geometry) -> Operands:
+    """Lay out the tensors of a call whose terms have a bias and a gain for each distance."""
+    missing_queries, missing_keys = geometry.missing
+    device = call.query.device
+    terms, scale = _move_scale_to_table(call.terms, call.terms.scale(call.query.size(-1)))
+    queries = {"query": _reverse(at_least_fp32(call.query), missing_queries) * scale}
+    keys = {}
+    for name, x in (("key", call.key), ("value", call.value)):
+        x = F.pad(at_least_fp32(x), (0, 0, 0, missing_keys)) if missing_keys else at_least_fp32(x)
+        # Sentences and heads like one dimension, so that no product has to copy them.
+        keys[name] = x.reshape(-1, *x.shape[2:]).view(x.shape)
+    if call.dropout:
+        batch, heads, (tgt_len, src_len) = geometry.batch, geometry.heads, geometry.padded
+        queries["query_seeds"] = draw_seeds(batch, heads, 2, tgt_len, device=device)
+        keys["key_seeds"] = draw_seeds(batch, heads, src_len, device=device)
+    for name, table in _list_tables(terms).items():
+        table = table if terms.first is None else table[:, :-2]
+        blank = (0, 0) * (table.dim() - 2) + (0, missing_queries + missing_keys)
+        keys[name] = (F.pad(table, blank) if name not in terms.runs else table).contiguous()
+    if terms.pair_bias is not None:
+        keys["pair_bias"] = _reverse(at_least_fp32(terms.pair_bias), missing_queries, missing_keys)
+    if terms.states is not None:
+        queries["states"] = _reverse(at_least_fp32(terms.states), missing_queries)
+    if (temperature := call.temperature()) is not None:
+        queries["temperature"] = F.pad(at_least_fp32(temperature).flip(-1), (0, missing_queries))
+    if terms.sink is not None:
+        queries["sink"] = at_least_fp32(terms.sink)[None, :, None]
+    if terms.counted_table is not None:  # its products are with queries that are not scaled
+        queries["counted_table"] = at_least_fp32(terms.counted_table) / scale
+    earlier, later = call.decay()
+    if earlier is not None:
+        queries["query_decay"], keys["key_decay"] = _lay_out_tokens(geometry, earlier)
+    if later is not None:
+        both = _lay_out_tokens(geometry, later)
+        queries["query_later_decay"], keys["key_later_decay"] = both
+        keys["is_later"] = geometry.distances(device) > 0
+    if (segments := call.mask.locality.segments) is not None:
+        both = _lay_out_tokens(geometry, segments[:, None, :, None])
+        queries["query_segments"], keys["key_segments"] = (x[..., 0] for x in both)
+    distances = geometry.distances(device)[0]
+    return Operands(
+        queries,
+        keys | _lay_out_mask(call.mask, geometry, device),
+        first={},
+        starts={name: runs.starts for name, runs in terms.runs.items()},
+        row_index={name: runs.find(distances) for name, runs in terms.runs.items()},
+        lowest=1 - geometry.src_len,
+        visible=_find_visible(call.mask),
+    )
+
+
+def separate_first(
+    operands: Operands, call: AttentionCall, geometry: Geometry
+) -> tuple[Operands, Operands]:
+    """Separate the pairs of the first token, which have rows of their own (a reset).
+
+    Its column of the scores becomes a part of one key in each block: among the other keys, it is
+    hidden. Its row is computed as that of a single query; the blocks compute it with other rows, to
+    be overwritten. Its index may differ between sentences, and is not read: a GPU does not wait.
+
+    Returns:
+        The operands of the blocks, with :attr:`Operands.first`, and those of the single query.
+    """
+    first, mask, device = call.terms.first, call.mask, call.query.device
+    assert first is not None
+    tables = _list_tables(
+        _move_scale_to_table(call.terms, call.terms.scale(call.query.size(-1)))[0]
+    )
+    key_index = first.int().argmax(1)  # [B or 1]; 0 without a first token
+    query_index = (geometry.src_len - 1 - key_index).clamp(max=geometry.padded[0] - 1)
+    queries_at = geometry.query_positions(device)[None, :, None].clamp(min=0)  # [1, T, 1]
+    keys_at = torch.arange(geometry.src_len, device=device)[None, None]  # [1, 1, S]
+    first_at = key_index[:, None, None]
+    beside = ("hidden", "window", "first_keys", "key_segments", "mask", "is_later", *tables)
+    of_keys = {name: x for name, x in operands.keys.items() if name not in beside}
+
+    hides_first = mask.hides(queries_at, first_at) | ~first.any(1)[:, None, None]
+    column = {name: _take(x, OF_PARTS[name], "S", key_index) for name, x in of_keys.items()}
+    column |= {name: table[:, -1:] for name, table in tables.items()}
+    column["hidden"] = _hide(hides_first)[:, None]  # [B or 1, 1, T, 1]
+    row = {name: _take(x, OF_PARTS[name], "T", query_index) for name, x in of_keys.items()}
+    row |= {name: table[:, -2:-1] for name, table in tables.items()}
+    missing_keys = (0, geometry.missing[1])
+    row["hidden"] = _hide(F.pad(mask.hides(first_at, keys_at), missing_keys, value=True))[:, None]
+    if "is_later" in operands.keys:
+        column["is_later"] = (first_at > queries_at)[:, None]
+        row["is_later"] = F.pad(keys_at > first_at, missing_keys)[:, None]
+    left_out = _hide(F.pad(first, missing_keys))[:, None, None]  # [B or 1, 1, 1, S]
+    if "mask" in operands.keys:
+        left_out = torch.minimum(left_out, operands.keys["mask"])
+    queries = {
+        name: _take(x, OF_QUERIES[name], "T", query_index)
+        for name, x in operands.queries.items()
+        if name != "query_segments"
+    }
+    blocks = replace(operands, keys=operands.keys | {"mask": left_out}, first=column)
+    single = replace(operands, queries=queries, keys=row, starts={}, row_index={}, visible=(1, 0))
+    return blocks, single
+
+
+def _find_visible(mask: Mask) -> tuple[float, float]:
+    """Find the distances between which neither direction nor window hides a key."""
+    reach = None if mask.locality.first_keys is not None else mask.locality.reach(mask.direction)
+    far = math.inf if reach is None else reach
+    return (0 if mask.direction == "rl" else -far), (0 if mask.direction == "lr" else far)
+
+
+def _take(x: Tensor, axes: str, axis: str, index: Tensor) -> Tensor:
+    """Select a token of each sentence from a tensor that has such an axis, by index ``(B or 1,)``.
+
+    A dimension of size 1 is for all tokens alike.
+    """
+    if axis not in axes or x.size(axes.index(axis)) == 1:
+        return x
+    dim = axes.index(axis)
+    x = x.expand(max(len(index), len(x)), *x.shape[1:])
+    shape = [*x.shape[:dim], 1, *x.shape[dim + 1 :]]
+    return x.gather(dim, index.reshape(-1, *[1] * (x.dim() - 1)).expand(shape))
+
+
+def _list_tables(terms: Terms) -> Tensors:
+    """List the tables by distance, of float32 or float64."""
+    tables = ((name, x) for name, term, x in terms.present() if term.rows is not None)
+    return {name: at_least_fp32(x) for name, x in tables}
+
+
+def _move_scale_to_table(terms: Terms, scale: float) -> tuple[Terms, float]:
+    """Multiply a table by the scale if possible; also return the factor that the queries need.
+
+    In a sum, scaled queries scale the content and the query term, so only the table of keys is left
+    to be scaled. A product is scaled once. Without tables it is a plain dot product.
+    """
+    if terms.key_table is not None:
+        terms = terms._replace(key_table=at_least_fp32(terms.key_table) * scale)
+        return terms, 1.0 if terms.product else scale
+    if terms.product and terms.query_table is not None:
+        return terms._replace(query_table=at_least_fp32(terms.query_table) * scale), 1.0
+    return terms, scale
+
+
+def _reverse(x: Tensor, missing_queries: int, missing_keys: int = 0) -> Tensor:
     """Reverse the queries of ``(..., T, n)``, and append zeros for those missing in a tile."""
     missing = (0, missing_keys, 0, missing_queries)
     return F.pad(x.flip(-2), missing) if any(missing) else x.flip(-2)
 
 
-def name_row_index(table_name: str) -> str:
-    """Name the field of :class:`Operands` with the row of each distance in a table."""
-    return table_name.replace("table", "row_index")
-
-
-def lay_out_terms(geometry: Geometry, terms: Terms, mask: Mask) -> dict[str, Tensor]:
-    """Lay out the tables by distance, their row indices, and the terms of pairs and tokens."""
-    operands = {}
-    queries, keys = geometry.missing
-    if terms.pair_bias is not None:
-        operands["pair_bias"] = reverse_queries(at_least_fp32(terms.pair_bias), queries, keys)
-    if terms.states is not None:
-        operands["states"] = reverse_queries(at_least_fp32(terms.states), queries)
-    if terms.first is not None:
-        operands["first_token"] = find_first_tokens(terms.first, geometry.batch, geometry.heads)
-    for name, term, table in terms.present():
-        if term.rows is None:
-            continue
-        table = at_least_fp32(table).contiguous()
-        runs = terms.runs.get(name)
-        operands[name] = _pad_table(table, geometry) if runs is None else table
-        if runs is not None:
-            deps = (runs, geometry.padded, geometry.src_len, table.device)
-            find = partial(_find_rows, runs, geometry, table.device)
-            index_name = name_row_index(name)
-            operands[index_name] = mask.cached(index_name, deps, find)
-    return operands
-
-
-def _pad_table(table: Tensor, geometry: Geometry) -> Tensor:
-    """Pad a table ``(G, R, ...)`` to whole tiles, before the reset's rows; contiguous."""
-    rows = geometry.tgt_len + geometry.src_len - 1
-    missing = sum(geometry.missing)
-    if not missing:
-        return table
-    blank = table.new_zeros(table.size(0), missing, *table.shape[2:])
-    return torch.cat([table[:, :rows], blank, table[:, rows:]], dim=1)  # [G, R, ...]
-
-
-def _find_rows(runs: Runs, geometry: Geometry, device: torch.device) -> Tensor:
-    """Find the row of each distance, ``(1, R)``."""
-    return runs.find(geometry.distances(device))
-
-
-def build_distance_mask(geometry: Geometry, mask: Mask, device: torch.device) -> Tensor | None:
-    """Build the mask of a direction and a window, ``(1, R)``: FORBIDDEN at hidden distances."""
-    if mask.locality.first_keys is not None:
-        mask = mask._replace(locality=Locality())
-    if mask.direction == "both" and mask.locality.window is None:
-        return None
-    return _forbid(mask.mark_hidden(geometry.distances(device)))
-
-
-def lay_out_window(geometry: Geometry, mask: Mask) -> dict[str, Tensor]:
-    """Lay out a window that leaves some first keys visible, and those keys; {} without them."""
-    first_keys = mask.locality.first_keys
-    if first_keys is None:
-        return {}
-    hidden = mask.mark_hidden(geometry.distances(first_keys.device))  # [1, R]
-    _, keys = _lay_out_tokens(geometry, first_keys[:, None, :, None])
-    return {"window_bias": _forbid(hidden), "first_keys": keys[..., 0]}
-
-
-def lay_out_segments(geometry: Geometry, mask: Mask) -> dict[str, Tensor]:
-    """Lay out the segments of queries and keys; {} without segments."""
-    segments = mask.locality.segments
-    if segments is None:
-        return {}
-    queries, keys = _lay_out_tokens(geometry, segments[:, None, :, None])
-    return {"query_segments": queries[..., 0], "key_segments": keys[..., 0]}
-
-
-def lay_out_decay(geometry: Geometry, call: AttentionCall) -> dict[str, Tensor]:
-    """Lay out the decay of queries and keys; {} without decay."""
-    earlier, later = call.decay()
-    operands = {}
-    if earlier is not None:
-        operands["query_decay"], operands["key_decay"] = _lay_out_tokens(geometry, earlier)
-    if later is not None:
-        operands["is_later"] = geometry.distances(later.device) > 0  # [1, R]
-        queries, keys = _lay_out_tokens(geometry, later)
-        operands["query_later_decay"], operands["key_later_decay"] = queries, keys
-    return operands
-
-
 def _lay_out_tokens(geometry: Geometry, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Lay out ``(B or 1, G, S, n)`` as reversed queries ``(B, H, T, n)``, keys ``(B, H, S, n)``."""
-    x = x.expand(geometry.batch, geometry.heads, -1, -1)  # [B, H, S, n]
-    queries = reverse_queries(x[:, :, geometry.src_len - geometry.tgt_len :], geometry.missing[0])
+    """Lay out ``(B or 1, G, S, n)`` as those of reversed queries and those of keys."""
+    queries = _reverse(x[:, :, geometry.src_len - geometry.tgt_len :], geometry.missing[0])
     return queries, F.pad(x, (0, 0, 0, geometry.missing[1]))
 
 
-def lay_out_softmax(geometry: Geometry, call: AttentionCall) -> dict[str, Tensor]:
-    """Lay out temperatures, reversed as the queries, and sinks; {} without them."""
-    operands = {}
-    shape = (geometry.batch, geometry.heads, -1)
-    if (temperature := call.temperature()) is not None:
-        temperature = F.pad(at_least_fp32(temperature).flip(-1), (0, geometry.missing[0]))
-        operands["temperature"] = temperature.expand(shape)
-    if (sink := call.terms.sink) is not None:
-        operands["sink"] = at_least_fp32(sink)[None, :, None].expand(shape)
-    return operands
-
-
-def build_mask_bias(mask: Mask, geometry: Geometry, device: torch.device) -> Tensor | None:
-    """Build the mask of padding and forbidden pairs, ``(B or 1, 1, T or 1, S)``."""
-    queries, keys = geometry.missing
+def _lay_out_mask(mask: Mask, geometry: Geometry, device: torch.device) -> Tensors:
+    """Lay out direction, window, padding and forbidden pairs."""
+    missing_queries, missing_keys = geometry.missing
     padding_and_pairs = mask._replace(direction="both", locality=Locality())
+    tensors = {}
+    distances = geometry.distances(device)
+    if (first_keys := mask.locality.first_keys) is not None:
+        tensors["window"] = _hide(mask.mark_hidden(distances))
+        tensors["first_keys"] = F.pad(first_keys, (0, missing_keys))[:, None]
+        mask = mask._replace(locality=Locality())
+    if mask.direction != "both" or mask.locality.window is not None:
+        tensors["hidden"] = _hide(mask.mark_hidden(distances))
     forbidden = padding_and_pairs.forbidden(geometry.tgt_len, geometry.src_len, device)
-    if forbidden is None:
-        if not keys:
-            return None
+    if forbidden is None and missing_keys:
         forbidden = torch.zeros(1, 1, 1, geometry.src_len, dtype=torch.bool, device=device)
-    forbidden = F.pad(forbidden, (0, keys), value=True)  # [B or 1, 1, T or 1, S]
-    return reverse_queries(_forbid(forbidden), queries if forbidden.size(2) > 1 else 0)
+    if forbidden is not None:
+        hidden = _hide(F.pad(forbidden, (0, missing_keys), value=True))
+        tensors["mask"] = _reverse(hidden, missing_queries) if hidden.size(2) > 1 else hidden
+    return tensors
 
 
-def find_fully_masked(mask: Mask, geometry: Geometry) -> Tensor | None:
-    """Find the queries that see no key, ``(B or 1, 1, T, 1)``; None if all see one."""
-    hiding = mask.pairs if mask.key_padding is None else mask.key_padding
-    if hiding is None:
-        return None  # direction, window and segments let a query see the key of its token
-    counts = mask.count_visible(geometry.tgt_len, geometry.src_len, hiding.device)  # [B or 1, T]
-    return counts.eq(0)[:, None, :, None]  # [B or 1, 1, T, 1]
+def _hide(hidden: Tensor) -> Tensor:
+    """Turn a mask of bool into a bias: HIDDEN where it is True, else 0."""
+    zeros = torch.zeros(hidden.shape, dtype=torch.float32, device=hidden.device)
+    return zeros.masked_fill(hidden, HIDDEN)
 
 
-def _forbid(forbidden: Tensor) -> Tensor:
-    """Turn a mask of bool into a bias: FORBIDDEN where it is True, else 0."""
-    zeros = torch.zeros(forbidden.shape, dtype=torch.float32, device=forbidden.device)
-    return zeros.masked_fill(forbidden, FORBIDDEN)
+def _transpose(x: Tensor) -> Tensor:
+    """Transpose ``(B, H, D, n)`` to ``(B, H, n, D)``.
+
+    As one matrix for each sentence, which torch transposes several times faster than its heads.
+    """
+    out = x.new_empty(x.size(0), x.size(3), x.size(1) * x.size(2))  # [B, n, H * D]
+    for target, source in zip(out, x.flatten(1, 2)):  # [n, H * D], [H * D, n]
+        target.copy_(source.t())
+    return out.unflatten(2, (x.size(1), -1)).transpose(1, 2)  # [B, H, n, D]

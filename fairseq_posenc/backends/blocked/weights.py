@@ -1,0 +1,67 @@
+"""Softmax, dropout and the sum of values of a block, which save one number for each pair."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fairseq_posenc.backends.base import refuse_second_order
+from fairseq_posenc.backends.blocked.dropout import mark_dropped
+
+
+class Weigh(torch.autograd.Function):
+    """Turns the scores of a block into weights, drops some, and sums values by the others.
+
+    A dropped weight keeps its size and gets a minus sign, so that one tensor holds what the
+    gradients of the softmax and of the values need. The factor 1 / (1 - rate) is the caller's.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        scores: Tensor,
+        value: Tensor,
+        rate: float,
+        query_seeds: Tensor | None,
+        key_seeds: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        """Compute the sums ``(k, h, M, D)``, and the kept weights, whose dropped ones are 0.
+
+        Args:
+            ctx: of torch.
+            scores: ``(k, h, M, W)``, or with a column more for sinks, whose weights are cut off.
+            value: ``(k, h, W, D)``.
+            rate: probability of dropping a weight.
+            query_seeds: two for each query, ``(k, h, 2, M)``; None without dropout.
+            key_seeds: ``(k, h, W)``.
+        """
+        weights = scores.softmax(-1)[..., : value.size(2)]
+        if query_seeds is not None and key_seeds is not None:
+            weights = mark_dropped(weights.contiguous(), rate, query_seeds.movedim(2, 0), key_seeds)
+        kept = weights.clamp(min=0) if rate else weights
+        sums = kept @ value
+        ctx.rate, ctx.sinks = rate, scores.size(-1) - value.size(2)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(weights, value, sums)
+        return sums, kept
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, kept_grad: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Compute the gradients of scores and values, given those of both results."""
+        refuse_second_order("blocked")
+        weights, value, sums = ctx.saved_tensors
+        kept = weights.clamp(min=0) if ctx.rate else weights
+        # The mean of the gradients of a query's weights, by weight (FlashAttention's delta).
+        mean = (grad * sums).sum(-1, keepdim=True)
+        value_grad = (grad.mT @ kept).mT if ctx.needs_input_grad[1] else None  # the faster layout
+        score_grad = grad @ value.mT
+        if kept_grad is not None:
+            mean += (kept_grad * kept).sum(-1, keepdim=True)
+            score_grad += kept_grad
+        # Through the softmax: weights * (their gradient, 0 for a dropped one, less the mean).
+        if ctx.rate:
+            weights = weights.abs_()  # in place: a block is differentiated once
+        score_grad.mul_(kept).addcmul_(weights, mean, value=-1)
+        if ctx.sinks:  # all gradients of a softmax add up to 0
+            score_grad = torch.cat([score_grad, -score_grad.sum(-1, keepdim=True)], -1)
+        return score_grad, value_grad, None, None, None
