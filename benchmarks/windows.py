@@ -91,8 +91,7 @@ def _step_attention(spec: str, length: int, batch: int) -> tuple[int, int]:
     terms = layer.terms(Span.from_lengths(length, length, query.device), shared)
     mask = shared.mask(layer.direction)
     attend(query, key, value, terms, mask)[0].backward(tensors[3])
-    call = AttentionCall(query, query, query, blocked.expand_terms(terms, length), mask)
-    pairs = blocked.count_pairs(blocked.choose_blocks(call)[1])
+    pairs = blocked.count_pairs(AttentionCall(query, query, query, terms, mask))
     return pairs, 2 * sum(x.nbytes for x in tensors)
 
 

@@ -214,7 +214,9 @@ def test_a_table_of_almost_all_distances_is_repeated_to_all(rows, groups, repeat
     runs = Runs(range(1 - rows // 2, rows - rows // 2), Span.from_lengths(T, T, CPU))
     assert runs.num_rows == rows
     terms = Terms(query_table=torch.randn(groups, rows, D)).with_runs(runs)
-    assert (not blocked.expand_terms(terms, T).runs) == repeats
+    x = torch.randn(B, H, T, D)
+    sizes, _ = blocked.choose_blocks(AttentionCall(x, x, x, terms, Mask()))
+    assert (sizes.tile == 16) == repeats  # those of a table with a row for each distance
 
 
 def test_equal_tables_stay_one_tensor_and_a_reset_stays_at_the_end():

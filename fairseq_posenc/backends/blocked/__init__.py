@@ -7,6 +7,8 @@ Calls with a single query are left to the reference, which is fast there. ``docs
 pictures.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -15,7 +17,7 @@ from fairseq_posenc.backends.base import NEEDS_CONSECUTIVE_IDS, AttentionCall, C
 from fairseq_posenc.backends.blocked import geometry
 from fairseq_posenc.backends.blocked.dropout import compute_kept_factor
 from fairseq_posenc.backends.blocked.function import Blocks, Computation
-from fairseq_posenc.backends.blocked.geometry import Block, Geometry, Part, count_pairs
+from fairseq_posenc.backends.blocked.geometry import Block, Geometry, Part
 from fairseq_posenc.backends.blocked.operands import Operands, lay_out, separate_first
 from fairseq_posenc.backends.forward_cache import is_saving_hooked
 from fairseq_posenc.backends.mask import Mask
@@ -61,7 +63,8 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
 
 
 def choose_blocks(call: AttentionCall) -> tuple[Geometry, list[Block]]:
-    """Choose the blocks of a call whose terms are expanded (:func:`expand_terms`)."""
+    """Choose the blocks of a call."""
+    call = _expand_terms(call)
     query, terms, mask = call.query, call.terms, call.mask
     batch, heads, tgt_len, _ = query.shape
     src_len = call.key.size(2)
@@ -99,25 +102,35 @@ def _join_keys(block: Block) -> Part:
     return block[0]._replace(keys=slice(block[0].keys.start, block[-1].keys.stop))
 
 
-def expand_terms(terms: Terms, src_len: int) -> Terms:
+def count_pairs(call: AttentionCall) -> int:
+    """Count the pairs of queries and keys in the blocks of a call."""
+
+    def size(part: Part) -> int:
+        return math.prod(place.stop - place.start for place in part[:4])
+
+    return sum(size(part) for block in choose_blocks(call)[1] for part in block)
+
+
+def _expand_terms(call: AttentionCall) -> AttentionCall:
     """Repeat the rows of tables to all distances where that is needed, or faster.
 
     Gains and biases are read through views, which need a row for each distance. A table for each
     head is never repeated for speed: that takes too long.
     """
+    terms = call.terms
     long = [
         name
         for name, term, table in terms.present()
         if name in terms.runs
-        and terms.runs[name].num_rows > MAX_ROWS_PER_KEY * src_len
+        and terms.runs[name].num_rows > MAX_ROWS_PER_KEY * call.key.size(2)
         and not term.per_head(table)
     ]
-    return terms.expanded("gain", "bias", *long)
+    return call._replace(terms=terms.expanded("gain", "bias", *long))
 
 
 def _attend_blocks(call: AttentionCall) -> Tensor:
-    terms, mask = expand_terms(call.terms, call.key.size(2)), call.mask
-    call = call._replace(terms=terms)
+    call = _expand_terms(call)
+    terms, mask = call.terms, call.mask
     sizes, blocks = choose_blocks(call)
     operands = lay_out(call, sizes)
     single = None
@@ -175,6 +188,3 @@ def _count_numbers(call: AttentionCall) -> int:
     numbers += terms.softcap is not None
     numbers += terms.value_table is not None and call.dropout > 0
     return numbers + 8 * (terms.counted_table is not None)
-
-
-__all__ = ["Geometry", "attend", "choose_blocks", "count_pairs", "refuses", "unavailable"]

@@ -210,18 +210,6 @@ def find_near(starts: Sequence[Sequence[int]], src_len: int) -> tuple[int, int] 
     return (low, high) if starts and few else None
 
 
-def count_pairs(blocks: Sequence[Block]) -> int:
-    """Count the pairs of queries and keys in blocks."""
-    return sum(
-        (part.sentences.stop - part.sentences.start)
-        * (part.heads.stop - part.heads.start)
-        * (part.queries.stop - part.queries.start)
-        * (part.keys.stop - part.keys.start)
-        for block in blocks
-        for part in block
-    )
-
-
 def _find_ranges(
     mask: Mask, tgt_len: int, src_len: int, device: torch.device
 ) -> list[list[Ranges]]:
