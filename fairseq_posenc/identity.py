@@ -29,7 +29,7 @@ _PHRASES = {  # fields of `WeightSettings` in messages
     "dictionary": "a dictionary with the hash {}",
 }
 STATE_KEY = "_extra_state"  # torch's name for state that a module stores beside its parameters
-_BLOCK = 512  # bytes are padded to a multiple: models to be averaged need tensors of one size
+_BLOCK = 1024  # bytes are padded to a multiple: models to be averaged need tensors of one size
 _ROUNDING = 2e-3  # averaging equal values changes them by less, even in float16
 
 
@@ -89,7 +89,7 @@ class WeightSettings(NamedTuple):
 class Identity(NamedTuple):
     """Positions and settings that the weights of a stack were trained with."""
 
-    positions: str  # the spec in its canonical form
+    positions: str  # the spec in its canonical form; checkpoints have its full form
     directions: str  # of the first layers, as in `lr,rl`; the other layers are `both`
     trained_length: int  # tokens
     weight_settings: WeightSettings = WeightSettings()
@@ -101,6 +101,7 @@ class Identity(NamedTuple):
         equal; if not, the mixture shows, because its bits are neither 1 nor -1.
         """
         content = {**self._asdict(), **self.weight_settings._asdict()}
+        content["positions"] = parse(self.positions).full()
         del content["weight_settings"]
         text = json.dumps({name: x for name, x in content.items() if x is not None}).encode()
         text += b" " * (-len(text) % _BLOCK)
@@ -109,7 +110,7 @@ class Identity(NamedTuple):
 
     @classmethod
     def from_tensor(cls, state: Any) -> Identity:
-        """Decode the tensor of :meth:`to_tensor`, or the code points of older checkpoints.
+        """Decode the tensor of :meth:`to_tensor`.
 
         Raises:
             UserError: the tensor is something else, or a mixture of different identities.
@@ -166,9 +167,7 @@ class Identity(NamedTuple):
 
 
 def _decode_text(state: Tensor) -> str:
-    """Decode the bits of an identity, or in older checkpoints the code points of its text."""
-    if not state.is_floating_point():
-        return "".join(chr(code) for code in state.tolist())
+    """Decode the bits of an identity."""
     bits = state.detach().cpu().float()
     # Means of a narrow type are rounded to it several times, each time by its eps at most.
     mixed = (bits.abs() - 1).abs() > _ROUNDING + 4 * torch.finfo(state.dtype).eps

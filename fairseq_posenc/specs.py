@@ -8,13 +8,16 @@ the list is repeated over the stack. In ``3*rope,none`` every fourth layer has n
 Encodings of the input, ``documents`` and random positions hold for the whole stack, wherever they
 are written.
 
-All specs with the same meaning have one canonical form, which checkpoints store:
+All specs with the same meaning have one canonical form:
 
 - options in the order of the constructor, without defaults;
 - encodings in the order of the place they act on (input, rotation, scores, ...), then by name;
   what holds for the whole stack comes last, except encodings of the input;
 - ``none`` only for a layer without any encoding;
 - the shortest list of layers; encodings of the whole stack are written in the first.
+
+Saved models have the full form instead, with every option: a default that changes later then
+changes none of them.
 """
 
 from __future__ import annotations
@@ -23,12 +26,14 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import fields
 from itertools import chain, groupby
 from types import NoneType, UnionType
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
 
 from fairseq_posenc import registry
 from fairseq_posenc.encodings.base import Encoding, Place, Signed
+from fairseq_posenc.encodings.rope_scaling import Scaled, format_setting
 from fairseq_posenc.errors import UserError, shortened
 from fairseq_posenc.registry import module_owner
 
@@ -36,7 +41,8 @@ _ITEM = re.compile(r"\s*([a-z0-9_]+)\s*(?:\(([^()]*)\))?\s*")
 _REPEATED = re.compile(r"\s*(\d{1,6})\s*\*(.*)", re.DOTALL)
 _COMMA = re.compile(r",(?![^(]*\))")  # outside brackets
 _PLUS = re.compile(r"\+(?![^(]*\))")  # outside brackets
-_MAX_CHARACTERS = 5000  # of a spec; enough for the lists of longrope with heads of width 256
+# Of a spec; enough for the full form of 100 different layers.
+_MAX_CHARACTERS = 20_000
 _MAX_LAYERS = 1000
 # Ranges of options: larger tables would not fit into memory, and larger scores would overflow.
 _INT_RANGE = (1, 1_000_000)
@@ -61,6 +67,19 @@ class Item(NamedTuple):
     def encoding(self) -> type[Encoding]:
         """The class of the encoding."""
         return registry.get(self.name)
+
+    def fill_defaults(self) -> Item:
+        """Add the options that were not set, with their defaults."""
+        known = registry.options(self.name)
+        values = {key: option.default for key, option in known.items()} | dict(self.options)
+        for key, value in values.items():
+            if isinstance(value, Scaled):
+                settings = (
+                    (setting.name, getattr(value, setting.name)) for setting in fields(value)
+                )
+                (_, factor), *rest = ((k, format_setting(v)) for k, v in settings if v is not None)
+                values[key] = ":".join([value.kind, factor, *(f"{k}={v}" for k, v in rest)])
+        return self._replace(options=tuple(values.items()))
 
     def __str__(self) -> str:
         values = ",".join(f"{key}={_format_value(value)}" for key, value in self.options)
@@ -143,6 +162,16 @@ class Spec(NamedTuple):
                 f"position encoding {shortened(str(self))!r} is a list of {len(self.layers)} "
                 f"layers, but the stack has {layers}: shorten it to the part that repeats"
             )
+
+    def full(self) -> str:
+        """Write the spec with all options, also those that have their default.
+
+        >>> parse("window+alibi").full()
+        'alibi(mode=auto,scale_factor=1,axes=1)+window(size=512,first=none)'
+        """
+        whole = tuple(item.fill_defaults() for item in self.whole_stack)
+        layers = tuple(tuple(item.fill_defaults() for item in layer) for layer in self.layers)
+        return str(Spec(whole, layers))
 
     def __str__(self) -> str:
         repeated: list[str] = []
@@ -282,6 +311,8 @@ def _parse_options(name: str, text: str) -> dict[str, Any]:
 def _parse_value(name: str, key: str, value: str, option_type: Any) -> Any:
     """Convert the text of an option to its type."""
     if get_origin(option_type) in (Union, UnionType):  # Optional[X] or X | None: take X
+        if value == "none":
+            return None
         option_type = next(member for member in get_args(option_type) if member is not NoneType)
     try:
         if get_origin(option_type) is Literal:
@@ -338,6 +369,6 @@ def _refuse_conflicts(items: Sequence[Item]) -> None:
 
 def _format_value(value: Any) -> str:
     """Format the value of an option as a spec has it: ``true`` for True, ``2`` for 2.0."""
-    if isinstance(value, bool):
+    if value is None or isinstance(value, bool):
         return str(value).lower()
     return str(value).removesuffix(".0") if isinstance(value, float) else str(value)

@@ -90,7 +90,7 @@ class Scaling:
 
 
 @dataclass(frozen=True)
-class _Scaled(Scaling):
+class Scaled(Scaling):
     """Base class of the kinds of scaling; their first setting is the factor F."""
 
     factor: float
@@ -124,11 +124,11 @@ class _Scaled(Scaling):
 
     def __str__(self) -> str:
         settings = [
-            f"{setting.name}={_format(value)}"
+            f"{setting.name}={format_setting(value)}"
             for setting in fields(self)[1:]  # without the factor
             if (value := getattr(self, setting.name)) != setting.default
         ]
-        return ":".join([self.kind, _format(self.factor), *settings])
+        return ":".join([self.kind, format_setting(self.factor), *settings])
 
     @classmethod
     def hf_names(cls) -> dict[str, str]:
@@ -148,7 +148,7 @@ class _Scaled(Scaling):
 
 
 @dataclass(frozen=True)
-class Linear(_Scaled):
+class Linear(Scaled):
     """All frequencies are divided by F (Chen et al., 2023)."""
 
     kind = "linear"
@@ -158,7 +158,7 @@ class Linear(_Scaled):
 
 
 @dataclass(frozen=True)
-class Ntk(_Scaled):
+class Ntk(Scaled):
     """The base is multiplied by F^(d/(d-2)), so that the slowest pair turns F times as slowly."""
 
     kind = "ntk"
@@ -200,7 +200,7 @@ class Dynamic(Ntk):
 
 
 @dataclass(frozen=True)
-class Yarn(_Scaled):
+class Yarn(Scaled):
     """Slow pairs are divided by F, fast ones kept, with a ramp between (Peng et al., 2023).
 
     Slow ones turn up to ``beta_slow`` times within the trained length, fast ones at least
@@ -253,7 +253,7 @@ class Yarn(_Scaled):
 
 
 @dataclass(frozen=True)
-class Llama3(_Scaled):
+class Llama3(Scaled):
     """Slow pairs are divided by F, fast ones kept, with a ramp between (Llama 3.1).
 
     Slow ones turn up to ``low`` times within the trained length, fast ones at least ``high`` times.
@@ -276,7 +276,7 @@ class Llama3(_Scaled):
 
 
 @dataclass(frozen=True)
-class LongRope(_Scaled):
+class LongRope(Scaled):
     """Each pair is divided by another number (Ding et al., 2024).
 
     The numbers are ``long`` in a model with room for more than the trained length, else ``short``.
@@ -321,11 +321,11 @@ class LongRope(_Scaled):
         """See :class:`Scaling`. Both lists are this model's: transformers would choose by input."""
         divisors = self._divisors(dims)
         fixed = replace(self, short=divisors, long=divisors, attention_factor=self.gain(dims))
-        return _Scaled.to_hf(fixed, dims)
+        return Scaled.to_hf(fixed, dims)
 
 
 @dataclass(frozen=True)
-class Proportional(_Scaled):
+class Proportional(Scaled):
     """The first pairs, a fraction ``part``, turn; others have angle 0 (Barbero et al., 2024)."""
 
     kind = "proportional"
@@ -346,7 +346,7 @@ class Proportional(_Scaled):
         return {"rope_type": "linear", "factor": self.factor}
 
 
-KINDS: dict[str, type[_Scaled]] = {
+KINDS: dict[str, type[Scaled]] = {
     cls.kind: cls for cls in (Linear, Ntk, Dynamic, Yarn, Llama3, LongRope, Proportional)
 }
 _FORM = (
@@ -363,7 +363,7 @@ def _interpolate(frequencies: Tensor, factor: float, kept: Tensor) -> Tensor:
 
 
 def _read_number(text: str) -> float | None:
-    """Read a finite number above 0, rounded to the 15 digits that :func:`_format` writes."""
+    """Read a finite number above 0, rounded to the 15 digits that :func:`format_setting` writes."""
     try:
         number = float(f"{float(text):.15g}")
     except ValueError:
@@ -394,8 +394,8 @@ _READERS: dict[Any, tuple[Callable[[str], Any], str]] = {
 }
 
 
-def _format(value: Any) -> str:
+def format_setting(value: Any) -> str:
     """Format a flag, a number, or a list of numbers as it is written in a scaling."""
     if isinstance(value, bool):
         return str(value).lower()
-    return "/".join(map(_format, value)) if isinstance(value, tuple) else f"{value:.15g}"
+    return "/".join(map(format_setting, value)) if isinstance(value, tuple) else f"{value:.15g}"

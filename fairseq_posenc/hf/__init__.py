@@ -4,15 +4,12 @@ Importing this package lets transformers' Auto classes load the saved folders of
 module ``saving`` registers a configuration class when it is imported.
 """
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from transformers import PreTrainedModel
 
-from fairseq_posenc.hf.holders import (
-    identify_parameters,
-    make_old_holders_raise,
-    refuse_wrapped,
-)
+from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf.own_positions import read_positions
 from fairseq_posenc.hf.record import set_saved
 from fairseq_posenc.hf.replacing import replace_positions
@@ -42,10 +39,10 @@ def set_positions(
     'alibi'
 
     Call it before PEFT, DDP, FSDP or ``torch.compile`` wraps the model, and before an optimizer is
-    created: one that lacks new parameters raises an error at its next step. The model's own
-    positions are removed. Weights of positions in both the old and the new spec (a table of
-    ``learned`` or ``shaw``, T5's buckets, sinks) are kept; all others are initialized. A table by
-    distance that grows repeats its ends, so trained distances keep their rows.
+    created, which would lack the new parameters. The model's own positions are removed. Weights of
+    positions in both the old and the new spec (a table of ``learned`` or ``shaw``, T5's buckets,
+    sinks) are kept; all others are initialized. A table by distance that grows repeats its ends, so
+    trained distances keep their rows.
 
     Args:
         model: a model of a supported family, with any head.
@@ -70,11 +67,25 @@ def set_positions(
         UserError: the family, the spec or the sizes are not supported, or the model is wrapped. The
             model is then unchanged.
     """
-    refuse_wrapped(model)
-    old_ids = identify_parameters(model)
+    _refuse_wrapped(model)
     settings = PositionSettings(spec, max_positions, decoder_spec, directions, boundary_id)
     replace_positions(model, settings, extend)
     make_saveable(model)
     set_saved(model, is_saved=False)  # no file has the new parameters yet
-    make_old_holders_raise(model, old_ids)
     return model
+
+
+def _refuse_wrapped(model: Any) -> None:
+    """Refuse a model that is wrapped, or that PEFT or FSDP has changed inside."""
+    if not isinstance(model, PreTrainedModel):
+        raise UserError(
+            f"{type(model).__name__} is not a model of transformers (PreTrainedModel): set its "
+            "positions before PEFT, torch.compile or DDP wraps it"
+        )
+    if getattr(model, "peft_config", None):
+        raise UserError(
+            "the model has adapters of PEFT, which belong to its positions: set positions before "
+            "the adapters are added, or after merge_and_unload()"
+        )
+    if any(isinstance(x, (FSDPModule, FullyShardedDataParallel)) for x in model.modules()):
+        raise UserError("FSDP has sharded this model: set its positions before")

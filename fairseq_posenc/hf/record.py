@@ -4,31 +4,25 @@ transformers' Trainer and PEFT load with ``strict=False``, which ignores missing
 weights. Then only these records show that weights were trained with other positions.
 """
 
+import inspect
 import logging
-import re
+import sys
 import warnings
-from typing import Any, cast
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
 
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from fairseq_posenc.assembly import Assembly
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf.attention import POSITIONS
+from fairseq_posenc.hf.settings import SPEC_FIELD
 from fairseq_posenc.identity import Identity
+from fairseq_posenc.specs import Spec, parse
 
 logger = logging.getLogger(__name__)
-# The record of adapter NAME is called `...lora_A.NAME.positions`, because PEFT saves only what is
-# named like an adapter's weights. PEFT leaves NAME out of all names in the file.
-_ADAPTER_WEIGHT = re.compile(r"(?P<layer>.*\.lora_A\.)(?P<adapter>[^.]+)\.weight")
-# Those options of `load_adapter` that `load_peft_weights` takes, too.
-_FILE_OPTIONS = (
-    "cache_dir",
-    "force_download",
-    "local_files_only",
-    "revision",
-    "subfolder",
-    "token",
-)
 
 
 class RecordedPositions(nn.Module):
@@ -39,7 +33,18 @@ class RecordedPositions(nn.Module):
     is_saved = True  # False from `set_positions` until the whole model is saved
 
     def get_extra_state(self) -> Tensor:
-        """Build the record for the state dict: the spec, and the length of the training."""
+        """Build the record for the state dict: the spec, and the length of the training.
+
+        Raises:
+            UserError: another model, of which this is a part, is being saved.
+        """
+        for call in _find_calls(PreTrainedModel.save_pretrained):
+            if not hasattr(call["self"], "saves_positions"):
+                raise UserError(
+                    f"{type(call['self']).__name__}.save_pretrained cannot save the positions that "
+                    "were set in a part of it: save that part by its own save_pretrained, or all "
+                    "by torch.save(model.state_dict(), path)"
+                )
         length = self.assembly.dims.trained_length
         return Identity(str(self.assembly.spec), self.directions, length).to_tensor()
 
@@ -49,6 +54,8 @@ class RecordedPositions(nn.Module):
         Raises:
             UserError: the weights were trained with other positions.
         """
+        if state.dim() != 1:  # a weight of the stock model, which has this name in folders
+            raise UserError("the weights are of a model whose positions were not set")
         theirs = Identity.from_tensor(state)
         ours = Identity.from_tensor(self.get_extra_state())
         if differences := theirs.position_differences(ours):  # `trained with X, the model has Y`
@@ -60,12 +67,20 @@ def is_of_positions(name: str) -> bool:
     return f".{POSITIONS}." in f".{name}"
 
 
-def _find_positions(module: nn.Module) -> RecordedPositions:
-    """Find the positions of a stack, or of a model's first stack, as all stacks have one spec.
+def _find_positions(stack: nn.Module) -> RecordedPositions:
+    """Find the positions of a stack, which PEFT may have wrapped to train a copy."""
+    return next(part for part in stack.modules() if isinstance(part, RecordedPositions))
 
-    They are searched for, because PEFT may have wrapped them to train a copy.
-    """
-    return next(part for part in module.modules() if isinstance(part, RecordedPositions))
+
+def _list_specs(model: nn.Module) -> dict[str, Spec]:
+    """List the specs of the stacks in a model, by their keys in an adapter_config.json."""
+    specs = {}
+    for stack in model.modules():
+        if isinstance(stack, PreTrainedModel) and hasattr(stack, POSITIONS):
+            assembly = _find_positions(stack).assembly
+            is_second = assembly.dims.causal and stack.config.is_encoder_decoder
+            specs[f"{SPEC_FIELD}_decoder" if is_second else SPEC_FIELD] = assembly.spec
+    return specs
 
 
 def set_saved(model: nn.Module, *, is_saved: bool) -> None:
@@ -78,83 +93,85 @@ def set_saved(model: nn.Module, *, is_saved: bool) -> None:
             part.is_saved = is_saved
 
 
-def add_adapter_records(
-    stack: nn.Module, state_dict: dict[str, Any], prefix: str, *others: Any
-) -> None:
-    """Add a record to each LoRA adapter in a stack's state dict, as a state-dict post-hook.
+def record_adapters(stack: nn.Module, *others: Any) -> None:
+    """Let adapters of PEFT record a stack's positions, as a hook after its state dict was made.
 
-    An adapter depends on the positions of its base model, and on their parameters.
+    An adapter depends on the positions of its base model. PEFT does not tell a model when it saves
+    or loads adapters, so the calls are looked up from which this call comes.
     """
     positions = _find_positions(stack)
-    # The beginning of the name of each adapter's first weight: one record for an adapter is enough.
-    first_layers: dict[str, str] = {}
-    for name in state_dict:
-        if name.startswith(prefix) and (match := _ADAPTER_WEIGHT.fullmatch(name)):
-            first_layers.setdefault(match["adapter"], match["layer"])
-    for adapter, layer in first_layers.items():
-        # `[None]` gives it two axes, as an adapter's weights have; loading takes `[0]`.
-        state_dict[f"{layer}{adapter}.positions"] = positions.get_extra_state()[None]
-    if first_layers and not positions.is_saved:
-        _warn_of_left_out_parameters(stack)
-
-
-def _warn_of_left_out_parameters(stack: nn.Module) -> None:
-    """Warn of parameters of positions that neither the base model's file nor the adapter's has."""
-    if not isinstance(getattr(stack, POSITIONS), RecordedPositions):
-        return  # PEFT has wrapped the positions, so the adapter contains a trained copy
-    names = (name for name, _ in stack.named_parameters() if is_of_positions(name))
-    if left_out := next(names, None):
+    specs = {key: spec.full() for key, spec in _list_specs(stack).items()}
+    for call in _find_calls(nn.Module.state_dict):  # of the stack, and of all that contains it
+        for config in dict(getattr(call["self"], "peft_config", None) or {}).values():
+            config.__dict__.setdefault("positions", {}).update(specs)
+            config.save_pretrained = partial(_save_adapter_config, config)
+    saves = any(any(_find_calls(cls.save_pretrained)) for cls in _peft_classes())
+    names = [name for name, _ in stack.named_parameters() if is_of_positions(name)]
+    # If PEFT has wrapped the positions, the adapter contains a trained copy.
+    if names and saves and not positions.is_saved and getattr(stack, POSITIONS) is positions:
         warnings.warn(
-            f"an adapter does not contain the parameters of these positions, such as {left_out}: "
+            f"an adapter does not contain the parameters of these positions, such as {names[0]}: "
             "train them with it, by LoraConfig(modules_to_save=['positions']), or save the model "
             "before the adapter is added",
-            stacklevel=3,  # the line that called the hook which calls this function
+            stacklevel=3,  # the line that called the hook which is this function
         )
 
 
-def pop_adapter_records(
-    model: nn.Module, state_dict: dict[str, Any], prefix: str = "", *others: Any
-) -> None:
-    """Remove the records of adapters from a state dict, and compare them with the positions.
+def _save_adapter_config(config: Any, folder: Any, **options: Any) -> None:
+    """Save an adapter_config.json as PEFT does, with the positions in ``auto_mapping``."""
+    mapping = {**(options.pop("auto_mapping_dict", None) or {}), **config.positions}
+    type(config).save_pretrained(config, folder, auto_mapping_dict=mapping, **options)
 
-    This is also a hook of a stack before it loads.
+
+def compare_adapters(stack: nn.Module, *others: Any) -> None:
+    """Compare the adapters that PEFT is loading, as a hook of a stack before it loads weights."""
+    for cls in _peft_classes():
+        for call in _find_calls(cls.load_adapter):
+            compare_adapter(stack, call["model_id"], call.get("hf_hub_download_kwargs", {}))
+
+
+def compare_adapter(model: nn.Module, name: Any, options: dict[str, Any]) -> None:
+    """Compare the positions that an adapter was trained with to those of a stack or a model.
 
     Args:
-        model: a stack, or a model.
-        state_dict: weights that are about to be loaded.
-        prefix: beginning of the names of the weights of ``model``.
-        *others: arguments that torch passes to such a hook, which are not needed.
+        model: the stack or the model.
+        name: the adapter's folder or name on the hub; None if ``options`` has a ``peft_config``.
+        options: options of ``load_adapter``, including those about the location of files.
 
     Raises:
-        UserError: an adapter was trained with other positions.
+        UserError: the positions differ.
     """
-    positions = _find_positions(model)
-    names = [name for name in state_dict if name.startswith(prefix) and ".lora_A." in name]
-    records = [name for name in names if name.endswith(f".{POSITIONS}")]
-    if names and not records:
-        logger.warning(
-            "the adapter has no record of positions: it was trained on a model whose positions "
-            f"were not set, and this model has {positions.assembly.spec}"
-        )
-    for name in records:
-        positions.set_extra_state(state_dict.pop(name)[0])
+    from peft import PeftConfig  # installed wherever there are adapters
+
+    # `load_config` has the options of `from_pretrained` when that loads an adapter's folder.
+    loading = getattr(options.get("load_config"), "download_kwargs", {})
+    merged = {**loading, **options, **(options.get("adapter_kwargs") or {})}
+    config = merged.get("peft_config")
+    if name is not None:  # it takes the options that it knows
+        config = PeftConfig.from_pretrained(name, **{k: v for k, v in merged.items() if v})
+    recorded = getattr(config, "auto_mapping", None) or {}
+    for key, ours in _list_specs(model).items():
+        if key not in recorded:
+            logger.warning(
+                "the adapter has no record of positions: it was trained on a model whose "
+                f"positions were not set, and this model has {ours}"
+            )
+        elif (theirs := parse(recorded[key])) != ours:
+            raise UserError(
+                f"weights trained with {theirs}, the model has {ours}: set their positions before "
+                "loading"
+            )
 
 
-def read_adapter(name: str, options: dict[str, Any]) -> dict[str, Tensor]:
-    """Read the weights of an adapter, from a folder or the hub.
+def _peft_classes() -> list[Any]:
+    """List PEFT's classes of models; none if PEFT was not imported, so there are no adapters."""
+    peft: Any = sys.modules.get("peft")
+    return [] if peft is None else [peft.PeftModel, peft.PeftMixedModel]
 
-    Args:
-        name: folder, or name on the hub.
-        options: options of ``load_adapter``, including those about the location of files.
-    """
-    from peft import load_peft_weights  # installed wherever there are adapters
 
-    # As in `load_adapter`, the later of these three win. `load_config` has the options of
-    # `from_pretrained` when that loads an adapter's folder.
-    merged = {
-        **getattr(options.get("load_config"), "download_kwargs", {}),
-        **options,
-        **(options.get("adapter_kwargs") or {}),
-    }
-    file_options = {key: merged[key] for key in _FILE_OPTIONS if merged.get(key) is not None}
-    return cast("dict[str, Tensor]", load_peft_weights(name, device="cpu", **file_options))
+def _find_calls(function: Any) -> Iterator[dict[str, Any]]:
+    """Yield the arguments of the calls of a function from which this call comes."""
+    frame = inspect.currentframe()
+    while frame := frame and frame.f_back:
+        if frame.f_code is function.__code__:
+            yield frame.f_locals

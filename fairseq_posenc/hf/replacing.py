@@ -31,7 +31,7 @@ from fairseq_posenc.hf.own_positions import (
     read_positions,
 )
 from fairseq_posenc.hf.own_spec import expand_own, names_own
-from fairseq_posenc.hf.record import add_adapter_records, pop_adapter_records
+from fairseq_posenc.hf.record import compare_adapters, record_adapters
 from fairseq_posenc.hf.settings import SPEC_FIELD, PositionSettings
 from fairseq_posenc.hf.stack_hook import HookedPositions, StackWithPositions
 from fairseq_posenc.position_parameters import (
@@ -222,8 +222,8 @@ class Plan(NamedTuple):
             handle.remove()
         self.stack.neutralize()
         hooks = [
-            module.register_state_dict_post_hook(add_adapter_records),
-            module.register_load_state_dict_pre_hook(pop_adapter_records),
+            module.register_state_dict_post_hook(record_adapters),
+            module.register_load_state_dict_pre_hook(compare_adapters),
         ]
         setattr(module, _HOOKS, hooks)
         add_mixin(module, StackWithPositions)

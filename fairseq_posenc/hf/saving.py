@@ -1,99 +1,113 @@
 """Saves and loads models whose positions were set.
 
-A folder has the spec in its configuration, and all weights; transformers' Auto classes load it once
-``fairseq_posenc.hf`` is imported. Without this package, nothing can load it as the stock model,
-whose positions are different: its model type is unknown to transformers, its configuration names an
-impossible file of weights, and its weights have different names.
+A folder has the spec in its configuration, with all options, and all weights. transformers' Auto
+classes load it once ``fairseq_posenc.hf`` is imported, or by ``trust_remote_code=True``, for which
+the folder has a small loader.
+
+Nothing loads it as the stock model, whose positions are different. Auto classes do not know its
+model type, and stock classes do not know its attention function. In the file of weights, the record
+of positions has the name of a weight of the stock model (:func:`_exchange_names`): its shape does
+not fit, so that loaders of weights alone stop as well.
 """
 
 import json
 import re
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
 import transformers
-from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig, PreTrainedModel
-
-from fairseq_posenc.errors import UserError, how_to_install, shortened
-from fairseq_posenc.hf.cards import TAG, CardFields, write_card
-from fairseq_posenc.hf.derived import Derived, add_mixin, derive
-from fairseq_posenc.hf.record import (
-    is_of_positions,
-    pop_adapter_records,
-    read_adapter,
-    set_saved,
+from transformers import (
+    CONFIG_MAPPING,
+    AutoConfig,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
 )
+
+from fairseq_posenc.errors import UserError, shortened
+from fairseq_posenc.hf.attention import OUR_ATTENTION, POSITIONS
+from fairseq_posenc.hf.cards import LOADER, TAG, write_card, write_loader
+from fairseq_posenc.hf.derived import Derived, add_mixin, derive
+from fairseq_posenc.hf.families import FAMILIES
+from fairseq_posenc.hf.folder_checks import check_folder, check_loaded, readable_errors
+from fairseq_posenc.hf.record import compare_adapter, is_of_positions, set_saved
 from fairseq_posenc.hf.replacing import replace_positions
 from fairseq_posenc.hf.settings import LENGTH_FIELD, SPEC_FIELD, PositionSettings
-from fairseq_posenc.identity import is_identity
+from fairseq_posenc.identity import STATE_KEY, is_identity
 from fairseq_posenc.specs import parse
 
-# Model type of folders. Where this package is not imported, transformers' error quotes it.
-MODEL_TYPE = "fairseq_posenc.hf"
+MODEL_TYPE = "fairseq_posenc.hf"  # of folders; where it is unknown, errors of transformers quote it
 _STOCK_TYPE = "base_model_type"  # key of the model type without positions, in config.json
-# The key of the name of the file with the weights. A folder has `_MESSAGE` there: as there is no
-# such file, transformers stops with an error that quotes it.
-_WEIGHTS = "transformers_weights"
-_MESSAGE = f"other positions: {how_to_install('hf')}, and import fairseq_posenc.hf"
-_SUFFIX = ".fairseq_posenc"  # suffix of the names of all weights in a folder
-_STRIP = {rf"^(.+){re.escape(_SUFFIX)}$": r"\1"}  # removes it, as a `key_mapping` of transformers
-_CLASS_PREFIX = "fairseq_posenc.hf."  # prefix of the classes in the `architectures` of a folder
-_AUTO_CLASSES: tuple[Any, ...] = (
-    transformers.AutoModel,
-    transformers.AutoModelForCausalLM,
-    transformers.AutoModelForMaskedLM,
-    transformers.AutoModelForMultipleChoice,
-    transformers.AutoModelForNextSentencePrediction,
-    transformers.AutoModelForPreTraining,
-    transformers.AutoModelForQuestionAnswering,
-    transformers.AutoModelForSeq2SeqLM,
-    transformers.AutoModelForSequenceClassification,
-    transformers.AutoModelForSpeechSeq2Seq,
-    transformers.AutoModelForTextEncoding,
-    transformers.AutoModelForTokenClassification,
+_CLASS_PREFIX = "fairseq_posenc.hf."  # of the classes in `architectures`: they are no stock classes
+_ATTENTION = "attn_implementation"  # key of the attention function, in config.json
+_SPECS = (SPEC_FIELD, f"{SPEC_FIELD}_decoder")
+_SUFFIX = ".fairseq_posenc"  # of the weights whose names the records have, in the file of weights
+_RECORD = f"{POSITIONS}.{STATE_KEY}"  # a stack's record of its positions
+# TRL, for example, reloads the model from this name as the reference; an error then quotes it.
+_NO_FOLDER = (
+    "a model whose positions were set: save it and load it from its folder, or pass what was to be "
+    "loaded by this name (ref_model, processing_class)"
 )
+_HEADS = (
+    *("", "ForCausalLM", "ForMaskedLM", "ForMultipleChoice", "ForNextSentencePrediction"),
+    *("ForPreTraining", "ForQuestionAnswering", "ForSeq2SeqLM", "ForSequenceClassification"),
+    *("ForSpeechSeq2Seq", "ForTextEncoding", "ForTokenClassification"),
+)
+_AUTO_CLASSES: list[Any] = [getattr(transformers, f"AutoModel{head}") for head in _HEADS]
 
 
 def make_saveable(model: PreTrainedModel) -> None:
-    """Make a model save and load its positions, in place.
-
-    The classes of the model and its configuration are replaced by classes derived from them.
-    """
+    """Make a model save and load its positions: it and its configuration get derived classes."""
     if not isinstance(model.config, _ConfigWithPositions):
         stock: Any = type(model.config)
         model.config.__class__ = _derive_and_register(stock)
     if not isinstance(model, _ModelWithPositions):
         add_mixin(model, _ModelWithPositions)
         model.add_model_tags(TAG)
+    model.config._name_or_path = _NO_FOLDER
+    model.name_or_path = ""  # which PEFT writes to adapters: their base model is in no folder
 
 
 def load_model(folder: Path, **settings: Any) -> PreTrainedModel:
     """Load the model of a folder, stock or with positions, as the class that the folder names.
 
     Args:
-        folder: folder of transformers.
+        folder: folder of transformers, perhaps somebody else's.
         settings: options of ``from_pretrained``.
 
     Raises:
-        UserError: the folder cannot be read, or none of the Auto classes here has its class.
+        UserError: the folder is refused or cannot be read, or no Auto class has its class.
     """
-    try:
-        config = AutoConfig.from_pretrained(folder)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{folder}: {shortened(str(error).partition(chr(10))[0])}") from None
-    name = next(iter(config.architectures or ()), None)
-    auto = _find_auto_class(type(config), str(name))
-    if auto is None:
-        raise UserError(
-            f"{folder}: its config.json names the class {shortened(str(name))}, which is not a "
-            f"model of text of type {shortened(str(config.model_type))!r}"
+    identities = check_folder(folder)
+    transformers.logging.set_verbosity_error()  # what it would report about weights is an error
+    with readable_errors(folder):
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        name = str(next(iter(config.architectures or ()), "")).removeprefix(_CLASS_PREFIX)
+        if (auto := _find_auto_class(type(config), name)) is None:
+            raise UserError(
+                f"its config.json names the class {shortened(name)}, which is not a model of text "
+                f"of type {shortened(str(config.model_type))!r}"
+            )
+        model, info = auto.from_pretrained(
+            folder,
+            config=config,
+            trust_remote_code=False,
+            disable_mmap=True,  # a mapped file that is written ends the process (SIGBUS)
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # so that the info lists them; checked below
+            **settings,
         )
-    try:
-        return cast(PreTrainedModel, auto.from_pretrained(folder, config=config, **settings))
-    except OSError as error:  # weights are missing or truncated
-        raise UserError(f"{folder}: {shortened(str(error).partition(chr(10))[0])}") from None
+        check_loaded(model, info, identities)
+    return cast(PreTrainedModel, model)
+
+
+def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of a folder; refuse one that runs code or cannot be read."""
+    with readable_errors(folder, "its tokenizer, which --text needs,"):
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    return cast(PreTrainedTokenizerBase, tokenizer)
 
 
 def _find_auto_class(config_class: Any, name: str) -> Any:
@@ -108,14 +122,13 @@ def _find_auto_class(config_class: Any, name: str) -> Any:
 
 @cache
 def _derive_and_register(stock: Any) -> Any:
-    """Derive a configuration class with positions from a stock class, and register its models.
-
-    Model classes refer to the configuration class, so :func:`_make_config_class` makes it first.
-    """
+    """Derive a configuration class with positions from a stock class, and register its models."""
     derived = _make_config_class(stock)
     for auto in _AUTO_CLASSES:
         if stock in auto._model_mapping:
-            auto.register(derived, _derive_model(auto._model_mapping[stock]), exist_ok=True)
+            auto.register(
+                derived, derive(auto._model_mapping[stock], (_ModelWithPositions,)), exist_ok=True
+            )
     return derived
 
 
@@ -128,14 +141,9 @@ def _make_config_class(stock: Any) -> Any:
     return type(name, (_ConfigWithPositions, stock), {"stock": stock})
 
 
-def _derive_model(stock: Any) -> Any:
-    """Derive a model class with positions from a stock class."""
-    return derive(stock, (_ModelWithPositions,))
-
-
-def _rebuild(derive: Callable[[type], Any], stock: type) -> Any:
-    """Create an empty object of a derived class, for pickle to fill."""
-    derived = derive(stock)
+def _make_empty_config(stock: type) -> Any:
+    """Create an empty configuration of a derived class, for pickle to fill."""
+    derived = _derive_and_register(stock)
     return derived.__new__(derived)
 
 
@@ -145,20 +153,27 @@ class _ConfigWithPositions:
     stock: type
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        return _rebuild, (_derive_and_register, self.stock), self.__dict__
+        return _make_empty_config, (self.stock,), self.__dict__
 
     def to_json_string(self, use_diff: bool = True) -> str:
         """Write the configuration with the changes that keep stock classes from reading it."""
         stock = json.loads(super().to_json_string(use_diff))  # type: ignore[misc]
-        classes = [_CLASS_PREFIX + name for name in stock.get("architectures") or ()]
+        classes = [name.removeprefix(_CLASS_PREFIX) for name in stock.get("architectures") or ()]
         content = {
             **stock,
             "model_type": MODEL_TYPE,
             _STOCK_TYPE: stock["model_type"],
-            _WEIGHTS: _MESSAGE,
-            "architectures": classes,
+            **{key: parse(stock[key]).full() for key in _SPECS if key in stock},
+            _ATTENTION: OUR_ATTENTION,
+            "architectures": [_CLASS_PREFIX + name for name in classes],
+            "auto_map": {"AutoConfig": f"{LOADER}.{PositionsConfig.__name__}"},
         }
         return json.dumps(content, indent=2, sort_keys=True) + "\n"
+
+    def save_pretrained(self, save_directory: Any, **kwargs: Any) -> None:
+        """Save the configuration as transformers does, with the loader."""
+        super().save_pretrained(save_directory, **kwargs)  # type: ignore[misc]
+        write_loader(Path(save_directory))
 
     @classmethod
     def get_config_dict(cls, source: Any, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -174,11 +189,7 @@ class PositionsConfig(PretrainedConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """Build the configuration of the stock model with positions.
-
-        Raises:
-            UserError: the spec is invalid, or this version of transformers lacks the model.
-        """
+        """Build the configuration of the stock model with positions."""
         content = _read_content(config_dict)
         stock_type = str(content["model_type"])
         if stock_type not in CONFIG_MAPPING or stock_type == MODEL_TYPE:
@@ -195,9 +206,7 @@ def _read_content(content: dict[str, Any]) -> dict[str, Any]:
         return content
     content = dict(content)
     content["model_type"] = content.pop(_STOCK_TYPE, None)
-    content.pop(_WEIGHTS, None)
-    names = content.get("architectures") or ()
-    content["architectures"] = [str(name).removeprefix(_CLASS_PREFIX) for name in names]
+    content.pop(_ATTENTION, None)
     spec = content.get(SPEC_FIELD)
     length = content.get(LENGTH_FIELD)
     if not isinstance(spec, str) or not isinstance(length, int) or length < 1:
@@ -205,17 +214,14 @@ def _read_content(content: dict[str, Any]) -> dict[str, Any]:
             f"config.json: {SPEC_FIELD} must be a spec and {LENGTH_FIELD} a number of at least 1, "
             f"not {shortened(repr(spec))} and {shortened(repr(length))}"
         )
-    content[SPEC_FIELD] = str(parse(spec))
-    return content
+    return content | {key: str(parse(content[key])) for key in _SPECS if key in content}
 
 
 class _ModelWithPositions(Derived):
-    """The part of a model with positions that its stock class lacks.
-
-    In a derived class it comes before the stock class, so ``super()`` is the stock class.
-    """
+    """The part of a model with positions that its stock class, here ``super()``, lacks."""
 
     config: PretrainedConfig
+    saves_positions = True
 
     def __init_subclass__(cls, **named: Any) -> None:
         super().__init_subclass__(**named)
@@ -234,12 +240,14 @@ class _ModelWithPositions(Derived):
         state_dict: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Save the model as transformers does, with a suffix on the names of its weights."""
+        """Save the model as transformers does, with the records in the place of stock weights."""
+        if kwargs.get("distributed_checkpoint"):
+            raise UserError("distributed_checkpoint=True does not record positions: leave it out")
         # A model with adapters saves only these, under PEFT's names.
         is_whole = not getattr(self, "_hf_peft_config_loaded", False)
         if is_whole:
             weights = self.state_dict() if state_dict is None else state_dict  # type: ignore[attr-defined]
-            state_dict = {name + _SUFFIX: weight for name, weight in weights.items()}
+            state_dict = _exchange_names(weights, self.config, saving=True)
         super().save_pretrained(  # type: ignore[misc]
             save_directory, is_main_process=is_main_process, state_dict=state_dict, **kwargs
         )
@@ -254,96 +262,105 @@ class _ModelWithPositions(Derived):
         write_card(Path(working_dir), self._card_fields(), complete=True)
         return super()._upload_modified_files(working_dir, *args, **kwargs)  # type: ignore[misc]
 
-    def _card_fields(self) -> CardFields:
-        name = type(self).__name__
-        config = self.config
+    def _card_fields(self) -> dict[str, str]:
+        name, config = type(self).__name__, self.config
         auto = _find_auto_class(type(config), name) or transformers.AutoModel
-        return CardFields(
-            class_name=name,
-            auto_class=auto.__name__,
-            spec=getattr(config, SPEC_FIELD),
-            length=getattr(config, LENGTH_FIELD),
-        )
+        spec, length = (str(getattr(config, field)) for field in (SPEC_FIELD, LENGTH_FIELD))
+        names = {"class_name": name, "auto_class": auto.__name__}
+        return {**names, "spec": spec, "length": length}
 
     @classmethod
     def from_pretrained(cls, source: Any, *args: Any, **kwargs: Any) -> Any:
-        """Load a model from a folder, as transformers does.
-
-        Raises:
-            UserError: the weights do not belong to a model with the positions of the folder.
-        """
+        """Load a model from a folder; refuse weights of other positions than its config.json's."""
         wants_info = kwargs.pop("output_loading_info", False)
         may_resize = kwargs.pop("ignore_mismatched_sizes", False)
-        key_mapping = {**_STRIP, **(kwargs.pop("key_mapping", None) or {})}
+        if kwargs.get(_ATTENTION) == OUR_ATTENTION:  # another model's, as TRL passes it on
+            del kwargs[_ATTENTION]
+        pattern = _stock_name_of_record(cls.config_class)  # type: ignore[attr-defined]
+        ours = {f"^{pattern}$": rf"\1{_RECORD}", rf"^(.+){re.escape(_SUFFIX)}$": r"\1"}
         model, info = super().from_pretrained(  # type: ignore[misc]
             source,
             *args,
-            key_mapping=key_mapping,
+            key_mapping={**ours, **(kwargs.pop("key_mapping", None) or {})},
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # so that the info lists them; checked below
             **kwargs,
         )
         _refuse_other_weights(model, source, info, may_resize)
-        # Version 5 would undo `_STRIP` when it saves, but `save_pretrained` adds the suffix itself.
+        # transformers would undo `ours` when it saves; `save_pretrained` renames weights itself.
         conversions = getattr(model, "_weight_conversions", None) or []
-        kept = [x for x in conversions if not set(x.source_patterns) & set(_STRIP)]
+        kept = [x for x in conversions if not set(x.source_patterns) & set(ours)]
         if len(kept) < len(conversions):
             model._weight_conversions = kept
         return (model, info) if wants_info else model
 
     def load_state_dict(self, state_dict: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """Load weights, such as those of a saved folder.
-
-        Raises:
-            UserError: the weights were trained with other positions.
-        """
-        state_dict = {name.removesuffix(_SUFFIX): value for name, value in state_dict.items()}
-        # The hook in `record.py` compares weights with a record of positions. Without it, those
-        # that fill all but the positions are of a stock model; others may be a part of a model.
-        if not any(map(is_identity, state_dict)):
-            ours = self.state_dict()  # type: ignore[attr-defined]
-            if all(name in state_dict or is_of_positions(name) for name in ours):
-                raise UserError(
-                    "these are the weights of a model whose positions were not set, and the model "
-                    f"has {getattr(self.config, SPEC_FIELD)}: load them before set_positions"
-                )
+        """Load weights, such as those of a saved folder; refuse those of other positions."""
+        state_dict = _exchange_names(state_dict, self.config, saving=False)
+        # Weights without a record of positions that fill all but these are of a stock model;
+        # others may be a part of a model.
+        ours = self.state_dict()  # type: ignore[attr-defined]
+        if not any(map(is_identity, state_dict)) and all(
+            name in state_dict or is_of_positions(name) for name in ours
+        ):
+            raise UserError(
+                "these are the weights of a model whose positions were not set, and the model has "
+                f"{getattr(self.config, SPEC_FIELD)}: load them before set_positions"
+            )
         return super().load_state_dict(state_dict, *args, **kwargs)  # type: ignore[misc]
 
     def load_adapter(self, peft_model_id: str | None = None, *args: Any, **kwargs: Any) -> Any:
-        """Load a LoRA adapter beside the model's weights, as transformers does."""
-        weights = kwargs.get("adapter_state_dict")
-        if weights is None and peft_model_id is not None:
-            weights = read_adapter(peft_model_id, kwargs)
-        if weights is not None:
-            kwargs["adapter_state_dict"] = weights = dict(weights)
-            pop_adapter_records(cast(PreTrainedModel, self), weights)
+        """Load an adapter of PEFT beside the model's weights, as transformers does."""
+        compare_adapter(cast(PreTrainedModel, self), peft_model_id, kwargs)
         return super().load_adapter(peft_model_id, *args, **kwargs)  # type: ignore[misc]
+
+
+def _stock_name_of_record(config_class: Any) -> str:
+    """Write a pattern of the weight whose name a stack's record has in a file of weights.
+
+    It is the first projection of the first layer's attention, which every stack has. The first
+    group of the pattern is the name of the stack.
+    """
+    types = [getattr(cls, "model_type", "") for cls in config_class.__mro__]
+    family = next(FAMILIES[name] for name in types if name in FAMILIES)
+    names = family.projections
+    name = names if isinstance(names, str) else names[0]
+    return "(.*)" + re.escape(f"{family.layers}.0.{family.attention}.{name}.weight")
+
+
+def _exchange_names(
+    weights: dict[str, Any], config: PretrainedConfig, *, saving: bool
+) -> dict[str, Any]:
+    """Give the record of each stack the name of a stock weight and this a suffix, or undo it."""
+    pattern = re.compile(_stock_name_of_record(type(config)))
+    exchanged = dict(weights)
+    for name in weights:
+        if match := pattern.fullmatch(name):
+            records, suffixed = match[1] + _RECORD, name + _SUFFIX
+            if saving and records in weights:
+                exchanged[name], exchanged[suffixed] = exchanged.pop(records), weights[name]
+            if not saving and suffixed in weights:
+                exchanged[name], exchanged[records] = exchanged.pop(suffixed), weights[name]
+    return exchanged
 
 
 def _refuse_other_weights(model: Any, source: Any, info: dict[str, Any], may_resize: bool) -> None:
     """Refuse weights whose parameters of positions are not those of the model.
 
-    Args:
-        model: the loaded model.
-        source: source of the weights.
-        info: transformers' report on differences of names and shapes.
-        may_resize: whether weights other than those of positions may have different shapes.
+    ``may_resize`` allows other shapes of other weights, which transformers' ``info`` lists, too.
     """
-    # The info has names, or tuples of a name and two shapes.
     misshapen = [key if isinstance(key, str) else key[0] for key in info["mismatched_keys"]]
     problems = {
         "lack": filter(is_of_positions, info["missing_keys"]),
         "also have": filter(is_of_positions, info["unexpected_keys"]),
-        "have other shapes of": (
-            name for name in misshapen if not may_resize or is_of_positions(name)
-        ),
+        "have other shapes of": [x for x in misshapen if not may_resize or is_of_positions(x)],
     }
     for problem, names in problems.items():
         if listed := ", ".join(sorted(names)):
+            spec, length = (getattr(model.config, field) for field in (SPEC_FIELD, LENGTH_FIELD))
             raise UserError(
                 f"{source}: the weights {problem} {shortened(listed)}, and its config.json says "
-                f"{SPEC_FIELD}={model.config.position_encoding} for "
-                f"{model.config.position_encoding_max_positions} tokens"
+                f"{SPEC_FIELD}={spec} for {length} tokens"
             )
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from fairseq_posenc.encodings.local_attention import Window
+from fairseq_posenc.encodings.rope import Rope
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.identity import Identity, WeightSettings, is_identity
 from tests.helpers.commands import train
@@ -75,11 +75,18 @@ def test_what_is_not_an_identity_is_refused(broken):
         Identity.from_tensor(broken)
 
 
-def test_code_points_of_earlier_checkpoints_load():
-    content = {"positions": "rope(base=500)", "directions": "lr,rl", "trained_length": 128}
-    settings = {name: value for name, value in SETTINGS._asdict().items() if value is not None}
-    text = json.dumps({**content, **settings})
-    assert Identity.from_tensor(torch.tensor([ord(each) for each in text])) == ROPE
+def test_a_changed_default_changes_no_saved_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = "rope(scaling=yarn:2)+window"
+    saved = make_model("causal_lm", position_encoding=spec).state_dict()
+    monkeypatch.setitem(Window.__init__.__kwdefaults__, "size", 3)
+    monkeypatch.setitem(Rope.__init__.__kwdefaults__, "base", 500.0)
+    (name,) = filter(is_identity, saved)
+    kept = Identity.from_tensor(saved[name]).positions
+    assert kept == "rope(base=10000,scaling=yarn:2)+window(size=512)"
+    assert Identity.from_tensor(Identity(kept, "", 64).to_tensor()).positions == kept
+    make_model("causal_lm", position_encoding=kept).load_state_dict(saved)
+    with pytest.raises(UserError, match=r"trained with rope.*window\(size=512\), the model has"):
+        make_model("causal_lm", position_encoding=spec).load_state_dict(saved)
 
 
 @pytest.mark.parametrize("multi_avg_fn", [None, get_ema_multi_avg_fn(0.99)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 import shutil
@@ -19,7 +18,7 @@ from omegaconf import OmegaConf
 from fairseq_posenc.checkpoints import resuming
 from fairseq_posenc.checkpoints.dictionary import Placeholders, fingerprint
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.identity import Identity, _decode_text, is_identity
+from fairseq_posenc.identity import Identity, WeightSettings, _decode_text, is_identity
 from fairseq_posenc.workbench.loading.families import list_stacks
 from fairseq_posenc.workbench.loading.pretrained import read_pretrained
 from fairseq_posenc.workbench.running.host import USER_DIR
@@ -110,8 +109,7 @@ def test_what_a_model_does_not_know_is_kept_as_the_checkpoint_says_it():
     "wrong", [{"heads": "4"}, {"heads": True}, {"activation": 3}, {"language": "a\nb"}]
 )
 def test_a_field_of_another_kind_is_refused(wrong):
-    content = {"positions": "rope", "directions": "", "trained_length": 24, **wrong}
-    state = torch.tensor([ord(x) for x in json.dumps(content)])
+    state = Identity("rope", "", 24, WeightSettings(**wrong)).to_tensor()
     with pytest.raises(UserError, match=f"cannot be read: {next(iter(wrong))} is"):
         Identity.from_tensor(state)
 

@@ -97,30 +97,6 @@ def test_windows_by_type_of_layer_are_replaced(spec: str) -> None:
     assert distance(compute_logits(cell.model, cell.inputs), expected) < 1e-5
 
 
-def test_an_optimizer_that_lacks_new_parameters_refuses_its_step() -> None:
-    cell = Cell.build("llama", "alibi")
-    model = cell.model
-    optimizer = torch.optim.AdamW(model.parameters())
-    other = torch.optim.SGD(MODELS["llama"].build().parameters())
-    head = torch.optim.SGD(model.lm_head.parameters(), lr=0.1)
-
-    def step(*optimizers: torch.optim.Optimizer) -> None:
-        model(**cell.inputs, labels=cell.inputs["input_ids"]).loss.backward()
-        for optimizer in optimizers:
-            optimizer.step()
-
-    set_positions(model, "rope+alibi")  # nothing new to train
-    step(optimizer, other, head)
-    set_positions(model, "t5")
-    for old in (optimizer, head):
-        with pytest.raises(UserError, match=r"made before set_positions .* make another"):
-            step(old)
-    step(other, torch.optim.AdamW(model.parameters()))
-    for parameter in position_parameters(model).values():
-        parameter.requires_grad_(False)
-    step(optimizer, head)
-
-
 def make_tokenizer() -> PreTrainedTokenizerFast:
     words = {f"w{index}": index for index in range(SYMBOLS)}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
@@ -192,9 +168,6 @@ def test_accelerate_prepares_models(tmp_path: Path) -> None:
     set_positions(accelerator.unwrap_model(model), "t5")
     with pytest.raises(UserError, match="weights trained with"):
         accelerator.load_state(str(tmp_path))
-    model(**cell.inputs, labels=cell.inputs["input_ids"]).loss.backward()
-    with pytest.raises(UserError, match="made before set_positions"):
-        optimizer.step()
 
 
 def test_quantized_weights(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import warnings
 from pathlib import Path
 
@@ -26,6 +27,42 @@ def test_adapters_of_any_name_have_records(name: str, tmp_path: Path) -> None:
     peft.PeftModel.from_pretrained(base, folder, adapter_name=name)
     with pytest.raises(UserError, match="weights trained with alibi, the model has t5"):
         peft.PeftModel.from_pretrained(set_positions(MODELS["llama"].build(), "t5"), folder)
+
+
+KINDS = {
+    "LoRA": peft.LoraConfig(r=2),
+    "LoRA, with a task": peft.LoraConfig(r=2, task_type="CAUSAL_LM"),
+    "IA3": peft.IA3Config(target_modules=["k_proj"], feedforward_modules=[]),
+    "LoHa": peft.LoHaConfig(target_modules=["q_proj"]),
+    "AdaLoRA": peft.AdaLoraConfig(target_modules=["q_proj"], total_step=9),
+    "VeRA": peft.VeraConfig(target_modules=["q_proj"]),
+    "prompt tuning": peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3),
+    "prefix tuning": peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_adapters_of_any_kind_have_records(
+    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    base = Cell.build("llama", "alibi+window").model
+    config = copy.deepcopy(KINDS[kind])
+    peft.get_peft_model(copy.deepcopy(base), config).save_pretrained(tmp_path)
+    written = json.loads((tmp_path / "adapter_config.json").read_text())["auto_mapping"]
+    full = "alibi(mode=auto,scale_factor=1,axes=1)+window(size=512,first=none)"
+    assert written["position_encoding"] == full
+    loaded = peft.PeftModel.from_pretrained(copy.deepcopy(base), tmp_path)
+    loaded.load_adapter(tmp_path, "default", is_trainable=True)  # as a Trainer does that resumes
+    loaded.save_pretrained(tmp_path / "again")
+    assert '"position_encoding": "alibi' in (tmp_path / "again/adapter_config.json").read_text()
+    assert not caplog.records
+    other = set_positions(MODELS["llama"].build(), "t5")
+    expected = r"trained with alibi\+window, the model has t5"
+    with pytest.raises(UserError, match=expected):
+        peft.PeftModel.from_pretrained(copy.deepcopy(other), tmp_path)
+    resumed = peft.get_peft_model(other, config)  # the same configuration serves another model
+    with pytest.raises(UserError, match=expected):
+        resumed.load_adapter(tmp_path, "default", is_trainable=True)
 
 
 @pytest.mark.parametrize("spec", ["learned+m4m", "t5+alibi+sink"])

@@ -80,13 +80,14 @@ def test_a_table_of_other_options_is_called_initialized(
     assert "initialized: model.layers.0.self_attn.positions.encodings.fire." in printed
 
 
-def test_weights_of_other_formats_are_left_behind(stock: PreTrainedModel, tmp_path: Path) -> None:
-    for name in ("tf_model.h5", "flax_model.msgpack", "rust_model.ot", "m.onnx", "m.gguf"):
+def test_only_files_of_the_tokenizer_are_copied(stock: PreTrainedModel, tmp_path: Path) -> None:
+    for name in ("tf_model.h5", "m.gguf", "evil.py", "data.pkl", ".netrc", "training_args.bin"):
         (tmp_path / "stock" / name).touch()
     (tmp_path / "swapped").mkdir()  # an empty folder is filled
     swap(tmp_path, "--position-encoding", "alibi")
     names = {path.name for path in (tmp_path / "swapped").iterdir()} - {"README.md"}
-    assert names == {"config.json", "generation_config.json", "model.safetensors", "vocab.json"}
+    written = {"config.json", "generation_config.json", "model.safetensors", "positions_loader.py"}
+    assert names == {*written, "vocab.json"}
 
 
 def test_own_positions_are_the_same_model(stock: PreTrainedModel, tmp_path: Path) -> None:

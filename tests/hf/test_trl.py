@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from fairseq_posenc.hf import set_positions
+from fairseq_posenc.hf import read_positions, set_positions
 from tests.helpers.hf_models import MODELS, SYMBOLS, compute_logits, distance, save_tokenizer
 
 trl = pytest.importorskip("trl", reason="needs TRL")
@@ -55,3 +55,50 @@ def test_packed_texts_do_not_see_each_other(spec: str, tmp_path: Path) -> None:
         assert distance(logits[:, start:end], alone) < 1e-5
     trainer.train()
     assert distance(compute_logits(model.eval(), inputs), logits) > 1e-3
+
+
+@pytest.mark.parametrize("method", ["DPO", "KTO", "GRPO", "RLOO"])
+def test_a_reference_model_has_the_positions_of_the_policy(method: str, tmp_path: Path) -> None:
+    """Without ``ref_model``, TRL loads the reference from the name of the policy."""
+    save_tokenizer(tmp_path / "tokenizer", [f"w{index}" for index in range(SYMBOLS - 2)])
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "tokenizer")
+    tokenizer.pad_token = tokenizer.eos_token = tokenizer.bos_token
+    columns = {
+        "DPO": {"chosen": ["w3 w4", "w5"], "rejected": ["w5 w6", "w7"]},
+        "KTO": {"completion": ["w3 w4", "w5 w6"], "label": [True, False]},
+    }
+    columns = {"prompt": ["w1 w2", "w2 w3"], **columns.get(method, {})}
+    online = {"num_generations": 2, "max_completion_length": 4, "beta": 0.1}
+    options = {"reward_funcs": lambda completions, **others: [1.0] * len(completions)}
+    is_online = method in ("GRPO", "RLOO")
+
+    def prepare(policy: PreTrainedModel) -> PreTrainedModel:
+        settings = getattr(trl, f"{method}Config")(
+            str(tmp_path / "run"),
+            use_cpu=True,
+            bf16=False,
+            report_to=[],
+            per_device_train_batch_size=2,
+            **(online if is_online else {}),
+        )
+        trainer = getattr(trl, f"{method}Trainer")(
+            policy,
+            args=settings,
+            train_dataset=datasets.Dataset.from_dict(columns),
+            processing_class=tokenizer,
+            **(options if is_online else {}),
+        )
+        reference: PreTrainedModel = trainer.ref_model
+        return reference
+
+    MODELS["llama"].build().save_pretrained(tmp_path / "stock")
+    policy = set_positions(AutoModelForCausalLM.from_pretrained(tmp_path / "stock"), "t5")
+    with pytest.raises(OSError, match="a model whose positions were set: save it and load it"):
+        prepare(policy)
+    policy.save_pretrained(tmp_path / "policy")
+    policy = AutoModelForCausalLM.from_pretrained(tmp_path / "policy")
+    reference = prepare(policy)
+    assert read_positions(reference) == "t5"
+    inputs = {"input_ids": torch.randint(3, SYMBOLS, (1, 9))}
+    logits = compute_logits(policy.eval(), inputs)
+    assert torch.equal(compute_logits(reference.eval(), inputs), logits)

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf import read_positions, set_positions
 from fairseq_posenc.hf.capture_attention import capture_attention
+from fairseq_posenc.hf.folder_checks import check_ids
 from fairseq_posenc.hf.own_positions import count_positions, read_limit
-from fairseq_posenc.hf.saving import load_model
+from fairseq_posenc.hf.saving import load_model, load_tokenizer
 from fairseq_posenc.workbench.plots.inspection import Facts, Inspection, refuse_large_page
 from fairseq_posenc.workbench.running.files import checksum
 
@@ -38,13 +39,11 @@ def inspect_folder(folder: Path, text: str, target: str | None = None) -> Inspec
         raise UserError(f"{folder}: reads {model.main_input_name}, not text")
     if target is not None and not has_two_stacks:
         raise UserError(f"--target is for models with an encoder and a decoder, unlike {folder}")
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(folder)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{folder}: has no tokenizer, which --text needs") from error
+    tokenizer = load_tokenizer(folder)
     inputs = dict(tokenizer(text, return_tensors="pt", return_token_type_ids=False))
     if not inputs["input_ids"].numel():
         raise UserError(f"--text: the tokenizer of {folder} finds no token in it")
+    check_ids(folder, inputs["input_ids"], model)
     _refuse_long(folder, model, inputs["input_ids"].size(1))
     tokens = {"encoder": inputs["input_ids"]}
     if has_two_stacks:
@@ -87,7 +86,8 @@ def _read_target(
     if len(tokens) > 1 and tokens[-1] == tokenizer.eos_token_id:
         tokens.pop()
     _refuse_long(folder, model, len(tokens))
-    return torch.tensor([tokens])
+    check_ids(folder, ids := torch.tensor([tokens]), model)
+    return ids
 
 
 def _label(tokenizer: PreTrainedTokenizerBase, tokens: list[int]) -> list[str]:

@@ -6,6 +6,7 @@ A model of transformers is a folder, which becomes a new folder; all else is a c
 from __future__ import annotations
 
 import argparse
+import re
 import shutil
 from pathlib import Path
 
@@ -26,11 +27,11 @@ _CHANGES = (
 )
 _FAIRSEQ_ONLY = ("arch", "position_encoding_decoder", "attention_directions")
 _CONFIG = "config.json"
-# Files of the old model, and suffixes of its weights. A folder's other files, such as those of a
-# tokenizer, are copied.
-_MODEL_FILES = (_CONFIG, "generation_config.json", "README.md", "training_args.bin")
-_TORCH_SUFFIXES = (".safetensors", ".bin", ".index.json", ".pt", ".pth")
-_WEIGHT_SUFFIXES = (*_TORCH_SUFFIXES, ".h5", ".msgpack", ".ot", ".onnx", ".gguf")
+# The files of a tokenizer, which are copied, and with them a licence: nothing else of a folder is.
+_COPIED = re.compile(
+    r"(tokenizer|vocab|merges|special_tokens|added_tokens|sentencepiece|spiece|source|target|"
+    r"sentence_bert|bpe|processor|preprocessor)[\w.]*\.(json|txt|model|bpe|spm)|chat_template\.jinja|(LICENSE|NOTICE)[\w.]*"
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -105,9 +106,8 @@ def _swap_folder(options: argparse.Namespace) -> list[str]:
         set_positions(model, spec, options.max_positions, options.extend)
         new = dict(model.named_parameters())
         model.save_pretrained(folder)
-        for file in source.iterdir():
-            of_model = file.name in _MODEL_FILES or file.name.endswith(_WEIGHT_SUFFIXES)
-            if file.is_file() and not of_model:
+        for file in source.iterdir():  # `load_model` has refused links to files elsewhere
+            if file.is_file() and _COPIED.fullmatch(file.name):
                 shutil.copy2(file, folder / file.name)
     both = [name for name in new if name in old]
     positions = [name for name in both if POSITIONS in name.split(".")]

@@ -202,7 +202,7 @@ def _open_all(models: list[NamedModel], text: Path, longest: int) -> tuple[list[
     streams: list[Stream] = []
     for named in models:
         loaded = hf_model.load(named, CPU, longest)
-        streams.append(hf_model.tokenize_text(text, named.path))
+        streams.append(hf_model.tokenize_text(text, named.path, loaded.model))
         if not torch.equal(streams[-1].targets, streams[0].targets):
             raise UserError(
                 f"{models[0].name} and {named.name} cut the text into other tokens, so their "

@@ -12,12 +12,13 @@ import torch
 import transformers
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import AutoTokenizer, PreTrainedModel
+from transformers import PreTrainedModel
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf import read_positions, set_positions
+from fairseq_posenc.hf.folder_checks import check_ids
 from fairseq_posenc.hf.own_positions import read_limit, read_trained_length
-from fairseq_posenc.hf.saving import load_model
+from fairseq_posenc.hf.saving import load_model, load_tokenizer
 from fairseq_posenc.workbench.experiments.length.stream import Stream
 from fairseq_posenc.workbench.running.devices import ComputeOptions
 from fairseq_posenc.workbench.running.files import find_model
@@ -114,21 +115,18 @@ def predict(model: PreTrainedModel, tokens: Tensor, targets: Tensor) -> Tensor:
     return -torch.cat(losses).view_as(targets)
 
 
-def tokenize_text(path: Path, folder: Path) -> Stream:
+def tokenize_text(path: Path, folder: Path, model: PreTrainedModel) -> Stream:
     """Tokenize a text with the tokenizer of a model's folder.
 
     Raises:
         UserError: the file cannot be read, is empty, or the folder has no tokenizer that keeps
-            words apart.
+            words apart and is the model's.
     """
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"--text {path}: {error}") from error
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(folder)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{folder} has no tokenizer, or a broken one: {error}") from error
+    tokenizer = load_tokenizer(folder)
     tokens = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     if not tokens:
         raise UserError(f"--text {path}: the file is empty; name a file with text in it")
@@ -144,4 +142,6 @@ def tokenize_text(path: Path, folder: Path) -> Stream:
     first_token = eos if bos is None else bos
     if first_token is None:
         raise UserError(f"{folder}: its tokenizer has no token with which a text begins")
-    return Stream.from_tokens(torch.tensor(tokens), first_token)
+    stream = Stream.from_tokens(torch.tensor(tokens), first_token)
+    check_ids(folder, torch.cat([stream.inputs[:1], stream.targets]), model)
+    return stream

@@ -1,0 +1,122 @@
+"""A model with positions inside another: refused when the other one is saved, never lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers import PreTrainedModel
+
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.hf import read_positions, set_positions
+from tests.helpers.hf_models import save_tokenizer
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
+WORDS: dict[str, Any] = {**SIZES, "vocab_size": 100}
+IMAGES: dict[str, Any] = {**SIZES, "image_size": 16, "patch_size": 8}
+
+
+def build_llava() -> tuple[PreTrainedModel, PreTrainedModel]:
+    vision = transformers.CLIPVisionConfig(**IMAGES)
+    config = transformers.LlavaConfig(
+        vision_config=vision, text_config=transformers.LlamaConfig(**WORDS), image_token_index=99
+    )
+    model = transformers.LlavaForConditionalGeneration(config)
+    return model, model.model.language_model
+
+
+def build_gemma3() -> tuple[PreTrainedModel, PreTrainedModel]:
+    text = transformers.Gemma3TextConfig(**WORDS, head_dim=8, num_key_value_heads=4)
+    vision = transformers.SiglipVisionConfig(**IMAGES)
+    config = transformers.Gemma3Config(
+        text_config=text, vision_config=vision, image_token_index=99, mm_tokens_per_image=4
+    )
+    model = transformers.Gemma3ForConditionalGeneration(config)
+    return model, model.model.language_model
+
+
+def build_encoder_decoder() -> tuple[PreTrainedModel, PreTrainedModel]:
+    encoder = transformers.BertModel(transformers.BertConfig(**WORDS))
+    decoder = transformers.BertConfig(**WORDS, is_decoder=True, add_cross_attention=True)
+    model = transformers.EncoderDecoderModel(
+        encoder=encoder, decoder=transformers.BertLMHeadModel(decoder)
+    )
+    return model, model.encoder
+
+
+def build_captioner() -> tuple[PreTrainedModel, PreTrainedModel]:
+    sizes = {"n_embd": 32, "n_head": 4, "n_layer": 2, "vocab_size": 100, "n_positions": 64}
+    text = transformers.GPT2Config(**sizes, add_cross_attention=True)
+    model = transformers.VisionEncoderDecoderModel(
+        encoder=transformers.ViTModel(transformers.ViTConfig(**IMAGES)),
+        decoder=transformers.GPT2LMHeadModel(text),
+    )
+    return model, model.decoder
+
+
+OWNERS: dict[str, Callable[[], tuple[PreTrainedModel, PreTrainedModel]]] = {
+    "LLaVA": build_llava,
+    "Gemma 3": build_gemma3,
+    "encoder-decoder": build_encoder_decoder,
+    "vision encoder-decoder": build_captioner,
+}
+
+
+@pytest.mark.parametrize("owner", OWNERS)
+def test_an_owner_that_cannot_save_positions_is_refused(owner: str, tmp_path: Path) -> None:
+    whole, part = OWNERS[owner]()
+    set_positions(part, "alibi")
+    for way in (whole, whole.base_model):
+        with pytest.raises(UserError, match="cannot save the positions that were set in a part"):
+            way.save_pretrained(tmp_path / "whole")
+    assert not list(tmp_path.glob("whole/*.safetensors"))
+    part.save_pretrained(tmp_path / "part")
+    auto: Any = (
+        transformers.AutoModel if part.base_model is part else (transformers.AutoModelForCausalLM)
+    )
+    assert read_positions(auto.from_pretrained(tmp_path / "part")) == "alibi"
+    state = whole.state_dict()  # as `torch.save` writes it, and another process reads it
+    again, part = OWNERS[owner]()
+    set_positions(part, "alibi")
+    again.load_state_dict(state)
+    assert all(torch.equal(state[name], weight) for name, weight in again.state_dict().items())
+
+
+def test_parts_that_get_their_positions_before_are_refused_too(tmp_path: Path) -> None:
+    encoder = set_positions(transformers.BertModel(transformers.BertConfig(**WORDS)), "alibi")
+    decoder = transformers.BertConfig(**WORDS, is_decoder=True, add_cross_attention=True)
+    model = transformers.EncoderDecoderModel(
+        encoder=encoder, decoder=transformers.BertLMHeadModel(decoder)
+    )
+    with pytest.raises(UserError, match=r"EncoderDecoderModel.save_pretrained cannot save"):
+        model.save_pretrained(tmp_path)
+
+
+def test_the_base_of_a_model_with_a_head_is_not_saved_as_stock(tmp_path: Path) -> None:
+    model = set_positions(transformers.LlamaForCausalLM(transformers.LlamaConfig(**WORDS)), "t5")
+    with pytest.raises(UserError, match=r"LlamaModel.save_pretrained cannot save"):
+        model.model.save_pretrained(tmp_path)
+
+
+def test_sentence_transformers_saves_the_positions_of_its_model(tmp_path: Path) -> None:
+    sentence = pytest.importorskip("sentence_transformers", reason="needs sentence-transformers")
+    models = pytest.importorskip("sentence_transformers.models", reason="needs them, too")
+    transformers.BertModel(transformers.BertConfig(**WORDS)).save_pretrained(tmp_path / "stock")
+    save_tokenizer(tmp_path / "stock", [f"w{index}" for index in range(90)])
+    parts = [models.Transformer(str(tmp_path / "stock")), models.Pooling(32)]
+    model = sentence.SentenceTransformer(modules=parts, device="cpu")
+    set_positions(model[0].auto_model, "learned+m4m")
+    model.save(str(tmp_path / "saved"))
+    again = sentence.SentenceTransformer(str(tmp_path / "saved"), device="cpu")
+    assert read_positions(again[0].auto_model) == "learned+m4m"
+    state = model.state_dict()
+    assert all(torch.equal(state[name], weight) for name, weight in again.state_dict().items())
