@@ -2,8 +2,8 @@
 
 :func:`find_message` explains an exception that ended a command, :func:`describe_damage` one that
 was raised while this package read a checkpoint. fairseq's and torch's exceptions rarely name the
-file. So its path is read from the traceback, from a local variable of fairseq's function.
-Functions are named by their file and its folder, as :func:`locate` does.
+file. So the last checkpoint that fairseq opened is noted (:func:`note_opened`). Functions in a
+traceback are named by their file and its folder, as :func:`locate` does.
 """
 
 import os
@@ -37,10 +37,18 @@ _OTHER_WEIGHTS = re.compile(r"Error\(s\) in loading state_dict for .*:\s*(.+)")
 _OPEN = ("fairseq/checkpoint_utils.py", "load_checkpoint_to_cpu")
 _LOAD_MODEL = ("fairseq/checkpoint_utils.py", "load_model_ensemble_and_task")
 _RESUME = ("fairseq/trainer.py", "load_checkpoint")
-# The functions of fairseq that read a checkpoint, and their local variable with its path.
-_READERS = {_OPEN: "path", _LOAD_MODEL: "filename", _RESUME: "filename"}
+_READERS = {_OPEN, _LOAD_MODEL, _RESUME}  # the functions of fairseq that read a checkpoint
 # The functions that set up a task, or build a model, from settings.
 _BUILDERS = {("tasks/__init__.py", "setup_task"), ("models/__init__.py", "build_model")}
+
+
+_opened = "a checkpoint"  # the last one that fairseq opened
+
+
+def note_opened(path: str) -> None:
+    """Note the path of a checkpoint that fairseq opens, for messages."""
+    global _opened
+    _opened = path
 
 
 def find_message(error: BaseException) -> str | None:
@@ -87,20 +95,16 @@ def _name_file(error: BaseException, message: str | None) -> str | None:
         return None
     for frame, _ in traceback.walk_tb(error.__traceback__):
         if locate(frame) == _LOAD_MODEL:
-            path = _read_path(frame)
-            return message if path in message else f"{path}: {message}"
+            return message if _opened in message else f"{_opened}: {message}"
     return message
-
-
-def _read_path(reader: FrameType) -> str:
-    """Read the checkpoint's path from a frame of a function in ``_READERS``."""
-    return str(reader.f_locals.get(_READERS[locate(reader)]))
 
 
 def _describe_unreadable(error: BaseException) -> str | None:
     """Describe what is wrong with a checkpoint that fairseq was reading; None if nothing is."""
     if isinstance(error, MemoryError) or "allocate memory" in str(error):
         return None  # a good checkpoint can be too large for the memory
+    if str(error).startswith(_NO_FILE):
+        return f"{str(error).removeprefix(_NO_FILE)}: no such file"
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     functions = [locate(frame) for frame in frames]
     for depth in reversed(range(len(frames))):  # innermost first: _LOAD_MODEL calls _OPEN
@@ -108,7 +112,7 @@ def _describe_unreadable(error: BaseException) -> str | None:
         if reader not in _READERS:
             continue
         if fault := _describe_fault(error, reader, called=functions[depth + 1 :]):
-            return f"{_read_path(frames[depth])}: {fault}"
+            return f"{_opened}: {fault}"
     # torch also refuses files that fairseq opens elsewhere, and whose path is not known.
     return describe_damage(error) if _runs_code(error) else None
 
@@ -125,8 +129,6 @@ def _describe_fault(
     """
     raised_by_reader = not called
     text = str(error)
-    if text.startswith(_NO_FILE):
-        return "no such file"
     if misfit := _OTHER_WEIGHTS.match(text):
         return f"its parameters are not the model's: {misfit[1]}"
     if text.startswith(_OTHER_OPTIMIZER):

@@ -17,41 +17,25 @@ import numpy as np
 import torch
 
 from fairseq_posenc.checkpoints.faults import describe_damage
-from fairseq_posenc.checkpoints.file_checks import check_file
 from fairseq_posenc.checkpoints.trusted_settings import check_settings
-from fairseq_posenc.checkpoints.weights import (
-    refuse_expanded_tensors,
-    refuse_large_weights,
-    refuse_malformed_weights,
-)
 from fairseq_posenc.errors import UserError
 
 _PICKLE = b"\x80"  # first byte of a checkpoint of torch before 1.6, which is not an archive
 
 
-def open_mapped(path: Path, for_weights: bool = False) -> dict[str, Any]:
+def open_mapped(path: Path) -> dict[str, Any]:
     """Load a checkpoint with its tensors mapped into memory: they are read when they are used.
 
     Errors keep their type, for callers that only try; others call :func:`open_checkpoint`.
-
-    Args:
-        path: the file.
-        for_weights: whether the weights will be used. If so, their checksums are compared, which
-            reads the whole file, and weights that are too large to compute with are refused.
 
     Raises:
         Exception: the file is no checkpoint, or would run code; the type depends on the file.
     """
     allow_safe_classes()
-    check_file(path, checksums=for_weights)
     mapped = zipfile.is_zipfile(path)  # files of torch before 1.6 cannot be mapped
     state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     if not isinstance(state, dict):
         raise TypeError(f"a {type(state).__name__} instead of a mapping")
-    refuse_malformed_weights(state.get("model"))
-    refuse_expanded_tensors(state)
-    if for_weights:
-        refuse_large_weights(state.get("model"))
     check_settings(state)
     return state
 
@@ -67,21 +51,18 @@ def is_torn(path: Path) -> bool:
 
 
 @contextmanager
-def open_checkpoint(
-    path: Path, prefix: str = "", for_weights: bool = False
-) -> Iterator[dict[str, Any]]:
+def open_checkpoint(path: Path, prefix: str = "") -> Iterator[dict[str, Any]]:
     """Open a checkpoint by :func:`open_mapped`; blame it for any error in the ``with`` block, too.
 
     Args:
         path: the file.
         prefix: text before the path in messages, such as the option that named it.
-        for_weights: as for :func:`open_mapped`.
 
     Raises:
         UserError: any error while the checkpoint is opened or read.
     """
     with readable_errors(f"{prefix} {path}".lstrip()):
-        yield open_mapped(path, for_weights)
+        yield open_mapped(path)
 
 
 @contextmanager

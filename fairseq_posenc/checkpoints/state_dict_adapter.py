@@ -45,6 +45,12 @@ class PositionCheckpoints(nn.Module):
     # The state dict before it is adapted, for the report: set by `upgrade_state_dict_named`, taken
     # by `_load_from_state_dict`.
     _as_read: dict[str, Any] | None = None
+    num_updates: int = 0  # that the training has made
+
+    def set_num_updates(self, num_updates: int) -> None:
+        """Keep the number of updates, which fairseq's trainer gives before each update."""
+        self.num_updates = num_updates
+        super().set_num_updates(num_updates)  # type: ignore[misc]
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Any], name: str) -> None:
         """Rename the position parameters of fairseq's models, and drop copies of weights."""

@@ -1,69 +1,14 @@
 """Checks a checkpoint's weights, and reports which of them are loaded into a model."""
 
-from math import inf
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
-from fairseq_posenc.checkpoints.trusted_settings import is_name
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.identity import STATE_KEY
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
-_MAX_DEPTH = 64  # levels of nested mappings; an optimizer's state has 6
-_MAX_WEIGHT = 1e18  # the square of a larger number might overflow float32
-
-
-def refuse_malformed_weights(weights: Any) -> None:
-    """Refuse weights of a file, by name, in a form that no training of fairseq writes."""
-    for name, weight in weights.items() if isinstance(weights, dict) else ():
-        if type(name) is not str or not is_name(name):
-            raise UserError(f"the checkpoint is damaged: a parameter is called {ascii(name)[:100]}")
-        if wrong := _describe_wrong_form(weight):
-            raise UserError(f"the checkpoint is damaged, or of another program: {name} {wrong}")
-
-
-def refuse_expanded_tensors(state: Any) -> None:
-    """Refuse tensors with more numbers than are stored for them, and mappings nested too deep.
-
-    With a stride of 0, a file of a few bytes can hold a huge tensor, which takes hours to read. No
-    training writes such a tensor.
-    """
-    to_check: list[tuple[Any, tuple[Any, ...]]] = [(state, ())]  # a value, the keys that lead to it
-    seen = set()
-    while to_check:
-        value, keys = to_check.pop()
-        if isinstance(value, Tensor):
-            if value.layout != torch.strided or value.is_meta:
-                continue  # without a plain storage
-            stored = value.untyped_storage().nbytes() // value.element_size()
-            if value.numel() > stored:
-                raise UserError(
-                    f"the checkpoint is damaged: {'.'.join(map(str, keys)) or 'a tensor'} says "
-                    f"that it has {value.numel():,} numbers, and {stored:,} are stored"
-                )
-        elif isinstance(value, (dict, list, tuple)) and id(value) not in seen:
-            seen.add(id(value))
-            if len(keys) > _MAX_DEPTH:
-                raise UserError(f"it has mappings or lists that are more than {_MAX_DEPTH} deep")
-            parts = value.items() if isinstance(value, dict) else enumerate(value)
-            to_check += [(part, (*keys, key)) for key, part in parts]
-
-
-def refuse_large_weights(weights: Any) -> None:
-    """Refuse finite weights so large that their products are infinite."""
-    for name, weight in weights.items() if isinstance(weights, dict) else ():
-        if weight.dtype in _FLOATS and weight.numel():
-            low, high = weight.aminmax()  # unlike abs(), without a copy
-            largest = float(max(-low, high))
-            if _MAX_WEIGHT < largest < inf:
-                raise UserError(
-                    "the checkpoint is damaged, or of a training that diverged: "
-                    f"{name} has numbers as large as {largest:.1e}, whose products are infinite"
-                )
 
 
 def refuse_broken_weights(state_dict: dict[str, Any], model_state: dict[str, Tensor]) -> None:
@@ -140,25 +85,10 @@ def storage_address(x: Tensor) -> int:
     return x.untyped_storage().data_ptr()
 
 
-def _describe_wrong_form(weight: Any) -> str | None:
-    """Describe why something cannot be a weight, whatever its numbers; None if it can."""
-    if not isinstance(weight, Tensor):
-        return f"is not a tensor, but of the type {type(weight).__name__}"
-    if type(weight) not in (Tensor, Parameter):
-        return f"is a tensor of the class {type(weight).__name__}, not a plain one"
-    if weight.layout != torch.strided:
-        return f"is a tensor with the layout {_shorten(weight.layout)}, not a plain one"
-    if weight.device.type != "cpu":
-        return f"has no numbers in the file, but is on the device {weight.device.type}"
-    if weight.dtype not in _FLOATS and weight.dtype not in _INTEGERS:
-        return f"holds numbers of the type {_shorten(weight.dtype)}, which no model has"
-    return None
-
-
 def _describe_wrong_numbers(weight: Any) -> str | None:
     """Describe why the numbers of a tensor cannot be a weight's; None if they can."""
-    if not isinstance(weight, Tensor):  # only in a state dict that was not read from a file
-        return _describe_wrong_form(weight)
+    if not isinstance(weight, Tensor):
+        return f"is not a tensor, but of the type {type(weight).__name__}"
     if weight.dtype not in _FLOATS:
         return f"holds numbers of the type {_shorten(weight.dtype)}, not floating-point ones"
     # A sum needs no memory for a mask; only if it is not finite, the elements are counted.

@@ -10,17 +10,12 @@ from fairseq_posenc.checkpoints.faults import locate
 from fairseq_posenc.errors import chain, shortened
 
 _SIZE = re.compile(r"Size of sample #(\d+) is invalid \(=(.+?)\) since max_positions=(.+?), skip")
-# Errors by which functions of fairseq fail when there are fewer GPUs than processes.
-_LAUNCH_ERRORS: dict[type[BaseException], str] = {
-    ZeroDivisionError: "_infer_torch_distributed_launch_init",
-    AssertionError: "_infer_single_node_init",
-}
 
 
 def explain_failure(error: BaseException) -> str | None:
     """Explain the first known error in an exception's chain; None if none is known."""
     for link in chain(error):
-        for explain in (_explain_size, _explain_setting, _explain_absence, _explain_launch):
+        for explain in (_explain_size, _explain_setting, _explain_absence):
             if message := explain(link):
                 return message
     return None
@@ -63,17 +58,6 @@ def _explain_absence(error: BaseException) -> str | None:
         return (
             "fairseq takes --bf16 on the command line for a TPU, and torch_xla is not installed: "
             "fairseq-hydra-train with common.bf16=true trains on GPUs"
-        )
-    return None
-
-
-def _explain_launch(error: BaseException) -> str | None:
-    """Explain the errors of fairseq when there are fewer GPUs than processes."""
-    function = _LAUNCH_ERRORS.get(type(error))
-    if ("distributed/utils.py", function) in _list_functions(error):
-        return (
-            "--distributed-world-size is more than the GPUs that torch sees: give as many as there "
-            "are, or all options of docs/cluster.md for processes without GPUs"
         )
     return None
 

@@ -9,7 +9,7 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,29 +21,22 @@ from fairseq_posenc.checkpoints.recovery import LAST, restore_last
 from fairseq_posenc.checkpoints.resuming import start_resuming
 from fairseq_posenc.checkpoints.safe_loading import is_torn
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.host.processes import refuse_training_alone
 from fairseq_posenc.host.refused_options import (
     check_precision,
     check_window,
     refuse_broken_options,
+    refuse_long_blocks,
+    refuse_training_alone,
     refuse_wrong_best,
 )
-from fairseq_posenc.host.running_command import (
-    find_variables,
-    refuse_long_blocks,
-    refuse_missing_metric,
-    report_left_out,
-)
 from fairseq_posenc.host.task_repairs import keep_patience, prepare_whole_words
-from fairseq_posenc.host.training_data import check_data
+from fairseq_posenc.host.training_data import check_data, check_document_ends
+from fairseq_posenc.specs import Spec
 
 _TRAINER = "fairseq.trainer"
 _CHECKPOINTS = "fairseq.checkpoint_utils"
-_TASK = "fairseq.tasks.fairseq_task"
 _CLI = "fairseq_cli"
 _COMMANDS = ["train", "generate", "interactive", "eval_lm", "validate"]
-_LONG_SAMPLES = "samples have invalid sizes"  # in fairseq's warning of samples that are too long
-_DATA_LOADED = " examples"  # ends the message of fairseq-eval-lm after loading model and data
 _LOCK = ".fairseq-train"  # lock file in a --save-dir
 logger = logging.getLogger(__name__)
 _held: dict[Path, int] = {}  # locks by folder, open until the process ends
@@ -53,22 +46,23 @@ _LOADED = re.compile(r"Loaded checkpoint (.+) \(epoch \d+ @ (\d+) updates\)", re
 class _LogGuard(logging.Filter):
     """Checks what fairseq is about to do when it logs it."""
 
-    _settings: DictConfig | None = None  # of the command that runs, once it has logged them
+    settings: DictConfig | None = None  # of the command that runs, once it has logged them
+    model: Any = None  # that was built last
+    _command = ""
+    _task: Any = None  # of the model
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Check what a record announces; return whether to show it."""
         command = record.name.partition(f"{_CLI}.")[2]
         # fairseq logs its configuration, not a copy, so changes here take effect. But
         # fairseq-validate logs the configuration of the checkpoint's training.
-        if command and isinstance(record.msg, DictConfig) and command != "validate":
-            self._check_settings(record.msg, command)
-        elif command and (variables := find_variables(f"{_CLI}/{command}.py", "main")):
-            _check_command(command, record.msg, variables)
+        if command and isinstance(record.msg, DictConfig):
+            if command == "validate":
+                prepare_whole_words(self._task, record.msg.bpe)
+            else:
+                self._check_settings(record.msg, command)
         elif record.name == _TRAINER:
             self._check_trainer(record.getMessage())
-        elif record.name == _TASK and _LONG_SAMPLES in str(record.msg):
-            if selection := find_variables("tasks/fairseq_task.py", "filter_indices_by_size"):
-                report_left_out(record, selection)
         elif record.name == _CHECKPOINTS and record.getMessage().startswith("Traceback"):
             return False  # fairseq also raises the error, which excepthook prints in one line
         # The filter needs messages of level INFO; show only those that LOGLEVEL asks for.
@@ -77,14 +71,14 @@ class _LogGuard(logging.Filter):
 
     def _check_settings(self, settings: DictConfig, command: str) -> None:
         """Check the settings of a command before it does anything."""
-        self._settings = settings
+        self.settings, self._command = settings, command
         check_precision(settings.common)
         check_data(settings, command)
         if command == "eval_lm":
             check_window(settings)
         if command != "train":
             return
-        refuse_training_alone(settings.distributed_training.distributed_world_size, os.environ)
+        refuse_training_alone(settings.distributed_training.distributed_world_size)
         refuse_wrong_best(settings.checkpoint)
         refuse_broken_options(settings)
         _lock_save_dir(settings)
@@ -93,13 +87,26 @@ class _LogGuard(logging.Filter):
         # resume a training.
         settings.checkpoint.load_checkpoint_on_all_dp_ranks = True
 
+    def check_model(self, model: Any, task: Any, specs: Sequence[Spec]) -> None:
+        """Check a model with stacks of ``specs`` that a command has built, and prepare its task."""
+        for spec in specs:
+            check_document_ends(spec, task)
+        self.model, self._task = model, task
+        if self.settings is None:
+            return
+        if self._command == "train":
+            prepare_whole_words(task, self.settings.bpe)
+            keep_patience(task, self.settings.checkpoint)
+        elif self._command == "eval_lm":
+            refuse_long_blocks(self.settings, model.max_positions())
+
     def _check_trainer(self, message: str) -> None:
         """Check what the trainer is about to do: start a training, write or read a checkpoint."""
         # The path at the end of a message; empty for any other message.
         missing = message.partition("No existing checkpoint found ")[2]
         target = message.partition("Saving checkpoint to ")[2]
         source = message.partition("Preparing to load checkpoint ")[2]
-        if missing and not _is_default_restore(Path(missing), self._settings):
+        if missing and not _is_default_restore(Path(missing), self.settings):
             problem = "is a folder" if Path(missing).is_dir() else "does not exist"
             raise UserError(
                 f"--restore-file {missing} {problem}; training would have started from random "
@@ -108,26 +115,10 @@ class _LogGuard(logging.Filter):
         if target:
             _refuse_full_disk(target)
         if source:
-            _restore_if_torn(Path(source), self._settings)
-            start_resuming(Path(source), self._settings)
-        if (loaded := _LOADED.fullmatch(message)) and self._settings is not None:
-            _end_if_finished(Path(loaded[1]), int(loaded[2]), self._settings)
-
-
-def _check_command(command: str, message: Any, variables: Mapping[str, Any]) -> None:
-    """Check what a command has built when it logs a text or a configuration."""
-    settings = variables["cfg"]
-    if command == "validate" and isinstance(message, DictConfig):
-        check_precision(settings.common)
-        prepare_whole_words(variables["task"], settings.bpe or variables["saved_cfg"].bpe)
-    elif command == "eval_lm" and str(message).endswith(_DATA_LOADED):
-        refuse_long_blocks(variables)
-    elif command == "train" and str(message).startswith("task: "):
-        task = variables["task"]
-        prepare_whole_words(task, settings.bpe)
-        keep_patience(task, settings.checkpoint, variables["should_stop_early"])
-    elif command == "train" and str(message).startswith("begin dry-run validation"):
-        refuse_missing_metric(variables)
+            _restore_if_torn(Path(source), self.settings)
+            start_resuming(Path(source), self.settings)
+        if (loaded := _LOADED.fullmatch(message)) and self.settings is not None:
+            _end_if_finished(Path(loaded[1]), int(loaded[2]), self.settings)
 
 
 def _lock_save_dir(settings: DictConfig) -> None:
@@ -206,10 +197,12 @@ def _refuse_full_disk(path: str) -> None:
         )
 
 
+GUARD = _LogGuard()
+
+
 def install_log_guard() -> None:
     """Add the filter to fairseq's loggers."""
-    guard = _LogGuard()
-    for name in (_TRAINER, _CHECKPOINTS, _TASK, *(f"{_CLI}.{command}" for command in _COMMANDS)):
+    for name in (_TRAINER, _CHECKPOINTS, *(f"{_CLI}.{command}" for command in _COMMANDS)):
         source_logger = logging.getLogger(name)
         source_logger.setLevel(logging.INFO)
-        source_logger.addFilter(guard)
+        source_logger.addFilter(GUARD)

@@ -1,5 +1,6 @@
 """Refuses options that this machine does not support, or that would waste a run."""
 
+import os
 from importlib.util import find_spec
 from typing import Any
 
@@ -110,3 +111,34 @@ def check_window(settings: Any) -> None:
         new = block - window
         tokens = settings.dataset.max_tokens or _DEFAULT_TOKENS
         settings.dataset.max_tokens = max(new, tokens * new // block)
+
+
+def refuse_long_blocks(settings: Any, max_positions: int) -> None:
+    """Refuse to measure the perplexity of blocks that are longer than a model reads.
+
+    fairseq-eval-lm would leave them out. Sentences may be longer: it counts those it leaves out.
+    """
+    window = settings.eval_lm.context_window
+    # fairseq-eval-lm subtracts the window from --tokens-per-sample before it builds the model.
+    block = settings.task.tokens_per_sample + window
+    if block > max_positions and settings.task.sample_break_mode != "eos":
+        raise UserError(
+            f"--tokens-per-sample {block}: blocks are longer than the {max_positions:,} tokens "
+            f"that the model reads, and would be left out; give --tokens-per-sample "
+            f"{max_positions}, or export the model and measure longer blocks with fairseq-posenc "
+            "lm-length"
+        )
+
+
+def refuse_training_alone(world_size: int) -> None:
+    """Refuse to train alone in one of several processes that torchrun started.
+
+    Raises:
+        UserError: every process would train the same model, and write the same checkpoints.
+    """
+    started = os.environ.get("WORLD_SIZE", "1")
+    if "RANK" in os.environ and started.isdigit() and int(started) > 1 and world_size == 1:
+        raise UserError(
+            f"{started} processes of one training: with --distributed-world-size 1 each would "
+            f"train alone, as rank 0; give --distributed-world-size {started}"
+        )

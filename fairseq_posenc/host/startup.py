@@ -12,19 +12,20 @@ from hydra.core.hydra_config import HydraConfig
 
 from fairseq_posenc.checkpoints.faults import find_message
 from fairseq_posenc.checkpoints.safe_loading import allow_safe_classes
+from fairseq_posenc.errors import UserError
 from fairseq_posenc.host.audit_hook import check_fairseq
 from fairseq_posenc.host.data_bins import check_opened, install_unraisable_hook
 from fairseq_posenc.host.divergence import explain_divergence
 from fairseq_posenc.host.explanations import explain_failure
 from fairseq_posenc.host.log_guard import install_log_guard
 from fairseq_posenc.host.numpy_compat import install_numpy_names
-from fairseq_posenc.host.processes import check_command_line
-from fairseq_posenc.host.temporary_folders import share_temporary_folder
+from fairseq_posenc.host.refused_options import NO_PLASMA
 
 
 @cache
 def prepare() -> None:
     """Prepare the commands of this process, once."""
+    check_command_line()
     install_numpy_names()
     allow_safe_classes()
     sys.addaudithook(check_fairseq)
@@ -32,11 +33,15 @@ def prepare() -> None:
     install_unraisable_hook()
     install_log_guard()
     install_excepthook()
-    share_temporary_folder()
     if HydraConfig.initialized():
         # By default hydra prints an error itself and ends the program, without calling the hook.
         os.environ.setdefault("HYDRA_FULL_ERROR", "1")
-    check_command_line()
+
+
+def check_command_line() -> None:
+    """Refuse ``--use-plasma-view`` here, as fairseq-train starts its server first."""
+    if "--use-plasma-view" in sys.argv:
+        raise UserError(NO_PLASMA)
 
 
 def install_excepthook() -> None:

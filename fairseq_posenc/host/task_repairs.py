@@ -1,10 +1,10 @@
 """Repairs two options of fairseq's tasks, ``--patience`` and ``--mask-whole-words``.
 
-The log filter of :mod:`~fairseq_posenc.host.log_guard` calls both functions when a command has set
-up its task, before it reads a checkpoint: fairseq has no hook there, but logs a message.
+Our models call both functions when a command builds them, before it reads a checkpoint.
 """
 
 import logging
+import sys
 from typing import Any
 
 from fairseq.data.encoders import BPE_REGISTRY
@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 _PATIENCE_KEY = "patience"  # of the progress in a task's state
 
 
-def keep_patience(task: Any, options: Any, should_stop_early: Any) -> None:
+def keep_patience(task: Any, options: Any) -> None:
     """Make a task write the count of ``--patience`` to checkpoints, and read it on resumption.
 
     fairseq keeps it only in memory, so a training that is resumed ends later than an uninterrupted
@@ -25,10 +25,13 @@ def keep_patience(task: Any, options: Any, should_stop_early: Any) -> None:
     Args:
         task: fairseq's task; two of its methods are replaced.
         options: fairseq's settings in the section ``checkpoint``.
-        should_stop_early: fairseq's function. Its attributes hold the count: ``best``, the best
-            value of the metric, and ``num_runs``, the validations since then.
     """
-    if options.patience <= 0:
+    # Its attributes hold the count: `best`, the best value of the metric, and `num_runs`, the
+    # validations since then. `python -m fairseq_cli.train` has the module under another name.
+    modules = [sys.modules.get(name) for name in ("__main__", "fairseq_cli.train")]
+    functions = [getattr(module, "should_stop_early", None) for module in modules]
+    should_stop_early: Any = next(filter(None, functions), None)
+    if options.patience <= 0 or should_stop_early is None:
         return
     # Only tasks with a state of their own have these methods.
     get_own_state: Any = getattr(task, "get_checkpoint_dict", lambda: {})

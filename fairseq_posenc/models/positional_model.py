@@ -4,8 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 from fairseq_posenc.checkpoints.state_dict_adapter import PositionCheckpoints
+from fairseq_posenc.host.log_guard import GUARD
 from fairseq_posenc.host.refused_options import forget_tpu
-from fairseq_posenc.host.training_data import check_document_ends
 from fairseq_posenc.transformer.dropout import RetainedDropout
 from fairseq_posenc.transformer.options import log_encodings
 
@@ -19,8 +19,8 @@ class PositionalModel(PositionCheckpoints, RetainedDropout):
         """Take over ``--init-positions``, check the data, and log the encodings of all stacks."""
         for stack in stacks.values():
             self.init_positions = stack.cfg.position.init_positions
-            check_document_ends(stack.assembly.spec, task)
         log_encodings(**stacks)
+        GUARD.check_model(self, task, [stack.assembly.spec for stack in stacks.values()])
 
 
 def make_architecture(set_size: Architecture, **defaults: Any) -> Architecture:

@@ -22,7 +22,7 @@ from omegaconf import OmegaConf
 from torch.multiprocessing.spawn import ProcessRaisedException
 
 from fairseq_posenc import locks
-from fairseq_posenc.checkpoints.faults import find_message
+from fairseq_posenc.checkpoints.faults import find_message, note_opened
 from fairseq_posenc.error_messages import choose_exit_code
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.host import log_guard
@@ -552,6 +552,7 @@ def test_parameters_of_another_size_are_one_line_that_names_the_file(monkeypatch
     }
     monkeypatch.setattr("fairseq.file_io.PathManager.exists", lambda path: path == "x.pt")
     task = SimpleNamespace(build_model=lambda cfg: model)
+    note_opened("x.pt")  # as when fairseq opens it
     with pytest.raises(RuntimeError) as caught:
         checkpoint_utils.load_model_ensemble_and_task(["x.pt"], task=task, state=read)
     told = find_message(caught.value)

@@ -225,8 +225,8 @@ def run(words: list[str]) -> None:
         exec(compile(words[1], "<string>", "exec"), main.__dict__)
     else:
         sys.argv, sys.path[0] = words, os.path.dirname(os.path.realpath(words[0]))
-        if processes := sys.modules.get("fairseq_posenc.host.processes"):
-            processes.check_command_line()  # as the plugin does when fairseq loads it
+        if startup := sys.modules.get("fairseq_posenc.host.startup"):
+            startup.check_command_line()  # as the plugin does when fairseq loads it
         runpy.run_path(words[0], run_name="__main__")
 
 

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import shutil
 
 import pytest
 import torch
 
-from fairseq_posenc.errors import UserError
 from fairseq_posenc.host.explanations import explain_failure
-from fairseq_posenc.host.running_command import report_left_out
 from tests.helpers.commands import (
-    SENTENCES,
     USER_DIR,
     new_directory,
     pairs,
@@ -40,11 +36,6 @@ pytestmark = pytest.mark.slow
         ("causal_lm", ["--write-checkpoints-asynchronously"], "checkpoint_last.pt"),
         ("causal_lm", ["--best-checkpoint-metric", "bleu"], "add --maximize"),
         ("causal_lm", ["--maximize-best-checkpoint-metric"], "highest loss"),
-        ("causal_lm", ["--best-checkpoint-metric", "nothing"], "it has bsz, loss, ppl, "),
-        ("masked_lm", ["--best-checkpoint-metric", "nll_loss"], "it has bsz, loss, ppl, "),
-        ("causal_lm", ["--max-tokens", 4], "all 16 samples are longer than 4 tokens"),
-        ("causal_lm", ["--distributed-world-size", 2], "torchrun --nproc_per_node 2"),
-        ("causal_lm", ["--distributed-init-method", "env://"], "would start none"),
         ("masked_lm", ["--max-positions", 12, "--tokens-per-sample", 16], "13 tokens, and the"),
         ("masked_lm", ["--mask-whole-words"], "without --bpe"),
         ("masked_lm", ["--mask-whole-words", "--bpe", "subword_nmt"], "--bpe subword_nmt does not"),
@@ -178,30 +169,6 @@ def _train_on(data, family):
     )
 
 
-@pytest.mark.parametrize(
-    ("family", "options", "numbers"),
-    [
-        ("masked_lm", ["--sample-break-mode", "eos", "--max-positions", 13], r"\d of 16 samples"),
-        ("translation", ["--max-source-positions", 11], r"\d+ of 16 samples and \d+ of \d+ tokens"),
-    ],
-)
-def test_a_training_says_what_it_left_out(family, options, numbers):
-    more = ["--max-epoch", 1, "--no-save", "--skip-invalid-size-inputs-valid-test"]
-    log = train(family, *options, *more).run.log
-    lines = [line for line in log.splitlines() if "samples have invalid sizes" in line]
-    assert any(re.search(rf"left out are {numbers}", line) for line in lines), lines
-    assert any(f"of {SENTENCES['valid']} samples" in line for line in lines), lines
-    assert all(line.endswith("losses and scores are of the rest") for line in lines)
-
-
-def test_limits_of_several_pairs_of_languages_are_told():
-    record = logging.LogRecord("fairseq", logging.WARNING, __file__, 1, "left out", None, None)
-    limits = {"de-en": (4, 4), "fr-en": (4, 4)}
-    selection = {"ignored": [0, 1], "indices": [], "dataset": None, "max_positions": limits}
-    with pytest.raises(UserError, match=r"all 2 samples are longer than .*'fr-en': \(4, 4\)"):
-        report_left_out(record, selection)
-
-
 def _eval_lm(*options, fails=False):
     path = trained("causal_lm").save_dir / "checkpoint_last.pt"
     return run(
@@ -215,12 +182,11 @@ def _eval_lm(*options, fails=False):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ([], r"--tokens-per-sample 1024: .* (\d+) of \1 tokens would be left out; .*lm-length"),
-        (["--tokens-per-sample", 17], r"32 of \d+ tokens would be left out|\d+ of \d+ tokens"),
+        ([], r"--tokens-per-sample 1024: .* would be left out; .*lm-length"),
         (["--tokens-per-sample", 512, "--sample-break-mode", "complete"], "512: blocks are longer"),
         (["--tokens-per-sample", 16, "--context-window", 16], "give a number from 0 to 15"),
         (["--tokens-per-sample", 16, "--context-window", -1], "--context-window -1"),
-        (["--tokens-per-sample", 24, "--context-window", 12], "with --context-window 12 blocks"),
+        (["--tokens-per-sample", 24, "--context-window", 12], "24: blocks are longer"),
         (["--tokens-per-sample", 16, "--gen-subset", "none"], "no split 'none' (--gen-subset)"),
         (["--tokens-per-sample", 16, "--fp16", "--cpu"], "--fp16 is for GPUs"),
     ],
@@ -243,12 +209,6 @@ def test_a_window_of_nearly_the_whole_block_makes_small_batches():
     shown = re.search(r"'max_tokens': (\d+)", _eval_lm(*options).log)
     assert shown
     assert int(shown[1]) == 36_000 // 16
-
-
-def test_eval_lm_says_what_it_left_out_of_sentences():
-    log = _eval_lm("--sample-break-mode", "eos", "--tokens-per-sample", 16).log
-    assert "Perplexity" in log
-    assert "left out are" not in log  # no sentence of the test is longer than the model reads
 
 
 HYDRA = [

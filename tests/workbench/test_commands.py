@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import tempfile
-from pathlib import Path
 
 import pytest
 import torch
@@ -24,7 +22,6 @@ from tests.helpers.commands import (
     validate,
 )
 from tests.helpers.products import some_of
-from tests.helpers.programs import SERVER
 
 pytestmark = pytest.mark.slow
 each_family = pytest.mark.parametrize("family", FAMILIES)
@@ -169,13 +166,3 @@ def test_layerdrop_with_checkpointed_activations(family):
     assert losses[-1] < losses[0]
     # All else is the same, so a difference means that a layer was left out of an update.
     assert losses != pytest.approx(trained(family).figures("train"))
-
-
-def test_workers_leave_no_temporary_folders(monkeypatch):
-    """A loader kills its workers, each of which would have had one."""
-    monkeypatch.delenv(SERVER, raising=False)
-    # Workers send tensors by sockets, whose paths have to be short.
-    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
-        monkeypatch.setenv("TMPDIR", folder)
-        train("causal_lm", "--max-epoch", 1, "--num-workers", 2, "--no-save")
-        assert not list(Path(folder).glob("pymp-*"))

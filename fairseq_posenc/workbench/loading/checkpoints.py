@@ -14,7 +14,7 @@ from torch import Tensor
 from fairseq_posenc.checkpoints.faults import BUILD_ERRORS, quote_error
 from fairseq_posenc.checkpoints.recovery import newest_checkpoint
 from fairseq_posenc.checkpoints.safe_loading import open_checkpoint
-from fairseq_posenc.checkpoints.trusted_settings import forget_files, refuse_files
+from fairseq_posenc.checkpoints.trusted_settings import forget_files
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.files import refuse_bad_place, written_whole
 
@@ -30,8 +30,8 @@ def load_state(path: Path, option: str, for_fairseq: bool = False) -> State:
     Args:
         path: the checkpoint.
         option: the option that named it; begins messages.
-        for_fairseq: whether fairseq will read the file, too. If so, settings that name other files
-            are refused; else they are set to None.
+        for_fairseq: whether fairseq will read the file, too. If not, settings that name other
+            files are set to None.
 
     Raises:
         UserError: the path is not a file, or not a whole checkpoint of fairseq.
@@ -40,11 +40,9 @@ def load_state(path: Path, option: str, for_fairseq: bool = False) -> State:
         raise UserError(f"{option} {path}: {_explain_folder(path)}")
     if not path.is_file():
         raise UserError(f"{option} {path}: no such file")
-    with open_checkpoint(path, option, for_weights=True) as state, warnings.catch_warnings():
+    with open_checkpoint(path, option) as state, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # hydra warns about fairseq's configuration
-        if for_fairseq:
-            refuse_files(state)
-        else:
+        if not for_fairseq:
             forget_files(state)
         # The tensors are left out, because the upgrade writes everything else to a file.
         upgraded = _upgrade_settings({**state, "last_optimizer_state": None, "model": {}})

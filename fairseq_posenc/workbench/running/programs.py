@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Optional, TypeVar
 
 from fairseq_posenc.errors import RunError, UserError, how_to_install
-from fairseq_posenc.host.temporary_folders import delete_temporary_folders
 from fairseq_posenc.workbench.running.die_with_parent import die_with_parent
 
 _QUOTED_LINES = 15  # of the end of a log, in a message
@@ -136,7 +135,6 @@ def _started(
     finally:
         _end_program(process)
         _running.discard(process)
-        delete_temporary_folders()  # of the command, if it was killed
 
 
 def run_parallel(

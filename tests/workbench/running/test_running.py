@@ -613,47 +613,6 @@ class TestPrograms:
         process.wait()
         wait_until(lambda: not is_running(int(made.read_text())))
 
-    def test_temporary_folders_of_ended_programs_are_deleted(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lock: int
-    ) -> None:
-        """A loader's workers are killed, and so is the program here, where it waits for its end."""
-        (tmp_path / "pymp-of-others").mkdir()
-        monkeypatch.setenv("TMPDIR", str(tmp_path))
-        monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-        code = (
-            "import os, time; from multiprocessing import Process, util; "
-            "from fairseq_posenc.host.temporary_folders import share_temporary_folder; "
-            "share_temporary_folder(); worker = Process(target=util.get_temp_dir); worker.start(); "
-            "worker.join(); print(*os.listdir(os.environ['TMPDIR']), flush=True); time.sleep(60)"
-        )
-        seen: list[str] = []
-
-        def stop(line: str) -> None:
-            seen.extend(name for name in line.split() if name.startswith("pymp-"))
-            raise KeyboardInterrupt
-
-        with pytest.raises(KeyboardInterrupt):
-            programs.run_logged(["python", "-c", code], tmp_path / "log", lock, stop)
-        assert len(seen) == 2  # one for the program and its worker
-        assert [path.name for path in tmp_path.glob("pymp-*")] == ["pymp-of-others"]
-
-    def test_a_fork_of_a_fork_keeps_its_files(self, tmp_path: Path) -> None:
-        """The first fork closes a lock, whose number its next file gets."""
-        code = (
-            "import os; from fairseq_posenc.host.temporary_folders import share_temporary_folder\n"
-            "def fork(work):\n"
-            "    if not (child := os.fork()):\n"
-            "        os._exit(work())\n"
-            "    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])\n"
-            "def reopen():\n"
-            "    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(8)]\n"
-            "    return fork(lambda: not all(map(os.fstat, files)))\n"
-            "share_temporary_folder(); raise SystemExit(fork(reopen))"
-        )
-        environment = {**os.environ, "TMPDIR": str(tmp_path)}
-        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True)
-        assert done.returncode == 0, done.stderr.decode()
-
     def test_missing_command(self) -> None:
         with pytest.raises(UserError, match="fairseq-nonsense"):
             programs.find_command("fairseq-nonsense")

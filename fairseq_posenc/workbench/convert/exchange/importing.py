@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fairseq_posenc.checkpoints.safe_loading import readable_errors
-from fairseq_posenc.checkpoints.trusted_settings import check_settings, refuse_files
+from fairseq_posenc.checkpoints.trusted_settings import check_settings
 from fairseq_posenc.errors import UserError, shortened
 from fairseq_posenc.identity import WeightSettings
 from fairseq_posenc.workbench.convert.exchange.config_json import list_layer_options
@@ -155,7 +155,6 @@ def _check_settings(settings: dict[str, Any], folder: HFFolder) -> str:
     """Check that settings are safe and of a model of ours; return its architecture."""
     with readable_errors(str(folder.path / CONFIG)):
         check_settings({"cfg": settings})
-        refuse_files({"cfg": settings})
     options, task = settings.get("model"), settings.get("task")
     if not isinstance(options, dict) or not isinstance(task, dict):
         raise UserError(f"{folder.path / CONFIG}: lacks the options of a model and its task")
