@@ -14,6 +14,7 @@ from typing import Optional
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.files import write_whole
+from fairseq_posenc.folders import lock_folder
 from fairseq_posenc.workbench.reports.curve_tables import (
     Trainings,
     collect_figures,
@@ -23,7 +24,6 @@ from fairseq_posenc.workbench.results import intervals, learning_curves
 from fairseq_posenc.workbench.results.markdown import escape
 from fairseq_posenc.workbench.results.pictures import Line, Points, can_draw
 from fairseq_posenc.workbench.results.record import Record, own_command
-from fairseq_posenc.workbench.running.folders import make_folder
 from fairseq_posenc.workbench.running.logs import Curve, read_curve_file
 from fairseq_posenc.workbench.running.options import add_json, add_out, parse_named, split_trainings
 from fairseq_posenc.workbench.running.progress import say
@@ -59,10 +59,20 @@ def run(args: argparse.Namespace) -> int:
         for name, paths in parse_named(args.logs, "NAME=LOG", "trainings").items()
     }
     trainings = {name: [_read_log(name, Path(path)) for path in logs[name]] for name in logs}
-    make_folder(args.out)
+    with lock_folder(args.out):
+        _write(args, trainings, {name: ",".join(paths) for name, paths in logs.items()}, updates)
+    return 0
+
+
+def _write(
+    args: argparse.Namespace,
+    trainings: Trainings,
+    data: dict[str, str],
+    updates: tuple[float, float],
+) -> None:
+    """Write the tables, the record and the pictures, and print the tables or the record."""
     tables = collect_figures(trainings)
     text = format_tables(tables)
-    data = {name: ",".join(paths) for name, paths in logs.items()}
     record = Record("curves", tables, data, command=own_command())
     record.write(args.out / _RECORD)
     print(record.text() if args.json else text)
@@ -73,7 +83,6 @@ def run(args: argparse.Namespace) -> int:
         written = "tables and pictures" if drawn else "tables (the log has no lines in --updates)"
     write_whole(args.out / _TABLES, text)
     say(f"{written}: {args.out}")
-    return 0
 
 
 def _draw_pictures(

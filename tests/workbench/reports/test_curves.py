@@ -402,7 +402,7 @@ def test_a_folder_that_cannot_be_made_is_one_line(under, tmp_path, capsys):
     out = f"{log}{under}"
     assert main(["learning-curves", f"a={log}", "--out", out]) == 2
     said = capsys.readouterr().err
-    assert said.startswith(f"fairseq-posenc: error: --out {out}: ")
+    assert said.startswith(f"fairseq-posenc: error: {out}: ")
     assert said.endswith("; name another folder\n")
 
 

@@ -14,6 +14,7 @@ from typing import Any, Optional
 from fairseq_posenc.checkpoints.recovery import LAST
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.files import write_whole
+from fairseq_posenc.folders import lock_folder
 from fairseq_posenc.tokens.squad_file import (
     V2,
     Squad,
@@ -28,7 +29,6 @@ from fairseq_posenc.workbench.finetuning.squad.train import FineTuning
 from fairseq_posenc.workbench.results.record import Record, own_command
 from fairseq_posenc.workbench.running.devices import ComputeOptions, hydra_overrides
 from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
-from fairseq_posenc.workbench.running.folders import make_folder
 from fairseq_posenc.workbench.running.options import (
     add_computing,
     add_count,
@@ -115,7 +115,13 @@ def _predict(args: argparse.Namespace) -> int:
             f"note: the model was trained on SQuAD {predictor.version}, but the questions are from "
             f"SQuAD {squad.version}"
         )
-    make_folder(args.out)
+    with lock_folder(args.out):
+        _answer(squad, predictor, args)
+    return 0
+
+
+def _answer(squad: Squad, predictor: Predictor, args: argparse.Namespace) -> None:
+    """Answer the questions, write the answers, and score them if the questions have answers."""
     predictions = predictor.predict(squad.questions, args.max_tokens)
     if cut := predictor.window_maker.questions_cut:
         say(f"{cut:,} questions were longer than the limit and were cut")
@@ -144,7 +150,6 @@ def _predict(args: argparse.Namespace) -> int:
             print(record.text())
         else:
             _print_figures(squad, figures)
-    return 0
 
 
 def _score(args: argparse.Namespace) -> int:
