@@ -59,30 +59,21 @@ def run(args: argparse.Namespace) -> int:
         for name, paths in parse_named(args.logs, "NAME=LOG", "trainings").items()
     }
     trainings = {name: [_read_log(name, Path(path)) for path in logs[name]] for name in logs}
+    data = {name: ",".join(paths) for name, paths in logs.items()}
     with lock_folder(args.out):
-        _write(args, trainings, {name: ",".join(paths) for name, paths in logs.items()}, updates)
+        tables = collect_figures(trainings)
+        text = format_tables(tables)
+        record = Record("curves", tables, data, command=own_command())
+        record.write(args.out / _RECORD)
+        print(record.text() if args.json else text)
+        written = "tables (pictures need matplotlib)"
+        if can_draw():
+            drawn = _draw_pictures(trainings, args.title, updates, args.out)
+            text += "".join(f"\n![{escape(title)}]({file})\n" for file, title in drawn.items())
+            written = "tables and pictures" if drawn else "tables (no lines in --updates)"
+        write_whole(args.out / _TABLES, text)
+        say(f"{written}: {args.out}")
     return 0
-
-
-def _write(
-    args: argparse.Namespace,
-    trainings: Trainings,
-    data: dict[str, str],
-    updates: tuple[float, float],
-) -> None:
-    """Write the tables, the record and the pictures, and print the tables or the record."""
-    tables = collect_figures(trainings)
-    text = format_tables(tables)
-    record = Record("curves", tables, data, command=own_command())
-    record.write(args.out / _RECORD)
-    print(record.text() if args.json else text)
-    written = "tables (pictures need matplotlib)"
-    if can_draw():
-        drawn = _draw_pictures(trainings, args.title, updates, args.out)
-        text += "".join(f"\n![{escape(title)}]({file})\n" for file, title in drawn.items())
-        written = "tables and pictures" if drawn else "tables (the log has no lines in --updates)"
-    write_whole(args.out / _TABLES, text)
-    say(f"{written}: {args.out}")
 
 
 def _draw_pictures(

@@ -92,14 +92,12 @@ def _find_results(path: Path) -> Iterator[Result]:
                 if file == path:
                     raise UserError(f"{path}: {error}") from None
                 continue
+            if record.kind not in _READERS:
+                continue
             try:
-                yield from _READERS.get(record.kind, _skip)(record, file)
+                yield from _READERS[record.kind](record, file)
             except (LookupError, TypeError, ValueError) as error:
                 say(f"skipped: {file}: not a complete record of {record.kind} ({error!r})")
-
-
-def _skip(record: Record, path: Path) -> Iterator[Result]:
-    yield from ()
 
 
 def _read_glue(record: Record, path: Path) -> Iterator[Result]:

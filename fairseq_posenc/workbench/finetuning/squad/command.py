@@ -116,40 +116,35 @@ def _predict(args: argparse.Namespace) -> int:
             f"SQuAD {squad.version}"
         )
     with lock_folder(args.out):
-        _answer(squad, predictor, args)
+        predictions = predictor.predict(squad.questions, args.max_tokens)
+        if cut := predictor.window_maker.questions_cut:
+            say(f"{cut:,} questions were longer than the limit and were cut")
+        may_abstain = squad.version == V2
+        answers = {prediction.id: prediction.answer for prediction in predictions}
+        odds = {prediction.id: prediction.null_odds for prediction in predictions}
+        final = {prediction.id: prediction.final_answer for prediction in predictions}
+        _write_json(args.out / "predictions.json", final if may_abstain else answers)
+        nbest = {
+            prediction.id: [answer._asdict() for answer in prediction.ranked(with_null=may_abstain)]
+            for prediction in predictions
+        }
+        _write_json(args.out / "nbest.json", nbest)
+        if may_abstain:
+            # Answers even where none is preferred: scoring finds the best threshold of the odds.
+            _write_json(args.out / "answers.json", answers)
+            _write_json(args.out / "null_odds.json", odds)
+        if squad.answered:
+            figures = evaluate(squad, answers, odds if may_abstain else None, threshold=0.0)
+            # The folder names the model, because the file is checkpoint_last.pt.
+            name = args.checkpoint.resolve().parent.name
+            record = build_record(squad, figures, name, args.checkpoint, predictor.spec)
+            record.write(args.out / "score.json")
+            say(f"wrote {args.out / 'score.json'}")
+            if args.json:
+                print(record.text())
+            else:
+                _print_figures(squad, figures)
     return 0
-
-
-def _answer(squad: Squad, predictor: Predictor, args: argparse.Namespace) -> None:
-    """Answer the questions, write the answers, and score them if the questions have answers."""
-    predictions = predictor.predict(squad.questions, args.max_tokens)
-    if cut := predictor.window_maker.questions_cut:
-        say(f"{cut:,} questions were longer than the limit and were cut")
-    may_abstain = squad.version == V2
-    answers = {prediction.id: prediction.answer for prediction in predictions}
-    odds = {prediction.id: prediction.null_odds for prediction in predictions}
-    final = {prediction.id: prediction.final_answer for prediction in predictions}
-    _write_json(args.out / "predictions.json", final if may_abstain else answers)
-    nbest = {
-        prediction.id: [answer._asdict() for answer in prediction.ranked(with_null=may_abstain)]
-        for prediction in predictions
-    }
-    _write_json(args.out / "nbest.json", nbest)
-    if may_abstain:
-        # Answers even where none is preferred: scoring finds the best threshold of the odds.
-        _write_json(args.out / "answers.json", answers)
-        _write_json(args.out / "null_odds.json", odds)
-    if squad.answered:
-        figures = evaluate(squad, answers, odds if may_abstain else None, threshold=0.0)
-        # The folder names the model, because the file is checkpoint_last.pt.
-        name = args.checkpoint.resolve().parent.name
-        record = build_record(squad, figures, name, args.checkpoint, predictor.spec)
-        record.write(args.out / "score.json")
-        say(f"wrote {args.out / 'score.json'}")
-        if args.json:
-            print(record.text())
-        else:
-            _print_figures(squad, figures)
 
 
 def _score(args: argparse.Namespace) -> int:
