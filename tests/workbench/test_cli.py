@@ -17,7 +17,7 @@ from fairseq_posenc.analysis import catalogue, listing
 from fairseq_posenc.errors import RunError, UserError
 from fairseq_posenc.workbench import cli, preprocessing
 from fairseq_posenc.workbench.running.exit_codes import STOPPED, signals_as_keyboard_interrupt
-from tests.helpers.commands import refused, script, trained
+from tests.helpers.commands import refused, script
 from tests.helpers.programs import BIN
 from tests.helpers.tiny_models import COMPANIONS, NAMES
 
@@ -45,16 +45,6 @@ def test_a_command_says_how_to_go_on(monkeypatch, capsys):
     assert cli.main(["list"]) == STOPPED
     assert capsys.readouterr().err == "fairseq-posenc: stopped; the same command continues\n"
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-
-
-def test_advice_of_a_whole_command_holds_for_a_part_that_has_none(monkeypatch, capsys):
-    def stop(*_):
-        with signals_as_keyboard_interrupt("the rest follows"), signals_as_keyboard_interrupt(""):
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(cli.Command, "run", stop)
-    assert cli.main(["list"]) == STOPPED
-    assert capsys.readouterr().err == "fairseq-posenc: stopped; the rest follows\n"
 
 
 @pytest.mark.parametrize(
@@ -123,37 +113,12 @@ def test_a_closed_reader_stops_no_work(unread, tmp_path):
     assert (tmp_path / "out").read_text() == "the result"
 
 
-@pytest.mark.parametrize(
-    ("raised", "status"), [("UserError('no')", 2), ("RunError('no')", 1), ("ValueError('no')", 1)]
-)
-def test_a_closed_reader_hides_no_failure(raised, status, unread):
-    code = f"from fairseq_posenc.errors import *\ndef program():\n  print('x'); raise {raised}"
-    assert python(code, stdout=unread, stderr=unread) == (status, "")
-
-
-def test_a_pipe_that_breaks_elsewhere_is_a_failure():
-    status, said = python("def program(): raise BrokenPipeError('to a worker')")
-    assert status == 1
-    assert said.endswith("BrokenPipeError: to a worker\n")
-
-
 def test_output_that_finds_no_room_is_a_line():
     with open("/dev/full", "w") as full:
         status, said = python("def program(): print('x' * 99999)", stdout=full)
     assert status == 1
     assert "No space left on device" in said
     assert said.count("\n") == 1
-
-
-def test_no_standard_output_at_all():
-    code = "def program():\n  print('x'); open(sys.argv[1], 'w').write('y')"
-    assert python(code, os.devnull, preexec_fn=lambda: os.close(1)) == (0, "")
-
-
-def test_names_of_files_that_are_no_text_are_printed(monkeypatch):
-    monkeypatch.setenv("PYTHONIOENCODING", "utf-8:strict")  # as in most places of the world
-    status, said = python("def program(): print('caf\\udce9.pt', flush=True)")
-    assert (status, said) == (0, "caf\\udce9.pt\n")
 
 
 def test_a_deleted_working_folder_is_a_line(tmp_path):
@@ -178,16 +143,6 @@ def test_a_deleted_working_folder_is_a_line(tmp_path):
 def test_odd_arguments_are_refused_before_any_work(words, told, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     assert told in refused(capsys, *words)
-
-
-@pytest.mark.slow
-def test_a_page_is_written_whoever_reads_the_output(unread, tmp_path):
-    model = trained("masked_lm").save_dir / "checkpoint_last.pt"
-    words = ["inspect", "--checkpoint", model, "--text", "w1 w2", "--out", tmp_path / "x.html"]
-    command = [script("fairseq-posenc"), *map(str, words)]
-    done = subprocess.run(command, stdout=unread, stderr=unread, check=False)
-    assert done.returncode == 0
-    assert (tmp_path / "x.html").read_text().rstrip().endswith("</html>")
 
 
 NO_LOCKS = """
@@ -227,28 +182,6 @@ def test_a_file_system_without_locks_is_a_warning(tmp_path):
         assert done.stderr.count("cannot be locked (Operation not supported)") == 1
         assert (out / result).exists()
         assert not list(out.glob("*.posenc-*"))
-
-
-@pytest.mark.parametrize("text", ["x" * 100_000, "a " * 50_000], ids=["a word", "many"])
-@pytest.mark.parametrize(
-    "command",
-    [
-        ["bleu"],
-        ["compare", "--text"],
-        ["learning-curves"],
-        ["glue", "--data", "x", "--protocol", "m4m", "--checkpoint"],
-        ["swap", "--arch", "roberta_m4m", "--out", "x", "--checkpoint"],
-        ["lm-length", "--text", "x"],
-        ["report"],
-        ["translate", "--checkpoint"],
-    ],
-    ids=lambda words: words[0],
-)
-def test_endless_arguments_are_one_short_line(command, text, capsys, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    with open(os.devnull) as nothing:
-        monkeypatch.setattr("sys.stdin", nothing)
-        assert len(refused(capsys, *command, text)) < 1000
 
 
 @pytest.mark.parametrize("words", [["--help"], ["user-dir"], ["list"]], ids=lambda words: words[0])

@@ -6,7 +6,6 @@ TRUST_EXAMPLES in the environment is how many of each kind; by default 20, the s
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import os
 import sys
@@ -21,23 +20,12 @@ from hypothesis import strategies as st
 
 from fairseq_posenc import registry, specs
 from fairseq_posenc.api import SelfAttention, StackPositions
-from fairseq_posenc.errors import CONTROL, UserError
+from fairseq_posenc.errors import UserError
 from fairseq_posenc.tasks.glue.definitions import TASKS
 from fairseq_posenc.tokens import gpt2
 from fairseq_posenc.tokens.squad_file import read_odds, read_predictions, read_squad
-from fairseq_posenc.workbench.cli import main
 from fairseq_posenc.workbench.experiments.variants import parse_variants
-from fairseq_posenc.workbench.finetuning.glue.report import read_result
-from fairseq_posenc.workbench.finetuning.glue.runs import (
-    CONFIGS,
-    RESULT,
-    GlueRun,
-    compose_task_config,
-    read_run,
-)
 from fairseq_posenc.workbench.finetuning.squad.score import evaluate, unanswered
-from fairseq_posenc.workbench.results import record
-from fairseq_posenc.workbench.running import logs
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "preprocess"))
 from binarize import command, formats, options
@@ -248,16 +236,6 @@ def test_files_of_squad(content, predictions):
 
 
 @made_up
-@given(st.one_of(values.map(json.dumps), st.text(max_size=80), files))
-def test_records_and_logs(content):
-    path = written(content)
-    with contextlib.suppress(record.RecordError):
-        record.read(path)
-    with result_or_line():
-        logs.read_curve_file(path)
-
-
-@made_up
 @given(st.one_of(values, st.just("[" * 9999)), st.text(max_size=30))
 def test_files_of_gpt2(encoder, merges):
     paths = (
@@ -268,116 +246,7 @@ def test_files_of_gpt2(encoder, merges):
         gpt2._load(*paths)
 
 
-RUN = GlueRun("m4m", "RTE", 1e-5, 1, "accuracy", 9, "data", "model.pt", 0, {})
-run_files = st.one_of(
-    values, st.dictionaries(st.sampled_from(GlueRun._fields), values), st.just(RUN._asdict())
-)
-
-
-@made_up
-@given(
-    run_files,
-    st.booleans(),
-    values,
-    st.one_of(values, st.dictionaries(st.just("metrics"), values)),
-)
-def test_what_glue_goes_on_from(run, whole, nested, result):
-    folder = RUN.folder(written("").parent)
-    folder.mkdir(parents=True)
-    (folder / "request.json").write_text(json.dumps(run if whole else nested))
-    (folder / RESULT).write_text(json.dumps(result))
-    with result_or_line():
-        assert read_run(folder)._fields == GlueRun._fields
-    with result_or_line():
-        assert read_result(RUN, folder.parents[1])["metrics"]
-
-
 # ----------------------------------------------------------------------------------------- names
-
-names_of_files = st.text(
-    st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), min_size=1, max_size=20
-).filter(lambda name: name.strip(".") and len(name.encode()) < 200)
-names_of_all = st.one_of(
-    names_of_files,
-    st.sampled_from(["$\\nope$", "$x", "a|b", "`", "\x1b[31m", "a\nb", "<b>", "=", ","]),
-)
-LOG = "\n".join(
-    f'2026 | INFO | {kind} | {{"{prefix}loss": "{9 - n}", "{prefix}num_updates": "{n}"}}'
-    for n in range(1, 4)
-    for kind, prefix in (("train_inner", ""), ("valid", "valid_"))
-)
-
-
-def one_text_of_lines(text: str) -> None:
-    """Check that names put no control character into a text."""
-    assert not CONTROL.search(text.replace("\n", ""))
-
-
-@settings(made_up, max_examples=max(5, made_up.max_examples // 4))  # each draws two pictures
-@given(names_of_all, names_of_files, st.text(max_size=9).filter(lambda text: "\0" not in text))
-def test_names_of_curves(name, file, title):
-    folder = written("").parent
-    (folder / file).write_text(LOG)
-    words = [f"{name}={folder / file}", "--title", title, "--out", str(folder / "out")]
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        status = main(["learning-curves", *words])
-    assert status in (0, 2)
-    if status == 0:
-        one_text_of_lines((folder / "out" / "curves.md").read_text())
-        assert (folder / "out" / "curves.png").exists()
-        assert record.read(folder / "out" / "curves.json").rows
-
-
-@made_up
-@given(names_of_files, names_of_all, st.sampled_from(["compare", "glue-test", "bleu", "squad"]))
-def test_names_in_a_report(file, name, kind):
-    folder = written("").parent / file
-    folder.mkdir()
-    row = {"model": name, "task": "SST-2", "accuracy": 94.0, name: 1.0}
-    made = record.Record(kind, {"scores": [row]}, {"name": name}, command=name)
-    made.write(folder / "record.json")
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(io.StringIO()):
-        assert main(["report", str(folder.parent)]) in (0, 2)
-    one_text_of_lines(said.getvalue())
-
-
-logs_of_fairseq = st.one_of(
-    st.dictionaries(st.sampled_from(["epoch", "loss", "num_updates", "wps"]), values).map(
-        json.dumps
-    ),
-    st.text(max_size=40),
-)
-
-
-@made_up
-@given(st.sampled_from([" | valid | ", " | train_inner | epoch 001:  1 / 2 "]), logs_of_fairseq)
-def test_lines_of_logs(kind, text):
-    logs.read_curve([f"2026 | INFO{kind}{text}"])
 
 
 # -------------------------------------------------------------------------------------- settings
-
-settings_of = [
-    "optimization.lr",
-    "optimization.max_epoch",
-    "model.dropout",
-    "common",
-    "a.b",
-    "task",
-]
-settings_to = ["[1e-5]", "x", "", "[", "{", "null", "${a}", "???", "-1", "nan", "0", "[[]]", "é\0"]
-changes = st.lists(
-    st.one_of(
-        st.tuples(st.sampled_from(settings_of), st.sampled_from(settings_to)).map("=".join),
-        st.text(max_size=12),
-    ),
-    max_size=3,
-)
-
-
-@settings(made_up, max_examples=max(3, made_up.max_examples // 10))  # each takes a second
-@given(changes, st.sampled_from(["m4m", "decbert"]), st.integers(0, 9999))
-def test_settings_of_a_configuration(overrides, protocol, examples):
-    with result_or_line():
-        compose_task_config(CONFIGS / f"{protocol}_rte.yaml", examples, overrides)

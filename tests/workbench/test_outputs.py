@@ -13,7 +13,6 @@ import pytest
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.cli import main
-from fairseq_posenc.workbench.running.options import Parser
 from fairseq_posenc.workbench.running.progress import say
 from tests.helpers.commands import refused, trained
 from tests.helpers.products import product_of
@@ -99,22 +98,6 @@ FOLDERS: dict[str, Callable[[], list[Any]]] = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("target", "command"), product_of(["empty", "full", "missing"], FOLDERS))
-def test_a_link_in_place_of_a_folder_is_refused(target, command, folder, capsys):
-    elsewhere = folder.parent / "elsewhere"
-    if target != "missing":
-        elsewhere.mkdir()
-    if target == "full":
-        (elsewhere / "thesis.tex").write_text("precious")
-    (folder / "out").symlink_to(elsewhere)
-    told = refused(capsys, *FOLDERS[command](), "--out", "out")
-    assert f"out: is a link to {elsewhere}; name that folder itself" in told
-    found = os.listdir(elsewhere) if elsewhere.exists() else []
-    assert found == (["thesis.tex"] if target == "full" else [])
-    assert os.listdir(folder) == ["out"]
-
-
 # ---------------------------------------------------------------------------- names with a dash
 
 
@@ -122,29 +105,6 @@ def test_a_link_in_place_of_a_folder_is_refused(target, command, folder, capsys)
 def test_a_name_that_begins_with_a_dash_can_be_written(words, folder):
     assert main([*PLOT[:-1], *words]) == 0
     assert os.listdir(folder) == ["-a.png"]
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["--out", "-a.png"], "a value that begins with a dash is written --out=-a.png"),
-        (["--out", "--a.png"], "a value that begins with a dash is written --out=--a.png"),
-        (["--out"], "argument --out: expected one argument (see"),
-        (["--out", "--layer", "1"], "argument --out: expected one argument (see"),
-    ],
-)
-def test_a_value_that_argparse_takes_for_an_option(words, says, folder, capsys):
-    assert says in refused(capsys, *PLOT[:-1], *words)
-    assert os.listdir(folder) == []
-
-
-def test_no_program_takes_such_a_path_for_an_option(folder):
-    parser = Parser(prog="x")
-    parser.add_argument("--data", type=Path)
-    parser.add_argument("more", type=Path, nargs="*")
-    given = parser.parse_args(["--data=-bin", "a", "--", "-b"])
-    assert given.data == folder / "-bin"
-    assert given.more == [Path("a"), folder / "-b"]
 
 
 # -------------------------------------------------------------------------------- full disks
@@ -199,12 +159,6 @@ def test_an_output_that_cannot_be_written_is_a_line(words, full):
     assert b"Traceback" not in done.stderr
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("words", "code"), [(["list"], 0), (["lits"], 2)])
-def test_an_error_output_that_cannot_be_written_changes_no_exit_code(words, code, full):
-    assert program(*words, stdout=subprocess.PIPE, stderr=full).returncode == code
-
-
 # ------------------------------------------------------------------------------------ terminals
 
 
@@ -234,24 +188,3 @@ def test_messages_write_control_characters_out(text, capsys):
 
 
 # ------------------------------------------------------------------------------ file descriptors
-
-
-@pytest.mark.slow
-def test_too_few_file_descriptors_are_a_line(tmp_path):
-    code = (
-        "import os, resource, sys\n"
-        "from fairseq_posenc.workbench.cli import main\n"
-        "resource.setrlimit(resource.RLIMIT_NOFILE, (8, 8))\n"
-        "while True:\n"
-        "    try: os.open('/dev/null', os.O_RDONLY)\n"
-        "    except OSError: break\n"
-        "sys.exit(main())"
-    )
-    words = ["report", str(tmp_path)]
-    (tmp_path / "checkpoint_last.pt").write_bytes(b"x")
-    done = subprocess.run(
-        [sys.executable, "-c", code, *words], capture_output=True, check=False, text=True
-    )
-    assert done.returncode in (1, 2)
-    assert "Too many open files" in done.stderr
-    assert "Traceback" not in done.stderr

@@ -10,37 +10,21 @@ from __future__ import annotations
 import math
 import statistics
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import combinations
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
-from fairseq_posenc.workbench.results.intervals import LEAST_SEEDS, LEVEL, Interval, interval
-from fairseq_posenc.workbench.results.markdown import code, join_codes
+from fairseq_posenc.workbench.results.intervals import LEAST_SEEDS, Interval, interval
 
-Values = Mapping[int, float]  # seed -> value
+Values = Mapping[int, float]  # seed -> perplexity
 Pair = tuple[str, str]  # names of the model with the better mean, and of the other
-TEST_NOTE = (
-    f"Significant: the {LEVEL:.0%} interval of the paired difference (the same seed in both "
-    "models, Student's t) does not contain 0."
-)
-
-
-class Scale(NamedTuple):
-    """A figure that models are compared by."""
-
-    name: str  # as tables and sentences write it
-    apply: Callable[[float], float] = float  # transforms the figure before differences are taken
-    higher_is_better: bool = False  # for callers that sort models; differences do not depend on it
-
-
-PERPLEXITY = Scale("perplexity", math.log)
 
 
 class PairedDifference(NamedTuple):
     """The paired difference of two models."""
 
     seeds: int  # number of seeds with a finite figure of both models
-    interval: Interval  # difference on the scale: the first minus the other
+    interval: Interval  # difference of the logarithms: the first minus the other
     p_value: float = math.nan  # of the paired t-test; NaN with too few seeds
     holm: float = math.nan  # p-value corrected for all comparisons (Holm 1979)
 
@@ -55,10 +39,10 @@ class PairedDifference(NamedTuple):
         return self.is_judged and not self.interval.low <= 0 <= self.interval.high
 
 
-def compare(first: Values, other: Values, scale: Scale = PERPLEXITY) -> PairedDifference:
-    """Compute the difference ``first - other`` over the seeds with a finite figure of both."""
+def compare(first: Values, other: Values) -> PairedDifference:
+    """Compute ``log first - log other`` over the seeds with a finite perplexity of both."""
     shared = first.keys() & other.keys()
-    scaled = [(scale.apply(first[seed]), scale.apply(other[seed])) for seed in shared]
+    scaled = [(math.log(first[seed]), math.log(other[seed])) for seed in shared]
     changes = [a - b for a, b in scaled if math.isfinite(a) and math.isfinite(b)]
     mean = interval(changes or [math.nan])
     return PairedDifference(len(changes), mean, _compute_p_value(changes))
@@ -86,63 +70,6 @@ def compare_all(samples: Mapping[str, Values]) -> dict[Pair, PairedDifference]:
     return differences
 
 
-def find_different(
-    reference: Values, others: Mapping[str, Values], scale: Scale = PERPLEXITY
-) -> set[str]:
-    """Find the models that differ significantly from a reference.
-
-    The p-values are adjusted for the number of models (Benjamini and Hochberg 1995): at most a
-    share of 1 - :data:`LEVEL` of the models found is expected to differ by chance only.
-    """
-    p_values = {name: compare(values, reference, scale).p_value for name, values in others.items()}
-    judged = {name: p_value for name, p_value in p_values.items() if math.isfinite(p_value)}
-    if not judged:
-        return set()
-
-    from scipy import stats  # takes a second to import
-
-    adjusted = stats.false_discovery_control([*judged.values()])
-    return {name for name, p_value in zip(judged, adjusted) if p_value < 1 - LEVEL}
-
-
-def describe_differences(samples: Mapping[str, Values]) -> list[str]:
-    """Write sentences about all differences; those after Holm's correction come last."""
-    differences = compare_all(samples)
-    judged = [pair for pair in differences if differences[pair].is_judged]
-    significant = [pair for pair in judged if differences[pair].is_significant]
-    insignificant = [pair for pair in judged if pair not in significant]
-    unjudged = [pair for pair in differences if pair not in judged]
-    sentences = [
-        f"{code(name)} has a significantly lower perplexity than {join_codes(others)}."
-        for name, others in _group_by_better(significant).items()
-    ]
-    if insignificant:
-        reason = f"{LEVEL:.0%} interval of the paired difference contains 0"
-        pairs = _join_pairs(insignificant)
-        sentences.append(f"Not significantly different ({reason}): {pairs}.")
-    if unjudged:
-        reason = f"fewer than {LEAST_SEEDS} seeds in common"
-        sentences.append(f"Not judged, {reason}: {_join_pairs(unjudged)}.")
-    if len(judged) > 1 and significant:
-        remaining = [pair for pair in significant if differences[pair].holm < 1 - LEVEL]
-        listed = f": {_join_pairs(remaining)}" if 0 < len(remaining) < len(significant) else ""
-        sentences.append(
-            f"After Holm's correction for {len(judged)} comparisons, {len(remaining)} of the "
-            f"{len(significant)} significant differences remain significant{listed}."
-        )
-    return sentences
-
-
-def explain_few_seeds(seeds: int) -> Optional[str]:
-    """Explain that there are too few seeds for a test; None if there are enough."""
-    if seeds >= LEAST_SEEDS:
-        return None
-    return (
-        f"{'One seed is' if seeds == 1 else 'Two seeds are'} too few to judge differences: a test "
-        f"needs at least {LEAST_SEEDS}. Use `--seeds 1,2,3`."
-    )
-
-
 def _compute_p_value(changes: Sequence[float]) -> float:
     if len(changes) < LEAST_SEEDS:
         return math.nan
@@ -154,15 +81,3 @@ def _compute_p_value(changes: Sequence[float]) -> float:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # scipy warns if changes are nearly equal
         return float(stats.ttest_1samp(changes, 0.0).pvalue)
-
-
-def _group_by_better(pairs: Iterable[Pair]) -> dict[str, list[str]]:
-    groups: dict[str, list[str]] = {}
-    for better, other in pairs:
-        groups.setdefault(better, []).append(other)
-    return groups
-
-
-def _join_pairs(pairs: Iterable[Pair]) -> str:
-    groups = _group_by_better(pairs).items()
-    return "; ".join(f"{code(name)} and {join_codes(others)}" for name, others in groups)

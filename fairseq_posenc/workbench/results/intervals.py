@@ -53,14 +53,6 @@ def interval(values: Iterable[float]) -> Interval:
     return Interval(mean, mean - reach, mean + reach)
 
 
-def interval_of_share(values: Iterable[float]) -> Interval:
-    """Compute the mean of shares with its interval, which is limited to 0 and 1."""
-    share = interval(values)
-    if not share.is_bounded:
-        return share
-    return Interval(share.mean, max(share.low, 0.0), min(share.high, 1.0))
-
-
 def interval_of_perplexity(values: Iterable[float]) -> Interval:
     """Compute the perplexity of the mean loss, with the interval of that perplexity."""
     loss = interval(map(math.log, values))

@@ -39,14 +39,6 @@ def test_too_few_or_unknown_values_have_no_bounds(values):
     assert "(" not in found.show(1)
 
 
-def test_a_share_ends_at_0_and_1():
-    assert intervals.interval_of_share([0.0, 0.0, 0.3])[1] == 0
-    assert intervals.interval_of_share([1.0, 1.0, 0.7])[2] == 1
-    low, high = intervals.interval_of_share([0.50, 0.51, 0.52])[1:]
-    assert 0 < low < high < 1
-    assert intervals.interval_of_share([0.25, 0.75]) == intervals.interval([0.5])
-
-
 def test_the_perplexity_of_a_mean_loss():
     found = intervals.interval_of_perplexity([math.exp(loss) for loss in (1, 2, 3)])
     reach = T2 / math.sqrt(3)
@@ -77,11 +69,14 @@ def test_a_line_has_the_mean_the_band_and_the_seeds():
 
 
 ONE, OTHER = {1: 2.0, 2: 3.0, 3: 4.0, 4: 9.0}, {1: 3.0, 2: 5.0, 3: 7.0, 5: 1.0}
-PLAIN = differences.Scale("score")
+
+
+def exponents(values):
+    return {seed: math.exp(value) for seed, value in values.items()}
 
 
 def test_seeds_are_compared_in_pairs():
-    found = differences.compare(ONE, OTHER, PLAIN)
+    found = differences.compare(*map(exponents, (ONE, OTHER)))
     assert found.seeds == 3
     assert found.interval == pytest.approx(intervals.interval([-1, -2, -3]))
     assert found.p_value == pytest.approx(p_of_three(2 * math.sqrt(3)))
@@ -96,11 +91,13 @@ def test_seeds_are_compared_in_pairs():
 )
 def test_p_values_of_equal_and_of_few_differences(changes, p_value):
     one, other = dict(enumerate(changes)), dict.fromkeys(range(len(changes)), 0)
-    assert differences.compare(one, other, PLAIN).p_value == pytest.approx(p_value, nan_ok=True)
+    assert differences.compare(exponents(one), exponents(other)).p_value == pytest.approx(
+        p_value, nan_ok=True
+    )
 
 
 def test_what_is_not_finite_is_no_pair():
-    found = differences.compare({**ONE, 1: math.nan}, {**OTHER, 2: math.inf}, PLAIN)
+    found = differences.compare({**ONE, 1: math.nan}, {**OTHER, 2: math.inf})
     assert found.seeds == 1
     assert not found.is_judged
 
@@ -113,7 +110,7 @@ def samples():
 
 def test_nearly_equal_differences_warn_of_nothing(recwarn):
     one, other = dict(enumerate([1.0, 1.0 + 1e-15, 1.0, 1.0])), dict.fromkeys(range(4), 0.5)
-    assert differences.compare(one, other, PLAIN).p_value < 1e-9
+    assert differences.compare(exponents(one), exponents(other)).p_value < 1e-9
     assert not recwarn.list
 
 
@@ -128,29 +125,6 @@ def test_all_pairs_from_the_best_on_with_holms_correction():
         expected.append(largest)
     assert [each.holm for each in by_size] == pytest.approx(expected)
     assert by_size[0].holm == pytest.approx(3 * by_size[0].p_value)
-
-
-def test_what_is_worse_than_the_best():
-    models = samples()
-    best = models.pop("good")
-    assert differences.find_different(best, models) == {"bad"}
-    assert differences.find_different(best, {"one": {0: 50.0, 1: 60.0}}) == set()
-
-
-def test_differences_in_words():
-    said = differences.describe_differences({**samples(), "new": {0: 30.0}})
-    assert len(said) == 5
-    assert all(
-        line.endswith(" has a significantly lower perplexity than `bad`.") for line in said[:2]
-    )
-    assert said[2].startswith("Not significantly different (95% interval")
-    assert said[3].startswith("Not judged, fewer than 3 seeds in common: `")
-    assert said[4].startswith("After Holm's correction for 3 comparisons, 2 of the 2 ")
-    assert [bool(differences.explain_few_seeds(seeds)) for seeds in (1, 2, 3)] == [
-        True,
-        True,
-        False,
-    ]
 
 
 def test_tables_and_texts_of_others_in_markdown():
