@@ -17,6 +17,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf.stand_ins import NoBias, NoPositions, NoRotation
+from fairseq_posenc.specs import Spec
 
 AFTER_PADDING = -1  # a value of `first_row`, for the padding symbol's id plus 1, as in fairseq
 
@@ -89,6 +90,18 @@ class Family:
                 f"{type(model).__name__} is a part of a model: set the positions of the whole model"
             )
         return stacks
+
+    def first_id(self, config: PretrainedConfig) -> int:
+        """Return the number of a row's first token in the model's code; 0 in most families.
+
+        Raises:
+            UserError: it follows the padding symbol, and the configuration has none.
+        """
+        if self.first_row != AFTER_PADDING:
+            return 0
+        if config.pad_token_id is None:
+            raise UserError("pad_token_id is None, and positions of this model begin after it")
+        return int(config.pad_token_id) + 1
 
     def applies_cosines(self, attention: nn.Module) -> bool:
         """Check whether an attention rotates by cosines that are passed to it."""
@@ -180,14 +193,27 @@ class Stack(NamedTuple):
     def _scale(self) -> float:
         return float(getattr(self.module, self.family.scale)) if self.family.scale else 1.0
 
+    def check_rotations(self, spec: Spec) -> None:
+        """Refuse a spec read from the configuration, if other layers rotate than in the model.
+
+        Layers may have been removed from a model whose layers differ.
+        """
+        rotates = [self.family.applies_cosines(attention) for attention in self.attentions]
+        for index, does in enumerate(rotates):
+            layer = spec.layer_kinds[spec.layer_kind(index)]
+            states = any(item.encoding.acts_on == "rotation" for item in layer)
+            if any(rotates) and does != states:
+                raise UserError(
+                    f"own: the configuration of this model states rotations of other layers than "
+                    f"it has, such as layer {index}: write the positions of each layer"
+                )
+
     def trained_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the weights of the model's own positions, by their names in ``HookedPositions``."""
         family = self.family
         table = self.module.get_submodule(family.table) if family.table else None
         if isinstance(table, nn.Embedding) and not family.sinusoids:
-            first = family.first_row
-            if first == AFTER_PADDING:
-                first = int(self.config.pad_token_id) + 1
+            first = max(family.first_row, family.first_id(self.config))
             yield "input.learned.table.weight", table.weight[first:]
         if family.bias:
             bias = self.attentions[0].get_submodule(family.bias)

@@ -13,12 +13,15 @@ from torch import nn
 from fairseq_posenc.encodings.rope_parameters import read_rope
 from fairseq_posenc.encodings.rope_scaling import TRAINED_LENGTH
 from fairseq_posenc.errors import UserError, shortened
-from fairseq_posenc.hf.families import AFTER_PADDING, FAMILIES, Family
+from fairseq_posenc.hf.families import FAMILIES, Family
 from fairseq_posenc.hf.own_spec import join_layers
 from fairseq_posenc.hf.record import RecordedPositions
 from fairseq_posenc.hf.settings import LENGTH_FIELD, SPEC_FIELD
 from fairseq_posenc.specs import parse
 
+# Field of a configuration with the length of the training, after `write_length` wrote another.
+TRAINED_LENGTH_FIELD = "position_encoding_trained_length"
+_LENGTH_FIELDS = ("max_position_embeddings", "max_target_positions", "n_positions")
 Config = Any  # a `PreTrainedConfig`
 
 
@@ -85,18 +88,36 @@ def read_trained_length(model: Any) -> int:
         UserError: the configuration does not have it.
     """
     config = getattr(model, "config", model).get_text_config()
-    family = FAMILIES.get(config.model_type, Family())
-    for name in ("max_position_embeddings", "max_target_positions", "n_positions"):
-        size = getattr(config, name, None)
-        if isinstance(size, int) and size > 0:
-            # The rows of such a table up to that of the padding symbol are for no position.
-            unused = config.pad_token_id + 1 if family.first_row == AFTER_PADDING else 0
-            return size - unused
+    if (trained := getattr(config, TRAINED_LENGTH_FIELD, None)) is not None:
+        return int(trained)
+    family = _find_family(config)
+    if names := _find_length_fields(config):
+        return int(getattr(config, names[0])) - family.first_id(config)
     if family.bias:
         return _T5_LENGTH
     raise UserError(
         f"a model of type {shortened(str(config.model_type))!r} states no number of positions"
     )
+
+
+def write_length(config: Config, length: int) -> None:
+    """State another number of positions in a configuration, where other programs read it."""
+    config = config.get_text_config()
+    names = _find_length_fields(config)
+    if names and length != read_trained_length(config):
+        setattr(config, TRAINED_LENGTH_FIELD, read_trained_length(config))
+    for name in names:
+        setattr(config, name, length + _find_family(config).first_id(config))
+
+
+def _find_length_fields(config: Config) -> list[str]:
+    sizes = {name: getattr(config, name, None) for name in _LENGTH_FIELDS}
+    return [name for name, size in sizes.items() if isinstance(size, int) and size > 0]
+
+
+def _find_family(config: Config) -> Family:
+    types = [getattr(cls, "model_type", "") for cls in type(config).__mro__]
+    return next((FAMILIES[name] for name in types if name in FAMILIES), Family())
 
 
 # How model types with rotations form pairs of coordinates. Those without a family can be read, but
@@ -120,6 +141,11 @@ def _read_buckets(config: Config) -> str:
 
 
 def _read_sinusoids(config: Config) -> str:
+    if config.model_type == "m2m_100" and config.pad_token_id != 1:
+        raise UserError(
+            f"its positions begin at {config.pad_token_id} + 1, after pad_token_id, and those of "
+            "sinusoidal(layout=fairseq) at 2: write another spec"
+        )
     return f"sinusoidal(layout={_SINUSOIDS[config.model_type]})"
 
 

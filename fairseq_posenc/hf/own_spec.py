@@ -91,5 +91,12 @@ def _expand_item(item: str, own_items: Items) -> list[str]:
 def _change_options(item: Item, changes: Mapping[str, str]) -> str:
     """Write an item of the model's spec, with the changes of options that its encoding has."""
     known = options_of(item.name)
+    scaled = dict(item.options).get("scaling")
+    if scaled is not None and changes.get("scaling", "none") != "none":
+        raise UserError(
+            f"own(scaling={shortened(changes['scaling'])}): the model's rotations are scaled "
+            f"already, by {shortened(str(scaled))}; to replace that, write the encoding itself: "
+            f"{shortened(str(item))} with another scaling"
+        )
     options = dict(item.options) | {k: v for k, v in changes.items() if k in known}
     return str(item._replace(options=tuple(options.items())))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import inspect
 import logging
+import warnings
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -13,8 +15,6 @@ from torch import Tensor, nn
 from transformers import CONFIG_MAPPING, PretrainedConfig, PreTrainedModel
 
 from fairseq_posenc.backends.mask import DIRECTIONS
-from fairseq_posenc.encodings.base import Encoding
-from fairseq_posenc.encodings.rope_scaling import LongRope
 from fairseq_posenc.errors import UserError, shortened
 from fairseq_posenc.hf.attention import (
     OUR_ATTENTION,
@@ -23,23 +23,20 @@ from fairseq_posenc.hf.attention import (
     AttentionPositions,
     AttentionWithPositions,
 )
+from fairseq_posenc.hf.carry_over import PreviousPositions, copy_weights
 from fairseq_posenc.hf.derived import add_mixin, refuse_replaced_forward
 from fairseq_posenc.hf.families import FAMILIES, Family, Stack
 from fairseq_posenc.hf.own_positions import (
     count_positions,
     explain_unservable,
     read_positions,
+    write_length,
 )
 from fairseq_posenc.hf.own_spec import expand_own, names_own
 from fairseq_posenc.hf.record import compare_adapters, record_adapters
 from fairseq_posenc.hf.settings import SPEC_FIELD, PositionSettings
 from fairseq_posenc.hf.stack_hook import HookedPositions, StackWithPositions
-from fairseq_posenc.position_parameters import (
-    LENGTH_RULES,
-    LengthRule,
-    extend_parameter,
-    list_changed_options,
-)
+from fairseq_posenc.position_parameters import LENGTH_RULES, LengthRule
 from fairseq_posenc.registry import options
 from fairseq_posenc.specs import Items, Spec, parse
 
@@ -88,19 +85,24 @@ def replace_positions(
         raise UserError("decoder_spec: this model has no encoder beside its decoder")
     if directions and stacks[0].causal:
         raise UserError("directions are for encoders: a decoder sees no later tokens")
-    plans, notes = [], []
+    plans, notes, lost = [], [], []
     for stack, text, sides in zip(stacks, (spec, decoder_spec or spec), (directions, "")):
         before = PreviousPositions.read(model, stack)
         if names_own(text):
             own_spec = str(before.spec) if before.spec else read_positions(model)
+            if not hasattr(stack.module, POSITIONS):
+                stack.check_rotations(parse(own_spec))
             text = expand_own(text, own_spec, len(stack.attentions))
         parsed = parse(text)
-        _warn_of_long_factors(parsed, length)
         parts = _parse_directions(sides, stack)
         plans.append(Plan.make(parsed, stack, length, parts, boundary_id))
         notes += plans[-1].carry_over(before, extend)
+        lost += plans[-1].list_lost_weights()
     for note in dict.fromkeys(notes):  # layers have equal notes
         logger.warning(note)
+    is_built = hasattr(model.config, SPEC_FIELD) and not hasattr(stacks[0].module, POSITIONS)
+    if lost and not is_built:  # else its weights are not yet there
+        warnings.warn("set_positions: " + "; ".join(dict.fromkeys(lost)), stacklevel=3)
     # A model has one attention function: if a stack needs ours, all stacks use it.
     is_native = all(plan.positions.is_native for plan in plans)
     for plan in plans:
@@ -123,6 +125,8 @@ def replace_positions(
         directions=plans[0].positions.directions,
         boundary_id=boundary_id,
     ).write(model.config)
+    for config in {id(x): x for x in (model.config, *(stack.config for stack in stacks))}.values():
+        write_length(config, length)
 
 
 def _parse_directions(text: str, stack: Stack) -> list[str]:
@@ -138,26 +142,6 @@ def _parse_directions(text: str, stack: Stack) -> list[str]:
         raise UserError(f"directions names {len(directions)} layers, but the encoder has {count}")
     default = "lr" if stack.causal else "both"
     return directions + [default] * (count - len(directions))
-
-
-class PreviousPositions(NamedTuple):
-    """The positions that a model had before; None if this package cannot describe them."""
-
-    spec: Spec | None
-    length: int | None  # the number of positions
-
-    @classmethod
-    def read(cls, model: PreTrainedModel, stack: Stack) -> PreviousPositions:
-        """Read the current positions of a stack of a model, before they are replaced."""
-        positions = getattr(stack.module, POSITIONS, None)
-        if positions is not None:
-            return cls(positions.assembly.spec, count_positions(model))
-        if hasattr(model.config, SPEC_FIELD):  # about to be loaded, or built from a copy of it
-            return cls(None, None)
-        try:
-            return cls(parse(read_positions(model)), count_positions(model))
-        except UserError:
-            return cls(None, None)
 
 
 class Plan(NamedTuple):
@@ -244,10 +228,38 @@ class Plan(NamedTuple):
         Returns:
             A note for the user about each weight that is not copied, or only in part.
         """
+        spec = self.positions.assembly.spec
+        notes = []
+        for part, trained in self._pair_with_present_weights():
+            notes += copy_weights(part, trained, spec, before, extend)
+        return notes
+
+    def list_lost_weights(self) -> list[str]:
+        """Say which trained weights the new positions lack, or lack since an earlier change."""
+        module = self.stack.module
+        earlier: set[str] = getattr(getattr(module, POSITIONS, None), "lost_weights", set())
+        lost: set[str] = set()
+        here: set[str] = set()
+        for part, trained in self._pair_with_present_weights():
+            names = dict(part.named_parameters())
+            lost |= {name for name, x in trained.items() if name not in names and not x.is_meta}
+            here |= {name for name in names if name not in trained}
+        self.positions.lost_weights = (earlier | lost) - here
+        taken = "trained weights are taken away, load the model again to have them back: "
+        untrained = "weights are untrained, because an earlier call took them away: "
+        return [
+            text + ", ".join(sorted(names))
+            for text, names in ((taken, lost), (untrained, earlier & here))
+            if names
+        ]
+
+    def _pair_with_present_weights(
+        self,
+    ) -> Iterator[tuple[HookedPositions | AttentionPositions, dict[str, Tensor]]]:
+        """Yield each part of the new positions, with the present weights by their names in it."""
         old = getattr(self.stack.module, POSITIONS, None)
         weights = self.stack.trained_weights() if old is None else old.named_parameters()
-        spec = self.positions.assembly.spec
-        notes = _copy_weights(self.positions, dict(weights), spec, before, extend)
+        yield self.positions, dict(weights)
         for attention, layer in zip(self.stack.attentions, self.layers):
             old = getattr(attention, POSITIONS, None)
             trained = {} if old is None else dict(old.named_parameters())
@@ -255,12 +267,11 @@ class Plan(NamedTuple):
                 sinks = getattr(attention, self.stack.family.sinks, None)
                 if isinstance(sinks, nn.Parameter):  # not the tensor that `neutralize` leaves
                     trained["encodings.sink.score"] = sinks
-            notes += _copy_weights(layer, trained, spec, before, extend)
-        return notes
+            yield layer, trained
 
 
 def _copy_configurations(model: PreTrainedModel) -> None:
-    """Give a model configurations of its own, because others may have been built from the same."""
+    """Give a model its own configurations: others may have been built from the same."""
     copies: dict[int, object] = {}  # parts of the model that share one go on doing so
     for module in model.modules():
         config: Any = vars(module).get("config")
@@ -284,47 +295,6 @@ def _choose_attention(model: PreTrainedModel, plans: list[Plan]) -> None:
             f"models of type {model.config.model_type!r} compute attention themselves in "
             f"transformers {transformers.__version__}: install a later one"
         )
-
-
-def _copy_weights(
-    part: HookedPositions | AttentionPositions,
-    trained: dict[str, Tensor],
-    spec: Spec,
-    before: PreviousPositions,
-    extend: LengthRule | None,
-) -> list[str]:
-    """Copy weights to a part of the positions of ``spec``, as :meth:`Plan.carry_over` describes it.
-
-    ``trained`` has the weights by the names of the parameters of ``part``.
-    """
-    notes = []
-    lengths = () if before.length is None else (before.length,)
-    for place, encoding in part.named_modules():
-        if not isinstance(encoding, Encoding):
-            continue
-        for name, parameter in encoding.named_parameters():
-            weight = trained.get(f"{place}.{name}")
-            if weight is None or weight.is_meta:  # new, or about to be loaded
-                continue
-            changed = before.spec and list_changed_options(encoding.name, before.spec, spec)
-            if changed:
-                notes.append(
-                    f"{place}.{name}: untrained, as the model's has other options: {changed}"
-                )
-                continue
-            fitted = extend_parameter(encoding, name, weight, lengths, extend)
-            if fitted is None:
-                notes.append(f"{place}.{name}: untrained, as the model's is {tuple(weight.shape)}")
-                continue
-            with torch.no_grad():
-                parameter[: len(fitted)].copy_(fitted)
-            if fresh := len(parameter) - len(fitted):
-                rules = "; ".join(f"extend={rule!r} {does}" for rule, does in LENGTH_RULES.items())
-                notes.append(
-                    f"{place}.{name}: {fresh} of {len(parameter)} rows are new and untrained "
-                    f"({rules})"
-                )
-    return notes
 
 
 def _refuse_other_width(spec: Spec, positions: HookedPositions, stack: Stack) -> None:
@@ -370,19 +340,3 @@ def _find_window(layer: Items) -> int:
     windows = [dict(item.options) for item in layer if item.name == "window"]
     sizes = [window.get("size", default) for window in windows if "first" not in window]
     return min(sizes, default=0)
-
-
-def _warn_of_long_factors(spec: Spec, length: int) -> None:
-    """Warn that ``longrope`` rotates by ``long_factor`` alone if ``length`` is above its limit.
-
-    transformers chooses between two lists of factors by the length of the input. One list for all
-    inputs keeps the result of a text independent of the other texts in a batch, and of a cache.
-    """
-    scalings = [dict(item.options).get("scaling") for item in spec.items]
-    limits = {scaling.length for scaling in scalings if isinstance(scaling, LongRope)}
-    for limit in filter(None, limits):
-        if length > limit:
-            logger.warning(
-                f"longrope: texts of up to {limit} tokens are rotated with long_factor, too; "
-                f"transformers takes short_factor for them, as max_positions={limit} does"
-            )

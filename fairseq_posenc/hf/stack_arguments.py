@@ -31,6 +31,8 @@ class StackArguments:
         spec: spec of the stack.
         boundary_id: token that ends a sentence, or a document of ``documents``; None if unknown.
         is_native: whether transformers makes the masks, and so separates packed texts.
+        first_id: number of a row's first token in the caller's position ids. If it is above 0,
+            ``first_id - 1`` is the padding symbol.
 
     Attributes:
         named: all arguments by name. The model's code gets them after methods here, and the
@@ -49,6 +51,7 @@ class StackArguments:
         spec: Spec,
         boundary_id: int | None,
         is_native: bool,
+        first_id: int,
     ) -> None:
         self.names = names
         self.named = {**dict(zip(names, args)), **named}
@@ -66,7 +69,22 @@ class StackArguments:
             ids = read_position_ids(
                 "position_ids", ids, spec, batch=ids.size(1), lengths=(ids.size(2),)
             )
+        if first_id and (ids is None or ids.dim() == 2):
+            ids = self._count_from_0(ids, first_id)
         self.ids = ids
+
+    def _count_from_0(self, ids: Tensor | None, first_id: int) -> Tensor | None:
+        """Convert ids that begin after the padding symbol; refuse padding without a mask."""
+        tokens: Tensor | None = self.named.get("input_ids")
+        if ids is None:
+            if tokens is None or self.named.get("attention_mask") is not None:
+                return None
+            if may_sync(tokens.device) and tokens.eq(first_id - 1).any():
+                raise UserError("input_ids have padding: pass attention_mask")
+            return None
+        if may_sync(ids.device) and (ids < first_id - 1).any():
+            raise UserError(f"position_ids of this model count from {first_id}, as its class does")
+        return (ids - first_id).clamp(min=0)
 
     @property
     def inputs(self) -> Tensor | None:

@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fairseq_posenc.encodings.rope import Rope
+from fairseq_posenc.encodings.rope_scaling import Dynamic, LongRope
 from fairseq_posenc.encodings.rotation import Rotation
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
@@ -37,6 +39,7 @@ from fairseq_posenc.hf.stack_arguments import StackArguments
 from fairseq_posenc.hf.stand_ins import begin_pass
 from fairseq_posenc.identity import format_directions
 from fairseq_posenc.modules.stack_positions import StackPositions
+from fairseq_posenc.positions import may_sync
 from fairseq_posenc.specs import Spec
 
 
@@ -56,6 +59,7 @@ class HookedPositions(RecordedPositions, StackPositions):
         is_native: whether attention and its caches are the model's.
         width: width of the model's cosines; 0 if it has none.
         stock: name of the attention function that the model had before it got ours.
+        lost_weights: names of trained weights that earlier positions of the stack had.
         backend: backend of our attention function: FlexAttention if the model had that.
     """
 
@@ -80,6 +84,7 @@ class HookedPositions(RecordedPositions, StackPositions):
         # The stack itself is not stored: it contains this module, and PEFT copies this module.
         self.family = stack.family
         self.boundary_id = boundary_id
+        self.lost_weights: set[str] = set()
         self.parameter_names = [*inspect.signature(stack.module.forward).parameters]
         rotary = stack.family.rotary
         self.width = stack.rotary_width(stack.module.get_submodule(rotary[0])) if rotary else 0
@@ -120,7 +125,9 @@ class HookedPositions(RecordedPositions, StackPositions):
             self.assembly.spec,
             self.boundary_id,
             self.is_native,
+            self.family.first_id(stack.config),
         )
+        self._fit_scalings(arguments)
         state = PassState([])
         if self.is_native:
             arguments.add_mask_if_ids_jump()
@@ -130,6 +137,22 @@ class HookedPositions(RecordedPositions, StackPositions):
             state = self._make_state(stack, ids, self._rotations(ids))
         arguments.named[POSITION_STATE] = state
         return arguments.named, state
+
+    def _fit_scalings(self, arguments: StackArguments) -> None:
+        """Compute the rotations that depend on the length of the input, as transformers does.
+
+        That is 1 more than the largest position of a batch, so its other rows change a text.
+        """
+        ropes = [part for part in self.shared.modules() if isinstance(part, Rope)]
+        ropes = [part for part in ropes if isinstance(part.scaling, (Dynamic, LongRope))]
+        if not ropes or arguments.inputs is None:
+            return
+        length = arguments.past + arguments.inputs.size(1)
+        if arguments.ids is not None and may_sync(arguments.ids.device):
+            length = int(arguments.ids.max()) + 1
+        for rope in ropes:
+            rope.dims = rope.dims._replace(max_positions=length)
+            rope.compute_constants()
 
     def _check_attention(self, stack: Stack) -> None:
         """Refuse a model whose attention function was changed after its positions were set."""

@@ -8,9 +8,11 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, PreTrainedModel
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.hf import set_positions
+from fairseq_posenc.hf import read_positions, set_positions
 from fairseq_posenc.hf.families import FAMILIES
+from fairseq_posenc.hf.own_positions import read_trained_length
 from fairseq_posenc.position_parameters import LengthRule
+from fairseq_posenc.registry import names
 from tests.helpers.hf_models import MODELS, POSITIONS, compute_logits, make_inputs
 
 LENGTH = 8
@@ -138,6 +140,46 @@ def test_weights_of_other_meaning_are_not_taken(caplog: pytest.LogCaptureFixture
     assert new.shape == old.shape
     assert not torch.equal(new, old)
     assert "learned.table.weight: untrained, as the model's has other options: axes" in caplog.text
+
+
+def test_trained_weights_that_are_taken_away_are_named_and_again_when_they_are_missed() -> None:
+    model = MODELS["gpt2"].build()
+    own = read_positions(model)
+    table = "input.learned.table.weight"
+    with pytest.warns(UserWarning, match=f"trained weights are taken away.*{table}"):
+        set_positions(model, "alibi")
+    with pytest.warns(UserWarning, match=f"untrained, because an earlier call .*{table}"):
+        set_positions(model, own)
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_encoding_stays_what_it_is_as_own(name: str) -> None:
+    model = build("llama", name)
+    logits = read(model)
+    for spec in ("own", name, f"own+window(size={2 * LENGTH})"):
+        set_positions(model, spec)
+        assert torch.allclose(read(model), logits, atol=1e-5), spec
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "roberta", "opt"])
+def test_the_configuration_states_the_number_of_positions(name: str) -> None:
+    """Other programs read it; the length of the training, on which scalings depend, is kept."""
+    model = MODELS[name].build()
+    before = model.config.max_position_embeddings
+    trained = read_trained_length(model)
+    set_positions(model, "alibi", max_positions=trained + 10)
+    assert model.config.max_position_embeddings == before + 10
+    assert read_trained_length(model) == trained
+
+
+def test_layers_that_were_removed_are_noticed() -> None:
+    model = MODELS["smollm3"].build()  # its last layer does not rotate
+    model.model.layers = model.model.layers[1:]
+    with pytest.raises(UserError, match="rotations of other layers than it has, such as layer 2"):
+        set_positions(model, "own,none")
+    plain = MODELS["llama"].build()
+    plain.model.layers = plain.model.layers[1:]
+    assert read_positions(set_positions(plain, "own,none")) == "rope(layout=half),none"
 
 
 def test_unknown_rules_are_refused() -> None:

@@ -163,16 +163,27 @@ def test_sizes_that_are_no_numbers_of_positions_are_refused(size):
         set_positions(MODELS["llama"].build(), "learned", max_positions=size)
 
 
-def test_numbers_of_longrope_are_chosen_by_the_room_for_positions(caplog):
-    scaling = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
-    tiny = MODELS["phi3"]
-    settings = {"original_max_position_embeddings": 16, "rope_scaling": scaling}
-    for length, room in ((12, 16), (40, POSITIONS)):
-        model, inputs = tiny.build(**settings), make_inputs(tiny, length=length)
-        before = compute_logits(model, inputs)
-        set_positions(model, "own", max_positions=room)
-        assert distance(compute_logits(model, inputs), before) < 1e-5
-    assert "max_positions=16 does" in caplog.text
+LONG = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+
+
+@pytest.mark.parametrize("spec", ["own", "own+window(size=200)"])
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("phi3", {"original_max_position_embeddings": 16, "rope_scaling": LONG}),
+        ("llama", {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}),
+    ],
+)
+def test_rotations_that_depend_on_the_input_are_those_of_the_stock_model(name, settings, spec):
+    tiny = MODELS[name]
+    stock = tiny.build(**settings)
+    model = set_positions(copy.deepcopy(stock), spec)
+    for length in (16, 17, 80, POSITIONS + 1, 12):
+        inputs = make_inputs(tiny, length=length)
+        ids = torch.arange(length)[None] + (length == 12)
+        for named in (inputs, {**inputs, "position_ids": ids}):
+            stock_again = tiny.build(**settings)  # it remembers longer inputs
+            assert distance(compute_logits(model, named), compute_logits(stock_again, named)) < 1e-5
 
 
 def test_models_that_are_not_served_are_refused_by_name():

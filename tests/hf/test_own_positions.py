@@ -218,6 +218,7 @@ OWN = [
     ("own", HALF, 4, HALF),
     ("3*own+window(size=512),none", HALF, 4, f"3*{HALF}+window,none"),
     ("own(scaling=yarn:4)", HALF, 4, "rope(layout=half,scaling=yarn:4)"),
+    ("own(base=500)", "rope(scaling=yarn:4)", 4, "rope(base=500,scaling=yarn:4)"),
     (
         "own(base=500,scaling=none)+sink",
         "rope(layout=half,scaling=linear:2)",
@@ -258,6 +259,7 @@ def test_own_stands_for_the_positions_of_a_model(
         ("own(base=500)", "learned", r"own\(base=500\): .* no option 'base'; they are learned"),
         ("own(size=8),own", "rope,rope+window(size=4)", "no option 'size'"),
         ("own+rope", "rope", "rope is named twice"),
+        ("own(scaling=yarn:4)", "rope(scaling=llama3:8)", "are scaled already, by llama3:8"),
         ("own(scaling=yarn)", "rope", "KIND:F"),
         ("own+owl", "rope", "unknown position encoding 'owl'"),
         ("own" * 2000, "rope", "longer than 5,000"),
