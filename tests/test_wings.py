@@ -250,7 +250,7 @@ LINES = {
     "preprocess": (3552, 2600),
     "docs/generate": (513, 750),
     "benchmarks": (3173, 3600),
-    "tests": (40021, 32000),
+    "tests": (39588, 32000),
 }
 LONGEST_FILE = 401  # outside tests/
 DOCSTRING_SHARE = 0.19  # of the package's lines, at least

@@ -1,0 +1,138 @@
+"""Kills commands at random moments, runs them to their ends, and compares what they made.
+
+    python -m tests.helpers.kills --rounds 20 --jobs compare preprocess
+
+A round starts a command in a new folder, kills it outright up to three times, and runs it again
+without a kill: it has to succeed, with the files, figures and weights of an undisturbed run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.helpers.commands import FAMILIES, TRAINING, USER_DIR, sentences
+from tests.helpers.programs import BIN, true_start
+
+# What differs between undisturbed runs: times, logs, locks and folders.
+_VARYING_FILES = (".log", ".html", ".png", ".lock", ".fairseq-posenc", ".fairseq-train")
+_VARYING_KEYS = {"seconds", "tokens_per_second", "command", "speed", "duration"}
+
+
+def training(out: Path) -> list[Any]:
+    """Return a training with checkpoints within and at the ends of its epochs."""
+    family = FAMILIES["causal_lm"]
+    words = ["--user-dir", USER_DIR, *family.task, *family.model, *TRAINING, "--save-dir", out]
+    words += ["--batch-size", 4, "--max-epoch", 3, "--max-update", 10, "--dropout", 0.1]
+    return ["fairseq-train", family.data(), *words, "--save-interval-updates", 3]
+
+
+def compare(out: Path) -> list[Any]:
+    """Return a comparison of two models, with validations and checkpoints."""
+    from tests.workbench.experiments.test_compare import compare_call
+
+    return compare_call(out, "none,decbert_diff", 40, "--seeds", "1,2", "--jobs", "2")
+
+
+def preprocess(out: Path) -> list[Any]:
+    """Return the preprocessing of a text."""
+    texts = [str(sentences().parent / name) for name in ("train", "valid")]
+    words = ["--train", texts[0], "--valid", texts[1], "--words", "--workers", 2, "--out", out]
+    return ["fairseq-posenc", "preprocess", "plain_text", *words]
+
+
+JOBS: dict[str, Callable[[Path], list[Any]]] = {
+    "training": training,
+    "compare": compare,
+    "preprocess": preprocess,
+}
+
+
+def read_results(out: Path) -> dict[str, Any]:
+    """Read what a command made, without what varies between runs."""
+    found: dict[str, Any] = {}
+    for path in sorted(out.rglob("*")):
+        name = str(path.relative_to(out))
+        if path.is_dir() or name.endswith(_VARYING_FILES):
+            continue
+        if path.suffix == ".pt":
+            model = torch.load(path, map_location="cpu", weights_only=False)["model"]
+            found[name] = {key: tensor.tolist() for key, tensor in model.items()}
+        elif path.suffix == ".json":
+            found[name] = _drop_times(json.loads(path.read_text("utf-8")), str(out))
+        else:
+            found[name] = path.read_bytes().replace(str(out).encode(), b"OUT")
+    return found
+
+
+def _drop_times(value: Any, out: str) -> Any:
+    if isinstance(value, dict):
+        kept = {key: _drop_times(item, out) for key, item in value.items()}
+        return {key: item for key, item in kept.items() if key not in _VARYING_KEYS}
+    if isinstance(value, list):
+        return [_drop_times(item, out) for item in value]
+    return value.replace(out, "OUT") if isinstance(value, str) else value
+
+
+def start(command: list[Any], log: Path) -> subprocess.Popen[bytes]:
+    """Start a command as a new process, whose output goes to a file."""
+    words = [str(BIN / str(command[0])), *map(str, command[1:])]
+    with open(log, "ab") as output:
+        return subprocess.Popen(words, stdout=output, stderr=output, env=true_start())
+
+
+def run_to_end(job: str, folder: Path) -> tuple[dict[str, Any], float]:
+    """Run a job; return its results and its seconds."""
+    began = time.monotonic()
+    if start(JOBS[job](folder / "out"), folder / "said").wait():
+        raise AssertionError(f"{job} failed: {(folder / 'said').read_text()[-2000:]}")
+    return read_results(folder / "out"), time.monotonic() - began
+
+
+def kill_and_finish(job: str, folder: Path, kills: int, longest: float, rng: random.Random) -> Any:
+    """Kill a job at random moments, run it to its end, and return its results."""
+    for _ in range(kills):
+        process = start(JOBS[job](folder / "out"), folder / "said")
+        time.sleep(rng.uniform(0, longest))
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+    return run_to_end(job, folder)[0]
+
+
+def main() -> int:
+    """Run all rounds; return 1 if something was lost."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--jobs", nargs="+", choices=JOBS, default=list(JOBS))
+    parser.add_argument("--seed", type=int, default=1)
+    args = parser.parse_args()
+    lost = 0
+    for job in args.jobs:
+        rng = random.Random(f"{args.seed} {job}")
+        folder = Path(tempfile.mkdtemp())
+        expected, seconds = run_to_end(job, folder)
+        for number in range(args.rounds):
+            shutil.rmtree(folder / "out")
+            found = kill_and_finish(job, folder, rng.randint(1, 3), 1.1 * seconds, rng)
+            names = [name for name in expected | found if expected.get(name) != found.get(name)]
+            print(f"{job}, round {number + 1}: {', '.join(names) or 'the same'}", flush=True)
+            lost += bool(names)
+        shutil.rmtree(folder)
+    return int(bool(lost))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
