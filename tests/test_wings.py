@@ -253,7 +253,7 @@ LINES = {
     "tests": (39588, 32000),
 }
 LONGEST_FILE = 401  # outside tests/
-DOCSTRING_SHARE = 0.19  # of the package's lines, at least
+DOCSTRING_SHARE = 0.195  # of the package's lines, at least
 
 
 @cache
