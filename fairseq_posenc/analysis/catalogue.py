@@ -4,9 +4,10 @@
 followed by a section for each of ``HEADINGS``.
 """
 
+import ast
 import inspect
 import re
-from typing import Any, Literal, Optional, get_args, get_origin
+from typing import Any, Literal, Optional, cast, get_args, get_origin
 
 from fairseq_posenc import registry, specs
 from fairseq_posenc.assembly import Assembly
@@ -24,7 +25,9 @@ def parse_page(name: str) -> dict[str, str]:
     Raises:
         ValueError: a section is missing.
     """
-    docstring = inspect.getdoc(registry.get(name)) or ""
+    # From the source, because Python drops docstrings at PYTHONOPTIMIZE=2.
+    (definition,) = ast.parse(inspect.getsource(registry.get(name))).body
+    docstring = ast.get_docstring(cast(ast.ClassDef, definition)) or ""
     heading_line = rf"^({'|'.join(HEADINGS)}):$"
     summary, *parts = re.split(heading_line, docstring, flags=re.MULTILINE)
     sections = dict(zip(parts[::2], parts[1::2]))  # `parts` are heading, section, heading, ...

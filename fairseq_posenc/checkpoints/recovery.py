@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path
 from typing import NamedTuple
 
-from fairseq_posenc.checkpoints.safe_loading import is_torn, open_mapped
+from fairseq_posenc.checkpoints.safe_loading import is_torn, open_whole
 from fairseq_posenc.files import written_whole
 
 logger = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ def _read_if_whole(path: Path) -> WholeCheckpoint | None:
     if not _NAMES.fullmatch(path.name):
         return None
     try:  # tensors stay on disk
-        updates = int(open_mapped(path)["optimizer_history"][-1]["num_updates"])
+        updates = int(open_whole(path)["optimizer_history"][-1]["num_updates"])
     except Exception:  # of any type, depending on the file
         return None
     return WholeCheckpoint(updates, path.stat().st_mtime_ns, path)

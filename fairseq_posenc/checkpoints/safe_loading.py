@@ -23,17 +23,23 @@ from fairseq_posenc.errors import UserError
 _PICKLE = b"\x80"  # first byte of a checkpoint of torch before 1.6, which is not an archive
 
 
-def open_mapped(path: Path) -> dict[str, Any]:
-    """Load a checkpoint with its tensors mapped into memory: they are read when they are used.
+def open_whole(path: Path) -> dict[str, Any]:
+    """Load a checkpoint whole: a mapped file that is written meanwhile ends the process (SIGBUS).
 
     Errors keep their type, for callers that only try; others call :func:`open_checkpoint`.
 
     Raises:
+        UserError: the file was written while it was read.
         Exception: the file is no checkpoint, or would run code; the type depends on the file.
     """
     allow_safe_classes()
-    mapped = zipfile.is_zipfile(path)  # files of torch before 1.6 cannot be mapped
-    state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+    before = path.stat()
+    try:
+        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    finally:  # its errors are then those of a file in part
+        after = path.stat()
+        if (before.st_ino, before.st_mtime_ns) != (after.st_ino, after.st_mtime_ns):
+            raise UserError("was written while it was read: try again")
     if not isinstance(state, dict):
         raise TypeError(f"a {type(state).__name__} instead of a mapping")
     check_settings(state)
@@ -52,7 +58,7 @@ def is_torn(path: Path) -> bool:
 
 @contextmanager
 def open_checkpoint(path: Path, prefix: str = "") -> Iterator[dict[str, Any]]:
-    """Open a checkpoint by :func:`open_mapped`; blame it for any error in the ``with`` block, too.
+    """Open a checkpoint by :func:`open_whole`; blame it for any error in the ``with`` block, too.
 
     Args:
         path: the file.
@@ -62,7 +68,7 @@ def open_checkpoint(path: Path, prefix: str = "") -> Iterator[dict[str, Any]]:
         UserError: any error while the checkpoint is opened or read.
     """
     with readable_errors(f"{prefix} {path}".lstrip()):
-        yield open_mapped(path)
+        yield open_whole(path)
 
 
 @contextmanager

@@ -135,6 +135,7 @@ def _run(argv: Sequence[str] | None) -> int:
         meant = suggest(name, COMMANDS)
         raise UserError(f"there is no command '{name}': {meant}fairseq-posenc --help lists all")
     _quiet_fairseq()
+    os.environ["MPLBACKEND"] = "agg"  # all pictures are written to files
     parser = _build_parser(name)
     if is_completing:
         import argcomplete  # not needed for anything else

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from argparse import Namespace
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ import pytest
 import torch
 
 from fairseq_posenc.checkpoints.dictionary import check_text_kind
-from fairseq_posenc.checkpoints.safe_loading import open_checkpoint, open_mapped
+from fairseq_posenc.checkpoints.safe_loading import open_checkpoint, open_whole
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.loading.checkpoints import load_state
 
@@ -65,8 +67,8 @@ def test_settings_of_fairseq_are_read_wherever_fairseq_is_not(tmp_path):
     path = save(tmp_path / "a.pt", {"model": {}, "args": Namespace(arch="x")})
     program = (
         "import sys; from pathlib import Path\n"
-        "from fairseq_posenc.checkpoints.safe_loading import open_mapped\n"
-        "print(open_mapped(Path(sys.argv[1]))['args'].arch, 'fairseq' in sys.modules)"
+        "from fairseq_posenc.checkpoints.safe_loading import open_whole\n"
+        "print(open_whole(Path(sys.argv[1]))['args'].arch, 'fairseq' in sys.modules)"
     )
     run = subprocess.run(
         [sys.executable, "-c", program, path], capture_output=True, text=True, check=True
@@ -77,7 +79,7 @@ def test_settings_of_fairseq_are_read_wherever_fairseq_is_not(tmp_path):
 def test_numbers_of_metrics_are_read(tmp_path):
     numbers = [np.float64(0.1), np.float32(0.1), np.int64(-3), np.dtype(">f8").type(0.25)]
     state = {"model": {}, "best": numbers, "args": None}
-    read = open_mapped(save(tmp_path / "a.pt", state))["best"]
+    read = open_whole(save(tmp_path / "a.pt", state))["best"]
     assert read == numbers
     assert [type(number) for number in read] == [type(number) for number in numbers]
 
@@ -87,3 +89,19 @@ def test_a_damaged_manifest_still_says_that_its_data_are_questions(tmp_path):
     (tmp_path / "manifest.json").write_bytes(b'{"windows": "\xff')
     with pytest.raises(UserError, match="has the questions of SQuAD"):
         check_text_kind(tmp_path, pairs=False, reader="--task masked_lm")
+
+
+def test_a_file_that_is_written_meanwhile_is_read_whole_or_refused(tmp_path):
+    """A mapped file that is cut ends the process (SIGBUS)."""
+    path, other = tmp_path / "checkpoint_last.pt", tmp_path / "other.pt"
+    torch.save({"model": {f"w{i}": torch.ones(1 << 18) for i in range(8)}}, path)
+    shutil.copyfile(path, other)
+    code = f"import shutil\nwhile True: shutil.copyfile({str(other)!r}, {str(path)!r})"
+    writer = subprocess.Popen([sys.executable, "-c", code])
+    try:
+        for _ in range(50):
+            with suppress(UserError), open_checkpoint(path) as state:
+                assert all(bool(x.eq(1).all()) for x in state["model"].values())
+    finally:
+        writer.kill()
+        writer.wait()

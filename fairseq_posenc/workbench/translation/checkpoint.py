@@ -11,7 +11,7 @@ from fairseq import checkpoint_utils
 from fairseq.data import data_utils
 from torch import Tensor
 
-from fairseq_posenc.checkpoints.safe_loading import open_mapped
+from fairseq_posenc.checkpoints.safe_loading import open_whole
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.identity import Identity, is_identity
 from fairseq_posenc.workbench.loading.checkpoints import State, load_state, write_state
@@ -147,7 +147,7 @@ def average_checkpoints(paths: Sequence[Path], target: Path) -> None:
         for name, value in first.items()
     }
     # The first file's settings as they are stored; those of `load_translation` are upgraded.
-    state = open_mapped(paths[0])
+    state = open_whole(paths[0])
     write_state({**state, "model": means, "last_optimizer_state": None}, target)
 
 

@@ -17,6 +17,7 @@ from fairseq.dataclass.initialize import hydra_init
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from fairseq_posenc import folders
 from fairseq_posenc.errors import UserError
@@ -103,7 +104,7 @@ def compose_task_config(path: Path, examples: int, overrides: Sequence[str]) -> 
     try:
         cfg = compose_file(path, overrides)
         cfg.task = OmegaConf.merge(OmegaConf.structured(GlueTaskConfig), cfg.task)
-    except (HydraException, OmegaConfBaseException, TypeError, ValueError) as error:
+    except (HydraException, OmegaConfBaseException, YAMLError, TypeError, ValueError) as error:
         raise UserError(f"{path}: {' '.join(str(error).split())}") from error
     updates = cfg.optimization.max_update or count_updates(cfg, examples)
     cfg.optimization.max_update = int(updates)

@@ -21,7 +21,7 @@ from fairseq import utils
 from torch import Tensor
 
 from fairseq_posenc.checkpoints.recovery import BEST, LAST, ensure_last_checkpoint
-from fairseq_posenc.checkpoints.safe_loading import open_mapped
+from fairseq_posenc.checkpoints.safe_loading import open_whole
 from fairseq_posenc.files import write_whole
 from fairseq_posenc.folders import lock_folder
 from fairseq_posenc.tasks.glue import metrics
@@ -132,7 +132,7 @@ def evaluate(run: GlueRun, folder: Path) -> None:
     # The result marks the run as done. From shrunk checkpoints it could not continue.
     write_whole(folder / RESULT, json.dumps(result, indent=1) + "\n")
     # Read again, because loading changes `opened.state`. The mapped file is replaced, not changed.
-    write_state({**open_mapped(path), "last_optimizer_state": None}, path)
+    write_state({**open_whole(path), "last_optimizer_state": None}, path)
     (folder / LAST).unlink(missing_ok=True)
 
 
