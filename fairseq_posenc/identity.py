@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.specs import Spec, parse
+from fairseq_posenc.specs import parse
 
 _PHRASES = {  # fields of `WeightSettings` in messages
     "heads": "{} heads",
@@ -200,13 +200,6 @@ def _describe_text(text: str) -> str:
 def is_identity(name: str) -> bool:
     """Check whether a state-dict key is a stack's identity."""
     return name.rpartition(".")[2] == STATE_KEY
-
-
-def override_positions(weights: dict[str, Any], spec: Spec) -> None:
-    """Replace the positions in the identities of weights, to load them with other positions."""
-    for name in filter(is_identity, weights):
-        identity = Identity.from_tensor(weights[name])._replace(positions=str(spec))
-        weights[name] = identity.to_tensor()
 
 
 def format_directions(directions: Sequence[str]) -> str:

@@ -97,16 +97,18 @@ GROUPS: dict[str, dict[str, Command]] = {
     },
     "convert": {
         "swap": Command(
-            "replace the position encoding of a trained model", ".convert.swap.command"
+            "replace the position encoding of a model of Hugging Face's transformers",
+            ".convert.commands",
+            "swap",
         ),
         "export": Command(
-            "write a model for Hugging Face's transformers, ONNX or CTranslate2",
-            ".convert.exchange.command",
+            "write a model for Hugging Face's transformers or CTranslate2",
+            ".convert.commands",
             "export",
         ),
         "import": Command(
             "convert a model of Hugging Face's transformers to a start checkpoint",
-            ".convert.exchange.command",
+            ".convert.commands",
             "import",
         ),
     },

@@ -41,11 +41,7 @@ lm-length
   fairseq-posenc lm-length --text my.txt --lengths 16,64 --stride 16 --device cpu own=my-lm \
     alibi=my-lm@alibi
 swap
-  fairseq-posenc swap --checkpoint fr-en.pt --position-encoding rope --out fr-en-rope.pt
-  fairseq-posenc swap --checkpoint rope.pt --position-encoding none --out dropped.pt
-  fairseq-posenc swap --checkpoint roberta.base/model.pt --arch roberta_m4m --out start.pt
-  fairseq-posenc swap --checkpoint roberta.base/model.pt --arch decbert_diff --max-positions 1024 \
-    --extend copy
+  fairseq-posenc swap --checkpoint my-model --position-encoding own+sink --out new-model
 squad
   fairseq-posenc squad train --help
   fairseq-posenc squad predict --help
@@ -84,8 +80,8 @@ inspect
   fairseq-posenc inspect --checkpoint rope.pt --checkpoint alibi.pt --text 'w1 w2 w3' --out \
     both.html
 export
-  fairseq-posenc export --checkpoint bert.pt --to hf --out for-transformers
-  fairseq-posenc export --checkpoint rope.pt --to hf --out rope
+  fairseq-posenc export --checkpoint bert.pt --out for-transformers
+  fairseq-posenc export --checkpoint fr-en.pt --out engine --to ctranslate2 --quantization int8
 import
   fairseq-posenc import --from my-model --out start.pt
   fairseq-posenc import --from my-model --out start.pt --overwrite

@@ -54,7 +54,6 @@ LEFT_OUT = {
 # Commands that are read and not run, but where products are whole: others of the page, or of other
 # tests, are nearly the same and take as long.
 LONG = (
-    "fairseq-posenc export --checkpoint checkpoint_best.pt --to onnx",
     "fairseq-posenc compare --text my.txt --encodings none,learned,rope,m4m --seeds",
     "fairseq-posenc compare --text my.txt --encodings learned,m4m --out wider",
     "fairseq-posenc bleu --data data-bin/multi30k rope=fr-en.pt",
@@ -144,7 +143,7 @@ def book() -> Path:
 @made_once
 def exported() -> Path:
     path = new_directory() / "model"
-    words = ["export", "--checkpoint", str(glue.pretrained()), "--to", "hf", "--out", str(path)]
+    words = ["export", "--checkpoint", str(glue.pretrained()), "--out", str(path)]
     words += ["--tokens", "words"]
     assert cli.main(words) == 0
     return path

@@ -10,25 +10,14 @@ from typing import Any, NamedTuple
 
 import torch
 from fairseq import options, tasks
+from fairseq.data.data_utils import collate_tokens
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from omegaconf import DictConfig, OmegaConf, flag_override
 
-from fairseq_posenc import specs
-from fairseq_posenc.workbench.convert.exchange.config_json import (
-    ARCHITECTURES,
-    list_layer_options,
-)
-from fairseq_posenc.workbench.convert.exchange.modeling import models
-from fairseq_posenc.workbench.convert.exchange.modeling.configuration import PosencConfig
+from fairseq_posenc.workbench.cli import main
 from fairseq_posenc.workbench.running import host  # noqa: F401  (registers models and tasks)
 from tests.helpers.commands import new_directory
-from tests.helpers.tiny_models import (
-    COMPANIONS,
-    COMPOSITIONS,
-    PATTERNS,
-    encoding_specs,
-    needs_causal,
-)
+from tests.helpers.tiny_models import COMPANIONS, COMPOSITIONS, NAMES, PATTERNS
 
 ENDS = 3.0  # what is added to the score of </s>
 WORDS = [f"w{number}" for number in range(40)]
@@ -55,19 +44,8 @@ ARCH = {"masked_lm": "roberta_", "causal_lm": "transformer_lm_", "translation": 
 TASK = {"masked_lm": "masked_lm", "causal_lm": "language_modeling", "translation": "translation"}
 
 
-SPECS = [
-    *encoding_specs("input", "rotation", "scores", "softmax", "mask", "positions"),
-    *(f"rope+{name}" for name in COMPANIONS),
-    *(
-        "rope+window(size=4),none+ssmax",
-        "t5+chunk(size=3)",
-        "rope(scaling=dynamic:2)+logn(length=4)",
-    ),
-    *("learned+randomized(limit=60)", "alibi+fox+chunk(size=6)", "xpos+sink(value=0.5)"),
-    *("rope(scaling=longrope:2:short=1/1.5/2/3:long=1/2/3/4)", "ssmax+alibi", "fox+window(size=3)"),
-    *COMPOSITIONS,
-    *PATTERNS,
-]
+# One of each encoding, alone; each companion with rotations; compositions; layers that differ.
+SPECS = [*NAMES, *(f"rope+{name}" for name in COMPANIONS), *COMPOSITIONS, *PATTERNS]
 
 
 class Checkpoint(NamedTuple):
@@ -172,62 +150,26 @@ def _let_sentences_end(decoder: Any) -> None:
     decoder.output_projection.weight.data[2] += ENDS * bias / bias.square().sum()
 
 
-def head_of(spec: str) -> str:
-    """Name a head of :data:`ARCHITECTURES` whose model can have a spec."""
-    return "causal_lm" if needs_causal(spec) else "masked_lm"
+def export_to(trained: Checkpoint, *more: object, tokens: str = "words") -> Path:
+    """Export a checkpoint by the command; return the folder."""
+    out = new_directory() / "out"
+    words = ["--checkpoint", trained.path, "--out", out, "--tokens", tokens, *more]
+    assert main(["export", *map(str, words)]) == 0
+    return out
 
 
-def exported_config(head: str, spec: str, **fields: Any) -> PosencConfig:
-    """Build the configuration of an exported model with a head of :data:`ARCHITECTURES`.
-
-    Args:
-        head: of the model.
-        spec: its positions.
-        **fields: of its stacks.
-    """
-    stack = {
-        **dict(vocab_size=44, padding_idx=1, eos_idx=2, unk_idx=3, embed_dim=32, ffn_dim=48),
-        **dict(num_heads=4, num_layers=2, max_positions=48, trained_on=24, embed_scale=1.5),
-        **dict(activation="relu", embedding_norm=True, norm_before=True, final_norm=True),
-        "positions": list_layer_options(specs.parse(spec)),
-        **fields,
-    }
-    encoder = {**stack, "causal": False, "directions": ["both"] * 2}
-    decoder = {**stack, "causal": True, "directions": ["lr"] * 2}
-    if head == "translation":
-        decoder["memory_dim"] = 32
-    return PosencConfig(
-        encoder_stack=None if head == "causal_lm" else encoder,
-        decoder_stack=decoder if head in ("causal_lm", "translation") else None,
-        is_encoder_decoder=head == "translation",
-        pad_token_id=1,
-        eos_token_id=2,
-        bos_token_id=0,
-        decoder_start_token_id=2,
-    )
+def import_from(folder: Path) -> Path:
+    """Import a folder by the command; return the checkpoint."""
+    out = new_directory() / "start.pt"
+    assert main(["import", "--from", str(folder), "--out", str(out)]) == 0
+    return out
 
 
-def exported_model(head: str, spec: str, **fields: Any) -> Any:
-    """Build a model as exported folders have it, every weight drawn so that it matters."""
-    torch.manual_seed(0)
-    config = exported_config(head, spec, **fields)
-    model = getattr(models, ARCHITECTURES[head])(config).eval()
-    for name, weight in model.named_parameters():
-        centre = 1.0 if "norm" in name and name.endswith("weight") else 0.0
-        torch.nn.init.normal_(weight, centre, 0.2)
-    return model
-
-
-def exported_inputs(head: str, side: str = "right") -> dict[str, torch.Tensor]:
-    """Draw three sentences of 9, 6 and 2 tokens, with sentences that end inside, and their mask."""
-    torch.manual_seed(1)
-    tokens = torch.randint(4, 44, (3, 9))
-    tokens[:, 4] = 2
-    for row, length in enumerate((9, 6, 2)):
-        tokens[row, length:] = 1
-        if side == "left":
-            tokens[row] = tokens[row].roll(9 - length)
-    inputs = {"input_ids": tokens, "attention_mask": tokens.ne(1).long()}
-    if head == "translation":
-        inputs["decoder_input_ids"] = tokens
-    return inputs
+def padded(side: str, rows: int = 4, longest: int = 20) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draw sentences of several lengths; return them and where they are real."""
+    sentences = [
+        torch.cat([torch.randint(4, 4 + len(WORDS), (length,)), torch.tensor([2])])
+        for length in torch.linspace(1, longest - 1, rows).long().tolist()
+    ]
+    tokens = collate_tokens(sentences, 1, left_pad=side == "left")
+    return tokens, tokens.ne(1)

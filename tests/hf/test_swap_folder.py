@@ -107,10 +107,7 @@ def test_own_positions_are_the_same_model(stock: PreTrainedModel, tmp_path: Path
     [
         (["--position-encoding", "owl"], "unknown position encoding 'owl'"),
         (["--position-encoding", "own(size=3)"], "no option 'size'"),
-        (
-            ["--position-encoding", "alibi", "--attention-directions", "lr"],
-            "is for models of fairs",
-        ),
+        ([], "nothing to swap: give --position-encoding or --max-positions"),
     ],
 )
 def test_what_cannot_be_swapped_is_refused(

@@ -26,7 +26,6 @@ from tests.helpers import documented
 from tests.helpers.commands import USER_DIR, new_directory, trained
 from tests.helpers.documented import FENCED, FILES, LEFT_OUT, LONG, ROOT, commands, run, scripts
 from tests.helpers.products import some_of
-from tests.workbench.finetuning import test_glue_commands as glue
 from tests.workbench.finetuning import test_squad_commands as squad
 from tests.workbench.translation import test_translation_commands as translation
 
@@ -150,9 +149,7 @@ READ = {"exchange.md": "tests/workbench/convert", "plots.md": "tests/workbench/p
 # What a page means by a name that others use for something else.
 OWN = {
     "exchange.md": {
-        "checkpoint_best.pt": glue.pretrained,
-        "checkpoints/a_base/my/m4m/train.log": FILES["rope.log"],
-        "checkpoints/a_base/my/m4m/checkpoint_last.pt": masked,
+        "longer": FILES["my-model"],
     },
     "plots.md": {"checkpoint_best.pt": translation.checkpoint},
     "training.md": {"first/data/binary": FILES["data-bin/wiki"]},
@@ -225,6 +222,7 @@ def python_of(page: Path) -> list[str]:
 def test_python_of_a_page_runs(page, monkeypatch):
     folder, names = new_directory(), {"__name__": "page"}
     (folder / "checkpoint_best.pt").symlink_to(masked())
+    (folder / "my-model").symlink_to(FILES["my-model"]())
     sizes = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4}
     config = LlamaConfig(**sizes, num_hidden_layers=30, rope_theta=100000.0)
     LlamaForCausalLM(config).save_pretrained(folder / "HuggingFaceTB/SmolLM2-135M-Instruct")

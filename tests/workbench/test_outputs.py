@@ -38,13 +38,6 @@ FILES: dict[str, tuple[Callable[[], list[Any]], str]] = {
         lambda: ["inspect", "--checkpoint", checkpoint(), "--text", "w1 w2", "--out"],
         ".html",
     ),
-    "swap": (
-        lambda: [
-            *("swap", "--checkpoint", checkpoint(), "--position-encoding", "learned+alibi"),
-            *("--overwrite", "--out"),
-        ],
-        ".pt",
-    ),
 }
 each_file = pytest.mark.parametrize(("command", "suffix"), FILES.values(), ids=list(FILES))
 KINDS = ["pipe", "device", "folder of devices", "link to a device"]
@@ -93,7 +86,7 @@ def test_what_is_no_file_is_not_written(kind, command, folder, capsys):
 
 FOLDERS: dict[str, Callable[[], list[Any]]] = {
     "learning-curves": lambda: ["learning-curves", "a=../train.log"],
-    "export": lambda: ["export", "--checkpoint", checkpoint(), "--to", "hf", "--tokens", "words"],
+    "export": lambda: ["export", "--checkpoint", checkpoint(), "--tokens", "words"],
     "compare": lambda: ["compare", "--encodings", "none,rope"],
 }
 

@@ -5,13 +5,14 @@ The folder's ``__init__.py`` imports fairseq quietly before this module does.
 
 import warnings
 from argparse import Action, ArgumentParser, Namespace
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from functools import cache
 from types import MappingProxyType, SimpleNamespace
 from typing import Any, NamedTuple, Optional
 
 from fairseq import options
+from fairseq.data import Dictionary
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import ARCH_MODEL_REGISTRY
 from fairseq.models.roberta import RobertaModel
@@ -19,7 +20,6 @@ from fairseq.models.transformer import TransformerModel
 from fairseq.models.transformer_lm import TransformerLanguageModel
 from omegaconf import OmegaConf
 
-from fairseq_posenc.checkpoints.dictionary import Placeholders
 from fairseq_posenc.models.causal_lm import PositionalLM
 from fairseq_posenc.models.masked_lm import PositionalRoberta
 from fairseq_posenc.models.translation import PositionalTransformer
@@ -119,14 +119,20 @@ def list_model_options(arch: str) -> list[Action]:
     return parser._actions  # argparse has no public list of them
 
 
-def build_model(values: dict[str, Any], dictionary_sizes: list[int]) -> Any:
+def build_model(
+    values: dict[str, Any], dictionaries: Sequence[Dictionary], task_options: Mapping[str, Any]
+) -> Any:
     """Build a model with new parameters.
 
     Args:
         values: all options of the model.
-        dictionary_sizes: numbers of symbols, the source's first.
+        dictionaries: those of its text, the source's first.
+        task_options: options of its task.
     """
-    dictionaries = [Placeholders(size) for size in dictionary_sizes]
-    task = SimpleNamespace(source_dictionary=dictionaries[0], target_dictionary=dictionaries[-1])
+    task = SimpleNamespace(
+        source_dictionary=dictionaries[0],
+        target_dictionary=dictionaries[-1],
+        cfg=Namespace(**task_options),
+    )
     args = Namespace(**deepcopy(values))  # a copy, because fairseq changes it
     return ARCH_MODEL_REGISTRY[values["_name"]].build_model(args, task)

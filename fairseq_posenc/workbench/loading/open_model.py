@@ -10,8 +10,6 @@ from torch import Tensor
 
 from fairseq_posenc.checkpoints.weights import refuse_broken_weights
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.identity import override_positions
-from fairseq_posenc.specs import Spec
 from fairseq_posenc.workbench.loading import families
 from fairseq_posenc.workbench.loading.checkpoints import State, load_state, refuse_unusable_settings
 from fairseq_posenc.workbench.loading.dictionaries import open_task
@@ -83,7 +81,6 @@ def open_model(
     *,
     option: str = "--checkpoint",
     state: Optional[State] = None,
-    spec: Optional[Spec] = None,
 ) -> OpenModel:
     """Open a trained model.
 
@@ -92,13 +89,11 @@ def open_model(
         data: data-bin with the dictionaries; by default the one of the training.
         option: the option that named the checkpoint, for messages.
         state: content of the checkpoint if it was read already; becomes that of the opened model,
-            with its data folder and ``spec``.
-        spec: positions of all stacks to read the model with; by default those of the training.
+            with its data folder.
 
     Raises:
         UserError: the file is not a whole checkpoint of one of the families, weights are NaN or
-            infinite, a dictionary is missing or is not that of the training, or ``spec`` does not
-            fit the weights.
+            infinite, or a dictionary is missing or is not that of the training.
     """
     state = state or load_state(path, option)
     arch = families.read_architecture(state["cfg"].model)
@@ -109,13 +104,9 @@ def open_model(
     # The training may have had --init-positions. Here, it would replace positions that the
     # checkpoint lacks by new ones, and so hide a wrong spec or a damaged file.
     changes: dict[str, Any] = {"init_positions": False}
-    if spec is not None:
-        changes |= {"position_encoding": str(spec), "position_encoding_decoder": None}
     with refuse_unusable_settings(f"{option} {path}"):
         task, folder, dictionaries = open_task(path, state, data)
         try:
-            if spec is not None:
-                override_positions(state["model"], spec)
             overwrite_args_by_name(state["cfg"], changes)
             # `args` is the old form of the settings; fairseq would prefer it to `cfg`.
             (model,), _ = checkpoint_utils.load_model_ensemble(
@@ -124,6 +115,5 @@ def open_model(
             # Our models check this while they are loaded; fairseq's models do not.
             refuse_broken_weights(state["model"], model.state_dict())
         except UserError as error:
-            label = f"{path} cannot be read with {spec}" if spec else path
-            raise UserError(f"{option} {label}: {error}") from error
+            raise UserError(f"{option} {path}: {error}") from error
     return OpenModel(path, family, model.float().eval(), task, state, folder, dictionaries)

@@ -1,4 +1,4 @@
-"""Reads a trained model to start from: the options that build it again, weights, dictionary.
+"""Reads a trained RoBERTa to start from: the options that build it again, weights, dictionary.
 
 No model is built, so neither the data nor the dictionaries of the training are needed.
 """
@@ -49,7 +49,7 @@ NOT_THE_MODEL = {
 
 
 class Pretrained(NamedTuple):
-    """A trained model of any family, ours or fairseq's."""
+    """A trained RoBERTa, ours or fairseq's."""
 
     path: Path  # the checkpoint
     settings: Any  # fairseq's configuration of the training
@@ -59,7 +59,6 @@ class Pretrained(NamedTuple):
     specs: dict[str, Spec]  # `encoder` or `decoder` -> position encodings
     num_positions: dict[str, int]  # `encoder` or `decoder` -> number of positions
     dictionaries: list[TrainedDictionary]  # of each stack; the source's is the first
-    weights: dict[str, Tensor]  # parameters by the file's names; empty if not read
 
     @property
     def spec(self) -> Spec:
@@ -103,18 +102,11 @@ class Pretrained(NamedTuple):
         self.dictionaries[0].check(path, load_dictionary(path), advice)
 
 
-def read_pretrained(
-    path: Path,
-    with_weights: bool = False,
-    any_family: bool = False,
-    for_fairseq: bool = False,
-) -> Pretrained:
-    """Read the checkpoint of a trained model, which ``--checkpoint`` named.
+def read_pretrained(path: Path, for_fairseq: bool = False) -> Pretrained:
+    """Read the checkpoint of a trained RoBERTa, which ``--checkpoint`` named.
 
     Args:
         path: the checkpoint.
-        with_weights: whether to keep the weights; the rest is small enough to be sent to jobs.
-        any_family: whether to accept all families, not only RoBERTa.
         for_fairseq: whether fairseq will read the file, too; see :func:`load_state`.
 
     Raises:
@@ -126,18 +118,15 @@ def read_pretrained(
     args = Namespace(**vars(as_namespace(settings.model)))  # a copy, to which options are added
     arch = read_architecture(args)
     family = find_family(arch, stock=True)
-    if arch is None or family is None or not (any_family or family.name == "masked_lm"):
-        others = ", causal language model or encoder-decoder Transformer" if any_family else ""
+    if arch is None or family is None or family.name != "masked_lm":
         raise UserError(
             f"{label}: a model of the architecture {arch}, not a RoBERTa (roberta_... or "
-            f"decbert_...){others}"
+            "decbert_...)"
         )
     with refuse_unusable_settings(label):
         data = settings.task.get("data")
-        files: list[Path | None] = [None] * len(family.length_options)
-        if data and family.name != "translation":  # its files are named after languages
-            files = [Path(split_paths(str(data))[0], DICTIONARY)]
-        dictionaries = read_trained_dictionaries(weights, path, files)
+        file = Path(split_paths(str(data))[0], DICTIONARY) if data else None
+        dictionaries = read_trained_dictionaries(weights, path, [file])
         if not all(dictionary.size for dictionary in dictionaries):
             raise UserError(f"{label}: holds no token embeddings")
         ARCH_CONFIG_REGISTRY[arch](args)  # sets options that are newer than the checkpoint
@@ -150,7 +139,6 @@ def read_pretrained(
             specs=_read_specs(args, arch, family),
             num_positions=_count_positions(args, settings, family, weights),
             dictionaries=dictionaries,
-            weights=weights if with_weights else {},
         )
 
 

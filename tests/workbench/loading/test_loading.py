@@ -7,6 +7,7 @@ from argparse import Namespace
 import pytest
 import torch
 
+from fairseq_posenc.checkpoints.dictionary import Placeholders
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.loading import checkpoints, families
 from fairseq_posenc.workbench.loading.dictionaries import (
@@ -36,7 +37,7 @@ def test_a_model_of_default_options_is_built_and_has_its_stacks(family):
     values = settings["model"]
     values = dict(vars(values) if isinstance(values, Namespace) else values)
     values |= {"_name": ARCHITECTURES[family], "tokens_per_sample": 16, "max_positions": 16}
-    model = families.build_model(values, [40] * len(known.length_options))
+    model = families.build_model(values, [Placeholders(40)] * len(known.length_options), {})
     assert isinstance(model, known.model_class)
     stacks = dict(families.list_stacks(model))
     sides = {"masked_lm": {"encoder"}, "causal_lm": {"decoder"}}

@@ -1,4 +1,4 @@
-"""The comparison by which exports and ``swap`` check their results."""
+"""The comparison by which exports and imports check their results."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.convert.random_comparison import (
+from fairseq_posenc.workbench.convert.comparison import (
     TOLERANCE,
     compute_scores,
     draw_batches,

@@ -1,8 +1,7 @@
 """Builds tokenizers of the library `tokenizers` with the ids of a fairseq dictionary.
 
 Such a tokenizer runs a normalizer, a pre-tokenizer that may split text at spaces, a model that
-splits these parts into pieces with ids, and a post-processor that adds special tokens. Ids are
-those of the dictionary; pieces that it lacks have the ids after them.
+splits these parts into pieces with ids, and a post-processor that adds special tokens.
 """
 
 from __future__ import annotations
@@ -17,14 +16,15 @@ from sentencepiece import SentencePieceProcessor
 from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[attr-defined]
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
+from transformers import PreTrainedTokenizerFast
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.tokens.symbols import SPACE
 from fairseq_posenc.tokens.tokenizer import ENCODER_JSON, MERGES, PIECES
-from fairseq_posenc.workbench.convert.exchange.hf_folder_writer import write_json
 from fairseq_posenc.workbench.loading.open_model import OpenModel
 from fairseq_posenc.workbench.running.folders import read_plan
 
+TARGET = "target"  # folder of the target's tokenizer, if it is not the source's
 NAMED_TOKENIZATIONS = ("words", "characters", "none")  # `none`: export no tokenizer
 _EXPORT_WITHOUT = "use --tokens none to export the model without a tokenizer"
 # Special tokens around a sentence and around a pair, as fairseq's tasks add them.
@@ -88,8 +88,8 @@ def build_tokenizer(
         template: key of :data:`TEMPLATES`.
 
     Returns:
-        The tokenizer, and the number of its pieces that the dictionary lacks. An exported model
-        reads them as ``<unk>``, as fairseq does.
+        The tokenizer, and the number of its pieces that the dictionary lacks, whose ids come after
+        those of the dictionary.
 
     Raises:
         UserError: a file cannot be read.
@@ -117,24 +117,80 @@ def build_tokenizer(
     return tokenizer, unknown
 
 
-def write_tokenizer(folder: Path, tokenizer: Tokenizer, max_length: int, padding_side: str) -> None:
+def write_tokenizers(trained: OpenModel, tokens: str | None, folder: Path) -> list[str]:
+    """Write the tokenizers of a model's dictionaries into its folder; return notes for the user.
+
+    Source and target share one if both their dictionaries and the pieces of their text are equal;
+    else that of the target is in the folder ``TARGET``.
+
+    Raises:
+        UserError: there is no tokenizer, or it has pieces that a dictionary lacks.
+    """
+    if tokens == "none":
+        return ["no tokenizer"]
+    longest = min(stack.max_positions() for stack in trained.stacks.values())
+    padding_side = "left" if trained.family.name == "causal_lm" else "right"
+    written: list[tuple[Path | str, list[str]]] = []
+    for name, dictionary in trained.dictionaries.items():
+        language = name.split(".")[1] if trained.translates else ""
+        source = find_tokenization(tokens, trained.data, language), dictionary.symbols
+        if source in written:
+            continue
+        tokenizer, unknown = build_tokenizer(source[0], dictionary, find_template(trained))
+        if unknown:
+            raise UserError(
+                f"{trained.data / name}: lacks {unknown:,} pieces of the tokenizer, which fairseq "
+                "reads as <unk>, and a tokenizer of transformers cannot: --tokens none exports the "
+                "model without a tokenizer"
+            )
+        _write_tokenizer(folder / TARGET if written else folder, tokenizer, longest, padding_side)
+        written.append(source)
+    return []
+
+
+def write_serving_tokenizers(
+    trained: OpenModel, tokens: str | None, folder: Path
+) -> tuple[tuple[str, str] | None, list[list[str]]]:
+    """Write the tokenizer of each dictionary for an engine that reads pieces, not ids.
+
+    Returns:
+        The files of the source's and the target's tokenizer, or None without tokenizers; and the
+        symbols of each dictionary, as its tokenizer writes them.
+    """
+    files = []
+    vocabularies = []
+    for name, dictionary in trained.dictionaries.items():
+        language = name.split(".")[1] if trained.translates else ""
+        tokenization = find_tokenization(tokens, trained.data, language)
+        symbols = list(dictionary.symbols)
+        if tokenization != "none":
+            tokenizer, _ = build_tokenizer(tokenization, dictionary, find_template(trained))
+            files.append(f"tokenizer.{language}.json" if language else "tokenizer.json")
+            tokenizer.save(str(folder / files[-1]))
+            # The symbols of GPT-2's dictionary are ids; replace them by pieces.
+            symbols = [tokenizer.id_to_token(number) for number in range(len(dictionary))]
+        vocabularies.append(symbols)
+    return (files[0], files[-1]) if files else None, vocabularies
+
+
+def _write_tokenizer(
+    folder: Path, tokenizer: Tokenizer, max_length: int, padding_side: str
+) -> None:
     """Write a tokenizer, for a model of ``max_length`` positions, into a new or existing folder."""
     folder.mkdir(exist_ok=True)
-    tokenizer.save(str(folder / "tokenizer.json"))
     names = {"bos": "<s>", "eos": "</s>", "unk": "<unk>", "pad": "<pad>", "cls": "<s>"}
     settings: dict[str, Any] = {f"{name}_token": token for name, token in names.items()}
-    settings["sep_token"] = "</s>"
     if tokenizer.token_to_id("<mask>") is not None:
-        flags = {"lstrip": True, "rstrip": False, "single_word": False, "normalized": False}
-        settings["mask_token"] = {"__type": "AddedToken", "content": "<mask>", **flags}
-    settings |= {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": max_length,
-        "padding_side": padding_side,
-        "model_input_names": ["input_ids", "attention_mask"],
-        "clean_up_tokenization_spaces": False,
-    }
-    write_json(folder / "tokenizer_config.json", settings)
+        settings["mask_token"] = AddedToken("<mask>", lstrip=True, special=True)
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        **settings,
+        sep_token="</s>",
+        model_max_length=max_length,
+        padding_side=padding_side,
+        model_input_names=["input_ids", "attention_mask"],
+        clean_up_tokenization_spaces=False,
+    ).save_pretrained(folder)
 
 
 def _build_gpt2(folder: Path, dictionary: Dictionary) -> Tokenizer:

@@ -1,4 +1,4 @@
-"""Compares two models on random sentences, by which exports and ``swap`` check their results.
+"""Compares two models on random sentences, by which exports check their results.
 
 The difference of two models is relative: 1e-6 is a millionth of the largest number.
 """
@@ -6,6 +6,7 @@ The difference of two models is relative: 1e-6 is a millionth of the largest num
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +15,6 @@ from torch import Tensor
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.loading.families import list_stacks
-from fairseq_posenc.workbench.loading.open_model import OpenModel
 
 TOLERANCE = 1e-5  # largest difference that rounding in float32 explains
 MAX_TOKENS = 512  # of a sentence
@@ -25,10 +25,16 @@ ComputeScores = Callable[..., Tensor]  # computes scores from the tokens of each
 
 def draw_batches(model: Any) -> list[list[Tensor]]:
     """Draw a batch of sentences that are padded on the right, and one padded on the left."""
-    return [_draw_sentences(model, side) for side in ("right", "left")]
+    return [_draw_batch(model, side) for side in ("right", "left")]
 
 
-def _draw_sentences(model: Any, side: str) -> list[Tensor]:
+def draw_sentences(model: Any) -> list[list[list[int]]]:
+    """Draw three sentences for each stack, without special symbols: ``[row][stack]``, as ids."""
+    stacks = _draw_batch(model, "right")
+    return [[ids[ids.ge(SPECIAL_SYMBOLS)].tolist() for ids in row] for row in zip(*stacks)]
+
+
+def _draw_batch(model: Any, side: str) -> list[Tensor]:
     """Draw three sentences ``(3, T)`` for each stack of a model, padded ``left`` or ``right``.
 
     T is the stack's number of positions, at most ``MAX_TOKENS``.
@@ -59,15 +65,60 @@ def compute_scores(model: Any, *tokens: Tensor) -> Tensor:
     return model(source, lengths, target)[0]
 
 
-def compute_head_scores(trained: OpenModel, *tokens: Tensor) -> Tensor:
+@torch.no_grad()
+def compute_log_probs(model: Any, *sides: list[int]) -> Tensor:
+    """Compute the log probabilities ``(T + 1,)`` of a sentence's T symbols and of its end.
+
+    ``sides`` are the sentence, or a source and its translation. fairseq's decoders begin with the
+    end.
+    """
+    end = model.decoder.eos_idx
+    *sources, target = sides
+    inputs = [torch.tensor([[*source, end]]) for source in sources]
+    scores = compute_scores(model, *inputs, torch.tensor([[end, *target]]))[0]
+    return scores.log_softmax(-1).gather(1, torch.tensor([*target, end])[:, None])[:, 0]
+
+
+def compute_head_scores(model: Any, head: str, *tokens: Tensor) -> Tensor:
     """Compute the scores of a fairseq model's head: ``(B, T, ...)``, or ``(B, classes)``."""
-    model = trained.model
-    if trained.head == "spans":
+    if head == "spans":
         return torch.stack(model(tokens[0], span_scores=True), -1)
-    if trained.head == "classes":
+    if head == "classes":
         (name,) = model.classification_heads
         return model(tokens[0], features_only=True, classification_head_name=name)[0]
     return compute_scores(model, *tokens)
+
+
+def compute_hf_scores(model: Any, head: str, *tokens: Tensor) -> Tensor:
+    """Compute the scores of a model of transformers, in the shape of the function above."""
+    inputs: dict[str, Tensor] = {}
+    for prefix, ids in zip(("", "decoder_"), tokens):
+        inputs[f"{prefix}input_ids"] = ids
+        inputs[f"{prefix}attention_mask"] = ids.ne(_PADDING).long()
+    output = model(**inputs)
+    if head == "spans":
+        return torch.stack([output.start_logits, output.end_logits], -1)
+    return output.logits
+
+
+def compare_with_transformers(ours: Any, head: str, theirs: Any) -> float:
+    """Compute how much a model of transformers differs from one of fairseq, as a share.
+
+    Args:
+        ours: the model of fairseq.
+        head: its head: ``spans``, ``classes``, or the name of its family.
+        theirs: the model of transformers.
+    """
+    batches = draw_batches(ours)
+    by_token = head != "classes"
+    if not by_token:  # their scores come from the first token: no padding before it
+        batches = batches[:1]
+    return largest_difference(
+        batches,
+        partial(compute_head_scores, ours, head),
+        partial(compute_hf_scores, theirs, head),
+        by_token,
+    )
 
 
 @torch.no_grad()

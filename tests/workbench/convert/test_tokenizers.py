@@ -13,14 +13,14 @@ import sentencepiece
 from fairseq.data import Dictionary
 from fairseq.data.encoders import gpt2_bpe_utils
 from tokenizers import Tokenizer
+from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.convert.exchange import hf_tokenizer
+from fairseq_posenc.workbench.cli import main
+from fairseq_posenc.workbench.convert import tokenizer as module
 from fairseq_posenc.workbench.running.options import Parser
 from tests.helpers.commands import new_directory
-from tests.helpers.exchanged import checkpoint, data_bin
-from tests.workbench.convert.exchange_reader import answer
-from tests.workbench.convert.test_exchange import export
+from tests.helpers.exchanged import checkpoint, data_bin, export_to
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "preprocess"))
 from binarize import command, formats, options
@@ -79,7 +79,7 @@ def test_sentencepieces(kind, rule):
         return [[processor.id_to_piece(number) for number in line] for line in found]
 
     dictionary = counted(pieces(sentences()[:30]))  # which lacks pieces
-    tokenizer, unknown = hf_tokenizer.build_tokenizer(path, dictionary, "translation")
+    tokenizer, unknown = module.build_tokenizer(path, dictionary, "translation")
     lines = [*sentences(seed=0), "ba  ré\tti", "½ ① ﬁn x", "ba" * 20]
     assert unknown > 0
     assert as_read(tokenizer, dictionary, lines) == numbers(dictionary, pieces(lines))
@@ -103,7 +103,7 @@ def test_flags_of_a_sentencepiece_model_are_copied(kind, flags):
     spaced = [line.replace(" ", "  ") for line in sentences(20)]
     path, processor = train_pieces(kind, [*sentences(), *spaced], **flags)
     dictionary = counted(processor.encode(sentences(), out_type=str))
-    tokenizer, _ = hf_tokenizer.build_tokenizer(path, dictionary, "translation")
+    tokenizer, _ = module.build_tokenizer(path, dictionary, "translation")
     lines = [*sentences(), *spaced, " ba  ré ", "ti", ""]
     pieces = processor.encode(lines, out_type=str)
     assert as_read(tokenizer, dictionary, lines) == numbers(dictionary, pieces)
@@ -122,7 +122,7 @@ def test_flags_of_a_sentencepiece_model_are_copied(kind, flags):
 def test_sentencepiece_models_that_no_tokenizer_copies_are_refused(flags, message):
     path, _ = train_pieces("bpe", sentences(), **flags)
     with pytest.raises(UserError, match=message):
-        hf_tokenizer.build_tokenizer(path, Dictionary(), "translation")
+        module.build_tokenizer(path, Dictionary(), "translation")
 
 
 def gpt2_files():
@@ -149,7 +149,7 @@ def test_bytes(whole):
     known = [[str(number) for number in range(262)]] if whole else pieces(sentences()[:20])
     dictionary = counted(known)
     dictionary.add_symbol("<mask>")
-    tokenizer, unknown = hf_tokenizer.build_tokenizer(folder, dictionary, "masked_lm")
+    tokenizer, unknown = module.build_tokenizer(folder, dictionary, "masked_lm")
     assert (unknown == 0) == whole
     assert as_read(tokenizer, dictionary, lines) == numbers(dictionary, pieces(lines))
     if whole:
@@ -163,34 +163,35 @@ def test_characters(space):
         return [space.join(line.split()) for line in lines]
 
     dictionary = counted(cut(sentences()[:5]))
-    tokenizer, _ = hf_tokenizer.build_tokenizer("characters", dictionary, "causal_lm")
+    tokenizer, _ = module.build_tokenizer("characters", dictionary, "causal_lm")
     lines = [*sentences(), "a  b", "日本"]
     assert as_read(tokenizer, dictionary, lines) == numbers(dictionary, cut(lines))
 
 
-def test_a_folder_has_all_that_a_user_needs():
+def test_a_tokenizer_loads_with_its_special_symbols():
     folder = gpt2_files()
     data = data_bin("masked_lm", [str(number) for number in range(262)])
     trained = checkpoint("masked_lm", "learned", data)
-    out = export(trained, tokens=str(folder))
-    lines = ["ba tiba", "1 é"]
-    want = {"auto": "AutoModelForMaskedLM", "texts": lines, "fill": ["ba <mask> 1"]}
-    found = answer(str(out), want)
+    out = export_to(trained, tokens=str(folder))
+    tokenizer = AutoTokenizer.from_pretrained(out)
     dictionary = trained.task.source_dictionary
     encoder = gpt2_bpe_utils.get_encoder(str(folder / "encoder.json"), str(folder / "vocab.bpe"))
-    for line, ids in zip(lines, found["ids"]):
+    for line in ["ba tiba", "1 é"]:
         text = "<s> " + " ".join(map(str, encoder.encode(line)))
-        expected = dictionary.encode_line(text, append_eos=True, add_if_not_exist=False)
-        assert ids == expected.tolist()
-    assert found["decoded"] == lines
-    names = ("bos", "pad", "eos", "unk", "cls", "sep", "mask")
-    expected = [0, 1, 2, 3, 0, 2, dictionary.index("<mask>")]
-    assert found["specials"] == {f"{name}_token": i for name, i in zip(names, expected)}
+        expected = dictionary.encode_line(text, append_eos=True, add_if_not_exist=False).tolist()
+        assert tokenizer(line)["input_ids"] == expected
+        assert tokenizer.decode(expected, skip_special_tokens=True) == line
+    mask = dictionary.index("<mask>")
+    for name, index in zip(("bos", "pad", "eos", "unk", "cls", "sep", "mask"), (0, 1, 2, 3, 0, 2)):
+        assert getattr(tokenizer, f"{name}_token_id") == index
+    assert tokenizer.mask_token_id == mask
     masked = dictionary.encode_line(
         "<s> " + " ".join(map(str, encoder.encode("ba"))) + " <mask> 260", add_if_not_exist=False
     )
-    scores = trained.model(masked[None].long())[0][0, masked.tolist().index(expected[-1])]
-    assert found["filled"] == [scores.topk(5).indices.tolist()]
+    scores = trained.model(masked[None].long())[0][0, masked.tolist().index(mask)]
+    model = AutoModelForMaskedLM.from_pretrained(out)
+    filled = pipeline("fill-mask", model=model, tokenizer=tokenizer)("ba <mask> 1")
+    assert [answer["token"] for answer in filled] == scores.topk(5).indices.tolist()
 
 
 def test_two_sentencepiece_models_of_one_dictionary_are_two_tokenizers():
@@ -210,25 +211,24 @@ def test_two_sentencepiece_models_of_one_dictionary_are_two_tokenizers():
     data = data_bin("translation", list(dict.fromkeys(pieces)))
     for path in models:
         (data / path.name).write_bytes(path.read_bytes())
-    out = export(checkpoint("translation", "none", data), tokens=str(data))
+    out = export_to(checkpoint("translation", "none", data), tokens=str(data))
     for folder, processor in zip((out, out / "target"), processors):
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         found = [tokenizer.encode(line, add_special_tokens=False).tokens for line in sentences()]
         assert found == processor.encode(sentences(), out_type=str)
 
 
-def test_pieces_that_the_dictionary_lacks_need_code_of_its_own(capsys):
+def test_pieces_that_the_dictionary_lacks_are_refused(capsys):
     trained = checkpoint("masked_lm", "learned", data_bin("masked_lm", ["1", "2", "3"]))
-    folder = export(trained, tokens=str(gpt2_files()))
-    assert "code of its own: no class of transformers has <unk>" in capsys.readouterr().out
-    assert (folder / "modeling_fairseq_posenc.py").exists()
-    want = {"auto": "AutoModelForMaskedLM", "texts": ["ba tiba 1"], "fill": ["ba <mask>"]}
-    assert max(answer(str(folder), want)["ids"][0]) > len(trained.task.source_dictionary)
+    words = ["--checkpoint", trained.path, "--out", new_directory() / "out"]
+    assert main(["export", *map(str, words), "--tokens", str(gpt2_files())]) == 2
+    assert "lacks 259 pieces of the tokenizer" in capsys.readouterr().err
+    assert main(["export", *map(str, words), "--tokens", "none"]) == 0
 
 
 def test_a_data_folder_says_what_cut_its_text(tmp_path):
     with pytest.raises(UserError, match="say with --tokens"):
-        hf_tokenizer.find_tokenization(None, tmp_path, "")
+        module.find_tokenization(None, tmp_path, "")
     (tmp_path / "text").write_text("one two\n")
     for way in ("words", "characters"):
         made = tmp_path / way
@@ -237,7 +237,7 @@ def test_a_data_folder_says_what_cut_its_text(tmp_path):
         given = ["--train", tmp_path / "text", "--out", made, "--workers", 1]
         words = ["--words"] if way == "words" else []
         command.run(parser.parse_args([*map(str, given), *words]), formats.plain)
-        assert hf_tokenizer.find_tokenization(None, made, "") == way
+        assert module.find_tokenization(None, made, "") == way
     (tmp_path / "sentencepiece.de.model").touch()
-    assert hf_tokenizer.find_tokenization(None, tmp_path, "de").name == "sentencepiece.de.model"
-    assert hf_tokenizer.find_tokenization("words", tmp_path, "de") == "words"
+    assert module.find_tokenization(None, tmp_path, "de").name == "sentencepiece.de.model"
+    assert module.find_tokenization("words", tmp_path, "de") == "words"

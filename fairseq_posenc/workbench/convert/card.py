@@ -1,0 +1,151 @@
+"""Writes the card (README.md) of an exported model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from fairseq_posenc.version import __version__
+from fairseq_posenc.workbench.loading.checkpoints import read_updates
+from fairseq_posenc.workbench.loading.open_model import OpenModel
+from fairseq_posenc.workbench.results.markdown import code, escape
+
+_CARD = """---
+license: {license}
+language: [{languages}]
+library_name: {library}
+pipeline_tag: {pipeline}
+tags: [fairseq, position-encoding]
+---
+
+# {title}
+
+Trained with [fairseq](https://github.com/facebookresearch/fairseq) and fairseq-posenc, and written
+by `fairseq-posenc export --checkpoint {file}` of version {version}.
+
+| | |
+| --- | --- |
+{rows}
+
+```python
+{usage}
+```
+
+{notes}
+"""
+LONGEST_TRANSLATION = 200  # tokens that fairseq-generate writes at most, without </s>
+_IMPORT = "import fairseq_posenc.hf  # lets transformers load these positions"
+_LOAD = """from transformers import {auto}, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("FOLDER")
+model = {auto}.from_pretrained("FOLDER")"""
+_TRANSLATE = """inputs = tokenizer(["Un homme dort."], return_tensors="pt", padding=True)
+print({target}.batch_decode(model.generate(**inputs), skip_special_tokens=True))"""
+_SERVE = """import ctranslate2
+from tokenizers import Tokenizer
+
+source, target = (Tokenizer.from_file(f"FOLDER/{{name}}") for name in {files})
+pieces = source.encode("Un homme dort.", add_special_tokens=False).tokens
+{run}
+print(target.decode([target.token_to_id(piece) for piece in result]))"""
+_SERVE_TRANSLATION = """translator = ctranslate2.Translator("FOLDER")
+search = dict(beam_size=5, max_decoding_length={longest}, return_end_token=True)
+result = translator.translate_batch([pieces], **search)[0].hypotheses[0]"""
+_SERVE_LM = """generator = ctranslate2.Generator("FOLDER")
+search = dict(max_length=50, sampling_topk=10)
+result = generator.generate_batch([["{start}", *pieces]], **search)[0].sequences[0]"""
+# Head of a model -> its Auto class, and the name of its task on Hugging Face's hub.
+_HEADS = {
+    "masked_lm": ("AutoModelForMaskedLM", "fill-mask"),
+    "classes": ("AutoModelForSequenceClassification", "text-classification"),
+    "spans": ("AutoModelForQuestionAnswering", "question-answering"),
+    "causal_lm": ("AutoModelForCausalLM", "text-generation"),
+    "translation": ("AutoModelForSeq2SeqLM", "translation"),
+}
+
+
+class Labels(NamedTuple):
+    """Labels of a model card that a checkpoint does not record."""
+
+    license: str = "unknown"  # the hub's name of the license
+    languages: tuple[str, ...] = ()  # codes; by default those of a translation model's data
+
+
+def format_usage(trained: OpenModel, is_plain: bool, target_folder: str | None) -> str:
+    """Format Python lines that load an exported model with transformers.
+
+    Args:
+        trained: the model.
+        is_plain: whether transformers needs nothing of this package.
+        target_folder: folder of the target's tokenizer within the model's; None if there is none.
+    """
+    auto, _ = _HEADS[trained.head]
+    lines = [] if is_plain else [_IMPORT]
+    lines.append(_LOAD.format(auto=auto))
+    if trained.translates:
+        target = "tokenizer"
+        if target_folder:
+            target = "target"
+            lines.append(f'target = AutoTokenizer.from_pretrained("FOLDER/{target_folder}")')
+        lines.append(_TRANSLATE.format(target=target))
+    return "\n".join(lines)
+
+
+def format_serving_usage(trained: OpenModel, files: tuple[str, str] | None) -> str:
+    """Format Python lines that run a model with CTranslate2.
+
+    Args:
+        trained: the model.
+        files: files of the source's and the target's tokenizer; None without tokenizers.
+    """
+    if files is None:
+        return "# This folder has no tokenizer."
+    if trained.translates:
+        longest = min(LONGEST_TRANSLATION, trained.stacks["decoder"].max_positions() - 1)
+        run = _SERVE_TRANSLATION.format(longest=longest)
+    else:
+        run = _SERVE_LM.format(start="<s>" if trained.settings.task.add_bos_token else "</s>")
+    return _SERVE.format(files=files, run=run)
+
+
+def write_card(
+    folder: Path, trained: OpenModel, library: str, usage: str, notes: Sequence[str], labels: Labels
+) -> None:
+    """Write README.md into the folder of an exported model.
+
+    Args:
+        folder: the folder.
+        trained: the model.
+        library: ``transformers`` or ``ctranslate2``.
+        usage: Python lines that load or run the export.
+        notes: lines about the comparison and about parts that are missing.
+        labels: further labels of the card.
+    """
+    languages = labels.languages
+    if trained.translates and not languages:
+        languages = trained.settings.task.source_lang, trained.settings.task.target_lang
+    rows = [
+        (f"positions, {side}", code(s.identity.describe())) for side, s in trained.stacks.items()
+    ]
+    rows.append(("parameters", f"{sum(x.numel() for x in trained.model.parameters()):,}"))
+    rows.append(("architecture in fairseq", code(trained.settings.model._name)))
+    rows.append(("data", code(trained.data.resolve().name)))
+    rows.append(("updates", f"{read_updates(trained.state):,}"))
+    extra = trained.state.get("extra_state") or {}
+    if isinstance(extra.get("val_loss"), float):
+        metric = trained.settings.checkpoint.get("best_checkpoint_metric") or "loss"
+        rows.append((f"validation {metric}", f"{extra['val_loss']:.3f}"))
+    text = _CARD.format(
+        title=escape(trained.path.resolve().parent.name or trained.path.stem),
+        version=__version__,
+        file=escape(trained.path.name),
+        rows="\n".join(f"| {name} | {value} |" for name, value in rows),
+        license=labels.license,
+        languages=", ".join(languages),
+        pipeline=_HEADS[trained.head][1],
+        library=library,
+        usage=usage,
+        notes="\n".join(f"- {note}" for note in notes),
+    )
+    (folder / "README.md").write_text(text, encoding="utf-8")

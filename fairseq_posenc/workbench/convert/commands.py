@@ -1,0 +1,148 @@
+"""Defines ``fairseq-posenc export``, ``import`` and ``swap``."""
+
+from __future__ import annotations
+
+import argparse
+from importlib import import_module
+from pathlib import Path
+
+from fairseq_posenc.errors import UserError, how_to_install
+from fairseq_posenc.workbench.running.files import find_model
+from fairseq_posenc.workbench.running.options import add_count, add_data
+
+TARGETS = ("transformers", "ctranslate2")
+
+
+def add_export_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``fairseq-posenc export``."""
+    add = parser.add_argument
+    add("--checkpoint", type=Path, required=True, metavar="FILE", help="a trained model")
+    add("--out", type=Path, required=True, metavar="FOLDER", help="new or empty")
+    text = "transformers (default), or ctranslate2 to serve a translation model or causal LM"
+    add("--to", choices=TARGETS, default=TARGETS[0], help=text)
+    add_data(parser, "directory with the dictionaries (default: that of the training)")
+    add(
+        "--tokens",
+        metavar="WHAT",
+        help="tokenizer: a sentencepiece model, a folder with encoder.json and vocab.bpe, "
+        "words, characters, or none for no tokenizer (default: the one in the data folder)",
+    )
+    text = "type of the weights, with --to ctranslate2 (default: float32)"
+    add("--quantization", choices=["float32", "float16", "int8"], help=text)
+    text = "licence of the weights for the model card, such as mit"
+    add("--license", default="unknown", metavar="ID", help=text)
+    text = "languages of the text for the model card, such as en or en,de"
+    add("--language", default="", metavar="CODES", help=text)
+
+
+def run_export(options: argparse.Namespace) -> int:
+    """Export a model to a folder, and print how much its scores differ from the model's."""
+    # transformers needs google.protobuf to read the sentencepiece model of a tokenizer.
+    _require("export", "transformers", "tokenizers", "safetensors", "google.protobuf")
+    serves = options.to == "ctranslate2"
+    if serves:
+        _require("ctranslate2", "ctranslate2")
+    elif options.quantization:
+        raise UserError("--quantization is for --to ctranslate2")
+    from fairseq_posenc.workbench.convert.card import Labels
+    from fairseq_posenc.workbench.loading.open_model import open_model
+
+    trained = open_model(options.checkpoint, options.data)
+    if not isinstance(trained.model, trained.family.model_class):
+        raise UserError(
+            f"--checkpoint {trained.path}: a {type(trained.model).__name__}, not a model of "
+            "fairseq_posenc: start one from it with --finetune-from-model"
+        )
+    labels = Labels(options.license, tuple(filter(None, options.language.split(","))))
+    if serves:
+        from fairseq_posenc.workbench.convert.to_ctranslate2 import export_to_ctranslate2
+
+        quantization = options.quantization or "float32"
+        lines = export_to_ctranslate2(trained, quantization, options.tokens, options.out, labels)
+    else:
+        from fairseq_posenc.workbench.convert.export import export
+
+        lines = export(trained, options.tokens, options.out, labels)
+    print("\n".join(lines))
+    return 0
+
+
+def add_import_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``fairseq-posenc import``."""
+    add = parser.add_argument
+    text = "folder of transformers: a RoBERTa, or one that fairseq-posenc export wrote"
+    add("--from", dest="source", type=Path, required=True, metavar="FOLDER", help=text)
+    add("--out", type=Path, required=True, metavar="FILE", help="start checkpoint of fairseq")
+    add("--overwrite", action="store_true", help="replace --out if it exists")
+
+
+def run_import(options: argparse.Namespace) -> int:
+    """Import a model as a start checkpoint, and print the command that trains from it."""
+    _require("export", "transformers", "safetensors")
+    from fairseq_posenc.workbench.convert.to_fairseq import import_folder
+    from fairseq_posenc.workbench.loading.checkpoints import (
+        refuse_existing_output,
+        write_start_checkpoint,
+    )
+
+    refuse_existing_output("--out", options.out, options.overwrite)
+    imported = import_folder(options.source)
+    write_start_checkpoint(imported.settings, imported.state, options.out)
+    print(f"wrote {options.out}: {'; '.join(imported.notes)}")
+    print(f"train from it: fairseq-train DATA ... --finetune-from-model {options.out}")
+    return 0
+
+
+def add_swap_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``fairseq-posenc swap``."""
+    add = parser.add_argument
+    text = "folder of transformers, or a name on the hub"
+    add("--checkpoint", type=Path, required=True, metavar="FOLDER", help=text)
+    text = "new positions; own stands for those that the model has (default: own)"
+    add("--position-encoding", metavar="SPEC", help=text)
+    add_count(parser, "--max-positions", "longest input of the new model (default: the old one's)")
+    text = "how tables by position become longer (default: new rows are untrained)"
+    add("--extend", choices=("copy", "interpolate"), help=text)
+    add("--out", type=Path, required=True, metavar="FOLDER", help="new or empty")
+    text = "random seed of new parameters (default: 1)"
+    add("--seed", type=int, default=1, metavar="N", help=text)
+    add("--overwrite", action="store_true", help="replace --out if it exists")
+
+
+def run_swap(options: argparse.Namespace) -> int:
+    """Write a folder with other positions, and print the origin of each position parameter."""
+    if options.position_encoding is None and options.max_positions is None:
+        raise UserError("nothing to swap: give --position-encoding or --max-positions")
+    source = find_model(options.checkpoint)
+    if source.is_file():
+        raise UserError(
+            f"--checkpoint {source}: swap reads folders of transformers; a checkpoint of fairseq "
+            "gets other positions by fairseq-train --position-encoding SPEC --finetune-from-model "
+            f"{source} --init-positions"
+        )
+    _require("hf", "transformers", "safetensors")
+    from fairseq_posenc.workbench.convert.swap import swap_folder
+
+    lines = swap_folder(
+        source,
+        options.out,
+        spec=options.position_encoding or "own",
+        max_positions=options.max_positions,
+        extend=options.extend,
+        seed=options.seed,
+        overwrite=options.overwrite,
+    )
+    print("\n".join(lines))
+    return 0
+
+
+def _require(extra: str, *libraries: str) -> None:
+    """Refuse to run without the libraries of an extra, and hide transformers' progress bars."""
+    for name in libraries:
+        try:
+            import_module(name)
+        except ModuleNotFoundError:
+            raise UserError(f"needs {name}: {how_to_install(extra)}") from None
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()

@@ -1,1 +1,0 @@
-"""Exports models to transformers, ONNX and CTranslate2, and imports them from transformers."""

@@ -1,1 +1,0 @@
-"""Exports models to CTranslate2, an engine that runs Transformers on CPUs and GPUs."""

@@ -1,0 +1,95 @@
+"""Gives the model of a folder of transformers other positions, and writes it to a new folder."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import torch
+
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.hf import read_positions, set_positions
+from fairseq_posenc.hf.attention import POSITIONS
+from fairseq_posenc.hf.saving import load_model
+from fairseq_posenc.position_parameters import LengthRule
+from fairseq_posenc.workbench.running.folders import create_folder
+
+_CONFIG = "config.json"
+# The files of a tokenizer, which are copied, and with them a licence: nothing else of a folder is.
+_COPIED = re.compile(
+    r"(tokenizer|vocab|merges|special_tokens|added_tokens|sentencepiece|spiece|source|target|"
+    r"sentence_bert|bpe|processor|preprocessor)[\w.]*\.(json|txt|model|bpe|spm)|"
+    r"chat_template\.jinja|(LICENSE|NOTICE)[\w.]*"
+)
+
+
+def swap_folder(
+    source: Path,
+    out: Path,
+    *,
+    spec: str,
+    max_positions: int | None,
+    extend: LengthRule | None,
+    seed: int,
+    overwrite: bool,
+) -> list[str]:
+    """Write a folder whose model has other positions; return lines that describe it.
+
+    Args:
+        source: folder of a model of transformers.
+        out: the new folder.
+        spec: the new positions, in which ``own`` stands for those that the model has.
+        max_positions: length of the longest sequence; by default the model's.
+        extend: how trained tables by position become longer.
+        seed: random seed of new parameters.
+        overwrite: whether ``out`` may be the folder of a model, which is replaced.
+
+    Raises:
+        UserError: the folder cannot be read, or its model cannot have such positions.
+    """
+    _refuse_output(out, overwrite)
+    with create_folder(out, replaces=overwrite) as folder:
+        torch.manual_seed(seed)
+        model = load_model(source)
+        old_positions = read_positions(model)
+        old = dict(model.named_parameters())
+        set_positions(model, spec, max_positions, extend)
+        new = dict(model.named_parameters())
+        model.save_pretrained(folder)
+        for file in source.iterdir():  # `load_model` has refused links to files elsewhere
+            if file.is_file() and _COPIED.fullmatch(file.name):
+                shutil.copy2(file, folder / file.name)
+    both = [name for name in new if name in old]
+    positions = [name for name in both if POSITIONS in name.split(".")]
+    added = [name for name in new if name not in old]
+    removed = [name for name in old if name not in new]
+    return [
+        f"source: {source}: {type(model).__name__}, positions: {old_positions}",
+        f"kept bit for bit: the {len(both) - len(positions)} tensors that are not positions",
+        *(_describe_origin(name, old[name], new[name]) for name in positions),
+        *(f"in the new model alone: {name} {tuple(new[name].shape)}" for name in added),
+        *(f"in the old model alone: {name} {tuple(old[name].shape)}" for name in removed),
+        f"wrote {out}: positions: {read_positions(model)} "
+        f"(max_positions {model.config.position_encoding_max_positions:,})",
+        "load it: import fairseq_posenc.hf; transformers.AutoModel... .from_pretrained"
+        f"({str(out)!r})",
+    ]
+
+
+def _describe_origin(name: str, old: torch.Tensor, new: torch.Tensor) -> str:
+    """Describe what became of a position parameter that both models have."""
+    if old.shape != new.shape:
+        return f"resized: {name} {tuple(old.shape)} -> {tuple(new.shape)}"
+    return f"{'kept' if torch.equal(old, new) else 'initialized'}: {name} {tuple(new.shape)}"
+
+
+def _refuse_output(out: Path, overwrite: bool) -> None:
+    """Refuse a folder with files, unless it contains a model and may be overwritten."""
+    is_empty = out.is_dir() and not any(out.iterdir())
+    if out.exists() and not (is_empty or (overwrite and (out / _CONFIG).is_file())):
+        raise UserError(
+            f"--out {out} exists: name another folder, or replace that of a model with --overwrite"
+        )
+    if not out.parent.is_dir():
+        raise UserError(f"--out {out}: the folder {out.parent} does not exist")

@@ -1,0 +1,353 @@
+"""Models exported to transformers compute there what they compute in fairseq.
+
+``python -m tests.workbench.convert.test_export`` prints the table of docs/exchange.md.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import transformers
+from fairseq.dataclass.configs import GenerationConfig
+
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.hf import read_positions
+from fairseq_posenc.workbench.cli import main
+from fairseq_posenc.workbench.convert import export as export_module
+from fairseq_posenc.workbench.convert.to_transformers import _name_classes
+from fairseq_posenc.workbench.finetuning.glue.worker import predict
+from tests.helpers.commands import new_directory
+from tests.helpers.exchanged import SPECS, checkpoint, export_to, padded
+from tests.helpers.glue_files import DATA, start
+from tests.helpers.products import product_of, some_of
+from tests.helpers.tiny_models import REPRESENTATIVES, needs_causal
+from tests.workbench.finetuning.test_glue_commands import data as glue_data
+from tests.workbench.finetuning.test_squad_commands import files as squad_files
+
+PRE_NORM = {"encoder_normalize_before": True, "decoder_normalize_before": True}
+LAYOUTS = {  # a class of transformers -> family and options of the models that become it
+    "RobertaForMaskedLM": ("masked_lm", {}),
+    "RobertaPreLayerNormForMaskedLM": ("masked_lm", {"encoder_normalize_before": True}),
+    "BioGptForCausalLM": ("causal_lm", {}),
+    "MarianMTModel": ("translation", {}),
+    "M2M100ForConditionalGeneration": ("translation", PRE_NORM),
+    "BartForConditionalGeneration": ("translation", {"layernorm_embedding": True}),
+    "MBartForConditionalGeneration": ("translation", {**PRE_NORM, "layernorm_embedding": True}),
+}
+MORE = [  # ties and other options of fairseq
+    ("RobertaForMaskedLM", "m4m", {"untie_weights_roberta": True}),
+    ("BioGptForCausalLM", "rope", {"no_share_decoder_input_output_embed": True}),
+    ("BioGptForCausalLM", "alibi", {"add_bos_token": True, "activation_fn": "relu"}),
+    ("BioGptForCausalLM", "t5", {"no_scale_embedding": True}),
+    ("MarianMTModel", "t5", {"share_all_embeddings": True}),
+    ("M2M100ForConditionalGeneration", "rope", {"share_all_embeddings": True}),
+    ("BartForConditionalGeneration", "shaw", {"share_decoder_input_output_embed": True}),
+    ("MarianMTModel", "m4m", {"activation_fn": "gelu_fast", "decoder_layers": 3}),
+    ("MarianMTModel", "alibi", {"max_target_positions": 60}),
+    ("MarianMTModel", "rope", {"position_encoding_decoder": "m4m+alibi"}),
+    ("RobertaForMaskedLM", "learned+m4m", {"attention_directions": "lr,rl"}),
+]
+
+
+def load(folder: Path):
+    (name,) = re.findall(r"= (\w+)\.from_pretrained", (folder / "README.md").read_text())[1:2]
+    return getattr(transformers, name).from_pretrained(folder).eval()
+
+
+def measure(name: str, spec: str, **more) -> float:
+    """Export a model; return the largest difference of its scores, as a share, padded either way.
+
+    The model in transformers is loaded as its card says.
+    """
+    family, options = LAYOUTS[name]
+    trained = checkpoint(family, spec, **{**options, **more})
+    model = load(export_to(trained))
+    assert type(model).__name__ == name
+    worst = 0.0
+    for side in ("left", "right"):
+        tokens, real = padded(side)
+        inputs = {"input_ids": tokens, "attention_mask": real.long()}
+        with torch.no_grad():
+            if family == "translation":
+                inputs |= {f"decoder_{key}": value for key, value in inputs.items()}
+                ours = trained.model(tokens, real.sum(1), tokens)[0]
+            else:
+                ours = trained.model(tokens)[0]
+            theirs = model(**inputs).logits
+        difference = (ours - theirs)[real].abs().max() / ours[real].abs().max()
+        worst = max(worst, float(difference))
+    return worst
+
+
+def list_cases(specs):
+    return [
+        (name, spec)
+        for name, (family, _) in LAYOUTS.items()
+        for spec in specs
+        if family == "causal_lm" or not needs_causal(spec)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "spec"),
+    some_of(product_of(LAYOUTS, [*filter(lambda x: not needs_causal(x), REPRESENTATIVES)]), [])
+    or list_cases(SPECS),
+)
+def test_scores_are_those_of_fairseq(name, spec):
+    assert measure(name, spec) < 1e-5
+
+
+@pytest.mark.parametrize(("name", "spec", "more"), MORE)
+def test_other_options_change_no_score(name, spec, more):
+    assert measure(name, spec, **more) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("family", "spec", "more"),
+    [
+        ("masked_lm", "learned", {}),
+        ("masked_lm", "learned", {"encoder_normalize_before": True}),
+        ("translation", "sinusoidal(layout=fairseq)", PRE_NORM),
+    ],
+)
+def test_a_class_with_these_positions_needs_nothing_of_the_package(family, spec, more):
+    folder = export_to(checkpoint(family, spec, **more))
+    assert "fairseq_posenc" not in (folder / "config.json").read_text()
+    assert "import fairseq_posenc" not in (folder / "README.md").read_text()
+    assert read_positions(load(folder)) == spec
+
+
+@pytest.mark.parametrize(
+    ("family", "spec", "more", "message"),
+    [
+        ("causal_lm", "rope", {"adaptive_softmax_cutoff": "10,20"}, "an adaptive softmax"),
+        ("causal_lm", "rope", {"layernorm_embedding": True}, "layernorm_embedding=True"),
+        ("translation", "rope(cross_attention=true)", {}, r"has rope\(cross_attention=true\)"),
+        ("translation", "rope", {"encoder_normalize_before": True}, "decoder_normalize_before=F"),
+        ("translation", "rope", {"decoder_embed_dim": 48}, "decoder_embed_dim=48 beside 64"),
+        ("causal_lm", "rope", {"no_decoder_final_norm": True}, r"lacks biogpt\.layer_norm\.weight"),
+        ("masked_lm", "rope", {"activation_fn": "relu"}, "activation_fn=relu, and the head"),
+        ("translation", "learned", {"max_target_positions": 60}, "one number of positions"),
+    ],
+)
+def test_what_no_class_computes_is_refused_by_name(family, spec, more, message, capsys):
+    if "adaptive_softmax_cutoff" in more:
+        more = {**more, "no_share_decoder_input_output_embed": True}
+    trained, out = checkpoint(family, spec, **more), new_directory() / "out"
+    words = ["--checkpoint", str(trained.path), "--out", str(out), "--tokens", "words"]
+    assert main(["export", *words]) == 2
+    assert re.search(message, capsys.readouterr().err)
+    assert list(out.parent.iterdir()) == []
+
+
+def test_one_dictionary_for_two_is_refused(capsys):
+    trained = checkpoint("translation", "rope", **PRE_NORM)
+    with open(trained.data / "dict.en.txt", "a", encoding="utf-8") as file:
+        file.write("more 1\n")
+    trained = checkpoint("translation", "rope", trained.data, **PRE_NORM)
+    words = ["--checkpoint", trained.path, "--out", new_directory() / "out", "--tokens", "words"]
+    assert main(["export", *map(str, words)]) == 2
+    assert "dictionaries have 44 and 45 symbols, and M2M100" in capsys.readouterr().err
+
+
+def test_a_model_that_differs_is_not_written(monkeypatch, capsys):
+    def build_another(*args, **options):
+        model = export_module_build(*args, **options)
+        torch.nn.init.zeros_(model.get_input_embeddings().weight[5])
+        return model
+
+    export_module_build = export_module.build_stock_model
+    monkeypatch.setattr(export_module, "build_stock_model", build_another)
+    out = new_directory() / "out"
+    words = ["--checkpoint", checkpoint("masked_lm", "m4m").path, "--out", out, "--tokens", "none"]
+    assert main(["export", *map(str, words)]) == 2
+    assert "RobertaForMaskedLM differs from the model by" in capsys.readouterr().err
+    assert list(out.parent.iterdir()) == []
+
+
+@pytest.mark.parametrize("spec", ["rope", "learned+alibi", "fox+window(size=3)", "t5,rope"])
+def test_a_causal_model_writes_what_it_writes_in_fairseq(spec):
+    trained = checkpoint("causal_lm", spec)
+    tokens = torch.cat([torch.full((50, 1), 2), torch.randint(4, 44, (50, 4))], 1)
+    search = {"max_new_tokens": 12, "do_sample": False, "suppress_tokens": [1, 2]}
+    found = load(export_to(trained)).generate(input_ids=tokens, **search)
+    for _ in range(12):
+        with torch.no_grad():
+            scores = trained.model(tokens)[0][:, -1]
+        scores[:, [1, 2]] = -torch.inf
+        tokens = torch.cat([tokens, scores.argmax(-1, keepdim=True)], 1)
+    assert torch.equal(found, tokens)
+
+
+@pytest.mark.parametrize("beam", [1, 5])
+@pytest.mark.parametrize(("spec", "more"), [("m4+rope", {}), ("t5", PRE_NORM)])
+def test_translations_are_those_of_fairseq(spec, more, beam):
+    lengths = {"max_source_positions": 60, "max_target_positions": 60}
+    trained = checkpoint("translation", spec, **lengths, **more)
+    tokens, real = padded("left", rows=50)
+    search = trained.task.build_generator([trained.model], GenerationConfig(beam=beam, min_len=6))
+    batch = {"net_input": {"src_tokens": tokens, "src_lengths": real.sum(1)}}
+    ours = [row[0]["tokens"].tolist() for row in search.generate([trained.model], batch)]
+    inputs = {"input_ids": tokens, "attention_mask": real.long(), "num_beams": beam}
+    inputs |= {"min_new_tokens": 6, "early_stopping": beam > 1}
+    found = load(export_to(trained)).generate(**inputs)
+    theirs = [[token for token in row[1:] if token != 1] for row in found.tolist()]
+    # At their limit the two do different things: fairseq forces an end, transformers stops.
+    ended = [n for n in range(50) if max(len(ours[n]), len(theirs[n])) < 60]
+    assert len(ended) >= 40
+    assert [ours[n] for n in ended] == [theirs[n] for n in ended]
+
+
+def read_texts(raw: Path, task: str):
+    with open(raw / task / "dev.tsv", encoding="utf-8") as file:
+        lines = list(csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+    if task == "CoLA":
+        return [[line[3] for line in lines]]
+    columns = [lines[0].index(name) for name in ("sentence1", "sentence2")]
+    return [[line[column] for line in lines[1:]] for column in columns]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("task", "spec"), product_of(["CoLA", "STS-B"], ["learned", "m4m+rope"]))
+def test_predictions_of_glue_are_those_of_fairseq(task, spec):
+    folder = glue_data()
+    compare_predictions(folder / "raw", task, folder / "glue" / task, folder / "pieces.model", spec)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (DATA / "glue_data").is_dir(), reason="GLUE's files are not here")
+@pytest.mark.parametrize("spec", ["learned", "m4m+rope"])
+def test_predictions_on_the_published_dev_set_are_those_of_fairseq(spec):
+    bpe, out = DATA / "gpt2_bpe", new_directory()
+    tokens = ["--encoder-json", bpe / "encoder.json", "--vocab-bpe", bpe / "vocab.bpe"]
+    words = ["--tasks", "CoLA", *tokens, "--dict", bpe / "dict.txt"]
+    start("glue", [DATA / "glue_data", "--out", out, *words])
+    compare_predictions(DATA / "glue_data", "CoLA", out / "CoLA", bpe, spec)
+
+
+def compare_predictions(raw: Path, task: str, data: Path, tokens: Path, spec: str) -> None:
+    options = {"max_positions": 64, "max_update": 2, "pooler_activation_fn": "tanh"}
+    trained = checkpoint("masked_lm", spec, data, "glue", **options)
+    folder = export_to(trained, tokens=str(tokens))
+    ours, _ = predict(trained.model, trained.task, "valid")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    inputs = tokenizer(*read_texts(raw, task), padding=True, return_tensors="pt")
+    with torch.no_grad():
+        theirs = load(folder)(**inputs).logits
+    torch.testing.assert_close(theirs, ours.cpu(), atol=1e-5, rtol=1e-5)
+    assert torch.equal(theirs.argmax(-1), ours.argmax(-1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spec", ["learned", "m4m+rope"])
+def test_answers_begin_and_end_at_the_same_tokens(spec):
+    data = squad_files().data
+    trained = checkpoint("masked_lm", spec, data, "squad", max_positions=48)
+    model = load(export_to(trained, tokens=str(data)))
+    for side in ("left", "right"):
+        tokens, real = padded(side, longest=48)
+        with torch.no_grad():
+            theirs = model(input_ids=tokens, attention_mask=real.long())
+            ours = trained.model(tokens, span_scores=True)
+        for ours_scores, name in zip(ours, ("start_logits", "end_logits")):
+            torch.testing.assert_close(theirs[name][real], ours_scores[real], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("family", "spec", "pipeline"),
+    [("masked_lm", "m4m", "fill-mask"), ("translation", "alibi", "translation")],
+)
+def test_a_card_says_what_the_model_is_and_its_lines_run(family, spec, pipeline, capsys):
+    folder = export_to(checkpoint(family, spec), "--license", "mit")
+    _, front, text = (folder / "README.md").read_text().split("---\n", 2)
+    languages = "[de, en]" if family == "translation" else "[]"
+    for line in ("license: mit", f"language: {languages}", f"pipeline_tag: {pipeline}"):
+        assert line in front.splitlines()
+    code = text.partition("```python\n")[2].partition("```")[0].replace("FOLDER", str(folder))
+    names: dict = {}
+    exec(code, names)
+    assert names["tokenizer"]("w1 w2")["input_ids"][-1] == 2
+    kinds = {path.stat().st_mode for path in folder.iterdir() if path.is_file()}
+    assert len(kinds) == 1  # all are for the same readers
+
+
+def test_nothing_of_the_machine_is_in_a_folder():
+    trained = checkpoint("masked_lm", "m4m", save_dir="/private/runs", restore_file="/private/x.pt")
+    for path in filter(Path.is_file, export_to(trained).rglob("*")):
+        for secret in (b"/private", str(trained.data).encode(), str(trained.path.parent).encode()):
+            assert secret not in path.read_bytes(), path
+
+
+def test_nothing_of_an_export_is_left_where_it_is_refused(tmp_path, capsys):
+    trained = checkpoint("masked_lm", "learned")
+
+    def refuse(*words, out=tmp_path / "out"):
+        assert main(["export", "--out", str(out), *map(str, words)]) == 2
+        return capsys.readouterr().err.splitlines()[-1]
+
+    full = tmp_path / "full"
+    full.mkdir()
+    (full / "file").touch()
+    words = ["--checkpoint", trained.path, "--tokens", "words"]
+    assert "exists and is not empty" in refuse(*words, out=full)
+    assert "no such file" in refuse("--checkpoint", tmp_path / "none.pt")
+    assert "say with --tokens" in refuse("--checkpoint", trained.path)
+    assert f"--data {tmp_path}: holds no dict.txt; name the" in refuse(*words, "--data", tmp_path)
+    (trained.data / "dict.txt").unlink()
+    assert "holds no dict.txt" in refuse(*words)
+    stock = checkpoint("masked_lm", "none")
+    state = torch.load(stock.path)
+    state["cfg"]["model"].arch = state["cfg"]["model"]._name = "roberta"  # fairseq's own
+    state["cfg"]["model"].no_token_positional_embeddings = True
+    state["model"] = {k: v for k, v in state["model"].items() if "_extra_state" not in k}
+    torch.save(state, stock.path)
+    message = refuse("--checkpoint", stock.path, "--tokens", "words")
+    assert "a RobertaModel, not a model of fairseq_posenc" in message
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["full"]
+
+
+def test_a_translation_model_trained_without_named_languages_is_exported(tmp_path, capsys):
+    """fairseq reads the language pair from the names of the data."""
+    trained, out = checkpoint("translation", "rope"), tmp_path / "out"
+    state = torch.load(trained.path)
+    state["cfg"]["task"] |= {"source_lang": None, "target_lang": None}
+    torch.save(state, trained.path)
+    words = ["export", "--checkpoint", str(trained.path), "--tokens", "words"]
+    assert main([*words, "--out", str(out)]) == 2
+    assert "has no files of a language pair" in capsys.readouterr().err
+    (trained.data / "train.de-en.de.idx").touch()
+    assert main([*words, "--out", str(out)]) == 0
+    assert {path.name for path in out.rglob("dict.*")} == {"dict.de.txt", "dict.en.txt"}
+
+
+def test_a_damaged_dictionary_of_labels_is_a_line(tmp_path):
+    (tmp_path / "label").mkdir()
+    (tmp_path / "label" / "dict.txt").write_text("no 1\n\nyes 1\n")
+    with pytest.raises(UserError, match=r"dict\.txt: not a fairseq dictionary \(line 2"):
+        _name_classes(SimpleNamespace(data=tmp_path), 2)
+
+
+def print_parity() -> None:
+    """Print the largest difference of each spec and class, as a share of the largest score."""
+    names = [name.partition("For")[0].removesuffix("MTModel") for name in LAYOUTS]
+    print(f"| spec | {' | '.join(names)} |\n|{' --- |' * (len(names) + 1)}")
+    for spec in SPECS:
+        cells = []
+        for name, (family, _) in LAYOUTS.items():
+            if needs_causal(spec) and family != "causal_lm":
+                cells.append("")
+                continue
+            try:
+                cells.append(f"{measure(name, spec):.0e}")
+            except AssertionError:
+                cells.append("refused")
+        print(f"| `{spec}` | {' | '.join(cells)} |", flush=True)
+
+
+if __name__ == "__main__":
+    print_parity()
