@@ -14,18 +14,14 @@ import torch
 from fairseq import utils
 from fairseq.data import Dictionary
 from fairseq.models import ARCH_MODEL_REGISTRY
-from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
 from fairseq_posenc.checkpoints.dictionary import DICTIONARY, Placeholders, load_dictionary
-from fairseq_posenc.checkpoints.faults import BUILD_ERRORS, quote_error
 from fairseq_posenc.errors import UserError, shortened
 from fairseq_posenc.hf import set_positions
-from fairseq_posenc.hf.own_positions import SPEC_FIELD
 from fairseq_posenc.hf.saving import load_model
-from fairseq_posenc.hf.settings import PositionSettings
+from fairseq_posenc.hf.settings import SPEC_FIELD, PositionSettings
 from fairseq_posenc.specs import parse
 from fairseq_posenc.tasks.glue.criterion import HEAD
 from fairseq_posenc.workbench.convert.comparison import (
@@ -53,9 +49,6 @@ from fairseq_posenc.workbench.loading.families import (
 _FINE_TUNING = {"classes": "glue", "spans": "squad"}  # head of a fine-tuned model -> fairseq's task
 _PRETRAINING_HEAD = "encoder.lm_head."  # fine-tuned models of transformers do not have it
 
-# Errors of transformers for a folder that is damaged, or made by hand.
-_LOAD_ERRORS = (RuntimeError, ImportError, SafetensorError, StrictDataclassError)
-
 
 class Imported(NamedTuple):
     """A model of fairseq, in the parts of a checkpoint."""
@@ -71,7 +64,9 @@ def import_folder(path: Path) -> Imported:
     Raises:
         UserError: the folder cannot be read, or fairseq has no such model.
     """
-    source = _load(path)
+    if not path.is_dir():
+        raise UserError(f"--from {path}: no such folder")
+    source = load_model(path)
     stock, head = _find_stock_family(source, path)
     _refuse_other_fields(source.config, stock, path)
     if not hasattr(source.config, SPEC_FIELD):
@@ -109,24 +104,6 @@ def import_folder(path: Path) -> Imported:
     settings["task"] = {**settings["task"], **task}
     stacks = [f"{name} {stack.identity.describe()}" for name, stack in list_stacks(model)]
     return Imported(settings, model.state_dict(), [*stacks, *notes])
-
-
-def _load(path: Path) -> PreTrainedModel:
-    """Load the model of a folder, without pickles and code, with all of its weights."""
-    if not path.is_dir():
-        raise UserError(f"--from {path}: no such folder")
-    settings = {"use_safetensors": True, "local_files_only": True, "output_loading_info": True}
-    try:
-        loaded: Any = load_model(path, **settings)
-    except UserError:  # is a ValueError
-        raise
-    except (*BUILD_ERRORS, *_LOAD_ERRORS) as error:
-        raise UserError(f"{path}: its model cannot be loaded ({quote_error(error)})") from None
-    model, info = loaded
-    for kind in ("missing", "unexpected"):
-        if names := sorted(info[f"{kind}_keys"]):
-            raise UserError(f"{path}: {len(names):,} {kind} tensors, such as {shortened(names[0])}")
-    return model
 
 
 def _find_stock_family(model: PreTrainedModel, path: Path) -> tuple[StockFamily, str]:

@@ -197,9 +197,9 @@ def test_tensors_must_be_those_of_the_model(capsys):
     weights = load_file(path)
     name = "roberta.encoder.layer.1.output.dense.weight"
     for changed, message in (
-        ({k: v for k, v in weights.items() if k != name}, f"1 missing tensors, such as {name}"),
-        ({**weights, "more": torch.ones(2)}, "1 unexpected tensors, such as more"),
-        ({**weights, name: torch.ones(2, 2)}, "cannot be loaded"),
+        ({k: v for k, v in weights.items() if k != name}, f"the weights lack {name}"),
+        ({**weights, "more": torch.ones(2)}, "the weights also have more"),
+        ({**weights, name: torch.ones(2, 2)}, "the weights have other shapes of"),
         ({**weights, name: weights[name] / 0}, "the weights are not finite"),
     ):
         save_file(changed, path, {"format": "pt"})
@@ -209,17 +209,17 @@ def test_tensors_must_be_those_of_the_model(capsys):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"hidden_size": 40}, "cannot be loaded"),
-        ({"num_hidden_layers": 3}, "missing tensors"),
-        ({"num_hidden_layers": 1}, "unexpected tensors"),
-        ({"max_position_embeddings": 33}, "cannot be loaded"),
+        ({"hidden_size": 40}, "the weights have other shapes"),
+        ({"num_hidden_layers": 3}, "the weights lack"),
+        ({"num_hidden_layers": 1}, "the weights also have"),
+        ({"max_position_embeddings": 33}, "the weights have other shapes"),
         ({"hidden_size": "many"}, ""),
         ({"num_attention_heads": 5}, ""),
         ({"vocab_size": -3}, ""),
         ({"layer_norm_eps": 1e-12}, "layer_norm_eps is 1e-12, and fairseq's layer norms"),
         ({"hidden_act": "relu"}, "relu in its layers and gelu in its head"),
         ({"architectures": ["BertForMaskedLM"]}, "not a model of text of type 'roberta'"),
-        ({"model_type": "bert", "architectures": ["BertForMaskedLM"]}, "tensors"),
+        ({"model_type": "bert", "architectures": ["BertForMaskedLM"]}, "the weights lack"),
     ],
 )
 def test_a_configuration_that_lies(change, message, capsys):
@@ -241,7 +241,7 @@ def test_files_that_are_none(tmp_path, capsys):
     assert str(tmp_path) in refuse(tmp_path, capsys)
     _, folder = make_roberta(type_vocab_size=1)
     (folder / "model.safetensors").write_bytes(b"nothing!")
-    assert "cannot be loaded" in refuse(folder, capsys)
+    assert "its model cannot be read" in refuse(folder, capsys)
     (folder / "model.safetensors").unlink()
     torch.save({}, folder / "pytorch_model.bin")  # a pickle is not read
     assert str(folder) in refuse(folder, capsys)
