@@ -106,7 +106,8 @@ def count_pairs(call: AttentionCall) -> int:
     """Count the pairs of queries and keys in the blocks of a call."""
 
     def size(part: Part) -> int:
-        return math.prod(place.stop - place.start for place in part[:4])
+        places = (part.sentences, part.heads, part.queries, part.keys)
+        return math.prod(place.stop - place.start for place in places)
 
     return sum(size(part) for block in choose_blocks(call)[1] for part in block)
 
