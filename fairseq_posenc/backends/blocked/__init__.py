@@ -93,13 +93,9 @@ def choose_blocks(call: AttentionCall) -> tuple[Geometry, list[Block]]:
     deps = (*mask.cache_deps, sizes, query.device)
     blocks = mask.cached("blocks", deps, lambda: sizes.split(mask, query.device))
     if terms.counted_table is not None:  # positions are counted over all keys of a query
-        blocks = [(_join_keys(block),) for block in blocks]
+        joined = [slice(block[0].keys.start, block[-1].keys.stop) for block in blocks]
+        blocks = [(block[0]._replace(keys=keys),) for block, keys in zip(blocks, joined)]
     return sizes, blocks
-
-
-def _join_keys(block: Block) -> Part:
-    """Join the parts of a block, with the hidden keys between them."""
-    return block[0]._replace(keys=slice(block[0].keys.start, block[-1].keys.stop))
 
 
 def count_pairs(call: AttentionCall) -> int:
