@@ -218,22 +218,6 @@ def test_blocked_serves_a_reset_beside_all_else(direction):
     assert_equals_reference("blocked", terms, mask, inputs(torch.float64))
 
 
-def test_blocked_serves_one_row_for_all_distances():
-    """For a single query, as in a step of decoding, the row is added to the query."""
-    row = torch.randn(H, 1, D, dtype=torch.float64, requires_grad=True)
-    table = torch.randn(H, T, D, dtype=torch.float64, requires_grad=True)
-    terms = Terms(query_table=table, key_table=row.expand(-1, T, -1), scale_factor=2.0)
-    qkv = inputs(torch.float64, 1)
-    ours, _ = BACKENDS["blocked"].attend(AttentionCall(*qkv, terms, Mask("lr")))
-    theirs, _ = BACKENDS["reference"].attend(AttentionCall(*qkv, terms, Mask("lr")))
-    torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
-    for our, their in zip(
-        torch.autograd.grad(ours.square().sum(), [*qkv, row, table]),
-        torch.autograd.grad(theirs.square().sum(), [*qkv, row, table]),
-    ):
-        torch.testing.assert_close(our, their, rtol=1e-8, atol=1e-8)
-
-
 def test_blocked_gradients_reach_operands_whose_heads_are_not_before_their_tokens(monkeypatch):
     """A chunk of zeros with such strides is a copy, and gradients added to a copy are lost."""
     monkeypatch.undo()  # with one chunk for all sentences
@@ -291,14 +275,6 @@ def test_blocked_serves_a_gain_of_channels_for_one_query(groups):
     terms = Terms(channel_gain=gain)
     assert BACKENDS["blocked"].refuses(terms, CallFeatures(tgt_len=1)) == ""
     assert_equals_reference("blocked", terms, Mask("lr"), inputs(torch.float64, 1))
-
-
-@pytest.mark.parametrize("direction", DIRECTIONS)
-@pytest.mark.parametrize("form", ["product", "all with reset", "both biases"])
-def test_blocked_gives_the_same_without_holding_its_blocks(form, direction, monkeypatch):
-    monkeypatch.setattr(blocked, "SAVED_BYTES", 0)
-    terms = make_terms(dtype=torch.float64)[form]
-    assert_equals_reference("blocked", terms, Mask(direction), inputs(torch.float64))
 
 
 @pytest.mark.parametrize("form", make_terms(), ids=lambda name: name)

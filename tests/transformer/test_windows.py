@@ -295,6 +295,21 @@ def test_blocks_leave_out_the_keys_between_the_first_ones_and_the_window(spec, d
 
 
 @pytest.mark.parametrize("direction", ["both", "lr", "rl"])
+@pytest.mark.parametrize("tgt_len", [9, 4])
+def test_a_mask_is_its_definition_for_each_pair(direction, tgt_len):
+    padding = torch.zeros(2, 9, dtype=torch.bool)
+    padding[0, :2] = padding[1, 7:] = True
+    segments = torch.arange(9).expand(2, -1) // torch.tensor([[3], [4]])
+    first_keys, pairs = torch.arange(9)[None] == 1, torch.rand(tgt_len, 9) < 0.3
+    for limits in (Locality(window=3), Locality(5, segments, first_keys=first_keys)):
+        for mask in (Mask(direction, None, None), Mask(direction, padding, pairs)):
+            mask = mask._replace(locality=limits)
+            expected = mask.forbidden(tgt_len, 9, padding.device)[:, 0]
+            queries = torch.arange(9 - tgt_len, 9)[None, :, None]
+            assert (mask.hides(queries, torch.arange(9)[None, None]) == expected).all()
+
+
+@pytest.mark.parametrize("direction", ["both", "lr", "rl"])
 def test_visible_keys_are_counted_as_a_loop_does(direction):
     padding = torch.zeros(3, 20, dtype=torch.bool)
     padding[1, :3], padding[2, -4:] = True, True
