@@ -38,6 +38,7 @@ class Family:
             halves of a head; ``half``: only once; ``pairs``: each one twice, for two adjacent
             coordinates; ``doubled_pairs``: as ``doubled``, but the model rotates adjacent
             coordinates and reads the first half.
+        bases: field of the configuration with the base of each layer's rotation, 0 for none.
         rotates: attribute of an attention that is true if it rotates; empty if all rotate.
         table: path of the table of positions in a stack.
         sinusoids: layout of that table if it holds sinusoids, not trained rows: ``half`` for all
@@ -58,6 +59,7 @@ class Family:
     attention: str = "self_attn"
     rotary: tuple[str, ...] = ()
     cosines: Literal["doubled", "half", "pairs", "doubled_pairs"] = "doubled"
+    bases: str = ""
     rotates: str = ""
     table: str = ""
     sinusoids: Literal["", "half", "fairseq"] = ""
@@ -202,7 +204,7 @@ class Stack(NamedTuple):
         for index, does in enumerate(rotates):
             layer = spec.layer_kinds[spec.layer_kind(index)]
             states = any(item.encoding.acts_on == "rotation" for item in layer)
-            if any(rotates) and does != states:
+            if self.family.rotates and any(rotates) and does != states:
                 raise UserError(
                     f"own: the configuration of this model states rotations of other layers than "
                     f"it has, such as layer {index}: write the positions of each layer"
@@ -226,6 +228,9 @@ class Stack(NamedTuple):
         for name in family.rotary:
             if not isinstance(rotary := self.module.get_submodule(name), NoRotation):
                 self.module.set_submodule(name, NoRotation(self.rotary_width(rotary)))
+        if family.bases:  # each layer gets our cosines, or none
+            setattr(self.config, family.bases, [0] * self.config.num_hidden_layers)
+            self.module.set_submodule("rotary_embs", nn.ModuleList())
         if family.table:
             self.module.set_submodule(family.table, NoPositions())
         if family.bias:
@@ -301,6 +306,9 @@ FAMILIES: dict[str, Family] = {
         _ROTARY, attention="attention", projections="query_key_value", by_head=True
     ),
     "gpt_oss": replace(_ROTARY, cosines="half", sinks="sinks"),
+    **dict.fromkeys(
+        ("granite_swa", "granitemoe_swa"), replace(_ROTARY, bases="layer_rope_theta", sinks="sinks")
+    ),
     "modernbert": replace(_ROTARY, attention="attn", projections="Wqkv"),
     "opt": Family(stacks=("decoder",), table="embed_positions", first_row=2),
     "phi3": replace(_ROTARY, projections="qkv_proj"),

@@ -210,7 +210,10 @@ def _read_layers(config: Config, layout: str) -> list[str]:
         layer_type = _find_layer_type(config, index)
         items = []
         if _is_rotated(config, index, layer_type):
-            items.append(read_rope(_read_rotation(config, layer_type), limit, layout))
+            rotation = _read_rotation(config, layer_type)
+            if bases := getattr(config, "layer_rope_theta", None):
+                rotation["rope_theta"] = bases[index]
+            items.append(read_rope(rotation, limit, layout))
         if layer_type == "sliding_attention":
             items.append(f"window(size={_read_window(config)})")
         if layer_type == "chunked_attention":
@@ -233,6 +236,8 @@ def _is_rotated(config: Config, index: int, layer_type: str) -> bool:
     if config.model_type in ("cohere2", "exaone4"):  # layers with a window rotate
         everywhere = config.model_type == "exaone4" and config.sliding_window is None
         return everywhere or layer_type == "sliding_attention"
+    if bases := getattr(config, "layer_rope_theta", None):
+        return bool(bases[index])
     if config.model_type in ("llama4_text", "smollm3"):
         return bool(config.no_rope_layers[index])
     return True

@@ -55,7 +55,10 @@ FRACTIONS = {  # of a head that their configurations rotate by default
 def build(kind):
     torch.manual_seed(1)
     like = MODELS[ALIKE[kind]] if kind in ALIKE else None
-    config = CONFIG_MAPPING[kind](**(SIZES if like is None else like.settings))
+    sizes = SIZES if like is None else like.settings
+    if kind.endswith("_swa"):  # a base for each layer, 0 for none
+        sizes = {**sizes, "sliding_window": 5, "layer_rope_theta": [0, 10000.0, 500.0, 0]}
+    config = CONFIG_MAPPING[kind](**sizes)
     auto = AutoModelForCausalLM
     if kind in ENCODERS or (like is not None and not like.generates):
         auto = AutoModelForMaskedLM
