@@ -10,6 +10,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+from fairseq_posenc.folders import whole_folder
 from fairseq_posenc.hf.saving import load_model
 from fairseq_posenc.workbench.convert.card import Labels, format_usage, write_card
 from fairseq_posenc.workbench.convert.comparison import (
@@ -23,7 +24,6 @@ from fairseq_posenc.workbench.convert.to_transformers import (
 )
 from fairseq_posenc.workbench.convert.tokenizer import TARGET, write_tokenizers
 from fairseq_posenc.workbench.loading.open_model import OpenModel
-from fairseq_posenc.workbench.running.folders import create_folder
 
 
 def export(trained: OpenModel, tokens: str | None, out: Path, labels: Labels) -> list[str]:
@@ -43,7 +43,7 @@ def export(trained: OpenModel, tokens: str | None, out: Path, labels: Labels) ->
     """
     stock = find_stock_family(trained)
     name = stock.classes[trained.head]
-    with create_folder(out) as folder:
+    with whole_folder(out) as folder:
         notes = write_tokenizers(trained, tokens, folder)
         for dictionary in trained.dictionaries:
             (folder / dictionary).parent.mkdir(exist_ok=True)

@@ -9,11 +9,11 @@ from pathlib import Path
 import torch
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.folders import whole_folder
 from fairseq_posenc.hf import read_positions, set_positions
 from fairseq_posenc.hf.attention import POSITIONS
 from fairseq_posenc.hf.saving import load_model
 from fairseq_posenc.position_parameters import LengthRule
-from fairseq_posenc.workbench.running.folders import create_folder
 
 _CONFIG = "config.json"
 # The files of a tokenizer, which are copied, and with them a licence: nothing else of a folder is.
@@ -49,7 +49,7 @@ def swap_folder(
         UserError: the folder cannot be read, or its model cannot have such positions.
     """
     _refuse_output(out, overwrite)
-    with create_folder(out, replaces=overwrite) as folder:
+    with whole_folder(out, replaces=overwrite) as folder:
         torch.manual_seed(seed)
         model = load_model(source)
         old_positions = read_positions(model)

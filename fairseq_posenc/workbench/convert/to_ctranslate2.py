@@ -25,6 +25,7 @@ from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.encodings.rope import Rope
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.folders import whole_folder
 from fairseq_posenc.position_parameters import is_position_parameter
 from fairseq_posenc.positions import Span
 from fairseq_posenc.workbench.convert.card import Labels, format_serving_usage, write_card
@@ -36,7 +37,6 @@ from fairseq_posenc.workbench.convert.comparison import (
 )
 from fairseq_posenc.workbench.convert.tokenizer import write_serving_tokenizers
 from fairseq_posenc.workbench.loading.open_model import OpenModel
-from fairseq_posenc.workbench.running.folders import create_folder
 
 _AT_INPUT = ("learned", "sinusoidal")
 _BIASES = ("sandwich", "t5")  # CTranslate2 counts their distances wrongly in prompts of causal LMs
@@ -71,7 +71,7 @@ def export_to_ctranslate2(
     """
     if trained.head not in ("translation", "causal_lm"):
         raise _refusal(f"a {trained.family.title}: it serves translation models and causal LMs")
-    with create_folder(out) as folder:
+    with whole_folder(out) as folder:
         files, vocabularies = write_serving_tokenizers(trained, tokens, folder)
         largest, _ = _write_and_compare(trained, vocabularies, "float32", folder)
         refuse_difference("--to ctranslate2: log probabilities differ from the model's", largest)

@@ -19,10 +19,10 @@ from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.folders import REQUEST
 from fairseq_posenc.tokens.symbols import SPACE
 from fairseq_posenc.tokens.tokenizer import ENCODER_JSON, MERGES, PIECES
 from fairseq_posenc.workbench.loading.open_model import OpenModel
-from fairseq_posenc.workbench.running.folders import read_plan
 
 TARGET = "target"  # folder of the target's tokenizer, if it is not the source's
 NAMED_TOKENIZATIONS = ("words", "characters", "none")  # `none`: export no tokenizer
@@ -60,7 +60,8 @@ def find_tokenization(tokens: Optional[str], folder: Path, language: str) -> Pat
         return path
     if (path / ENCODER_JSON).is_file():
         return path
-    options = (read_plan(path) or {}).get("options", {})
+    request = path / REQUEST
+    options = json.loads(request.read_text())["options"] if request.is_file() else {}
     for name in ("words", "characters"):  # options of the commands that write data
         if options.get(name):
             return name

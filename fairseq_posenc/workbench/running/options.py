@@ -19,19 +19,14 @@ from argparse import (
 from collections.abc import Sequence
 from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, Optional, TypeVar, Union
+from typing import Any, NoReturn, Optional, TypeVar, Union
 
 from fairseq_posenc.errors import CONTROL, UserError
 from fairseq_posenc.workbench.running.devices import cores
 
-if TYPE_CHECKING:
-    from fairseq_posenc.workbench.running.executor import Slurm
-
 # NaN as the value of a setting, or in a list.
 _NAN = re.compile(r"[=\[,\s][+-]?\.?nan(?=[\],\s]|$)", re.IGNORECASE)
 _SURROGATE = re.compile("[\ud800-\udfff]")
-# Options of sbatch that users may not give, because the executor or submitit sets them.
-_SET_HERE = ("array", "error", "job-name", "nodes", "ntasks", "open-mode", "output", "requeue")
 _WITHOUT_VALUE = re.compile(r"argument ([-\w/]+): expected ")  # argparse's message
 Settings = TypeVar("Settings")
 
@@ -167,58 +162,6 @@ def add_seeds(parser: ArgumentParser, default: Union[str, Sequence[int]]) -> Non
 def add_jobs(parser: _ActionsContainer, default: str, text: str = "runs") -> None:
     """Add ``--jobs``, the number of things, named by ``text``, that run at a time."""
     add_count(parser, "--jobs", f"{text} at a time (default: {default})")
-
-
-def add_cluster(parser: _ActionsContainer, one_by_one: bool = False) -> None:
-    """Add ``--on`` and ``--detach``: whether the jobs run here or on a Slurm cluster.
-
-    Args:
-        parser: parser to extend.
-        one_by_one: whether the command runs one job at a time here, and has no ``--jobs`` yet; adds
-            it, for clusters only.
-    """
-    parser.set_defaults(one_by_one=one_by_one)  # for `parse_cluster`
-    if one_by_one:
-        add_jobs(parser, "all", "with --on slurm: jobs")
-    text = (
-        "local (default), or slurm with options of sbatch, as in slurm partition=gpu gpus=1 "
-        "time=12:00:00; Slurm runs one job per run, at most --jobs at a time"
-    )
-    parser.add_argument("--on", nargs="+", default=["local"], metavar="WHERE", help=text)
-    text = "with --on slurm: submit the jobs, print their states and exit"
-    parser.add_argument("--detach", action="store_true", help=text)
-
-
-def parse_cluster(args: Namespace) -> Optional[Slurm]:
-    """Parse ``--on`` and ``--detach`` to a cluster; None for this machine.
-
-    Raises:
-        UserError: an unknown kind of cluster, or options that do not belong to it.
-    """
-    from fairseq_posenc.workbench.running.executor import Slurm  # needs tqdm; help does not
-
-    cluster, *words = args.on
-    jobs = getattr(args, "jobs", None)  # a command with a single job has no --jobs
-    if cluster not in ("local", "slurm"):
-        raise UserError(f"--on {cluster}: is neither local nor slurm")
-    if cluster == "local":
-        needless = [*words, *(["--detach"] if args.detach else [])]
-        needless += ["--jobs"] if args.one_by_one and jobs else []
-        if needless:
-            raise UserError(f"--on local: leave {needless[0]} out")
-        return None
-    options = {}
-    for word in words:
-        name, _, value = word.lstrip("-").partition("=")
-        name = name.replace("_", "-")
-        if not (name and value):
-            raise UserError(f"--on slurm {word}: write it as key=value, as in partition=gpu")
-        if name in _SET_HERE:
-            raise UserError(f"--on slurm {word}: {name} is set here; leave it out")
-        options[name] = value
-    if "time" not in options:
-        raise UserError("--on slurm: say how long a job may take, as in time=12:00:00")
-    return Slurm(options, jobs, args.detach)
 
 
 def add_workers(parser: _ActionsContainer) -> None:

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Optional, TypeVar
@@ -135,40 +134,6 @@ def _started(
     finally:
         _end_program(process)
         _running.discard(process)
-
-
-def run_parallel(
-    calls: Sequence[Callable[[], Result]],
-    jobs: int,
-    on_end: Callable[[Result], object] = lambda result: None,
-) -> None:
-    """Call functions that start programs, in threads.
-
-    Ctrl-C or the first failure ends all programs that this process has started, and is raised.
-
-    Args:
-        calls: the functions, started in this order.
-        jobs: number of calls at a time; it may exceed the number of cores.
-        on_end: called with each result, as soon as it comes.
-    """
-    if jobs == 1:  # in this thread, so that Ctrl-C interrupts any work
-        for call in calls:
-            on_end(call())
-        return
-    waiting = list(reversed(calls))
-    running: set[Future[Result]] = set()
-    with ThreadPoolExecutor(jobs) as pool:
-        try:
-            while running or waiting:
-                while waiting and len(running) < jobs:
-                    running.add(pool.submit(waiting.pop()))
-                done, running = wait(running, _POLL_SECONDS, FIRST_COMPLETED)
-                for future in done:
-                    on_end(future.result())
-        finally:
-            # Until no call runs: one may be about to start a program when the others are ended.
-            while wait(running, _POLL_SECONDS).not_done:
-                end_programs()  # so that their threads end
 
 
 def end_programs() -> None:

@@ -3,183 +3,22 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import json
-import multiprocessing
 import os
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 import torch
 
-from fairseq_posenc import files
+from fairseq_posenc import files, folders
 from fairseq_posenc.checkpoints.faults import find_message
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.loading import checkpoints
-from fairseq_posenc.workbench.running import folders, jobs, options, programs, progress
+from fairseq_posenc.workbench.running import options, programs, progress
 from fairseq_posenc.workbench.running.devices import ComputeOptions, choose_device, hydra_overrides
-from fairseq_posenc.workbench.running.folders import WholeFolder
 from tests.helpers.waiting import is_running, wait_until
-
-
-class TestSteps:
-    @staticmethod
-    def run(
-        folder: Path, inputs: dict, goal: int = 0, continues: bool = False
-    ) -> tuple[list[str], dict]:
-        """Do a step that adds a line to a file; return whether it ran, and its outputs."""
-        ran = []
-
-        def work(context: jobs.RunContext) -> dict:
-            with open(folder / "made", "a") as made:
-                made.write("x")
-            ran.append((folder / "made").read_text())
-            return {"made": len(ran[0])}
-
-        progress = (folder / "made").exists if continues else None
-        return ran, jobs.Step(folder, inputs, work, goal, progress).do()
-
-    def test_done_once(self, tmp_path: Path) -> None:
-        assert self.run(tmp_path / "s", {"a": (1, 2)}) == (["x"], {"made": 1})
-        assert self.run(tmp_path / "s", {"a": (1, 2)}) == ([], {"made": 1})
-
-    def test_changed_inputs_start_afresh(self, tmp_path: Path) -> None:
-        self.run(tmp_path / "s", {"a": 1}, continues=True)
-        ran, _ = self.run(tmp_path / "s", {"a": 2}, continues=True)
-        assert ran == ["x"]
-
-    @pytest.mark.parametrize(("continues", "left"), [(True, "xx"), (False, "x")])
-    def test_interrupted_work_is_kept_if_it_can_be_continued(
-        self, tmp_path: Path, continues: bool, left: str
-    ) -> None:
-        def stop(context: jobs.RunContext) -> dict:
-            (step.folder / "made").write_text("x")
-            raise KeyboardInterrupt
-
-        step = jobs.Step(tmp_path / "s", {"a": 1}, stop)
-        with pytest.raises(KeyboardInterrupt):
-            step.do()
-        assert step.outputs is None
-        assert self.run(tmp_path / "s", {"a": 1}, continues=continues)[0] == [left]
-
-    def test_longer_run_continues_and_shorter_starts_afresh(self, tmp_path: Path) -> None:
-        self.run(tmp_path / "s", {}, 10)
-        assert self.run(tmp_path / "s", {}, 20, continues=True)[0] == ["xx"]
-        assert self.run(tmp_path / "s", {}, 15, continues=True)[0] == ["x"]
-
-    def test_other_work_is_refused_once_it_has_begun(self, tmp_path: Path) -> None:
-        made = tmp_path / "made"
-
-        def step(number: int) -> jobs.Step:
-            inputs, work = {"lr": [1, number], "same": 0}, lambda context: {"lr": number}
-            return jobs.Step(tmp_path, inputs, work, progress=made.exists, protected=True)
-
-        step(2).do()
-        assert step(3).do() == {"lr": 3}  # nothing had been made
-        made.touch()
-        step(3).refuse_others()
-        with pytest.raises(UserError, match=r"other settings \(lr: \[3\], not \[2\]\); choose"):
-            step(2).do()
-        assert made.exists()
-        (tmp_path / "stamp.json").write_text("{")
-        with pytest.raises(UserError, match=r"stamp.json: cannot be read"):
-            step(3).do()
-
-    def test_a_file_that_the_work_writes_marks_its_end_without_a_stamp(self, tmp_path) -> None:
-        (tmp_path / "begun").touch()
-
-        def work(context: jobs.RunContext) -> None:
-            done.append((tmp_path / "begun").exists())
-            (tmp_path / "end").touch()
-
-        done: list[bool] = []
-        step = jobs.ResultStep(tmp_path, {}, work, (tmp_path / "end").exists, "end")
-        assert (step.outputs, step.progress) == (None, False)
-        assert [step.do(), step.do(), step.outputs] == [{}, {}, {}]
-        assert (done, sorted(os.listdir(tmp_path))) == ([True], ["begun", "end"])
-
-    def test_a_job_is_done_with_its_last_step_and_has_what_came_out_of_all(self, tmp_path) -> None:
-        done: list[str] = []
-
-        def step(name: str) -> jobs.Step:
-            def work(context: jobs.RunContext) -> dict:
-                done.append(name)
-                return {name: len(done)}
-
-            return jobs.Step(tmp_path / name, {}, work)
-
-        job = jobs.Job("both", tmp_path, (step("a"), step("b")))
-        job.steps[0].do()
-        assert (job.is_done, job.outputs, job.progress) == (False, None, [True, False])
-        job.run(jobs.ALONE)
-        assert (done, job.outputs, job.progress) == (["a", "b"], {"a": 1, "b": 2}, [True, True])
-
-    @pytest.mark.parametrize("stamp", ["", "{", "[]", '{"inputs": {"a": 2}}'])
-    def test_damaged_stamp_counts_as_not_done(self, tmp_path: Path, stamp: str) -> None:
-        self.run(tmp_path / "s", {"a": 1})
-        (tmp_path / "s" / "stamp.json").write_text(stamp)
-        assert self.run(tmp_path / "s", {"a": 1})[0] == ["x"]
-
-    def test_folder_with_other_files_is_left_alone(self, tmp_path: Path) -> None:
-        (tmp_path / "thesis.tex").write_text("precious")
-        with (
-            pytest.raises(UserError, match=r"holds other files \(thesis.tex\)"),
-            folders.lock_output_folder(tmp_path),
-        ):
-            pass
-        assert os.listdir(tmp_path) == ["thesis.tex"]
-
-    def test_folder_with_a_published_report_is_fine(self, tmp_path: Path) -> None:
-        (tmp_path / "report.md").write_text("")
-        with folders.lock_output_folder(tmp_path, ("report.md",)):
-            pass
-
-    def test_two_runs_do_not_share_a_folder(self, tmp_path: Path) -> None:
-        told = rf"--out .*out: process {os.getpid()} on .*, since 20.* is running there; wait"
-        with (
-            pytest.raises(UserError, match=told),
-            folders.lock_output_folder(tmp_path / "out"),
-            folders.lock_output_folder(tmp_path / "out"),
-        ):
-            pass
-        with folders.lock_output_folder(tmp_path / "out"):
-            pass
-
-    def test_a_program_that_outlives_its_run_keeps_the_folder(self, tmp_path: Path) -> None:
-        with folders.lock_folder(tmp_path) as lock:
-            program = subprocess.Popen(["sleep", "60"], pass_fds=[lock])
-        try:
-            assert folders.is_locked(tmp_path)
-            with pytest.raises(UserError, match="is running there"), folders.lock_folder(tmp_path):
-                pass
-        finally:
-            program.kill()
-            program.wait()
-        assert not folders.is_locked(tmp_path)
-        with folders.lock_folder(tmp_path):
-            pass
-
-    def test_a_forked_process_that_outlives_its_run_does_not(self, tmp_path: Path) -> None:
-        with folders.lock_folder(tmp_path):
-            child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
-            child.start()
-        wait_until(lambda: not folders.is_locked(tmp_path))  # it lets go once it runs
-        assert child.is_alive()
-        child.kill()
-        child.join()
-
-    def test_folder_that_cannot_be_made(self, tmp_path: Path) -> None:
-        (tmp_path / "file").write_text("")
-        with (
-            pytest.raises(UserError, match="--out"),
-            folders.lock_output_folder(tmp_path / "file" / "out"),
-        ):
-            pass
 
 
 def hold_file(path: Path) -> subprocess.Popen[str]:
@@ -295,111 +134,6 @@ class TestFiles:
         finally:
             living.kill()
             living.wait()
-
-
-class TestFolders:
-    PLAN: ClassVar = {"format": 1, "options": {"size": 60, "unit": None}, "inputs": {"a": "0" * 64}}
-
-    def make(self, path: Path, plan: dict | None = None, called: str = "plan") -> WholeFolder:
-        folder = WholeFolder(path, plan or self.PLAN, called)
-        with folder.create():
-            (folder.partial / "data").write_text("x")
-            folder.finish({"counts": {"items": 1}})
-        return folder
-
-    @pytest.mark.parametrize("called", ["plan", "request"])
-    def test_it_is_there_as_a_whole_with_a_manifest(self, tmp_path: Path, called: str) -> None:
-        folder = self.make(tmp_path / "out", called=called)
-        assert sorted(os.listdir(tmp_path / "out")) == ["data", "manifest.json"]
-        manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
-        assert manifest == {called: self.PLAN, "counts": {"items": 1}}
-        assert folder.check_done()
-        assert os.listdir(tmp_path) == ["out"]
-
-    def test_nothing_is_left_where_it_fails_nor_by_one_killed_before(self, tmp_path: Path) -> None:
-        folder = WholeFolder(tmp_path / "out", {})
-        (folder.partial / "data").mkdir(parents=True)  # by a killed run
-        (folder.partial / folders.LOCK).write_text("")
-
-        def fail() -> None:
-            with folder.create():
-                (folder.partial / "data").write_text("x")
-                raise KeyError
-
-        with pytest.raises(KeyError):
-            fail()
-        assert os.listdir(tmp_path) == []
-
-    @pytest.mark.parametrize("way", ["create", "resume"])
-    def test_somebody_elses_unfinished_folder_is_left_alone(self, tmp_path: Path, way: str) -> None:
-        folder = WholeFolder(tmp_path / "out", {})
-        folder.partial.mkdir()
-        (folder.partial / "thesis.tex").write_text("precious")
-        with pytest.raises(UserError, match=r"out.partial: holds other files \(thesis.tex\)"):
-            getattr(folder, way)().__enter__()
-        assert os.listdir(folder.partial) == ["thesis.tex"]
-
-    @pytest.mark.parametrize("way", ["create", "resume"])
-    def test_a_link_in_the_place_of_the_unfinished_folder(self, tmp_path: Path, way: str) -> None:
-        folder = WholeFolder(tmp_path / "out", {})
-        (tmp_path / "elsewhere").mkdir()
-        folder.partial.symlink_to(tmp_path / "elsewhere")
-        with pytest.raises(UserError, match=r"out.partial: is a link to .*elsewhere"):
-            getattr(folder, way)().__enter__()
-        assert not os.listdir(tmp_path / "elsewhere")
-
-    def test_a_link_to_where_the_folder_shall_be(self, tmp_path: Path) -> None:
-        (tmp_path / "big-disk").mkdir()
-        (tmp_path / "out").symlink_to(tmp_path / "big-disk")
-        folder = WholeFolder(tmp_path / "out", {})
-        with folder.create():
-            (folder.partial / "data").write_text("x")
-            folder.finish({})
-        assert (tmp_path / "out").is_symlink()
-        assert (tmp_path / "big-disk" / "data").read_text() == "x"
-
-    @pytest.mark.parametrize(
-        "progress", ["{}", "[" * 9999, '{"plan": {}}', '{"plan": 1, "done": 2}']
-    )
-    def test_progress_that_is_not_ours(self, tmp_path: Path, progress: str) -> None:
-        folder = WholeFolder(tmp_path / "out", {})
-        with folder.resume():
-            (folder.partial / "progress.json").write_text(progress)
-        with contextlib.suppress(UserError), folder.resume() as saved:
-            assert saved == {}
-
-    def test_a_beginning_is_continued_with_what_was_saved(self, tmp_path: Path) -> None:
-        folder = WholeFolder(tmp_path / "out", self.PLAN)
-        with folder.resume() as saved:
-            assert saved == {}
-            folder.save({"items": 3})
-        with folder.resume() as saved:
-            assert saved == {"items": 3}
-            with pytest.raises(UserError, match="is running there"):
-                folder.create().__enter__()
-        other = WholeFolder(tmp_path / "out", {**self.PLAN, "format": 2})
-        with pytest.raises(UserError, match=r"out.partial: was made with other format: 1, not 2;"):
-            other.resume().__enter__()
-
-    @pytest.mark.parametrize(
-        ("change", "told"),
-        [
-            ({"options": {"size": 61, "unit": None}}, "options, size: 60, not 61; name another"),
-            ({"inputs": {"a": "1" * 64}}, "inputs, a; name another folder"),
-            ({"format": 2, "inputs": {}}, "format: 1, not 2; other inputs, a; name"),
-        ],
-    )
-    def test_what_differs_is_named(self, tmp_path: Path, change: dict, told: str) -> None:
-        self.make(tmp_path / "out")
-        with pytest.raises(UserError, match=f"--out .*out: was made with other {told}"):
-            WholeFolder(tmp_path / "out", {**self.PLAN, **change}).check_done()
-
-    @pytest.mark.parametrize("manifest", [None, "", "[]", '{"plan": 1}', '{"request": {}}'])
-    def test_what_others_made_is_left_alone(self, tmp_path: Path, manifest: str | None) -> None:
-        if manifest is not None:
-            (tmp_path / "manifest.json").write_text(manifest)
-        with pytest.raises(UserError, match="exists, and was not made by this program"):
-            WholeFolder(tmp_path, self.PLAN).check_done()
 
 
 class TestOptions:
@@ -538,7 +272,7 @@ HYDRA = "Error executing job with overrides: ['a=1']\n"
 class TestPrograms:
     @pytest.fixture
     def lock(self, tmp_path: Path):
-        with folders.lock_output_folder(tmp_path / "out") as lock:
+        with folders.lock_folder(tmp_path / "out") as lock:
             yield lock
 
     @staticmethod
