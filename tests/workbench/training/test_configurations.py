@@ -229,27 +229,18 @@ def test_a_mistake_is_one_line(words, message, place):
 
 
 @pytest.mark.slow
-def test_a_killed_training_goes_on_to_the_same_weights(place):
-    words = hydra("laptop", "optimization.max_update=8", "checkpoint.save_interval_updates=1")
-    folders = {}
-    for name in ("killed", "undisturbed"):
-        folders[name] = place / name
-        command = [*words, f"hydra.run.dir={name}"]
-        process = start(place, *command)
-        if name == "killed":
-            wait_until((place / name / "checkpoint_last.pt").exists)
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-            process = start(place, *command)
-        said, _ = process.communicate(timeout=300)
-        assert process.returncode == 0, said[-3000:]
-        assert updates(place / name) == 8
-    assert "Loaded checkpoint" in (folders["killed"] / "train.log").read_text()
-    first, second = (
-        torch.load(folder / "checkpoint_last.pt", weights_only=False)["model"]
-        for folder in folders.values()
-    )
-    assert all(torch.equal(first[name], second[name]) for name in first)
+def test_a_killed_training_goes_on_from_its_last_checkpoint(place):
+    words = hydra("laptop", "optimization.max_update=5", "checkpoint.save_interval_updates=1")
+    words.append("hydra.run.dir=here")
+    process = start(place, *words)
+    wait_until((place / "here" / "checkpoint_last.pt").exists)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    process = start(place, *words)
+    said, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, said[-3000:]
+    assert updates(place / "here") == 5
+    assert "Loaded checkpoint" in (place / "here" / "train.log").read_text()
 
 
 @pytest.mark.slow
