@@ -110,7 +110,19 @@ class Family:
         return bool(self.rotary) and (not self.rotates or bool(getattr(attention, self.rotates)))
 
     def project_rows(self, attention: nn.Module, rows: Tensor, dims: Dims) -> tuple[Tensor, Tensor]:
-        """Project rows ``(R, C)`` to a layer's queries and keys, both ``(H, R, D)``."""
+        """Project rows ``(R, C)`` to a layer's queries and keys, both ``(H, R, D)``.
+
+        Raises:
+            UserError: PEFT gives each text of the batch an adapter of its own, but rows have none.
+        """
+        names = [self.projections] if isinstance(self.projections, str) else self.projections
+        for name in names:
+            for hook in attention.get_submodule(name)._forward_pre_hooks.values():
+                if "adapter_names" in getattr(hook, "keywords", {}):
+                    raise UserError(
+                        "adapter_names: these positions have rows that are projected once for all "
+                        "texts of a batch: pass the texts of one adapter at a time"
+                    )
         if not isinstance(self.projections, str):
             query, key = (attention.get_submodule(name)(rows) for name in self.projections)
         else:

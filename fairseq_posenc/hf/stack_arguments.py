@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask
 from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 
 from fairseq_posenc.errors import UserError
@@ -106,6 +107,13 @@ class StackArguments:
     def _count_cached(self) -> Any:
         """Count the tokens in the cache; a static cache returns a tensor, which graphs can use."""
         return 0 if self.cache is None else self.cache.get_seq_length()
+
+    def refuse_block_mask(self) -> None:
+        """Refuse a mask of FlexAttention, which no other attention takes."""
+        if isinstance(self.named.get("attention_mask"), BlockMask):
+            raise UserError(
+                "attention_mask: only attn_implementation='flex_attention' takes BlockMask"
+            )
 
     def add_mask_if_ids_jump(self) -> None:
         """Add a mask of ones if position ids jump, unless they count several documents.
@@ -215,10 +223,11 @@ class StackArguments:
             f"a row holds several documents, as in a packed batch: add +documents to {self.spec}, "
             "so that attention stays inside each document"
         )
-        lengths = self.named.get("cu_seq_lens_q")
-        if lengths is not None and lengths.numel() > 2:
-            raise UserError(message)
         holds_one = []
+        if (lengths := self.named.get("cu_seq_lens_q")) is not None:
+            holds_one.append(torch.tensor(lengths.numel() <= 2, device=lengths.device))
+        if (numbers := self.named.get("seq_idx")) is not None:
+            holds_one.append(~_find_changes(numbers).any())
         if mask is not None and mask.dtype != torch.bool and not self.past:
             holds_one.append(mask.le(1).all())
         if mask is None and self.ids is not None and self.ids.dim() == 2 and not self.past:

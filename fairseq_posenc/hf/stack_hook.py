@@ -116,8 +116,13 @@ class HookedPositions(RecordedPositions, StackPositions):
         Raises:
             UserError: the arguments do not determine the positions.
         """
+        if torch.jit.is_tracing() and not self.is_native:
+            raise UserError(
+                "torch.jit.trace records the sizes of one input, on which these positions depend: "
+                "take torch.export.export"
+            )
         stack = Stack(self.family, module)
-        self._check_attention(stack)
+        self._check_attention(stack, named.get("is_causal"))
         arguments = StackArguments(
             self.parameter_names,
             args,
@@ -129,6 +134,8 @@ class HookedPositions(RecordedPositions, StackPositions):
         )
         self._fit_scalings(arguments)
         state = PassState([])
+        if self.is_native and stack.config._attn_implementation != "flex_attention":
+            arguments.refuse_block_mask()
         if self.is_native:
             arguments.add_mask_if_ids_jump()
         if self.input is not None or not self.is_native:
@@ -154,8 +161,13 @@ class HookedPositions(RecordedPositions, StackPositions):
             rope.dims = rope.dims._replace(max_positions=length)
             rope.compute_constants()
 
-    def _check_attention(self, stack: Stack) -> None:
-        """Refuse a model whose attention function was changed after its positions were set."""
+    def _check_attention(self, stack: Stack, is_causal: bool | None) -> None:
+        """Refuse attention that differs from that for which the positions were set.
+
+        Args:
+            stack: the stack.
+            is_causal: argument of the call, which some attention functions of transformers obey.
+        """
         attention = stack.config._attn_implementation
         if self.is_native and attention == OUR_ATTENTION:
             raise UserError(
@@ -166,6 +178,12 @@ class HookedPositions(RecordedPositions, StackPositions):
             raise UserError(
                 f"the attention of this model was set to {attention!r}, which leaves its "
                 f"positions out: model.set_attn_implementation({OUR_ATTENTION!r})"
+            )
+        causal = self.assembly.dims.causal
+        if not self.is_native and not (stack.causal is causal and is_causal in (None, causal)):
+            raise UserError(
+                f"is_causal was {causal} when the positions were set: change it in the "
+                "configuration, and set them again"
             )
 
     def _compute_state(self, stack: Stack, arguments: StackArguments) -> PassState:
