@@ -247,8 +247,9 @@ def _read_window(config: Config) -> int:
     """Read the size of windows, counted as the library does."""
     if config.model_type == "modernbert":
         return int(config.local_attention)
-    is_causal = getattr(config, "is_causal", True)
-    if getattr(config, "use_bidirectional_attention", False) or not is_causal:
+    if not getattr(config, "is_causal", True):
+        return 2 * int(config.sliding_window)  # on each side
+    if getattr(config, "use_bidirectional_attention", False):
         return 2 * (int(config.sliding_window) - 1)  # here it counts the query and one side
     return int(config.sliding_window)
 

@@ -111,9 +111,7 @@ class StackArguments:
     def refuse_block_mask(self) -> None:
         """Refuse a mask of FlexAttention, which no other attention takes."""
         if isinstance(self.named.get("attention_mask"), BlockMask):
-            raise UserError(
-                "attention_mask: only attn_implementation='flex_attention' takes BlockMask"
-            )
+            raise UserError("attention_mask: BlockMask needs attn_implementation='flex_attention'")
 
     def add_mask_if_ids_jump(self) -> None:
         """Add a mask of ones if position ids jump, unless they count several documents.

@@ -1,0 +1,128 @@
+"""Positions that no call, copy or cache bypasses: the numbers of the call, or a line."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import nn
+
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.hf import read_positions, set_positions
+from tests.helpers.hf_models import CACHE, MODELS, Cell, compute_logits, distance
+
+SPECS = ["own", "alibi", "3*own,none", "learned+documents"]
+TOKENS = torch.arange(3, 15)[None]
+
+
+@pytest.mark.parametrize("name", ["llama", "bert"])
+@pytest.mark.parametrize("spec", SPECS)
+def test_forward_and_its_copies_give_what_the_call_gives(name: str, spec: str) -> None:
+    cell = Cell.build(name, spec)
+    expected = compute_logits(cell.model, cell.inputs)
+    base = copy.deepcopy(cell.model.base_model)
+    for model in (cell.model, pickle.loads(pickle.dumps(cell.model))):
+        assert distance(model.forward(**cell.inputs).logits, expected) < 1e-6
+    hidden = base(**cell.inputs)[0]
+    for forward in (base.forward, torch.compile(base.forward, backend="eager")):
+        assert distance(forward(**cell.inputs)[0], hidden) < 1e-5
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("name", ["llama", "bert", "gpt2", "bart"])
+def test_a_part_that_is_called_by_itself_refuses(name: str, spec: str) -> None:
+    model = Cell.build(name, spec).model
+    x = torch.zeros(1, 3, 32)
+    for part in model.modules():
+        if type(part).__name__ in ("NoRotation", "NoPositions", "LlamaAttention"):
+            for call in (part, part.forward):
+                with pytest.raises(UserError, match="called by itself"):
+                    call(x, torch.arange(3)[None])
+
+
+def test_models_of_the_same_configuration_are_left_alone() -> None:
+    config = MODELS["llama"].build().config
+    taught, other = (transformers.LlamaForCausalLM(config).eval() for _ in range(2))
+    before = other(TOKENS).logits
+    set_positions(taught, "alibi")
+    assert read_positions(other) == "rope(layout=half)"
+    assert torch.equal(other(TOKENS).logits, before)
+    student = transformers.LlamaForCausalLM(copy.deepcopy(taught.config))
+    with pytest.raises(UserError, match="those of this model were not"):
+        student(TOKENS)
+    with pytest.raises(UserError, match="is a part of a model"):
+        set_positions(MODELS["bart"].build().get_encoder(), "alibi")
+
+
+@pytest.mark.parametrize("sliding_window", [None, 4])
+def test_who_is_causal_is_read_as_in_transformers_masks(sliding_window: int | None) -> None:
+    model = MODELS["mistral"].build(is_causal=False, sliding_window=sliding_window)
+    before = model(TOKENS).logits
+    assert distance(set_positions(model, "own")(TOKENS).logits, before) < 1e-5
+    set_positions(model, "alibi")
+    other = TOKENS.clone()
+    other[:, -1] = 20
+    assert not torch.equal(model(other).logits[:, 0], model(TOKENS).logits[:, 0])
+    for setting in ({"is_causal": True}, {}):
+        model.config.is_causal = not setting
+        with pytest.raises(UserError, match="is_causal was False"):
+            model(TOKENS, **setting)
+
+
+@torch.no_grad()
+def test_a_window_never_cuts_a_cross_attention_cache() -> None:
+    model = MODELS["gpt2"].build(add_cross_attention=True)
+    set_positions(model, "own+window(size=3)")
+    named = {"encoder_hidden_states": torch.randn(1, 7, 32)}
+    full = model(TOKENS, use_cache=False, **named).logits
+    cache = model(TOKENS[:, :6], **named)[CACHE]
+    assert distance(model(TOKENS[:, 6:], **named, **{CACHE: cache}).logits, full[:, 6:]) < 1e-5
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("spec", ["alibi", "m4m", "learned+t5", "fox+alibi", "own+window(size=9)"])
+def test_ids_follow_the_cache(spec: str) -> None:
+    model = Cell.build("llama", spec).model
+    tokens = torch.randint(3, 90, (2, 8))
+    ids = torch.tensor([[0, 2, 3, 7, 8, 9, 11, 12], [1, 2, 3, 4, 6, 6, 7, 9]])
+    full = model(tokens, position_ids=ids, use_cache=False).logits
+    for change, value, rows in (
+        ("reorder_cache", torch.tensor([1, 0]), [1, 0]),
+        ("batch_repeat_interleave", 2, [0, 0, 1, 1]),
+        ("batch_select_indices", torch.tensor([1]), [1]),
+        ("crop", -1, [0, 1]),
+    ):
+        cache = model(tokens[:, :5], position_ids=ids[:, :5])[CACHE]
+        getattr(cache, change)(value)
+        begin = 4 if change == "crop" else 5
+        named: dict[str, Any] = {"position_ids": ids[rows, begin:], CACHE: copy.deepcopy(cache)}
+        assert distance(model(tokens[rows, begin:], **named).logits, full[rows, begin:]) < 2e-5
+
+
+LENGTHS = torch.tensor([0, 5, 12], dtype=torch.int32)
+PACKED: dict[str, dict[str, Any]] = {
+    "ids": {"position_ids": torch.tensor([[*range(5), *range(7)]])},
+    "mask": {"attention_mask": torch.tensor([[1] * 5 + [2] * 7])},
+    "lengths": {"cu_seq_lens_q": LENGTHS, "cu_seq_lens_k": LENGTHS},
+    "numbers": {"seq_idx": torch.tensor([[0] * 5 + [1] * 7])},
+}
+
+
+@pytest.mark.parametrize(("way", "compiled"), [*((way, False) for way in PACKED), ("mask", True)])
+def test_packed_texts_are_kept_apart_or_refused(way: str, compiled: bool) -> None:
+    apart, mixing = (Cell.build("llama", f"learned+alibi{x}").model for x in ("+documents", ""))
+    alone = compute_logits(apart, {"input_ids": TOKENS[:, 5:]})
+    torch._dynamo.reset()
+    run: list[nn.Module] = [apart, mixing]
+    if compiled:
+        run = [torch.compile(model, backend="eager", fullgraph=True) for model in run]
+    assert distance(run[0](TOKENS, **PACKED[way]).logits[:, 5:], alone) < 1e-5
+    with pytest.raises((UserError, RuntimeError), match=r"add \+documents to learned\+alibi"):
+        run[1](TOKENS, **PACKED[way])
+    later = {"position_ids": torch.arange(5, 17)[None]}
+    moved = distance(run[0](TOKENS, **later).logits, mixing(TOKENS, **later).logits)
+    assert moved < 1e-5
