@@ -118,10 +118,8 @@ class Rope(Encoding):
         else:
             ids = ids[..., None]
         angles = ids[:, None] * frequencies  # [B or 1, 1, T, rotated/2]
-        gains = torch.full_like(angles, self.gain)
-        return PairRotation(
-            torch.complex(gains * angles.cos(), gains * angles.sin()), half=self.layout == "half"
-        )
+        phases = torch.complex(self.gain * angles.cos(), self.gain * angles.sin())
+        return PairRotation(phases, half=self.layout == "half")
 
     def angles_per_position(self) -> Tensor:
         """Return the angle by which each pair turns per position, ``(rotated / 2,)``."""
