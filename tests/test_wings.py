@@ -250,7 +250,7 @@ LINES = {
     "preprocess": (3552, 2600),
     "docs/generate": (513, 750),
     "benchmarks": (3173, 3600),
-    "tests": (37171, 32000),
+    "tests": (36561, 32000),
 }
 LONGEST_FILE = 401  # outside tests/
 DOCSTRING_SHARE = 0.195  # of the package's lines, at least
