@@ -41,7 +41,6 @@ LEFT_OUT = {
     "WANDB_": "needs an account",
     "fairseq-posenc lm-length --text book.txt": "a trained model; test_lm_length.py",
     "python benchmarks/transformers_host.py": "measures for minutes",
-    "python benchmarks/same_model.py": "trained models",
     "python benchmarks/probe.py": "trains for minutes; tests/benchmarks/test_probe.py",
     "fairseq-train $(ls": "needs the shards that sbatch made",
     "OMP_NUM_THREADS=1 fairseq-hydra-train": "takes minutes; test_configurations.py",
