@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
 import random
-import runpy
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from fairseq_posenc.tasks.glue.definitions import TASKS, WNLI, Task
+from fairseq_posenc.workbench import preprocessing
 
-PREPROCESS = Path(__file__).parents[2] / "preprocess"
 DATA = Path(__file__).parents[3] / "shared" / "data"
 COLOURS = ("red", "blue", "green")
 WORDS = [*COLOURS, "a", "bird", "sees", "the", "old", "tree", "and", "sings", "of", "it"]
@@ -73,12 +73,10 @@ def write_task(folder: Path, name: str, sizes: dict[str, int], seed: int = 0) ->
 
 
 def start(name: str, arguments: Sequence[object]) -> None:
-    """Run a program of preprocess/ as a script, in this process."""
-    path = str(PREPROCESS / f"{name}.py")
+    """Run a program of preprocess/ in this process, as its command does; its errors are raised."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", [path, *map(str, arguments)])
-        patch.syspath_prepend(str(PREPROCESS))
-        runpy.run_path(path)["main"]()
+        patch.setattr(sys, "path", [*sys.path])  # to which the command adds its folder
+        preprocessing.run(argparse.Namespace(program=name, options=[*map(str, arguments)]))
 
 
 def train_pieces(folder: Path) -> Path:

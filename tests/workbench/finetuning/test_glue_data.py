@@ -21,7 +21,6 @@ from fairseq_posenc.tasks.glue.definitions import TASKS, WNLI, parse_tasks
 from fairseq_posenc.workbench.finetuning.glue.report import complete_submission
 from tests.helpers.glue_files import (
     DATA,
-    PREPROCESS,
     header,
     labels_of,
     row,
@@ -30,7 +29,7 @@ from tests.helpers.glue_files import (
     write_task,
 )
 
-sys.path.insert(0, str(PREPROCESS))
+sys.path.insert(0, str(Path(__file__).parents[3] / "preprocess"))
 from glue_tasks.binary import truncate, truncate_lengths
 from glue_tasks.rows import find_file, read_examples
 
