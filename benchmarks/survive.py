@@ -30,9 +30,8 @@ from typing import Any
 
 import torch
 
-from fairseq_posenc.errors import UserError
+from fairseq_posenc.errors import UserError, chain
 from fairseq_posenc.files import write_whole
-from fairseq_posenc.host.divergence import find_divergence
 from fairseq_posenc.workbench.results.markdown import table
 from measuring import commands
 from measuring.contenders import Contender, backend_names, contenders
@@ -118,7 +117,7 @@ def survive(
             try:
                 log = trainer.train_step([batch])
             except Exception as error:
-                if not find_divergence(error):
+                if not any(isinstance(link, FloatingPointError) for link in chain(error)):
                     raise
                 stopped = True
                 break

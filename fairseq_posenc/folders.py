@@ -138,10 +138,10 @@ def whole_folder(
         raise UserError(f"{folder}: {partial} was not made by this command; delete it")
     with lock_folder(partial), errors_that_name(folder):
         file = partial / REQUEST
-        if request is None or not file.exists() or _read(file) != _plain(request):
-            empty(partial)
-            write_whole(file, _format(request or {}))
         try:
+            if request is None or not file.exists() or _read(file) != _plain(request):
+                empty(partial)
+                write_whole(file, _format(request or {}))
             yield partial
         except BaseException as error:
             is_wrong_input = isinstance(error, UserError) and not isinstance(error, RunError)

@@ -339,6 +339,8 @@ def _read(program, data, *options):
     return lambda path: run(program, data(), *fixed, "--path", path, fails=True)
 
 
+SHORT = ["--tokens-per-sample", 12]  # blocks that the model has positions for
+HEADS = "{'decoder_attention_heads': 2}"
 COMMANDS = {
     "fine-tune": (
         "causal_lm",
@@ -352,12 +354,12 @@ COMMANDS = {
     ),
     "eval-lm": (
         "causal_lm",
-        _read("fairseq-eval-lm", sentences, "--add-bos-token"),
+        _read("fairseq-eval-lm", sentences, *SHORT, "--add-bos-token"),
         "add_bos_token off, the model has add_bos_token on",
     ),
     "overrides": (
         "causal_lm",
-        _read("fairseq-eval-lm", sentences, "--model-overrides", "{'decoder_attention_heads': 2}"),
+        _read("fairseq-eval-lm", sentences, *SHORT, "--model-overrides", HEADS),
         "trained with 4 heads, the model has 2 heads",
     ),
     "generate": (

@@ -309,7 +309,6 @@ def configured(gpus=1, spec="m4m", version="1.1", *set_to, path=None):
         specs={"encoder": parse(spec)},
         num_positions={"encoder": 512},
         dictionaries=[],
-        weights={},
     )
     assert train.find_recipe(data_bin).name == RECIPES[version]
     tuning = train.FineTuning(pretrained.path, data_bin.path, Path("run"), path, set_to)
