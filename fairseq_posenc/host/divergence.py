@@ -15,9 +15,10 @@ _STOPPED = re.compile(r"training stopped at update ([\d,]+): ")
 def explain_divergence(error: BaseException) -> str | None:
     """Explain a :class:`FloatingPointError` of fairseq's trainer; None for any other error."""
     divergence = next((link for link in chain(error) if isinstance(link, FloatingPointError)), None)
-    if divergence is None or GUARD.model is None or GUARD.settings is None:
+    model = GUARD.model and GUARD.model()
+    if divergence is None or model is None or GUARD.settings is None:
         return None
-    update = GUARD.model.num_updates + 1
+    update = model.num_updates + 1
     return (
         f"training stopped at update {update:,}: {divergence}; the checkpoints "
         f"in {GUARD.settings.checkpoint.save_dir}, except crash.pt, are from before: continue from "

@@ -9,6 +9,7 @@ import logging
 import os
 import re
 import shutil
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,7 @@ class _LogGuard(logging.Filter):
     """Checks what fairseq is about to do when it logs it."""
 
     settings: DictConfig | None = None  # of the command that runs, once it has logged them
-    model: Any = None  # that was built last
+    model: weakref.ref[Any] | None = None  # that was built last; it may have been deleted
     _command = ""
     _task: Any = None  # of the model
 
@@ -91,7 +92,7 @@ class _LogGuard(logging.Filter):
         """Check a model with stacks of ``specs`` that a command has built, and prepare its task."""
         for spec in specs:
             check_document_ends(spec, task)
-        self.model, self._task = model, task
+        self.model, self._task = weakref.ref(model), task
         if self.settings is None:
             return
         if self._command == "train":

@@ -165,8 +165,8 @@ def steps(model, family, tokens) -> int:
 def test_sines_are_computed_once_a_forward_pass(spec, monkeypatch):
     family = "translation" if spec == CROSS else "causal_lm"
     calls = []
-    real = torch.polar
-    monkeypatch.setattr(torch, "polar", lambda *args: calls.append(1) or real(*args))
+    real = torch.complex
+    monkeypatch.setattr(torch, "complex", lambda *args: calls.append(1) or real(*args))
     model = make_model(family, position_encoding=spec, position_encoding_decoder=spec)
     logits(model, family, make_tokens())
     # Of each stack's own tokens, and of the source in encoder-decoder attention.
