@@ -93,7 +93,9 @@ def _check_cuda() -> Iterator[Finding]:
         return
     major, minor = torch.cuda.get_device_capability()
     yield Finding("CUDA", True, f"{torch.cuda.get_device_name()}, capability {major}.{minor}")
-    advice = "safer than --fp16" if major >= 8 else "not supported by the device: use --fp16"
+    advice = (
+        "use --bf16, safer than --fp16" if major >= 8 else "not supported by the device: use --fp16"
+    )
     yield Finding("bf16", major >= 8 or None, advice)
 
 

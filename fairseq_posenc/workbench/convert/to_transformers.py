@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -69,14 +70,16 @@ def build_stock_model(trained: OpenModel, stock: StockFamily, *, is_plain: bool)
         first, last = (str(stack.assembly.spec) for stack in (encoder, decoder))
         items = [*encoder.assembly.spec.items, *decoder.assembly.spec.items]
         reads_ends = any(item.name in ("documents", "sentence_learned") for item in items)
-        set_positions(
-            model,
-            first,
-            max_positions=max(stack.assembly.dims.max_positions for stack in (encoder, decoder)),
-            decoder_spec=last if last != first else None,
-            directions=encoder.identity.directions,
-            boundary_id=encoder.eos_idx if reads_ends else None,
-        )
+        with warnings.catch_warnings():  # the positions taken away are a new model's, untrained
+            warnings.simplefilter("ignore")
+            set_positions(
+                model,
+                first,
+                max_positions=max(x.assembly.dims.max_positions for x in (encoder, decoder)),
+                decoder_spec=last if last != first else None,
+                directions=encoder.identity.directions,
+                boundary_id=encoder.eos_idx if reads_ends else None,
+            )
     if trained.family.name != "masked_lm":
         model.generation_config = GenerationConfig(**build_generation_settings(trained))
     parameters = dict(model.named_parameters(remove_duplicate=False))
