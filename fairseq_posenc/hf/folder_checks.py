@@ -58,6 +58,8 @@ def check_folder(folder: Path) -> Identities:
     with readable_errors(folder):
         _refuse_links(folder)
         config = _read_json(folder / "config.json")
+        if "transformers_weights" in config:
+            raise UserError("config.json names another file of weights: call it model.safetensors")
         files = _list_weights(folder)
         identities = _identify(files)
         _check_settings(config, [shape for path in files for shape in _read_shapes(path)])
@@ -164,8 +166,6 @@ def _check_settings(config: dict[str, Any], shapes: list[Iterable[int]]) -> None
     for name, value in config.items():
         if isinstance(value, dict):
             _check_settings(value, shapes)
-        if name == "transformers_weights":
-            raise UserError("config.json names another file of weights: call it model.safetensors")
         if name.endswith("attn_implementation") and value not in known:
             raise UserError(f"config.json: unknown attention function {shortened(repr(value))}")
         if name.endswith("_implementation") and re.search("[/:]", str(value)):
