@@ -67,9 +67,7 @@ def lock_folder(folder: Path) -> Iterator[int]:
         text = f"{folder}: cannot be locked ({reason}): do not start a second run there"
         print(text, file=sys.stderr)
 
-    if folder.is_symlink():
-        target = folder.resolve()
-        raise UserError(f"{folder}: is a link to {target}; name that folder itself, or another")
+    _refuse_link(folder)
     refusal = f"{folder}: {{holder}} is running there; wait until it ends, or name another folder"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -80,6 +78,12 @@ def lock_folder(folder: Path) -> Iterator[int]:
         yield lock
     finally:
         locks.release(lock)
+
+
+def _refuse_link(folder: Path) -> None:
+    if folder.is_symlink():
+        target = folder.resolve()
+        raise UserError(f"{folder}: is a link to {target}; name that folder itself, or another")
 
 
 def claim(folder: Path, request: Request) -> None:
@@ -132,6 +136,7 @@ def whole_folder(
         UserError: the folder exists and is not empty, or another process works on it.
     """
     partial = folder.with_name(f"{folder.name}.partial")
+    _refuse_link(folder)
     if not replaces and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder}: exists and is not empty; name another folder")
     if partial.is_dir() and any(partial.iterdir()) and not (partial / LOCK).exists():

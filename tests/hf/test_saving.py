@@ -359,6 +359,7 @@ def test_scaled_rotations_give_the_logits_of_the_model(scaling: dict[str, Any]) 
         model = set_positions(copy.deepcopy(stock), "own", max_positions=room)
         assert distance(compute_logits(model, inputs), logits) < 1e-5
     plain = MODELS["llama"].build()
+    inputs = make_inputs(MODELS["llama"], length=100)  # beyond 64, where `dynamic` begins
     written = f"own(scaling={scaling['rope_type']}:4)"
     scaled = set_positions(MODELS["llama"].build(), written, max_positions=256)
     assert distance(compute_logits(scaled, inputs), compute_logits(plain, inputs)) > 1e-3
