@@ -45,74 +45,56 @@ def apply(x: Tensor, cosines: Tensor, sines: Tensor, turned: Tensor) -> Tensor:
     return x * cosines + turned * sines
 
 
+def settings(rope_type: str, base: float, **others) -> SimpleNamespace:
+    """Return what transformers' rotary modules read of a configuration, for heads of 128 or 32."""
+    width = 128 if rope_type == "default" else 32
+    parameters = {"rope_type": rope_type, "rope_theta": base, **others}
+    return SimpleNamespace(rope_parameters=parameters, head_dim=width, max_position_embeddings=64)
+
+
 def test_sections_equal_those_of_qwen2_vl():
     x = torch.randn(2, 4, 9, 128)
-    config = SimpleNamespace(
-        rope_scaling={"type": "default", "mrope_section": [16, 24, 24]},
-        max_position_embeddings=64,
-        rope_theta=1e6,
-        head_dim=128,
-        hidden_size=512,
-        num_attention_heads=4,
-    )
+    config = settings("default", 1e6, mrope_section=[16, 24, 24])
     cosines, sines = modeling_qwen2_vl.Qwen2VLRotaryEmbedding(config)(x, THREE)
-    theirs, _ = modeling_qwen2_vl.apply_multimodal_rotary_pos_emb(
-        x, x, cosines, sines, [16, 24, 24]
-    )
+    theirs, _ = modeling_qwen2_vl.apply_rotary_pos_emb(x, x, cosines, sines)
     ours = rotate({"base": 1e6, "layout": "half", "sections": "16/24/24"}, THREE, x)
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
 def test_interleaved_sections_equal_those_of_qwen3_vl():
     x = torch.randn(2, 4, 9, 128)
-    config = SimpleNamespace(
-        rope_scaling={"rope_type": "default", "mrope_section": [24, 20, 20]},
-        max_position_embeddings=64,
-        rope_theta=5e6,
-        head_dim=128,
-        hidden_size=512,
-        num_attention_heads=4,
-    )
+    config = settings("default", 5e6, mrope_section=[24, 20, 20])
     cosines, sines = modeling_qwen3_vl.Qwen3VLTextRotaryEmbedding(config)(x, THREE)
     theirs, _ = modeling_qwen3_vl.apply_rotary_pos_emb(x, x, cosines, sines)
     options = {"base": 5e6, "layout": "half", "sections": "24/20/20", "pairs": "interleaved"}
     torch.testing.assert_close(rotate(options, THREE, x), theirs, rtol=1e-5, atol=1e-5)
 
 
-def test_axial_rotations_equal_those_of_the_encoder_of_qwen2_vl():
+@pytest.mark.parametrize(
+    ("rotary", "pairs"),
+    [
+        (modeling_qwen2_vl.Qwen2VLVisionRotaryEmbedding, "blocks"),
+        (modeling_pixtral.PixtralVisionRotaryEmbedding, "alternating"),
+    ],
+)
+def test_axial_rotations_equal_those_of_encoders_of_images(rotary, pairs):
     x = torch.randn(1, 2, 12, 32)
-    table = modeling_qwen2_vl.VisionRotaryEmbedding(16)(4)
-    angles = table[GRID[:, 0].t()].flatten(1)  # [T, D/2]
-    both = torch.cat([angles, angles], -1)
-    turned = modeling_qwen2_vl.rotate_half(x)
-    theirs = apply(x, both.cos(), both.sin(), turned)
-    ours = rotate({"layout": "half", "axes": 2}, GRID, x)
-    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
-
-
-def test_alternating_pairs_equal_those_of_pixtral():
-    x = torch.randn(1, 2, 12, 32)
-    config = SimpleNamespace(head_dim=32, rope_theta=10000.0, image_size=16, patch_size=4)
-    rotary = modeling_pixtral.PixtralRotaryEmbedding(config)
-    cosines, sines = rotary(x, GRID[0, 0] * 4 + GRID[1, 0])
-    theirs, _ = modeling_pixtral.apply_rotary_pos_emb(x, x, cosines, sines, unsqueeze_dim=0)
-    ours = rotate({"layout": "half", "axes": 2, "pairs": "alternating"}, GRID, x)
+    cosines, sines = rotary(settings("axial", 1e4))(x, GRID[:, 0].t())  # [T, D]
+    theirs = apply(x, cosines, sines, modeling_qwen2_vl.rotate_half(x))
+    ours = rotate({"layout": "half", "axes": 2, "pairs": pairs}, GRID, x)
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
 def test_axial_rotations_equal_those_of_sam2():
-    config = SimpleNamespace(
-        memory_attention_hidden_size=64,
-        memory_attention_downsample_rate=1,
-        memory_attention_num_attention_heads=2,
-        memory_attention_rope_feat_sizes=[4, 3],
-        memory_attention_rope_theta=10000.0,
-    )
-    cosines, sines = modeling_sam2_video.Sam2VideoVisionRotaryEmbedding(config)()
+    config = settings("axial", 1e4)
+    config.memory_attention_hidden_size = 64
+    config.memory_attention_downsample_rate = 1
+    config.memory_attention_num_attention_heads = 2
     x = torch.randn(1, 2, 12, 32)
+    rotary = modeling_sam2_video.Sam2VideoVisionRotaryEmbedding(config)
+    cosines, sines = rotary(x, GRID[:, 0].t())
     theirs, _ = modeling_sam2_video.apply_rotary_pos_emb_2d(x, x, cosines, sines)
-    ours = rotate({"axes": 2}, GRID.flip(0), x)  # columns come first
-    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(rotate({"axes": 2}, GRID, x), theirs, rtol=1e-5, atol=1e-5)
 
 
 def test_axial_rotations_equal_those_of_dinov3():
