@@ -15,7 +15,7 @@ _STOPPED = re.compile(r"training stopped at update ([\d,]+): ")
 def explain_divergence(error: BaseException) -> str | None:
     """Explain a :class:`FloatingPointError` of fairseq's trainer; None for any other error."""
     divergence = next((link for link in chain(error) if isinstance(link, FloatingPointError)), None)
-    model = GUARD.model and GUARD.model()
+    model = GUARD.model() if GUARD.model else None
     if divergence is None or model is None or GUARD.settings is None:
         return None
     update = model.num_updates + 1

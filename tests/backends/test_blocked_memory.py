@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
-from torch.autograd.graph import Node, saved_tensors_hooks
+from torch.autograd.graph import saved_tensors_hooks
 from torch.profiler import ProfilerActivity, profile
 
 from fairseq_posenc.backends import blocked
@@ -41,9 +43,9 @@ def inputs(batch: int = 1, length: int = LENGTH) -> Inputs:
     return query, key, value
 
 
-def find_blocks(out: torch.Tensor) -> Node:
+def find_blocks(out: torch.Tensor) -> Any:
     """Find the node of all blocks in the graph of an output."""
-    nodes = [out.grad_fn]
+    nodes: list[Any] = [out.grad_fn]
     while type(nodes[-1]).__name__ != "BlocksBackward":
         nodes.append(nodes[-1].next_functions[0][0])
     return nodes[-1]

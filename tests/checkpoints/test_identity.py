@@ -78,8 +78,8 @@ def test_what_is_not_an_identity_is_refused(broken):
 def test_a_changed_default_changes_no_saved_model(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = "rope(scaling=yarn:2)+window"
     saved = make_model("causal_lm", position_encoding=spec).state_dict()
-    monkeypatch.setitem(Window.__init__.__kwdefaults__, "size", 3)
-    monkeypatch.setitem(Rope.__init__.__kwdefaults__, "base", 500.0)
+    monkeypatch.setitem(Window.__init__.__kwdefaults__ or {}, "size", 3)
+    monkeypatch.setitem(Rope.__init__.__kwdefaults__ or {}, "base", 500.0)
     (name,) = filter(is_identity, saved)
     kept = Identity.from_tensor(saved[name]).positions
     assert kept == "rope(base=10000,scaling=yarn:2)+window(size=512)"

@@ -76,6 +76,11 @@ def name_class(folder: Path) -> None:
     edit(folder / CONFIG, model_type="evil", auto_map={"AutoConfig": "evil.C"})
 
 
+def delete_tokenizer(folder: Path) -> None:
+    for path in folder.glob("token*"):
+        path.unlink()
+
+
 def name_tokenizer(folder: Path) -> None:
     (folder / "evil.py").write_text(f"open({str(folder / 'ran')!r}, 'w')")
     auto_map = {"AutoTokenizer": ["evil.T", "evil.T"]}
@@ -176,10 +181,7 @@ TEXT_ROWS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "an empty tokenizer": (content("tokenizer.json", b""), "tokenizer.* cannot be read"),
     "a tokenizer of bytes": (content("tokenizer.json", b"\xff"), "tokenizer.* cannot be read"),
     "a tokenizer of the folder": (name_tokenizer, "tokenizer.* cannot be read.*custom code"),
-    "no tokenizer": (
-        lambda folder: [path.unlink() for path in folder.glob("token*")],
-        "tokenizer.* cannot be read",
-    ),
+    "no tokenizer": (delete_tokenizer, "tokenizer.* cannot be read"),
     "another model's tokenizer": (
         lambda folder: save_tokenizer(folder, [f"a{i}" for i in range(500)] + ["w1", "w2"]),
         "its tokenizer has the id",

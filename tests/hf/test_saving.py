@@ -239,8 +239,8 @@ def test_a_changed_default_changes_no_saved_model(
 ) -> None:
     model, inputs = make_model(spec="t5+window"), make_inputs(MODELS["llama"], length=40)
     model.save_pretrained(tmp_path)
-    monkeypatch.setitem(Window.__init__.__kwdefaults__, "size", 3)  # type: ignore[index, unused-ignore]
-    monkeypatch.setitem(T5.__init__.__kwdefaults__, "num_buckets", 8)  # type: ignore[index, unused-ignore]
+    monkeypatch.setitem(Window.__init__.__kwdefaults__ or {}, "size", 3)
+    monkeypatch.setitem(T5.__init__.__kwdefaults__ or {}, "num_buckets", 8)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert read_positions(loaded) == "t5(num_buckets=32)+window(size=512)"
     assert torch.equal(compute_logits(loaded, inputs), compute_logits(model, inputs))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -63,7 +64,7 @@ def test_a_reference_model_has_the_positions_of_the_policy(method: str, tmp_path
     save_tokenizer(tmp_path / "tokenizer", [f"w{index}" for index in range(SYMBOLS - 2)])
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "tokenizer")
     tokenizer.pad_token = tokenizer.eos_token = tokenizer.bos_token
-    columns = {
+    columns: dict[str, Any] = {
         "DPO": {"chosen": ["w3 w4", "w5"], "rejected": ["w5 w6", "w7"]},
         "KTO": {"completion": ["w3 w4", "w5 w6"], "label": [True, False]},
     }

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -458,13 +459,13 @@ def compare_call(out: Path, encodings: str, updates: int, *words: str) -> list[s
     ]
 
 
-def run_compare(*args: object) -> subprocess.CompletedProcess[str]:
+def run_compare(*args: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         compare_call(*args), capture_output=True, encoding="utf-8", env=true_start(), check=False
     )
 
 
-def read_trainings(out: Path) -> list[object]:
+def read_trainings(out: Path) -> list[Any]:
     """Read everything that must not depend on interruptions: figures, curves and weights."""
     rows = json.loads((out / "compare.json").read_text())["figures"]["trainings"]
     found: list[object] = [
@@ -539,7 +540,7 @@ def test_more_seeds_updates_and_encodings_continue_and_others_are_refused(undist
     assert (fewer.returncode, other.returncode) == (2, 2)
     assert run_compare(out, "none,decbert_diff", 40, "--seeds", "1,2").returncode == 0
 
-    def end(folder: Path) -> list[object]:  # curves have other points, after the first 20 updates
+    def end(folder: Path) -> list[Any]:  # curves have other points, after the first 20 updates
         return [each for each in read_trainings(folder) if not isinstance(each[0], tuple)]
 
     ours, theirs = (

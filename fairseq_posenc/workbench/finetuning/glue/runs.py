@@ -17,7 +17,7 @@ from fairseq.dataclass.initialize import hydra_init
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
+from yaml import YAMLError  # type: ignore[import-untyped]
 
 from fairseq_posenc import folders
 from fairseq_posenc.errors import UserError
