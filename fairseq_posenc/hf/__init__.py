@@ -56,9 +56,10 @@ def set_positions(
         decoder_spec: encodings of the decoder of an encoder-decoder; by default those of the
             encoder.
         directions: what the first layers of an encoder see, as in ``lr,rl`` (DecBERT): ``lr`` up to
-            the token, ``rl`` from the token on, ``both``; the other layers are ``both``.
+            the token, ``rl`` from the token on, ``both``; the other layers are ``both``. By default
+            ``own`` keeps those of the model.
         boundary_id: id of the token that ends a sentence, ``</s>`` in fairseq: there ``documents``
-            end, and ``sentence_learned`` counts anew.
+            end, and ``sentence_learned`` counts anew. By default ``own`` keeps that of the model.
 
     Returns:
         The model. ``save_pretrained`` saves its positions, too.

@@ -83,6 +83,10 @@ def replace_positions(
     length = max_positions or count_positions(model)
     if decoder_spec is not None and len(stacks) == 1:
         raise UserError("decoder_spec: this model has no encoder beside its decoder")
+    present = getattr(stacks[0].module, POSITIONS, None)
+    if present is not None and names_own(spec):
+        directions = directions or present.directions
+        boundary_id = present.boundary_id if boundary_id is None else boundary_id
     if directions and stacks[0].causal:
         raise UserError("directions are for encoders: a decoder sees no later tokens")
     plans, notes, lost = [], [], []

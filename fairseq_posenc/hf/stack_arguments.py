@@ -184,7 +184,8 @@ class StackArguments:
         if documents is not None and not self.has_documents:
             raise UserError(f"document_ids: {self.spec} must have +documents")
         if not self.has_documents:
-            self._refuse_packed(mask)
+            if not self.is_native:  # else that was checked before
+                self.refuse_packed(mask)
         elif documents is None and self.boundary_id is None:
             if ids is not None and ids.dim() == 3:
                 raise UserError("position_ids on several axes do not separate documents")
@@ -213,23 +214,35 @@ class StackArguments:
             return ends
         return torch.cat([earlier.ends, ends], 1)
 
-    def _refuse_packed(self, mask: Tensor | None) -> None:
-        """Refuse several documents in a row; a compiled pass raises torch's error of this text."""
-        if self.is_native:
-            return
+    def refuse_packed(self, mask: Tensor | None, separates_ids: bool = False) -> None:
+        """Refuse several documents in a row; a compiled pass raises torch's error of this text.
+
+        Args:
+            mask: the mask ``(B, S)``, if any.
+            separates_ids: whether attention separates documents that ids count, without a mask.
+
+        Raises:
+            UserError: attention would mix documents.
+        """
         message = (
             f"a row holds several documents, as in a packed batch: add +documents to {self.spec}, "
             "so that attention stays inside each document"
         )
+        is_first = self.cache is None if self.is_native else not self.past
+        ids = self.ids if mask is None and is_first else None
+        packs = None if ids is None or ids.dim() != 2 else _is_packed(ids).any()
         holds_one = []
         if (lengths := self.named.get("cu_seq_lens_q")) is not None:
             holds_one.append(torch.tensor(lengths.numel() <= 2, device=lengths.device))
         if (numbers := self.named.get("seq_idx")) is not None:
             holds_one.append(~_find_changes(numbers).any())
-        if mask is not None and mask.dtype != torch.bool and not self.past:
+        if packs is not None and separates_ids:
+            holds_one = [condition | packs for condition in holds_one]
+        elif packs is not None:
+            holds_one.append(~packs)
+        assert self.inputs is not None
+        if mask is not None and mask.dtype != torch.bool and mask.size(1) == self.inputs.size(1):
             holds_one.append(mask.le(1).all())
-        if mask is None and self.ids is not None and self.ids.dim() == 2 and not self.past:
-            holds_one.append(~_is_packed(self.ids).any())
         for condition in holds_one:
             if torch.compiler.is_compiling() or reading_waits(condition.device):
                 torch._assert_async(condition, message)
@@ -321,17 +334,20 @@ class StackArguments:
         differs = ids.ne(counted) if ids.dim() == 2 else ids.ne(counted[..., None]).any(-1)
         return not (differs if padding is None else differs & ~padding).any()
 
+    def uses_cache(self, stack: PreTrainedModel) -> bool:
+        """Check whether the pass uses a cache, which the model's code may still have to make."""
+        if stack.training and getattr(stack, "gradient_checkpointing", False):
+            return False  # as transformers does
+        uses_cache = self.named.get("use_cache")
+        return bool(getattr(stack.config, "use_cache", False) if uses_cache is None else uses_cache)
+
     def need_cache(self, stack: PreTrainedModel) -> Any:
         """Return the cache of self-attention, or None if the pass uses none.
 
         If the model's code would make a cache later, it is made here, and added to the arguments.
         """
         config = stack.config
-        uses_cache = self.named.get("use_cache")
-        uses_cache = config.use_cache if uses_cache is None else uses_cache
-        if stack.training and getattr(stack, "gradient_checkpointing", False):
-            uses_cache = False  # as transformers does
-        if self.cache is None and uses_cache:
+        if self.cache is None and self.uses_cache(stack):
             name = next(name for name in _CACHES if name in self.names)
             cache: Any = DynamicCache(config=config)
             if config.is_encoder_decoder or self.named.get("encoder_hidden_states") is not None:

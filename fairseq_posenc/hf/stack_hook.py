@@ -137,6 +137,7 @@ class HookedPositions(RecordedPositions, StackPositions):
         if self.is_native and stack.config._attn_implementation != "flex_attention":
             arguments.refuse_block_mask()
         if self.is_native:
+            self._refuse_mixing(stack, arguments)
             arguments.add_mask_if_ids_jump()
         if self.input is not None or not self.is_native:
             state = self._compute_state(stack, arguments)
@@ -185,6 +186,21 @@ class HookedPositions(RecordedPositions, StackPositions):
                 f"is_causal was {causal} when the positions were set: change it in the "
                 "configuration, and set them again"
             )
+
+    def _refuse_mixing(self, stack: Stack, arguments: StackArguments) -> None:
+        """Refuse packed texts that the model's own attention would mix.
+
+        FlashAttention separates them. transformers' masks do it by position ids, without a cache:
+        in all models with rotations, but not in every model with a table, such as OPT.
+        """
+        mask = arguments.named.get("attention_mask")
+        is_flat = mask is None or (isinstance(mask, Tensor) and mask.dim() == 2)
+        attention = stack.config._attn_implementation
+        if arguments.inputs is None or not is_flat or "flash" in attention:
+            return
+        is_able = stack.causal and bool(self.family.rotary)
+        separates_ids = is_able and not arguments.uses_cache(stack.module)
+        arguments.refuse_packed(mask, separates_ids)
 
     def _compute_state(self, stack: Stack, arguments: StackArguments) -> PassState:
         """Change the arguments: add vectors to the embeddings, and add the position state."""

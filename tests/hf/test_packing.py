@@ -106,12 +106,29 @@ def test_whole_batches_of_the_collator_are_taken():
     assert torch.equal(model(**more).logits, logits)
 
 
-def test_rotations_alone_leave_packing_to_transformers():
-    model = MODELS["llama"].build()
-    batch = DataCollatorWithFlattening()([{"input_ids": x.tolist()} for x in draw_documents()])
-    before = model(**batch).logits
-    set_positions(model, "own")
-    torch.testing.assert_close(model(**batch).logits, before)
+@pytest.mark.parametrize("name", PACKED)
+def test_a_model_with_its_own_attention_separates_or_refuses(name):
+    model = set_positions(MODELS[name].build(), "own")
+    documents = draw_documents()
+    batch = DataCollatorWithFlattening(return_flash_attn_kwargs=True, return_seq_idx=True)(
+        [{"input_ids": ids.tolist()} for ids in documents]
+    )
+    tokens = batch["input_ids"]
+    numbers = torch.repeat_interleave(torch.arange(1, 5), torch.tensor(LENGTHS))[None]
+    mixing = [{"attention_mask": numbers}, {"seq_idx": batch["seq_idx"]}]
+    mixing.append({key: batch[key] for key in ("cu_seq_lens_q", "cu_seq_lens_k")})
+    mixing.append({"position_ids": batch["position_ids"]})  # masks with a cache ignore ids
+    for named in mixing:
+        with pytest.raises(UserError, match=r"add \+documents to"):
+            model(input_ids=tokens, **named)
+    if name != "llama":  # encoders, tables and windows
+        with pytest.raises(UserError, match=r"add \+documents to"):
+            model(input_ids=tokens, position_ids=batch["position_ids"], use_cache=False)
+        return
+    logits = model(**batch, use_cache=False).logits[0].split(LENGTHS)
+    for ids, of_document in zip(documents, logits):
+        alone = compute_logits(model, {"input_ids": ids[None]})[0]
+        assert distance(of_document, alone) < 2e-5
 
 
 def test_documents_begin_at_other_places_in_other_rows():
@@ -122,3 +139,16 @@ def test_documents_begin_at_other_places_in_other_rows():
     for row, start, end in [(0, 0, 5), (0, 5, 8), (1, 0, 2), (1, 2, 8)]:
         alone = compute_logits(model, {"input_ids": ids[row : row + 1, start:end]})[0]
         assert distance(logits[row, start:end], alone) < 2e-5
+
+
+def test_own_keeps_directions_and_the_boundary():
+    model = MODELS["bert"].build()
+    set_positions(model, "own+documents", directions="lr,rl", boundary_id=5)
+    inputs = {"input_ids": torch.tensor([[7, 8, 5, 9, 10, 11]])}
+    before = compute_logits(model, inputs)
+    set_positions(model, "own")
+    assert torch.equal(compute_logits(model, inputs), before)
+    assert model.config.attention_directions == "lr,rl"
+    set_positions(model, "own", directions="both", boundary_id=9)
+    assert not hasattr(model.config, "attention_directions")
+    assert distance(compute_logits(model, inputs), before) > 1e-3

@@ -25,6 +25,7 @@ from fairseq_posenc.workbench import cli
 from tests.helpers import documented
 from tests.helpers.commands import USER_DIR, new_directory, trained
 from tests.helpers.documented import FENCED, FILES, LEFT_OUT, LONG, ROOT, commands, run, scripts
+from tests.helpers.hf_models import save_tokenizer
 from tests.helpers.products import some_of
 from tests.workbench.finetuning import test_squad_commands as squad
 from tests.workbench.translation import test_translation_commands as translation
@@ -225,7 +226,9 @@ def test_python_of_a_page_runs(page, monkeypatch):
     (folder / "my-model").symlink_to(FILES["my-model"]())
     sizes = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4}
     config = LlamaConfig(**sizes, num_hidden_layers=30, rope_theta=100000.0)
-    LlamaForCausalLM(config).save_pretrained(folder / "HuggingFaceTB/SmolLM2-135M-Instruct")
+    smollm2 = folder / "HuggingFaceTB/SmolLM2-135M-Instruct"
+    LlamaForCausalLM(config).save_pretrained(smollm2)
+    save_tokenizer(smollm2, ["tell", "me", "a", "story", "of", "two", "hosts"])
     monkeypatch.chdir(folder)
     for code in python_of(page):
         exec(compile(code, page.name, "exec"), names)
