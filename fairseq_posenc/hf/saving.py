@@ -105,6 +105,8 @@ def load_model(folder: Path, **settings: Any) -> PreTrainedModel:
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a folder; refuse one that runs code or cannot be read."""
+    if not any(re.match("tokenizer|vocab|spiece|sentencepiece", x.name) for x in folder.iterdir()):
+        raise UserError(f"{folder}: has no tokenizer, which --text needs: save the model's there")
     with readable_errors(folder, "its tokenizer, which --text needs,"):
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     return cast(PreTrainedTokenizerBase, tokenizer)

@@ -181,7 +181,7 @@ TEXT_ROWS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "an empty tokenizer": (content("tokenizer.json", b""), "tokenizer.* cannot be read"),
     "a tokenizer of bytes": (content("tokenizer.json", b"\xff"), "tokenizer.* cannot be read"),
     "a tokenizer of the folder": (name_tokenizer, "tokenizer.* cannot be read.*custom code"),
-    "no tokenizer": (delete_tokenizer, "tokenizer.* cannot be read"),
+    "no tokenizer": (delete_tokenizer, "has no tokenizer, which"),
     "another model's tokenizer": (
         lambda folder: save_tokenizer(folder, [f"a{i}" for i in range(500)] + ["w1", "w2"]),
         "its tokenizer has the id",
