@@ -86,5 +86,10 @@ def train_pieces(folder: Path) -> Path:
     rng = random.Random(0)
     text = folder / "pieces.txt"
     text.write_text("".join(" ".join(rng.choices(WORDS, k=8)) + "\n" for _ in range(200)))
-    learn_pieces(32, input=str(text), model_prefix=str(folder / "pieces"))
+    learn_pieces(
+        32,
+        input=str(text),
+        model_prefix=str(folder / "pieces"),
+        control_symbols=["<pad>", "<mask>"],
+    )
     return folder / "pieces.model"

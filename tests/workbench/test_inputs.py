@@ -5,6 +5,7 @@ TRUST_EXAMPLES in the environment is how many of each kind; by default 20, the s
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
@@ -178,7 +179,9 @@ def test_texts(content):
     path = written(content)
     call = ["--words", "--workers", "1", "--train", path, "--out", path.with_name("out")]
     with result_or_line():
-        command.run(options.make_parser("").parse_args(list(map(str, call))), formats.plain)
+        parser = argparse.ArgumentParser()
+        options.add_arguments(parser)
+        command.run(parser.parse_args(list(map(str, call))), formats.plain)
         assert (path.with_name("out") / "train.bin").exists()
 
 

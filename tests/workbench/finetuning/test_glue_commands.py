@@ -149,7 +149,7 @@ def test_the_results_go_into_a_report(capsys):
     path = finished() / "results.json"
     capsys.readouterr()
     assert main(["report", "--json", str(path)]) == 0
-    (one,) = json.loads(capsys.readouterr().out)["others"]
+    (one,) = json.loads(capsys.readouterr().out)
     assert (one["kind"], one["name"], one["notes"]) == ("glue", "tiny-checkpoint_last", [])
     assert (one["encoding"], one["directions"]) == (SPEC, DIRECTIONS)
     figures = {f"{row['task']} {row['metric']} dev": row["best"] for row in record.read(path).rows}

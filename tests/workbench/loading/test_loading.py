@@ -113,31 +113,6 @@ def test_a_state_without_updates_has_none(state):
     assert checkpoints.read_updates(state) == 0
 
 
-def test_settings_that_name_files_are_taken_away_or_refused(tmp_path):
-    state = torch.load(checkpoint("translation", "none").path, weights_only=True)
-    model = state["cfg"]["model"]
-    (vars(model) if isinstance(model, Namespace) else model)["encoder_embed_path"] = "vectors.txt"
-    torch.save(state, tmp_path / "a.pt")
-    with pytest.raises(UserError, match=r"encoder_embed_path names a file, 'vectors\.txt'"):
-        checkpoints.load_state(tmp_path / "a.pt", "--checkpoint", for_fairseq=True)
-    loaded = checkpoints.load_state(tmp_path / "a.pt", "--checkpoint")
-    assert not loaded["cfg"].model.encoder_embed_path
-
-
-def test_numbers_that_are_not_stored_are_counted(tmp_path):
-    """Views of one storage are whole; a weight with one number more than are stored is none."""
-    state = torch.load(checkpoint("causal_lm", "none").path, weights_only=True)
-    path, rows = tmp_path / "a.pt", torch.arange(12.0).view(3, 4)
-    extra = {"all": rows, "some": rows[1:, :2], "turned": rows.T, "none": rows[:0]}
-    torch.save({**state, "task_state": extra}, path)
-    assert checkpoints.load_state(path, "--checkpoint")["model"].keys() == state["model"].keys()
-    extra["deep"] = [{"x": rows.flatten()[:1].clone().expand(2)}]
-    torch.save({**state, "task_state": extra}, path)
-    match = r"a\.pt: .*task_state\.deep\.0\.x says that it has 2 numbers, and 1 are stored"
-    with pytest.raises(UserError, match=match):
-        checkpoints.load_state(path, "--checkpoint")
-
-
 @pytest.mark.parametrize("error", [ValueError("no\nway"), KeyError("x"), AttributeError("y")])
 def test_what_cannot_be_built_is_one_line(error):
     match = r"^a\.pt: no model can be built of its settings: "
