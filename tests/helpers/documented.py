@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import random
 import re
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -14,7 +16,7 @@ from functools import cache
 from pathlib import Path
 
 from fairseq_posenc.workbench import cli
-from tests.helpers.commands import Training, made_once, new_directory, sentences, train
+from tests.helpers.commands import Training, made_once, new_directory, sentences, train, trained
 from tests.helpers.hf_models import save_llama
 from tests.helpers.products import WHOLE
 from tests.helpers.programs import BIN
@@ -63,6 +65,7 @@ SMALLER = [
     (re.compile(r"hold-out=\d+"), "hold-out=1"),
     (re.compile(r"size=\d+GiB"), "size=1KiB"),
     (re.compile(r"\blines=\d+"), "lines=100"),
+    (re.compile(r"512 --context-window 448"), "16 --context-window 14"),
     (re.compile(r"(?<=for )(\w+ in)(?: [\w.]+)+?((?: [\w.]+){2})(?=;)"), r"\1\2"),
 ]
 
@@ -172,6 +175,26 @@ def corpus() -> Path:
     return folder / "wikipedia"
 
 
+@made_once
+def c4() -> Path:
+    """Return a folder with files of C4, as it is published."""
+    folder = new_directory()
+    text = "\n".join(f"In {year} it was here." for year in range(1900, 1910))
+    names = [f"train.{number:05}-of-01024" for number in range(16)]
+    for name in (*names, "validation.00000-of-00008"):
+        with gzip.open(folder / f"c4-{name}.json.gz", "wt", encoding="utf-8") as file:
+            file.writelines(json.dumps({"text": text}) + "\n" for _ in range(20))
+    return folder
+
+
+@cache
+def checkpoints() -> Path:
+    """Return a folder of trainings."""
+    folder = new_directory()
+    shutil.copytree(trained("masked_lm").save_dir, folder / "b_small")
+    return folder
+
+
 @cache
 def shards() -> Path:
     folder = new_directory()
@@ -225,6 +248,8 @@ FILES: dict[str, Callable[[], Path]] = {
     "enwiki": corpus,
     "zhwiki": corpus,
     "pile": lambda: corpus().with_name("pile"),
+    "c4": c4,
+    "checkpoints/": checkpoints,
     "data-bin/c4": shards,
     "data-bin/my": lambda: squad.files().data,
     "roberta.base.m4m.pt": lambda: squad.files().pretrained,
