@@ -15,7 +15,7 @@ _SIZE = re.compile(r"Size of sample #(\d+) is invalid \(=(.+?)\) since max_posit
 def explain_failure(error: BaseException) -> str | None:
     """Explain the first known error in an exception's chain; None if none is known."""
     for link in chain(error):
-        for explain in (_explain_size, _explain_setting, _explain_absence):
+        for explain in (_explain_size, _explain_setting, _explain_absence, _explain_launch):
             if message := explain(link):
                 return message
     return None
@@ -58,6 +58,17 @@ def _explain_absence(error: BaseException) -> str | None:
         return (
             "fairseq takes --bf16 on the command line for a TPU, and torch_xla is not installed: "
             "fairseq-hydra-train with common.bf16=true trains on GPUs"
+        )
+    return None
+
+
+def _explain_launch(error: BaseException) -> str | None:
+    """Explain the assertion by which fairseq fails when there are fewer GPUs than processes."""
+    place = ("distributed/utils.py", "_infer_single_node_init")
+    if isinstance(error, AssertionError) and place in _list_functions(error):
+        return (
+            "--distributed-world-size is more than the GPUs that torch sees: give as many as there "
+            "are, or all options of docs/cluster.md for processes without GPUs"
         )
     return None
 

@@ -207,6 +207,10 @@ def test_a_sweep_trains_a_model_for_each_value(place):
             ["b_small", "distributed_training.distributed_world_size=3"],
             "an update of 256 sequences cannot be divided among 3 GPUs",
         ),
+        (
+            ["laptop", "distributed_training.distributed_world_size=2"],
+            "--distributed-world-size is more than the GPUs that torch sees",
+        ),
         (["laptop", "model.position_encoding=ropee"], "unknown position encoding 'ropee'"),
         (["laptop", "task.data=nowhere"], "there is no folder nowhere"),
     ],
