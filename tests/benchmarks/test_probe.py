@@ -320,7 +320,7 @@ class TestCriterion:
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["masked-lm", "causal-lm", "encoder-decoder"])
 def test_a_small_probe_learns_and_is_not_repeated(family, tmp_path):
-    words = "--tasks flip_flop --encodings rope --seeds 1 --updates 80 --trained 5 --lengths 5,9"
+    words = "--tasks flip_flop --encodings rope --seeds 1 --updates 160 --trained 5 --lengths 4,5,9"
     call = [sys.executable, str(ROOT / "benchmarks" / "probe.py"), *words.split()]
     call += ["--family", family, "--out", str(tmp_path / "probe"), "--", "--max-tokens", "1024"]
     shares = []
@@ -329,7 +329,7 @@ def test_a_small_probe_learns_and_is_not_repeated(family, tmp_path):
         assert run.returncode == 0, run.stderr
         shares.append(run.stdout.splitlines()[-1])
     assert shares[0] == shares[1]
-    label, *values = shares[0].split()[-3:]
+    label, *values = shares[0].split()[-4:]
     assert label == "1:"
     assert float(values[0]) > 0.9
     (log,) = (tmp_path / "probe").rglob("train.log")
