@@ -364,9 +364,9 @@ def configured():
         command.info(config)
 
     (guard,) = command.filters
-    guard._settings = None  # what another test told
+    guard.settings = None  # what another test told
     yield tell
-    guard._settings = None
+    guard.settings = None
 
 
 def test_a_missing_restore_file_stops_fairseq(tmp_path, configured):
