@@ -23,26 +23,23 @@ html_copy_source = False
 html_show_copyright = False
 
 
-# Below the overview of the encodings, so that the two dozen pages unfold there alone.
-_PAGES_BELOW = """
-```{toctree}
-:glob:
-:hidden:
-
-*
-```
-"""
+# Pages that unfold below another one alone, so that the first level has those for users.
+_PAGES_BELOW = {
+    "encodings/README": ":glob:\n:hidden:\n\n*",
+    "inside": ":hidden:\n\nblocked\ngpu\nbenchmarks\nreliability\nfairseq\npapers\n"
+    "results/parity\nvectors/README\nlog",
+}
 
 
 def setup(app: Sphinx) -> None:
-    """Register what draws formulas, and what the page of all encodings has below it."""
+    """Register what draws formulas, and the pages below others."""
     app.add_html_math_renderer("mathml", (_formula, None), (_formula, None))
-    app.connect("source-read", _place_encodings)
+    app.connect("source-read", _add_pages_below)
 
 
-def _place_encodings(app: Sphinx, page: str, source: list[str]) -> None:
-    if page == "encodings/README":
-        source[0] += _PAGES_BELOW
+def _add_pages_below(app: Sphinx, page: str, source: list[str]) -> None:
+    if page in _PAGES_BELOW:
+        source[0] += f"\n```{{toctree}}\n{_PAGES_BELOW[page]}\n```\n"
 
 
 def _formula(page: HTML5Translator, node: nodes.math | nodes.math_block) -> None:

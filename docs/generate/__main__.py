@@ -24,7 +24,7 @@ def format_files(root: Path) -> dict[Path, str]:
     return {
         **encodings.format_files(docs / "encodings"),
         docs / "papers.md": papers.format_page(),
-        docs / "reference.md": reference.format_page(),
+        **reference.format_files(docs / "reference"),
     }
 
 

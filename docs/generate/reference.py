@@ -1,4 +1,4 @@
-"""Makes ``docs/reference.md`` from the signatures and docstrings of classes and functions.
+"""Makes ``docs/reference/*.md`` from the signatures and docstrings of classes and functions.
 
 Sources are parsed, not imported, so the page needs none of the packages that they import.
 """
@@ -15,11 +15,9 @@ from typing import NamedTuple
 from fairseq_posenc.errors import UserError
 
 ROOT = Path(__file__).parents[2]
-_HEAD = """# Reference
-
-Which classes and functions can I call, and with which arguments? The [page of the
-encodings](encodings/README.md) explains the letters in shapes. For the commands see `--help` and
-[their common options](commands.md). `make docs` writes this page from the docstrings.
+_END = """These pages are written by `make docs` from docstrings. The [page of the
+encodings](../encodings/README.md) explains the letters in shapes; for commands see `--help` and
+[their common options](../commands.md).
 """
 _WIDTH = 100  # characters of a line of code
 _HEADING = re.compile(r"(Args|Attributes|Returns|Raises):")
@@ -28,18 +26,18 @@ _ROLE = re.compile(r":\w+:`~?([^`]+)`")
 Definition = ast.ClassDef | ast.FunctionDef
 
 
-class Section(NamedTuple):
-    """A part of the page."""
+class Page(NamedTuple):
+    """A page of classes and functions."""
 
     title: str
     text: str
     members: dict[str, str]  # module -> its classes, functions and methods, separated by spaces
 
 
-_SECTIONS = [
-    Section(
+_PAGES = {
+    "library": Page(
         "The library",
-        "Needs only torch and numpy. [The library](library.md) shows a complete model.",
+        "Needs only torch and numpy. [The library](../library.md) shows a complete model.",
         {
             "fairseq_posenc.api": "StackPositions SelfAttention CrossAttention Cache "
             "LayerPositions PositionEncoding",
@@ -48,33 +46,25 @@ _SECTIONS = [
             "fairseq_posenc.errors": "UserError",
         },
     ),
-    Section(
-        "Models of transformers",
-        "[Other positions for a model of transformers](hf.md) says what is served.",
-        {"fairseq_posenc.hf": "set_positions read_positions"},
-    ),
-    Section(
-        "Encodings",
-        "For [an encoding of your own](adding.md). [The module of `Terms`]"
-        "(../fairseq_posenc/encodings/terms.py) has the equation of the scores.",
+    "encodings": Page(
+        "An encoding of your own",
+        "[How to write one](../adding.md). [The module of `Terms`]"
+        "(../../fairseq_posenc/encodings/terms.py) has the equation of the scores, "
+        "[that of positions](../../fairseq_posenc/positions.py) their distances.",
         {
             "fairseq_posenc.encodings.base": "Dims Encoding register",
             "fairseq_posenc.encodings.terms": "Terms Term Cost",
             "fairseq_posenc.encodings.rotation": "Rotation",
-            "fairseq_posenc.positions": "Positions Span",
         },
     ),
-    Section(
-        "Attention",
-        "Methods of the state that all layers share, and of the masks that it makes.",
-        {
-            "fairseq_posenc.shared": "Shared.of_kind Shared.rotate Shared.mask",
-            "fairseq_posenc.backends.mask": "Mask.forbidden",
-        },
+    "transformers": Page(
+        "In models of transformers",
+        "[Other positions for a model of transformers](../hf.md) says what is served.",
+        {"fairseq_posenc.hf": "set_positions read_positions"},
     ),
-    Section(
+    "fairseq": Page(
         "In fairseq's models",
-        "",
+        "For [fairseq's commands](../training.md) nothing has to be called. In Python:",
         {
             "fairseq_posenc.transformer.attention": "PositionalAttention",
             "fairseq_posenc.transformer.capture_attention": "capture_attention",
@@ -82,23 +72,24 @@ _SECTIONS = [
             "fairseq_posenc.workbench.results.record": "Record read",
         },
     ),
-]
+}
 
 
-def format_page() -> str:
-    """Format the page in Markdown.
+def format_files(folder: Path) -> dict[Path, str]:
+    """Format every page of ``docs/reference`` in Markdown.
 
     Raises:
         UserError: a module does not define a class or function that is listed for it.
     """
-    parts = [_HEAD]
-    for section in _SECTIONS:
-        parts += [f"## {section.title}", section.text]
-        for module, names in section.members.items():
-            for name in names.split():
-                owner = name.rpartition(".")[0]
-                parts += _format_definition(_find(module, name), module, owner)
-    return "\n\n".join(part.strip("\n") for part in parts if part) + "\n"
+    return {folder / f"{name}.md": _format_page(page) for name, page in _PAGES.items()}
+
+
+def _format_page(page: Page) -> str:
+    parts = [f"# {page.title}", page.text]
+    for module, names in page.members.items():
+        for name in names.split():
+            parts += _format_definition(_find(module, name), module)
+    return "\n\n".join(part.strip("\n") for part in [*parts, _END]) + "\n"
 
 
 @cache
@@ -110,18 +101,12 @@ def _parse(module: str) -> ast.Module:
 
 def _find(module: str, name: str) -> Definition:
     """Find a definition in a module, or in the module that it imports the name from."""
-    first, _, method = name.partition(".")
     for node in _parse(module).body:
-        if isinstance(node, ast.ImportFrom) and first in [alias.name for alias in node.names]:
+        if isinstance(node, ast.ImportFrom) and name in [alias.name for alias in node.names]:
             return _find(str(node.module), name)
-        if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == first:
-            return _find_method(node, method) if method else node
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
+            return node
     raise UserError(f"{module} has no {name}, which docs/generate/reference.py lists")
-
-
-def _find_method(node: Definition, name: str) -> ast.FunctionDef:
-    (method,) = (method for method in _list_methods(node) if method.name == name)
-    return method
 
 
 def _list_methods(node: Definition) -> list[ast.FunctionDef]:
@@ -137,7 +122,7 @@ def _format_definition(node: Definition, module: str, owner: str = "") -> Iterat
         owner: the class of a method; "" for others.
     """
     name = f"{owner}.{node.name}" if owner else node.name
-    yield f"### {name}" if module else f"#### {name}"
+    yield f"## {name}" if module else f"### {name}"
     methods = _list_methods(node) if isinstance(node, ast.ClassDef) else []
     calls = [method for method in methods if method.name == "__init__"]
     if isinstance(node, ast.FunctionDef):

@@ -72,29 +72,30 @@ def compare_with_own(name: str) -> float:
 
 
 def write_table(models: Iterable[str], specs: Iterable[str]) -> str:
-    """Try all cells; write them as a table of Markdown, with the refusals below it."""
+    """Try all cells; write a row of Markdown for each spec, with the refusals below the table."""
     models, specs = list(models), list(specs)
-    refusals: list[str] = []
+    refusals: dict[str, int] = {}  # lines and their numbers
     refused = 0
-    lines = [f"| | {' | '.join(models)} |", f"| --- |{' ---: |' * len(models)}"]
+    rows = ["| spec | largest difference | refused by |", "| --- | ---: | --- |"]
     for spec in specs:
-        row = []
+        figures, refusing = [], []
         for name in models:
             text = try_cell(name, spec)
             print(f"{name} {spec}: {text}", file=sys.stderr, flush=True)
-            if text.startswith("refused: "):
-                line = text.removeprefix("refused: ")
-                refused += 1
-                if line not in refusals:
-                    refusals.append(line)
-                text = f"({refusals.index(line) + 1})"
-            row.append(text)
-        lines.append(f"| `{spec}` | {' | '.join(row)} |")
-    notes = [f"{number}. {line}" for number, line in enumerate(refusals, 1)]
+            line = text.removeprefix("refused: ")
+            if line == text:
+                figures.append(text)
+            else:
+                refusing.append(f"{name} ({refusals.setdefault(line, len(refusals) + 1)})")
+        refused += len(refusing)
+        failed = [text for text in figures if text.startswith("FAILED")]
+        largest = "; ".join(failed) or max(figures, key=float, default="-")
+        rows.append(f"| `{spec}` | {largest} | {', '.join(refusing)} |")
+    notes = [f"{number}. {line}" for line, number in refusals.items()]
     cells = len(models) * len(specs)
     count = f"{cells:,} cells, of which {refused} ({refused / cells:.1%}) are refused."
-    title = f"## transformers {transformers.__version__}"
-    return "\n".join([title, "", count, "", *lines, "", *notes]).rstrip() + "\n"
+    lines = [f"## transformers {transformers.__version__}", "", count, "", *rows, "", *notes, ""]
+    return "\n".join([*lines, f"Models: {', '.join(models)}."]).rstrip() + "\n"
 
 
 def main() -> None:
