@@ -21,7 +21,7 @@ from fairseq_posenc.hf.attention import (
     attend_with_positions,
     to_scale_factor,
 )
-from fairseq_posenc.hf.stack_hook import HookedPositions
+from fairseq_posenc.hf.stack_forward import HFStackPositions
 
 
 @torch.no_grad()
@@ -37,7 +37,7 @@ def capture_attention(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list
     with ExitStack() as exits:
         for module in model.modules():
             positions = getattr(module, POSITIONS, None)
-            if not isinstance(positions, HookedPositions):
+            if not isinstance(positions, HFStackPositions):
                 continue
             name = "decoder" if positions.assembly.dims.causal else "encoder"
             layers = [part for part in module.modules() if isinstance(part, AttentionPositions)]
@@ -120,7 +120,7 @@ def _use_our_code(model: PreTrainedModel) -> Iterator[None]:
     before = model.config._attn_implementation
     changes: list[tuple[nn.Module, str, Any]] = []
     for module in model.modules():
-        if isinstance(module, HookedPositions):
+        if isinstance(module, HFStackPositions):
             changes.append((module, "is_native", False))
             changes.append((module, "is_rotated", [False] * len(module.is_rotated)))
         elif isinstance(module, AttentionPositions):

@@ -14,7 +14,7 @@ from fairseq_posenc.hf.attention import POSITIONS, AttentionPositions
 from fairseq_posenc.hf.families import Stack
 from fairseq_posenc.hf.own_positions import count_positions, read_positions
 from fairseq_posenc.hf.settings import SPEC_FIELD
-from fairseq_posenc.hf.stack_hook import HookedPositions
+from fairseq_posenc.hf.stack_forward import HFStackPositions
 from fairseq_posenc.position_parameters import (
     LENGTH_RULES,
     LengthRule,
@@ -45,7 +45,7 @@ class PreviousPositions(NamedTuple):
 
 
 def copy_weights(
-    part: HookedPositions | AttentionPositions,
+    part: HFStackPositions | AttentionPositions,
     trained: dict[str, Tensor],
     spec: Spec,
     before: PreviousPositions,

@@ -223,7 +223,7 @@ class Stack(NamedTuple):
                 )
 
     def trained_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the weights of the model's own positions, by their names in ``HookedPositions``."""
+        """Yield the weights of the model's own positions, by their names in the new ones."""
         family = self.family
         table = self.module.get_submodule(family.table) if family.table else None
         if isinstance(table, nn.Embedding) and not family.sinusoids:

@@ -35,7 +35,7 @@ from fairseq_posenc.hf.own_positions import (
 from fairseq_posenc.hf.own_spec import expand_own, names_own
 from fairseq_posenc.hf.record import compare_adapters, record_adapters
 from fairseq_posenc.hf.settings import SPEC_FIELD, PositionSettings
-from fairseq_posenc.hf.stack_hook import HookedPositions, StackWithPositions
+from fairseq_posenc.hf.stack_forward import HFStackPositions, StackWithPositions
 from fairseq_posenc.position_parameters import LENGTH_RULES, LengthRule
 from fairseq_posenc.registry import options
 from fairseq_posenc.specs import Items, Spec, parse
@@ -152,7 +152,7 @@ class Plan(NamedTuple):
     """The modules of a stack's new positions, built before the model is changed."""
 
     stack: Stack
-    positions: HookedPositions
+    positions: HFStackPositions
     layers: list[AttentionPositions]
 
     @classmethod
@@ -177,7 +177,7 @@ class Plan(NamedTuple):
         weight = next(stack.module.parameters())
         # A model that is being loaded is on the device "meta", where constants cannot be computed.
         with torch.device("cpu" if weight.is_meta else weight.device):
-            positions = HookedPositions(spec, stack, max_positions, directions, boundary_id)
+            positions = HFStackPositions(spec, stack, max_positions, directions, boundary_id)
             _refuse_other_width(spec, positions, stack)
             assembly = positions.assembly
             # The terms of each kind of layer; native attention uses none of our backends.
@@ -259,7 +259,7 @@ class Plan(NamedTuple):
 
     def _pair_with_present_weights(
         self,
-    ) -> Iterator[tuple[HookedPositions | AttentionPositions, dict[str, Tensor]]]:
+    ) -> Iterator[tuple[HFStackPositions | AttentionPositions, dict[str, Tensor]]]:
         """Yield each part of the new positions, with the present weights by their names in it."""
         old = getattr(self.stack.module, POSITIONS, None)
         weights = self.stack.trained_weights() if old is None else old.named_parameters()
@@ -301,7 +301,7 @@ def _choose_attention(model: PreTrainedModel, plans: list[Plan]) -> None:
         )
 
 
-def _refuse_other_width(spec: Spec, positions: HookedPositions, stack: Stack) -> None:
+def _refuse_other_width(spec: Spec, positions: HFStackPositions, stack: Stack) -> None:
     """Refuse encodings of the input if embeddings are not as wide as layers, as in some of OPT."""
     width = stack.module.get_input_embeddings().embedding_dim
     expected = stack.config.hidden_size

@@ -25,7 +25,7 @@ class _Pass(threading.local):
     """What this thread knows of the forward pass that it is in.
 
     Attributes:
-        cosines: by kind of layer (see :mod:`~fairseq_posenc.hf.stack_hook`); None outside a pass.
+        cosines: by kind of layer (see :mod:`fairseq_posenc.hf.attention`); None outside a pass.
     """
 
     cosines: list[Cosines] | None = None

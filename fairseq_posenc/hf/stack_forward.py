@@ -43,7 +43,7 @@ from fairseq_posenc.positions import may_sync
 from fairseq_posenc.specs import Spec
 
 
-class HookedPositions(RecordedPositions, StackPositions):
+class HFStackPositions(RecordedPositions, StackPositions):
     """The positions of a stack, which become a submodule of it named ``POSITIONS``.
 
     Args:
