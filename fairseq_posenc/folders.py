@@ -95,10 +95,11 @@ def claim(folder: Path, request: Request) -> None:
         UserError: the folder holds results of another request, or files of another program.
     """
     names = {path.name for path in folder.iterdir() if not path.name.endswith(".partial")}
-    if finished := names - {LOCK, REQUEST}:
+    # A killed command may also leave a part of the request, under a longer name.
+    if finished := {name for name in names - {LOCK} if not name.startswith(REQUEST)}:
         if REQUEST not in names:
             raise UserError(f"{folder}: holds other files ({min(finished)}); name an empty folder")
-        refuse_other(folder, _read(folder / REQUEST), request)
+        refuse_other(folder, read_json(folder / REQUEST), request)
     else:
         write_whole(folder / REQUEST, _format(request))
 
@@ -113,7 +114,7 @@ def is_made(folder: Path, request: Request) -> bool:
         return False
     if not (folder / REQUEST).exists():
         raise UserError(f"{folder}: exists, and was not made by this command; {_ADVICE}")
-    refuse_other(folder, _read(folder / REQUEST), request)
+    refuse_other(folder, read_json(folder / REQUEST), request)
     return True
 
 
@@ -123,9 +124,8 @@ def whole_folder(
 ) -> Iterator[Path]:
     """Yield ``NAME.partial``, locked, to fill; at the end rename it to ``NAME``, with the request.
 
-    What an interrupted command left there stays if it had the same request: files that exist are
-    whole if they were written so (:func:`~fairseq_posenc.files.written_whole`). Otherwise, and
-    without a request, the folder begins empty.
+    What an interrupted command left there stays: files that exist are whole if they were written so
+    (:func:`~fairseq_posenc.files.written_whole`). Without a request, the folder begins empty.
 
     Args:
         folder: the final folder.
@@ -133,7 +133,8 @@ def whole_folder(
         replaces: whether a folder of this name is replaced at the end; else it is refused.
 
     Raises:
-        UserError: the folder exists and is not empty, or another process works on it.
+        UserError: the folder exists and is not empty, another process works on it, or another
+            request was interrupted.
     """
     partial = folder.with_name(f"{folder.name}.partial")
     _refuse_link(folder)
@@ -142,11 +143,10 @@ def whole_folder(
     if partial.is_dir() and any(partial.iterdir()) and not (partial / LOCK).exists():
         raise UserError(f"{folder}: {partial} was not made by this command; delete it")
     with lock_folder(partial), errors_that_name(folder):
-        file = partial / REQUEST
+        if request is None:
+            empty(partial)
+        claim(partial, request or {})
         try:
-            if request is None or not file.exists() or _read(file) != _plain(request):
-                empty(partial)
-                write_whole(file, _format(request or {}))
             yield partial
         except BaseException as error:
             is_wrong_input = isinstance(error, UserError) and not isinstance(error, RunError)
@@ -154,7 +154,7 @@ def whole_folder(
                 shutil.rmtree(partial)
             raise
         if request is None:
-            file.unlink()
+            (partial / REQUEST).unlink()
         for path in (*partial.rglob("*"), partial):
             sync(path)
         _publish(partial, folder)
@@ -191,7 +191,7 @@ def read_result(path: Path, request: Request) -> Figures | None:
     """
     if not path.exists():
         return None
-    content = _read(path)
+    content = read_json(path)
     if not isinstance(content, dict) or not {"request", "figures"} <= content.keys():
         raise UserError(f"{path}: is not a result of this command; delete it, or name another")
     refuse_other(path, content["request"], request)
@@ -243,7 +243,12 @@ def _format(content: Mapping[str, Any]) -> str:
     return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
 
-def _read(path: Path) -> Any:
+def read_json(path: Path) -> Any:
+    """Read a JSON file that a command wrote in order to continue from it.
+
+    Raises:
+        UserError: the file is damaged.
+    """
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:

@@ -56,19 +56,6 @@ def release(lock: int) -> None:
     os.close(lock)
 
 
-def is_held(path: Path) -> bool:
-    """Check whether a process holds a lock; False on a file system without locks."""
-    with suppress(OSError):  # no such file, or a file system without locks
-        lock = os.open(path, os.O_RDWR)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        finally:
-            os.close(lock)
-    return False
-
-
 def _close_in_fork() -> None:
     """Close the parent's locks in a forked process."""
     for lock in _held:

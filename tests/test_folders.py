@@ -3,7 +3,6 @@
 import multiprocessing
 import os
 import signal
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -80,20 +79,21 @@ def test_a_whole_folder_appears_at_the_end_with_its_request(tmp_path):
         is_made(out, REQUEST)
 
 
-def test_the_same_request_finds_the_parts_of_a_killed_command(tmp_path):
+def test_the_same_request_finds_the_parts_of_a_killed_command_and_another_is_refused(tmp_path):
     def fill_and_die() -> None:
         with whole_folder(tmp_path / "out", REQUEST) as partial:
             (partial / "part").touch()
             os.kill(os.getpid(), signal.SIGKILL)
 
-    for request, kept in ((REQUEST, True), ({**REQUEST, "seeds": [9]}, False)):
-        process = multiprocessing.get_context("fork").Process(target=fill_and_die)
-        process.start()
-        process.join()
-        assert (tmp_path / "out.partial" / "part").exists()
-        with suppress(RunError), whole_folder(tmp_path / "out", request) as partial:
-            assert (partial / "part").exists() == kept
-            raise RunError("a program failed")
+    process = multiprocessing.get_context("fork").Process(target=fill_and_die)
+    process.start()
+    process.join()
+    difference = r"out.partial: was made with other seeds: \[1, 2\], not \[9\]"
+    other = {**REQUEST, "seeds": [9]}
+    with pytest.raises(UserError, match=difference), whole_folder(tmp_path / "out", other):
+        pass
+    with whole_folder(tmp_path / "out", REQUEST) as partial:
+        assert (partial / "part").exists()
 
 
 @pytest.mark.parametrize(

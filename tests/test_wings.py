@@ -237,7 +237,7 @@ LINES = {
     "fairseq_posenc/hf": (3584, 2700),
     "fairseq_posenc/workbench": (12576, 10000),
     "fairseq_posenc/tokens": (1060, 800),
-    "fairseq_posenc/workbench/running": (1387, 700),
+    "fairseq_posenc/workbench/running": (1207, 700),
     "fairseq_posenc/workbench/loading": (766, 520),
     "fairseq_posenc/workbench/results": (784, 500),
     "fairseq_posenc/workbench/experiments": (1906, 1700),

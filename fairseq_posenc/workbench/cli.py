@@ -129,6 +129,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: Sequence[str] | None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
+    for word in words:
+        if any("\ud800" <= character <= "\udfff" for character in word):
+            raise UserError(f"{word!a} is not UTF-8; rename the file, or change the text")
     is_completing = _COMPLETING in os.environ
     if is_completing:  # the shell passes the words typed so far in a variable
         words = os.environ["COMP_LINE"].split()[1:]

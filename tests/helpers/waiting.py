@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import itertools
 import random
 import socket
@@ -43,6 +44,16 @@ def is_running(process: int) -> bool:
     except OSError:
         return False
     return text.rpartition(")")[2].split()[0] not in "ZX"
+
+
+def is_locked(path: Path) -> bool:
+    """Return whether a process holds the lock on a file."""
+    with open(path, "rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 def free_ports(count: int) -> list[int]:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fairseq_posenc.analysis.split import CapturedAttention
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.folders import checksum
 from fairseq_posenc.transformer.capture_attention import capture_attention
 from fairseq_posenc.workbench.loading.open_model import OpenModel, open_model
 from fairseq_posenc.workbench.plots.attention import Maps
@@ -24,7 +25,6 @@ from fairseq_posenc.workbench.plots.inspection import (
 )
 from fairseq_posenc.workbench.plots.model_inputs import ModelInput, prepare_input
 from fairseq_posenc.workbench.plots.stacks import PlottedStack, collect_trained_stacks
-from fairseq_posenc.workbench.running.files import checksum
 
 _SENTENCES = 16  # random sentences that a model reads
 _SEED = 1

@@ -6,6 +6,7 @@ It reads the records of ``glue``, ``squad predict`` and ``bleu``, and folders wi
 from __future__ import annotations
 
 import argparse
+import glob
 import json
 import statistics
 from collections import defaultdict
@@ -58,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         UserError: a path does not exist, has no results, or a checkpoint cannot be read.
     """
-    results: list[Result] = []
+    results: dict[tuple[str, str, str], Result] = {}  # a path may be given twice
     for path in args.results:
         found = list(_find_results(path))
         if not found:
@@ -66,14 +67,11 @@ def run(args: argparse.Namespace) -> int:
                 f"{path}: holds no results of glue, squad predict or bleu, and no training with "
                 f"{LAST}"
             )
-        results += found
-    results = list(
-        {(result.table, result.path, result.model): result for result in results}.values()
-    )
+        results |= {(result.table, result.path, result.model): result for result in found}
     if args.json:
-        print(json.dumps([result._asdict() for result in results], indent=1))
+        print(json.dumps([result._asdict() for result in results.values()], indent=1))
     else:
-        print(format_report(results))
+        print(format_report(results.values()))
     return 0
 
 
@@ -81,8 +79,8 @@ def _find_results(path: Path) -> Iterator[Result]:
     """Find the results in a file or folder, and in all folders below it."""
     if not path.exists():
         raise UserError(f"{path}: no such file or folder")
-    files = [path] if path.is_file() else sorted(path.rglob("*"))
-    for file in files:
+    below = glob.iglob(f"{glob.escape(str(path))}/**", recursive=True)  # follows links
+    for file in [path] if path.is_file() else sorted(map(Path, below)):
         if file.name == LAST:
             yield from _read_training(file.parent)
         elif file.suffix == ".json":

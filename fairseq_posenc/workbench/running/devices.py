@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 from argparse import Namespace
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
@@ -36,25 +35,6 @@ def choose_device(device: Optional[str] = None, fp16: bool = False) -> str:
     return device
 
 
-def check_device(device: Optional[str], fp16: bool, is_local: bool) -> None:
-    """Refuse what this machine, or with ``is_local=False`` any machine, cannot compute with.
-
-    Raises:
-        UserError: see :func:`choose_device`.
-    """
-    if is_local or device == "cpu":  # every machine has a processor
-        choose_device(device, fp16)
-
-
-def choose_dtype(fp16: bool = False, bf16: bool = False) -> torch.dtype:
-    """Choose the dtype to compute in: float32 unless another is requested."""
-    import torch
-
-    if fp16:
-        return torch.float16
-    return torch.bfloat16 if bf16 else torch.float32
-
-
 class ComputeOptions(NamedTuple):
     """Device and precision of a model."""
 
@@ -68,7 +48,10 @@ class ComputeOptions(NamedTuple):
         Raises:
             UserError: see :func:`choose_device`.
         """
-        return cls(choose_device(device, fp16), choose_dtype(fp16, bf16))
+        import torch
+
+        dtype = torch.float16 if fp16 else torch.bfloat16 if bf16 else torch.float32
+        return cls(choose_device(device, fp16), dtype)
 
     def place(self, model: Any) -> Any:
         """Move a model to the device, in evaluation mode."""
@@ -88,8 +71,9 @@ def hydra_overrides(args: Namespace, is_local: bool = True) -> list[str]:
     Raises:
         UserError: see :func:`choose_device`.
     """
-    check_device(args.device, args.fp16, is_local)
     on_processor = args.device == "cpu"
+    if is_local or on_processor:
+        choose_device(args.device, args.fp16)
     overrides = ["common.cpu=true"] if on_processor else []
     # The settings may ask for fp16, which is wrong on the processor and beside another precision.
     if on_processor or args.fp16 or args.bf16:
@@ -115,8 +99,8 @@ def visible_gpus() -> list[str]:
 
 
 def processor_name() -> str:
-    """Look up the processor's model name, or its architecture if the system has no such name."""
-    with suppress(OSError, StopIteration):
-        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
-        return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
-    return platform.processor() or platform.machine()
+    """Look up the processor's model name; its architecture if the system is not Linux."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text("utf-8").splitlines() if info.exists() else []
+    names = (line.split(":")[1].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())

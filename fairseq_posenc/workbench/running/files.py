@@ -1,44 +1,14 @@
-"""Small helpers for files: checksums, JSON, folders that the package ships, models on the hub."""
+"""Finds folders that the package ships, and models on the hub of Hugging Face."""
 
-import json
 import re
 from pathlib import Path
-from typing import Any
 
 from fairseq_posenc.errors import UserError, shortened
-from fairseq_posenc.folders import checksum
-
-__all__ = ["checksum"]
 
 _PACKAGE = Path(__file__).resolve().parents[2]
 # A model as it is named on the hub of Hugging Face, and its files besides the weights.
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _HUB_FILES = ["*.json", "*.txt", "*.model", "*.jinja"]
-
-
-def read_json(path: Path) -> Any:
-    """Read a JSON file that a command wrote in order to continue from it.
-
-    Raises:
-        UserError: the file is damaged.
-    """
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        reason = shortened(" ".join(str(error).split()))
-        raise UserError(f"{path}: cannot be read ({reason}); delete it to rebuild it") from None
-
-
-def refuse_link(folder: Path) -> None:
-    """Refuse a link as the folder of results: the files would be written somewhere else.
-
-    Raises:
-        UserError: the folder is a link; the message names its target.
-    """
-    if folder.is_symlink():
-        raise UserError(
-            f"--out {folder}: is a link to {folder.resolve()}; name that folder itself, or another"
-        )
 
 
 def find_shipped_folder(name: str) -> Path:

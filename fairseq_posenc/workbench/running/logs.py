@@ -8,8 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Optional
 
-from fairseq_posenc.errors import UserError, shortened
-
 # `--log-format json` writes lines such as `DATE | INFO | valid | {"valid_loss": "6.97", ...}`,
 # the other formats `DATE | INFO | valid | epoch 001 | valid on 'valid' subset | loss 6.97 | ...`
 # and `DATE | INFO | train_inner | epoch 001: 12 / 133 loss=9.1, ups=2.5, ...`. Under hydra they
@@ -17,21 +15,14 @@ from fairseq_posenc.errors import UserError, shortened
 _LOGGER = r"(?:\| |\[)(train_inner|valid)(?: \||\]\[INFO\] -) "
 _JSON = re.compile(_LOGGER + r"(\{.*\})\s*$")
 _VALID = re.compile(_LOGGER + r"epoch (\d+) \| valid on .*? subset \|(.*)$")
-_TRAIN = re.compile(_LOGGER + r"epoch (\d+): +\d+ / (\d+) (.*)$")
+_TRAIN = re.compile(_LOGGER + r"epoch (\d+): +\d+ / \d+ (.*)$")
 # Raised by lines that are cut off, or not fairseq's.
 _PARSE_ERRORS = (ValueError, TypeError, AttributeError, OverflowError, RecursionError)
 # Lines worth showing to a user: figures, and messages of this package.
 _SHOWN_LINE = re.compile(
     r"(?:\]\[|\| )(train_inner|train|valid|fairseq_posenc\.\S+)(?:\]\[INFO\] - | \| )(.+)"
 )
-_MACHINE_FACTS = re.compile(
-    r"training on (?P<devices>\d+) devices"
-    r"|rank +0: .*total memory = (?P<gpu_total>[\d.]+) GB ; name = (?P<gpu>.+?) *$"
-    r"|writing took (?P<checkpoint_seconds>[\d.]+) seconds"
-)
-
 TRAIN_LOG = "train.log"  # the log of a training, beside its checkpoints
-_IMPOSSIBLE = 10**15  # updates or epochs: no training has so many, and plots would overflow
 
 
 class Entry(NamedTuple):
@@ -44,8 +35,6 @@ class Entry(NamedTuple):
     accuracy: Optional[float]  # of the tokens, in percent; None if the training does not report it
     speed: float  # tokens per second
     epoch: int = 0  # epoch of the line, from 1; 0 if the line does not say
-    exact: Optional[float] = None  # share of questions answered right; None if it is not reported
-    updates_per_epoch: int = 0  # 0 if the line does not say
     figures: Mapping[str, str] = {}  # all figures by name, as text, without the prefix `valid_`
 
     @property
@@ -87,10 +76,6 @@ class Curve(NamedTuple):
         """The last validation of each epoch, without losses that are NaN or infinite."""
         return {entry.epoch: entry for entry in self.entries if entry.is_finite and entry.epoch}
 
-    def first_below(self, perplexity: float) -> Optional[int]:
-        """Find the updates of the first point at or below a perplexity, or None."""
-        return next((updates for updates, value in self.points if value <= perplexity), None)
-
 
 def parse_line(text: str) -> Optional[Entry]:
     """Read the figures in a line of the log; None if it has none."""
@@ -102,7 +87,6 @@ def parse_line(text: str) -> Optional[Entry]:
 
 def _parse_line(text: str) -> Optional[Entry]:
     """Read a line in any of the three formats; raise one of ``_PARSE_ERRORS`` if it is damaged."""
-    updates_per_epoch = 0
     if match := _JSON.search(text):
         figures = json.loads(match[2])
         figures = {name.removeprefix("valid_"): value for name, value in figures.items()}
@@ -112,9 +96,8 @@ def _parse_line(text: str) -> Optional[Entry]:
         figures = {pair[0]: pair[1] for pair in pairs if pair[1:]}
         epoch = match[2]
     elif match := _TRAIN.search(text):
-        figures = dict(part.split("=", 1) for part in match[4].strip().split(", "))
+        figures = dict(part.split("=", 1) for part in match[3].strip().split(", "))
         epoch = match[2]
-        updates_per_epoch = int(match[3])
     if not (match and figures):
         return None
     loss = float(figures.get("loss", "nan"))
@@ -127,8 +110,6 @@ def _parse_line(text: str) -> Optional[Entry]:
         accuracy=float(figures["accuracy"]) if "accuracy" in figures else None,
         speed=float(figures.get("wps", 0)),
         epoch=int(epoch),
-        exact=float(figures["exact"]) if "exact" in figures else None,
-        updates_per_epoch=updates_per_epoch,
         figures=figures,
     )
 
@@ -137,12 +118,6 @@ def format_progress(text: str) -> Optional[str]:
     """Format a line of the log for the terminal; None if it says nothing about the training."""
     match = _SHOWN_LINE.search(text)
     return f"{match[1].rpartition('.')[2]}: {match[2]}" if match else None
-
-
-def read_machine_facts(text: str) -> dict[str, str]:
-    """Read facts about the machine in a line: devices, gpu, gpu_total, checkpoint_seconds."""
-    match = _MACHINE_FACTS.search(text)
-    return {name: value for name, value in match.groupdict().items() if value} if match else {}
 
 
 def read_curve(lines: Iterable[str]) -> Curve:
@@ -162,19 +137,6 @@ def read_curve(lines: Iterable[str]) -> Curve:
 
 
 def read_curve_file(log: Path) -> Curve:
-    """Read the log file of one training.
-
-    Raises:
-        UserError: a number in it is impossible.
-    """
+    """Read the log file of one training."""
     with open(log, encoding="utf-8", errors="replace") as lines:
-        curve = read_curve(lines)
-    for entry in (*curve.entries, *curve.training):
-        if max(abs(entry.updates), abs(entry.epoch)) >= _IMPOSSIBLE:
-            figure = f"epoch {entry.epoch}, update {entry.updates}"
-        elif entry.is_finite and entry.perplexity == 0:  # the loss is far below 0
-            figure = f"a loss of {entry.loss:g} at update {entry.updates:,}"
-        else:
-            continue
-        raise UserError(f"{log} has {shortened(figure)}: it is damaged, or not of fairseq-train")
-    return curve
+        return read_curve(lines)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import re
-import sys
 from argparse import (
     ArgumentParser,
     ArgumentTypeError,
@@ -21,13 +20,10 @@ from inspect import signature
 from pathlib import Path
 from typing import Any, NoReturn, Optional, TypeVar, Union
 
-from fairseq_posenc.errors import CONTROL, UserError
-from fairseq_posenc.workbench.running.devices import cores
+from fairseq_posenc.errors import UserError
 
 # NaN as the value of a setting, or in a list.
 _NAN = re.compile(r"[=\[,\s][+-]?\.?nan(?=[\],\s]|$)", re.IGNORECASE)
-_SURROGATE = re.compile("[\ud800-\udfff]")
-_WITHOUT_VALUE = re.compile(r"argument ([-\w/]+): expected ")  # argparse's message
 Settings = TypeVar("Settings")
 
 
@@ -35,7 +31,6 @@ class Parser(ArgumentParser):
     """A parser that raises its errors as :class:`UserError` and keeps line breaks in help texts."""
 
     after_dashes = ""  # description of the words after `--`; empty if the command takes none
-    _words: Sequence[str] = ()
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings, formatter_class=RawDescriptionHelpFormatter)
@@ -44,15 +39,9 @@ class Parser(ArgumentParser):
         """Parse the words ``args``; errors name the subcommand, not the whole program.
 
         Raises:
-            UserError: wrong options, or a word that is not UTF-8 or has control characters.
+            UserError: wrong options.
         """
-        self._words = sys.argv[1:] if args is None else list(args)
-        for word in self._words:
-            if not word.isascii() and _SURROGATE.search(word):
-                raise UserError(f"{word!a} is not UTF-8; rename the file, or change the text")
-        known, rest = super().parse_known_args(self._words, namespace)
-        for name, value in vars(known).items():
-            setattr(known, name, _check_paths(value))
+        known, rest = super().parse_known_args(args, namespace)
         if rest and not self._subparsers:  # else argparse reports the rest
             unknown = " ".join(rest)
             may_follow_dashes = self.after_dashes and rest[0].startswith("-")
@@ -61,29 +50,12 @@ class Parser(ArgumentParser):
         return known, rest
 
     def error(self, message: str) -> NoReturn:
-        """Raise argparse's message, with advice about values that begin with a dash.
+        """Raise argparse's message.
 
         Raises:
             UserError: always.
         """
-        if match := _WITHOUT_VALUE.match(message):
-            names = match[1].split("/")  # of the option
-            following = dict(zip(self._words, self._words[1:]))
-            value = next(filter(None, map(following.get, names)), "")
-            if value.startswith("-") and value not in self._option_string_actions:  # as in --lr -1
-                message += f"; a value that begins with a dash is written {names[0]}={value}"
         raise UserError(f"{message} (see {self.prog} --help)")
-
-
-def _check_paths(value: Any) -> Any:
-    """Check a path for control characters; make one absolute that looks like an option."""
-    if isinstance(value, list):
-        return [_check_paths(item) for item in value]
-    if not isinstance(value, Path):
-        return value
-    if CONTROL.search(str(value)):
-        raise UserError(f"{str(value)!a} has a control character; rename it")
-    return value.absolute() if str(value).startswith("-") else value
 
 
 def parse_around_dashes(parser: ArgumentParser, words: Sequence[str]) -> Namespace:
@@ -115,11 +87,6 @@ def add_out(
     parser.add_argument(
         "--out", type=data_path, metavar="DIR", default=default, required=not shown, help=text
     )
-
-
-def add_split(parser: ArgumentParser, default: str) -> None:
-    """Add ``--split``, the split of the data."""
-    parser.add_argument("--split", default=default, help="split of the data (default: %(default)s)")
 
 
 def add_computing(parser: ArgumentParser, bf16: bool = True) -> None:
@@ -162,12 +129,6 @@ def add_seeds(parser: ArgumentParser, default: Union[str, Sequence[int]]) -> Non
 def add_jobs(parser: _ActionsContainer, default: str, text: str = "runs") -> None:
     """Add ``--jobs``, the number of things, named by ``text``, that run at a time."""
     add_count(parser, "--jobs", f"{text} at a time (default: {default})")
-
-
-def add_workers(parser: _ActionsContainer) -> None:
-    """Add ``--workers``, the processes of a preprocessing."""
-    text = "processes (default: all cores)"
-    parser.add_argument("--workers", type=positive_int, metavar="N", default=cores(), help=text)
 
 
 def add_set(parser: ArgumentParser, example: str) -> None:
@@ -285,8 +246,6 @@ def parse_named(texts: Sequence[str], form: str, plural: str) -> dict[str, str]:
     """
     named: dict[str, str] = {}
     for text in texts:
-        if CONTROL.search(text):
-            raise UserError(f"{text!a} has a control character; write {form} without it")
         parts = [part.strip() for part in re.split(r"=(?![^(]*\))", text, maxsplit=1)]
         if len(parts) < 2 or not all(parts):
             raise UserError(f"cannot read {text!r}: write {form}")

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Optional, TypeVar
+from typing import Any, Optional
 
 from fairseq_posenc.errors import RunError, UserError, how_to_install
 from fairseq_posenc.workbench.running.die_with_parent import die_with_parent
@@ -29,8 +29,6 @@ _ERROR_PREFIXES = (
 )
 _USER_ERROR = re.compile(rf"^(?:{'|'.join(_ERROR_PREFIXES)})(\S.*)", re.MULTILINE)
 _SECONDS_TO_END = 10.0  # between asking a program to end and killing it
-_POLL_SECONDS = 0.2  # waiting without a limit would delay Ctrl-C
-Result = TypeVar("Result")
 _running: set[subprocess.Popen[str]] = set()  # programs of all threads of this process
 
 
@@ -52,23 +50,6 @@ def find_error_line(output: str) -> Optional[str]:
     """Find the last line in a command's output that is one of our errors; None without one."""
     messages = _USER_ERROR.findall(output)
     return messages[-1] if messages else None
-
-
-def run_watched(
-    command: Sequence[str],
-    on_line: Callable[[str], None],
-    lock: Optional[int] = None,
-    environment: Optional[Mapping[str, str]] = None,
-) -> int:
-    """Run a command, call ``on_line`` with each line of its output, and return its exit status.
-
-    The other arguments are those of :func:`run_logged`.
-    """
-    with _started(command, subprocess.PIPE, lock, environment) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            on_line(line)
-        return process.wait()
 
 
 def run_logged(
@@ -94,16 +75,13 @@ def run_logged(
     """
     with open(log, "a", encoding="utf-8", buffering=1) as output:  # a line at a time
         output.write(f"$ {shlex.join(command)}\n")
-        if on_line is None:
-            with _started(command, output, lock, environment) as process:
-                status = process.wait()
-        else:
-
-            def log_line(line: str) -> None:
-                output.write(line)
-                on_line(line)
-
-            status = run_watched(command, log_line, lock, environment)
+        stream = output if on_line is None else subprocess.PIPE
+        with _started(command, stream, lock, environment) as process:
+            if on_line is not None and process.stdout is not None:
+                for line in process.stdout:
+                    output.write(line)
+                    on_line(line)
+            status = process.wait()
     if status:
         raise RunError(_describe_failure(command[0], status, log))
 

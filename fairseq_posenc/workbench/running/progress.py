@@ -1,7 +1,6 @@
 """Prints progress on standard error; standard output is for results."""
 
 import sys
-from collections.abc import Mapping
 from typing import Any
 
 from tqdm import tqdm
@@ -35,11 +34,6 @@ def bar(label: str, total: int, unit: str, initial: int = 0) -> Any:
         file=sys.stderr,
         disable=disable,
     )
-
-
-def format_counts(counts: Mapping[str, int]) -> str:
-    """Format counts in a line: ``1,200 items, 3 long lines``."""
-    return ", ".join(f"{value:,} {name.replace('_', ' ')}" for name, value in counts.items())
 
 
 def format_time(seconds: float) -> str:

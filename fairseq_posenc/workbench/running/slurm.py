@@ -1,14 +1,15 @@
 """Runs tasks as jobs on a Slurm cluster, submitted by submitit.
 
-The tasks are those of :func:`~fairseq_posenc.workbench.running.pool.run_here`: a task continues
-from its last checkpoint. So a job that runs out of time is requeued as it is, and a command that
-was stopped cancels what is left of its jobs and submits new ones.
+The tasks are those of :func:`~fairseq_posenc.workbench.running.pool.run_here`: each continues from
+its last checkpoint. So a job that runs out of time is requeued as it is, and a command that was
+stopped cancels what is left of its jobs and submits new ones.
 """
 
 import hashlib
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,6 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running.pool import Task, raise_failures
 from fairseq_posenc.workbench.running.programs import find_error_line
 
-# Options of sbatch that submitit or this module sets.
-_SET_HERE = ("array", "error", "job-name", "nodes", "ntasks", "open-mode", "output", "requeue")
 _POLL_SECONDS = 3.0
 _MAX_TIMEOUTS = 100  # so often a job is requeued
 
@@ -26,26 +25,22 @@ def parse_slurm(words: Sequence[str]) -> dict[str, str] | None:
     """Parse the value of ``--on``: options of sbatch by their long names; None for this machine.
 
     Raises:
-        UserError: an unknown place, or a wrong option.
+        UserError: an unknown place, or no limit of time.
     """
     if words == ["local"]:
         return None
-    pairs = [word.lstrip("-").partition("=")[::2] for word in words[1:]]
-    options = {name.replace("_", "-"): value for name, value in pairs}
-    if words[0] != "slurm" or not all((*options.keys(), *options.values())):
-        raise UserError(f"--on {' '.join(words)}: write local, or slurm and options as key=value")
-    if taken := options.keys() & set(_SET_HERE):
-        raise UserError(f"--on slurm {min(taken)}=...: this is set here; leave it out")
-    if "time" not in options:
-        raise UserError("--on slurm: say how long a job may take, as in time=12:00:00")
+    options = dict(word.lstrip("-").partition("=")[::2] for word in words[1:])
+    if words[0] != "slurm" or not options.get("time"):
+        form = "local, or slurm with options of sbatch, as in slurm partition=gpu time=12:00:00"
+        raise UserError(f"--on {' '.join(words)}: write {form}")
     return options
 
 
+@dataclass
 class _Requeued:
     """A task that submitit submits again when its time is up."""
 
-    def __init__(self, task: Task) -> None:
-        self.task = task
+    task: Task
 
     def __call__(self) -> None:
         self.task({})
@@ -120,10 +115,10 @@ def _list_jobs(name: str) -> set[str] | None:
     """
     command = ["squeue", "--noheader", "--array", f"--name={name}", "--format=%i"]
     try:
-        answer = subprocess.run(command, capture_output=True, text=True, check=True)
+        answer = subprocess.check_output(command, stderr=subprocess.DEVNULL, text=True)
     except (OSError, subprocess.CalledProcessError):
         return None
-    return set(answer.stdout.split())
+    return set(answer.split())
 
 
 def _cancel(name: str) -> None:
@@ -134,7 +129,7 @@ def _cancel(name: str) -> None:
 
 
 def _explain(log: Path) -> str:
-    """Describe in a line why a job failed, from the end of its log."""
+    """Describe in a line why a job failed, by our error in its log, or by its last line."""
     text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
-    lines = [line for line in text.splitlines() if line and not line.startswith("srun: ")]
-    return f"{find_error_line(text) or (lines or ['it left no log'])[-1].strip()} (its log: {log})"
+    message = find_error_line(text) or text.strip().rpartition("\n")[2] or "it left no log"
+    return f"{message} (its log: {log})"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fairseq_posenc.folders import lock_folder
 from fairseq_posenc.workbench.running import options
-from fairseq_posenc.workbench.running.devices import check_device
+from fairseq_posenc.workbench.running.devices import choose_device
 from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.progress import say
 from fairseq_posenc.workbench.translation.command_translate import add_model_arguments
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "the same in the source language, for BLEU by length of the source"
     add("--source", type=Path, metavar="FILE", help=text)
     add_model_arguments(parser)  # --beam and --lenpen are among them
-    options.add_split(parser, "test")
+    add("--split", default="test", help="split of the data (default: %(default)s)")
     options.add_computing(parser, bf16=False)  # fairseq-generate ignores --bf16
     options.add_count(parser, "--average", "average the checkpoints of the last N epochs")
     text = "parts of the test set; an interrupted evaluation resumes with the next part"
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
         UserError: wrong input.
         RunError: ``fairseq-generate`` failed.
     """
-    check_device(args.device, args.fp16, is_local=True)  # now, not in each part
+    choose_device(args.device, args.fp16)  # refused now, not in each part
     request = options.build_settings(
         BleuRequest,
         args,

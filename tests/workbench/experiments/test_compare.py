@@ -401,8 +401,7 @@ class TestPlan:
                 "attends from left to right",
             ),
             (["--on", "cloud"], "--on cloud: write local, or slurm"),
-            (["--on", "slurm"], "say how long a job may take"),
-            (["--on", "slurm", "time=1", "array=2"], "array=...: this is set here"),
+            (["--on", "slurm"], "--on slurm: write local, or slurm with options of sbatch"),
             (["--text", "none.txt"], "No such file"),
         ],
     )

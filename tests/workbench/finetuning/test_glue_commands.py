@@ -15,7 +15,6 @@ import torch
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.folders import LOCK
-from fairseq_posenc.locks import is_held
 from fairseq_posenc.specs import parse
 from fairseq_posenc.tasks.glue.data import open_glue_data
 from fairseq_posenc.tasks.glue.definitions import TASKS
@@ -39,7 +38,7 @@ from tests.helpers.commands import (
 from tests.helpers.glue_files import COLOURS, start, train_pieces, write_task
 from tests.helpers.products import some_of
 from tests.helpers.slurm import needs_slurm
-from tests.helpers.waiting import wait_until
+from tests.helpers.waiting import is_locked, wait_until
 from tests.transformer.test_distributed import DISTRIBUTED, TORCHRUN
 
 pytestmark = pytest.mark.slow
@@ -236,7 +235,7 @@ def test_a_killed_run_goes_on_to_the_same_result(tmp_path, capsys):
     wait_until(halted.exists, process)
     process.kill()
     assert process.wait() == -signal.SIGKILL
-    wait_until(lambda: not is_held(folder / LOCK))
+    wait_until(lambda: not is_locked(folder / LOCK))
     assert not (folder / "result.json").exists()
     before = updates_done(folder)
     assert 0 < before < 3 * EPOCHS

@@ -19,7 +19,6 @@ from omegaconf import OmegaConf
 from fairseq_posenc.checkpoints.dictionary import load_dictionary
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.folders import LOCK
-from fairseq_posenc.locks import is_held
 from fairseq_posenc.models.masked_lm import PositionalRoberta
 from fairseq_posenc.specs import parse
 from fairseq_posenc.tasks.squad.databin import Limits, SquadDataBin, open_data_bin
@@ -39,7 +38,7 @@ from tests.helpers.commands import (
     script,
 )
 from tests.helpers.programs import true_start
-from tests.helpers.waiting import wait_until
+from tests.helpers.waiting import is_locked, wait_until
 from tests.workbench.finetuning.test_squad_data import save, write_bpe
 
 slow = pytest.mark.slow
@@ -189,7 +188,7 @@ def test_nothing_is_written_once_a_training_was_killed(tmp_path, capsys):
     finally:
         process.kill()
         process.wait()
-    wait_until(lambda: not is_held(tmp_path / LOCK))
+    wait_until(lambda: not is_locked(tmp_path / LOCK))
 
 
 @slow

@@ -16,6 +16,7 @@ import torch
 
 from fairseq_posenc.analysis.split import CapturedAttention
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.folders import checksum
 from fairseq_posenc.tokens.pieces import learn_pieces
 from fairseq_posenc.transformer.capture_attention import capture_attention
 from fairseq_posenc.workbench.cli import main
@@ -30,7 +31,6 @@ from fairseq_posenc.workbench.plots.inspection import (
 )
 from fairseq_posenc.workbench.plots.model_inputs import ModelInput, prepare_input, tokenize
 from fairseq_posenc.workbench.plots.trained import inspect_model
-from fairseq_posenc.workbench.running.files import checksum
 from tests.helpers.commands import (
     USER_DIR,
     new_directory,

@@ -22,7 +22,6 @@ from fairseq_posenc.workbench.running.logs import (
     read_curve,
     read_curve_file,
 )
-from tests.helpers.commands import refused
 
 JSON = [
     '2026 | INFO | train_inner | {"epoch": 1, "loss": "9.1", "wps": "1234", "num_updates": "50"}',
@@ -429,13 +428,6 @@ def test_names_with_dollar_signs_are_drawn_as_they_are(tmp_path, capsys):
 
 
 DIGITS = "1234567890123456789012"
-STRANGE = {
-    "update": ("num_updates", DIGITS, f"has epoch 1, update {int(float(DIGITS))}"),
-    "negative update": ("num_updates", f"-{DIGITS}", f"update -{int(float(DIGITS))}"),
-    "update of 300 digits": ("num_updates", "1e300", "characters): it is damaged"),
-    "epoch": ("epoch", DIGITS, f"has epoch {DIGITS}"),
-    "loss": ("loss", f"-{DIGITS}", "has a loss of -1.23457e+21 at update 3"),
-}
 
 
 def strange_log(path: Path, key: str, value: str) -> Path:
@@ -452,14 +444,6 @@ def strange_log(path: Path, key: str, value: str) -> Path:
             lines.append(f"2024-01-01 00:00:00 | INFO | {kind} | {json.dumps(shown)}\n")
     path.write_text("".join(lines), encoding="utf-8")
     return path
-
-
-@pytest.mark.parametrize(("key", "value", "says"), STRANGE.values(), ids=list(STRANGE))
-def test_numbers_that_no_training_logs_are_a_line(key, value, says, tmp_path, capsys):
-    log = strange_log(tmp_path / "train.log", key, value)
-    told = refused(capsys, "learning-curves", f"a={log}", "--out", tmp_path / "out")
-    assert told.startswith(f"{log} has ")
-    assert says in told
 
 
 @pytest.mark.parametrize(

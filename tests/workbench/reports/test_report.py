@@ -69,10 +69,12 @@ def test_glue_shows_what_the_paper_of_its_protocol_reports(protocol, figures, tm
     assert row(text, "a")[2:-1] == [*figures, "1.00"]
 
 
-def test_a_folder_with_results_of_all_kinds(tmp_path, capsys):
+def test_a_folder_with_results_of_all_kinds_and_links(tmp_path, tmp_path_factory, capsys):
     glue_record().write(tmp_path / "glue.json")
     squad_record("1.1").write(tmp_path / "squad.json")
-    bleu_record().write(tmp_path / "deep.json")
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    (tmp_path / "link").symlink_to(elsewhere)
+    bleu_record().write(elsewhere / "deep.json")
     text = report(capsys, tmp_path)
     assert row(text, "q")[2:4] == ["85.00", "92.00"]
     assert row(text, "rope, beam 1")[2:5] == ["31.00", "32.00", "50.00"]  # mean, best of 2

@@ -59,11 +59,10 @@ def test_jobs_are_requeued_and_failures_are_listed(cluster: Cluster, tmp_path: P
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("cloud", "--on cloud: write local, or slurm and options as key=value"),
+        ("cloud", "--on cloud: write local, or slurm with options of sbatch"),
         ("local x=1", "write local, or slurm"),
-        ("slurm", "say how long a job may take, as in time=12:00:00"),
-        ("slurm gpus", "--on slurm gpus: write local, or slurm and options as key=value"),
-        ("slurm time=1 array=1-9", "--on slurm array=...: this is set here; leave it out"),
+        ("slurm", "as in slurm partition=gpu time=12:00:00"),
+        ("slurm time", "as in slurm partition=gpu time=12:00:00"),
     ],
 )
 def test_wrong_places_are_one_line(words, message):
@@ -73,7 +72,7 @@ def test_wrong_places_are_one_line(words, message):
 
 def test_options_are_those_of_sbatch():
     assert parse_slurm(["local"]) is None
-    words = ["slurm", "--partition=gpu", "cpus_per_task=8", "time=1:00"]
+    words = ["slurm", "--partition=gpu", "cpus-per-task=8", "time=1:00"]
     assert parse_slurm(words) == {"partition": "gpu", "cpus-per-task": "8", "time": "1:00"}
 
 

@@ -22,7 +22,6 @@ from sacrebleu.metrics import BLEU
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.folders import LOCK
-from fairseq_posenc.locks import is_held
 from fairseq_posenc.tokens.files import read_arriving_lines
 from fairseq_posenc.workbench.cli import main
 from fairseq_posenc.workbench.loading.dictionaries import infer_languages
@@ -33,7 +32,7 @@ from fairseq_posenc.workbench.translation.checkpoint import ParallelDataBin, ave
 from fairseq_posenc.workbench.translation.evaluation import parse_systems
 from fairseq_posenc.workbench.translation.scores import PIECE_BLEU, PieceBleu
 from tests.helpers.commands import USER_DIR, made_once, new_directory, refused, run, script, trained
-from tests.helpers.waiting import wait_until
+from tests.helpers.waiting import is_locked, wait_until
 
 slow = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[3]
@@ -602,7 +601,7 @@ def test_an_evaluation_that_was_killed_goes_on_with_the_next_part(evaluated, tmp
     with subprocess.Popen(words, stderr=subprocess.DEVNULL) as process:
         wait_until((second / "generate.log").exists, process)
         process.kill()
-    wait_until(lambda: not is_held(out / LOCK))
+    wait_until(lambda: not is_locked(out / LOCK))
     before = first.stat().st_mtime_ns
     assert main(command) == 0
     assert [line for line in capsys.readouterr().err.splitlines() if "part " in line] == [

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.files import write_whole
+from fairseq_posenc.folders import read_json
 from fairseq_posenc.tasks.glue.definitions import (
     SCORE_MAXIMUM,
     SUBMISSION,
@@ -30,7 +31,6 @@ from fairseq_posenc.workbench.finetuning.glue.runs import RESULT, STATISTICS, Gl
 from fairseq_posenc.workbench.loading.pretrained import Pretrained
 from fairseq_posenc.workbench.results.markdown import table
 from fairseq_posenc.workbench.results.record import Record, Row, own_command
-from fairseq_posenc.workbench.running.files import read_json
 
 _METRIC_TITLES = {"f1": "F1", "matthews": "Matthews", "pearson": "Pearson", "spearman": "Spearman"}
 TaskRows = dict[str, dict[str, Row]]  # rows of the record's first table, by task and metric

@@ -27,7 +27,7 @@ from fairseq_posenc.tasks.glue.task import GlueTaskConfig
 from fairseq_posenc.workbench.finetuning.composing import compose_file, count_updates
 from fairseq_posenc.workbench.loading.checkpoints import updates_done
 from fairseq_posenc.workbench.loading.pretrained import Pretrained
-from fairseq_posenc.workbench.running.files import find_shipped_folder, read_json
+from fairseq_posenc.workbench.running.files import find_shipped_folder
 from fairseq_posenc.workbench.running.host import USER_DIR
 
 CONFIGS = find_shipped_folder("finetune_configs") / "glue"
@@ -207,7 +207,7 @@ def read_run(folder: Path) -> GlueRun:
     Raises:
         UserError: the folder is not that of a run of GLUE.
     """
-    content = read_json(folder / folders.REQUEST)
+    content = folders.read_json(folder / folders.REQUEST)
     if not isinstance(content, dict) or content.keys() != set(GlueRun._fields):
         raise UserError(f"{folder}: is not the folder of a run of glue; delete it")
     return GlueRun(**content)

@@ -23,7 +23,7 @@ from torch import Tensor
 from fairseq_posenc.checkpoints.recovery import BEST, LAST, ensure_last_checkpoint
 from fairseq_posenc.checkpoints.safe_loading import open_whole
 from fairseq_posenc.files import write_whole
-from fairseq_posenc.folders import lock_folder
+from fairseq_posenc.folders import lock_folder, read_json
 from fairseq_posenc.tasks.glue import metrics
 from fairseq_posenc.tasks.glue.criterion import HEAD
 from fairseq_posenc.tasks.glue.data import open_glue_data
@@ -34,7 +34,6 @@ from fairseq_posenc.workbench.loading.checkpoints import read_updates, updates_d
 from fairseq_posenc.workbench.loading.open_model import open_model
 from fairseq_posenc.workbench.running.devices import choose_device
 from fairseq_posenc.workbench.running.exit_codes import run_main, signals_as_keyboard_interrupt
-from fairseq_posenc.workbench.running.files import read_json
 from fairseq_posenc.workbench.running.logs import TRAIN_LOG, parse_line
 from fairseq_posenc.workbench.running.pool import Environment
 from fairseq_posenc.workbench.running.programs import run_logged
