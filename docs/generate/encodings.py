@@ -40,14 +40,14 @@ def format_page(name: str) -> str:
     formula, prose = equations.split_equation(page["equation"])
     number = catalogue.count_at_base_size(name)
     rows = {
-        "use": f'`--position-encoding {name}`; in Python `StackPositions("{name}", C, h)`',
-        "works in": (f"causal LMs: {reason}" if reason else "masked LMs, causal LMs, translation"),
+        "for": f"causal LMs: {reason}" if reason else "",
         "shapes": page["shapes"],
-        "parameters": f"`{page['parameters']}`; at base size {number:,}" if number else "none",
+        "parameters": f"`{page['parameters']}`; at base size {number:,}" if number else "",
         "options": catalogue.format_options(name),
         "source": page["source"],
-        "differences": "none" if page["differs"] == "nothing." else page["differs"],
+        "differences": "" if page["differs"] == "nothing." else page["differs"],
     }
+    rows = {label: text for label, text in rows.items() if text}
     lines = [f"# {name}", "", page["summary"], "", f"$${equations.to_latex(formula)}$$", ""]
     if prose:
         lines += [f"where {prose}", ""]
