@@ -16,21 +16,14 @@ _ERRNO_TEXTS = {code: os.strerror(code) for code in (*DISK_FULL, *_TOO_MANY_FILE
 _ERROR_OF_RANK = re.compile(
     r"^fairseq_posenc\.errors\.(?P<kind>User|Run)Error: (?P<message>.+)$", re.MULTILINE
 )
-# Modules that the extra `fairseq` in pyproject.toml installs; the library works without them.
+# Modules that the library does without -> the extra in pyproject.toml that installs them.
 _OPTIONAL = {
-    "argcomplete",
-    "fairseq",
-    "fairseq_cli",
-    "hydra",
-    "markdown",
-    "omegaconf",
-    "regex",
-    "sacrebleu",
-    "scipy",
-    "sentencepiece",
-    "tiktoken",
-    "tqdm",
-    "zstandard",
+    **dict.fromkeys(("argcomplete", "fairseq", "fairseq_cli", "hydra", "markdown"), "fairseq"),
+    **dict.fromkeys(("omegaconf", "regex", "sacrebleu", "scipy", "sentencepiece"), "fairseq"),
+    **dict.fromkeys(("tiktoken", "tqdm", "zstandard"), "fairseq"),
+    "transformers": "hf",
+    "google": "export",  # google.protobuf
+    "ctranslate2": "ctranslate2",
 }
 
 
@@ -55,8 +48,9 @@ def describe_mistake(error: BaseException) -> str | None:
     """Describe a user's mistake or a machine's limit; None for any other error."""
     if isinstance(error, UserError):
         return str(error)
-    if isinstance(error, ModuleNotFoundError) and str(error.name).partition(".")[0] in _OPTIONAL:
-        return f"needs {error.name}: {how_to_install('fairseq')}"
+    module = str(error.name).partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    if module in _OPTIONAL:
+        return f"needs {module}: {how_to_install(_OPTIONAL[module])}"
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
         return f"{shortened(str(error.filename))}: the name is too long for a file"
     if isinstance(error, OSError) and error.errno in _NOT_ALLOWED and error.filename:

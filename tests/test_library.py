@@ -118,6 +118,7 @@ sys.path[:] = [path for path in sys.path if "site-packages" not in path] + sys.a
 from fairseq_posenc.workbench.cli import main
 commands = ("list", "describe m4m", "count --encoding m4m", "doctor")
 commands += ("compare --text x.txt", "learning-curves x.log")
+commands += ("swap --checkpoint x/y/z --out new --position-encoding rope",)
 codes = [main(command.split()) for command in commands]
 from fairseq_posenc.user_dir import register
 try:
@@ -132,10 +133,11 @@ def test_what_needs_the_extra_says_so_in_a_line(torch_alone):
     assert done.stdout, done.stderr
     *_, last = done.stdout.splitlines()
     hint = "pip install '.[fairseq]' in a checkout of fairseq-posenc"
-    assert last == f"[0, 0, 0, 0, 2, 2] needs fairseq: {hint}", done.stderr
-    told = done.stderr.splitlines()
+    assert last == f"[0, 0, 0, 0, 2, 2, 2] needs fairseq: {hint}", done.stderr
+    *told, of_swap = done.stderr.splitlines()
     assert len(told) == 2
     assert all(line.endswith(hint) for line in told)
+    assert of_swap.endswith(f"needs transformers: {hint.replace('fairseq]', 'hf]')}")
 
 
 def both(spec: str, direction: str = "both"):

@@ -80,6 +80,8 @@ def checkpoint(
     data = data or data_bin(family)
     arch = more.pop("arch", f"{ARCH[family]}none_tiny")
     chosen = {**SIZES[family], "position_encoding": spec, **more}
+    if "documents" in spec and family == "masked_lm":
+        chosen["include_target_tokens"] = True
     if task:
         del chosen["tokens_per_sample"]
     words = ["--task", task or TASK[family], "--arch", arch]

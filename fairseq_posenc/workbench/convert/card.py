@@ -6,17 +6,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from huggingface_hub import ModelCardData
+
 from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.loading.checkpoints import read_updates
 from fairseq_posenc.workbench.loading.open_model import OpenModel
-from fairseq_posenc.workbench.results.markdown import code, escape
+from fairseq_posenc.workbench.results.markdown import code, escape, table
 
+LONGEST_TRANSLATION = 200  # tokens that fairseq-generate writes at most, without </s>
 _CARD = """---
-license: {license}
-language: [{languages}]
-library_name: {library}
-pipeline_tag: {pipeline}
-tags: [fairseq, position-encoding]
+{labels}
 ---
 
 # {title}
@@ -24,8 +23,6 @@ tags: [fairseq, position-encoding]
 Trained with [fairseq](https://github.com/facebookresearch/fairseq) and fairseq-posenc, and written
 by `fairseq-posenc export --checkpoint {file}` of version {version}.
 
-| | |
-| --- | --- |
 {rows}
 
 ```python
@@ -34,19 +31,11 @@ by `fairseq-posenc export --checkpoint {file}` of version {version}.
 
 {notes}
 """
-LONGEST_TRANSLATION = 200  # tokens that fairseq-generate writes at most, without </s>
-_IMPORT = "import fairseq_posenc.hf  # lets transformers load these positions"
-_LOAD = """from transformers import {auto}, AutoTokenizer
-
-tokenizer = AutoTokenizer.from_pretrained("FOLDER")
-model = {auto}.from_pretrained("FOLDER")"""
-_TRANSLATE = """inputs = tokenizer(["Un homme dort."], return_tensors="pt", padding=True)
-print({target}.batch_decode(model.generate(**inputs), skip_special_tokens=True))"""
 _SERVE = """import ctranslate2
 from tokenizers import Tokenizer
 
 source, target = (Tokenizer.from_file(f"FOLDER/{{name}}") for name in {files})
-pieces = source.encode("Un homme dort.", add_special_tokens=False).tokens
+pieces = source.encode("{prompt}", add_special_tokens=False).tokens
 {run}
 print(target.decode([target.token_to_id(piece) for piece in result]))"""
 _SERVE_TRANSLATION = """translator = ctranslate2.Translator("FOLDER")
@@ -55,13 +44,14 @@ result = translator.translate_batch([pieces], **search)[0].hypotheses[0]"""
 _SERVE_LM = """generator = ctranslate2.Generator("FOLDER")
 search = dict(max_length=50, sampling_topk=10)
 result = generator.generate_batch([["{start}", *pieces]], **search)[0].sequences[0]"""
-# Head of a model -> its Auto class, and the name of its task on Hugging Face's hub.
+_PROMPT = "Un homme dort."
+# Head of a model -> its Auto class, and its task if transformers has a pipeline of it.
 _HEADS = {
     "masked_lm": ("AutoModelForMaskedLM", "fill-mask"),
     "classes": ("AutoModelForSequenceClassification", "text-classification"),
-    "spans": ("AutoModelForQuestionAnswering", "question-answering"),
+    "spans": ("AutoModelForQuestionAnswering", None),
     "causal_lm": ("AutoModelForCausalLM", "text-generation"),
-    "translation": ("AutoModelForSeq2SeqLM", "translation"),
+    "translation": ("AutoModelForSeq2SeqLM", None),
 }
 
 
@@ -72,41 +62,46 @@ class Labels(NamedTuple):
     languages: tuple[str, ...] = ()  # codes; by default those of a translation model's data
 
 
-def format_usage(trained: OpenModel, is_plain: bool, target_folder: str | None) -> str:
-    """Format Python lines that load an exported model with transformers.
+def format_usage(trained: OpenModel, is_plain: bool, tokenizers: Sequence[str]) -> str:
+    """Format Python lines that load an exported model with transformers, and let it generate.
 
     Args:
         trained: the model.
         is_plain: whether transformers needs nothing of this package.
-        target_folder: folder of the target's tokenizer within the model's; None if there is none.
+        tokenizers: folders of its tokenizers within that of the model, the source's first.
     """
     auto, _ = _HEADS[trained.head]
-    lines = [] if is_plain else [_IMPORT]
-    lines.append(_LOAD.format(auto=auto))
-    if trained.translates:
-        target = "tokenizer"
-        if target_folder:
-            target = "target"
-            lines.append(f'target = AutoTokenizer.from_pretrained("FOLDER/{target_folder}")')
-        lines.append(_TRANSLATE.format(target=target))
+    lines = [] if is_plain else ["import fairseq_posenc.hf  # lets transformers load its positions"]
+    lines += [f"from transformers import {auto}, AutoTokenizer", ""]
+    names = ("tokenizer", "target")[: len(tokenizers)]
+    for name, folder in zip(names, tokenizers):
+        lines.append(f'{name} = AutoTokenizer.from_pretrained("{Path("FOLDER", folder)}")')
+    lines.append(f'model = {auto}.from_pretrained("FOLDER")')
+    if names and trained.head in ("causal_lm", "translation"):
+        most = "" if trained.translates else ", max_new_tokens=20"
+        lines += [
+            f'inputs = tokenizer(["{_PROMPT}"], return_tensors="pt")',
+            f"written = model.generate(**inputs{most})",
+            f"print({names[-1]}.batch_decode(written, skip_special_tokens=True))",
+        ]
     return "\n".join(lines)
 
 
-def format_serving_usage(trained: OpenModel, files: tuple[str, str] | None) -> str:
+def format_serving_usage(trained: OpenModel, files: list[str]) -> str:
     """Format Python lines that run a model with CTranslate2.
 
     Args:
         trained: the model.
-        files: files of the source's and the target's tokenizer; None without tokenizers.
+        files: files of its tokenizers, the source's first.
     """
-    if files is None:
+    if not files:
         return "# This folder has no tokenizer."
     if trained.translates:
         longest = min(LONGEST_TRANSLATION, trained.stacks["decoder"].max_positions() - 1)
         run = _SERVE_TRANSLATION.format(longest=longest)
     else:
         run = _SERVE_LM.format(start="<s>" if trained.settings.task.add_bos_token else "</s>")
-    return _SERVE.format(files=files, run=run)
+    return _SERVE.format(files=(files[0], files[-1]), prompt=_PROMPT, run=run)
 
 
 def write_card(
@@ -125,26 +120,32 @@ def write_card(
     languages = labels.languages
     if trained.translates and not languages:
         languages = trained.settings.task.source_lang, trained.settings.task.target_lang
+    front = ModelCardData(
+        license=labels.license,
+        language=list(languages) or None,
+        library_name=library,
+        pipeline_tag=_HEADS[trained.head][1],
+        tags=["fairseq", "position-encoding"],
+    )
     rows = [
         (f"positions, {side}", code(s.identity.describe())) for side, s in trained.stacks.items()
     ]
-    rows.append(("parameters", f"{sum(x.numel() for x in trained.model.parameters()):,}"))
-    rows.append(("architecture in fairseq", code(trained.settings.model._name)))
-    rows.append(("data", code(trained.data.resolve().name)))
-    rows.append(("updates", f"{read_updates(trained.state):,}"))
+    rows += [
+        ("parameters", f"{sum(x.numel() for x in trained.model.parameters()):,}"),
+        ("architecture in fairseq", code(trained.settings.model._name)),
+        ("data", code(trained.data.resolve().name)),
+        ("updates", f"{read_updates(trained.state):,}"),
+    ]
     extra = trained.state.get("extra_state") or {}
     if isinstance(extra.get("val_loss"), float):
         metric = trained.settings.checkpoint.get("best_checkpoint_metric") or "loss"
         rows.append((f"validation {metric}", f"{extra['val_loss']:.3f}"))
     text = _CARD.format(
+        labels=front.to_yaml(),
         title=escape(trained.path.resolve().parent.name or trained.path.stem),
         version=__version__,
         file=escape(trained.path.name),
-        rows="\n".join(f"| {name} | {value} |" for name, value in rows),
-        license=labels.license,
-        languages=", ".join(languages),
-        pipeline=_HEADS[trained.head][1],
-        library=library,
+        rows=table(("", ""), rows, "l"),
         usage=usage,
         notes="\n".join(f"- {note}" for note in notes),
     )

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from importlib import import_module
 from pathlib import Path
 
-from fairseq_posenc.errors import UserError, how_to_install
+from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running.files import find_model
 from fairseq_posenc.workbench.running.options import add_count, add_data
 
@@ -37,12 +36,7 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_export(options: argparse.Namespace) -> int:
     """Export a model to a folder, and print how much its scores differ from the model's."""
-    # transformers needs google.protobuf to read the sentencepiece model of a tokenizer.
-    _require("export", "transformers", "tokenizers", "safetensors", "google.protobuf")
-    serves = options.to == "ctranslate2"
-    if serves:
-        _require("ctranslate2", "ctranslate2")
-    elif options.quantization:
+    if options.quantization and options.to != "ctranslate2":
         raise UserError("--quantization is for --to ctranslate2")
     from fairseq_posenc.workbench.convert.card import Labels
     from fairseq_posenc.workbench.loading.open_model import open_model
@@ -54,15 +48,16 @@ def run_export(options: argparse.Namespace) -> int:
             "fairseq_posenc: start one from it with --finetune-from-model"
         )
     labels = Labels(options.license, tuple(filter(None, options.language.split(","))))
-    if serves:
+    if options.to == "ctranslate2":
         from fairseq_posenc.workbench.convert.to_ctranslate2 import export_to_ctranslate2
 
         quantization = options.quantization or "float32"
         lines = export_to_ctranslate2(trained, quantization, options.tokens, options.out, labels)
     else:
-        from fairseq_posenc.workbench.convert.export import export
+        from fairseq_posenc.workbench.convert.to_transformers import export_to_transformers
 
-        lines = export(trained, options.tokens, options.out, labels)
+        _hide_progress_bars()
+        lines = export_to_transformers(trained, options.tokens, options.out, labels)
     print("\n".join(lines))
     return 0
 
@@ -78,7 +73,6 @@ def add_import_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_import(options: argparse.Namespace) -> int:
     """Import a model as a start checkpoint, and print the command that trains from it."""
-    _require("export", "transformers", "safetensors")
     from fairseq_posenc.workbench.convert.to_fairseq import import_folder
     from fairseq_posenc.workbench.loading.checkpoints import (
         refuse_existing_output,
@@ -86,6 +80,7 @@ def run_import(options: argparse.Namespace) -> int:
     )
 
     refuse_existing_output("--out", options.out, options.overwrite)
+    _hide_progress_bars()
     imported = import_folder(options.source)
     write_start_checkpoint(imported.settings, imported.state, options.out)
     print(f"wrote {options.out}: {'; '.join(imported.notes)}")
@@ -120,9 +115,9 @@ def run_swap(options: argparse.Namespace) -> int:
             "gets other positions by fairseq-train --position-encoding SPEC --finetune-from-model "
             f"{source} --init-positions"
         )
-    _require("hf", "transformers", "safetensors")
     from fairseq_posenc.workbench.convert.swap import swap_folder
 
+    _hide_progress_bars()
     lines = swap_folder(
         source,
         options.out,
@@ -136,13 +131,8 @@ def run_swap(options: argparse.Namespace) -> int:
     return 0
 
 
-def _require(extra: str, *libraries: str) -> None:
-    """Refuse to run without the libraries of an extra, and hide transformers' progress bars."""
-    for name in libraries:
-        try:
-            import_module(name)
-        except ModuleNotFoundError:
-            raise UserError(f"needs {name}: {how_to_install(extra)}") from None
+def _hide_progress_bars() -> None:
+    """Hide the progress bars of transformers, one for each file of weights."""
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()

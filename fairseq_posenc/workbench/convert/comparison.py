@@ -1,12 +1,7 @@
-"""Compares two models on random sentences, by which exports check their results.
-
-The difference of two models is relative: 1e-6 is a millionth of the largest number.
-"""
+"""Compares models on random sentences, by which exports and imports check their results."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -16,81 +11,54 @@ from torch import Tensor
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.loading.families import list_stacks
 
-TOLERANCE = 1e-5  # largest difference that rounding in float32 explains
+TOLERANCE = 1e-5  # largest difference that rounding explains, as a share of the largest number
 MAX_TOKENS = 512  # of a sentence
 _BOS, _PADDING = Dictionary().bos(), Dictionary().pad()  # `<s>` and `<pad>`
 SPECIAL_SYMBOLS = Dictionary().nspecial  # symbols of every dictionary before those of the text
-ComputeScores = Callable[..., Tensor]  # computes scores from the tokens of each stack, source first
 
 
-def draw_batches(model: Any) -> list[list[Tensor]]:
-    """Draw a batch of sentences that are padded on the right, and one padded on the left."""
-    return [_draw_batch(model, side) for side in ("right", "left")]
-
-
-def draw_sentences(model: Any) -> list[list[list[int]]]:
-    """Draw three sentences for each stack, without special symbols: ``[row][stack]``, as ids."""
-    stacks = _draw_batch(model, "right")
-    return [[ids[ids.ge(SPECIAL_SYMBOLS)].tolist() for ids in row] for row in zip(*stacks)]
-
-
-def _draw_batch(model: Any, side: str) -> list[Tensor]:
+def draw_batch(model: Any, side: str) -> list[Tensor]:
     """Draw three sentences ``(3, T)`` for each stack of a model, padded ``left`` or ``right``.
 
     T is the stack's number of positions, at most ``MAX_TOKENS``.
     """
     generator = torch.Generator().manual_seed(1)
-    drawn = []
+    batch = []
     for _, stack in list_stacks(model):
         longest = min(MAX_TOKENS, stack.assembly.dims.max_positions)
         symbols = stack.embed_tokens.num_embeddings
         tokens = torch.randint(SPECIAL_SYMBOLS, symbols, (3, longest), generator=generator)
-        tokens[:, 0] = _BOS
-        tokens[:, -1] = stack.eos_idx
         middle = longest // 2
-        tokens[:, middle] = stack.eos_idx  # a row may hold several sentences
+        tokens[:, 0] = _BOS
+        tokens[:, [middle, -1]] = stack.eos_idx  # a row may hold several sentences
         for row, length in enumerate((longest, middle + 1, min(3, longest))):
             padded = slice(length, None) if side == "right" else slice(None, longest - length)
             tokens[row, padded] = _PADDING
-        drawn.append(tokens)
-    return drawn
+        batch.append(tokens)
+    return batch
 
 
-def compute_scores(model: Any, *tokens: Tensor) -> Tensor:
-    """Compute the scores ``(B, T, symbols)`` of a fairseq model of any family."""
-    if len(tokens) == 1:
-        return model(tokens[0])[0]
-    source, target = tokens
-    lengths = source.ne(model.encoder.padding_idx).sum(1)
-    return model(source, lengths, target)[0]
+def compute_scores(model: Any, head: str, *tokens: Tensor) -> Tensor:
+    """Compute the scores of a fairseq model's head: ``(B, T, ...)``, or ``(B, classes)``.
 
-
-@torch.no_grad()
-def compute_log_probs(model: Any, *sides: list[int]) -> Tensor:
-    """Compute the log probabilities ``(T + 1,)`` of a sentence's T symbols and of its end.
-
-    ``sides`` are the sentence, or a source and its translation. fairseq's decoders begin with the
-    end.
+    Args:
+        model: the model.
+        head: ``spans``, ``classes``, or the name of the model's family.
+        tokens: ``(B, T)`` of each stack.
     """
-    end = model.decoder.eos_idx
-    *sources, target = sides
-    inputs = [torch.tensor([[*source, end]]) for source in sources]
-    scores = compute_scores(model, *inputs, torch.tensor([[end, *target]]))[0]
-    return scores.log_softmax(-1).gather(1, torch.tensor([*target, end])[:, None])[:, 0]
-
-
-def compute_head_scores(model: Any, head: str, *tokens: Tensor) -> Tensor:
-    """Compute the scores of a fairseq model's head: ``(B, T, ...)``, or ``(B, classes)``."""
     if head == "spans":
         return torch.stack(model(tokens[0], span_scores=True), -1)
     if head == "classes":
         (name,) = model.classification_heads
         return model(tokens[0], features_only=True, classification_head_name=name)[0]
-    return compute_scores(model, *tokens)
+    if head == "translation":
+        source, target = tokens
+        return model(source, source.ne(_PADDING).sum(1), target)[0]
+    return model(tokens[0])[0]
 
 
 def compute_hf_scores(model: Any, head: str, *tokens: Tensor) -> Tensor:
-    """Compute the scores of a model of transformers, in the shape of the function above."""
+    """Compute the scores of a model of transformers, in the shape of :func:`compute_scores`."""
     inputs: dict[str, Tensor] = {}
     for prefix, ids in zip(("", "decoder_"), tokens):
         inputs[f"{prefix}input_ids"] = ids
@@ -101,61 +69,38 @@ def compute_hf_scores(model: Any, head: str, *tokens: Tensor) -> Tensor:
     return output.logits
 
 
+@torch.no_grad()
 def compare_with_transformers(ours: Any, head: str, theirs: Any) -> float:
-    """Compute how much a model of transformers differs from one of fairseq, as a share.
+    """Compute the largest difference of two models' scores, as a share of the largest score.
+
+    Scores of padding are not compared. If a score is NaN, so is the result.
 
     Args:
         ours: the model of fairseq.
-        head: its head: ``spans``, ``classes``, or the name of its family.
+        head: its head, as in :func:`compute_scores`.
         theirs: the model of transformers.
     """
-    batches = draw_batches(ours)
-    by_token = head != "classes"
-    if not by_token:  # their scores come from the first token: no padding before it
-        batches = batches[:1]
-    return largest_difference(
-        batches,
-        partial(compute_head_scores, ours, head),
-        partial(compute_hf_scores, theirs, head),
-        by_token,
-    )
-
-
-@torch.no_grad()
-def largest_difference(
-    batches: Iterable[Sequence[Tensor]],
-    ours: ComputeScores,
-    theirs: ComputeScores,
-    by_token: bool = True,
-) -> float:
-    """Compute the largest difference of two models; NaN if one of their numbers is NaN.
-
-    Args:
-        batches: for each batch, the tokens of each stack.
-        ours: computes the numbers of a fairseq model.
-        theirs: computes the numbers of the other model.
-        by_token: whether each token of the last stack has numbers, ``(B, T, ...)``; then those of
-            padding are not compared.
-    """
     differences = []
-    for tokens in batches:
-        our_numbers, their_numbers = ours(*tokens), theirs(*tokens)
-        if by_token:
+    # The scores of classes are read at the first token, before which there is no padding.
+    for side in ("right",) if head == "classes" else ("right", "left"):
+        tokens = draw_batch(ours, side)
+        our_scores = compute_scores(ours, head, *tokens)
+        their_scores = compute_hf_scores(theirs, head, *tokens)
+        if head != "classes":
             real = tokens[-1].ne(_PADDING)
-            our_numbers, their_numbers = our_numbers[real], their_numbers[real]
-        difference = (our_numbers - their_numbers).abs().max()
-        differences.append(difference / our_numbers.abs().max())
+            our_scores, their_scores = our_scores[real], their_scores[real]
+        differences.append((our_scores - their_scores).abs().max() / our_scores.abs().max())
     return float(torch.stack(differences).max())
 
 
-def is_rounding(difference: float) -> bool:
-    """Check whether rounding explains a difference; it does not explain NaN."""
-    return difference <= TOLERANCE
-
-
 def refuse_difference(what_differs: str, difference: float) -> None:
-    """Refuse a difference that is more than rounding; ``what_differs`` begins the message."""
-    if not is_rounding(difference):
+    """Refuse a difference that is more than rounding, or NaN.
+
+    Args:
+        what_differs: beginning of the message.
+        difference: share of the largest number.
+    """
+    if not difference <= TOLERANCE:
         raise UserError(
             f"{what_differs} by {difference:.1e} of the largest number, and {TOLERANCE:g} is "
             "rounding: nothing was written"

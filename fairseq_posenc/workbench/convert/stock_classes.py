@@ -10,10 +10,16 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from pathlib import Path
+
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from fairseq_posenc.errors import UserError
 
 EPSILON = 1e-5  # of fairseq's layer norms
 UNUSED_ROWS = 2  # rows of RoBERTa's table of positions before that of position 0
+TOKEN_TYPES = "token_type_embeddings.weight"  # end of the name of a table that fairseq lacks
 
 # fairseq's names of activations -> names in transformers, where they differ.
 ACTIVATIONS = {
@@ -36,24 +42,54 @@ class StockFamily:
         parts: fairseq's name of a part -> its name in the class; ``{}`` is the number of a layer.
             The first name that fits is used, and parts of a part keep their names.
         options: option of fairseq -> field of config.json with the same value.
-        fields: other fields of config.json, without which the class would compute something else.
         own_positions: spec of the positions that the class itself computes as fairseq does; empty
             where it has others, or counts padding as tokens.
-        own_table: name of its table of learned positions.
     """
 
     family: str
     model_type: str
     classes: Mapping[str, str]
-    computes: Mapping[str, Any]
+    computes: Mapping[str, bool]
     parts: Mapping[str, str]
     options: Mapping[str, str]
-    fields: Mapping[str, Any]
     own_positions: str = ""
-    own_table: str = ""
 
-    def find_name(self, name: str) -> str | None:
-        """Find the class's name of a parameter of fairseq; None if the class has no such part.
+    def pair_weights(
+        self, weights: Mapping[str, Tensor], model: PreTrainedModel, path: Path
+    ) -> list[tuple[Tensor, Tensor]]:
+        """Pair each weight of fairseq with the parameter of transformers that stands for it.
+
+        Args:
+            weights: fairseq's weights by name.
+            model: a model of one of the classes.
+            path: the model that is converted, for messages.
+
+        Raises:
+            UserError: a weight or a parameter stands alone, or their shapes differ.
+        """
+        parameters = dict(model.named_parameters(remove_duplicate=False))
+        class_name = type(model).__name__
+        pairs = []
+        for name, weight in weights.items():
+            parameter = parameters.get(self.find_name(name))
+            if parameter is None:
+                raise UserError(f"{path}: no class of transformers has {name}")
+            if parameter.shape != weight.shape:
+                raise UserError(
+                    f"{path}: {name} has the shape {tuple(weight.shape)} in fairseq, and in "
+                    f"{class_name} {tuple(parameter.shape)}: that has one width and one number of "
+                    "positions for encoder and decoder"
+                )
+            pairs.append((weight, parameter))
+        paired = {id(parameter) for _, parameter in pairs}
+        for name, parameter in parameters.items():
+            is_unread = name in COPIES or name.endswith(TOKEN_TYPES)
+            if not (id(parameter) in paired or is_unread):
+                raise UserError(f"{path}: fairseq's model lacks {name}, which {class_name} has")
+        return pairs
+
+    def find_name(self, name: str) -> str:
+        """Find the class's name of a parameter of fairseq; "" if the class has no such part.
 
         >>> ROBERTA.find_name("encoder.sentence_encoder.layers.3.self_attn.q_proj.weight")
         'roberta.encoder.layer.3.attention.self.query.weight'
@@ -62,31 +98,7 @@ class StockFamily:
             pattern = re.escape(fairseq_part).replace(r"\{\}", r"(\d+)")
             if match := re.match(rf"{pattern}(?=\.|$)", name):
                 return part.format(*match.groups()) + name[match.end() :]
-        return None
-
-
-def _name_bert_parts(base: str, attention_norm: str, feedforward_norm: str) -> dict[str, str]:
-    """Name the parts of a class derived from BERT; ``base`` is its attribute with the stack."""
-    stack, layer = "encoder.sentence_encoder", f"{base}.encoder.layer.{{}}"
-    return {
-        f"{stack}.embed_tokens": f"{base}.embeddings.word_embeddings",
-        f"{stack}.layernorm_embedding": f"{base}.embeddings.LayerNorm",
-        f"{stack}.layer_norm": f"{base}.LayerNorm",  # pre-norm models alone have it
-        f"{stack}.layers.{{}}.self_attn.q_proj": f"{layer}.attention.self.query",
-        f"{stack}.layers.{{}}.self_attn.k_proj": f"{layer}.attention.self.key",
-        f"{stack}.layers.{{}}.self_attn.v_proj": f"{layer}.attention.self.value",
-        f"{stack}.layers.{{}}.self_attn.out_proj": f"{layer}.attention.output.dense",
-        f"{stack}.layers.{{}}.self_attn_layer_norm": f"{layer}.{attention_norm}.LayerNorm",
-        f"{stack}.layers.{{}}.fc1": f"{layer}.intermediate.dense",
-        f"{stack}.layers.{{}}.fc2": f"{layer}.output.dense",
-        f"{stack}.layers.{{}}.final_layer_norm": f"{layer}.{feedforward_norm}.LayerNorm",
-        **_name_positions(stack, base, f"{layer}.attention.self"),
-        "encoder.lm_head.weight": "lm_head.decoder.weight",
-        "encoder.lm_head.bias": "lm_head.decoder.bias",
-        "encoder.lm_head": "lm_head",
-        "classification_heads.sentence_classification_head": "classifier",
-        "span_head.scores": "qa_outputs",
-    }
+        return ""
 
 
 def _name_positions(stack: str, hf_stack: str, hf_attention: str) -> dict[str, str]:
@@ -98,18 +110,40 @@ def _name_positions(stack: str, hf_stack: str, hf_attention: str) -> dict[str, s
     }
 
 
-def _name_decoder_parts(stack: str, hf_stack: str) -> dict[str, str]:
-    """Name the parts of a stack of a class that was ported from fairseq, with fairseq's names."""
-    parts = ("q_proj", "k_proj", "v_proj", "out_proj")
-    in_layer = [
-        *(f"{kind}_attn.{part}" for kind in ("self", "encoder") for part in parts),
-        *("self_attn_layer_norm", "encoder_attn_layer_norm", "fc1", "fc2", "final_layer_norm"),
-    ]
-    names = ["embed_tokens", "layernorm_embedding", "layer_norm"]
-    names += [f"layers.{{}}.{part}" for part in in_layer]
+def _name_bert_parts(base: str, attention_norm: str, feedforward_norm: str) -> dict[str, str]:
+    """Name the parts of a class derived from BERT; ``base`` is its attribute with the stack."""
+    stack, layer = "encoder.sentence_encoder", f"{base}.encoder.layer.{{}}"
     return {
-        **{f"{stack}.{name}": f"{hf_stack}.{name}" for name in names},
-        **_name_positions(stack, hf_stack, f"{hf_stack}.layers.{{}}.self_attn"),
+        **_name_positions(stack, base, f"{layer}.attention.self"),
+        f"{stack}.embed_tokens": f"{base}.embeddings.word_embeddings",
+        f"{stack}.layernorm_embedding": f"{base}.embeddings.LayerNorm",
+        f"{stack}.layer_norm": f"{base}.LayerNorm",  # pre-norm models alone have it
+        f"{stack}.layers.{{}}.self_attn.q_proj": f"{layer}.attention.self.query",
+        f"{stack}.layers.{{}}.self_attn.k_proj": f"{layer}.attention.self.key",
+        f"{stack}.layers.{{}}.self_attn.v_proj": f"{layer}.attention.self.value",
+        f"{stack}.layers.{{}}.self_attn.out_proj": f"{layer}.attention.output.dense",
+        f"{stack}.layers.{{}}.self_attn_layer_norm": f"{layer}.{attention_norm}.LayerNorm",
+        f"{stack}.layers.{{}}.fc1": f"{layer}.intermediate.dense",
+        f"{stack}.layers.{{}}.fc2": f"{layer}.output.dense",
+        f"{stack}.layers.{{}}.final_layer_norm": f"{layer}.{feedforward_norm}.LayerNorm",
+        "encoder.lm_head.weight": "lm_head.decoder.weight",
+        "encoder.lm_head.bias": "lm_head.decoder.bias",
+        "encoder.lm_head": "lm_head",
+        "classification_heads.sentence_classification_head": "classifier",
+        "span_head.scores": "qa_outputs",
+    }
+
+
+def _name_bert_options(side: str) -> dict[str, str]:
+    """Name the options of an ``encoder`` or ``decoder`` in a configuration derived from BERT's."""
+    return {
+        f"{side}_layers": "num_hidden_layers",
+        f"{side}_embed_dim": "hidden_size",
+        f"{side}_ffn_embed_dim": "intermediate_size",
+        f"{side}_attention_heads": "num_attention_heads",
+        "activation_fn": "hidden_act",
+        "dropout": "hidden_dropout_prob",
+        "attention_dropout": "attention_probs_dropout_prob",
     }
 
 
@@ -123,18 +157,8 @@ ROBERTA = StockFamily(
     },
     computes={"encoder_normalize_before": False, "layernorm_embedding": True},
     parts=_name_bert_parts("roberta", "attention.output", "output"),
-    options={
-        "encoder_layers": "num_hidden_layers",
-        "encoder_embed_dim": "hidden_size",
-        "encoder_ffn_embed_dim": "intermediate_size",
-        "encoder_attention_heads": "num_attention_heads",
-        "activation_fn": "hidden_act",
-        "dropout": "hidden_dropout_prob",
-        "attention_dropout": "attention_probs_dropout_prob",
-    },
-    fields={"layer_norm_eps": EPSILON, "type_vocab_size": 1},
+    options=_name_bert_options("encoder"),
     own_positions="learned",
-    own_table="roberta.embeddings.position_embeddings.weight",
 )
 ROBERTA_PRE_NORM = replace(
     ROBERTA,
@@ -145,34 +169,28 @@ ROBERTA_PRE_NORM = replace(
     },
     computes={"encoder_normalize_before": True, "layernorm_embedding": True},
     parts=_name_bert_parts("roberta_prelayernorm", "attention", "intermediate"),
-    own_table="roberta_prelayernorm.embeddings.position_embeddings.weight",
 )
 XLM_ROBERTA = replace(  # the same model under another name
     ROBERTA,
     model_type="xlm-roberta",
     classes={head: f"XLM{name}" for head, name in ROBERTA.classes.items()},
 )
+# The classes of causal LMs and translation were ported from fairseq: their parts have its names.
 BIOGPT = StockFamily(
     family="causal_lm",
     model_type="biogpt",
     classes={"causal_lm": "BioGptForCausalLM"},
     computes={"decoder_normalize_before": True, "layernorm_embedding": False},
     parts={
-        **_name_decoder_parts("decoder", "biogpt"),
+        **_name_positions("decoder", "biogpt", "biogpt.layers.{}.self_attn"),
         "decoder.output_projection": "output_projection",
+        "decoder": "biogpt",
     },
     options={
-        "decoder_layers": "num_hidden_layers",
-        "decoder_embed_dim": "hidden_size",
-        "decoder_ffn_embed_dim": "intermediate_size",
-        "decoder_attention_heads": "num_attention_heads",
-        "activation_fn": "hidden_act",
-        "dropout": "hidden_dropout_prob",
-        "attention_dropout": "attention_probs_dropout_prob",
+        **_name_bert_options("decoder"),
         "activation_dropout": "activation_dropout",
         "decoder_layerdrop": "layerdrop",
     },
-    fields={"layer_norm_eps": EPSILON},
 )
 MARIAN = StockFamily(
     family="translation",
@@ -184,9 +202,11 @@ MARIAN = StockFamily(
         "layernorm_embedding": False,
     },
     parts={
-        **_name_decoder_parts("encoder", "model.encoder"),
-        **_name_decoder_parts("decoder", "model.decoder"),
+        **_name_positions("encoder", "model.encoder", "model.encoder.layers.{}.self_attn"),
+        **_name_positions("decoder", "model.decoder", "model.decoder.layers.{}.self_attn"),
         "decoder.output_projection": "lm_head",
+        "encoder": "model.encoder",
+        "decoder": "model.decoder",
     },
     options={
         "encoder_layers": "encoder_layers",
@@ -204,7 +224,6 @@ MARIAN = StockFamily(
         "encoder_layerdrop": "encoder_layerdrop",
         "decoder_layerdrop": "decoder_layerdrop",
     },
-    fields={},
 )
 M2M_100 = replace(
     MARIAN,
@@ -224,10 +243,11 @@ BART = replace(
     computes={**MARIAN.computes, "layernorm_embedding": True},
 )
 MBART = replace(
-    BART,
+    M2M_100,
     model_type="mbart",
     classes={"translation": "MBartForConditionalGeneration"},
     computes={**M2M_100.computes, "layernorm_embedding": True},
+    own_positions="",
 )
 # Parameters that the classes have and do not read, or not if another parameter stands for them.
 COPIES = {

@@ -48,7 +48,8 @@ def swap_folder(
     Raises:
         UserError: the folder cannot be read, or its model cannot have such positions.
     """
-    _refuse_output(out, overwrite)
+    if overwrite and out.exists() and not (out / _CONFIG).is_file():
+        raise UserError(f"--out {out}: holds no model, which --overwrite replaces: name another")
     with whole_folder(out, replaces=overwrite) as folder:
         torch.manual_seed(seed)
         model = load_model(source)
@@ -82,14 +83,3 @@ def _describe_origin(name: str, old: torch.Tensor, new: torch.Tensor) -> str:
     if old.shape != new.shape:
         return f"resized: {name} {tuple(old.shape)} -> {tuple(new.shape)}"
     return f"{'kept' if torch.equal(old, new) else 'initialized'}: {name} {tuple(new.shape)}"
-
-
-def _refuse_output(out: Path, overwrite: bool) -> None:
-    """Refuse a folder with files, unless it contains a model and may be overwritten."""
-    is_empty = out.is_dir() and not any(out.iterdir())
-    if out.exists() and not (is_empty or (overwrite and (out / _CONFIG).is_file())):
-        raise UserError(
-            f"--out {out} exists: name another folder, or replace that of a model with --overwrite"
-        )
-    if not out.parent.is_dir():
-        raise UserError(f"--out {out}: the folder {out.parent} does not exist")

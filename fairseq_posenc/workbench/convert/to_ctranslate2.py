@@ -18,7 +18,7 @@ from ctranslate2.specs import transformer_spec
 from ctranslate2.specs.attention_spec import MultiHeadAttentionSpec, RotaryScalingType
 from ctranslate2.specs.common_spec import Activation
 from ctranslate2.specs.model_spec import OPTIONAL
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fairseq_posenc.encodings.base import Dims
@@ -31,8 +31,8 @@ from fairseq_posenc.positions import Span
 from fairseq_posenc.workbench.convert.card import Labels, format_serving_usage, write_card
 from fairseq_posenc.workbench.convert.comparison import (
     SPECIAL_SYMBOLS,
-    compute_log_probs,
-    draw_sentences,
+    compute_scores,
+    draw_batch,
     refuse_difference,
 )
 from fairseq_posenc.workbench.convert.tokenizer import write_serving_tokenizers
@@ -82,9 +82,8 @@ def export_to_ctranslate2(
                 f"log probabilities in {quantization} are {mean:.1e} from those of float32 in the "
                 "mean, of random text"
             )
-        write_card(
-            folder, trained, "ctranslate2", format_serving_usage(trained, files), notes, labels
-        )
+        usage = format_serving_usage(trained, files)
+        write_card(folder, trained, "ctranslate2", usage, notes, labels)
     return [f"wrote {out}: a model of CTranslate2 in {quantization}", *notes]
 
 
@@ -92,6 +91,7 @@ def _refusal(lacking: str) -> UserError:
     return UserError(f"--to ctranslate2: CTranslate2 does not support {lacking}")
 
 
+@torch.no_grad()
 def _write_and_compare(
     trained: OpenModel, vocabularies: list[list[str]], quantization: str, folder: Path
 ) -> tuple[float, float]:
@@ -102,8 +102,16 @@ def _write_and_compare(
     specification = build_specification(trained, vocabularies)
     specification.optimize(quantization)
     specification.save(str(folder))
-    rows = draw_sentences(trained.model)
-    lines = [[[x[i] for i in ids] for x, ids in zip(vocabularies, row)] for row in rows]
+    ours, lines = [], []
+    for row in zip(*draw_batch(trained.model, "right")):
+        *sources, target = sentences = [ids[ids.ge(SPECIAL_SYMBOLS)] for ids in row]
+        end = torch.tensor([trained.model.decoder.eos_idx])
+        inputs = [torch.cat([ids, end]) for ids in sources]
+        inputs.append(torch.cat([end, target]))  # fairseq's decoders begin with </s>
+        scores = compute_scores(trained.model, trained.head, *(ids[None] for ids in inputs))[0]
+        expected = torch.cat([target, end])[:, None]
+        ours.append(scores.log_softmax(-1).gather(1, expected)[:, 0])
+        lines.append([[x[i] for i in ids] for x, ids in zip(vocabularies, sentences)])
     options = {"inter_threads": 1, "intra_threads": 1}
     if trained.translates:
         translator = ctranslate2.Translator(str(folder), **options)
@@ -112,10 +120,10 @@ def _write_and_compare(
         generator = ctranslate2.Generator(str(folder), **options)
         texts = [["</s>", *line, "</s>"] for (line,) in lines]
         results = generator.score_batch(texts, max_input_length=0)
-    theirs = torch.cat([torch.tensor(result.log_probs) for result in results])
-    ours = torch.cat([compute_log_probs(trained.model, *row) for row in rows])
-    differences = (ours - theirs).abs()
-    return float(differences.max() / ours.abs().max()), float(differences.mean())
+    our_log_probs = torch.cat(ours)
+    differences = our_log_probs - torch.tensor([x for result in results for x in result.log_probs])
+    largest = differences.abs().max() / our_log_probs.abs().max()
+    return float(largest), float(differences.abs().mean())
 
 
 @torch.no_grad()
@@ -145,8 +153,6 @@ def build_specification(trained: OpenModel, vocabularies: list[list[str]]) -> An
         specification.register_vocabulary(vocabularies[0])
         if not trained.settings.task.add_bos_token:
             specification.config.bos_token = specification.config.eos_token
-    # Quantization changes a specification in place, and this one shares the model's weights.
-    specification = copy.deepcopy(specification)
     specification.validate()
     return specification
 
@@ -154,51 +160,53 @@ def build_specification(trained: OpenModel, vocabularies: list[list[str]]) -> An
 def _build_stack(trained: OpenModel, stack: Any) -> Any:
     """Build an encoder or a decoder with its weights and positions."""
     dims: Dims = stack.assembly.dims
-    activation = str(stack.cfg.activation_fn)
-    if activation not in _ACTIVATIONS:
-        raise _refusal(f"the activation {activation}, but {', '.join(_ACTIVATIONS)}")
-    _refuse_positions(stack, trained.translates)
+    names = {item.name for item in stack.assembly.spec.items}
+    _refuse_options(stack, names, trained.translates)
     terms = _compute_terms(stack)
-    alibi = dims.causal and _has_alibi(stack, terms)
+    # CTranslate2 computes ALiBi itself in a causal LM, for all layers; elsewhere it is a bias.
+    alibi = "alibi" in names and not trained.translates
+    if alibi and any(layer_terms.bias is None for layer_terms in terms):
+        raise _refusal(f"{stack.assembly.spec}: alibi in some layers of a causal LM")
     style = {
         "num_heads": dims.num_heads,
         "pre_norm": stack.layers[0].normalize_before,
         "no_final_norm": stack.layer_norm is None,
-        "activation": _ACTIVATIONS[activation],
+        "activation": _ACTIVATIONS[stack.cfg.activation_fn],
         "layernorm_embedding": stack.layernorm_embedding is not None,
     }
+    copied = copy.deepcopy(stack)  # quantization changes weights in place
+    copied.embed_positions = _build_position_table(stack)
     if dims.causal:
-        style |= {"with_encoder_attention": trained.translates, "alibi": alibi}
-        spec: Any = transformer_spec.TransformerDecoderSpec(len(stack.layers), **style)
-        converter.set_linear(spec.projection, stack.output_projection)
-        converter.set_embeddings(spec.embeddings, stack.embed_tokens)
+        spec: Any = transformer_spec.TransformerDecoderSpec(
+            len(stack.layers), with_encoder_attention=trained.translates, **style
+        )
+        spec.alibi = alibi
     else:
         spec = transformer_spec.TransformerEncoderSpec(len(stack.layers), **style)
-        converter.set_embeddings(spec.embeddings[0], stack.embed_tokens)
-    spec.scale_embeddings = float(stack.embed_scale)
-    for name in ("layer_norm", "layernorm_embedding"):
-        if getattr(stack, name) is not None:
-            converter.set_layer_norm(getattr(spec, name), getattr(stack, name))
-    if not alibi:  # where the field is empty, CTranslate2 adds sinusoids
-        table = torch.zeros(dims.max_positions, dims.embed_dim)
-        if stack.embed_positions is not None:
-            tokens = torch.full((1, dims.max_positions), SPECIAL_SYMBOLS)
-            table = stack.embed_positions(tokens)[0]
-        spec.position_encodings.encodings = table.numpy()
     for layer_spec, layer, layer_terms in zip(spec.layer, stack.layers, terms):
         layer_terms = layer_terms._replace(bias=None) if alibi else layer_terms
         layer_spec.self_attention = _build_attention(stack, layer, layer_terms)
-        if dims.causal:
-            converter.set_transformer_decoder_layer(layer_spec, layer, trained.translates)
-        else:
-            converter.set_transformer_encoder_layer(layer_spec, layer)
+    if dims.causal:
+        converter.set_transformer_decoder(spec, copied, trained.translates)
+    else:
+        converter.set_transformer_encoder(spec, copied)
     return spec
 
 
-def _refuse_positions(stack: Any, translates: bool) -> None:
-    """Refuse positions that CTranslate2 lacks; the comparison finds unsupported options."""
+def _build_position_table(stack: Any) -> nn.Embedding:
+    """Build the table of vectors at the input; without one, CTranslate2 would add sinusoids."""
+    dims: Dims = stack.assembly.dims
+    table = torch.zeros(dims.max_positions, dims.embed_dim)
+    if stack.embed_positions is not None:
+        table = stack.embed_positions(torch.full((1, dims.max_positions), SPECIAL_SYMBOLS))[0]
+    return nn.Embedding.from_pretrained(F.pad(table, (0, 0, 1, 0)), padding_idx=0)
+
+
+def _refuse_options(stack: Any, names: set[str], translates: bool) -> None:
+    """Refuse options and encodings that CTranslate2 lacks; the comparison finds other options."""
+    if stack.cfg.activation_fn not in _ACTIVATIONS:
+        raise _refusal(f"the activation {stack.cfg.activation_fn}, but {', '.join(_ACTIVATIONS)}")
     spec = stack.assembly.spec
-    names = {item.name for item in spec.items}
     known = set(_ENCODINGS) if translates else set(_ENCODINGS).difference(_BIASES)
     if others := sorted(names - known):
         raise _refusal(f"{spec}: {others[0]} is not one of {', '.join(sorted(known))}")
@@ -208,15 +216,6 @@ def _refuse_positions(stack: Any, translates: bool) -> None:
         raise _refusal("rope(cross_attention=true)")
     if not stack.assembly.dims.causal and set(stack.directions) != {"both"}:
         raise _refusal("attention directions")
-
-
-def _has_alibi(stack: Any, terms: list[Terms]) -> bool:
-    """Check whether the bias of all layers of a decoder is ALiBi's, which CTranslate2 computes."""
-    names = {item.name for item in stack.assembly.spec.items}
-    has_alibi = "alibi" in names and not names.intersection(_BIASES)
-    if has_alibi and any(item.bias is None for item in terms):
-        raise _refusal(f"{stack.assembly.spec}: alibi in some layers of a decoder")
-    return has_alibi
 
 
 def _compute_terms(stack: Any) -> list[Terms]:
@@ -266,8 +265,7 @@ def _build_attention(stack: Any, layer: Any, terms: Terms) -> MultiHeadAttention
         spec.relative_position_values = OPTIONAL if values is None else values[0].numpy()
     if terms.bias is not None:
         _set_bias(spec, terms.bias, dims)
-    scale_factor = 1.0 if terms.scale_factor is None else terms.scale_factor
-    spec.queries_scale = dims.scale(scale_factor) * gain**2
+    spec.queries_scale = terms.scale(dims.head_dim) * gain**2
     return spec
 
 

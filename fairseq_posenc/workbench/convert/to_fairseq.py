@@ -14,7 +14,7 @@ import torch
 from fairseq import utils
 from fairseq.data import Dictionary
 from fairseq.models import ARCH_MODEL_REGISTRY
-from torch import Tensor
+from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from fairseq_posenc.checkpoints.dictionary import DICTIONARY, Placeholders, load_dictionary
@@ -30,16 +30,15 @@ from fairseq_posenc.workbench.convert.comparison import (
 )
 from fairseq_posenc.workbench.convert.stock_classes import (
     ACTIVATIONS,
-    COPIES,
     EPSILON,
     STOCK_FAMILIES,
+    TOKEN_TYPES,
     UNUSED_ROWS,
     StockFamily,
 )
 from fairseq_posenc.workbench.loading.checkpoints import refuse_unusable_settings
 from fairseq_posenc.workbench.loading.families import (
     FAMILIES,
-    NOT_WEIGHTS,
     Family,
     build_default_settings,
     build_model,
@@ -48,6 +47,7 @@ from fairseq_posenc.workbench.loading.families import (
 
 _FINE_TUNING = {"classes": "glue", "spans": "squad"}  # head of a fine-tuned model -> fairseq's task
 _PRETRAINING_HEAD = "encoder.lm_head."  # fine-tuned models of transformers do not have it
+_STACK = "encoder.sentence_encoder"  # of masked LMs
 
 
 class Imported(NamedTuple):
@@ -58,6 +58,7 @@ class Imported(NamedTuple):
     notes: list[str]  # for the user
 
 
+@torch.no_grad()
 def import_folder(path: Path) -> Imported:
     """Read a folder of transformers as a model of fairseq, and compare the two.
 
@@ -68,15 +69,16 @@ def import_folder(path: Path) -> Imported:
         raise UserError(f"--from {path}: no such folder")
     source = load_model(path)
     stock, head = _find_stock_family(source, path)
-    _refuse_other_fields(source.config, stock, path)
+    if stock.family == "masked_lm":
+        _refuse_other_layers(source.config, path)
     if not hasattr(source.config, SPEC_FIELD):
         set_positions(source, "own")  # those of the class itself become ours, with our names
     config = source.config
     family = next(family for family in FAMILIES if family.name == stock.family)
     dictionaries = _load_dictionaries(path, config, family)
-    options = _list_options(config, stock, family)
-    weights = _read_weights(source, stock)
-    options |= _list_ties(weights, stock)
+    _fold_token_types(source, stock)
+    parameters = dict(source.named_parameters(remove_duplicate=False))
+    options = {**_list_options(config, stock, family), **_list_ties(parameters, stock)}
     task: dict[str, Any] = {"_name": _FINE_TUNING.get(head, family.task), "data": str(path)}
     if family.name == "translation":
         task["source_lang"], task["target_lang"] = getattr(config, "langs", None) or (None, None)
@@ -92,18 +94,26 @@ def import_folder(path: Path) -> Imported:
             model.register_span_head()
         elif head == "classes":
             model.register_classification_head(HEAD, num_classes=config.num_labels)
-    notes = _copy_weights(model, source, weights, stock, head, path)
-    unused_rows = UNUSED_ROWS if family.name == "masked_lm" else 0
-    for _, stack in list_stacks(model):
-        trained_length = config.max_position_embeddings - unused_rows
+    weights = dict(model.named_parameters(remove_duplicate=False))
+    if head in _FINE_TUNING:  # random values could seem trained
+        for name in [name for name in weights if name.startswith(_PRETRAINING_HEAD)]:
+            weights.pop(name).zero_()  # but its weight is that of the token embeddings, read next
+    for weight, parameter in stock.pair_weights(weights, source, path):
+        weight.copy_(parameter)
+    notes = []
+    for name, stack in list_stacks(model):
+        trained_length = config.max_position_embeddings
+        trained_length -= UNUSED_ROWS if family.name == "masked_lm" else 0
         identity = stack.identity._replace(trained_length=trained_length)
         stack.set_extra_state(identity.to_tensor())
+        notes.append(f"{name} {identity.describe()}")
+    if head in _FINE_TUNING:
+        notes.append("no head for masked tokens in the folder: zeros in the checkpoint")
     difference = compare_with_transformers(model.eval(), head, source.eval())
     refuse_difference(f"{path}: {stock.classes[head]} differs from fairseq's model", difference)
     settings["model"] = type(defaults)(**options)
     settings["task"] = {**settings["task"], **task}
-    stacks = [f"{name} {stack.identity.describe()}" for name, stack in list_stacks(model)]
-    return Imported(settings, model.state_dict(), [*stacks, *notes])
+    return Imported(settings, model.state_dict(), notes)
 
 
 def _find_stock_family(model: PreTrainedModel, path: Path) -> tuple[StockFamily, str]:
@@ -120,17 +130,14 @@ def _find_stock_family(model: PreTrainedModel, path: Path) -> tuple[StockFamily,
     )
 
 
-def _refuse_other_fields(config: PretrainedConfig, stock: StockFamily, path: Path) -> None:
-    """Refuse settings of the class that fairseq's model does not have."""
-    for name, expected in stock.fields.items():
-        value = getattr(config, name, expected)
-        # Some classes have `layer_norm_eps`, but do not read it.
-        if name == "layer_norm_eps" and stock.family == "masked_lm" and value != expected:
-            raise UserError(
-                f"{path}: layer_norm_eps is {value}, and fairseq's layer norms have {EPSILON:g}: "
-                "the model would compute something else"
-            )
-    if stock.family == "masked_lm" and config.hidden_act != "gelu":
+def _refuse_other_layers(config: PretrainedConfig, path: Path) -> None:
+    """Refuse a RoBERTa with layer norms or activations that fairseq's does not have."""
+    if config.layer_norm_eps != EPSILON:
+        raise UserError(
+            f"{path}: layer_norm_eps is {config.layer_norm_eps}, and fairseq's layer norms have "
+            f"{EPSILON:g}: the model would compute something else"
+        )
+    if config.hidden_act != "gelu":
         raise UserError(
             f"{path}: {shortened(str(config.hidden_act))} in its layers and gelu in its head; "
             "fairseq's RoBERTa has one activation for both"
@@ -160,16 +167,16 @@ def _list_options(config: PretrainedConfig, stock: StockFamily, family: Family) 
     return options
 
 
-def _list_ties(weights: dict[str, Tensor], stock: StockFamily) -> dict[str, bool]:
+def _list_ties(parameters: dict[str, nn.Parameter], stock: StockFamily) -> dict[str, bool]:
     """List the options that tie embeddings, by which tables of a model are equal."""
 
-    def are_equal(*names: str) -> bool:
-        first, *others = [weights[str(stock.find_name(name))] for name in names]
-        return all(first.shape == x.shape and torch.equal(first, x) for x in others)
+    def are_equal(name: str, other_name: str) -> bool:
+        table, other = parameters[stock.find_name(name)], parameters[stock.find_name(other_name)]
+        return table.shape == other.shape and torch.equal(table, other)
 
     if stock.family == "masked_lm":
-        names = ("encoder.sentence_encoder.embed_tokens.weight", "encoder.lm_head.weight")
-        has_head = stock.find_name(names[1]) in weights
+        names = (f"{_STACK}.embed_tokens.weight", f"{_PRETRAINING_HEAD}weight")
+        has_head = stock.find_name(names[1]) in parameters
         return {"untie_weights_roberta": has_head and not are_equal(*names)}
     ties = are_equal("decoder.embed_tokens.weight", "decoder.output_projection.weight")
     options = {"share_decoder_input_output_embed": ties}
@@ -181,16 +188,15 @@ def _list_ties(weights: dict[str, Tensor], stock: StockFamily) -> dict[str, bool
 
 def _load_dictionaries(path: Path, config: PretrainedConfig, family: Family) -> list[Dictionary]:
     """Load the dictionaries of a folder, the source's first; use placeholders where it has none."""
-    names = [DICTIONARY]
-    sizes = [config.vocab_size]
+    sizes = {DICTIONARY: config.vocab_size}
     if family.name == "translation":
-        languages = getattr(config, "langs", None) or ("source", "target")
-        names = [f"dict.{language}.txt" for language in languages]
-        sizes.append(getattr(config, "decoder_vocab_size", config.vocab_size))
+        source, target = getattr(config, "langs", None) or ("source", "target")
+        decoder_size = getattr(config, "decoder_vocab_size", config.vocab_size)
+        sizes = {f"dict.{source}.txt": config.vocab_size, f"dict.{target}.txt": decoder_size}
     elif not (path / DICTIONARY).is_file():
-        names = [f"input0/{DICTIONARY}"]  # of GLUE's data
+        sizes = {f"input0/{DICTIONARY}": config.vocab_size}  # of GLUE's data
     dictionaries: list[Dictionary] = []
-    for name, size in zip(names, sizes):
+    for name, size in sizes.items():
         if not (path / name).is_file():
             dictionaries.append(Placeholders(size))
             continue
@@ -202,59 +208,17 @@ def _load_dictionaries(path: Path, config: PretrainedConfig, family: Family) -> 
     return dictionaries
 
 
-def _copy_weights(
-    model: Any,
-    source: PreTrainedModel,
-    weights: dict[str, Tensor],
-    stock: StockFamily,
-    head: str,
-    path: Path,
-) -> list[str]:
-    """Copy all weights of a model of transformers to one of fairseq; return notes for the user."""
-    state: dict[str, Any] = model.state_dict()
-    notes = []
-    unread = {id(parameter) for parameter in source.parameters()}
-    parameters = dict(source.named_parameters(remove_duplicate=False))
-    for name in state:
-        if name.endswith(NOT_WEIGHTS):
-            continue
-        hf_name = str(stock.find_name(name))
-        if name.startswith(_PRETRAINING_HEAD) and head != "masked_lm":
-            if name != f"{_PRETRAINING_HEAD}weight":  # the token embeddings
-                state[name] = torch.zeros_like(state[name])  # random values could seem trained
-            continue
-        if hf_name not in weights or weights[hf_name].shape != state[name].shape:
-            raise UserError(f"{path}: {hf_name} is missing, or of another shape than fairseq's")
-        state[name] = weights[hf_name]
-        unread.discard(id(parameters[hf_name]))
-    model.load_state_dict(state)  # strict, and with our models' checks of positions
-    others = [
-        name
-        for name, parameter in parameters.items()
-        if id(parameter) in unread
-        and name not in COPIES
-        and not name.endswith("token_type_embeddings.weight")
-    ]
-    if others:
-        raise UserError(f"{path}: fairseq has no place for {others[0]}")
-    if head != "masked_lm" and stock.family == "masked_lm":
-        notes.append("no head for masked tokens in the folder: zeros in the checkpoint")
-    return notes
+def _fold_token_types(model: PreTrainedModel, stock: StockFamily) -> None:
+    """Add the embedding of token type 0 to the table of positions or else of tokens, in place.
 
-
-def _read_weights(source: PreTrainedModel, stock: StockFamily) -> dict[str, Tensor]:
-    """Read the weights of a model, with the embedding of token type 0 in those of other tables.
-
-    Every token has type 0: its embedding is added to the table of positions, or else of tokens.
+    Every token has type 0, and fairseq has no types. The model computes the same as before.
     """
-    weights = dict(source.state_dict())
-    types = next((name for name in weights if name.endswith("token_type_embeddings.weight")), None)
-    if types is not None and weights[types][0].any():
-        stack = "encoder.sentence_encoder"
-        names = [
-            stock.find_name(f"{stack}.embed_positions.encodings.learned.table.weight"),
-            stock.find_name(f"{stack}.embed_tokens.weight"),
-        ]
-        name = next(name for name in names if name in weights)
-        weights[name] = weights[name] + weights[types][0]
-    return weights
+    parameters = dict(model.named_parameters())
+    types = next((x for name, x in parameters.items() if name.endswith(TOKEN_TYPES)), None)
+    if types is not None and types[0].any():
+        tables = ("embed_positions.encodings.learned.table", "embed_tokens")
+        names = [stock.find_name(f"{_STACK}.{table}.weight") for table in tables]
+        name = next(name for name in names if name in parameters)
+        table = model.get_submodule(name.removesuffix(".weight"))
+        table.weight = nn.Parameter(table.weight + types[0])  # no longer tied to the head's
+        types.zero_()

@@ -1,8 +1,15 @@
-"""Builds the model of transformers that computes what a trained model of fairseq computes."""
+"""Exports a trained model of fairseq as a folder of transformers.
+
+The folder has a stock class of transformers with the positions of the checkpoint, a tokenizer, the
+settings of ``generate`` and a card. It gets its name once its model was loaded and compared with
+the trained one.
+"""
 
 from __future__ import annotations
 
+import shutil
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,20 +17,77 @@ import torch
 import transformers
 from fairseq.data import Dictionary
 from torch import Tensor, nn
+from torch.nn import functional as F
 from transformers import CONFIG_MAPPING, GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from fairseq_posenc.checkpoints.dictionary import DICTIONARY, load_dictionary
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.folders import whole_folder
 from fairseq_posenc.hf import set_positions
-from fairseq_posenc.workbench.convert.card import LONGEST_TRANSLATION
+from fairseq_posenc.hf.saving import load_model
+from fairseq_posenc.workbench.convert.card import (
+    LONGEST_TRANSLATION,
+    Labels,
+    format_usage,
+    write_card,
+)
+from fairseq_posenc.workbench.convert.comparison import (
+    compare_with_transformers,
+    refuse_difference,
+)
 from fairseq_posenc.workbench.convert.stock_classes import (
     ACTIVATIONS,
     COPIES,
+    EPSILON,
     STOCK_FAMILIES,
+    TOKEN_TYPES,
     UNUSED_ROWS,
     StockFamily,
 )
+from fairseq_posenc.workbench.convert.tokenizer import write_tokenizers
 from fairseq_posenc.workbench.loading.open_model import OpenModel
+
+# Activations in the heads of RoBERTa: head -> option of fairseq and its value.
+_HEAD_ACTIVATIONS = {
+    "masked_lm": ("activation_fn", "gelu"),
+    "classes": ("pooler_activation_fn", "tanh"),
+}
+
+
+def export_to_transformers(
+    trained: OpenModel, tokens: str | None, out: Path, labels: Labels
+) -> list[str]:
+    """Write a folder of transformers, compare its model with the trained one, return a report.
+
+    Args:
+        trained: the model.
+        tokens: value of ``--tokens``; None to find a tokenizer in the folder of the data.
+        out: the folder.
+        labels: labels of the model card.
+
+    Raises:
+        UserError: the models differ, or transformers has no such model.
+    """
+    stock = find_stock_family(trained)
+    is_plain = has_own_positions(trained, stock)
+    name = stock.classes[trained.head]
+    with whole_folder(out) as folder:
+        tokenizers = write_tokenizers(trained, tokens, folder)
+        for dictionary in trained.dictionaries:
+            (folder / dictionary).parent.mkdir(exist_ok=True)
+            shutil.copyfile(trained.data / dictionary, folder / dictionary)
+        build_stock_model(trained, stock, is_plain=is_plain).save_pretrained(folder)
+        for path in folder.glob("*.safetensors"):  # which is written for its owner alone
+            path.chmod((folder / "config.json").stat().st_mode)
+        written = load_model(folder).eval()
+        difference = compare_with_transformers(trained.model, trained.head, written)
+        refuse_difference(f"{name} differs from the model", difference)
+        notes = [] if tokenizers else ["no tokenizer"]
+        notes.append(f"scores equal to {difference:.1e} of the largest one, on padded sentences")
+        usage = format_usage(trained, is_plain, tokenizers)
+        write_card(folder, trained, "transformers", usage, notes, labels)
+    positions = "its own positions" if is_plain else "positions of fairseq-posenc"
+    return [f"wrote {out}: {name} with {positions}", *notes]
 
 
 def find_stock_family(trained: OpenModel) -> StockFamily:
@@ -32,14 +96,15 @@ def find_stock_family(trained: OpenModel) -> StockFamily:
     Raises:
         UserError: there are none.
     """
-    cfg = _read_cfg(trained)
     _refuse_odd_parts(trained)
     candidates = [stock for stock in STOCK_FAMILIES if stock.family == trained.family.name]
     for stock in candidates:
-        if all(_read_option(cfg, option) == value for option, value in stock.computes.items()):
+        if all(_read_option(trained, option) == value for option, value in stock.computes.items()):
             _refuse_odd_options(trained, stock)
             return stock
-    values = ", ".join(f"{option}={_read_option(cfg, option)}" for option in candidates[0].computes)
+    values = ", ".join(
+        f"{option}={_read_option(trained, option)}" for option in candidates[0].computes
+    )
     raise _refusal(trained, f"a {trained.family.title} with {values}")
 
 
@@ -62,48 +127,47 @@ def build_stock_model(trained: OpenModel, stock: StockFamily, *, is_plain: bool)
     Raises:
         UserError: the class lacks a part of the model.
     """
-    model: PreTrainedModel = getattr(transformers, stock.classes[trained.head])(
-        _build_config(trained, stock)
-    )
+    config = _build_config(trained, stock)
+    model: PreTrainedModel = getattr(transformers, stock.classes[trained.head])(config)
     if not is_plain:
-        encoder, *_, decoder = [*trained.stacks.values()] * 2
-        first, last = (str(stack.assembly.spec) for stack in (encoder, decoder))
-        items = [*encoder.assembly.spec.items, *decoder.assembly.spec.items]
-        reads_ends = any(item.name in ("documents", "sentence_learned") for item in items)
-        with warnings.catch_warnings():  # the positions taken away are a new model's, untrained
-            warnings.simplefilter("ignore")
-            set_positions(
-                model,
-                first,
-                max_positions=max(x.assembly.dims.max_positions for x in (encoder, decoder)),
-                decoder_spec=last if last != first else None,
-                directions=encoder.identity.directions,
-                boundary_id=encoder.eos_idx if reads_ends else None,
-            )
+        _copy_positions(trained, model)
     if trained.family.name != "masked_lm":
-        model.generation_config = GenerationConfig(**build_generation_settings(trained))
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    written: set[int] = set()
-    for name, weight in list_weights(trained).items():
-        place = _find_place(parameters, stock, name, is_plain)
-        if place is None:
-            raise _refusal(trained, name)
-        parameter, rows = place
-        if rows.shape != weight.shape:
-            raise UserError(
-                f"{trained.path}: {name} has the shape {tuple(weight.shape)}, and that of "
-                f"{type(model).__name__} {tuple(rows.shape)}: it has one width and one number of "
-                "positions for encoder and decoder"
-            )
-        if rows is not parameter:
-            parameter.zero_()  # rows for no position
-        rows.copy_(weight)
-        written.add(id(parameter))
-    _fill_others(model, written, trained.path)
+        model.generation_config = _build_generation_config(trained)
+    weights = _list_weights(trained)
+    learned = "encoder.sentence_encoder.embed_positions.encodings.learned.table"
+    if is_plain and f"{learned}.weight" in weights:
+        hf_table = f"{model.base_model_prefix}.embeddings.position_embeddings"
+        stock = replace(stock, parts={learned: hf_table, **stock.parts})
+        weights[f"{learned}.weight"] = F.pad(weights[f"{learned}.weight"], (0, 0, UNUSED_ROWS, 0))
+    for weight, parameter in stock.pair_weights(weights, model, trained.path):
+        parameter.copy_(weight)
+    for name, parameter in model.named_parameters():
+        if name.endswith(TOKEN_TYPES):
+            parameter.zero_()
+        elif name in COPIES:
+            parameter.copy_(model.get_parameter(COPIES[name]))
     return model.eval()
 
 
-def list_weights(trained: OpenModel) -> dict[str, Tensor]:
+def _copy_positions(trained: OpenModel, model: PreTrainedModel) -> None:
+    """Give a model of transformers the positions of a trained one, without their weights."""
+    stacks = [*trained.stacks.values()]
+    specs = [stack.assembly.spec for stack in stacks]
+    names = {item.name for spec in specs for item in spec.items}
+    reads_ends = not names.isdisjoint(("documents", "sentence_learned"))
+    with warnings.catch_warnings():  # the positions taken away are a new model's, untrained
+        warnings.simplefilter("ignore")
+        set_positions(
+            model,
+            str(specs[0]),
+            max_positions=max(stack.assembly.dims.max_positions for stack in stacks),
+            decoder_spec=str(specs[1]) if specs[0] != specs[-1] else None,
+            directions=stacks[0].identity.directions,
+            boundary_id=stacks[0].eos_idx if reads_ends else None,
+        )
+
+
+def _list_weights(trained: OpenModel) -> dict[str, Tensor]:
     """List a model's weights by fairseq's names, without heads that the model does not use."""
     unused = [] if trained.head == "masked_lm" else ["encoder.lm_head."]
     if trained.head != "classes":
@@ -112,20 +176,19 @@ def list_weights(trained: OpenModel) -> dict[str, Tensor]:
     return {name: weights[name] for name in weights if not name.startswith(tuple(unused))}
 
 
-def build_generation_settings(trained: OpenModel) -> dict[str, Any]:
+def _build_generation_config(trained: OpenModel) -> GenerationConfig:
     """Build the settings of ``generate``, for translations the defaults of fairseq-generate."""
-    settings: dict[str, Any] = _list_special_tokens(trained)
+    settings = GenerationConfig(**_list_special_tokens(trained))
     if trained.translates:
         decoder = trained.stacks["decoder"]
-        # As in fairseq's search: at least one token before </s>, and padding is never generated.
-        settings |= {
-            "num_beams": 5,
-            "early_stopping": True,
-            "length_penalty": 1.0,
-            "min_new_tokens": 1,
-            "max_new_tokens": min(LONGEST_TRANSLATION, decoder.max_positions() - 1) + 1,  # </s>
-            "suppress_tokens": [decoder.padding_idx],
-        }
+        settings.update(
+            num_beams=5,
+            early_stopping=True,
+            length_penalty=1.0,
+            min_new_tokens=1,  # before </s>, which is one more than a translation may have
+            max_new_tokens=min(LONGEST_TRANSLATION, decoder.max_positions() - 1) + 1,
+            suppress_tokens=[decoder.padding_idx],
+        )
     return settings
 
 
@@ -133,19 +196,13 @@ def _refusal(trained: OpenModel, lacking: str) -> UserError:
     return UserError(f"{trained.path}: no class of transformers has {lacking}")
 
 
-def _read_cfg(trained: OpenModel) -> Any:
-    """Read fairseq's ``TransformerConfig``, which all stacks of a model share."""
-    return next(iter(trained.stacks.values())).cfg
-
-
-def _read_option(cfg: Any, option: str) -> Any:
-    """Read an option; a ``TransformerConfig`` has ``encoder_layers`` in its part ``encoder``."""
+def _read_option(trained: OpenModel, option: str) -> Any:
+    """Read an option from fairseq's ``TransformerConfig``, which all stacks of a model share."""
+    cfg = next(iter(trained.stacks.values())).cfg
     side, _, name = option.partition("_")
-    return (
-        getattr(getattr(cfg, side), name)
-        if side in ("encoder", "decoder")
-        else getattr(cfg, option)
-    )
+    if side in ("encoder", "decoder"):  # `encoder_layers` is in its part `encoder`
+        return getattr(getattr(cfg, side), name)
+    return getattr(cfg, option)
 
 
 def _refuse_odd_parts(trained: OpenModel) -> None:
@@ -161,50 +218,45 @@ def _refuse_odd_parts(trained: OpenModel) -> None:
 
 def _refuse_odd_options(trained: OpenModel, stock: StockFamily) -> None:
     """Refuse options that the class does not have, and that no weight shows."""
-    cfg = _read_cfg(trained)
     name = stock.classes[trained.head]
     sizes = [stack.embed_tokens.num_embeddings for stack in trained.stacks.values()]
-    if len(set(sizes)) > 1 and stock.model_type != "marian":
+    if sizes[0] != sizes[-1] and stock.model_type != "marian":
         raise UserError(
             f"{trained.path}: its dictionaries have {sizes[0]:,} and {sizes[1]:,} symbols, and "
             f"{name} has one dictionary: train with --joined-dictionary of fairseq-preprocess"
         )
-    if trained.family.name != "masked_lm":
-        return
-    if not cfg.no_scale_embedding:
-        raise UserError(f"{trained.path}: {name} has no scaled embeddings")
-    option, fixed = {"masked_lm": ("activation_fn", "gelu")}.get(trained.head, ("", ""))
-    if trained.head == "classes":
-        option, fixed = "pooler_activation_fn", "tanh"
-    value = getattr(trained.model.args, option, fixed)
-    if value != fixed:
-        raise UserError(f"{trained.path}: {option}={value}, and the head of {name} has {fixed}")
+    if trained.head in _HEAD_ACTIVATIONS:
+        option, activation = _HEAD_ACTIVATIONS[trained.head]
+        value = getattr(trained.model.args, option)
+        if value != activation:
+            raise UserError(
+                f"{trained.path}: {option}={value}, and the head of {name} has {activation}"
+            )
 
 
 def _build_config(trained: OpenModel, stock: StockFamily) -> PretrainedConfig:
     """Build the configuration of the stock class."""
-    cfg = _read_cfg(trained)
     stacks = [*trained.stacks.values()]
     fields: dict[str, Any] = {}
     for option, field in stock.options.items():
-        value = _read_option(cfg, option)
+        value = _read_option(trained, option)
         if option == "activation_fn":
             value = ACTIVATIONS.get(value, value)
         elif "drop" in option:
             value = float(value)  # transformers refuses the 0 of fairseq
         if fields.setdefault(field, value) != value:
             raise _refusal(trained, f"{option}={value} beside {fields[field]} in the encoder")
-    trained_length = max(stack.assembly.dims.trained_length for stack in stacks)
-    rows = UNUSED_ROWS if trained.family.name == "masked_lm" else 0
     fields |= {
-        **stock.fields,
         **_list_special_tokens(trained),
         "vocab_size": stacks[0].embed_tokens.num_embeddings,
-        "max_position_embeddings": trained_length + rows,
+        "max_position_embeddings": max(x.assembly.dims.trained_length for x in stacks),
         "tie_word_embeddings": trained.ties_embeddings,
     }
-    if trained.family.name != "masked_lm":
-        fields["scale_embedding"] = not cfg.no_scale_embedding
+    if trained.family.name == "masked_lm":
+        fields["max_position_embeddings"] += UNUSED_ROWS
+        fields |= {"layer_norm_eps": EPSILON, "type_vocab_size": 1}
+    else:
+        fields["scale_embedding"] = not _read_option(trained, "no_scale_embedding")
     if trained.translates:
         ties_all = trained.ties_embeddings and (
             stacks[0].embed_tokens.weight is stacks[1].embed_tokens.weight
@@ -235,30 +287,6 @@ def _list_special_tokens(trained: OpenModel) -> dict[str, int]:
     if trained.translates:
         tokens["decoder_start_token_id"] = stack.eos_idx  # fairseq's decoders begin with </s>
     return tokens
-
-
-def _find_place(
-    parameters: dict[str, nn.Parameter], stock: StockFamily, name: str, is_plain: bool
-) -> tuple[nn.Parameter, Tensor] | None:
-    """Find the parameter for a weight of fairseq, and those of its rows that the weight fills."""
-    if is_plain and name.endswith("embed_positions.encodings.learned.table.weight"):
-        table = parameters[stock.own_table]
-        return table, table[UNUSED_ROWS:]
-    parameter = parameters.get(stock.find_name(name) or "")
-    return None if parameter is None else (parameter, parameter)
-
-
-def _fill_others(model: PreTrainedModel, written: set[int], path: Path) -> None:
-    """Fill the parameters that fairseq's model lacks; refuse the class if it has other ones."""
-    for name, parameter in model.named_parameters():
-        if id(parameter) in written:
-            continue
-        if name.endswith("token_type_embeddings.weight"):
-            parameter.zero_()
-        elif name in COPIES:
-            parameter.copy_(model.get_parameter(COPIES[name]))
-        else:
-            raise UserError(f"{path}: lacks {name}, which {type(model).__name__} has")
 
 
 def _name_classes(trained: OpenModel, classes: int) -> dict[int, str]:

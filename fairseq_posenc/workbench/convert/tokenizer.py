@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Optional
 
@@ -26,14 +27,8 @@ from fairseq_posenc.workbench.loading.open_model import OpenModel
 
 TARGET = "target"  # folder of the target's tokenizer, if it is not the source's
 NAMED_TOKENIZATIONS = ("words", "characters", "none")  # `none`: export no tokenizer
-_EXPORT_WITHOUT = "use --tokens none to export the model without a tokenizer"
-# Special tokens around a sentence and around a pair, as fairseq's tasks add them.
-TEMPLATES = {
-    "masked_lm": ("<s> $A </s>", "<s> $A </s> </s> $B </s>"),
-    "causal_lm": ("</s> $A", "</s> $A $B"),
-    "causal_lm with <s>": ("<s> $A", "<s> $A $B"),
-    "translation": ("$A </s>", "$A $B </s>"),
-}
+# lstrip: as in fairseq's fill_mask, the token includes the space before it.
+_MASK = AddedToken("<mask>", lstrip=True, special=True)
 
 
 def find_tokenization(tokens: Optional[str], folder: Path, language: str) -> Path | str:
@@ -72,25 +67,43 @@ def find_tokenization(tokens: Optional[str], folder: Path, language: str) -> Pat
     )
 
 
-def find_template(trained: OpenModel) -> str:
-    """Find the key in :data:`TEMPLATES` of the special tokens that a model was trained with."""
-    has_bos = trained.family.name == "causal_lm" and trained.settings.task.get("add_bos_token")
-    return "causal_lm with <s>" if has_bos else trained.family.name
+def build_tokenizers(trained: OpenModel, tokens: Optional[str]) -> list[Tokenizer]:
+    """Build the tokenizer of each of a model's dictionaries; none with ``--tokens none``.
+
+    Args:
+        trained: the model.
+        tokens: value of ``--tokens``; None to find a tokenizer in the folder of the data.
+
+    Raises:
+        UserError: there is no tokenizer, or its files cannot be read.
+    """
+    # Special tokens around a sentence and around a pair, as fairseq's tasks add them.
+    single, pair = "$A </s>", "$A $B </s>"
+    if trained.family.name == "masked_lm":
+        single, pair = "<s> $A </s>", "<s> $A </s> </s> $B </s>"
+    elif trained.family.name == "causal_lm":
+        start = "<s>" if trained.settings.task.get("add_bos_token") else "</s>"
+        single, pair = f"{start} $A", f"{start} $A $B"
+    tokenizers = []
+    for name, dictionary in trained.dictionaries.items():
+        language = name.split(".")[1] if trained.translates else ""
+        tokenization = find_tokenization(tokens, trained.data, language)
+        if tokenization != "none":
+            tokenizer = build_tokenizer(tokenization, dictionary)
+            ids = [(symbol, dictionary.index(symbol)) for symbol in ("<s>", "</s>")]
+            tokenizer.post_processor = TemplateProcessing(
+                single=single, pair=pair, special_tokens=ids
+            )
+            tokenizers.append(tokenizer)
+    return tokenizers
 
 
-def build_tokenizer(
-    tokenization: Path | str, dictionary: Dictionary, template: str
-) -> tuple[Tokenizer, int]:
-    """Build a tokenizer.
+def build_tokenizer(tokenization: Path | str, dictionary: Dictionary) -> Tokenizer:
+    """Build a tokenizer; pieces that the dictionary lacks get the ids after those of its symbols.
 
     Args:
         tokenization: result of :func:`find_tokenization`, but not ``none``.
         dictionary: fairseq's dictionary.
-        template: key of :data:`TEMPLATES`.
-
-    Returns:
-        The tokenizer, and the number of its pieces that the dictionary lacks, whose ids come after
-        those of the dictionary.
 
     Raises:
         UserError: a file cannot be read.
@@ -105,93 +118,78 @@ def build_tokenizer(
     # A JSON file of another form raises AttributeError or TypeError.
     except (OSError, ValueError, RuntimeError, AttributeError, TypeError) as error:
         raise UserError(f"{tokenization}: {' '.join(str(error).split())}") from None
-    # Counted before the special tokens, which may be new.
-    unknown = tokenizer.get_vocab_size() - len(dictionary)
-    single, pair = TEMPLATES[template]
-    ids = [(name, dictionary.index(name)) for name in ("<s>", "</s>")]
-    tokenizer.post_processor = TemplateProcessing(single=single, pair=pair, special_tokens=ids)
     names = ("<s>", "<pad>", "</s>", "<unk>")
     tokenizer.add_special_tokens([AddedToken(name, special=True) for name in names])
     if "<mask>" in dictionary.indices:
-        # lstrip: as in fairseq's fill_mask, the token includes the space before it.
-        tokenizer.add_special_tokens([AddedToken("<mask>", lstrip=True, special=True)])
-    return tokenizer, unknown
+        tokenizer.add_special_tokens([_MASK])
+    return tokenizer
 
 
-def write_tokenizers(trained: OpenModel, tokens: str | None, folder: Path) -> list[str]:
-    """Write the tokenizers of a model's dictionaries into its folder; return notes for the user.
+def write_tokenizers(trained: OpenModel, tokens: Optional[str], folder: Path) -> list[str]:
+    """Write a model's tokenizers as transformers reads them, and return their folders.
 
-    Source and target share one if both their dictionaries and the pieces of their text are equal;
-    else that of the target is in the folder ``TARGET``.
+    Args:
+        trained: the model.
+        tokens: value of ``--tokens``; None to find a tokenizer in the folder of the data.
+        folder: folder of the model.
+
+    Returns:
+        The folders within ``folder``: "", or "" and that of the target's tokenizer if it is not the
+        source's; none with ``--tokens none``.
 
     Raises:
         UserError: there is no tokenizer, or it has pieces that a dictionary lacks.
     """
-    if tokens == "none":
-        return ["no tokenizer"]
-    longest = min(stack.max_positions() for stack in trained.stacks.values())
-    padding_side = "left" if trained.family.name == "causal_lm" else "right"
-    written: list[tuple[Path | str, list[str]]] = []
-    for name, dictionary in trained.dictionaries.items():
-        language = name.split(".")[1] if trained.translates else ""
-        source = find_tokenization(tokens, trained.data, language), dictionary.symbols
-        if source in written:
-            continue
-        tokenizer, unknown = build_tokenizer(source[0], dictionary, find_template(trained))
-        if unknown:
+    written: dict[str, Tokenizer] = {}
+    for (name, dictionary), tokenizer in zip(
+        trained.dictionaries.items(), build_tokenizers(trained, tokens)
+    ):
+        if unknown := tokenizer.get_vocab_size() - len(dictionary):
             raise UserError(
                 f"{trained.data / name}: lacks {unknown:,} pieces of the tokenizer, which fairseq "
                 "reads as <unk>, and a tokenizer of transformers cannot: --tokens none exports the "
                 "model without a tokenizer"
             )
-        _write_tokenizer(folder / TARGET if written else folder, tokenizer, longest, padding_side)
-        written.append(source)
-    return []
+        if not written or tokenizer.to_str() != written[""].to_str():
+            written[TARGET if written else ""] = tokenizer
+    for name, tokenizer in written.items():
+        PreTrainedTokenizerFast(
+            tokenizer_object=tokenizer,
+            bos_token="<s>",
+            cls_token="<s>",
+            eos_token="</s>",
+            sep_token="</s>",
+            unk_token="<unk>",
+            pad_token="<pad>",
+            mask_token=_MASK if tokenizer.token_to_id("<mask>") is not None else None,
+            model_max_length=min(stack.max_positions() for stack in trained.stacks.values()),
+            padding_side="left" if trained.family.name == "causal_lm" else "right",
+            model_input_names=["input_ids", "attention_mask"],
+            clean_up_tokenization_spaces=False,
+        ).save_pretrained(folder / name)
+    return list(written)
 
 
 def write_serving_tokenizers(
-    trained: OpenModel, tokens: str | None, folder: Path
-) -> tuple[tuple[str, str] | None, list[list[str]]]:
+    trained: OpenModel, tokens: Optional[str], folder: Path
+) -> tuple[list[str], list[list[str]]]:
     """Write the tokenizer of each dictionary for an engine that reads pieces, not ids.
 
     Returns:
-        The files of the source's and the target's tokenizer, or None without tokenizers; and the
-        symbols of each dictionary, as its tokenizer writes them.
+        The files of the tokenizers, none with ``--tokens none``; and the symbols of each
+        dictionary, as its tokenizer writes them.
     """
-    files = []
-    vocabularies = []
-    for name, dictionary in trained.dictionaries.items():
-        language = name.split(".")[1] if trained.translates else ""
-        tokenization = find_tokenization(tokens, trained.data, language)
+    files, vocabularies = [], []
+    tokenizers = build_tokenizers(trained, tokens)
+    for (name, dictionary), tokenizer in zip_longest(trained.dictionaries.items(), tokenizers):
         symbols = list(dictionary.symbols)
-        if tokenization != "none":
-            tokenizer, _ = build_tokenizer(tokenization, dictionary, find_template(trained))
-            files.append(f"tokenizer.{language}.json" if language else "tokenizer.json")
+        if tokenizer is not None:
+            files.append(name.replace("dict", "tokenizer").replace(".txt", ".json"))
             tokenizer.save(str(folder / files[-1]))
             # The symbols of GPT-2's dictionary are ids; replace them by pieces.
-            symbols = [tokenizer.id_to_token(number) for number in range(len(dictionary))]
+            symbols = [tokenizer.id_to_token(index) for index in range(len(dictionary))]
         vocabularies.append(symbols)
-    return (files[0], files[-1]) if files else None, vocabularies
-
-
-def _write_tokenizer(
-    folder: Path, tokenizer: Tokenizer, max_length: int, padding_side: str
-) -> None:
-    """Write a tokenizer, for a model of ``max_length`` positions, into a new or existing folder."""
-    folder.mkdir(exist_ok=True)
-    names = {"bos": "<s>", "eos": "</s>", "unk": "<unk>", "pad": "<pad>", "cls": "<s>"}
-    settings: dict[str, Any] = {f"{name}_token": token for name, token in names.items()}
-    if tokenizer.token_to_id("<mask>") is not None:
-        settings["mask_token"] = AddedToken("<mask>", lstrip=True, special=True)
-    PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        **settings,
-        sep_token="</s>",
-        model_max_length=max_length,
-        padding_side=padding_side,
-        model_input_names=["input_ids", "attention_mask"],
-        clean_up_tokenization_spaces=False,
-    ).save_pretrained(folder)
+    return files, vocabularies
 
 
 def _build_gpt2(folder: Path, dictionary: Dictionary) -> Tokenizer:
@@ -212,28 +210,24 @@ def _build_sentencepiece(path: Path, dictionary: Dictionary) -> Tokenizer:
     model = SentencePieceProcessor(model_file=str(path))
     proto = ModelProto.FromString(model.serialized_model_proto())
     trainer, normalizer = proto.trainer_spec, proto.normalizer_spec
-    if trainer.model_type not in (trainer.UNIGRAM, trainer.BPE) or trainer.byte_fallback:
-        raise ValueError(
-            "a sentencepiece model whose pieces are neither unigram nor BPE, or that splits "
-            f"unknown characters into single bytes, is not supported; {_EXPORT_WITHOUT}"
-        )
-    if trainer.treat_whitespace_as_suffix or not normalizer.escape_whitespaces:
-        raise ValueError(
-            "a sentencepiece model with spaces at the ends of its pieces, or with spaces that are "
-            f"not ▁, is not supported; {_EXPORT_WITHOUT}"
-        )
-    if trainer.model_type == trainer.BPE and trainer.user_defined_symbols:
-        raise ValueError(
-            "a sentencepiece model of BPE with user-defined symbols, which are never split, is not "
-            f"supported; {_EXPORT_WITHOUT}"
-        )
-    scores = {
-        model.id_to_piece(number): model.get_score(number)
-        for number in range(model.get_piece_size())
-        if not (model.is_control(number) or model.is_unknown(number))
+    is_bpe = trainer.model_type == trainer.BPE
+    unsupported = {
+        "whose pieces are neither unigram nor BPE": not is_bpe
+        and trainer.model_type != trainer.UNIGRAM,
+        "that splits unknown characters into single bytes": trainer.byte_fallback,
+        "with spaces at the ends of its pieces": trainer.treat_whitespace_as_suffix,
+        "with spaces that are not ▁": not normalizer.escape_whitespaces,
+        "of BPE with user-defined symbols": is_bpe and len(trainer.user_defined_symbols) > 0,
     }
+    for property, has_it in unsupported.items():
+        if has_it:
+            raise ValueError(
+                f"a sentencepiece model {property} is not supported; use --tokens none to export "
+                "the model without a tokenizer"
+            )
+    scores = {x.piece: x.score for x in proto.pieces if x.type not in (x.CONTROL, x.UNKNOWN)}
     vocabulary = _extend_vocabulary(dictionary.indices, scores)
-    if trainer.model_type == trainer.BPE:
+    if is_bpe:
         # sentencepiece has scores of pieces in place of merges: it merges any two pieces into one
         # that it knows, the one of the highest score first.
         ranked = sorted(scores, key=lambda piece: -scores[piece])

@@ -14,12 +14,13 @@ import pytest
 import torch
 import transformers
 from fairseq.dataclass.configs import GenerationConfig
+from huggingface_hub import ModelCard
+from transformers.pipelines import SUPPORTED_TASKS
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf import read_positions
 from fairseq_posenc.workbench.cli import main
-from fairseq_posenc.workbench.convert import export as export_module
-from fairseq_posenc.workbench.convert.to_transformers import _name_classes
+from fairseq_posenc.workbench.convert import to_transformers
 from fairseq_posenc.workbench.finetuning.glue.worker import predict
 from tests.helpers.commands import new_directory
 from tests.helpers.exchanged import SPECS, checkpoint, export_to, padded
@@ -55,7 +56,7 @@ MORE = [  # ties and other options of fairseq
 
 
 def load(folder: Path):
-    (name,) = re.findall(r"= (\w+)\.from_pretrained", (folder / "README.md").read_text())[1:2]
+    (name,) = re.findall(r"model = (\w+)\.from_pretrained", (folder / "README.md").read_text())
     return getattr(transformers, name).from_pretrained(folder).eval()
 
 
@@ -157,12 +158,12 @@ def test_one_dictionary_for_two_is_refused(capsys):
 
 def test_a_model_that_differs_is_not_written(monkeypatch, capsys):
     def build_another(*args, **options):
-        model = export_module_build(*args, **options)
+        model = right(*args, **options)
         torch.nn.init.zeros_(model.get_input_embeddings().weight[5])
         return model
 
-    export_module_build = export_module.build_stock_model
-    monkeypatch.setattr(export_module, "build_stock_model", build_another)
+    right = to_transformers.build_stock_model
+    monkeypatch.setattr(to_transformers, "build_stock_model", build_another)
     out = new_directory() / "out"
     words = ["--checkpoint", checkpoint("masked_lm", "m4m").path, "--out", out, "--tokens", "none"]
     assert main(["export", *map(str, words)]) == 2
@@ -259,19 +260,24 @@ def test_answers_begin_and_end_at_the_same_tokens(spec):
 
 
 @pytest.mark.parametrize(
-    ("family", "spec", "pipeline"),
-    [("masked_lm", "m4m", "fill-mask"), ("translation", "alibi", "translation")],
+    ("family", "spec", "labels"),
+    [
+        ("masked_lm", "m4m", {"pipeline_tag": "fill-mask"}),
+        ("causal_lm", "rope", {"pipeline_tag": "text-generation"}),
+        ("translation", "alibi", {"language": ["de", "en"]}),
+    ],
 )
-def test_a_card_says_what_the_model_is_and_its_lines_run(family, spec, pipeline, capsys):
+def test_a_card_says_what_the_model_is_and_its_lines_run(family, spec, labels, capsys):
     folder = export_to(checkpoint(family, spec), "--license", "mit")
-    _, front, text = (folder / "README.md").read_text().split("---\n", 2)
-    languages = "[de, en]" if family == "translation" else "[]"
-    for line in ("license: mit", f"language: {languages}", f"pipeline_tag: {pipeline}"):
-        assert line in front.splitlines()
-    code = text.partition("```python\n")[2].partition("```")[0].replace("FOLDER", str(folder))
+    card = ModelCard.load(folder / "README.md")
+    labels |= {"license": "mit", "library_name": "transformers"}
+    assert card.data.to_dict() == {**labels, "tags": ["fairseq", "position-encoding"]}
+    assert labels.get("pipeline_tag", "fill-mask") in SUPPORTED_TASKS
+    code = card.text.partition("```python\n")[2].partition("```")[0].replace("FOLDER", str(folder))
+    assert (".generate(" in code) == (family != "masked_lm")
     names: dict = {}
     exec(code, names)
-    assert names["tokenizer"]("w1 w2")["input_ids"][-1] == 2
+    assert names["tokenizer"]("w1 w2")["input_ids"][-1] == (6 if family == "causal_lm" else 2)
     kinds = {path.stat().st_mode for path in folder.iterdir() if path.is_file()}
     assert len(kinds) == 1  # all are for the same readers
 
@@ -329,7 +335,7 @@ def test_a_damaged_dictionary_of_labels_is_a_line(tmp_path):
     (tmp_path / "label").mkdir()
     (tmp_path / "label" / "dict.txt").write_text("no 1\n\nyes 1\n")
     with pytest.raises(UserError, match=r"dict\.txt: not a fairseq dictionary \(line 2"):
-        _name_classes(SimpleNamespace(data=tmp_path), 2)
+        to_transformers._name_classes(SimpleNamespace(data=tmp_path), 2)
 
 
 def print_parity() -> None:
