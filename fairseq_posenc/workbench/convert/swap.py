@@ -49,7 +49,7 @@ def swap_folder(
         UserError: the folder cannot be read, or its model cannot have such positions.
     """
     if overwrite and out.exists() and not (out / _CONFIG).is_file():
-        raise UserError(f"--out {out}: holds no model, which --overwrite replaces: name another")
+        raise UserError(f"--out {out}: holds no model to replace: name another folder")
     with whole_folder(out, replaces=overwrite) as folder:
         torch.manual_seed(seed)
         model = load_model(source)
