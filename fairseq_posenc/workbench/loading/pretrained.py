@@ -22,7 +22,6 @@ from fairseq_posenc.workbench.loading.dictionaries import (
     read_trained_dictionaries,
 )
 from fairseq_posenc.workbench.loading.families import (
-    Family,
     find_family,
     list_model_options,
     read_architecture,
@@ -52,28 +51,11 @@ class Pretrained(NamedTuple):
     """A trained RoBERTa, ours or fairseq's."""
 
     path: Path  # the checkpoint
-    settings: Any  # fairseq's configuration of the training
-    args: Namespace  # all options of the model
     arch: str  # architecture
-    family: Family
-    specs: dict[str, Spec]  # `encoder` or `decoder` -> position encodings
-    num_positions: dict[str, int]  # `encoder` or `decoder` -> number of positions
-    dictionaries: list[TrainedDictionary]  # of each stack; the source's is the first
-
-    @property
-    def spec(self) -> Spec:
-        """The position encodings of the first stack."""
-        return next(iter(self.specs.values()))
-
-    @property
-    def max_positions(self) -> int:
-        """The number of positions of the first stack."""
-        return next(iter(self.num_positions.values()))
-
-    @property
-    def dictionary_sizes(self) -> list[int]:
-        """The sizes of the dictionaries, with ``<mask>``; the source's is the first."""
-        return [dictionary.size or 0 for dictionary in self.dictionaries]
+    args: Namespace  # all options of the model
+    spec: Spec  # position encodings
+    max_positions: int  # number of positions
+    dictionary: TrainedDictionary
 
     @property
     def directions(self) -> str:
@@ -99,7 +81,7 @@ class Pretrained(NamedTuple):
     def check_dictionary(self, path: Path) -> None:
         """Refuse the dictionary of data for the model if it is not that of the training."""
         advice = "make the data with the vocabulary of the pre-training: --dict"
-        self.dictionaries[0].check(path, load_dictionary(path), advice)
+        self.dictionary.check(path, load_dictionary(path), advice)
 
 
 def read_pretrained(path: Path, for_fairseq: bool = False) -> Pretrained:
@@ -126,47 +108,33 @@ def read_pretrained(path: Path, for_fairseq: bool = False) -> Pretrained:
     with refuse_unusable_settings(label):
         data = settings.task.get("data")
         file = Path(split_paths(str(data))[0], DICTIONARY) if data else None
-        dictionaries = read_trained_dictionaries(weights, path, [file])
-        if not all(dictionary.size for dictionary in dictionaries):
+        (dictionary,) = read_trained_dictionaries(weights, path, [file])
+        if not dictionary.size:
             raise UserError(f"{label}: holds no token embeddings")
         ARCH_CONFIG_REGISTRY[arch](args)  # sets options that are newer than the checkpoint
+        # The rows of fairseq's table win over the options; the last is fairseq's own fallback.
+        count = _count_positions(weights) or getattr(args, "max_positions", None)
         return Pretrained(
             path=path,
-            settings=settings,
-            args=args,
             arch=arch,
-            family=family,
-            specs=_read_specs(args, arch, family),
-            num_positions=_count_positions(args, settings, family, weights),
-            dictionaries=dictionaries,
+            args=args,
+            spec=_read_spec(args, arch),
+            max_positions=int(count or settings.task.tokens_per_sample),
+            dictionary=dictionary,
         )
 
 
-def _read_specs(args: Namespace, arch: str, family: Family) -> dict[str, Spec]:
-    """Read the position encodings of each stack, from our options or from fairseq's."""
+def _read_spec(args: Namespace, arch: str) -> Spec:
+    """Read the position encodings from our options or from fairseq's."""
     if find_family(arch):
-        options = resolve_positions(args)
-        return {side: getattr(options, side) for side in family.length_options}
+        return resolve_positions(args).encoder
     if getattr(args, "no_token_positional_embeddings", False):
-        return {side: parse("none") for side in family.length_options}
-    learned = {side: getattr(args, f"{side}_learned_pos", False) for side in family.length_options}
-    return {side: parse("learned" if learned[side] else STOCK_SPEC) for side in learned}
+        return parse("none")
+    return parse("learned" if getattr(args, "encoder_learned_pos", False) else STOCK_SPEC)
 
 
-def _count_positions(
-    args: Namespace, settings: Any, family: Family, weights: dict[str, Tensor]
-) -> dict[str, int]:
-    """Count the positions of each stack: rows of fairseq's position table, else by option."""
-    counts = {}
-    for side, option in family.length_options.items():
-        # The oldest RoBERTas call their encoder decoder, so any name will do.
-        prefix = f"{side}." if family.name != "masked_lm" else ""
-        in_tables = (
-            weight.size(0) - STOCK_OFFSET
-            for name, weight in weights.items()
-            # A weight without dimensions is damaged; it is refused when it is loaded.
-            if name.startswith(prefix) and name.endswith(STOCK_TABLE) and weight.dim()
-        )
-        count = next(in_tables, 0) or getattr(args, option, None)
-        counts[side] = int(count or settings.task.tokens_per_sample)  # fairseq's own fallback
-    return counts
+def _count_positions(weights: dict[str, Tensor]) -> int:
+    """Count the positions in fairseq's table; 0 without one."""
+    # A weight without dimensions is damaged; it is refused when it is loaded.
+    tables = (x for name, x in weights.items() if name.endswith(STOCK_TABLE) and x.dim())
+    return next((table.size(0) - STOCK_OFFSET for table in tables), 0)

@@ -465,8 +465,7 @@ def test_a_run_on_data_with_another_dictionary_is_refused(tmp_path, capsys):
 
 def record_dictionary(model: Pretrained, **changes: Any) -> Pretrained:
     """Change what a checkpoint records about its dictionary."""
-    (recorded,) = model.dictionaries
-    return model._replace(dictionaries=[recorded._replace(**changes)])
+    return model._replace(dictionary=model.dictionary._replace(**changes))
 
 
 def trained_dictionary() -> Path:

@@ -24,7 +24,6 @@ from fairseq_posenc.specs import parse
 from fairseq_posenc.tasks.squad.databin import Limits, SquadDataBin, open_data_bin
 from fairseq_posenc.workbench import cli
 from fairseq_posenc.workbench.finetuning.squad import train
-from fairseq_posenc.workbench.loading.families import FAMILIES
 from fairseq_posenc.workbench.loading.pretrained import Pretrained, read_pretrained
 from fairseq_posenc.workbench.running.exit_codes import STOPPED
 from tests.helpers.commands import (
@@ -301,13 +300,11 @@ def configured(gpus=1, spec="m4m", version="1.1", *set_to, path=None):
     data_bin = SquadDataBin(Path("bin"), version, Limits(), 87_777)
     pretrained = SameDictionary(
         path=Path("model.pt"),
-        settings=None,
-        args=model,
         arch="roberta_m4m",
-        family=FAMILIES[0],
-        specs={"encoder": parse(spec)},
-        num_positions={"encoder": 512},
-        dictionaries=[],
+        args=model,
+        spec=parse(spec),
+        max_positions=512,
+        dictionary=None,
     )
     assert train.find_recipe(data_bin).name == RECIPES[version]
     tuning = train.FineTuning(pretrained.path, data_bin.path, Path("run"), path, set_to)

@@ -481,7 +481,7 @@ def save(path, model, args, data="nowhere"):
 def rebuilt(pretrained):
     options = {**pretrained.roberta_section, "dropout": 0.0, "attention_dropout": 0.0}
     dictionary = Dictionary()
-    for index in range(pretrained.dictionary_sizes[0] - len(dictionary)):
+    for index in range(pretrained.dictionary.size - len(dictionary)):
         dictionary.add_symbol(f"w{index}")
     task = SimpleNamespace(source_dictionary=dictionary)
     model = PositionalRoberta.build_model(Namespace(**options), task).eval()
@@ -495,7 +495,7 @@ def test_a_model_is_built_again_from_its_checkpoint(tmp_path, spec):
     more = {"arch": "roberta_none_tiny", "attention_directions": "lr,rl"}
     model = model_of(spec, **more)
     pretrained = read_pretrained(save(tmp_path / "model.pt", model, model.args))
-    assert (str(pretrained.spec), pretrained.dictionary_sizes) == (spec, [24])
+    assert (str(pretrained.spec), pretrained.dictionary.size) == (spec, 24)
     assert pretrained.directions == pretrained.roberta_section["attention_directions"] == "lr,rl"
     torch.testing.assert_close(rebuilt(pretrained)(TOKENS), model(TOKENS))
 
@@ -528,8 +528,8 @@ def test_other_words_than_those_of_the_pretraining_are_refused(tmp_path):
         lines = "".join(f"{word}{number} 1\n" for number, word in enumerate(words[:19]))
         (folder / "dict.txt").write_text(lines, encoding="utf-8")
     pretrained = read_pretrained(save(tmp_path / "model.pt", model, model.args, str(old)))
-    (recorded,) = pretrained.dictionaries  # without a fingerprint in checkpoints of fairseq
-    pretrained = pretrained._replace(dictionaries=[recorded._replace(fingerprint=None)])
+    unnamed = pretrained.dictionary._replace(fingerprint=None)  # as in checkpoints of fairseq
+    pretrained = pretrained._replace(dictionary=unnamed)
     pretrained.check_dictionary(old / "dict.txt")
     with pytest.raises(UserError, match=r"dict.txt has other symbols, or in"):
         pretrained.check_dictionary(new / "dict.txt")
