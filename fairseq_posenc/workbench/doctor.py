@@ -55,7 +55,6 @@ def collect_findings() -> Iterator[Finding]:
     yield from _check_transformers()
     yield from _check_cuda()
     if has_fairseq:
-        yield from _check_apex()
         yield _check_user_dir()
     yield Finding("triton", bool(read_version()) or None, read_version() or "not installed")
     for name, why_not in available().items():
@@ -97,17 +96,6 @@ def _check_cuda() -> Iterator[Finding]:
         "use --bf16, safer than --fp16" if major >= 8 else "not supported by the device: use --fp16"
     )
     yield Finding("bf16", major >= 8 or None, advice)
-
-
-def _check_apex() -> Iterator[Finding]:
-    from fairseq.modules.layer_norm import has_fused_layernorm
-    from fairseq.optim.fused_adam import get_fused_adam_class
-
-    kernels = {"layer norm": has_fused_layernorm, "Adam": get_fused_adam_class() is not None}
-    for name, is_installed in kernels.items():
-        active = is_installed and torch.cuda.is_available()
-        why = "active" if active else "no GPU" if is_installed else "not installed"
-        yield Finding(f"apex {name}", active or None, f"{why}; else fairseq's own, slower")
 
 
 def _check_user_dir() -> Finding:

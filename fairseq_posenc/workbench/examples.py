@@ -7,76 +7,56 @@ subcommand.
 # Lines of two blanks are examples of the command above them; a backslash continues a line.
 _TEXT = r"""
 user-dir
-  fairseq-posenc user-dir
   fairseq-eval-lm data-bin/wiki --user-dir "$(fairseq-posenc user-dir)" --path rope.pt \
     --tokens-per-sample 16
 list
-  fairseq-posenc list
   fairseq-posenc list --json
 describe
   fairseq-posenc describe m4m
-  fairseq-posenc describe rope
 count
-  fairseq-posenc count --encoding learned+m4m
   fairseq-posenc count --encoding t5 --layers 24 --embed-dim 1024 --heads 16 --json
 compare
-  fairseq-posenc compare --text book.txt --encodings none,rope
   fairseq-posenc compare --text book.txt --encodings learned,m4m --out m4m --json
 choose
   fairseq-posenc choose --family causal-lm --length 1024 --trained 512
-  fairseq-posenc choose --family causal-lm --length 16384 --from-trained
 learning-curves
-  fairseq-posenc learning-curves rope=rope.log alibi=alibi.log
   fairseq-posenc learning-curves rope=rope.log --updates 0:16000 --out begin
 translate
   fairseq-posenc translate --checkpoint fr-en.pt --data data-bin/fr-en "Un homme dort."
   fairseq-posenc translate --checkpoint fr-en.pt --input test.fr --plain --bf16
   fairseq-posenc translate --checkpoint fr-en.pt --example
 bleu
-  fairseq-posenc bleu rope=fr-en.pt
   fairseq-posenc bleu rope=fr-en.pt old=old.en --split test --beam 4 --json
 lm-length
-  fairseq-posenc lm-length --text my.txt --lengths 1024 --windows 8 own=my-lm \
-    'yarn=my-lm@own(scaling=yarn:4)'
   fairseq-posenc lm-length --text my.txt --lengths 16,64 --stride 16 --device cpu own=my-lm \
-    alibi=my-lm@alibi
+    'yarn=my-lm@own(scaling=yarn:4)'
 swap
   fairseq-posenc swap --checkpoint my-model --position-encoding own+sink --out new-model
 squad
   fairseq-posenc squad train --help
-  fairseq-posenc squad predict --help
-  fairseq-posenc squad score --help
 squad train
-  fairseq-posenc squad train --checkpoint roberta.base/model.pt --data data-bin/squad20 --out \
-    squad
   fairseq-posenc squad train --checkpoint roberta.base/model.pt --data data-bin/squad20 --out slow \
     --set optimization.lr=[1e-5]
 squad predict
   fairseq-posenc squad predict --checkpoint squad/checkpoint_last.pt --questions dev-v2.0.json \
-    --out squad/dev
-  fairseq-posenc squad predict --checkpoint squad/checkpoint_last.pt --questions dev-v2.0.json \
     --out squad/dev --device cpu --bf16 --json
 squad score
-  fairseq-posenc squad score dev-v2.0.json squad/dev/predictions.json
   fairseq-posenc squad score dev-v2.0.json squad/dev/answers.json --na-prob-file \
     squad/dev/null_odds.json --na-prob-thresh 0 --json
 preprocess
   fairseq-posenc preprocess plain_text --train a.txt --valid b.txt --words --out data-bin/text
-  fairseq-posenc preprocess wikitext --help
 glue
   fairseq-posenc glue --checkpoint bert.pt --data data-bin/glue --protocol m4m --tasks CoLA \
     --dry-run
   fairseq-posenc glue --checkpoint bert.pt --data data-bin/glue --protocol decbert --tasks CoLA \
     --seeds 1 --set model.dropout=0.2
 report
-  fairseq-posenc report checkpoints/
   fairseq-posenc report checkpoints/ --json
 plot
   fairseq-posenc plot table --encoding sinusoidal --out sinusoidal.png
   fairseq-posenc plot scores --checkpoint alibi.pt --out alibi.svg
   fairseq-posenc plot attention --checkpoint rope.pt --text 'w1 w2 w3' --out rope.png
 inspect
-  fairseq-posenc inspect --checkpoint rope.pt --text 'w1 w2 w3'
   fairseq-posenc inspect --checkpoint rope.pt --checkpoint alibi.pt --text 'w1 w2 w3' --out \
     both.html
 export
@@ -84,7 +64,6 @@ export
   fairseq-posenc export --checkpoint fr-en.pt --out engine --to ctranslate2 --quantization int8
 import
   fairseq-posenc import --from my-model --out start.pt
-  fairseq-posenc import --from my-model --out start.pt --overwrite
 doctor
   fairseq-posenc doctor
 """

@@ -14,7 +14,6 @@ from pathlib import Path
 import fairseq
 import pytest
 import torch
-from fairseq.modules import layer_norm
 
 from fairseq_posenc import registry
 from fairseq_posenc.analysis import self_test
@@ -57,22 +56,6 @@ def test_triton_of_another_distribution_and_a_folder_called_fairseq(monkeypatch,
     found = by_subject()
     assert found["triton"] == ("triton", True, "9.8.7")
     assert found["fairseq"].text.startswith("not installed")
-
-
-@pytest.mark.parametrize(
-    ("is_installed", "has_gpu", "works", "text"),
-    [
-        (True, True, True, "active"),
-        (True, False, None, "no GPU"),
-        (False, True, None, "not installed"),
-    ],
-)
-def test_kernels_of_apex_are_active_only_on_a_gpu(is_installed, has_gpu, works, text, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
-    monkeypatch.setattr(layer_norm, "has_fused_layernorm", is_installed)
-    found = next(doctor._check_apex())
-    assert found.works is works
-    assert found.text.startswith(f"{text};")
 
 
 def test_every_encoding_is_compared_on_some_backend():

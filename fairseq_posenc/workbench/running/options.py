@@ -22,8 +22,6 @@ from typing import Any, NoReturn, Optional, TypeVar, Union
 
 from fairseq_posenc.errors import UserError
 
-# NaN as the value of a setting, or in a list.
-_NAN = re.compile(r"[=\[,\s][+-]?\.?nan(?=[\],\s]|$)", re.IGNORECASE)
 Settings = TypeVar("Settings")
 
 
@@ -91,17 +89,12 @@ def add_out(
 
 def add_computing(parser: ArgumentParser, bf16: bool = True) -> None:
     """Add ``--device``, ``--fp16`` and, if supported, ``--bf16``; see :mod:`.devices`."""
-    add_device(parser)
+    text = "device to compute on (default: a GPU if there is one)"
+    parser.add_argument("--device", choices=("cpu", "cuda"), help=text)
     group = parser.add_mutually_exclusive_group()
     group.add_argument("--fp16", action="store_true", help="half precision, on a GPU")
     if bf16:
         group.add_argument("--bf16", action="store_true", help="bfloat16")
-
-
-def add_device(parser: ArgumentParser) -> None:
-    """Add ``--device``."""
-    text = "device to compute on (default: a GPU if there is one)"
-    parser.add_argument("--device", choices=("cpu", "cuda"), help=text)
 
 
 def add_count(
@@ -138,7 +131,6 @@ def add_set(parser: ArgumentParser, example: str) -> None:
         "--set",
         dest="changes",
         action="append",
-        type=_setting,
         default=[],
         metavar="KEY=VALUE",
         help=text,
@@ -204,12 +196,6 @@ def finite_number(text: str) -> float:
     if not math.isfinite(number):
         raise ArgumentTypeError(f"must be a finite number, not '{text}'")
     return number
-
-
-def _setting(text: str) -> str:
-    if _NAN.search(text):  # no comparison with it is true, so a limit would have no effect
-        raise ArgumentTypeError(f"{text}: NaN is not a setting; give a number")
-    return text
 
 
 def positive_ints(text: str) -> tuple[int, ...]:

@@ -314,14 +314,6 @@ def test_a_threshold_that_means_nothing_is_told(files, tmp_path, capsys, value, 
     assert message in err
 
 
-@pytest.mark.parametrize("name", ["optimization.lr=[nan]", "model.dropout=NaN", "a=[1,-nan]"])
-@pytest.mark.parametrize("command", ["squad train", "glue --protocol m4m"])
-def test_no_setting_is_nan(capsys, command, name):
-    given = [*command.split(), "--checkpoint", "c", "--data", "d", "--out", "o", "--set", name]
-    assert cli.main(given) == 2
-    assert f"argument --set: {name}: NaN is not a setting" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("version", "entry", "message"),
     [
