@@ -253,4 +253,4 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         reason = shortened(" ".join(str(error).split()))
-        raise UserError(f"{path}: cannot be read ({reason}); delete it to rebuild it") from None
+        raise UserError(f"{path}: cannot be read ({reason}); delete it, or name another") from None

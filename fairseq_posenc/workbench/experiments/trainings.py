@@ -32,7 +32,7 @@ POINTS = 10  # validations of a training, each with a checkpoint
 _NEVER = 10**9  # epochs between validations and checkpoints: intervals are in updates instead
 _SECONDS_BETWEEN_LOOKS = 2.0  # at the logs, for the progress bar
 _TAIL_BYTES = 4096  # of a log, with its last figures
-_UPDATES = re.compile(rb'num_updates": "?(\d+)')
+_UPDATES = re.compile(r'num_updates": "?(\d+)')
 # Sums over several threads depend on their number; with one thread, figures are the same on any
 # number of cores. Small models also train faster in parallel than one after the other.
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -199,18 +199,18 @@ def run_trainings(
 
 def _read_updates(log: Path) -> int:
     """Read how many updates a log has reached, from its last figures; 0 without any."""
-    if not log.exists():
-        return 0
-    with open(log, "rb") as file:
-        file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
-        found = _UPDATES.findall(file.read())
+    found = _UPDATES.findall(_read_end_of_log(log))
     return int(found[-1]) if found else 0
 
 
 def _find_divergence(log: Path) -> int:
     """Find the update at which a training diverged, at the end of its log; 0 if it did not."""
+    return parse_stop_update(_read_end_of_log(log))
+
+
+def _read_end_of_log(log: Path) -> str:
     if not log.exists():
-        return 0
+        return ""
     with open(log, "rb") as file:
         file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
-        return parse_stop_update(file.read().decode("utf-8", "replace"))
+        return file.read().decode("utf-8", "replace")

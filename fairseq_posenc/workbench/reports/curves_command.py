@@ -21,8 +21,9 @@ from fairseq_posenc.workbench.reports.curve_tables import (
     format_tables,
 )
 from fairseq_posenc.workbench.results import intervals, learning_curves
+from fairseq_posenc.workbench.results.learning_curves import Points
 from fairseq_posenc.workbench.results.markdown import escape
-from fairseq_posenc.workbench.results.pictures import Line, Points, can_draw
+from fairseq_posenc.workbench.results.pictures import can_draw
 from fairseq_posenc.workbench.results.record import Record, own_command
 from fairseq_posenc.workbench.running.logs import Curve, read_curve_file
 from fairseq_posenc.workbench.running.options import add_json, add_out, parse_named, split_trainings
@@ -88,9 +89,9 @@ def _draw_pictures(
     validations, losses = {}, {}
     for name, curves in trainings.items():
         seeds = select(map(learning_curves.validation_line, curves))
-        validations[name] = Line.over_seeds(seeds, intervals.interval_of_perplexity)
+        validations[name] = intervals.average_lines(seeds, intervals.interval_of_perplexity)
         seeds = select(map(learning_curves.training_line, curves))
-        losses[name] = Line(intervals.average_lines(seeds, intervals.interval))  # no dots: too many
+        losses[name] = intervals.average_lines(seeds, intervals.interval)
     pictures = {
         _VALIDATION_PICTURE: (validations, title, True),
         _TRAINING_PICTURE: (losses, "Training loss in nats", False),

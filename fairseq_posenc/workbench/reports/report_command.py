@@ -21,7 +21,7 @@ from fairseq_posenc.tasks.glue.definitions import TASKS, name_column
 from fairseq_posenc.workbench.loading.checkpoints import read_updates
 from fairseq_posenc.workbench.results import markdown
 from fairseq_posenc.workbench.results.loss_stages import last_loss
-from fairseq_posenc.workbench.results.record import Record, RecordError
+from fairseq_posenc.workbench.results.record import Record
 from fairseq_posenc.workbench.results.record import read as read_record
 from fairseq_posenc.workbench.running.logs import TRAIN_LOG, bits_to_nats, read_curve_file
 from fairseq_posenc.workbench.running.options import add_json
@@ -86,9 +86,9 @@ def _find_results(path: Path) -> Iterator[Result]:
         elif file.suffix == ".json":
             try:
                 record = read_record(file)
-            except RecordError as error:
+            except UserError:
                 if file == path:
-                    raise UserError(f"{path}: {error}") from None
+                    raise
                 continue
             if record.kind not in _READERS:
                 continue

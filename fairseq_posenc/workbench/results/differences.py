@@ -28,16 +28,6 @@ class PairedDifference(NamedTuple):
     p_value: float = math.nan  # of the paired t-test; NaN with too few seeds
     holm: float = math.nan  # p-value corrected for all comparisons (Holm 1979)
 
-    @property
-    def is_judged(self) -> bool:
-        """Whether there are enough seeds for a test."""
-        return self.seeds >= LEAST_SEEDS
-
-    @property
-    def is_significant(self) -> bool:
-        """Whether the interval does not contain 0."""
-        return self.is_judged and not self.interval.low <= 0 <= self.interval.high
-
 
 def compare(first: Values, other: Values) -> PairedDifference:
     """Compute ``log first - log other`` over the seeds with a finite perplexity of both."""
@@ -61,7 +51,7 @@ def compare_all(samples: Mapping[str, Values]) -> dict[Pair, PairedDifference]:
         (better, other): compare(samples[better], samples[other])
         for better, other in combinations(ranked, 2)
     }
-    judged = [pair for pair, difference in differences.items() if difference.is_judged]
+    judged = [pair for pair, difference in differences.items() if difference.seeds >= LEAST_SEEDS]
     largest = 0.0  # a corrected p-value is never below that of a smaller p-value
     for rank, pair in enumerate(sorted(judged, key=lambda pair: differences[pair].p_value)):
         corrected = (len(judged) - rank) * differences[pair].p_value

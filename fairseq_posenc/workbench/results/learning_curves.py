@@ -8,10 +8,10 @@ from pathlib import Path
 
 from fairseq_posenc.workbench.results import pictures
 from fairseq_posenc.workbench.results.loss_stages import smooth_losses
-from fairseq_posenc.workbench.results.pictures import Line, Points
+from fairseq_posenc.workbench.results.pictures import Means
 from fairseq_posenc.workbench.running.logs import Curve, Entry
 
-_MARGIN = 0.08  # room above and below the lines, as a share of their values or their range
+Points = list[tuple[int, float]]  # updates and values
 
 
 def validation_line(curve: Curve) -> Points:
@@ -24,28 +24,24 @@ def training_line(curve: Curve) -> Points:
     return sorted([*smooth_losses(curve), *_find_gaps(curve.training)])
 
 
-def _find_gaps(entries: Iterable[Entry]) -> list[tuple[int, float]]:
+def _find_gaps(entries: Iterable[Entry]) -> Points:
     return [(entry.updates, math.nan) for entry in entries if not entry.is_finite]
 
 
-def draw_curves(lines: Mapping[str, Line], title: str, path: Path, *, log: bool) -> bool:
-    """Draw lines over updates into a PNG file.
+def draw_curves(lines: Mapping[str, Means], title: str, path: Path, *, log: bool) -> bool:
+    """Draw lines over updates into a PNG file; return False if there was nothing to draw.
 
-    ``log`` makes the axis of values logarithmic. Returns False if there was nothing to draw.
+    ``log`` makes the axis of values logarithmic.
     """
-    values = [value for line in lines.values() for value in line.values]
-    if not values:
+    if not any(math.isfinite(y.mean) for means in lines.values() for _, y in means):
         return False
-    figure = pictures.new_figure(9, 5.2, dpi=160)
-    axes = figure.add_subplot()
-    low, high = min(values), max(values)
-    room = _MARGIN * (high - low or 1.0)  # equal values need room too
-    limits = (low / (1 + _MARGIN), high * (1 + _MARGIN)) if log else (low - room, high + room)
-    axes.xaxis.set_major_formatter("{x:,.0f}")
-    axes.set_xlabel("training updates", color=pictures.GREY)
-    pictures.style_values(axes, *limits, log=log)
+    figure, (axes,) = pictures.new_panels(1, columns=1, panel=(9, 5.2), dpi=160)
+    if log:
+        pictures.use_log_scale(axes)
     digits = 1 if log else 2  # of perplexities, and of losses
-    pictures.draw_lines(axes, lines, lambda _, value: f"{value:,.{digits}f}")
+    pictures.draw_means(axes, lines, lambda _, value: f"{value:,.{digits}f}")
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.set_xlabel("training updates")
     axes.set_title(title, loc="left", fontsize=14)
     pictures.save(figure, path)
     return True

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import NamedTuple, Optional
 
 import numpy as np
@@ -66,9 +65,9 @@ def last_loss(curve: Curve) -> Optional[float]:
     return points[-1][1] if points else None
 
 
-def training_points(curve: Curve) -> tuple[tuple[int, float], ...]:
+def training_points(curve: Curve) -> list[tuple[int, float]]:
     """List updates and finite training losses in nats, as :func:`fit_segments` takes them."""
-    return tuple((entry.updates, entry.nats) for entry in curve.training if entry.is_finite)
+    return [(entry.updates, entry.nats) for entry in curve.training if entry.is_finite]
 
 
 def find_stages(curve: Curve) -> Optional[LossStages]:
@@ -109,8 +108,7 @@ def find_stages(curve: Curve) -> Optional[LossStages]:
     return None
 
 
-@lru_cache(maxsize=128)  # a report needs the segments of a log several times
-def fit_segments(points: tuple[tuple[int, float], ...]) -> Sequence[Segment]:
+def fit_segments(points: Sequence[tuple[int, float]]) -> Sequence[Segment]:
     """Fit losses over updates with line segments, as many as the noise warrants.
 
     The segments minimize the Bayesian information criterion: the sum of squared errors, in units of

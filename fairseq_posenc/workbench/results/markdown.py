@@ -44,11 +44,6 @@ def format_number(value: float | None, digits: int = 0) -> str:
     return "-" if value is None or not math.isfinite(value) else f"{value:,.{digits}f}"
 
 
-def join_codes(texts: Iterable[str]) -> str:
-    """Format foreign texts as code, with commas between them."""
-    return ", ".join(map(code, texts))
-
-
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], align: str = "lr") -> str:
     """Format a table; foreign text in its cells must be escaped (:func:`escape`).
 

@@ -11,15 +11,12 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Optional
 
-from fairseq_posenc.errors import shortened
+from fairseq_posenc.errors import UserError
 from fairseq_posenc.files import write_whole
+from fairseq_posenc.folders import read_json
 
 VERSION = 1  # version of the format
 Row = Mapping[str, Any]  # texts and numbers by column; None for a missing figure
-
-
-class RecordError(Exception):
-    """A file is not a record, or is a record of another version; the message says which."""
 
 
 @dataclass(frozen=True)
@@ -67,36 +64,14 @@ def read(path: Path) -> Record:
     """Read the record of a file.
 
     Raises:
-        RecordError: the file is not a record, or is a record of another version.
+        UserError: the file is not a record, or is a record of another version.
     """
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise RecordError(f"cannot be read ({error.strerror})") from None
-    except (ValueError, RecursionError) as error:
-        raise RecordError(f"not a complete JSON file ({shortened(str(error))})") from None
-    if not isinstance(content, dict) or not {"kind", "version", "figures"} <= content.keys():
-        raise RecordError("not a record of fairseq-posenc")
+    content = read_json(path)
+    if not isinstance(content, dict) or content.keys() != {field.name for field in fields(Record)}:
+        raise UserError(f"{path}: not a record of fairseq-posenc")
     if content["version"] != VERSION:
-        version = shortened(str(content["version"]))
-        raise RecordError(f"a record of version {version}; this program reads version {VERSION}")
-    if not _is_valid(content):
-        raise RecordError("a damaged record: its 'data' or 'figures' are invalid")
-    names = {field.name for field in fields(Record)}
-    return Record(**{"data": {}, **{name: content[name] for name in names & content.keys()}})
-
-
-def _is_valid(content: Mapping[str, Any]) -> bool:
-    """Check that tables are lists of rows, and rows objects of texts and numbers."""
-    tables = content["figures"]
-    if not isinstance(tables, dict) or not all(
-        isinstance(table, list) for table in tables.values()
-    ):
-        return False
-    rows = [content.get("data", {}), *(row for table in tables.values() for row in table)]
-    return all(isinstance(row, dict) for row in rows) and all(
-        isinstance(value, (str, int, float, type(None))) for row in rows for value in row.values()
-    )
+        raise UserError(f"{path}: a record of version {content['version']}; this is {VERSION}")
+    return Record(**content)
 
 
 def _json(value: Any) -> str:

@@ -183,17 +183,12 @@ def build_plan(args: argparse.Namespace) -> ComparePlan:
 
 def build_training(plan: ComparePlan, run: Run, out: Path) -> Training:
     """Build the training of a run, in a folder of its own."""
-    folder = out / "models" / name_folder(run)
+    folder = out / "models" / run.variant.folder / f"lr-{run.lr}-seed-{run.seed}"
     defaults = (*TRAIN_OPTIONS[plan.family], *run.variant.options)
     words = (*defaults, *plan.options, "--lr", run.lr)
     command = train_command(out / "data" / BINARY, folder, plan.updates, run.seed, words)
     label = f"{run.variant.name}, learning rate {run.lr}, seed {run.seed}"
     return Training(label, folder, plan.updates, command)
-
-
-def name_folder(run: Run) -> Path:
-    """Name the folder of a run, relative to that of all runs."""
-    return Path(run.variant.folder, f"lr-{run.lr}-seed-{run.seed}")
 
 
 def last_value(defaults: Sequence[str], passed: Sequence[str], name: str) -> str:

@@ -24,12 +24,12 @@ from fairseq_posenc.workbench.experiments.compare.outcomes import (
 from fairseq_posenc.workbench.experiments.data_bin import DataFacts
 from fairseq_posenc.workbench.experiments.trainings import TrainingEnd
 from fairseq_posenc.workbench.experiments.variants import MASKED, Variant
+from fairseq_posenc.workbench.results import pictures
 from fairseq_posenc.workbench.results.record import Record, Row, own_command
 from fairseq_posenc.workbench.running.progress import format_time
 
 RECORD, PAGE = "compare.json", "report.html"
 _SCREEN_COLUMNS = ("encoding", "validation perplexity", "each seed", "position parameters", "time")
-_DOTS = ("-", "--", ":", "-.")  # styles of lines, after all colours
 
 
 @dataclass(frozen=True)
@@ -125,22 +125,10 @@ def _format_row(model: ModelOutcome) -> dict[str, str]:
 
 def draw(models: Sequence[ModelOutcome]) -> bytes:
     """Draw validation perplexity over updates, with bands for intervals, as PNG."""
-    from matplotlib.figure import Figure  # takes a second to import
-
-    figure = Figure(figsize=(9, 5.2), dpi=120, layout="constrained")
-    axes = figure.add_subplot()
-    for number, model in enumerate(models):
-        color, style = f"C{number % 10}", _DOTS[number // 10 % len(_DOTS)]
-        updates = [update for update, _ in model.curve]
-        levels = [level for _, level in model.curve]
-        means = [level.mean for level in levels]
-        axes.plot(updates, means, label=model.variant.name, color=color, linestyle=style)
-        if levels and levels[-1].is_bounded:
-            bounds = [level.low for level in levels], [level.high for level in levels]
-            axes.fill_between(updates, *bounds, color=color, alpha=0.15, linewidth=0)
-    axes.set(xlabel="training updates", ylabel="validation perplexity", yscale="log")
-    axes.grid(axis="y", which="both", alpha=0.3)
-    figure.legend(loc="outside right upper", frameon=False)
+    figure, (axes,) = pictures.new_panels(1, columns=1, panel=(9, 5.2))
+    pictures.use_log_scale(axes)
+    pictures.draw_means(axes, {model.variant.name: model.curve for model in models})
+    axes.set(xlabel="training updates", ylabel="validation perplexity")
     content = io.BytesIO()
     figure.savefig(content, format="png", metadata={"Software": None})
     return content.getvalue()

@@ -12,13 +12,16 @@ from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.experiments.length.scoring import Score
 from fairseq_posenc.workbench.results import markdown, pictures
 from fairseq_posenc.workbench.results.differences import compare
-from fairseq_posenc.workbench.results.intervals import LEVEL, interval_of_perplexity
-from fairseq_posenc.workbench.results.pictures import GREY, PALE
+from fairseq_posenc.workbench.results.intervals import (
+    LEVEL,
+    average_lines,
+    interval,
+    interval_of_perplexity,
+)
 from fairseq_posenc.workbench.results.record import Record, Row, own_command
 
 NON_OVERLAPPING, SLIDING = "non-overlapping", "sliding"
 MODES = (NON_OVERLAPPING, SLIDING)
-_MARGIN = 1.05  # factor of the room above and below the lines
 
 
 def score_figures(mode: str, score: Score, has_windows: bool) -> Row:
@@ -106,12 +109,11 @@ def _format_cell(row: Row) -> str:
 
 def draw(record: Record, path: Path) -> bool:
     """Draw perplexity over length, a panel for each mode; return False if there is no figure."""
-    modes: dict[str, dict[str, pictures.Line]] = {}
+    modes: dict[str, dict[str, pictures.Means]] = {}
     for (model, mode), rows in _group_rows(record).items():
         points = [(row["length"], row["perplexity"]) for row in rows if row["perplexity"]]
-        modes.setdefault(mode, {})[model] = pictures.Line.over_seeds([points])
-    values = [value for lines in modes.values() for line in lines.values() for value in line.values]
-    if not values:
+        modes.setdefault(mode, {})[model] = average_lines([points], interval)
+    if not any(row["perplexity"] for row in record.rows):
         return False
     lengths = sorted({row["length"] for row in record.rows})
 
@@ -126,13 +128,12 @@ def draw(record: Record, path: Path) -> bool:
         axes.set_xscale("log", base=2)
         axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
         axes.minorticks_off()
-        axes.set_xlabel("context length, tokens", color=GREY)
+        axes.set_xlabel("context length, tokens")
         for length in sorted({row["trained_length"] for row in record.rows}):
-            axes.axvline(length, color=PALE, linestyle=":", linewidth=1.2, zorder=0)
-            place = axes.get_xaxis_transform()
-            axes.text(length, 1.0, " trained", color=GREY, fontsize=9, transform=place, va="top")
-        pictures.style_values(axes, min(values) / _MARGIN, max(values) * _MARGIN, log=True)
-        pictures.draw_lines(axes, lines, label, marker="o", ms=3.5)
-    panels[0].set_ylabel("perplexity per token", color=GREY)
+            axes.axvline(length, color="grey", linestyle=":", zorder=0)
+            axes.text(length, 1.0, " trained", transform=axes.get_xaxis_transform(), va="top")
+        pictures.use_log_scale(axes)
+        pictures.draw_means(axes, lines, label, marker="o", ms=3.5)
+    panels[0].set_ylabel("perplexity per token")
     pictures.save(figure, path)
     return True
