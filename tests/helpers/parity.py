@@ -240,35 +240,35 @@ def _compare_feature_in_translation(case: Case, backend: str) -> float:
 
 
 def tabulate_encodings() -> str:
-    """Tabulate encodings of the scores by place and family."""
+    """Tabulate the largest difference of each encoding of the scores in any family, by place."""
     rows = []
     for name in ENCODINGS:
-        cells = []
-        for place, family in product(PLACES, FAMILIES):
-            if family == "translation":
-                cells.append(f"{compare_translation(name, place):.0e}")
-            elif family == "encoder" and registry.get(name).causal_reason:
-                cells.append("-")
-            else:
-                cells.append(f"{compare_encoding(name, place, family == 'causal'):.0e}")
-        rows.append([f"`{name}`", *cells])
-    titles = [f"{place}, {family}" for place, family in product(PLACES, FAMILIES)]
-    return markdown.table(["encoding", *titles], rows, "l" + "r" * len(titles))
+        sides = (True,) if registry.get(name).causal_reason else (True, False)
+        cells = [
+            max(
+                compare_translation(name, place),
+                *(compare_encoding(name, place, causal) for causal in sides),
+            )
+            for place in PLACES
+        ]
+        rows.append([f"`{name}`", *(f"{cell:.0e}" for cell in cells)])
+    return markdown.table(["encoding", *PLACES], rows, "l" + "r" * len(PLACES))
 
 
 def tabulate_features() -> str:
-    """Tabulate features of 2024 to 2026 by family and backend."""
-    rows: dict[str, list[str]] = {}
-    columns = list(product(FAMILIES, BACKENDS))
-    for case in CASES:
-        cells = rows.setdefault(case.spec, ["-"] * len(columns))
-        for place, (family, backend) in enumerate(columns):
-            if backend in (*case.backends, "flex") and (family != "encoder") in case.causal:
-                with suppress(UserError):
-                    cells[place] = f"{compare_feature(case, family, backend):.0e}"
-    lines = [[f"`{spec}`", *cells] for spec, cells in rows.items()]
-    heads = [f"{family}, {backend}" for family, backend in columns]
-    return markdown.table(["feature", *heads], lines, "l" + "r" * len(heads))
+    """Tabulate the largest difference of features of 2024 to 2026 in any family, by backend."""
+    rows: dict[str, dict[str, float]] = {}
+    for case, family, backend in product(CASES, FAMILIES, BACKENDS):
+        cells = rows.setdefault(case.spec, {})
+        if backend in (*case.backends, "flex") and (family != "encoder") in case.causal:
+            with suppress(UserError):
+                difference = compare_feature(case, family, backend)
+                cells[backend] = max(difference, cells.get(backend, 0.0))
+    lines = [
+        [f"`{spec}`", *(f"{cells[x]:.0e}" if x in cells else "-" for x in BACKENDS)]
+        for spec, cells in rows.items()
+    ]
+    return markdown.table(["feature", *BACKENDS], lines, "l" + "r" * len(BACKENDS))
 
 
 def _difference(ours: Tensor, theirs: Tensor) -> float:
