@@ -17,23 +17,19 @@ from __future__ import annotations
 import argparse
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from binarize.output import Manifest, check_made, format_counts, say
+from binarize.output import Manifest, format_counts, make_folder, say
 from binarize.vocabulary import PACKAGES, Vocabulary, add_vocabulary
 from fairseq_posenc.checkpoints.dictionary import DICTIONARY
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.files import write_whole
-from fairseq_posenc.folders import checksum, whole_folder
+from fairseq_posenc.folders import checksum
 from fairseq_posenc.tasks.glue.definitions import TASKS, WNLI, Task, parse_tasks
-from fairseq_posenc.tokens.tokenizer import Encoder, SpecialSymbols
-from glue_tasks.binary import Writer
+from glue_tasks.binary import SplitWriter
 from glue_tasks.rows import find_file, read_examples
-
-if TYPE_CHECKING:
-    from fairseq.data import Dictionary
 
 _SPLITS = ("train", "valid", "test")
 _LEAST_MAX_TOKENS = 8  # four special symbols of a pair, and two tokens of each sentence
@@ -44,7 +40,6 @@ class GlueSettings:
     """The settings of all data-bins; fields have the names of the options."""
 
     raw: Path
-    out: Path
     tasks: list[Task]
     splits: list[str]
     vocabulary: Vocabulary
@@ -66,8 +61,12 @@ class GlueSettings:
             raise UserError(
                 f"--splits {args.splits}: unknown set {min(unknown)!r}: choose from {names}"
             )
-        tasks = parse_tasks(args.tasks)
-        return cls(args.raw, args.out, tasks, splits, vocabulary, args.max_tokens)
+        return cls(args.raw, parse_tasks(args.tasks), splits, vocabulary, args.max_tokens)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all sets of all tasks are written."""
+        return len(self.tasks) == len(TASKS) and set(self.splits) == set(_SPLITS)
 
     def find_files(self, task: Task) -> dict[str, Path]:
         """Find the file of each split of a task.
@@ -85,15 +84,6 @@ class GlueSettings:
                         raise
         return files
 
-    def request(self, files: dict[str, Path]) -> dict[str, Any]:
-        """List everything that the data-bin of a task depends on."""
-        return {
-            "options": {"max_tokens": self.max_tokens},
-            "files": self.vocabulary.checksums(),
-            "inputs": {split: checksum(path) for split, path in files.items()},
-            "packages": {name: version(name) for name in PACKAGES},
-        }
-
 
 def run(args: argparse.Namespace) -> None:
     """Write the data-bins; tasks that an interrupted run finished are kept."""
@@ -103,48 +93,41 @@ def run(args: argparse.Namespace) -> None:
     dictionary = settings.vocabulary.load_dictionary()
     encoder = settings.vocabulary.load_encoder(dictionary)
     assert encoder  # only words and characters, which are no options here, have none
+    writer = SplitWriter(encoder, dictionary, settings.vocabulary, settings.max_tokens)
     for task in settings.tasks:
-        _write_task(task, files[task.name], settings, encoder, dictionary)
-    is_everything = len(settings.tasks) == len(TASKS) and set(settings.splits) == set(_SPLITS)
-    if is_everything and (settings.raw / WNLI.name).is_dir():
-        _predict_wnli(settings)
+        request = {
+            "options": {"max_tokens": settings.max_tokens},
+            "files": settings.vocabulary.checksums(),
+            "inputs": {split: checksum(path) for split, path in files[task.name].items()},
+            "packages": {name: version(name) for name in PACKAGES},
+        }
+        fill = partial(_write_task, task, files[task.name], writer)
+        make_folder(args.out / task.name, request, fill)
+    if settings.is_complete and (settings.raw / WNLI.name).is_dir():
+        _predict_wnli(settings.find_files(WNLI), args.out / f"{WNLI.name}.tsv")
 
 
 def _write_task(
-    task: Task,
-    files: dict[str, Path],
-    settings: GlueSettings,
-    encoder: Encoder,
-    dictionary: Dictionary,
+    task: Task, files: dict[str, Path], writer: SplitWriter, manifest: Manifest
 ) -> None:
-    """Write the data-bin of a task unless it is made."""
-    folder = settings.out / task.name
-    request = settings.request(files)
-    if check_made(folder, request):
-        return
-    with whole_folder(folder, request) as partial:
-        symbols = SpecialSymbols.from_dictionary(dictionary)
-        writer = Writer(partial, encoder, symbols, settings.max_tokens)
-        writer.write_dictionaries(task, settings.vocabulary, dictionary, request["files"])
-        manifest = Manifest(partial, request)
-        for split, path in files.items():
-            if manifest.read("splits", split) is None:
-                counts = writer.write(task, split, read_examples(path, task, split))
-                manifest.save("splits", split, counts)
-                print(f"{task.name} {split}: {format_counts(counts)}", flush=True)
-        sha256 = checksum(partial / "input0" / DICTIONARY)
-        manifest.save("glue_task", task.name)
-        manifest.save(DICTIONARY, {"symbols": len(dictionary), "sha256": sha256})
-    say(f"wrote {folder}")
+    """Write the data-bin of a task."""
+    writer.write_dictionaries(task, manifest.folder)
+    sha256 = checksum(manifest.folder / "input0" / DICTIONARY)
+    manifest.entries["glue_task"] = task.name
+    manifest.entries[DICTIONARY] = {"symbols": len(writer.dictionary), "sha256": sha256}
+    for split, path in files.items():
+        if manifest.read("splits", split) is None:
+            examples = read_examples(path, task, split)
+            counts = writer.write(task, split, examples, manifest.folder)
+            manifest.save("splits", split, counts)
+            print(f"{task.name} {split}: {format_counts(counts)}", flush=True)
 
 
-def _predict_wnli(settings: GlueSettings) -> None:
+def _predict_wnli(files: dict[str, Path], path: Path) -> None:
     """Write the predictions for WNLI: the majority class of its training set."""
-    files = settings.find_files(WNLI)
     train = read_examples(files["train"], WNLI, "train")
     test = read_examples(files["test"], WNLI, "test")
     ((label, count),) = Counter(train.labels).most_common(1)
-    path = settings.out / f"{WNLI.name}.tsv"
     rows = "".join(f"{number}\t{label}\n" for number in test.ids)
     write_whole(path, f"index\tprediction\n{rows}")
     say(f"wrote {path}: {label} for all, the label of {count:,} of {len(train.labels):,}")

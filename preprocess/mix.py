@@ -18,55 +18,40 @@ and OUT/manifest.json all counts. The same seed samples the same documents on ev
 from __future__ import annotations
 
 import argparse
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
 
 from binarize.formats import check_format, describe_format
-from binarize.options import add_invalid_lines, add_workers, build_settings, positive_int
-from binarize.output import Manifest, check_made, format_counts, say
-from binarize.shards import Input, combine_checksums, find_files, parts_of_shard
-from fairseq_posenc.folders import whole_folder
+from binarize.options import add_invalid_lines, add_workers, build_settings, integer
+from binarize.output import make_folder
+from binarize.shards import Part, combine_checksums, find_files, parts_of_shard
 from mixing.draw import DOCUMENTS, LINES, CorpusRequest, parse_corpus
-from mixing.mixture import Mixture, MixtureRules
+from mixing.mixture import MixtureRules, mix_corpora
 
 # Reads a file for its checksum once, even if several corpora are in one file, as in the Pile.
-_compute_input = cache(Input.from_part)
+_with_checksum = cache(Part.with_checksum)
 
 
 def run(args: argparse.Namespace) -> None:
     """Mix the corpora; the corpora that an interrupted run finished are kept."""
-    corpora = [(corpus, _find_inputs(corpus)) for corpus in map(parse_corpus, args.corpus)]
-    rules = build_settings(MixtureRules, args, skip_invalid=args.invalid_lines == "skip")
-    request = _make_request(corpora, rules)
-    if check_made(args.out, request):
-        return
-    with whole_folder(args.out, request) as partial:
-        counts = Mixture(corpora, rules, Manifest(partial, request)).make()
-    say(f"wrote {args.out}")
-    for (corpus, _), drawn in zip(corpora, counts):
-        print(f"{corpus.option}: {format_counts(drawn)}")
-
-
-def _find_inputs(corpus: CorpusRequest) -> list[Input]:
-    parts = parts_of_shard(find_files(corpus.paths), 0, 1)
-    check_format(corpus.format, [part.path for part in parts])
-    return list(map(_compute_input, parts))
-
-
-def _make_request(
-    corpora: list[tuple[CorpusRequest, list[Input]]], rules: MixtureRules
-) -> dict[str, Any]:
-    """List everything that the text depends on."""
-    return {
+    corpora = [(corpus, _find_parts(corpus)) for corpus in map(parse_corpus, args.corpus)]
+    rules = build_settings(MixtureRules, args)
+    request = {
         # The text is the same for any number of workers.
         "options": {**vars(rules), "workers": None},
         "corpora": [
             [describe_format(corpus.format), corpus.size, corpus.unit, corpus.hold_out]
             for corpus, _ in corpora
         ],
-        "inputs": [combine_checksums(inputs) for _, inputs in corpora],
+        "inputs": [combine_checksums(parts) for _, parts in corpora],
     }
+    make_folder(args.out, request, partial(mix_corpora, corpora, rules))
+
+
+def _find_parts(corpus: CorpusRequest) -> list[Part]:
+    files = find_files(corpus.paths)
+    check_format(corpus.format, files)
+    return list(map(_with_checksum, parts_of_shard(files)))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -86,6 +71,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "unit of hold-out=; lines are sentences with --sentences (default: %(default)s)"
     add("--unit", choices=(DOCUMENTS, LINES), default=DOCUMENTS, help=text)
     text = "number of training files (default: %(default)s)"
-    add("--files", type=positive_int, metavar="N", default=16, help=text)
+    add("--files", type=integer(1), metavar="N", default=16, help=text)
     add_invalid_lines(parser)
     add_workers(parser)

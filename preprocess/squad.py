@@ -13,21 +13,19 @@ from __future__ import annotations
 
 import argparse
 import shutil
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
-from binarize.output import Manifest, check_made, format_counts, say
+from binarize.output import Manifest, format_counts, make_folder, say
 from binarize.vocabulary import Vocabulary, add_vocabulary
 from fairseq_posenc.checkpoints.dictionary import DICTIONARY, load_dictionary
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.folders import checksum, whole_folder
+from fairseq_posenc.folders import checksum
 from fairseq_posenc.tasks.squad.databin import Limits
 from fairseq_posenc.tokens.squad_file import Squad, read_squad
 from fairseq_posenc.tokens.squad_windows import WindowMaker, write_split
 from fairseq_posenc.tokens.tokenizer import ENCODER_JSON, MERGES, PIECES
 
-_SPLITS = ("train", "valid")
 _NAMES = {  # option of the vocabulary -> name of its file in the folder
     "dict": DICTIONARY,
     "sentencepiece_model": PIECES,
@@ -36,75 +34,46 @@ _NAMES = {  # option of the vocabulary -> name of its file in the folder
 }
 
 
-@dataclass(frozen=True)
-class SquadSettings:
-    """The settings of the folder."""
-
-    inputs: dict[str, Path]  # split -> file of SQuAD
-    out: Path  # folder to make
-    vocabulary: Vocabulary
-    files: dict[str, Path]  # name in the folder -> file of the vocabulary
-    limits: Limits  # of windows and questions, in tokens
-
-    @classmethod
-    def from_args(cls, args: argparse.Namespace) -> SquadSettings:
-        """Build the settings from the parsed options.
-
-        Raises:
-            UserError: an option has a wrong value, or a file is missing.
-        """
-        limits = Limits(args.max_length, args.stride, args.max_question)
-        limits.check()
-        vocabulary = Vocabulary.from_args(args)
-        vocabulary.load_dictionary()  # raises an error at once if it is empty
-        chosen = vocabulary.files
-        files = {name: chosen[option] for option, name in _NAMES.items() if option in chosen}
-        inputs = {split: getattr(args, split) for split in _SPLITS}
-        return cls(inputs, args.out, vocabulary, files, limits)
-
-    def request(self, squads: dict[str, Squad]) -> dict[str, Any]:
-        """List everything that the folder depends on.
-
-        Raises:
-            UserError: the files are of different versions of SQuAD.
-        """
-        train, valid = (squads[split] for split in _SPLITS)
-        if train.version != valid.version:
-            raise UserError(
-                f"{train.path} is SQuAD {train.version}, but {valid.path} is {valid.version}"
-            )
-        return {
-            "version": train.version,
-            "limits": self.limits._asdict(),
-            "inputs": {split: checksum(path) for split, path in self.inputs.items()},
-            "vocabulary": {name: checksum(path) for name, path in self.files.items()},
-        }
-
-
 def run(args: argparse.Namespace) -> None:
-    """Write the folder; a split that an interrupted run finished is kept."""
-    settings = SquadSettings.from_args(args)
-    squads = {split: read_squad(path) for split, path in settings.inputs.items()}
-    request = settings.request(squads)
-    if check_made(settings.out, request):
-        return
-    with whole_folder(settings.out, request) as partial:
-        for name, path in settings.files.items():
-            shutil.copyfile(path, partial / name)
-        dictionary = load_dictionary(partial / DICTIONARY)
-        tokenizer = settings.vocabulary.load_encoder(dictionary)
-        assert tokenizer  # only words and characters, which are no options here, have none
-        window_maker = WindowMaker(tokenizer, dictionary, settings.limits)
-        manifest = Manifest(partial, request)
-        for split, squad in squads.items():
-            if manifest.read("splits", split) is None:
-                say(f"{split}: {len(squad.questions):,} questions")
-                counts = write_split(squad, window_maker, partial / split)
-                manifest.save("splits", split, counts)
-        counts_by_split = manifest.read("splits")
-    say(f"wrote {settings.out}")
-    for split, counts in counts_by_split.items():
-        print(f"{split}: {format_counts(counts)}")
+    """Write the folder; a split that an interrupted run finished is kept.
+
+    Raises:
+        UserError: an option has a wrong value, or the files are of different versions of SQuAD.
+    """
+    limits = Limits(args.max_length, args.stride, args.max_question)
+    limits.check()
+    vocabulary = Vocabulary.from_args(args)
+    vocabulary.load_dictionary()  # raises an error at once if it is empty
+    squads = {"train": read_squad(args.train), "valid": read_squad(args.valid)}
+    version = squads["train"].version
+    if squads["valid"].version != version:
+        other = squads["valid"].version
+        raise UserError(f"{args.train} is SQuAD {version}, but {args.valid} is {other}")
+    request = {
+        "version": version,
+        "limits": limits._asdict(),
+        "inputs": {split: checksum(squad.path) for split, squad in squads.items()},
+        "vocabulary": {_NAMES[name]: sha256 for name, sha256 in vocabulary.checksums().items()},
+    }
+    make_folder(args.out, request, partial(_write_splits, squads, vocabulary, limits))
+
+
+def _write_splits(
+    squads: dict[str, Squad], vocabulary: Vocabulary, limits: Limits, manifest: Manifest
+) -> None:
+    """Write the splits, and copy the files of the vocabulary."""
+    for option, path in vocabulary.files.items():
+        shutil.copyfile(path, manifest.folder / _NAMES[option])
+    dictionary = load_dictionary(manifest.folder / DICTIONARY)
+    tokenizer = vocabulary.load_encoder(dictionary)
+    assert tokenizer  # only words and characters, which are no options here, have none
+    window_maker = WindowMaker(tokenizer, dictionary, limits)
+    for split, squad in squads.items():
+        if manifest.read("splits", split) is None:
+            say(f"{split}: {len(squad.questions):,} questions")
+            counts = write_split(squad, window_maker, manifest.folder / split)
+            manifest.save("splits", split, counts)
+        print(f"{split}: {format_counts(manifest.read('splits', split))}")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

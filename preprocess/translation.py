@@ -18,12 +18,12 @@ from __future__ import annotations
 
 import argparse
 import math
+from functools import partial
 from pathlib import Path
 from typing import Optional
 
-from binarize.options import add_workers, positive_int
-from binarize.output import Manifest, check_made, say
-from fairseq_posenc.folders import whole_folder
+from binarize.options import add_workers, integer
+from binarize.output import make_folder
 from parallel.iwslt import TESTS
 from parallel.preparation import DEFAULTS, ParallelSettings, prepare
 
@@ -32,12 +32,7 @@ def run(args: argparse.Namespace) -> None:
     """Make the data-bin; models and sets that an interrupted run finished are kept."""
     settings = ParallelSettings.from_args(args)
     corpus = settings.read_corpus()
-    request = settings.request(corpus)
-    if check_made(settings.out, request):
-        return
-    with whole_folder(settings.out, request) as partial:
-        prepare(corpus, settings, Manifest(partial, request))
-    say(f"wrote {settings.out}")
+    make_folder(args.out, settings.request(corpus), partial(prepare, corpus, settings))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -81,23 +76,23 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "target.spm, with vocab.json beside the first",
     )
     text = f"number of pieces (default: {DEFAULTS['vocab_size']})"
-    add("--vocab-size", type=positive_int, metavar="N", help=text)
+    add("--vocab-size", type=integer(1), metavar="N", help=text)
     text = f"kind of pieces (default: {DEFAULTS['model_type']})"
     add("--model-type", choices=["bpe", "unigram"], help=text)
     add("--separate", action="store_true", help="learn pieces for each language separately")
     text = "maximum pieces of a training sentence (default: 250)"
-    add("--max-length", type=positive_int, metavar="N", default=250, help=text)
+    add("--max-length", type=integer(1), metavar="N", default=250, help=text)
     text = "maximum ratio of the lengths of a training pair (default: 3)"
     add("--max-ratio", type=_ratio, metavar="X", default=3, help=text)
     add_workers(parser)
 
 
 def _ratio(text: str) -> float:
-    """Parse a finite number."""
+    """Parse a finite number of at least 1."""
     try:
         number = float(text)
     except ValueError:
         number = math.nan
-    if not math.isfinite(number):
-        raise argparse.ArgumentTypeError(f"must be a finite number, not '{text}'")
+    if not 1 <= number < math.inf:
+        raise argparse.ArgumentTypeError(f"must be a finite number of at least 1, not '{text}'")
     return number

@@ -247,10 +247,10 @@ LINES = {
     "fairseq_posenc/workbench/plots": (1588, 1100),
     "fairseq_posenc/workbench/convert": (1835, 1650),
     "fairseq_posenc/workbench/reports": (516, 400),
-    "preprocess": (3552, 2600),
+    "preprocess": (3101, 2600),
     "docs/generate": (513, 750),
     "benchmarks": (3067, 3600),
-    "tests": (36616, 32000),
+    "tests": (36468, 32000),
 }
 LONGEST_FILE = 401  # outside tests/
 DOCSTRING_SHARE = 0.195  # of the package's lines, at least

@@ -2,5 +2,5 @@
 
 ``command`` makes a data-bin of ``options``; ``shards`` lists the parts of the files, ``sources``
 reads them, ``formats`` and ``sentences`` find the lines, ``items`` encodes them in the processes of
-``pool``, ``split`` and ``store`` write them. ``vocabulary`` has the files of the tokens.
+``pool``, and ``split`` writes them. ``vocabulary`` has the files of the tokens.
 """

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from importlib.util import find_spec
 from typing import NamedTuple, Optional, Protocol
 
 from fairseq_posenc.errors import UserError
@@ -134,16 +133,13 @@ def describe_format(line_format: LineFormat) -> str:
 
 
 def check_format(line_format: LineFormat, paths: Sequence[str]) -> None:
-    """Refuse Parquet files for formats other than JSON, before anything is written.
+    """Refuse Parquet files for formats other than JSON, as their rows are read as JSON.
 
     Raises:
-        UserError: a file is Parquet, and the format is not JSON or pyarrow is not installed.
+        UserError: a file is Parquet, and the format is not JSON.
     """
     for path in paths:
-        if path.endswith(PARQUET):
-            if not isinstance(line_format, JsonField):
-                raise UserError(
-                    f"{path}: Parquet is read as JSON: preprocess json_lines, or --corpus json"
-                )
-            if find_spec("pyarrow") is None:
-                raise UserError(f"{path}: Parquet needs the package pyarrow: pip install pyarrow")
+        if path.endswith(PARQUET) and not isinstance(line_format, JsonField):
+            raise UserError(
+                f"{path}: Parquet is read as JSON: preprocess json_lines, or --corpus json"
+            )

@@ -18,7 +18,6 @@ from fairseq_posenc.tokens.tokenizer import Encoder, SpecialSymbols
 from .formats import LineFormat, split_lines
 from .options import BinarizeSettings
 from .sentences import split_sentences
-from .shards import Input
 from .sources import Chunk
 
 
@@ -77,6 +76,25 @@ def read_lines(data: bytes, line_format: LineFormat, sentences: bool) -> Lines:
     return Lines(lines, counts, invalid)
 
 
+def describe_invalid(
+    invalid: Sequence[InvalidLine], chunk: Chunk, skips_invalid: bool
+) -> list[str]:
+    """Describe the invalid lines of a chunk, which are skipped, or refuse them.
+
+    Raises:
+        UserError: a line is invalid, and ``skips_invalid`` is False.
+    """
+    part = chunk.part
+    origin = f" (counted from byte {part.start})" if part.start else ""
+    problems = [
+        f"{part.path}, line {chunk.lines_before + number + 1}: {reason}{origin}"
+        for number, reason in invalid
+    ]
+    if problems and not skips_invalid:
+        raise UserError(f"{problems[0]}; mend the file, or use --invalid-lines skip")
+    return problems
+
+
 def make_items(
     data: bytes, settings: BinarizeSettings, encoder: Encoder, symbols: SpecialSymbols
 ) -> Items:
@@ -85,7 +103,7 @@ def make_items(
     if settings.empty_lines == "drop":
         lines = list(filter(None, lines))
     tokens, sizes = encoder.encode(lines)
-    counts.update(_count_special_tokens(tokens, sizes, symbols))
+    counts["unknown_tokens"] = int((tokens == symbols.unk).sum())
     blank = np.fromiter((not line for line in lines), bool, len(lines))
     begins = ends = False  # with a blank
     is_kept = np.ones(len(sizes), dtype=bool)
@@ -107,42 +125,6 @@ def make_items(
         sizes = parts
     counts.update(items=len(sizes), tokens=len(tokens))
     return Items(tokens.tobytes(), sizes.tobytes(), begins, ends, counts, invalid)
-
-
-def _count_special_tokens(
-    tokens: np.ndarray, sizes: np.ndarray, symbols: SpecialSymbols
-) -> dict[str, int]:
-    """Count ``<unk>``, and words of the text that are spelled like other special symbols."""
-    special = np.isin(tokens, [symbols.bos, symbols.pad, symbols.eos]).sum() - len(sizes)
-    return {"unknown_tokens": int((tokens == symbols.unk).sum()), "special_tokens": int(special)}
-
-
-def count_symbols(
-    data: bytes, settings: BinarizeSettings
-) -> tuple[Counter[str], list[InvalidLine]]:
-    """Count the symbols of a chunk; also return the lines that are left out."""
-    lines, _, invalid = read_lines(data, settings.line_format, settings.sentences)
-    return Counter(chain.from_iterable(settings.splitter(lines))), invalid
-
-
-def skip_or_refuse(
-    invalid: Sequence[InvalidLine], inputs: Sequence[Input], chunk: Chunk, skips_invalid: bool
-) -> list[str]:
-    """Describe the invalid lines of a chunk of ``inputs``, which are skipped, or refuse them.
-
-    Raises:
-        UserError: a line is invalid, and ``skips_invalid`` is False.
-    """
-    part = inputs[chunk.part].part
-    lines_before = chunk.end_line - chunk.lines
-    origin = f" (counted from byte {part.start})" if part.start else ""
-    problems = [
-        f"{part.path}, line {lines_before + number + 1}: {reason}{origin}"
-        for number, reason in invalid
-    ]
-    if problems and not skips_invalid:
-        raise UserError(f"{problems[0]}; mend the file, or use --invalid-lines skip")
-    return problems
 
 
 def split_long_sizes(sizes: np.ndarray, longest: int) -> np.ndarray:
@@ -181,7 +163,6 @@ def _keep_between_documents(keep: np.ndarray, blank: np.ndarray) -> tuple[np.nda
         return np.zeros_like(keep), len(kept) > 0, len(kept) > 0
     follows_text = np.concatenate([[False], is_text[:-1]])
     precedes_text = np.arange(len(kept)) < np.flatnonzero(is_text)[-1]
-    is_chosen = is_text | (follows_text & precedes_text)
     result = np.zeros_like(keep)
-    result[kept[is_chosen]] = True
+    result[kept[is_text | (follows_text & precedes_text)]] = True
     return result, not is_text[0], not is_text[-1]

@@ -4,27 +4,19 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any, Optional, TypeVar
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.tokens.symbols import (
-    SPACE,
-    Splitter,
-    split_characters,
-    split_words,
-)
+from fairseq_posenc.tokens.symbols import SPACE, Splitter, split_characters, split_words
 
 from .formats import LineFormat
-from .output import say
 from .vocabulary import Vocabulary, add_vocabulary
 
 SPLITS = ("train", "valid", "test")
-_LEAST_LONGEST_LINE = 4  # so that parts of a split line have two tokens or more
-_NO_LIMIT = -1  # default of --max-symbols
-_FAIRSEQS_SYMBOLS = 4  # <s>, <pad>, </s> and <unk>
 Settings = TypeVar("Settings")
 
 
@@ -61,15 +53,11 @@ class BinarizeSettings:
             UserError: options are missing, or contradict each other.
         """
         inputs = {split: paths for split in SPLITS if (paths := getattr(args, split))}
-        is_by_rule = args.words or args.characters
-        vocabulary = Vocabulary.from_args(args, is_by_rule, ", or --words")
+        vocabulary = Vocabulary.from_args(args, args.words or args.characters, ", or --words")
         settings = build_settings(
             cls, args, line_format=line_format, inputs=inputs, vocabulary=vocabulary
         )
         settings._check()
-        has_limits = args.min_count or args.max_symbols != _NO_LIMIT
-        if has_limits and not settings.makes_dictionary:
-            say("note: --min-count and --max-symbols limit a new dictionary; this one is given")
         return settings
 
     @property
@@ -98,39 +86,29 @@ class BinarizeSettings:
         return (self.words or self.characters) and not self.vocabulary.dict_txt
 
     def _check(self) -> None:
-        """Refuse options that are out of range or contradict each other."""
-        has_train = "train" in self.inputs
-        if not 0 <= self.shard < self.num_shards:
-            raise UserError(f"--shard {self.shard}: shards are numbered 0 to {self.num_shards - 1}")
-        if self.longest_line is not None and self.longest_line < _LEAST_LONGEST_LINE:
-            raise UserError(
-                f"--longest-line {self.longest_line}: give {_LEAST_LONGEST_LINE} or more"
-            )
-        if self.long_lines == "skip" and self.longest_line is None:
-            raise UserError("--long-lines skip: give --longest-line, too")
-        if self.min_count < 0:
-            raise UserError(f"--min-count {self.min_count}: give 0 or more")
-        if self.max_symbols != _NO_LIMIT and self.max_symbols <= _FAIRSEQS_SYMBOLS:
-            least = _FAIRSEQS_SYMBOLS + 1
-            raise UserError(
-                f"--max-symbols {self.max_symbols}: give {least} or more, as {_FAIRSEQS_SYMBOLS} "
-                "are fairseq's own; or leave it out"
-            )
-        if not self.inputs:
-            raise UserError("nothing to do: give --train, --valid or --test")
-        if self.shard and not has_train:
-            raise UserError(
-                f"--shard {self.shard}: give --train; only shard 0 has the sets of the others"
-            )
-        if self.dict_only and not (self.makes_dictionary and has_train):
-            raise UserError("--dict-only counts words or characters of --train, without --dict")
-        if self.makes_dictionary and not has_train:
-            raise UserError("give --train, which the dictionary is made from, or --dict")
-        if self.makes_dictionary and self.num_shards > 1:
-            raise UserError(
-                "shards need one dictionary: make it with --dict-only and without --num-shards, "
-                "then give it with --dict"
-            )
+        """Refuse options that contradict each other, with the message of the first problem."""
+        needs_train = self.shard or self.dict_only or self.makes_dictionary
+        problems = {
+            "nothing to do: give --train, --valid or --test": not self.inputs,
+            "give --train, which the dictionary is made from, or --dict; only shard 0 has the "
+            "other sets": needs_train and "train" not in self.inputs,
+            f"--shard {self.shard}: shards are numbered 0 to {self.num_shards - 1}": (
+                self.shard >= self.num_shards
+            ),
+            "--long-lines skip: give --longest-line, too": (
+                self.long_lines == "skip" and self.longest_line is None
+            ),
+            "--min-count, --max-symbols and --dict-only are for a new dictionary of words or "
+            "characters: leave them out": (
+                bool(self.min_count or self.max_symbols > 0 or self.dict_only)
+                and not self.makes_dictionary
+            ),
+            "shards need one dictionary: make it with --dict-only and without --num-shards, then "
+            "give it with --dict": self.makes_dictionary and self.num_shards > 1,
+        }
+        for message, is_met in problems.items():
+            if is_met:
+                raise UserError(message)
 
 
 def add_arguments(parser: argparse.ArgumentParser, *, characters: bool = False) -> None:
@@ -144,9 +122,10 @@ def add_arguments(parser: argparse.ArgumentParser, *, characters: bool = False) 
     _add_tokens(parser, characters)
     _add_lines(parser)
     machine = parser.add_argument_group("machines")
-    add = machine.add_argument
-    add("--shard", type=int, default=0, metavar="K", help="number of the shard to make, from 0")
-    add("--num-shards", type=positive_int, default=1, metavar="N", help="number of shards")
+    text = "number of the shard to make, from 0"
+    machine.add_argument("--shard", type=integer(0), default=0, metavar="K", help=text)
+    text = "number of shards"
+    machine.add_argument("--num-shards", type=integer(1), default=1, metavar="N", help=text)
     add_workers(machine)
 
 
@@ -161,10 +140,10 @@ def _add_tokens(parser: argparse.ArgumentParser, characters: bool) -> None:
     else:
         add_vocabulary(group)
         add("--words", action="store_true", help="tokens are words between spaces")
-    rare = "new dictionary: symbols that occur less often become <unk>"
-    add("--min-count", type=int, metavar="N", default=0, help=rare)
+    text = "new dictionary: symbols that occur less often become <unk>"
+    add("--min-count", type=integer(0), metavar="N", default=0, help=text)
     text = "new dictionary: its maximum size, fairseq's four symbols included (default: no limit)"
-    add("--max-symbols", type=int, metavar="N", default=_NO_LIMIT, help=text)
+    add("--max-symbols", type=integer(5), metavar="N", default=-1, help=text)
     add("--dict-only", action="store_true", help="write only OUT/dict.txt, from --train")
 
 
@@ -180,15 +159,16 @@ def _add_lines(parser: argparse.ArgumentParser) -> None:
         help="documents: one item </s> between documents (default, except in wikitext: keep); "
         "drop, keep: as fairseq's encoder script does without and with --keep-empty",
     )
+    # Four at least, so that parts of a split line have two tokens or more.
     add(
         "--longest-line",
-        type=int,
+        type=integer(4),
         metavar="N",
         help="maximum tokens of an item, </s> included: --tokens-per-sample for a causal LM, "
         "one less for a masked LM (default: no limit)",
     )
-    treatment = "treatment of longer lines (default: %(default)s)"
-    add("--long-lines", choices=("split", "skip"), default="split", help=treatment)
+    text = "treatment of longer lines (default: %(default)s)"
+    add("--long-lines", choices=("split", "skip"), default="split", help=text)
     add_invalid_lines(lines)
 
 
@@ -203,18 +183,19 @@ def add_workers(group: argparse._ActionsContainer) -> None:
     """Add ``--workers``, the processes that share the work."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     text = "processes (default: all cores)"
-    group.add_argument("--workers", type=positive_int, metavar="N", default=cores, help=text)
+    group.add_argument("--workers", type=integer(1), metavar="N", default=cores, help=text)
 
 
-def positive_int(text: str) -> int:
-    """Parse an integer of at least 1.
+def integer(least: int) -> Callable[[str], int]:
+    """Create a type for argparse: an integer that is at least ``least``."""
 
-    Raises:
-        ArgumentTypeError: the text is something else.
-    """
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, not '{text}'")
-    return int(text)
+    def parse(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            wanted = f"a whole number of at least {least}"
+            raise argparse.ArgumentTypeError(f"must be {wanted}, not '{text}'")
+        return int(text)
+
+    return parse
 
 
 def build_settings(cls: type[Settings], args: argparse.Namespace, **computed: Any) -> Settings:

@@ -1,17 +1,17 @@
-"""Reports progress on standard error, and keeps the manifest of a folder that is being made."""
+"""Reports progress on standard error; makes whole folders, each with a manifest."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from fairseq_posenc.checkpoints.dictionary import MANIFEST
 from fairseq_posenc.errors import UserError, printable_lines
 from fairseq_posenc.files import write_whole
-from fairseq_posenc.folders import checksum, is_made
+from fairseq_posenc.folders import checksum, is_made, whole_folder
 
 
 def say(text: str) -> None:
@@ -29,43 +29,46 @@ def describe_file(path: Path) -> dict[str, Any]:
     return {"bytes": path.stat().st_size, "sha256": checksum(path)}
 
 
-def check_made(folder: Path, request: Mapping[str, Any]) -> bool:
-    """Check whether a folder was made for a request; print a line if so.
-
-    Raises:
-        UserError: it was made for another request or by another program, or its name has a colon,
-            at which fairseq would split it.
-    """
-    if ":" in str(folder):
-        raise UserError(f"--out {folder}: fairseq splits names at ':'; name a folder without one")
-    made = is_made(folder, request)
-    if made:
-        say(f"{folder} exists already, made from the same inputs with the same options")
-    return made
-
-
 class Manifest:
-    """``manifest.json`` of a folder: an entry for each finished part, saved when it is finished."""
+    """``manifest.json`` of a folder: the request, and entries for all that is finished.
+
+    An interrupted run continues from the entries that it saved.
+    """
 
     def __init__(self, folder: Path, request: Mapping[str, Any]) -> None:
         self.folder = folder
         self._path = folder / MANIFEST
-        self._entries: dict[str, Any] = {"plan": request}
+        self.entries: dict[str, Any] = {"plan": request}
         if self._path.exists():
-            self._entries = json.loads(self._path.read_text("utf-8"))
+            self.entries = json.loads(self._path.read_text("utf-8"))
 
-    def read(self, *keys: str) -> Any:
-        """Read an entry that this run or an interrupted one saved; None without one."""
-        entry: Any = self._entries
-        for key in keys:
-            entry = (entry or {}).get(key)
-        return entry
+    def read(self, section: str, name: str) -> Any:
+        """Read an entry of a section, such as ``splits``; None if it is not finished."""
+        return self.entries.get(section, {}).get(name)
 
-    def save(self, *keys_and_entry: Any) -> None:
-        """Save an entry under its keys, given before it."""
-        *keys, last, entry = keys_and_entry
-        place = self._entries
-        for key in keys:
-            place = place.setdefault(key, {})
-        place[last] = entry
-        write_whole(self._path, json.dumps(self._entries, indent=1, ensure_ascii=False) + "\n")
+    def save(self, section: str, name: str, entry: Any) -> None:
+        """Save an entry of a section to disk."""
+        self.entries.setdefault(section, {})[name] = entry
+        write_whole(self._path, json.dumps(self.entries, indent=1, ensure_ascii=False) + "\n")
+
+
+def make_folder(folder: Path, request: Mapping[str, Any], fill: Callable[[Manifest], None]) -> None:
+    """Make a folder, unless it was made for the same request.
+
+    Args:
+        folder: the folder.
+        request: everything that its content depends on.
+        fill: writes the files that an interrupted run has not finished.
+
+    Raises:
+        UserError: the folder was made for another request or by another program, or its name has a
+            colon, at which fairseq would split it.
+    """
+    if ":" in str(folder):
+        raise UserError(f"--out {folder}: fairseq splits names at ':'; name a folder without one")
+    if is_made(folder, request):
+        say(f"{folder} exists already, made from the same inputs with the same options")
+        return
+    with whole_folder(folder, request) as partial:
+        fill(Manifest(partial, request))
+    say(f"wrote {folder}")

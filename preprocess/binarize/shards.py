@@ -1,4 +1,4 @@
-"""Divides files among shards, at lines."""
+"""Lists the parts of files that a shard has: whole files, or whole lines of a file."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.folders import checksum
 from fairseq_posenc.tokens.files import SEQUENTIAL
 
 _BLOCK_BYTES = 1 << 20
@@ -20,30 +21,16 @@ class Part(NamedTuple):
     path: str
     start: int
     end: int
+    sha256: str = ""  # checksum of the bytes, once it is computed
+
+    def with_checksum(self) -> Part:
+        """Compute the checksum, which identifies the text wherever the file is."""
+        return self._replace(sha256=checksum(Path(self.path), self.start, self.end))
 
 
-class Input(NamedTuple):
-    """A part with the checksum of its content, which identifies the text wherever the file is."""
-
-    part: Part
-    sha256: str = ""  # empty: the content is not checked
-
-    @classmethod
-    def from_part(cls, part: Part) -> Input:
-        """Compute the checksum of a part, by reading it."""
-        digest = hashlib.sha256()
-        with open(part.path, "rb") as file:
-            file.seek(part.start)
-            rest = part.end - part.start
-            while block := file.read(min(_BLOCK_BYTES, rest)):
-                digest.update(block)
-                rest -= len(block)
-        return cls(part, digest.hexdigest())
-
-
-def combine_checksums(inputs: Sequence[Input]) -> str:
+def combine_checksums(parts: Sequence[Part]) -> str:
     """Combine the checksums of several parts to one."""
-    return hashlib.sha256(" ".join(entry.sha256 for entry in inputs).encode()).hexdigest()
+    return hashlib.sha256(" ".join(part.sha256 for part in parts).encode()).hexdigest()
 
 
 def find_files(inputs: Sequence[str]) -> list[str]:
@@ -71,8 +58,8 @@ def find_files(inputs: Sequence[str]) -> list[str]:
     return files
 
 
-def parts_of_shard(files: Sequence[str], shard: int, num_shards: int) -> list[Part]:
-    """List the parts of a shard, in order.
+def parts_of_shard(files: Sequence[str], shard: int = 0, num_shards: int = 1) -> list[Part]:
+    """List the parts of a shard, in order; by default those of the whole text.
 
     Shards have about the same number of bytes, or of files, if all files are compressed.
 
@@ -95,7 +82,8 @@ def parts_of_shard(files: Sequence[str], shard: int, num_shards: int) -> list[Pa
             part = Part(path, 0, os.path.getsize(path) if is_ours else 0)
         else:
             offsets = (begin - file_begin, end - file_begin)
-            part = Part(path, *(_find_line_start(path, offset, weight) for offset in offsets))
+            start, stop = (_find_line_start(path, offset, weight) for offset in offsets)
+            part = Part(path, start, stop)
         if part.start < part.end:
             parts.append(part)
         file_begin += weight

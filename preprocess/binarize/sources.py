@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import codecs
-import hashlib
-import io
+import sys
 from collections.abc import Iterator, Sequence
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.tokens.files import DAMAGE_ERRORS, decompress
 
-from .shards import Input, Part
+from .shards import Part
 
 CHUNK_BYTES = 1 << 20
 # Control characters, without white space (0x09 to 0x0d), escape, and separators of records.
@@ -23,103 +22,56 @@ _MAX_LINE_BYTES = 1 << 28  # a chunk is held in memory several times
 class Chunk(NamedTuple):
     """Where a chunk lies; its bytes are passed on beside it."""
 
-    part: int  # number of the part
-    end_line: int  # lines of the part up to the end of the chunk
-    lines: int  # number of lines
-    ends_part: bool  # whether it is the empty chunk after the last bytes of a part
+    part: Part
+    lines_before: int  # lines of the part before the chunk
+    ends_part: bool  # whether it is the empty chunk after the last bytes of the part
 
 
-class _EndlessLineError(Exception):
-    """A line is too long to be held in memory."""
-
-
-def read_chunks(inputs: Sequence[Input], first: int = 0) -> Iterator[tuple[Chunk, bytes]]:
-    """Yield the chunks of several parts from ``first`` on, and an empty one at each part's end.
+def read_chunks(parts: Sequence[Part]) -> Iterator[tuple[Chunk, bytes]]:
+    """Yield the chunks of several parts, and an empty one at each part's end.
 
     Memory is constant.
 
     Raises:
-        UserError: a part cannot be read, is UTF-16 or UTF-32, has a line without end, or has
-            changed.
+        UserError: a part cannot be read, is UTF-16 or UTF-32, or has a line without end.
     """
-    for number in range(first, len(inputs)):
-        yield from _read_part(inputs[number], number)
+    for part in parts:
+        lines = 0
+        try:
+            for data in _read_lines(part):
+                if not lines:
+                    data = data if part.start else data.removeprefix(codecs.BOM_UTF8)
+                    refuse_wide_characters(data, part.path)
+                yield Chunk(part, lines, ends_part=False), data
+                lines += _count_lines(data)
+        except (*DAMAGE_ERRORS, OSError) as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise  # an error of the disk, not of the compressed data
+            raise UserError(f"{part.path} is damaged: {error}; fetch it again") from error
+        yield Chunk(part, lines, ends_part=True), b""
 
 
-def _read_part(entry: Input, number: int) -> Iterator[tuple[Chunk, bytes]]:
-    """Yield the chunks of a part, and the empty one at its end."""
-    path, start, _ = entry.part
-    hashed = _HashedPart(entry.part)
-    end_line = 0
-    is_begin = True
-    try:
-        with io.BufferedReader(hashed, CHUNK_BYTES) as raw:
-            for data in _split(decompress(path, raw)):
-                if is_begin:
-                    data = data if start else data.removeprefix(codecs.BOM_UTF8)
-                    refuse_wide_characters(data, path)
-                    is_begin = False
-                lines = count_lines(data)
-                end_line += lines
-                yield Chunk(number, end_line, lines, ends_part=False), data
-            # Bytes after compressed content count for the checksum.
-            while raw.read(CHUNK_BYTES):
-                continue
-    except (*DAMAGE_ERRORS, OSError) as error:
-        if isinstance(error, OSError) and error.errno is not None:
-            raise  # an error of the disk, not of the compressed data
-        raise UserError(f"{path} is damaged: {error}; fetch it again") from error
-    except _EndlessLineError:
-        raise UserError(
-            f"{path}, line {end_line + 1}: more than {_MAX_LINE_BYTES >> 20} MiB without an end "
-            "of line; is this a text file?"
-        ) from None
-    if entry.sha256 not in ("", hashed.digest.hexdigest()):
-        raise UserError(f"{path} changed while it was read; start again from nothing")
-    yield Chunk(number, end_line, lines=0, ends_part=True), b""
-
-
-def _split(file: BinaryIO) -> Iterator[bytes]:
-    """Yield the rest of a file in blocks of whole lines; only the last may lack a line feed."""
-    pending: list[bytes] = []  # blocks of a line whose end is not read yet
-    pending_size = 0
-    while block := file.read(CHUNK_BYTES):
-        head, newline, tail = block.rpartition(b"\n")
-        if newline:
-            yield b"".join([*pending, head, newline])
-            pending = []
-            pending_size = 0
-        pending.append(tail)
-        pending_size += len(tail)
-        if pending_size > _MAX_LINE_BYTES:
-            raise _EndlessLineError
-    if pending_size:
-        yield b"".join(pending)
-
-
-class _HashedPart(io.RawIOBase):
-    """A part of a file, opened as a file, whose SHA-256 is computed while it is read."""
-
-    def __init__(self, part: Part) -> None:
-        self._file = open(part.path, "rb")  # noqa: SIM115  (closed with this object)
-        self._file.seek(part.start)
-        self._remaining = part.end - part.start
-        self.digest = hashlib.sha256()
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: object) -> int:
-        view = memoryview(buffer)  # type: ignore[arg-type]
-        data = self._file.read(min(len(view), self._remaining))
-        view[: len(data)] = data
-        self._remaining -= len(data)
-        self.digest.update(data)
-        return len(data)
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
+def _read_lines(part: Part) -> Iterator[bytes]:
+    """Yield blocks of whole lines; only the last may lack a line feed."""
+    with open(part.path, "rb") as raw:
+        raw.seek(part.start)
+        file = decompress(part.path, raw)
+        rest = part.end - part.start if file is raw else sys.maxsize  # bytes to read
+        pending: list[bytes] = []  # blocks of a line whose end is not read yet
+        while block := file.read(min(CHUNK_BYTES, rest)):
+            rest -= len(block)
+            head, newline, tail = block.rpartition(b"\n")
+            if newline:
+                yield b"".join([*pending, head, newline])
+                pending = []
+            pending.append(tail)
+            if sum(map(len, pending)) > _MAX_LINE_BYTES:
+                raise UserError(
+                    f"{part.path}: a line has more than {_MAX_LINE_BYTES >> 20} MiB; is this a "
+                    "text file?"
+                )
+        if line := b"".join(pending):
+            yield line
 
 
 def refuse_wide_characters(data: bytes, name: str) -> None:
@@ -139,7 +91,7 @@ def refuse_wide_characters(data: bytes, name: str) -> None:
         )
 
 
-def count_lines(data: bytes) -> int:
+def _count_lines(data: bytes) -> int:
     r"""Count lines as Python reads them: ``\n``, ``\r\n`` and ``\r`` end one."""
     ends = data.count(b"\n") + data.count(b"\r") - data.count(b"\r\n")
     return ends + (data[-1:] not in (b"\n", b"\r", b""))

@@ -1,14 +1,18 @@
-"""Defines the options of the files that define a model's tokens; loads dictionary and encoder."""
+"""Defines the options of the files that define a model's tokens; loads and writes these."""
 
 from __future__ import annotations
 
 import argparse
 import codecs
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, Optional
 
+import numpy as np
+import torch
 from fairseq.data import Dictionary
+from fairseq.data.indexed_dataset import data_file_path, index_file_path, make_builder
 
 from fairseq_posenc.checkpoints.dictionary import load_dictionary
 from fairseq_posenc.errors import UserError
@@ -17,8 +21,6 @@ from fairseq_posenc.folders import checksum
 from fairseq_posenc.tokens.gpt2 import GPT2
 from fairseq_posenc.tokens.pieces import PieceEncoder, Pieces
 from fairseq_posenc.tokens.tokenizer import Tokenizer
-
-from .output import say
 
 PACKAGES = ("regex", "sentencepiece", "tiktoken")  # the token ids depend on their versions, too
 # The options of the fields of `Vocabulary`, in their order.
@@ -84,35 +86,22 @@ class Vocabulary(NamedTuple):
         if self.dict_txt is None:
             assert self.sentencepiece_model
             return Pieces(self.sentencepiece_model).build_dictionary()
-        name = f"--dict {self.dict_txt}"
         dictionary = load_dictionary(self.dict_txt, mask=False)
         if len(dictionary) == dictionary.nspecial:
-            raise UserError(f"{name} holds no symbol: all words would be <unk>")
+            raise UserError(f"--dict {self.dict_txt} holds no symbol: all words would be <unk>")
         if self.dict_txt.read_bytes().startswith(codecs.BOM_UTF8):
             raise UserError(
-                f"{name}, line 1: begins with a byte-order mark, which fairseq takes for a part of "
-                "the first word; save it as UTF-8 without one"
+                f"--dict {self.dict_txt}, line 1: begins with a byte-order mark, which fairseq "
+                "takes for a part of the first word; save it as UTF-8 without one"
             )
-        if spaced := [symbol for symbol in dictionary.symbols if symbol.split() != [symbol]]:
-            count = f"{len(spaced):,} of its words have white space in them, as {spaced[0]!r}"
-            say(f"warning: {name}: {count}: no token of a text can match these")
         return dictionary
 
-    def write_dictionary(
-        self, dictionary: Dictionary, path: Path, checksums: dict[str, str]
-    ) -> None:
-        """Write the dictionary of :meth:`load_dictionary`; a file of ``--dict`` is copied.
-
-        Raises:
-            UserError: the file no longer has its checksum of ``checksums``.
-        """
+    def write_dictionary(self, dictionary: Dictionary, path: Path) -> None:
+        """Write the dictionary of :meth:`load_dictionary`; a file of ``--dict`` is copied."""
         if self.dict_txt is None:
             save_dictionary(dictionary, path)
-            return
-        with written_whole(path) as new:
-            shutil.copyfile(self.dict_txt, new)
-            if checksum(new) != checksums["dict"]:
-                raise UserError(f"--dict {self.dict_txt} changed while it was read; start again")
+        else:
+            shutil.copyfile(self.dict_txt, path)
 
     def load_encoder(self, dictionary: Dictionary) -> Optional[Tokenizer]:
         """Load GPT-2's BPE or the sentencepieces; None if tokens are words or characters."""
@@ -128,3 +117,18 @@ def save_dictionary(dictionary: Dictionary, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with written_whole(path) as new:
         dictionary.save(str(new))
+
+
+def write_items(prefix: Path, items: Sequence[np.ndarray], dictionary: Dictionary) -> None:
+    """Write a data set of fairseq, ``PREFIX.bin`` and ``PREFIX.idx``.
+
+    Args:
+        prefix: path without suffix.
+        items: token ids of each item, ``(T,)``.
+        dictionary: its size decides the type in which they are stored.
+    """
+    path = data_file_path(str(prefix))
+    builder = make_builder(path, "mmap", vocab_size=len(dictionary))
+    for item in items:
+        builder.add_item(torch.from_numpy(item))
+    builder.finalize(index_file_path(str(prefix)))

@@ -4,8 +4,7 @@ Both use Knuth's selection sampling (The Art of Computer Programming, 3.4.2, alg
 n of N items, the next item is chosen with probability (n - chosen) / (N - seen). All items have the
 same chance, exactly n are chosen, and nothing is kept in memory. For a size in bytes or lines, n, N
 and the counts are in this unit, and documents are chosen whole: the size is met to within one
-document. The random number is a hash of the seed and the number of the document or line, so an
-interrupted run can resume anywhere.
+document. The random number is a hash of the seed and the number of the document or line.
 
 A document is text in which every line ends with a line feed; an empty line follows it in a file.
 """
@@ -16,7 +15,6 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import NamedTuple, Optional
 
@@ -70,14 +68,13 @@ def parse_corpus(words: Sequence[str]) -> CorpusRequest:
     if {"size", "lines"} <= settings.keys():
         raise UserError(f"{option}: give size= or lines=, not both")
     size = None
-    unit = BYTES
     if "size" in settings:
         size = parse_size(settings["size"])
     elif "lines" in settings:
         size = _parse_number(option, "lines", settings["lines"])
-        unit = LINES
     if size == 0:
         raise UserError(f"{option}: draws nothing; give a size= or lines= above 0, or neither")
+    unit = LINES if "lines" in settings else BYTES
     hold_out = _parse_number(option, "hold-out", settings.get("hold-out", "0"))
     return CorpusRequest(option, line_format, paths, size, unit, hold_out)
 
@@ -107,29 +104,31 @@ class SampledDocument(NamedTuple):
     valid: bytes
 
 
-@dataclass
 class Sampler:
-    """Samples from one corpus."""
+    """Samples from one corpus.
 
-    corpus: CorpusRequest
-    seed: str
-    hold_out_unit: str  # unit of the text held out, `documents` or `lines`
-    totals: Counter[str]  # `documents`, `lines` and `bytes` of the corpus, if sampling needs them
-    # The caller's own counter, which it saves: `documents`, `lines` and `bytes` read so far, with
-    # `train_` before them those to train on; and `held_out`, in `hold_out_unit`.
-    counts: Counter[str]
+    Args:
+        corpus: how much to sample, and to hold out.
+        seed: seed of the random numbers.
+        hold_out_unit: unit of the text held out, ``documents`` or ``lines``.
+        totals: ``documents``, ``lines`` and ``bytes`` of the corpus, if sampling needs them.
 
-    def check(self) -> None:
-        """Refuse to sample more than the corpus has, before anything is sampled.
+    Raises:
+        UserError: the corpus has less than ``corpus`` wants.
+    """
 
-        Raises:
-            UserError: says how much the corpus has.
-        """
-        corpus = self.corpus
-        available = self.totals[self.hold_out_unit]
+    def __init__(
+        self, corpus: CorpusRequest, seed: str, hold_out_unit: str, totals: Counter[str]
+    ) -> None:
+        self.corpus, self.seed = corpus, seed
+        self.hold_out_unit, self.totals = hold_out_unit, totals
+        # `documents`, `lines` and `bytes` read so far, with `train_` before them those to train on;
+        # and `held_out`, in `hold_out_unit`.
+        self.counts: Counter[str] = Counter()
+        available = totals[hold_out_unit]
         if corpus.hold_out > available:
             raise UserError(
-                f"{corpus.option}: has {available:,} {self.hold_out_unit}, less than hold-out="
+                f"{corpus.option}: has {available:,} {hold_out_unit}, less than hold-out="
             )
         rest = self._estimate_rest()
         if corpus.size is not None and corpus.size > rest:

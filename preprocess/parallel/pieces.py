@@ -1,4 +1,4 @@
-"""Trains or loads sentencepiece models whose ids are those of fairseq's dictionary.
+"""Trains sentencepiece models, or loads trained ones, with the ids of fairseq's dictionary.
 
 Models trained here only reduce white space to single spaces and change nothing else, so joined
 pieces are the original text. Characters that the training text lacks become ``<unk>``.
@@ -8,21 +8,21 @@ from __future__ import annotations
 
 import io
 import json
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from fairseq.data import Dictionary
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.tokens.files import read_bytes
-from fairseq_posenc.tokens.pieces import Pieces, learn_pieces
+from fairseq_posenc.tokens.pieces import PieceEncoder, Pieces, learn_pieces
+from fairseq_posenc.tokens.tokenizer import Encoded
 
-PieceIds = list[list[int]]  # for each line the ids of its pieces
+from .texts import NumberedLines
+
 VOCABULARY = "vocab.json"  # in the folder of the source language's model
 _SYMBOLS = ("<s>", "<pad>", "</s>", "<unk>")  # fairseq's special symbols, in its order
-UNKNOWN = _SYMBOLS.index("<unk>")
-NUM_SPECIAL = len(_SYMBOLS)
 
 
 def train_model(lines: Iterable[str], vocab_size: int, model_type: str, threads: int) -> bytes:
@@ -45,74 +45,59 @@ def train_model(lines: Iterable[str], vocab_size: int, model_type: str, threads:
         bos_id=0,
         pad_id=1,
         eos_id=2,
-        unk_id=UNKNOWN,
+        unk_id=3,
     )
     return model.getvalue()
 
 
-class SubwordEncoder:
-    """Encodes text with a trained model.
+def read_vocabulary(path: Path) -> list[str]:
+    """Read the pieces in the ``vocab.json`` of a translation model of Helsinki-NLP (opus-mt).
 
-    Args:
-        path: the ``.model`` file.
-        vocabulary: pieces in the order of their ids, fairseq's symbols first; by default those of a
-            model of :func:`train_model`. Pieces that it lacks become ``<unk>``, as in opus-mt.
+    It maps the pieces of both languages to ids; the result has them in this order, without the
+    special symbols.
 
     Raises:
-        UserError: the file is not a model, or the vocabulary has none of its pieces.
+        UserError: the file is missing or broken.
     """
+    content = read_bytes(path)
+    try:
+        numbers = json.loads(content)
+        pieces: list[str] = sorted(numbers, key=numbers.__getitem__)
+        is_whole = sorted(numbers.values()) == list(range(len(pieces)))
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        is_whole = False
+    if not is_whole:
+        raise UserError(f"{path}: not a vocabulary, which gives each piece a number from 0 on")
+    return [piece for piece in pieces if piece not in _SYMBOLS]
 
-    def __init__(self, path: Path, vocabulary: list[str] | None = None) -> None:
-        self._model = Pieces(path)
-        self._pieces = vocabulary or self._model.texts
-        ids = {piece: number for number, piece in enumerate(self._pieces)}
-        # fairseq's id of each piece of the model
-        self._ids = [ids.get(piece, UNKNOWN) for piece in self._model.texts]
-        if max(self._ids) < NUM_SPECIAL:
+
+class SubwordVocabulary(NamedTuple):
+    """The sentencepieces of a language, and the dictionary of their ids."""
+
+    pieces: Pieces
+    dictionary: Dictionary
+
+    @classmethod
+    def load(cls, path: Path, names: Sequence[str] = ()) -> SubwordVocabulary:
+        """Load a model.
+
+        Args:
+            path: the ``.model`` file.
+            names: the pieces in the order of their ids, after fairseq's special symbols; by default
+                all pieces of the model. Others become ``<unk>``, as in opus-mt.
+
+        Raises:
+            UserError: the file is not a model, or has none of the pieces.
+        """
+        pieces = Pieces(path)
+        if names and set(names).isdisjoint(pieces.texts):
             raise UserError(f"{path}: none of its pieces is in {VOCABULARY}")
-
-    def encode(self, lines: Sequence[str], threads: int) -> PieceIds:
-        """Encode each line as ids."""
-        texts = [" ".join(line.split()) for line in lines]
-        numbers = self._model.encode(texts, num_threads=threads)
-        return [[self._ids[number] for number in line] for line in numbers]
-
-    def build_dictionary(self, lines: Iterable[Sequence[int]]) -> Dictionary:
-        """Build fairseq's dictionary: pieces in the model's order, with their counts."""
-        counts = Counter(number for line in lines for number in line)
         dictionary = Dictionary()
-        for number, piece in enumerate(self._pieces[NUM_SPECIAL:], start=NUM_SPECIAL):
-            dictionary.add_symbol(piece, n=counts[number])
-        return dictionary
+        for name in names or pieces.texts[dictionary.nspecial :]:
+            dictionary.add_symbol(name)
+        return cls(pieces, dictionary)
 
-
-class TrainedPieces:
-    """The sentencepiece models of ``--sentencepiece-model``: two languages, a common vocabulary.
-
-    They have the format of Helsinki-NLP's translation models (opus-mt): ``source.spm``,
-    ``target.spm``, and ``vocab.json``, which maps the pieces of both to ids. fairseq's dictionary
-    has its four special symbols, then these pieces in the same order.
-
-    Raises:
-        UserError: a file is missing or broken.
-    """
-
-    def __init__(self, source: Path, target: Path) -> None:
-        self.paths = (source, target, source.with_name(VOCABULARY))
-        *self.models, self._vocabulary = map(read_bytes, self.paths)
-        self.pieces = [*_SYMBOLS, *(name for name in self._read_pieces() if name not in _SYMBOLS)]
-        self.encoders = SubwordEncoder(source, self.pieces), SubwordEncoder(target, self.pieces)
-
-    def _read_pieces(self) -> list[str]:
-        """Read the pieces of the vocabulary in the order of their numbers."""
-        try:
-            numbers = json.loads(self._vocabulary)
-            pieces: list[str] = sorted(numbers, key=numbers.__getitem__)
-            is_whole = sorted(numbers.values()) == list(range(len(pieces)))
-        except (ValueError, TypeError, AttributeError, RecursionError):
-            is_whole = False
-        if not is_whole:
-            raise UserError(
-                f"{self.paths[-1]}: not a vocabulary, which gives each piece a number from 0 on"
-            )
-        return pieces
+    def encode(self, text: NumberedLines) -> Encoded:
+        """Encode lines, each ended by ``</s>``; white space becomes single spaces."""
+        lines = [" ".join(line.split()) for line in text.lines]
+        return PieceEncoder(self.pieces, self.dictionary).encode(lines)

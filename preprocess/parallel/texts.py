@@ -72,7 +72,7 @@ def check_split(split: ParallelSplit, refuse_empty: bool) -> ParallelSplit:
     Raises:
         UserError: a line has no partner or is empty.
     """
-    source, target = split.source, split.target
+    source, target = split.sides
     shared = min(len(source.lines), len(target.lines))
     for side in split.sides:
         if len(side.lines) > shared:
@@ -90,21 +90,6 @@ def check_split(split: ParallelSplit, refuse_empty: bool) -> ParallelSplit:
     return split
 
 
-def join_splits(name: str, splits: Sequence[ParallelSplit]) -> ParallelSplit:
-    """Concatenate splits that were checked; the numbers of their lines begin at 1 again."""
-    if len(splits) == 1:
-        return splits[0]
-
-    def join(texts: Sequence[NumberedLines]) -> NumberedLines:
-        origin = " and ".join(text.origin for text in texts)
-        lines = [line for text in texts for line in text.lines]
-        return NumberedLines(origin, lines, range(1, len(lines) + 1))
-
-    sources = [split.source for split in splits]
-    targets = [split.target for split in splits]
-    return ParallelSplit(name, join(sources), join(targets))
-
-
 def read_files(
     train: str, valid: Sequence[str], test: Sequence[str], languages: tuple[str, str]
 ) -> ParallelCorpus:
@@ -118,8 +103,13 @@ def read_files(
     inputs: dict[str, str] = {}
 
     def read(prefix: str, refuse_empty: bool = True) -> ParallelSplit:
-        source, target = (_read_side(prefix, language, inputs) for language in languages)
-        return check_split(ParallelSplit(Path(prefix).name, source, target), refuse_empty)
+        sides = []
+        for language in languages:
+            path = _find_side(prefix, language)
+            # Sets in two folders may have the same name.
+            inputs[str(path) if path.name in inputs else path.name] = checksum(path)
+            sides.append(decode(read_bytes(path), str(path)))
+        return check_split(ParallelSplit(Path(prefix).name, *sides), refuse_empty)
 
     return ParallelCorpus(
         train=read(train, refuse_empty=False),
@@ -130,16 +120,14 @@ def read_files(
     )
 
 
-def _read_side(prefix: str, language: str, inputs: dict[str, str]) -> NumberedLines:
-    """Read a file in one language, plain or compressed; add its checksum to ``inputs``."""
-    plain = Path(f"{prefix}.{language}")
-    compressed = Path(f"{prefix}.{language}.gz")
-    path = plain if plain.exists() else compressed
-    if not path.exists():
-        raise UserError(f"neither {plain} nor {compressed} exists; check the name and the language")
-    if plain.exists() and compressed.exists():
-        raise UserError(f"{plain} and {compressed} both exist; remove the one that is not meant")
-    content = read_bytes(path)
-    name = str(path) if path.name in inputs else path.name  # sets in two folders may have one name
-    inputs[name] = checksum(path)
-    return decode(content, str(path))
+def _find_side(prefix: str, language: str) -> Path:
+    """Find the file in one language, plain or compressed."""
+    paths = [Path(f"{prefix}.{language}"), Path(f"{prefix}.{language}.gz")]
+    found = [path for path in paths if path.exists()]
+    if not found:
+        raise UserError(
+            f"neither {paths[0]} nor {paths[1]} exists; check the name and the language"
+        )
+    if len(found) > 1:
+        raise UserError(f"{paths[0]} and {paths[1]} both exist; remove the one that is not meant")
+    return found[0]

@@ -52,16 +52,6 @@ def test_fairseq_trains_on_shards_one_after_the_other(tmp_path, family, monkeypa
     assert len(done.valid()) == 2
 
 
-@pytest.mark.slow
-def test_a_mistake_is_one_line(tmp_path):
-    files = ["--train", "nowhere", "--out", tmp_path / "bin"]
-    words = ["preprocess", "plain_text", *files, "--words"]
-    failed = commands.run("fairseq-posenc", *words, fails=True)
-    assert failed.error() == "nowhere is not there; give local files or directories"
-    assert failed.status == 2
-    assert not list(tmp_path.iterdir())
-
-
 CORPORA = {
     "plain_text": ("A b. C\n\nD", [], ["A b.", "C", "", "D"]),
     "json_lines": ('{"body": "A b. C"}\n{"body": "D"}', ["--field", "body"], None),

@@ -98,7 +98,7 @@ def test_a_corpus_is_drawn_to_a_size(tmp_path, monkeypatch):
     assert not set(drawn) & set(held)
     assert set(drawn) | set(held) < set(texts)
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
-    (counts,) = manifest["drawn"]
+    counts = manifest["corpora"]["0"]["drawn"]
     assert counts["train_bytes"] == written
     assert (counts["documents"], counts["held_out"]) == (200, 20)
 
@@ -109,7 +109,7 @@ def test_a_corpus_is_drawn_to_a_number_of_sentences(tmp_path, monkeypatch):
     assert abs(len(drawn) - 90) <= 3  # whole documents, of three sentences at most
     assert not set(drawn) & set(held)
     assert len({line.split()[1].rstrip(".!?") for line in drawn}) > 25  # from everywhere
-    (counts,) = json.loads((tmp_path / "out" / "manifest.json").read_text())["drawn"]
+    counts = json.loads((tmp_path / "out" / "manifest.json").read_text())["corpora"]["0"]["drawn"]
     assert counts["train_lines"] == len(drawn)
 
 
@@ -122,7 +122,7 @@ def test_long_and_late_documents_have_the_same_chance_as_others(hold_out):
     corpus = parse_corpus(["plain", "x", f"size={wanted}B", f"hold-out={hold_out}"])
     drawn, held, rounds = Counter(), Counter(), 500
     for seed in range(rounds):
-        sampler = Sampler(corpus, str(seed), "documents", there, Counter())
+        sampler = Sampler(corpus, str(seed), "documents", there)
         for number, each in enumerate(every):
             found = sampler.sample(each)
             drawn[number] += bool(found.train)
@@ -181,10 +181,10 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(tmp_path, monkeypatch, cal
     given = ["size=5KiB", "hold-out=20", "--corpus", "plain", tmp_path / "other", "hold-out=9"]
     given += ["--unit", "lines", "--files", 3]
     run("--corpus", "plain", tmp_path / "old", *given, "--out", tmp_path / "whole")
-    original, left = mixture.Pool.map, [0]
+    original, left = mixture.map_chunks, [0]
 
-    def read(self, chunks):
-        for result in original(self, chunks):
+    def read(*given):
+        for result in original(*given):
             if left[0] == 0:
                 for path in (tmp_path / "resumed.partial").rglob("*.txt"):
                     with open(path, "ab") as file:
@@ -193,7 +193,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(tmp_path, monkeypatch, cal
             left[0] -= 1
             yield result
 
-    monkeypatch.setattr(mixture.Pool, "map", read)
+    monkeypatch.setattr(mixture, "map_chunks", read)
     corpus, interruptions = tmp_path / "old", 0
     while not (tmp_path / "resumed").exists():
         left[0] = calls + interruptions

@@ -18,7 +18,7 @@ import pytest
 import zstandard
 from fairseq.data.indexed_dataset import MMapIndexedDataset
 
-from binarize import command, formats, pool, shards, sources
+from binarize import formats, pool, shards, sources, split
 from fairseq_posenc import folders
 from fairseq_posenc.errors import UserError
 from tests.helpers.commands import script
@@ -170,26 +170,25 @@ def test_chunks_are_whole_lines_wherever_reading_begins(tmp_path, block, monkeyp
     data = b"a\r\nb\n\nc\rd\n\r\nlast"
     (tmp_path / "text").write_bytes(data)
     part = shards.Part(str(tmp_path / "text"), 0, len(data))
-    inputs = [shards.Input.from_part(part)]
-    *chunks, (last, rest) = sources.read_chunks(inputs)
-    assert (last.ends_part, last.lines, rest) == (True, 0, b"")
+    *chunks, (last, rest) = sources.read_chunks([part])
+    assert (last.ends_part, rest) == (True, b"")
     texts = [text for _, text in chunks]
     assert b"".join(texts) == data
     assert all(text.endswith(b"\n") for text in texts[:-1])
     with open(tmp_path / "text", encoding="utf-8") as file:
-        assert sum(chunk.lines for chunk, _ in chunks) == len(list(file)) == last.end_line
-    assert inputs[0].sha256 == hashlib.sha256(data).hexdigest()  # which is checked at the end
+        assert last.lines_before == len(list(file))
+    assert part.with_checksum().sha256 == hashlib.sha256(data).hexdigest()
 
 
 def test_a_line_without_end_is_no_text_file(tmp_path, monkeypatch):
     monkeypatch.setattr(sources, "_MAX_LINE_BYTES", 1 << 20)
     (tmp_path / "text").write_bytes(b"ok\n" + bytes(3 << 20))
-    with pytest.raises(UserError, match=r"text, line 2: more than 1 MiB without an end of line"):
+    with pytest.raises(UserError, match=r"text: a line has more than 1 MiB; is this a text"):
         run("--train", tmp_path / "text", "--out", tmp_path / "bin")
 
 
 def test_a_killed_worker_is_told_in_one_line(tmp_path, text, monkeypatch):
-    monkeypatch.setattr(command, "make_items", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+    monkeypatch.setattr(split, "make_items", lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL))
     with pytest.raises(UserError, match="a worker process was ended from outside"):
         run("--train", text, "--out", tmp_path / "bin")
 
@@ -202,10 +201,9 @@ def test_few_chunks_are_in_memory(tmp_path):
             read.append(number)
             yield number, b""
 
-    with pool.Pool(2, len) as opened:
-        for mark, result in opened.map(chunks()):
-            assert result == 0
-            assert len(read) - mark <= 2 * pool._PENDING_PER_WORKER
+    for mark, result in pool.map_chunks(chunks(), 2, len):
+        assert result == 0
+        assert len(read) - mark <= 2 * pool.PENDING_PER_WORKER
 
 
 def test_the_manifest_says_what_is_in_the_folder(tmp_path, text):
@@ -257,19 +255,6 @@ def test_text_that_changed_is_noticed_by_its_content(tmp_path, text):
         run(*arguments)
 
 
-def test_a_text_that_changes_while_it_is_read_is_refused(tmp_path, text, monkeypatch):
-    original = command.write_split
-
-    def write(*arguments):
-        text.write_bytes(text.read_bytes().replace(b"w1 ", b"w2 ", 1))
-        return original(*arguments)
-
-    monkeypatch.setattr(command, "write_split", write)
-    with pytest.raises(UserError, match="text changed while it was read"):
-        run("--train", text, "--out", tmp_path / "bin")
-    assert not (tmp_path / "bin").exists()
-
-
 def test_two_runs_do_not_write_the_same_folder(tmp_path, text):
     told = rf"bin.partial: process {os.getpid()} on .* is running there"
     with folders.lock_folder(tmp_path / "bin.partial"), pytest.raises(UserError, match=told):
@@ -284,35 +269,6 @@ def test_a_dictionary_can_be_made_first(tmp_path, text):
     assert (tmp_path / "dict" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     with pytest.raises(UserError, match=r"dict\.txt is there already"):
         run("--train", text, "--out", tmp_path / "dict", "--dict-only")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--train", "nowhere"], "nowhere is not there"),
-        (["--train", "EMPTY"], "no text in"),
-        (["--train", "BLANK"], "train: no line of its text is left"),
-        ([], "nothing to do"),
-        (["--train", "TEXT", "--dict", "nowhere"], "--dict nowhere is not there"),
-        (["--train", "TEXT", "--dict", "TEXT"], "text: not a fairseq dictionary"),
-        (["--valid", "TEXT"], "give --train, which the dictionary is made from"),
-        (["--train", "TEXT", "--shard", "2", "--num-shards", "2"], "--shard 2: .* 0 to 1"),
-        (["--train", "TEXT", "--num-shards", "2"], "shards need one dictionary"),
-        (["--train", "TEXT", "--encoder-json", "x"], "choose the tokens"),
-        (["--train", "TEXT", "--longest-line", "3"], "give 4 or more"),
-        (["--train", "TEXT", "--workers", "0"], "--workers: must be a whole number of at least 1"),
-    ],
-)
-def test_bad_options_are_one_line(tmp_path, arguments, message):
-    make_text(tmp_path / "text", 5)
-    (tmp_path / "empty").write_text("")
-    (tmp_path / "blank").write_text(" \n\n")
-    names = {"TEXT": "text", "EMPTY": "empty", "BLANK": "blank"}
-    given = [str(tmp_path / names[part]) if part in names else part for part in arguments]
-    with pytest.raises(UserError, match=message) as raised:
-        run(*given, "--out", tmp_path / "bin")
-    assert "\n" not in str(raised.value)
-    assert not (tmp_path / "bin").exists()
 
 
 @pytest.mark.slow
@@ -336,11 +292,11 @@ def test_a_killed_run_keeps_its_finished_parts_and_ends_with_the_same_bytes(tmp_
     finished = json.loads(manifest.read_text())["splits"]["train"]["inputs"]
     read = []
     with pytest.MonkeyPatch.context() as patch:
-        original = sources._read_part
+        original = sources._read_lines
         patch.setattr(
-            sources, "_read_part", lambda *given: (read.append(given[1]), original(*given))[1]
+            sources, "_read_lines", lambda part: (read.append(part.path), original(part))[1]
         )
         start("plain_text", *words, tmp_path / "killed")
-    # The text is read once to count the words, and from the first part that was not finished.
-    assert read == [0, 1, 2][len(finished) :]
+    texts = [str(tmp_path / "text" / str(number)) for number in range(3)]
+    assert read == texts[len(finished) :]
     assert content(tmp_path / "killed") == content(tmp_path / "whole")

@@ -88,12 +88,6 @@ def test_gpt2_bpe_is_byte_identical_to_fairseqs_chain(tmp_path, keep_empty, monk
     assert_equal_folders(tmp_path / "ours", tmp_path / "theirs")
 
 
-def test_a_dictionary_with_a_word_twice_is_one_line(tmp_path):
-    (tmp_path / "dict.txt").write_text("a 1\na 2\n")
-    with pytest.raises(UserError, match=r"dict.txt: not a fairseq dictionary \(Duplicate word"):
-        load_dictionary(tmp_path / "dict.txt")
-
-
 @pytest.fixture(scope="module")
 def roberta() -> tuple[gpt2.GPT2, Dictionary]:
     dictionary = load_dictionary(BPE / "dict.txt", mask=False)
@@ -102,7 +96,7 @@ def roberta() -> tuple[gpt2.GPT2, Dictionary]:
 
 
 @needs_data
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(6))
 def test_gpt2_bpe_of_random_unicode_is_fairseqs(seed, roberta):
     encoder, dictionary = roberta
     generator = random.Random(seed)
@@ -162,12 +156,6 @@ def test_a_dictionary_with_limits_is_fairseqs(tmp_path):
     limits = ["--words", "--min-count", 3, "--max-symbols", 30, *KEEP]
     binarize(formats.plain, "--train", text, "--out", tmp_path / "ours", *limits)
     assert_equal_folders(tmp_path / "ours", tmp_path / "theirs")
-
-
-def test_words_that_fairseq_takes_for_its_own_are_reported(tmp_path, capsys):
-    text = write(tmp_path / "text", "a </s> b <pad> <s> <unk>\n")
-    binarize(formats.plain, "--train", text, "--out", tmp_path / "bin", "--words")
-    assert "train has 3 words that fairseq takes for" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("keep_spaces", [False, True], ids=["without", "with"])

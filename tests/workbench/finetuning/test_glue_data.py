@@ -8,7 +8,6 @@ import json
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from fairseq.data import Dictionary
@@ -30,7 +29,7 @@ from tests.helpers.glue_files import (
 )
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "preprocess"))
-from glue_tasks.binary import truncate, truncate_lengths
+from glue_tasks.binary import truncate_lengths
 from glue_tasks.rows import find_file, read_examples
 
 SIZES = {"train": 9, "valid": 5, "test": 4}
@@ -133,17 +132,9 @@ def cut_slowly(first: int, second: int, room: int) -> tuple[int, int]:
 
 
 def test_the_longer_sentence_is_cut_first():
-    lengths = np.array(list(itertools.product(range(12), repeat=2)))
-    for room in range(14):
-        expected = [cut_slowly(*pair, room) for pair in lengths.tolist()]
-        assert truncate_lengths(lengths, room).tolist() == [list(pair) for pair in expected]
-    assert truncate_lengths(np.array([[3], [9]]), 5).tolist() == [[3], [5]]
-
-
-def test_a_cut_sentence_keeps_its_beginning_and_its_end_symbol():
-    tokens = np.array([11, 12, 13, 2, 2, 21, 22, 2])
-    found = truncate(tokens, np.array([4, 1, 3]), np.array([2, 0, 2]))
-    assert found.tolist() == [11, 12, 2, 2, 21, 22, 2]
+    for room, *pair in itertools.product(range(14), range(12), range(12)):
+        assert truncate_lengths(pair, room) == list(cut_slowly(*pair, room))
+    assert (truncate_lengths([3], 5), truncate_lengths([9], 5)) == ([3], [5])
 
 
 def texts_of(tokens: torch.Tensor, dictionary: Dictionary) -> list[str]:
