@@ -1,6 +1,8 @@
 """Registers our models and tasks with fairseq, even if the package was imported before."""
 
+import gc
 import os
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 
@@ -27,6 +29,7 @@ def register() -> None:
     Raises:
         UserError: fairseq is not installed.
     """
+    _spare_forks_the_garbage()
     try:
         for name in MODULES:
             import_module(f"{__package__}.{name}")
@@ -34,6 +37,16 @@ def register() -> None:
         if message := describe_mistake(error):
             raise UserError(message) from error
         raise
+
+
+@cache  # once a process
+def _spare_forks_the_garbage() -> None:
+    """Let forked processes collect no garbage of their parents.
+
+    The garbage may have iterators of a ``DataLoader``, which in another process than their own end
+    with a stack trace, "can only test a child process".
+    """
+    os.register_at_fork(after_in_child=gc.freeze)
 
 
 class RegisteringPath(list[str]):

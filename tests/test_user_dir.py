@@ -89,6 +89,32 @@ def test_a_program_keeps_the_logging_that_it_has():
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_loaders_leave_those_of_their_parent_alone():
+    """A loader that became garbage, with others of its cycle, is collected in its own process."""
+    program = """
+import gc
+from types import SimpleNamespace
+from torch.utils.data import DataLoader
+from fairseq_posenc.user_dir import register
+
+class Texts(list):
+    def __getitem__(self, index):
+        gc.collect()
+        return super().__getitem__(index)
+
+register()
+gc.disable()
+garbage = SimpleNamespace()
+garbage.itself, garbage.loaded = garbage, iter(DataLoader(Texts(range(8)), num_workers=1))
+next(garbage.loaded)
+del garbage
+print(len(list(DataLoader(Texts(range(8)), num_workers=1))))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "8\n"
+    assert "can only test a child process" not in done.stderr
+
+
 def test_another_copy_is_not_taken_for_the_package(tmp_path):
     other = tmp_path / "fairseq_posenc"
     other.mkdir()

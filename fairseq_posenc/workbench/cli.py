@@ -28,34 +28,34 @@ class Command(NamedTuple):
     """
 
     help: str  # description in one line
-    module: str  # path of the module relative to this package
-    part: str = ""  # PART of the functions' names in a module that serves several commands
+    module: str  # path of the module relative to this package; after a colon, PART
     # description of the words after `--`, which `run` gets as `args.after_dashes`; empty if none
     after_dashes: str = ""
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add the command's options to a parser."""
-        name = f"add_{self.part}_arguments" if self.part else "add_arguments"
-        if add := getattr(self._import(), name, None):
+        module, part = self._import()
+        if add := getattr(module, f"add_{part}_arguments" if part else "add_arguments", None):
             add(parser)
 
     def run(self, args: argparse.Namespace) -> int:
         """Run the command; return the exit code."""
-        name = f"run_{self.part}" if self.part else "run"
-        return getattr(self._import(), name)(args)
+        module, part = self._import()
+        return getattr(module, f"run_{part}" if part else "run")(args)
 
-    def _import(self) -> ModuleType:
-        return import_module(self.module, __package__)
+    def _import(self) -> tuple[ModuleType, str]:
+        path, _, part = self.module.partition(":")
+        return import_module(path, __package__), part
 
 
 # Commands by the user's purpose, in the order of the help.
 GROUPS: dict[str, dict[str, Command]] = {
     "look at encodings and models": {
-        "list": Command("list the position encodings", ".list_command", "list"),
+        "list": Command("list the position encodings", ".list_command:list"),
         "describe": Command(
-            "describe the formula and cost of an encoding", ".describe_command", "describe"
+            "describe the formula and cost of an encoding", ".describe_command:describe"
         ),
-        "count": Command("count the position parameters of a model", ".describe_command", "count"),
+        "count": Command("count the position parameters of a model", ".describe_command:count"),
         "plot": Command("plot the positions of a checkpoint or of a spec", ".plots.command"),
         "inspect": Command(
             "write an HTML page with the attention of every head to a text",
@@ -93,29 +93,28 @@ GROUPS: dict[str, dict[str, Command]] = {
             "measure the perplexity of causal LMs of transformers by context length",
             ".experiments.length.command",
         ),
-        "report": Command("print results next to the papers' figures", ".reports.report_command"),
+        "report": Command(
+            "print results in the layout of the papers' tables", ".reports.report_command"
+        ),
     },
     "convert": {
         "swap": Command(
             "replace the position encoding of a model of Hugging Face's transformers",
-            ".convert.commands",
-            "swap",
+            ".convert.commands:swap",
         ),
         "export": Command(
             "write a model for Hugging Face's transformers or CTranslate2",
-            ".convert.commands",
-            "export",
+            ".convert.commands:export",
         ),
         "import": Command(
             "convert a model of Hugging Face's transformers to a start checkpoint",
-            ".convert.commands",
-            "import",
+            ".convert.commands:import",
         ),
     },
     "maintain": {
         "doctor": Command("check and test this installation", ".doctor"),
         "user-dir": Command(
-            "print the path for fairseq's option --user-dir", ".list_command", "user_dir"
+            "print the path for fairseq's option --user-dir", ".list_command:user_dir"
         ),
     },
 }

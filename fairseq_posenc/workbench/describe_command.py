@@ -3,6 +3,8 @@
 import argparse
 import json
 import re
+import shutil
+import textwrap
 from collections.abc import Mapping
 
 from fairseq_posenc import specs
@@ -11,7 +13,6 @@ from fairseq_posenc.analysis.catalogue import BASE, BASE_LAYERS
 from fairseq_posenc.assembly import Assembly
 from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.user_dir import DECBERT
-from fairseq_posenc.workbench.results import terminal
 from fairseq_posenc.workbench.running.options import add_count
 
 _DECBERT = """{name}: an architecture, not an encoding: learned positions, and two first layers
@@ -20,6 +21,7 @@ that attend in one direction only (DecBERT, Luo et al. 2022, arXiv:2204.08688)
 In fairseq-train  --arch {name}
 Equivalent        --position-encoding learned --attention-directions {directions}
 The encoding      fairseq-posenc describe learned"""
+_MAX_COLUMNS = 100  # longer lines are hard to read on any terminal
 # The sections with formulas, and what the letters in them mean.
 _FORMULA_HEADINGS = ("Equation", "Shapes", "Parameters")
 _LETTERS = {
@@ -63,13 +65,20 @@ def _describe(name: str) -> str:
     rows["Where"] = catalogue.name_families(name)
     rows["At base size"] = f"{catalogue.count_at_base_size(name):,} parameters"
     rows["Letters"] = _explain_letters(rows)
-    width = terminal.count_columns()
-    lines = [terminal.format_report(f"{name}: {page['summary']}"), ""]
-    for heading, value in rows.items():
-        label = f"{heading:<13} "
-        text = terminal.strip_marks(value)
-        lines.append(terminal.wrap(label + text, width, " " * len(label)))
-    return "\n".join(lines)
+    width = min(shutil.get_terminal_size().columns, _MAX_COLUMNS)
+    paragraphs = [f"{name}: {page['summary']}", ""]
+    paragraphs += [f"{heading:<13} {value}" for heading, value in rows.items()]
+    indents = ["", "", *[" " * 14] * len(rows)]
+    return "\n".join(
+        textwrap.fill(
+            text.replace("`", "").replace("**", ""),
+            width,
+            subsequent_indent=indent,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        for text, indent in zip(paragraphs, indents)
+    )
 
 
 def _explain_letters(rows: Mapping[str, str]) -> str:

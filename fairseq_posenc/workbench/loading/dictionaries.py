@@ -116,15 +116,13 @@ def read_trained_dictionaries(
         weights: its weights, by name.
         path: the checkpoint.
         files: the files that the training read: one, or those of encoder and decoder.
-
-    Raises:
-        UserError: a table of token embeddings is damaged.
     """
     found = []
     prefixes = ("encoder.", "decoder.") if len(files) > 1 else ("",)
     for prefix, file in zip(prefixes, files):
         of_stack = {name: weight for name, weight in weights.items() if name.startswith(prefix)}
-        size = next(iter(count_embedding_rows(of_stack, path).values()), None)
+        tables = (x for name, x in of_stack.items() if name.endswith("embed_tokens.weight"))
+        size = next((table.size(0) for table in tables), None)
         found.append(TrainedDictionary(path, size, _read_fingerprint(of_stack), file))
     return found
 
@@ -154,22 +152,6 @@ def infer_languages(folder: Path) -> tuple[str, str]:
     if pair[0] is None or pair[1] is None:
         raise UserError(f"--data {folder}: has no files of a language pair, such as test.fr-en.fr")
     return pair[0], pair[1]
-
-
-def count_embedding_rows(weights: dict[str, Any], path: Path) -> dict[str, int]:
-    """Count the rows of each table of token embeddings in a checkpoint, by name.
-
-    Raises:
-        UserError: a tensor is not a table.
-    """
-    tables = {name: x for name, x in weights.items() if name.endswith("embed_tokens.weight")}
-    for name, table in tables.items():
-        if table.dim() != 2:
-            raise UserError(
-                f"{path}: the checkpoint is damaged: {name} is not a table, but has the shape "
-                f"{tuple(table.shape)}"
-            )
-    return {name: table.size(0) for name, table in tables.items()}
 
 
 def load_tokenizer(folder: Path, dictionary: Dictionary) -> Tokenizer:

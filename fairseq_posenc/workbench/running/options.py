@@ -119,11 +119,6 @@ def add_seeds(parser: ArgumentParser, default: Union[str, Sequence[int]]) -> Non
     parser.add_argument("--seeds", type=_seeds, metavar="N,N", default=value, help=text)
 
 
-def add_jobs(parser: _ActionsContainer, default: str, text: str = "runs") -> None:
-    """Add ``--jobs``, the number of things, named by ``text``, that run at a time."""
-    add_count(parser, "--jobs", f"{text} at a time (default: {default})")
-
-
 def add_set(parser: ArgumentParser, example: str) -> None:
     """Add ``--set``, which overrides settings of fairseq's configuration."""
     text = f"override a setting of fairseq, as in {example}; repeatable"

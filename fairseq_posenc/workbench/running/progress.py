@@ -19,11 +19,10 @@ def bar(label: str, total: int, unit: str, initial: int = 0) -> Any:
 
     Args:
         label: text before the bar.
-        total: length of the bar; 0 for no bar.
+        total: length of the bar.
         unit: unit of the length, as in ``" tokens"``.
         initial: what was done before; the time left is estimated from the rest.
     """
-    disable = None if total else True  # None hides the bar unless there is a terminal
     return tqdm(
         desc=label,
         total=total,
@@ -32,7 +31,7 @@ def bar(label: str, total: int, unit: str, initial: int = 0) -> Any:
         initial=initial,
         smoothing=0,
         file=sys.stderr,
-        disable=disable,
+        disable=None,  # hidden unless there is a terminal
     )
 
 

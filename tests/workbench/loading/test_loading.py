@@ -10,11 +10,7 @@ import torch
 from fairseq_posenc.checkpoints.dictionary import Placeholders
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.loading import checkpoints, families
-from fairseq_posenc.workbench.loading.dictionaries import (
-    count_embedding_rows,
-    open_task,
-    translates,
-)
+from fairseq_posenc.workbench.loading.dictionaries import open_task, translates
 from tests.helpers.exchanged import checkpoint
 from tests.helpers.tiny_models import ARCHITECTURES, STOCK
 
@@ -65,9 +61,6 @@ def test_a_checkpoint_is_loaded_with_its_task(family, tmp_path):
     assert opened.data == trained.data
     names = ["dict.de.txt", "dict.en.txt"] if family == "translation" else ["dict.txt"]
     assert list(opened.dictionaries) == names
-    assert set(count_embedding_rows(state["model"], trained.path).values()) == {
-        len(dictionary) for dictionary in opened.dictionaries.values()
-    }
     with pytest.raises(UserError, match=f"--data {tmp_path}: holds no {names[0]}|no files of a"):
         open_task(trained.path, state, tmp_path)
     with pytest.raises(UserError, match=f"--data {tmp_path / 'none'}: no such folder"):
@@ -77,14 +70,6 @@ def test_a_checkpoint_is_loaded_with_its_task(family, tmp_path):
         (tmp_path / name).write_text("\n".join(text[:-1]) + "\n")
     with pytest.raises(UserError, match=f"{names[0]}.* symbols"):
         open_task(trained.path, state, tmp_path)
-
-
-def test_weights_that_are_no_table_are_named(tmp_path):
-    tables = {"encoder.embed_tokens.weight": torch.ones(5, 3), "decoder.x": torch.ones(2)}
-    assert count_embedding_rows(tables, tmp_path) == {"encoder.embed_tokens.weight": 5}
-    tables["decoder.embed_tokens.weight"] = torch.ones(4)
-    with pytest.raises(UserError, match=r"decoder.embed_tokens.weight is not a table.*\(4,\)"):
-        count_embedding_rows(tables, tmp_path)
 
 
 def test_a_missing_file_is_named_with_its_option(tmp_path):

@@ -141,7 +141,7 @@ class TestOptions:
     def parse(*words: str) -> argparse.Namespace:
         parser = options.Parser(prog="ours")
         options.add_seeds(parser, (1, 2, 3))
-        options.add_jobs(parser, "one")
+        options.add_count(parser, "--jobs", "runs at a time")
         options.add_lengths(parser, "read", "8,16")
         options.add_computing(parser)
         return parser.parse_args(words)

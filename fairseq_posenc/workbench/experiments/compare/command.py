@@ -94,7 +94,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_seeds(parser, (1, 2, 3))
     rates = "learning rates, as in 0.001,0.003: a model is trained with all and judged at its best"
     add("--lrs", default=LEARNING_RATE, help=f"{rates} (default: %(default)s)")
-    options.add_jobs(parser, "one per GPU, or one per core; with --on slurm no limit", "trainings")
+    jobs = "trainings at a time (default: one per GPU, or one per core; with --on slurm no limit)"
+    options.add_count(parser, "--jobs", jobs)
     where = (
         "local (default), or slurm with options of sbatch, as in slurm partition=gpu time=1:00:00"
     )

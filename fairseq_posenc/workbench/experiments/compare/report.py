@@ -26,6 +26,7 @@ from fairseq_posenc.workbench.experiments.trainings import TrainingEnd
 from fairseq_posenc.workbench.experiments.variants import MASKED, Variant
 from fairseq_posenc.workbench.results import pictures
 from fairseq_posenc.workbench.results.record import Record, Row, own_command
+from fairseq_posenc.workbench.results.terminal import align
 from fairseq_posenc.workbench.running.progress import format_time
 
 RECORD, PAGE = "compare.json", "report.html"
@@ -97,10 +98,8 @@ def format_screen(models: Sequence[ModelOutcome], unigram: float) -> str:
     """Format the table and the conclusions for a terminal, the lowest perplexity first."""
     rows = [_format_row(model) for model in models]
     lines = [_SCREEN_COLUMNS, *([row[name] for name in _SCREEN_COLUMNS] for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*lines)]
-    table = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
     sentences = [f"- {sentence}" for sentence in conclude(models, unigram)]
-    return "\n".join([*table, "", *sentences])
+    return "\n".join([align(lines, left=len(_SCREEN_COLUMNS)), "", *sentences])
 
 
 def _format_row(model: ModelOutcome) -> dict[str, str]:

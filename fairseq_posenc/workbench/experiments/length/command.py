@@ -26,7 +26,6 @@ from fairseq_posenc.workbench.experiments.length.stream import (
     cut_windows,
     spread_windows,
 )
-from fairseq_posenc.workbench.results import terminal
 from fairseq_posenc.workbench.results.intervals import LEAST_SEEDS
 from fairseq_posenc.workbench.results.pictures import can_draw
 from fairseq_posenc.workbench.results.record import Row
@@ -108,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
         record = report.build_record(rows, str(args.text), stream.size)
         record.write(args.out / FIGURES)
         drawn = can_draw() and report.draw(record, args.out / PICTURE)
-    print(record.text() if args.json else terminal.format_report(report.format_results(record)))
+    print(record.text() if args.json else report.format_results(record))
     say(f"figures: {args.out / FIGURES}" + (f", {args.out / PICTURE}" if drawn else ""))
     return 0
 

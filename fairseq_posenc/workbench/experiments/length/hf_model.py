@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import transformers
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
@@ -39,10 +38,7 @@ class NamedModel(NamedTuple):
 class LoadedModel(NamedTuple):
     """A model that has been opened."""
 
-    model: nn.Module  # in eval mode, on its device
-    # Computes natural logarithms of probabilities, `(B, n)`, from the inputs, `(B, T)`, and the
-    # tokens that follow the last n of them, `(B, n)`.
-    predict: Callable[[Tensor, Tensor], Tensor]
+    model: PreTrainedModel  # in eval mode, on its device
     encoding: str  # spec of its positions
     trained_length: int  # tokens in a training sample
     limit: int | None  # longest input; None if the position encodings themselves refuse it
@@ -92,7 +88,6 @@ def load(named: NamedModel, computing: ComputeOptions, longest: int) -> LoadedMo
     model = computing.place(model)
     return LoadedModel(
         model=model,
-        predict=partial(predict, model),
         encoding=read_positions(model),
         trained_length=trained,
         limit=read_limit(model),
@@ -100,7 +95,16 @@ def load(named: NamedModel, computing: ComputeOptions, longest: int) -> LoadedMo
 
 
 def predict(model: PreTrainedModel, tokens: Tensor, targets: Tensor) -> Tensor:
-    """Compute the log probabilities of targets, ``(B, n)``, which follow the last n tokens."""
+    """Compute the natural logarithms of the probabilities of the targets.
+
+    Args:
+        model: the model.
+        tokens: its inputs, ``(B, T)``.
+        targets: the tokens that follow the last n of the inputs, ``(B, n)``.
+
+    Returns:
+        ``(B, n)``.
+    """
     count = targets.size(1)
     options: dict[str, Any] = {}
     if "logits_to_keep" in inspect.signature(model.forward).parameters:  # saves memory

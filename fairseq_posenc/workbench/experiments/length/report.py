@@ -10,7 +10,7 @@ import torch
 
 from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.experiments.length.scoring import Score
-from fairseq_posenc.workbench.results import markdown, pictures
+from fairseq_posenc.workbench.results import pictures
 from fairseq_posenc.workbench.results.differences import compare
 from fairseq_posenc.workbench.results.intervals import (
     LEVEL,
@@ -19,6 +19,7 @@ from fairseq_posenc.workbench.results.intervals import (
     interval_of_perplexity,
 )
 from fairseq_posenc.workbench.results.record import Record, Row, own_command
+from fairseq_posenc.workbench.results.terminal import align
 
 NON_OVERLAPPING, SLIDING = "non-overlapping", "sliding"
 MODES = (NON_OVERLAPPING, SLIDING)
@@ -58,24 +59,20 @@ def _read_windows(row: Row) -> dict[int, float]:
 
 
 def format_results(record: Record) -> str:
-    """Format a table of all models in Markdown, with notes on missing figures and differences."""
+    """Format a table of all models, with notes on missing figures and differences."""
     groups = _group_rows(record)
-    rows = []
+    lengths = [f"{row['length']:,}" for row in next(iter(groups.values()))]
+    lines = [["model", "evaluation", "trained at", *lengths]]
     for (model, mode), scores in groups.items():
         trained = f"{scores[0]['trained_length']:,}"
-        rows.append([markdown.escape(model), mode, trained, *map(_format_cell, scores)])
-    lengths = [f"{row['length']:,}" for row in next(iter(groups.values()))]
+        lines.append([model, mode, trained, *map(_format_cell, scores)])
     reasons: dict[str, str] = {}
     for row in record.rows:
         if row["refusal"]:
             reasons.setdefault(row["model"], row["refusal"])
-    notes = [
-        f"- {markdown.escape(f'{model}: no figure, because {reason}')}"
-        for model, reason in reasons.items()
-    ]
+    notes = [f"- {model}: no figure, because {reason}" for model, reason in reasons.items()]
     notes += _compare_with_first(groups)
-    table = markdown.table(["model", "evaluation", "trained at", *lengths], rows, "llr")
-    return "\n".join([table, "", *notes]) if notes else table
+    return "\n".join([align(lines, left=2), *([""] if notes else []), *notes])
 
 
 def _compare_with_first(groups: Mapping[tuple[str, str], Sequence[Row]]) -> list[str]:
@@ -92,9 +89,8 @@ def _compare_with_first(groups: Mapping[tuple[str, str], Sequence[Row]]) -> list
                 ratios.append(f"{row['length']:,}: {low:.3f} to {high:.3f}")
         if ratios:
             notes.append(
-                f"- {markdown.escape(model)}: its perplexity divided by that of "
-                f"{markdown.escape(first)} ({LEVEL:.0%} interval over the windows, paired): "
-                f"{'; '.join(ratios)}"
+                f"- {model}: its perplexity divided by that of {first} ({LEVEL:.0%} interval over "
+                f"the windows, paired): {'; '.join(ratios)}"
             )
     return notes
 

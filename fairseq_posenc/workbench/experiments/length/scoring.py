@@ -11,7 +11,7 @@ import torch
 
 from fairseq_posenc.encodings.base import Encoding
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.experiments.length.hf_model import LoadedModel
+from fairseq_posenc.workbench.experiments.length.hf_model import LoadedModel, predict
 from fairseq_posenc.workbench.experiments.length.stream import Stream, Window, batch_windows
 
 _MAX_BITS = 1000.0  # 2 to this power is still a number
@@ -71,7 +71,9 @@ def score_windows(
         for batch in batch_windows(windows, max_tokens):
             inputs = torch.stack([stream.inputs[w.start : w.end] for w in batch])  # [B, T]
             targets = torch.stack([stream.targets[w.scored : w.end] for w in batch])  # [B, n]
-            log_probs = loaded.predict(inputs.to(device), targets.to(device)).double()  # [B, n]
+            log_probs = predict(
+                loaded.model, inputs.to(device), targets.to(device)
+            ).double()  # [B, n]
             log_likelihood += float(log_probs.sum())
             tokens += log_probs.numel()
             perplexities += log_probs.mean(1).neg().exp().tolist()

@@ -35,13 +35,12 @@ from fairseq_posenc.workbench.running.devices import hydra_overrides, visible_gp
 from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.options import (
     add_computing,
+    add_count,
     add_data,
-    add_jobs,
     add_json,
     add_out,
     add_seeds,
     add_set,
-    build_settings,
     finite_number,
 )
 from fairseq_posenc.workbench.running.pool import run_here
@@ -63,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_seeds(parser, "the paper's; one for m4m")
     add("--name", help="model's name in the report (default: the checkpoint's folder and file)")
     add_out(parser, computed_default="glue-NAME-PROTOCOL")
-    add_jobs(parser, "one per GPU")
+    add_count(parser, "--jobs", "runs at a time (default: one per GPU)")
     text = (
         "local (default), or slurm with options of sbatch, as in slurm partition=gpu gpus=1 "
         "time=2:00:00; each run is a job"
@@ -90,14 +89,15 @@ def run(args: argparse.Namespace) -> int:
     pretrained = pretrained._replace(path=pretrained.path.resolve())
     name = args.name or _name_model(pretrained.path)
     out = (args.out or Path(f"glue-{name}-{args.protocol}")).resolve()
-    request = build_settings(
-        GlueRequest,
-        args,
+    request = GlueRequest(
+        protocol=args.protocol,
         tasks=parse_tasks(args.tasks),
+        data=args.data,
         pretrained=pretrained,
         out=out,
         rates=args.learning_rates,
         seeds=args.seeds or (),
+        configs=args.configs,
         overrides=[*hydra_overrides(args, is_local=slurm is None), *args.changes],
     )
     if not request.rates:
