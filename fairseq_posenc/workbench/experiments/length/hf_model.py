@@ -95,16 +95,7 @@ def load(named: NamedModel, computing: ComputeOptions, longest: int) -> LoadedMo
 
 
 def predict(model: PreTrainedModel, tokens: Tensor, targets: Tensor) -> Tensor:
-    """Compute the natural logarithms of the probabilities of the targets.
-
-    Args:
-        model: the model.
-        tokens: its inputs, ``(B, T)``.
-        targets: the tokens that follow the last n of the inputs, ``(B, n)``.
-
-    Returns:
-        ``(B, n)``.
-    """
+    """Compute log probabilities of targets, ``(B, n)``, which follow the last n of ``(B, T)``."""
     count = targets.size(1)
     options: dict[str, Any] = {}
     if "logits_to_keep" in inspect.signature(model.forward).parameters:  # saves memory
