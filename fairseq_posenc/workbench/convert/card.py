@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from huggingface_hub import ModelCardData
 
@@ -34,7 +33,8 @@ by `fairseq-posenc export --checkpoint {file}` of version {version}.
 _SERVE = """import ctranslate2
 from tokenizers import Tokenizer
 
-source, target = (Tokenizer.from_file(f"FOLDER/{{name}}") for name in {files})
+source = Tokenizer.from_file("FOLDER/tokenizer.json")
+target = Tokenizer.from_file("{target}")
 pieces = source.encode("{prompt}", add_special_tokens=False).tokens
 {run}
 print(target.decode([target.token_to_id(piece) for piece in result]))"""
@@ -53,13 +53,6 @@ _HEADS = {
     "causal_lm": ("AutoModelForCausalLM", "text-generation"),
     "translation": ("AutoModelForSeq2SeqLM", None),
 }
-
-
-class Labels(NamedTuple):
-    """Labels of a model card that a checkpoint does not record."""
-
-    license: str = "unknown"  # the hub's name of the license
-    languages: tuple[str, ...] = ()  # codes; by default those of a translation model's data
 
 
 def format_usage(trained: OpenModel, is_plain: bool, tokenizers: Sequence[str]) -> str:
@@ -87,25 +80,21 @@ def format_usage(trained: OpenModel, is_plain: bool, tokenizers: Sequence[str]) 
     return "\n".join(lines)
 
 
-def format_serving_usage(trained: OpenModel, files: list[str]) -> str:
-    """Format Python lines that run a model with CTranslate2.
-
-    Args:
-        trained: the model.
-        files: files of its tokenizers, the source's first.
-    """
-    if not files:
+def format_serving_usage(trained: OpenModel, tokenizers: Sequence[str]) -> str:
+    """Format Python lines that run a model with CTranslate2; arguments as above."""
+    if not tokenizers:
         return "# This folder has no tokenizer."
     if trained.translates:
         longest = min(LONGEST_TRANSLATION, trained.stacks["decoder"].max_positions() - 1)
         run = _SERVE_TRANSLATION.format(longest=longest)
     else:
         run = _SERVE_LM.format(start="<s>" if trained.settings.task.add_bos_token else "</s>")
-    return _SERVE.format(files=(files[0], files[-1]), prompt=_PROMPT, run=run)
+    target = Path("FOLDER", tokenizers[-1], "tokenizer.json")
+    return _SERVE.format(target=target, prompt=_PROMPT, run=run)
 
 
 def write_card(
-    folder: Path, trained: OpenModel, library: str, usage: str, notes: Sequence[str], labels: Labels
+    folder: Path, trained: OpenModel, library: str, usage: str, notes: Sequence[str]
 ) -> None:
     """Write README.md into the folder of an exported model.
 
@@ -115,14 +104,10 @@ def write_card(
         library: ``transformers`` or ``ctranslate2``.
         usage: Python lines that load or run the export.
         notes: lines about the comparison and about parts that are missing.
-        labels: further labels of the card.
     """
-    languages = labels.languages
-    if trained.translates and not languages:
-        languages = trained.settings.task.source_lang, trained.settings.task.target_lang
-    front = ModelCardData(
-        license=labels.license,
-        language=list(languages) or None,
+    task = trained.settings.task
+    labels = ModelCardData(
+        language=[task.source_lang, task.target_lang] if trained.translates else None,
         library_name=library,
         pipeline_tag=_HEADS[trained.head][1],
         tags=["fairseq", "position-encoding"],
@@ -141,7 +126,7 @@ def write_card(
         metric = trained.settings.checkpoint.get("best_checkpoint_metric") or "loss"
         rows.append((f"validation {metric}", f"{extra['val_loss']:.3f}"))
     text = _CARD.format(
-        labels=front.to_yaml(),
+        labels=labels.to_yaml(),
         title=escape(trained.path.resolve().parent.name or trained.path.stem),
         version=__version__,
         file=escape(trained.path.name),

@@ -28,17 +28,12 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
     )
     text = "type of the weights, with --to ctranslate2 (default: float32)"
     add("--quantization", choices=["float32", "float16", "int8"], help=text)
-    text = "licence of the weights for the model card, such as mit"
-    add("--license", default="unknown", metavar="ID", help=text)
-    text = "languages of the text for the model card, such as en or en,de"
-    add("--language", default="", metavar="CODES", help=text)
 
 
 def run_export(options: argparse.Namespace) -> int:
     """Export a model to a folder, and print how much its scores differ from the model's."""
     if options.quantization and options.to != "ctranslate2":
         raise UserError("--quantization is for --to ctranslate2")
-    from fairseq_posenc.workbench.convert.card import Labels
     from fairseq_posenc.workbench.loading.open_model import open_model
 
     trained = open_model(options.checkpoint, options.data)
@@ -47,17 +42,16 @@ def run_export(options: argparse.Namespace) -> int:
             f"--checkpoint {trained.path}: a {type(trained.model).__name__}, not a model of "
             "fairseq_posenc: start one from it with --finetune-from-model"
         )
-    labels = Labels(options.license, tuple(filter(None, options.language.split(","))))
     if options.to == "ctranslate2":
         from fairseq_posenc.workbench.convert.to_ctranslate2 import export_to_ctranslate2
 
         quantization = options.quantization or "float32"
-        lines = export_to_ctranslate2(trained, quantization, options.tokens, options.out, labels)
+        lines = export_to_ctranslate2(trained, quantization, options.tokens, options.out)
     else:
         from fairseq_posenc.workbench.convert.to_transformers import export_to_transformers
 
         _hide_progress_bars()
-        lines = export_to_transformers(trained, options.tokens, options.out, labels)
+        lines = export_to_transformers(trained, options.tokens, options.out)
     print("\n".join(lines))
     return 0
 
@@ -74,16 +68,12 @@ def add_import_arguments(parser: argparse.ArgumentParser) -> None:
 def run_import(options: argparse.Namespace) -> int:
     """Import a model as a start checkpoint, and print the command that trains from it."""
     from fairseq_posenc.workbench.convert.to_fairseq import import_folder
-    from fairseq_posenc.workbench.loading.checkpoints import (
-        refuse_existing_output,
-        write_start_checkpoint,
-    )
+    from fairseq_posenc.workbench.loading.checkpoints import refuse_existing_output
 
     refuse_existing_output("--out", options.out, options.overwrite)
     _hide_progress_bars()
-    imported = import_folder(options.source)
-    write_start_checkpoint(imported.settings, imported.state, options.out)
-    print(f"wrote {options.out}: {'; '.join(imported.notes)}")
+    notes = import_folder(options.source, options.out)
+    print(f"wrote {options.out}: {'; '.join(notes)}")
     print(f"train from it: fairseq-train DATA ... --finetune-from-model {options.out}")
     return 0
 

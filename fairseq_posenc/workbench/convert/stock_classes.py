@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.workbench.loading.open_model import OpenModel
 
 EPSILON = 1e-5  # of fairseq's layer norms
 UNUSED_ROWS = 2  # rows of RoBERTa's table of positions before that of position 0
@@ -49,7 +50,7 @@ class StockFamily:
     family: str
     model_type: str
     classes: Mapping[str, str]
-    computes: Mapping[str, bool]
+    computes: Mapping[str, bool | str]
     parts: Mapping[str, str]
     options: Mapping[str, str]
     own_positions: str = ""
@@ -77,8 +78,8 @@ class StockFamily:
             if parameter.shape != weight.shape:
                 raise UserError(
                     f"{path}: {name} has the shape {tuple(weight.shape)} in fairseq, and in "
-                    f"{class_name} {tuple(parameter.shape)}: that has one width and one number of "
-                    "positions for encoder and decoder"
+                    f"{class_name} {tuple(parameter.shape)}: that has one width, one dictionary "
+                    "and one number of positions for encoder and decoder"
                 )
             pairs.append((weight, parameter))
         paired = {id(parameter) for _, parameter in pairs}
@@ -147,35 +148,67 @@ def _name_bert_options(side: str) -> dict[str, str]:
     }
 
 
-ROBERTA = StockFamily(
-    family="masked_lm",
-    model_type="roberta",
-    classes={
-        "masked_lm": "RobertaForMaskedLM",
-        "classes": "RobertaForSequenceClassification",
-        "spans": "RobertaForQuestionAnswering",
-    },
-    computes={"encoder_normalize_before": False, "layernorm_embedding": True},
-    parts=_name_bert_parts("roberta", "attention.output", "output"),
-    options=_name_bert_options("encoder"),
-    own_positions="learned",
-)
-ROBERTA_PRE_NORM = replace(
-    ROBERTA,
-    model_type="roberta-prelayernorm",
-    classes={
-        head: name.replace("Roberta", "RobertaPreLayerNorm")
-        for head, name in ROBERTA.classes.items()
-    },
-    computes={"encoder_normalize_before": True, "layernorm_embedding": True},
-    parts=_name_bert_parts("roberta_prelayernorm", "attention", "intermediate"),
-)
-XLM_ROBERTA = replace(  # the same model under another name
-    ROBERTA,
-    model_type="xlm-roberta",
-    classes={head: f"XLM{name}" for head, name in ROBERTA.classes.items()},
-)
+def _define_roberta(model_type: str, prefix: str, base: str, *, pre_norm: bool) -> StockFamily:
+    """Define the masked LMs whose names begin with ``prefix``; ``base`` is as above."""
+    norms = ("attention", "intermediate") if pre_norm else ("attention.output", "output")
+    return StockFamily(
+        family="masked_lm",
+        model_type=model_type,
+        classes={
+            "masked_lm": f"{prefix}ForMaskedLM",
+            "classes": f"{prefix}ForSequenceClassification",
+            "spans": f"{prefix}ForQuestionAnswering",
+        },
+        computes={
+            "encoder_normalize_before": pre_norm,
+            "layernorm_embedding": True,
+            "activation_fn": "gelu",  # of the head
+        },
+        parts=_name_bert_parts(base, *norms),
+        options=_name_bert_options("encoder"),
+        own_positions="learned",
+    )
+
+
 # The classes of causal LMs and translation were ported from fairseq: their parts have its names.
+def _define_translation(
+    model_type: str, name: str, *, pre_norm: bool, embedding_norm: bool, own_positions: str = ""
+) -> StockFamily:
+    """Define the translation models of a class by the place of their layer norms."""
+    options = {
+        "activation_fn": "activation_function",
+        "dropout": "dropout",
+        "attention_dropout": "attention_dropout",
+        "activation_dropout": "activation_dropout",
+    }
+    parts: dict[str, str] = {}
+    for side in ("encoder", "decoder"):
+        options |= {
+            f"{side}_layers": f"{side}_layers",
+            f"{side}_embed_dim": "d_model",
+            f"{side}_ffn_embed_dim": f"{side}_ffn_dim",
+            f"{side}_attention_heads": f"{side}_attention_heads",
+            f"{side}_layerdrop": f"{side}_layerdrop",
+        }
+        parts |= _name_positions(side, f"model.{side}", f"model.{side}.layers.{{}}.self_attn")
+    parts |= {"decoder.output_projection": "lm_head"}
+    parts |= {"encoder": "model.encoder", "decoder": "model.decoder"}
+    return StockFamily(
+        family="translation",
+        model_type=model_type,
+        classes={"translation": name},
+        computes={
+            "encoder_normalize_before": pre_norm,
+            "decoder_normalize_before": pre_norm,
+            "layernorm_embedding": embedding_norm,
+        },
+        parts=parts,
+        options=options,
+        own_positions=own_positions,
+    )
+
+
+ROBERTA = _define_roberta("roberta", "Roberta", "roberta", pre_norm=False)
 BIOGPT = StockFamily(
     family="causal_lm",
     model_type="biogpt",
@@ -192,67 +225,55 @@ BIOGPT = StockFamily(
         "decoder_layerdrop": "layerdrop",
     },
 )
-MARIAN = StockFamily(
-    family="translation",
-    model_type="marian",
-    classes={"translation": "MarianMTModel"},
-    computes={
-        "encoder_normalize_before": False,
-        "decoder_normalize_before": False,
-        "layernorm_embedding": False,
-    },
-    parts={
-        **_name_positions("encoder", "model.encoder", "model.encoder.layers.{}.self_attn"),
-        **_name_positions("decoder", "model.decoder", "model.decoder.layers.{}.self_attn"),
-        "decoder.output_projection": "lm_head",
-        "encoder": "model.encoder",
-        "decoder": "model.decoder",
-    },
-    options={
-        "encoder_layers": "encoder_layers",
-        "decoder_layers": "decoder_layers",
-        "encoder_embed_dim": "d_model",
-        "decoder_embed_dim": "d_model",
-        "encoder_ffn_embed_dim": "encoder_ffn_dim",
-        "decoder_ffn_embed_dim": "decoder_ffn_dim",
-        "encoder_attention_heads": "encoder_attention_heads",
-        "decoder_attention_heads": "decoder_attention_heads",
-        "activation_fn": "activation_function",
-        "dropout": "dropout",
-        "attention_dropout": "attention_dropout",
-        "activation_dropout": "activation_dropout",
-        "encoder_layerdrop": "encoder_layerdrop",
-        "decoder_layerdrop": "decoder_layerdrop",
-    },
-)
-M2M_100 = replace(
-    MARIAN,
-    model_type="m2m_100",
-    classes={"translation": "M2M100ForConditionalGeneration"},
-    computes={
-        "encoder_normalize_before": True,
-        "decoder_normalize_before": True,
-        "layernorm_embedding": False,
-    },
-    own_positions="sinusoidal(layout=fairseq)",
-)
-BART = replace(
-    MARIAN,
-    model_type="bart",
-    classes={"translation": "BartForConditionalGeneration"},
-    computes={**MARIAN.computes, "layernorm_embedding": True},
-)
-MBART = replace(
-    M2M_100,
-    model_type="mbart",
-    classes={"translation": "MBartForConditionalGeneration"},
-    computes={**M2M_100.computes, "layernorm_embedding": True},
-    own_positions="",
+# The first that computes a model is the one that it is exported to.
+STOCK_FAMILIES = (
+    ROBERTA,
+    _define_roberta(
+        "roberta-prelayernorm", "RobertaPreLayerNorm", "roberta_prelayernorm", pre_norm=True
+    ),
+    _define_roberta("xlm-roberta", "XLMRoberta", "roberta", pre_norm=False),
+    BIOGPT,
+    _define_translation("marian", "MarianMTModel", pre_norm=False, embedding_norm=False),
+    _define_translation(
+        "m2m_100",
+        "M2M100ForConditionalGeneration",
+        pre_norm=True,
+        embedding_norm=False,
+        own_positions="sinusoidal(layout=fairseq)",
+    ),
+    _define_translation(
+        "bart", "BartForConditionalGeneration", pre_norm=False, embedding_norm=True
+    ),
+    _define_translation(
+        "mbart", "MBartForConditionalGeneration", pre_norm=True, embedding_norm=True
+    ),
 )
 # Parameters that the classes have and do not read, or not if another parameter stands for them.
 COPIES = {
     "lm_head.bias": "lm_head.decoder.bias",
     "model.shared.weight": "model.encoder.embed_tokens.weight",
 }
-# The first that computes a model is the one that it is exported to.
-STOCK_FAMILIES = (ROBERTA, ROBERTA_PRE_NORM, XLM_ROBERTA, BIOGPT, MARIAN, M2M_100, BART, MBART)
+
+
+def refuse_odd_parts(trained: OpenModel, target: str) -> None:
+    """Refuse a model with parts that no class has.
+
+    Args:
+        trained: the model.
+        target: ``transformers`` or ``CTranslate2``, for the message.
+
+    Raises:
+        UserError: it has such a part.
+    """
+    for stack in trained.stacks.values():
+        part = ""
+        if getattr(stack, "adaptive_softmax", None) is not None:
+            part = "an adaptive softmax"
+        elif type(stack.embed_tokens) is not nn.Embedding:
+            part = f"{type(stack.embed_tokens).__name__} as token embeddings"
+        elif getattr(stack, "project_in_dim", None) or getattr(stack, "project_out_dim", None):
+            part = "projections of embeddings"
+        elif getattr(stack, "rotates_source", False):
+            part = "rope(cross_attention=true)"
+        if part:
+            raise UserError(f"{trained.path}: {target} has no model with {part}")

@@ -1,13 +1,13 @@
 """Exports a trained model for CTranslate2, an engine that runs Transformers on CPUs and GPUs.
 
 CTranslate2 has fields for vectors at the input, a rotation of queries and keys, vectors by distance
-for keys and values, and a bias by distance. Models with other positions are refused.
+for keys and values, and a bias by distance. Models with other encodings are refused. Options that
+it lacks, such as vectors for each head, show when the two models are compared.
 """
 
 from __future__ import annotations
 
 import copy
-import re
 from pathlib import Path
 from typing import Any
 
@@ -26,21 +26,26 @@ from fairseq_posenc.encodings.rope import Rope
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.folders import whole_folder
-from fairseq_posenc.position_parameters import is_position_parameter
 from fairseq_posenc.positions import Span
-from fairseq_posenc.workbench.convert.card import Labels, format_serving_usage, write_card
+from fairseq_posenc.workbench.convert.card import format_serving_usage, write_card
 from fairseq_posenc.workbench.convert.comparison import (
     SPECIAL_SYMBOLS,
     compute_scores,
     draw_batch,
     refuse_difference,
 )
-from fairseq_posenc.workbench.convert.tokenizer import write_serving_tokenizers
+from fairseq_posenc.workbench.convert.stock_classes import refuse_odd_parts
+from fairseq_posenc.workbench.convert.tokenizer import (
+    build_tokenizers,
+    list_vocabularies,
+    write_tokenizers,
+)
 from fairseq_posenc.workbench.loading.open_model import OpenModel
 
-_AT_INPUT = ("learned", "sinusoidal")
-_BIASES = ("sandwich", "t5")  # CTranslate2 counts their distances wrongly in prompts of causal LMs
-_ENCODINGS = (*_AT_INPUT, *_BIASES, "alibi", "lerope", "none", "rope", "shaw", "shaw_values")
+FOR_CAUSAL_LMS = {"alibi", "learned", "lerope", "none", "rope", "sinusoidal"}
+FOR_CAUSAL_LMS |= {"shaw", "shaw_values"}
+# CTranslate2 counts the distances of other biases wrongly in prompts of causal LMs.
+FOR_TRANSLATION = FOR_CAUSAL_LMS | {"sandwich", "t5"}
 _ACTIVATIONS = {
     "relu": Activation.RELU,
     "gelu": Activation.GELU,
@@ -48,14 +53,10 @@ _ACTIVATIONS = {
     "gelu_accurate": Activation.GELUTanh,
     "tanh": Activation.Tanh,
 }
-_READ_WEIGHTS = re.compile(  # the names of the weights that CTranslate2 reads
-    r".*\.(embed_tokens|layernorm_embedding|[qkv]_proj|out_proj|(\w+_)?layer_norm|fc[12]|"
-    r"output_projection)\.(weight|bias)"
-)
 
 
 def export_to_ctranslate2(
-    trained: OpenModel, quantization: str, tokens: str | None, out: Path, labels: Labels
+    trained: OpenModel, quantization: str, tokens: str | None, out: Path
 ) -> list[str]:
     """Write a folder that CTranslate2 reads, compare the two models, and return lines for the user.
 
@@ -64,44 +65,50 @@ def export_to_ctranslate2(
         quantization: ``float32``, ``float16`` or ``int8``.
         tokens: value of ``--tokens``; None to find a tokenizer in the folder of the data.
         out: the folder.
-        labels: labels of the model card.
 
     Raises:
         UserError: CTranslate2 cannot compute the model, or its scores differ.
     """
-    if trained.head not in ("translation", "causal_lm"):
-        raise _refusal(f"a {trained.family.title}: it serves translation models and causal LMs")
+    _refuse_unsupported(trained)
+    tokenizers = build_tokenizers(trained, tokens)
+    vocabularies = list_vocabularies(trained, tokenizers)
     with whole_folder(out) as folder:
-        files, vocabularies = write_serving_tokenizers(trained, tokens, folder)
-        largest, _ = _write_and_compare(trained, vocabularies, "float32", folder)
-        refuse_difference("--to ctranslate2: log probabilities differ from the model's", largest)
-        notes = [f"log probabilities in float32 equal to {largest:.1e} of the largest one"]
+        folders = write_tokenizers(trained, tokenizers, folder)
+        build_specification(trained, vocabularies, "float32").save(str(folder))
+        difference = _compare_log_probs(trained, vocabularies, folder)
+        specs = " and ".join(dict.fromkeys(str(x.assembly.spec) for x in trained.stacks.values()))
+        lacks = f"CTranslate2 lacks an option of {specs}, or another of the model"
+        refuse_difference(f"--to ctranslate2: {lacks}: log probabilities differ", difference)
+        notes = [f"log probabilities in float32 equal to {difference:.1e} of the largest one"]
         if quantization != "float32":
-            _, mean = _write_and_compare(trained, vocabularies, quantization, folder)
-            notes.append(
-                f"log probabilities in {quantization} are {mean:.1e} from those of float32 in the "
-                "mean, of random text"
-            )
-        usage = format_serving_usage(trained, files)
-        write_card(folder, trained, "ctranslate2", usage, notes, labels)
+            build_specification(trained, vocabularies, quantization).save(str(folder))
+        usage = format_serving_usage(trained, folders)
+        write_card(folder, trained, "ctranslate2", usage, notes)
     return [f"wrote {out}: a model of CTranslate2 in {quantization}", *notes]
 
 
-def _refusal(lacking: str) -> UserError:
-    return UserError(f"--to ctranslate2: CTranslate2 does not support {lacking}")
+def _refuse_unsupported(trained: OpenModel) -> None:
+    """Refuse a model, an activation or an encoding that CTranslate2 lacks."""
+    lacks = "--to ctranslate2: CTranslate2 does not support"
+    if trained.head not in ("translation", "causal_lm"):
+        family = trained.family.title
+        raise UserError(f"{lacks} a {family}: it serves translation models and causal LMs")
+    refuse_odd_parts(trained, "CTranslate2")
+    known = FOR_TRANSLATION if trained.translates else FOR_CAUSAL_LMS
+    for stack in trained.stacks.values():
+        spec, activation = stack.assembly.spec, stack.cfg.activation_fn
+        if activation not in _ACTIVATIONS:
+            raise UserError(f"{lacks} the activation {activation}, but {', '.join(_ACTIVATIONS)}")
+        if others := sorted({item.name for item in spec.items} - known):
+            raise UserError(f"{lacks} {spec}: {others[0]} is not one of {', '.join(sorted(known))}")
 
 
 @torch.no_grad()
-def _write_and_compare(
-    trained: OpenModel, vocabularies: list[list[str]], quantization: str, folder: Path
-) -> tuple[float, float]:
-    """Write or replace a model, and compare log probabilities of random sentences.
+def _compare_log_probs(trained: OpenModel, vocabularies: list[list[str]], folder: Path) -> float:
+    """Compute the largest difference of log probabilities, as a share of the largest one.
 
-    Return the largest difference, as a share of the largest log probability, and the mean one.
+    They are those of random sentences, with the model that was written to the folder.
     """
-    specification = build_specification(trained, vocabularies)
-    specification.optimize(quantization)
-    specification.save(str(folder))
     ours, lines = [], []
     for row in zip(*draw_batch(trained.model, "right")):
         *sources, target = sentences = [ids[ids.ge(SPECIAL_SYMBOLS)] for ids in row]
@@ -122,24 +129,20 @@ def _write_and_compare(
         results = generator.score_batch(texts, max_input_length=0)
     our_log_probs = torch.cat(ours)
     differences = our_log_probs - torch.tensor([x for result in results for x in result.log_probs])
-    largest = differences.abs().max() / our_log_probs.abs().max()
-    return float(largest), float(differences.abs().mean())
+    return float(differences.abs().max() / our_log_probs.abs().max())
 
 
 @torch.no_grad()
-def build_specification(trained: OpenModel, vocabularies: list[list[str]]) -> Any:
+def build_specification(
+    trained: OpenModel, vocabularies: list[list[str]], quantization: str
+) -> Any:
     """Build CTranslate2's specification of a model: a tree of layers, whose leaves are the weights.
 
     Args:
         trained: the model.
         vocabularies: symbols of each dictionary, the source's first.
-
-    Raises:
-        UserError: the model has something that CTranslate2 does not support.
+        quantization: type of the weights.
     """
-    for name in trained.weights:
-        if not (is_position_parameter(name) or _READ_WEIGHTS.fullmatch(name)):
-            raise _refusal(name)
     stacks = {name: _build_stack(trained, stack) for name, stack in trained.stacks.items()}
     if trained.translates:
         specification: Any = transformer_spec.TransformerSpec(stacks["encoder"], stacks["decoder"])
@@ -154,19 +157,19 @@ def build_specification(trained: OpenModel, vocabularies: list[list[str]]) -> An
         if not trained.settings.task.add_bos_token:
             specification.config.bos_token = specification.config.eos_token
     specification.validate()
+    specification.optimize(quantization)
     return specification
 
 
 def _build_stack(trained: OpenModel, stack: Any) -> Any:
     """Build an encoder or a decoder with its weights and positions."""
     dims: Dims = stack.assembly.dims
-    names = {item.name for item in stack.assembly.spec.items}
-    _refuse_options(stack, names, trained.translates)
-    terms = _compute_terms(stack)
-    # CTranslate2 computes ALiBi itself in a causal LM, for all layers; elsewhere it is a bias.
-    alibi = "alibi" in names and not trained.translates
-    if alibi and any(layer_terms.bias is None for layer_terms in terms):
-        raise _refusal(f"{stack.assembly.spec}: alibi in some layers of a causal LM")
+    length = dims.max_positions
+    tokens = torch.full((1, length), SPECIAL_SYMBOLS)
+    span = Span.from_lengths(tgt_len=length, src_len=length, device=tokens.device)
+    shared = stack.compute_shared(tokens, tgt_len=length)
+    attentions = [layer.self_attn for layer in stack.layers]
+    terms = [x.terms(span, shared.of_kind(x.kind)).expanded() for x in attentions]
     style = {
         "num_heads": dims.num_heads,
         "pre_norm": stack.layers[0].normalize_before,
@@ -174,18 +177,26 @@ def _build_stack(trained: OpenModel, stack: Any) -> Any:
         "activation": _ACTIVATIONS[stack.cfg.activation_fn],
         "layernorm_embedding": stack.layernorm_embedding is not None,
     }
+    # Without a table of vectors at the input, CTranslate2 would add sinusoids.
+    vectors = torch.zeros(length, dims.embed_dim)
+    if stack.embed_positions is not None:
+        vectors = stack.embed_positions(tokens)[0]
     copied = copy.deepcopy(stack)  # quantization changes weights in place
-    copied.embed_positions = _build_position_table(stack)
+    copied.embed_positions = nn.Embedding.from_pretrained(
+        F.pad(vectors, (0, 0, 1, 0)), padding_idx=0
+    )
     if dims.causal:
-        spec: Any = transformer_spec.TransformerDecoderSpec(
-            len(stack.layers), with_encoder_attention=trained.translates, **style
-        )
-        spec.alibi = alibi
+        style["with_encoder_attention"] = trained.translates
+        spec: Any = transformer_spec.TransformerDecoderSpec(len(stack.layers), **style)
+        if not trained.translates and any(layer_terms.bias is not None for layer_terms in terms):
+            # The only bias of a causal LM is ALiBi's, which CTranslate2 computes in all layers.
+            spec.alibi = True
+            terms = [layer_terms._replace(bias=None) for layer_terms in terms]
     else:
         spec = transformer_spec.TransformerEncoderSpec(len(stack.layers), **style)
-    for layer_spec, layer, layer_terms in zip(spec.layer, stack.layers, terms):
-        layer_terms = layer_terms._replace(bias=None) if alibi else layer_terms
-        layer_spec.self_attention = _build_attention(stack, layer, layer_terms)
+    for layer_spec, attention, layer_terms in zip(spec.layer, attentions, terms):
+        encodings = stack.encodings.select(attention.kind).as_list()
+        layer_spec.self_attention = _build_attention(encodings, layer_terms, dims)
     if dims.causal:
         converter.set_transformer_decoder(spec, copied, trained.translates)
     else:
@@ -193,55 +204,20 @@ def _build_stack(trained: OpenModel, stack: Any) -> Any:
     return spec
 
 
-def _build_position_table(stack: Any) -> nn.Embedding:
-    """Build the table of vectors at the input; without one, CTranslate2 would add sinusoids."""
-    dims: Dims = stack.assembly.dims
-    table = torch.zeros(dims.max_positions, dims.embed_dim)
-    if stack.embed_positions is not None:
-        table = stack.embed_positions(torch.full((1, dims.max_positions), SPECIAL_SYMBOLS))[0]
-    return nn.Embedding.from_pretrained(F.pad(table, (0, 0, 1, 0)), padding_idx=0)
+def _build_attention(encodings: list[Any], terms: Terms, dims: Dims) -> MultiHeadAttentionSpec:
+    """Build the self-attention of a layer with only its positions set.
 
-
-def _refuse_options(stack: Any, names: set[str], translates: bool) -> None:
-    """Refuse options and encodings that CTranslate2 lacks; the comparison finds other options."""
-    if stack.cfg.activation_fn not in _ACTIVATIONS:
-        raise _refusal(f"the activation {stack.cfg.activation_fn}, but {', '.join(_ACTIVATIONS)}")
-    spec = stack.assembly.spec
-    known = set(_ENCODINGS) if translates else set(_ENCODINGS).difference(_BIASES)
-    if others := sorted(names - known):
-        raise _refusal(f"{spec}: {others[0]} is not one of {', '.join(sorted(known))}")
-    if names.intersection(_AT_INPUT) and len(names - {"none"}) > 1:
-        raise _refusal(f"{spec}: it has positions either at the input or in the attention")
-    if getattr(stack, "rotates_source", False):
-        raise _refusal("rope(cross_attention=true)")
-    if not stack.assembly.dims.causal and set(stack.directions) != {"both"}:
-        raise _refusal("attention directions")
-
-
-def _compute_terms(stack: Any) -> list[Terms]:
-    """Compute vectors and biases of each layer for all distances, the smallest first."""
-    length = stack.assembly.dims.max_positions
-    tokens = torch.full((1, length), SPECIAL_SYMBOLS)
-    span = Span.from_lengths(tgt_len=length, src_len=length, device=tokens.device)
-    shared = stack.compute_shared(tokens, tgt_len=length)
-    attentions = [layer.self_attn for layer in stack.layers]
-    return [x.terms(span, shared.of_kind(x.kind)).expanded() for x in attentions]
-
-
-def _build_attention(stack: Any, layer: Any, terms: Terms) -> MultiHeadAttentionSpec:
-    """Build the self-attention of a layer with only its positions set."""
-    dims = stack.assembly.dims
-    encodings = stack.encodings.select(layer.self_attn.kind).as_list()
+    Args:
+        encodings: those of the layer.
+        terms: theirs at all distances, the smallest first.
+        dims: sizes of the stack.
+    """
     rope = next((encoding for encoding in encodings if isinstance(encoding, Rope)), None)
     tables = [x for x in (terms.query_table, terms.value_table) if x is not None]
-    if terms.first is not None or any(table.size(0) > 1 for table in tables):
-        raise _refusal(f"{stack.assembly.spec}: vectors for each head, or for the first token")
     rotary: dict[str, Any] = {}
     gain = 1.0  # by which a scaling multiplies rotated queries and keys
     if rope is not None:
         gain = rope.scaling.gain(rope.dims)
-        if gain != 1 and (tables or rope.rotated < dims.head_dim):
-            raise _refusal(f"{stack.assembly.spec}: a rotation that scales a part of the scores")
         rotary = {
             "rotary_dim": rope.rotated,
             "rotary_interleave": rope.layout == "interleaved",

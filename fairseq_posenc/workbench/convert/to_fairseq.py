@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from fairseq import utils
@@ -18,7 +18,7 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from fairseq_posenc.checkpoints.dictionary import DICTIONARY, Placeholders, load_dictionary
-from fairseq_posenc.errors import UserError, shortened
+from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf import set_positions
 from fairseq_posenc.hf.saving import load_model
 from fairseq_posenc.hf.settings import SPEC_FIELD, PositionSettings
@@ -36,7 +36,10 @@ from fairseq_posenc.workbench.convert.stock_classes import (
     UNUSED_ROWS,
     StockFamily,
 )
-from fairseq_posenc.workbench.loading.checkpoints import refuse_unusable_settings
+from fairseq_posenc.workbench.loading.checkpoints import (
+    refuse_unusable_settings,
+    write_start_checkpoint,
+)
 from fairseq_posenc.workbench.loading.families import (
     FAMILIES,
     Family,
@@ -50,17 +53,16 @@ _PRETRAINING_HEAD = "encoder.lm_head."  # fine-tuned models of transformers do n
 _STACK = "encoder.sentence_encoder"  # of masked LMs
 
 
-class Imported(NamedTuple):
-    """A model of fairseq, in the parts of a checkpoint."""
-
-    settings: dict[str, Any]  # fairseq's configuration, as dictionaries
-    state: dict[str, Any]  # the state dict
-    notes: list[str]  # for the user
-
-
 @torch.no_grad()
-def import_folder(path: Path) -> Imported:
-    """Read a folder of transformers as a model of fairseq, and compare the two.
+def import_folder(path: Path, out: Path) -> list[str]:
+    """Write the model of a folder of transformers as a start checkpoint, once they compare equal.
+
+    Args:
+        path: the folder.
+        out: file of the checkpoint.
+
+    Returns:
+        Notes about the model.
 
     Raises:
         UserError: the folder cannot be read, or fairseq has no such model.
@@ -69,8 +71,11 @@ def import_folder(path: Path) -> Imported:
         raise UserError(f"--from {path}: no such folder")
     source = load_model(path)
     stock, head = _find_stock_family(source, path)
-    if stock.family == "masked_lm":
-        _refuse_other_layers(source.config, path)
+    if stock.family == "masked_lm" and source.config.layer_norm_eps != EPSILON:
+        raise UserError(
+            f"{path}: layer_norm_eps is {source.config.layer_norm_eps}, and fairseq's layer norms "
+            f"have {EPSILON:g}: the model would compute something else"
+        )
     if not hasattr(source.config, SPEC_FIELD):
         set_positions(source, "own")  # those of the class itself become ours, with our names
     config = source.config
@@ -113,7 +118,8 @@ def import_folder(path: Path) -> Imported:
     refuse_difference(f"{path}: {stock.classes[head]} differs from fairseq's model", difference)
     settings["model"] = type(defaults)(**options)
     settings["task"] = {**settings["task"], **task}
-    return Imported(settings, model.state_dict(), notes)
+    write_start_checkpoint(settings, model.state_dict(), out)
+    return notes
 
 
 def _find_stock_family(model: PreTrainedModel, path: Path) -> tuple[StockFamily, str]:
@@ -128,20 +134,6 @@ def _find_stock_family(model: PreTrainedModel, path: Path) -> tuple[StockFamily,
         f"{path}: a {names[0]} cannot be imported, but {known}. To change only the positions of a "
         "model of transformers, use fairseq-posenc swap"
     )
-
-
-def _refuse_other_layers(config: PretrainedConfig, path: Path) -> None:
-    """Refuse a RoBERTa with layer norms or activations that fairseq's does not have."""
-    if config.layer_norm_eps != EPSILON:
-        raise UserError(
-            f"{path}: layer_norm_eps is {config.layer_norm_eps}, and fairseq's layer norms have "
-            f"{EPSILON:g}: the model would compute something else"
-        )
-    if config.hidden_act != "gelu":
-        raise UserError(
-            f"{path}: {shortened(str(config.hidden_act))} in its layers and gelu in its head; "
-            "fairseq's RoBERTa has one activation for both"
-        )
 
 
 def _list_options(config: PretrainedConfig, stock: StockFamily, family: Family) -> dict[str, Any]:

@@ -15,22 +15,16 @@ from typing import Any
 
 import torch
 import transformers
-from fairseq.data import Dictionary
-from torch import Tensor, nn
+from tokenizers import Tokenizer
+from torch import Tensor
 from torch.nn import functional as F
 from transformers import CONFIG_MAPPING, GenerationConfig, PretrainedConfig, PreTrainedModel
 
-from fairseq_posenc.checkpoints.dictionary import DICTIONARY, load_dictionary
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.folders import whole_folder
 from fairseq_posenc.hf import set_positions
 from fairseq_posenc.hf.saving import load_model
-from fairseq_posenc.workbench.convert.card import (
-    LONGEST_TRANSLATION,
-    Labels,
-    format_usage,
-    write_card,
-)
+from fairseq_posenc.workbench.convert.card import LONGEST_TRANSLATION, format_usage, write_card
 from fairseq_posenc.workbench.convert.comparison import (
     compare_with_transformers,
     refuse_difference,
@@ -43,36 +37,32 @@ from fairseq_posenc.workbench.convert.stock_classes import (
     TOKEN_TYPES,
     UNUSED_ROWS,
     StockFamily,
+    refuse_odd_parts,
 )
-from fairseq_posenc.workbench.convert.tokenizer import write_tokenizers
+from fairseq_posenc.workbench.convert.tokenizer import build_tokenizers, write_tokenizers
 from fairseq_posenc.workbench.loading.open_model import OpenModel
 
-# Activations in the heads of RoBERTa: head -> option of fairseq and its value.
-_HEAD_ACTIVATIONS = {
-    "masked_lm": ("activation_fn", "gelu"),
-    "classes": ("pooler_activation_fn", "tanh"),
-}
 
-
-def export_to_transformers(
-    trained: OpenModel, tokens: str | None, out: Path, labels: Labels
-) -> list[str]:
+def export_to_transformers(trained: OpenModel, tokens: str | None, out: Path) -> list[str]:
     """Write a folder of transformers, compare its model with the trained one, return a report.
 
     Args:
         trained: the model.
         tokens: value of ``--tokens``; None to find a tokenizer in the folder of the data.
         out: the folder.
-        labels: labels of the model card.
 
     Raises:
         UserError: the models differ, or transformers has no such model.
     """
     stock = find_stock_family(trained)
-    is_plain = has_own_positions(trained, stock)
+    specs = {str(stack.assembly.spec) for stack in trained.stacks.values()}
+    has_directions = any(stack.identity.directions for stack in trained.stacks.values())
+    is_plain = specs == {stock.own_positions} and not has_directions
     name = stock.classes[trained.head]
+    tokenizers = build_tokenizers(trained, tokens)
+    _refuse_unknown_pieces(trained, tokenizers)
     with whole_folder(out) as folder:
-        tokenizers = write_tokenizers(trained, tokens, folder)
+        folders = write_tokenizers(trained, tokenizers, folder)
         for dictionary in trained.dictionaries:
             (folder / dictionary).parent.mkdir(exist_ok=True)
             shutil.copyfile(trained.data / dictionary, folder / dictionary)
@@ -84,10 +74,21 @@ def export_to_transformers(
         refuse_difference(f"{name} differs from the model", difference)
         notes = [] if tokenizers else ["no tokenizer"]
         notes.append(f"scores equal to {difference:.1e} of the largest one, on padded sentences")
-        usage = format_usage(trained, is_plain, tokenizers)
-        write_card(folder, trained, "transformers", usage, notes, labels)
+        usage = format_usage(trained, is_plain, folders)
+        write_card(folder, trained, "transformers", usage, notes)
     positions = "its own positions" if is_plain else "positions of fairseq-posenc"
     return [f"wrote {out}: {name} with {positions}", *notes]
+
+
+def _refuse_unknown_pieces(trained: OpenModel, tokenizers: list[Tokenizer]) -> None:
+    """Refuse tokenizers with pieces that the dictionary lacks."""
+    for (name, dictionary), tokenizer in zip(trained.dictionaries.items(), tokenizers):
+        if unknown := tokenizer.get_vocab_size() - len(dictionary):
+            raise UserError(
+                f"{trained.data / name}: lacks {unknown:,} pieces of the tokenizer, which fairseq "
+                "reads as <unk>, and a tokenizer of transformers cannot: --tokens none exports the "
+                "model without a tokenizer"
+            )
 
 
 def find_stock_family(trained: OpenModel) -> StockFamily:
@@ -96,23 +97,15 @@ def find_stock_family(trained: OpenModel) -> StockFamily:
     Raises:
         UserError: there are none.
     """
-    _refuse_odd_parts(trained)
+    refuse_odd_parts(trained, "transformers")
     candidates = [stock for stock in STOCK_FAMILIES if stock.family == trained.family.name]
     for stock in candidates:
         if all(_read_option(trained, option) == value for option, value in stock.computes.items()):
-            _refuse_odd_options(trained, stock)
             return stock
     values = ", ".join(
         f"{option}={_read_option(trained, option)}" for option in candidates[0].computes
     )
     raise _refusal(trained, f"a {trained.family.title} with {values}")
-
-
-def has_own_positions(trained: OpenModel, stock: StockFamily) -> bool:
-    """Check whether the stock class itself has the positions of a model."""
-    stacks = trained.stacks.values()
-    specs = {str(stack.assembly.spec) for stack in stacks}
-    return specs == {stock.own_positions} and not any(x.identity.directions for x in stacks)
 
 
 @torch.no_grad()
@@ -131,8 +124,8 @@ def build_stock_model(trained: OpenModel, stock: StockFamily, *, is_plain: bool)
     model: PreTrainedModel = getattr(transformers, stock.classes[trained.head])(config)
     if not is_plain:
         _copy_positions(trained, model)
-    if trained.family.name != "masked_lm":
-        model.generation_config = _build_generation_config(trained)
+    if trained.translates:
+        model.generation_config = _build_generation_config(trained, config)
     weights = _list_weights(trained)
     learned = "encoder.sentence_encoder.embed_positions.encodings.learned.table"
     if is_plain and f"{learned}.weight" in weights:
@@ -176,20 +169,21 @@ def _list_weights(trained: OpenModel) -> dict[str, Tensor]:
     return {name: weights[name] for name in weights if not name.startswith(tuple(unused))}
 
 
-def _build_generation_config(trained: OpenModel) -> GenerationConfig:
-    """Build the settings of ``generate``, for translations the defaults of fairseq-generate."""
-    settings = GenerationConfig(**_list_special_tokens(trained))
-    if trained.translates:
-        decoder = trained.stacks["decoder"]
-        settings.update(
-            num_beams=5,
-            early_stopping=True,
-            length_penalty=1.0,
-            min_new_tokens=1,  # before </s>, which is one more than a translation may have
-            max_new_tokens=min(LONGEST_TRANSLATION, decoder.max_positions() - 1) + 1,
-            suppress_tokens=[decoder.padding_idx],
-        )
-    return settings
+def _build_generation_config(trained: OpenModel, config: PretrainedConfig) -> GenerationConfig:
+    """Build the settings with which ``generate`` translates as fairseq-generate does by default."""
+    longest = min(LONGEST_TRANSLATION, trained.stacks["decoder"].max_positions() - 1)
+    return GenerationConfig(
+        pad_token_id=config.pad_token_id,
+        bos_token_id=config.bos_token_id,
+        eos_token_id=config.eos_token_id,
+        decoder_start_token_id=config.decoder_start_token_id,
+        num_beams=5,
+        early_stopping=True,
+        length_penalty=1.0,
+        min_new_tokens=1,  # before </s>, which is one more than a translation may have
+        max_new_tokens=longest + 1,
+        suppress_tokens=[config.pad_token_id],
+    )
 
 
 def _refusal(trained: OpenModel, lacking: str) -> UserError:
@@ -205,35 +199,6 @@ def _read_option(trained: OpenModel, option: str) -> Any:
     return getattr(cfg, option)
 
 
-def _refuse_odd_parts(trained: OpenModel) -> None:
-    """Refuse a model with parts or positions that no class has."""
-    for stack in trained.stacks.values():
-        if getattr(stack, "adaptive_softmax", None) is not None:
-            raise _refusal(trained, "an adaptive softmax (--adaptive-softmax-cutoff)")
-        if type(stack.embed_tokens) is not nn.Embedding:
-            raise _refusal(trained, f"{type(stack.embed_tokens).__name__} as token embeddings")
-        if getattr(stack, "rotates_source", False):
-            raise _refusal(trained, "rope(cross_attention=true)")
-
-
-def _refuse_odd_options(trained: OpenModel, stock: StockFamily) -> None:
-    """Refuse options that the class does not have, and that no weight shows."""
-    name = stock.classes[trained.head]
-    sizes = [stack.embed_tokens.num_embeddings for stack in trained.stacks.values()]
-    if sizes[0] != sizes[-1] and stock.model_type != "marian":
-        raise UserError(
-            f"{trained.path}: its dictionaries have {sizes[0]:,} and {sizes[1]:,} symbols, and "
-            f"{name} has one dictionary: train with --joined-dictionary of fairseq-preprocess"
-        )
-    if trained.head in _HEAD_ACTIVATIONS:
-        option, activation = _HEAD_ACTIVATIONS[trained.head]
-        value = getattr(trained.model.args, option)
-        if value != activation:
-            raise UserError(
-                f"{trained.path}: {option}={value}, and the head of {name} has {activation}"
-            )
-
-
 def _build_config(trained: OpenModel, stock: StockFamily) -> PretrainedConfig:
     """Build the configuration of the stock class."""
     stacks = [*trained.stacks.values()]
@@ -246,8 +211,12 @@ def _build_config(trained: OpenModel, stock: StockFamily) -> PretrainedConfig:
             value = float(value)  # transformers refuses the 0 of fairseq
         if fields.setdefault(field, value) != value:
             raise _refusal(trained, f"{option}={value} beside {fields[field]} in the encoder")
+    # A causal LM of fairseq begins texts with </s>, unless it was trained with --add-bos-token.
+    begins_with_eos = trained.family.name == "causal_lm" and not trained.settings.task.add_bos_token
     fields |= {
-        **_list_special_tokens(trained),
+        "pad_token_id": stacks[-1].padding_idx,
+        "eos_token_id": stacks[-1].eos_idx,
+        "bos_token_id": stacks[-1].eos_idx if begins_with_eos else stacks[-1].dictionary.bos(),
         "vocab_size": stacks[0].embed_tokens.num_embeddings,
         "max_position_embeddings": max(x.assembly.dims.trained_length for x in stacks),
         "tie_word_embeddings": trained.ties_embeddings,
@@ -266,35 +235,13 @@ def _build_config(trained: OpenModel, stock: StockFamily) -> PretrainedConfig:
             fields["share_encoder_decoder_embeddings"] = ties_all
         else:
             fields["tie_word_embeddings"] = ties_all
+        fields["decoder_start_token_id"] = stacks[1].eos_idx  # fairseq's decoders begin with </s>
         fields["langs"] = [trained.settings.task.source_lang, trained.settings.task.target_lang]
     if trained.head == "classes":
         (classifier,) = trained.model.classification_heads.values()
-        fields["id2label"] = _name_classes(trained, classifier.out_proj.out_features)
-        fields["label2id"] = {label: index for index, label in fields["id2label"].items()}
+        fields["num_labels"] = count = classifier.out_proj.out_features
+        if count > 1:  # fairseq fills dictionaries up with `madeupword0000` and so on
+            labels = trained.task.label_dictionary
+            fields["id2label"] = dict(enumerate(labels.symbols[labels.nspecial :][:count]))
+            fields["label2id"] = {label: index for index, label in fields["id2label"].items()}
     return CONFIG_MAPPING[stock.model_type](**fields)
-
-
-def _list_special_tokens(trained: OpenModel) -> dict[str, int]:
-    """List special symbols by transformers' names, those of the decoder if there is one."""
-    *_, stack = trained.stacks.values()
-    # A causal LM of fairseq begins texts with </s>, unless it was trained with --add-bos-token.
-    begins_with_eos = trained.family.name == "causal_lm" and not trained.settings.task.add_bos_token
-    tokens = {
-        "pad_token_id": stack.padding_idx,
-        "eos_token_id": stack.eos_idx,
-        "bos_token_id": stack.eos_idx if begins_with_eos else stack.dictionary.bos(),
-    }
-    if trained.translates:
-        tokens["decoder_start_token_id"] = stack.eos_idx  # fairseq's decoders begin with </s>
-    return tokens
-
-
-def _name_classes(trained: OpenModel, classes: int) -> dict[int, str]:
-    """Name the classes, by the dictionary of the labels if there is one."""
-    path = trained.data / "label" / DICTIONARY
-    labels = load_dictionary(path, mask=False) if path.is_file() else Dictionary()
-    # fairseq fills dictionaries up with `madeupword0000` and so on.
-    names = [x for x in labels.symbols[labels.nspecial :] if not x.startswith("madeupword")]
-    if len(names) != classes:
-        names = [f"LABEL_{number}" for number in range(classes)]
-    return dict(enumerate(names))

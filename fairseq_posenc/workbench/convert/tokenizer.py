@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Optional
 
@@ -25,7 +24,6 @@ from fairseq_posenc.tokens.symbols import SPACE
 from fairseq_posenc.tokens.tokenizer import ENCODER_JSON, MERGES, PIECES
 from fairseq_posenc.workbench.loading.open_model import OpenModel
 
-TARGET = "target"  # folder of the target's tokenizer, if it is not the source's
 NAMED_TOKENIZATIONS = ("words", "characters", "none")  # `none`: export no tokenizer
 # lstrip: as in fairseq's fill_mask, the token includes the space before it.
 _MASK = AddedToken("<mask>", lstrip=True, special=True)
@@ -125,33 +123,21 @@ def build_tokenizer(tokenization: Path | str, dictionary: Dictionary) -> Tokeniz
     return tokenizer
 
 
-def write_tokenizers(trained: OpenModel, tokens: Optional[str], folder: Path) -> list[str]:
-    """Write a model's tokenizers as transformers reads them, and return their folders.
+def write_tokenizers(trained: OpenModel, tokenizers: list[Tokenizer], folder: Path) -> list[str]:
+    """Write a model's tokenizers as transformers reads them.
 
     Args:
         trained: the model.
-        tokens: value of ``--tokens``; None to find a tokenizer in the folder of the data.
+        tokenizers: the results of :func:`build_tokenizers`.
         folder: folder of the model.
 
     Returns:
-        The folders within ``folder``: "", or "" and that of the target's tokenizer if it is not the
-        source's; none with ``--tokens none``.
-
-    Raises:
-        UserError: there is no tokenizer, or it has pieces that a dictionary lacks.
+        The folders of the tokenizers within ``folder``, which is "" itself. The target's has one
+        of its own if it is not the source's.
     """
-    written: dict[str, Tokenizer] = {}
-    for (name, dictionary), tokenizer in zip(
-        trained.dictionaries.items(), build_tokenizers(trained, tokens)
-    ):
-        if unknown := tokenizer.get_vocab_size() - len(dictionary):
-            raise UserError(
-                f"{trained.data / name}: lacks {unknown:,} pieces of the tokenizer, which fairseq "
-                "reads as <unk>, and a tokenizer of transformers cannot: --tokens none exports the "
-                "model without a tokenizer"
-            )
-        if not written or tokenizer.to_str() != written[""].to_str():
-            written[TARGET if written else ""] = tokenizer
+    written = dict(zip(("", "target"), tokenizers))
+    if len(tokenizers) == 2 and tokenizers[0].to_str() == tokenizers[1].to_str():
+        del written["target"]
     for name, tokenizer in written.items():
         PreTrainedTokenizerFast(
             tokenizer_object=tokenizer,
@@ -170,26 +156,12 @@ def write_tokenizers(trained: OpenModel, tokens: Optional[str], folder: Path) ->
     return list(written)
 
 
-def write_serving_tokenizers(
-    trained: OpenModel, tokens: Optional[str], folder: Path
-) -> tuple[list[str], list[list[str]]]:
-    """Write the tokenizer of each dictionary for an engine that reads pieces, not ids.
-
-    Returns:
-        The files of the tokenizers, none with ``--tokens none``; and the symbols of each
-        dictionary, as its tokenizer writes them.
-    """
-    files, vocabularies = [], []
-    tokenizers = build_tokenizers(trained, tokens)
-    for (name, dictionary), tokenizer in zip_longest(trained.dictionaries.items(), tokenizers):
-        symbols = list(dictionary.symbols)
-        if tokenizer is not None:
-            files.append(name.replace("dict", "tokenizer").replace(".txt", ".json"))
-            tokenizer.save(str(folder / files[-1]))
-            # The symbols of GPT-2's dictionary are ids; replace them by pieces.
-            symbols = [tokenizer.id_to_token(index) for index in range(len(dictionary))]
-        vocabularies.append(symbols)
-    return files, vocabularies
+def list_vocabularies(trained: OpenModel, tokenizers: list[Tokenizer]) -> list[list[str]]:
+    """List the pieces of each dictionary, which has ids in their place if the BPE is GPT-2's."""
+    symbols = [list(dictionary.symbols) for dictionary in trained.dictionaries.values()]
+    for tokenizer, pieces in zip(tokenizers, symbols):
+        pieces[:] = [tokenizer.id_to_token(index) or "" for index in range(len(pieces))]
+    return symbols
 
 
 def _build_gpt2(folder: Path, dictionary: Dictionary) -> Tokenizer:

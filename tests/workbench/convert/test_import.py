@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,22 +11,16 @@ import pytest
 import torch
 import transformers
 from fairseq import checkpoint_utils
-from safetensors.torch import load_file, save_file
 
 import fairseq_posenc.hf
 from fairseq_posenc.workbench.cli import main
 from fairseq_posenc.workbench.loading.checkpoints import load_state
 from tests.helpers.commands import new_directory
 from tests.helpers.exchanged import checkpoint, export_to, import_from, padded
-from tests.helpers.products import product_of, some_of
-from tests.workbench.convert.test_export import LAYOUTS, MORE, load
+from tests.helpers.products import product_of
+from tests.workbench.convert.test_export import LAYOUTS, compute_both, load
 from tests.workbench.finetuning.test_glue_commands import data as glue_data
 from tests.workbench.finetuning.test_squad_commands import files as squad_files
-
-THERE_AND_BACK = [
-    *((name, spec, {}) for name in LAYOUTS for spec in ("learned", "rope+m4m", "sentence_learned")),
-    *MORE,
-]
 
 
 def open_checkpoint(path: Path):
@@ -41,25 +36,6 @@ def refuse(folder: Path, capsys) -> str:
     *_, line = capsys.readouterr().err.splitlines()
     assert line.startswith("fairseq-posenc: error: ")
     return line
-
-
-@pytest.mark.parametrize(
-    ("name", "spec", "more"), some_of(THERE_AND_BACK[::3] + MORE, THERE_AND_BACK)
-)
-def test_there_and_back_is_bit_for_bit(name, spec, more):
-    family, options = LAYOUTS[name]
-    trained = checkpoint(family, spec, **{**options, **more})
-    start = import_from(export_to(trained))
-    before, after = (load_state(path, "it")["model"] for path in (trained.path, start))
-    if "max_target_positions" in more:  # transformers has one number of positions
-        before, after = (
-            {name: x for name, x in state.items() if not name.endswith("_extra_state")}
-            for state in (before, after)
-        )
-    assert before.keys() == after.keys()
-    for weight in before:
-        assert torch.equal(before[weight], after[weight]), weight
-    assert open_checkpoint(start).max_positions() is not None
 
 
 @pytest.mark.parametrize(
@@ -127,30 +103,16 @@ def test_a_model_that_was_trained_in_transformers_comes_back(name, spec):
     train_once(model)
     folder = new_directory() / "trained"
     model.save_pretrained(folder)
+    for dictionary in trained.data.iterdir():
+        shutil.copy(dictionary, folder)
     start = import_from(folder)
     before, after = (load_state(path, "it")["model"] for path in (trained.path, start))
     assert sum(not torch.equal(before[x], after[x]) for x in before) > len(before) / 2
     # The command has compared the scores; here, once more through the file.
     tokens, real = padded("left")
-    inputs = {"input_ids": tokens, "attention_mask": real.long()}
-    ours = build_again(start, family)
     with torch.no_grad():
-        if family == "translation":
-            found = ours(tokens, real.sum(1), tokens)[0]
-            inputs |= {f"decoder_{key}": value for key, value in inputs.items()}
-        else:
-            found = ours(tokens)[0]
-        expected = model.eval()(**inputs).logits
+        found, expected = compute_both(open_checkpoint(start), model.eval(), tokens, real)
     torch.testing.assert_close(found[real], expected[real], rtol=1e-4, atol=1e-4)
-
-
-def build_again(path: Path, family: str):
-    """Open a checkpoint whose folder has no dictionaries."""
-    data = checkpoint(family, "none").data
-    (model,), _, _ = checkpoint_utils.load_model_ensemble_and_task(
-        [str(path)], {"data": str(data), "source_lang": "de", "target_lang": "en"}
-    )
-    return model.eval()
 
 
 SIZES = {
@@ -191,38 +153,15 @@ def test_a_roberta_of_transformers_computes_the_same_in_fairseq(kind, types):
         torch.testing.assert_close(found[real], expected[real], atol=1e-5, rtol=1e-5)
 
 
-def test_tensors_must_be_those_of_the_model(capsys):
-    _, folder = make_roberta(type_vocab_size=1)
-    path = folder / "model.safetensors"
-    weights = load_file(path)
-    name = "roberta.encoder.layer.1.output.dense.weight"
-    for changed, message in (
-        ({k: v for k, v in weights.items() if k != name}, f"the weights lack {name}"),
-        ({**weights, "more": torch.ones(2)}, "the weights also have more"),
-        ({**weights, name: torch.ones(2, 2)}, "the weights have other shapes of"),
-        ({**weights, name: weights[name] / 0}, "the weights are not finite"),
-    ):
-        save_file(changed, path, {"format": "pt"})
-        assert message in refuse(folder, capsys)
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"hidden_size": 40}, "the weights have other shapes"),
-        ({"num_hidden_layers": 3}, "the weights lack"),
-        ({"num_hidden_layers": 1}, "the weights also have"),
-        ({"max_position_embeddings": 33}, "the weights have other shapes"),
-        ({"hidden_size": "many"}, ""),
-        ({"num_attention_heads": 5}, ""),
-        ({"vocab_size": -3}, ""),
         ({"layer_norm_eps": 1e-12}, "layer_norm_eps is 1e-12, and fairseq's layer norms"),
-        ({"hidden_act": "relu"}, "relu in its layers and gelu in its head"),
-        ({"architectures": ["BertForMaskedLM"]}, "not a model of text of type 'roberta'"),
-        ({"model_type": "bert", "architectures": ["BertForMaskedLM"]}, "the weights lack"),
+        ({"hidden_act": "relu"}, "RobertaForMaskedLM differs from fairseq's model by"),
+        ({"num_hidden_layers": 3}, "the weights lack"),
     ],
 )
-def test_a_configuration_that_lies(change, message, capsys):
+def test_a_configuration_that_fairseq_does_not_have_is_refused(change, message, capsys):
     _, folder = make_roberta(type_vocab_size=1)
     path = folder / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
@@ -236,15 +175,8 @@ def test_other_classes_are_refused_by_name(tmp_path, capsys):
     assert "a LlamaForCausalLM cannot be imported, but Roberta" in refuse(tmp_path, capsys)
 
 
-def test_files_that_are_none(tmp_path, capsys):
+def test_a_folder_that_does_not_exist_is_refused(tmp_path, capsys):
     assert "no such folder" in refuse(tmp_path / "nowhere", capsys)
-    assert str(tmp_path) in refuse(tmp_path, capsys)
-    _, folder = make_roberta(type_vocab_size=1)
-    (folder / "model.safetensors").write_bytes(b"nothing!")
-    assert "its model cannot be read" in refuse(folder, capsys)
-    (folder / "model.safetensors").unlink()
-    torch.save({}, folder / "pytorch_model.bin")  # a pickle is not read
-    assert str(folder) in refuse(folder, capsys)
 
 
 def test_a_dictionary_of_another_size_is_refused(capsys):
