@@ -24,7 +24,7 @@ from fairseq_posenc.encodings.base import Dims, Encodings
 from fairseq_posenc.encodings.rotation import PairRotation, Rotation
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf.caches import DecayCache
-from fairseq_posenc.hf.derived import Derived, wrap_forward
+from fairseq_posenc.hf.derived import Derived
 from fairseq_posenc.hf.families import Family
 from fairseq_posenc.hf.stand_ins import CALLED_BY_ITSELF, Cosines
 from fairseq_posenc.modules.attention_core import AttentionCore
@@ -88,7 +88,9 @@ def make_cosines(rotation: Rotation | None, form: str, width: int, like: Tensor)
         The cosines and sines; 1 and 0 if the model's layers cannot apply the rotation.
     """
     if not can_be_cosines(rotation, form, width):
-        return like.new_ones(1, 1, width), like.new_zeros(1, 1, width)
+        # Not `like.new_ones`, which tensor parallelism would distribute as it does `like`.
+        ones = torch.ones(1, 1, width, dtype=like.dtype, device=like.device)
+        return ones, torch.zeros_like(ones)
     assert isinstance(rotation, PairRotation)
     phases = rotation.phases[:, 0]  # [B or 1, T, pairs]
     parts = [part.to(like.dtype) for part in (phases.real, phases.imag)]
@@ -259,19 +261,14 @@ class AttentionPositions(AttentionCore, nn.Module):
 class AttentionWithPositions(Derived):
     """Mixin of the self-attention of a model: its ``forward`` needs the state of a pass."""
 
-    def __init_subclass__(cls, **named: Any) -> None:
-        super().__init_subclass__(**named)
-        wrap_forward(cls, _attend_in_pass)
-
-
-def _attend_in_pass(
-    forward: Callable[..., Any], attention: nn.Module, args: tuple[Any, ...], named: dict[str, Any]
-) -> Any:
-    """Call the stock ``forward`` of an attention, with cosines and the state that it needs."""
-    state = named.pop(POSITION_STATE, None)
-    if state is None:
-        raise UserError(CALLED_BY_ITSELF)
-    return forward(attention, *args, **getattr(attention, POSITIONS).prepare(state, args, named))
+    def run_forward(
+        self, forward: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]
+    ) -> Any:
+        """Call the stock ``forward`` with the cosines and the state that this layer needs."""
+        state = named.pop(POSITION_STATE, None)
+        if state is None:
+            raise UserError(CALLED_BY_ITSELF)
+        return forward(self, *args, **getattr(self, POSITIONS).prepare(state, args, named))
 
 
 def attend_with_positions(
@@ -307,15 +304,22 @@ def attend_with_positions(
                 module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **named
             ),
         )
-    # The module's own factor comes first. OPT multiplies its queries by that, and passes 1 here;
-    # terms need plain queries, so that is undone.
-    scale = getattr(module, "scaling", None) or scaling or query.size(-1) ** -0.5
-    if scaling is not None and scaling != scale:
-        query = query * (scaling / scale)
+    query, scale = plain_queries(module, query, scaling)
     # `positions` may be PEFT's wrapper around a trained copy, so only its forward is called.
     return cast(
         "tuple[Tensor, Tensor | None]", positions(module, query, key, value, state, scale, dropout)
     )
+
+
+def plain_queries(module: nn.Module, query: Tensor, scaling: float | None) -> tuple[Tensor, float]:
+    """Return an attention's queries as they were projected, and the factor of dot products.
+
+    OPT multiplies its queries by the factor, and passes 1, which is undone: terms need plain ones.
+    """
+    scale = getattr(module, "scaling", None) or scaling or query.size(-1) ** -0.5
+    if scaling is not None and scaling != scale:
+        query = query * (scaling / scale)
+    return query, scale
 
 
 def make_mask(*, mask_function: Any, attention_mask: Tensor | None = None, **named: Any) -> Any:
@@ -323,10 +327,9 @@ def make_mask(*, mask_function: Any, attention_mask: Tensor | None = None, **nam
 
     It returns the padding mask as it is, because our attention takes the mask from the stack's
     positions. A bidirectional mask is made as for transformers' sdpa: attention to an encoder's
-    output needs it, and an encoder's own layers ignore it. Version 4 has no function of this name,
-    and makes these masks elsewhere.
+    output needs it, and an encoder's own layers ignore it.
     """
-    if mask_function is not getattr(masking_utils, "bidirectional_mask_function", None):
+    if mask_function is not masking_utils.bidirectional_mask_function:
         return attention_mask
     return ALL_MASK_ATTENTION_FUNCTIONS["sdpa"](
         mask_function=mask_function, attention_mask=attention_mask, **named

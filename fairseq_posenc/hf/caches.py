@@ -38,14 +38,9 @@ class Tokens(NamedTuple):
             place: index of the additional layer.
             past: number of the tokens in the cache.
         """
-        if not past or cache is None or place >= len(cache.layers):
+        layer = find_layer(cache, place, past)
+        if layer is None:
             return None
-        layer = cache.layers[place]
-        if layer.get_seq_length() != past:
-            raise UserError(
-                f"the cache has {past} tokens, and the positions of {layer.get_seq_length()}: "
-                "start with an empty cache after set_positions"
-            )
         marks, ids = layer.keys[:, 0], layer.values[:, 0]  # [B, S, 2], [B, S, 0 or axes]
         axes = ids.size(-1)
         places = ids.squeeze(-1) if axes == 1 else ids
@@ -61,6 +56,23 @@ class Tokens(NamedTuple):
         ids = ids[..., None] if ids.dim() == 2 else ids
         layer = add_layer(cache, place)
         layer.update(torch.stack(parts, -1)[:, None], ids.expand(batch, -1, -1)[:, None])
+
+
+def find_layer(cache: Cache | None, place: int, past: int) -> DynamicLayer | None:
+    """Find an additional layer of a cache; None if it has none, or no tokens.
+
+    Raises:
+        UserError: the layer is of another number of tokens than the cache, ``past``.
+    """
+    if not past or cache is None or place >= len(cache.layers):
+        return None
+    layer = cache.layers[place]
+    if (tokens := layer.get_seq_length()) != past:
+        raise UserError(
+            f"the cache has {past} tokens, and the positions of {tokens}: start with an empty "
+            "cache after set_positions"
+        )
+    return layer
 
 
 def add_layer(cache: Cache, place: int) -> DynamicLayer:
@@ -96,14 +108,10 @@ class DecayCache(NamedTuple):
         """
         if not self.earlier:
             return None
-        tokens = 0
-        if self.cache is not None and self.place < len(self.cache.layers):
-            layer = self.cache.layers[self.place]
-            tokens = int(layer.get_seq_length())
-        if tokens != self.earlier:
+        layer = find_layer(self.cache, self.place, self.earlier)
+        if layer is None:
             raise UserError(
-                f"the cache has {self.earlier} tokens, and the forget gates of {tokens}: start "
-                "with an empty cache after set_positions"
+                "the cache has no forget gates: start with an empty cache after set_positions"
             )
         return torch.cat([layer.keys, layer.values], -1)
 

@@ -3,11 +3,11 @@
 An object gets a class derived from its stock class and from one or more mixins, which come first.
 There is one class for each stock class and set of mixins, so a stack that is itself the model (a
 ``BertModel``, a ``LlamaModel``) has the mixins of a stack and of a model in a single class. A
-mixin that changes ``forward`` does it by :func:`wrap_forward`, so whoever calls ``forward``, a
-module or a compiled method, calls the same code; hooks of modules would be skipped.
+mixin that changes ``forward`` has a method ``run_forward(forward, args, named)``, which gets the
+stock one. So whoever calls ``forward``, a module or a compiled method, calls the same code; hooks
+of modules would be skipped.
 """
 
-from collections.abc import Callable
 from functools import cache, wraps
 from typing import Any
 
@@ -44,7 +44,15 @@ def derive(stock: Any, mixins: tuple[type, ...]) -> Any:
         "stock": stock,
         "mixins": mixins,
     }
-    return type(stock.__name__, (*mixins, stock), attributes)
+    derived: Any = type(stock.__name__, (*mixins, stock), attributes)
+    if hasattr(derived, "run_forward"):
+
+        @wraps(stock.forward)  # transformers reads its signature
+        def forward(module: Any, *args: Any, **named: Any) -> Any:
+            return module.run_forward(stock.forward, args, named)
+
+        derived.forward = forward
+    return derived
 
 
 def add_mixin(part: nn.Module, mixin: type) -> None:
@@ -65,22 +73,6 @@ def refuse_replaced_forward(part: nn.Module) -> None:
             f"the forward of this model's {type(part).__name__} was replaced, for example by a "
             "compiled one: set positions before"
         )
-
-
-def wrap_forward(cls: Any, prepare: Callable[..., Any]) -> None:
-    """Let the ``forward`` of a derived class be ``prepare(forward, module, args, named)``.
-
-    ``forward`` there is that of the stock class, whose signature the new one keeps.
-    """
-    if not hasattr(cls, "stock"):  # a mixin by itself
-        return
-    stock_forward = cls.stock.forward
-
-    @wraps(stock_forward)
-    def forward(module: nn.Module, *args: Any, **named: Any) -> Any:
-        return prepare(stock_forward, module, args, named)
-
-    cls.forward = forward
 
 
 def _make_empty(stock: Any, mixins: tuple[type, ...]) -> Any:

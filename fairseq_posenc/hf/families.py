@@ -5,10 +5,9 @@ The letters of shapes are those of :mod:`~fairseq_posenc.encodings.base`.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -52,6 +51,8 @@ class Family:
         by_head: whether that projection has the queries, keys and values of a head side by side.
         bias: path of the table of distances in the first layer's attention.
         sinks: name of the parameter of sinks in an attention.
+        temperature: key of ``rope_parameters`` by which an attention's own code makes the scores of
+            later queries larger; 0 there leaves them as they are.
     """
 
     stacks: tuple[str, ...] = ("",)
@@ -70,6 +71,7 @@ class Family:
     by_head: bool = False
     bias: str = ""
     sinks: str = ""
+    temperature: str = ""
 
     def find_stacks(self, model: PreTrainedModel) -> list[Stack]:
         """List the stacks of a model, the encoder first.
@@ -243,6 +245,8 @@ class Stack(NamedTuple):
         if family.bases:  # each layer gets our cosines, or none
             setattr(self.config, family.bases, [0] * self.config.num_hidden_layers)
             self.module.set_submodule("rotary_embs", nn.ModuleList())
+        if family.temperature:
+            self.config.rope_parameters[family.temperature] = 0.0
         if family.table:
             self.module.set_submodule(family.table, NoPositions())
         if family.bias:
@@ -253,17 +257,11 @@ class Stack(NamedTuple):
             setattr(attention, family.sinks, torch.empty(0))
 
     def rotary_width(self, rotary: nn.Module) -> int:
-        """Measure the width of the cosines in the model's layers, by computing those of a token."""
+        """Find the width of the cosines that a rotary module computes for the model's layers."""
         if isinstance(rotary, NoRotation):
             return rotary.width
-        device = next(rotary.buffers()).device
-        x = torch.zeros(1, 1, 1, device=device)
-        ids = torch.zeros(1, 1, dtype=torch.long, device=device)
-        arguments: tuple[Any, ...] = (x, ids)
-        if "layer_type" in inspect.signature(rotary.forward).parameters:
-            arguments += (self.config.layer_types[0],)  # any type, as all have the same width
-        cosines, _ = rotary(*arguments)
-        return int(cosines.size(-1))
+        frequencies = next(rotary.buffers())  # of each pair of coordinates
+        return frequencies.numel() * (1 if self.family.cosines == "half" else 2)
 
 
 _ROTARY = Family(rotary=("rotary_emb",))
@@ -288,7 +286,7 @@ _BART = Family(stacks=("encoder", "decoder"), table="embed_positions")
 _ROTARY_TYPES = """
     apertus arcee bitnet cwm eurobert flex_olmo gemma gemma2 gemma3_text glm4_moe granite
     granitemoe granitemoeshared hunyuan_v1_dense hunyuan_v1_moe hy_v3 hyperclovax jais2 llama
-    minimax_m2 ministral ministral3 mistral mixtral nomic_bert olmo olmo2 olmo3 olmoe phi phimoe
+    minimax_m2 ministral mistral mixtral nomic_bert olmo olmo2 olmo3 olmoe phi phimoe
     qwen2 qwen2_moe qwen3 qwen3_moe seed_oss solar_open starcoder2 vaultgemma
 """
 # With `first_row=2`, a model leaves two rows unused.
@@ -321,6 +319,7 @@ FAMILIES: dict[str, Family] = {
     **dict.fromkeys(
         ("granite_swa", "granitemoe_swa"), replace(_ROTARY, bases="layer_rope_theta", sinks="sinks")
     ),
+    "ministral3": replace(_ROTARY, temperature="llama_4_scaling_beta"),
     "modernbert": replace(_ROTARY, attention="attn", projections="Wqkv"),
     "opt": Family(stacks=("decoder",), table="embed_positions", first_row=2),
     "phi3": replace(_ROTARY, projections="qkv_proj"),

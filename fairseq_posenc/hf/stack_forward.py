@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask
 
 from fairseq_posenc.encodings.rope import Rope
 from fairseq_posenc.encodings.rope_scaling import Dynamic, LongRope
@@ -31,7 +32,7 @@ from fairseq_posenc.hf.attention import (
     make_cosines,
 )
 from fairseq_posenc.hf.caches import Tokens
-from fairseq_posenc.hf.derived import Derived, wrap_forward
+from fairseq_posenc.hf.derived import Derived
 from fairseq_posenc.hf.families import Stack
 from fairseq_posenc.hf.own_positions import read_trained_length
 from fairseq_posenc.hf.record import RecordedPositions
@@ -39,8 +40,12 @@ from fairseq_posenc.hf.stack_arguments import StackArguments
 from fairseq_posenc.hf.stand_ins import begin_pass
 from fairseq_posenc.identity import format_directions
 from fairseq_posenc.modules.stack_positions import StackPositions
-from fairseq_posenc.positions import may_sync
+from fairseq_posenc.positions import may_sync, reading_waits
 from fairseq_posenc.specs import Spec
+
+# Attribute of a cache: the largest position id plus 1, less the count of tokens. It is read once in
+# a generation, as reading ids in each step would wait for a GPU.
+_AHEAD = "fairseq_posenc_ids_ahead"
 
 
 class HFStackPositions(RecordedPositions, StackPositions):
@@ -107,103 +112,131 @@ class HFStackPositions(RecordedPositions, StackPositions):
 
     def prepare(
         self, module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]
-    ) -> tuple[dict[str, Any], PassState]:
+    ) -> dict[str, Any]:
         """Prepare a forward pass.
 
         Returns:
-            The arguments of the stock forward, all by name, and the state, which is one of them.
+            The arguments of the stock ``forward``, all by name; ``POSITION_STATE`` is one of them.
 
         Raises:
             UserError: the arguments do not determine the positions.
         """
-        if torch.jit.is_tracing() and not self.is_native:
-            raise UserError(
-                "torch.jit.trace records the sizes of one input, on which these positions depend: "
-                "take torch.export.export"
-            )
         stack = Stack(self.family, module)
-        self._check_attention(stack, named.get("is_causal"))
         arguments = StackArguments(
             self.parameter_names,
             args,
             named,
             self.assembly.spec,
             self.boundary_id,
-            self.is_native,
             self.family.first_id(stack.config),
         )
-        self._fit_scalings(arguments)
-        state = PassState([])
-        if self.is_native and stack.config._attn_implementation != "flex_attention":
-            arguments.refuse_block_mask()
-        if self.is_native:
-            self._refuse_mixing(stack, arguments)
-            arguments.add_mask_if_ids_jump()
+        self._check_attention(stack, arguments)
+        if arguments.inputs is None:  # the model's code will say so
+            return {**arguments.named, POSITION_STATE: PassState([])}
+        self._fit_scalings(arguments, arguments.inputs.size(1))
+        named = {**arguments.named, **self._hide_ids(stack, arguments)}
         if self.input is not None or not self.is_native:
-            state = self._compute_state(stack, arguments)
-        elif self.width and (ids := arguments.ids_or_count()) is not None:
-            state = self._make_state(stack, ids, self._rotations(ids))
-        arguments.named[POSITION_STATE] = state
-        return arguments.named, state
+            return {**named, **self._compute_state(stack, arguments, arguments.inputs)}
+        places = arguments.places
+        state = self._make_state(stack, places, self._rotations(places))
+        return {**named, POSITION_STATE: state}
 
-    def _fit_scalings(self, arguments: StackArguments) -> None:
+    def _fit_scalings(self, arguments: StackArguments, tgt_len: int) -> None:
         """Compute the rotations that depend on the length of the input, as transformers does.
 
         That is 1 more than the largest position of a batch, so its other rows change a text.
         """
         ropes = [part for part in self.shared.modules() if isinstance(part, Rope)]
         ropes = [part for part in ropes if isinstance(part.scaling, (Dynamic, LongRope))]
-        if not ropes or arguments.inputs is None:
+        if not ropes:
             return
-        length = arguments.past + arguments.inputs.size(1)
-        if arguments.ids is not None and may_sync(arguments.ids.device):
-            length = int(arguments.ids.max()) + 1
+        past, ids, cache = arguments.past, arguments.ids, arguments.cache
+        length = past + tgt_len
+        if ids is not None and may_sync(ids.device):
+            is_known = past and reading_waits(ids.device)
+            ahead = getattr(cache, _AHEAD, None) if is_known else None
+            if ahead is None:
+                ahead = int(ids.max()) + 1 - length
+                if cache is not None:
+                    setattr(cache, _AHEAD, ahead)
+            length += ahead
         for rope in ropes:
             rope.dims = rope.dims._replace(max_positions=length)
             rope.compute_constants()
 
-    def _check_attention(self, stack: Stack, is_causal: bool | None) -> None:
-        """Refuse attention that differs from that for which the positions were set.
-
-        Args:
-            stack: the stack.
-            is_causal: argument of the call, which some attention functions of transformers obey.
-        """
+    def _check_attention(self, stack: Stack, arguments: StackArguments) -> None:
+        """Refuse attention that differs from that for which the positions were set."""
         attention = stack.config._attn_implementation
-        if self.is_native and attention == OUR_ATTENTION:
+        if self.is_native:
+            if attention == OUR_ATTENTION:
+                raise UserError(
+                    f"these positions leave attention to transformers: "
+                    f"model.set_attn_implementation({self.stock!r})"
+                )
+            if isinstance(arguments.mask, BlockMask) and attention != "flex_attention":
+                raise UserError(
+                    "attention_mask: BlockMask needs attn_implementation='flex_attention'"
+                )
+            return
+        if torch.jit.is_tracing():
             raise UserError(
-                f"these positions leave attention to transformers: "
-                f"model.set_attn_implementation({self.stock!r})"
+                "torch.jit.trace records the sizes of one input, on which these positions depend: "
+                "take torch.export.export"
             )
-        if not self.is_native and attention != OUR_ATTENTION:
+        if attention != OUR_ATTENTION:
             raise UserError(
                 f"the attention of this model was set to {attention!r}, which leaves its "
                 f"positions out: model.set_attn_implementation({OUR_ATTENTION!r})"
             )
         causal = self.assembly.dims.causal
-        if not self.is_native and not (stack.causal is causal and is_causal in (None, causal)):
+        # Some attention functions of transformers obey the argument.
+        if stack.causal is not causal or arguments.named.get("is_causal") not in (None, causal):
             raise UserError(
                 f"is_causal was {causal} when the positions were set: change it in the "
                 "configuration, and set them again"
             )
 
-    def _refuse_mixing(self, stack: Stack, arguments: StackArguments) -> None:
-        """Refuse packed texts that the model's own attention would mix.
+    def _hide_ids(self, stack: Stack, arguments: StackArguments) -> dict[str, None]:
+        """Hide ids from transformers' masks, unless these have to separate packed texts by them.
 
-        FlashAttention separates them. transformers' masks do it by position ids, without a cache:
-        in all models with rotations, but not in every model with a table, such as OPT.
+        Without a mask, they begin a document wherever ids do not grow by one, which is right only
+        for ids that count the tokens of several documents.
+
+        Returns:
+            The arguments that change.
+
+        Raises:
+            UserError: texts are packed, and the model's own attention would mix them.
         """
-        mask = arguments.named.get("attention_mask")
-        is_flat = mask is None or (isinstance(mask, Tensor) and mask.dim() == 2)
-        attention = stack.config._attn_implementation
-        if arguments.inputs is None or not is_flat or "flash" in attention:
-            return
-        is_able = stack.causal and bool(self.family.rotary)
-        separates_ids = is_able and not arguments.uses_cache(stack.module)
-        arguments.refuse_packed(mask, separates_ids)
+        mask = arguments.mask
+        separates = False
+        if self.is_native:
+            # FlashAttention separates them. transformers' masks do it without a cache: in all
+            # models with rotations, but not in every model with a table, such as OPT.
+            attends_flat = "flash" in stack.config._attn_implementation
+            by_ids = stack.causal and bool(self.family.rotary)
+            separates = attends_flat or (by_ids and not arguments.uses_cache(stack.module))
+            if not attends_flat and (
+                mask is None or (isinstance(mask, Tensor) and mask.dim() == 2)
+            ):
+                arguments.refuse_packed(separates)
+        if arguments.ids is None:
+            return {}
+        if arguments.ids.dim() == 3:  # the model's code expects two dimensions
+            return {"position_ids": None}
+        if mask is not None or (separates and not may_sync(arguments.ids.device)):
+            return {}
+        packed = arguments.find_packed_ids() if separates else None
+        return {} if packed is not None and packed else {"position_ids": None}
 
-    def _compute_state(self, stack: Stack, arguments: StackArguments) -> PassState:
-        """Change the arguments: add vectors to the embeddings, and add the position state."""
+    def _compute_state(
+        self, stack: Stack, arguments: StackArguments, inputs: Tensor
+    ) -> dict[str, Any]:
+        """Add vectors to the embeddings, and compute the position state.
+
+        Returns:
+            The arguments that change.
+        """
         cache = arguments.cache
         if getattr(cache, "is_compileable", False):
             raise UserError(
@@ -213,25 +246,25 @@ class HFStackPositions(RecordedPositions, StackPositions):
         past = arguments.past
         if not past:
             _refuse_offloaded(stack)
-        named = arguments.named
-        embeddings = self._embed_or_shape(stack, named)
-        if embeddings is None:  # no tokens were passed, and the model's code will say so
-            return PassState([])
-        batch, tgt_len = embeddings.shape[:2]
-        mask = arguments.read_mask(batch, past + tgt_len)
+        mask = arguments.read_mask()
+        if not (self.is_native or arguments.has_documents):
+            arguments.refuse_packed()
+        changes: dict[str, Any] = {}
         place = 2 * len(self.is_rotated)  # in a cache; decay comes after the keys of all layers
-        self_cache = getattr(cache, "self_attention_cache", cache)
-        tokens = arguments.read_tokens(batch, mask, Tokens.load(self_cache, place, past))
+        cache = getattr(cache, "self_attention_cache", cache)
+        tokens = arguments.read_tokens(mask, Tokens.load(cache, place, past))
         if any(x is not None for x in tokens) and stack.is_decoder:
-            self_cache = arguments.need_cache(stack.module)
-            if self_cache is not None:
-                tokens.store(self_cache, place, batch)
+            changes |= (made := arguments.make_cache(stack.module))
+            cache = next(iter(made.values()), cache)
+            cache = getattr(cache, "self_attention_cache", cache)
+            if cache is not None:
+                tokens.store(cache, place, inputs.size(0))
         ids = tokens.ids
         if ids is not None and ids.dim() == 3:
             ids = ids.permute(2, 0, 1)  # [axes, B or 1, S], as `StackPositions` takes them
         scale = stack.scale_inside
         embeddings, pass_positions = self(
-            embeddings * scale,
+            self._embed_or_shape(stack, inputs) * scale,
             None if mask is None else mask.eq(0),
             past,
             position_ids=ids,
@@ -240,20 +273,19 @@ class HFStackPositions(RecordedPositions, StackPositions):
         )
         # Vectors are added to multiplied embeddings. The stack will multiply by `scale` again.
         if self.input is not None:
-            named["inputs_embeds"] = embeddings / scale
-            named["input_ids"] = None
-        if self.family.has_token_types and named.get("token_type_ids") is None:
+            changes |= {"inputs_embeds": embeddings / scale, "input_ids": None}
+        if self.family.has_token_types and arguments.named.get("token_type_ids") is None:
             # Without types, the model's code would look them up by positions, as far as its own go.
-            types = torch.zeros(batch, tgt_len, dtype=torch.long, device=embeddings.device)
-            named["token_type_ids"] = types
+            types = torch.zeros(inputs.shape[:2], dtype=torch.long, device=inputs.device)
+            changes["token_type_ids"] = types
         # `kinds` is empty if all layers are of one kind.
         rotations = [kind.rotation for kind in pass_positions.kinds or (pass_positions,)]
         state = self._make_state(stack, pass_positions.positions.query_places, rotations)
         if not self.is_native:
-            weights = named.get("output_attentions")
+            weights = arguments.named.get("output_attentions")
             weights = stack.config.output_attentions if weights is None else weights
             state = state._replace(shared=pass_positions, need_weights=weights)
-        return state
+        return {**changes, POSITION_STATE: state}
 
     def _is_plain(self) -> bool:
         """Check whether the spec needs plain attention, after rotations by the model's code."""
@@ -296,19 +328,18 @@ class HFStackPositions(RecordedPositions, StackPositions):
             recompute_cosines=lambda kind: convert(self.shared.rotation(ids, kind)),
         )
 
-    def _embed_or_shape(self, stack: Stack, named: dict[str, Any]) -> Tensor | None:
-        """Look up the embeddings of the tokens, ``(B, T, C)``; None if no tokens were passed.
+    def _embed_or_shape(self, stack: Stack, inputs: Tensor) -> Tensor:
+        """Look up the embeddings of the tokens, ``(B, T, C)``, unless they are embeddings already.
 
         If no vectors are added to them, only their shape is needed, and the values mean nothing.
         """
-        embeddings = named.get("inputs_embeds")
-        ids = named.get("input_ids")
-        if embeddings is not None or ids is None:
-            return embeddings
+        if inputs.is_floating_point():
+            return inputs
         if self.input is not None:
-            return stack.embed(ids)
-        ids = ids.view(-1, ids.size(-1))
-        return torch.empty(1, device=ids.device).expand(*ids.shape, self.assembly.dims.embed_dim)
+            return stack.embed(inputs)
+        return torch.empty(1, device=inputs.device).expand(
+            *inputs.shape, self.assembly.dims.embed_dim
+        )
 
 
 def _refuse_offloaded(stack: Stack) -> None:
@@ -324,18 +355,13 @@ def _refuse_offloaded(stack: Stack) -> None:
 class StackWithPositions(Derived):
     """Mixin of a stack: its ``forward`` computes the positions of a pass first."""
 
-    def __init_subclass__(cls, **named: Any) -> None:
-        super().__init_subclass__(**named)
-        wrap_forward(cls, _run_pass)
-
-
-def _run_pass(
-    forward: Callable[..., Any], module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]
-) -> Any:
-    """Compute the state of a pass, and call the stock ``forward`` of the stack with it."""
-    positions: Any = getattr(module, POSITIONS, None)  # PEFT may have replaced it by a copy
-    if positions is None:
-        raise UserError(f"a {type(module).__name__} was built without positions: set them")
-    named, state = positions.prepare(module, args, named)
-    with begin_pass(state.cosines):
-        return forward(module, **named)
+    def run_forward(
+        self, forward: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]
+    ) -> Any:
+        """Compute the state of a pass, and call the stock ``forward`` of the stack with it."""
+        positions: Any = getattr(self, POSITIONS, None)  # PEFT may have replaced it by a copy
+        if positions is None:
+            raise UserError(f"a {type(self).__name__} was built without positions: set them")
+        named = positions.prepare(self, args, named)
+        with begin_pass(named[POSITION_STATE].cosines):
+            return forward(self, **named)

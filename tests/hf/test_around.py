@@ -50,14 +50,48 @@ def test_a_compiled_model_follows_when_its_positions_are_set() -> None:
     assert distance(logits, before) > 1e-2
 
 
+LENGTH = torch.export.Dim("length", min=4, max=60)
+
+
+@pytest.mark.parametrize("name", ["llama", "bert"])
 @pytest.mark.parametrize("spec", SPECS)
-def test_exported(spec: str) -> None:
-    cell = Cell.build("llama", spec)
+def test_exported_for_inputs_of_any_length(name: str, spec: str) -> None:
+    cell = Cell.build(name, spec)
     cell.model.config.use_cache = False
-    exported = torch.export.export(cell.model, (), cell.inputs, strict=False).module()
-    other = {**cell.inputs, "input_ids": cell.inputs["input_ids"].flip(1)}
-    for inputs in (cell.inputs, other):
-        assert distance(exported(**inputs).logits, compute_logits(cell.model, inputs)) < 1e-5
+    sizes = {key: {1: LENGTH} for key in cell.inputs}
+    program = torch.export.export(
+        cell.model, (), cell.inputs, dynamic_shapes=sizes, strict=False
+    ).module()
+    for length in (4, 12, 30):
+        inputs = make_inputs(cell.tiny, length=length)
+        assert distance(program(**inputs).logits, compute_logits(cell.model, inputs)) < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "spec"), [("llama", "own(scaling=yarn:2)"), ("bert", "rope(layout=half)")]
+)
+def test_rotations_become_an_onnx_graph(name: str, spec: str, tmp_path: Path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime", reason="pip install 'fairseq-posenc[onnx]'")
+    pytest.importorskip("onnxscript", reason="pip install 'fairseq-posenc[onnx]'")
+    cell = Cell.build(name, spec)
+    cell.model.config.use_cache = False
+    sizes = {key: {1: LENGTH} for key in cell.inputs}
+    path = str(tmp_path / "model.onnx")
+    torch.onnx.export(
+        cell.model,
+        kwargs=cell.inputs,
+        f=path,
+        dynamic_shapes=sizes,
+        dynamo=True,
+        verbose=False,
+    )
+    session = onnxruntime.InferenceSession(path)
+    for length in (12, 30):
+        inputs = make_inputs(cell.tiny, length=length)
+        arrays = {key: x.numpy() for key, x in inputs.items()}
+        logits = torch.from_numpy(session.run(None, arrays)[0])
+        assert distance(logits, compute_logits(cell.model, inputs)) < 1e-5
 
 
 def test_positions_are_set_again_and_back() -> None:

@@ -10,12 +10,13 @@ import torch
 import transformers
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.hf import read_positions, set_positions
+from fairseq_posenc.hf import read_positions, set_positions, stack_forward
 from fairseq_posenc.registry import names
 from fairseq_posenc.specs import parse
 from tests.helpers.hf_models import (
     CACHE,
     MODELS,
+    PADDING,
     POSITIONS,
     Cell,
     checks_of,
@@ -186,6 +187,36 @@ def test_rotations_that_depend_on_the_input_are_those_of_the_stock_model(name, s
             assert distance(compute_logits(model, named), compute_logits(stock_again, named)) < 1e-5
 
 
+@torch.no_grad()
+def test_a_generation_waits_once_for_the_length_of_its_input(monkeypatch):
+    """On a GPU each reading of ids waits; here the CPU is taken for one."""
+    settings = {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}
+    model = set_positions(MODELS["llama"].build(**settings), "own")
+    inputs = pad(make_inputs(MODELS["llama"], length=POSITIONS - 3), 2, 0)
+    results, reads = [], []
+    largest = torch.Tensor.max
+
+    def read(x, *args, **named):
+        reads.append(x)
+        return largest(x, *args, **named)
+
+    for waits in (False, True):
+        monkeypatch.setattr(stack_forward, "reading_waits", lambda device, waits=waits: waits)
+        with monkeypatch.context() as patched:
+            patched.setattr(torch.Tensor, "max", read)
+            results.append(
+                model.generate(
+                    **inputs,
+                    **{"max_new_tokens": 8, "do_sample": False, "pad_token_id": PADDING},
+                    **{"output_logits": True, "return_dict_in_generate": True},
+                )
+            )
+        results[-1] = torch.stack(results[-1].logits)
+    assert torch.equal(*results)
+    lengths = [x.size(1) for x in reads if x.dtype == torch.long and x.dim() == 2]
+    assert lengths == [POSITIONS - 1] + [1] * 7 + [POSITIONS - 1]
+
+
 def test_models_that_are_not_served_are_refused_by_name():
     config = transformers.BloomConfig(hidden_size=8, n_head=2, n_layer=1, vocab_size=9)
     with pytest.raises(UserError, match="'bloom'"):
@@ -349,13 +380,3 @@ def test_inputs_longer_than_the_models_own_limit(name):
     assert bool(compute_logits(cell.model, inputs).isfinite().all())
     with pytest.raises(UserError, match="longer than the 64 positions of 'learned'"):
         set_positions(cell.model, "learned", max_positions=POSITIONS)(**inputs)
-
-
-@pytest.mark.parametrize("spec", ["rope(layout=half)", "alibi", "learned+t5"])
-def test_a_compiled_model_is_one_graph(spec):
-    cell = Cell.build("llama", spec)
-    torch._dynamo.reset()
-    compiled = torch.compile(cell.model, backend="eager", fullgraph=True)
-    expected = compute_logits(cell.model, cell.inputs)
-    with torch.no_grad():
-        assert distance(compiled(**cell.inputs, use_cache=False).logits, expected) < 1e-5

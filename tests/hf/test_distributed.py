@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import socket
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -24,7 +25,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf import set_positions
-from tests.helpers.hf_models import MODELS, Cell, compute_logits, distance
+from tests.helpers.hf_models import MODELS, Cell, compute_logits, distance, make_inputs
 
 # Layers without positions, tables of one stack and of each layer, and a table that was taken away.
 CELLS = [("llama", "learned+m4m"), ("llama", "3*t5,none"), ("opt", "alibi"), ("opt", "learned")]
@@ -72,6 +73,39 @@ def run_rank(rank: int, file: str) -> None:
 
 def test_two_processes_give_the_gradients_of_one(tmp_path: Path) -> None:
     multiprocessing.spawn(run_rank, (str(tmp_path / "ranks"),), nprocs=2)
+
+
+def run_tensor_parallel(rank: int, folders: dict[str, str], port: int) -> None:
+    """Load a model whose heads are divided among two processes."""
+    torch.set_num_threads(1)
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    inputs = make_inputs(MODELS["llama"])
+    for spec, folder in folders.items():
+        model = AutoModelForCausalLM.from_pretrained(folder, tp_plan="auto")
+        assert isinstance(model.model.layers[0].self_attn.q_proj.weight, DTensor)
+        if spec == "own":
+            expected = torch.load(f"{folder}/logits.pt")
+            assert distance(compute_logits(model, inputs), expected) < 1e-5
+        else:
+            with pytest.raises(UserError, match="gave this process 2 of 4 heads"):
+                compute_logits(model, inputs)
+    dist.barrier()
+    os._exit(0)
+
+
+@pytest.mark.slow
+def test_tensor_parallel_models_rotate_or_refuse(tmp_path: Path) -> None:
+    folders = {}
+    for spec in ("own", "alibi", "t5"):
+        cell = Cell.build("llama", spec)
+        folders[spec] = str(tmp_path / spec)
+        cell.model.save_pretrained(folders[spec])
+        torch.save(compute_logits(cell.model, cell.inputs), f"{folders[spec]}/logits.pt")
+    with socket.socket() as listener:  # finds a port that is free
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    multiprocessing.spawn(run_tensor_parallel, (folders, port), nprocs=2)
 
 
 @pytest.mark.usefixtures("_alone")

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf import read_positions, set_positions
-from tests.helpers.hf_models import save_tokenizer
+from tests.helpers.hf_models import distance, save_tokenizer
 
 SIZES: dict[str, Any] = {
     "hidden_size": 32,
@@ -53,6 +53,21 @@ def build_encoder_decoder() -> tuple[PreTrainedModel, PreTrainedModel]:
     return model, model.encoder
 
 
+def build_speech_translator() -> tuple[PreTrainedModel, PreTrainedModel]:
+    convolutions = {"conv_dim": (16, 16), "conv_stride": (5, 4), "conv_kernel": (10, 8)}
+    speech = transformers.Wav2Vec2Config(
+        **SIZES, **convolutions, num_conv_pos_embeddings=16, num_conv_pos_embedding_groups=4
+    )
+    sizes = {"n_embd": 32, "n_head": 4, "n_layer": 2, "vocab_size": 100, "n_positions": 64}
+    model = transformers.SpeechEncoderDecoderModel(
+        encoder=transformers.Wav2Vec2Model(speech),
+        decoder=transformers.GPT2LMHeadModel(
+            transformers.GPT2Config(**sizes, add_cross_attention=True)
+        ),
+    )
+    return model, model.decoder
+
+
 def build_captioner() -> tuple[PreTrainedModel, PreTrainedModel]:
     sizes = {"n_embd": 32, "n_head": 4, "n_layer": 2, "vocab_size": 100, "n_positions": 64}
     text = transformers.GPT2Config(**sizes, add_cross_attention=True)
@@ -68,6 +83,7 @@ OWNERS: dict[str, Callable[[], tuple[PreTrainedModel, PreTrainedModel]]] = {
     "Gemma 3": build_gemma3,
     "encoder-decoder": build_encoder_decoder,
     "vision encoder-decoder": build_captioner,
+    "speech encoder-decoder": build_speech_translator,
 }
 
 
@@ -89,6 +105,24 @@ def test_an_owner_that_cannot_save_positions_is_refused(owner: str, tmp_path: Pa
     set_positions(part, "alibi")
     again.load_state_dict(state)
     assert all(torch.equal(state[name], weight) for name, weight in again.state_dict().items())
+
+
+@torch.no_grad()
+def test_the_decoder_of_speech_takes_positions() -> None:
+    whole, decoder = build_speech_translator()
+    inputs = {"input_values": torch.randn(2, 800), "decoder_input_ids": torch.arange(14).view(2, 7)}
+    before = whole.eval()(**inputs).logits
+    set_positions(decoder, "own")
+    assert distance(whole(**inputs).logits, before) < 1e-5
+    set_positions(decoder, "alibi")
+    settings = {"max_new_tokens": 5, "do_sample": False, "decoder_start_token_id": 2}
+    texts = [
+        whole.generate(inputs["input_values"], **settings, pad_token_id=0, use_cache=use_cache)
+        for use_cache in (True, False)
+    ]
+    assert torch.equal(*texts)
+    with pytest.raises(UserError, match="'speech-encoder-decoder' cannot be given"):
+        set_positions(whole, "alibi")
 
 
 def test_parts_that_get_their_positions_before_are_refused_too(tmp_path: Path) -> None:

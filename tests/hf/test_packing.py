@@ -75,13 +75,6 @@ def test_generation_goes_on_with_a_single_document():
     assert cell.compare_padding() < 2e-5
 
 
-def test_packed_rows_without_documents_are_refused():
-    cell = Cell.build("llama", "alibi")
-    ids = torch.arange(6)[None] % 3
-    with pytest.raises(UserError, match=r"add \+documents to alibi"):
-        cell.model(input_ids=ids + 3, position_ids=ids)
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("spec", ["alibi+documents", "learned+documents", "rope+documents"])
 def test_a_cache_goes_on_with_the_last_document(spec):
