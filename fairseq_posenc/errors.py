@@ -8,7 +8,7 @@ _MAX_QUOTED = 200  # characters of a quoted text
 _MAX_MESSAGE = 20_000  # characters; more than a list of all parameters of a model
 _LONG_WORD = re.compile(r"\S{4000,}")  # longer than most systems allow a path to be
 # Characters that end a line, reverse its direction, control a terminal, or cannot be encoded.
-CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 class UserError(ValueError):
@@ -31,7 +31,7 @@ class RunError(UserError):
 
 def printable(text: str) -> str:
     """Replace control characters by escapes, so that a text stays on its line."""
-    return CONTROL.sub(lambda match: repr(match[0])[1:-1], text)
+    return _CONTROL.sub(lambda match: repr(match[0])[1:-1], text)
 
 
 def printable_lines(text: str) -> str:
