@@ -24,6 +24,7 @@ _OPTIONAL = {
     "transformers": "hf",
     "google": "export",  # google.protobuf
     "ctranslate2": "ctranslate2",
+    "submitit": "submitit",
 }
 
 

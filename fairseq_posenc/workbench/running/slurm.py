@@ -71,11 +71,9 @@ def run_on_slurm(
         RunError: jobs failed; the others go on to their ends.
         UserError: Slurm is not available, or refuses an option.
     """
-    try:
-        from submitit import AutoExecutor
-        from submitit.core.utils import FailedJobError
-    except ImportError:
-        raise UserError("--on slurm needs the package submitit: pip install submitit") from None
+    from submitit import AutoExecutor
+    from submitit.core.utils import FailedJobError
+
     # One name for all jobs of a folder, by which a later command finds and cancels them.
     name = f"fairseq-posenc-{hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:12]}"
     if _list_jobs(name) is None:
