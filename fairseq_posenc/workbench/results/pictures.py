@@ -99,9 +99,9 @@ def draw_means(
 
 
 def use_log_scale(axes: Any) -> None:
-    """Make the axis of values logarithmic, with labels at 1, 2 and 5 of each decade."""
+    """Make the axis of values logarithmic, with several labels in each decade."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
     axes.set_yscale("log")
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
     axes.yaxis.set_minor_formatter(NullFormatter())
