@@ -237,7 +237,7 @@ LINES = {
     "fairseq_posenc/hf": (3520, 2700),
     "fairseq_posenc/workbench": (12576, 10000),
     "fairseq_posenc/tokens": (1060, 800),
-    "fairseq_posenc/workbench/running": (1187, 700),
+    "fairseq_posenc/workbench/running": (1185, 700),
     "fairseq_posenc/workbench/loading": (716, 520),
     "fairseq_posenc/workbench/results": (642, 500),
     "fairseq_posenc/workbench/experiments": (1882, 1700),
