@@ -75,6 +75,8 @@ def describe_damage(error: BaseException) -> str:
             # torch's own text is long; the error of its unpickler, which it handled, is the reason.
             text = str(link.__context__ or "").strip() or str(link).strip()
             reason = text.splitlines()[0].rstrip(". ")
+            if reason.startswith("Unsupported operand"):  # of a text, or of another program
+                return f"checkpoint refused, because torch.save did not write it: {reason}"
             return (
                 f"checkpoint refused, because loading it could run code: {reason}. "
                 "Only tensors and plain settings are loaded; use a file from a source you trust."

@@ -11,7 +11,6 @@ from transformers import PreTrainedModel
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf.own_positions import read_positions
-from fairseq_posenc.hf.record import set_saved
 from fairseq_posenc.hf.replacing import replace_positions
 from fairseq_posenc.hf.saving import make_saveable
 from fairseq_posenc.hf.settings import PositionSettings
@@ -72,7 +71,6 @@ def set_positions(
     settings = PositionSettings(spec, max_positions, decoder_spec, directions, boundary_id)
     replace_positions(model, settings, extend)
     make_saveable(model)
-    set_saved(model, is_saved=False)  # no file has the new parameters yet
     return model
 
 

@@ -1,8 +1,8 @@
 """Looks at a folder of transformers before transformers does, and refuses what could do harm.
 
-transformers runs the ``custom_generate`` of a local folder, fetches attention functions that its
-configuration names, follows links, builds a model before it looks at the sizes of the weights, and
-draws weights that are missing. A folder may be somebody else's.
+transformers runs the ``custom_generate`` of a local folder, fetches functions that its
+configuration names, follows links, and builds a model before it looks at the sizes of the weights.
+A folder may be somebody else's.
 """
 
 import json
@@ -14,8 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from fairseq_posenc.errors import UserError, shortened
 
@@ -27,8 +25,6 @@ _SIZES = re.compile(
     r"(^|_)(layers?|heads?|labels|buckets|vocab|experts?|groups)(_|$)"
     "|hidden_size|intermediate|ffn|d_ff|d_model|n_embd"
 )
-# Heads of other tasks, which a class of models leaves out.
-_HEADS = re.compile(r"(^|\.)(cls|pooler|lm_head|classifier|qa_outputs|score|discriminator\w*)\.")
 Identities = dict[Path, tuple[int, ...]]  # the number, size and time of each file of weights
 
 
@@ -67,31 +63,10 @@ def check_folder(folder: Path) -> Identities:
     return identities
 
 
-def check_loaded(model: PreTrainedModel, info: dict[str, Any], before: Identities) -> None:
-    """Check a loaded model by transformers' report on the names of its weights.
-
-    Raises:
-        UserError: weights are missing, left over or not finite, or the files have changed.
-    """
+def refuse_changed(before: Identities) -> None:
+    """Refuse weights that were written after :func:`check_folder` looked at them."""
     if _identify(before) != before:
         raise UserError("its weights were written while they were read: try again")
-    parameters = model.named_parameters()
-    problems = {
-        "lack": info["missing_keys"],
-        "have other shapes of": map(str, info["mismatched_keys"]),  # with both shapes
-        "also have": [name for name in info["unexpected_keys"] if not _HEADS.search(name)],
-        "are not finite:": [name for name, x in parameters if not bool(torch.isfinite(x).all())],
-    }
-    for problem, names in problems.items():
-        if listed := ", ".join(sorted(names)):
-            raise UserError(f"the weights {problem} {shortened(listed)}")
-
-
-def check_ids(folder: Path, ids: torch.Tensor, model: Any) -> None:
-    """Refuse tokens for which a model has no embedding: its tokenizer is another model's."""
-    largest, rows = int(ids.max()), model.get_input_embeddings().weight.size(0)
-    if largest >= rows:
-        raise UserError(f"{folder}: its tokenizer has the id {largest}, its model {rows} tokens")
 
 
 def _refuse_links(folder: Path) -> None:
@@ -161,14 +136,11 @@ def _read_shapes(path: Path) -> Iterable[Iterable[int]]:
 def _check_settings(config: dict[str, Any], shapes: list[Iterable[int]]) -> None:
     """Refuse settings that name code or files, and sizes above those of the weights."""
     largest = max((size for shape in shapes if 0 not in shape for size in shape), default=0)
-    known = (None, "eager", *ALL_ATTENTION_FUNCTIONS.valid_keys())
     if "position_encoding" in config and "base_model_type" not in config:
         raise UserError("config.json has position_encoding, but the model is one of transformers")
     for name, value in config.items():
         if isinstance(value, dict):
             _check_settings(value, shapes)
-        if name.endswith("attn_implementation") and value not in known:
-            raise UserError(f"config.json: unknown attention function {shortened(repr(value))}")
         if name.endswith("_implementation") and re.search("[/:]", str(value)):
             raise UserError(f"config.json: {name} names code: {shortened(repr(value))}")
         limit = max(len(shapes) if "layer" in name else largest, 1024)  # any size may be small

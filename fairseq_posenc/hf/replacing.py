@@ -33,7 +33,6 @@ from fairseq_posenc.hf.own_positions import (
     write_length,
 )
 from fairseq_posenc.hf.own_spec import expand_own, names_own
-from fairseq_posenc.hf.record import compare_adapters, record_adapters
 from fairseq_posenc.hf.settings import SPEC_FIELD, PositionSettings
 from fairseq_posenc.hf.stack_forward import HFStackPositions, StackWithPositions
 from fairseq_posenc.position_parameters import LENGTH_RULES, LengthRule
@@ -41,7 +40,6 @@ from fairseq_posenc.registry import options
 from fairseq_posenc.specs import Items, Spec, parse
 
 logger = logging.getLogger(__name__)
-_HOOKS = "position_hooks"  # attribute of a stack with the handles of our hooks
 _OLDEST = (5, 8)  # earlier versions of transformers fail in several families
 
 
@@ -206,14 +204,7 @@ class Plan(NamedTuple):
     def install(self) -> None:
         """Put the modules into the stack, in place of its present positions."""
         module = self.stack.module
-        for handle in getattr(module, _HOOKS, ()):
-            handle.remove()
         self.stack.neutralize()
-        hooks = [
-            module.register_state_dict_post_hook(record_adapters),
-            module.register_load_state_dict_pre_hook(compare_adapters),
-        ]
-        setattr(module, _HOOKS, hooks)
         add_mixin(module, StackWithPositions)
         module.add_module(POSITIONS, self.positions)
         for attention, layer in zip(self.stack.attentions, self.layers):

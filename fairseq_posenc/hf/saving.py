@@ -20,10 +20,8 @@ import transformers
 from transformers import (
     CONFIG_MAPPING,
     AutoConfig,
-    AutoTokenizer,
     PretrainedConfig,
     PreTrainedModel,
-    PreTrainedTokenizerBase,
 )
 
 from fairseq_posenc.errors import UserError, shortened
@@ -31,16 +29,21 @@ from fairseq_posenc.hf.attention import OUR_ATTENTION, POSITIONS
 from fairseq_posenc.hf.cards import LOADER, TAG, write_card, write_loader
 from fairseq_posenc.hf.derived import Derived, add_mixin, derive
 from fairseq_posenc.hf.families import FAMILIES
-from fairseq_posenc.hf.folder_checks import check_folder, check_loaded, readable_errors
-from fairseq_posenc.hf.record import compare_adapter, is_of_positions, set_saved
+from fairseq_posenc.hf.record import (
+    compare_adapter,
+    compare_loaded_adapters,
+    is_of_positions,
+    record_adapters,
+    refuse_other_weights,
+)
 from fairseq_posenc.hf.replacing import replace_positions
-from fairseq_posenc.hf.settings import LENGTH_FIELD, SPEC_FIELD, PositionSettings
+from fairseq_posenc.hf.settings import SPEC_FIELD, PositionSettings
 from fairseq_posenc.identity import STATE_KEY, is_identity
 from fairseq_posenc.specs import parse
 
 MODEL_TYPE = "fairseq_posenc.hf"  # of folders; where it is unknown, errors of transformers quote it
 _STOCK_TYPE = "base_model_type"  # key of the model type without positions, in config.json
-_CLASS_PREFIX = "fairseq_posenc.hf."  # of the classes in `architectures`: they are no stock classes
+CLASS_PREFIX = "fairseq_posenc.hf."  # of the classes in `architectures`: they are no stock classes
 _ATTENTION = "attn_implementation"  # key of the attention function, in config.json
 _SPECS = (SPEC_FIELD, f"{SPEC_FIELD}_decoder")
 _SUFFIX = ".fairseq_posenc"  # of the weights whose names the records have, in the file of weights
@@ -50,76 +53,22 @@ _NO_FOLDER = (
     "a model whose positions were set: save it and load it from its folder, or pass what was to be "
     "loaded by this name (ref_model, processing_class)"
 )
-_HEADS = (
-    *("", "ForCausalLM", "ForMaskedLM", "ForMultipleChoice", "ForNextSentencePrediction"),
-    *("ForPreTraining", "ForQuestionAnswering", "ForSeq2SeqLM", "ForSequenceClassification"),
-    *("ForSpeechSeq2Seq", "ForTextEncoding", "ForTokenClassification"),
-)
-_AUTO_CLASSES: list[Any] = [getattr(transformers, f"AutoModel{head}") for head in _HEADS]
+_AUTO_CLASSES: list[Any] = [
+    getattr(transformers, name) for name in dir(transformers) if name.startswith("AutoModel")
+]
 
 
 def make_saveable(model: PreTrainedModel) -> None:
     """Make a model save and load its positions: it and its configuration get derived classes."""
-    if not isinstance(model.config, _ConfigWithPositions):
+    if not isinstance(model.config, ConfigWithPositions):
         stock: Any = type(model.config)
         model.config.__class__ = _derive_and_register(stock)
-    if not isinstance(model, _ModelWithPositions):
-        add_mixin(model, _ModelWithPositions)
+    if not isinstance(model, ModelWithPositions):
+        add_mixin(model, ModelWithPositions)
         model.add_model_tags(TAG)
+    cast(ModelWithPositions, model).is_saved = False
     model.config._name_or_path = _NO_FOLDER
     model.name_or_path = ""  # which PEFT writes to adapters: their base model is in no folder
-
-
-def load_model(folder: Path, **settings: Any) -> PreTrainedModel:
-    """Load the model of a folder, stock or with positions, as the class that the folder names.
-
-    Args:
-        folder: folder of transformers, perhaps somebody else's.
-        settings: options of ``from_pretrained``.
-
-    Raises:
-        UserError: the folder is refused or cannot be read, or no Auto class has its class.
-    """
-    identities = check_folder(folder)
-    transformers.logging.set_verbosity_error()  # what it would report about weights is an error
-    with readable_errors(folder):
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-        name = str(next(iter(config.architectures or ()), "")).removeprefix(_CLASS_PREFIX)
-        if (auto := _find_auto_class(type(config), name)) is None:
-            raise UserError(
-                f"its config.json names the class {shortened(name)}, which is not a model of text "
-                f"of type {shortened(str(config.model_type))!r}"
-            )
-        model, info = auto.from_pretrained(
-            folder,
-            config=config,
-            trust_remote_code=False,
-            disable_mmap=True,  # a mapped file that is written ends the process (SIGBUS)
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,  # so that the info lists them; checked below
-            **settings,
-        )
-        check_loaded(model, info, identities)
-    return cast(PreTrainedModel, model)
-
-
-def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a folder; refuse one that runs code or cannot be read."""
-    if not any(re.match("tokenizer|vocab|spiece|sentencepiece", x.name) for x in folder.iterdir()):
-        raise UserError(f"{folder}: has no tokenizer, which --text needs: save the model's there")
-    with readable_errors(folder, "its tokenizer, which --text needs,"):
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    return cast(PreTrainedTokenizerBase, tokenizer)
-
-
-def _find_auto_class(config_class: Any, name: str) -> Any:
-    """Find the Auto class that builds the model class ``name`` from a configuration."""
-    for auto in _AUTO_CLASSES:
-        classes = auto._model_mapping.get(config_class, ())
-        classes = classes if isinstance(classes, tuple) else (classes,)  # Funnel has two
-        if name in [cls.__name__ for cls in classes]:
-            return auto
-    return None
 
 
 @cache
@@ -129,7 +78,7 @@ def _derive_and_register(stock: Any) -> Any:
     for auto in _AUTO_CLASSES:
         if stock in auto._model_mapping:
             auto.register(
-                derived, derive(auto._model_mapping[stock], (_ModelWithPositions,)), exist_ok=True
+                derived, derive(auto._model_mapping[stock], (ModelWithPositions,)), exist_ok=True
             )
     return derived
 
@@ -140,7 +89,7 @@ def _make_config_class(stock: Any) -> Any:
     # configurations by their names, and in transformers 5.14 to 5.23 they do not register a
     # configuration whose module is transformers'.
     name = f"{stock.__name__}WithPositions"
-    return type(name, (_ConfigWithPositions, stock), {"stock": stock})
+    return type(name, (ConfigWithPositions, stock), {"stock": stock})
 
 
 def _make_empty_config(stock: type) -> Any:
@@ -149,7 +98,7 @@ def _make_empty_config(stock: type) -> Any:
     return derived.__new__(derived)
 
 
-class _ConfigWithPositions:
+class ConfigWithPositions:
     """The part of a configuration with positions that its stock class lacks."""
 
     stock: type
@@ -160,14 +109,14 @@ class _ConfigWithPositions:
     def to_json_string(self, use_diff: bool = True) -> str:
         """Write the configuration with the changes that keep stock classes from reading it."""
         stock = json.loads(super().to_json_string(use_diff))  # type: ignore[misc]
-        classes = [name.removeprefix(_CLASS_PREFIX) for name in stock.get("architectures") or ()]
+        classes = [name.removeprefix(CLASS_PREFIX) for name in stock.get("architectures") or ()]
         content = {
             **stock,
             "model_type": MODEL_TYPE,
             _STOCK_TYPE: stock["model_type"],
             **{key: parse(stock[key]).full() for key in _SPECS if key in stock},
             _ATTENTION: OUR_ATTENTION,
-            "architectures": [_CLASS_PREFIX + name for name in classes],
+            "architectures": [CLASS_PREFIX + name for name in classes],
             "auto_map": {"AutoConfig": f"{LOADER}.{PositionsConfig.__name__}"},
         }
         return json.dumps(content, indent=2, sort_keys=True) + "\n"
@@ -203,27 +152,22 @@ class PositionsConfig(PretrainedConfig):
 
 
 def _read_content(content: dict[str, Any]) -> dict[str, Any]:
-    """Undo :meth:`_ConfigWithPositions.to_json_string`."""
+    """Undo :meth:`ConfigWithPositions.to_json_string`."""
     if content.get("model_type") != MODEL_TYPE:
         return content
     content = dict(content)
     content["model_type"] = content.pop(_STOCK_TYPE, None)
     content.pop(_ATTENTION, None)
-    spec = content.get(SPEC_FIELD)
-    length = content.get(LENGTH_FIELD)
-    if not isinstance(spec, str) or not isinstance(length, int) or length < 1:
-        raise UserError(
-            f"config.json: {SPEC_FIELD} must be a spec and {LENGTH_FIELD} a number of at least 1, "
-            f"not {shortened(repr(spec))} and {shortened(repr(length))}"
-        )
+    if not isinstance(spec := content.get(SPEC_FIELD), str):
+        raise UserError(f"config.json: {SPEC_FIELD} must be a spec, not {shortened(repr(spec))}")
     return content | {key: str(parse(content[key])) for key in _SPECS if key in content}
 
 
-class _ModelWithPositions(Derived):
+class ModelWithPositions(Derived):
     """The part of a model with positions that its stock class, here ``super()``, lacks."""
 
     config: PretrainedConfig
-    saves_positions = True
+    is_saved = True  # as it is in a folder; False from `set_positions` until it is saved
 
     def __init_subclass__(cls, **named: Any) -> None:
         super().__init_subclass__(**named)
@@ -248,28 +192,14 @@ class _ModelWithPositions(Derived):
         # A model with adapters saves only these, under PEFT's names.
         is_whole = not getattr(self, "_hf_peft_config_loaded", False)
         if is_whole:
-            weights = self.state_dict() if state_dict is None else state_dict  # type: ignore[attr-defined]
+            weights = self.state_dict() if state_dict is None else state_dict
             state_dict = _exchange_names(weights, self.config, saving=True)
         super().save_pretrained(  # type: ignore[misc]
             save_directory, is_main_process=is_main_process, state_dict=state_dict, **kwargs
         )
-        if is_whole:
-            set_saved(cast(PreTrainedModel, self), is_saved=True)
-        # When it pushes, transformers calls `_upload_modified_files`, which writes the card.
-        if is_main_process and not kwargs.get("push_to_hub"):
-            write_card(Path(save_directory), self._card_fields())
-
-    def _upload_modified_files(self, working_dir: Any, *args: Any, **kwargs: Any) -> Any:
-        """Upload a saved model as transformers does, after a card says how to load it."""
-        write_card(Path(working_dir), self._card_fields(), complete=True)
-        return super()._upload_modified_files(working_dir, *args, **kwargs)  # type: ignore[misc]
-
-    def _card_fields(self) -> dict[str, str]:
-        name, config = type(self).__name__, self.config
-        auto = _find_auto_class(type(config), name) or transformers.AutoModel
-        spec, length = (str(getattr(config, field)) for field in (SPEC_FIELD, LENGTH_FIELD))
-        names = {"class_name": name, "auto_class": auto.__name__}
-        return {**names, "spec": spec, "length": length}
+        self.is_saved = self.is_saved or is_whole
+        if is_main_process:
+            write_card(Path(save_directory), type(self).__name__)
 
     @classmethod
     def from_pretrained(cls, source: Any, *args: Any, **kwargs: Any) -> Any:
@@ -288,7 +218,11 @@ class _ModelWithPositions(Derived):
             ignore_mismatched_sizes=True,  # so that the info lists them; checked below
             **kwargs,
         )
-        _refuse_other_weights(model, source, info, may_resize)
+        refuse_other_weights(
+            filter(is_of_positions, info["missing_keys"]),
+            filter(is_of_positions, info["unexpected_keys"]),
+            [key for key in info["mismatched_keys"] if is_of_positions(key[0]) or not may_resize],
+        )
         # transformers would undo `ours` when it saves; `save_pretrained` renames weights itself.
         conversions = getattr(model, "_weight_conversions", None) or []
         kept = [x for x in conversions if not set(x.source_patterns) & set(ours)]
@@ -296,24 +230,47 @@ class _ModelWithPositions(Derived):
             model._weight_conversions = kept
         return (model, info) if wants_info else model
 
-    def load_state_dict(self, state_dict: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """Load weights, such as those of a saved folder; refuse those of other positions."""
-        state_dict = _exchange_names(state_dict, self.config, saving=False)
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Return the weights as torch does; PEFT makes a state dict before it saves adapters."""
+        record_adapters(cast(PreTrainedModel, self), is_saved=self.is_saved)
+        state: dict[str, Any] = super().state_dict(*args, **kwargs)  # type: ignore[misc]
+        return state
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """Load weights, such as those of a saved folder; refuse those of other positions.
+
+        torch calls it for each module that contains others, before them, with a dictionary that
+        may be changed.
+        """
+        weights = _exchange_names(state_dict, self.config, saving=False)
+        state_dict.clear()
+        state_dict.update(weights)
         # Weights without a record of positions that fill all but these are of a stock model;
         # others may be a part of a model.
-        ours = self.state_dict()  # type: ignore[attr-defined]
-        if not any(map(is_identity, state_dict)) and all(
-            name in state_dict or is_of_positions(name) for name in ours
+        names = [prefix + name for name in super().state_dict()]  # type: ignore[misc]
+        if not any(map(is_identity, weights)) and all(
+            name in weights or is_of_positions(name) for name in names
         ):
             raise UserError(
                 "these are the weights of a model whose positions were not set, and the model has "
                 f"{getattr(self.config, SPEC_FIELD)}: load them before set_positions"
             )
-        return super().load_state_dict(state_dict, *args, **kwargs)  # type: ignore[misc]
+        compare_loaded_adapters(cast(PreTrainedModel, self), weights, prefix)
+        super()._load_from_state_dict(state_dict, prefix, *args)  # type: ignore[misc]
 
     def load_adapter(self, peft_model_id: str | None = None, *args: Any, **kwargs: Any) -> Any:
         """Load an adapter of PEFT beside the model's weights, as transformers does."""
-        compare_adapter(cast(PreTrainedModel, self), peft_model_id, kwargs)
+        from peft import PeftConfig  # installed wherever there are adapters
+
+        # `load_config` has the options of `from_pretrained` when that loads an adapter's folder.
+        loading = getattr(kwargs.get("load_config"), "download_kwargs", {})
+        options = {**loading, **kwargs, **(kwargs.get("adapter_kwargs") or {})}
+        config = options.get("peft_config")
+        if peft_model_id is not None:  # it takes the options that it knows
+            config = PeftConfig.from_pretrained(
+                peft_model_id, **{key: value for key, value in options.items() if value}
+            )
+        compare_adapter(cast(PreTrainedModel, self), config)
         return super().load_adapter(peft_model_id, *args, **kwargs)  # type: ignore[misc]
 
 
@@ -344,26 +301,6 @@ def _exchange_names(
             if not saving and suffixed in weights:
                 exchanged[name], exchanged[records] = exchanged.pop(suffixed), weights[name]
     return exchanged
-
-
-def _refuse_other_weights(model: Any, source: Any, info: dict[str, Any], may_resize: bool) -> None:
-    """Refuse weights whose parameters of positions are not those of the model.
-
-    ``may_resize`` allows other shapes of other weights, which transformers' ``info`` lists, too.
-    """
-    misshapen = [key if isinstance(key, str) else key[0] for key in info["mismatched_keys"]]
-    problems = {
-        "lack": filter(is_of_positions, info["missing_keys"]),
-        "also have": filter(is_of_positions, info["unexpected_keys"]),
-        "have other shapes of": [x for x in misshapen if not may_resize or is_of_positions(x)],
-    }
-    for problem, names in problems.items():
-        if listed := ", ".join(sorted(names)):
-            spec, length = (getattr(model.config, field) for field in (SPEC_FIELD, LENGTH_FIELD))
-            raise UserError(
-                f"{source}: the weights {problem} {shortened(listed)}, and its config.json says "
-                f"{SPEC_FIELD}={spec} for {length} tokens"
-            )
 
 
 AutoConfig.register(MODEL_TYPE, PositionsConfig, exist_ok=True)

@@ -36,8 +36,9 @@ class PositionSettings(NamedTuple):
     @classmethod
     def read(cls, config: PretrainedConfig) -> "PositionSettings":
         """Read them from a configuration that states at least a spec."""
-        stated = {name: getattr(config, key, None) for name, key in _FIELDS.items()}
-        return cls(**{name: value for name, value in stated.items() if value is not None})
+        return cls(
+            **{name: getattr(config, key) for name, key in _FIELDS.items() if hasattr(config, key)}
+        )
 
     def write(self, config: PretrainedConfig) -> None:
         """Write them to a configuration, without those that have their defaults."""

@@ -29,6 +29,7 @@ from fairseq_posenc.host import log_guard
 from fairseq_posenc.host.startup import install_excepthook
 from fairseq_posenc.identity import is_identity
 from fairseq_posenc.position_parameters import is_position_parameter
+from fairseq_posenc.workbench.loading.checkpoints import load_state
 from fairseq_posenc.workbench.translation import checkpoint as translations
 from tests.helpers.commands import train
 from tests.helpers.tiny_models import STOCK, make_model, make_tokens
@@ -58,6 +59,13 @@ def test_a_pickle_that_would_run_code_is_refused_in_a_line(tmp_path):
     assert "checkpoint refused, because loading it could run code" in message
     assert "mkdir" in message
     assert "\n" not in message
+
+
+def test_a_text_is_no_checkpoint_that_runs_code(tmp_path):
+    path = tmp_path / "checkpoint.pt"
+    path.write_text("A text.", encoding="utf-8")
+    with pytest.raises(UserError, match="torch.save did not write it: Unsupported operand 65$"):
+        load_state(path, "--checkpoint")
 
 
 def test_a_refusal_without_the_unpicklers_text_is_a_line():

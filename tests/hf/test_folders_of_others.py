@@ -124,11 +124,11 @@ LAYER = "model.layers.1.mlp.up_proj.weight"
 # A change of a folder, and a part of the line that refuses it.
 ROWS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "code that generates": (generate_by_code, "custom_generate"),
-    "a kernel": (config(attn_implementation="user/kernel:f"), "unknown attention function"),
-    "a kernel of old": (config(_attn_implementation="user/kernel:f"), "unknown attention function"),
+    "a kernel": (config(attn_implementation="user/kernel:f"), "names code"),
+    "a kernel of old": (config(_attn_implementation="user/kernel:f"), "names code"),
     "a kernel in a part": (
         config(text_config={"_attn_implementation": "a/b"}),
-        "unknown attention function",
+        "names code",
     ),
     "experts by code": (config(experts_implementation="a/b:c"), "names code"),
     "a class of the folder": (name_class, "custom code"),

@@ -155,15 +155,10 @@ for name in names:
 
 
 @pytest.mark.parametrize("saves", [False, True])
-def test_a_pushed_model_has_a_card_with_its_positions(
-    saves: bool, hub: str, tmp_path: Path
-) -> None:
+def test_a_pushed_model_is_tagged_and_loaded(saves: bool, hub: str, tmp_path: Path) -> None:
     run(PUSH, hub, tmp_path, REPOSITORY, tmp_path / "saved" if saves else "")
     assert b"fairseq_posenc.hf" in Hub.files["config.json"]
-    card = Hub.files["README.md"].decode()
-    assert card.count("import fairseq_posenc.hf") == 1
-    assert "\n    t5\n" in card
-    assert "- fairseq-posenc\n" in card
+    assert b"- fairseq-posenc\n" in Hub.files["README.md"]
 
 
 def test_commands_take_names_of_the_hub(hub: str, tmp_path: Path) -> None:

@@ -105,6 +105,8 @@ def test_an_owner_that_cannot_save_positions_is_refused(owner: str, tmp_path: Pa
     set_positions(part, "alibi")
     again.load_state_dict(state)
     assert all(torch.equal(state[name], weight) for name, weight in again.state_dict().items())
+    with pytest.raises(UserError, match="weights of a model whose positions were not set"):
+        again.load_state_dict(OWNERS[owner]()[0].state_dict(), strict=False)
 
 
 @torch.no_grad()

@@ -36,13 +36,17 @@ KINDS = {
     "LoHa": peft.LoHaConfig(target_modules=["q_proj"]),
     "AdaLoRA": peft.AdaLoraConfig(target_modules=["q_proj"], total_step=9),
     "VeRA": peft.VeraConfig(target_modules=["q_proj"]),
+}
+PROMPTS = {
     "prompt tuning": peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3),
     "prefix tuning": peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3),
 }
+OTHER = r"trained with alibi\+window, the model has t5"
+NO_RECORD = "nothing shows that it was trained with"
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_adapters_of_any_kind_have_records(
+def test_adapters_have_records_in_their_configuration(
     kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     base = Cell.build("llama", "alibi+window").model
@@ -53,16 +57,47 @@ def test_adapters_of_any_kind_have_records(
     assert written["position_encoding"] == full
     loaded = peft.PeftModel.from_pretrained(copy.deepcopy(base), tmp_path)
     loaded.load_adapter(tmp_path, "default", is_trainable=True)  # as a Trainer does that resumes
+    loaded.load_adapter(tmp_path, "second")
     loaded.save_pretrained(tmp_path / "again")
     assert '"position_encoding": "alibi' in (tmp_path / "again/adapter_config.json").read_text()
     assert not caplog.records
     other = set_positions(MODELS["llama"].build(), "t5")
-    expected = r"trained with alibi\+window, the model has t5"
-    with pytest.raises(UserError, match=expected):
+    with pytest.raises(UserError, match=OTHER):
         peft.PeftModel.from_pretrained(copy.deepcopy(other), tmp_path)
-    resumed = peft.get_peft_model(other, config)  # the same configuration serves another model
-    with pytest.raises(UserError, match=expected):
+    resumed = peft.get_peft_model(other, copy.deepcopy(KINDS[kind]))
+    with pytest.raises(UserError, match=OTHER):
+        resumed.load_adapter(tmp_path, "second")
+    resumed.load_adapter(tmp_path, "default", is_trainable=True)  # PEFT does not read its file
+    assert f"{NO_RECORD} t5" in caplog.text
+
+
+@pytest.mark.parametrize("kind", KINDS | PROMPTS)
+def test_adapters_that_contain_positions_are_compared_wherever_they_load(
+    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    base = Cell.build("llama", "alibi+window").model
+    config = copy.deepcopy((KINDS | PROMPTS)[kind])
+    config.modules_to_save = ["positions"]
+    peft.get_peft_model(copy.deepcopy(base), copy.deepcopy(config)).save_pretrained(tmp_path)
+    peft.PeftModel.from_pretrained(base, tmp_path)
+    assert not caplog.records
+    other = set_positions(MODELS["llama"].build(), "none")
+    with pytest.raises(UserError, match=r"with alibi\+window, the model has none"):
+        peft.PeftModel.from_pretrained(copy.deepcopy(other), tmp_path)
+    resumed = peft.get_peft_model(other, config)
+    with pytest.raises(UserError, match=r"with alibi\+window, the model has none"):
         resumed.load_adapter(tmp_path, "default", is_trainable=True)
+
+
+@pytest.mark.parametrize("kind", PROMPTS)
+def test_prompts_without_positions_are_named_when_they_load(
+    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    base = Cell.build("llama", "alibi").model
+    peft.get_peft_model(copy.deepcopy(base), PROMPTS[kind]).save_pretrained(tmp_path)
+    assert not caplog.records
+    peft.PeftModel.from_pretrained(base, tmp_path)
+    assert f"{NO_RECORD} alibi" in caplog.text
 
 
 @pytest.mark.parametrize("spec", ["learned+m4m", "t5+alibi+sink"])
@@ -119,20 +154,19 @@ def test_an_adapter_of_a_stock_model_is_named(
     cell = Cell.build("llama", "alibi")
     trained = peft.get_peft_model(copy.deepcopy(cell.model), peft.LoraConfig(r=2))
     trained.save_pretrained(tmp_path / "trained")
-    expected = "the adapter has no record of positions"
     peft.PeftModel.from_pretrained(copy.deepcopy(cell.model), tmp_path / "trained")
     copy.deepcopy(cell.model).load_adapter(str(tmp_path / "trained"))
-    assert expected not in caplog.text
+    assert NO_RECORD not in caplog.text
     peft.PeftModel.from_pretrained(copy.deepcopy(cell.model), tmp_path / "stock")
-    assert f"{expected}: it was trained on a model whose positions were not set" in caplog.text
+    assert f"{NO_RECORD} alibi" in caplog.text
     caplog.clear()
     cell.model.load_adapter(str(tmp_path / "stock"))
-    assert "and this model has alibi" in caplog.text
+    assert f"{NO_RECORD} alibi" in caplog.text
 
 
 def test_an_adapter_that_leaves_out_positions_says_so(tmp_path: Path) -> None:
     base, lora = Cell.build("llama", "t5").model, peft.LoraConfig(r=2)
-    with pytest.warns(UserWarning, match=r"does not contain .* such as positions\.shared\.t5"):
+    with pytest.warns(UserWarning, match=r"does not contain .* such as .*positions\.shared\.t5"):
         peft.get_peft_model(copy.deepcopy(base), lora).save_pretrained(tmp_path)
     whole = peft.LoraConfig(r=2, modules_to_save=["positions"])
     base.save_pretrained(tmp_path / "base")

@@ -158,7 +158,7 @@ def test_an_output_that_cannot_be_written_is_a_line(words, full):
 TEXT = "a\x1b[31mb\x9b1mc\x07d\x08e\x7ff"
 
 
-@pytest.mark.parametrize("text", [TEXT, "a\rb", "a\u2028b", "a\u202eb"])
+@pytest.mark.parametrize("text", [TEXT, "a\rb", "a\u2028b", "a\u202eb", "a\ud800b"])
 def test_messages_write_control_characters_out(text, capsys):
     assert str(UserError(text)).isprintable()
     say(text)

@@ -12,7 +12,7 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.folders import whole_folder
 from fairseq_posenc.hf import read_positions, set_positions
 from fairseq_posenc.hf.attention import POSITIONS
-from fairseq_posenc.hf.saving import load_model
+from fairseq_posenc.hf.folders import load_model
 from fairseq_posenc.position_parameters import LengthRule
 
 _CONFIG = "config.json"

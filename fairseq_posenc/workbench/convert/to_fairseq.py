@@ -20,7 +20,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from fairseq_posenc.checkpoints.dictionary import DICTIONARY, Placeholders, load_dictionary
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf import set_positions
-from fairseq_posenc.hf.saving import load_model
+from fairseq_posenc.hf.folders import load_model
 from fairseq_posenc.hf.settings import SPEC_FIELD, PositionSettings
 from fairseq_posenc.specs import parse
 from fairseq_posenc.tasks.glue.criterion import HEAD

@@ -23,7 +23,7 @@ from transformers import CONFIG_MAPPING, GenerationConfig, PretrainedConfig, Pre
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.folders import whole_folder
 from fairseq_posenc.hf import set_positions
-from fairseq_posenc.hf.saving import load_model
+from fairseq_posenc.hf.folders import load_model
 from fairseq_posenc.workbench.convert.card import LONGEST_TRANSLATION, format_usage, write_card
 from fairseq_posenc.workbench.convert.comparison import (
     compare_with_transformers,

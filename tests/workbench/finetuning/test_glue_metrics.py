@@ -199,6 +199,9 @@ def test_a_wrong_override_and_a_missing_file_are_told(tmp_path):
         compose_task_config(CONFIGS / "decbert_rte.yaml", 10, ["model.drop=1"])
     with pytest.raises(UserError, match=r"m4m_rte.yaml does not exist: name the folder"):
         compose_task_config(tmp_path / "m4m_rte.yaml", 10, [])
+    (tmp_path / "m4m_rte.yaml").write_text("task: [", encoding="utf-8")
+    with pytest.raises(UserError, match=r"m4m_rte.yaml: .*line 1"):
+        compose_task_config(tmp_path / "m4m_rte.yaml", 10, [])
 
 
 def test_hydra_reads_values_back():

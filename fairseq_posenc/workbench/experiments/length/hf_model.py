@@ -15,9 +15,8 @@ from transformers import PreTrainedModel
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf import read_positions, set_positions
-from fairseq_posenc.hf.folder_checks import check_ids
+from fairseq_posenc.hf.folders import check_ids, load_model, load_tokenizer
 from fairseq_posenc.hf.own_positions import read_limit, read_trained_length
-from fairseq_posenc.hf.saving import load_model, load_tokenizer
 from fairseq_posenc.workbench.experiments.length.stream import Stream
 from fairseq_posenc.workbench.running.devices import ComputeOptions
 from fairseq_posenc.workbench.running.files import find_model
