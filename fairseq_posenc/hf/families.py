@@ -326,3 +326,9 @@ FAMILIES: dict[str, Family] = {
     "smollm3": replace(_ROTARY, rotates="use_rope"),
     "whisper": replace(_BART, stacks=("decoder",)),
 }
+
+
+def find_family(config_class: type) -> Family | None:
+    """Find the family of a configuration class, which may be derived from one of a known type."""
+    types = [getattr(cls, "model_type", "") for cls in config_class.__mro__]
+    return next((FAMILIES[name] for name in types if name in FAMILIES), None)

@@ -5,7 +5,6 @@ positions that the library does not have are refused.
 """
 
 import re
-from collections.abc import Callable
 from typing import Any
 
 from torch import nn
@@ -13,7 +12,7 @@ from torch import nn
 from fairseq_posenc.encodings.rope_parameters import read_rope
 from fairseq_posenc.encodings.rope_scaling import TRAINED_LENGTH
 from fairseq_posenc.errors import UserError, shortened
-from fairseq_posenc.hf.families import FAMILIES, Family
+from fairseq_posenc.hf.families import Family, find_family
 from fairseq_posenc.hf.own_spec import join_layers
 from fairseq_posenc.hf.record import RecordedPositions
 from fairseq_posenc.hf.settings import LENGTH_FIELD, SPEC_FIELD
@@ -21,6 +20,7 @@ from fairseq_posenc.specs import parse
 
 # Field of a configuration with the length of the training, after `write_length` wrote another.
 TRAINED_LENGTH_FIELD = "position_encoding_trained_length"
+_T5_LENGTH = 512  # tokens of T5's pre-training
 _LENGTH_FIELDS = ("max_position_embeddings", "max_target_positions", "n_positions")
 Config = Any  # a `PreTrainedConfig`
 
@@ -45,17 +45,10 @@ def read_positions(model: Any) -> str:
     if config is model and spec is not None:  # written by `set_positions`
         return str(parse(spec))
     config = config.get_text_config()
-    model_type = str(config.model_type)
     try:
-        if model_type in _READERS:
-            return str(parse(_READERS[model_type](config)))
-        if model_type not in _LAYOUTS:
-            raise UserError(explain_unservable(config) or "its positions are not known here")
-        if reason := _explain_other_layers(config):
-            raise UserError(reason)
-        return str(parse(join_layers(_read_layers(config, _LAYOUTS[model_type]))))
+        return str(parse(_read_configuration(config)))
     except UserError as error:
-        raise UserError(f"a model of type {shortened(model_type)!r}: {error}") from None
+        raise UserError(f"a model of type {shortened(str(config.model_type))!r}: {error}") from None
 
 
 def count_positions(model: Any) -> int:
@@ -90,7 +83,7 @@ def read_trained_length(model: Any) -> int:
     config = getattr(model, "config", model).get_text_config()
     if (trained := getattr(config, TRAINED_LENGTH_FIELD, None)) is not None:
         return int(trained)
-    family = _find_family(config)
+    family = find_family(type(config)) or Family()
     if names := _find_length_fields(config):
         return int(getattr(config, names[0])) - family.first_id(config)
     if family.bias:
@@ -106,8 +99,9 @@ def write_length(config: Config, length: int) -> None:
     names = _find_length_fields(config)
     if names and length != read_trained_length(config):
         setattr(config, TRAINED_LENGTH_FIELD, read_trained_length(config))
+    family = find_family(type(config)) or Family()
     for name in names:
-        setattr(config, name, length + _find_family(config).first_id(config))
+        setattr(config, name, length + family.first_id(config))
 
 
 def _find_length_fields(config: Config) -> list[str]:
@@ -115,49 +109,25 @@ def _find_length_fields(config: Config) -> list[str]:
     return [name for name, size in sizes.items() if isinstance(size, int) and size > 0]
 
 
-def _find_family(config: Config) -> Family:
-    types = [getattr(cls, "model_type", "") for cls in type(config).__mro__]
-    return next((FAMILIES[name] for name in types if name in FAMILIES), Family())
-
-
-# How model types with rotations form pairs of coordinates. Those without a family can be read, but
-# not be given other positions.
-_LAYOUTS = {
-    **{
-        model_type: "interleaved" if "pairs" in family.cosines else "half"
-        for model_type, family in FAMILIES.items()
-        if family.rotary
-    },
-    **dict.fromkeys(("dots1", "jetmoe", "modernbert-decoder", "nemotron", "stablelm"), "half"),
-    **dict.fromkeys(("codegen", "gptj", "llama4_text"), "interleaved"),
-}
-_T5_LENGTH = 512  # tokens of its pre-training
-
-
-def _read_buckets(config: Config) -> str:
-    buckets = config.relative_attention_num_buckets
-    distance = config.relative_attention_max_distance
-    return f"t5(num_buckets={buckets},max_distance={distance})"
-
-
-def _read_sinusoids(config: Config) -> str:
-    if config.model_type == "m2m_100" and config.pad_token_id != 1:
+def _read_configuration(config: Config) -> str:
+    """Write the spec of the positions that a configuration of a known type describes."""
+    family = find_family(type(config))
+    if family is None:
+        raise UserError(explain_unservable(config) or "its positions are not known here")
+    if family.bias:
+        buckets = config.relative_attention_num_buckets
+        distance = config.relative_attention_max_distance
+        return f"t5(num_buckets={buckets},max_distance={distance})"
+    if family.sinusoids == "fairseq" and config.pad_token_id != 1:
         raise UserError(
             f"its positions begin at {config.pad_token_id} + 1, after pad_token_id, and those of "
             "sinusoidal(layout=fairseq) at 2: write another spec"
         )
-    return f"sinusoidal(layout={_SINUSOIDS[config.model_type]})"
-
-
-_SINUSOIDS = {name: family.sinusoids for name, family in FAMILIES.items() if family.sinusoids}
-_SINUSOIDS["xglm"] = "fairseq"
-# How the positions of all model types without rotations are read. Later lines win.
-_READERS: dict[str, Callable[[Config], str]] = {
-    **{name: lambda config: "learned" for name, family in FAMILIES.items() if family.table},
-    **dict.fromkeys(("albert", "blenderbot-small", "distilbert"), lambda config: "learned"),
-    **{name: _read_buckets for name, family in FAMILIES.items() if family.bias},
-    **dict.fromkeys(_SINUSOIDS, _read_sinusoids),  # these families have a `table`, too
-}
+    if family.table:
+        return f"sinusoidal(layout={family.sinusoids})" if family.sinusoids else "learned"
+    if reason := _explain_other_layers(config):
+        raise UserError(reason)
+    return join_layers(_read_layers(config, family))
 
 
 # Why positions of some model types cannot be set, by a part of the type: `vl` for `qwen2_vl`.
@@ -202,23 +172,22 @@ def _explain_other_layers(config: Config) -> str | None:
     )
 
 
-def _read_layers(config: Config, layout: str) -> list[str]:
+def _read_layers(config: Config, family: Family) -> list[str]:
     """Write the spec of each layer of a model with rotations."""
-    limit = int(getattr(config, "max_position_embeddings", None) or config.n_positions)
+    layout = "interleaved" if "pairs" in family.cosines else "half"
     layers = []
     for index in range(config.num_hidden_layers):
         layer_type = _find_layer_type(config, index)
         items = []
         if _is_rotated(config, index, layer_type):
-            rotation = _read_rotation(config, layer_type)
+            parameters = config.rope_parameters
+            rotation = dict(parameters.get(layer_type, parameters))
             if bases := getattr(config, "layer_rope_theta", None):
                 rotation["rope_theta"] = bases[index]
-            items.append(read_rope(rotation, limit, layout))
+            items.append(read_rope(rotation, config.max_position_embeddings, layout))
         if layer_type == "sliding_attention":
             items.append(f"window(size={_read_window(config)})")
-        if layer_type == "chunked_attention":
-            items.append(f"chunk(size={config.attention_chunk_size})")
-        layers.append("+".join([*items, *_read_softmax(config, index)]) or "none")
+        layers.append("+".join([*items, *_read_softmax(config, family)]) or "none")
     return layers
 
 
@@ -238,9 +207,7 @@ def _is_rotated(config: Config, index: int, layer_type: str) -> bool:
         return everywhere or layer_type == "sliding_attention"
     if bases := getattr(config, "layer_rope_theta", None):
         return bool(bases[index])
-    if config.model_type in ("llama4_text", "smollm3"):
-        return bool(config.no_rope_layers[index])
-    return True
+    return config.model_type != "smollm3" or bool(config.no_rope_layers[index])
 
 
 def _read_window(config: Config) -> int:
@@ -254,15 +221,12 @@ def _read_window(config: Config) -> int:
     return int(config.sliding_window)
 
 
-def _read_softmax(config: Config, index: int) -> list[str]:
+def _read_softmax(config: Config, family: Family) -> list[str]:
     """List the encodings of a layer that change its softmax: sinks, a cap, or a temperature."""
-    if FAMILIES.get(config.model_type, Family()).sinks:
+    if family.sinks:
         return ["sink"]
     if config.model_type in ("gemma2", "vaultgemma") and config.attn_logit_softcapping:
         return [f"softcap(cap={config.attn_logit_softcapping})"]
-    if config.model_type == "llama4_text" and config.attn_temperature_tuning:
-        factor = f"llama4(beta={config.attn_scale},length={int(config.floor_scale)})"
-        return [] if config.no_rope_layers[index] else [factor]
     if config.model_type == "ministral3":
         parameters = config.rope_parameters
         return [
@@ -270,12 +234,3 @@ def _read_softmax(config: Config, index: int) -> list[str]:
             f"length={parameters[TRAINED_LENGTH]})"
         ]
     return []
-
-
-def _read_rotation(config: Config, layer_type: str) -> dict[str, Any]:
-    """Read the rotations of layers of a type."""
-    if config.model_type in ("codegen", "gptj"):
-        width = config.n_embd // config.n_head
-        return {"partial_rotary_factor": (config.rotary_dim or width) / width}
-    parameters = config.rope_parameters
-    return dict(parameters.get(layer_type, parameters))

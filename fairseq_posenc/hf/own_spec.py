@@ -1,6 +1,5 @@
 """Expands the word ``own`` in a spec, which stands for the positions that a model already has."""
 
-import math
 from collections.abc import Mapping, Sequence
 
 from fairseq_posenc.errors import UserError, shortened
@@ -15,29 +14,27 @@ def names_own(spec: str) -> bool:
     return any(_is_own(item) for layer in split_spec(spec) for item in layer)
 
 
-def expand_own(spec: str, own_spec: str, num_layers: int | None = None) -> str:
+def expand_own(spec: str, own_spec: str, num_layers: int) -> str:
     """Replace ``own`` in a spec by the positions that the model has; return the canonical spec.
 
     In layer i, ``own`` stands for the positions of the model's layer i. Options in brackets change
     those of the model, wherever an encoding has an option of that name.
 
-    >>> expand_own("2*own,own(base=500)+alibi", "rope,none,rope(layout=half)")
+    >>> expand_own("2*own,own(base=500)+alibi", "rope,none,rope(layout=half)", 3)
     'rope,none,rope(base=500,layout=half)+alibi'
 
     Args:
         spec: as a user writes it.
         own_spec: the model's spec, as :func:`~fairseq_posenc.hf.read_positions` returns it.
-        num_layers: number of layers of the model; None if the result is to hold for any number.
+        num_layers: number of layers of the model.
 
     Raises:
         UserError: the spec cannot be read, or the model's positions lack an option.
     """
     layers = split_spec(spec)
     own_layers = [layer.items for layer in parse(own_spec).split_layers()]
-    # Both lists of layers repeat: together they begin again after `period` layers. A spec of more
-    # layers than the model has keeps them all, so that the model refuses it.
-    period = math.lcm(len(layers), len(own_layers))
-    count = max(num_layers or period, len(layers))
+    # A spec of more layers than the model has keeps them all, so that the model refuses it.
+    count = max(num_layers, len(layers))
     own_by_layer = [own_layers[index % len(own_layers)] for index in range(count)]
     for index, layer in enumerate(layers):
         # The user's layer stands for every `len(layers)`-th layer of the model, from `index` on.
@@ -53,8 +50,7 @@ def expand_own(spec: str, own_spec: str, num_layers: int | None = None) -> str:
     for index, own_items in enumerate(own_by_layer):
         layer = layers[index % len(layers)]
         expanded.append("+".join(part for item in layer for part in _expand_item(item, own_items)))
-    # Only a list of all layers may be cut within its last repetition.
-    return str(parse(join_layers(expanded) if num_layers else ",".join(expanded)))
+    return str(parse(join_layers(expanded)))
 
 
 def join_layers(layers: Sequence[str]) -> str:

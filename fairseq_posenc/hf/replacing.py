@@ -14,8 +14,8 @@ import transformers
 from torch import Tensor, nn
 from transformers import CONFIG_MAPPING, PretrainedConfig, PreTrainedModel
 
-from fairseq_posenc.backends.mask import DIRECTIONS
-from fairseq_posenc.errors import UserError, shortened
+from fairseq_posenc.backends.mask import parse_directions
+from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf.attention import (
     OUR_ATTENTION,
     POSITIONS,
@@ -25,7 +25,7 @@ from fairseq_posenc.hf.attention import (
 )
 from fairseq_posenc.hf.carry_over import PreviousPositions, copy_weights
 from fairseq_posenc.hf.derived import add_mixin, refuse_replaced_forward
-from fairseq_posenc.hf.families import FAMILIES, Family, Stack
+from fairseq_posenc.hf.families import FAMILIES, Family, Stack, find_family
 from fairseq_posenc.hf.own_positions import (
     count_positions,
     explain_unservable,
@@ -43,8 +43,8 @@ logger = logging.getLogger(__name__)
 _OLDEST = (5, 8)  # earlier versions of transformers fail in several families
 
 
-def find_family(model: PreTrainedModel) -> Family:
-    """Find the family of a model by the type of its configuration.
+def _find_supported_family(model: PreTrainedModel) -> Family:
+    """Find the family of a model.
 
     Raises:
         UserError: the family, or this version of transformers, is not supported.
@@ -53,16 +53,14 @@ def find_family(model: PreTrainedModel) -> Family:
         raise UserError(
             f"transformers {transformers.__version__} is not supported: install 5.8 or later"
         )
-    # A user's configuration class may be derived from one of a known type.
-    types = [getattr(cls, "model_type", "") for cls in type(model.config).__mro__]
-    name = next((name for name in types if name in FAMILIES), None)
-    if name is None:
+    family = find_family(type(model.config))
+    if family is None:
         known = sorted(key for key in FAMILIES if key in CONFIG_MAPPING)
         reason = explain_unservable(model) or f"known types: {', '.join(known)}"
         raise UserError(
             f"models of type {model.config.model_type!r} cannot be given other positions: {reason}"
         )
-    return FAMILIES[name]
+    return family
 
 
 def replace_positions(
@@ -76,8 +74,7 @@ def replace_positions(
     settings.check()
     if extend not in (None, *LENGTH_RULES):
         raise UserError(f"extend must be {' or '.join(LENGTH_RULES)}, not {extend!r}")
-    family = find_family(model)
-    stacks = family.find_stacks(model)
+    stacks = _find_supported_family(model).find_stacks(model)
     length = max_positions or count_positions(model)
     if decoder_spec is not None and len(stacks) == 1:
         raise UserError("decoder_spec: this model has no encoder beside its decoder")
@@ -85,19 +82,22 @@ def replace_positions(
     if present is not None and names_own(spec):
         directions = directions or present.directions
         boundary_id = present.boundary_id if boundary_id is None else boundary_id
-    if directions and stacks[0].causal:
+    layers = len(stacks[0].attentions)
+    sides = parse_directions(directions, "directions")
+    if sides and stacks[0].causal:
         raise UserError("directions are for encoders: a decoder sees no later tokens")
+    if len(sides) > layers:
+        raise UserError(f"directions names {len(sides)} layers, but the encoder has {layers}")
     plans, notes, lost = [], [], []
-    for stack, text, sides in zip(stacks, (spec, decoder_spec or spec), (directions, "")):
+    for stack, text, first in zip(stacks, (spec, decoder_spec or spec), (sides, [])):
         before = PreviousPositions.read(model, stack)
         if names_own(text):
             own_spec = str(before.spec) if before.spec else read_positions(model)
             if not hasattr(stack.module, POSITIONS):
                 stack.check_rotations(parse(own_spec))
             text = expand_own(text, own_spec, len(stack.attentions))
-        parsed = parse(text)
-        parts = _parse_directions(sides, stack)
-        plans.append(Plan.make(parsed, stack, length, parts, boundary_id))
+        rest = ["lr" if stack.causal else "both"] * (len(stack.attentions) - len(first))
+        plans.append(Plan.make(parse(text), stack, length, first + rest, boundary_id))
         notes += plans[-1].carry_over(before, extend)
         lost += plans[-1].list_lost_weights()
     for note in dict.fromkeys(notes):  # layers have equal notes
@@ -129,21 +129,6 @@ def replace_positions(
     ).write(model.config)
     for config in {id(x): x for x in (model.config, *(stack.config for stack in stacks))}.values():
         write_length(config, length)
-
-
-def _parse_directions(text: str, stack: Stack) -> list[str]:
-    """Parse the directions of a stack's first layers, such as ``lr,rl``; list those of all."""
-    count = len(stack.attentions)
-    directions = [part.strip() for part in text.split(",") if part.strip()]
-    if unknown := set(directions) - set(DIRECTIONS):
-        raise UserError(
-            f"directions: unknown direction {shortened(min(unknown))!r}: choose "
-            f"{', '.join(DIRECTIONS[:-1])} or {DIRECTIONS[-1]}"
-        )
-    if len(directions) > count:
-        raise UserError(f"directions names {len(directions)} layers, but the encoder has {count}")
-    default = "lr" if stack.causal else "both"
-    return directions + [default] * (count - len(directions))
 
 
 class Plan(NamedTuple):

@@ -28,7 +28,7 @@ from fairseq_posenc.errors import UserError, shortened
 from fairseq_posenc.hf.attention import OUR_ATTENTION, POSITIONS
 from fairseq_posenc.hf.cards import LOADER, TAG, write_card, write_loader
 from fairseq_posenc.hf.derived import Derived, add_mixin, derive
-from fairseq_posenc.hf.families import FAMILIES
+from fairseq_posenc.hf.families import Family, find_family
 from fairseq_posenc.hf.record import (
     compare_adapter,
     compare_loaded_adapters,
@@ -76,10 +76,9 @@ def _derive_and_register(stock: Any) -> Any:
     """Derive a configuration class with positions from a stock class, and register its models."""
     derived = _make_config_class(stock)
     for auto in _AUTO_CLASSES:
-        if stock in auto._model_mapping:
-            auto.register(
-                derived, derive(auto._model_mapping[stock], (ModelWithPositions,)), exist_ok=True
-            )
+        model = auto._model_mapping.get(stock, None)
+        if getattr(model, "config_class", None) is stock:
+            auto.register(derived, derive(model, (ModelWithPositions,)), exist_ok=True)
     return derived
 
 
@@ -280,8 +279,7 @@ def _stock_name_of_record(config_class: Any) -> str:
     It is the first projection of the first layer's attention, which every stack has. The first
     group of the pattern is the name of the stack.
     """
-    types = [getattr(cls, "model_type", "") for cls in config_class.__mro__]
-    family = next(FAMILIES[name] for name in types if name in FAMILIES)
+    family = find_family(config_class) or Family()
     names = family.projections
     name = names if isinstance(names, str) else names[0]
     return "(.*)" + re.escape(f"{family.layers}.0.{family.attention}.{name}.weight")

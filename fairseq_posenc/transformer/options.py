@@ -16,7 +16,7 @@ from fairseq.models.transformer import TransformerConfig
 from fairseq.utils import safe_getattr
 from omegaconf import OmegaConf
 
-from fairseq_posenc.backends.mask import DIRECTIONS
+from fairseq_posenc.backends.mask import parse_directions
 from fairseq_posenc.checkpoints.dictionary import fingerprint
 from fairseq_posenc.errors import UserError, shortened
 from fairseq_posenc.identity import WeightSettings
@@ -100,7 +100,9 @@ def resolve_positions(args: Any) -> PositionOptions:
     return PositionOptions(
         encoder=encoder,
         decoder=parse(decoder) if decoder else encoder,
-        directions=_parse_directions(values["attention_directions"] or ""),
+        directions=tuple(
+            parse_directions(values["attention_directions"] or "", "--attention-directions")
+        ),
         backend=values["position_backend"] or defaults.position_backend,
         init_positions=bool(values["init_positions"]),
     )
@@ -113,19 +115,6 @@ def _check_text(name: str, value: Any, optional: bool) -> None:
     shown = "null" if value is None else shortened(str(value))
     example = "'lr,rl'" if name == "attention_directions" else "rope or learned+m4m"
     raise UserError(f"--{name.replace('_', '-')} {shown}: give a text, as in {example}")
-
-
-def _parse_directions(text: str) -> tuple[str, ...]:
-    """Parse ``--attention-directions``, such as ``lr,rl``."""
-    directions = tuple(part.strip() for part in text.split(",") if part.strip())
-    for direction in directions:
-        if direction not in DIRECTIONS:
-            raise UserError(
-                f"--attention-directions {shortened(text)}: unknown direction "
-                f"{shortened(direction)!r}: choose {', '.join(DIRECTIONS[:-1])} or "
-                f"{DIRECTIONS[-1]}"
-            )
-    return directions
 
 
 def as_namespace(args: Any) -> Any:

@@ -228,3 +228,15 @@ def test_a_folder_is_refused_in_a_line(
     assert str(folder) in error
     assert re.search(message, error)
     assert not (folder.parent / "out").exists()
+
+
+@pytest.mark.parametrize("kind", [["table"], ["attention", "--text", "w1"]])
+def test_plots_are_of_checkpoints_alone(
+    kind: list[str], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = folder.parent / "out.png"
+    assert main(["plot", *kind, "--checkpoint", str(folder), "--out", str(out)]) == 2
+    assert (
+        "a folder of transformers, and this command reads a checkpoint" in capsys.readouterr().err
+    )
+    assert not out.exists()
