@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fairseq_posenc.errors import UserError
+from fairseq_posenc.backends.mask import DIRECTIONS
+from fairseq_posenc.errors import UserError, shortened
 from fairseq_posenc.specs import parse
 
 _PHRASES = {  # fields of `WeightSettings` in messages
@@ -200,6 +201,22 @@ def _describe_text(text: str) -> str:
 def is_identity(name: str) -> bool:
     """Check whether a state-dict key is a stack's identity."""
     return name.rpartition(".")[2] == STATE_KEY
+
+
+def parse_directions(text: str, option: str) -> list[str]:
+    """Parse the directions of a stack's first layers, such as ``lr,rl``.
+
+    Raises:
+        UserError: a direction is unknown; the message names the option.
+    """
+    directions = [part.strip() for part in text.split(",") if part.strip()]
+    for direction in directions:
+        if direction not in DIRECTIONS:
+            raise UserError(
+                f"{option} {shortened(text)}: unknown direction {shortened(direction)!r}: choose "
+                f"{', '.join(DIRECTIONS[:-1])} or {DIRECTIONS[-1]}"
+            )
+    return directions
 
 
 def format_directions(directions: Sequence[str]) -> str:

@@ -16,26 +16,9 @@ from torch.nn import functional as F
 
 from fairseq_posenc.backends.forward_cache import PerForwardCache, is_exporting
 from fairseq_posenc.encodings.locality import Locality
-from fairseq_posenc.errors import UserError, shortened
 
 DIRECTIONS = ("both", "lr", "rl")
 _T = TypeVar("_T")
-
-
-def parse_directions(text: str, option: str) -> list[str]:
-    """Parse the directions of a stack's first layers, such as ``lr,rl``.
-
-    Raises:
-        UserError: a direction is unknown; the message names the option.
-    """
-    directions = [part.strip() for part in text.split(",") if part.strip()]
-    for direction in directions:
-        if direction not in DIRECTIONS:
-            raise UserError(
-                f"{option} {shortened(text)}: unknown direction {shortened(direction)!r}: choose "
-                f"{', '.join(DIRECTIONS[:-1])} or {DIRECTIONS[-1]}"
-            )
-    return directions
 
 
 class Mask(NamedTuple):

@@ -70,17 +70,15 @@ def describe_damage(error: BaseException) -> str:
     for link in chain(error):
         if message := describe_mistake(link):
             return message
-    for link in chain(error):
-        if _runs_code(link):
-            # torch's own text is long; the error of its unpickler, which it handled, is the reason.
-            text = str(link.__context__ or "").strip() or str(link).strip()
-            reason = text.splitlines()[0].rstrip(". ")
-            if reason.startswith("Unsupported operand"):  # of a text, or of another program
-                return f"checkpoint refused, because torch.save did not write it: {reason}"
-            return (
-                f"checkpoint refused, because loading it could run code: {reason}. "
-                "Only tensors and plain settings are loaded; use a file from a source you trust."
-            )
+    for link in filter(_runs_code, chain(error)):
+        # torch's own text is long; the error of its unpickler, which it handled, is the reason.
+        reason = (str(link.__context__ or "").strip() or str(link)).splitlines()[0].rstrip(". ")
+        if reason.startswith("Unsupported operand"):  # of a text, or of another program
+            return f"checkpoint refused, because torch.save did not write it: {reason}"
+        return (
+            f"checkpoint refused, because loading it could run code: {reason}. "
+            "Only tensors and plain settings are loaded; use a file from a source you trust."
+        )
     if isinstance(error, OSError) and error.filename:
         return f"cannot be read: {error.strerror}"
     return f"not a complete checkpoint of fairseq ({quote_error(error, first_sentence=True)})"

@@ -14,7 +14,6 @@ import transformers
 from torch import Tensor, nn
 from transformers import CONFIG_MAPPING, PretrainedConfig, PreTrainedModel
 
-from fairseq_posenc.backends.mask import parse_directions
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf.attention import (
     OUR_ATTENTION,
@@ -35,6 +34,7 @@ from fairseq_posenc.hf.own_positions import (
 from fairseq_posenc.hf.own_spec import expand_own, names_own
 from fairseq_posenc.hf.settings import SPEC_FIELD, PositionSettings
 from fairseq_posenc.hf.stack_forward import HFStackPositions, StackWithPositions
+from fairseq_posenc.identity import parse_directions
 from fairseq_posenc.position_parameters import LENGTH_RULES, LengthRule
 from fairseq_posenc.registry import options
 from fairseq_posenc.specs import Items, Spec, parse

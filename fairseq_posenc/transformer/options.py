@@ -16,10 +16,9 @@ from fairseq.models.transformer import TransformerConfig
 from fairseq.utils import safe_getattr
 from omegaconf import OmegaConf
 
-from fairseq_posenc.backends.mask import parse_directions
 from fairseq_posenc.checkpoints.dictionary import fingerprint
 from fairseq_posenc.errors import UserError, shortened
-from fairseq_posenc.identity import WeightSettings
+from fairseq_posenc.identity import WeightSettings, parse_directions
 from fairseq_posenc.position_parameters import is_position_parameter
 from fairseq_posenc.specs import Spec, parse
 
