@@ -230,7 +230,7 @@ LINES = {
     "fairseq_posenc/modules": (1357, 1150),
     "fairseq_posenc/analysis": (403, 300),
     "fairseq_posenc/transformer": (1277, 1100),
-    "fairseq_posenc/models": (548, 520),
+    "fairseq_posenc/models": (547, 520),
     "fairseq_posenc/tasks": (849, 820),
     "fairseq_posenc/checkpoints": (1039, 800),
     "fairseq_posenc/host": (901, 700),

@@ -15,7 +15,7 @@ from fairseq.models import register_model, register_model_architecture
 from fairseq.models.roberta import RobertaEncoder, RobertaModel
 from fairseq.models.roberta.model import base_architecture, roberta_large_architecture
 from fairseq.modules.transformer_sentence_encoder import init_bert_params
-from omegaconf import OmegaConf
+from omegaconf import OmegaConf, open_dict
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -81,16 +81,10 @@ class PositionalRoberta(PositionalModel, RobertaModel):
         """Add RoBERTa's options, ours, and activation checkpointing, which RoBERTa lacks."""
         RobertaModel.add_args(parser)
         add_position_args(parser)
-        parser.add_argument(
-            "--checkpoint-activations",
-            action="store_true",
-            help="recompute each layer in the backward pass to save memory",
-        )
-        parser.add_argument(
-            "--offload-activations",
-            action="store_true",
-            help="move checkpointed activations to the CPU",
-        )
+        text = "recompute each layer in the backward pass to save memory"
+        parser.add_argument("--checkpoint-activations", action="store_true", help=text)
+        text = "move checkpointed activations to the CPU"
+        parser.add_argument("--offload-activations", action="store_true", help=text)
 
     @classmethod
     def build_model(cls, args: Any, task: Any) -> PositionalRoberta:
@@ -106,6 +100,11 @@ class PositionalRoberta(PositionalModel, RobertaModel):
         encoder = PositionalRobertaEncoder(args, task.source_dictionary)
         if OmegaConf.is_config(args):
             OmegaConf.set_struct(args, True)
+        settings: Any = getattr(task, "cfg", None)
+        if OmegaConf.is_config(settings):
+            # New loading processes in each epoch: those that persist keep the masks of their first.
+            with open_dict(settings):
+                settings.reuse_dataloader = settings.persistent_workers = False
         model = cls(args, encoder)
         model.use_stacks(task, encoder=encoder.sentence_encoder)
         return model
