@@ -15,7 +15,6 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.cli import main
 from fairseq_posenc.workbench.running.progress import say
 from tests.helpers.commands import refused, trained
-from tests.helpers.products import product_of
 
 LOG = "".join(
     f'2024-01-01 00:00:00 | INFO | {kind} | {{"epoch": 1, "{name}loss": "{9 - update}", '
@@ -39,8 +38,6 @@ FILES: dict[str, tuple[Callable[[], list[Any]], str]] = {
         ".html",
     ),
 }
-each_file = pytest.mark.parametrize(("command", "suffix"), FILES.values(), ids=list(FILES))
-KINDS = ["pipe", "device", "folder of devices", "link to a device"]
 
 
 @pytest.fixture
@@ -51,43 +48,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "here"
 
 
-@pytest.mark.slow
-@each_file
-def test_a_link_is_replaced_and_its_target_stays(command, suffix, folder):
-    for number, content in enumerate([b"mine", None]):
-        target, link = folder / f"target{number}", folder / f"link{number}{suffix}"
-        if content:
-            target.write_bytes(content)
-        link.symlink_to(target)
-        assert main([*map(str, command()), str(link)]) == 0
-        assert not link.is_symlink()
-        assert link.stat().st_size > 100
-        assert target.exists() == bool(content)
-        assert not content or target.read_bytes() == content
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("kind", "command"), product_of(KINDS, FILES))
-def test_what_is_no_file_is_not_written(kind, command, folder, capsys):
-    words, suffix = FILES[command]
-    out = folder / f"out{suffix}"
-    if kind == "pipe":
-        os.mkfifo(out)
-    elif kind == "folder of devices":
-        out = Path(f"/dev/out{suffix}")
-    elif kind == "device":
-        os.mknod(out, 0o600 | 0o020000, os.makedev(1, 3)) if os.geteuid() == 0 else os.mkfifo(out)
-    else:
-        out.symlink_to("/dev/null")
-    told = refused(capsys, *words(), out)
-    assert f"--out {out}: is a device, a pipe or a socket; name a file" in told
-    assert out.exists() == (kind != "folder of devices")
-
-
 FOLDERS: dict[str, Callable[[], list[Any]]] = {
     "learning-curves": lambda: ["learning-curves", "a=../train.log"],
     "export": lambda: ["export", "--checkpoint", checkpoint(), "--tokens", "words"],
-    "compare": lambda: ["compare", "--encodings", "none,rope"],
 }
 
 
