@@ -245,7 +245,7 @@ LINES = {
     "fairseq_posenc/workbench/finetuning": (1665, 1350),
     "fairseq_posenc/workbench/translation": (1290, 650),
     "fairseq_posenc/workbench/plots": (1588, 1100),
-    "fairseq_posenc/workbench/convert": (1718, 1650),
+    "fairseq_posenc/workbench/convert": (1650, 1650),
     "fairseq_posenc/workbench/reports": (516, 400),
     "preprocess": (3101, 2600),
     "docs/generate": (513, 750),

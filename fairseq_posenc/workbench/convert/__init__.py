@@ -1,1 +1,1 @@
-"""Converts models: to transformers, ONNX and CTranslate2, from transformers, to other positions."""
+"""Converts models: to transformers and CTranslate2, from transformers, to other positions."""

@@ -36,14 +36,9 @@ from tokenizers import Tokenizer
 source = Tokenizer.from_file("FOLDER/tokenizer.json")
 target = Tokenizer.from_file("{target}")
 pieces = source.encode("{prompt}", add_special_tokens=False).tokens
-{run}
-print(target.decode([target.token_to_id(piece) for piece in result]))"""
-_SERVE_TRANSLATION = """translator = ctranslate2.Translator("FOLDER")
-search = dict(beam_size=5, max_decoding_length={longest}, return_end_token=True)
-result = translator.translate_batch([pieces], **search)[0].hypotheses[0]"""
-_SERVE_LM = """generator = ctranslate2.Generator("FOLDER")
-search = dict(max_length=50, sampling_topk=10)
-result = generator.generate_batch([["{start}", *pieces]], **search)[0].sequences[0]"""
+engine = ctranslate2.{engine}("FOLDER")
+(result,) = engine.{call}
+print(target.decode([target.token_to_id(piece) for piece in result.{written}[0]]))"""
 _PROMPT = "Un homme dort."
 # Head of a model -> its Auto class, and its task if transformers has a pipeline of it.
 _HEADS = {
@@ -84,13 +79,16 @@ def format_serving_usage(trained: OpenModel, tokenizers: Sequence[str]) -> str:
     """Format Python lines that run a model with CTranslate2; arguments as above."""
     if not tokenizers:
         return "# This folder has no tokenizer."
+    engine, written = "Generator", "sequences"
+    start = "<s>" if trained.settings.task.get("add_bos_token") else "</s>"
+    call = f'generate_batch([["{start}", *pieces]], max_length=50, sampling_topk=10)'
     if trained.translates:
+        engine, written = "Translator", "hypotheses"
         longest = min(LONGEST_TRANSLATION, trained.stacks["decoder"].max_positions() - 1)
-        run = _SERVE_TRANSLATION.format(longest=longest)
-    else:
-        run = _SERVE_LM.format(start="<s>" if trained.settings.task.add_bos_token else "</s>")
+        search = f"beam_size=5, max_decoding_length={longest}, return_end_token=True"
+        call = f"translate_batch([pieces], {search})"
     target = Path("FOLDER", tokenizers[-1], "tokenizer.json")
-    return _SERVE.format(target=target, prompt=_PROMPT, run=run)
+    return _SERVE.format(target=target, prompt=_PROMPT, engine=engine, call=call, written=written)
 
 
 def write_card(
@@ -117,14 +115,9 @@ def write_card(
     ]
     rows += [
         ("parameters", f"{sum(x.numel() for x in trained.model.parameters()):,}"),
-        ("architecture in fairseq", code(trained.settings.model._name)),
         ("data", code(trained.data.resolve().name)),
         ("updates", f"{read_updates(trained.state):,}"),
     ]
-    extra = trained.state.get("extra_state") or {}
-    if isinstance(extra.get("val_loss"), float):
-        metric = trained.settings.checkpoint.get("best_checkpoint_metric") or "loss"
-        rows.append((f"validation {metric}", f"{extra['val_loss']:.3f}"))
     text = _CARD.format(
         labels=labels.to_yaml(),
         title=escape(trained.path.resolve().parent.name or trained.path.stem),

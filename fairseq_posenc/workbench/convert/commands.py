@@ -9,8 +9,6 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running.files import find_model
 from fairseq_posenc.workbench.running.options import add_count, add_data
 
-TARGETS = ("transformers", "ctranslate2")
-
 
 def add_export_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``fairseq-posenc export``."""
@@ -18,7 +16,7 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
     add("--checkpoint", type=Path, required=True, metavar="FILE", help="a trained model")
     add("--out", type=Path, required=True, metavar="FOLDER", help="new or empty")
     text = "transformers (default), or ctranslate2 to serve a translation model or causal LM"
-    add("--to", choices=TARGETS, default=TARGETS[0], help=text)
+    add("--to", choices=["transformers", "ctranslate2"], default="transformers", help=text)
     add_data(parser, "directory with the dictionaries (default: that of the training)")
     add(
         "--tokens",
@@ -50,7 +48,6 @@ def run_export(options: argparse.Namespace) -> int:
     else:
         from fairseq_posenc.workbench.convert.to_transformers import export_to_transformers
 
-        _hide_progress_bars()
         lines = export_to_transformers(trained, options.tokens, options.out)
     print("\n".join(lines))
     return 0
@@ -71,7 +68,6 @@ def run_import(options: argparse.Namespace) -> int:
     from fairseq_posenc.workbench.loading.checkpoints import refuse_existing_output
 
     refuse_existing_output("--out", options.out, options.overwrite)
-    _hide_progress_bars()
     notes = import_folder(options.source, options.out)
     print(f"wrote {options.out}: {'; '.join(notes)}")
     print(f"train from it: fairseq-train DATA ... --finetune-from-model {options.out}")
@@ -107,7 +103,6 @@ def run_swap(options: argparse.Namespace) -> int:
         )
     from fairseq_posenc.workbench.convert.swap import swap_folder
 
-    _hide_progress_bars()
     lines = swap_folder(
         source,
         options.out,
@@ -119,10 +114,3 @@ def run_swap(options: argparse.Namespace) -> int:
     )
     print("\n".join(lines))
     return 0
-
-
-def _hide_progress_bars() -> None:
-    """Hide the progress bars of transformers, one for each file of weights."""
-    from transformers.utils.logging import disable_progress_bar
-
-    disable_progress_bar()

@@ -12,7 +12,6 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.loading.families import list_stacks
 
 TOLERANCE = 1e-5  # largest difference that rounding explains, as a share of the largest number
-MAX_TOKENS = 512  # of a sentence
 _BOS, _PADDING = Dictionary().bos(), Dictionary().pad()  # `<s>` and `<pad>`
 SPECIAL_SYMBOLS = Dictionary().nspecial  # symbols of every dictionary before those of the text
 
@@ -20,12 +19,12 @@ SPECIAL_SYMBOLS = Dictionary().nspecial  # symbols of every dictionary before th
 def draw_batch(model: Any, side: str) -> list[Tensor]:
     """Draw three sentences ``(3, T)`` for each stack of a model, padded ``left`` or ``right``.
 
-    T is the stack's number of positions, at most ``MAX_TOKENS``.
+    T is the stack's number of positions, at most 512.
     """
     generator = torch.Generator().manual_seed(1)
     batch = []
     for _, stack in list_stacks(model):
-        longest = min(MAX_TOKENS, stack.assembly.dims.max_positions)
+        longest = min(512, stack.assembly.dims.max_positions)
         symbols = stack.embed_tokens.num_embeddings
         tokens = torch.randint(SPECIAL_SYMBOLS, symbols, (3, longest), generator=generator)
         middle = longest // 2

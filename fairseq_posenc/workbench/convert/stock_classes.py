@@ -29,6 +29,11 @@ ACTIVATIONS = {
     "relu_squared": "relu2",
     "swish": "silu",
 }
+# Parameters that the classes have and do not read, or not if another parameter stands for them.
+COPIES = {
+    "lm_head.bias": "lm_head.decoder.bias",
+    "model.shared.weight": "model.encoder.embed_tokens.weight",
+}
 
 
 @dataclass(frozen=True)
@@ -37,7 +42,6 @@ class StockFamily:
 
     Attributes:
         family: fairseq's family: ``masked_lm``, ``causal_lm`` or ``translation``.
-        model_type: the type in config.json.
         classes: for each head of a fairseq model, the class that has it.
         computes: options of fairseq with the values that the class stands for.
         parts: fairseq's name of a part -> its name in the class; ``{}`` is the number of a layer.
@@ -48,7 +52,6 @@ class StockFamily:
     """
 
     family: str
-    model_type: str
     classes: Mapping[str, str]
     computes: Mapping[str, bool | str]
     parts: Mapping[str, str]
@@ -84,8 +87,7 @@ class StockFamily:
             pairs.append((weight, parameter))
         paired = {id(parameter) for _, parameter in pairs}
         for name, parameter in parameters.items():
-            is_unread = name in COPIES or name.endswith(TOKEN_TYPES)
-            if not (id(parameter) in paired or is_unread):
+            if not (id(parameter) in paired or name in COPIES or name.endswith(TOKEN_TYPES)):
                 raise UserError(f"{path}: fairseq's model lacks {name}, which {class_name} has")
         return pairs
 
@@ -111,30 +113,6 @@ def _name_positions(stack: str, hf_stack: str, hf_attention: str) -> dict[str, s
     }
 
 
-def _name_bert_parts(base: str, attention_norm: str, feedforward_norm: str) -> dict[str, str]:
-    """Name the parts of a class derived from BERT; ``base`` is its attribute with the stack."""
-    stack, layer = "encoder.sentence_encoder", f"{base}.encoder.layer.{{}}"
-    return {
-        **_name_positions(stack, base, f"{layer}.attention.self"),
-        f"{stack}.embed_tokens": f"{base}.embeddings.word_embeddings",
-        f"{stack}.layernorm_embedding": f"{base}.embeddings.LayerNorm",
-        f"{stack}.layer_norm": f"{base}.LayerNorm",  # pre-norm models alone have it
-        f"{stack}.layers.{{}}.self_attn.q_proj": f"{layer}.attention.self.query",
-        f"{stack}.layers.{{}}.self_attn.k_proj": f"{layer}.attention.self.key",
-        f"{stack}.layers.{{}}.self_attn.v_proj": f"{layer}.attention.self.value",
-        f"{stack}.layers.{{}}.self_attn.out_proj": f"{layer}.attention.output.dense",
-        f"{stack}.layers.{{}}.self_attn_layer_norm": f"{layer}.{attention_norm}.LayerNorm",
-        f"{stack}.layers.{{}}.fc1": f"{layer}.intermediate.dense",
-        f"{stack}.layers.{{}}.fc2": f"{layer}.output.dense",
-        f"{stack}.layers.{{}}.final_layer_norm": f"{layer}.{feedforward_norm}.LayerNorm",
-        "encoder.lm_head.weight": "lm_head.decoder.weight",
-        "encoder.lm_head.bias": "lm_head.decoder.bias",
-        "encoder.lm_head": "lm_head",
-        "classification_heads.sentence_classification_head": "classifier",
-        "span_head.scores": "qa_outputs",
-    }
-
-
 def _name_bert_options(side: str) -> dict[str, str]:
     """Name the options of an ``encoder`` or ``decoder`` in a configuration derived from BERT's."""
     return {
@@ -148,12 +126,33 @@ def _name_bert_options(side: str) -> dict[str, str]:
     }
 
 
-def _define_roberta(model_type: str, prefix: str, base: str, *, pre_norm: bool) -> StockFamily:
-    """Define the masked LMs whose names begin with ``prefix``; ``base`` is as above."""
-    norms = ("attention", "intermediate") if pre_norm else ("attention.output", "output")
+def _define_roberta(prefix: str, base: str, *, pre_norm: bool) -> StockFamily:
+    """Define the masked LMs whose names begin with ``prefix``; the stack is in ``base``."""
+    stack, layer = "encoder.sentence_encoder", f"{base}.encoder.layer.{{}}"
+    attention_norm, feedforward_norm = "attention.output.LayerNorm", "output.LayerNorm"
+    if pre_norm:
+        attention_norm, feedforward_norm = "attention.LayerNorm", "intermediate.LayerNorm"
+    parts = {
+        **_name_positions(stack, base, f"{layer}.attention.self"),
+        f"{stack}.embed_tokens": f"{base}.embeddings.word_embeddings",
+        f"{stack}.layernorm_embedding": f"{base}.embeddings.LayerNorm",
+        f"{stack}.layer_norm": f"{base}.LayerNorm",  # pre-norm models alone have it
+        f"{stack}.layers.{{}}.self_attn.q_proj": f"{layer}.attention.self.query",
+        f"{stack}.layers.{{}}.self_attn.k_proj": f"{layer}.attention.self.key",
+        f"{stack}.layers.{{}}.self_attn.v_proj": f"{layer}.attention.self.value",
+        f"{stack}.layers.{{}}.self_attn.out_proj": f"{layer}.attention.output.dense",
+        f"{stack}.layers.{{}}.self_attn_layer_norm": f"{layer}.{attention_norm}",
+        f"{stack}.layers.{{}}.fc1": f"{layer}.intermediate.dense",
+        f"{stack}.layers.{{}}.fc2": f"{layer}.output.dense",
+        f"{stack}.layers.{{}}.final_layer_norm": f"{layer}.{feedforward_norm}",
+        "encoder.lm_head.weight": "lm_head.decoder.weight",
+        "encoder.lm_head.bias": "lm_head.decoder.bias",
+        "encoder.lm_head": "lm_head",
+        "classification_heads.sentence_classification_head": "classifier",
+        "span_head.scores": "qa_outputs",
+    }
     return StockFamily(
         family="masked_lm",
-        model_type=model_type,
         classes={
             "masked_lm": f"{prefix}ForMaskedLM",
             "classes": f"{prefix}ForSequenceClassification",
@@ -164,7 +163,7 @@ def _define_roberta(model_type: str, prefix: str, base: str, *, pre_norm: bool) 
             "layernorm_embedding": True,
             "activation_fn": "gelu",  # of the head
         },
-        parts=_name_bert_parts(base, *norms),
+        parts=parts,
         options=_name_bert_options("encoder"),
         own_positions="learned",
     )
@@ -172,7 +171,7 @@ def _define_roberta(model_type: str, prefix: str, base: str, *, pre_norm: bool) 
 
 # The classes of causal LMs and translation were ported from fairseq: their parts have its names.
 def _define_translation(
-    model_type: str, name: str, *, pre_norm: bool, embedding_norm: bool, own_positions: str = ""
+    name: str, *, pre_norm: bool, embedding_norm: bool, own_positions: str = ""
 ) -> StockFamily:
     """Define the translation models of a class by the place of their layer norms."""
     options = {
@@ -195,7 +194,6 @@ def _define_translation(
     parts |= {"encoder": "model.encoder", "decoder": "model.decoder"}
     return StockFamily(
         family="translation",
-        model_type=model_type,
         classes={"translation": name},
         computes={
             "encoder_normalize_before": pre_norm,
@@ -208,10 +206,9 @@ def _define_translation(
     )
 
 
-ROBERTA = _define_roberta("roberta", "Roberta", "roberta", pre_norm=False)
+ROBERTA = _define_roberta("Roberta", "roberta", pre_norm=False)
 BIOGPT = StockFamily(
     family="causal_lm",
-    model_type="biogpt",
     classes={"causal_lm": "BioGptForCausalLM"},
     computes={"decoder_normalize_before": True, "layernorm_embedding": False},
     parts={
@@ -228,30 +225,25 @@ BIOGPT = StockFamily(
 # The first that computes a model is the one that it is exported to.
 STOCK_FAMILIES = (
     ROBERTA,
-    _define_roberta(
-        "roberta-prelayernorm", "RobertaPreLayerNorm", "roberta_prelayernorm", pre_norm=True
-    ),
-    _define_roberta("xlm-roberta", "XLMRoberta", "roberta", pre_norm=False),
+    _define_roberta("RobertaPreLayerNorm", "roberta_prelayernorm", pre_norm=True),
+    _define_roberta("XLMRoberta", "roberta", pre_norm=False),
     BIOGPT,
-    _define_translation("marian", "MarianMTModel", pre_norm=False, embedding_norm=False),
+    _define_translation("MarianMTModel", pre_norm=False, embedding_norm=False),
     _define_translation(
-        "m2m_100",
         "M2M100ForConditionalGeneration",
         pre_norm=True,
         embedding_norm=False,
         own_positions="sinusoidal(layout=fairseq)",
     ),
-    _define_translation(
-        "bart", "BartForConditionalGeneration", pre_norm=False, embedding_norm=True
-    ),
-    _define_translation(
-        "mbart", "MBartForConditionalGeneration", pre_norm=True, embedding_norm=True
-    ),
+    _define_translation("BartForConditionalGeneration", pre_norm=False, embedding_norm=True),
+    _define_translation("MBartForConditionalGeneration", pre_norm=True, embedding_norm=True),
 )
-# Parameters that the classes have and do not read, or not if another parameter stands for them.
-COPIES = {
-    "lm_head.bias": "lm_head.decoder.bias",
-    "model.shared.weight": "model.encoder.embed_tokens.weight",
+# Attributes of stacks that have a part which no class has.
+_ODD_PARTS = {
+    "adaptive_softmax": "an adaptive softmax",
+    "project_in_dim": "projections of embeddings",
+    "project_out_dim": "projections of embeddings",
+    "rotates_source": "rope(cross_attention=true)",
 }
 
 
@@ -266,14 +258,8 @@ def refuse_odd_parts(trained: OpenModel, target: str) -> None:
         UserError: it has such a part.
     """
     for stack in trained.stacks.values():
-        part = ""
-        if getattr(stack, "adaptive_softmax", None) is not None:
-            part = "an adaptive softmax"
-        elif type(stack.embed_tokens) is not nn.Embedding:
-            part = f"{type(stack.embed_tokens).__name__} as token embeddings"
-        elif getattr(stack, "project_in_dim", None) or getattr(stack, "project_out_dim", None):
-            part = "projections of embeddings"
-        elif getattr(stack, "rotates_source", False):
-            part = "rope(cross_attention=true)"
-        if part:
-            raise UserError(f"{trained.path}: {target} has no model with {part}")
+        parts = [part for name, part in _ODD_PARTS.items() if getattr(stack, name, None)]
+        if type(stack.embed_tokens) is not nn.Embedding:
+            parts.append(f"{type(stack.embed_tokens).__name__} as token embeddings")
+        if parts:
+            raise UserError(f"{trained.path}: {target} has no model with {parts[0]}")

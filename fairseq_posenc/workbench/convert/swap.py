@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import torch
+import transformers
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.folders import whole_folder
@@ -15,7 +16,6 @@ from fairseq_posenc.hf.attention import POSITIONS
 from fairseq_posenc.hf.folders import load_model
 from fairseq_posenc.position_parameters import LengthRule
 
-_CONFIG = "config.json"
 # The files of a tokenizer, which are copied, and with them a licence: nothing else of a folder is.
 _COPIED = re.compile(
     r"(tokenizer|vocab|merges|special_tokens|added_tokens|sentencepiece|spiece|source|target|"
@@ -48,10 +48,11 @@ def swap_folder(
     Raises:
         UserError: the folder cannot be read, or its model cannot have such positions.
     """
-    if overwrite and out.exists() and not (out / _CONFIG).is_file():
+    if overwrite and out.exists() and not (out / "config.json").is_file():
         raise UserError(f"--out {out}: holds no model to replace: name another folder")
     with whole_folder(out, replaces=overwrite) as folder:
         torch.manual_seed(seed)
+        transformers.logging.disable_progress_bar()
         model = load_model(source)
         old_positions = read_positions(model)
         old = dict(model.named_parameters())
@@ -61,14 +62,13 @@ def swap_folder(
         for file in source.iterdir():  # `load_model` has refused links to files elsewhere
             if file.is_file() and _COPIED.fullmatch(file.name):
                 shutil.copy2(file, folder / file.name)
-    both = [name for name in new if name in old]
-    positions = [name for name in both if POSITIONS in name.split(".")]
+    both = [name for name in new if name in old and POSITIONS in name.split(".")]  # positions
     added = [name for name in new if name not in old]
     removed = [name for name in old if name not in new]
     return [
         f"source: {source}: {type(model).__name__}, positions: {old_positions}",
-        f"kept bit for bit: the {len(both) - len(positions)} tensors that are not positions",
-        *(_describe_origin(name, old[name], new[name]) for name in positions),
+        f"kept bit for bit: the {len(new.keys() & old) - len(both)} tensors that are not positions",
+        *(_describe_origin(name, old[name], new[name]) for name in both),
         *(f"in the new model alone: {name} {tuple(new[name].shape)}" for name in added),
         *(f"in the old model alone: {name} {tuple(old[name].shape)}" for name in removed),
         f"wrote {out}: positions: {read_positions(model)} "

@@ -14,10 +14,7 @@ from typing import Any
 import ctranslate2
 import torch
 from ctranslate2.converters import fairseq as converter
-from ctranslate2.specs import transformer_spec
-from ctranslate2.specs.attention_spec import MultiHeadAttentionSpec, RotaryScalingType
-from ctranslate2.specs.common_spec import Activation
-from ctranslate2.specs.model_spec import OPTIONAL
+from ctranslate2.specs import attention_spec, common_spec, model_spec, transformer_spec
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -42,16 +39,15 @@ from fairseq_posenc.workbench.convert.tokenizer import (
 )
 from fairseq_posenc.workbench.loading.open_model import OpenModel
 
-FOR_CAUSAL_LMS = {"alibi", "learned", "lerope", "none", "rope", "sinusoidal"}
-FOR_CAUSAL_LMS |= {"shaw", "shaw_values"}
+FOR_CAUSAL_LMS = {"alibi", "learned", "lerope", "none", "rope", "shaw", "shaw_values", "sinusoidal"}
 # CTranslate2 counts the distances of other biases wrongly in prompts of causal LMs.
 FOR_TRANSLATION = FOR_CAUSAL_LMS | {"sandwich", "t5"}
 _ACTIVATIONS = {
-    "relu": Activation.RELU,
-    "gelu": Activation.GELU,
-    "gelu_fast": Activation.GELUTanh,
-    "gelu_accurate": Activation.GELUTanh,
-    "tanh": Activation.Tanh,
+    "relu": common_spec.Activation.RELU,
+    "gelu": common_spec.Activation.GELU,
+    "gelu_fast": common_spec.Activation.GELUTanh,
+    "gelu_accurate": common_spec.Activation.GELUTanh,
+    "tanh": common_spec.Activation.Tanh,
 }
 
 
@@ -76,9 +72,9 @@ def export_to_ctranslate2(
         folders = write_tokenizers(trained, tokenizers, folder)
         build_specification(trained, vocabularies, "float32").save(str(folder))
         difference = _compare_log_probs(trained, vocabularies, folder)
-        specs = " and ".join(dict.fromkeys(str(x.assembly.spec) for x in trained.stacks.values()))
-        lacks = f"CTranslate2 lacks an option of {specs}, or another of the model"
-        refuse_difference(f"--to ctranslate2: {lacks}: log probabilities differ", difference)
+        specs = " and ".join(sorted(set(map(str, trained.positions.values()))))
+        lacks = f"--to ctranslate2: CTranslate2 lacks an option of the model, perhaps of {specs}"
+        refuse_difference(f"{lacks}: log probabilities differ", difference)
         notes = [f"log probabilities in float32 equal to {difference:.1e} of the largest one"]
         if quantization != "float32":
             build_specification(trained, vocabularies, quantization).save(str(folder))
@@ -90,11 +86,10 @@ def export_to_ctranslate2(
 def _refuse_unsupported(trained: OpenModel) -> None:
     """Refuse a model, an activation or an encoding that CTranslate2 lacks."""
     lacks = "--to ctranslate2: CTranslate2 does not support"
-    if trained.head not in ("translation", "causal_lm"):
-        family = trained.family.title
-        raise UserError(f"{lacks} a {family}: it serves translation models and causal LMs")
+    known = {"translation": FOR_TRANSLATION, "causal_lm": FOR_CAUSAL_LMS}.get(trained.head)
+    if known is None:
+        raise UserError(f"{lacks} a {trained.head} model, but translation models and causal LMs")
     refuse_odd_parts(trained, "CTranslate2")
-    known = FOR_TRANSLATION if trained.translates else FOR_CAUSAL_LMS
     for stack in trained.stacks.values():
         spec, activation = stack.assembly.spec, stack.cfg.activation_fn
         if activation not in _ACTIVATIONS:
@@ -109,39 +104,35 @@ def _compare_log_probs(trained: OpenModel, vocabularies: list[list[str]], folder
 
     They are those of random sentences, with the model that was written to the folder.
     """
+    end = torch.tensor([trained.model.decoder.eos_idx])
     ours, lines = [], []
     for row in zip(*draw_batch(trained.model, "right")):
         *sources, target = sentences = [ids[ids.ge(SPECIAL_SYMBOLS)] for ids in row]
-        end = torch.tensor([trained.model.decoder.eos_idx])
         inputs = [torch.cat([ids, end]) for ids in sources]
         inputs.append(torch.cat([end, target]))  # fairseq's decoders begin with </s>
         scores = compute_scores(trained.model, trained.head, *(ids[None] for ids in inputs))[0]
         expected = torch.cat([target, end])[:, None]
         ours.append(scores.log_softmax(-1).gather(1, expected)[:, 0])
         lines.append([[x[i] for i in ids] for x, ids in zip(vocabularies, sentences)])
-    options = {"inter_threads": 1, "intra_threads": 1}
-    if trained.translates:
-        translator = ctranslate2.Translator(str(folder), **options)
-        results = translator.score_batch(*map(list, zip(*lines)), max_input_length=0)  # never cut
+    if trained.translates:  # a maximum of 0: sentences are never cut
+        sides = map(list, zip(*lines))
+        results = ctranslate2.Translator(str(folder)).score_batch(*sides, max_input_length=0)
     else:
-        generator = ctranslate2.Generator(str(folder), **options)
         texts = [["</s>", *line, "</s>"] for (line,) in lines]
-        results = generator.score_batch(texts, max_input_length=0)
-    our_log_probs = torch.cat(ours)
-    differences = our_log_probs - torch.tensor([x for result in results for x in result.log_probs])
-    return float(differences.abs().max() / our_log_probs.abs().max())
+        results = ctranslate2.Generator(str(folder)).score_batch(texts, max_input_length=0)
+    log_probs = torch.cat(ours)
+    theirs = torch.tensor([value for result in results for value in result.log_probs])
+    return float((log_probs - theirs).abs().max() / log_probs.abs().max())
 
 
 @torch.no_grad()
-def build_specification(
-    trained: OpenModel, vocabularies: list[list[str]], quantization: str
-) -> Any:
+def build_specification(trained: OpenModel, vocabularies: list[list[str]], dtype: str) -> Any:
     """Build CTranslate2's specification of a model: a tree of layers, whose leaves are the weights.
 
     Args:
         trained: the model.
         vocabularies: symbols of each dictionary, the source's first.
-        quantization: type of the weights.
+        dtype: ``float32``, ``float16`` or ``int8``.
     """
     stacks = {name: _build_stack(trained, stack) for name, stack in trained.stacks.items()}
     if trained.translates:
@@ -157,7 +148,7 @@ def build_specification(
         if not trained.settings.task.add_bos_token:
             specification.config.bos_token = specification.config.eos_token
     specification.validate()
-    specification.optimize(quantization)
+    specification.optimize(dtype)
     return specification
 
 
@@ -182,9 +173,8 @@ def _build_stack(trained: OpenModel, stack: Any) -> Any:
     if stack.embed_positions is not None:
         vectors = stack.embed_positions(tokens)[0]
     copied = copy.deepcopy(stack)  # quantization changes weights in place
-    copied.embed_positions = nn.Embedding.from_pretrained(
-        F.pad(vectors, (0, 0, 1, 0)), padding_idx=0
-    )
+    table = F.pad(vectors, (0, 0, 1, 0))  # a row for padding, and those of positions
+    copied.embed_positions = nn.Embedding.from_pretrained(table, padding_idx=0)
     if dims.causal:
         style["with_encoder_attention"] = trained.translates
         spec: Any = transformer_spec.TransformerDecoderSpec(len(stack.layers), **style)
@@ -204,8 +194,8 @@ def _build_stack(trained: OpenModel, stack: Any) -> Any:
     return spec
 
 
-def _build_attention(encodings: list[Any], terms: Terms, dims: Dims) -> MultiHeadAttentionSpec:
-    """Build the self-attention of a layer with only its positions set.
+def _build_attention(encodings: list[Any], terms: Terms, dims: Dims) -> Any:
+    """Build the specification of a layer's self-attention, with only its positions set.
 
     Args:
         encodings: those of the layer.
@@ -213,39 +203,38 @@ def _build_attention(encodings: list[Any], terms: Terms, dims: Dims) -> MultiHea
         dims: sizes of the stack.
     """
     rope = next((encoding for encoding in encodings if isinstance(encoding, Rope)), None)
-    tables = [x for x in (terms.query_table, terms.value_table) if x is not None]
+    keys, values = terms.query_table, terms.value_table  # (1, distances, head_dim)
+    if keys is None and values is not None:
+        keys = torch.zeros_like(values)  # CTranslate2 reads values beside keys alone
     rotary: dict[str, Any] = {}
-    gain = 1.0  # by which a scaling multiplies rotated queries and keys
     if rope is not None:
-        gain = rope.scaling.gain(rope.dims)
         rotary = {
             "rotary_dim": rope.rotated,
             "rotary_interleave": rope.layout == "interleaved",
             "rotary_base": rope.base,
-            "rotary_scaling_type": RotaryScalingType.Su,  # has a factor for each pair
+            "rotary_scaling_type": attention_spec.RotaryScalingType.Su,  # by pairs
         }
-    spec = MultiHeadAttentionSpec(
+    spec = attention_spec.MultiHeadAttentionSpec(
         self_attention=True,
-        relative_position=bool(tables),
+        relative_position=keys is not None,
         relative_attention_bias=terms.bias is not None,
         **rotary,
     )
+    spec.queries_scale = terms.scale(dims.head_dim)
     if rope is not None:
         unscaled = rope.base ** -(torch.arange(0, rope.rotated, 2) / rope.rotated)
         factors = (unscaled / rope.angles_per_position()).numpy()
         spec.rotary_scaling_long_factor = spec.rotary_scaling_short_factor = factors
-    if tables:  # (1, distances, head_dim)
-        keys, values = terms.query_table, terms.value_table
-        keys = torch.zeros_like(tables[0]) if keys is None else keys  # CTranslate2 needs some
+        spec.queries_scale *= rope.scaling.gain(rope.dims) ** 2  # of queries, and of keys
+    if keys is not None:
         spec.relative_position_keys = keys[0].numpy()
-        spec.relative_position_values = OPTIONAL if values is None else values[0].numpy()
+        spec.relative_position_values = model_spec.OPTIONAL if values is None else values[0].numpy()
     if terms.bias is not None:
         _set_bias(spec, terms.bias, dims)
-    spec.queries_scale = terms.scale(dims.head_dim) * gain**2
     return spec
 
 
-def _set_bias(spec: MultiHeadAttentionSpec, bias: Tensor, dims: Dims) -> None:
+def _set_bias(spec: Any, bias: Tensor, dims: Dims) -> None:
     """Set a bias by distance in the form of T5's, with a bucket for each distance.
 
     T5 has buckets for earlier keys, by distance, then for later keys. In both, the first half of

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fairseq import utils
+import transformers
 from fairseq.data import Dictionary
-from fairseq.models import ARCH_MODEL_REGISTRY
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
@@ -22,7 +21,6 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf import set_positions
 from fairseq_posenc.hf.folders import load_model
 from fairseq_posenc.hf.settings import SPEC_FIELD, PositionSettings
-from fairseq_posenc.specs import parse
 from fairseq_posenc.tasks.glue.criterion import HEAD
 from fairseq_posenc.workbench.convert.comparison import (
     compare_with_transformers,
@@ -69,13 +67,12 @@ def import_folder(path: Path, out: Path) -> list[str]:
     """
     if not path.is_dir():
         raise UserError(f"--from {path}: no such folder")
+    transformers.logging.disable_progress_bar()
     source = load_model(path)
     stock, head = _find_stock_family(source, path)
     if stock.family == "masked_lm" and source.config.layer_norm_eps != EPSILON:
-        raise UserError(
-            f"{path}: layer_norm_eps is {source.config.layer_norm_eps}, and fairseq's layer norms "
-            f"have {EPSILON:g}: the model would compute something else"
-        )
+        epsilon = source.config.layer_norm_eps
+        raise UserError(f"{path}: layer_norm_eps is {epsilon}, and fairseq's is {EPSILON:g}")
     if not hasattr(source.config, SPEC_FIELD):
         set_positions(source, "own")  # those of the class itself become ours, with our names
     config = source.config
@@ -88,8 +85,8 @@ def import_folder(path: Path, out: Path) -> list[str]:
     if family.name == "translation":
         task["source_lang"], task["target_lang"] = getattr(config, "langs", None) or (None, None)
     if family.name == "causal_lm":  # </s> begins texts, unless the model was trained with <s>
-        task["add_bos_token"] = config.bos_token_id != config.eos_token_id
-        options["add_bos_token"] = task["add_bos_token"]
+        has_bos = config.bos_token_id != config.eos_token_id
+        task["add_bos_token"] = options["add_bos_token"] = has_bos
     settings = dict(build_default_settings(options["_name"], task["_name"]))
     defaults = settings["model"]  # a dictionary for causal LMs, else a Namespace
     options = {**(vars(defaults) if isinstance(defaults, Namespace) else defaults), **options}
@@ -129,20 +126,17 @@ def _find_stock_family(model: PreTrainedModel, path: Path) -> tuple[StockFamily,
         for head, name in stock.classes.items():
             if name in names:
                 return stock, head
-    known = ", ".join(name for stock in STOCK_FAMILIES for name in stock.classes.values())
     raise UserError(
-        f"{path}: a {names[0]} cannot be imported, but {known}. To change only the positions of a "
-        "model of transformers, use fairseq-posenc swap"
+        f"{path}: a {names[0]} cannot be imported, but RoBERTa, XLMRoberta and what export writes. "
+        "To change only the positions of a model of transformers, use fairseq-posenc swap"
     )
 
 
 def _list_options(config: PretrainedConfig, stock: StockFamily, family: Family) -> dict[str, Any]:
     """List fairseq's options of the model, except those that tie embeddings."""
     positions = PositionSettings.read(config)
-    items = parse(positions.spec).items
-    arch = f"{family.stem}{items[0].name}" if items else ""
     options = {
-        "_name": arch if arch in ARCH_MODEL_REGISTRY else f"{family.stem}none",
+        "_name": f"{family.stem}none",  # an architecture without positions, which follow
         "position_encoding": positions.spec,
         "position_encoding_decoder": positions.decoder_spec,
         "attention_directions": positions.directions,
@@ -151,7 +145,7 @@ def _list_options(config: PretrainedConfig, stock: StockFamily, family: Family) 
         **dict.fromkeys(family.length_options.values(), positions.max_positions),
         "no_scale_embedding": not getattr(config, "scale_embedding", False),
     }
-    fairseq_names = {ACTIVATIONS.get(x, x): x for x in utils.get_available_activation_fns()}
+    fairseq_names = {name: fairseq_name for fairseq_name, name in ACTIVATIONS.items()}
     activation = options["activation_fn"]
     options["activation_fn"] = fairseq_names.get(activation, activation)
     if "decoder_embed_dim" in options:

@@ -15,10 +15,8 @@ from typing import Any
 
 import torch
 import transformers
-from tokenizers import Tokenizer
-from torch import Tensor
 from torch.nn import functional as F
-from transformers import CONFIG_MAPPING, GenerationConfig, PretrainedConfig, PreTrainedModel
+from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.folders import whole_folder
@@ -54,13 +52,20 @@ def export_to_transformers(trained: OpenModel, tokens: str | None, out: Path) ->
     Raises:
         UserError: the models differ, or transformers has no such model.
     """
+    transformers.logging.disable_progress_bar()
     stock = find_stock_family(trained)
     specs = {str(stack.assembly.spec) for stack in trained.stacks.values()}
     has_directions = any(stack.identity.directions for stack in trained.stacks.values())
     is_plain = specs == {stock.own_positions} and not has_directions
     name = stock.classes[trained.head]
     tokenizers = build_tokenizers(trained, tokens)
-    _refuse_unknown_pieces(trained, tokenizers)
+    for (file, dictionary), tokenizer in zip(trained.dictionaries.items(), tokenizers):
+        if unknown := tokenizer.get_vocab_size() - len(dictionary):
+            raise UserError(
+                f"{trained.data / file}: lacks {unknown:,} pieces of the tokenizer, which fairseq "
+                "reads as <unk>, and a tokenizer of transformers cannot: --tokens none exports the "
+                "model without a tokenizer"
+            )
     with whole_folder(out) as folder:
         folders = write_tokenizers(trained, tokenizers, folder)
         for dictionary in trained.dictionaries:
@@ -78,17 +83,6 @@ def export_to_transformers(trained: OpenModel, tokens: str | None, out: Path) ->
         write_card(folder, trained, "transformers", usage, notes)
     positions = "its own positions" if is_plain else "positions of fairseq-posenc"
     return [f"wrote {out}: {name} with {positions}", *notes]
-
-
-def _refuse_unknown_pieces(trained: OpenModel, tokenizers: list[Tokenizer]) -> None:
-    """Refuse tokenizers with pieces that the dictionary lacks."""
-    for (name, dictionary), tokenizer in zip(trained.dictionaries.items(), tokenizers):
-        if unknown := tokenizer.get_vocab_size() - len(dictionary):
-            raise UserError(
-                f"{trained.data / name}: lacks {unknown:,} pieces of the tokenizer, which fairseq "
-                "reads as <unk>, and a tokenizer of transformers cannot: --tokens none exports the "
-                "model without a tokenizer"
-            )
 
 
 def find_stock_family(trained: OpenModel) -> StockFamily:
@@ -120,13 +114,16 @@ def build_stock_model(trained: OpenModel, stock: StockFamily, *, is_plain: bool)
     Raises:
         UserError: the class lacks a part of the model.
     """
-    config = _build_config(trained, stock)
-    model: PreTrainedModel = getattr(transformers, stock.classes[trained.head])(config)
+    model_class = getattr(transformers, stock.classes[trained.head])
+    config = model_class.config_class(**_list_config_fields(trained, stock))
+    model: PreTrainedModel = model_class(config)
     if not is_plain:
         _copy_positions(trained, model)
     if trained.translates:
         model.generation_config = _build_generation_config(trained, config)
-    weights = _list_weights(trained)
+    heads = {"masked_lm": "encoder.lm_head.", "classes": "classification_heads."}
+    unused = tuple(name for head, name in heads.items() if head != trained.head)
+    weights = {name: x for name, x in trained.weights.items() if not name.startswith(unused)}
     learned = "encoder.sentence_encoder.embed_positions.encodings.learned.table"
     if is_plain and f"{learned}.weight" in weights:
         hf_table = f"{model.base_model_prefix}.embeddings.position_embeddings"
@@ -147,7 +144,6 @@ def _copy_positions(trained: OpenModel, model: PreTrainedModel) -> None:
     stacks = [*trained.stacks.values()]
     specs = [stack.assembly.spec for stack in stacks]
     names = {item.name for spec in specs for item in spec.items}
-    reads_ends = not names.isdisjoint(("documents", "sentence_learned"))
     with warnings.catch_warnings():  # the positions taken away are a new model's, untrained
         warnings.simplefilter("ignore")
         set_positions(
@@ -156,17 +152,8 @@ def _copy_positions(trained: OpenModel, model: PreTrainedModel) -> None:
             max_positions=max(stack.assembly.dims.max_positions for stack in stacks),
             decoder_spec=str(specs[1]) if specs[0] != specs[-1] else None,
             directions=stacks[0].identity.directions,
-            boundary_id=stacks[0].eos_idx if reads_ends else None,
+            boundary_id=stacks[0].eos_idx if names & {"documents", "sentence_learned"} else None,
         )
-
-
-def _list_weights(trained: OpenModel) -> dict[str, Tensor]:
-    """List a model's weights by fairseq's names, without heads that the model does not use."""
-    unused = [] if trained.head == "masked_lm" else ["encoder.lm_head."]
-    if trained.head != "classes":
-        unused.append("classification_heads.")
-    weights = trained.weights
-    return {name: weights[name] for name in weights if not name.startswith(tuple(unused))}
 
 
 def _build_generation_config(trained: OpenModel, config: PretrainedConfig) -> GenerationConfig:
@@ -199,8 +186,8 @@ def _read_option(trained: OpenModel, option: str) -> Any:
     return getattr(cfg, option)
 
 
-def _build_config(trained: OpenModel, stock: StockFamily) -> PretrainedConfig:
-    """Build the configuration of the stock class."""
+def _list_config_fields(trained: OpenModel, stock: StockFamily) -> dict[str, Any]:
+    """List the fields of the stock class's configuration."""
     stacks = [*trained.stacks.values()]
     fields: dict[str, Any] = {}
     for option, field in stock.options.items():
@@ -230,7 +217,7 @@ def _build_config(trained: OpenModel, stock: StockFamily) -> PretrainedConfig:
         ties_all = trained.ties_embeddings and (
             stacks[0].embed_tokens.weight is stacks[1].embed_tokens.weight
         )
-        if stock.model_type == "marian":
+        if stock.classes["translation"] == "MarianMTModel":
             fields["decoder_vocab_size"] = stacks[1].embed_tokens.num_embeddings
             fields["share_encoder_decoder_embeddings"] = ties_all
         else:
@@ -239,9 +226,9 @@ def _build_config(trained: OpenModel, stock: StockFamily) -> PretrainedConfig:
         fields["langs"] = [trained.settings.task.source_lang, trained.settings.task.target_lang]
     if trained.head == "classes":
         (classifier,) = trained.model.classification_heads.values()
-        fields["num_labels"] = count = classifier.out_proj.out_features
-        if count > 1:  # fairseq fills dictionaries up with `madeupword0000` and so on
-            labels = trained.task.label_dictionary
-            fields["id2label"] = dict(enumerate(labels.symbols[labels.nspecial :][:count]))
-            fields["label2id"] = {label: index for index, label in fields["id2label"].items()}
-    return CONFIG_MAPPING[stock.model_type](**fields)
+        count = classifier.out_proj.out_features  # 1 for a score, which has no labels
+        labels = trained.task.label_dictionary  # filled up with `madeupword0000` and so on
+        names = labels.symbols[labels.nspecial :][:count] if count > 1 else ["LABEL_0"]
+        fields["id2label"] = dict(enumerate(names))
+        fields["label2id"] = {label: index for index, label in enumerate(names)}
+    return fields

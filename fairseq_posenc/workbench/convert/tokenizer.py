@@ -24,7 +24,6 @@ from fairseq_posenc.tokens.symbols import SPACE
 from fairseq_posenc.tokens.tokenizer import ENCODER_JSON, MERGES, PIECES
 from fairseq_posenc.workbench.loading.open_model import OpenModel
 
-NAMED_TOKENIZATIONS = ("words", "characters", "none")  # `none`: export no tokenizer
 # lstrip: as in fairseq's fill_mask, the token includes the space before it.
 _MASK = AddedToken("<mask>", lstrip=True, special=True)
 
@@ -33,25 +32,23 @@ def find_tokenization(tokens: Optional[str], folder: Path, language: str) -> Pat
     """Find the tokenization of a model's text.
 
     Args:
-        tokens: value of ``--tokens``; None to search ``folder``.
+        tokens: value of ``--tokens``, but not ``none``; None to search ``folder``.
         folder: folder with the data.
         language: code of the text's language; "" for a language model.
 
     Returns:
-        A sentencepiece model, a folder with GPT-2's BPE, or one of :data:`NAMED_TOKENIZATIONS`.
+        A sentencepiece model, a folder with GPT-2's BPE, ``words`` or ``characters``.
 
     Raises:
         UserError: there are no tokenizer files, and the data's manifest names no tokenization.
     """
-    if tokens in NAMED_TOKENIZATIONS:
+    if tokens in ("words", "characters"):
         return tokens
     path = folder if tokens is None else Path(tokens)
     for name in (f"sentencepiece.{language}.model", PIECES):
         if (path / name).is_file():
             return path / name
-    if path.is_file():  # of any name: a sentencepiece model
-        return path
-    if (path / ENCODER_JSON).is_file():
+    if path.is_file() or (path / ENCODER_JSON).is_file():  # a file is a sentencepiece model
         return path
     request = path / REQUEST
     options = json.loads(request.read_text())["options"] if request.is_file() else {}
@@ -75,6 +72,8 @@ def build_tokenizers(trained: OpenModel, tokens: Optional[str]) -> list[Tokenize
     Raises:
         UserError: there is no tokenizer, or its files cannot be read.
     """
+    if tokens == "none":
+        return []
     # Special tokens around a sentence and around a pair, as fairseq's tasks add them.
     single, pair = "$A </s>", "$A $B </s>"
     if trained.family.name == "masked_lm":
@@ -86,13 +85,10 @@ def build_tokenizers(trained: OpenModel, tokens: Optional[str]) -> list[Tokenize
     for name, dictionary in trained.dictionaries.items():
         language = name.split(".")[1] if trained.translates else ""
         tokenization = find_tokenization(tokens, trained.data, language)
-        if tokenization != "none":
-            tokenizer = build_tokenizer(tokenization, dictionary)
-            ids = [(symbol, dictionary.index(symbol)) for symbol in ("<s>", "</s>")]
-            tokenizer.post_processor = TemplateProcessing(
-                single=single, pair=pair, special_tokens=ids
-            )
-            tokenizers.append(tokenizer)
+        tokenizer = build_tokenizer(tokenization, dictionary)
+        ids = [(symbol, dictionary.index(symbol)) for symbol in ("<s>", "</s>")]
+        tokenizer.post_processor = TemplateProcessing(single=single, pair=pair, special_tokens=ids)
+        tokenizers.append(tokenizer)
     return tokenizers
 
 
@@ -100,7 +96,7 @@ def build_tokenizer(tokenization: Path | str, dictionary: Dictionary) -> Tokeniz
     """Build a tokenizer; pieces that the dictionary lacks get the ids after those of its symbols.
 
     Args:
-        tokenization: result of :func:`find_tokenization`, but not ``none``.
+        tokenization: result of :func:`find_tokenization`.
         dictionary: fairseq's dictionary.
 
     Raises:

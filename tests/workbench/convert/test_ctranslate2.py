@@ -56,18 +56,18 @@ REFUSED = [
     ("translation", "kerple", {}, "kerple is not one of"),
     ("translation", "rope+window(size=4)", {}, "window is not one of"),
     *(
-        ("translation", spec, {}, f"lacks an option of {spec.partition('(')[0]}")
+        ("translation", spec, {}, f"perhaps of {spec.partition('(')[0]}")
         for spec in (
             *("shaw(per_head=true)", "shaw(reset=true)", "learned+rope"),
             "rope(scaling=yarn:4:length=9,fraction=0.5)",
         )
     ),
     ("translation", "rope(cross_attention=true)", {}, "no model with rope(cross_attention=true)"),
-    ("translation", "rope", {"attention_directions": "lr"}, "lacks an option of rope"),
+    ("translation", "rope", {"attention_directions": "lr"}, "perhaps of rope"),
     ("translation", "rope", {"activation_fn": "linear"}, "the activation linear"),
     ("causal_lm", "xpos", {}, "xpos is not one of"),
     ("causal_lm", "t5", {}, "t5 is not one of"),
-    ("causal_lm", "alibi,none", {}, "lacks an option of alibi"),
+    ("causal_lm", "alibi,none", {}, "perhaps of alibi"),
     (
         *("causal_lm", "rope"),
         {"adaptive_softmax_cutoff": "10,20", "no_share_decoder_input_output_embed": True},
@@ -78,7 +78,7 @@ REFUSED = [
         {"decoder_input_dim": 16, "no_share_decoder_input_output_embed": True},
         "no model with projections of embeddings",
     ),
-    ("masked_lm", "rope", {}, "it serves translation models and causal LMs"),
+    ("masked_lm", "rope", {}, "but translation models and causal LMs"),
 ]
 
 
