@@ -92,8 +92,9 @@ def make_cosines(rotation: Rotation | None, form: str, width: int, like: Tensor)
         ones = torch.ones(1, 1, width, dtype=like.dtype, device=like.device)
         return ones, torch.zeros_like(ones)
     assert isinstance(rotation, PairRotation)
-    phases = rotation.phases[:, 0]  # [B or 1, T, pairs]
-    parts = [part.to(like.dtype) for part in (phases.real, phases.imag)]
+    # The parts are taken first, as ONNX cannot select from complex numbers.
+    phases = rotation.phases
+    parts = [part[:, 0].to(like.dtype) for part in (phases.real, phases.imag)]  # [B or 1, T, pairs]
     if form.startswith("doubled"):
         parts = [torch.cat([part, part], -1) for part in parts]
     elif form == "pairs":

@@ -32,7 +32,7 @@ class Family:
         stacks: paths of the stacks of layers in the base model.
         layers: path of the list of layers in a stack.
         attention: path of the self-attention in a layer.
-        rotary: paths of the modules in a stack that compute cosines and sines.
+        rotary: name of the module in a stack that computes cosines and sines, or is None.
         cosines: form of the cosines. ``doubled``: the cosines of all pairs, twice, for the two
             halves of a head; ``half``: only once; ``pairs``: each one twice, for two adjacent
             coordinates; ``doubled_pairs``: as ``doubled``, but the model rotates adjacent
@@ -58,7 +58,7 @@ class Family:
     stacks: tuple[str, ...] = ("",)
     layers: str = "layers"
     attention: str = "self_attn"
-    rotary: tuple[str, ...] = ()
+    rotary: str = ""
     cosines: Literal["doubled", "half", "pairs", "doubled_pairs"] = "doubled"
     bases: str = ""
     rotates: str = ""
@@ -135,9 +135,10 @@ class Family:
             else:  # all queries, then all keys, then as many values
                 query, others = projected.tensor_split([dims.heads_dim], -1)
                 key = others[:, : others.size(1) // 2]
-        # [H, R, D] and [G, R, D], with G heads of keys, each for a group of queries.
-        query, key = (x.unflatten(-1, (-1, dims.head_dim)).transpose(0, 1) for x in (query, key))
-        return query, key.repeat_interleave(query.size(0) // key.size(0), 0)
+        # A head's queries may be followed by a gate of its output. There are G heads of keys.
+        query = query.unflatten(-1, (dims.num_heads, -1))[..., : dims.head_dim].transpose(0, 1)
+        key = key.unflatten(-1, (-1, dims.head_dim)).transpose(0, 1)  # [G, R, D]
+        return query, key.repeat_interleave(dims.num_heads // key.size(0), 0)
 
 
 class Stack(NamedTuple):
@@ -152,16 +153,30 @@ class Stack(NamedTuple):
         return self.module.config
 
     @property
+    def layers(self) -> list[nn.Module]:
+        """All layers."""
+        return list(self.module.get_submodule(self.family.layers).children())
+
+    @property
     def attentions(self) -> list[nn.Module]:
-        """The self-attention of all layers."""
-        layers = self.module.get_submodule(self.family.layers)
-        return [layer.get_submodule(self.family.attention) for layer in layers.children()]
+        """The self-attention of all layers that have it: in hybrids not all do."""
+        return list(self._find_attentions())
+
+    def _find_attentions(self) -> Iterator[nn.Module]:
+        first, _, _ = self.family.attention.partition(".")
+        for layer in self.layers:
+            if hasattr(layer, first):
+                yield layer.get_submodule(self.family.attention)
+
+    @property
+    def is_hybrid(self) -> bool:
+        """Whether layers without attention, such as convolutions, pass on what they read."""
+        return len(self.attentions) < len(self.layers)
 
     @property
     def is_decoder(self) -> bool:
         """Whether attention was built for queries that cannot see later keys."""
-        layer = next(self.module.get_submodule(self.family.layers).children())
-        return bool(getattr(layer.get_submodule(self.family.attention), "is_causal", False))
+        return bool(getattr(next(self._find_attentions()), "is_causal", False))
 
     @property
     def causal(self) -> bool:
@@ -195,18 +210,9 @@ class Stack(NamedTuple):
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
         return Dims(config.hidden_size, heads, max_positions, self.causal, own_head_dim=head_dim)
 
-    def embed(self, ids: Tensor) -> Tensor:
-        """Look up the embeddings of tokens ``(B, T)`` as inputs of the stack: ``(B, T, C)``."""
-        embeddings: Tensor = self.module.get_input_embeddings()(ids)
-        return embeddings if self.is_decoder else embeddings * self._scale
-
     @property
-    def scale_inside(self) -> float:
-        """The factor by which the stack multiplies the embeddings that it gets."""
-        return self._scale if self.is_decoder else 1.0
-
-    @property
-    def _scale(self) -> float:
+    def scale(self) -> float:
+        """The factor of its embeddings: see ``scale`` of :class:`Family`."""
         return float(getattr(self.module, self.family.scale)) if self.family.scale else 1.0
 
     def check_rotations(self, spec: Spec) -> None:
@@ -239,9 +245,8 @@ class Stack(NamedTuple):
     def neutralize(self) -> None:
         """Remove the model's own positions: rotation, vectors at the input, and bias."""
         family = self.family
-        for name in family.rotary:
-            if not isinstance(rotary := self.module.get_submodule(name), NoRotation):
-                self.module.set_submodule(name, NoRotation(self.rotary_width(rotary)))
+        if width := self.cosine_width:
+            self.module.set_submodule(family.rotary, NoRotation(width))
         if family.bases:  # each layer gets our cosines, or none
             setattr(self.config, family.bases, [0] * self.config.num_hidden_layers)
             self.module.set_submodule("rotary_embs", nn.ModuleList())
@@ -256,15 +261,18 @@ class Stack(NamedTuple):
             # It is not a parameter, but transformers initializes a tensor of this name on loading.
             setattr(attention, family.sinks, torch.empty(0))
 
-    def rotary_width(self, rotary: nn.Module) -> int:
-        """Find the width of the cosines that a rotary module computes for the model's layers."""
-        if isinstance(rotary, NoRotation):
-            return rotary.width
+    @property
+    def cosine_width(self) -> int:
+        """The width of the cosines that the model's layers take; 0 for none."""
+        name = self.family.rotary
+        rotary = getattr(self.module, name) if name else None
+        if rotary is None or isinstance(rotary, NoRotation):
+            return 0 if rotary is None else rotary.width
         frequencies = next(rotary.buffers())  # of each pair of coordinates
         return frequencies.numel() * (1 if self.family.cosines == "half" else 2)
 
 
-_ROTARY = Family(rotary=("rotary_emb",))
+_ROTARY = Family(rotary="rotary_emb")
 _BERT = Family(
     layers="encoder.layer",
     attention="attention.self",
@@ -321,6 +329,8 @@ FAMILIES: dict[str, Family] = {
     ),
     "ministral3": replace(_ROTARY, temperature="llama_4_scaling_beta"),
     "modernbert": replace(_ROTARY, attention="attn", projections="Wqkv"),
+    **dict.fromkeys(("lfm2", "olmo_hybrid", "qwen3_next"), _ROTARY),
+    "lfm2_moe": replace(_ROTARY, rotary="pos_emb"),
     "opt": Family(stacks=("decoder",), table="embed_positions", first_row=2),
     "phi3": replace(_ROTARY, projections="qkv_proj"),
     "smollm3": replace(_ROTARY, rotates="use_rope"),

@@ -125,11 +125,10 @@ def _read_configuration(config: Config) -> str:
         )
     if family.table:
         return f"sinusoidal(layout={family.sinusoids})" if family.sinusoids else "learned"
-    if reason := _explain_other_layers(config):
-        raise UserError(reason)
     return join_layers(_read_layers(config, family))
 
 
+_ATTENTION = {"full_attention", "sliding_attention"}  # types of layers that are served
 # Why positions of some model types cannot be set, by a part of the type: `vl` for `qwen2_vl`.
 _REASONS = {
     **dict.fromkeys(("vl", "glm4v", "omni"), "its code counts them on several axes (M-RoPE)"),
@@ -157,27 +156,18 @@ def explain_unservable(model: Any) -> str | None:
     reason = next((reason for part, reason in _REASONS.items() if part in parts), None)
     if reason is not None:
         return f"its positions cannot be changed: {reason}"
-    return _explain_other_layers(config)
-
-
-def _explain_other_layers(config: Config) -> str | None:
-    """Say which layers of a model are not attention, such as linear attention; None if all are."""
-    layer_types = set(map(str, getattr(config, "layer_types", None) or ()))
-    other = sorted(layer_types - {"full_attention", "sliding_attention", "chunked_attention"})
-    if not other:
-        return None
-    return (
-        f"it has layers of {shortened(', '.join(other))}, which have no scores of queries and "
-        "keys to give positions to"
-    )
+    other = sorted(set(map(str, getattr(config, "layer_types", None) or ())) - _ATTENTION)
+    return f"it has layers of {shortened(', '.join(other))}" if other else None
 
 
 def _read_layers(config: Config, family: Family) -> list[str]:
-    """Write the spec of each layer of a model with rotations."""
+    """Write the spec of each layer of a model with rotations that has attention."""
     layout = "interleaved" if "pairs" in family.cosines else "half"
     layers = []
     for index in range(config.num_hidden_layers):
         layer_type = _find_layer_type(config, index)
+        if layer_type not in _ATTENTION:
+            continue
         items = []
         if _is_rotated(config, index, layer_type):
             parameters = config.rope_parameters
@@ -207,6 +197,8 @@ def _is_rotated(config: Config, index: int, layer_type: str) -> bool:
         return everywhere or layer_type == "sliding_attention"
     if bases := getattr(config, "layer_rope_theta", None):
         return bool(bases[index])
+    if config.model_type == "olmo_hybrid":
+        return config.rope_parameters is not None
     return config.model_type != "smollm3" or bool(config.no_rope_layers[index])
 
 

@@ -117,7 +117,7 @@ def replace_positions(
         if hasattr(module, "is_causal") and not hasattr(module, POSITIONS):
             setattr(module, WITHOUT_POSITIONS, True)
     # Otherwise caches also have the encoder's keys, and all of these are needed.
-    if stacks[0].is_decoder_alone:
+    if stacks[0].is_decoder_alone and not stacks[0].is_hybrid:
         _limit_caches(stacks[0], plans[0].positions.assembly.spec)
     specs = [str(plan.positions.assembly.spec) for plan in plans]
     PositionSettings(
@@ -152,6 +152,8 @@ class Plan(NamedTuple):
         for part in (stack.module, *attentions):
             refuse_replaced_forward(part)
         spec.check_length(len(attentions))
+        if stack.is_hybrid and any(item.name == "documents" for item in spec.items):
+            raise UserError(f"{spec}: layers of this model without attention would mix documents")
         if spec.rotates_source:
             raise UserError(
                 f"{spec}: rope(cross_attention=true) is not served here: attention to an encoder "
@@ -178,7 +180,7 @@ class Plan(NamedTuple):
                     is_rotated=is_rotated,
                     reads_input=has_decay or terms[kind].states is not None,
                     # In the cache, the decay comes after the keys of all layers.
-                    decay_place=len(attentions) + index if has_decay else None,
+                    decay_place=len(stack.layers) + index if has_decay else None,
                     backend=positions.backend,
                 )
                 layers.append(layer)

@@ -91,8 +91,7 @@ class HFStackPositions(RecordedPositions, StackPositions):
         self.boundary_id = boundary_id
         self.lost_weights: set[str] = set()
         self.parameter_names = [*inspect.signature(stack.module.forward).parameters]
-        rotary = stack.family.rotary
-        self.width = stack.rotary_width(stack.module.get_submodule(rotary[0])) if rotary else 0
+        self.width = stack.cosine_width
         can_rotate = [  # for each kind of layer; any position shows the form of its rotation
             can_be_cosines(rotation, stack.family.cosines, self.width)
             for rotation in self._rotations(torch.zeros(1, 1, dtype=torch.long))
@@ -214,7 +213,7 @@ class HFStackPositions(RecordedPositions, StackPositions):
             # FlashAttention separates them. transformers' masks do it without a cache: in all
             # models with rotations, but not in every model with a table, such as OPT.
             attends_flat = "flash" in stack.config._attn_implementation
-            by_ids = stack.causal and bool(self.family.rotary)
+            by_ids = stack.causal and bool(self.family.rotary) and not stack.is_hybrid
             separates = attends_flat or (by_ids and not arguments.uses_cache(stack.module))
             if not attends_flat and (
                 mask is None or (isinstance(mask, Tensor) and mask.dim() == 2)
@@ -250,7 +249,7 @@ class HFStackPositions(RecordedPositions, StackPositions):
         if not (self.is_native or arguments.has_documents):
             arguments.refuse_packed()
         changes: dict[str, Any] = {}
-        place = 2 * len(self.is_rotated)  # in a cache; decay comes after the keys of all layers
+        place = 2 * len(stack.layers)  # in a cache; decay comes after the keys of all layers
         cache = getattr(cache, "self_attention_cache", cache)
         tokens = arguments.read_tokens(mask, Tokens.load(cache, place, past))
         if any(x is not None for x in tokens) and stack.is_decoder:
@@ -262,7 +261,8 @@ class HFStackPositions(RecordedPositions, StackPositions):
         ids = tokens.ids
         if ids is not None and ids.dim() == 3:
             ids = ids.permute(2, 0, 1)  # [axes, B or 1, S], as `StackPositions` takes them
-        scale = stack.scale_inside
+        # A decoder multiplies all embeddings, an encoder only those that it looks up.
+        scale = stack.scale if stack.is_decoder or not inputs.is_floating_point() else 1.0
         embeddings, pass_positions = self(
             self._embed_or_shape(stack, inputs) * scale,
             None if mask is None else mask.eq(0),
@@ -271,9 +271,9 @@ class HFStackPositions(RecordedPositions, StackPositions):
             document_ids=tokens.documents,
             ends=tokens.ends,
         )
-        # Vectors are added to multiplied embeddings. The stack will multiply by `scale` again.
-        if self.input is not None:
-            changes |= {"inputs_embeds": embeddings / scale, "input_ids": None}
+        if self.input is not None:  # a decoder will multiply again
+            embeddings = embeddings / scale if stack.is_decoder else embeddings
+            changes |= {"inputs_embeds": embeddings, "input_ids": None}
         if self.family.has_token_types and arguments.named.get("token_type_ids") is None:
             # Without types, the model's code would look them up by positions, as far as its own go.
             types = torch.zeros(inputs.shape[:2], dtype=torch.long, device=inputs.device)
@@ -336,7 +336,8 @@ class HFStackPositions(RecordedPositions, StackPositions):
         if inputs.is_floating_point():
             return inputs
         if self.input is not None:
-            return stack.embed(inputs)
+            embeddings: Tensor = stack.module.get_input_embeddings()(inputs)
+            return embeddings
         return torch.empty(1, device=inputs.device).expand(
             *inputs.shape, self.assembly.dims.embed_dim
         )

@@ -15,9 +15,10 @@ from transformers import (
 )
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.hf import families, set_positions
+from fairseq_posenc.hf import families, read_positions, set_positions
 from fairseq_posenc.hf.attention import AttentionPositions
 from tests.helpers.hf_models import (
+    CACHE,
     MODELS,
     SYMBOLS,
     compute_logits,
@@ -25,6 +26,7 @@ from tests.helpers.hf_models import (
     make_inputs,
     pad,
     redraw,
+    redraw_positions,
 )
 
 SIZES = {
@@ -47,8 +49,17 @@ ALIKE = {  # models with tables, and the tiny model whose sizes they take
     **dict.fromkeys(("blenderbot", "mbart", "pegasus", "plbart"), "bart"),
     "mt5": "t5",
 }
+HYBRIDS = {  # the type of their other layers
+    **dict.fromkeys(("lfm2", "lfm2_moe"), "conv"),
+    **dict.fromkeys(("olmo_hybrid", "qwen3_next"), "linear_attention"),
+}
+LINEAR = {
+    **{"linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_num_key_heads": 2},
+    **{"linear_num_value_heads": 4, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
+}
 FRACTIONS = {  # of a head that their configurations rotate by default
-    **{"glm": 0.5, "glm4": 0.5, "glm4_moe": 0.5, "persimmon": 0.5, "phi": 0.5, "gpt_neox": 0.25}
+    **{"glm": 0.5, "glm4": 0.5, "glm4_moe": 0.5, "persimmon": 0.5, "phi": 0.5, "gpt_neox": 0.25},
+    "qwen3_next": 0.25,
 }
 
 
@@ -58,6 +69,9 @@ def build(kind):
     sizes = SIZES if like is None else like.settings
     if kind.endswith("_swa"):  # a base for each layer, 0 for none
         sizes = {**sizes, "sliding_window": 5, "layer_rope_theta": [0, 10000.0, 500.0, 0]}
+    if kind in HYBRIDS:  # only every other layer has attention
+        types = [HYBRIDS[kind], "full_attention"] * 4
+        sizes = {**sizes, **LINEAR, "num_hidden_layers": 8, "layer_types": types}
     config = CONFIG_MAPPING[kind](**sizes)
     if kind == "ministral3":  # whose temperature changes in the inputs of these tests
         lengths = {"original_max_position_embeddings": 8, "llama_4_scaling_beta": 0.5}
@@ -120,6 +134,31 @@ def test_other_positions_ignore_padding(kind):
     assert distance(compute_logits(model, inputs), before) > 1e-2
 
 
+@pytest.mark.parametrize("kind", HYBRIDS)
+def test_a_hybrid_has_positions_in_its_attention_alone(kind, tmp_path):
+    """Its cache has layers of two kinds, and the file all weights."""
+    model, inputs = build(kind)
+    spec = "learned+fox+window(size=4),t5"
+    assert read_positions(set_positions(model, spec)) == spec
+    redraw_positions(model)
+    whole = compute_logits(model, inputs)
+    padded = compute_logits(model, pad(inputs, 3, 2))[:, 3:-2]
+    assert distance(padded, whole) < 1e-5
+    ids, cache, parts = inputs["input_ids"], None, []
+    for start, end in ((0, 5), (5, 6), (6, 12)):
+        with torch.no_grad():
+            out = model(ids[:, start:end], **{CACHE: cache}, use_cache=True)
+        cache = out[CACHE]
+        parts.append(out.logits)
+    assert distance(torch.cat(parts, 1), whole) < 1e-5
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert torch.equal(compute_logits(loaded, inputs), whole)
+    for other, words in (("own+documents", "would mix"), ("7*t5,none", "the stack has 4")):
+        with pytest.raises(UserError, match=words):
+            set_positions(model, other)
+
+
 @pytest.mark.parametrize("kind", ROTATED)
 def test_rotations_by_the_models_code_are_those_of_the_library(kind, monkeypatch):
     model, inputs = build(kind)
@@ -141,7 +180,7 @@ def test_rotations_by_the_models_code_are_those_of_the_library(kind, monkeypatch
     ("kind", "words"),
     [
         ("deepseek_v3", r"latent attention \(MLA\)"),
-        ("qwen3_next", "linear_attention"),
+        ("qwen3_5_text", "linear_attention"),
         ("bloom", "'bloom'"),
     ],
 )
