@@ -71,7 +71,7 @@ def build(kind):
         sizes = {**sizes, "sliding_window": 5, "layer_rope_theta": [0, 10000.0, 500.0, 0]}
     if kind in HYBRIDS:  # only every other layer has attention
         types = [HYBRIDS[kind], "full_attention"] * 4
-        sizes = {**sizes, **LINEAR, "num_hidden_layers": 8, "layer_types": types}
+        sizes = {**sizes, **copy.deepcopy(LINEAR), "num_hidden_layers": 8, "layer_types": types}
     config = CONFIG_MAPPING[kind](**sizes)
     if kind == "ministral3":  # whose temperature changes in the inputs of these tests
         lengths = {"original_max_position_embeddings": 8, "llama_4_scaling_beta": 0.5}
