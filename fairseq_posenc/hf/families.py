@@ -164,7 +164,7 @@ class Stack(NamedTuple):
 
     def _find_attentions(self) -> Iterator[nn.Module]:
         first, _, _ = self.family.attention.partition(".")
-        for layer in self.layers:
+        for layer in self.module.get_submodule(self.family.layers).children():
             if hasattr(layer, first):
                 yield layer.get_submodule(self.family.attention)
 

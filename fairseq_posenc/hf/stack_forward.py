@@ -62,6 +62,8 @@ class HFStackPositions(RecordedPositions, StackPositions):
         directions: of an encoder's first layers, as in ``lr,rl``; the others are ``both``.
         is_rotated: for each layer, whether the model's code rotates, by our cosines and sines.
         is_native: whether attention and its caches are the model's.
+        is_hybrid: whether some layers have no attention.
+        cache_place: index of the additional layer of caches that has what callers say of tokens.
         width: width of the model's cosines; 0 if it has none.
         stock: name of the attention function that the model had before it got ours.
         lost_weights: names of trained weights that earlier positions of the stack had.
@@ -92,6 +94,8 @@ class HFStackPositions(RecordedPositions, StackPositions):
         self.lost_weights: set[str] = set()
         self.parameter_names = [*inspect.signature(stack.module.forward).parameters]
         self.width = stack.cosine_width
+        self.is_hybrid = stack.is_hybrid
+        self.cache_place = 2 * len(stack.layers)  # decay comes after the keys of all layers
         can_rotate = [  # for each kind of layer; any position shows the form of its rotation
             can_be_cosines(rotation, stack.family.cosines, self.width)
             for rotation in self._rotations(torch.zeros(1, 1, dtype=torch.long))
@@ -212,12 +216,11 @@ class HFStackPositions(RecordedPositions, StackPositions):
         if self.is_native:
             # FlashAttention separates them. transformers' masks do it without a cache: in all
             # models with rotations, but not in every model with a table, such as OPT.
-            attends_flat = "flash" in stack.config._attn_implementation
-            by_ids = stack.causal and bool(self.family.rotary) and not stack.is_hybrid
-            separates = attends_flat or (by_ids and not arguments.uses_cache(stack.module))
-            if not attends_flat and (
-                mask is None or (isinstance(mask, Tensor) and mask.dim() == 2)
-            ):
+            is_flash = "flash" in stack.config._attn_implementation and not self.is_hybrid
+            by_ids = stack.causal and bool(self.family.rotary) and not self.is_hybrid
+            separates = is_flash or (by_ids and not arguments.uses_cache(stack.module))
+            is_flat = mask is None or (isinstance(mask, Tensor) and mask.dim() == 2)
+            if is_flat and not is_flash:
                 arguments.refuse_packed(separates)
         if arguments.ids is None:
             return {}
@@ -249,7 +252,7 @@ class HFStackPositions(RecordedPositions, StackPositions):
         if not (self.is_native or arguments.has_documents):
             arguments.refuse_packed()
         changes: dict[str, Any] = {}
-        place = 2 * len(stack.layers)  # in a cache; decay comes after the keys of all layers
+        place = self.cache_place
         cache = getattr(cache, "self_attention_cache", cache)
         tokens = arguments.read_tokens(mask, Tokens.load(cache, place, past))
         if any(x is not None for x in tokens) and stack.is_decoder:

@@ -179,11 +179,11 @@ def test_scaled_rotations_are_those_of_transformers(
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "deepseek_v3": ({}, "latent attention"),
     "qwen2_vl": ({}, "M-RoPE"),
-    "qwen3_next": ({}, "linear_attention"),
+    "qwen3_5_text": ({}, "linear_attention"),
     "umt5": ({}, "each layer has its own table"),
     "bloom": ({}, "does not take another function"),
     "vit": ({}, "not known here"),
-    "llama4_text": ({}, "not known here"),
+    "llama4_text": ({}, "chunked_attention"),
     "llama": ({"rope_scaling": {"rope_type": "spiral", "factor": 2.0}}, "unknown scaling 'spiral'"),
     "qwen3": ({"rope_scaling": {"rope_type": "default", "mrope_section": [1, 1, 2]}}, "M-RoPE"),
     "gemma4_text": ({}, "heads of two widths"),
