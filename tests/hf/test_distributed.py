@@ -108,14 +108,6 @@ def test_tensor_parallel_models_rotate_or_refuse(tmp_path: Path) -> None:
     multiprocessing.spawn(run_tensor_parallel, (folders, port), nprocs=2)
 
 
-@pytest.mark.usefixtures("_alone")
-def test_positions_that_change_below_ddp_are_refused() -> None:
-    cell = Cell.build("llama", "t5")
-    model = DistributedDataParallel(cell.model)
-    with pytest.raises(UserError, match="DistributedDataParallel is not a model"):
-        set_positions(model, "alibi")
-
-
 def shard(model: PreTrainedModel, shards_stack: bool) -> PreTrainedModel:
     for layer in model.model.layers:
         fully_shard(layer)

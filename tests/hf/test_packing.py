@@ -89,16 +89,6 @@ def test_a_cache_goes_on_with_the_last_document(spec):
     assert distance(again, compute_logits(model, {"input_ids": new})) < 2e-5
 
 
-def test_whole_batches_of_the_collator_are_taken():
-    """With keywords of FlashAttention, as TRL's packing makes them, too."""
-    model = Cell.build("llama", "alibi+documents").model
-    features = [{"input_ids": ids.tolist()} for ids in draw_documents()]
-    logits = model(**DataCollatorWithFlattening()(features)).logits
-    more = DataCollatorWithFlattening(return_flash_attn_kwargs=True, return_seq_idx=True)(features)
-    assert {"cu_seq_lens_q", "max_length_q", "seq_idx"} <= set(more)
-    assert torch.equal(model(**more).logits, logits)
-
-
 @pytest.mark.parametrize("name", PACKED)
 def test_a_model_with_its_own_attention_separates_or_refuses(name):
     model = set_positions(MODELS[name].build(), "own")
