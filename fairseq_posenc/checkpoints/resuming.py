@@ -3,7 +3,7 @@
 import logging
 from argparse import Namespace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -22,70 +22,45 @@ _SAME_CLASSES = {
     "criterion": ("Criterion", "optimizer"),
     "lr_scheduler": ("LR scheduler", "lr-scheduler"),
 }
-# The checkpoint whose optimizer's state will be loaded, if any. `start_resuming` sets it for
-# `refuse_resized_optimizer`, as fairseq gives the model that calls it only a state dict.
-_optimizer_source: Path | None = None
 
 
-def start_resuming(path: Path, settings: DictConfig | None) -> None:
+class Resumption(NamedTuple):
+    """What a training takes from the checkpoint that it is resumed from."""
+
+    updates: int  # that the checkpoint has made
+    loads_optimizer: bool  # whether the optimizer's state is loaded
+    extra_state: dict[str, Any]  # fairseq's, as of its iterator, and that of the task
+
+
+def check_resumption(path: Path, settings: DictConfig) -> Resumption:
     """Log how settings differ from those of the checkpoint; refuse to load states that do not fit.
 
     Args:
         path: the checkpoint.
-        settings: fairseq's configuration; None if a program uses the trainer without it.
+        settings: fairseq's configuration.
     """
-    global _optimizer_source
-    _optimizer_source = None
-    if settings is None or not path.is_file():
-        return
     checkpoint = settings.checkpoint
-    if checkpoint.finetune_from_model and path == Path(checkpoint.finetune_from_model):
-        return  # another training: its optimizer starts fresh
     now: Any = OmegaConf.to_container(settings, resolve=True, enum_to_str=True)
     with open_checkpoint(path) as state:
         before = state.get("cfg")
-        extra = dict(state.get("extra_state") or {})
+        extra_state = dict(state.get("extra_state") or {})
         has_optimizer = state.get("last_optimizer_state") is not None
+        updates = int((state.get("optimizer_history") or [{}])[-1].get("num_updates", 0))
     if not isinstance(before, dict):
         before = {}  # an old checkpoint, with `args` in place of a configuration
     if changes := list_changes(before, now):
         logger.info("%s resumes with other settings: %s", path, ", ".join(changes))
-    _check_extra_state(path, extra, settings)
-    if has_optimizer and not checkpoint.reset_optimizer:
-        _optimizer_source = path
-        if before:
-            _refuse_other_state(path, before, now)
-    if not (checkpoint.reset_meters or checkpoint.reset_optimizer):
-        _refuse_other_metric(path, before, now)
-
-
-def _check_extra_state(path: Path, extra: dict[str, Any], settings: DictConfig) -> None:
-    """Refuse to go on with an average that the checkpoint lacks; warn of a lost ``--patience``."""
-    if settings.ema.store_ema and "ema" not in extra:  # fairseq fails with a KeyError
+    if settings.ema.store_ema and "ema" not in extra_state:  # fairseq fails with a KeyError
         raise UserError(
             f"{path} has no average of its weights, and --store-ema can begin one only with a new "
             "training: leave it out"
         )
-    # Written under the name of the task's class; see `fairseq_posenc.host.task_repairs`.
-    has_count = any(isinstance(part, dict) and "patience" in part for part in extra.values())
-    if settings.checkpoint.patience > 0 and not has_count:
-        logger.warning("%s does not record the count of --patience; it starts at 0", path)
-
-
-def refuse_resized_optimizer(resized: list[str]) -> None:
-    """Refuse to load an optimizer's state if parameters have other sizes in the checkpoint.
-
-    Args:
-        resized: descriptions of these parameters.
-
-    Raises:
-        UserError: there are some, and :func:`start_resuming` found that the state will be loaded.
-    """
-    if resized and _optimizer_source:
-        raise UserError(
-            f"the optimizer's state in {_optimizer_source} is for other sizes: {resized[0]}; keep "
-            "the lengths of the training, or train on with --reset-optimizer"
-        )
+    loads_optimizer = has_optimizer and not checkpoint.reset_optimizer
+    if loads_optimizer and before:
+        _refuse_other_state(path, before, now)
+    if not (checkpoint.reset_meters or checkpoint.reset_optimizer):
+        _refuse_other_metric(path, before, now)
+    return Resumption(updates, loads_optimizer, extra_state)
 
 
 def _refuse_other_state(path: Path, before: dict[str, Any], now: dict[str, Any]) -> None:

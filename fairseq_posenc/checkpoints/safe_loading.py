@@ -46,6 +46,15 @@ def open_whole(path: Path) -> dict[str, Any]:
     return state
 
 
+def refuse_incomplete(state: dict[str, Any]) -> None:
+    """Refuse a checkpoint without the entries that fairseq reads, such as weights alone."""
+    has_history = "optimizer_history" in state or "best_loss" in state  # the latter if it is old
+    if not isinstance(state.get("model"), dict) or not has_history:
+        raise UserError("not a complete checkpoint of fairseq (it lacks a model, or its training)")
+    if not state.get("cfg") and not state.get("args"):
+        raise UserError("not a complete checkpoint of fairseq (it has no settings)")
+
+
 def is_torn(path: Path) -> bool:
     """Check whether a file is empty, or no archive, as a checkpoint not written to its end.
 

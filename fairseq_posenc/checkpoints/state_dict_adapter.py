@@ -7,11 +7,11 @@ place.
 
 import logging
 import re
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
-from fairseq_posenc.checkpoints.resuming import refuse_resized_optimizer
 from fairseq_posenc.checkpoints.weights import (
     format_load_report,
     refuse_broken_weights,
@@ -46,6 +46,8 @@ class PositionCheckpoints(nn.Module):
     # by `_load_from_state_dict`.
     _as_read: dict[str, Any] | None = None
     num_updates: int = 0  # that the training has made
+    # The checkpoint whose optimizer's state a training will load, if any.
+    optimizer_source: Path | None = None
 
     def set_num_updates(self, num_updates: int) -> None:
         """Keep the number of updates, which fairseq's trainer gives before each update."""
@@ -89,13 +91,22 @@ class PositionCheckpoints(nn.Module):
                 f"starts the model's own fresh): {'; '.join(changes)}"
             )
         refuse_untied(state_dict, model_state)
-        refuse_resized_optimizer(extended_tables + replaced_parameters)
+        self._refuse_resized_optimizer(extended_tables + replaced_parameters)
         for change in changes:
             logger.warning("--init-positions: %s", change)
         as_read = self._as_read or state_dict
         self._as_read = None
         logger.info("checkpoint: %s", format_load_report(as_read, state_dict, model_state))
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+    def _refuse_resized_optimizer(self, resized: list[str]) -> None:
+        """Refuse to load an optimizer's state if parameters have other sizes in the checkpoint."""
+        if resized and self.optimizer_source:
+            raise UserError(
+                f"the optimizer's state in {self.optimizer_source} is for other sizes: "
+                f"{resized[0]}; keep the lengths of the training, or train on with "
+                "--reset-optimizer"
+            )
 
     def _match_identities(self, state_dict: dict[str, Any], prefix: str) -> list[str]:
         """Compare the identity of each stack with the checkpoint's; return how positions differ.

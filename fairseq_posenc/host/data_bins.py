@@ -1,18 +1,16 @@
 """Checks the lengths of a data-bin's files before fairseq maps them into memory.
 
-fairseq trusts the index: a file that was not written to its end causes a crash, or wrong tokens. An
-audit hook sees every index that fairseq opens, so no task and no command is missed.
+fairseq trusts the index: a file that was not written to its end causes a crash, or wrong tokens.
+The audit hook of :mod:`~fairseq_posenc.host.audit_hook` calls :func:`check_data_bin`.
 """
 
-import os
 import struct
 import sys
 from pathlib import Path
-from typing import Any
 
 from fairseq_posenc.errors import UserError
 
-_OPENING_MODULE = "fairseq.data.indexed_dataset"  # fairseq's module that opens data-bins
+OPENING_MODULE = "fairseq.data.indexed_dataset"  # fairseq's module that opens data-bins
 _HEADER = "<9sQBQ"  # of the format mmap, fairseq's default: magic, version, type, sentences
 _MAGIC = b"MMIDIDX\0\0"
 _TOKEN_BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 8: 2, 9: 4, 10: 8}  # by fairseq's code of their type
@@ -27,20 +25,10 @@ def install_unraisable_hook() -> None:
 
     def hook(unraisable: "sys.UnraisableHookArgs") -> None:
         module = getattr(unraisable.object, "__module__", None)
-        if module != _OPENING_MODULE or not isinstance(unraisable.exc_value, AttributeError):
+        if module != OPENING_MODULE or not isinstance(unraisable.exc_value, AttributeError):
             previous(unraisable)
 
     sys.unraisablehook = hook
-
-
-def check_opened(event: str, arguments: tuple[Any, ...]) -> None:
-    """Check a split when fairseq opens its index to read it, as an audit hook."""
-    if event != "open":
-        return
-    path, mode, *_ = arguments
-    opener = sys._getframe(1).f_globals.get("__name__")
-    if opener == _OPENING_MODULE and str(path).endswith(".idx") and "w" not in str(mode):
-        check_data_bin(Path(os.fsdecode(path)))
 
 
 def check_data_bin(index: Path) -> None:

@@ -1,21 +1,22 @@
 """Explains errors of fairseq that a user can fix, in one line each."""
 
 import re
-import traceback
+from pathlib import Path
 
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from fairseq_posenc.checkpoints.faults import locate
-from fairseq_posenc.errors import chain, shortened
+from fairseq_posenc.checkpoints.dictionary import DICTIONARY, check_text_kind
+from fairseq_posenc.errors import UserError, chain, shortened
 
 _SIZE = re.compile(r"Size of sample #(\d+) is invalid \(=(.+?)\) since max_positions=(.+?), skip")
+_TOO_MANY = re.compile(r"world size is \d+ but have \d+ available devices")
 
 
 def explain_failure(error: BaseException) -> str | None:
     """Explain the first known error in an exception's chain; None if none is known."""
     for link in chain(error):
-        for explain in (_explain_size, _explain_setting, _explain_absence, _explain_launch):
+        for explain in (_explain_size, _explain_setting, _explain_absence, _explain_machine):
             if message := explain(link):
                 return message
     return None
@@ -43,36 +44,42 @@ def _explain_setting(error: BaseException) -> str | None:
 
 
 def _explain_absence(error: BaseException) -> str | None:
-    """Explain a missing file of the data, or package for a TPU.
+    """Explain missing data, for which fairseq looks before it builds a model."""
+    text = str(error)
+    if text.startswith("Could not infer language pair"):
+        return "the data have no file SPLIT.SRC-TGT.SRC.bin: the task reads pairs of sentences"
+    if not isinstance(error, FileNotFoundError):
+        return None
+    if text.startswith("Dataset not found"):
+        missing = text.partition(": ")[2]
+        return f"the data have no {missing}: name their folder, and a part that is there"
+    if not error.filename:
+        return None
+    path = Path(error.filename)
+    folder = path.parent if path.match("dict*.txt") else path
+    if not folder.exists():
+        return f"there is no folder {folder}: correct its name, or make it"
+    try:
+        check_text_kind(folder, pairs=path.name != DICTIONARY, reader="the task")
+    except UserError as mistake:
+        return str(mistake)
+    return f"there is no file {path}"
+
+
+def _explain_machine(error: BaseException) -> str | None:
+    """Explain the choice of a TPU, or of more processes than GPUs.
 
     The choice of a TPU is undone for this package's architectures, but not for fairseq's own.
     """
-    if isinstance(error, FileNotFoundError) and (
-        any(file == "data/dictionary.py" for file, _ in _list_functions(error))
-        or str(error).startswith("Dataset not found")
-    ):
-        path = error.filename or str(error).partition(": ")[2]
-        return f"the data have no {path}: name their folder, and a part that is there"
     is_tpu = "torch_xla" in str(error) or "xla_device" in str(error)
     if isinstance(error, (ImportError, AttributeError)) and is_tpu:
         return (
             "fairseq takes --bf16 on the command line for a TPU, and torch_xla is not installed: "
             "fairseq-hydra-train with common.bf16=true trains on GPUs"
         )
-    return None
-
-
-def _explain_launch(error: BaseException) -> str | None:
-    """Explain the assertion by which fairseq fails when there are fewer GPUs than processes."""
-    place = ("distributed/utils.py", "_infer_single_node_init")
-    if isinstance(error, AssertionError) and place in _list_functions(error):
+    if isinstance(error, AssertionError) and _TOO_MANY.match(str(error)):
         return (
             "--distributed-world-size is more than the GPUs that torch sees: give as many as there "
             "are, or all options of docs/cluster.md for processes without GPUs"
         )
     return None
-
-
-def _list_functions(error: BaseException) -> list[tuple[str, str]]:
-    """List the functions that an error passed through, each with its file (:func:`locate`)."""
-    return [locate(frame) for frame, _ in traceback.walk_tb(error.__traceback__)]

@@ -12,6 +12,10 @@ NO_PLASMA = (
     "--use-plasma-view needs pyarrow.plasma, which pyarrow has dropped (12.0): leave it out; the "
     "data are mapped into memory anyway"
 )
+NO_ASYNCHRONOUS = (
+    "--write-checkpoints-asynchronously writes no checkpoint_last.pt, which is needed to resume, "
+    "and nothing at all without iopath: leave it out"
+)
 # In this order, because memory_efficient_fp16 also sets fp16.
 _HALF_PRECISIONS = ("memory_efficient_fp16", "memory_efficient_bf16", "fp16", "bf16", "amp")
 _BETTER_LOW = {"loss", "nll_loss", "ppl"}
@@ -56,10 +60,7 @@ def refuse_broken_options(settings: Any) -> None:
     if settings.common.use_plasma_view or getattr(settings.task, "use_plasma_view", False):
         raise UserError(NO_PLASMA)
     if settings.checkpoint.write_checkpoints_asynchronously:
-        raise UserError(
-            "--write-checkpoints-asynchronously writes no checkpoint_last.pt, which is needed to "
-            "resume, and nothing at all without iopath: leave it out"
-        )
+        raise UserError(NO_ASYNCHRONOUS)
 
 
 def forget_tpu(options: Any) -> None:
@@ -91,36 +92,25 @@ def refuse_wrong_best(checkpoint: Any) -> None:
         )
 
 
-def check_window(settings: Any) -> None:
-    """Check ``--context-window`` of fairseq-eval-lm, and keep its batches as small as without it.
+def check_blocks(settings: Any, max_positions: int) -> None:
+    """Check the blocks of fairseq-eval-lm, and keep its batches as small with a window as without.
 
-    fairseq counts only the new tokens of a block, so with a window of nearly the whole block a
-    batch would have thousands of blocks.
+    fairseq leaves out blocks that are longer than the model reads. Sentences may be longer: it
+    counts those it leaves out. And of a block it counts only the tokens beyond the window, so with
+    a window of nearly the whole block a batch would have thousands of blocks.
 
     Raises:
-        UserError: the window leaves no new token in a block.
+        UserError: ``--context-window`` leaves no new token in a block, or blocks are too long.
     """
-    block = settings.task.tokens_per_sample
     window = settings.eval_lm.context_window
+    # fairseq-eval-lm has subtracted the window from --tokens-per-sample.
+    new_tokens = settings.task.tokens_per_sample
+    block = new_tokens + max(window, 0)
     if not 0 <= window < block:
         raise UserError(
             f"--context-window {window} is part of the {block} tokens of --tokens-per-sample: give "
             f"a number from 0 to {block - 1}"
         )
-    if window:
-        new = block - window
-        tokens = settings.dataset.max_tokens or _DEFAULT_TOKENS
-        settings.dataset.max_tokens = max(new, tokens * new // block)
-
-
-def refuse_long_blocks(settings: Any, max_positions: int) -> None:
-    """Refuse to measure the perplexity of blocks that are longer than a model reads.
-
-    fairseq-eval-lm would leave them out. Sentences may be longer: it counts those it leaves out.
-    """
-    window = settings.eval_lm.context_window
-    # fairseq-eval-lm subtracts the window from --tokens-per-sample before it builds the model.
-    block = settings.task.tokens_per_sample + window
     if block > max_positions and settings.task.sample_break_mode != "eos":
         raise UserError(
             f"--tokens-per-sample {block}: blocks are longer than the {max_positions:,} tokens "
@@ -128,6 +118,9 @@ def refuse_long_blocks(settings: Any, max_positions: int) -> None:
             f"{max_positions}, or export the model and measure longer blocks with fairseq-posenc "
             "lm-length"
         )
+    if window:
+        tokens = settings.dataset.max_tokens or _DEFAULT_TOKENS
+        settings.dataset.max_tokens = max(new_tokens, tokens * new_tokens // block)
 
 
 def refuse_training_alone(world_size: int) -> None:

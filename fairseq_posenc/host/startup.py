@@ -3,6 +3,7 @@
 ``models`` calls it when fairseq loads the plugin.
 """
 
+import logging
 import os
 import sys
 from functools import cache
@@ -14,12 +15,12 @@ from fairseq_posenc.checkpoints.faults import find_message
 from fairseq_posenc.checkpoints.safe_loading import allow_safe_classes
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.host.audit_hook import check_fairseq
-from fairseq_posenc.host.data_bins import check_opened, install_unraisable_hook
+from fairseq_posenc.host.data_bins import install_unraisable_hook
 from fairseq_posenc.host.divergence import explain_divergence
 from fairseq_posenc.host.explanations import explain_failure
-from fairseq_posenc.host.log_guard import install_log_guard
 from fairseq_posenc.host.numpy_compat import install_numpy_names
-from fairseq_posenc.host.refused_options import NO_PLASMA
+from fairseq_posenc.host.refused_options import NO_ASYNCHRONOUS, NO_PLASMA
+from fairseq_posenc.host.running_command import record_commands
 
 
 @cache
@@ -29,9 +30,9 @@ def prepare() -> None:
     install_numpy_names()
     allow_safe_classes()
     sys.addaudithook(check_fairseq)
-    sys.addaudithook(check_opened)
     install_unraisable_hook()
-    install_log_guard()
+    record_commands()
+    hide_traces()
     install_excepthook()
     if HydraConfig.initialized():
         # By default hydra prints an error itself and ends the program, without calling the hook.
@@ -39,9 +40,18 @@ def prepare() -> None:
 
 
 def check_command_line() -> None:
-    """Refuse ``--use-plasma-view`` here, as fairseq-train starts its server first."""
+    """Refuse the options that fairseq-train obeys before it builds a model."""
     if "--use-plasma-view" in sys.argv:
         raise UserError(NO_PLASMA)
+    if "--write-checkpoints-asynchronously" in sys.argv:
+        raise UserError(NO_ASYNCHRONOUS)
+
+
+def hide_traces() -> None:
+    """Hide the stack trace of an error in writing a checkpoint, which fairseq raises as well."""
+    logging.getLogger("fairseq.checkpoint_utils").addFilter(
+        lambda record: not record.getMessage().startswith("Traceback")
+    )
 
 
 def install_excepthook() -> None:

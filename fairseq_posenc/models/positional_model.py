@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fairseq_posenc.checkpoints.state_dict_adapter import PositionCheckpoints
-from fairseq_posenc.host.log_guard import GUARD
+from fairseq_posenc.host.preparation import prepare_command
 from fairseq_posenc.host.refused_options import forget_tpu
 from fairseq_posenc.transformer.dropout import RetainedDropout
 from fairseq_posenc.transformer.options import log_encodings
@@ -16,11 +16,11 @@ class PositionalModel(PositionCheckpoints, RetainedDropout):
     """Mixin for models: their checkpoints, dropout while generating, and data."""
 
     def use_stacks(self, task: Any, **stacks: Any) -> None:
-        """Take over ``--init-positions``, check the data, and log the encodings of all stacks."""
+        """Take over ``--init-positions``, log the encodings, and prepare the command that runs."""
         for stack in stacks.values():
             self.init_positions = stack.cfg.position.init_positions
         log_encodings(**stacks)
-        GUARD.check_model(self, task, [stack.assembly.spec for stack in stacks.values()])
+        prepare_command(self, task, [stack.assembly.spec for stack in stacks.values()])
 
 
 def make_architecture(set_size: Architecture, **defaults: Any) -> Architecture:

@@ -22,10 +22,17 @@ from omegaconf import OmegaConf
 from torch.multiprocessing.spawn import ProcessRaisedException
 
 from fairseq_posenc import locks
-from fairseq_posenc.checkpoints.faults import find_message, note_opened
+from fairseq_posenc.checkpoints.faults import find_message
 from fairseq_posenc.error_messages import choose_exit_code
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.host import log_guard
+from fairseq_posenc.host import preparation
+from fairseq_posenc.host.preparation import (
+    find_start,
+    lock_save_dir,
+    refuse_full_disk,
+    restore_if_torn,
+)
+from fairseq_posenc.host.running_command import take_command
 from fairseq_posenc.host.startup import install_excepthook
 from fairseq_posenc.identity import is_identity
 from fairseq_posenc.position_parameters import is_position_parameter
@@ -361,40 +368,33 @@ def test_averaging_models_of_other_positions_is_refused(tmp_path):
         translations._check_same(tmp_path / "a", state, tmp_path / "b", other)
 
 
-@pytest.fixture
-def configured():
-    """Return a function that tells the guard a configuration, as fairseq-train does by its log."""
-    command = logging.getLogger("fairseq_cli.train")
-
-    def tell(**checkpoint):
-        config = OmegaConf.structured(FairseqConfig)
-        config.checkpoint.update(checkpoint)
-        command.info(config)
-
-    (guard,) = command.filters
-    guard.settings = None  # what another test told
-    yield tell
-    guard.settings = None
+def configured(**checkpoint):
+    """Return fairseq's configuration with settings of its section ``checkpoint``."""
+    config = OmegaConf.structured(FairseqConfig)
+    config.checkpoint.update(checkpoint)
+    return config
 
 
-def test_a_missing_restore_file_stops_fairseq(tmp_path, configured):
-    """However it was asked for: the configuration has it."""
-    trainer = logging.getLogger("fairseq.trainer")
-    with pytest.raises(UserError, match="does not exist"):
-        trainer.info("No existing checkpoint found /no/such/folder/checkpoint_last.pt")
+def test_a_training_starts_from_its_own_last_checkpoint_or_from_what_is_named(tmp_path):
+    folder, other = {"save_dir": str(tmp_path)}, tmp_path / "other.pt"
     last = tmp_path / "checkpoint_last.pt"
-    trainer.info(f"No existing checkpoint found {last}")  # a first start
-    configured(save_dir=str(tmp_path))
-    trainer.info(f"No existing checkpoint found {last}")
-    configured(restore_file=str(last), save_dir=str(tmp_path))
-    with pytest.raises(UserError, match="does not exist"):
-        trainer.info(f"No existing checkpoint found {last}")
+    other.write_bytes(b"")
+    assert find_start(configured(**folder).checkpoint) is None
+    tuned = configured(finetune_from_model=str(other), **folder).checkpoint
+    assert find_start(tuned) == other
+    last.write_bytes(b"")
+    assert find_start(tuned) == find_start(configured(**folder).checkpoint) == last
+    assert find_start(configured(restore_file=str(other), **folder).checkpoint) == other
 
 
-def test_a_folder_is_no_checkpoint_to_restore(tmp_path, configured):
-    configured(restore_file=str(tmp_path))
-    with pytest.raises(UserError, match=f"--restore-file {tmp_path} is a folder"):
-        logging.getLogger("fairseq.trainer").info(f"No existing checkpoint found {tmp_path}")
+@pytest.mark.parametrize("option", ["restore_file", "finetune_from_model", "continue_once"])
+def test_a_missing_start_stops_fairseq(tmp_path, option):
+    absent = tmp_path / "absent" / "checkpoint_last.pt"
+    told = f"--{option.replace('_', '-')} {absent} does not exist; training would have started"
+    with pytest.raises(UserError, match=told):
+        find_start(configured(save_dir=str(tmp_path), **{option: str(absent)}).checkpoint)
+    with pytest.raises(UserError, match=f"{tmp_path} is a folder"):
+        find_start(configured(save_dir=str(tmp_path), **{option: str(tmp_path)}).checkpoint)
 
 
 def checkpoint_of(updates, path):
@@ -402,9 +402,7 @@ def checkpoint_of(updates, path):
 
 
 @pytest.mark.parametrize("left", [0, 1, 1000], ids=["nothing", "a byte", "a half"])
-def test_a_last_checkpoint_that_was_not_written_to_its_end_is_passed_over(
-    tmp_path, configured, caplog, left
-):
+def test_a_last_checkpoint_that_was_not_written_to_its_end_is_passed_over(tmp_path, caplog, left):
     names = {"checkpoint_best.pt": 7, "checkpoint_1_12.pt": 12, "checkpoint1.pt": 9}
     for name, updates in names.items():
         checkpoint_of(updates, tmp_path / name)
@@ -412,9 +410,8 @@ def test_a_last_checkpoint_that_was_not_written_to_its_end_is_passed_over(
     (tmp_path / "checkpoint2.pt").write_bytes(b"PK\3\4")
     whole, last = (tmp_path / "checkpoint_1_12.pt").read_bytes(), tmp_path / "checkpoint_last.pt"
     last.write_bytes(whole[:left])
-    configured(save_dir=str(tmp_path))
     before = {path.name for path in tmp_path.iterdir()}
-    logging.getLogger("fairseq.trainer").info(f"Preparing to load checkpoint {last}")
+    restore_if_torn(last, configured(save_dir=str(tmp_path)).checkpoint)
     assert last.read_bytes() == whole
     assert {path.name for path in tmp_path.iterdir()} == before
     told = [x.getMessage() for x in caplog.records if x.levelno == logging.WARNING]
@@ -424,54 +421,54 @@ def test_a_last_checkpoint_that_was_not_written_to_its_end_is_passed_over(
     ]
 
 
-def test_a_torn_checkpoint_that_was_asked_for_or_has_no_twin_is_refused(tmp_path, configured):
-    trainer, last = logging.getLogger("fairseq.trainer"), tmp_path / "checkpoint_last.pt"
+def test_a_torn_checkpoint_that_was_asked_for_or_has_no_twin_is_refused(tmp_path):
+    last = tmp_path / "checkpoint_last.pt"
     last.write_bytes(b"PK\3\4")
-    configured(save_dir=str(tmp_path))
     with pytest.raises(UserError, match=f"{last} was not written to its end, and the folder"):
-        trainer.info(f"Preparing to load checkpoint {last}")
+        restore_if_torn(last, configured(save_dir=str(tmp_path)).checkpoint)
     checkpoint_of(3, tmp_path / "checkpoint1.pt")
-    configured(restore_file=str(last), save_dir=str(tmp_path))
+    named = configured(restore_file=str(last), save_dir=str(tmp_path)).checkpoint
     with pytest.raises(UserError, match=f"{last} is not a complete checkpoint"):
-        trainer.info(f"Preparing to load checkpoint {last}")
+        restore_if_torn(last, named)
     assert last.read_bytes() == b"PK\3\4"
 
 
 @pytest.mark.slow
-def test_a_second_training_in_a_save_dir_is_refused(tmp_path, configured):
-    configured(save_dir=str(tmp_path))
+def test_a_second_training_in_a_save_dir_is_refused(tmp_path):
+    settings = configured(save_dir=str(tmp_path))
+    lock_save_dir(settings)
     second = train("masked_lm", "--max-update", 1, save_dir=tmp_path, fails=True)
     told = rf"--save-dir {tmp_path}: process {os.getpid()} on .*, since 20.* trains there; wait"
     assert re.match(told, second.run.error())
     assert not list(tmp_path.glob("*.pt"))
-    configured(save_dir=str(tmp_path))  # the one that holds it may
-    locks.release(log_guard._held.pop(tmp_path))
+    lock_save_dir(settings)  # the process that holds it may
+    locks.release(preparation._held.pop(tmp_path))
     train("masked_lm", "--max-update", 1, save_dir=tmp_path)
     assert (tmp_path / "checkpoint_last.pt").exists()
 
 
-def test_the_guard_hears_what_the_user_does_not(caplog):
-    """With LOGLEVEL=WARNING fairseq would not even ask the filter."""
-    trainer, fairseq = logging.getLogger("fairseq.trainer"), logging.getLogger("fairseq")
+def test_a_command_is_recorded_whatever_the_user_sees(caplog):
+    """With LOGLEVEL=WARNING fairseq would not even ask a filter."""
+    command, fairseq = logging.getLogger("fairseq_cli.train"), logging.getLogger("fairseq_cli")
     fairseq.setLevel(logging.WARNING)
+    settings = configured()
     try:
-        with pytest.raises(UserError, match=r"--restore-file /no/such\.pt does not exist"):
-            trainer.info("No existing checkpoint found /no/such.pt")
-        trainer.info("begin training epoch 1")
+        command.info(settings)
+        command.info("begin training epoch 1")
     finally:
         fairseq.setLevel(logging.NOTSET)
-    assert "begin training" not in caplog.text
+    assert not caplog.records
+    assert take_command() == ("train", settings)
+    assert take_command() is None
 
 
 def test_a_full_disk_stops_fairseq_before_it_touches_a_checkpoint(tmp_path, monkeypatch):
-    trainer = logging.getLogger("fairseq.trainer")
     (tmp_path / "checkpoint_last.pt").write_bytes(bytes(1000))
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1099))
     with pytest.raises(UserError, match=r"no room for a checkpoint in .* are complete"):
-        trainer.info(f"Saving checkpoint to {tmp_path}/checkpoint1.pt")
-    trainer.info(f"Finished saving checkpoint to {tmp_path}/checkpoint1.pt")
+        refuse_full_disk(str(tmp_path))
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1100))
-    trainer.info(f"Saving checkpoint to {tmp_path}/checkpoint1.pt")
+    refuse_full_disk(str(tmp_path))
 
 
 def test_users_see_one_line_whatever_fairseq_wraps_around_it(capsys, monkeypatch):
@@ -523,6 +520,7 @@ BROKEN = {
     "list": saved([1, 2]),
     "other settings": saved({"a": 1}),
     "no settings": saved({"model": {}, "optimizer_history": []}),
+    "weights alone": saved({"encoder.weight": torch.ones(3)}),
 }
 
 
@@ -551,7 +549,7 @@ def test_what_is_no_file_or_a_foreign_pickle_is_one_line_that_names_it(tmp_path)
     assert read_by_fairseq(tmp_path / "pickle.pt").startswith(refused)
 
 
-def test_parameters_of_another_size_are_one_line_that_names_the_file(monkeypatch):
+def test_parameters_of_another_size_are_one_line_that_names_them(monkeypatch):
     model = make_model("masked_lm", position_encoding="none")
     name = "encoder.sentence_encoder.layers.0.fc1.weight"
     read = {
@@ -560,11 +558,12 @@ def test_parameters_of_another_size_are_one_line_that_names_the_file(monkeypatch
     }
     monkeypatch.setattr("fairseq.file_io.PathManager.exists", lambda path: path == "x.pt")
     task = SimpleNamespace(build_model=lambda cfg: model)
-    note_opened("x.pt")  # as when fairseq opens it
     with pytest.raises(RuntimeError) as caught:
         checkpoint_utils.load_model_ensemble_and_task(["x.pt"], task=task, state=read)
     told = find_message(caught.value)
-    assert told.startswith(f"x.pt: its parameters are not the model's: size mismatch for {name}")
+    assert told.startswith(
+        f"the checkpoint's parameters are not the model's: size mismatch for {name}"
+    )
     assert "\n" not in told
 
 

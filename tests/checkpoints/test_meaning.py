@@ -185,20 +185,20 @@ def test_what_changed_is_listed_and_what_only_says_how_a_training_runs_is_not():
     assert resuming.list_changes({"model": 3, "task": None}, now) == []
 
 
-def test_a_training_with_settings_of_an_older_form_is_not_compared(tmp_path, monkeypatch):
-    monkeypatch.setattr(resuming, "_optimizer_source", None)  # restored, for later tests
+def test_a_training_with_settings_of_an_older_form_is_not_compared(tmp_path):
     path = tmp_path / "checkpoint_last.pt"
     torch.save({"cfg": Namespace(checkpoint=Namespace()), "last_optimizer_state": {}}, path)
-    resuming.start_resuming(
+    resumed = resuming.check_resumption(
         path, OmegaConf.structured(FairseqConfig(common=CommonConfig(fp16=True)))
     )
+    assert resumed.loads_optimizer
 
 
 def test_a_state_of_another_form_is_refused_in_a_line(tmp_path):
     path = tmp_path / "checkpoint_last.pt"
     torch.save({"extra_state": [1, 2]}, path)
     with pytest.raises(UserError, match=str(path)):
-        resuming.start_resuming(path, OmegaConf.structured(FairseqConfig()))
+        resuming.check_resumption(path, OmegaConf.structured(FairseqConfig()))
 
 
 # ------------------------------------------------------------------------ whole commands: the table
@@ -240,7 +240,7 @@ def resumed(family, *more, positions=(), **how):
 REFUSED = {  # in fairseq most of these go on without a word; more of them, in memory, above
     "masked_lm": [
         (["--encoder-attention-heads", 8], "trained with 4 heads, the model has 8 heads"),
-        (["--untie-weights-roberta"], "its optimizer's state is for other parameters"),
+        (["--untie-weights-roberta"], "optimizer state is for other parameters than the model's"),
     ],
     "causal_lm": [
         (["--no-decoder-normalize-before"], "pre-norm layers, the model has post-norm layers"),

@@ -144,9 +144,9 @@ def test_all_shards_are_looked_at(family, kind, said):
 @pytest.mark.parametrize(
     ("family", "data", "said"),
     [
-        ("masked_lm", pairs, "dict.tgt.txt, translation data: --task masked_lm"),
-        ("causal_lm", pairs, "translation data: --task language_modeling"),
-        ("translation", sentences, "dict.txt, data of language models: --task translation"),
+        ("masked_lm", pairs, "dict.src.txt, dict.tgt.txt, translation data: the task reads"),
+        ("causal_lm", pairs, "translation data: the task reads running text"),
+        ("translation", sentences, "SPLIT.SRC-TGT.SRC.bin: the task reads pairs of sentences"),
         ("causal_lm", lambda: _damaged("without a dictionary"), "no dict.txt: no data-bin"),
         ("causal_lm", lambda: _damaged("absent"), "there is no folder"),
     ],

@@ -92,17 +92,15 @@ def test_a_training_masks_whole_words(write):
 
 def _assert_whole(data, options):
     """Assert that of each word all pieces are masked, or none; and that some are masked."""
-    settings = OmegaConf.create(
-        {
-            **{"_name": "masked_lm", "data": str(data), "tokens_per_sample": 128, "seed": 1},
-            **{"sample_break_mode": "eos", "mask_whole_words": True},
-        }
-    )
-    task = tasks.setup_task(settings)
-    bpe = OmegaConf.create(options)
-    prepare_whole_words(task, bpe)
+    section = {
+        **{"_name": "masked_lm", "data": str(data), "tokens_per_sample": 128, "seed": 1},
+        **{"sample_break_mode": "eos", "mask_whole_words": True},
+    }
+    settings = OmegaConf.create({"task": section, "bpe": options})
+    task = tasks.setup_task(settings.task)
+    prepare_whole_words(task)
     task.load_dataset("train")
-    begins = encoders.build_bpe(bpe).is_beginning_of_word
+    begins = encoders.build_bpe(settings.bpe).is_beginning_of_word
     dictionary, masked_words = task.dictionary, 0
     plain = task._load_dataset_split("train", 1, False)
     for sample in (task.dataset("train")[i] for i in range(16)):
@@ -124,14 +122,15 @@ def _agrees(tokens, target, pad):
     return len(tokens) == len(target) and torch.equal(tokens[hit], target[hit])
 
 
-@pytest.mark.parametrize("bpe", [None, "subword_nmt", "characters", Namespace(_name=None)])
+@pytest.mark.parametrize("bpe", [None, "subword_nmt", "characters", {"_name": None}])
 def test_pieces_must_show_where_words_begin(bpe):
-    task = Namespace(cfg=Namespace(mask_whole_words=True))
-    with pytest.raises(UserError, match=r"one of .*gpt2"):
-        prepare_whole_words(task, bpe)
+    settings = OmegaConf.create({"task": {"mask_whole_words": True}, "bpe": bpe})
+    for cfg in (settings.task, OmegaConf.create({"mask_whole_words": True})):
+        with pytest.raises(UserError, match=r"one of .*gpt2"):
+            prepare_whole_words(Namespace(cfg=cfg))
 
 
 def test_a_task_without_the_option_is_left_alone():
     task = Namespace(cfg=Namespace(mask_whole_words=False))
-    prepare_whole_words(task, None)
+    prepare_whole_words(task)
     assert not hasattr(task, "args")

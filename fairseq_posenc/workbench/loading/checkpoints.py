@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fairseq_posenc.checkpoints.faults import BUILD_ERRORS, quote_error
 from fairseq_posenc.checkpoints.recovery import newest_checkpoint
-from fairseq_posenc.checkpoints.safe_loading import open_checkpoint
+from fairseq_posenc.checkpoints.safe_loading import open_checkpoint, refuse_incomplete
 from fairseq_posenc.checkpoints.trusted_settings import forget_files
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.files import refuse_bad_place, written_whole
@@ -44,6 +44,7 @@ def load_state(path: Path, option: str, for_fairseq: bool = False) -> State:
         warnings.simplefilter("ignore")  # hydra warns about fairseq's configuration
         if not for_fairseq:
             forget_files(state)
+        refuse_incomplete(state)
         # The tensors are left out, because the upgrade writes everything else to a file.
         upgraded = _upgrade_settings({**state, "last_optimizer_state": None, "model": {}})
         upgraded["model"] = state["model"]

@@ -1,0 +1,194 @@
+"""Prepares a command of fairseq when it builds its model: checks, the folder's lock, resumption.
+
+This is before the command reads a checkpoint or loads its data sets.
+"""
+
+import logging
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fairseq.dataclass.configs import CheckpointConfig
+from fairseq.file_io import PathManager
+from omegaconf import DictConfig
+
+from fairseq_posenc import locks
+from fairseq_posenc.checkpoints.recovery import LAST, restore_last
+from fairseq_posenc.checkpoints.resuming import check_resumption
+from fairseq_posenc.checkpoints.safe_loading import is_torn
+from fairseq_posenc.checkpoints.state_dict_adapter import PositionCheckpoints
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.host.divergence import watch
+from fairseq_posenc.host.refused_options import (
+    check_blocks,
+    check_precision,
+    refuse_broken_options,
+    refuse_training_alone,
+    refuse_wrong_best,
+)
+from fairseq_posenc.host.running_command import take_command
+from fairseq_posenc.host.task_repairs import prepare_whole_words, read_patience, restore_patience
+from fairseq_posenc.host.training_data import check_data, check_document_ends
+from fairseq_posenc.specs import Spec
+
+_LOCK = ".fairseq-train"  # lock file in a --save-dir
+logger = logging.getLogger(__name__)
+_held: dict[Path, int] = {}  # locks by folder, open until the process ends
+
+
+def prepare_command(model: Any, task: Any, specs: Sequence[Spec]) -> None:
+    """Prepare the command that has built a model with stacks of ``specs``, and the model's task.
+
+    A model that is only loaded from a checkpoint belongs to no command.
+    """
+    command = take_command()
+    if command:
+        check_precision(command.settings.common)
+        check_data(command.settings, command.name)
+    for spec in specs:
+        check_document_ends(spec, task)
+    prepare_whole_words(task)
+    if command and command.name == "eval_lm":
+        check_blocks(command.settings, model.max_positions())
+    elif command and command.name == "train":
+        _prepare_training(model, task, command.settings)
+
+
+def _prepare_training(model: PositionCheckpoints, task: Any, settings: DictConfig) -> None:
+    """Check the options of a training, lock its folder, and prepare to resume it."""
+    refuse_training_alone(settings.distributed_training.distributed_world_size)
+    refuse_wrong_best(settings.checkpoint)
+    refuse_broken_options(settings)
+    lock_save_dir(settings)
+    # By default only rank 0 reads a checkpoint, and sends it to the others as pickled classes of
+    # fairseq, which torch loads only if files may run code. So several ranks could not resume.
+    settings.checkpoint.load_checkpoint_on_all_dp_ranks = True
+    watch(model, settings.checkpoint.save_dir)
+    _prepare_saving(task, settings.checkpoint)
+    if not settings.distributed_training.use_sharded_state:  # files of each rank are not checked
+        _prepare_resumption(model, settings)
+
+
+def lock_save_dir(settings: DictConfig) -> None:
+    """Lock a ``--save-dir`` until this process ends; only rank 0 does so, for all ranks."""
+    folder = Path(settings.checkpoint.save_dir).resolve()
+    rank = settings.distributed_training.distributed_rank
+    if rank != 0 or settings.checkpoint.no_save or folder in _held or not folder.is_dir():
+        return
+    refusal = (
+        f"--save-dir {folder}: {{holder}} trains there; wait until it ends, or name another folder"
+    )
+
+    def warn(reason: str) -> None:
+        logger.warning(f"{folder}: cannot be locked against a second training ({reason})")
+
+    _held[folder] = locks.acquire(folder / _LOCK, refusal, warn)
+
+
+def _prepare_saving(task: Any, checkpoint: CheckpointConfig) -> None:
+    """Check the room on the disk before each checkpoint, and write the count of ``--patience``.
+
+    Before fairseq writes one, it calls the hook ``get_checkpoint_dict`` if a task has it.
+    """
+    get_state: Any = getattr(task, "get_checkpoint_dict", dict)
+
+    def get_checkpoint_dict() -> dict[str, Any]:
+        refuse_full_disk(checkpoint.save_dir)
+        return {**get_state(), **read_patience(checkpoint)}
+
+    task.get_checkpoint_dict = get_checkpoint_dict
+
+
+def refuse_full_disk(folder: str) -> None:
+    """Refuse to write a checkpoint for which the disk has no room.
+
+    fairseq writes a new file first, but then copies it onto ``checkpoint_last.pt`` in place. On a
+    full disk the copy fails, and the checkpoint to resume from is lost.
+    """
+    sizes = [entry.stat().st_size for entry in os.scandir(folder) if entry.name.endswith(".pt")]
+    needed = int(1.1 * max(sizes, default=0))
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise UserError(
+            f"no room for a checkpoint in {folder}: it needs about {needed / 1e6:,.0f} MB and "
+            f"{free / 1e6:,.0f} MB are free; the checkpoints there are complete. Make room and "
+            "run the same command again to resume from the last one."
+        )
+
+
+def _prepare_resumption(model: PositionCheckpoints, settings: DictConfig) -> None:
+    """Check the checkpoint that a training starts from, and restore the count of its patience."""
+    checkpoint = settings.checkpoint
+    path = find_start(checkpoint)
+    if path is None:
+        return
+    restore_if_torn(path, checkpoint)
+    if checkpoint.finetune_from_model and path == Path(checkpoint.finetune_from_model):
+        return  # another training: its optimizer starts fresh
+    resumed = check_resumption(path, settings)
+    if resumed.loads_optimizer:
+        model.optimizer_source = path
+        end_if_finished(path, resumed.updates, settings)
+    restore_patience(resumed.extra_state, checkpoint)
+
+
+def find_start(checkpoint: CheckpointConfig) -> Path | None:
+    """Find the checkpoint that a training starts from, as fairseq does; None for a first start.
+
+    Raises:
+        UserError: there is no file where an option names one.
+    """
+    suffix = checkpoint.checkpoint_suffix
+    last = os.path.join(checkpoint.save_dir, LAST.replace(".pt", f"{suffix}.pt"))
+    if checkpoint.restore_file != CheckpointConfig.restore_file:
+        option, named = "--restore-file", checkpoint.restore_file.replace(".pt", f"{suffix}.pt")
+    elif PathManager.exists(last):
+        option, named = "", last
+    elif checkpoint.continue_once is not None:
+        option, named = "--continue-once", checkpoint.continue_once
+    elif checkpoint.finetune_from_model is not None:
+        option, named = "--finetune-from-model", checkpoint.finetune_from_model
+    else:
+        return None
+    if not PathManager.isfile(named):
+        problem = "is a folder" if os.path.isdir(named) else "does not exist"
+        raise UserError(
+            f"{option} {named} {problem}; training would have started from random weights".lstrip()
+        )
+    return Path(named) if os.path.isfile(named) else None  # remote files are not checked
+
+
+def restore_if_torn(path: Path, checkpoint: CheckpointConfig) -> None:
+    """Restore a run's last checkpoint if it was not written to its end; refuse other such files."""
+    if not is_torn(path):
+        return
+    is_own = checkpoint.restore_file == CheckpointConfig.restore_file
+    if path != Path(checkpoint.save_dir, LAST) or not is_own:
+        raise UserError(f"{path} is not a complete checkpoint: it was not written to its end")
+    if not restore_last(path):
+        raise UserError(
+            f"{path} was not written to its end, and the folder has no complete checkpoint: remove "
+            "it to start from scratch"
+        )
+
+
+def end_if_finished(path: Path, updates: int, settings: DictConfig) -> None:
+    """End a training that has made all its updates; fairseq would make and save another one.
+
+    Raises:
+        SystemExit: with 0, as when fairseq has made all epochs.
+        UserError: the checkpoint is of another training, so this one would do nothing.
+    """
+    wanted = settings.optimization.max_update
+    if not 0 < wanted <= updates:
+        return
+    state = f"{path} has made {updates:,} updates of --max-update {wanted:,}"
+    if path.parent.resolve() != Path(settings.checkpoint.save_dir).resolve():
+        raise UserError(
+            f"{state}: nothing is left to train; --reset-optimizer --reset-lr-scheduler "
+            "--reset-meters --reset-dataloader start counting from 0"
+        )
+    logger.warning(f"{state}: the training is finished, and nothing was changed")
+    raise SystemExit(0)
