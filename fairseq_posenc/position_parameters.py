@@ -34,7 +34,7 @@ def is_position_parameter(name: str) -> bool:
     return KEY_MARK in name
 
 
-def extend_tables(model: nn.Module, state_dict: dict[str, Any], prefix: str) -> list[str]:
+def extend_tables(model: nn.Module, state_dict: dict[str, Tensor], prefix: str) -> list[str]:
     """Lengthen tables that are indexed by distance to the model's length (``Encoding.extend``).
 
     Every distance keeps its row, and parameters of other kinds stay as they are.
@@ -123,7 +123,7 @@ def extend_parameter(
     return torch.cat([_lengthen_table(table, offset, rows, rule) for table in tables])
 
 
-def fit_positions(state_dict: dict[str, Any], ours: dict[str, Tensor]) -> list[str]:
+def fit_positions(state_dict: dict[str, Tensor], ours: dict[str, Tensor]) -> list[str]:
     """Replace position parameters that do not fit a model by the model's.
 
     Args:
@@ -161,7 +161,7 @@ def _lengthen_table(table: Tensor, offset: int, rows: int, rule: LengthRule) -> 
     return torch.cat([table[:offset], longer])
 
 
-def _select_position_parameters(weights: dict[str, Any]) -> dict[str, Any]:
+def _select_position_parameters(weights: dict[str, Tensor]) -> dict[str, Any]:
     return {key: value for key, value in weights.items() if is_position_parameter(key)}
 
 

@@ -6,7 +6,6 @@ A data-bin of running text has one dictionary, ``dict.txt``; one of pairs of sen
 
 import hashlib
 import io
-import re
 from pathlib import Path
 
 from fairseq.data import Dictionary
@@ -46,13 +45,17 @@ def load_dictionary(path: Path, *, mask: bool = True) -> Dictionary:
     Raises:
         UserError: the file cannot be read; the message names the line.
     """
+    dictionary = Dictionary()
     try:
-        dictionary = Dictionary.load(str(path))
-    except Exception as error:  # fairseq raises OSError, ValueError, RuntimeError, plain Exception
-        reason = error.strerror if isinstance(error, OSError) else None  # its text names the path
-        reason = " ".join(str(reason or error).split())
-        fault = _describe_bad_line(path) or shortened(reason)
-        raise UserError(f"{path}: not a fairseq dictionary ({fault})") from None
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise UserError(f"{path}: not a fairseq dictionary ({error.strerror})") from None
+    for number, line in enumerate(lines, start=1):
+        try:
+            dictionary.add_from_file(io.StringIO(line.decode("utf-8")))
+        except (ValueError, RuntimeError) as error:
+            reason = _describe_bad_line(line, error)
+            raise UserError(f"{path}: not a fairseq dictionary (line {number}: {reason})") from None
     if mask:
         dictionary.add_symbol("<mask>")
     return dictionary
@@ -84,24 +87,11 @@ def check_text_kind(folder: Path, pairs: bool, reader: str) -> None:
         raise UserError(f"{folder} has the questions of SQuAD: {reader} reads running text")
 
 
-def _describe_bad_line(path: Path) -> str | None:
-    """Describe the first line that fairseq refuses, and its fault; None if no line is refused."""
-    try:
-        content = path.read_bytes()
-    except OSError:
-        return None
-    try:
-        text = content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        number = 1 + len(re.findall(rb"\r\n?|\n", content[: error.start]))
-        return f"line {number}: byte 0x{content[error.start]:02x} is not UTF-8"
-    dictionary = Dictionary()
-    for number, line in enumerate(io.StringIO(text, newline=None), start=1):
-        entry = shortened(line.rstrip("\n"))
-        try:
-            dictionary.add_from_file(io.StringIO(line))
-        except RuntimeError:
-            return f"Duplicate word in line {number}: {entry!r}"
-        except ValueError:
-            return f"line {number}: {entry!r} is not a word, a space and its count"
-    return None
+def _describe_bad_line(line: bytes, error: Exception) -> str:
+    """Describe the fault of a line by the error of decoding it, or of fairseq."""
+    if isinstance(error, UnicodeDecodeError):
+        return f"byte 0x{line[error.start]:02x} is not UTF-8"
+    entry = repr(shortened(line.decode("utf-8")))
+    if isinstance(error, RuntimeError):
+        return f"{entry} is a duplicate"
+    return f"{entry} is not a word, a space and its count"

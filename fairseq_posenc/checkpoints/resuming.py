@@ -15,13 +15,6 @@ _SECTIONS = ("task", "model", "criterion", "optimizer", "lr_scheduler", "optimiz
 # Of these sections, only the named settings are compared.
 _FURTHER = {"common": ("seed", "bf16", "fp16"), "dataset": ("max_tokens", "batch_size")}
 _ALIASES = {"arch", "user_dir"}  # other keys for the model's name and the package's folder
-# Sections whose class must be the checkpoint's, as fairseq loads the schedule's state with the
-# optimizer's, and compares the criterion -> title in messages, and X of the --reset-X that helps.
-_SAME_CLASSES = {
-    "optimizer": ("Optimizer", "optimizer"),
-    "criterion": ("Criterion", "optimizer"),
-    "lr_scheduler": ("LR scheduler", "lr-scheduler"),
-}
 
 
 class Resumption(NamedTuple):
@@ -56,44 +49,25 @@ def check_resumption(path: Path, settings: DictConfig) -> Resumption:
             "training: leave it out"
         )
     loads_optimizer = has_optimizer and not checkpoint.reset_optimizer
-    if loads_optimizer and before:
-        _refuse_other_state(path, before, now)
+    if loads_optimizer and not checkpoint.reset_lr_scheduler:
+        _refuse_other_schedule(path, before, now)
     if not (checkpoint.reset_meters or checkpoint.reset_optimizer):
         _refuse_other_metric(path, before, now)
     return Resumption(updates, loads_optimizer, extra_state)
 
 
-def _refuse_other_state(path: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
-    """Refuse the state of another class of optimizer, schedule or criterion, or precision.
+def _refuse_other_schedule(path: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
+    """Refuse the state of another class of schedule, of which fairseq would load a part.
 
-    fairseq would fail with a KeyError, load a part of the state, or suggest the wrong option.
+    It refuses another class of optimizer or criterion itself, after it has loaded the weights.
     """
-    old, new = _flatten(before), _flatten(now)
-    for name, (title, reset) in _SAME_CLASSES.items():
-        if name == "lr_scheduler" and now["checkpoint"]["reset_lr_scheduler"]:
-            continue
-        if name in old and name in new and old[name] != new[name]:
-            raise UserError(
-                f"{title} does not match; please reset the {reset} (--reset-{reset}), or give "
-                f"--{name.replace('_', '-')} {old[name]}: {path} was trained with that, and its "
-                f"state is not one of {new[name]}"
-            )
-    trained = _describe_precision(_get_section(before, "common"))
-    wanted = _describe_precision(_get_section(now, "common"))
-    if trained != wanted:
+    old, new = (_flatten(settings).get("lr_scheduler") for settings in (before, now))
+    if None not in (old, new) and old != new:
         raise UserError(
-            f"{path} was trained {trained}, and its optimizer's state is not one of a training "
-            f"{wanted}: give the precision of its training, or go on with --reset-optimizer"
+            "LR scheduler does not match; please reset the lr-scheduler (--reset-lr-scheduler), or "
+            f"give --lr-scheduler {old}: {path} was trained with that, and its state is not one of "
+            f"{new}"
         )
-
-
-def _describe_precision(common: dict[str, Any]) -> str:
-    """Describe the precision of a training, by which fairseq chooses a class of optimizer."""
-    if any(common.get(f"memory_efficient_{name}") for name in ("fp16", "bf16")):
-        return "with --memory-efficient-fp16 (or bf16)"
-    if common.get("fp16") or common.get("bf16"):
-        return "with --fp16 (or --bf16)"
-    return "with --amp" if common.get("amp") else "in float32"
 
 
 def _refuse_other_metric(path: Path, before: dict[str, Any], now: dict[str, Any]) -> None:

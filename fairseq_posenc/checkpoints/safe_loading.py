@@ -6,7 +6,6 @@ still refused.
 """
 
 import argparse
-import pickle
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -76,59 +75,17 @@ def open_checkpoint(path: Path, prefix: str = "") -> Iterator[dict[str, Any]]:
     Raises:
         UserError: any error while the checkpoint is opened or read.
     """
-    with readable_errors(f"{prefix} {path}".lstrip()):
-        yield open_whole(path)
-
-
-@contextmanager
-def readable_errors(label: str) -> Iterator[None]:
-    """Convert any error of reading a checkpoint to one line.
-
-    Args:
-        label: names the checkpoint, for example ``--checkpoint PATH``.
-
-    Raises:
-        UserError: any error inside; its type in torch and fairseq depends on the file.
-    """
     try:
-        yield
-    except Exception as error:
+        yield open_whole(path)
+    except Exception as error:  # its type in torch and fairseq depends on the file
+        label = f"{prefix} {path}".lstrip()
         raise UserError(f"{label}: {describe_damage(error)}") from error
-
-
-class _NumberType:
-    """Takes the place of ``numpy.dtype``, only for ``float64``, ``float32`` and ``int64``.
-
-    numpy's class is not allowed: a file could give it a size that takes all memory.
-    """
-
-    def __init__(self, code: Any, *options: Any) -> None:  # options: numpy's align and copy
-        if code not in ("f8", "f4", "i8"):
-            raise pickle.UnpicklingError(f"a number of numpy's type {ascii(code)[:50]}")
-        self._code = code
-        self._order = "<"
-
-    def __setstate__(self, state: Any) -> None:
-        # numpy's state of a type has its byte order in second place.
-        self._order = state[1] if state[1] in ("<", ">") else "<"
-
-    def read(self, content: Any) -> Any:
-        """Read a number from its bytes, as numpy writes them."""
-        (number,) = np.frombuffer(content, np.dtype(self._order + self._code))
-        return number
-
-
-def _read_number(number_type: Any, content: Any) -> Any:
-    """Read a number of numpy; takes the place of ``numpy.core.multiarray.scalar``."""
-    if type(number_type) is not _NumberType or type(content) is not bytes:
-        raise pickle.UnpicklingError("a number of numpy without its type or its bytes")
-    return number_type.read(content)
 
 
 def allow_safe_classes() -> None:
     """Let torch load ``argparse.Namespace``, and numpy's numbers, which metrics may be."""
-    # torch looks up our replacements by these names; _NumberType also by its own, to set its state.
-    names: list[Any] = [(_NumberType, "numpy.dtype"), _NumberType]
-    # numpy 1 and 2 name the module differently.
-    names += [(_read_number, f"numpy.{core}.multiarray.scalar") for core in ("core", "_core")]
-    torch.serialization.add_safe_globals([argparse.Namespace, *names])
+    scalar: Any = np.float64(0).__reduce__()[0]  # numpy's function that unpickling calls
+    # numpy 1 and 2 name its module differently.
+    names = [(scalar, f"numpy.{core}.multiarray.scalar") for core in ("core", "_core")]
+    types = [type(np.dtype(number)) for number in (np.float64, np.float32, np.int64)]
+    torch.serialization.add_safe_globals([argparse.Namespace, np.dtype, *types, *names])

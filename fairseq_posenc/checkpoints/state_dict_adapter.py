@@ -8,17 +8,13 @@ place.
 import logging
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, cast
 
 from torch import Tensor, nn
 
-from fairseq_posenc.checkpoints.weights import (
-    format_load_report,
-    refuse_broken_weights,
-    refuse_untied,
-)
+from fairseq_posenc.checkpoints.weights import refuse_broken_weights, refuse_untied
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.identity import STATE_KEY, Identity
+from fairseq_posenc.identity import STATE_KEY, Identity, WeightSettings
 from fairseq_posenc.position_parameters import extend_tables, fit_positions
 
 logger = logging.getLogger(__name__)
@@ -38,13 +34,18 @@ def is_copy(name: str) -> bool:
     return _COPY_NAME.search(name) is not None
 
 
+class IdentifiedStack(Protocol):
+    """An encoder or decoder that knows what its weights were trained with."""
+
+    identity: Identity
+    weight_settings: WeightSettings
+    layers_kept: list[int] | None  # indices of the trained layers that it has; None for all
+
+
 class PositionCheckpoints(nn.Module):
     """Mixin for models: adapts a checkpoint's position parameters before they are loaded."""
 
     init_positions: bool = False  # value of --init-positions; set by `PositionalModel.use_stacks`
-    # The state dict before it is adapted, for the report: set by `upgrade_state_dict_named`, taken
-    # by `_load_from_state_dict`.
-    _as_read: dict[str, Any] | None = None
     num_updates: int = 0  # that the training has made
     # The checkpoint whose optimizer's state a training will load, if any.
     optimizer_source: Path | None = None
@@ -54,11 +55,10 @@ class PositionCheckpoints(nn.Module):
         self.num_updates = num_updates
         super().set_num_updates(num_updates)  # type: ignore[misc]
 
-    def upgrade_state_dict_named(self, state_dict: dict[str, Any], name: str) -> None:
+    def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
         """Rename the position parameters of fairseq's models, and drop copies of weights."""
         for key in filter(is_copy, list(state_dict)):
             del state_dict[key]
-        self._as_read = dict(state_dict)
         super().upgrade_state_dict_named(state_dict, name)  # type: ignore[misc]
         for key in [key for key in state_dict if key.endswith(STOCK_TABLE)]:
             table = state_dict.pop(key)
@@ -70,7 +70,7 @@ class PositionCheckpoints(nn.Module):
             state_dict[key.removesuffix(STOCK_TABLE) + LEARNED_TABLE] = table[STOCK_OFFSET:]
 
     def _load_from_state_dict(
-        self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
+        self, state_dict: dict[str, Tensor], prefix: str, *args: Any, **kwargs: Any
     ) -> None:
         """Check and adapt the checkpoint, then load it; fairseq has pruned layers before.
 
@@ -94,9 +94,6 @@ class PositionCheckpoints(nn.Module):
         self._refuse_resized_optimizer(extended_tables + replaced_parameters)
         for change in changes:
             logger.warning("--init-positions: %s", change)
-        as_read = self._as_read or state_dict
-        self._as_read = None
-        logger.info("checkpoint: %s", format_load_report(as_read, state_dict, model_state))
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def _refuse_resized_optimizer(self, resized: list[str]) -> None:
@@ -108,7 +105,7 @@ class PositionCheckpoints(nn.Module):
                 "--reset-optimizer"
             )
 
-    def _match_identities(self, state_dict: dict[str, Any], prefix: str) -> list[str]:
+    def _match_identities(self, state_dict: dict[str, Tensor], prefix: str) -> list[str]:
         """Compare the identity of each stack with the checkpoint's; return how positions differ.
 
         If they do, the state dict gets the model's identity, as it will get its parameters.
@@ -116,8 +113,8 @@ class PositionCheckpoints(nn.Module):
         Raises:
             UserError: settings other than positions differ.
         """
-        stacks: dict[str, Any] = {
-            name: module
+        stacks = {
+            name: cast("IdentifiedStack", module)
             for name, module in self.named_modules()
             if hasattr(module, "weight_settings")  # true of encoders and decoders alone
         }
@@ -139,7 +136,7 @@ class PositionCheckpoints(nn.Module):
         return changes
 
 
-def _read_identity(state_dict: dict[str, Any], prefix: str, ours: Identity) -> Identity:
+def _read_identity(state_dict: dict[str, Tensor], prefix: str, ours: Identity) -> Identity:
     """Read the identity of a stack, whose parameters' names begin with ``prefix``.
 
     Checkpoints of fairseq's own models have none, but a table of learned positions, or a marker of
@@ -160,7 +157,9 @@ def _read_identity(state_dict: dict[str, Any], prefix: str, ours: Identity) -> I
     return ours
 
 
-def _refuse_other_settings(stacks: dict[str, Any], trained: dict[str, Identity]) -> None:
+def _refuse_other_settings(
+    stacks: dict[str, IdentifiedStack], trained: dict[str, Identity]
+) -> None:
     """Refuse weights that were trained with other settings than the model's stacks have."""
     mismatches = []
     for name, stack in stacks.items():
@@ -175,7 +174,7 @@ def _refuse_other_settings(stacks: dict[str, Any], trained: dict[str, Identity])
         )
 
 
-def _refuse_other_dictionary(state_dict: dict[str, Any], model_state: dict[str, Tensor]) -> None:
+def _refuse_other_dictionary(state_dict: dict[str, Tensor], model_state: dict[str, Tensor]) -> None:
     """Refuse token embeddings for another number of symbols."""
     for key in [key for key in model_state if key.endswith("embed_tokens.weight")]:
         if key not in state_dict or state_dict[key].dim() != model_state[key].dim():

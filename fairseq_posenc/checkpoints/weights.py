@@ -1,4 +1,4 @@
-"""Checks a checkpoint's weights, and reports which of them are loaded into a model."""
+"""Checks a checkpoint's weights before they are loaded into a model."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from fairseq_posenc.identity import STATE_KEY
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
-def refuse_broken_weights(state_dict: dict[str, Any], model_state: dict[str, Tensor]) -> None:
+def refuse_broken_weights(state_dict: dict[str, Tensor], model_state: dict[str, Tensor]) -> None:
     """Refuse broken weights, which torch would silently copy into the model.
 
     Only floating-point parameters of the model are checked, without identities.
@@ -25,17 +25,17 @@ def refuse_broken_weights(state_dict: dict[str, Any], model_state: dict[str, Ten
             )
 
 
-def refuse_untied(state_dict: dict[str, Any], model_state: dict[str, Tensor]) -> None:
+def refuse_untied(state_dict: dict[str, Tensor], model_state: dict[str, Tensor]) -> None:
     """Refuse two different matrices for a shared one: torch would keep the second of them."""
     first_names: dict[int, str] = {}  # by the address of the model's storage
     for name, parameter in model_state.items():
-        address = storage_address(parameter)
+        address = _storage_address(parameter)
         weight = state_dict.get(name)
-        if weight is None or storage_address(weight) == address:
+        if weight is None or _storage_address(weight) == address:
             continue  # not in the checkpoint, or the model's own, which replaced it
         first_name = first_names.setdefault(address, name)
         first = state_dict[first_name]
-        if storage_address(weight) != storage_address(first) and not torch.equal(weight, first):
+        if _storage_address(weight) != _storage_address(first) and not torch.equal(weight, first):
             raise UserError(
                 f"the checkpoint's {name} is not its {first_name}, and this model shares them: "
                 "build it as it was trained (--no-share-decoder-input-output-embed for a causal "
@@ -43,44 +43,7 @@ def refuse_untied(state_dict: dict[str, Any], model_state: dict[str, Tensor]) ->
             )
 
 
-def format_load_report(
-    before: dict[str, Any], state_dict: dict[str, Any], model_state: dict[str, Tensor]
-) -> str:
-    """Count the tensors that are loaded, new in the model, and ignored in the checkpoint.
-
-    fairseq and our adapter rename, split, drop and add tensors, so they are compared by storage.
-
-    Args:
-        before: the checkpoint's state dict as it was read.
-        state_dict: the same as it will be loaded.
-        model_state: the model's state dict.
-    """
-    names = [name for name in model_state if not name.endswith(STATE_KEY)]
-    addresses = {k: storage_address(x) for k, x in state_dict.items() if isinstance(x, Tensor)}
-    # The adapter gives the model's own tensor to a weight that is to stay as it is.
-    loaded = {
-        name
-        for name in addresses.keys() & set(names)
-        if addresses[name] != storage_address(model_state[name])
-    }
-    new = [name for name in names if name not in loaded]
-    used = {addresses[name] for name in loaded}
-    ignored = [
-        name
-        for name, x in before.items()
-        if isinstance(x, Tensor) and not name.endswith(STATE_KEY)
-        if name not in loaded and storage_address(x) not in used
-    ]
-    return f"{len(loaded):,} tensors loaded, {_count(new)} new, {_count(ignored)} ignored"
-
-
-def _count(names: list[str]) -> str:
-    """Format the number of names, and the first of them."""
-    rest = ", ..." if len(names) > 1 else ""
-    return f"{len(names):,} ({names[0]}{rest})" if names else "0"
-
-
-def storage_address(x: Tensor) -> int:
+def _storage_address(x: Tensor) -> int:
     """Get the address of a tensor's storage, which is the same for tensors that share it."""
     return x.untyped_storage().data_ptr()
 
@@ -90,14 +53,11 @@ def _describe_wrong_numbers(weight: Any) -> str | None:
     if not isinstance(weight, Tensor):
         return f"is not a tensor, but of the type {type(weight).__name__}"
     if weight.dtype not in _FLOATS:
-        return f"holds numbers of the type {_shorten(weight.dtype)}, not floating-point ones"
+        name = str(weight.dtype).removeprefix("torch.")
+        return f"holds numbers of the type {name}, not floating-point ones"
     # A sum needs no memory for a mask; only if it is not finite, the elements are counted.
     if weight.sum(dtype=torch.promote_types(weight.dtype, torch.float32)).isfinite():
         return None
     if not (broken := int((~weight.isfinite()).sum())):
         return None  # finite numbers, of which only the sum overflows
     return f"has {broken:,} of {weight.numel():,} numbers that are NaN or infinite"
-
-
-def _shorten(name: Any) -> str:
-    return str(name).removeprefix("torch.")

@@ -107,43 +107,6 @@ def test_a_table_without_the_rows_of_the_reset_is_no_shorter_one(old, new, where
         model.load_state_dict(state)
 
 
-# Of the model's 58 tensors, and of a table in each of its three layers, or one at its input.
-LAYER = "encoder.sentence_encoder.layers.0.self_attn.encodings.m4m.table.weight"
-INPUT = "encoder.sentence_encoder.embed_positions.encodings.learned.table.weight"
-TAKEN = [
-    ("m4m", "m4m", "61 tensors loaded, 0 new, 0 ignored"),
-    ("learned", "m4m", f"58 tensors loaded, 3 ({LAYER}, ...) new, 1 ({INPUT}) ignored"),
-    ("m4m", "none", f"58 tensors loaded, 0 new, 3 ({LAYER}, ...) ignored"),
-    (
-        "m4m",
-        "m4m(max_distance=5)",
-        f"58 tensors loaded, 3 ({LAYER}, ...) new, 3 ({LAYER}, ...) ignored",
-    ),
-]
-
-
-@pytest.mark.parametrize(("old", "new", "line"), TAKEN)
-def test_the_log_counts_what_is_loaded_new_and_ignored(old, new, line, caplog):
-    state = {
-        k: v.clone() for k, v in make_model("masked_lm", position_encoding=old).state_dict().items()
-    }
-    model = make_model("masked_lm", position_encoding=new, init_positions=True)
-    with caplog.at_level(logging.INFO):
-        model.load_state_dict(state)
-    assert [x.getMessage() for x in caplog.records if "tensors" in x.msg % x.args] == [
-        f"checkpoint: {line}"
-    ]
-
-
-def test_what_fairseq_calls_otherwise_counts_as_loaded(caplog):
-    """Its learned positions have another name, and two rows more."""
-    stock = {k: v.clone() for k, v in make_model("masked_lm", "roberta").state_dict().items()}
-    model = make_model("masked_lm", position_encoding="learned")
-    with caplog.at_level(logging.INFO):
-        model.load_state_dict(stock)
-    assert "checkpoint: 59 tensors loaded, 0 new, 0 ignored" in caplog.text
-
-
 @pytest.mark.parametrize(("old", "new", "message"), OTHER_POSITIONS)
 def test_init_positions_accepts_them_and_names_each_in_the_log(old, new, message, caplog):
     source = make_model("masked_lm", position_encoding=old)
