@@ -16,13 +16,13 @@ if __name__ == "__main__":
     restart_with_settings()  # of the allocator and of logs, which torch reads when imported
 
 import argparse
+from copy import copy
 from typing import Any
 
 import torch
 from transformers import BertConfig, BertModel, DebertaV2Config, DebertaV2Model
 
-from fairseq_posenc.api import SelfAttention, StackPositions
-from fairseq_posenc.modules.cache import Cache
+from fairseq_posenc.api import Cache, SelfAttention, StackPositions
 from measuring import timing
 from measuring.commands import add_training_options, new_parser, run_script
 from measuring.contenders import Contender
@@ -69,8 +69,8 @@ def build_step(spec: str, case: Case) -> timing.Pass:
     def run() -> None:
         token, shared = positions(x[:, cached:], past=cached)
         for layer, cache in zip(layers, caches):
-            # A layer replaces entries of its cache; a copy keeps the cache for the next step.
-            token, _ = layer(token, shared, Cache(dict(cache.state)))
+            # A layer replaces what its cache keeps; a copy keeps the cache for the next step.
+            token, _ = layer(token, shared, copy(cache))
 
     return run
 

@@ -1,8 +1,9 @@
 """The position state of a forward pass, which all layers of a stack share.
 
 A stack computes it before its first layer (:meth:`Shared.compute`) and hands it to each layer. If
-layers differ, as in ``3*rope,none``, a layer takes the state of its kind (:meth:`Shared.of_kind`).
-The letters of shapes are those of :mod:`~fairseq_posenc.encodings.base`.
+layers differ, as in ``3*rope,none``, they are of several kinds, and each layer takes the state of
+its kind, a :class:`LayerShared`. The letters of shapes are those of
+:mod:`~fairseq_posenc.encodings.base`.
 """
 
 from __future__ import annotations
@@ -27,23 +28,19 @@ if TYPE_CHECKING:
     from fairseq_posenc.assembly import Assembly
 
 
-class Shared(NamedTuple):
-    """The position state of a forward pass, computed once for all layers of a stack.
+class LayerShared(NamedTuple):
+    """The position state that the layers of one kind share in a forward pass.
 
     Attributes:
         positions: positions of the tokens.
-        terms: terms that all layers share.
+        terms: terms that these layers share.
         rotation: rotation of the queries and keys of the last T tokens, or None.
         source_rotation: rotation of the source's keys, for rotary encoder-decoder attention.
         locality: limits of the keys that a query may see.
         steps_span: distances of the terms if they also serve later steps of decoding, or None.
         cache: cache of values that the first layer computes for all layers, or None.
-        kinds: if layers differ, the state of each kind of layer (see :meth:`of_kind`).
         recompute_terms: computes ``terms`` again, with another autograd graph.
         rotate_ids: computes the rotation at positions ``(B or 1, S)``.
-        stack: spec and sizes of the stack, by which layers recognise their stack.
-        source_ids: positions of the source's keys, ``(B or 1, S)``.
-        source_counted: whether these positions count the tokens.
     """
 
     positions: Positions
@@ -53,12 +50,88 @@ class Shared(NamedTuple):
     locality: Locality = Locality()
     steps_span: Span | None = None
     cache: PerForwardCache | None = None
-    kinds: tuple[Shared, ...] = ()
     recompute_terms: Callable[[], Terms] | None = None
     rotate_ids: Callable[[Tensor], Rotation | None] | None = None
-    stack: Assembly | None = None
-    source_ids: Tensor | None = None
-    source_counted: bool = True
+
+    def layer_terms(self) -> Terms:
+        """Select the terms for a layer.
+
+        When reentrant checkpointing runs a layer again, they are computed again: the backward pass
+        of the first layer frees the graph of its arguments, and all layers have these terms.
+        """
+        if self.recompute_terms is not None and is_reentrant_recomputation():
+            return self.recompute_terms()
+        return self.terms
+
+    def needed_keys(self) -> NeededKeys:
+        """Find the keys that later queries may see, once for all layers."""
+        limits = self.locality
+        if self.cache is None:
+            return limits.needed_keys()
+        return self.cache.get("needed", tuple(limits), limits.needed_keys)
+
+    def layer_rotation(self) -> Rotation | None:
+        """Select the rotation for a layer; a trained one is computed again as terms are."""
+        is_trained = self.rotation is not None and self.rotation.is_trained
+        if self.rotate_ids is None or not is_trained or not is_reentrant_recomputation():
+            return self.rotation
+        return self.rotate_ids(self.positions.query_places)
+
+    def rotate_last(self, count: int) -> Rotation | None:
+        """Compute the rotation of the last ``count`` tokens, whose keys a host caches unrotated."""
+        if self.rotate_ids is None:
+            return None
+        ids = self.positions.places
+        compute = partial(self.rotate_ids, ids[:, ids.size(1) - count :])
+        return self.cache.get("last", (ids, count), compute) if self.cache else compute()
+
+    def rotate(
+        self, query: Tensor, key: Tensor, head_dim: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Rotate query and key of the last T tokens, both ``(B, H, T, D)``.
+
+        Args:
+            query: the queries.
+            key: the keys.
+            head_dim: D, if it is to be checked.
+
+        Raises:
+            UserError: they have another shape.
+        """
+        tgt_len = self.positions.tgt_len
+        for name, x in {"query": query, "key": key}.items():
+            width = x.size(-1) if head_dim is None else head_dim
+            if x.dim() != 4 or x.shape[2:] != (tgt_len, width):
+                raise UserError(
+                    f"{name} {tuple(x.shape)} must be (batch, heads, {tgt_len}, {width}), of the "
+                    "new tokens"
+                )
+        if (rotation := self.layer_rotation()) is None:
+            return query, key
+        return rotation.rotate_queries(query), rotation.rotate_keys(key)
+
+    def mask(self, direction: str) -> Mask:
+        """Make the mask of a direction, with the padding of the tokens."""
+        positions = self.positions
+        mask = Mask(direction, cache=self.cache, locality=self.locality)
+        padding = mask.cached("padding", (positions.tokens,), lambda: positions.padding)
+        return mask._replace(key_padding=padding)
+
+
+class SourcePositions(NamedTuple):
+    """The positions of a source's keys, for rotary encoder-decoder attention."""
+
+    ids: Tensor  # (B or 1, S)
+    counted: bool  # whether they count the tokens
+
+
+class Shared(NamedTuple):
+    """The position state of a forward pass, computed once for all layers of a stack."""
+
+    positions: Positions
+    kinds: tuple[LayerShared, ...]  # the state of each kind of layer, by ``Spec.layer_kind``
+    stack: Assembly | None = None  # spec and sizes, by which layers recognise their stack
+    source: SourcePositions | None = None
 
     @classmethod
     def compute(
@@ -94,11 +167,11 @@ class Shared(NamedTuple):
         terms = {name: terms_of(name) for name in named}
         rotations = {name: encoding.rotation(ids) for name, encoding in named.items()}
         limits = {name: encoding.locality(positions) for name, encoding in named.items()}
-        states = []
+        kinds = []
         for kind, names in enumerate(encodings.kinds):
             # A spec allows a layer at most one rotation.
             rotation = next((x for name in names if (x := rotations[name]) is not None), None)
-            state = cls(
+            state = LayerShared(
                 positions,
                 terms=combine(names, terms.__getitem__),
                 rotation=rotation,
@@ -108,65 +181,20 @@ class Shared(NamedTuple):
                 recompute_terms=partial(combine, names, terms_of),
                 rotate_ids=partial(encodings.rotation, kind=kind),
             )
-            states.append(state)
-        return states[0] if len(states) == 1 else cls(positions, kinds=tuple(states))
+            kinds.append(state)
+        return cls(positions, tuple(kinds))
 
-    def _refuse_kinds(self, method: str) -> None:
-        """Refuse a call on the state of a stack whose layers differ."""
-        if self.kinds:
-            raise UserError(
-                f"the layers of this stack differ: call shared.of_kind(layer.kind).{method}(...)"
-            )
-
-    def of_stack(self, stack: Assembly) -> Shared:
-        """Set the attribute ``stack``, also in the state of each kind of layer."""
-        kinds = tuple(kind._replace(stack=stack) for kind in self.kinds)
-        return self._replace(stack=stack, kinds=kinds)
-
-    def of_kind(self, kind: int) -> Shared:
+    def of_kind(self, kind: int) -> LayerShared:
         """Select the state of a kind of layer (see :class:`~fairseq_posenc.specs.Spec`)."""
-        return self.kinds[kind] if self.kinds else self
-
-    def layer_terms(self) -> Terms:
-        """Select the terms for a layer.
-
-        When reentrant checkpointing runs a layer again, they are computed again: the backward pass
-        of the first layer frees the graph of its arguments, and all layers have these terms.
-        """
-        if self.recompute_terms is not None and is_reentrant_recomputation():
-            return self.recompute_terms()
-        return self.terms
-
-    def needed_keys(self) -> NeededKeys:
-        """Find the keys that later queries may see, once for all layers."""
-        limits = self.locality
-        if self.cache is None:
-            return limits.needed_keys()
-        return self.cache.get("needed", tuple(limits), limits.needed_keys)
-
-    def layer_rotation(self) -> Rotation | None:
-        """Select the rotation for a layer; a trained one is computed again as terms are."""
-        is_trained = self.rotation is not None and self.rotation.is_trained
-        if self.rotate_ids is None or not is_trained or not is_reentrant_recomputation():
-            return self.rotation
-        return self.rotate_ids(self.positions.query_places)
-
-    def rotate_last(self, count: int) -> Rotation | None:
-        """Compute the rotation of the last ``count`` tokens, whose keys a host caches unrotated."""
-        if self.rotate_ids is None:
-            return None
-        ids = self.positions.places
-        compute = partial(self.rotate_ids, ids[:, ids.size(1) - count :])
-        return self.cache.get("last", (ids, count), compute) if self.cache else compute()
+        return self.kinds[kind]
 
     def with_source(self, encodings: Encodings, ids: Tensor, counted: bool = True) -> Shared:
         """Add the rotation of the source's keys at positions ``ids``, ``(B or 1, S)``."""
-        states = []
-        for kind, state in enumerate(self.kinds or (self,)):
-            rotation = encodings.rotation(ids, kind)
-            state = state._replace(source_rotation=rotation, source_ids=ids, source_counted=counted)
-            states.append(state)
-        return self._replace(kinds=tuple(states)) if self.kinds else states[0]
+        kinds = tuple(
+            state._replace(source_rotation=encodings.rotation(ids, kind))
+            for kind, state in enumerate(self.kinds)
+        )
+        return self._replace(kinds=kinds, source=SourcePositions(ids, counted))
 
     def rotate(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         """Rotate query and key of the last T tokens, both ``(B, H, T, D)``.
@@ -174,23 +202,21 @@ class Shared(NamedTuple):
         Raises:
             UserError: they have another shape, or the layers of the stack differ.
         """
-        self._refuse_kinds("rotate")
-        tgt_len = self.positions.tgt_len
-        for name, x in {"query": query, "key": key}.items():
-            width = x.size(-1) if self.stack is None else self.stack.dims.head_dim
-            if x.dim() != 4 or x.shape[2:] != (tgt_len, width):
-                raise UserError(
-                    f"{name} {tuple(x.shape)} must be (batch, heads, {tgt_len}, {width}), of the "
-                    "new tokens"
-                )
-        if (rotation := self.layer_rotation()) is None:
-            return query, key
-        return rotation.rotate_queries(query), rotation.rotate_keys(key)
+        head_dim = None if self.stack is None else self.stack.dims.head_dim
+        return self._only_kind("rotate").rotate(query, key, head_dim)
 
     def mask(self, direction: str) -> Mask:
-        """Make the mask of a direction, with the padding of the tokens."""
-        self._refuse_kinds("mask")
-        positions = self.positions
-        mask = Mask(direction, cache=self.cache, locality=self.locality)
-        padding = mask.cached("padding", (positions.tokens,), lambda: positions.padding)
-        return mask._replace(key_padding=padding)
+        """Make the mask of a direction, with the padding of the tokens.
+
+        Raises:
+            UserError: the layers of the stack differ.
+        """
+        return self._only_kind("mask").mask(direction)
+
+    def _only_kind(self, method: str) -> LayerShared:
+        """Return the state of all layers; refuse a call if the layers of the stack differ."""
+        if len(self.kinds) > 1:
+            raise UserError(
+                f"the layers of this stack differ: call shared.of_kind(layer.kind).{method}(...)"
+            )
+        return self.kinds[0]

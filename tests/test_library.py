@@ -163,7 +163,7 @@ def test_a_layer_equals_the_plugins_with_the_same_weights(spec, direction):
     x, shared = positions(embeddings, padding)
     found, weights = ours(x, shared, need_weights=True)
     batch_second = x.transpose(0, 1)
-    with set_context(shared):
+    with set_context(layer=shared.of_kind(0)):
         expected, _ = theirs(batch_second, None, None, key_padding_mask=padding)
     torch.testing.assert_close(found, expected.transpose(0, 1), rtol=1e-6, atol=1e-6)
     assert weights.shape == (3, 2, 7, 7)
@@ -318,7 +318,7 @@ def test_the_example_trains_on_a_real_text_and_decodes(spec):
     model.eval()
     tokens = torch.randint(10, (2, 12))
     full = model(tokens)
-    caches: list[dict] = [{} for _ in model.blocks]
+    caches = [Cache() for _ in model.blocks]
     for i in range(12):
         step = model(tokens[:, i : i + 1], caches, past=i)
         torch.testing.assert_close(step[:, 0], full[:, i], rtol=1e-4, atol=1e-5)
@@ -343,11 +343,11 @@ def test_the_notebook_prints_what_it_shows():
 def test_positions_that_do_not_know_of_the_cache_are_refused(past):
     """Rotations would be those of other positions, without any other sign of it."""
     positions = StackPositions("rope", 16, 2, causal=True)
-    layer, cache = SelfAttention(positions), {}
+    layer, cache = SelfAttention(positions), Cache()
     layer(*positions(torch.randn(1, 3, 16)), cache)
     with pytest.raises(UserError, match=rf"3 tokens are in the cache .* for past={past} and 1 new"):
         layer(*positions(torch.randn(1, 1, 16), past=past), cache)
-    assert cache["key"].size(2) == 3
+    assert cache.kept.key.size(2) == 3
     layer(*positions(torch.randn(1, 1, 16), past=3), cache)
     with pytest.raises(UserError, match="0 tokens are in the cache"):
         layer(*positions(torch.randn(1, 1, 16), past=3))
@@ -458,11 +458,11 @@ def test_grouped_queries_equal_repeated_heads(spec):
     embeddings = torch.randn(2, 9, 24)
     found = few(*positions(embeddings))[0]
     torch.testing.assert_close(found, all_heads(*positions(embeddings))[0], rtol=1e-5, atol=1e-5)
-    cache: dict = {}
+    cache = Cache()
     for i in range(9):
         step = few(*positions(embeddings[:, i : i + 1], past=i), cache)[0]
         torch.testing.assert_close(step[:, 0], found[:, i], rtol=1e-5, atol=1e-4)
-    assert cache["key"].shape == (2, 2, 9, 16 if "pope" in spec else 8)
+    assert cache.kept.key.shape == (2, 2, 9, 16 if "pope" in spec else 8)
 
 
 @pytest.mark.parametrize("limit", ["window(size=4)", "chunk(size=4)"])
@@ -473,14 +473,14 @@ def test_a_cache_drops_the_keys_that_no_query_will_see(spec, limit):
     embeddings, padding = torch.randn(3, 15, 16), torch.zeros(3, 15, dtype=torch.bool)
     padding[1, :2], padding[2, :5] = True, True
     full = layer(*positions(embeddings, padding))[0]
-    cache: dict = {}
+    cache = Cache()
     steps = [slice(0, 6), *(slice(i, i + 1) for i in range(6, 12)), slice(12, 15)]
     for step in steps:
         x, shared = positions(embeddings[:, step], padding[:, : step.stop], past=step.start)
         found = layer(x, shared, cache)[0]
         real = ~padding[:, step]
         torch.testing.assert_close(found[real], full[:, step][real], rtol=1e-5, atol=1e-5)
-        assert cache["key"].size(2) == 3
+        assert cache.kept.key.size(2) == 3
     with pytest.raises(UserError, match="15 tokens are in the cache"):
         layer(*positions(embeddings[:, :1], past=3), cache)
 
@@ -512,7 +512,7 @@ def test_attention_to_a_source(spec, kv_heads):
     torch.testing.assert_close(weights, expected.float().expand(3, 2, 5, 7))
     attended = (expected @ value).transpose(1, 2).flatten(2).float()
     torch.testing.assert_close(found, layer.out_proj(attended), rtol=1e-5, atol=1e-5)
-    cache: dict = {}
+    cache = Cache()
     for i in range(5):
         _, shared = positions(x[:, i : i + 1], past=i, source_length=7)
         step = layer(x[:, i : i + 1], source if i == 0 else None, shared, padding, cache)[0]

@@ -123,7 +123,7 @@ def test_position_ids_place_cached_tokens_in_their_chunks(spec):
     ids = torch.tensor([[2, 3, 4, 5, 9, 10, 11, 12], [0, 1, 2, 3, 4, 5, 6, 7]])
     x = torch.randn(2, 8, 16)
     full = layer(*positions(x, position_ids=ids))[0]
-    cache: dict = {}
+    cache = Cache()
     for i in range(8):
         given = {"past": i, "position_ids": ids[:, : i + 1]}
         step = layer(*positions(x[:, i : i + 1], **given), cache)[0]
@@ -218,7 +218,7 @@ def test_a_layer_refuses_another_batch(batch):
 
 def test_a_cache_of_another_batch_is_refused():
     positions = stack()
-    layer, cache = SelfAttention(positions), {}
+    layer, cache = SelfAttention(positions), Cache()
     layer(*positions(X), cache)
     with pytest.raises(UserError, match=r"has a batch size of 2 .* need a batch size of 3"):
         layer(*positions(torch.randn(3, 1, 16), past=5), cache)
@@ -228,7 +228,7 @@ def test_a_cache_of_another_batch_is_refused():
 def test_a_cache_of_another_source_is_refused(spec):
     positions = stack(spec)
     layer = CrossAttention(positions).eval()
-    source, cache = torch.randn(2, 7, 16), {}
+    source, cache = torch.randn(2, 7, 16), Cache()
 
     def step(past: int, source: Tensor | None, x: Tensor = LATER) -> Tensor:
         attended: Tensor = layer(
@@ -245,9 +245,9 @@ def test_a_cache_of_another_source_is_refused(spec):
     with pytest.raises(UserError, match="x has a batch size of 3, but its source 2"):
         step(1, None, torch.randn(3, 1, 16))
     order = torch.tensor([1, 0])  # as a beam search reorders both
-    cache.update({name: cache[name][order] for name in ("key", "value")})
+    cache.reorder(order)
     torch.testing.assert_close(step(0, source[order], LATER[order]), first[order])
-    cache.clear()
+    cache = Cache()
     with pytest.raises(UserError, match="the cache is empty"):
         step(0, None)
 
@@ -344,7 +344,7 @@ def test_parts_of_layers_that_differ_are_those_of_their_kind(spec, layer):
         attention.split_heads(p(x)) for p in (attention.q_proj, attention.k_proj, attention.v_proj)
     )
     query, key = kind.rotate(query, key)
-    bias = parts.bias(kind)
+    bias = parts.bias(shared)
     hidden = kind.mask("lr").forbidden(9, 9, x.device)
     bias = torch.zeros(1, 1, 9, 9) if bias is None else bias
     bias = bias.masked_fill(hidden, -torch.inf)
@@ -354,7 +354,7 @@ def test_parts_of_layers_that_differ_are_those_of_their_kind(spec, layer):
 
 def test_position_ids_that_restart_keep_the_keys_of_their_chunk():
     positions = awake(stack("rope+chunk(size=4)")).eval()
-    layer, cache = awake(SelfAttention(positions)).eval(), {}
+    layer, cache = awake(SelfAttention(positions)).eval(), Cache()
     x, ids = torch.randn(1, 6, 16), torch.tensor([[0, 1, 2, 0, 1, 2]])
     full = layer(*positions(x, position_ids=ids))[0]
     for i in range(6):
@@ -403,11 +403,11 @@ def test_a_source_has_the_length_and_padding_that_positions_were_given():
 def test_caches_of_other_layers_are_refused():
     positions = stack("rope+window(size=2),rope")
     layers = [SelfAttention(positions, layer=n) for n in range(2)]
-    cache: dict = {}
+    cache = Cache()
     layers[0](*positions(X), cache)
     with pytest.raises(UserError, match="give each layer its own cache"):
         layers[1](*positions(LATER, past=5), cache)
-    plain, gated, cross = {}, {}, {}
+    plain, gated, cross = Cache(), Cache(), Cache()
     none, fox = stack("none"), stack("fox")
     SelfAttention(none)(*none(X), plain)
     SelfAttention(fox)(*fox(X), gated)
@@ -423,7 +423,7 @@ def test_caches_of_other_layers_are_refused():
     grouped = SelfAttention(none, num_key_value_heads=1)
     with pytest.raises(UserError, match="give each layer its own cache"):
         grouped(*none(LATER, past=5), plain)
-    plain["key"] = plain["key"][:, :, :3]
+    plain.kept = plain.kept._replace(key=plain.kept.key[:, :, :3])
     with pytest.raises(UserError, match="give each layer its own cache"):
         SelfAttention(none)(*none(LATER, past=5), plain)
 

@@ -124,7 +124,7 @@ def _compute_terms_of_one_token(spec: str, dims: Dims, device: torch.device) -> 
     attention = PositionalAttention(dims.embed_dim, dims.num_heads, layer).to(device)
     positions = make_positions(1, 1, device)
     terms = attention.terms(
-        Span.from_lengths(1, 1, device), Shared.compute(shared.to(device), positions)
+        Span.from_lengths(1, 1, device), Shared.compute(shared.to(device), positions).of_kind(0)
     )
     x = torch.zeros(1, 1, dims.embed_dim, device=device)
     return layer.add_input_terms(terms, x, positions, dims.num_heads)

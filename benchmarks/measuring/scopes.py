@@ -58,7 +58,7 @@ def operation(contender: Contender, case: Case) -> Pass:
     x = _draw(case, case.batch, case.length, case.size.embed_dim, std=1.0)
 
     def attend() -> Tensor:
-        common = Shared.compute(shared, positions)
+        common = Shared.compute(shared, positions).of_kind(0)
         q, k = query, key
         if (rotation := attention.rotation(common)) is not None:
             q, k = rotation.rotate_queries(query), rotation.rotate_keys(key)

@@ -14,7 +14,6 @@ from fairseq_posenc.errors import UserError, shortened
 
 DICTIONARY = "dict.txt"
 MANIFEST = "manifest.json"  # of a data-bin: what it was made from
-_SQUAD_MARK = b'"windows":'  # only in the manifest of SQuAD's data-bins, even if it is damaged
 
 
 class Placeholders(Dictionary):
@@ -61,13 +60,8 @@ def load_dictionary(path: Path, *, mask: bool = True) -> Dictionary:
     return dictionary
 
 
-def check_text_kind(folder: Path, pairs: bool, reader: str) -> None:
-    """Check that a data-bin has the kind of text that is needed.
-
-    Args:
-        folder: the data-bin.
-        pairs: whether pairs of sentences are needed, not running text.
-        reader: what reads it, for the message, such as ``--task translation``.
+def check_text_kind(folder: Path, pairs: bool) -> None:
+    """Check that a data-bin has pairs of sentences if a task reads pairs, else running text.
 
     Raises:
         UserError: the folder has the other kind, or no data.
@@ -77,14 +71,11 @@ def check_text_kind(folder: Path, pairs: bool, reader: str) -> None:
     if pairs and not for_pairs:
         found = "dict.txt, data of language models" if for_text else "no dictionary"
         raise UserError(
-            f"{folder} has {found}: {reader} reads pairs of sentences, with dict.LANG.txt"
+            f"{folder} has {found}: the task reads pairs of sentences, with dict.LANG.txt"
         )
     if not pairs and not for_text:
         found = f"{for_pairs}, translation data" if for_pairs else "no dict.txt: no data-bin"
-        raise UserError(f"{folder} has {found}: {reader} reads running text, with dict.txt")
-    manifest = folder / MANIFEST
-    if not pairs and manifest.is_file() and _SQUAD_MARK in manifest.read_bytes():
-        raise UserError(f"{folder} has the questions of SQuAD: {reader} reads running text")
+        raise UserError(f"{folder} has {found}: the task reads running text, with dict.txt")
 
 
 def _describe_bad_line(line: bytes, error: Exception) -> str:

@@ -28,7 +28,7 @@ from fairseq_posenc.hf.derived import Derived
 from fairseq_posenc.hf.families import Family
 from fairseq_posenc.hf.stand_ins import CALLED_BY_ITSELF, Cosines
 from fairseq_posenc.modules.attention_core import AttentionCore
-from fairseq_posenc.shared import Shared
+from fairseq_posenc.shared import LayerShared, Shared
 
 OUR_ATTENTION = "fairseq_posenc"  # name of the attention function in transformers
 POSITION_STATE = "position_state"  # keyword argument of all layers: a `PassState`
@@ -237,11 +237,11 @@ class AttentionPositions(AttentionCore, nn.Module):
             need_weights=state.need_weights,
         )
 
-    def rotation(self, shared: Shared, count: int | None = None) -> Rotation | None:
+    def rotation(self, shared: LayerShared, count: int | None = None) -> Rotation | None:
         """Select the rotation of the last tokens, unless the model's own code applied it."""
         return None if self.is_rotated else super().rotation(shared, count)
 
-    def _check_cache(self, shared: Shared, keys: int) -> None:
+    def _check_cache(self, shared: LayerShared, keys: int) -> None:
         """Refuse a cache that lacks keys that the spec needs, or has room for later keys."""
         src_len = shared.positions.tokens.size(1)
         if keys == src_len:  # also for graphs of any length, which the comparisons below would fix

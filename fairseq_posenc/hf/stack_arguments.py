@@ -13,7 +13,7 @@ from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf.caches import Tokens
-from fairseq_posenc.modules.stack_positions import join_ids, read_position_ids
+from fairseq_posenc.modules.input_checks import join_ids, read_position_ids
 from fairseq_posenc.positions import may_sync, reading_waits
 from fairseq_posenc.specs import Spec
 

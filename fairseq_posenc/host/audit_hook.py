@@ -1,4 +1,4 @@
-"""Checks, by an audit hook, what fairseq evaluates, and each checkpoint and data-bin it opens.
+"""Checks, by an audit hook, what fairseq evaluates, and each checkpoint that it opens.
 
 Python calls audit hooks before it compiles or opens anything; an exception in a hook cancels the
 operation. So fairseq is not patched, and no path through its code is missed. The hook stays for the
@@ -13,30 +13,24 @@ from typing import Any
 from fairseq_posenc.checkpoints.safe_loading import open_checkpoint, refuse_incomplete
 from fairseq_posenc.checkpoints.trusted_settings import is_literal
 from fairseq_posenc.errors import UserError, shortened
-from fairseq_posenc.host.data_bins import OPENING_MODULE, check_data_bin
 
 _OPENER = "load_checkpoint_to_cpu"  # fairseq's function that opens all of its checkpoints
 
 
 def check_fairseq(event: str, arguments: tuple[Any, ...]) -> None:
-    """Refuse to run a setting as code, or to open a damaged file or one that would run code.
+    """Refuse to run a setting as code, or to open a checkpoint that would, or is damaged.
 
     Args:
         event: Python's name of what is about to happen.
-        arguments: first the source for ``compile``; path and mode for ``open``.
+        arguments: first the source for ``compile``; the path for ``open``.
     """
     if event not in ("compile", "open"):
         return
     caller = sys._getframe(1)  # an audit hook's caller is the code that triggered the event
-    module = str(caller.f_globals.get("__name__"))
-    if not module.startswith("fairseq."):
+    if not str(caller.f_globals.get("__name__")).startswith("fairseq."):
         return
     if event == "compile":
         _refuse_source(arguments[0])
-    elif module == OPENING_MODULE:
-        path, mode = os.fsdecode(arguments[0]), str(arguments[1])
-        if path.endswith(".idx") and "w" not in mode:
-            check_data_bin(Path(path))
     elif caller.f_code.co_name == _OPENER:
         path = os.fsdecode(arguments[0])
         if os.path.isfile(path) or os.path.isdir(path):  # not a pipe

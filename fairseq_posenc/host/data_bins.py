@@ -1,34 +1,17 @@
 """Checks the lengths of a data-bin's files before fairseq maps them into memory.
 
 fairseq trusts the index: a file that was not written to its end causes a crash, or wrong tokens.
-The audit hook of :mod:`~fairseq_posenc.host.audit_hook` calls :func:`check_data_bin`.
+Each model that is built with a task checks the task's data, before any are loaded.
 """
 
 import struct
-import sys
 from pathlib import Path
 
 from fairseq_posenc.errors import UserError
 
-OPENING_MODULE = "fairseq.data.indexed_dataset"  # fairseq's module that opens data-bins
 _HEADER = "<9sQBQ"  # of the format mmap, fairseq's default: magic, version, type, sentences
 _MAGIC = b"MMIDIDX\0\0"
 _TOKEN_BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 8: 2, 9: 4, 10: 8}  # by fairseq's code of their type
-
-
-def install_unraisable_hook() -> None:
-    """Suppress the errors that follow from a refused split: fairseq closes files it never opened.
-
-    Its datasets do so in ``__del__``, whose errors Python passes to ``sys.unraisablehook``.
-    """
-    previous = sys.unraisablehook
-
-    def hook(unraisable: "sys.UnraisableHookArgs") -> None:
-        module = getattr(unraisable.object, "__module__", None)
-        if module != OPENING_MODULE or not isinstance(unraisable.exc_value, AttributeError):
-            previous(unraisable)
-
-    sys.unraisablehook = hook
 
 
 def check_data_bin(index: Path) -> None:

@@ -6,37 +6,30 @@ the layers whose outputs are NaN or infinite.
 
 import re
 import weakref
-from typing import NamedTuple
 
 from fairseq_posenc.checkpoints.state_dict_adapter import PositionCheckpoints
 from fairseq_posenc.errors import chain
 
-
-class _Training(NamedTuple):
-    model: weakref.ref[PositionCheckpoints]
-    save_dir: str
-
-
-_training: _Training | None = None  # that runs in this process
+# The model that this process trains, if it still lives, and the folder of its checkpoints.
+_training: tuple[weakref.ref[PositionCheckpoints], str] | None = None
 _STOPPED = re.compile(r"training stopped at update ([\d,]+): ")
 
 
 def watch(model: PositionCheckpoints, save_dir: str) -> None:
-    """Remember the model that is trained, whose update the line names."""
+    """Keep the model that is trained, whose update the line names."""
     global _training
-    _training = _Training(weakref.ref(model), save_dir)
+    _training = weakref.ref(model), save_dir
 
 
 def explain_divergence(error: BaseException) -> str | None:
     """Explain a :class:`FloatingPointError` of fairseq's trainer; None for any other error."""
     divergence = next((link for link in chain(error) if isinstance(link, FloatingPointError)), None)
-    model = _training.model() if _training else None
-    if divergence is None or model is None or _training is None:
+    if divergence is None or _training is None or (model := _training[0]()) is None:
         return None
     update = model.num_updates + 1
     return (
         f"training stopped at update {update:,}: {divergence}; the checkpoints "
-        f"in {_training.save_dir}, except crash.pt, are from before: continue from "
+        f"in {_training[1]}, except crash.pt, are from before: continue from "
         "one of them with a smaller --lr, or with --clip-norm"
     )
 

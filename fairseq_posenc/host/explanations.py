@@ -52,7 +52,7 @@ def _explain_absence(error: BaseException) -> str | None:
         return None
     if text.startswith("Dataset not found"):
         missing = text.partition(": ")[2]
-        return f"the data have no {missing}: name their folder, and a part that is there"
+        return f"the data have no split {missing}: name their folder, and a split that is there"
     if not error.filename:
         return None
     path = Path(error.filename)
@@ -60,7 +60,7 @@ def _explain_absence(error: BaseException) -> str | None:
     if not folder.exists():
         return f"there is no folder {folder}: correct its name, or make it"
     try:
-        check_text_kind(folder, pairs=path.name != DICTIONARY, reader="the task")
+        check_text_kind(folder, pairs=path.name != DICTIONARY)
     except UserError as mistake:
         return str(mistake)
     return f"there is no file {path}"

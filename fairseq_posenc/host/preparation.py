@@ -7,6 +7,7 @@ import logging
 import os
 import shutil
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from fairseq_posenc.host.refused_options import (
 )
 from fairseq_posenc.host.running_command import take_command
 from fairseq_posenc.host.task_repairs import prepare_whole_words, read_patience, restore_patience
-from fairseq_posenc.host.training_data import check_data, check_document_ends
+from fairseq_posenc.host.training_data import check_data_bins, check_document_ends, check_shards
 from fairseq_posenc.specs import Spec
 
 _LOCK = ".fairseq-train"  # lock file in a --save-dir
@@ -46,7 +47,7 @@ def prepare_command(model: Any, task: Any, specs: Sequence[Spec]) -> None:
     command = take_command()
     if command:
         check_precision(command.settings.common)
-        check_data(command.settings, command.name)
+    check_data_bins(task)
     for spec in specs:
         check_document_ends(spec, task)
     prepare_whole_words(task)
@@ -61,6 +62,7 @@ def _prepare_training(model: PositionCheckpoints, task: Any, settings: DictConfi
     refuse_training_alone(settings.distributed_training.distributed_world_size)
     refuse_wrong_best(settings.checkpoint)
     refuse_broken_options(settings)
+    check_shards(getattr(settings.task, "data", None) or "", settings.dataset.train_subset)
     lock_save_dir(settings)
     # By default only rank 0 reads a checkpoint, and sends it to the others as pickled classes of
     # fairseq, which torch loads only if files may run code. So several ranks could not resume.
@@ -80,10 +82,7 @@ def lock_save_dir(settings: DictConfig) -> None:
     refusal = (
         f"--save-dir {folder}: {{holder}} trains there; wait until it ends, or name another folder"
     )
-
-    def warn(reason: str) -> None:
-        logger.warning(f"{folder}: cannot be locked against a second training ({reason})")
-
+    warn = partial(logger.warning, "%s: cannot be locked against a second training (%s)", folder)
     _held[folder] = locks.acquire(folder / _LOCK, refusal, warn)
 
 
@@ -146,8 +145,6 @@ def find_start(checkpoint: CheckpointConfig) -> Path | None:
         option, named = "--restore-file", checkpoint.restore_file.replace(".pt", f"{suffix}.pt")
     elif PathManager.exists(last):
         option, named = "", last
-    elif checkpoint.continue_once is not None:
-        option, named = "--continue-once", checkpoint.continue_once
     elif checkpoint.finetune_from_model is not None:
         option, named = "--finetune-from-model", checkpoint.finetune_from_model
     else:

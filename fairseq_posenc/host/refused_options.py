@@ -43,14 +43,10 @@ def check_precision(common: Any) -> None:
         return
     name = chosen[0]
     flag = f"--{name.replace('_', '-')}"
-    if common.cpu:
+    if common.cpu or not torch.cuda.is_available():
+        reason = "--cpu is given" if common.cpu else "torch sees none here"
         raise UserError(
-            f"{flag} is for GPUs, and --cpu is given: leave one of them out (hydra: "
-            f"common.{name}=false or common.cpu=false)"
-        )
-    if not torch.cuda.is_available():
-        raise UserError(
-            f"{flag} is for GPUs, and torch sees none here: leave it out, and add --cpu (hydra: "
+            f"{flag} is for GPUs, and {reason}: leave it out, and train with --cpu (hydra: "
             f"common.{name}=false common.cpu=true)"
         )
 

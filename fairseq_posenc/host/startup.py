@@ -15,7 +15,6 @@ from fairseq_posenc.checkpoints.faults import find_message
 from fairseq_posenc.checkpoints.safe_loading import allow_safe_classes
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.host.audit_hook import check_fairseq
-from fairseq_posenc.host.data_bins import install_unraisable_hook
 from fairseq_posenc.host.divergence import explain_divergence
 from fairseq_posenc.host.explanations import explain_failure
 from fairseq_posenc.host.numpy_compat import install_numpy_names
@@ -30,7 +29,6 @@ def prepare() -> None:
     install_numpy_names()
     allow_safe_classes()
     sys.addaudithook(check_fairseq)
-    install_unraisable_hook()
     record_commands()
     hide_traces()
     install_excepthook()
@@ -41,10 +39,9 @@ def prepare() -> None:
 
 def check_command_line() -> None:
     """Refuse the options that fairseq-train obeys before it builds a model."""
-    if "--use-plasma-view" in sys.argv:
-        raise UserError(NO_PLASMA)
-    if "--write-checkpoints-asynchronously" in sys.argv:
-        raise UserError(NO_ASYNCHRONOUS)
+    for refusal in (NO_PLASMA, NO_ASYNCHRONOUS):
+        if refusal.split()[0] in sys.argv:  # a message begins with its option
+            raise UserError(refusal)
 
 
 def hide_traces() -> None:

@@ -1,9 +1,5 @@
-"""Checks a command's data before it loads them: folders, splits, dictionaries, ends of documents.
+"""Checks a command's data before it loads them: shards, lengths of files, ends of documents."""
 
-fairseq opens a shard only when its epoch begins, perhaps days after the start.
-"""
-
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,74 +7,55 @@ from fairseq import utils
 from fairseq.data import data_utils
 from fairseq.tasks.language_modeling import LanguageModelingTask
 from fairseq.tasks.masked_lm import MaskedLMTask
-from omegaconf import OmegaConf
 
-from fairseq_posenc.checkpoints.dictionary import check_text_kind
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.host.data_bins import check_data_bin
 from fairseq_posenc.specs import Spec
 from fairseq_posenc.transformer.options import read_task_options
 
-_TASKS_ON_TEXT = ("masked_lm", "language_modeling")  # they read dict.txt
-_TASKS_ON_PAIRS = ("translation",)  # they read dict.LANGUAGE.txt
 
+def check_shards(data: str, split: str) -> None:
+    """Check that all folders of a training have its split, and the same dictionary.
 
-def check_data(settings: Any, command: str) -> None:
-    """Check that the data of a command exist, are complete, and suit its task.
+    fairseq has opened the first of them, but opens a shard only when its epoch begins, perhaps days
+    after the start.
 
     Args:
-        settings: fairseq's configuration.
-        command: ``train``, ``generate``, ``interactive`` or ``eval_lm``.
+        data: the folders, joined by colons.
+        split: the value of ``--train-subset``.
 
     Raises:
-        UserError: data are missing, or do not suit the task.
+        UserError: a folder or its split is missing, or a dictionary differs from the first one.
     """
-    task = settings.task
-    if OmegaConf.is_config(task) and OmegaConf.is_missing(task, "data"):
-        raise UserError("no data: name the data folder (fairseq-hydra-train: task.data=FOLDER)")
-    name = getattr(task, "_name", None)
-    data = getattr(task, "data", None)
-    if not data or not isinstance(data, str) or "://" in data:  # remote data cannot be checked
-        return
-    folders = [Path(part) for part in utils.split_paths(data)]
-    opened_folders = folders if command == "train" else folders[:1]
-    for folder in opened_folders:
+    first, *shards = map(Path, utils.split_paths(data))
+    for folder in shards:
         if not folder.is_dir():
-            which = f", one of {len(folders)} shards" if len(folders) > 1 else ""
-            raise UserError(f"there is no folder {folder}{which}: correct its name, or make it")
-    if name in _TASKS_ON_TEXT or name in _TASKS_ON_PAIRS:
-        check_text_kind(folders[0], pairs=name in _TASKS_ON_PAIRS, reader=f"--task {name}")
-        _check_splits(folders, settings, command)
-
-
-def _check_splits(folders: Sequence[Path], settings: Any, command: str) -> None:
-    """Check that all splits exist, and that the shards have the same dictionary."""
-    dataset = settings.dataset
-    if command in ("generate", "eval_lm"):
-        _check_split(folders[0], dataset.gen_subset, "--gen-subset")
-    if command != "train":
-        return
-    if not dataset.disable_validation:
-        for subset in dataset.valid_subset.split(","):
-            _check_split(folders[0], subset, "--valid-subset")
-    for folder in folders:
-        _check_split(folder, dataset.train_subset, "--train-subset")
+            raise UserError(
+                f"there is no folder {folder}, one of {len(shards) + 1} shards: correct its name, "
+                "or make it"
+            )
+        names = {path.name for path in folder.iterdir()}
+        if split not in names and not any(name.startswith(f"{split}.") for name in names):
+            splits = sorted({n.partition(".")[0] for n in names if n.endswith((".idx", ".bin"))})
+            raise UserError(
+                f"{folder} has no split {split!r} (--train-subset), but "
+                f"{', '.join(splits) or 'none at all'}"
+            )
         for path in sorted(folder.glob("dict*.txt")):
-            first = folders[0] / path.name
-            if not first.exists() or path.read_bytes() != first.read_bytes():
+            other = first / path.name
+            if not other.exists() or path.read_bytes() != other.read_bytes():
                 raise UserError(
-                    f"{path} is not the dictionary of {folders[0]}, which fairseq uses for all "
+                    f"{path} is not the dictionary of {first}, which fairseq uses for all "
                     "shards: ids would mean other tokens; preprocess the shards with one dictionary"
                 )
 
 
-def _check_split(folder: Path, split: str, option: str) -> None:
-    """Check that a folder has a split: a file ``SPLIT``, or ``SPLIT.bin`` and the like."""
-    names = {path.name for path in folder.iterdir()}
-    if split not in names and not any(name.startswith(f"{split}.") for name in names):
-        splits = sorted({n.partition(".")[0] for n in names if n.endswith((".idx", ".bin"))})
-        raise UserError(
-            f"{folder} has no split {split!r} ({option}), but {', '.join(splits) or 'none at all'}"
-        )
+def check_data_bins(task: Any) -> None:
+    """Refuse a task whose data-bins are damaged; a task may be set up without any."""
+    data = getattr(read_task_options(task), "data", None)
+    for folder in utils.split_paths(data or ""):
+        for index in Path(folder).rglob("*.idx") if folder else ():
+            check_data_bin(index)
 
 
 def check_document_ends(spec: Spec, task: Any) -> None:

@@ -3,8 +3,6 @@
 The letters of shapes are those of :mod:`~fairseq_posenc.encodings.base`.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
@@ -14,15 +12,14 @@ from fairseq_posenc.backends.mask import DIRECTIONS, Mask
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.modules.attention_core import AttentionCore
-from fairseq_posenc.modules.cache import Cache
-from fairseq_posenc.modules.stack_positions import (
-    StackPositions,
+from fairseq_posenc.modules.cache import Cache, Kept
+from fairseq_posenc.modules.input_checks import (
     check_embeddings,
     check_layer_input,
     check_mask,
-    check_shared,
-    read_assembly,
+    check_self_cache,
 )
+from fairseq_posenc.modules.stack_positions import StackPositions, read_assembly
 from fairseq_posenc.positions import may_sync
 from fairseq_posenc.shared import Shared
 
@@ -53,6 +50,7 @@ class _LayerAttention(AttentionCore, nn.Module):
                 f"num_key_value_heads={kv_heads} must divide the {dims.num_heads} heads of the "
                 "queries"
             )
+        self.num_key_value_heads = kv_heads
         kv_dim = kv_heads * dims.head_dim
         source_dim = dims.embed_dim if source_dim is None else source_dim
         self.q_proj = nn.Linear(dims.embed_dim, dims.heads_dim, bias)
@@ -108,7 +106,7 @@ class SelfAttention(_LayerAttention):
         self,
         x: Tensor,
         shared: Shared,
-        cache: Cache | dict[str, Any] | None = None,
+        cache: Cache | None = None,
         need_weights: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """Compute the attention of new tokens to all tokens.
@@ -116,8 +114,8 @@ class SelfAttention(_LayerAttention):
         Args:
             x: ``(batch, tgt_len, embed_dim)``.
             shared: second result of the stack's positions in this forward pass.
-            cache: this layer's cache or its state, a dictionary; pass it empty in the first step of
-                decoding, and the number of tokens in it as ``past`` to the stack's positions.
+            cache: this layer's cache; pass it empty in the first step of decoding, and the number
+                of tokens in it as ``past`` to the stack's positions.
             need_weights: also return the attention weights, which only the reference backend
                 computes.
 
@@ -129,60 +127,19 @@ class SelfAttention(_LayerAttention):
             UserError: ``shared`` belongs to another stack or batch, or to other tokens than those
                 in the cache and in ``x``.
         """
-        check_shared(shared, self.assembly)
-        check_layer_input(x, shared, self.assembly)
-        shared = shared.of_kind(self.kind)
-        cache = Cache.wrap(cache)
+        state = check_layer_input(x, shared, cache, self.assembly, self.kind)
+        check_self_cache(cache, state, x.size(0), self.num_key_value_heads, self.head_dim)
         query, key, value = self.project(x)
-        self._check_cache(shared, value, cache)
         dropout = self.dropout if self.training else 0.0
         call = self.make_call(
-            query, key, value, shared, x, cache, dropout=dropout, need_weights=need_weights
+            query, key, value, state, x, cache, dropout=dropout, need_weights=need_weights
         )
-        if cache is not None and not shared.positions.counted:
+        if cache is not None and not state.positions.counted:
             # A later step joins its ids to these; a row for each beam, which it may reorder.
-            ids = shared.positions.ids
-            cache.state["ids"] = ids.expand(x.size(0), *ids.shape[1:])
+            ids = state.positions.ids
+            cache.ids = ids.expand(x.size(0), *ids.shape[1:])
         attended, weights = attend(*call, requested=self.backend)
         return self.merge_heads(attended), weights
-
-    @staticmethod
-    def _check_cache(shared: Shared, value: Tensor, cache: Cache | None) -> None:
-        """Refuse a cache of another layer, batch or number of tokens than the new values need."""
-        past = shared.positions.tokens.size(1) - shared.positions.tgt_len
-        if cache and "tokens" not in cache.state:
-            raise UserError("the cache is not of a SelfAttention")
-        tokens = 0 if cache is None else cache.tokens
-        if tokens != past:
-            raise UserError(
-                f"{tokens} tokens are in the cache and {value.size(2)} are new, but their "
-                f"positions were made for past={past} and {value.size(2)} new: "
-                "positions(embeddings, past=...)"
-            )
-        if not cache:
-            return
-        if cache.ids is not None and shared.positions.counted:
-            raise UserError("the tokens in the cache had position_ids: give those of the new ones")
-        key_shape, value_shape = cache.state["key"].shape, cache.state["value"].shape
-        held = (*key_shape[:3], value_shape[3])  # rotated keys may be wider than values
-        last, first = shared.locality.needed_keys(queries=shared.positions.tgt_len)
-        needed_length = tokens if last is None else min(tokens, last)
-        if first is not None:
-            lacking = int((~torch.isin(first, cache.list_places())).sum())
-            if lacking:
-                raise UserError(
-                    f"the cache lacks {lacking} of the first keys that these positions need: give "
-                    "each layer its own cache"
-                )
-            # It may hold other first keys, of beams that are gone.
-            needed_length = max(needed_length, held[2])
-        needed = (*value.shape[:2], needed_length, value.size(3))
-        if held != needed:
-            describe = "a batch size of {} and {} heads with {} keys of width {}".format
-            raise UserError(
-                f"the cache has {describe(*held)}, but this layer and the positions need "
-                f"{describe(*needed)}: give each layer its own cache"
-            )
 
 
 class CrossAttention(_LayerAttention):
@@ -221,7 +178,7 @@ class CrossAttention(_LayerAttention):
         source: Tensor | None,
         shared: Shared,
         source_padding_mask: Tensor | None = None,
-        cache: Cache | dict[str, Any] | None = None,
+        cache: Cache | None = None,
         need_weights: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """Compute the attention of new tokens to the source.
@@ -243,75 +200,70 @@ class CrossAttention(_LayerAttention):
             UserError: keys must be rotated, but the positions were computed without
                 ``source_length``; or a mask, a batch or a cache does not fit.
         """
-        check_shared(shared, self.assembly)
-        check_layer_input(x, shared, self.assembly)
-        shared = shared.of_kind(self.kind)
-        if self.rotates and (shared.source_rotation is None or shared.rotation is None):
-            raise UserError(
-                "rope(cross_attention=true) rotates the source's keys: call "
-                "positions(embeddings, ..., source_length=source.size(1))"
-            )
-        query = self.project_query(x, shared)
-        cache = Cache.wrap(cache)
-        if cache:
-            if "source" not in cache.state:
-                raise UserError("the cache is not of a CrossAttention: give each layer its own")
-            key = cache.state["key"]
-            value = cache.state["value"]
-            self._check_sizes(x, key.transpose(1, 2), shared, source_padding_mask)
-            self._check_source(source, cache, shared)
-        elif source is None:
-            raise UserError("the cache is empty: pass the encoder's output as source")
+        state = check_layer_input(x, shared, cache, self.assembly, self.kind)
+        self._check_source(x.size(0), source, source_padding_mask, shared, cache)
+        if cache is not None and cache.kept is not None:
+            key, value = cache.kept.key, cache.kept.value
         else:
-            check_embeddings("source", source, self.k_proj.in_features)
-            self._check_sizes(x, source, shared, source_padding_mask)
-            key, value = self.project_source(source, shared)
+            assert source is not None, "it was checked"
+            key, value = self.project_source(source, state)
             if cache is not None:
-                cache.state.update(key=key, value=value, source=source)
+                cache.kept, cache.source = Kept(key, value), source
+        query = self.project_query(x, state)
         dropout = self.dropout if self.training else 0.0
         mask = Mask(key_padding=source_padding_mask)
         attended, weights = attend(query, key, value, Terms(), mask, dropout, need_weights)
         return self.merge_heads(attended), weights
 
-    def _check_sizes(
-        self, x: Tensor, source: Tensor, shared: Shared, padding: Tensor | None
+    def _check_source(
+        self,
+        batch: int,
+        source: Tensor | None,
+        padding: Tensor | None,
+        shared: Shared,
+        cache: Cache | None,
     ) -> None:
-        """Refuse a source ``(B, S, ...)`` that does not fit the batch, its mask or positions."""
-        batch, src_len = source.shape[:2]
-        if batch != x.size(0):
-            raise UserError(f"x has a batch size of {x.size(0)}, but its source {batch}")
+        """Refuse a source, its mask or a cache that does not fit the batch and the positions."""
+        if cache is not None and cache.kept is not None:
+            if cache.source is None:
+                raise UserError("the cache is not of a CrossAttention: give each layer its own")
+            rows, _, src_len, _ = cache.kept.key.shape
+        elif source is None:
+            raise UserError("the cache is empty: pass the encoder's output as source")
+        else:
+            check_embeddings("source", source, self.k_proj.in_features)
+            rows, src_len, _ = source.shape
+        if batch != rows:
+            raise UserError(f"x has a batch size of {batch}, but its source {rows}")
         check_mask("source_padding_mask", padding, batch, src_len)
-        if not self.rotates:
+        if self.rotates:
+            self._check_source_positions(src_len, padding, shared)
+        kept = None if cache is None else cache.source
+        if source is None or kept is None or source is kept or torch.compiler.is_compiling():
             return
-        assert shared.source_ids is not None
-        length = shared.source_ids.size(1)
-        if length != src_len:
+        if source.shape != kept.shape or not torch.equal(source, kept.to(source)):
             raise UserError(
-                f"the positions were computed for source_length={length}, but the source has "
+                f"the cache holds keys of another source, of the batch and length {rows, src_len}: "
+                "start a generation with an empty cache"
+            )
+
+    def _check_source_positions(self, src_len: int, padding: Tensor | None, shared: Shared) -> None:
+        """Refuse positions of the source that were computed for other tokens than it has."""
+        if shared.source is None:
+            raise UserError(
+                "rope(cross_attention=true) rotates the source's keys: call "
+                "positions(embeddings, ..., source_length=source.size(1))"
+            )
+        ids, counted = shared.source
+        if ids.size(1) != src_len:
+            raise UserError(
+                f"the positions were computed for source_length={ids.size(1)}, but the source has "
                 f"{src_len} tokens"
             )
-        if padding is None or not shared.source_counted or not may_sync(padding.device):
+        if padding is None or not counted or not may_sync(padding.device):
             return
-        moved = ((~padding).cumsum(1) - 1).ne(shared.source_ids)  # positions by this mask differ
+        moved = ((~padding).cumsum(1) - 1).ne(ids)  # positions by this mask differ
         if bool((moved & ~padding).any()):
             raise UserError(
                 "the source is padded on the left: also pass its source_padding_mask to positions"
-            )
-
-    def _check_source(self, source: Tensor | None, cache: Cache, shared: Shared) -> None:
-        """Refuse a cache of another source than the caller's, which may be None."""
-        if source is None or source is cache.state["source"]:
-            return
-        key = cache.state["key"]
-        lengths = (key.size(0), key.size(2))
-        same = source.dim() == 3 and source.shape[:2] == lengths
-        # Another tensor may be the same source, perhaps with reordered rows: compare its keys.
-        if same and not torch.compiler.is_compiling():
-            with torch.no_grad():
-                new_key, _ = self.project_source(source, shared)
-            same = torch.allclose(new_key.float(), key.float(), rtol=1e-2, atol=1e-2)
-        if not same:
-            raise UserError(
-                f"the cache holds keys of another source, of the batch and length {lengths}: "
-                "start a generation with an empty cache"
             )

@@ -14,7 +14,7 @@ from fairseq_posenc.encodings.rotation import Rotation
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.modules.cache import Kept, KeyValueCache
 from fairseq_posenc.positions import Span
-from fairseq_posenc.shared import Shared
+from fairseq_posenc.shared import LayerShared
 
 
 class AttentionCore:
@@ -59,7 +59,7 @@ class AttentionCore:
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        shared: Shared,
+        shared: LayerShared,
         inputs: Tensor | None = None,
         cache: KeyValueCache | None = None,
         mask: Mask | None = None,
@@ -121,7 +121,7 @@ class AttentionCore:
             need_weights,
         )
 
-    def _rotate(self, query: Tensor, key: Tensor, shared: Shared) -> tuple[Tensor, Tensor]:
+    def _rotate(self, query: Tensor, key: Tensor, shared: LayerShared) -> tuple[Tensor, Tensor]:
         """Rotate queries ``(B, H, T, D)``, and the keys of the last tokens, T or more."""
         if (rotation := self.rotation(shared)) is None:
             return query, key
@@ -131,7 +131,7 @@ class AttentionCore:
             assert rotation is not None, "it comes from the same encoding"
         return query, rotation.rotate_keys(key)
 
-    def rotation(self, shared: Shared, count: int | None = None) -> Rotation | None:
+    def rotation(self, shared: LayerShared, count: int | None = None) -> Rotation | None:
         """Select the rotation of the last tokens: the stack's, this layer's, or None.
 
         Args:
@@ -145,27 +145,27 @@ class AttentionCore:
         ids = positions.query_places if count is None else positions.places[:, -count:]
         return self.encodings.rotation(ids)
 
-    def project_query(self, x: Tensor, shared: Shared) -> Tensor:
+    def project_query(self, x: Tensor, shared: LayerShared) -> Tensor:
         """Project tokens to queries to a source, ``(B, H, T, D)``, rotated if ``rotates``."""
         query = self.split_heads(self.q_proj(x))
         rotation = shared.rotation if self.rotates else None
         return query if rotation is None else rotation.rotate_queries(query)
 
-    def project_source(self, source: Tensor, shared: Shared) -> tuple[Tensor, Tensor]:
+    def project_source(self, source: Tensor, shared: LayerShared) -> tuple[Tensor, Tensor]:
         """Project a source to keys, rotated if ``rotates``, and values, both ``(B, H, S, D)``."""
         key = self.split_heads(self.k_proj(source))
         value = self.split_heads(self.v_proj(source))
         rotation = shared.source_rotation if self.rotates else None
         return key if rotation is None else rotation.rotate_keys(key), value
 
-    def collect_terms(self, span: Span, shared: Shared) -> Terms:
+    def collect_terms(self, span: Span, shared: LayerShared) -> Terms:
         """Combine the terms of the stack and of this layer."""
         terms = shared.layer_terms()
         if len(self.encodings):
             terms |= self.encodings.terms(span, shared.positions)
         return terms
 
-    def terms(self, span: Span, shared: Shared) -> Terms:
+    def terms(self, span: Span, shared: LayerShared) -> Terms:
         """Combine the terms of the stack and of this layer; project their content rows to heads."""
         return self.collect_terms(span, shared).projected(self._project_rows)
 

@@ -7,7 +7,7 @@ gates has G sums of logarithms at each token, one or two for each head, and each
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -32,6 +32,12 @@ class Kept(NamedTuple):
     decay: Tensor | None = None
     places: Tensor | None = None
 
+    def list_places(self, tokens: int) -> Tensor:
+        """List the places of the keys, int64 ``(K,)``; ``tokens`` is the number of all tokens."""
+        if self.places is not None:
+            return self.places
+        return torch.arange(tokens - self.key.size(2), tokens)
+
     def append(self, key: Tensor, value: Tensor, decay: Tensor | None, tokens: int) -> Kept:
         """Append keys and values of new tokens.
 
@@ -55,15 +61,15 @@ class Kept(NamedTuple):
             return self
         if needed.first is None and self.places is None:
             # Cloned, because a slice would keep the whole tensor in memory.
-            return self._map(lambda x: x[:, :, count - last :].clone(), None)
-        places = torch.arange(tokens - count, tokens) if self.places is None else self.places
+            return self.map(lambda x: x[:, :, count - last :].clone(), None)
+        places = self.list_places(tokens)
         stays = places >= tokens - last
         if needed.first is not None:
             stays = stays | torch.isin(places, needed.first)
         places = places[stays]
         index = stays.nonzero()[:, 0].to(self.key.device)
         without_gap = not len(places) or int(places[0]) == tokens - len(places)
-        return self._map(lambda x: x.index_select(2, index), None if without_gap else places)
+        return self.map(lambda x: x.index_select(2, index), None if without_gap else places)
 
     def with_gaps(self, queries: int, tokens: int) -> Kept:
         """Insert T - 1 keys of zeros at the beginning of each gap; no query sees them.
@@ -85,9 +91,9 @@ class Kept(NamedTuple):
             zeros = x.new_zeros(*x.shape[:2], len(places), x.size(3))
             return zeros.index_copy(2, index, x)
 
-        return self._map(spread, places)
+        return self.map(spread, places)
 
-    def _map(self, change: Callable[[Tensor], Tensor], places: Tensor | None) -> Kept:
+    def map(self, change: Callable[[Tensor], Tensor], places: Tensor | None) -> Kept:
         """Change keys, values and decay in the same way."""
         decay = None if self.decay is None else change(self.decay)
         return Kept(change(self.key), change(self.value), decay, places)
@@ -119,50 +125,20 @@ class KeyValueCache(Protocol):
 
 
 class Cache:
-    """Keys and values of one layer, for decoding step by step; empty before the first step.
+    """Keys and values of one layer, for decoding step by step; empty before the first step."""
 
-    Args:
-        state: dictionary that holds them; by default a new one.
-    """
-
-    def __init__(self, state: dict[str, Any] | None = None) -> None:
-        # `key` (rotated) and `value`, both (B, H, K, D). Self-attention adds the other fields of
-        # `Kept`, `tokens`, the number of tokens read, and `ids`, (B, S), the positions that a
-        # caller gave them; attention to a source adds `source`.
-        self.state = {} if state is None else state
-
-    @classmethod
-    def wrap(cls, cache: Cache | dict[str, Any] | None) -> Cache | None:
-        """Make a cache of a dictionary, which is its state; return a cache as it is."""
-        if cache is not None and not isinstance(cache, (Cache, dict)):
-            raise UserError(
-                f"cache must be a Cache, one for each layer, not {type(cache).__name__}"
-            )
-        return cls(cache) if isinstance(cache, dict) else cache
+    def __init__(self) -> None:
+        self.kept: Kept | None = None
+        self.tokens = 0  # of self-attention: all that were read, also those whose keys were dropped
+        self.ids: Tensor | None = None  # of self-attention: positions that a caller gave, (B, S)
+        self.source: Tensor | None = None  # of attention to a source, (B, S, C)
 
     def __bool__(self) -> bool:
-        return bool(self.state)
-
-    @property
-    def tokens(self) -> int:
-        """The number of tokens read, including those whose keys were dropped."""
-        return self.state.get("tokens", 0)
-
-    @property
-    def ids(self) -> Tensor | None:
-        """The positions that a caller gave to all tokens that were read, ``(B, S)``, or None."""
-        return self.state.get("ids")
-
-    def list_places(self) -> Tensor:
-        """List the places of the kept keys among all tokens, int64 ``(K,)``."""
-        places: Tensor | None = self.state.get("places")
-        if places is None:
-            places = torch.arange(self.tokens - self.state["key"].size(2), self.tokens)
-        return places
+        return self.kept is not None
 
     def past_decay(self, key: Tensor) -> Tensor | None:
         """See :class:`KeyValueCache`."""
-        return self.state.get("decay")
+        return None if self.kept is None else self.kept.decay
 
     def extend(self, key: Tensor, value: Tensor, decay: Tensor | None, needed: NeededKeys) -> Kept:
         """See :class:`KeyValueCache`.
@@ -170,20 +146,22 @@ class Cache:
         Raises:
             UserError: the cache has decays of forget gates and this layer has none, or vice versa.
         """
-        if self.state and ("decay" in self.state) != (decay is not None):
-            raise UserError("the cache is of a layer with other encodings: give each its own")
-        tokens = self.tokens + key.size(2)
+        self.tokens += key.size(2)
         visible = Kept(key, value, decay)
-        if self.state:
-            past = Kept(self.state["key"], self.state["value"], None, self.state.get("places"))
-            visible = past.append(key, value, decay, tokens)
-        stored = visible.select(needed, tokens)._asdict()
-        self.state.clear()  # in place, as it may be the caller's dictionary
-        self.state.update({name: x for name, x in stored.items() if x is not None}, tokens=tokens)
+        if self.kept is not None:
+            if (self.kept.decay is None) != (decay is None):
+                raise UserError("the cache is of a layer with other encodings: give each its own")
+            visible = self.kept.append(key, value, decay, self.tokens)
+        self.kept = visible.select(needed, self.tokens)
         return visible
 
     def reorder(self, rows: Tensor) -> None:
         """Select rows of the batch, ``(new batch,)``, as beam search does after each step."""
-        for name, kept in self.state.items():
-            if isinstance(kept, Tensor) and name != "places":  # the same in all rows
-                self.state[name] = kept.index_select(0, rows)
+
+        def select(x: Tensor) -> Tensor:
+            return x.index_select(0, rows)
+
+        if self.kept is not None:
+            self.kept = self.kept.map(select, self.kept.places)
+        self.ids = None if self.ids is None else select(self.ids)
+        self.source = None if self.source is None else select(self.source)

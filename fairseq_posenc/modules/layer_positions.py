@@ -7,7 +7,8 @@ from fairseq_posenc.backends.flex.scores import ScoreMod, build_score_mod
 from fairseq_posenc.encodings.precision import at_least_fp32
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.modules.stack_positions import StackPositions, check_shared, read_assembly
+from fairseq_posenc.modules.input_checks import check_shared
+from fairseq_posenc.modules.stack_positions import StackPositions, read_assembly
 from fairseq_posenc.shared import Shared
 
 

@@ -13,7 +13,7 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.modules.attention_core import AttentionCore
 from fairseq_posenc.modules.stack_positions import StackPositions, positions_from_padding
 from fairseq_posenc.positions import Span
-from fairseq_posenc.shared import Shared
+from fairseq_posenc.shared import LayerShared, Shared
 
 
 class PositionEncoding(AttentionCore, StackPositions):
@@ -142,7 +142,7 @@ class PositionEncoding(AttentionCore, StackPositions):
         scores = self.scores(heads, heads, inputs=embedded)  # [B, H, T, T]
         return scores[:, :, reach].mean(0)  # of the middle query, which has all distances
 
-    def terms(self, span: Span, shared: Shared) -> Terms:
+    def terms(self, span: Span, shared: LayerShared) -> Terms:
         """Combine the terms of the stack and the layer, for :meth:`AttentionCore.make_call`.
 
         There are no projections, so rows that a layer would project are only split into heads.
@@ -177,6 +177,6 @@ class PositionEncoding(AttentionCore, StackPositions):
             )
         if inputs is None:
             inputs = query.new_zeros(batch, src_len, dims.embed_dim)
-        shared = Shared.compute(self.shared, positions)
+        shared = Shared.compute(self.shared, positions).of_kind(0)
         mask = shared.mask(direction or self.direction)
         return self.make_call(query, key, value, shared, inputs, mask=mask, dropout=dropout)

@@ -1,6 +1,6 @@
 """Computes the positions of a stack of layers: input vectors, and the state that layers share.
 
-It also checks what callers pass, once in a forward pass. B batch, T new tokens, S all tokens.
+B batch, T new tokens, S all tokens.
 """
 
 import torch
@@ -11,9 +11,17 @@ from fairseq_posenc.assembly import Assembly
 from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.modules.cache import Cache
+from fairseq_posenc.modules.input_checks import (
+    check_embeddings,
+    check_integers,
+    check_mask,
+    check_tensor,
+    join_ids,
+    read_position_ids,
+)
 from fairseq_posenc.positions import Positions, may_sync, reading_waits
 from fairseq_posenc.shared import Shared
-from fairseq_posenc.specs import Item, Spec, parse
+from fairseq_posenc.specs import parse
 
 
 class StackPositions(nn.Module):
@@ -56,7 +64,11 @@ class StackPositions(nn.Module):
         self.reads_all_ids = (
             limits.segments is not None
             or limits.first_keys is not None
-            or any(map(_reads_distances, self.assembly.spec.items))
+            or any(
+                item.encoding.acts_on == "scores"  # of these, all that count axes read distances
+                and item.encoding.count_axes(dict(item.options)) is not None
+                for item in self.assembly.spec.items
+            )
         )
         # Encodings, under names that state dicts have; what they compute in a pass is a `Shared`.
         self.input = self.assembly.build_input()
@@ -131,7 +143,7 @@ class StackPositions(nn.Module):
             vectors = encoding.embed(positions)
             assert vectors is not None, "encodings of the input have some"
             embeddings = embeddings + vectors.type_as(embeddings)
-        shared = Shared.compute(self.shared, positions).of_stack(self.assembly)
+        shared = Shared.compute(self.shared, positions)._replace(stack=self.assembly)
         if source_length is not None:
             source = self._number_source(
                 batch, source_length, source_padding_mask, source_position_ids, embeddings.device
@@ -215,37 +227,6 @@ class StackPositions(nn.Module):
         return positions.replace_ids(torch.cat([missing, ids], 1))
 
 
-def _reads_distances(item: Item) -> bool:
-    """Check whether an encoding adds a function of positions to the scores."""
-    counts = item.encoding.count_axes(dict(item.options)) is not None
-    return item.encoding.acts_on == "scores" and counts
-
-
-def check_shared(shared: object, assembly: Assembly) -> None:
-    """Refuse anything but the state that the positions of a layer's own stack computed."""
-    if not isinstance(shared, Shared):
-        raise UserError(
-            f"`shared` must be the second result of the stack's positions, not "
-            f"{type(shared).__name__}: x, shared = positions(embeddings), then layer(x, shared)"
-        )
-    if shared.stack is not assembly and shared.stack != assembly:
-        raise UserError(
-            "`shared` was computed by the positions of another stack: pass each layer the "
-            "result of its own StackPositions"
-        )
-
-
-def check_layer_input(x: Tensor, shared: Shared, assembly: Assembly) -> None:
-    """Refuse a layer's input that is not ``(batch, tgt_len, embed_dim)`` as in ``shared``."""
-    check_embeddings("x", x, assembly.dims.embed_dim)
-    batch, tgt_len = shared.positions.tokens.size(0), shared.positions.tgt_len
-    if x.shape[:2] != (batch, tgt_len):
-        raise UserError(
-            f"x {tuple(x.shape)} must be ({batch}, {tgt_len}, {assembly.dims.embed_dim}): `shared` "
-            f"was computed for a batch of {batch} and {tgt_len} new tokens"
-        )
-
-
 def read_assembly(positions: StackPositions, layer: int) -> Assembly:
     """Check a layer's arguments ``positions`` and ``layer``; return the assembly of its stack.
 
@@ -260,105 +241,6 @@ def read_assembly(positions: StackPositions, layer: int) -> Assembly:
     if isinstance(layer, bool) or not isinstance(layer, int) or layer < 0:
         raise UserError(f"layer={layer!r}: layers are numbered 0, 1, 2 and so on")
     return positions.assembly
-
-
-def check_embeddings(name: str, x: Tensor, width: int) -> None:
-    """Refuse anything but vectors ``(batch, length, width)`` for at least one token."""
-    check_tensor(name, x)
-    if x.dim() != 3 or x.size(2) != width:
-        raise UserError(f"{name} {tuple(x.shape)} must be (batch, length, {width})")
-    if not x.is_floating_point():
-        raise UserError(f"{name} must be floating-point vectors, not {_name_type(x)}")
-    if x.size(1) == 0:
-        raise UserError(f"{name} {tuple(x.shape)} contain no token")
-
-
-def check_mask(name: str, mask: Tensor | None, batch: int, src_len: int) -> None:
-    """Refuse a mask that is not boolean or not ``(batch, src_len)``; None passes."""
-    if mask is None:
-        return
-    check_tensor(name, mask)
-    if mask.dtype != torch.bool:
-        raise UserError(
-            f"{name} must be of bool, True for padding, not {_name_type(mask)}; for a mask with 1 "
-            "for tokens and 0 for padding, pass mask.eq(0)"
-        )
-    if mask.shape != (batch, src_len):
-        raise UserError(
-            f"{name} {tuple(mask.shape)} must be ({batch}, {src_len}): the batch, and all tokens, "
-            "those in a cache included"
-        )
-
-
-def read_position_ids(
-    name: str, ids: Tensor, spec: Spec, batch: int, lengths: tuple[int, ...]
-) -> Tensor:
-    """Check a caller's position ids, and put their axes last.
-
-    Args:
-        name: of the argument, for messages.
-        ids: position ids, ``(B or 1, S)``, or ``(axes, B or 1, S)``.
-        spec: the spec of the stack.
-        batch: number of sentences.
-        lengths: allowed numbers of ids for each sentence.
-
-    Returns:
-        ``(B or 1, S)``, or ``(B or 1, S, axes)``.
-
-    Raises:
-        UserError: the ids have another shape, or an encoding cannot take their type or axes.
-    """
-    check_tensor(name, ids)
-    if not ids.is_floating_point():
-        check_integers(name, ids)
-    axes = list(ids.shape[:-2])  # [] or [number of axes]
-    if ids.dim() not in (2, 3) or ids.size(-2) not in (1, batch) or ids.size(-1) not in lengths:
-        allowed = " or ".join(map(str, lengths))
-        raise UserError(
-            f"{name} {tuple(ids.shape)} must be ({batch} or 1, {allowed}), or on several axes "
-            f"(axes, {batch} or 1, {allowed})"
-        )
-    for item in spec.items:
-        count = item.encoding.count_axes(dict(item.options))
-        if count is None:  # it reads no positions
-            continue
-        if ids.is_floating_point() and item.encoding.takes_ids == "whole":
-            raise UserError(
-                f"{name} must be whole numbers (torch.long) for {item.name}, not {_name_type(ids)}"
-            )
-        if axes and axes != [count]:
-            raise UserError(
-                f"{name} {tuple(ids.shape)} are on {axes[0]} axes, and {item} has {count}: "
-                "set its option axes if it has one, or give one position for each token"
-            )
-    if not axes:
-        return ids
-    return ids[0] if axes == [1] else ids.permute(1, 2, 0)  # [B or 1, S, axes]
-
-
-def join_ids(before: Tensor, after: Tensor) -> Tensor:
-    """Join ids of tokens, ``(B, S)`` or ``(B, S, axes)``; a single id holds for all axes."""
-    if before.dim() < after.dim():
-        before = before[..., None].expand(-1, -1, after.size(2))
-    elif after.dim() < before.dim():
-        after = after[..., None].expand(-1, -1, before.size(2))
-    return torch.cat([before, after], 1)
-
-
-def check_tensor(name: str, x: object) -> None:
-    """Refuse lists and arrays."""
-    if not isinstance(x, Tensor):
-        raise UserError(f"{name} must be a tensor, not {type(x).__name__}")
-
-
-def check_integers(name: str, ids: Tensor) -> None:
-    """Refuse ids that are not whole numbers."""
-    if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
-        raise UserError(f"{name} must be whole numbers (torch.long), not {_name_type(ids)}")
-
-
-def _name_type(x: Tensor) -> str:
-    return str(x.dtype).removeprefix("torch.")
 
 
 def positions_from_padding(

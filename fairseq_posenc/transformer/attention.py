@@ -13,14 +13,14 @@ from fairseq_posenc.encodings.terms import TERMS_BY_TOKEN, Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.modules.attention_core import AttentionCore
 from fairseq_posenc.positions import Span
-from fairseq_posenc.shared import Shared
+from fairseq_posenc.shared import LayerShared
 from fairseq_posenc.transformer.decoding import (
     IncrementalCache,
     cached_terms,
     lookahead_positions,
     slice_for_step,
 )
-from fairseq_posenc.transformer.forward_context import current_context
+from fairseq_posenc.transformer.forward_context import current_layer
 
 IncrementalState = dict[str, dict[str, Tensor | None]] | None
 
@@ -104,8 +104,7 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
             _refuse_torchscript()
         if static_kv or before_softmax:
             raise UserError("static_kv and before_softmax have no meaning in self-attention here")
-        shared = current_context()
-        assert shared is not None, "the layer does not run in its stack"
+        shared = current_layer()
         buffer = self._get_input_buffer(incremental_state)
         src_len = shared.positions.tokens.size(1)
         padding = key_padding_mask
@@ -146,7 +145,7 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
             weights = weights.transpose(0, 1) if need_head_weights else weights.mean(1)
         return self.merge_heads(attended), weights
 
-    def _compute_step_terms(self, state: IncrementalState, shared: Shared) -> Terms:
+    def _compute_step_terms(self, state: IncrementalState, shared: LayerShared) -> Terms:
         """Compute the terms of a call: the stack's, and this layer's own.
 
         When decoding, the stack's are of many steps (see :func:`compute_step_span`), and so are the

@@ -19,7 +19,7 @@ from fairseq_posenc.analysis.split import CapturedAttention, Split, split, with_
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.transformer.attention import PositionalAttention
 from fairseq_posenc.transformer.cross_attention import RotaryCrossAttention
-from fairseq_posenc.transformer.forward_context import current_context
+from fairseq_posenc.transformer.forward_context import current_layer
 
 # For example decoder.layers.3.encoder_attn or encoder.sentence_encoder.layers.0.self_attn.
 _NAME = re.compile(
@@ -93,9 +93,8 @@ def _split_scores(attention: MultiheadAttention, queries: Tensor, keys: Tensor) 
 
     query = project(queries, attention.q_proj)  # [B, H, T, D]
     key = project(keys, attention.k_proj)  # [B, H, S, D]
-    context = current_context()  # of the stack
     if isinstance(attention, PositionalAttention):
-        assert context is not None, "the layer does not run in its stack"
+        context = current_layer()
         terms = attention.terms(context.positions.span(), context)
         inputs = queries.transpose(0, 1)  # of the layer; some terms are computed from them
         terms = attention.encodings.add_input_terms(
@@ -105,7 +104,7 @@ def _split_scores(attention: MultiheadAttention, queries: Tensor, keys: Tensor) 
         # Only encodings that count the visible keys, such as `cope`, use the mask.
         return split(query, key, terms, rotation, mask=context.mask(attention.direction))
     if isinstance(attention, RotaryCrossAttention):
-        assert context is not None, "the layer does not run in its stack"
+        context = current_layer()
         return split(query, key, Terms(), context.rotation, key_rotation=context.source_rotation)
     return split(query, key, Terms())
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fairseq_posenc.encodings.rotation import PairRotation
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.transformer.forward_context import current_context
+from fairseq_posenc.transformer.forward_context import current_layer
 
 
 class RotaryCrossAttention(MultiheadAttention):
@@ -62,11 +62,8 @@ class RotatedProjection(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """Project ``(T, B, C)`` and rotate each head."""
-        rotation = None
-        if (shared := current_context()) is not None:
-            rotation = shared.source_rotation if self.is_key else shared.rotation
-        if rotation is None:
-            raise UserError("rotary encoder-decoder attention works only inside a decoder")
+        shared = current_layer()
+        rotation = shared.source_rotation if self.is_key else shared.rotation
         assert isinstance(rotation, PairRotation), "only rope has cross_attention"
         projected = super().forward(x)  # [T, B, C]
         heads = projected.unflatten(-1, (-1, self.head_dim)).permute(1, 2, 0, 3)  # [B, H, T, D]

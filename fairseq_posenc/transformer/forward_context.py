@@ -16,33 +16,41 @@ from torch import nn
 from fairseq_posenc.encodings.rotation import PairRotation
 from fairseq_posenc.encodings.terms import TERMS
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.shared import Shared
+from fairseq_posenc.shared import LayerShared, Shared
 
 
 class _Context(threading.local):
     """The position state of the forward pass that this thread is in."""
 
     def __init__(self) -> None:
-        self.shared: Shared | None = None
+        self.stack: Shared | None = None  # of the stack that runs
+        self.layer: LayerShared | None = None  # of the layer that runs
 
 
 _context = _Context()
 
 
 def current_context() -> Shared | None:
-    """Get the position state of the current forward pass; None outside a stack."""
-    return _context.shared
+    """Get the position state of the stack that runs; None outside a stack."""
+    return _context.stack
+
+
+def current_layer() -> LayerShared:
+    """Get the position state of the layer that runs; refuse a call outside a layer."""
+    if _context.layer is None:
+        raise UserError("attention was called outside its layer, so it has no positions")
+    return _context.layer
 
 
 @contextmanager
-def set_context(shared: Shared | None) -> Iterator[None]:
-    """Make a position state the current one for the modules called inside."""
-    before = _context.shared
-    _context.shared = shared
+def set_context(stack: Shared | None = None, layer: LayerShared | None = None) -> Iterator[None]:
+    """Make a position state that of the stack, or of a layer in it, while a block runs."""
+    before = _context.stack, _context.layer
+    _context.stack, _context.layer = before[0] if stack is None else stack, layer
     try:
         yield
     finally:
-        _context.shared = before
+        _context.stack, _context.layer = before
 
 
 def inject_context(
@@ -53,9 +61,9 @@ def inject_context(
     Each term is an argument ``shared_NAME``: tensors inside a tuple would lose their gradients
     under activation checkpointing.
     """
-    if _context.shared is None:
+    if _context.stack is None:
         raise UserError("a layer was called outside its stack's forward, so it has no positions")
-    shared = _context.shared.of_kind(cast(Any, layer).self_attn.kind)
+    shared = _context.stack.of_kind(cast(Any, layer).self_attn.kind)
     tensors = {f"shared_{name}": tensor for name, _, tensor in shared.terms.present()}
     without_tensors = shared.terms._replace(**dict.fromkeys(TERMS))  # type: ignore[arg-type]
     # A layer that is run again must take the tensors of its arguments, and not compute others.
@@ -66,7 +74,7 @@ def inject_context(
     return args, {**kwargs, "shared": shared, **tensors}
 
 
-def pop_context(shared: Shared, kwargs: dict[str, Any]) -> Shared:
+def pop_context(shared: LayerShared, kwargs: dict[str, Any]) -> LayerShared:
     """Rebuild the position state from a layer's arguments.
 
     Args:

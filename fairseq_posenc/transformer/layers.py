@@ -14,7 +14,7 @@ from fairseq_posenc.assembly import Assembly
 from fairseq_posenc.checkpoints.state_dict_adapter import COPIES
 from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.shared import Shared
+from fairseq_posenc.shared import LayerShared
 from fairseq_posenc.specs import Spec
 from fairseq_posenc.transformer.attention import PositionalAttention
 from fairseq_posenc.transformer.cross_attention import RotaryCrossAttention
@@ -36,9 +36,9 @@ class _PositionalLayer:
     quant_noise: float
     quant_noise_block_size: int
 
-    def forward(self, *args: Any, shared: Shared, **kwargs: Any) -> Any:
+    def forward(self, *args: Any, shared: LayerShared, **kwargs: Any) -> Any:
         """Run fairseq's layer with the arguments that :func:`inject_context` has added."""
-        with set_context(pop_context(shared, kwargs)):
+        with set_context(layer=pop_context(shared, kwargs)):
             return super().forward(*args, **kwargs)  # type: ignore[misc]
 
     def _build_positional_attention(

@@ -20,7 +20,7 @@ from fairseq_posenc.encodings.base import Encoding, Encodings
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.identity import Identity, WeightSettings, format_directions
-from fairseq_posenc.modules.stack_positions import read_position_ids
+from fairseq_posenc.modules.input_checks import read_position_ids
 from fairseq_posenc.positions import Positions, Span, may_sync
 from fairseq_posenc.shared import Shared
 from fairseq_posenc.transformer.attention import IncrementalState
@@ -53,12 +53,12 @@ class InputPositions(nn.Module):
 
     def forward(self, tokens: Tensor, incremental_state: IncrementalState = None) -> Tensor:
         """Compute vectors ``(B or 1, T, C)``; when decoding, only that of the last token."""
-        shared = current_context()
-        if shared is None:  # outside a stack
+        if shared := current_context():
+            positions = shared.positions
+        else:  # outside a stack
             tgt_len = tokens.size(1) if incremental_state is None else 1
-            shared = Shared(Positions.from_tokens(tokens, self.padding_idx, self.eos_idx, tgt_len))
-        (encoding,) = self.encodings.as_list()
-        vectors = encoding.embed(shared.positions)
+            positions = Positions.from_tokens(tokens, self.padding_idx, self.eos_idx, tgt_len)
+        vectors = self.encodings.as_list()[0].embed(positions)
         assert vectors is not None, "an input encoding adds vectors"
         return vectors.type_as(self.like)
 
@@ -284,11 +284,8 @@ class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
 
     def _number_source(self, encoder_out: dict[str, list[Tensor]]) -> Tensor:
         """Number the source's tokens, ``(B, S)``, to rotate their keys."""
-        (states,) = encoder_out["encoder_out"]  # [S, B, C]
-        padding = encoder_out["encoder_padding_mask"]
-        no_padding = states.new_zeros(states.size(1), states.size(0), dtype=torch.bool)  # [B, S]
-        mask = padding[0] if padding else no_padding
-        return Positions.from_padding(mask, tgt_len=0, inspect_padding=False).ids
+        (padding,) = encoder_out["encoder_padding_mask"]  # [B, S]
+        return Positions.from_padding(padding, tgt_len=0, inspect_padding=False).ids
 
     def _check_step(self, tokens: Tensor, state: Any) -> None:
         """Refuse to decode a token whose predecessors have not been decoded."""

@@ -350,7 +350,7 @@ def test_a_training_starts_from_its_own_last_checkpoint_or_from_what_is_named(tm
     assert find_start(configured(restore_file=str(other), **folder).checkpoint) == other
 
 
-@pytest.mark.parametrize("option", ["restore_file", "finetune_from_model", "continue_once"])
+@pytest.mark.parametrize("option", ["restore_file", "finetune_from_model"])
 def test_a_missing_start_stops_fairseq(tmp_path, option):
     absent = tmp_path / "absent" / "checkpoint_last.pt"
     told = f"--{option.replace('_', '-')} {absent} does not exist; training would have started"

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import torch
 
-from fairseq_posenc.checkpoints.dictionary import check_text_kind
 from fairseq_posenc.checkpoints.safe_loading import open_checkpoint, open_whole
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.loading.checkpoints import load_state
@@ -82,13 +81,6 @@ def test_numbers_of_metrics_are_read(tmp_path):
     read = open_whole(save(tmp_path / "a.pt", state))["best"]
     assert read == numbers
     assert [type(number) for number in read] == [type(number) for number in numbers]
-
-
-def test_a_damaged_manifest_still_says_that_its_data_are_questions(tmp_path):
-    (tmp_path / "dict.txt").write_text("a 1\n")
-    (tmp_path / "manifest.json").write_bytes(b'{"windows": "\xff')
-    with pytest.raises(UserError, match="has the questions of SQuAD"):
-        check_text_kind(tmp_path, pairs=False, reader="--task masked_lm")
 
 
 def test_a_file_that_is_written_meanwhile_is_read_whole_or_refused(tmp_path):

@@ -14,6 +14,7 @@ import torch
 from fairseq.data import data_utils, indexed_dataset
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.host.data_bins import check_data_bin
 from tests.helpers.commands import FAMILIES, TRAINING, USER_DIR, run, sentences
 from tests.helpers.products import product_of
 
@@ -79,11 +80,11 @@ def break_file(path: Path, damage: Callable[[bytes], bytes]) -> None:
 
 
 @each_damage
-def test_fairseq_is_kept_from_a_damaged_split(suffix, damage, says, tmp_path):
+def test_a_damaged_split_is_refused(suffix, damage, says, tmp_path):
     index = write_split(tmp_path)
     break_file(index.with_suffix(suffix), damage)
     with pytest.raises(UserError, match=says) as caught:
-        data_utils.load_indexed_dataset(str(tmp_path / "valid"), dataset_impl=None)
+        check_data_bin(index)
     assert str(caught.value).startswith(f"{index} is damaged: ")
     assert "\n" not in str(caught.value)
 
@@ -91,7 +92,7 @@ def test_fairseq_is_kept_from_a_damaged_split(suffix, damage, says, tmp_path):
 @pytest.mark.parametrize("dtype", TYPES.values(), ids=list(TYPES))
 @pytest.mark.parametrize("sizes", [(1,), SIZES, (0, 2, 0, 3), tuple(range(1, 300))])
 def test_what_fairseq_wrote_is_read_as_it_is(dtype, sizes, tmp_path):
-    write_split(tmp_path, dtype, sizes)
+    check_data_bin(write_split(tmp_path, dtype, sizes))
     split = data_utils.load_indexed_dataset(str(tmp_path / "valid"))
     assert [len(each) for each in split] == list(sizes)
     assert all(set(each.tolist()) <= {number + 4} for number, each in enumerate(split))
@@ -100,7 +101,7 @@ def test_what_fairseq_wrote_is_read_as_it_is(dtype, sizes, tmp_path):
 @pytest.mark.parametrize("name", ["valid.idx", "valid.bin"])
 @pytest.mark.parametrize("kind", ["pipe", "folder", "device"])
 def test_what_is_no_file_is_not_waited_for(kind, name, tmp_path):
-    write_split(tmp_path)
+    index = write_split(tmp_path)
     (tmp_path / name).unlink()
     if kind == "pipe":
         os.mkfifo(tmp_path / name)
@@ -109,13 +110,13 @@ def test_what_is_no_file_is_not_waited_for(kind, name, tmp_path):
     else:
         (tmp_path / name).symlink_to("/dev/zero")
     with pytest.raises(UserError, match=f"{name}: is not a file"):
-        data_utils.load_indexed_dataset(str(tmp_path / "valid"))
+        check_data_bin(index)
 
 
 def test_a_split_without_sentences_is_refused(tmp_path):
-    write_split(tmp_path, sizes=())
+    index = write_split(tmp_path, sizes=())
     with pytest.raises(UserError, match=r"valid.bin is empty: the split has no sentences"):
-        data_utils.load_indexed_dataset(str(tmp_path / "valid"))
+        check_data_bin(index)
 
 
 def test_a_link_to_a_whole_split(tmp_path):
@@ -123,8 +124,7 @@ def test_a_link_to_a_whole_split(tmp_path):
     index = write_split(tmp_path / "real")
     for suffix in (".idx", ".bin"):
         (tmp_path / f"linked{suffix}").symlink_to(index.with_suffix(suffix))
-    split = data_utils.load_indexed_dataset(str(tmp_path / "linked"))
-    assert len(split) == len(SIZES)
+    check_data_bin(tmp_path / "linked.idx")
 
 
 # ------------------------------------------------------------------------------------ commands

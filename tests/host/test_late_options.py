@@ -187,13 +187,12 @@ def _eval_lm(*options, fails=False):
         (["--tokens-per-sample", 16, "--context-window", 16], "give a number from 0 to 15"),
         (["--tokens-per-sample", 16, "--context-window", -1], "--context-window -1"),
         (["--tokens-per-sample", 24, "--context-window", 12], "24: blocks are longer"),
-        (["--tokens-per-sample", 16, "--gen-subset", "none"], "no split 'none' (--gen-subset)"),
+        (["--tokens-per-sample", 16, "--gen-subset", "none"], "no split none"),
         (["--tokens-per-sample", 16, "--fp16", "--cpu"], "--fp16 is for GPUs"),
     ],
 )
 def test_eval_lm_refuses(options, said):
-    error = _eval_lm(*options, fails=True).error()
-    assert re.search(said.replace("(--gen", r"\(--gen").replace("subset)", r"subset\)"), error)
+    assert re.search(said, _eval_lm(*options, fails=True).error())
 
 
 def _perplexity(done):
@@ -215,7 +214,7 @@ HYDRA = [
     ("++model.position_encoding=null", "position"),
     ("++model.attention_directions=[lr,rl]", "lr"),
     ("common.fp16=true", "common.fp16=false"),
-    ("dataset.train_subset=none", "no split 'none'"),
+    ("dataset.train_subset=none", "no split none"),
 ]
 
 

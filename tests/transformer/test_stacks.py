@@ -16,7 +16,7 @@ from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.identity import is_identity
 from fairseq_posenc.positions import Positions, Span
-from fairseq_posenc.shared import Shared
+from fairseq_posenc.shared import LayerShared
 from fairseq_posenc.transformer import decoding
 from fairseq_posenc.transformer.attention import PositionalAttention
 from fairseq_posenc.transformer.forward_context import set_context
@@ -170,7 +170,7 @@ def test_rotary_cross_attention_equals_the_formula():
     query, key = torch.randn(3, 1, 32).double(), torch.randn(5, 1, 32).double()
     (rope,) = model.decoder.encodings.as_list()
     at_target, at_source = (rope.rotation(torch.arange(length)[None]) for length in (3, 5))
-    with set_context(Shared(None, rotation=at_target, source_rotation=at_source)):
+    with set_context(layer=LayerShared(None, rotation=at_target, source_rotation=at_source)):
         ours, _ = attention(query, key, key, need_weights=False)
 
     def linear(projection, x):

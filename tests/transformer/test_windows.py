@@ -422,7 +422,7 @@ def test_a_cache_forgets_the_first_keys_of_earlier_documents(spec):
         order = torch.tensor([2, 0, 1] if step.start else [0, 2, 1])
         cache.reorder(order)
         x, ids = x[order], ids[order]
-        lengths.add(cache.state["key"].size(2))
+        lengths.add(cache.kept.key.size(2))
     assert max(lengths) <= 3 * 2 + 2
 
 

@@ -47,10 +47,9 @@ def load_state(path: Path, option: str, for_fairseq: bool = False) -> State:
         refuse_incomplete(state)
         # The tensors are left out, because the upgrade writes everything else to a file.
         upgraded = _upgrade_settings({**state, "last_optimizer_state": None, "model": {}})
-        upgraded["model"] = state["model"]
-        upgraded["last_optimizer_state"] = state.get("last_optimizer_state")
-        # If a section is missing, the error is raised here and becomes a line about the file.
-        _ = upgraded["cfg"].model, upgraded["cfg"].task
+        optimizer = state.get("last_optimizer_state")
+        upgraded.update(model=state["model"], last_optimizer_state=optimizer)
+        _ = upgraded["cfg"].model, upgraded["cfg"].task  # an error if a section is missing
     return upgraded
 
 

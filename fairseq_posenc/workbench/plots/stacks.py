@@ -104,7 +104,7 @@ def compute_terms(encoding: PositionEncoding, length: int) -> tuple[Span, Terms]
     """
     span = Span.from_lengths(length, length, torch.device("cpu"))
     positions = make_positions(length)
-    shared = Shared.compute(encoding.shared, positions).terms
+    shared = Shared.compute(encoding.shared, positions).of_kind(0).terms
     return span, (shared | encoding.layer.terms(span, positions)).expanded()
 
 

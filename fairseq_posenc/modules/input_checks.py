@@ -1,0 +1,187 @@
+"""Checks what callers pass to the library's modules, where it enters; a wrong argument is a line.
+
+B batch, T new tokens, S all tokens.
+"""
+
+import torch
+from torch import Tensor
+
+from fairseq_posenc.assembly import Assembly
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.modules.cache import Cache
+from fairseq_posenc.shared import LayerShared, Shared
+from fairseq_posenc.specs import Spec
+
+
+def check_shared(shared: object, assembly: Assembly) -> None:
+    """Refuse anything but the state that the positions of a layer's own stack computed."""
+    if not isinstance(shared, Shared):
+        raise UserError(
+            f"`shared` must be the second result of the stack's positions, not "
+            f"{type(shared).__name__}: x, shared = positions(embeddings), then layer(x, shared)"
+        )
+    if shared.stack is not assembly and shared.stack != assembly:
+        raise UserError(
+            "`shared` was computed by the positions of another stack: pass each layer the "
+            "result of its own StackPositions"
+        )
+
+
+def check_layer_input(
+    x: Tensor, shared: Shared, cache: object, assembly: Assembly, kind: int
+) -> LayerShared:
+    """Refuse an input that is not ``(batch, tgt_len, embed_dim)`` as in ``shared``, or no cache.
+
+    Returns:
+        The position state of the layer, which is of a kind of ``Spec.layer_kinds``.
+    """
+    check_shared(shared, assembly)
+    check_embeddings("x", x, assembly.dims.embed_dim)
+    batch, tgt_len = shared.positions.tokens.size(0), shared.positions.tgt_len
+    if x.shape[:2] != (batch, tgt_len):
+        raise UserError(
+            f"x {tuple(x.shape)} must be ({batch}, {tgt_len}, {assembly.dims.embed_dim}): `shared` "
+            f"was computed for a batch of {batch} and {tgt_len} new tokens"
+        )
+    if cache is not None and not isinstance(cache, Cache):
+        raise UserError(f"cache must be a Cache, one for each layer, not {type(cache).__name__}")
+    return shared.of_kind(kind)
+
+
+def check_self_cache(
+    cache: Cache | None, shared: LayerShared, batch: int, heads: int, head_dim: int
+) -> None:
+    """Refuse a cache that does not fit the tokens before, or the batch and heads of the keys."""
+    positions = shared.positions
+    past, tokens = positions.tokens.size(1) - positions.tgt_len, cache.tokens if cache else 0
+    if cache and cache.source is not None:
+        raise UserError("the cache is not of a SelfAttention")
+    if tokens != past:
+        raise UserError(
+            f"{tokens} tokens are in the cache and {positions.tgt_len} are new, but their "
+            f"positions were made for past={past} and {positions.tgt_len} new: "
+            "positions(embeddings, past=...)"
+        )
+    if cache is None or cache.kept is None:
+        return
+    if cache.ids is not None and positions.counted:
+        raise UserError("the tokens in the cache had position_ids: give those of the new ones")
+    key_shape, value_shape = cache.kept.key.shape, cache.kept.value.shape
+    held = (*key_shape[:3], value_shape[3])  # rotated keys may be wider than values
+    last, first = shared.locality.needed_keys(queries=positions.tgt_len)
+    needed_length = tokens if last is None else min(tokens, last)
+    if first is not None:
+        lacking = int((~torch.isin(first, cache.kept.list_places(tokens))).sum())
+        if lacking:
+            raise UserError(
+                f"the cache lacks {lacking} of the first keys that these positions need: give "
+                "each layer its own cache"
+            )
+        # It may hold other first keys, of beams that are gone.
+        needed_length = max(needed_length, held[2])
+    needed = (batch, heads, needed_length, head_dim)
+    if held != needed:
+        describe = "a batch size of {} and {} heads with {} keys of width {}".format
+        raise UserError(
+            f"the cache has {describe(*held)}, but this layer and the positions need "
+            f"{describe(*needed)}: give each layer its own cache"
+        )
+
+
+def check_embeddings(name: str, x: Tensor, width: int) -> None:
+    """Refuse anything but vectors ``(batch, length, width)`` for at least one token."""
+    check_tensor(name, x)
+    if x.dim() != 3 or x.size(2) != width:
+        raise UserError(f"{name} {tuple(x.shape)} must be (batch, length, {width})")
+    if not x.is_floating_point():
+        raise UserError(f"{name} must be floating-point vectors, not {_name_type(x)}")
+    if x.size(1) == 0:
+        raise UserError(f"{name} {tuple(x.shape)} contain no token")
+
+
+def check_mask(name: str, mask: Tensor | None, batch: int, src_len: int) -> None:
+    """Refuse a mask that is not boolean or not ``(batch, src_len)``; None passes."""
+    if mask is None:
+        return
+    check_tensor(name, mask)
+    if mask.dtype != torch.bool:
+        raise UserError(
+            f"{name} must be of bool, True for padding, not {_name_type(mask)}; for a mask with 1 "
+            "for tokens and 0 for padding, pass mask.eq(0)"
+        )
+    if mask.shape != (batch, src_len):
+        raise UserError(
+            f"{name} {tuple(mask.shape)} must be ({batch}, {src_len}): the batch, and all tokens, "
+            "those in a cache included"
+        )
+
+
+def read_position_ids(
+    name: str, ids: Tensor, spec: Spec, batch: int, lengths: tuple[int, ...]
+) -> Tensor:
+    """Check a caller's position ids, and put their axes last.
+
+    Args:
+        name: of the argument, for messages.
+        ids: position ids, ``(B or 1, S)``, or ``(axes, B or 1, S)``.
+        spec: the spec of the stack.
+        batch: number of sentences.
+        lengths: allowed numbers of ids for each sentence.
+
+    Returns:
+        ``(B or 1, S)``, or ``(B or 1, S, axes)``.
+
+    Raises:
+        UserError: the ids have another shape, or an encoding cannot take their type or axes.
+    """
+    check_tensor(name, ids)
+    if not ids.is_floating_point():
+        check_integers(name, ids)
+    axes = list(ids.shape[:-2])  # [] or [number of axes]
+    if ids.dim() not in (2, 3) or ids.size(-2) not in (1, batch) or ids.size(-1) not in lengths:
+        allowed = " or ".join(map(str, lengths))
+        raise UserError(
+            f"{name} {tuple(ids.shape)} must be ({batch} or 1, {allowed}), or on several axes "
+            f"(axes, {batch} or 1, {allowed})"
+        )
+    for item in spec.items:
+        count = item.encoding.count_axes(dict(item.options))
+        if count is None:  # it reads no positions
+            continue
+        if ids.is_floating_point() and item.encoding.takes_ids == "whole":
+            raise UserError(
+                f"{name} must be whole numbers (torch.long) for {item.name}, not {_name_type(ids)}"
+            )
+        if axes and axes != [count]:
+            raise UserError(
+                f"{name} {tuple(ids.shape)} are on {axes[0]} axes, and {item} has {count}: "
+                "set its option axes if it has one, or give one position for each token"
+            )
+    if not axes:
+        return ids
+    return ids[0] if axes == [1] else ids.permute(1, 2, 0)  # [B or 1, S, axes]
+
+
+def join_ids(before: Tensor, after: Tensor) -> Tensor:
+    """Join ids of tokens, ``(B, S)`` or ``(B, S, axes)``; a single id holds for all axes."""
+    if before.dim() < after.dim():
+        before = before[..., None].expand(-1, -1, after.size(2))
+    elif after.dim() < before.dim():
+        after = after[..., None].expand(-1, -1, before.size(2))
+    return torch.cat([before, after], 1)
+
+
+def check_tensor(name: str, x: object) -> None:
+    """Refuse lists and arrays."""
+    if not isinstance(x, Tensor):
+        raise UserError(f"{name} must be a tensor, not {type(x).__name__}")
+
+
+def check_integers(name: str, ids: Tensor) -> None:
+    """Refuse ids that are not whole numbers."""
+    if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
+        raise UserError(f"{name} must be whole numbers (torch.long), not {_name_type(ids)}")
+
+
+def _name_type(x: Tensor) -> str:
+    return str(x.dtype).removeprefix("torch.")
