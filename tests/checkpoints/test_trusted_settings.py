@@ -96,6 +96,7 @@ def test_no_class_that_torch_may_load_has_behaviour():
     for name in ("__setstate__", "__reduce__", "__new__", "__getattr__", "__del__"):
         assert name not in vars(argparse.Namespace)
     for allowed in torch.serialization.get_safe_globals():
-        name = allowed[1] if isinstance(allowed, tuple) else f"{allowed.__module__}.{allowed}"
-        is_number = re.match(r"numpy\S*(scalar|dtype|.*DType)", name)
-        assert name.startswith(("torch", "argparse.")) or is_number, name
+        named = isinstance(allowed, tuple)
+        name = allowed[1] if named else f"{allowed.__module__}.{allowed.__name__}"
+        is_number = re.fullmatch(r"numpy(\.\w+)*\.(scalar|dtype|\w+DType)", name)
+        assert name.startswith("torch.") or name == "argparse.Namespace" or is_number, name

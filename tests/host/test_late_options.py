@@ -7,8 +7,11 @@ import shutil
 
 import pytest
 import torch
+from fairseq.dataclass.configs import EvalLMConfig, FairseqConfig
+from omegaconf import OmegaConf
 
 from fairseq_posenc.host.explanations import explain_failure
+from fairseq_posenc.host.refused_options import check_blocks
 from tests.helpers.commands import (
     USER_DIR,
     new_directory,
@@ -205,9 +208,10 @@ def test_a_window_of_nearly_the_whole_block_makes_small_batches():
     options = ["--tokens-per-sample", 16, "--context-window", 15]
     limited = _eval_lm(*options, "--max-tokens", 32)
     assert _perplexity(limited) == _perplexity(_eval_lm(*options, "--batch-size", 1))
-    shown = re.search(r"'max_tokens': (\d+)", _eval_lm(*options).log)
-    assert shown
-    assert int(shown[1]) == 36_000 // 16
+    settings = OmegaConf.structured(FairseqConfig(eval_lm=EvalLMConfig(context_window=15)))
+    settings.task = {"tokens_per_sample": 1, "sample_break_mode": "none"}  # as fairseq leaves it
+    check_blocks(settings, max_positions=16)
+    assert settings.dataset.max_tokens == 36_000 // 16
 
 
 HYDRA = [
