@@ -232,7 +232,7 @@ LINES = {
     "fairseq_posenc/transformer": (1277, 1100),
     "fairseq_posenc/models": (547, 520),
     "fairseq_posenc/tasks": (849, 820),
-    "fairseq_posenc/checkpoints": (1039, 800),
+    "fairseq_posenc/checkpoints": (835, 800),
     "fairseq_posenc/host": (901, 700),
     "fairseq_posenc/hf": (3443, 2700),
     "fairseq_posenc/workbench": (12576, 10000),
