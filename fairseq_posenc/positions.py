@@ -84,17 +84,39 @@ def may_sync(device: torch.device, decoding: bool = False) -> bool:
     return not (decoding and reading_waits(device))
 
 
-class Positions(NamedTuple):
-    """The tokens of a call, and where they stand. Padding never shifts a token's position.
+class TokenRows(NamedTuple):
+    """The tokens of a call, in rows of equal length; only padding and ends of sentences matter.
 
     Attributes:
         tokens: ``(B, S)``, the whole prefix when decoding.
-        ids: ``(B, S)``, each token's position among the real tokens of its row, from 0; or
-            ``(1, S)`` without padding. Padding has the position of the real token before it, or 0.
         padding_idx: symbol of padding.
         eos_idx: symbol that ends a sentence.
         tgt_len: T, the number of queries; they are the last T tokens.
         padded: whether anything is padding, or could be.
+    """
+
+    tokens: Tensor
+    padding_idx: int
+    eos_idx: int
+    tgt_len: int
+    padded: bool = True
+
+    def real(self) -> Tensor:
+        """Mark the tokens that are no padding, ``(B, S)``."""
+        return self.tokens.ne(self.padding_idx)
+
+    def ends(self) -> Tensor:
+        """Mark the tokens that end a sentence, ``(B, S)``."""
+        return self.tokens.eq(self.eos_idx)
+
+
+class Positions(NamedTuple):
+    """Where the tokens of a call stand. Padding never shifts a token's position.
+
+    Attributes:
+        rows: the tokens.
+        ids: ``(B, S)``, each token's position among the real tokens of its row, from 0; or
+            ``(1, S)`` without padding. Padding has the position of the real token before it, or 0.
         left_padded: whether the id of a real token may differ from its index in the row. Padding
             before it is one cause; documents and ids that a caller gives are others.
         longest: the largest position plus 1, or an upper bound of it; 0 if not known.
@@ -108,12 +130,8 @@ class Positions(NamedTuple):
             their differences equal those of the tokens' indices.
     """
 
-    tokens: Tensor
+    rows: TokenRows
     ids: Tensor
-    padding_idx: int
-    eos_idx: int
-    tgt_len: int
-    padded: bool
     left_padded: bool
     longest: int
     first: Tensor | None = None
@@ -142,31 +160,19 @@ class Positions(NamedTuple):
                 a GPU. Otherwise every row is treated as if it may be padded on the left; positions
                 are the same.
         """
-        real = tokens.ne(padding_idx)
+        rows = TokenRows(tokens, padding_idx, eos_idx, tgt_len)
+        real = rows.real()
         ids = (real.cumsum(1) - 1).clamp(min=0)  # [B, S]
         if not inspect_padding:
-            return cls(
-                tokens,
-                ids,
-                padding_idx,
-                eos_idx,
-                tgt_len,
-                padded=True,
-                left_padded=True,
-                longest=tokens.size(1),
-            )
+            return cls(rows, ids, left_padded=True, longest=tokens.size(1))
         indices = torch.arange(tokens.size(1), device=tokens.device).unsqueeze(0)  # [1, S]
         shifted = real & ids.ne(indices)  # by padding before them
         count = ids.amax() + 1 if tokens.numel() else ids.sum()  # else 0, on the same device
         # One tensor, so that a GPU is waited for once.
         padded, left_padded, longest = torch.stack([(~real).any(), shifted.any(), count]).tolist()
         return cls(
-            tokens,
+            rows._replace(padded=bool(padded)),
             ids if padded else indices,
-            padding_idx,
-            eos_idx,
-            tgt_len,
-            padded=bool(padded),
             left_padded=bool(left_padded),
             longest=longest,
         )
@@ -190,8 +196,8 @@ class Positions(NamedTuple):
 
     def with_ends(self, ends: Tensor) -> Positions:
         """Mark the tokens that end a sentence, True in ``ends``, ``(B, S)``, unless padding."""
-        is_end = ends & self.tokens.ne(self.padding_idx)
-        return self._replace(tokens=self.tokens.masked_fill(is_end, self.eos_idx))
+        tokens = self.rows.tokens.masked_fill(ends & self.rows.real(), self.rows.eos_idx)
+        return self._replace(rows=self.rows._replace(tokens=tokens))
 
     def split_documents(self, empty: bool, causal: bool) -> Positions:
         """Restart positions in each document, by the ends of sentences.
@@ -204,7 +210,7 @@ class Positions(NamedTuple):
         """
         if self.document_starts is not None:
             return self
-        begins = self.tokens.eq(self.eos_idx)  # [B, S]
+        begins = self.rows.ends()
         if empty:
             begins = begins & _shift_right(begins)
         return self.begin_documents(begins if causal else _shift_right(begins))
@@ -220,8 +226,7 @@ class Positions(NamedTuple):
             UserError: an id is below 0.
         """
         ids = ids.float() if ids.is_floating_point() else ids.long()
-        if self.padded:
-            padding = self.tokens.eq(self.padding_idx)  # [B, S]
+        if (padding := self.padding) is not None:
             ids = ids.masked_fill(padding[..., None] if ids.dim() == 3 else padding, 0)
         longest = 0
         consecutive = False
@@ -256,15 +261,15 @@ class Positions(NamedTuple):
 
     def span(self) -> Span:
         """Span the distances of the queries to all keys."""
-        span = Span.from_lengths(self.tgt_len, self.tokens.size(1), self.tokens.device)
+        span = Span.from_lengths(self.tgt_len, self.src_len, self.device)
         if self.consecutive:
             return span
         return span._replace(low=-FAR, high=FAR, ids=self.ids, tgt_len=self.tgt_len)
 
     def begin_documents(self, begins: Tensor) -> Positions:
         """Restart positions at tokens, ``(B, S)`` of bool, that begin a document."""
-        real = self.tokens.ne(self.padding_idx)
-        ids = self.ids.expand_as(self.tokens)  # [B, S]
+        real = self.rows.real()
+        ids = self.ids.expand_as(real)  # [B, S]
         # `begins` may mark padding. Then the next real token begins the document: the first one of
         # a later document than the real token before it.
         #   tokens     a  b  <pad>  c  d
@@ -281,6 +286,26 @@ class Positions(NamedTuple):
         )
 
     @property
+    def batch_size(self) -> int:
+        """B, the number of rows."""
+        return self.rows.tokens.size(0)
+
+    @property
+    def src_len(self) -> int:
+        """S, the number of all tokens of a row."""
+        return self.rows.tokens.size(1)
+
+    @property
+    def tgt_len(self) -> int:
+        """T, the number of queries."""
+        return self.rows.tgt_len
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the tokens."""
+        return self.rows.tokens.device
+
+    @property
     def places(self) -> Tensor:
         """The positions that tables and rotations take: ``drawn``, or else ``ids``."""
         return self.ids if self.drawn is None else self.drawn
@@ -288,7 +313,7 @@ class Positions(NamedTuple):
     @property
     def padding(self) -> Tensor | None:
         """True for padding, ``(B, S)``; None without padding."""
-        return self.tokens.eq(self.padding_idx) if self.padded else None
+        return self.rows.tokens.eq(self.rows.padding_idx) if self.rows.padded else None
 
     @property
     def query_places(self) -> Tensor:
@@ -304,9 +329,9 @@ class Positions(NamedTuple):
 
         One row suffices if ids are indices; padding, on the right, is then counted, too.
         """
-        if self.left_padded or not self.padded:
+        if self.left_padded or not self.rows.padded:
             return self.ids
-        return torch.arange(self.tokens.size(1), device=self.tokens.device).unsqueeze(0)
+        return torch.arange(self.src_len, device=self.device).unsqueeze(0)
 
     def check_limit(self, limit: int, name: str) -> None:
         """Refuse positions beyond a table of ``limit`` rows."""
@@ -328,11 +353,11 @@ class Positions(NamedTuple):
 
         Source: the "real absolute positions" of Huang et al. (2021), section 5.2.
         """
-        start = torch.zeros_like(self.tokens)  # of the row, or of the document
+        start = torch.zeros_like(self.rows.tokens)  # of the row, or of the document
         if self.document_starts is not None:
             start = self.document_starts
         ids = self.ids + start  # in the row, [B, S]
-        ends = torch.where(self.tokens.eq(self.eos_idx), ids, start)
+        ends = torch.where(self.rows.ends(), ids, start)
         last_end = _shift_right(ends.cummax(1).values)  # before each token
         return ids - torch.maximum(start, last_end)
 
@@ -344,8 +369,8 @@ class Positions(NamedTuple):
         if self.first is not None:
             return self.first
         if not self.left_padded:
-            return torch.eye(1, self.tokens.size(1), dtype=torch.bool, device=self.tokens.device)
-        real = self.tokens.ne(self.padding_idx)
+            return torch.eye(1, self.src_len, dtype=torch.bool, device=self.device)
+        real = self.rows.real()
         return real & real.cumsum(1).eq(1)
 
 

@@ -114,7 +114,7 @@ class LayerShared(NamedTuple):
         """Make the mask of a direction, with the padding of the tokens."""
         positions = self.positions
         mask = Mask(direction, cache=self.cache, locality=self.locality)
-        padding = mask.cached("padding", (positions.tokens,), lambda: positions.padding)
+        padding = mask.cached("padding", (positions.rows.tokens,), lambda: positions.padding)
         return mask._replace(key_padding=padding)
 
 

@@ -61,7 +61,7 @@ class Sinusoidal(Encoding):
     def embed(self, positions: Positions) -> Tensor:
         """Compute the vectors of the queries' positions in float32, ``(B or 1, T, C)``."""
         ids = positions.query_places
-        first_id = positions.padding_idx + 1 if self.layout == "fairseq" else 0
+        first_id = positions.rows.padding_idx + 1 if self.layout == "fairseq" else 0
         count_from_0 = positions.counted and positions.drawn is None
         if count_from_0 and ids.size(0) > 1 and ids.size(1) > 1:
             # Vectors are computed once for all sentences, which repeat the same positions.

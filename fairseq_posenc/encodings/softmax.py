@@ -268,6 +268,6 @@ class Sink(Encoding):
         """Return the extra score of each head."""
         if self.value is None:
             return Terms(sink=self.score)
-        tokens = positions.tokens  # for their device
-        score = tokens.new_full((self.dims.num_heads,), float(self.value), dtype=torch.float32)
+        shape, device = (self.dims.num_heads,), positions.device
+        score = torch.full(shape, float(self.value), dtype=torch.float32, device=device)
         return Terms(sink=score)

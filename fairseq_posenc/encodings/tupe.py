@@ -140,7 +140,7 @@ class TupeShared(Encoding):
         """Compute products of positions by pair, ``(B or 1, H, T, S)``, and biases by distance."""
         positions.check_limit(self.dims.max_positions, self.name)
         # A caller's ids may be any, so they need all rows.
-        tokens = positions.tokens.size(1) if positions.counted else self.dims.max_positions
+        tokens = positions.src_len if positions.counted else self.dims.max_positions
         with no_autocast(self.positions.device):
             queries, keys = self._project(tokens + 1)
         scale = self.dims.scale(self.scale_factor)

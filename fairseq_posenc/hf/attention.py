@@ -223,7 +223,7 @@ class AttentionPositions(AttentionCore, nn.Module):
         terms = terms._replace(scale_factor=factor * to_scale_factor(scale, self.head_dim))
         cache = None
         if self.decay_place is not None:
-            earlier = positions.tokens.size(1) - query.size(2)
+            earlier = positions.src_len - query.size(2)
             cache = DecayCache(state.cache, self.decay_place, earlier)
         return self.make_call(
             query,
@@ -243,7 +243,7 @@ class AttentionPositions(AttentionCore, nn.Module):
 
     def _check_cache(self, shared: LayerShared, keys: int) -> None:
         """Refuse a cache that lacks keys that the spec needs, or has room for later keys."""
-        src_len = shared.positions.tokens.size(1)
+        src_len = shared.positions.src_len
         if keys == src_len:  # also for graphs of any length, which the comparisons below would fix
             return
         least = src_len

@@ -91,7 +91,7 @@ class AttentionCore:
             past = None if cache is None else cache.past_decay(key)
             decay = self.encodings.decay(inputs, positions, past)
             states = self.encodings.states(positions.queries(inputs))
-        tgt_len, src_len = query.size(2), positions.tokens.size(1)
+        tgt_len, src_len = query.size(2), positions.src_len
         kept = Kept(key, value, decay)
         if cache is not None:
             kept = cache.extend(key, value, decay, shared.needed_keys())

@@ -37,7 +37,7 @@ def check_layer_input(
     """
     check_shared(shared, assembly)
     check_embeddings("x", x, assembly.dims.embed_dim)
-    batch, tgt_len = shared.positions.tokens.size(0), shared.positions.tgt_len
+    batch, tgt_len = shared.positions.batch_size, shared.positions.tgt_len
     if x.shape[:2] != (batch, tgt_len):
         raise UserError(
             f"x {tuple(x.shape)} must be ({batch}, {tgt_len}, {assembly.dims.embed_dim}): `shared` "
@@ -53,7 +53,7 @@ def check_self_cache(
 ) -> None:
     """Refuse a cache that does not fit the tokens before, or the batch and heads of the keys."""
     positions = shared.positions
-    past, tokens = positions.tokens.size(1) - positions.tgt_len, cache.tokens if cache else 0
+    past, tokens = positions.src_len - positions.tgt_len, cache.tokens if cache else 0
     if cache and cache.source is not None:
         raise UserError("the cache is not of a SelfAttention")
     if tokens != past:

@@ -75,7 +75,7 @@ class LayerPositions(nn.Module):
         by_pair = None if terms.pair_bias is None else at_least_fp32(terms.pair_bias)
         if terms.bias is None:
             return by_pair
-        tgt_len, src_len = shared.positions.tgt_len, shared.positions.tokens.size(1)
+        tgt_len, src_len = shared.positions.tgt_len, shared.positions.src_len
         bias = expand_by_distance(at_least_fp32(terms.bias), tgt_len, src_len, terms.first)
         return bias if by_pair is None else bias + by_pair
 
@@ -89,8 +89,7 @@ class LayerPositions(nn.Module):
         """
         terms = self._compute_terms(shared)
         positions = shared.positions
-        sizes = positions.tgt_len, positions.tokens.size(1)
-        return build_score_mod(terms, *sizes, positions.tokens.device)
+        return build_score_mod(terms, positions.tgt_len, positions.src_len, positions.device)
 
     def _compute_terms(self, shared: Shared) -> Terms:
         check_shared(shared, self.assembly)

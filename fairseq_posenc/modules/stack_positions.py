@@ -197,17 +197,18 @@ class StackPositions(nn.Module):
         if ids is None:
             return positions
         check_tensor("document_ids", ids)
-        if ids.shape != positions.tokens.shape:
+        shape = (positions.batch_size, positions.src_len)
+        if ids.shape != shape:
             raise UserError(
-                f"document_ids {tuple(ids.shape)} must be {tuple(positions.tokens.shape)}: batch, "
-                "and all tokens, earlier ones included"
+                f"document_ids {tuple(ids.shape)} must be {shape}: batch, and all tokens, earlier "
+                "ones included"
             )
         check_integers("document_ids", ids)
         return positions.begin_documents(ids.ne(F.pad(ids, (1, 0))[:, :-1]))
 
     def _replace_ids(self, positions: Positions, ids: Tensor, past_ids: Tensor | None) -> Positions:
         """Replace the position of each token by a caller's ids."""
-        batch, src_len = positions.tokens.shape
+        batch, src_len = positions.batch_size, positions.src_len
         tgt_len = positions.tgt_len
         lengths = (tgt_len,) if tgt_len == src_len else (tgt_len, src_len)
         ids = read_position_ids("position_ids", ids, self.assembly.spec, batch, lengths)

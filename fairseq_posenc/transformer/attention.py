@@ -106,7 +106,7 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
             raise UserError("static_kv and before_softmax have no meaning in self-attention here")
         shared = current_layer()
         buffer = self._get_input_buffer(incremental_state)
-        src_len = shared.positions.tokens.size(1)
+        src_len = shared.positions.src_len
         padding = key_padding_mask
         cache = None
         if incremental_state is not None:
@@ -162,6 +162,6 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
 
         key = self._get_full_incremental_state_key("terms")
         ahead = cached_terms(state, key, steps_span, compute_ahead)
-        terms = slice_for_step(ahead, steps_span, positions.tokens.size(1))
+        terms = slice_for_step(ahead, steps_span, positions.src_len)
         by_token = {name: getattr(shared.terms, name) for name in TERMS_BY_TOKEN}
         return terms._replace(**by_token)

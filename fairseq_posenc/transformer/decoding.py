@@ -66,11 +66,11 @@ def compute_step_span(positions: Positions, limit: int) -> Span:
     For 40 keys the span has room for 64. As tables may end at ``limit``, there is no room beyond it
     until there are more keys.
     """
-    src_len = positions.tokens.size(1)
+    src_len = positions.src_len
     keys = -(-src_len // STEPS) * STEPS  # rounded up
     if src_len <= limit:
         keys = min(keys, limit)
-    return Span.from_lengths(1, keys, positions.tokens.device)
+    return Span.from_lengths(1, keys, positions.device)
 
 
 def cached_terms(state: Any, key: str, span: Span, compute: Callable[[Span], Terms]) -> Terms:
@@ -83,15 +83,11 @@ def cached_terms(state: Any, key: str, span: Span, compute: Callable[[Span], Ter
 
 def lookahead_positions(positions: Positions, span: Span) -> Positions:
     """Extend positions by padding to the keys of a span, of which the last 32 are queries."""
-    keys = span.src_len
-    tokens = F.pad(  # [B, keys]
-        positions.tokens, (0, keys - positions.tokens.size(1)), value=positions.padding_idx
-    )
+    keys, rows = span.src_len, positions.rows
+    tokens = F.pad(rows.tokens, (0, keys - positions.src_len), value=rows.padding_idx)  # [B, keys]
     # Where padding must not be inspected, `left_padded` is True.
     inspect = not positions.left_padded
-    return Positions.from_tokens(
-        tokens, positions.padding_idx, positions.eos_idx, min(STEPS, keys), inspect
-    )
+    return Positions.from_tokens(tokens, rows.padding_idx, rows.eos_idx, min(STEPS, keys), inspect)
 
 
 def slice_for_step(terms: Terms, span: Span, src_len: int) -> Terms:

@@ -98,7 +98,7 @@ def t5(encodings: Encodings, dims: Dims, given: Tensors) -> Tensors:
 
 def bias_of(encodings: Encodings, length: int) -> Tensor:
     positions = plain_positions(length)
-    span = Span.from_lengths(length, length, positions.tokens.device)
+    span = Span.from_lengths(length, length, positions.device)
     terms = encodings.terms(span, positions).expanded()
     assert terms.bias is not None
     return expand_by_distance(terms.bias, length, length)[0]
