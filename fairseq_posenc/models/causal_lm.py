@@ -151,7 +151,7 @@ class PositionalLM(PositionalModel, TransformerLanguageModel):
         with decoder.at_positions(src_tokens, ids):
             return super().forward(src_tokens, *args, **kwargs)
 
-    def upgrade_state_dict_named(self, state_dict: dict[str, Any], name: str) -> None:
+    def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
         """Add the row for ``<s>`` (``--add-bos-token``) to position tables that lack it."""
         super().upgrade_state_dict_named(state_dict, name)
         prefix = f"{name}." if name else ""

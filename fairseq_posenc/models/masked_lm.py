@@ -156,7 +156,7 @@ class PositionalRoberta(PositionalModel, RobertaModel):
         encoder: Any = self.encoder
         return self.span_head(features, src_tokens.eq(encoder.dictionary.pad()))
 
-    def upgrade_state_dict_named(self, state_dict: dict[str, Any], name: str) -> None:
+    def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
         """Initialise a span head that the checkpoint lacks; drop one that the model lacks."""
         super().upgrade_state_dict_named(state_dict, name)
         prefix = f"{name}.span_head." if name else "span_head."
