@@ -146,13 +146,13 @@ class Cache:
         Raises:
             UserError: the cache has decays of forget gates and this layer has none, or vice versa.
         """
-        self.tokens += key.size(2)
+        tokens = self.tokens + key.size(2)
         visible = Kept(key, value, decay)
         if self.kept is not None:
             if (self.kept.decay is None) != (decay is None):
                 raise UserError("the cache is of a layer with other encodings: give each its own")
-            visible = self.kept.append(key, value, decay, self.tokens)
-        self.kept = visible.select(needed, self.tokens)
+            visible = self.kept.append(key, value, decay, tokens)
+        self.kept, self.tokens = visible.select(needed, tokens), tokens
         return visible
 
     def reorder(self, rows: Tensor) -> None:
