@@ -8,7 +8,7 @@ from dataclasses import FrozenInstanceError
 import pytest
 import torch
 
-from fairseq_posenc.api import SelfAttention, StackPositions
+from fairseq_posenc.api import Cache, SelfAttention, StackPositions
 from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.encodings.rope import Rope
 from fairseq_posenc.encodings.rope_scaling import (
@@ -123,7 +123,7 @@ def test_neighbours_padding_and_decoding_change_nothing(scaling):
     torch.testing.assert_close(
         layer(*positions(padded, padding))[0][:, 4:], full, rtol=1e-4, atol=1e-5
     )
-    cache: dict = {}
+    cache = Cache()
     for i in range(9):
         step = layer(*positions(x[:, i : i + 1], past=i), cache)[0]
         torch.testing.assert_close(step[:, 0], full[:, i], rtol=1e-4, atol=1e-5)

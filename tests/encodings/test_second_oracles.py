@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from fairseq_posenc.api import SelfAttention, StackPositions
+from fairseq_posenc.api import Cache, SelfAttention, StackPositions
 from tests.encodings import second_oracles as oracles
 
 C, HEADS, D, N, T = 16, 2, 8, 64, 11
@@ -163,7 +163,7 @@ def test_decoding_token_by_token(case, causal):
     for backend in case.backends:
         positions, layer = built(case, causal, backend)
         x, padding = (rows[:2] for rows in batch())
-        cache: Any = {}
+        cache = Cache()
         steps = [
             layer(*positions(x[:, i : i + 1], padding[:, : i + 1], past=i), cache)[0]
             for i in range(T)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fairseq_posenc.api import PositionEncoding, SelfAttention, StackPositions
+from fairseq_posenc.api import Cache, PositionEncoding, SelfAttention, StackPositions
 from fairseq_posenc.errors import UserError
 from tests.helpers import oracles
 from tests.helpers.formulas import awake
@@ -128,7 +128,7 @@ def test_the_library_decodes_with_drawn_numbers():
     x = torch.randn(2, 9, WIDTH)
     with torch.no_grad():
         full, _ = layer(*positions(x))
-        cache: dict = {}
+        cache = Cache()
         for step in range(9):
             out, _ = layer(*positions(x[:, step : step + 1], past=step), cache=cache)
             torch.testing.assert_close(out[:, 0], full[:, step], rtol=1e-4, atol=1e-5)

@@ -9,7 +9,13 @@ import torch
 from torch.nn.attention.flex_attention import flex_attention
 
 from fairseq_posenc import registry
-from fairseq_posenc.api import LayerPositions, PositionEncoding, SelfAttention, StackPositions
+from fairseq_posenc.api import (
+    Cache,
+    LayerPositions,
+    PositionEncoding,
+    SelfAttention,
+    StackPositions,
+)
 from fairseq_posenc.backends import BACKENDS, check, flex
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
@@ -170,14 +176,14 @@ def test_the_library_decodes_step_by_step(spec, kv_heads):
     padding[1, :4] = True
     with torch.no_grad():
         full, _ = layer(*positions(x, padding))
-        cache: dict = {}
+        cache = Cache()
         for step in range(11):
             now = positions(x[:, step : step + 1], padding[:, : step + 1], past=step)
             out, _ = layer(*now, cache=cache)
             real = ~padding[:, step]
             torch.testing.assert_close(out[real, 0], full[real, step], rtol=1e-4, atol=1e-5)
     if "window" in spec:
-        assert cache["key"].size(2) == cache["decay"].size(2) == 3
+        assert cache.kept.key.size(2) == cache.kept.decay.size(2) == 3
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

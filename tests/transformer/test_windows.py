@@ -384,13 +384,13 @@ def test_a_cache_keeps_the_first_keys_and_those_of_the_window(spec, limits, kept
     padding = torch.zeros(3, 30, dtype=torch.bool)
     padding[1, :3], padding[2, :9] = True, True
     full = layer(*positions(x, padding))[0]
-    cache: dict = {}
+    cache = Cache()
     for step in STEPS:
         embedded, shared = positions(x[:, step], padding[:, : step.stop], past=step.start)
         attended = layer(embedded, shared, cache)[0]
         real = ~padding[:, step]
         torch.testing.assert_close(attended[real], full[:, step][real], rtol=1e-11, atol=1e-11)
-    assert cache["key"].size(2) == cache["value"].size(2) <= kept
+    assert cache.kept.key.size(2) == cache.kept.value.size(2) <= kept
 
 
 @pytest.mark.parametrize("limits", ["window(size=1)", "chunk(size=1)"])
