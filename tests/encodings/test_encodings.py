@@ -416,7 +416,7 @@ def test_rotary_cross_attention_refuses_what_would_pass_by_the_rotation():
     attention = RotaryCrossAttention(16, 2, kdim=16, vdim=16)
     query, key = torch.randn(3, 2, 16), torch.randn(5, 2, 16)
     for static_kv in (False, True):
-        with pytest.raises(UserError, match="only inside a decoder"):
+        with pytest.raises(UserError, match="outside its layer"):
             attention(query, key, key, static_kv=static_kv)
     with pytest.raises(UserError, match="quant-noise-pq"):
         RotaryCrossAttention(16, 2, q_noise=0.1, qn_block_size=8)

@@ -228,7 +228,7 @@ def test_the_first_tokens_of_each_document_stay_visible(spec, window):
         positions = StackPositions(f"{spec}+{limits}", 16, 2, length, causal).double()
         layer = SelfAttention(positions, backend="reference").double()
         embedded, shared = positions(x, document_ids=ids)
-        call = layer.make_call(*layer.project(embedded), shared)
+        call = layer.make_call(*layer.project(embedded), shared.of_kind(0))
         pairs = [
             call._replace(
                 **{n: getattr(call, n)[b : b + 1] for n in ("query", "key", "value")},
@@ -287,7 +287,7 @@ def test_blocks_leave_out_the_keys_between_the_first_ones_and_the_window(spec, d
         (out * torch.linspace(-1, 1, 16, dtype=torch.float64)).sum().backward()
         parameters = [*layer.parameters(), *positions.parameters()]
         results.append([out, x.grad, *(p.grad.clone() for p in parameters if p.grad is not None)])
-    call = layer.make_call(*layer.project(embedded), shared, embedded)
+    call = layer.make_call(*layer.project(embedded), shared.of_kind(0), embedded)
     _, blocks = blocked.choose_blocks(call)
     assert {len(block) for block in blocks} >= ({1} if direction == "rl" else {1, 2})
     for expected, ours in zip(*results, strict=True):
