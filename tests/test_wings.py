@@ -229,7 +229,7 @@ LINES = {
     "fairseq_posenc/backends/triton": (1982, 1200),
     "fairseq_posenc/modules": (1357, 1150),
     "fairseq_posenc/analysis": (403, 300),
-    "fairseq_posenc/transformer": (1277, 1100),
+    "fairseq_posenc/transformer": (1261, 1100),
     "fairseq_posenc/models": (547, 520),
     "fairseq_posenc/tasks": (849, 820),
     "fairseq_posenc/checkpoints": (835, 800),
