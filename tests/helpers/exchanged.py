@@ -15,6 +15,7 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from omegaconf import DictConfig, OmegaConf, flag_override
 
 from fairseq_posenc.workbench.cli import main
+from fairseq_posenc.workbench.loading.checkpoints import write_start_checkpoint
 from fairseq_posenc.workbench.running import host  # noqa: F401  (registers models and tasks)
 from tests.helpers.commands import new_directory
 from tests.helpers.tiny_models import COMPANIONS, COMPOSITIONS, NAMES, PATTERNS
@@ -101,23 +102,8 @@ def checkpoint(
     if family == "translation":
         _let_sentences_end(model.decoder)
     path = new_directory() / "checkpoint.pt"
-    history = {
-        "num_updates": 7,
-        "criterion_name": "",
-        "optimizer_name": "",
-        "lr_scheduler_state": {},
-    }
-    state = {
-        "args": None,
-        "cfg": OmegaConf.to_container(config, resolve=True, enum_to_str=True),
-        "model": model.state_dict(),
-        "criterion": None,
-        "optimizer_history": [history],
-        "last_optimizer_state": None,
-        "task_state": {},
-        "extra_state": {"train_iterator": {"epoch": 1}, "val_loss": 2.5},
-    }
-    torch.save(state, path)
+    settings: Any = OmegaConf.to_container(config, resolve=True, enum_to_str=True)
+    write_start_checkpoint(settings, model.state_dict(), path)
     return Checkpoint(path, data, model, set_up)
 
 

@@ -133,16 +133,6 @@ def test_only_the_folder_of_a_model_is_replaced(
     assert (tmp_path / "mine").is_dir()
 
 
-def test_a_link_is_not_replaced(
-    stock: PreTrainedModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "swapped").symlink_to(tmp_path / "stock")
-    words = ["--checkpoint", tmp_path / "stock", "--position-encoding", "alibi"]
-    words += ["--out", tmp_path / "swapped", "--overwrite"]
-    assert main(["swap", *map(str, words)]) == 2
-    assert "is a link to" in capsys.readouterr().err
-
-
 def test_the_old_folder_is_deleted_last(
     stock: PreTrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

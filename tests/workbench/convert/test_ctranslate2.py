@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from fairseq_posenc.workbench.cli import main
 from fairseq_posenc.workbench.translation import Translator
 from tests.helpers.commands import new_directory
-from tests.helpers.exchanged import WORDS, checkpoint, data_bin
+from tests.helpers.exchanged import WORDS, checkpoint, data_bin, export_to
 from tests.helpers.products import product_of
 
 ctranslate2 = pytest.importorskip("ctranslate2", reason="pip install 'fairseq-posenc[ctranslate2]'")
@@ -82,16 +82,19 @@ REFUSED = [
 ]
 
 
-def words(trained, out, *more):
-    given = ["--checkpoint", trained.path, "--to", "ctranslate2", "--out", out]
-    return [str(word) for word in ["export", *given, "--tokens", "words", *more]]
-
-
 def export(trained, *more):
     """Return the folder of an export."""
+    return export_to(trained, "--to", "ctranslate2", *more)
+
+
+def refuse(trained, capsys):
+    """Return the one line in which an export is refused."""
     out = new_directory() / "out"
-    assert main(words(trained, out, *more)) == 0
-    return out
+    words = ["--checkpoint", trained.path, "--to", "ctranslate2", "--out", out, "--tokens", "words"]
+    assert main(["export", *map(str, words)]) == 2
+    assert list(out.parent.iterdir()) == []
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "error:" in line]
+    return line
 
 
 def sentences(*lengths):
@@ -204,12 +207,7 @@ def test_causal_models_go_on_from_prompts_as_in_fairseq(spec):
 
 @pytest.mark.parametrize(("family", "spec", "more", "why"), REFUSED)
 def test_what_has_no_place_is_refused_in_a_line(family, spec, more, why, capsys):
-    out = new_directory() / "out"
-    assert main(words(checkpoint(family, spec, **more), out)) == 2
-    error = capsys.readouterr().err
-    assert why in error
-    assert len([line for line in error.splitlines() if "error:" in line]) == 1
-    assert list(out.parent.iterdir()) == []
+    assert why in refuse(checkpoint(family, spec, **more), capsys)
 
 
 def test_the_page_lists_the_encodings_that_have_a_place():
@@ -235,12 +233,6 @@ def test_weights_are_quantized():
     assert sizes["int8"] < sizes["float16"] < sizes["float32"]
 
 
-def test_quantization_is_for_ctranslate2(capsys):
-    words = ["--checkpoint", "x.pt", "--out", "out", "--quantization", "int8"]
-    assert main(["export", *words]) == 2
-    assert "--quantization is for --to ctranslate2" in capsys.readouterr().err
-
-
 def test_the_comparison_would_notice(monkeypatch, capsys):
     def wrong(*given):
         spec = right(*given)
@@ -249,10 +241,8 @@ def test_the_comparison_would_notice(monkeypatch, capsys):
 
     right = to_ctranslate2.build_specification
     monkeypatch.setattr(to_ctranslate2, "build_specification", wrong)
-    out = new_directory() / "out"
-    assert main(words(checkpoint("translation", "rope"), out)) == 2
-    assert "log probabilities differ by" in capsys.readouterr().err
-    assert list(out.parent.iterdir()) == []
+    error = refuse(checkpoint("translation", "rope"), capsys)
+    assert "log probabilities differ by" in error
 
 
 def run_alone(code, *names):
@@ -289,10 +279,8 @@ def test_the_example_of_a_card_needs_the_two_libraries_alone(family, cuts):
         shutil.copy(model, data)
     trained = checkpoint(family, "rope", data)
     steady_ends(trained)
-    out = folder / "out"
-    given = ["--checkpoint", trained.path, "--to", "ctranslate2", "--out", out]
-    given += ["--tokens", "words"] if cuts == "tokenizers" else []
-    assert main(["export", *map(str, given)]) == 0
+    tokens = "words" if cuts == "tokenizers" else str(data)
+    out = export_to(trained, "--to", "ctranslate2", tokens=tokens)
     (code,) = re.findall(r"```python\n(.*?)```", (out / "README.md").read_text(), re.S)
     code = code.replace("FOLDER", str(out))
     printed = run_alone(code, "ctranslate2", "numpy", "yaml", "tokenizers", "huggingface_hub")

@@ -17,10 +17,7 @@ from fairseq_posenc.workbench.cli import main
 from fairseq_posenc.workbench.loading.checkpoints import load_state
 from tests.helpers.commands import new_directory
 from tests.helpers.exchanged import checkpoint, export_to, import_from, padded
-from tests.helpers.products import product_of
 from tests.workbench.convert.test_export import LAYOUTS, compute_both, load
-from tests.workbench.finetuning.test_glue_commands import data as glue_data
-from tests.workbench.finetuning.test_squad_commands import files as squad_files
 
 
 def open_checkpoint(path: Path):
@@ -65,26 +62,6 @@ def test_tables_become_longer_between_export_and_import(family, spec, more):
     torch.testing.assert_close(ours[real], before[real])
     with torch.no_grad():
         longer(padded("right", longest=48)[0])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("task", "spec"), product_of(["glue", "squad"], ["learned", "m4m+rope"]))
-def test_fine_tuned_heads_come_back_bit_for_bit(task, spec, capsys):
-    options = {"pooler_activation_fn": "tanh", "max_positions": 48}
-    if task == "glue":
-        data, pieces = glue_data() / "glue" / "STS-B", glue_data() / "pieces.model"
-        trained = checkpoint("masked_lm", spec, data, "glue", **options, max_update=2)
-    else:
-        data = pieces = squad_files().data
-        trained = checkpoint("masked_lm", spec, data, "squad", **options)
-    start = import_from(export_to(trained, tokens=str(pieces)))
-    assert "zeros in the checkpoint" in capsys.readouterr().out
-    before, after = (load_state(path, "it")["model"] for path in (trained.path, start))
-    assert before.keys() == after.keys()
-    for name in before:
-        left_out = "lm_head" in name and name != "encoder.lm_head.weight"
-        expected = torch.zeros_like(before[name]) if left_out else before[name]
-        assert torch.equal(after[name], expected), name
 
 
 def train_once(model) -> None:

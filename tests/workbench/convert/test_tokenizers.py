@@ -195,22 +195,12 @@ def test_a_tokenizer_loads_with_its_special_symbols():
 
 
 def test_two_sentencepiece_models_of_one_dictionary_are_two_tokenizers():
-    models = []
-    for language, size in (("de", 40), ("en", 50)):
-        path = new_directory() / f"sentencepiece.{language}.model"
-        with path.open("wb") as file:
-            sentencepiece.SentencePieceTrainer.train(
-                sentence_iterator=iter(sentences()),
-                model_writer=file,
-                vocab_size=size,
-                minloglevel=2,
-            )
-        models.append(path)
-    processors = [sentencepiece.SentencePieceProcessor(model_file=str(path)) for path in models]
+    models = [train_pieces("unigram", sentences(), vocab_size=size) for size in (40, 50)]
+    processors = [processor for _, processor in models]
     pieces = [each.id_to_piece(n) for each in processors for n in range(3, len(each))]
     data = data_bin("translation", list(dict.fromkeys(pieces)))
-    for path in models:
-        (data / path.name).write_bytes(path.read_bytes())
+    for language, (path, _) in zip(("de", "en"), models):
+        (data / f"sentencepiece.{language}.model").write_bytes(path.read_bytes())
     out = export_to(checkpoint("translation", "none", data), tokens=str(data))
     for folder, processor in zip((out, out / "target"), processors):
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
