@@ -223,7 +223,7 @@ def test_fairseq_finds_what_registers_by_scanning():
 
 # Lines of Python in each room: reached, a number that only ever falls, and the target.
 LINES = {
-    "fairseq_posenc": (35662, 27500),
+    "fairseq_posenc": (34604, 27500),
     "fairseq_posenc/encodings": (4201, 3800),
     "fairseq_posenc/backends": (5529, 3600),
     "fairseq_posenc/backends/triton": (1982, 1200),
@@ -235,7 +235,7 @@ LINES = {
     "fairseq_posenc/checkpoints": (835, 800),
     "fairseq_posenc/host": (901, 700),
     "fairseq_posenc/hf": (3443, 2700),
-    "fairseq_posenc/workbench": (12576, 10000),
+    "fairseq_posenc/workbench": (11812, 10000),
     "fairseq_posenc/tokens": (1060, 800),
     "fairseq_posenc/workbench/running": (1185, 700),
     "fairseq_posenc/workbench/loading": (716, 520),
@@ -250,7 +250,7 @@ LINES = {
     "preprocess": (3101, 2600),
     "docs/generate": (513, 750),
     "benchmarks": (3067, 3600),
-    "tests": (36468, 32000),
+    "tests": (36343, 32000),
 }
 LONGEST_FILE = 401  # outside tests/
 DOCSTRING_SHARE = 0.195  # of the package's lines, at least
