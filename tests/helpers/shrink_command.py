@@ -19,7 +19,6 @@ SQUAD += ["--set", "lr_scheduler.warmup_updates=2", "--set", "dataset.batch_size
 AT_ONCE = ["--seeds", "1", "--lrs", "0.003", "--updates", "1", "--vocab-size", "34"]
 # By command of fairseq-posenc.
 OPTIONS = {
-    "bleu": ["--num-shards", "1"],
     "compare": AT_ONCE,
     "export": ["--tokens", "words"],
     "glue": QUICK,

@@ -12,7 +12,22 @@ from pathlib import Path
 
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException
 from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError  # type: ignore[import-untyped]
+
+# Errors that a file of settings, or a value of a wrong type in it, raises where it is used.
+CONFIG_ERRORS = (
+    HydraException,
+    OmegaConfBaseException,
+    YAMLError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    LookupError,
+    ArithmeticError,
+)
 
 
 def compose_file(path: Path, overrides: Sequence[str] = ()) -> DictConfig:
@@ -22,8 +37,8 @@ def compose_file(path: Path, overrides: Sequence[str] = ()) -> DictConfig:
     refuse overrides of unknown options. Any other earlier use of hydra in this process is ended.
 
     Raises:
-        HydraException: the file does not exist, or an override cannot be read.
-        OmegaConfBaseException: a value has a wrong type.
+        HydraException: the file does not exist, or an override cannot be read; for more errors see
+            :data:`CONFIG_ERRORS`.
     """
     GlobalHydra.instance().clear()
     with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""Tables of training logs: best validations, stages of the loss, means over seeds, epochs.
+"""Tables of training logs: best validations, stages of the loss, means over seeds.
 
 A training is a name with the curves of one or more seeds. fairseq logs losses in bits; those in
 nats are ``ln 2`` times as large.
@@ -52,17 +52,14 @@ _STAGES_NOTE = (
 
 def collect_figures(trainings: Trainings) -> Tables:
     """Collect the figures of all tables for the record."""
-    tables: Tables = {"best": [], "stages": [], "seeds": [], "epochs": []}
+    tables: Tables = {"best": [], "stages": [], "seeds": []}
     for training, curves in trainings.items():
         rows = [_describe_curve(curve) for curve in curves]
-        for number, (curve, row) in enumerate(zip(curves, rows), start=1):
+        for number, row in enumerate(rows, start=1):
             name = {"training": f"{training} {number}" if len(curves) > 1 else training}
             tables["best"].append({**name, **{key: row[key] for key in (*_BEST, "diverged_at")}})
             if row["plateau"] is not None:
                 tables["stages"].append({**name, **{key: row[key] for key in _STAGES}})
-            for epoch, entry in curve.epochs.items():
-                point = {"epoch": epoch, "update": entry.updates, "perplexity": entry.perplexity}
-                tables["epochs"].append({**name, **point})
         if len(curves) > 1:
             means: dict[str, Any] = {"training": training, "seeds": len(curves)}
             for key in _SEEDS:
@@ -103,8 +100,6 @@ def format_tables(tables: Tables) -> str:
     if tables["seeds"]:
         parts += ["## Means over seeds", _format_rows(tables["seeds"], _SEEDS)]
         parts.append(f"In brackets: {intervals.INTERVAL_NOTE}.")
-    if tables["epochs"]:
-        parts += ["## Perplexity by epoch", *_format_epochs(tables["epochs"])]
     parts += [
         f"- {code(row['training'])} diverged: its validation loss is NaN or infinite at update "
         f"{row['diverged_at']:,} first; such losses are left out"
@@ -130,30 +125,3 @@ def _format_cell(row: Row, name: str, digits: int) -> str:
     if low is None or row[name] is None:
         return format_number(row.get(name), digits)
     return intervals.Interval(row[name], low, row[f"{name}_high"]).show(digits)
-
-
-def _format_epochs(rows: Sequence[Row]) -> list[str]:
-    """Format a table of epochs, and when each training reaches what all of them reach."""
-    points: dict[str, dict[int, Row]] = {}
-    for row in rows:
-        points.setdefault(row["training"], {})[row["epoch"]] = row
-    by_epoch = points.values()
-    cells = [
-        [
-            str(epoch),
-            *(
-                format_number(of[epoch]["perplexity"] if epoch in of else None, 2)
-                for of in by_epoch
-            ),
-        ]
-        for epoch in sorted({row["epoch"] for row in rows})
-    ]
-    parts = [table(["epoch", *map(code, points)], cells)]
-    if len(points) > 1:
-        target = max(min(row["perplexity"] for row in of.values()) for of in by_epoch)
-        reached = []
-        for name, of in points.items():
-            first = next(row for row in of.values() if row["perplexity"] <= target)
-            reached.append(f"{code(name)} at epoch {first['epoch']} (update {first['update']:,})")
-        parts.append(f"The lowest perplexity that all reach, {target:,.2f}: {', '.join(reached)}.")
-    return parts

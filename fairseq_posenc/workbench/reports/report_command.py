@@ -12,13 +12,12 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, Optional
+from typing import NamedTuple, Optional
 
 from fairseq_posenc.checkpoints.recovery import LAST
-from fairseq_posenc.checkpoints.safe_loading import open_checkpoint
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.tasks.glue.definitions import TASKS, name_column
-from fairseq_posenc.workbench.loading.checkpoints import read_updates
+from fairseq_posenc.workbench.loading.checkpoints import load_state, read_updates
 from fairseq_posenc.workbench.results import markdown
 from fairseq_posenc.workbench.results.loss_stages import last_loss
 from fairseq_posenc.workbench.results.record import Record
@@ -33,7 +32,6 @@ _GLUE_COLUMNS = ("MNLI-m", "MNLI-mm", *(name for name in TASKS if name != "MNLI"
 _AVERAGE = "average"
 # Decimals of columns that have other than two.
 _DIGITS = {"updates": 0, "seed": 0, "train loss": 3, "valid loss": 3, "valid accuracy": 4}
-_SECTIONS = ("task", "model", "common", "optimization", "checkpoint")
 
 
 class Result(NamedTuple):
@@ -101,21 +99,17 @@ def _find_results(path: Path) -> Iterator[Result]:
 def _read_glue(record: Record, path: Path) -> Iterator[Result]:
     """Read one row: a paper's statistic of each task, and the average over MNLI's two sets."""
     protocol = record.data["protocol"]
-    figures: dict[str, Optional[float]] = dict.fromkeys(_GLUE_COLUMNS)
-    reported = {
-        name_column(row["task"], row["metric"])[1] for row in record.rows if row["reported"]
+    columns = [(row, *name_column(row["task"], row["metric"])) for row in record.rows]
+    reported = {metric for row, _, metric in columns if row["reported"]}
+    found = {
+        column: float(row[_STATISTICS[protocol]])
+        for row, column, metric in columns
+        if row["reported"] or (column == "MNLI-mm" and metric in reported)
     }
-    for row in record.rows:
-        column, metric = name_column(row["task"], row["metric"])
-        is_reported = row["reported"] or (column == "MNLI-mm" and metric in reported)
-        if is_reported:
-            figures[column] = float(row[_STATISTICS[protocol]])
-    known = {name: value for name, value in figures.items() if value is not None}
-    figures = {**known}
-    if len(known) > 1:
-        figures[_AVERAGE] = statistics.fmean(known.values())
-    collapsed = sum(bool(row["collapsed"]) for row in record.figures["runs"])
-    if collapsed:
+    figures: dict[str, Optional[float]] = {x: found[x] for x in _GLUE_COLUMNS if x in found}
+    if len(found) > 1:
+        figures[_AVERAGE] = statistics.fmean(found.values())
+    if collapsed := sum(bool(row["collapsed"]) for row in record.figures["runs"]):
         figures["collapsed runs"] = collapsed
     title = f"GLUE, development sets, protocol {protocol} ({_MEANS[protocol]})"
     yield Result(title, str(record.data["name"]), record.spec or "-", figures, str(path))
@@ -133,8 +127,7 @@ def _read_bleu(record: Record, path: Path) -> Iterator[Result]:
     """Read the means over the trainings of a system, by search, and the best of them."""
     groups = defaultdict(list)
     for row in record.rows:
-        search = "" if row["beam"] is None else f", beam {row['beam']}"
-        groups[f"{row['system']}{search}"].append(row)
+        groups[f"{row['system']}, beam {row['beam']}"].append(row)
     for name, rows in groups.items():
         figures: dict[str, Optional[float]] = {
             "BLEU": statistics.fmean(row["BLEU"] for row in rows)
@@ -151,18 +144,17 @@ _READERS = {"glue": _read_glue, "squad": _read_squad, "bleu": _read_bleu}
 
 def _read_training(folder: Path) -> Iterator[Result]:
     """Read the training in a folder; none for a fine-tuning, which has a record."""
-    with open_checkpoint(folder / LAST) as state:
-        settings, updates = _flatten_settings(state), read_updates(state)
-        best = state["extra_state"].get("best")
-    task = str(settings.get("task"))
-    data = Path(str(settings.get("data")).split(":")[0]).name
-    encoding = str(settings.get("position_encoding") or "fairseq's")
-    if directions := settings.get("attention_directions"):
+    state = load_state(folder / LAST, "")
+    settings, updates, best = state["cfg"], read_updates(state), state["extra_state"].get("best")
+    task = settings.task._name
+    data = Path(str(settings.task.get("data")).split(":")[0]).name
+    encoding = getattr(settings.model, "position_encoding", None) or "fairseq's"
+    if directions := getattr(settings.model, "attention_directions", None):
         encoding += f", {directions}"
-    figures: dict[str, Optional[float]] = {"seed": settings.get("seed"), "updates": updates}
+    figures: dict[str, Optional[float]] = {"seed": settings.common.seed, "updates": updates}
     if task in ("masked_lm", "language_modeling"):
         # fairseq's losses are in bits.
-        is_loss = settings.get("best_checkpoint_metric", "loss") == "loss"
+        is_loss = settings.checkpoint.best_checkpoint_metric == "loss"
         figures["perplexity"] = None if best is None else 2.0 ** float(best) if is_loss else best
         title = f"Perplexity, validation text of {data}"
     elif task == "translation":
@@ -176,17 +168,6 @@ def _read_training(folder: Path) -> Iterator[Result]:
     else:
         return
     yield Result(title, folder.name, encoding, figures, str(folder))
-
-
-def _flatten_settings(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Collect fairseq's options by name; the task is its name."""
-    if state.get("args") is not None:
-        return vars(state["args"])
-    flat: dict[str, Any] = {}
-    for name in _SECTIONS:
-        section = state["cfg"].get(name) or {}
-        flat.update(section if isinstance(section, dict) else vars(section))
-    return {**flat, "task": state["cfg"]["task"]["_name"]}
 
 
 def format_report(results: Iterable[Result]) -> str:

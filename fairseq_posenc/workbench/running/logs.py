@@ -71,11 +71,6 @@ class Curve(NamedTuple):
         # NaN compares false with everything, so it would hide all entries after it.
         return min(self.entries, key=lambda entry: entry.loss if entry.is_finite else math.inf)
 
-    @property
-    def epochs(self) -> dict[int, Entry]:
-        """The last validation of each epoch, without losses that are NaN or infinite."""
-        return {entry.epoch: entry for entry in self.entries if entry.is_finite and entry.epoch}
-
 
 def parse_line(text: str) -> Optional[Entry]:
     """Read the figures in a line of the log; None if it has none."""

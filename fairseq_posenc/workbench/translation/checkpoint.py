@@ -8,11 +8,11 @@ from typing import NamedTuple, Optional, Union
 
 import torch
 from fairseq import checkpoint_utils
-from fairseq.data import data_utils
 from torch import Tensor
 
 from fairseq_posenc.checkpoints.safe_loading import open_whole
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.folders import list_differences
 from fairseq_posenc.identity import Identity, is_identity
 from fairseq_posenc.workbench.loading.checkpoints import State, load_state, write_state
 from fairseq_posenc.workbench.loading.dictionaries import OpenTask, translates
@@ -32,10 +32,16 @@ class ParallelDataBin(NamedTuple):
         settings = opened.task.cfg
         return cls(opened.data, settings.source_lang, settings.target_lang)
 
-    @property
-    def direction(self) -> str:
-        """The languages, as in ``fr-en``."""
-        return f"{self.source}-{self.target}"
+    def find_raw_text(self, split: str, language: str, option: str) -> Path:
+        """Find the raw text of a split; ``option`` is the one that names another.
+
+        Raises:
+            UserError: the folder has no such file.
+        """
+        path = self.folder / f"{split}.raw.{language}"
+        if not path.is_file():
+            raise UserError(f"name the text with {option}: {self.folder} has no {path.name}")
+        return path
 
     def find_pieces(self, language: str) -> Path:
         """Find the sentencepiece model of a language.
@@ -50,22 +56,6 @@ class ParallelDataBin(NamedTuple):
         raise UserError(
             f"--data {self.folder}: holds neither {names[0]} nor {names[1]}; copy the tokenizer "
             "of the training text there"
-        )
-
-    def count_sentences(self, subset: str) -> int:
-        """Count the sentence pairs of a subset.
-
-        Raises:
-            UserError: the folder has no such subset.
-        """
-        # One folder serves both directions; its files are named after one of them.
-        for pair in (self.direction, f"{self.target}-{self.source}"):
-            data = data_utils.load_indexed_dataset(f"{self.folder}/{subset}.{pair}.{self.source}")
-            if data is not None:
-                return len(data)
-        raise UserError(
-            f"--data {self.folder}: has no split {subset!r} of {self.source} and {self.target}; "
-            "fairseq-preprocess makes it with --testpref"
         )
 
 
@@ -93,12 +83,11 @@ def open_ensemble(paths: Iterable[Path], data: Optional[Path] = None) -> list[Op
     for path in paths:
         folder = opened[0].data if opened else data
         opened.append(open_model(path, folder, state=load_translation(path)))
-        first = ParallelDataBin.from_opened(opened[0]).direction
-        direction = ParallelDataBin.from_opened(opened[-1]).direction
-        if direction != first:
+        directions = [f"{x.task.cfg.source_lang}-{x.task.cfg.target_lang}" for x in opened]
+        if directions[-1] != directions[0]:
             raise UserError(
-                f"--checkpoint {path}: translates {direction}, but {opened[0].path} translates "
-                f"{first}"
+                f"--checkpoint {path}: translates {directions[-1]}, but {opened[0].path} "
+                f"translates {directions[0]}"
             )
     if not opened:
         raise UserError("no checkpoint to load")
@@ -167,17 +156,9 @@ def _check_same(
                 differences.insert(0, f"{ours.describe()}, and {theirs.describe()}")
             if differences:
                 raise UserError(f"{refusal}: {'; '.join(differences)}")
-    first_shapes = _list_shapes(first)
-    shapes = _list_shapes(model)
-    names = {**first_shapes, **shapes}
-    differing = [name for name in names if first_shapes.get(name) != shapes.get(name)]
-    if differing:
-        name = differing[0]
-        raise UserError(
-            f"{refusal}: {len(differing)} parameters differ, such as {name}: "
-            f"{first_shapes.get(name, 'missing')} and {shapes.get(name, 'missing')}"
-        )
-
-
-def _list_shapes(model: dict[str, Tensor]) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(value.shape) for name, value in model.items() if not is_identity(name)}
+    first_shapes, shapes = (
+        {name: tuple(value.shape) for name, value in weights.items() if not is_identity(name)}
+        for weights in (first, model)
+    )
+    if differing := list_differences(first_shapes, shapes):
+        raise UserError(f"{refusal}: {len(differing)} parameters differ, such as {differing[0]}")

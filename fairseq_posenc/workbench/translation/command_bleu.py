@@ -3,43 +3,54 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from fairseq_posenc.errors import UserError
 from fairseq_posenc.folders import lock_folder
+from fairseq_posenc.tokens.files import read_lines
+from fairseq_posenc.workbench.results.record import Record, Row, own_command
 from fairseq_posenc.workbench.running import options
-from fairseq_posenc.workbench.running.devices import choose_device
+from fairseq_posenc.workbench.running.devices import ComputeOptions
 from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.progress import say
+from fairseq_posenc.workbench.translation import scores
 from fairseq_posenc.workbench.translation.command_translate import add_model_arguments
-from fairseq_posenc.workbench.translation.evaluation import BleuRequest, evaluate, parse_systems
-from fairseq_posenc.workbench.translation.generate import GenerationOptions, Search
-from fairseq_posenc.workbench.translation.report import FIGURES, REPORT, write_report
+from fairseq_posenc.workbench.translation.report import (
+    FIGURES,
+    REPORT,
+    compute_means,
+    write_report,
+)
+from fairseq_posenc.workbench.translation.systems import (
+    Search,
+    SourceText,
+    Training,
+    open_data_bin,
+    parse_systems,
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     add = parser.add_argument
     text = (
-        "a checkpoint (':' joins several to an ensemble), a folder of checkpoints with --average, "
-        "or a text file with one translation per line; commas join trainings of one model with "
-        "different seeds; the other systems are compared with the first"
+        "a checkpoint (':' joins several to an ensemble), or a folder of checkpoints with "
+        "--average; commas join trainings of one model with different seeds; the other systems "
+        "are compared with the first"
     )
     add("systems", nargs="+", metavar="NAME=PATH[,PATH...]", help=text)
     options.add_out(parser, "bleu")
     text = (
-        "raw text of the test set in the target language, may be gzipped "
-        "(default: SPLIT.raw.LANGUAGE in the data folder)"
+        "text of the test set in the {} language, may be gzipped (default: {} in the data folder)"
     )
-    add("--reference", type=Path, metavar="FILE", help=text)
-    text = "the same in the source language, for BLEU by length of the source"
-    add("--source", type=Path, metavar="FILE", help=text)
+    for name, language in (("source", "source"), ("reference", "target")):
+        default = f"SPLIT.raw.{language.upper()}"
+        add(f"--{name}", type=Path, metavar="FILE", help=text.format(language, default))
     add_model_arguments(parser)  # --beam and --lenpen are among them
     add("--split", default="test", help="split of the data (default: %(default)s)")
-    options.add_computing(parser, bf16=False)  # fairseq-generate ignores --bf16
+    options.add_computing(parser)
     options.add_count(parser, "--average", "average the checkpoints of the last N epochs")
-    text = "parts of the test set; an interrupted evaluation resumes with the next part"
-    options.add_count(parser, "--num-shards", text, default=4)
-    options.add_count(parser, "--max-tokens", "source tokens translated at a time", default=12000)
     options.add_json(parser)
 
 
@@ -48,20 +59,75 @@ def run(args: argparse.Namespace) -> int:
 
     Raises:
         UserError: wrong input.
-        RunError: ``fairseq-generate`` failed.
     """
-    choose_device(args.device, args.fp16)  # refused now, not in each part
-    request = options.build_settings(
-        BleuRequest,
-        args,
-        trainings=parse_systems(args.systems, args.average),
-        # Greedy search, too, for comparison.
-        searches=[Search(beam, args.lenpen) for beam in sorted({1, args.beam})],
-        options=options.build_settings(GenerationOptions, args),
+    compute = ComputeOptions.choose(args.device, args.fp16, args.bf16)
+    trainings = parse_systems(args.systems, args.average)
+    # Greedy search, too, for comparison.
+    searches = [Search(beam, args.lenpen) for beam in sorted({1, args.beam})]
+    data_bins = [open_data_bin(training, args.data) for training in trainings]
+    if len({(data_bin.source, data_bin.target) for data_bin in data_bins}) > 1:
+        raise UserError("the systems translate between different languages; evaluate them apart")
+    source = args.source or data_bins[0].find_raw_text(args.split, data_bins[0].source, "--source")
+    target = args.reference or data_bins[0].find_raw_text(
+        args.split, data_bins[0].target, "--reference"
     )
-    with signals_as_keyboard_interrupt(), lock_folder(args.out) as lock:
-        record = evaluate(request, args.out, lock)
+    sources, references = read_lines(source, "--source"), read_lines(target, "--reference")
+    if len(sources) != len(references):
+        raise UserError(
+            f"--source {source} has {len(sources)} sentences, but {target} has {len(references)}"
+        )
+    text = SourceText(source, sources, searches, compute)
+    with signals_as_keyboard_interrupt(), lock_folder(args.out):
+        translations = [
+            text.translate(training, data_bin, args.out)
+            for training, data_bin in zip(trainings, data_bins)
+        ]
+        pieces = data_bins[0].find_pieces(data_bins[0].target)
+        tables, signatures = _score(args.out, trainings, translations, sources, references, pieces)
+        facts = {
+            "subset": args.split,
+            "reference": str(target),
+            "sentences": len(references),
+            "baseline": trainings[0].name,
+        }
+        record = Record("bleu", tables, {**facts, **signatures}, command=own_command())
         report = write_report(record, args.out)
     print(record.text() if args.json else report)
     say(f"report: {args.out / REPORT}, figures: {args.out / FIGURES}")
     return 0
+
+
+def _score(
+    out: Path,
+    trainings: Sequence[Training],
+    translations: Sequence[Mapping[Search, list[str]]],
+    sources: Sequence[str],
+    references: Sequence[str],
+    pieces: Path,
+) -> tuple[dict[str, list[Row]], dict[str, str]]:
+    """Score the translations of all trainings; return the record's tables and signatures."""
+    described: list[Row] = []
+    systems: dict[str, list[list[str]]] = {}  # translations of all trainings by the last search
+    for training, found in zip(trainings, translations):
+        systems.setdefault(training.name, []).append(list(found.values())[-1])
+        name = {"system": training.name, "path": training.path, "training": training.number}
+        for search in found:
+            file = search.text_file(training.folder(out))
+            described.append({**name, **search._asdict(), "hypotheses": str(file)})
+    texts = [lines for found in translations for lines in found.values()]
+    by_metric, signatures = scores.score(references, texts)
+    by_pieces, piece_signature = scores.score_pieces(pieces, references, texts)
+    rows: list[Row] = [
+        {**row, **figures, scores.PIECE_BLEU: of_pieces}
+        for row, figures, of_pieces in zip(described, by_metric, by_pieces)
+    ]
+    differences, test_signatures = scores.compare(references, systems)
+    tables = {
+        "scores": rows,
+        "means": compute_means(rows),
+        "differences": differences,
+        "lengths": scores.score_by_length(references, sources, systems),
+    }
+    named = {f"signature of {name}": text for name, text in signatures.items()}
+    named |= {f"test signature of {name}": text for name, text in test_signatures.items()}
+    return tables, {**named, f"signature of {scores.PIECE_BLEU}": piece_signature}

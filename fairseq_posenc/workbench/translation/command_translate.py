@@ -14,6 +14,7 @@ from fairseq.utils import split_paths
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.tokens.files import read_arriving_lines
+from fairseq_posenc.workbench.running.devices import ComputeOptions
 from fairseq_posenc.workbench.running.options import add_computing, add_count, add_data
 from fairseq_posenc.workbench.running.progress import say
 from fairseq_posenc.workbench.running.standard_streams import has_reader
@@ -58,14 +59,17 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Translate; return the exit code."""
+    """Translate; return the exit code.
+
+    Raises:
+        UserError: wrong input.
+    """
     nbest = args.nbest or min(_DEFAULT_NBEST, args.beam)
     if nbest > args.beam:
         raise UserError(f"--nbest {nbest}: must be from 1 to the beam of {args.beam}")
     with _open_sentences(args) as batches:
-        precision = {"fp16": args.fp16, "bf16": args.bf16}
-        paths = split_paths(args.checkpoint)
-        translator = Translator.load(*paths, data=args.data, device=args.device, **precision)
+        compute = ComputeOptions.choose(args.device, args.fp16, args.bf16)
+        translator = Translator.load(*split_paths(args.checkpoint), data=args.data, compute=compute)
         for sentences in batches:
             _print_translations(translator, sentences, args, nbest)
             if not has_reader():  # the next program of a pipe has ended

@@ -10,8 +10,8 @@ from fairseq_posenc.files import write_whole
 from fairseq_posenc.workbench.results.intervals import INTERVAL_NOTE, Interval, interval
 from fairseq_posenc.workbench.results.markdown import code, table
 from fairseq_posenc.workbench.results.record import Record, Row
-from fairseq_posenc.workbench.translation.generate import Search
 from fairseq_posenc.workbench.translation.scores import METRICS, PIECE_BLEU
+from fairseq_posenc.workbench.translation.systems import Search
 
 REPORT, FIGURES = "bleu.md", "bleu.json"
 _P_OF_ONE_TRAINING = (
@@ -67,8 +67,7 @@ def _has_several_trainings(record: Record) -> bool:
 
 
 def _name_search(row: Row) -> str:
-    """Name the search of a row; translations from the user's files have none."""
-    return Search(row["beam"], row["length_penalty"]).name if row["beam"] else "-"
+    return Search(row["beam"], row["length_penalty"]).name
 
 
 def _format_scores(record: Record) -> list[str]:
@@ -78,15 +77,14 @@ def _format_scores(record: Record) -> list[str]:
             code(row["system"])
             + (f", training {row['training']}" if has_several_trainings else ""),
             _name_search(row),
-            f"{row['length_penalty']:g}" if row["beam"] else "-",
+            f"{row['length_penalty']:g}",
             *(f"{row[metric]:.2f}" for metric in METRICS),
             "-" if row[PIECE_BLEU] is None else f"{row[PIECE_BLEU]:.4f}",
             code(str(row["path"])),
         ]
         for row in record.figures["scores"]
     ]
-    header = ["system", "search", "length penalty", *METRICS, PIECE_BLEU]
-    header.append("checkpoint or translations")
+    header = ["system", "search", "length penalty", *METRICS, PIECE_BLEU, "checkpoint"]
     return [table(header, rows, "llrrrrl"), _list_signatures(record, "signature of ")]
 
 
@@ -123,16 +121,13 @@ def _format_differences(record: Record) -> list[str]:
 
 
 def _format_lengths(record: Record) -> list[str]:
-    title = "## BLEU by length of the source"
     groups = _group(record.figures["lengths"], "words")
-    if not groups:
-        return [title, "Not computed: name the source text with --source."]
     header = ["words", "sentences", *(code(row["system"]) for row in groups[0])]
     rows = []
     for group in groups:
         scores = [f"{row['BLEU']:.2f}" for row in group]
         rows.append([group[0]["words"], f"{group[0]['sentences']:,}", *scores])
-    return [title, table(header, rows)]
+    return ["## BLEU by length of the source", table(header, rows)]
 
 
 def _list_signatures(record: Record, prefix: str) -> str:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Optional, Union
 
 from fairseq_posenc.workbench.running import host  # noqa: F401  (before fairseq, see there)
 
 # isort: split
-from fairseq import utils
 from fairseq.data.data_utils import post_process
 from fairseq.dataclass.configs import GenerationConfig
-from torch import Tensor, nn
+from fairseq.hub_utils import GeneratorHubInterface
+from omegaconf import OmegaConf, open_dict
+from torch import Tensor
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.tokens.pieces import Pieces
@@ -20,6 +21,7 @@ from fairseq_posenc.workbench.running.devices import ComputeOptions
 from fairseq_posenc.workbench.translation.checkpoint import ParallelDataBin, open_ensemble
 
 _QUOTED_CHARACTERS = 40  # of a sentence, in an error message
+_MAX_TOKENS = 12000  # source tokens translated at a time, including padding
 
 
 class Hypothesis(NamedTuple):
@@ -41,25 +43,20 @@ class Translator:
     :meth:`load` builds it from checkpoints.
 
     Args:
-        task: fairseq's translation task, with its dictionaries.
-        models: models on their device, prepared for inference.
+        interface: fairseq's interface to the models, which batches, searches and decodes.
         pieces: sentencepiece model of the source language.
     """
 
-    def __init__(self, task: Any, models: Sequence[nn.Module], pieces: Path) -> None:
-        self.task = task
-        self.models = list(models)
-        self.device = next(models[0].parameters()).device
-        self._pieces = Pieces(pieces)
+    def __init__(self, interface: GeneratorHubInterface, pieces: Pieces) -> None:
+        self.interface = interface
+        self._pieces = pieces
 
     @classmethod
     def load(
         cls,
         *checkpoints: Union[str, Path],
         data: Union[str, Path, None] = None,
-        device: Optional[str] = None,
-        fp16: bool = False,
-        bf16: bool = False,
+        compute: Optional[ComputeOptions] = None,
     ) -> Translator:
         """Load a model, or several as an ensemble.
 
@@ -67,20 +64,24 @@ class Translator:
             *checkpoints: files written by ``fairseq-train``.
             data: folder with the dictionaries and the sentencepiece model; by default, the one that
                 the first model was trained on.
-            device: ``cpu`` or ``cuda``; by default, a GPU if there is one.
-            fp16: whether to compute in half precision, on a GPU.
-            bf16: whether to compute in bfloat16.
+            compute: device and precision; by default float32, on a GPU if there is one.
 
         Raises:
             UserError: a file is missing or damaged, or does not fit the others.
         """
-        compute = ComputeOptions.choose(device, fp16, bf16)
-        opened_models = open_ensemble(map(Path, checkpoints), Path(data) if data else None)
-        for opened in opened_models:
-            compute.place(opened.model).prepare_for_inference_(opened.settings)
-        data_bin = ParallelDataBin.from_opened(opened_models[0])
-        models = [opened.model for opened in opened_models]
-        return cls(opened_models[0].task, models, data_bin.find_pieces(data_bin.source))
+        compute = compute or ComputeOptions.choose(None, False, False)
+        opened = open_ensemble(map(Path, checkpoints), Path(data) if data else None)
+        data_bin = ParallelDataBin.from_opened(opened[0])
+        pieces = Pieces(data_bin.find_pieces(data_bin.source))
+        settings = opened[0].settings
+        with open_dict(settings):
+            settings.generation = OmegaConf.structured(GenerationConfig)
+            settings.dataset.batch_size = None  # batches are limited by tokens alone
+            settings.bpe = settings.tokenizer = None  # text is split here, by the folder's pieces
+        interface = GeneratorHubInterface(settings, opened[0].task, [x.model for x in opened])
+        # fairseq would limit positions for all encodings; these check their own limits.
+        interface.max_positions = None
+        return cls(compute.place(interface), pieces)
 
     def translate(
         self,
@@ -88,7 +89,6 @@ class Translator:
         beam: int = 5,
         nbest: int = 1,
         length_penalty: float = 1.0,
-        max_tokens: int = 12000,
     ) -> list[list[Hypothesis]]:
         """Translate sentences.
 
@@ -100,7 +100,6 @@ class Translator:
             beam: number of hypotheses that the search follows; 1 is greedy.
             nbest: number of hypotheses to return.
             length_penalty: below 1 favours short translations, above 1 long ones.
-            max_tokens: source tokens translated at a time, including padding.
 
         Returns:
             The ``nbest`` hypotheses of each sentence, best first, in the order of the sentences. An
@@ -111,48 +110,32 @@ class Translator:
         """
         if not 1 <= nbest <= beam:
             raise UserError(f"nbest {nbest}: must be from 1 to the beam of {beam}")
-        options = GenerationConfig(beam=beam, lenpen=length_penalty)
-        generator = self.task.build_generator(self.models, options)
         encoded = [self._encode(sentence) for sentence in sentences]
+        lengths = [len(tokens) for tokens in encoded]
         # The only token of an empty sentence is its end.
-        nonempty = [number for number, tokens in enumerate(encoded) if tokens.numel() > 1]
-        results = [[_EMPTY] for _ in sentences]
-        for batch in self._make_batches([encoded[number] for number in nonempty], max_tokens):
-            numbers = [nonempty[index] for index in batch["id"].tolist()]
-            try:
-                translated = self.task.inference_step(generator, self.models, batch)
-            except UserError as error:
-                # The only mistake of a user that shows here: a source beyond the encodings' limit.
-                longest = numbers[int(batch["net_input"]["src_lengths"].argmax())]
-                raise UserError(
-                    f"'{sentences[longest][:_QUOTED_CHARACTERS]}...': {error}"
-                ) from None
-            for number, hypotheses in zip(numbers, translated):
-                results[number] = [self._decode(hypothesis) for hypothesis in hypotheses[:nbest]]
-        return results
+        nonempty = [tokens for tokens in encoded if len(tokens) > 1]
+        if not nonempty:
+            return [[_EMPTY] for _ in sentences]
+        self.interface.cfg.dataset.max_tokens = max(_MAX_TOKENS, *lengths)
+        try:
+            found = iter(self.interface.generate(nonempty, beam, lenpen=length_penalty))
+        except UserError as error:
+            # The only mistake of a user that shows here: a source beyond the encodings' limit.
+            longest = sentences[lengths.index(max(lengths))]
+            raise UserError(f"'{longest[:_QUOTED_CHARACTERS]}...': {error}") from None
+        return [
+            [self._decode(hypothesis) for hypothesis in next(found)[:nbest]]
+            if length > 1
+            else [_EMPTY]
+            for length in lengths
+        ]
 
     def _decode(self, hypothesis: dict[str, Any]) -> Hypothesis:
-        tokens = self.task.target_dictionary.string(hypothesis["tokens"])
+        tokens = self.interface.string(hypothesis["tokens"])
         text = post_process(tokens, "sentencepiece")
         return Hypothesis(text, float(hypothesis["score"]), tuple(tokens.split()))
 
     def _encode(self, sentence: str) -> Tensor:
         """Convert a sentence to dictionary indices, including the end: ``(S,)``."""
         (pieces,) = self._pieces([" ".join(sentence.split())])
-        symbols: Tensor = self.task.source_dictionary.encode_line(
-            " ".join(pieces), add_if_not_exist=False
-        )
-        return symbols.long()
-
-    def _make_batches(self, encoded: list[Tensor], max_tokens: int) -> Iterator[dict[str, Any]]:
-        """Yield fairseq's batches of sentences of similar length."""
-        if not encoded:
-            return
-        lengths = [tokens.numel() for tokens in encoded]
-        dataset = self.task.build_dataset_for_inference(encoded, lengths)
-        # fairseq's iterators would limit positions for all encodings; these check their own limits.
-        for numbers in dataset.batch_by_size(
-            dataset.ordered_indices(), max_tokens=max(max_tokens, *lengths)
-        ):
-            batch = dataset.collater([dataset[number] for number in numbers])
-            yield utils.apply_to_sample(lambda tensor: tensor.to(self.device), batch)
+        return self.interface.binarize(" ".join(pieces))

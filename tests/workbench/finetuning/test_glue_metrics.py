@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import shutil
@@ -25,11 +24,9 @@ from fairseq_posenc.workbench.finetuning.glue.report import (
     find_best,
     format_predictions,
     format_report,
-    read_result,
 )
 from fairseq_posenc.workbench.finetuning.glue.runs import (
     CONFIGS,
-    RESULT,
     GlueRun,
     claim,
     compose_task_config,
@@ -102,20 +99,6 @@ def test_predictions_are_labels_and_scores_as_glue_wants_them():
     assert format_predictions(TASKS["QQP"], two) == ["1", "0"]
     scores = torch.tensor([[-0.1], [0.52], [1.2]])
     assert format_predictions(TASKS["STS-B"], scores) == ["0.000", "2.600", "5.000"]
-
-
-@pytest.mark.parametrize("missing", ["update", "collapsed", "metrics"])
-def test_a_result_that_lacks_a_figure_is_refused(missing, tmp_path):
-    run = GlueRun("m4m", "RTE", 1e-5, 1, "accuracy", 9, "data", "model.pt", 0, {})
-    result = {"update": 9, "metrics": {"accuracy": 50.0}, "collapsed": False}
-    file = run.folder(tmp_path) / RESULT
-    file.parent.mkdir(parents=True)
-    file.write_text(json.dumps(result))
-    assert read_result(run, tmp_path)["update"] == 9
-    del result[missing]
-    file.write_text(json.dumps(result))
-    with pytest.raises(UserError, match="is not a result of glue; delete it to repeat the run"):
-        read_result(run, tmp_path)
 
 
 # ----------------------------------------------------------------------------------- configurations

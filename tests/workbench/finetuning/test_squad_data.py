@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import math
 import random
@@ -181,15 +180,6 @@ def test_offsets_of_bytes_are_those_of_decoding(tmp_path, text):
     assert before.decode() == text
 
 
-def test_a_character_that_becomes_several_pieces_belongs_to_each(tmp_path):
-    write_pieces(tmp_path, [TEXTS[1]], vocab_size=60)
-    dictionary = load_dictionary(tmp_path / "dict.txt")
-    tokens = PieceEncoder(Pieces(tmp_path / "sentencepiece.model"), dictionary).tokens("ate ½ of")
-    spans = [(int(start), int(end)) for start, end in zip(tokens.starts, tokens.ends)]
-    assert spans.count((4, 5)) >= 3  # 1, fraction slash, 2
-    assert tokens.covering(4, 5) is not None
-
-
 @needs_files
 def test_every_published_answer_is_found_in_tokens():
     squad = read_squad(PUBLISHED / "squad" / "dev-v1.1.json.gz")
@@ -261,11 +251,8 @@ def test_limits_that_lose_tokens_are_refused():
         (Limits(40, 7, 30), "--stride 7: give 1 to 6, as --max-length 40 leaves 6 tokens of cont"),
         (Limits(10, 1, 10), "--max-question 10: give 1 to 5, as --max-length 10 leaves 6 tokens"),
         (Limits(64, 0, 10), "--stride 0: give 1 to 50, as --max-length 64 leaves 50 tokens"),
-        (Limits(64, -5, 10), "--stride -5: give 1 to 50"),
         (Limits(64, 5, 0), "--max-question 0: give 1 to 59, as --max-length 64 leaves 60 tokens"),
-        (Limits(64, 5, -1), "--max-question -1: give 1 to 59"),
         (Limits(5, 1, 1), "--max-length 5: give 6 or more"),
-        (Limits(-5, 0, 0), "--max-length -5: give 6 or more"),
     ):
         with pytest.raises(UserError, match=wrong):
             limits.check()
@@ -543,7 +530,6 @@ def test_other_words_than_those_of_the_pretraining_are_refused(tmp_path):
 
 UNREADABLE = {
     "deep": "[" * 200_000 + "]" * 200_000,
-    "deep objects": '{"data":' * 100_000,
     "a number": f'{{"data": [{"1" * 6000}]}}',
     "bytes": "\udcff",
 }
@@ -557,11 +543,3 @@ def test_json_that_python_refuses_is_one_line_that_names_the_file(tmp_path, text
         with pytest.raises(UserError, match=f"{path}: cannot be read") as told:
             read(path)
         assert len(str(told.value)) < len(str(path)) + 200
-
-
-def test_a_broken_archive_is_one_line_that_names_the_file(tmp_path):
-    path = tmp_path / "data.json.gz"
-    whole = gzip.compress(b'{"data": []}' * 99)
-    path.write_bytes(whole[:15] + b"xxxxx" + whole[20:])
-    with pytest.raises(UserError, match=f"{path}: cannot be read"):
-        read_squad(path)

@@ -5,11 +5,9 @@ from __future__ import annotations
 import gzip
 import json
 import math
-import os
 import random
 import re
 import string
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -20,7 +18,7 @@ from fairseq_posenc.workbench import cli
 from fairseq_posenc.workbench.finetuning.squad import score as scoring
 from fairseq_posenc.workbench.finetuning.squad.score import evaluate
 from fairseq_posenc.workbench.results.record import read
-from tests.helpers.commands import script
+from tests.helpers.commands import refused
 from tests.helpers.products import WHOLE
 
 PUBLISHED = Path(__file__).resolve().parents[4] / "shared" / "data" / "squad"
@@ -32,25 +30,17 @@ WORDS = [
     "the",
     "than",
     "24-10",
-    "caf\u00e9",
-    "Caf\u00c9",
+    "café",
+    "CafÉ",
     "!",
     "...",
-    "\u201ct\u201d",
-]
-WORDS += [
-    "\u00fc",
+    "“t”",
+    "ü",
     "x",
     "X.",
     "theatre",
-    "\u4e2d\u6587",
-    "\uff01",
-    "\u2019s",
-    "o'clock",
-    "\u00a0",
-    "\t",
-    "I\u0307",
 ]
+WORDS += ["\u4e2d\u6587", "\uff01", "\u2019s", "o'clock", "\u00a0", "\t", "I\u0307"]
 
 
 # ----------------------------------------------------------------------- the official rules, again
@@ -187,21 +177,6 @@ def test_the_f1_of_1_1_is_that_of_every_python(monkeypatch):
     assert evaluate(squad, predictions) == expected
 
 
-def test_what_the_versions_treat_differently():
-    def squad(version, *answers):
-        told = tuple(Answer(answer, 0) for answer in answers)
-        return Squad(Path("x.json"), version, [Question("q", "?", "", told)])
-
-    # Two texts without words are the same text; only 2.0 says that they share all words.
-    assert evaluate(squad("1.1", "the"), {"q": "a"}) == {"exact_match": 100.0, "f1": 0.0}
-    assert evaluate(squad("2.0", "the"), {"q": "a"})["f1"] == 100.0
-    # Odds do nothing by themselves until they exceed 1.
-    none = squad("2.0")
-    assert evaluate(none, {"q": "x"}, {"q": 1.0})["exact"] == 0.0
-    assert evaluate(none, {"q": "x"}, {"q": 1.01})["exact"] == 100.0
-    assert evaluate(none, {"q": "x"}, {"q": 0.5}, threshold=0.0)["exact"] == 100.0
-
-
 # ------------------------------------------------------------------------------------- the command
 
 
@@ -250,21 +225,6 @@ def test_the_command_prints_what_the_official_scripts_print(files, tmp_path, cap
     assert (found.kind, found.data["squad"], found.data["name"]) == ("squad", "2.0", "answers")
 
 
-@pytest.mark.slow
-def test_a_reader_that_has_enough_ends_a_command_quietly(files, tmp_path):
-    predictions = write(tmp_path / "answers.json", {"q1": "Cat!", "q2": "mat"})
-    for words in (["squad", "score", files["v2.0"], predictions], ["--help"]):
-        with subprocess.Popen(
-            [str(script("fairseq-posenc")), *map(str, words)],
-            env={**os.environ, "PYTHONWARNINGS": "ignore"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        ) as process:
-            process.stdout.close()
-            assert process.stderr.read() == b""
-        assert process.returncode == 0
-
-
 def test_an_unanswered_question_of_1_1_scores_0_and_is_named(files, tmp_path, capsys):
     status, out, err = score(capsys, files["1.1"], write(tmp_path / "none.json", {}))
     assert (status, json.loads(out)) == (0, {"exact_match": 0.0, "f1": 0.0})
@@ -279,11 +239,8 @@ def test_an_unanswered_question_of_1_1_scores_0_and_is_named(files, tmp_path, ca
         ("1.1", {"q1": "x"}, {"q1": 0}, "dev-1.1.json: odds of no answer are for SQuAD 2.0"),
         ("1.1", {"q1": None}, None, "the value of q1 is not a text"),
         ("1.1", ["q1"], None, "answers.json: must be a JSON object from ids to a text"),
-        ("v2.0", {"q1": "x", "q2": ""}, {"q1": "x"}, "odds.json: the value of q1 is not a num"),
-        *(
-            ("v2.0", {"q1": "x", "q2": ""}, {"q1": 0, "q2": value}, "the value of q2 is not a num")
-            for value in (math.nan, math.inf, -math.inf, True, None, [0])
-        ),
+        ("v2.0", {"q1": "x", "q2": ""}, {"q1": 0, "q2": math.nan}, "the value of q2 is not a num"),
+        ("v2.0", {"q1": "x", "q2": ""}, {"q1": 0, "q2": None}, "the value of q2 is not a num"),
     ],
 )
 def test_bad_input_is_told_in_one_line(
@@ -300,18 +257,15 @@ def test_bad_input_is_told_in_one_line(
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        *((f"={n}", f"must be a finite number, not '{n}'") for n in ("nan", "NaN", "inf", "-inf")),
-        ("=1e999", "must be a finite number, not '1e999'"),
-        ("=", "must be a finite number, not ''"),
-        ("=-1", "--na-prob-thresh: needs --na-prob-file, whose odds it is compared with"),
-        ("=0", "--na-prob-thresh: needs --na-prob-file, whose odds it is compared with"),
+        ("inf", "must be a finite number, not 'inf'"),
+        ("0", "--na-prob-thresh: needs --na-prob-file, whose odds it is compared with"),
     ],
 )
 def test_a_threshold_that_means_nothing_is_told(files, tmp_path, capsys, value, message):
     predictions = write(tmp_path / "answers.json", {"q1": "x", "q2": ""})
-    status, out, err = score(capsys, files["v2.0"], predictions, f"--na-prob-thresh{value}")
-    assert (status, out, err.count("\n")) == (2, "", 1)
-    assert message in err
+    assert message in refused(
+        capsys, "squad", "score", files["v2.0"], predictions, f"--na-prob-thresh={value}"
+    )
 
 
 @pytest.mark.parametrize(
@@ -320,15 +274,10 @@ def test_a_threshold_that_means_nothing_is_told(files, tmp_path, capsys, value, 
         ("v2.0", {"answers": ["the cat"], "is_impossible": True}, "is true, but it has an answer"),
         ("v2.0", {"answers": [], "is_impossible": False}, "is false, but it has no answer; corr"),
         ("v2.0", {"answers": ["the cat"], "is_impossible": "no"}, "must be true or false"),
-        ("v2.0", {"answers": ["the cat"], "is_impossible": 0}, "must be true or false"),
         ("v2.0", {"answers": []}, ()),
-        ("v2.0", {"answers": [], "is_impossible": True}, ()),
         ("v2.0", {"is_impossible": True}, ()),
-        ("v2.0", {"answers": ["the cat"], "is_impossible": False}, ("the cat",)),
         ("v2.0", {}, "question q2 has no 'answers', unlike others; in SQuAD 2.0, write an"),
-        ("v2.0", {"is_impossible": False}, "question q2 has no 'answers', unlike others"),
         ("1.1", {"answers": []}, "question q2 has no answer, unlike SQuAD 1.1; leave it out, or"),
-        ("1.1", {"answers": [], "is_impossible": True}, "question q2 has no answer, unlike SQuAD"),
         ("1.1", {"answers": ["the cat"], "is_impossible": True}, "is true, but it has an answer"),
         ("1.1", {"answers": ["the cat"], "is_impossible": False}, ("the cat",)),
         (None, {"answers": []}, ()),

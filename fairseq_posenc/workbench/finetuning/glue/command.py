@@ -30,7 +30,7 @@ from fairseq_posenc.workbench.finetuning.glue.runs import (
     plan_runs,
 )
 from fairseq_posenc.workbench.finetuning.glue.worker import fine_tune
-from fairseq_posenc.workbench.loading.pretrained import Pretrained, read_pretrained
+from fairseq_posenc.workbench.loading.pretrained import read_pretrained
 from fairseq_posenc.workbench.running.devices import hydra_overrides, visible_gpus
 from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.options import (
@@ -46,8 +46,6 @@ from fairseq_posenc.workbench.running.options import (
 from fairseq_posenc.workbench.running.pool import run_here
 from fairseq_posenc.workbench.running.progress import say
 from fairseq_posenc.workbench.running.slurm import parse_slurm, run_on_slurm
-
-_DIVERGED = {"raffel", "tupe"}  # encodings, at the learning rates of M4M's paper
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -100,8 +98,6 @@ def run(args: argparse.Namespace) -> int:
         configs=args.configs,
         overrides=[*hydra_overrides(args, is_local=slurm is None), *args.changes],
     )
-    if not request.rates:
-        _warn_of_divergence(args.protocol, pretrained)
     runs = plan_runs(request)
     if args.dry_run:
         for run in runs:
@@ -140,16 +136,6 @@ def _name_model(path: Path) -> str:
     """Name a model by its folder and, unless that is ``checkpoint_best.pt``, by its file."""
     folder = path.parent.name
     return folder if path.name == BEST else f"{folder}-{path.stem}"
-
-
-def _warn_of_divergence(protocol: str, pretrained: Pretrained) -> None:
-    """Warn if a model's encoding diverged in the paper at the protocol's learning rates."""
-    diverged = {item.name for item in pretrained.spec.items} & _DIVERGED
-    if diverged and protocol == "m4m":
-        say(
-            f"warning: in the paper, {', '.join(diverged)} diverged at these learning rates and "
-            "needed smaller ones, which it does not state: try --learning-rates 1e-05,1.5e-05"
-        )
 
 
 def _parse_rates(text: str) -> tuple[float, ...]:

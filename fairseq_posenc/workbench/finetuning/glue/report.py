@@ -1,4 +1,4 @@
-"""Writes the results of all runs: the record, ``results.md`` submissions.
+"""Writes the results of all runs: the record, ``results.md`` and the submission.
 
 A task's figures are statistics over the seeds of the learning rate with the best mean. Collapsed
 runs are listed, and the figures are repeated without them. A submission has predictions for the
@@ -16,7 +16,6 @@ from typing import Any
 
 from torch import Tensor
 
-from fairseq_posenc.errors import UserError
 from fairseq_posenc.files import write_whole
 from fairseq_posenc.folders import read_json
 from fairseq_posenc.tasks.glue.definitions import (
@@ -65,18 +64,10 @@ def write_results(runs: Sequence[GlueRun], out: Path, pretrained: Pretrained, na
 
 
 def read_result(run: GlueRun, out: Path) -> Result:
-    """Read the result of a finished run.
-
-    Raises:
-        UserError: its file is not a result.
-    """
+    """Read the result of a finished run."""
     folder = run.folder(out)
-    result = read_json(folder / RESULT)
-    metrics = result.get("metrics") if isinstance(result, dict) else None
-    score = metrics.get(run.reported_metric) if isinstance(metrics, dict) else None
-    if not isinstance(score, (int, float)) or not {"update", "collapsed"} <= result.keys():
-        raise UserError(f"{folder / RESULT}: is not a result of glue; delete it to repeat the run")
-    return {"learning_rate": run.learning_rate, "seed": run.seed, **result, "folder": str(folder)}
+    figures = {"learning_rate": run.learning_rate, "seed": run.seed}
+    return {**figures, **read_json(folder / RESULT), "folder": str(folder)}
 
 
 def build_record(

@@ -14,17 +14,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fairseq.dataclass.initialize import hydra_init
-from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError  # type: ignore[import-untyped]
 
 from fairseq_posenc import folders
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.tasks.glue.data import find_training_data
 from fairseq_posenc.tasks.glue.definitions import TASKS, Task
 from fairseq_posenc.tasks.glue.task import GlueTaskConfig
-from fairseq_posenc.workbench.finetuning.composing import compose_file, count_updates
+from fairseq_posenc.workbench.finetuning.composing import (
+    CONFIG_ERRORS,
+    compose_file,
+    count_updates,
+)
 from fairseq_posenc.workbench.loading.checkpoints import updates_done
 from fairseq_posenc.workbench.loading.pretrained import Pretrained
 from fairseq_posenc.workbench.running.files import find_shipped_folder
@@ -104,7 +105,7 @@ def compose_task_config(path: Path, examples: int, overrides: Sequence[str]) -> 
     try:
         cfg = compose_file(path, overrides)
         cfg.task = OmegaConf.merge(OmegaConf.structured(GlueTaskConfig), cfg.task)
-    except (HydraException, OmegaConfBaseException, YAMLError, TypeError, ValueError) as error:
+    except CONFIG_ERRORS as error:
         raise UserError(f"{path}: {' '.join(str(error).split())}") from error
     updates = cfg.optimization.max_update or count_updates(cfg, examples)
     cfg.optimization.max_update = int(updates)

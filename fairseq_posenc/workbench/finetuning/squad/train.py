@@ -19,7 +19,11 @@ from fairseq_posenc.checkpoints.recovery import ensure_last_checkpoint
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.files import write_whole
 from fairseq_posenc.tasks.squad.databin import SquadDataBin, open_data_bin
-from fairseq_posenc.workbench.finetuning.composing import compose_file, count_updates
+from fairseq_posenc.workbench.finetuning.composing import (
+    CONFIG_ERRORS,
+    compose_file,
+    count_updates,
+)
 from fairseq_posenc.workbench.loading.checkpoints import updates_done
 from fairseq_posenc.workbench.loading.pretrained import Pretrained, read_pretrained
 from fairseq_posenc.workbench.running.files import find_shipped_folder
@@ -128,7 +132,7 @@ class FineTuning(NamedTuple):
             _set_updates(config, data_bin)
         except UserError:  # its message is already good
             raise
-        except Exception as error:  # yaml, omegaconf and values of a wrong type raise many types
+        except CONFIG_ERRORS as error:
             raise UserError(f"{yaml_file}, --set: {' '.join(str(error).split())}") from None
         return config
 
