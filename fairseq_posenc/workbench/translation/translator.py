@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Optional, Union
@@ -118,7 +119,10 @@ class Translator:
             return [[_EMPTY] for _ in sentences]
         self.interface.cfg.dataset.max_tokens = max(_MAX_TOKENS, *lengths)
         try:
-            found = iter(self.interface.generate(nonempty, beam, lenpen=length_penalty))
+            with warnings.catch_warnings():
+                # torch's loader warns that it does not pin memory without a GPU.
+                warnings.filterwarnings("ignore", ".*pin_memory", UserWarning)
+                found = iter(self.interface.generate(nonempty, beam, lenpen=length_penalty))
         except UserError as error:
             # The only mistake of a user that shows here: a source beyond the encodings' limit.
             longest = sentences[lengths.index(max(lengths))]
