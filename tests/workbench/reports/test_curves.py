@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import random
 from pathlib import Path
@@ -370,22 +369,3 @@ def test_names_with_dollar_signs_are_drawn_as_they_are(tmp_path, capsys):
     assert main(words) == 0
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert r"`$\nope$`" in capsys.readouterr().out
-
-
-DIGITS = "1234567890123456789012"
-
-
-def strange_log(path: Path, key: str, value: str) -> Path:
-    """Write a log whose last lines have a strange number."""
-    lines = []
-    for update in (1, 2, 3):
-        figures = {"epoch": "1", "loss": "5", "ppl": "32", "wps": "9", "num_updates": str(update)}
-        figures |= {key: value} if update == 3 else {}
-        for kind, prefix in (("train_inner", ""), ("valid", "valid_")):
-            shown: dict[str, object] = {
-                name if name == "epoch" else prefix + name: v for name, v in figures.items()
-            }
-            shown["epoch"] = int(figures["epoch"])
-            lines.append(f"2024-01-01 00:00:00 | INFO | {kind} | {json.dumps(shown)}\n")
-    path.write_text("".join(lines), encoding="utf-8")
-    return path
