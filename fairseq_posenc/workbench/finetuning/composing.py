@@ -27,6 +27,7 @@ CONFIG_ERRORS = (
     AttributeError,
     LookupError,
     ArithmeticError,
+    AssertionError,  # of omegaconf
 )
 
 

@@ -314,7 +314,7 @@ def test_a_dry_run_shows_commands_and_writes_nothing(tmp_path, capsys, monkeypat
         ),
         (
             ["--on", "slurm", "gpu"],
-            "--on slurm gpu: write local, or slurm and options",
+            "--on slurm gpu: write local, or slurm with options",
         ),
     ],
 )

@@ -665,11 +665,13 @@ def test_what_is_to_be_evaluated_must_be_there(capsys, tmp_path, monkeypatch):
 
 
 @slow
-def test_an_ensemble_translates_between_the_same_languages(capsys, tmp_path):
+def test_models_are_used_together_only_for_the_same_languages(capsys, tmp_path):
     state = torch.load(checkpoint())
-    task = state["cfg"]["task"]
-    task["source_lang"], task["target_lang"] = "en", "fr"
-    torch.save(state, tmp_path / "back.pt")
-    both = f"{checkpoint()}:{tmp_path / 'back.pt'}"
-    message = refused(capsys, "translate", "--checkpoint", both, "x")
+    state["cfg"]["task"] |= {"source_lang": "en", "target_lang": "fr"}
+    built = tasks.setup_task(_config(state).task).build_model(_config(state).model)
+    back = tmp_path / "back.pt"
+    torch.save({**state, "model": built.state_dict()}, back)
+    message = refused(capsys, "translate", "--checkpoint", f"{checkpoint()}:{back}", "x")
     assert message.endswith(f"back.pt: translates en-fr, but {checkpoint()} translates fr-en")
+    message = refused(capsys, "bleu", f"a={checkpoint()}", f"b={back}")
+    assert message == "the systems translate between different languages; evaluate them apart"
