@@ -242,7 +242,7 @@ LINES = {
     "fairseq_posenc/workbench/results": (642, 500),
     "fairseq_posenc/workbench/experiments": (1882, 1700),
     "fairseq_posenc/workbench/training": (74, 400),
-    "fairseq_posenc/workbench/finetuning": (1662, 1350),
+    "fairseq_posenc/workbench/finetuning": (1663, 1350),
     "fairseq_posenc/workbench/translation": (1026, 650),
     "fairseq_posenc/workbench/plots": (1588, 1100),
     "fairseq_posenc/workbench/convert": (1650, 1650),

@@ -133,7 +133,8 @@ class FineTuning(NamedTuple):
         except UserError:  # its message is already good
             raise
         except CONFIG_ERRORS as error:
-            raise UserError(f"{yaml_file}, --set: {' '.join(str(error).split())}") from None
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise UserError(f"{yaml_file}, --set: {reason}") from None
         return config
 
     def _list_local_settings(self, pretrained: Pretrained, gpus: int) -> dict[str, Any]:
