@@ -142,13 +142,14 @@ def record_adapters(model: nn.Module, *, is_saved: bool) -> None:
         config.left_out = names[0] if names and not is_whole else ""
 
 
-def compare_loaded_adapters(model: nn.Module, weights: dict[str, Any], prefix: str) -> None:
-    """Compare the adapters of a model with its positions, before PEFT's weights are loaded.
+def compare_loaded_adapters(model: nn.Module, weights: dict[str, Any]) -> None:
+    """Compare the adapters of a model with its positions, before their weights are loaded.
+
+    Weights without any record, such as the prompts of prompt learning, are named in a warning.
 
     Args:
         model: the base model of the adapters.
         weights: what is loaded. A record among them is compared when it is loaded itself.
-        prefix: the beginning of their names.
 
     Raises:
         UserError: an adapter was trained with other positions.
@@ -156,11 +157,10 @@ def compare_loaded_adapters(model: nn.Module, weights: dict[str, Any], prefix: s
     if any(map(is_identity, weights)):
         return
     words = {word for name in weights for word in name.split(".")}
-    for name, config in (getattr(model, "peft_config", None) or {}).items():
-        if name in words:
-            compare_adapter(model, config)
-    if not weights and prefix.endswith("base_model."):  # prompts, which are not the model's own
-        _warn_of_no_record(model)
+    adapters = getattr(model, "peft_config", None) or {}
+    loaded = [config for name, config in adapters.items() if name in words]
+    for config in loaded or [None]:
+        compare_adapter(model, config)
 
 
 def compare_adapter(model: nn.Module, config: Any) -> None:
@@ -170,22 +170,18 @@ def compare_adapter(model: nn.Module, config: Any) -> None:
         UserError: the positions differ.
     """
     recorded = getattr(config, "auto_mapping", None) or {}
-    for key, ours in _list_specs(model).items():
+    specs = _list_specs(model)
+    for key, ours in specs.items():
         if key in recorded and (theirs := parse(recorded[key])) != ours:
             raise UserError(
                 f"weights trained with {theirs}, the model has {ours}: set their positions before "
                 "loading"
             )
     if SPEC_FIELD not in recorded:
-        _warn_of_no_record(model)
-
-
-def _warn_of_no_record(model: nn.Module) -> None:
-    specs = " and ".join(map(str, _list_specs(model).values()))
-    logger.warning(
-        f"the adapter has no record of positions: nothing shows that it was trained with {specs}, "
-        "the positions of this model"
-    )
+        logger.warning(
+            "nothing shows which positions these weights were trained with; this model has "
+            f"{' and '.join(map(str, specs.values()))}"
+        )
 
 
 def _list_specs(model: nn.Module) -> dict[str, Spec]:

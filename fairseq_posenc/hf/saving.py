@@ -254,7 +254,7 @@ class ModelWithPositions(Derived):
                 "these are the weights of a model whose positions were not set, and the model has "
                 f"{getattr(self.config, SPEC_FIELD)}: load them before set_positions"
             )
-        compare_loaded_adapters(cast(PreTrainedModel, self), weights, prefix)
+        compare_loaded_adapters(cast(PreTrainedModel, self), weights)
         super()._load_from_state_dict(state_dict, prefix, *args)  # type: ignore[misc]
 
     def load_adapter(self, peft_model_id: str | None = None, *args: Any, **kwargs: Any) -> Any:
