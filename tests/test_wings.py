@@ -234,7 +234,7 @@ LINES = {
     "fairseq_posenc/tasks": (849, 820),
     "fairseq_posenc/checkpoints": (835, 800),
     "fairseq_posenc/host": (901, 700),
-    "fairseq_posenc/hf": (3443, 2700),
+    "fairseq_posenc/hf": (3439, 2700),
     "fairseq_posenc/workbench": (11550, 10000),
     "fairseq_posenc/tokens": (1060, 800),
     "fairseq_posenc/workbench/running": (1185, 700),
