@@ -206,6 +206,21 @@ def test_step_by_step_equals_the_full_pass(spec):
         torch.testing.assert_close(found[real], full[:, step][real], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("first", [1, 20])
+@torch.no_grad()
+def test_a_step_projects_only_rows_that_no_earlier_step_did(first):
+    """At 40 tokens deberta_v2 has rows for single distances and for buckets."""
+    positions = awake(StackPositions("deberta_v2(buckets=8)", 16, 2, 40, causal=True)).eval()
+    layer = awake(SelfAttention(positions)).eval()
+    x, cache, projected = torch.randn(2, 40, 16), Cache(), []
+    full = layer(*positions(x))[0]
+    layer.k_proj.register_forward_pre_hook(lambda _, inputs: projected.append(inputs[0]))
+    for past, end in [(0, first), *((n, n + 1) for n in range(first, 40))]:
+        found = layer(*positions(x[:, past:end], past=past), cache)[0]
+        torch.testing.assert_close(found, full[:, past:end], rtol=1e-5, atol=1e-5)
+    assert sum(len(rows) for rows in projected if rows.dim() == 2) <= 2 * 8  # a row a bucket
+
+
 @pytest.mark.parametrize("spec", ["rope+alibi", "fox", "m4m+window(size=3)"])
 def test_a_cache_selects_rows_as_beam_search_does(spec):
     positions, layer, _ = both(spec, "lr")

@@ -12,7 +12,7 @@ from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.base import Encodings
 from fairseq_posenc.encodings.rotation import Rotation
 from fairseq_posenc.encodings.terms import Terms
-from fairseq_posenc.modules.cache import Kept, KeyValueCache
+from fairseq_posenc.modules.cache import Cache, Kept, KeyValueCache
 from fairseq_posenc.positions import Span
 from fairseq_posenc.shared import LayerShared
 
@@ -85,8 +85,7 @@ class AttentionCore:
         """
         positions = shared.positions
         query, key = self._rotate(query, key, shared)
-        decay = None
-        states = None
+        decay = states = None
         if inputs is not None:
             past = None if cache is None else cache.past_decay(key)
             decay = self.encodings.decay(inputs, positions, past)
@@ -94,9 +93,11 @@ class AttentionCore:
         tgt_len, src_len = query.size(2), positions.src_len
         kept = Kept(key, value, decay)
         if cache is not None:
-            kept = cache.extend(key, value, decay, shared.needed_keys())
-            kept = kept.with_gaps(tgt_len, src_len)
-        if terms is None:
+            kept = cache.extend(key, value, decay, shared.needed_keys()).with_gaps(tgt_len, src_len)
+        if terms is None and isinstance(cache, Cache):
+            span, project = positions.span(), self._project_rows
+            terms = cache.rows.project(self.collect_terms(span, shared), span, project)
+        elif terms is None:
             terms = self.terms(positions.span(), shared)
         if mask is None:
             mask = shared.mask(self.direction)
@@ -171,11 +172,9 @@ class AttentionCore:
 
     def _project_rows(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Project content rows ``(R, C)`` as queries and as keys, both ``(H, R, D)``."""
-        as_queries, as_keys = (
-            self.repeat_heads(x.unflatten(-1, (-1, self.head_dim)).transpose(0, 1), dim=0)
-            for x in (self.q_proj(rows), self.k_proj(rows))
-        )
-        return as_queries, as_keys
+        projected = (self.q_proj(rows), self.k_proj(rows))
+        query, key = (x.unflatten(-1, (-1, self.head_dim)).transpose(0, 1) for x in projected)
+        return self.repeat_heads(query, dim=0), self.repeat_heads(key, dim=0)
 
     def repeat_heads(self, x: Tensor, dim: int = 1) -> Tensor:
         """Repeat the heads of keys or values to H: k0, k1 become k0, k0, k1, k1 for H = 4."""

@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from fairseq_posenc.backends.projected_rows import ProjectedRows
 from fairseq_posenc.encodings.locality import NeededKeys
 from fairseq_posenc.errors import UserError
 
@@ -56,8 +57,7 @@ class Kept(NamedTuple):
     def select(self, needed: NeededKeys, tokens: int) -> Kept:
         """Select the keys that later queries need; ``tokens`` is the number of all tokens."""
         count = self.key.size(2)
-        last = needed.last
-        if last is None or (self.places is None and count <= last):
+        if (last := needed.last) is None or (self.places is None and count <= last):
             return self
         if needed.first is None and self.places is None:
             # Cloned, because a slice would keep the whole tensor in memory.
@@ -132,6 +132,7 @@ class Cache:
         self.tokens = 0  # of self-attention: all that were read, also those whose keys were dropped
         self.ids: Tensor | None = None  # of self-attention: positions that a caller gave, (B, S)
         self.source: Tensor | None = None  # of attention to a source, (B, S, C)
+        self.rows = ProjectedRows()  # the same in all rows of the batch
 
     def __bool__(self) -> bool:
         return self.kept is not None

@@ -1,0 +1,55 @@
+"""Keeps the content rows that a layer has projected, for later steps of decoding.
+
+H heads, D head size, R rows of a step, C embedding size.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from fairseq_posenc.encodings.terms import Terms
+from fairseq_posenc.positions import Span
+
+# Projects rows ``(R, C)`` as queries and as keys, both ``(H, R, D)``.
+ProjectRows = Callable[[Tensor], tuple[Tensor, Tensor]]
+
+
+class ProjectedRows:
+    """The rows that the steps so far have projected; none before the first step.
+
+    Rows are known by the distances at which they start. Steps add rows for lower distances, in
+    front of the others: with the starts (-1, 0) kept, a step with (-2, -1, 0) projects its first
+    row alone.
+    """
+
+    def __init__(self) -> None:
+        self.starts: tuple[int, ...] = ()
+        self.tables: tuple[Tensor, Tensor] | None = None  # as queries and as keys, `(H, R, D)`
+
+    def project(self, terms: Terms, span: Span, project: ProjectRows) -> Terms:
+        """Project the content rows of a step; while there are gradients, none are kept.
+
+        Args:
+            terms: the terms of the step.
+            span: the distances of the step.
+            project: projects rows with the weights of the layer.
+        """
+        rows, runs = terms.content_rows, terms.runs.get("content_rows")
+        starts = tuple(range(span.low + 1, span.high + 1) if runs is None else runs.starts)
+        if rows is None or not starts or span.ids is not None or torch.is_grad_enabled():
+            return terms.projected(project)
+        new = bisect_left(starts, self.starts[0]) if self.starts else len(starts)
+        first = bisect_left(self.starts, starts[new]) if new < len(starts) else 0
+        continues = self.starts[first : first + len(starts) - new] == starts[new:]
+        if self.tables is None or not continues or (new and first):
+            first = 0
+            self.starts, self.tables = starts, project(rows)
+        elif new:
+            as_queries, as_keys = (
+                torch.cat(pair, 1) for pair in zip(project(rows[:new]), self.tables)
+            )
+            self.starts, self.tables = (*starts[:new], *self.starts), (as_queries, as_keys)
+        as_queries, as_keys = (x.narrow(1, first, len(starts) + 1) for x in self.tables)
+        return terms.projected(lambda _: (as_queries, as_keys))
