@@ -91,8 +91,8 @@ def _step_attention(spec: str, length: int, batch: int) -> tuple[int, int]:
     terms = layer.terms(Span.from_lengths(length, length, query.device), shared)
     mask = shared.mask(layer.direction)
     attend(query, key, value, terms, mask)[0].backward(tensors[3])
-    pairs = blocked.count_pairs(AttentionCall(query, query, query, terms, mask))
-    return pairs, 2 * sum(x.nbytes for x in tensors)
+    _, blocks = blocked.choose_blocks(AttentionCall(query, query, query, terms, mask))
+    return sum(part.num_pairs for x in blocks for part in x), 2 * sum(x.nbytes for x in tensors)
 
 
 def _draw_documents(spec: str, batch: int, length: int) -> Tensor | None:

@@ -129,6 +129,18 @@ class Mask(NamedTuple):
             locality=locality,
         )
 
+    def select_sentences(self, places: slice) -> Mask:
+        """Keep only some sentences of the batch."""
+
+        def select(x: Tensor | None) -> Tensor | None:
+            return x if x is None or len(x) == 1 else x[places]
+
+        limits = self.locality
+        limits = limits._replace(
+            segments=select(limits.segments), first_keys=select(limits.first_keys)
+        )
+        return self._replace(key_padding=select(self.key_padding), locality=limits, cache=None)
+
     def mark_hidden(self, distances: Tensor, first_keys: Tensor | None = None) -> Tensor:
         """Mark the distances, key minus query, that a direction or a window hides.
 

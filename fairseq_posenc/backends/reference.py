@@ -63,7 +63,8 @@ def scores(query: Tensor, key: Tensor, terms: Terms, mask: Mask = _NO_MASK) -> T
     """
     assert terms.content_rows is None, "a layer projects them to tables first"
     with no_autocast(query.device):  # the product of three terms overflows fp16
-        return _compute_scores(at_least_fp32(query), at_least_fp32(key), terms, mask)
+        query, key = at_least_fp32(query), at_least_fp32(key)
+        return _compute_scores(AttentionCall(query, key, key, terms, mask))
 
 
 def softmax(scores: Tensor, mask: Mask, sink: Tensor | None = None) -> Tensor:
@@ -72,8 +73,9 @@ def softmax(scores: Tensor, mask: Mask, sink: Tensor | None = None) -> Tensor:
     return equation.softmax(scores, hidden, sink, mask.may_hide_all)
 
 
-def _compute_scores(query: Tensor, key: Tensor, terms: Terms, mask: Mask) -> Tensor:
+def _compute_scores(call: AttentionCall) -> Tensor:
     """Compute :func:`scores` of queries and keys in float32 or float64."""
+    query, key, _, terms, mask, *_ = call
     tgt_len, src_len = query.size(2), key.size(2)
     if tgt_len == 1:
         content, rows = _multiply_single_query(query, key, terms, mask)
@@ -87,7 +89,7 @@ def _compute_scores(query: Tensor, key: Tensor, terms: Terms, mask: Mask) -> Ten
         hidden = mask.forbidden(tgt_len, src_len, query.device)
         table = at_least_fp32(terms.counted_table)
         count = partial(equation.attend_counted, query, table, hidden=hidden)
-    temperature = AttentionCall(query, key, key, terms, mask).temperature()
+    temperature = call.temperature()
     return equation.score(
         content,
         rows,
@@ -95,14 +97,15 @@ def _compute_scores(query: Tensor, key: Tensor, terms: Terms, mask: Mask) -> Ten
         gain=gain,
         scale=terms.scale(query.size(-1)),
         count_positions=count,
-        biases=_list_biases(query, key, terms, mask),
+        biases=_list_biases(call),
         temperature=None if temperature is None else temperature[..., None],
         softcap=terms.softcap,
     )
 
 
-def _list_biases(query: Tensor, key: Tensor, terms: Terms, mask: Mask) -> Iterator[Tensor]:
+def _list_biases(call: AttentionCall) -> Iterator[Tensor]:
     """Look up all that is added to the scaled scores of pairs."""
+    query, key, _, terms, mask, *_ = call
     tgt_len, src_len = query.size(2), key.size(2)
     if terms.bias is not None:
         deps = (terms.bias, terms.first, tgt_len, src_len)
@@ -111,7 +114,7 @@ def _list_biases(query: Tensor, key: Tensor, terms: Terms, mask: Mask) -> Iterat
         yield at_least_fp32(terms.pair_bias)
     if (products := multiply_states(terms, src_len, mask)) is not None:
         yield products
-    if (decay := _expand_decay(AttentionCall(query, key, key, terms, mask))) is not None:
+    if (decay := _expand_decay(call)) is not None:
         yield decay.to(query.dtype)
 
 
@@ -211,7 +214,7 @@ def _multiply_single_query(
         rows_of_pairs.append(_multiply_single(query, rows))
     if key_table is not None:
         rows = _select_single_query_rows("key_table", terms, key.size(2))
-        rows_of_pairs.append((key * rows).sum(-1).unsqueeze(2))  # [B, H, 1, S]
+        rows_of_pairs.append(torch.einsum("bhsd,bhsd->bhs", key, rows)[:, :, None])  # [B, H, 1, S]
     return content, rows_of_pairs
 
 
@@ -250,7 +253,10 @@ def _select_single_query_rows(name: str, terms: Terms, src_len: int) -> Tensor:
     table = getattr(terms, name)
     if name in terms.runs:
         index = row_index(terms._replace(first=None), name, 1, src_len, table.device, _NO_MASK)
-        rows = table[:, index[:, 0]].transpose(0, 1)  # [1 or B, G, S, D]
+        if len(index) == 1:  # faster than an index of several dimensions
+            rows = table.index_select(1, index[0, 0])[None]  # [1, G, S, D]
+        else:
+            rows = table[:, index[:, 0]].transpose(0, 1)  # [B, G, S, D]
     else:
         rows = table[None, :, :src_len]
     rows = at_least_fp32(rows).unsqueeze(2)

@@ -121,12 +121,6 @@ def test_equals_repeated_rows(name, starts, form, reset, tgt_len, direction, sav
         assert form == "channels"
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_as_many_rows_as_distances_need_not_be_one_for_each(form):
-    terms, whole = make_terms(form, STARTS["as many rows as distances"], T, reset=False)
-    assert_same("reference", terms, whole, Mask(), T)
-
-
 @pytest.mark.parametrize(
     ("starts", "form", "window", "left"),
     product_of(

@@ -7,8 +7,6 @@ Calls with a single query are left to the reference, which is fast there. ``docs
 pictures.
 """
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -17,10 +15,9 @@ from fairseq_posenc.backends.base import NEEDS_CONSECUTIVE_IDS, AttentionCall, C
 from fairseq_posenc.backends.blocked import geometry
 from fairseq_posenc.backends.blocked.dropout import compute_kept_factor
 from fairseq_posenc.backends.blocked.function import Blocks, Computation
-from fairseq_posenc.backends.blocked.geometry import Block, Geometry, Part
-from fairseq_posenc.backends.blocked.operands import Operands, lay_out, separate_first
+from fairseq_posenc.backends.blocked.geometry import Block, Geometry
+from fairseq_posenc.backends.blocked.operands import find_uncommon, lay_out
 from fairseq_posenc.backends.forward_cache import is_saving_hooked
-from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.precision import no_autocast
 from fairseq_posenc.encodings.terms import Terms
 
@@ -47,8 +44,8 @@ def refuses(terms: Terms, call: CallFeatures) -> str:
         return "it resets a single first token of each row, but each document has one"
     if terms.by_ids:
         return NEEDS_CONSECUTIVE_IDS
-    if terms.counted_table is not None and (terms.product or terms.first is not None):
-        return "it counts positions by scores that are neither a product nor reset"
+    if terms.counted_table is not None:
+        return "counted positions depend on all scores of a query"
     if terms.channel_gain is not None and call.tgt_len > 1:
         return "no matrix product computes a gain for each channel"
     return ""
@@ -74,11 +71,12 @@ def choose_blocks(call: AttentionCall) -> tuple[Geometry, list[Block]]:
         # Each query (or key) is multiplied with N - 1 table rows that it does not need, so small
         # tiles waste little; but tiles that are too small make slow matrix products.
         tile = 16 if src_len < 128 else 64
-    # On a CPU a block's pairs should stay in the caches, and occupy all threads. A GPU needs work
-    # for all of its processors at once.
-    threads = torch.get_num_threads()
-    on_cpu = query.device.type == "cpu"
-    near = geometry.find_near([runs.starts for runs in terms.runs.values()], src_len)
+    # On a CPU a block's pairs should stay in the caches, and occupy all threads; a product has more
+    # numbers for each. A GPU needs work for all of its processors at once.
+    pairs_of_block = geometry.PAIRS_ON_GPU
+    if query.device.type == "cpu":
+        pairs_of_block = geometry.PAIRS_PER_THREAD * torch.get_num_threads()
+        pairs_of_block //= 2 if terms.product else 1
     sizes = Geometry(
         batch,
         heads,
@@ -86,26 +84,12 @@ def choose_blocks(call: AttentionCall) -> tuple[Geometry, list[Block]]:
         src_len,
         tile,
         per_head=any(term.per_head(x) for _, term, x in tables),
-        pairs_of_block=geometry.PAIRS_PER_THREAD * threads if on_cpu else geometry.PAIRS_ON_GPU,
+        pairs_of_block=pairs_of_block,
         limited=mask.locality.limits,
-        near=None if terms.counted_table is not None else near,
+        near=geometry.find_near([runs.starts for runs in terms.runs.values()], src_len),
     )
     deps = (*mask.cache_deps, sizes, query.device)
-    blocks = mask.cached("blocks", deps, lambda: sizes.split(mask, query.device))
-    if terms.counted_table is not None:  # positions are counted over all keys of a query
-        joined = [slice(block[0].keys.start, block[-1].keys.stop) for block in blocks]
-        blocks = [(block[0]._replace(keys=keys),) for block, keys in zip(blocks, joined)]
-    return sizes, blocks
-
-
-def count_pairs(call: AttentionCall) -> int:
-    """Count the pairs of queries and keys in the blocks of a call."""
-
-    def size(part: Part) -> int:
-        places = (part.sentences, part.heads, part.queries, part.keys)
-        return math.prod(place.stop - place.start for place in places)
-
-    return sum(size(part) for block in choose_blocks(call)[1] for part in block)
+    return sizes, mask.cached("blocks", deps, lambda: sizes.split(mask, query.device))
 
 
 def _expand_terms(call: AttentionCall) -> AttentionCall:
@@ -127,48 +111,31 @@ def _expand_terms(call: AttentionCall) -> AttentionCall:
 
 def _attend_blocks(call: AttentionCall) -> Tensor:
     call = _expand_terms(call)
-    terms, mask = call.terms, call.mask
     sizes, blocks = choose_blocks(call)
-    operands = lay_out(call, sizes)
-    single = None
-    if terms.first is not None:
-        operands, single = separate_first(operands, call, sizes)
-        blocks = [(*block, block[0]._replace(keys=slice(0, 1), of_first=True)) for block in blocks]
-    attended = _compute(call, blocks, operands, sizes)[:, :, : sizes.tgt_len].flip(2)
-    if single is not None and terms.first is not None:
-        of_single = sizes._replace(
-            tgt_len=1, src_len=sizes.padded[1], tile=1, limited=False, near=None
-        )
-        chunks = of_single.split(Mask(), call.query.device)
-        row = _compute(call, chunks, single, of_single)
-        is_first = terms.first[:, None, sizes.src_len - sizes.tgt_len :, None]  # [B or 1, 1, T, 1]
-        attended = torch.where(is_first, row, attended)
-    if call.dropout:
-        attended = attended * compute_kept_factor(call.dropout)
-    if mask.may_hide_all:
-        counts = mask.count_visible(sizes.tgt_len, sizes.src_len, attended.device)  # [B or 1, T]
-        attended = attended.masked_fill(counts.eq(0)[:, None, :, None], 0.0)
-    return attended.type_as(call.query)
-
-
-def _compute(
-    call: AttentionCall, blocks: list[Block], operands: Operands, sizes: Geometry
-) -> Tensor:
-    """Compute blocks; their graphs are saved if they are small."""
-    learns = torch.is_grad_enabled() and any(x.requires_grad for x in operands.tensors)
+    tensors, layout = lay_out(call, sizes)
+    learns = torch.is_grad_enabled() and any(x.requires_grad for x in tensors.values())
     # A call with a window saves its blocks only where one without does. Hooks on saved tensors
     # would not see that the graphs of blocks are dropped, or offload them one by one.
-    fits = _count_numbers(call) * sizes.all_pairs * operands.queries["query"].element_size()
+    fits = _count_numbers(call) * sizes.all_pairs * tensors["query"].element_size() <= SAVED_BYTES
     work = Computation(
         blocks,
-        operands.emptied(),
+        tuple(tensors),
+        layout,
+        sizes,
+        find_uncommon(call.mask),
         product=call.terms.product,
         softcap=call.terms.softcap,
         dropout=call.dropout,
-        saves=learns and fits <= SAVED_BYTES and not is_saving_hooked(),
+        saves=learns and fits and not is_saving_hooked(),
     )
-    sums: Tensor = Blocks.apply(work, *operands.tensors)
-    return sums
+    sums: Tensor = Blocks.apply(work, *tensors.values())
+    attended = sums[:, :, : sizes.tgt_len].flip(2)
+    if call.dropout:
+        attended = attended * compute_kept_factor(call.dropout)
+    if call.mask.may_hide_all:
+        visible = call.mask.count_visible(sizes.tgt_len, sizes.src_len, attended.device)
+        attended = attended.masked_fill(visible.eq(0)[:, None, :, None], 0.0)  # [B or 1, 1, T, 1]
+    return attended.type_as(call.query)
 
 
 def _count_numbers(call: AttentionCall) -> int:
@@ -184,4 +151,4 @@ def _count_numbers(call: AttentionCall) -> int:
     numbers += temperature is not None and temperature.requires_grad
     numbers += terms.softcap is not None
     numbers += terms.value_table is not None and call.dropout > 0
-    return numbers + 8 * (terms.counted_table is not None)
+    return numbers

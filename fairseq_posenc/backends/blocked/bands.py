@@ -10,7 +10,8 @@ in place of 3. Pictures are in ``docs/blocked.md``.
 
 autograd would copy such views back one by one, so these functions have hand-written gradients.
 
-Shapes: k sentences and h heads of a block, M queries, W keys, D head size; G tables (1 or h).
+Shapes: k sentences and h heads of a block, M queries, W keys, D head size; G tables (1 or h); n
+tokens, queries or keys, in tiles of N.
 """
 
 import math
@@ -19,62 +20,109 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fairseq_posenc.backends.base import refuse_second_order
-
 # Tokens that are multiplied with a common run of rows. Each token needs only as many rows as there
 # are tokens on the other side, so small tiles compute few needless products.
 MAX_TILE = 64
 
 
+def multiply_rows(x: Tensor, rows: Tensor, index: Tensor | None, of_keys: bool) -> Tensor:
+    """Multiply tokens with the table rows of their pairs: q_i.Q_r or k_j.K_r.
+
+    Args:
+        x: ``(k, h, n, D)``.
+        rows: ``(G, M + W - 1, D)``, or distinct ones ``(G, U, D)``.
+        index: which of the distinct rows each distance has, ``(M + W - 1,)``.
+        of_keys: whether the tokens are keys.
+
+    Returns:
+        The numbers of all pairs, ``(k, h, M, W)``, or for queries those of tiles, ``(k, h, tiles,
+        N, W)``; with a single row, one number for each token, ``(k, h, M, 1)`` or ``(k, h, 1, W)``.
+    """
+    if index is not None or rows.size(1) == 1:
+        products = multiply_all_rows(x, rows, of_keys)
+        found: Tensor = products if index is None else Spread.apply(products, index, of_keys)
+        return found
+    pairs: Tensor = Band.apply(x, rows)
+    if of_keys:
+        pairs = Transpose.apply(pairs.flatten(2, 3))
+    return pairs
+
+
+def multiply_all_rows(x: Tensor, rows: Tensor, of_keys: bool) -> Tensor:
+    """Multiply tokens with all rows, ``(k, h, M, U)`` for queries, ``(k, h, U, W)`` for keys."""
+    if of_keys:
+        return rows.expand(*x.shape[:2], *rows.shape[1:]) @ x.mT
+    return x @ (rows[0] if len(rows) == 1 else rows).mT
+
+
+def sum_rows(weights: Tensor, rows: Tensor, index: Tensor | None) -> Tensor:
+    """Sum rows by the weights of pairs, sum over j of w_ij V_r: ``(k, h, M, D)``.
+
+    Args:
+        weights: ``(k, h, M, W)``.
+        rows: see :func:`multiply_rows`.
+        index: see :func:`multiply_rows`.
+    """
+    if rows.size(1) == 1:
+        return weights.sum(-1, keepdim=True) * rows
+    if index is None:
+        index = torch.arange(rows.size(1), device=rows.device)
+    by_row = weights.new_zeros(*weights.shape[:3], rows.size(1))
+    return by_row.scatter_add(3, _view_index(index, weights.shape, 3), weights) @ rows
+
+
+def view_pairs(numbers: Tensor, queries: int) -> Tensor:
+    """View numbers by distance, ``(G, M + W - 1)`` or ``(G, 1)``, as those of pairs."""
+    if numbers.size(1) == 1:
+        return numbers[:, :, None]
+    pairs: Tensor = ByDistance.apply(numbers, queries)
+    return pairs
+
+
 class Band(torch.autograd.Function):
-    """Multiplies each token with the table rows of its pairs: q_i.Q_r or k_j.K_r."""
+    """Multiplies each token with the table rows of its pairs, all of which are distinct."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, rows: Tensor, of_keys: bool) -> Tensor:
-        """Multiply tokens ``(k, h, n, D)`` with rows ``(G, M + W - 1, D)``.
-
-        Returns:
-            ``(k, h, M, W)`` for keys; for queries a view of tiles, ``(k, h, tiles, N, W)``.
-        """
+    def forward(ctx: Any, x: Tensor, rows: Tensor) -> Tensor:
+        """Multiply ``(k, h, n, D)`` and ``(G, M + W - 1, D)``: ``(k, h, tiles, N, others)``."""
         ctx.save_for_backward(x, rows)
-        ctx.of_keys = of_keys
-        pairs = _unskew(_tile(x, rows) @ _window(rows, x.size(2)).mT, x)
-        return _transpose(pairs.flatten(2, 3)) if of_keys else pairs
+        return _unskew(_tile(x, rows) @ _window(rows, x.size(2)).mT, x.shape)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         """Compute the gradients of tokens and rows."""
-        refuse_second_order("blocked")
         x, rows = ctx.saved_tensors
-        skewed = _skew(_transpose(grad) if ctx.of_keys else grad.flatten(2, 3), x, rows)
-        x_grad = rows_grad = None
-        if ctx.needs_input_grad[0]:
-            x_grad = _restore(skewed @ _window(rows, x.size(2)), x)
-        if ctx.needs_input_grad[1]:
-            rows_grad = _sum_tiles(skewed, x, rows)
-        return x_grad, rows_grad, None
+        tiles, window = _tile(x, rows), _window(rows, x.size(2))
+        skewed = grad.new_zeros(*tiles.shape[:3], window.size(2))
+        _unskew(skewed, x.shape).copy_(grad)
+        # Zeros are where a tile's rows are not those of a token.
+        x_grad = (skewed @ window).unflatten(2, (-1, grad.size(3)))  # [G, tiles, k * h / G, N, D]
+        rows_grad = torch.zeros_like(rows)
+        by_tile = skewed.mT @ tiles  # [G, tiles, N + others - 1, D]
+        for index in range(by_tile.size(1)):  # one by one, since neighbouring tiles share rows
+            start = index * grad.size(3)
+            rows_grad[:, start : start + by_tile.size(2)] += by_tile[:, index]
+        return x_grad.transpose(1, 2).reshape(x.shape), rows_grad
 
 
-class BandSum(torch.autograd.Function):
-    """Sums table rows by the weights of pairs: the sum over j of w_ij V_r."""
+class Transpose(torch.autograd.Function):
+    """Copies pairs of keys and queries to those of queries and keys.
+
+    All heads are laid side by side as one matrix, which torch transposes several times faster than
+    it reads a transposed view of several.
+    """
 
     @staticmethod
-    def forward(ctx: Any, weights: Tensor, rows: Tensor) -> Tensor:
-        """Sum rows ``(G, M + W - 1, D)`` by weights ``(k, h, M, W)``: ``(k, h, M, D)``."""
-        ctx.save_for_backward(weights, rows)
-        like = weights.new_empty(*weights.shape[:3], rows.size(2))
-        return _restore(_skew(weights, like, rows) @ _window(rows, weights.size(2)), like)
+    def forward(ctx: Any, pairs: Tensor) -> Tensor:
+        """Copy ``(k, h, n, others)`` to ``(k, h, others, n)``."""
+        heads = pairs.flatten(0, 1)
+        stacked = heads.movedim(0, -2).reshape(pairs.size(2), -1)  # [n, k * h * others]
+        return stacked.t().contiguous().view(*pairs.shape[:2], pairs.size(3), pairs.size(2))
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Compute the gradients of weights and rows."""
-        refuse_second_order("blocked")
-        weights, rows = ctx.saved_tensors
-        by_pair = _unskew(_tile(grad, rows) @ _window(rows, grad.size(2)).mT, grad)
-        rows_grad = None
-        if ctx.needs_input_grad[1]:
-            rows_grad = _sum_tiles(_skew(weights, grad, rows), grad, rows)
-        return by_pair.flatten(2, 3), rows_grad
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        """Transpose the gradient."""
+        return Transpose.forward(ctx, grad)
 
 
 class Spread(torch.autograd.Function):
@@ -92,15 +140,14 @@ class Spread(torch.autograd.Function):
         """
         ctx.save_for_backward(index)
         ctx.shape, ctx.dim = products.shape, 2 if of_keys else 3
-        return products.gather(ctx.dim, view_index(index, products.shape, ctx.dim))
+        return products.gather(ctx.dim, _view_index(index, products.shape, ctx.dim))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         """Sum the gradients of equal rows."""
-        refuse_second_order("blocked")
         (index,) = ctx.saved_tensors
         sums = grad.new_zeros(ctx.shape)
-        return sums.scatter_add_(ctx.dim, view_index(index, ctx.shape, ctx.dim), grad), None, None
+        return sums.scatter_add_(ctx.dim, _view_index(index, ctx.shape, ctx.dim), grad), None, None
 
 
 class ByDistance(torch.autograd.Function):
@@ -118,13 +165,12 @@ class ByDistance(torch.autograd.Function):
 
         Sums within tiles of queries come first: the whole, skewed at once, would be mostly zeros.
         """
-        refuse_second_order("blocked")
-        tile = math.gcd(grad.size(1), MAX_TILE)
+        tile = _tile_size(grad.size(1))
         return _sum_skewed(_sum_skewed(grad.unflatten(1, (-1, tile)), 1), tile), None
 
 
 class AddTiles(torch.autograd.Function):
-    """Adds the tiles of a :class:`Band` to pairs in place; autograd would copy the pairs."""
+    """Adds the tiles of :func:`multiply_rows` to pairs in place; autograd would copy the pairs."""
 
     @staticmethod
     def forward(ctx: Any, pairs: Tensor, tiles: Tensor) -> Tensor:
@@ -153,7 +199,6 @@ class Multiply(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
         """Multiply the gradient with all other factors."""
-        refuse_second_order("blocked")
         content, *factors = ctx.saved_tensors
         by_content = grad * content
         if len(factors) == 1:
@@ -162,7 +207,60 @@ class Multiply(torch.autograd.Function):
         return (grad * first).mul_(second), by_content * second, by_content.mul_(first)
 
 
-def view_index(index: Tensor, shape: torch.Size, dim: int) -> Tensor:
+class ReplaceLines(torch.autograd.Function):
+    """Replaces the numbers of a reset's first token: a query's row and a key's column."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, pairs: Tensor, of_query: Tensor, of_key: Tensor, query_at: Tensor, key_at: Tensor
+    ) -> Tensor:
+        """Replace a row and a column of ``(k, h, M, W)``; the row has the pair where they cross.
+
+        Args:
+            ctx: of torch.
+            pairs: or tiles of them, ``(k, h, tiles, N, W)``.
+            of_query: broadcasts to the row, ``(k, h, 1, W)``.
+            of_key: broadcasts to the column, ``(k, h, M, 1)``.
+            query_at: the query of each sentence, ``(k or 1,)``; may lie outside of the pairs.
+            key_at: the key of each sentence.
+        """
+        ctx.shape, ctx.line_shapes = pairs.shape, (of_query.shape, of_key.shape)
+        ctx.save_for_backward(query_at, key_at)
+        pairs = pairs.clone(memory_format=torch.contiguous_format)
+        pairs = pairs.flatten(2, 3) if pairs.dim() == 5 else pairs
+        for dim, at, line in ((3, key_at, of_key), (2, query_at, of_query)):
+            index, is_inside = _locate(at, pairs.shape, dim)
+            pairs.scatter_(dim, index, line.where(is_inside, pairs.gather(dim, index)))
+        return pairs
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Move the gradients of the lines from the pairs to what replaced them."""
+        grad, lines = grad.clone(), []
+        for dim, at, shape in zip((2, 3), ctx.saved_tensors, ctx.line_shapes):
+            index, is_inside = _locate(at, grad.shape, dim)
+            line = grad.gather(dim, index)
+            lines.append(line.masked_fill(~is_inside, 0.0).sum_to_size(shape))
+            grad.scatter_(dim, index, line.masked_fill(is_inside, 0.0))
+        return grad.view(ctx.shape), *lines, None, None
+
+
+def select_line(x: Tensor, dim: int, at: Tensor) -> Tensor:
+    """Select the numbers of a token of each sentence; any numbers, if the token is outside."""
+    return x.gather(dim, _locate(at, x.shape, dim)[0])
+
+
+def _locate(at: Tensor, shape: torch.Size, dim: int) -> tuple[Tensor, Tensor]:
+    """Index a line of each sentence's pairs, and check whether it is one of them."""
+    size = list(shape)
+    size[dim] = 1
+    is_inside = (at >= 0) & (at < shape[dim])  # [k or 1]
+    return at.clamp(0, shape[dim] - 1)[:, None, None, None].expand(size), is_inside[
+        :, None, None, None
+    ]
+
+
+def _view_index(index: Tensor, shape: torch.Size, dim: int) -> Tensor:
     """View an index by distance, ``(M + W - 1,)``, as that of pairs, ``(k, h, M, W)``.
 
     Args:
@@ -175,20 +273,14 @@ def view_index(index: Tensor, shape: torch.Size, dim: int) -> Tensor:
     return index.as_strided(size, (0, 0, 1, 1), index.storage_offset())
 
 
+def _tile_size(tokens: int) -> int:
+    return math.gcd(tokens, MAX_TILE)
+
+
 def _tile(x: Tensor, rows: Tensor) -> Tensor:
     """Reshape ``(k, h, n, D)`` to ``(G, tiles, k * h / G * N, D)``: a product for all heads."""
     x = x.flatten(0, 1).unflatten(1, (-1, _tile_size(x.size(2))))  # [k * h, tiles, N, D]
     return x.unflatten(0, (rows.size(0), -1)).transpose(1, 2).flatten(2, 3)
-
-
-def _restore(tiles: Tensor, like: Tensor) -> Tensor:
-    """Undo :func:`_tile`: ``(k, h, n, D)``, the shape of ``like``."""
-    tiles = tiles.unflatten(2, (-1, _tile_size(like.size(2))))  # [G, tiles, k * h / G, N, D]
-    return tiles.transpose(1, 2).reshape(like.shape)
-
-
-def _tile_size(tokens: int) -> int:
-    return math.gcd(tokens, MAX_TILE)
 
 
 def _window(rows: Tensor, tokens: int) -> Tensor:
@@ -200,48 +292,16 @@ def _window(rows: Tensor, tokens: int) -> Tensor:
     return rows.as_strided(size, strides, rows.storage_offset())
 
 
-def _unskew(skewed: Tensor, x: Tensor) -> Tensor:
-    """View pairs ``(k, h, tiles, N, others)`` in the products ``(G, tiles, k * h / G * N, rows)``.
+def _unskew(skewed: Tensor, shape: torch.Size) -> Tensor:
+    """View pairs ``(k, h, tiles, N, others)`` in ``(G, tiles, k * h / G * N, N + others - 1)``.
 
-    With a table for each head, a block has one sentence.
+    With a table for each head, a block has one sentence. ``shape`` begins with k, h and n.
     """
     groups, tiles, stacked, rows = skewed.shape
-    size = x.size(2) // tiles
+    size = shape[2] // tiles
     to_next_head = size * rows if groups == 1 else tiles * stacked * rows
-    shape = (*x.shape[:2], tiles, size, rows - size + 1)
-    strides = (to_next_head * x.size(1), to_next_head, stacked * rows, rows + 1, 1)
-    return skewed.as_strided(shape, strides)
-
-
-def _skew(pairs: Tensor, x: Tensor, rows: Tensor) -> Tensor:
-    """Copy pairs ``(k, h, n, others)`` to the columns of their rows, with zeros elsewhere."""
-    tile = _tile_size(x.size(2))
-    stacked = x.size(0) * x.size(1) // rows.size(0) * tile
-    width = tile + rows.size(1) - x.size(2)
-    skewed = pairs.new_zeros(rows.size(0), x.size(2) // tile, stacked, width)
-    _unskew(skewed, x).copy_(pairs.unflatten(2, (-1, tile)))
-    return skewed
-
-
-def _sum_tiles(skewed: Tensor, x: Tensor, rows: Tensor) -> Tensor:
-    """Sum tokens by the skewed pairs of each row, ``(G, M + W - 1, D)``."""
-    total = torch.zeros_like(rows)
-    by_tile = skewed.mT @ _tile(x, rows)  # [G, tiles, N + others - 1, D]
-    tile = _tile_size(x.size(2))
-    for index in range(by_tile.size(1)):  # one by one, since neighbouring tiles share rows
-        total[:, index * tile : index * tile + by_tile.size(2)] += by_tile[:, index]
-    return total
-
-
-def _transpose(pairs: Tensor) -> Tensor:
-    """Copy ``(k, h, n, others)`` to ``(k, h, others, n)``.
-
-    All heads are laid side by side as one matrix, which torch transposes several times faster than
-    it reads a transposed view of several.
-    """
-    heads = pairs.flatten(0, 1)
-    stacked = heads.movedim(0, -2).reshape(-1, len(heads) * pairs.size(-1))  # [n, k * h * others]
-    return stacked.t().contiguous().view(*pairs.shape[:2], pairs.size(3), pairs.size(2))
+    strides = (to_next_head * shape[1], to_next_head, stacked * rows, rows + 1, 1)
+    return skewed.as_strided((*shape[:2], tiles, size, rows - size + 1), strides)
 
 
 def _sum_skewed(x: Tensor, step: int) -> Tensor:

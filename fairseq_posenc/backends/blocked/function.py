@@ -18,27 +18,33 @@ from fairseq_posenc.backends import equation
 from fairseq_posenc.backends.base import refuse_second_order
 from fairseq_posenc.backends.blocked.bands import (
     AddTiles,
-    Band,
-    BandSum,
-    ByDistance,
     Multiply,
-    Spread,
-    view_index,
+    ReplaceLines,
+    multiply_all_rows,
+    multiply_rows,
+    select_line,
+    sum_rows,
+    view_pairs,
 )
-from fairseq_posenc.backends.blocked.geometry import Block, Part
-from fairseq_posenc.backends.blocked.operands import HIDDEN, Operands, Tensors
+from fairseq_posenc.backends.blocked.geometry import Block, Geometry, Part
+from fairseq_posenc.backends.blocked.operands import HIDDEN, Layout, Tensors
 from fairseq_posenc.backends.blocked.weights import Weigh
 from fairseq_posenc.backends.forward_cache import copy_if_kept
+from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.precision import no_autocast
 
 
 @dataclass(frozen=True)
 class Computation:
-    """Blocks, and what they compute of their operands.
+    """Blocks, and what they compute of a call's tensors.
 
     Attributes:
         blocks: they cover all queries.
-        operands: of the whole call; its tensors are arguments of :class:`Blocks` instead.
+        names: of the tensors, in the order in which :class:`Blocks` takes them.
+        layout: which parts of the tensors a block needs.
+        geometry: the sizes of the call.
+        mask: hides pairs in addition to the tensors; see
+            :func:`~fairseq_posenc.backends.blocked.operands.find_uncommon`.
         product: whether content and rows are multiplied, not added.
         softcap: the limit of the scores.
         dropout: the probability of dropping a weight.
@@ -46,94 +52,154 @@ class Computation:
     """
 
     blocks: Sequence[Block]
-    operands: Operands
+    names: Sequence[str]
+    layout: Layout
+    geometry: Geometry
+    mask: Mask | None
     product: bool
     softcap: float | None
     dropout: float
     saves: bool
 
-    def attend(self, block: Block, tensors: list[Tensors]) -> Tensor:
+    def attend(self, block: Block, tensors: list[Tensors], sums: Tensor | None = None) -> Tensor:
         """Compute the sums of values of a block, ``(k, h, M, D)``, not divided by the keep rate.
 
         Args:
             block: queries and parts of keys.
             tensors: those of the queries, and those of each part.
+            sums: the result, if it is known and only its graph is needed.
         """
         queries, *parts = tensors
         scores = [self._score(part, {**queries, **of_part}) for part, of_part in zip(block, parts)]
         if "sink" in queries:
             scores.append(queries["sink"][..., None].expand(*scores[0].shape[:3], 1))
-        sums, kept = Weigh.apply(
-            scores[0] if len(scores) == 1 else torch.cat(scores, -1),
-            _join(parts, "value", -2),
+        has_value_table = "value_table" in parts[0]
+        attended, kept = Weigh.apply(
+            _join(scores),
             self.dropout,
             queries.get("query_seeds"),
-            _join(parts, "key_seeds", -1) if self.dropout else None,
+            _join([t["key_seeds"] for t in parts]) if self.dropout else None,
+            None if has_value_table else sums,
+            *(t["value"] for t in parts),
         )
-        if "value_table" in parts[0]:
+        if has_value_table:
             widths = [part.keys.stop - part.keys.start for part in block]
-            for part, of_part, weights in zip(block, parts, kept.split(widths, -1)):
-                index = self.operands.index_rows("value_table", part)
-                sums = sums + _sum_rows(weights, of_part["value_table"], index)
-        return sums
+            for part, t, weights in zip(block, parts, kept.split(widths, -1)):
+                attended = attended + self._sum_value_rows(part, {**queries, **t}, weights)
+        return attended
 
     def _score(self, part: Part, t: Tensors) -> Tensor:
         """Compute the masked scores of a part, ``(k, h, M, W)``."""
         query, key = t["query"], t["key"]
         rows = [
-            _multiply_rows(x, t[name], self.operands.index_rows(name, part), x is key)
+            self._multiply_table(name, x, part, t)
             for name, x in (("query_table", query), ("key_table", key))
             if name in t
         ]
-        if (
-            self.product
-            and "gain" not in t
-            and all(x.dim() == 4 and 1 in x.shape[2:] for x in rows)
-        ):
+        single = all(t[name].size(1) == 1 for name in ("query_table", "key_table") if name in t)
+        if self.product and single and "gain" not in t and "first_at" not in t:
             # One row for all pairs: a factor of each query and key, and one product less.
             if "query_table" in t:
                 query = query * rows[0]
             if "key_table" in t:
                 key = key * rows[-1].mT
             rows = []
-        content = copy_if_kept(query @ key.mT)
-        count = None
-        if "counted_table" in t:
-            hidden = _hide_pairs(torch.zeros_like(content.detach()), t) < HIDDEN / 2
-
-            def count(content: Tensor) -> Tensor:
-                return equation.attend_counted(query, t["counted_table"], content, hidden)
-
         temperature = t.get("temperature")
         scores = equation.score(
-            content,
+            copy_if_kept(query @ key.mT),
             rows,
             product=self.product,
-            gain=_view_pairs(t["gain"], content) if "gain" in t else None,
-            count_positions=count,
-            biases=self._list_biases(part, t, content),
+            gain=self._look_up("gain", part, t) if "gain" in t else None,
+            biases=self._list_biases(part, t),
             temperature=None if temperature is None else temperature[..., None],
             softcap=self.softcap,
             add=_add_in_place,
             multiply=_multiply,
         )
-        return _hide_pairs(scores, t)
+        return self._hide_pairs(scores, part, t)
 
-    def _list_biases(self, part: Part, t: Tensors, like: Tensor) -> list[Tensor]:
+    def _multiply_table(self, name: str, x: Tensor, part: Part, t: Tensors) -> Tensor:
+        """Multiply queries, keys or states with the table rows of their pairs."""
+        of_keys = name == "key_table"
+        pairs = multiply_rows(x, t[name], self.layout.index_rows(name, part), of_keys)
+        if f"{name}_reset" not in t:
+            return pairs
+        products = multiply_all_rows(x, t[f"{name}_reset"], of_keys)
+        of_query, of_key = products.split(1, 2 if of_keys else 3)
+        query_at, key_at = self._find_first(part, t)
+        if of_keys:
+            of_key = select_line(of_key, 3, key_at)
+        else:
+            of_query = select_line(of_query, 2, query_at)
+        return self._replace_first(pairs, of_query, of_key, part, t)
+
+    def _find_first(self, part: Part, t: Tensors) -> tuple[Tensor, Tensor]:
+        """Find a reset's first token among the queries and the keys of a part, ``(k or 1,)``."""
+        query_at = self.geometry.src_len - 1 - t["first_at"] - part.queries.start
+        return query_at, t["first_at"] - part.keys.start
+
+    def _look_up(self, name: str, part: Part, t: Tensors) -> Tensor:
+        """Look up a number by distance for each pair, ``(k or 1, 1 or h, M, W)``."""
+        pairs = view_pairs(t[name], t["query"].size(2))
+        if f"{name}_reset" not in t:
+            return pairs
+        of_query, of_key = t[f"{name}_reset"][..., None].split(1, 1)  # each [1 or h, 1, 1]
+        pairs = pairs.expand(len(t["query"]), *pairs.shape[-3:])
+        return self._replace_first(pairs, of_query, of_key, part, t)
+
+    def _replace_first(
+        self, pairs: Tensor, of_query: Tensor, of_key: Tensor, part: Part, t: Tensors
+    ) -> Tensor:
+        """Replace the numbers of a reset's first token; see :class:`ReplaceLines`."""
+        if pairs.dim() == 4:  # a single row has one number for each token
+            pairs = pairs.expand(*pairs.shape[:2], t["query"].size(2), t["key"].size(2))
+        replaced: Tensor = ReplaceLines.apply(pairs, of_query, of_key, *self._find_first(part, t))
+        return replaced
+
+    def _list_biases(self, part: Part, t: Tensors) -> list[Tensor]:
         """List all that is added to the scaled scores."""
-        biases = [_view_pairs(t["bias"], like)] if "bias" in t else []
+        biases = [self._look_up("bias", part, t)] if "bias" in t else []
         if "pair_bias" in t:
             biases.append(t["pair_bias"])
         if "state_table" in t:
-            index = self.operands.index_rows("state_table", part)
-            biases.append(_multiply_rows(t["states"], t["state_table"], index, of_keys=False))
+            biases.append(self._multiply_table("state_table", t["states"], part, t))
         if "query_decay" in t:
-            decay = _subtract_sums(t["query_decay"], t["key_decay"], like.dtype)
+            decay = _subtract_sums(t["query_decay"], t["key_decay"], t["query"].dtype)
             if "is_later" in t:
-                later = _subtract_sums(t["query_later_decay"], t["key_later_decay"], like.dtype)
-                decay = torch.where(_view_pairs(t["is_later"], like), later, decay)
+                later = _subtract_sums(t["query_later_decay"], t["key_later_decay"], decay.dtype)
+                decay = torch.where(view_pairs(t["is_later"], decay.size(2)), later, decay)
             biases.append(decay)
         return biases
+
+    def _hide_pairs(self, scores: Tensor, part: Part, t: Tensors) -> Tensor:
+        """Lower the scores of hidden pairs, in place."""
+        if "hidden" in t:
+            scores = scores.add_(view_pairs(t["hidden"], scores.size(2)))
+        if "padding" in t:
+            scores = scores.add_(t["padding"][:, :, None])
+        if self.mask is None:
+            return scores
+        device, last = scores.device, self.geometry.src_len - 1
+        queries_at = last - torch.arange(part.queries.start, part.queries.stop, device=device)
+        keys_at = torch.arange(part.keys.start, part.keys.stop, device=device)
+        hidden = self.mask.select_sentences(part.sentences).hides(
+            queries_at.clamp(min=0)[None, :, None], keys_at.clamp(max=last)[None, None]
+        )
+        return scores.masked_fill_(hidden[:, None], HIDDEN)
+
+    def _sum_value_rows(self, part: Part, t: Tensors, weights: Tensor) -> Tensor:
+        """Sum the rows of the table of values by weights ``(k, h, M, W)``: ``(k, h, M, D)``."""
+        index = self.layout.index_rows("value_table", part)
+        if "value_table_reset" not in t:
+            return sum_rows(weights, t["value_table"], index)
+        of_query, of_key = t["value_table_reset"].split(1, 1)  # each [1 or h, 1, D]
+        query_at, key_at = (x[:, None, None, None] for x in self._find_first(part, t))
+        queries, keys = (torch.arange(n, device=weights.device) for n in weights.shape[2:])
+        is_query, is_key = query_at == queries[:, None], key_at == keys  # [k or 1, 1, M, 1 or W]
+        by_query = (weights * is_query).sum(-1, keepdim=True)
+        by_key = (weights * (is_key & ~is_query)).sum(-1, keepdim=True)
+        others = sum_rows(weights.masked_fill(is_query | is_key, 0.0), t["value_table"], index)
+        return others + by_query * of_query + by_key * of_key
 
 
 class Blocks(torch.autograd.Function):
@@ -141,38 +207,43 @@ class Blocks(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, work: Computation, *tensors: Tensor) -> Tensor:
-        """Compute the sums of values ``(B, H, T, D)``; ``tensors`` are those of the operands."""
-        operands = work.operands.with_tensors(tensors)
-        query, value = operands.queries["query"], operands.keys["value"]
-        batch, heads, queries, _ = query.shape
+        """Compute the sums of values ``(B, H, T, D)``; ``tensors`` have the names of ``work``."""
+        named = dict(zip(work.names, tensors))
+        batch, heads, queries, _ = named["query"].shape
         # fairseq's `(T, B, C)` is a view of this.
-        sums = query.new_empty(queries, batch, heads, value.size(3)).permute(1, 2, 0, 3)
+        sums = named["value"].new_empty(queries, batch, heads, named["value"].size(3))
+        sums = sums.permute(1, 2, 0, 3)  # [B, H, T, D]
         ctx.graphs = []
         for block in work.blocks:
             if work.saves:
-                leaves, attended = _record(work, operands, block)
+                leaves, attended = _record(work, named, block)
                 ctx.graphs.append((leaves, attended))
             else:
-                attended = work.attend(block, operands.select(block))
+                attended = work.attend(block, work.layout.select(named, block))
             block[0].select(sums, "BHTD").copy_(attended.detach())
         ctx.work = work
-        ctx.save_for_backward(*tensors)
+        ctx.save_for_backward(sums, *tensors)
         return sums
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Compute the gradients of the operands."""
+        """Compute the gradients of the tensors."""
         refuse_second_order("blocked")
         work = ctx.work
-        operands = work.operands.with_tensors(ctx.saved_tensors)
-        totals = operands.make_zeros()
+        sums, *tensors = ctx.saved_tensors
+        named = dict(zip(work.names, tensors))
+        totals = {name: _make_zeros(name, x) for name, x in named.items() if x.requires_grad}
         graphs, ctx.graphs = ctx.graphs[::-1], []  # a second backward pass computes them again
         for block in work.blocks:
             with no_autocast(grad.device):
-                leaves, attended = graphs.pop() if graphs else _record(work, operands, block)
+                if graphs:
+                    leaves, attended = graphs.pop()
+                else:
+                    known = block[0].select(sums, "BHTD")
+                    leaves, attended = _record(work, named, block, known)
                 pairs = [
                     (leaf[name], total)
-                    for leaf, of_part in zip(leaves, totals.select(block))
+                    for leaf, of_part in zip(leaves, work.layout.select(totals, block))
                     for name, total in of_part.items()
                 ]
                 learnt = [leaf for leaf, _ in pairs]
@@ -180,81 +251,39 @@ class Blocks(torch.autograd.Function):
             del leaves, attended, learnt  # their memory is needed
             for (_, total), leaf_grad in zip(pairs, grads):
                 total += leaf_grad
-        return None, *operands.list_gradients(totals)
+        for name in totals.keys() & {"key", "value"}:
+            totals[name] = _transpose(totals[name].mT)
+        return None, *(totals.get(name) for name in work.names)
 
 
-def _record(work: Computation, operands: Operands, block: Block) -> tuple[list[Tensors], Tensor]:
+def _record(
+    work: Computation, tensors: Tensors, block: Block, sums: Tensor | None = None
+) -> tuple[list[Tensors], Tensor]:
     """Compute a block with a graph of its own; also return the leaves of the graph."""
     leaves = [
-        {name: x.detach().requires_grad_(name in learnt) for name, x in of_part.items()}
-        for of_part, learnt in zip(operands.select(block), operands.list_learnt(block))
+        {name: x.detach().requires_grad_(tensors[name].requires_grad) for name, x in part.items()}
+        for part in work.layout.select(tensors, block)
     ]
     with torch.enable_grad():
-        return leaves, work.attend(block, leaves)
+        return leaves, work.attend(block, leaves, sums)
 
 
-def _multiply_rows(x: Tensor, rows: Tensor, index: Tensor | None, of_keys: bool) -> Tensor:
-    """Multiply tokens with the table rows of their pairs.
+def _make_zeros(name: str, x: Tensor) -> Tensor:
+    """Make zeros for a gradient, of which a block's part must be a view."""
+    if name in ("key", "value"):  # transposed, as the products that compute them are faster
+        return x.mT.new_zeros(x.mT.shape).mT
+    return x.new_zeros(x.shape)
 
-    Args:
-        x: ``(k, h, n, D)``.
-        rows: ``(G, M + W - 1, D)``, or distinct ones ``(G, U, D)``.
-        index: which of the distinct rows each distance has, ``(M + W - 1,)``.
-        of_keys: whether the tokens are keys.
 
-    Returns:
-        The numbers of all pairs; with a single row, those of the tokens. See also :class:`Band`.
+def _transpose(x: Tensor) -> Tensor:
+    """Transpose ``(B, H, D, n)`` to ``(B, H, n, D)``.
+
+    As one matrix for each sentence, which torch transposes several times faster than its heads.
     """
-    if index is None and rows.size(1) > 1:
-        pairs: Tensor = Band.apply(x, rows, of_keys)
-        return pairs
-    if of_keys:
-        products = rows.expand(*x.shape[:2], *rows.shape[1:]) @ x.mT  # [k, h, U, W]
-    else:
-        products = x @ (rows[0] if len(rows) == 1 else rows).mT  # [k, h, M, U]
-    if index is None:
-        return products
-    found: Tensor = Spread.apply(products, index, of_keys)
-    return found
-
-
-def _sum_rows(weights: Tensor, rows: Tensor, index: Tensor | None) -> Tensor:
-    """Sum rows by the weights of pairs ``(k, h, M, W)``, ``(k, h, M, D)``; see above."""
-    if index is None and rows.size(1) > 1:
-        sums: Tensor = BandSum.apply(weights, rows)
-        return sums
-    if index is None:
-        return weights.sum(-1, keepdim=True) * rows
-    by_row = weights.new_zeros(*weights.shape[:3], rows.size(1))
-    return by_row.scatter_add(3, view_index(index, weights.shape, 3), weights) @ rows
-
-
-def _view_pairs(numbers: Tensor, like: Tensor) -> Tensor:
-    """View numbers by distance, ``(G, M + W - 1)`` or ``(G, 1)``, as those of pairs.
-
-    Args:
-        numbers: or already those of pairs, ``(B or 1, H or 1, M, W)``.
-        like: ``(k, h, M, W)``.
-    """
-    if numbers.dim() == 4:
-        return numbers
-    if numbers.size(1) == 1:
-        return numbers[:, :, None]
-    pairs: Tensor = ByDistance.apply(numbers, like.size(2))
-    return pairs
-
-
-def _hide_pairs(scores: Tensor, t: Tensors) -> Tensor:
-    """Lower the scores of hidden pairs, in place."""
-    if "hidden" in t:
-        scores = scores.add_(_view_pairs(t["hidden"], scores))
-    if "window" in t:
-        is_exempt = t["first_keys"][:, :, None]  # [k, 1, 1, W]
-        scores = scores.add_(_view_pairs(t["window"], scores).masked_fill(is_exempt, 0.0))
-    if "key_segments" in t:
-        differs = t["query_segments"][..., None].ne(t["key_segments"][:, :, None])
-        scores = scores.masked_fill_(differs, HIDDEN)
-    return scores.add_(t["mask"]) if "mask" in t else scores
+    out = x.new_empty(x.size(0), x.size(3), x.size(1) * x.size(2))  # [B, n, H * D]
+    for target, source in zip(out, x.flatten(1, 2)):  # [n, H * D], [H * D, n]
+        target.copy_(source.t())
+    return out.unflatten(2, (x.size(1), -1)).transpose(1, 2)  # [B, H, n, D]
 
 
 def _subtract_sums(query_sums: Tensor, key_sums: Tensor, dtype: torch.dtype) -> Tensor:
@@ -270,7 +299,7 @@ def _subtract_sums(query_sums: Tensor, key_sums: Tensor, dtype: torch.dtype) -> 
     """
     anchor = query_sums[:, :, :1].detach()
     queries, keys = ((x - anchor).sum(-1).to(dtype) for x in (query_sums, key_sums))
-    return queries[..., None] - keys[:, :, None]
+    return queries[..., None] + (-keys)[:, :, None]  # a sum has the same gradient for both
 
 
 def _add_in_place(pairs: Tensor, others: Tensor) -> Tensor:
@@ -291,7 +320,6 @@ def _multiply(content: Tensor, *factors: Tensor) -> Tensor:
     return equation.multiply_all(content, *factors)
 
 
-def _join(parts: list[Tensors], name: str, dim: int) -> Tensor:
+def _join(tensors: list[Tensor]) -> Tensor:
     """Join a tensor of all parts along their keys."""
-    found = [x[name] for x in parts if name in x]
-    return found[0] if len(found) == 1 else torch.cat(found, dim)
+    return tensors[0] if len(tensors) == 1 else torch.cat(tensors, -1)

@@ -10,6 +10,7 @@ Shapes: B batch, H heads, T queries, S keys.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -37,13 +38,17 @@ class Part(NamedTuple):
     heads: slice
     queries: slice  # counted from the last one back
     keys: slice
-    of_first: bool = False  # whether the only key is the first token, with rows of its own (reset)
 
     @property
     def distances(self) -> slice:
         """The distances of its pairs, counted from the call's lowest one."""
         low = self.queries.start + self.keys.start
         return slice(low, self.queries.stop + self.keys.stop - 1)
+
+    @property
+    def num_pairs(self) -> int:
+        """The number of its pairs."""
+        return math.prod(place.stop - place.start for place in self)
 
     def select(self, x: Tensor, axes: str) -> Tensor:
         """Select this part of a tensor, as a view.
@@ -66,11 +71,8 @@ class Part(NamedTuple):
 Block = tuple[Part, ...]
 
 
-class Ranges(NamedTuple):
-    """The first and the last key that each of T queries sees; first > last if it sees none."""
-
-    first: Sequence[int]
-    last: Sequence[int]
+# The first and the last key that each of T queries sees; first > last if it sees none.
+Ranges = tuple[Sequence[int], Sequence[int]]
 
 
 class Geometry(NamedTuple):
@@ -104,12 +106,8 @@ class Geometry(NamedTuple):
         return self.batch * self.heads * self.padded[0] * self.padded[1]
 
     def distances(self, device: torch.device) -> Tensor:
-        """List the distances of padded queries and keys, ``(1, R)``, in the order of table rows."""
-        return torch.arange(sum(self.padded) - 1, device=device)[None] - (self.src_len - 1)
-
-    def query_positions(self, device: torch.device) -> Tensor:
-        """List the indices of the padded queries among the keys, ``(T,)``; below 0 for padding."""
-        return self.src_len - 1 - torch.arange(self.padded[0], device=device)
+        """List the distances of padded queries and keys, ``(R,)``, in the order of table rows."""
+        return torch.arange(sum(self.padded) - 1, device=device) - (self.src_len - 1)
 
     def split(self, mask: Mask, device: torch.device) -> list[Block]:
         """List the blocks that hold all visible pairs of a call."""
@@ -118,12 +116,9 @@ class Geometry(NamedTuple):
         for index, ranges in enumerate(groups):
             begin, end = (index, index + 1) if len(groups) > 1 else (0, self.batch)
             sentences, heads, queries = self._choose_sizes(end - begin, ranges)
-            rows = [
-                (slice(start, end_query), keys)
-                for start in range(0, self.padded[0], queries)
-                for end_query in [min(start + queries, self.padded[0])]
-                for keys in [list(self._split_keys(start, end_query, ranges))]
-            ]
+            starts = range(0, self.padded[0], queries)
+            places = [slice(start, min(start + queries, self.padded[0])) for start in starts]
+            rows = [(place, list(self._split_keys(place, ranges))) for place in places]
             for b in range(begin, end, sentences):
                 of_sentences = slice(b, min(b + sentences, end))
                 for h in range(0, self.heads, heads):
@@ -152,49 +147,36 @@ class Geometry(NamedTuple):
             return 1, min(fitting_heads, self.heads), queries
         return min(fitting_heads // self.heads, batch), self.heads, queries
 
-    def _split_keys(self, start: int, end: int, ranges: list[Ranges]) -> Iterator[slice]:
-        """Yield the ranges of keys that the queries from ``start`` to before ``end`` see."""
-        # The same queries from the front; padding makes `end` greater than T in the last tile.
-        queries = slice(max(self.tgt_len - end, 0), max(self.tgt_len - start, 1))
-        found = [(min(x.first[queries]), max(x.last[queries]) + 1) for x in ranges]
+    def _split_keys(self, place: slice, ranges: list[Ranges]) -> Iterator[slice]:
+        """Yield the ranges of keys that the queries at a place see.
+
+        The keys whose distances from all of the queries share one row of each table have ranges of
+        their own.
+        """
+        # The same queries from the front; padding makes `stop` greater than T in the last tile.
+        queries = slice(max(self.tgt_len - place.stop, 0), max(self.tgt_len - place.start, 1))
+        found = [(min(first[queries]), max(last[queries]) + 1) for first, last in ranges]
         (low, high), *of_first_keys = found
         for begin, stop in of_first_keys:  # before the window, the window, after it
             found = [(begin, min(stop, low)), (low, high), (max(begin, high), stop)]
-        parts: list[slice] = []
+        joined: list[tuple[int, int]] = []
         for begin, stop in found:
-            if begin >= stop:
-                continue
-            begin = begin // self.tile * self.tile
-            stop = -(-stop // self.tile) * self.tile
-            if parts and begin - parts[-1].stop < MIN_GAP:
-                begin = parts.pop().start
-            parts.append(slice(begin, stop))
-        for part in parts:
-            yield from self._cut_off_shared_rows(part, start, end)
-
-    def _cut_off_shared_rows(self, keys: slice, start: int, end: int) -> Iterator[slice]:
-        """Cut off the keys whose distances from all of the queries share one row of each table."""
-        if self.near is None:
-            yield keys
-            return
-        low = (self.near[0] + self.src_len - end) // self.tile * self.tile
-        high = -(-(self.near[1] + self.src_len - 1 - start) // self.tile) * self.tile
-        low, high = (min(max(x, keys.start), keys.stop) for x in (low, high))
-        for begin, stop in ((keys.start, low), (low, high), (high, keys.stop)):
             if begin < stop:
-                yield slice(begin, stop)
-
-
-def find_neighbours(block: Block, index: int) -> Part | None:
-    """Join a part with those that follow without a gap; None if it follows another one itself."""
-    part = block[index]
-    if index and not part.of_first and block[index - 1].keys.stop == part.keys.start:
-        return None
-    stop = part.keys.stop
-    for other in block[index + 1 :]:
-        if other.keys.start == stop and not other.of_first:
-            stop = other.keys.stop
-    return part._replace(keys=slice(part.keys.start, stop))
+                begin, stop = begin // self.tile * self.tile, -(-stop // self.tile) * self.tile
+                if joined and begin - joined[-1][1] < MIN_GAP:
+                    begin, _ = joined.pop()
+                joined.append((begin, stop))
+        cuts = []
+        if self.near is not None:
+            low, high = self.near[0] + self.src_len, self.near[1] + self.src_len - 1
+            cuts.append((low - place.stop) // self.tile * self.tile)
+            cuts.append(-(-(high - place.start) // self.tile) * self.tile)
+        for begin, stop in joined:
+            for cut in cuts:
+                if begin < cut < stop:
+                    yield slice(begin, cut)
+                    begin = cut
+            yield slice(begin, stop)
 
 
 def find_near(starts: Sequence[Sequence[int]], src_len: int) -> tuple[int, int] | None:
@@ -232,11 +214,11 @@ def _find_ranges(
             if bool((numbers == numbers[:, :1]).all()):
                 numbers = numbers[:, :1]
             return [
-                [Ranges(*x) for x in zip(of_sentence[::2], of_sentence[1::2])]
+                list(zip(of_sentence[::2], of_sentence[1::2]))
                 for of_sentence in numbers.transpose(0, 1).tolist()
             ]
     # Without limits, or with segments that do not ascend, a direction alone leaves out keys.
     queries = range(src_len - tgt_len, src_len)
     first = queries if mask.direction == "rl" else [0] * tgt_len
     last = queries if mask.direction == "lr" else [src_len - 1] * tgt_len
-    return [[Ranges(first, last)]]
+    return [[(first, last)]]

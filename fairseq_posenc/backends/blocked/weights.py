@@ -1,11 +1,12 @@
 """Softmax, dropout and the sum of values of a block, which save one number for each pair."""
 
+from functools import reduce
+from operator import add
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fairseq_posenc.backends.base import refuse_second_order
 from fairseq_posenc.backends.blocked.dropout import mark_dropped
 
 
@@ -20,41 +21,46 @@ class Weigh(torch.autograd.Function):
     def forward(
         ctx: Any,
         scores: Tensor,
-        value: Tensor,
         rate: float,
         query_seeds: Tensor | None,
         key_seeds: Tensor | None,
+        sums: Tensor | None,
+        *values: Tensor,
     ) -> tuple[Tensor, Tensor]:
         """Compute the sums ``(k, h, M, D)``, and the kept weights, whose dropped ones are 0.
 
         Args:
             ctx: of torch.
             scores: ``(k, h, M, W)``, or with a column more for sinks, whose weights are cut off.
-            value: ``(k, h, W, D)``.
             rate: probability of dropping a weight.
             query_seeds: two for each query, ``(k, h, 2, M)``; None without dropout.
             key_seeds: ``(k, h, W)``.
+            sums: the first result, if it is known and only its gradients are needed; the second
+                one is then of no use.
+            *values: those of each part of the keys, ``(k, h, keys, D)``, W together.
         """
-        weights = scores.softmax(-1)[..., : value.size(2)]
+        ctx.widths = [value.size(2) for value in values]
+        weights = scores.softmax(-1)[..., : sum(ctx.widths)]
         if query_seeds is not None and key_seeds is not None:
             weights = mark_dropped(weights.contiguous(), rate, query_seeds.movedim(2, 0), key_seeds)
-        kept = weights.clamp(min=0) if rate else weights
-        sums = kept @ value
-        ctx.rate, ctx.sinks = rate, scores.size(-1) - value.size(2)
+        kept = weights.clamp(min=0) if rate and sums is None else weights
+        if sums is None:
+            sums = reduce(add, (w @ v for w, v in zip(kept.split(ctx.widths, -1), values)))
+        ctx.rate, ctx.sinks = rate, scores.size(-1) - weights.size(-1)
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(weights, value, sums)
-        return sums, kept
+        ctx.save_for_backward(weights, sums, *values)
+        return sums.view_as(sums), kept
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, kept_grad: Tensor | None) -> tuple[Tensor | None, ...]:
         """Compute the gradients of scores and values, given those of both results."""
-        refuse_second_order("blocked")
-        weights, value, sums = ctx.saved_tensors
+        weights, sums, *values = ctx.saved_tensors
         kept = weights.clamp(min=0) if ctx.rate else weights
         # The mean of the gradients of a query's weights, by weight (FlashAttention's delta).
         mean = (grad * sums).sum(-1, keepdim=True)
-        value_grad = (grad.mT @ kept).mT if ctx.needs_input_grad[1] else None  # the faster layout
-        score_grad = grad @ value.mT
+        value_grads = [(grad.mT @ w).mT for w in kept.split(ctx.widths, -1)]  # the faster layout
+        score_grads = [grad @ value.mT for value in values]
+        score_grad = score_grads[0] if len(values) == 1 else torch.cat(score_grads, -1)
         if kept_grad is not None:
             mean += (kept_grad * kept).sum(-1, keepdim=True)
             score_grad += kept_grad
@@ -64,4 +70,4 @@ class Weigh(torch.autograd.Function):
         score_grad.mul_(kept).addcmul_(weights, mean, value=-1)
         if ctx.sinks:  # all gradients of a softmax add up to 0
             score_grad = torch.cat([score_grad, -score_grad.sum(-1, keepdim=True)], -1)
-        return score_grad, value_grad, None, None, None
+        return score_grad, None, None, None, None, *value_grads

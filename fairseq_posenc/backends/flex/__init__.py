@@ -91,10 +91,6 @@ def _select_sentence(call: AttentionCall, index: int) -> AttentionCall:
         return x if x is None or x.size(0) == 1 else x[index : index + 1]
 
     terms = call.terms
-    mask = call.mask
-    locality = mask.locality._replace(
-        segments=select(mask.locality.segments), first_keys=select(mask.locality.first_keys)
-    )
     return call._replace(
         query=call.query[index : index + 1],
         key=call.key[index : index + 1],
@@ -111,7 +107,7 @@ def _select_sentence(call: AttentionCall, index: int) -> AttentionCall:
             decay=select(terms.decay),
             later_decay=select(terms.later_decay),
         ),
-        mask=mask._replace(key_padding=select(mask.key_padding), locality=locality),
+        mask=call.mask.select_sentences(slice(index, index + 1)),
     )
 
 
