@@ -37,8 +37,11 @@ class ProjectedRows:
             project: projects rows with the weights of the layer.
         """
         rows, runs = terms.content_rows, terms.runs.get("content_rows")
+        # A compiled graph serves all lengths, and would not if it read where rows start.
+        if rows is None or torch.compiler.is_compiling() or torch.is_grad_enabled():
+            return terms.projected(project)
         starts = tuple(range(span.low + 1, span.high + 1) if runs is None else runs.starts)
-        if rows is None or not starts or span.ids is not None or torch.is_grad_enabled():
+        if not starts or span.ids is not None:
             return terms.projected(project)
         new = bisect_left(starts, self.starts[0]) if self.starts else len(starts)
         first = bisect_left(self.starts, starts[new]) if new < len(starts) else 0
