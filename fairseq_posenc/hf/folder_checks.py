@@ -2,7 +2,6 @@
 
 transformers runs the ``custom_generate`` of a local folder, fetches functions that its
 configuration names, follows links, and builds a model before it looks at the sizes of the weights.
-A folder may be somebody else's.
 """
 
 import json
