@@ -16,11 +16,11 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
-from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
+from binarize.options import integer
 from binarize.output import Manifest, format_counts, make_folder, say
 from binarize.vocabulary import PACKAGES, Vocabulary, add_vocabulary
 from fairseq_posenc.checkpoints.dictionary import DICTIONARY
@@ -29,82 +29,43 @@ from fairseq_posenc.files import write_whole
 from fairseq_posenc.folders import checksum
 from fairseq_posenc.tasks.glue.definitions import TASKS, WNLI, Task, parse_tasks
 from glue_tasks.binary import SplitWriter
-from glue_tasks.rows import find_file, read_examples
+from glue_tasks.rows import find_files, read_examples
 
 _SPLITS = ("train", "valid", "test")
-_LEAST_MAX_TOKENS = 8  # four special symbols of a pair, and two tokens of each sentence
-
-
-@dataclass(frozen=True)
-class GlueSettings:
-    """The settings of all data-bins; fields have the names of the options."""
-
-    raw: Path
-    tasks: list[Task]
-    splits: list[str]
-    vocabulary: Vocabulary
-    max_tokens: int
-
-    @classmethod
-    def from_args(cls, args: argparse.Namespace) -> GlueSettings:
-        """Build the settings from the parsed options.
-
-        Raises:
-            UserError: an option has a wrong value.
-        """
-        vocabulary = Vocabulary.from_args(args)
-        splits = args.splits.split(",")
-        if args.max_tokens < _LEAST_MAX_TOKENS:
-            raise UserError(f"--max-tokens {args.max_tokens}: give {_LEAST_MAX_TOKENS} or more")
-        if unknown := set(splits) - set(_SPLITS):
-            names = ", ".join(_SPLITS)
-            raise UserError(
-                f"--splits {args.splits}: unknown set {min(unknown)!r}: choose from {names}"
-            )
-        return cls(args.raw, parse_tasks(args.tasks), splits, vocabulary, args.max_tokens)
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether all sets of all tasks are written."""
-        return len(self.tasks) == len(TASKS) and set(self.splits) == set(_SPLITS)
-
-    def find_files(self, task: Task) -> dict[str, Path]:
-        """Find the file of each split of a task.
-
-        Raises:
-            UserError: a file is missing, and not optional.
-        """
-        files = {}
-        for split in task.files:
-            if split.rstrip("12") in self.splits:  # MNLI also has valid1, test1 and test2
-                try:
-                    files[split] = find_file(self.raw, task, split)
-                except UserError:
-                    if split not in task.optional:
-                        raise
-        return files
 
 
 def run(args: argparse.Namespace) -> None:
-    """Write the data-bins; tasks that an interrupted run finished are kept."""
-    settings = GlueSettings.from_args(args)
+    """Write the data-bins; tasks that an interrupted run finished are kept.
+
+    Raises:
+        UserError: an option has a wrong value, or a file is missing or broken.
+    """
+    vocabulary = Vocabulary.from_args(args)
+    splits = args.splits.split(",")
+    if unknown := set(splits) - set(_SPLITS):
+        choices = ", ".join(_SPLITS)
+        raise UserError(
+            f"--splits {args.splits}: unknown set {min(unknown)!r}: choose from {choices}"
+        )
+    tasks = parse_tasks(args.tasks)
     # Before any task is written, so that a missing file is reported at once.
-    files = {task.name: settings.find_files(task) for task in settings.tasks}
-    dictionary = settings.vocabulary.load_dictionary()
-    encoder = settings.vocabulary.load_encoder(dictionary)
+    files = {task.name: find_files(args.raw, task, splits) for task in tasks}
+    dictionary = vocabulary.load_dictionary()
+    encoder = vocabulary.load_encoder(dictionary)
     assert encoder  # only words and characters, which are no options here, have none
-    writer = SplitWriter(encoder, dictionary, settings.vocabulary, settings.max_tokens)
-    for task in settings.tasks:
+    writer = SplitWriter(encoder, dictionary, vocabulary, args.max_tokens)
+    for task in tasks:
         request = {
-            "options": {"max_tokens": settings.max_tokens},
-            "files": settings.vocabulary.checksums(),
+            "options": {"max_tokens": args.max_tokens},
+            "files": vocabulary.checksums(),
             "inputs": {split: checksum(path) for split, path in files[task.name].items()},
             "packages": {name: version(name) for name in PACKAGES},
         }
         fill = partial(_write_task, task, files[task.name], writer)
         make_folder(args.out / task.name, request, fill)
-    if settings.is_complete and (settings.raw / WNLI.name).is_dir():
-        _predict_wnli(settings.find_files(WNLI), args.out / f"{WNLI.name}.tsv")
+    is_complete = len(tasks) == len(TASKS) and set(splits) == set(_SPLITS)
+    if is_complete and (args.raw / WNLI.name).is_dir():
+        _predict_wnli(find_files(args.raw, WNLI, splits), args.out / f"{WNLI.name}.tsv")
 
 
 def _write_task(
@@ -146,4 +107,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "maximum tokens of an example, <s> and </s> included: the model's positions; longer "
         "ones are cut, the longer sentence first, and counted (default: %(default)s)"
     )
-    add("--max-tokens", type=int, default=512, metavar="N", help=text)
+    # At least four special symbols of a pair, and two tokens of each sentence.
+    add("--max-tokens", type=integer(8), default=512, metavar="N", help=text)

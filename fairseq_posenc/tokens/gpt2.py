@@ -21,9 +21,9 @@ from fairseq.data.encoders import gpt2_bpe_utils
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.tokens.tokenizer import (
     Encoded,
-    SpecialSymbols,
     Tokens,
     spans_of_bytes,
+    token_dtype,
 )
 
 _BYTES = 256  # the first ranks: the rank of a byte is its value
@@ -56,7 +56,7 @@ class GPT2:
         numbers = [self._fairseq.encoder[piece] for piece in pieces]
         self._rank = {number: rank for rank, number in enumerate(numbers)}
         symbols = [dictionary.index(str(number)) for number in numbers]
-        self._table = np.array(symbols, dtype=SpecialSymbols.from_dictionary(dictionary).dtype)
+        self._table = np.array(symbols, dtype=token_dtype(dictionary))
 
     def encode(self, lines: Sequence[str]) -> Encoded:
         """Encode lines that neither begin nor end with white space."""

@@ -108,9 +108,6 @@ class PieceEncoder(SymbolEncoder):
 
     def tokens(self, text: str) -> Tokens:
         """Tokenize a text, as a ``Tokenizer`` of ``tokenizer.py``."""
-        # sentencepiece 0.2.3 added this method together with the return type "offset_mapping".
-        if not hasattr(self._pieces.model, "EncodeAsOffsetMapping"):
-            raise UserError("sentencepiece is too old to give offsets; update it to 0.2.3 or newer")
         encoded = self._pieces.model.encode(text, return_type="offset_mapping")
         spans = list(encoded["offsets"])
         # If a character becomes several pieces (½: 1, ⁄, 2), only the last has its span; the others

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Optional, TypeVar
@@ -62,33 +63,24 @@ def read_squad(path: Path) -> Squad:
     questions = list(_read_questions(content, str(path)))
     if not questions:
         raise UserError(f"{path}: holds no question")
-    seen: set[str] = set()
+    ((most_common, count),) = Counter(question.id for question in questions).most_common(1)
+    if count > 1:
+        raise UserError(f"{path}: two questions have the id {most_common}")
+    version = _determine_version(content, questions)
+    some_have_answers = any(question.answers for question in questions)
     for question in questions:
-        if question.id in seen:
-            raise UserError(f"{path}: two questions have the id {question.id}")
-        seen.add(question.id)
-    squad = Squad(path, _determine_version(content, questions), questions)
-    _refuse_missing_answers(squad)
-    return squad
-
-
-def _refuse_missing_answers(squad: Squad) -> None:
-    """Refuse a question without ``answers`` if another has some, and in 1.1 one without an answer.
-
-    A file without any answer is accepted: a test set may only say which questions have none.
-    """
-    some_have_answers = any(question.answers for question in squad.questions)
-    for question in squad.questions:
+        # A file without any answer is accepted: a test set may only say which questions have none.
         if question.answers is None and some_have_answers:
             raise UserError(
-                f"{squad.path}: question {question.id} has no 'answers', unlike others; in "
-                "SQuAD 2.0, write an empty list for a question without an answer"
+                f"{path}: question {question.id} has no 'answers', unlike others; in SQuAD 2.0, "
+                "write an empty list for a question without an answer"
             )
-        if question.answers == () and squad.version == V1:
+        if question.answers == () and version == V1:
             raise UserError(
-                f"{squad.path}: question {question.id} has no answer, unlike SQuAD 1.1; leave "
-                'it out, or write "version": "v2.0"'
+                f"{path}: question {question.id} has no answer, unlike SQuAD 1.1; leave it out, or "
+                'write "version": "v2.0"'
             )
+    return Squad(path, version, questions)
 
 
 def _read_json(path: Path) -> Any:
@@ -164,18 +156,16 @@ def _read_question(entry: Any, context: str, place: str) -> Question:
     text = _read_field(entry, "question", str, place)
     question_id = _read_field(entry, "id", str, place)
     impossible = entry.get("is_impossible")
-    if not (impossible is None or isinstance(impossible, bool)):
-        raise UserError(f"{place}, question {question_id}: 'is_impossible' must be true or false")
     if "answers" not in entry:
         return Question(question_id, text, context, () if impossible else None)
     answers = []
     for item in _read_field(entry, "answers", list, place):
         answer_text = _read_field(item, "text", str, place)
         answers.append(Answer(answer_text, _read_field(item, "answer_start", int, place)))
-    if impossible is not None and impossible != (not answers):
+    if impossible not in (None, not answers):
         number = "an answer" if answers else "no answer"
         raise UserError(
-            f"{place}, question {question_id}: 'is_impossible' is {str(impossible).lower()}, but "
+            f"{place}, question {question_id}: 'is_impossible' is {json.dumps(impossible)}, but "
             f"it has {number}; correct one of them"
         )
     return Question(question_id, text, context, tuple(answers))

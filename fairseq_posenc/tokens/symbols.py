@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fairseq_posenc.errors import printable_lines
-from fairseq_posenc.tokens.tokenizer import Encoded, SpecialSymbols
+from fairseq_posenc.tokens.tokenizer import Encoded, token_dtype
 
 if TYPE_CHECKING:
     from fairseq.data import Dictionary
@@ -38,19 +38,20 @@ class SymbolEncoder:
 
     def __init__(self, split: Splitter, dictionary: Dictionary) -> None:
         self._split = split
-        self._special = SpecialSymbols.from_dictionary(dictionary)
         self._indices = dict(dictionary.indices)
+        self._unk, self._eos = dictionary.unk(), dictionary.eos()
+        self._dtype = token_dtype(dictionary)
 
     def index(self, symbol: str) -> int:
         """Look up the id of a symbol; that of ``<unk>`` if the dictionary lacks it."""
-        return self._indices.get(symbol, self._special.unk)
+        return self._indices.get(symbol, self._unk)
 
     def encode(self, lines: Sequence[str]) -> Encoded:
         """Encode lines that neither begin nor end with white space."""
-        find, unk, eos = self._indices.get, self._special.unk, self._special.eos
-        encoded = [[*map(find, symbols, repeat(unk)), eos] for symbols in self._split(lines)]
+        find, unk = self._indices.get, repeat(self._unk)
+        encoded = [[*map(find, symbols, unk), self._eos] for symbols in self._split(lines)]
         sizes = np.fromiter(map(len, encoded), np.int32, len(encoded))
-        tokens = np.fromiter(chain.from_iterable(encoded), self._special.dtype, int(sizes.sum()))
+        tokens = np.fromiter(chain.from_iterable(encoded), self._dtype, int(sizes.sum()))
         return Encoded(tokens, sizes)
 
 

@@ -31,28 +31,11 @@ class Encoder(Protocol):
         """Encode lines as token ids of the dictionary."""
 
 
-class SpecialSymbols(NamedTuple):
-    """The special symbols of a dictionary, and its size."""
+def token_dtype(dictionary: Dictionary) -> np.dtype:
+    """Choose the type in which fairseq stores token ids: uint16 for up to 65,499 symbols."""
+    from fairseq.data.indexed_dataset import best_fitting_int_dtype
 
-    bos: int
-    pad: int
-    eos: int
-    unk: int
-    size: int
-
-    @classmethod
-    def from_dictionary(cls, dictionary: Dictionary) -> SpecialSymbols:
-        """Read the special symbols of a fairseq dictionary."""
-        return cls(
-            dictionary.bos(), dictionary.pad(), dictionary.eos(), dictionary.unk(), len(dictionary)
-        )
-
-    @property
-    def dtype(self) -> np.dtype:
-        """The type in which fairseq stores token ids: uint16 for up to 65,499 symbols."""
-        from fairseq.data.indexed_dataset import best_fitting_int_dtype
-
-        return np.dtype(best_fitting_int_dtype(self.size))
+    return np.dtype(best_fitting_int_dtype(len(dictionary)))
 
 
 class Tokens(NamedTuple):

@@ -15,7 +15,6 @@ from fairseq_posenc.checkpoints.dictionary import DICTIONARY, load_dictionary
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.folders import checksum
 from fairseq_posenc.tokens.symbols import SymbolEncoder, warn_of_unknown
-from fairseq_posenc.tokens.tokenizer import SpecialSymbols
 
 from .formats import LineFormat, check_format, describe_format
 from .items import InvalidLine, describe_invalid, read_lines
@@ -75,12 +74,11 @@ def _write_splits(
         if not path.exists():
             save_dictionary(_count_dictionary(settings, parts["train"]), path)
         dictionary = load_dictionary(path, mask=False)
-    symbols = SpecialSymbols.from_dictionary(dictionary)
     tokenizer = settings.vocabulary.load_encoder(dictionary)
     encoder = tokenizer or SymbolEncoder(settings.splitter, dictionary)
     manifest.entries[DICTIONARY] = {"symbols": len(dictionary), "sha256": checksum(path)}
     for name, found in parts.items():
-        counts = write_split(name, found, settings, encoder, symbols, manifest)
+        counts = write_split(name, found, settings, encoder, dictionary, manifest)
         print(f"{name}: {format_counts(counts)}", flush=True)
         lines = counts["items"] - counts.get("cuts", 0)  # items with </s>: not all parts of a line
         warn_of_unknown(name, counts["unknown_tokens"], counts["tokens"] - lines)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.tokens.tokenizer import Encoder, SpecialSymbols
+from fairseq_posenc.tokens.tokenizer import Encoder
 
 from .formats import LineFormat, split_lines
 from .options import BinarizeSettings
@@ -95,15 +95,13 @@ def describe_invalid(
     return problems
 
 
-def make_items(
-    data: bytes, settings: BinarizeSettings, encoder: Encoder, symbols: SpecialSymbols
-) -> Items:
-    """Encode a chunk of a file as items."""
+def make_items(data: bytes, settings: BinarizeSettings, encoder: Encoder, unk: int) -> Items:
+    """Encode a chunk of a file as items; ``unk`` is the token of unknown symbols."""
     lines, counts, invalid = read_lines(data, settings.line_format, settings.sentences)
     if settings.empty_lines == "drop":
         lines = list(filter(None, lines))
     tokens, sizes = encoder.encode(lines)
-    counts["unknown_tokens"] = int((tokens == symbols.unk).sum())
+    counts["unknown_tokens"] = int((tokens == unk).sum())
     blank = np.fromiter((not line for line in lines), bool, len(lines))
     begins = ends = False  # with a blank
     is_kept = np.ones(len(sizes), dtype=bool)

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+from fairseq.data import Dictionary
 from fairseq.data.indexed_dataset import MMapIndexedDataset
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.tokens.tokenizer import Encoder, SpecialSymbols
+from fairseq_posenc.tokens.tokenizer import Encoder, token_dtype
 
 from .items import describe_invalid, make_items
 from .options import BinarizeSettings
@@ -96,7 +97,7 @@ def write_split(
     parts: Sequence[Part],
     settings: BinarizeSettings,
     encoder: Encoder,
-    symbols: SpecialSymbols,
+    dictionary: Dictionary,
     manifest: Manifest,
 ) -> dict[str, int]:
     """Write a split, from the first part that is not finished; return its counts.
@@ -108,8 +109,10 @@ def write_split(
     counts = Counter(progress.counts)
     if progress.outputs:
         return progress.counts
-    files = ItemFiles(manifest.folder / name, symbols.dtype, counts)
-    encode = partial(make_items, settings=settings, encoder=encoder, symbols=symbols)
+    dtype = token_dtype(dictionary)
+    empty_item = dtype.type(dictionary.eos()).tobytes(), _SIZE.type(1).tobytes()
+    files = ItemFiles(manifest.folder / name, dtype, counts)
+    encode = partial(make_items, settings=settings, encoder=encoder, unk=dictionary.unk())
     chunks = read_chunks(parts[len(progress.inputs) :])
     document_ended = True  # whether an empty item must precede the next item
     try:
@@ -121,7 +124,7 @@ def write_split(
             document_ended |= items.begins_with_blank
             if items.sizes:
                 if document_ended and counts["items"] and settings.empty_lines == "documents":
-                    files.append(symbols.dtype.type(symbols.eos).tobytes(), _SIZE.type(1).tobytes())
+                    files.append(*empty_item)
                     counts.update(items=1, tokens=1, document_ends=1)
                 files.append(items.tokens, items.sizes)
                 document_ended = items.ends_with_blank

@@ -44,6 +44,23 @@ def find_file(folder: Path, task: Task, split: str) -> Path:
     )
 
 
+def find_files(folder: Path, task: Task, splits: Sequence[str]) -> dict[str, Path]:
+    """Find the files of a task by split; MNLI also has valid1, test1 and test2.
+
+    Raises:
+        UserError: a file is missing, and not optional.
+    """
+    files = {}
+    for split in task.files:
+        if split.rstrip("12") in splits:
+            try:
+                files[split] = find_file(folder, task, split)
+            except UserError:
+                if split not in task.optional:
+                    raise
+    return files
+
+
 def read_examples(path: Path, task: Task, split: str) -> Examples:
     """Read the examples of a split.
 

@@ -97,13 +97,6 @@ def parse_size(text: str) -> int:
     return int(Fraction(match[1]) * _UNITS[match[2]])
 
 
-class SampledDocument(NamedTuple):
-    """The parts of a document: text to train on, and text held out; either may be empty."""
-
-    train: bytes
-    valid: bytes
-
-
 class Sampler:
     """Samples from one corpus.
 
@@ -137,8 +130,8 @@ class Sampler:
                 f"{corpus.size:,}"
             )
 
-    def sample(self, document: bytes) -> SampledDocument:
-        """Decide about the next document: train on it, hold it out, or leave it out."""
+    def sample(self, document: bytes) -> tuple[bytes, bytes]:
+        """Decide about the next document: return its text to train on, and its text held out."""
         corpus = self.corpus
         counts = self.counts
         train = document
@@ -155,7 +148,7 @@ class Sampler:
             if self._random("size", counts[DOCUMENTS]) * rest >= wanted:
                 train = b""
         counts.update({f"train_{name}": value for name, value in measure(train).items()})
-        return SampledDocument(train, valid)
+        return train, valid
 
     def _estimate_rest(self) -> float:
         """Estimate how much text to train on follows what is counted, in the unit of the size.

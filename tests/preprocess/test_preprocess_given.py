@@ -191,7 +191,7 @@ NUMBERS = [
     ("mix --corpus plain TEXT lines=²", "lines= is a whole number of lines or documents, not '²'"),
     ("mix --corpus plain TEXT hold-out=2", "less than hold-out="),
     ("mix --corpus plain TEXT hold-out=1", "nothing is left to train on: hold-out= takes all"),
-    ("glue --max-tokens 7", "--max-tokens 7: give 8 or more"),
+    ("glue --max-tokens 7", f"argument --max-tokens: {WHOLE} 8, not '7'"),
     ("squad --max-length 5", "--max-length 5: give 6 or more"),
     ("squad --max-question 508", "--max-question 508: give 1 to 507, as --max-length 512"),
     ("squad --stride 445", "--stride 445: give 1 to 444, as --max-length 512 leaves 444 "),

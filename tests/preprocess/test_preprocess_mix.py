@@ -124,9 +124,9 @@ def test_long_and_late_documents_have_the_same_chance_as_others(hold_out):
     for seed in range(rounds):
         sampler = Sampler(corpus, str(seed), "documents", there)
         for number, each in enumerate(every):
-            found = sampler.sample(each)
-            drawn[number] += bool(found.train)
-            held[number] += bool(found.valid)
+            train_text, held_text = sampler.sample(each)
+            drawn[number] += bool(train_text)
+            held[number] += bool(held_text)
         assert sampler.counts["held_out"] == hold_out
         assert abs(sampler.counts["train_bytes"] - wanted) <= 3 * 402
     for few in (range(2, 120, 6), range(4, 120, 6), range(0, 120, 6), range(30), range(90, 120)):

@@ -236,7 +236,6 @@ def test_long_pairs_are_cut_and_counted(tmp_path, pieces):
             "--tasks WNLI: unknown task 'WNLI': choose from MNLI",
         ),
         (["--sentencepiece-model", "P", "--splits", "dev"], "--splits dev: unknown set"),
-        (["--sentencepiece-model", "P", "--max-tokens", 3], "--max-tokens 3: give 8 or more"),
     ],
 )
 def test_wrong_options_are_told(tmp_path, pieces, more, message):

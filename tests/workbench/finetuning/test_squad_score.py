@@ -273,7 +273,7 @@ def test_a_threshold_that_means_nothing_is_told(files, tmp_path, capsys, value, 
     [
         ("v2.0", {"answers": ["the cat"], "is_impossible": True}, "is true, but it has an answer"),
         ("v2.0", {"answers": [], "is_impossible": False}, "is false, but it has no answer; corr"),
-        ("v2.0", {"answers": ["the cat"], "is_impossible": "no"}, "must be true or false"),
+        ("v2.0", {"answers": ["the cat"], "is_impossible": "no"}, 'is "no", but it has an answer'),
         ("v2.0", {"answers": []}, ()),
         ("v2.0", {"is_impossible": True}, ()),
         ("v2.0", {}, "question q2 has no 'answers', unlike others; in SQuAD 2.0, write an"),
