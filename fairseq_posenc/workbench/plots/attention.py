@@ -25,7 +25,7 @@ class Maps(NamedTuple):
     layers: Sequence[int]  # indices of the layers, from 0
     heads: Sequence[int]  # indices of the heads, from 0
     weights: Tensor  # attention weights, `(layers, heads, tgt_len, src_len)`
-    hidden: Tensor  # whether no head attends to a pair, `(layers, tgt_len, src_len)`
+    hidden: Tensor  # whether no head of the layer attends to a pair, `(layers, tgt_len, src_len)`
     queries: Sequence[str]  # tokens of the queries
     keys: Sequence[str]  # tokens of the keys
 
@@ -41,8 +41,7 @@ class Maps(NamedTuple):
     def select(self, layers: Sequence[int], heads: Sequence[int]) -> Maps:
         """Select some layers and heads of a whole stack."""
         weights = self.weights[list(layers)][:, list(heads)]
-        hidden = self.hidden[list(layers)]
-        return self._replace(layers=layers, heads=heads, weights=weights, hidden=hidden)
+        return Maps(layers, heads, weights, self.hidden[list(layers)], self.queries, self.keys)
 
 
 def draw_attention(maps: Maps, title: str) -> Any:

@@ -8,6 +8,7 @@ from pathlib import Path
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.files import refuse_bad_place, write_whole
 from fairseq_posenc.workbench.plots.inspection import Inspection, render_page
+from fairseq_posenc.workbench.plots.user_dir import add_user_dir, import_user_dir
 from fairseq_posenc.workbench.results.record import own_command
 from fairseq_posenc.workbench.running.files import find_model
 from fairseq_posenc.workbench.running.options import add_data
@@ -31,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_data(
         parser, "directory with dictionaries and tokenizer (default: that of each model's training)"
     )
+    add_user_dir(parser)
     add("--out", type=Path, default="attention.html", metavar="FILE", help="(default: %(default)s)")
 
 
@@ -39,21 +41,12 @@ def run(args: argparse.Namespace) -> int:
     if len(args.checkpoint) > 2:
         raise UserError(f"--checkpoint: {len(args.checkpoint)} were named; name one or two")
     refuse_bad_place(args.out, "--out")
+    import_user_dir(args.user_dir)
     inspections = [_inspect(path, args) for path in args.checkpoint]
     page = render_page(inspections, own_command())
     write_whole(args.out, page)
-    shapes = " and ".join(map(_describe_shapes, inspections))
-    say(f"{args.out}: {len(page) / 1e6:.2f} MB, {shapes}")
+    say(f"{args.out}: {len(page) / 1e6:.2f} MB")
     return 0
-
-
-def _describe_shapes(inspection: Inspection) -> str:
-    """Describe the layers, heads and tokens of each kind of attention, such as cross-attention."""
-    return ", ".join(
-        f"{kind['name']} {kind['layers']} layers x {kind['heads']} heads x "
-        f"{len(kind['queries'])}x{len(kind['keys'])} tokens"
-        for kind in inspection.page_facts["kinds"]
-    )
 
 
 def _inspect(path: Path, args: argparse.Namespace) -> Inspection:

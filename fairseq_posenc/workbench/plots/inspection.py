@@ -70,7 +70,13 @@ class Inspection(NamedTuple):
             planes = []
             visible = find_visible(layers)
             for plane in _list_planes(layers):
-                _refuse_infinite(facts.path, kind, plane)
+                # Very large weights can cause NaN and infinity; the first layer is named.
+                for number, layer in enumerate(plane.values, start=1):
+                    if not layer.isfinite().all():
+                        raise UserError(
+                            f"{facts.path}: attention that is NaN or infinite ({kind}, layer "
+                            f"{number}, {plane.name}); the training diverged"
+                        )
                 coded = quantize(plane.values, visible)
                 # From these the page computes the numbers that the codes stand for.
                 scale = {"step": coded.step, "first": coded.first, "last": coded.last}
@@ -82,6 +88,7 @@ class Inspection(NamedTuple):
             kinds.append(
                 {
                     "name": kind,
+                    "shown": find_telling_head(torch.cat([layer.weights for layer in layers])),
                     "layers": len(layers),
                     "heads": layers[0].weights.size(1),
                     "queries": labels[queries],
@@ -169,6 +176,17 @@ def _list_planes(layers: Sequence[CapturedAttention]) -> Iterator[Plane]:
             yield Plane(name.replace("_", " ") + suffix, role, values)
 
 
+def find_telling_head(weights: Tensor) -> list[int]:
+    """Find the layer and the head to show first: the one whose rows ``[L, H, T, S]`` differ most.
+
+    This is the mutual information of query and key if all queries are equally likely; it is 0 if
+    all rows are alike.
+    """
+    mean = weights.mean(2, keepdim=True)
+    information = (weights.xlogy(weights) - weights.xlogy(mean)).sum((2, 3))  # [L, H]
+    return list(divmod(int(information.argmax()), information.size(1)))
+
+
 def find_visible(layers: Sequence[CapturedAttention]) -> Tensor:
     """Find which keys the queries of each layer can see, ``[L, 1, T, S]``.
 
@@ -199,17 +217,3 @@ def quantize(values: Tensor, visible: Tensor) -> Quantized:
     last = (high / step).round().long()
     codes = (codes - first + 1).masked_fill(~visible, 0)
     return Quantized(codes, *(limit[..., 0, 0].tolist() for limit in (step, first, last)))
-
-
-def _refuse_infinite(path: Path, kind: str, plane: Plane) -> None:
-    """Refuse attention that is NaN or infinite, which very large weights can cause.
-
-    Raises:
-        UserError: the plane has such values; the message names the first layer with one.
-    """
-    for number, layer in enumerate(plane.values, start=1):
-        if not layer.isfinite().all():
-            raise UserError(
-                f"{path}: attention that is NaN or infinite ({kind}, layer {number}, "
-                f"{plane.name}); the training diverged"
-            )

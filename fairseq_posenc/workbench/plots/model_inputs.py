@@ -1,7 +1,4 @@
-"""Prepares raw text as the input of a fairseq model, with a label for each token in pictures.
-
-Without a translation of the text, a translation model makes one.
-"""
+"""Prepares raw text as the input of a fairseq model, with a label for each token in pictures."""
 
 from __future__ import annotations
 
@@ -14,35 +11,20 @@ from typing import Any, NamedTuple
 import torch
 from fairseq.data import Dictionary
 from fairseq.dataclass.configs import GenerationConfig
-from torch import Tensor
 
 from fairseq_posenc.errors import UserError, shortened
 from fairseq_posenc.tokens.pieces import PieceEncoder, Pieces
-from fairseq_posenc.tokens.symbols import SPACE, SymbolEncoder, split_words
-from fairseq_posenc.tokens.tokenizer import ENCODER_JSON, PIECES, Tokenizer, Tokens
+from fairseq_posenc.tokens.symbols import SPACE
+from fairseq_posenc.tokens.tokenizer import ENCODER_JSON, PIECES, Tokenizer
 from fairseq_posenc.workbench.loading.dictionaries import load_tokenizer
 from fairseq_posenc.workbench.loading.open_model import OpenModel
 
 
-class TokenizedText(NamedTuple):
-    """The tokens of a text."""
+class LabelledToken(NamedTuple):
+    """A token of a text."""
 
-    ids: list[int]  # numbers in the dictionary
-    labels: list[str]  # the text of each token
-
-    @classmethod
-    def from_ids(cls, ids: Iterable[int], dictionary: Dictionary) -> TokenizedText:
-        """Label tokens of which only the ids are known with the dictionary's symbols."""
-        tokens = list(map(int, ids))
-        return cls(tokens, [dictionary[token].strip(SPACE) or SPACE for token in tokens])
-
-    def __add__(self, other: TokenizedText) -> TokenizedText:  # type: ignore[override]
-        """Append the tokens that follow."""
-        return TokenizedText(self.ids + other.ids, self.labels + other.labels)
-
-    def batch(self) -> Tensor:
-        """Build a batch of one, ``(1, T)``."""
-        return torch.tensor([self.ids])
+    id: int  # number in the dictionary
+    label: str  # its text
 
 
 class ModelInput(NamedTuple):
@@ -55,70 +37,73 @@ class ModelInput(NamedTuple):
 def prepare_input(opened: OpenModel, text: str, target: str | None = None) -> ModelInput:
     """Tokenize a raw text for a model, as a batch of one.
 
-    For a translation model the text is the source; without a ``target`` the model translates it by
-    beam search.
+    For a translation model the text is the source, and its decoder reads the translation after
+    ``</s>``; without a ``target`` the model translates the text by beam search.
 
     Raises:
         UserError: a text has no token of the dictionary or is too long for the model, or a target
             was given for a model that does not translate.
     """
-    if target is not None and not opened.translates:
-        raise UserError(f"--target is for translation; {opened.path} is a {opened.family.title}")
     task = opened.task
     symbols = task.source_dictionary
-    begin, end = (
-        TokenizedText.from_ids([token], symbols) for token in (symbols.bos(), symbols.eos())
-    )
+    language = task.cfg.source_lang if opened.translates else None
+    tokens = tokenize(text, "--text", opened.data, symbols, language)
+    begin, end = label_tokens([symbols.bos(), symbols.eos()], symbols)
     if opened.translates:
-        source = tokenize(text, "--text", opened.data, symbols, task.cfg.source_lang) + end
-        return _read_pair(opened, source, target)
-    tokens = tokenize(text, "--text", opened.data, symbols)
-    if opened.family.name == "causal_lm":
+        tokens = [*tokens, end]
+        _refuse_long(opened, "encoder", tokens)
+        translation = _translate(opened, tokens, target)
+        texts = {
+            "encoder": tokens,
+            "decoder": [*label_tokens([symbols.eos()], symbols), *translation],
+        }
+    elif target is not None:
+        raise UserError(f"--target is for translation; {opened.path} is a {opened.family.title}")
+    elif opened.family.name == "causal_lm":
         # Without its option, fairseq's language models read </s> before a text.
-        stack = "decoder"
-        tokens = (begin if task.args.add_bos_token else end) + tokens
+        texts = {"decoder": [begin if task.args.add_bos_token else end, *tokens]}
     else:
-        stack = "encoder"
-        tokens = begin + tokens + end
-    _refuse_long(opened, stack, tokens)
-    return ModelInput({stack: tokens.labels}, lambda: _run(opened, tokens.batch()))
+        texts = {"encoder": [begin, *tokens, end]}
+    for stack, read in texts.items():
+        _refuse_long(opened, stack, read)
+    inputs = [_make_batch(read) for read in texts.values()]
+    if opened.translates:
+        inputs.insert(1, torch.tensor([len(tokens)]))
+
+    def run() -> Any:
+        with _errors_name_checkpoint(opened):
+            return opened.model(*inputs)
+
+    labels = {stack: [token.label for token in read] for stack, read in texts.items()}
+    return ModelInput(labels, run)
 
 
-def _read_pair(opened: OpenModel, source: TokenizedText, target: str | None) -> ModelInput:
-    """Read a source and its translation; the decoder reads the translation after ``</s>``."""
+def _translate(
+    opened: OpenModel, source: list[LabelledToken], target: str | None
+) -> list[LabelledToken]:
+    """Tokenize the target or, without one, translate the source with the model."""
     task = opened.task
     symbols = task.target_dictionary
-    _refuse_long(opened, "encoder", source)
-    lengths = torch.tensor([len(source.ids)])
     if target is not None:
-        output = tokenize(target, "--target", opened.data, symbols, task.cfg.target_lang)
-    else:
-        generator = task.build_generator([opened.model], GenerationConfig())
-        data = task.build_dataset_for_inference([torch.tensor(source.ids)], lengths.tolist())
-        with _errors_name_checkpoint(opened):
-            ((best, *_),) = task.inference_step(generator, [opened.model], data.collater([data[0]]))
-        output = TokenizedText.from_ids(best["tokens"][:-1], symbols)  # without </s>
-    tokens = TokenizedText.from_ids([symbols.eos()], symbols) + output
-    _refuse_long(opened, "decoder", tokens)
-    return ModelInput(
-        {"encoder": source.labels, "decoder": tokens.labels},
-        lambda: _run(opened, source.batch(), lengths, tokens.batch()),
-    )
-
-
-def _run(opened: OpenModel, *inputs: Tensor) -> Any:
+        return tokenize(target, "--target", opened.data, symbols, task.cfg.target_lang)
+    generator = task.build_generator([opened.model], GenerationConfig())
+    data = task.build_dataset_for_inference([_make_batch(source)[0]], [len(source)])
     with _errors_name_checkpoint(opened):
-        return opened.model(*inputs)
+        ((best, *_),) = task.inference_step(generator, [opened.model], data.collater([data[0]]))
+    return label_tokens(best["tokens"][:-1].tolist(), symbols)  # without </s>
 
 
-def _refuse_long(opened: OpenModel, stack: str, tokens: TokenizedText) -> None:
+def _make_batch(tokens: list[LabelledToken]) -> torch.Tensor:
+    """Build a batch of one text, ``(1, T)``."""
+    return torch.tensor([[token.id for token in tokens]])
+
+
+def _refuse_long(opened: OpenModel, stack: str, tokens: list[LabelledToken]) -> None:
     """Refuse texts too long for fairseq's own position table; our encodings check by themselves."""
-    if opened.positions[stack] is not None:
-        return
     limit = opened.stacks[stack].max_positions()
-    if len(tokens.ids) > limit:
+    if opened.positions[stack] is None and len(tokens) > limit:
         raise UserError(
-            f"{opened.path}: its {stack} reads {limit} tokens, and the text has {len(tokens.ids)}; "
+            f"{opened.path}: its {stack} reads {limit} tokens, and the text has {len(tokens)}; "
             "give a shorter one"
         )
 
@@ -132,41 +117,39 @@ def _errors_name_checkpoint(opened: OpenModel) -> Iterator[None]:
         raise UserError(f"{opened.path}: {error}") from error
 
 
-class _WhiteSpaceTokenizer(SymbolEncoder):
-    """Tokenizer that splits at white space, as fairseq does with text that is already tokenized."""
-
-    def __init__(self, dictionary: Dictionary) -> None:
-        super().__init__(split_words, dictionary)  # the splitter of `encode`, which is inherited
-
-    def tokens(self, text: str) -> Tokens:
-        matches = list(re.finditer(r"\S+", text))
-        ids = [self.index(word[0]) for word in matches]
-        return Tokens.from_spans(text, ids, (word.span() for word in matches))
+def label_tokens(ids: Iterable[int], dictionary: Dictionary) -> list[LabelledToken]:
+    """Label tokens of which only the ids are known with the dictionary's symbols."""
+    return [LabelledToken(token, dictionary[token].strip(SPACE) or SPACE) for token in ids]
 
 
 def tokenize(
     text: str, option: str, folder: Path, dictionary: Dictionary, language: str | None = None
-) -> TokenizedText:
+) -> list[LabelledToken]:
     """Tokenize a raw text with a data-bin's tokenizer; without one, split it at white space.
 
     Raises:
         UserError: no token of the text is in the dictionary.
     """
     of_language = folder / f"sentencepiece.{language}.model"
-    tokenizer: Tokenizer = _WhiteSpaceTokenizer(dictionary)
+    tokenizer: Tokenizer | None = None
     if language and of_language.exists():
         tokenizer = PieceEncoder(Pieces(of_language), dictionary)
     elif (folder / PIECES).exists() or (folder / ENCODER_JSON).exists():
         tokenizer = load_tokenizer(folder, dictionary)
-    tokens = tokenizer.tokens(text)
+    if tokenizer:
+        numbers, starts, ends = tokenizer.tokens(text)
+        ids = numbers.tolist()
+        labels = [text[start:end].strip() or SPACE for start, end in zip(starts, ends)]
+    else:
+        labels = re.findall(r"\S+", text)
+        ids = [dictionary.index(label) for label in labels]
     unknown = dictionary.unk()
-    if all(token == unknown for token in tokens.ids):
+    if all(token == unknown for token in ids):
         raise UserError(
             f"{option} {shortened(text)!r}: no token of it is in the dictionary of {folder}; a "
             f"text is split by {PIECES} or {ENCODER_JSON} there, and without them at white space"
         )
-    labels = [text[start:end].strip() or SPACE for start, end in zip(tokens.starts, tokens.ends)]
-    for index, token in enumerate(tokens.ids):
-        if token == unknown:
-            labels[index] += " (unknown)"
-    return TokenizedText(tokens.ids.tolist(), labels)
+    return [
+        LabelledToken(token, f"{label} (unknown)" if token == unknown else label)
+        for token, label in zip(ids, labels)
+    ]

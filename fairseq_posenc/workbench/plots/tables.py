@@ -132,46 +132,34 @@ def _collect_term_tables(
         by_tensor.setdefault(id(tensor), ([], term, tensor))[0].append(name.replace("_", " "))
     for names, term, tensor in by_tensor.values():
         title = f"{' and '.join(names)}, {stack.name_layer(layer)}"
-        if term.rows is None:
-            yield from _list_pair_tables(term, tensor, heads, title)
+        shown = {0: title}  # title by head; all heads may share a table
+        if term.per_head(tensor):
+            shown = {head: f"{title}, head {head + 1}" for head in heads}
+        if term.rows is None:  # a number for each pair of tokens, `(1, H or 1, T, S)`
+            queries, keys = torch.arange(tensor.size(-2)), range(tensor.size(-1))
+            labels = ("query's position", "key's position")
+            for head, name in shown.items():
+                yield PlottedTable(name, tensor[0, head], queries, keys, *labels)
+            continue
+        tensor = tensor.narrow(term.rows, 0, len(distances))  # without the rows of a reset
+        if not term.has_vectors:  # `(H or 1, R)`: heads are columns
+            split = {title: tensor[list(shown)].T}
+        elif term.per_head(tensor):  # `(H, R, D)`
+            split = {name: tensor[head] for head, name in shown.items()}
         else:
-            by_distance = tensor.narrow(term.rows, 0, len(distances))  # without those of a reset
-            for name, values, columns in _split_table(term, by_distance, heads, title):
-                kept, rows = _merge_equal_ends(values[visible], distances[visible])
-                column_label = CHANNEL if term.has_vectors else "head"
-                yield PlottedTable(name, kept, rows, columns, DISTANCE, column_label)
+            split = {title: tensor.flatten(end_dim=-2)}
+        for name, values in split.items():
+            kept, rows = _merge_equal_ends(values[visible], distances[visible])
+            columns: Sequence[int] = range(values.size(-1))
+            if not term.has_vectors:
+                columns = [head + 1 for head in shown]
+            label = CHANNEL if term.has_vectors else "head"
+            yield PlottedTable(name, kept, rows, columns, DISTANCE, label)
     if (counted := terms.counted_table) is not None:  # CoPE's, by the number of counted tokens
         rows = torch.arange(len(counted))
-        columns = range(counted.size(1))
         title = f"counted table, {stack.name_layer(layer)}"
-        yield PlottedTable(title, counted, rows, columns, "counted position", CHANNEL)
-
-
-def _list_pair_tables(
-    term: Term, tensor: Tensor, heads: Sequence[int], title: str
-) -> Iterator[PlottedTable]:
-    """Yield a table for each head of a ``(1, H or 1, T, S)`` tensor, or one for all heads."""
-    heads_and_titles = [(0, title)]
-    if term.per_head(tensor):
-        heads_and_titles = [(head, f"{title}, head {head + 1}") for head in heads]
-    queries, keys = torch.arange(tensor.size(-2)), range(tensor.size(-1))
-    labels = ("query's position", "key's position")
-    for head, name in heads_and_titles:
-        yield PlottedTable(name, tensor[0, head], queries, keys, *labels)
-
-
-def _split_table(
-    term: Term, tensor: Tensor, heads: Sequence[int], title: str
-) -> Iterator[tuple[str, Tensor, Sequence[int]]]:
-    """Yield titles, values, columns: heads of ``(H or 1, R)``, or channels of ``([H,] R, D)``."""
-    if not term.has_vectors:
-        shown = list(heads) if term.per_head(tensor) else [0]
-        yield title, tensor[shown].T, [head + 1 for head in shown]
-    elif not term.per_head(tensor):
-        yield title, tensor.flatten(end_dim=-2), range(tensor.size(-1))
-    else:
-        for head in heads:
-            yield f"{title}, head {head + 1}", tensor[head], range(tensor.size(-1))
+        labels = ("counted position", CHANNEL)
+        yield PlottedTable(title, counted, rows, range(counted.size(1)), *labels)
 
 
 def _merge_equal_ends(values: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:

@@ -25,6 +25,7 @@ from fairseq_posenc.workbench.loading.open_model import OpenModel, open_model
 from fairseq_posenc.workbench.plots.inspection import (
     MAX_STEP,
     MIN_STEPS,
+    find_telling_head,
     find_visible,
     quantize,
     render_page,
@@ -127,6 +128,16 @@ def test_equal_numbers_are_told_in_hundredths(number):
     assert found.first == found.last
 
 
+def test_the_first_head_shown_is_the_one_whose_rows_differ_most():
+    """Rows that are alike, uniform or at the first token alone, show nothing."""
+    sink, uniform, near = torch.zeros(3, 6, 6).unbind()
+    sink[:, 0] = 1
+    uniform[:] = torch.ones(6, 6).tril() / torch.arange(1, 7)[:, None]
+    near[range(6), [0, 0, 1, 2, 3, 4]] = 1
+    weights = torch.stack([torch.stack([sink, uniform]), torch.stack([uniform, near])])
+    assert find_telling_head(weights) == [1, 1]
+
+
 def test_what_a_layer_sees_is_told_by_its_directions():
     model = make_model("masked_lm", attention_directions="lr,rl")
     layers = capture_attention(
@@ -197,6 +208,38 @@ def test_the_page_says_what_it_was_made_from():
     assert model["sha256"] == checksum(checkpoint)
     assert model["positions"] == {"decoder": "learned+rope"}
     assert model["family"] == "causal LM"
+
+
+OWN_ENCODING = """
+from fairseq_posenc.encodings.base import Encoding, register
+from fairseq_posenc.encodings.terms import Terms
+from fairseq_posenc.user_dir import register as register_models
+
+@register("flat")
+class Flat(Encoding):
+    acts_on = "scores"
+
+    def terms(self, span, positions):
+        return Terms(bias=span.distances().abs().float().neg()[None])
+
+register_models()
+"""
+
+
+@slow
+def test_checkpoints_with_an_encoding_of_the_users_own_package_are_read(tmp_path):
+    package = tmp_path / "own_encodings"
+    package.mkdir()
+    (package / "__init__.py").write_text(OWN_ENCODING)
+    own = ["--position-encoding", "flat", "--max-update", 1]
+    checkpoint = train("masked_lm", *own, user_dir=package).save_dir / "checkpoint_last.pt"
+    given = ["--checkpoint", checkpoint, "--user-dir", package]
+    run("fairseq-posenc", "inspect", *given, "--text", TEXT, "--out", tmp_path / "page.html")
+    (model,) = content_of((tmp_path / "page.html").read_text())[0]["models"]
+    assert model["positions"] == {"encoder": "flat"}
+    run("fairseq-posenc", "plot", "scores", *given, "--out", tmp_path / "scores.png")
+    failed = run("fairseq-posenc", "inspect", *given[:3], tmp_path, "--text", "a", fails=True)
+    assert "name a folder of a Python package, with __init__.py" in failed.error()
 
 
 @slow
@@ -270,17 +313,17 @@ def test_a_text_is_cut_by_the_pieces_of_its_language(tmp_path):
     for piece in whole:
         dictionary.add_symbol(piece)
     found = tokenize("the old  house", "--text", tmp_path, dictionary, "en")
-    assert found.labels[:2] == ["the", "old"]
-    assert all(label.endswith(" (unknown)") for label in found.labels[3:])
-    assert "".join(label.removesuffix(" (unknown)") for label in found.labels[2:]).endswith("house")
+    labels = [token.label for token in found]
+    assert labels[:2] == ["the", "old"]
+    assert all(label.endswith(" (unknown)") for label in labels[3:])
+    assert "".join(label.removesuffix(" (unknown)") for label in labels[2:]).endswith("house")
     with pytest.raises(UserError, match=r"--text 'the old': no token of it is in the dictionary"):
         tokenize("the old", "--text", tmp_path, make_dictionary(2), "en")
 
 
 def test_without_a_tokenizer_symbols_stand_between_spaces(tmp_path):
     found = tokenize(" w1  w2 what ", "--text", tmp_path, make_dictionary())
-    assert found.ids == [5, 6, 3]
-    assert found.labels == ["w1", "w2", "what (unknown)"]
+    assert found == [(5, "w1"), (6, "w2"), (3, "what (unknown)")]
 
 
 @slow

@@ -335,8 +335,8 @@ class TestCommand:
     @pytest.mark.parametrize(
         ("words", "says"),
         [
-            ("table", "plot table: name --checkpoint or --encoding"),
-            ("table --encoding m4 --checkpoint x.pt", "--checkpoint or --encoding, not both"),
+            ("table", "one of the arguments --checkpoint --encoding is required"),
+            ("table --encoding m4 --checkpoint x.pt", "not allowed with argument --encoding"),
             ("table --encoding rope", "rope has no table"),
             ("table --encoding roep", "unknown position encoding"),
             ("table --encoding fire", "fire is for causal models"),
