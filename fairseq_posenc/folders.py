@@ -145,7 +145,8 @@ def whole_folder(
     with lock_folder(partial), errors_that_name(folder):
         if request is None:
             empty(partial)
-        claim(partial, request or {})
+        else:
+            claim(partial, request)
         try:
             yield partial
         except BaseException as error:
@@ -153,8 +154,6 @@ def whole_folder(
             if request is None or is_wrong_input:  # nothing to continue from
                 shutil.rmtree(partial)
             raise
-        if request is None:
-            (partial / REQUEST).unlink()
         for path in (*partial.rglob("*"), partial):
             sync(path)
         _publish(partial, folder)
