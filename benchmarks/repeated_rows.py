@@ -1,9 +1,8 @@
 """Times encodings whose table rows serve many distances: in decoding, and beside transformers.
 
 A step of decoding reads a new token through 12 layers of RoBERTa-base's width, which have cached
-the keys of earlier tokens. The models of transformers have one layer of the same sizes, in training
-with dropout: DebertaV2Model, and BertModel with ``relative_key`` (as ``shaw``) and
-``relative_key_query`` (as ``m4``), without fused attention. All take turns; a ratio is to ``none``.
+the keys of earlier tokens. The model of transformers, DebertaV2Model, has one layer of the same
+sizes, in training with dropout. All take turns; a ratio is to ``none``.
 
     python benchmarks/repeated_rows.py --threads 1
 """
@@ -20,7 +19,7 @@ from copy import copy
 from typing import Any
 
 import torch
-from transformers import BertConfig, BertModel, DebertaV2Config, DebertaV2Model
+from transformers import DebertaV2Config, DebertaV2Model
 
 from fairseq_posenc.api import Cache, SelfAttention, StackPositions
 from measuring import timing
@@ -31,11 +30,7 @@ from measuring.page import Rows
 from measuring.scopes import SCOPES
 
 ENCODINGS = ["shaw", "shaw(max_distance=16)", "m4m", "m4m(max_distance=16)", "deberta_v2", "t5"]
-PEERS = {  # model of transformers -> the same encoding here
-    "DebertaV2Model": "deberta_v2",
-    "BertModel relative_key": "shaw",
-    "BertModel relative_key_query": "m4",
-}
+LAYERS = ["none", "deberta_v2", "shaw", "m4"]  # in training, beside DebertaV2Model
 
 
 def parse_args(words: list[str]) -> argparse.Namespace:
@@ -75,28 +70,26 @@ def build_step(spec: str, case: Case) -> timing.Pass:
     return run
 
 
-def build_peer(name: str, case: Case) -> timing.Pass:
-    """Build a training step of a model of transformers with one layer."""
-    sizes: dict[str, Any] = {
-        "hidden_size": ROBERTA_BASE.embed_dim,
-        "num_attention_heads": ROBERTA_BASE.num_heads,
-        "intermediate_size": ROBERTA_BASE.ffn_dim,
-        "num_hidden_layers": 1,
-        "vocab_size": 8,
-        "max_position_embeddings": max(case.length, 512),
-        "hidden_dropout_prob": case.dropout,
-        "attention_probs_dropout_prob": case.dropout,
-    }
+def build_deberta_v2(case: Case) -> timing.Pass:
+    """Build a training step of transformers' DebertaV2Model with one layer."""
+    config = DebertaV2Config(
+        hidden_size=ROBERTA_BASE.embed_dim,
+        num_attention_heads=ROBERTA_BASE.num_heads,
+        intermediate_size=ROBERTA_BASE.ffn_dim,
+        num_hidden_layers=1,
+        vocab_size=8,
+        max_position_embeddings=max(case.length, 512),
+        hidden_dropout_prob=case.dropout,
+        attention_probs_dropout_prob=case.dropout,
+        relative_attention=True,
+        position_buckets=256,
+        pos_att_type=["c2p", "p2c"],
+        norm_rel_ebd="layer_norm",
+        share_att_key=True,
+        position_biased_input=False,
+    )
     torch.manual_seed(1)
-    if name == "DebertaV2Model":
-        relative: dict[str, Any] = {"relative_attention": True, "position_buckets": 256}
-        relative |= {"pos_att_type": ["c2p", "p2c"], "norm_rel_ebd": "layer_norm"}
-        relative |= {"share_att_key": True, "position_biased_input": False}
-        model: Any = DebertaV2Model(DebertaV2Config(**sizes, **relative))
-    else:
-        encoding = name.removeprefix("BertModel ")
-        config = BertConfig(**sizes, position_embedding_type=encoding, attn_implementation="eager")
-        model = BertModel(config, add_pooling_layer=False)
+    model: Any = DebertaV2Model(config)
     x = torch.randn(case.batch, case.length, ROBERTA_BASE.embed_dim).to(case.device, case.dtype)
     x.requires_grad_()
     model.train().to(case.device, case.dtype)
@@ -108,16 +101,15 @@ def build_peer(name: str, case: Case) -> timing.Pass:
 
 
 def measure(args: argparse.Namespace) -> Rows:
-    """Measure steps of decoding, and layers together with models of transformers."""
+    """Measure steps of decoding, and layers together with transformers' DebertaV2Model."""
     decoding = Case.from_args(args, length=args.cached, family="causal_lm")
     specs = dict.fromkeys(["none", *decoding.encodings(args.encodings)])
     steps = {spec: build_step(spec, decoding) for spec in specs}
     rows = _time("a step of 12 layers", args.cached, steps, args)
     for length in args.lengths:
         case = Case.from_args(args, length=length)
-        ours = ["none", *PEERS.values()]
-        passes = {spec: SCOPES["layer"](Contender(spec, "blocked"), case) for spec in ours}
-        passes |= {name: build_peer(name, case) for name in PEERS}
+        passes = {spec: SCOPES["layer"](Contender(spec, "blocked"), case) for spec in LAYERS}
+        passes["DebertaV2Model"] = build_deberta_v2(case)
         rows += _time("a layer in training", length, passes, args)
     return rows
 

@@ -368,7 +368,7 @@ def test_layers_have_the_type_and_the_batch_of_the_options():
     )
     with hook:
         repeated_rows.build_step("shaw", case)()
-        repeated_rows.build_peer("BertModel relative_key", case)()
+        repeated_rows.build_deberta_v2(case)()
     tensors = [x for x in inputs if isinstance(x, torch.Tensor) and x.is_floating_point()]
     assert {x.dtype for x in tensors} == {torch.bfloat16}
     assert 3 in tensors[0].shape
