@@ -51,7 +51,7 @@ def load_dictionary(path: Path, *, mask: bool = True) -> Dictionary:
         raise UserError(f"{path}: not a fairseq dictionary ({error.strerror})") from None
     for number, line in enumerate(lines, start=1):
         try:
-            dictionary.add_from_file(io.StringIO(line.decode("utf-8")))
+            dictionary.add_from_file(io.StringIO(line.decode("utf-8") + "\n"))
         except (ValueError, RuntimeError) as error:
             reason = _describe_bad_line(line, error)
             raise UserError(f"{path}: not a fairseq dictionary (line {number}: {reason})") from None
