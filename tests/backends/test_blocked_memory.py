@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 from fairseq_posenc.backends import blocked
 from fairseq_posenc.backends.base import AttentionCall
 from fairseq_posenc.backends.blocked import geometry
+from fairseq_posenc.backends.blocked.weights import Weigh
 from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.locality import Locality
 from fairseq_posenc.encodings.terms import Terms
@@ -124,3 +126,10 @@ def test_no_call_waits_for_a_gpu(form, mask):
         out, _ = blocked.attend(AttentionCall(*qkv, given, masks()[mask], dropout=0.1))
         grads = torch.autograd.grad(out.sum(), qkv)
         assert [x.shape for x in grads] == [x.shape for x in qkv]
+
+
+def test_no_weight_is_a_denormal_number():
+    """Products with them take ten times as long on some processors: far keys with ALiBi."""
+    scores = torch.tensor([0.0, -50.0, -90.0, -100.0]).expand(1, 1, 2, 4)
+    _, kept = Weigh.apply(scores, 0.0, None, None, None, torch.ones(1, 1, 4, 8))
+    assert kept[0, 0, 0].tolist() == pytest.approx([1.0, math.exp(-50), 0.0, 0.0], rel=1e-5, abs=0)

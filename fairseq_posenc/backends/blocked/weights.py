@@ -6,8 +6,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import threshold
 
 from fairseq_posenc.backends.blocked.dropout import mark_dropped
+
+_SMALLEST = 1e-30  # weights below it are 0
 
 
 class Weigh(torch.autograd.Function):
@@ -40,7 +43,8 @@ class Weigh(torch.autograd.Function):
             *values: those of each part of the keys, ``(k, h, keys, D)``, W together.
         """
         ctx.widths = [value.size(2) for value in values]
-        weights = scores.softmax(-1)[..., : sum(ctx.widths)]
+        # Some processors multiply denormal numbers, as far keys have with ALiBi, ten times slower.
+        weights = threshold(scores.softmax(-1), _SMALLEST, 0.0)[..., : sum(ctx.widths)]
         if query_seeds is not None and key_seeds is not None:
             weights = mark_dropped(weights.contiguous(), rate, query_seeds.movedim(2, 0), key_seeds)
         kept = weights.clamp(min=0) if rate and sums is None else weights
