@@ -249,7 +249,7 @@ LINES = {
     "fairseq_posenc/workbench/reports": (464, 400),
     "preprocess": (3072, 2600),
     "docs/generate": (474, 750),
-    "benchmarks": (3067, 3600),
+    "benchmarks": (3059, 3600),
     "tests": (35942, 32000),
 }
 LONGEST_FILE = 401  # outside tests/

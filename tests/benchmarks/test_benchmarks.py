@@ -369,8 +369,7 @@ def test_layers_have_the_type_and_the_batch_of_the_options():
     with hook:
         repeated_rows.build_step("shaw", case)()
         repeated_rows.build_deberta_v2(case)()
-    # Hidden states alone: the model of transformers keeps its mask in float32.
-    tensors = [x for x in inputs if isinstance(x, torch.Tensor) and x.dim() == 3]
+    tensors = [x for x in inputs if isinstance(x, torch.Tensor) and x.dim() == 3]  # no masks
     assert {x.dtype for x in tensors} == {torch.bfloat16}
     assert 3 in tensors[0].shape
 

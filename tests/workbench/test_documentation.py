@@ -54,13 +54,6 @@ def test_an_outdated_file_is_mended(tmp_path):
     assert pages_there == {"README", *registry.names()}
 
 
-def test_every_encoding_has_its_page_and_picture():
-    folder = ROOT / "docs" / "encodings"
-    for name in registry.names():
-        assert (folder / f"{name}.md").is_file()
-        assert (folder / f"{name}.png").is_file()
-
-
 @pytest.mark.parametrize("name", registry.names())
 def test_equations_become_latex_without_a_rest(name):
     latex = equations.to_latex(equations.split_equation(catalogue.parse_page(name)["equation"])[0])

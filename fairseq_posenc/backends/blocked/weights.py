@@ -1,16 +1,12 @@
 """Softmax, dropout and the sum of values of a block, which save one number for each pair."""
 
 from functools import reduce
-from operator import add
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import threshold
 
 from fairseq_posenc.backends.blocked.dropout import mark_dropped
-
-_SMALLEST = 1e-30  # weights below it are 0
 
 
 class Weigh(torch.autograd.Function):
@@ -44,12 +40,12 @@ class Weigh(torch.autograd.Function):
         """
         ctx.widths = [value.size(2) for value in values]
         # Some processors multiply denormal numbers, as far keys have with ALiBi, ten times slower.
-        weights = threshold(scores.softmax(-1), _SMALLEST, 0.0)[..., : sum(ctx.widths)]
+        weights = torch.threshold(scores.softmax(-1), 1e-30, 0.0)[..., : sum(ctx.widths)]
         if query_seeds is not None and key_seeds is not None:
             weights = mark_dropped(weights.contiguous(), rate, query_seeds.movedim(2, 0), key_seeds)
         kept = weights.clamp(min=0) if rate and sums is None else weights
         if sums is None:
-            sums = reduce(add, (w @ v for w, v in zip(kept.split(ctx.widths, -1), values)))
+            sums = reduce(torch.add, (w @ v for w, v in zip(kept.split(ctx.widths, -1), values)))
         ctx.rate, ctx.sinks = rate, scores.size(-1) - weights.size(-1)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(weights, sums, *values)
