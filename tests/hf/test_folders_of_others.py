@@ -214,9 +214,7 @@ def test_a_good_folder_is_read(command: str, folder: Path) -> None:
     assert run(command, folder) == 0
 
 
-REFUSED = [
-    (name, row) for name in COMMANDS for row in [*ROWS, *(TEXT_ROWS if name != "swap" else ())]
-]
+REFUSED = [(x, row) for x in COMMANDS for row in ROWS | (TEXT_ROWS if x != "swap" else {})]
 
 
 @pytest.mark.parametrize(("command", "row"), REFUSED)
