@@ -16,13 +16,10 @@ from argparse import (
     _ActionsContainer,
 )
 from collections.abc import Sequence
-from inspect import signature
 from pathlib import Path
-from typing import Any, NoReturn, Optional, TypeVar, Union
+from typing import Any, NoReturn, Optional, Union
 
 from fairseq_posenc.errors import UserError
-
-Settings = TypeVar("Settings")
 
 
 class Parser(ArgumentParser):
@@ -135,19 +132,6 @@ def add_set(parser: ArgumentParser, example: str) -> None:
 def add_json(parser: ArgumentParser) -> None:
     """Add ``--json``."""
     parser.add_argument("--json", action="store_true", help="print the record as JSON")
-
-
-def build_settings(cls: type[Settings], args: Namespace, **computed: Any) -> Settings:
-    """Build an instance of a class from the parsed options that have the names of its fields.
-
-    Args:
-        cls: the class.
-        args: the parsed options.
-        **computed: the other fields, and those that are not as the option says.
-    """
-    fields = signature(cls).parameters.keys()
-    parsed = {name: value for name, value in vars(args).items() if name in fields}
-    return cls(**{**parsed, **computed})
 
 
 def add_examples(parser: ArgumentParser, lines: Sequence[str]) -> None:
