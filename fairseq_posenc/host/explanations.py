@@ -67,10 +67,7 @@ def _explain_absence(error: BaseException) -> str | None:
 
 
 def _explain_machine(error: BaseException) -> str | None:
-    """Explain the choice of a TPU, or of more processes than GPUs.
-
-    The choice of a TPU is undone for this package's architectures, but not for fairseq's own.
-    """
+    """Explain the choice of a TPU by one of fairseq's own architectures, or of too many GPUs."""
     is_tpu = "torch_xla" in str(error) or "xla_device" in str(error)
     if isinstance(error, (ImportError, AttributeError)) and is_tpu:
         return (

@@ -21,16 +21,15 @@ from fairseq_posenc.checkpoints.resuming import check_resumption
 from fairseq_posenc.checkpoints.safe_loading import is_torn
 from fairseq_posenc.checkpoints.state_dict_adapter import PositionCheckpoints
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.host import task_repairs
 from fairseq_posenc.host.divergence import watch
 from fairseq_posenc.host.refused_options import (
     check_blocks,
     check_precision,
-    refuse_broken_options,
     refuse_training_alone,
     refuse_wrong_best,
 )
 from fairseq_posenc.host.running_command import take_command
-from fairseq_posenc.host.task_repairs import prepare_whole_words, read_patience, restore_patience
 from fairseq_posenc.host.training_data import check_data_bins, check_document_ends, check_shards
 from fairseq_posenc.specs import Spec
 
@@ -50,7 +49,7 @@ def prepare_command(model: Any, task: Any, specs: Sequence[Spec]) -> None:
     check_data_bins(task)
     for spec in specs:
         check_document_ends(spec, task)
-    prepare_whole_words(task)
+    task_repairs.prepare_whole_words(task)
     if command and command.name == "eval_lm":
         check_blocks(command.settings, model.max_positions())
     elif command and command.name == "train":
@@ -61,13 +60,13 @@ def _prepare_training(model: PositionCheckpoints, task: Any, settings: DictConfi
     """Check the options of a training, lock its folder, and prepare to resume it."""
     refuse_training_alone(settings.distributed_training.distributed_world_size)
     refuse_wrong_best(settings.checkpoint)
-    refuse_broken_options(settings)
     check_shards(getattr(settings.task, "data", None) or "", settings.dataset.train_subset)
     lock_save_dir(settings)
     # By default only rank 0 reads a checkpoint, and sends it to the others as pickled classes of
     # fairseq, which torch loads only if files may run code. So several ranks could not resume.
     settings.checkpoint.load_checkpoint_on_all_dp_ranks = True
     watch(model, settings.checkpoint.save_dir)
+    task_repairs.keep_batches(task)
     _prepare_saving(task, settings.checkpoint)
     if not settings.distributed_training.use_sharded_state:  # files of each rank are not checked
         _prepare_resumption(model, settings)
@@ -95,7 +94,7 @@ def _prepare_saving(task: Any, checkpoint: CheckpointConfig) -> None:
 
     def get_checkpoint_dict() -> dict[str, Any]:
         refuse_full_disk(checkpoint.save_dir)
-        return {**get_state(), **read_patience(checkpoint)}
+        return {**get_state(), **task_repairs.read_patience(checkpoint)}
 
     task.get_checkpoint_dict = get_checkpoint_dict
 
@@ -130,7 +129,7 @@ def _prepare_resumption(model: PositionCheckpoints, settings: DictConfig) -> Non
     if resumed.loads_optimizer:
         model.optimizer_source = path
         end_if_finished(path, resumed.updates, settings)
-    restore_patience(resumed.extra_state, checkpoint)
+    task_repairs.restore_patience(resumed.extra_state, checkpoint)
 
 
 def find_start(checkpoint: CheckpointConfig) -> Path | None:
@@ -150,9 +149,8 @@ def find_start(checkpoint: CheckpointConfig) -> Path | None:
     else:
         return None
     if not PathManager.isfile(named):
-        problem = "is a folder" if os.path.isdir(named) else "does not exist"
         raise UserError(
-            f"{option} {named} {problem}; training would have started from random weights".lstrip()
+            f"{option} {named} is no file; training would have started from random weights".lstrip()
         )
     return Path(named) if os.path.isfile(named) else None  # remote files are not checked
 

@@ -51,14 +51,6 @@ def check_precision(common: Any) -> None:
         )
 
 
-def refuse_broken_options(settings: Any) -> None:
-    """Refuse options that would end in an error, or in a training that cannot be resumed."""
-    if settings.common.use_plasma_view or getattr(settings.task, "use_plasma_view", False):
-        raise UserError(NO_PLASMA)
-    if settings.checkpoint.write_checkpoints_asynchronously:
-        raise UserError(NO_ASYNCHRONOUS)
-
-
 def forget_tpu(options: Any) -> None:
     """Undo the choice of a TPU for ``--bf16`` by fairseq's command line, without torch_xla.
 

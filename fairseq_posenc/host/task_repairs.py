@@ -1,4 +1,4 @@
-"""Repairs two options of fairseq's tasks, ``--patience`` and ``--mask-whole-words``.
+"""Repairs ``--patience``, ``--mask-whole-words`` and resumption in fairseq's tasks.
 
 fairseq_posenc.host.preparation calls the functions before a command reads a checkpoint.
 """
@@ -39,15 +39,8 @@ def restore_patience(extra_state: dict[str, Any], checkpoint: CheckpointConfig) 
         SystemExit: with 0, if the training had already ended; fairseq would train on until the
             next validation.
     """
-    counter = _find_counter()
-    if checkpoint.patience <= 0 or counter is None:
-        return
-    progress = extra_state.get(_PATIENCE_KEY)
-    if not progress:
-        logger.warning(
-            f"{checkpoint.save_dir}: the checkpoint does not record the count of --patience; it "
-            "starts at 0"
-        )
+    counter, progress = _find_counter(), extra_state.get(_PATIENCE_KEY)
+    if checkpoint.patience <= 0 or counter is None or not progress:
         return
     is_reset = checkpoint.reset_meters or checkpoint.reset_dataloader
     if is_reset or progress["metric"] != checkpoint.best_checkpoint_metric:
@@ -64,10 +57,9 @@ def restore_patience(extra_state: dict[str, Any], checkpoint: CheckpointConfig) 
 
 
 def _find_counter() -> Any:
-    """Find fairseq's function that counts for ``--patience``; None outside of its command.
+    """Find fairseq's function that keeps the count in its attributes; None outside of its command.
 
-    It has no other place for the count than its attributes: ``best``, the best value of the metric,
-    and ``num_runs``, the validations since then.
+    ``best`` is the best value of the metric, ``num_runs`` the number of validations since then.
     """
     # `python -m fairseq_cli.train` has the module under another name.
     modules = [sys.modules.get(name) for name in ("__main__", "fairseq_cli.train")]
@@ -102,3 +94,23 @@ def prepare_whole_words(task: Any) -> None:
             f"the --bpe that the data were made with, and its files: one of {', '.join(suitable)}"
         )
     task.args = bpe
+
+
+def keep_batches(task: Any) -> None:
+    """Let a resumed training group its examples into batches as an uninterrupted one does.
+
+    fairseq groups them once in a command, with a seed of the epoch that the command begins with, so
+    a training that is resumed in a later epoch would have other batches.
+    """
+    build = task.get_batch_iterator
+
+    def get_batch_iterator(dataset: Any, *args: Any, epoch: int = 1, **options: Any) -> Any:
+        renewed = options.get("disable_iterator_cache") or options.get("update_epoch_batch_itr")
+        is_built = dataset in task.dataset_to_epoch_iter
+        if epoch == 1 or renewed or is_built or not task.can_reuse_epoch_itr(dataset):
+            return build(dataset, *args, epoch=epoch, **options)
+        iterator = build(dataset, *args, epoch=1, **options)
+        dataset.set_epoch(epoch)
+        return iterator
+
+    task.get_batch_iterator = get_batch_iterator

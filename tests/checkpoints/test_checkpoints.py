@@ -353,11 +353,10 @@ def test_a_training_starts_from_its_own_last_checkpoint_or_from_what_is_named(tm
 @pytest.mark.parametrize("option", ["restore_file", "finetune_from_model"])
 def test_a_missing_start_stops_fairseq(tmp_path, option):
     absent = tmp_path / "absent" / "checkpoint_last.pt"
-    told = f"--{option.replace('_', '-')} {absent} does not exist; training would have started"
-    with pytest.raises(UserError, match=told):
-        find_start(configured(save_dir=str(tmp_path), **{option: str(absent)}).checkpoint)
-    with pytest.raises(UserError, match=f"{tmp_path} is a folder"):
-        find_start(configured(save_dir=str(tmp_path), **{option: str(tmp_path)}).checkpoint)
+    for path in (absent, tmp_path):
+        told = f"--{option.replace('_', '-')} {path} is no file; training would have started"
+        with pytest.raises(UserError, match=told):
+            find_start(configured(save_dir=str(tmp_path), **{option: str(path)}).checkpoint)
 
 
 def checkpoint_of(updates, path):

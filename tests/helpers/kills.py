@@ -2,18 +2,19 @@
 
     python -m tests.helpers.kills --rounds 20 --jobs compare preprocess
 
-A round starts a command in a new folder, kills it outright up to three times, and runs it again
-without a kill: it has to succeed, with the files, figures and weights of an undisturbed run.
+A round starts a command in a new folder, kills it outright up to three times, each time when it
+has just changed a file, and runs it again without a kill: it has to succeed, with the files,
+figures and weights of an undisturbed run.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
-import os
+import math
 import random
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -94,20 +95,42 @@ def start(command: list[Any], log: Path) -> subprocess.Popen[bytes]:
         return subprocess.Popen(words, stdout=output, stderr=output, env=true_start())
 
 
-def run_to_end(job: str, folder: Path) -> tuple[dict[str, Any], float]:
-    """Run a job; return its results and its seconds."""
-    began = time.monotonic()
-    if start(JOBS[job](folder / "out"), folder / "said").wait():
+def list_files(folder: Path) -> list[tuple[str, int]]:
+    """List the files below a folder with their sizes, without logs."""
+    found = []
+    for path in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):
+            if path.suffix != ".log":
+                found.append((str(path), path.stat().st_size))
+    return sorted(found)
+
+
+def count_changes(process: subprocess.Popen[bytes], folder: Path, most: float) -> int:
+    """Count how often the files of a folder change until a process ends, or up to ``most``."""
+    number, files = 0, list_files(folder)
+    while number < most and process.poll() is None:
+        time.sleep(0.001)
+        last, files = files, list_files(folder)
+        number += files != last
+    return number
+
+
+def run_to_end(job: str, folder: Path) -> tuple[dict[str, Any], int]:
+    """Run a job; return its results, and how often it changed its files."""
+    process = start(JOBS[job](folder / "out"), folder / "said")
+    changes = count_changes(process, folder / "out", math.inf)
+    if process.wait():
         raise AssertionError(f"{job} failed: {(folder / 'said').read_text()[-2000:]}")
-    return read_results(folder / "out"), time.monotonic() - began
+    return read_results(folder / "out"), changes
 
 
-def kill_and_finish(job: str, folder: Path, kills: int, longest: float, rng: random.Random) -> Any:
-    """Kill a job at random moments, run it to its end, and return its results."""
+def kill_and_finish(job: str, folder: Path, kills: int, changes: int, rng: random.Random) -> Any:
+    """Kill a job at random changes of its files, run it to its end, and return its results."""
     for _ in range(kills):
         process = start(JOBS[job](folder / "out"), folder / "said")
-        time.sleep(rng.uniform(0, longest))
-        os.kill(process.pid, signal.SIGKILL)
+        count_changes(process, folder / "out", rng.randint(1, changes))
+        time.sleep(rng.uniform(0, 0.005))  # also within the change
+        process.kill()
         process.wait()
     return run_to_end(job, folder)[0]
 
@@ -123,10 +146,10 @@ def main() -> int:
     for job in args.jobs:
         rng = random.Random(f"{args.seed} {job}")
         folder = Path(tempfile.mkdtemp())
-        expected, seconds = run_to_end(job, folder)
+        expected, changes = run_to_end(job, folder)
         for number in range(args.rounds):
             shutil.rmtree(folder / "out")
-            found = kill_and_finish(job, folder, rng.randint(1, 3), 1.1 * seconds, rng)
+            found = kill_and_finish(job, folder, rng.randint(1, 3), changes, rng)
             names = [name for name in expected | found if expected.get(name) != found.get(name)]
             print(f"{job}, round {number + 1}: {', '.join(names) or 'the same'}", flush=True)
             lost += bool(names)

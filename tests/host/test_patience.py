@@ -10,7 +10,6 @@ from tests.helpers.commands import FAMILIES, new_directory, train
 pytestmark = pytest.mark.slow
 # A learning rate that makes each epoch worse than the first.
 WORSE = ["--lr", 0.5, "--clip-norm", 0, "--patience", 3, "--optimizer", "sgd"]
-WORSE += ["--update-epoch-batch-itr", "True"]  # or a resumed epoch has another order
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -32,14 +31,6 @@ def test_a_restart_changes_neither_the_end_nor_the_weights(family):
 
 def _last_epoch(training):
     return training.checkpoint()["extra_state"]["train_iterator"]["epoch"]
-
-
-def test_a_checkpoint_without_the_count_is_named():
-    folder = new_directory()
-    train("causal_lm", "--max-epoch", 1, save_dir=folder)
-    assert "no count of --patience" not in train("causal_lm", "--max-epoch", 2).run.log
-    log = train("causal_lm", "--max-epoch", 2, "--patience", 3, save_dir=folder).run.log
-    assert "does not record the count of --patience; it starts at 0" in log
 
 
 def test_a_larger_patience_goes_on():

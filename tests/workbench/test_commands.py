@@ -50,11 +50,9 @@ def test_a_resumed_run_equals_the_uninterrupted_one(family):
     torch.testing.assert_close(ours, theirs)
 
 
-@pytest.mark.parametrize("family", some_of(["translation"], ["causal_lm", "translation"]))
+@pytest.mark.parametrize("family", ["causal_lm", "translation"])
 def test_a_resumed_run_draws_the_same_batches(family):
-    """fairseq draws them by the epoch of the start, unless it draws them in each."""
     several = ["--batch-size", 4, "--dropout", 0.1, "--max-epoch", 3]
-    several += ["--update-epoch-batch-itr", "True"]
     whole = train(family, *several)
     middle = whole.save_dir / "checkpoint2.pt"
     resumed = train(family, *several, "--restore-file", middle)
@@ -75,17 +73,6 @@ def test_checkpoints_hold_only_what_safe_loading_allows(family):
     state = trained(family).checkpoint()
     assert any(".encodings." in name for name in state["model"])
     assert state["optimizer_history"]
-
-
-def test_tensorboard_reads_what_a_training_wrote(tmp_path):
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    model = train("masked_lm", "--tensorboard-logdir", tmp_path, "--max-epoch", EPOCHS)
-    for part, group in (("train_inner", "train"), ("valid", "valid")):
-        events = EventAccumulator(str(tmp_path / part)).Reload().Scalars("loss")
-        assert [event.step for event in events] == list(range(1, EPOCHS + 1))
-        losses = [event.value for event in events]
-        assert losses == pytest.approx(model.figures(group), abs=0.001)
 
 
 def hypotheses(done):
