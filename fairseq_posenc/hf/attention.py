@@ -23,7 +23,7 @@ from fairseq_posenc.backends.forward_cache import is_reentrant_recomputation
 from fairseq_posenc.encodings.base import Dims, Encodings
 from fairseq_posenc.encodings.rotation import PairRotation, Rotation
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.hf.caches import DecayCache
+from fairseq_posenc.hf.caches import DecayCache, find_rows
 from fairseq_posenc.hf.derived import Derived
 from fairseq_posenc.hf.families import Family
 from fairseq_posenc.hf.stand_ins import CALLED_BY_ITSELF, Cosines
@@ -48,7 +48,7 @@ class PassState(NamedTuple):
         need_weights: whether attention weights are requested.
         recompute_cosines: computes the cosines of a kind of layer again, with a new autograd graph.
         inputs: input of the layer, ``(B, T, C)``; None if no encoding reads it.
-        cache: cache of the keys; None if no encoding has gates.
+        cache: cache of the keys; None without one, and if no encoding reads it.
     """
 
     cosines: list[Cosines]
@@ -126,7 +126,7 @@ class AttentionPositions(AttentionCore, nn.Module):
         kind: number of the layer's kind.
         direction: ``both``; ``lr``, keys up to the query (causal); ``rl``, keys from the query on.
         is_rotated: whether the model's own code applies the rotation, with our cosines and sines.
-        reads_input: whether an encoding reads the input of the layer.
+        reads_input: whether an encoding reads the input of the layer, or its cache.
         decay_place: index of the cache layer for the decay of forget gates; None without gates.
         backend: backend that computes attention, or ``auto``.
     """
@@ -217,13 +217,18 @@ class AttentionPositions(AttentionCore, nn.Module):
         shared = state.shared.of_kind(self.kind)
         self._check_cache(shared, key.size(2))
         positions = shared.positions
+        earlier = positions.src_len - query.size(2)
         terms = self.collect_terms(positions.span(), shared)
-        terms = terms.projected(lambda rows: self.family.project_rows(attention, rows, self.dims))
+        if terms.content_rows is not None:
+            terms = find_rows(state.cache, attention, earlier).project(
+                terms,
+                positions.span(),
+                lambda rows: self.family.project_rows(attention, rows, self.dims),
+            )
         factor = 1.0 if terms.scale_factor is None else terms.scale_factor
         terms = terms._replace(scale_factor=factor * to_scale_factor(scale, self.head_dim))
         cache = None
         if self.decay_place is not None:
-            earlier = positions.src_len - query.size(2)
             cache = DecayCache(state.cache, self.decay_place, earlier)
         return self.make_call(
             query,

@@ -4,16 +4,19 @@ So it is reordered, repeated, selected, cropped and copied with the keys. The le
 those of :mod:`~fairseq_posenc.encodings.base`.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from transformers import Cache
 from transformers.cache_utils import DynamicLayer
 
+from fairseq_posenc.backends.projected_rows import ProjectedRows
 from fairseq_posenc.encodings.locality import NeededKeys
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.modules.cache import Kept
+
+_ROWS = "fairseq_posenc_rows"  # attribute of a layer of a cache
 
 
 class Tokens(NamedTuple):
@@ -81,6 +84,23 @@ def add_layer(cache: Cache, place: int) -> DynamicLayer:
         cache.layers.append(DynamicLayer())
     cache.layers[place] = DynamicLayer()
     return cache.layers[place]
+
+
+def find_rows(cache: Cache | None, attention: Any, earlier: int) -> ProjectedRows:
+    """Find the content rows that a layer has projected for earlier tokens in a cache, to add to.
+
+    Args:
+        cache: transformers' cache of all layers, or None.
+        attention: the model's attention module, which knows the index of its layer.
+        earlier: number of earlier tokens; with 0, a cache may be used again with other weights.
+    """
+    if cache is None:
+        return ProjectedRows()
+    layer: Any = cache.layers[attention.layer_idx]
+    if not earlier or not hasattr(layer, _ROWS):
+        setattr(layer, _ROWS, ProjectedRows())
+    rows: ProjectedRows = getattr(layer, _ROWS)
+    return rows
 
 
 class DecayCache(NamedTuple):

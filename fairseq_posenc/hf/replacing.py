@@ -171,6 +171,7 @@ class Plan(NamedTuple):
             for index, is_rotated in enumerate(positions.is_rotated):
                 kind = spec.layer_kind(index)
                 has_decay = terms[kind].decay is not None
+                reads = (terms[kind].decay, terms[kind].states, terms[kind].content_rows)
                 layer = AttentionPositions(
                     encodings=assembly.build_layer(index),
                     family=stack.family,
@@ -178,7 +179,7 @@ class Plan(NamedTuple):
                     kind=kind,
                     direction=directions[index],
                     is_rotated=is_rotated,
-                    reads_input=has_decay or terms[kind].states is not None,
+                    reads_input=any(term is not None for term in reads),
                     # In the cache, the decay comes after the keys of all layers.
                     decay_place=len(stack.layers) + index if has_decay else None,
                     backend=positions.backend,

@@ -24,9 +24,8 @@ from transformers import (
     PreTrainedModel,
 )
 
-from fairseq_posenc.errors import UserError, shortened
+from fairseq_posenc.errors import UserError, how_to_install, shortened
 from fairseq_posenc.hf.attention import OUR_ATTENTION, POSITIONS
-from fairseq_posenc.hf.cards import LOADER, TAG, write_card, write_loader
 from fairseq_posenc.hf.derived import Derived, add_mixin, derive
 from fairseq_posenc.hf.families import Family, find_family
 from fairseq_posenc.hf.record import (
@@ -41,12 +40,24 @@ from fairseq_posenc.hf.settings import SPEC_FIELD, PositionSettings
 from fairseq_posenc.identity import STATE_KEY, is_identity
 from fairseq_posenc.specs import parse
 
+_TAG = "fairseq-posenc"  # of models on the hub
+_LOADER = "positions_loader"  # the module of `auto_map`, which `trust_remote_code=True` runs
+_LOADER_TEXT = f'''\
+"""Loads the model of this folder; config.json says which positions it has."""
+
+try:
+    from fairseq_posenc.hf.saving import PositionsConfig
+except ImportError as error:
+    message = "this model has other positions than its class in transformers: "
+    raise ImportError(message + """{how_to_install("hf")}""") from error
+'''
 MODEL_TYPE = "fairseq_posenc.hf"  # of folders; where it is unknown, errors of transformers quote it
 _STOCK_TYPE = "base_model_type"  # key of the model type without positions, in config.json
 CLASS_PREFIX = "fairseq_posenc.hf."  # of the classes in `architectures`: they are no stock classes
 _ATTENTION = "attn_implementation"  # key of the attention function, in config.json
 _SPECS = (SPEC_FIELD, f"{SPEC_FIELD}_decoder")
-_SUFFIX = ".fairseq_posenc"  # of the weights whose names the records have, in the file of weights
+# Of the weights whose names the records have, in the file of weights. Loaders quote it.
+_SUFFIX = ".fairseq_posenc_set_positions_first"
 _RECORD = f"{POSITIONS}.{STATE_KEY}"  # a stack's record of its positions
 # TRL, for example, reloads the model from this name as the reference; an error then quotes it.
 _NO_FOLDER = (
@@ -65,7 +76,7 @@ def make_saveable(model: PreTrainedModel) -> None:
         model.config.__class__ = _derive_and_register(stock)
     if not isinstance(model, ModelWithPositions):
         add_mixin(model, ModelWithPositions)
-        model.add_model_tags(TAG)
+        model.add_model_tags(_TAG)
     cast(ModelWithPositions, model).is_saved = False
     model.config._name_or_path = _NO_FOLDER
     model.name_or_path = ""  # which PEFT writes to adapters: their base model is in no folder
@@ -74,7 +85,7 @@ def make_saveable(model: PreTrainedModel) -> None:
 @cache
 def _derive_and_register(stock: Any) -> Any:
     """Derive a configuration class with positions from a stock class, and register its models."""
-    derived = _make_config_class(stock)
+    derived = derive(stock, (ConfigWithPositions,))
     for auto in _AUTO_CLASSES:
         model = auto._model_mapping.get(stock, None)
         if getattr(model, "config_class", None) is stock:
@@ -82,28 +93,15 @@ def _derive_and_register(stock: Any) -> Any:
     return derived
 
 
-@cache
-def _make_config_class(stock: Any) -> Any:
-    # The class has a different name and module from the stock class: Auto classes find stock
-    # configurations by their names, and in transformers 5.14 to 5.23 they do not register a
-    # configuration whose module is transformers'.
-    name = f"{stock.__name__}WithPositions"
-    return type(name, (ConfigWithPositions, stock), {"stock": stock})
-
-
-def _make_empty_config(stock: type) -> Any:
-    """Create an empty configuration of a derived class, for pickle to fill."""
-    derived = _derive_and_register(stock)
-    return derived.__new__(derived)
-
-
-class ConfigWithPositions:
+class ConfigWithPositions(Derived):
     """The part of a configuration with positions that its stock class lacks."""
 
-    stock: type
-
-    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        return _make_empty_config, (self.stock,), self.__dict__
+    def __init_subclass__(cls, **named: Any) -> None:
+        super().__init_subclass__(**named)
+        # Auto classes find stock configurations by their names, and in transformers 5.14 to 5.23
+        # they do not register a configuration whose module is transformers'.
+        cls.__name__ += "WithPositions"
+        cls.__module__ = __name__
 
     def to_json_string(self, use_diff: bool = True) -> str:
         """Write the configuration with the changes that keep stock classes from reading it."""
@@ -116,14 +114,14 @@ class ConfigWithPositions:
             **{key: parse(stock[key]).full() for key in _SPECS if key in stock},
             _ATTENTION: OUR_ATTENTION,
             "architectures": [CLASS_PREFIX + name for name in classes],
-            "auto_map": {"AutoConfig": f"{LOADER}.{PositionsConfig.__name__}"},
+            "auto_map": {"AutoConfig": f"{_LOADER}.{PositionsConfig.__name__}"},
         }
         return json.dumps(content, indent=2, sort_keys=True) + "\n"
 
     def save_pretrained(self, save_directory: Any, **kwargs: Any) -> None:
         """Save the configuration as transformers does, with the loader."""
         super().save_pretrained(save_directory, **kwargs)  # type: ignore[misc]
-        write_loader(Path(save_directory))
+        (Path(save_directory) / f"{_LOADER}.py").write_text(_LOADER_TEXT, encoding="utf-8")
 
     @classmethod
     def get_config_dict(cls, source: Any, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -171,7 +169,7 @@ class ModelWithPositions(Derived):
     def __init_subclass__(cls, **named: Any) -> None:
         super().__init_subclass__(**named)
         if hasattr(cls, "stock"):
-            cls.config_class = _make_config_class(cls.stock.config_class)  # type: ignore[attr-defined]
+            cls.config_class = derive(cls.stock.config_class, (ConfigWithPositions,))  # type: ignore[attr-defined]
 
     def __init__(self, config: PretrainedConfig, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
@@ -194,11 +192,9 @@ class ModelWithPositions(Derived):
             weights = self.state_dict() if state_dict is None else state_dict
             state_dict = _exchange_names(weights, self.config, saving=True)
         super().save_pretrained(  # type: ignore[misc]
-            save_directory, is_main_process=is_main_process, state_dict=state_dict, **kwargs
+            save_directory, is_main_process, state_dict, **kwargs
         )
         self.is_saved = self.is_saved or is_whole
-        if is_main_process:
-            write_card(Path(save_directory), type(self).__name__)
 
     @classmethod
     def from_pretrained(cls, source: Any, *args: Any, **kwargs: Any) -> Any:

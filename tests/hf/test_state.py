@@ -102,6 +102,19 @@ def test_ids_follow_the_cache(spec: str) -> None:
         assert distance(model(tokens[rows, begin:], **named).logits, full[rows, begin:]) < 2e-5
 
 
+@torch.no_grad()
+def test_a_step_of_decoding_projects_only_new_rows() -> None:
+    model = Cell.build("llama", "deberta_v2").model
+    projected: list[int] = []
+    projection = model.model.layers[0].self_attn.k_proj
+    projection.register_forward_hook(lambda _, args, out: projected.append(out.shape[-2]))
+    cache = model(TOKENS)[CACHE]
+    model(TOKENS[:, :1], **{CACHE: cache})
+    projected.clear()
+    model(TOKENS[:, :1], **{CACHE: cache})
+    assert projected == [1, 1]  # the token, and the row of a distance that is new
+
+
 LENGTHS = torch.tensor([0, 5, 12], dtype=torch.int32)
 PACKED: dict[str, dict[str, Any]] = {
     "ids": {"position_ids": torch.tensor([[*range(5), *range(7)]])},
