@@ -244,7 +244,7 @@ LINES = {
     "fairseq_posenc/workbench/training": (74, 400),
     "fairseq_posenc/workbench/finetuning": (1663, 1350),
     "fairseq_posenc/workbench/translation": (1026, 650),
-    "fairseq_posenc/workbench/plots": (1570, 1100),
+    "fairseq_posenc/workbench/plots": (1537, 1100),
     "fairseq_posenc/workbench/convert": (1650, 1650),
     "fairseq_posenc/workbench/reports": (464, 400),
     "preprocess": (3072, 2600),

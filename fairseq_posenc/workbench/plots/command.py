@@ -7,17 +7,18 @@ matplotlib is optional.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
-from dataclasses import dataclass
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fairseq_posenc.errors import UserError, how_to_install
 from fairseq_posenc.files import refuse_bad_place
 from fairseq_posenc.workbench.plots import distances, tables
 from fairseq_posenc.workbench.plots.attention import draw_attention, draw_distance
-from fairseq_posenc.workbench.plots.stacks import PlottedStack, build_untrained_stack
-from fairseq_posenc.workbench.plots.user_dir import add_user_dir, import_user_dir
+from fairseq_posenc.workbench.plots.subject import Subject, build_untrained_subject
 from fairseq_posenc.workbench.results import pictures
 from fairseq_posenc.workbench.running.options import add_count, add_data
 from fairseq_posenc.workbench.running.progress import say
@@ -26,49 +27,97 @@ _FORMATS = (".png", ".svg")
 _SIZES = {"embed_dim": 256, "heads": 4, "max_positions": 128}  # default sizes of an untrained spec
 
 
-@dataclass(frozen=True)
-class Subject:
-    """The layers and heads of a stack that a picture shows."""
+class Kind(NamedTuple):
+    """A kind of picture of encodings, a subcommand of ``plot``."""
 
-    stack: PlottedStack
-    model: Any  # model of the stack; None for an untrained spec
-    layers: list[int]  # indices of the layers, from 0
-    heads: list[int]  # indices of the heads, from 0
-    name: str  # name in titles
-    reach: int  # the largest distance
-
-
-@dataclass(frozen=True)
-class Kind:
-    """The options of a kind of picture, a subcommand of ``plot``."""
-
+    draw: Callable[[Subject], Any]
     help: str
-    reads_text: bool = False  # whether it shows a checkpoint's attention to --text
     reach: int = 0  # default of --reach, the largest distance; 0 without that option
-    layers: str = "all"  # default of --layer; empty if there is no choice of layers and heads
+    of_layers: bool = True  # whether it has panels or lines of layers and heads
 
 
 KINDS = {
-    "table": Kind("heat maps of tables, by position or distance"),
-    "map": Kind("tables in two dimensions, where near rows are alike"),
+    "table": Kind(tables.draw_tables, "heat maps of tables, by position or distance"),
+    "map": Kind(tables.draw_map, "tables in two dimensions, where near rows are alike"),
     "products": Kind(
+        distances.draw_products,
         "dot products of input vectors by distance: as they are, after random projections, and "
         "after the model's",
         reach=48,
-        layers="the first",
     ),
-    "decay": Kind("the upper bound of rope's scores by distance", reach=256, layers=""),
-    "scores": Kind("scores, biases and gains by distance, head and layer", reach=32),
-    "attention": Kind("attention to a text, by layer and head", reads_text=True),
-    "distance": Kind("mean attention to a text by distance", reads_text=True),
+    "decay": Kind(
+        distances.draw_decay,
+        "the upper bound of rope's scores by distance",
+        reach=256,
+        of_layers=False,
+    ),
+    "scores": Kind(
+        distances.draw_scores, "scores, biases and gains by distance, head and layer", reach=32
+    ),
+}
+TEXT_KINDS = {
+    "attention": "attention to a text, by layer and head",
+    "distance": "mean attention to a text by distance",
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the kinds of pictures, each with its options."""
-    kinds = parser.add_subparsers(dest="kind", required=True, metavar="KIND")
+    parsers = parser.add_subparsers(dest="kind", required=True, metavar="KIND")
+    models = "a masked LM, causal LM or translation model"
     for name, kind in KINDS.items():
-        _add_options(kinds.add_parser(name, help=kind.help, description=kind.help), kind)
+        of_spec = parsers.add_parser(name, help=kind.help, description=kind.help)
+        source = of_spec.add_mutually_exclusive_group(required=True)
+        source.add_argument("--checkpoint", type=Path, metavar="FILE", help=models)
+        source.add_argument("--encoding", metavar="SPEC", help="draw an untrained SPEC instead")
+        for size, default in _SIZES.items():
+            option = f"--{size.replace('_', '-')}"
+            add_count(of_spec, option, f"size for SPEC (default: {default})")
+        of_spec.add_argument("--decoder", action="store_true", help="draw SPEC in a causal stack")
+        of_spec.set_defaults(reach=0)
+        if kind.reach:
+            add_count(of_spec, "--reach", "the largest distance", kind.reach)
+        _add_common(of_spec, ["encoder", "decoder"], kind.of_layers)
+    for name, text in TEXT_KINDS.items():
+        of_text = parsers.add_parser(name, help=text, description=text)
+        add = of_text.add_argument
+        add("--checkpoint", type=Path, required=True, metavar="FILE", help=models)
+        add("--text", required=True, help="text that the model reads")
+        add("--target", metavar="TEXT", help="the translation (default: the model's own)")
+        _add_common(of_text, ["encoder", "decoder", "cross"], of_layers=True)
+
+
+def _add_common(parser: argparse.ArgumentParser, stacks: list[str], of_layers: bool) -> None:
+    """Add the options that kinds share."""
+    add = parser.add_argument
+    add("--out", type=Path, required=True, metavar="FILE", help="the picture, .png or .svg")
+    add_data(parser, "directory with its dictionaries (default: that of the training)")
+    add_user_dir(parser)
+    add("--stack", choices=stacks, help="default: the model's first")
+    parser.set_defaults(layer=None, head=None)
+    for option in ("--layer", "--head") if of_layers else ():
+        add(option, type=int, nargs="+", metavar="N", help="counted from 1 (default: all)")
+
+
+def add_user_dir(parser: argparse.ArgumentParser) -> None:
+    """Add ``--user-dir``."""
+    text = "folder of a Python package that registers encodings, as for the training"
+    parser.add_argument("--user-dir", type=Path, metavar="DIR", help=text)
+
+
+def import_user_dir(folder: Path | None) -> None:
+    """Import the package of ``--user-dir``; None imports nothing.
+
+    Raises:
+        UserError: the folder has no package.
+    """
+    if folder is None:
+        return
+    folder = folder.resolve()
+    if not (folder / "__init__.py").is_file():
+        raise UserError(f"--user-dir {folder}: name a folder of a Python package, with __init__.py")
+    sys.path.insert(0, str(folder.parent))
+    import_module(folder.name)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -77,114 +126,54 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         UserError: wrong input, or matplotlib is missing.
     """
-    kind = KINDS[args.kind]
     if args.out.suffix not in _FORMATS:
         raise UserError(f"--out {args.out}: name a file that ends in {' or '.join(_FORMATS)}")
     refuse_bad_place(args.out, "--out")
     if not pictures.can_draw():
         raise UserError(f"pictures need matplotlib: {how_to_install('plot')}")
     import_user_dir(args.user_dir)
-    if kind.reads_text:
-        figure = _draw_attention(args)
+    if args.kind in TEXT_KINDS:
+        figure = _draw_text(args)
     else:
-        figure = _draw_stack(args.kind, _find_subject(args, kind))
+        figure = KINDS[args.kind].draw(_find_subject(args))
     pictures.save(figure, args.out)
     say(f"wrote {args.out}")
     return 0
 
 
-def _add_options(parser: argparse.ArgumentParser, kind: Kind) -> None:
-    add = parser.add_argument
-    add("--out", type=Path, required=True, metavar="FILE", help="the picture, .png or .svg")
-    models = "a masked LM, causal LM or translation model"
-    stacks = ["encoder", "decoder"]
-    if kind.reads_text:
-        add("--checkpoint", type=Path, required=True, metavar="FILE", help=models)
-        add("--text", required=True, help="text that the model reads")
-        add("--target", metavar="TEXT", help="the translation (default: the model's own)")
-        stacks.append("cross")
-    else:
-        source = parser.add_mutually_exclusive_group(required=True)
-        source.add_argument("--checkpoint", type=Path, metavar="FILE", help=models)
-        source.add_argument("--encoding", metavar="SPEC", help="draw an untrained SPEC instead")
-        for size, default in _SIZES.items():
-            option = f"--{size.replace('_', '-')}"
-            add_count(parser, option, f"size for SPEC (default: {default})")
-        add("--decoder", action="store_true", help="draw SPEC in a causal stack")
-    add_data(parser, "directory with its dictionaries (default: that of the training)")
-    add_user_dir(parser)
-    add("--stack", choices=stacks, help="default: the model's first")
-    parser.set_defaults(layer=None, head=None)  # None for all, also without these options
-    if kind.layers:
-        for option, shown in ("--layer", kind.layers), ("--head", "all"):
-            numbers = f"counted from 1 (default: {shown})"
-            add(option, type=int, nargs="+", metavar="N", help=numbers)
-    parser.set_defaults(reach=0)
-    if kind.reach:
-        add_count(parser, "--reach", "the largest distance", kind.reach)
-
-
-def _draw_stack(kind: str, subject: Subject) -> Any:
-    """Draw a picture of the encodings of a stack."""
-    stack, layers, heads = subject.stack, subject.layers, subject.heads
-    name, reach = subject.name, subject.reach
-    if kind == "products":
-        title = f"{name}: products of input vectors at distance k"
-        return distances.draw_products(stack, layers, heads, reach, title)
-    if kind == "decay":
-        return distances.draw_decay(stack, reach, f"{name}: decay with the distance")
-    if kind == "scores":
-        captured = []
-        if subject.model:
-            from fairseq_posenc.workbench.plots.trained import attention_to_random_symbols
-
-            # A length that has many pairs at each distance.
-            captured = attention_to_random_symbols(subject.model, 2 * reach)
-        curves = distances.compute_curves(stack, layers, heads, reach, captured)
-        return distances.draw_curves(curves, heads, name)
-    collected = tables.collect_tables(stack, layers, heads)
-    if kind == "map":
-        return tables.draw_map(collected, f"{name}: near rows are alike")
-    return tables.draw_tables(collected, name)
-
-
-def _find_subject(args: argparse.Namespace, kind: Kind) -> Subject:
-    """Find the stack to show: of the checkpoint, or of an untrained spec."""
-    model = None
+def _find_subject(args: argparse.Namespace) -> Subject:
+    """Find the layers and heads to show: of the checkpoint, or of an untrained spec."""
     if args.checkpoint:
-        from fairseq_posenc.workbench.plots.trained import open_stack
+        from fairseq_posenc.workbench.plots.trained import open_subject
 
         for option in filter(vars(args).get, (*_SIZES, "decoder")):
             name = option.replace("_", "-")
             raise UserError(f"--{name} is for --encoding: a checkpoint has its own sizes")
-        stack, model = open_stack(args.checkpoint, args.data, args.stack)
-        name = f"{stack.spec} in {_shorten_path(args.checkpoint)}"
+        subject = open_subject(args.checkpoint, args.data, args.stack)
+        subject = replace(subject, label=f" in {_shorten_path(args.checkpoint)}")
     else:
         width, heads, length = (getattr(args, size) or _SIZES[size] for size in _SIZES)
-        stack = build_untrained_stack(args.encoding, width, heads, length, args.decoder)
-        if args.stack not in (None, stack.name):
-            raise UserError(f"--stack {args.stack}: --encoding has only the {stack.name}")
-        has_parameters = next(stack.layers[0].parameters(), None) is not None
-        name = f"{stack.spec}, before training" if has_parameters else stack.spec
-    layers = _choose_numbers(args.layer, len(stack.layers), "layer", name)
-    if not args.layer and kind.layers == "the first":
-        layers = layers[:1]
-    chosen_heads = _choose_numbers(args.head, stack.dims.num_heads, "head", name)
-    return Subject(stack, model, layers, chosen_heads, name, args.reach)
+        subject = build_untrained_subject(args.encoding, width, heads, length, args.decoder)
+        if args.stack not in (None, subject.stack):
+            raise UserError(f"--stack {args.stack}: --encoding has only the {subject.stack}")
+    layers = _choose_numbers(args.layer, len(subject.layers), "layer", subject.title)
+    shown = _choose_numbers(args.head, len(subject.heads), "head", subject.title)
+    return replace(subject, layers=layers, heads=shown, reach=args.reach)
 
 
-def _draw_attention(args: argparse.Namespace) -> Any:
+def _draw_text(args: argparse.Namespace) -> Any:
     """Draw the attention of a checkpoint to the text, by pair or by distance."""
-    from fairseq_posenc.workbench.plots.trained import attention_to_text
+    from fairseq_posenc.workbench.plots.trained import read_text
 
-    stack, maps = attention_to_text(args.checkpoint, args.data, args.text, args.target, args.stack)
+    read = read_text(args.checkpoint, args.data, args.text, args.target, args.stack)
     name = _shorten_path(args.checkpoint)
-    layers = _choose_numbers(args.layer, len(maps.layers), "layer", name)
-    heads = _choose_numbers(args.head, len(maps.heads), "head", name)
-    title = f"{stack} attention in {name}"
+    numbers = _choose_numbers(args.layer, len(read.layers), "layer", name)
+    layers = [read.layers[number] for number in numbers]
+    heads = _choose_numbers(args.head, layers[0].weights.size(1), "head", name)
+    title = f"{read.kind} attention in {name}"
     if args.kind == "distance":
-        return draw_distance(maps.select(layers, heads), f"{title}, by distance")
-    return draw_attention(maps.select(layers, heads), title)
+        return draw_distance(layers, heads, f"{title}, by distance")
+    return draw_attention(layers, heads, read.queries, read.keys, title)
 
 
 def _choose_numbers(numbers: Sequence[int] | None, count: int, part: str, name: str) -> list[int]:

@@ -1,7 +1,7 @@
 """Draws curves by distance: scores, biases and gains; products of input vectors; rope's bound.
 
 A distance is j - i for query i and key j, so that later keys have positive distances. ``Any``
-stands for matplotlib's Figure.
+stands for matplotlib's Figure, which is optional.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 from fairseq_posenc.encodings.rotation import PairRotation
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.plots import grids
-from fairseq_posenc.workbench.plots.stacks import PlottedStack, compute_terms, make_positions
+from fairseq_posenc.workbench.plots.subject import Subject, make_positions
 
 if TYPE_CHECKING:
     from fairseq_posenc.analysis.split import CapturedAttention
@@ -51,20 +51,14 @@ def mean_by_distance(values: Tensor, counted: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @torch.no_grad()
-def compute_curves(
-    stack: PlottedStack,
-    layers: Sequence[int],
-    heads: Sequence[int],
-    reach: int,
-    captured: Sequence[CapturedAttention] = (),
-) -> list[Curves]:
-    """Compute the mean score by distance, up to ``reach``, and the biases and gains in it.
+def compute_curves(subject: Subject, captured: Sequence[CapturedAttention] = ()) -> list[Curves]:
+    """Compute the mean score by distance, and the biases and gains in it.
 
     Without ``captured`` attention of a trained model, scores are those of equal random contents
     (:meth:`~fairseq_posenc.api.PositionEncoding.distance_curve`).
     """
-    reach = stack.limit_distance(reach)
-    last = 0 if stack.dims.causal else reach  # a causal stack has no later keys
+    reach, heads = subject.symmetric_reach, subject.heads
+    last = 0 if subject.dims.causal else reach  # a causal stack has no later keys
     curves = []
 
     def add_curves(title: str, distances: Tensor, values: Tensor) -> None:
@@ -72,67 +66,61 @@ def compute_curves(
         curves.append(Curves(title, distances[shown], values[:, shown]))
 
     for attention in captured:
-        if attention.stack == stack.name and not attention.cross and attention.layer in layers:
+        is_self_attention = attention.stack == subject.stack and not attention.cross
+        if is_self_attention and attention.layer in subject.layers:
             scores = attention.split.scores
             all_pairs = torch.ones_like(scores[:, 0], dtype=torch.bool)
             distances, means = mean_by_distance(scores, all_pairs)
-            add_curves(f"score, layer {attention.layer + 1}", distances, means[list(heads)])
-    for layer in () if captured else stack.select_different(layers):
-        equal = stack.layers[layer].distance_curve(reach)[list(heads)]
-        title = f"score of equal contents, {stack.name_layer(layer)}"
+            add_curves(f"score, layer {attention.layer + 1}", distances, means[heads])
+    for layer in () if captured else subject.different_layers:
+        equal = subject.encodings[layer].distance_curve(reach)[heads]
+        title = f"score of equal contents, {subject.name_layer(layer)}"
         add_curves(title, torch.arange(-reach, reach + 1), equal)
-    for layer in stack.select_different(layers):
-        span, terms = compute_terms(stack.layers[layer], stack.dims.max_positions)
+    for layer in subject.different_layers:
+        span, terms = subject.compute_terms(layer)
         distances = span.distances()
         for name, term, tensor in terms.present():
             if term.rows is not None and not term.has_vectors:  # a number for each distance
-                rows = list(heads) if term.per_head(tensor) else [0]
+                rows = heads if term.per_head(tensor) else [0]
                 values = tensor.narrow(term.rows, 0, len(distances))  # a reset's rows follow
-                add_curves(f"{name}, {stack.name_layer(layer)}", distances, values[rows])
+                add_curves(f"{name}, {subject.name_layer(layer)}", distances, values[rows])
     return curves
 
 
-def draw_curves(curves: Sequence[Curves], heads: Sequence[int], title: str) -> Any:
-    """Draw a panel for each of the curves, with a line for each head.
+def draw_scores(subject: Subject) -> Any:
+    """Draw a panel for each of the curves by distance, with a line for each head."""
+    captured = []
+    if subject.model:
+        from fairseq_posenc.workbench.plots.trained import attention_to_random_symbols
 
-    Raises:
-        UserError: there are too many panels for a picture.
-    """
-    count = len(curves)
-    if count > grids.MAX_PANELS:
-        raise UserError(f"{count} panels are too many for a picture: choose --layer")
-    columns = 2 if count in (2, 4) else 3  # no gap in the last row
-    figure, panels = grids.new_page(count, title, columns, height=2.4)
+        # A length that has many pairs at each distance.
+        captured = attention_to_random_symbols(subject.model, 2 * subject.reach)
+    curves = compute_curves(subject, captured)
+    columns = 2 if len(curves) in (2, 4) else 3  # no gap in the last row
+    figure, panels = grids.new_page(len(curves), subject.title, columns, height=2.4)
     for axes, curve in zip(panels, curves):
-        names = grids.name_heads(heads) if len(curve.values) == len(heads) else ["all heads"]
-        grids.draw_lines(axes, curve.distances, curve.values, names)
-        grids.label_axes(axes, curve.title, "distance j - i", "")
+        grids.draw_lines(axes, curve.distances, curve.values, subject.heads)
+        grids.label_axes(axes, curve.title, "distance j - i")
     grids.draw_legend(figure, max(panels, key=lambda axes: len(axes.lines)))
     return figure
 
 
-def compute_products(
-    vectors: Tensor, reach: int, projections: tuple[Tensor, Tensor] | None = None
-) -> Tensor:
+def compute_products(vectors: Tensor, reach: int, query: Tensor, key: Tensor) -> Tensor:
     """Compute W_q p_t . W_k p_(t+k) of each head, ``(H, 2 * reach + 1)``, k from -reach to reach.
 
     Args:
         vectors: p, ``(n, C)``; t is the middle of its n positions.
         reach: largest k, less than n / 2.
-        projections: W_q and W_k, ``(H, D, C)``; None for p_t . p_(t+k), with H = 1.
+        query: W_q, ``(H, D, C)``.
+        key: W_k, ``(H, D, C)``.
     """
     middle = vectors.size(0) // 2
     around = vectors[middle - reach : middle + reach + 1]
-    if projections is None:
-        return (around @ vectors[middle])[None]
-    query, key = projections
     return torch.einsum("hd,hrd->hr", query @ vectors[middle], around @ key.transpose(1, 2))
 
 
 @torch.no_grad()
-def draw_products(
-    stack: PlottedStack, layers: Sequence[int], heads: Sequence[int], reach: int, title: str
-) -> Any:
+def draw_products(subject: Subject) -> Any:
     """Draw products of input vectors: as they are, and after random and the model's projections.
 
     The dot products of sinusoids depend only on the distance, and fall with it. After the
@@ -142,26 +130,30 @@ def draw_products(
     Raises:
         UserError: the encoding adds no vectors at the input.
     """
-    vectors = stack.compute_input_vectors()
+    vectors = subject.compute_input_vectors()
     if vectors is None:
-        raise UserError(f"{stack.spec} adds no vectors at the input, so it has no products to show")
-    reach = stack.limit_distance(reach)
-    dims = stack.dims
+        raise UserError(
+            f"{subject.spec} adds no vectors at the input, so it has no products to show"
+        )
+    reach = subject.symmetric_reach
+    dims = subject.dims
+    identity = torch.eye(dims.embed_dim)[None]  # of a single head that has all channels
     generator = torch.Generator().manual_seed(_SEED)
     size = (2, dims.num_heads, dims.head_dim, dims.embed_dim)
     query, key = torch.randn(size, generator=generator) * dims.embed_dim**-0.5
-    projections = {"random projections": (query, key)}
-    if stack.projections:
-        for layer in layers:
-            projections[f"projections of layer {layer + 1}"] = stack.projections[layer]
-    figure, panels = grids.new_page(1 + len(projections), title, columns=3, height=2.4)
+    projections = {"themselves": (identity, identity), "random projections": (query, key)}
+    if subject.projections:
+        for layer in subject.layers:
+            projections[f"projections of layer {layer + 1}"] = subject.projections[layer]
+    title = f"{subject.title}: products of input vectors at distance k"
+    figure, panels = grids.new_page(len(projections), title, columns=3, height=2.4)
     distances = torch.arange(-reach, reach + 1)
-    grids.draw_lines(panels[0], distances, compute_products(vectors, reach), ["all channels"])
-    grids.label_axes(panels[0], "themselves", "distance k", "")
-    for axes, (name, pair) in zip(panels[1:], projections.items()):
-        products = compute_products(vectors, reach, pair)[list(heads)]
-        grids.draw_lines(axes, distances, products, grids.name_heads(heads))
-        grids.label_axes(axes, name, "distance k", "")
+    for axes, (name, pair) in zip(panels, projections.items()):
+        products = compute_products(vectors, reach, *pair)  # [H, R]
+        if pair[0] is not identity:
+            products = products[subject.heads]
+        grids.draw_lines(axes, distances, products, subject.heads, "all channels")
+        grids.label_axes(axes, name, "distance k")
     grids.draw_legend(figure, panels[1])
     return figure
 
@@ -182,17 +174,18 @@ def compute_rotary_bound(phases: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def draw_decay(stack: PlottedStack, reach: int, title: str) -> Any:
-    """Draw the bound of rope's scores at distances 0 to ``reach``.
+def draw_decay(subject: Subject) -> Any:
+    """Draw the bound of rope's scores by distance.
 
     Raises:
         UserError: the encoding is not rope.
     """
-    rotation = stack.layers[0].shared.rotation(make_positions(reach + 1).ids)
+    distances = torch.arange(subject.reach + 1)
+    rotation = subject.encodings[0].shared.rotation(make_positions(len(distances)).ids)
     if not isinstance(rotation, PairRotation) or rotation.decay is not None:
-        raise UserError(f"{stack.spec} has no bound of decay; only rope has one")
+        raise UserError(f"{subject.spec} has no bound of decay; only rope has one")
+    title = f"{subject.title}: decay with the distance"
     figure, (axes,) = grids.new_page(1, title, columns=1, height=3.0)
-    names = [f"{2 * rotation.phases.size(-1)} coordinates of a head"]
-    grids.draw_lines(axes, torch.arange(reach + 1), compute_rotary_bound(rotation.phases[0]), names)
+    grids.draw_lines(axes, distances, compute_rotary_bound(rotation.phases[0]), [])
     grids.label_axes(axes, "bound of the score", "distance", "mean of |S_j|")
     return figure

@@ -1,6 +1,6 @@
-"""Lays out figures of one width, a page's, and draws heat maps and lines in their panels.
+"""Lays out figures of one width, a page's, and draws lines in their panels.
 
-``Any`` stands for classes of matplotlib, which is optional: a Figure, Axes or an image.
+``Any`` stands for classes of matplotlib, which is optional: a Figure or Axes.
 """
 
 from __future__ import annotations
@@ -11,49 +11,50 @@ from typing import Any
 
 from torch import Tensor
 
+from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.results import pictures
 from fairseq_posenc.workbench.results.pictures import GREY, PALE
 
 WIDTH = 8.0  # of a picture, in inches
-MAX_PANELS = 48  # in a readable picture
 SIGNED, UNSIGNED = "PuOr", "cividis"  # colour maps that colour-blind people can read
-_TITLE_LETTERS = 85  # most letters in a line of a title
+MAX_PANELS = 48  # in a readable picture
 
 
-def new_page(count: int, title: str, columns: int, height: float) -> tuple[Any, list[Any]]:
-    """Create a figure of panels in rows of up to ``columns``, ``height`` inches each."""
+def new_page(
+    count: int, title: str, columns: int, height: float, most: int = MAX_PANELS
+) -> tuple[Any, list[Any]]:
+    """Create a figure of panels in rows of up to ``columns``, ``height`` inches each.
+
+    Raises:
+        UserError: there are more than ``most`` panels.
+    """
+    if count > most:
+        raise UserError(f"{count} panels are too many for a picture: choose --layer, --head")
     columns = min(columns, count)
     panel = WIDTH / columns, height
     figure, panels = pictures.new_panels(count, columns, panel, (0.0, 0.6), dpi=100)
-    figure.suptitle(fill(title, _TITLE_LETTERS), fontsize=11, x=0.01, ha="left")
+    figure.suptitle(fill(title, 85), fontsize=11, x=0.01, ha="left")
     for axes in panels:
         axes.tick_params(labelsize=8, length=0, colors=GREY)
     return figure, panels
 
 
-def draw_heat_map(axes: Any, values: Tensor, **settings: Any) -> Any:
-    """Draw a matrix with its first row at the top, and white for 0; return matplotlib's image.
+def draw_lines(
+    axes: Any, x: Tensor, rows: Tensor, heads: Sequence[int], name: str = "all heads"
+) -> None:
+    """Draw a line over ``x``, distances, for each row ``(lines, points)``; mark distance 0.
 
-    ``settings`` are those of ``imshow``. By default, the strongest colours stand for the largest
-    absolute value, with either sign.
+    The lines are those of ``heads``, by their indices; another number of lines has the ``name``.
     """
-    limit = float(values.detach().abs().max()) or 1.0  # colours need a range, also for zeros
-    defaults = {"cmap": SIGNED, "vmin": -limit, "vmax": limit}
-    shown = {**defaults, "aspect": "auto", "interpolation": "nearest", **settings}
-    axes.spines[:].set_visible(False)
-    return axes.imshow(values.detach().float().numpy(), **shown)
-
-
-def draw_lines(axes: Any, x: Tensor, rows: Tensor, names: Sequence[str]) -> None:
-    """Draw a line over ``x``, distances, for each row ``(lines, points)``; mark distance 0."""
-    for number, (name, row) in enumerate(zip(names, rows.detach().float())):
-        axes.plot(x.numpy(), row.numpy(), lw=1.4, label=name, **pictures.line_style(number))
+    names = [f"head {head + 1}" for head in heads] if len(rows) == len(heads) else [name]
+    for number, (line, row) in enumerate(zip(names, rows.detach().float())):
+        axes.plot(x.numpy(), row.numpy(), lw=1.4, label=line, **pictures.line_style(number))
     axes.axvline(0, color=PALE, lw=0.8, zorder=0)
     axes.grid(axis="y", color=pictures.GRID, linewidth=0.8)
     axes.spines[["top", "right", "left"]].set_visible(False)
 
 
-def label_axes(axes: Any, title: str, x: str, y: str) -> None:
+def label_axes(axes: Any, title: str, x: str, y: str = "") -> None:
     """Write the titles of a panel and of its axes."""
     axes.set_title(title, fontsize=9)
     axes.set_xlabel(x, fontsize=8, color=GREY)
@@ -65,8 +66,3 @@ def draw_legend(figure: Any, axes: Any) -> None:
     handles, names = axes.get_legend_handles_labels()
     if len(names) > 1:
         figure.legend(handles, names, loc="outside lower center", ncols=8, fontsize=8)
-
-
-def name_heads(heads: Sequence[int]) -> list[str]:
-    """Name heads; indices count from 0, names from 1."""
-    return [f"head {head + 1}" for head in heads]

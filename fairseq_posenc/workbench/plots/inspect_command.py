@@ -7,8 +7,8 @@ from pathlib import Path
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.files import refuse_bad_place, write_whole
+from fairseq_posenc.workbench.plots.command import add_user_dir, import_user_dir
 from fairseq_posenc.workbench.plots.inspection import Inspection, render_page
-from fairseq_posenc.workbench.plots.user_dir import add_user_dir, import_user_dir
 from fairseq_posenc.workbench.results.record import own_command
 from fairseq_posenc.workbench.running.files import find_model
 from fairseq_posenc.workbench.running.options import add_data

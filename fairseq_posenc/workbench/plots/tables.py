@@ -1,4 +1,7 @@
-"""Draws tables that have a row for each position or distance, as heat maps or maps in 2-D."""
+"""Draws tables that have a row for each position or distance, as heat maps or maps in 2-D.
+
+``Any`` stands for matplotlib's Figure, which is optional.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from torch import Tensor
 from fairseq_posenc.encodings.term import Term
 from fairseq_posenc.errors import UserError, how_to_install
 from fairseq_posenc.workbench.plots import grids
-from fairseq_posenc.workbench.plots.stacks import PlottedStack, compute_terms
+from fairseq_posenc.workbench.plots.subject import Subject
 from fairseq_posenc.workbench.results.pictures import PALE
 
 _MIN_SIZE = 3  # fewest rows, and columns, of a table that is drawn as a map
@@ -33,10 +36,8 @@ class PlottedTable(NamedTuple):
 
 
 @torch.no_grad()
-def collect_tables(
-    stack: PlottedStack, layers: Sequence[int], heads: Sequence[int]
-) -> list[PlottedTable]:
-    """Collect the tables of a stack's input, and of some layers and heads, by their indices.
+def collect_tables(subject: Subject) -> list[PlottedTable]:
+    """Collect the tables of a stack's input, and of its layers and heads to show.
 
     A table that all layers or heads share appears once. Rows of clipped distances, which are equal,
     appear once at each end. A causal stack has no rows for later keys.
@@ -45,33 +46,39 @@ def collect_tables(
         UserError: the encodings have no tables.
     """
     tables = []
-    if (vectors := stack.compute_input_vectors()) is not None:
+    if (vectors := subject.compute_input_vectors()) is not None:
         rows = torch.arange(len(vectors))
         columns = range(vectors.size(1))
         tables = [PlottedTable("at the input", vectors, rows, columns, POSITION, CHANNEL)]
-    for layer in stack.select_different(layers):
-        tables += _collect_term_tables(stack, layer, heads)
+    for layer in subject.different_layers:
+        tables += _collect_term_tables(subject, layer)
     if not tables:
-        raise UserError(f"{stack.spec} has no table to show")
+        raise UserError(f"{subject.spec} has no table to show")
     return tables
 
 
-def draw_tables(tables: Sequence[PlottedTable], title: str) -> Any:
-    """Draw a heat map for each table, with white for 0; return matplotlib's Figure.
-
-    Raises:
-        UserError: there are too many tables for a picture.
-    """
-    _refuse_many(tables, grids.MAX_PANELS)
-    figure, panels = grids.new_page(len(tables), title, columns=4, height=2.4)
+def draw_tables(subject: Subject) -> Any:
+    """Draw a heat map for each table, with white for 0; return matplotlib's Figure."""
+    tables = collect_tables(subject)
+    figure, panels = grids.new_page(len(tables), subject.title, columns=4, height=2.4)
     for axes, table in zip(panels, tables):
-        width = len(table.columns)
-        extent = (-0.5, width - 0.5, int(table.rows[-1]) + 0.5, int(table.rows[0]) - 0.5)
-        image = grids.draw_heat_map(axes, table.values, extent=extent)
+        limit = float(table.values.abs().max()) or 1.0  # colours need a range, also for zeros
+        left, top = -0.5, int(table.rows[0]) - 0.5
+        extent = (left, len(table.columns) - 0.5, int(table.rows[-1]) + 0.5, top)
+        image = axes.imshow(
+            table.values.float().numpy(),
+            cmap=grids.SIGNED,
+            vmin=-limit,
+            vmax=limit,
+            extent=extent,
+            aspect="auto",
+            interpolation="nearest",
+        )
+        axes.spines[:].set_visible(False)
         figure.colorbar(image, ax=axes, shrink=0.85)
         grids.label_axes(axes, table.title, table.column_label, table.row_label)
         if table.column_label == "head":
-            axes.set_xticks(range(width), [str(head) for head in table.columns])
+            axes.set_xticks(range(len(table.columns)), [str(head) for head in table.columns])
     return figure
 
 
@@ -90,20 +97,20 @@ def place_rows(rows: Tensor) -> Tensor:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about defaults of future versions
         scaling = MDS(n_components=2, n_init=4, max_iter=1000, eps=1e-9, random_state=_SEED)
-        return torch.from_numpy(scaling.fit_transform(rows.detach().double().numpy()))
+        return torch.from_numpy(scaling.fit_transform(rows.double().numpy()))
 
 
-def draw_map(tables: Sequence[PlottedTable], title: str) -> Any:
+def draw_map(subject: Subject) -> Any:
     """Draw a map of each table, a line joining its rows in order; return matplotlib's Figure.
 
     Raises:
-        UserError: no table has enough rows, or there are too many tables.
+        UserError: no table has enough rows.
     """
-    tables = [table for table in tables if min(table.values.shape) >= _MIN_SIZE]
+    tables = [table for table in collect_tables(subject) if min(table.values.shape) >= _MIN_SIZE]
     if not tables:
         raise UserError("a map needs a table of vectors; the encodings have tables of numbers only")
-    _refuse_many(tables, _MAX_MAPS)
-    figure, panels = grids.new_page(len(tables), title, columns=2, height=3.4)
+    title = f"{subject.title}: near rows are alike"
+    figure, panels = grids.new_page(len(tables), title, columns=2, height=3.4, most=_MAX_MAPS)
     for axes, table in zip(panels, tables):
         points = place_rows(table.values).numpy()
         axes.plot(*points.T, color=PALE, lw=0.7, zorder=1)
@@ -115,26 +122,19 @@ def draw_map(tables: Sequence[PlottedTable], title: str) -> Any:
     return figure
 
 
-def _refuse_many(tables: Sequence[PlottedTable], most: int) -> None:
-    if len(tables) > most:
-        raise UserError(f"{len(tables)} tables are too many for a picture: choose --layer, --head")
-
-
-def _collect_term_tables(
-    stack: PlottedStack, layer: int, heads: Sequence[int]
-) -> Iterator[PlottedTable]:
+def _collect_term_tables(subject: Subject, layer: int) -> Iterator[PlottedTable]:
     """Yield the tables of a layer's terms, each tensor once."""
-    span, terms = compute_terms(stack.layers[layer], stack.dims.max_positions)
+    span, terms = subject.compute_terms(layer)
     distances = span.distances()
-    visible = distances <= (0 if stack.dims.causal else span.high)
+    visible = distances <= (0 if subject.dims.causal else span.high)
     by_tensor: dict[int, tuple[list[str], Term, Tensor]] = {}
     for name, term, tensor in terms.present():  # terms may share a tensor, as m4's do
         by_tensor.setdefault(id(tensor), ([], term, tensor))[0].append(name.replace("_", " "))
     for names, term, tensor in by_tensor.values():
-        title = f"{' and '.join(names)}, {stack.name_layer(layer)}"
+        title = f"{' and '.join(names)}, {subject.name_layer(layer)}"
         shown = {0: title}  # title by head; all heads may share a table
         if term.per_head(tensor):
-            shown = {head: f"{title}, head {head + 1}" for head in heads}
+            shown = {head: f"{title}, head {head + 1}" for head in subject.heads}
         if term.rows is None:  # a number for each pair of tokens, `(1, H or 1, T, S)`
             queries, keys = torch.arange(tensor.size(-2)), range(tensor.size(-1))
             labels = ("query's position", "key's position")
@@ -157,9 +157,9 @@ def _collect_term_tables(
             yield PlottedTable(name, kept, rows, columns, DISTANCE, label)
     if (counted := terms.counted_table) is not None:  # CoPE's, by the number of counted tokens
         rows = torch.arange(len(counted))
-        title = f"counted table, {stack.name_layer(layer)}"
+        title = f"counted table, {subject.name_layer(layer)}"
         labels = ("counted position", CHANNEL)
-        yield PlottedTable(title, counted, rows, range(counted.size(1)), *labels)
+        yield PlottedTable(title, counted.detach(), rows, range(counted.size(1)), *labels)
 
 
 def _merge_equal_ends(values: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:

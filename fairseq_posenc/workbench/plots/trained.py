@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from fairseq.models import FairseqEncoderDecoderModel
@@ -15,7 +15,6 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.folders import checksum
 from fairseq_posenc.transformer.capture_attention import capture_attention
 from fairseq_posenc.workbench.loading.open_model import OpenModel, open_model
-from fairseq_posenc.workbench.plots.attention import Maps
 from fairseq_posenc.workbench.plots.inspection import (
     STACKS,
     Facts,
@@ -24,48 +23,53 @@ from fairseq_posenc.workbench.plots.inspection import (
     refuse_large_page,
 )
 from fairseq_posenc.workbench.plots.model_inputs import ModelInput, prepare_input
-from fairseq_posenc.workbench.plots.stacks import PlottedStack, collect_trained_stacks
+from fairseq_posenc.workbench.plots.subject import Subject, collect_trained_subjects
 
 _SENTENCES = 16  # random sentences that a model reads
 _SEED = 1
 _SPECIAL_SYMBOLS = 4  # at the beginning of a dictionary
 
 
-def open_stack(path: Path, data: Path | None, name: str | None) -> tuple[PlottedStack, Any]:
-    """Open a stack of a checkpoint, by default its first; return it with its model.
+class ReadText(NamedTuple):
+    """The attention of a model to a text."""
+
+    kind: str  # `encoder`, `decoder` or `cross`
+    layers: list[CapturedAttention]
+    queries: list[str]  # text of each token that attends
+    keys: list[str]  # text of each token attended to
+
+
+def open_subject(path: Path, data: Path | None, stack: str | None) -> Subject:
+    """Open a stack of a checkpoint, by default its first, to show all its layers and heads.
 
     Raises:
         UserError: the checkpoint or the stack does not exist, or it is a stock model of fairseq.
     """
-    model = open_model(path, data).model
-    stacks = collect_trained_stacks(model)
-    if not stacks:
+    subjects = collect_trained_subjects(open_model(path, data).model)
+    if not subjects:
         raise UserError(
             f"--checkpoint {path}: fairseq's own model; only its attention to a text can be shown"
         )
-    return stacks[_choose_stack(path, list(stacks), name)], model
+    return subjects[_choose_stack(path, list(subjects), stack)]
 
 
-def attention_to_text(
-    path: Path, data: Path | None, text: str, target: str | None, name: str | None
-) -> tuple[str, Maps]:
+def read_text(
+    path: Path, data: Path | None, text: str, target: str | None, stack: str | None
+) -> ReadText:
     """Capture the attention of a checkpoint to a text and its translation ``target``.
 
-    ``data`` is the folder of the dictionaries, by default that of the training; ``name`` is the
+    ``data`` is the folder of the dictionaries, by default that of the training; ``stack`` is the
     kind of attention, by default the model's first.
-
-    Returns:
-        The kind, ``encoder``, ``decoder`` or ``cross``, and the maps of all its layers and heads.
 
     Raises:
         UserError: the checkpoint or the kind does not exist, or the model cannot read the text.
     """
     opened = open_model(path, data)
     prepared = prepare_input(opened, text, target)
-    kinds = group_by_kind(capture_attention(opened.model, prepared.run))
-    kind = _choose_stack(path, list(kinds), name)
+    by_kind = group_by_kind(capture_attention(opened.model, prepared.run))
+    kind = _choose_stack(path, list(by_kind), stack)
     queries, keys = STACKS[kind]
-    return kind, Maps.from_stack(kinds[kind], prepared.labels[queries], prepared.labels[keys])
+    return ReadText(kind, by_kind[kind], prepared.labels[queries], prepared.labels[keys])
 
 
 def attention_to_random_symbols(model: Any, length: int) -> list[CapturedAttention]:
@@ -74,8 +78,8 @@ def attention_to_random_symbols(model: Any, length: int) -> list[CapturedAttenti
     They have ``length`` tokens, or as many as the model's shortest table has rows.
     """
     generator = torch.Generator().manual_seed(_SEED)
-    stacks = collect_trained_stacks(model).values()
-    length = min([length, *(stack.dims.max_positions for stack in stacks)])
+    subjects = collect_trained_subjects(model).values()
+    length = min([length, *(subject.dims.max_positions for subject in subjects)])
 
     def draw_tokens(embeddings: Any) -> Tensor:
         size = (_SENTENCES, length)

@@ -6,6 +6,7 @@ import cmath
 import re
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +17,8 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.transformer.capture_attention import capture_attention
 from fairseq_posenc.workbench.cli import main
 from fairseq_posenc.workbench.plots import attention, distances, tables, trained
-from fairseq_posenc.workbench.plots.command import KINDS
-from fairseq_posenc.workbench.plots.stacks import build_untrained_stack, collect_trained_stacks
+from fairseq_posenc.workbench.plots.command import KINDS, TEXT_KINDS
+from fairseq_posenc.workbench.plots.subject import build_untrained_subject, collect_trained_subjects
 from tests.helpers import commands
 from tests.helpers.products import product_of, some_of
 from tests.helpers.tiny_models import (
@@ -54,14 +55,14 @@ def assert_same(shown, tensor, **tolerance):
     )
 
 
-def spec_stack(spec: str, causal: bool = False):
-    return build_untrained_stack(spec, 32, 4, 24, causal or needs_causal(spec))
+def spec_subject(spec: str, causal: bool = False, **shown):
+    subject = build_untrained_subject(spec, 32, 4, 24, causal or needs_causal(spec))
+    return replace(subject, **shown)
 
 
-def tables_drawn(stack, layers=(0,)):
-    found = tables.collect_tables(stack, layers, ALL)
-    figure = tables.draw_tables(found, "title")
-    for axes, table in zip(panels(figure), found):
+def tables_drawn(subject):
+    found = tables.collect_tables(subject)
+    for axes, table in zip(panels(tables.draw_tables(subject)), found):
         assert_same(image(axes), table.values)
     return {table.title: table for table in found}
 
@@ -70,7 +71,7 @@ class TestTables:
     def test_a_models_tables_are_shown(self):
         model = make_model("masked_lm", position_encoding="learned+shaw")
         stack = model.encoder.sentence_encoder
-        found = tables_drawn(collect_trained_stacks(model)["encoder"], layers=(0, 2))
+        found = tables_drawn(replace(collect_trained_subjects(model)["encoder"], layers=[0, 2]))
         assert list(found) == ["at the input", "query table, layer 1", "query table, layer 3"]
         at_input = stack.embed_positions.encodings["learned"].table.weight
         assert_same(found["at the input"].values, at_input)
@@ -81,27 +82,27 @@ class TestTables:
             assert table.rows.tolist() == list(range(-23, 24))
 
     def test_a_causal_stack_has_no_rows_of_later_keys(self):
-        (table,) = tables_drawn(spec_stack("m4", causal=True)).values()
+        (table,) = tables_drawn(spec_subject("m4", causal=True)).values()
         assert table.title == "query table and key table, layer 1"
         assert table.rows.tolist() == list(range(-23, 1))
 
     def test_clipped_ends_and_rows_of_a_reset_are_left_out(self):
-        stack = spec_stack("m4(max_distance=3,reset=true)")
-        (table,) = tables_drawn(stack).values()
+        subject = spec_subject("m4(max_distance=3,reset=true)")
+        (table,) = tables_drawn(subject).values()
         assert table.rows.tolist() == list(range(-3, 4))
-        assert_same(table.values, stack.layers[0].layer["m4"].table.weight[0])
+        assert_same(table.values, subject.encodings[0].layer["m4"].table.weight[0])
 
     def test_heads_have_tables_of_their_own(self):
-        stack = spec_stack("shaw(per_head=true)")
-        found = tables.collect_tables(stack, [0], [1, 3])
-        weight = stack.layers[0].layer["shaw"].table.weight
+        subject = spec_subject("shaw(per_head=true)", heads=[1, 3])
+        found = tables.collect_tables(subject)
+        weight = subject.encodings[0].layer["shaw"].table.weight
         assert [table.title[-6:] for table in found] == ["head 2", "head 4"]
         for head, table in zip((1, 3), found):
             assert_same(table.values, weight[head])
 
     def test_numbers_of_heads_are_columns(self):
-        stack = spec_stack("t5")
-        (table,) = tables_drawn(stack).values()
+        subject = spec_subject("t5")
+        (table,) = tables_drawn(subject).values()
         assert (table.column_label, list(table.columns)) == ("head", [1, 2, 3, 4])
         assert "all layers" in table.title
 
@@ -113,21 +114,21 @@ class TestTables:
         ),
     )
     def test_every_encoding_has_tables_but_for_none(self, spec):
-        stack = spec_stack(spec)
+        subject = spec_subject(spec)
         if spec == "none" or spec.startswith("fox"):
             with pytest.raises(UserError, match="has no table"):
-                tables.collect_tables(stack, [0], ALL)
+                tables.collect_tables(subject)
             return
-        assert all(table.values.isfinite().all() for table in tables_drawn(stack).values())
+        assert all(table.values.isfinite().all() for table in tables_drawn(subject).values())
 
     def test_too_many_are_refused(self):
-        table = tables.collect_tables(spec_stack("shaw"), [0], ALL)
-        with pytest.raises(UserError, match=r"49 tables are too many.*--layer, --head"):
-            tables.draw_tables(table * 49, "title")
+        subject = spec_subject("shaw", layers=[0] * 49)
+        with pytest.raises(UserError, match=r"49 panels are too many.*--layer, --head"):
+            tables.draw_tables(subject)
 
     @pytest.mark.parametrize("family", STOCK)
     def test_models_of_fairseqs_own_have_no_stacks(self, family):
-        assert collect_trained_stacks(make_model(family, STOCK[family])) == {}
+        assert collect_trained_subjects(make_model(family, STOCK[family])) == {}
 
 
 class TestMap:
@@ -141,25 +142,22 @@ class TestMap:
         )
 
     def test_points_are_coloured_by_position(self):
-        (axes,) = panels(
-            tables.draw_map(tables.collect_tables(spec_stack("learned"), [0], ALL), "title")
-        )
+        (axes,) = panels(tables.draw_map(spec_subject("learned")))
         (points,) = axes.collections
         assert points.get_array().tolist() == list(range(24))
         assert points.get_offsets().shape == (24, 2)
 
     def test_numbers_alone_cannot_be_placed(self):
         with pytest.raises(UserError, match="a map needs a table of vectors"):
-            tables.draw_map(tables.collect_tables(spec_stack("raffel"), [0], ALL), "title")
+            tables.draw_map(spec_subject("raffel"))
 
 
 class TestProducts:
     def test_they_are_those_of_the_vectors_and_of_a_models_projections(self):
         model = make_model("masked_lm", position_encoding="learned")
         stack = model.encoder.sentence_encoder
-        figure = distances.draw_products(
-            collect_trained_stacks(model)["encoder"], [1], ALL, 5, "title"
-        )
+        subject = replace(collect_trained_subjects(model)["encoder"], layers=[1], reach=5)
+        figure = distances.draw_products(subject)
         own, random, projected = panels(figure)
         vectors = stack.embed_positions.encodings["learned"].table.weight.detach().double()
         around = range(12 - 5, 12 + 6)
@@ -172,8 +170,8 @@ class TestProducts:
         assert drawn_lines(random).shape == (4, 11)
 
     def test_sinusoids_products_fall_with_the_distance_alone_until_they_are_projected(self):
-        stack = build_untrained_stack("sinusoidal", 256, 4, 128, False)
-        own, random = panels(distances.draw_products(stack, [0], ALL, 40, "title"))
+        subject = replace(build_untrained_subject("sinusoidal", 256, 4, 128), reach=40)
+        own, random = panels(distances.draw_products(subject))
         (line,) = drawn_lines(own)
         np.testing.assert_allclose(line, line[::-1], atol=1e-3)  # distance-aware, not directed
         assert line[40] == line.max()
@@ -183,14 +181,14 @@ class TestProducts:
 
     def test_without_vectors_at_the_input_there_are_none(self):
         with pytest.raises(UserError, match="rope adds no vectors at the input"):
-            distances.draw_products(spec_stack("rope"), [0], ALL, 5, "title")
+            distances.draw_products(spec_subject("rope"))
 
 
 class TestDecay:
     def test_the_bound_is_roformers(self):
         """Of section 3.4.3, at head size 64 and reach 256, by plain loops."""
-        stack = build_untrained_stack("rope", 256, 4, 128, False)
-        (axes,) = panels(distances.draw_decay(stack, 256, "title"))
+        subject = replace(build_untrained_subject("rope", 256, 4, 128), reach=256)
+        (axes,) = panels(distances.draw_decay(subject))
         (line,) = drawn_lines(axes)
         frequencies = [10000 ** (-2 * t / 64) for t in range(32)]
         for distance in range(257):
@@ -203,7 +201,7 @@ class TestDecay:
     @pytest.mark.parametrize("spec", ["alibi", "xpos"])
     def test_it_is_ropes_only(self, spec):
         with pytest.raises(UserError, match=f"{spec} has no bound of decay"):
-            distances.draw_decay(spec_stack(spec), 9, "title")
+            distances.draw_decay(spec_subject(spec))
 
 
 class TestCurves:
@@ -212,46 +210,55 @@ class TestCurves:
     def test_scores_are_means_over_pairs(self, family, spec):
         model = make_model(family, position_encoding=spec)
         seen = trained.attention_to_random_symbols(model, 14)
-        for stack in collect_trained_stacks(model).values():
-            found = distances.compute_curves(stack, [1], ALL, 6, seen)
-            (axes, *_) = panels(distances.draw_curves(found, ALL, "title"))
-            (layer,) = (s for s in seen if (s.stack, s.cross, s.layer) == (stack.name, False, 1))
+        for subject in collect_trained_subjects(model).values():
+            shown = replace(subject, layers=[1], reach=6)
+            (found, *_) = distances.compute_curves(shown, seen)
+            is_shown = (subject.stack, False, 1)
+            (layer,) = (s for s in seen if (s.stack, s.cross, s.layer) == is_shown)
             scores = layer.split.scores
-            far = range(-6, 1 if stack.dims.causal else 7)
+            far = range(-6, 1 if subject.dims.causal else 7)
             expected = [
                 [scores[:, head].diagonal(distance, 1, 2).mean() for distance in far]
                 for head in ALL
             ]
-            assert_same(drawn_lines(axes), torch.tensor(expected), rtol=1e-5, atol=1e-6)
-            assert axes.lines[0].get_xdata().tolist() == list(far)
+            assert_same(found.values, torch.tensor(expected), rtol=1e-5, atol=1e-6)
+            assert found.distances.tolist() == list(far)
+            (axes, *_) = panels(distances.draw_scores(replace(shown, reach=7)))
+            drawn = drawn_lines(axes)[:, 1 : 1 + len(far)]
+            assert_same(drawn, torch.tensor(expected), rtol=1e-5, atol=1e-6)
 
     def test_biases_and_gains_are_the_tables(self):
-        stack = spec_stack("m2+t5")
-        _, *found = distances.compute_curves(stack, [0], ALL, 9)
+        subject = spec_subject("m2+t5", reach=9)
+        _, *found = distances.compute_curves(subject)
         assert [each.title for each in found] == ["gain, layer 1", "bias, layer 1"]
         gain, bias = found
-        assert_same(gain.values, stack.layers[0].layer["m2"].table.weight[:, 14:33])
+        assert_same(gain.values, subject.encodings[0].layer["m2"].table.weight[:, 14:33])
         assert bias.values.shape == (4, 19)
-        table = stack.layers[0].shared["t5"].table
+        table = subject.encodings[0].shared["t5"].table
         assert_same(bias.values[:, 9], table[:, 0])  # distance 0 has a bucket of its own
 
     def test_of_a_spec_scores_are_those_of_the_library(self):
-        stack = spec_stack("rope")
-        (found,) = distances.compute_curves(stack, [0], [2], 9)
-        assert_same(found.values, stack.layers[0].distance_curve(9)[[2]])
+        subject = spec_subject("rope", heads=[2], reach=9)
+        (found,) = distances.compute_curves(subject)
+        assert_same(found.values, subject.encodings[0].distance_curve(9)[[2]])
 
     def test_of_a_spec_scores_are_those_of_each_layer(self):
-        stack = spec_stack("none,alibi")
-        found = distances.compute_curves(stack, [0, 1], ALL, 9)
+        subject = spec_subject("none,alibi", reach=9)
+        found = distances.compute_curves(subject)
         titles = [f"score of equal contents, layer {number}" for number in (1, 2)]
         assert [each.title for each in found[:2]] == titles
-        for shown, layer in zip(found, stack.layers):
+        for shown, layer in zip(found, subject.encodings):
             assert_same(shown.values, layer.distance_curve(9))
 
 
 def seen_by(family: str, tokens: torch.Tensor, **options):
     model = make_model(family, **options)
     return capture_attention(model, lambda: logits(model, family, tokens))
+
+
+def first(attention):
+    """Return the attention to the first sentence of a batch."""
+    return attention._replace(weights=attention.weights[:1])
 
 
 class TestAttention:
@@ -261,8 +268,8 @@ class TestAttention:
         seen = seen_by("masked_lm", tokens, attention_directions="lr")
         padded = tokens[0].eq(PAD)
         words = [f"word{index}" for index in range(9)]
-        found = attention.Maps.from_stack(seen, words, words).select([0, 2], [1, 3])
-        drawn = panels(attention.draw_attention(found, "title"))
+        chosen = [first(seen[0]), first(seen[2])]
+        drawn = panels(attention.draw_attention(chosen, [1, 3], words, words, "title"))
         for axes, (layer, head) in zip(drawn, [(0, 1), (0, 3), (2, 1), (2, 3)]):
             shown = image(axes)
             hidden = padded.expand(9, 9)
@@ -276,18 +283,15 @@ class TestAttention:
         tokens = make_tokens()
         cross = [each for each in seen_by("translation", tokens) if each.cross]
         words = list("abcdefghi")
-        found = attention.Maps.from_stack(cross, words, [word.upper() for word in words]).select(
-            [0], [0]
-        )
-        (axes,) = panels(attention.draw_attention(found, "title"))
+        keys = [word.upper() for word in words]
+        (axes,) = panels(attention.draw_attention(cross[:1], [0], words, keys, "title"))
         assert [text.get_text() for text in axes.get_xticklabels()] == list("ABCDEFGHI")
         assert_same(image(axes), cross[0].weights[0, 0])
 
     @pytest.mark.parametrize("family", ["masked_lm", "causal_lm"])
     def test_by_distance_they_are_means_over_pairs_that_are_seen(self, family):
         seen = seen_by(family, make_tokens())
-        found = attention.Maps.from_stack(seen, "abcdefghi", "abcdefghi").select([1], ALL)
-        (axes,) = panels(attention.draw_distance(found, "title"))
+        (axes,) = panels(attention.draw_distance([first(seen[1])], ALL, "title"))
         far = range(-8, 9 if family == "masked_lm" else 1)
         weights = seen[1].weights[0]
         expected = [[weights[head].diagonal(d).mean() for d in far] for head in ALL]
@@ -386,7 +390,7 @@ class TestPage:
         assert (tmp_path / "sinusoids.png").exists()
 
     def test_it_names_every_kind(self):
-        assert re.findall(r"^\| `(\w+)` \|", PAGE, re.MULTILINE) == list(KINDS)
+        assert re.findall(r"^\| `(\w+)` \|", PAGE, re.MULTILINE) == [*KINDS, *TEXT_KINDS]
 
 
 WORDS = "w1 w2 w3 w4 w5"

@@ -1,0 +1,158 @@
+"""The subject of a picture: layers and heads of a trained model or of an untrained spec.
+
+Each layer has a :class:`~fairseq_posenc.api.PositionEncoding`, which computes terms and scores
+without a model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fairseq_posenc.api import PositionEncoding
+from fairseq_posenc.encodings.base import Dims
+from fairseq_posenc.encodings.terms import Terms
+from fairseq_posenc.positions import Positions, Span
+from fairseq_posenc.shared import Shared
+from fairseq_posenc.specs import parse
+
+_SEED = 1
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A stack, and the layers and heads of it that a picture shows; indices begin at 0."""
+
+    encodings: list[PositionEncoding]  # of every layer, including those that all layers share
+    layers: list[int]  # indices of the layers to show
+    heads: list[int]  # indices of the heads to show
+    # weights of every layer's query and key projection, `(H, D, C)`; empty for an untrained spec
+    projections: list[tuple[Tensor, Tensor]]
+    model: Any = None  # the trained model
+    reach: int = 32  # the largest distance to show
+    label: str = ""  # where the stack is from, in titles
+
+    @property
+    def dims(self) -> Dims:
+        """Sizes of the layers."""
+        return self.encodings[0].assembly.dims
+
+    @property
+    def stack(self) -> str:
+        """``encoder`` or ``decoder``."""
+        return "decoder" if self.dims.causal else "encoder"
+
+    @property
+    def spec(self) -> str:
+        """Spec of the position encodings."""
+        return str(parse(",".join(str(layer.assembly.spec) for layer in self.encodings)))
+
+    @property
+    def title(self) -> str:
+        """The spec, and where it is from."""
+        return self.spec + self.label
+
+    @property
+    def _has_different_layers(self) -> bool:
+        """Whether layers have different specs, or encodings that they do not share."""
+        specs = {layer.assembly.spec for layer in self.encodings}
+        return len(specs) > 1 or bool(self.encodings[0].layer.as_list())
+
+    @property
+    def different_layers(self) -> list[int]:
+        """The layers to show: only the first if all share their encodings."""
+        return self.layers if self._has_different_layers else self.layers[:1]
+
+    def name_layer(self, index: int) -> str:
+        """Name a layer by its number, from 1, or all layers if they share their encodings."""
+        return f"layer {index + 1}" if self._has_different_layers else "all layers"
+
+    @property
+    def symmetric_reach(self) -> int:
+        """The reach, limited so that the middle position has as many positions on each side."""
+        return min(self.reach, (self.dims.max_positions - 1) // 2)
+
+    def compute_input_vectors(self) -> Tensor | None:
+        """Compute the vectors that are added at the input, ``(max_positions, C)``, or None."""
+        at_input = self.encodings[0].input
+        if at_input is None:
+            return None
+        (encoding,) = at_input.as_list()  # specs with two are refused
+        vectors = encoding.embed(make_positions(self.dims.max_positions))
+        return None if vectors is None else vectors[0]
+
+    def compute_terms(self, layer: int) -> tuple[Span, Terms]:
+        """Compute a layer's terms for a sentence of ``max_positions`` tokens, and their span.
+
+        In the terms, each distance has its own row, even if some are equal. A reset (rows of their
+        own for pairs with the first token, as in TUPE) adds two rows at the end, which are no
+        distance's.
+        """
+        length = self.dims.max_positions
+        encoding = self.encodings[layer]
+        span = Span.from_lengths(length, length, torch.device("cpu"))
+        positions = make_positions(length)
+        shared = Shared.compute(encoding.shared, positions).of_kind(0).terms
+        return span, (shared | encoding.layer.terms(span, positions)).expanded()
+
+
+def build_untrained_subject(
+    spec: str, embed_dim: int, num_heads: int, max_positions: int, causal: bool = False
+) -> Subject:
+    """Build all layers and heads of a spec as they are before training.
+
+    Raises:
+        UserError: the spec is invalid, or sizes do not fit.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(_SEED)
+        encodings = [
+            PositionEncoding(layer, embed_dim, num_heads, max_positions, causal).eval()
+            for layer in map(str, parse(spec).split_layers())
+        ]
+    has_parameters = next(encodings[0].parameters(), None) is not None
+    label = ", before training" if has_parameters else ""
+    indices = [*range(len(encodings))]
+    return Subject(encodings, indices, [*range(num_heads)], [], label=label)
+
+
+def collect_trained_subjects(model: nn.Module) -> dict[str, Subject]:
+    """Collect the stacks of a trained model by name; empty for fairseq's own models."""
+    # fairseq's stacks have no assembly; theirs is not imported: pictures of specs need no fairseq.
+    stacks = [module for module in model.modules() if hasattr(module, "assembly")]
+    subjects = [_build_trained_subject(stack, model) for stack in stacks]
+    return {subject.stack: subject for subject in subjects}
+
+
+def make_positions(length: int) -> Positions:
+    """Compute the positions of a sentence of ``length`` tokens."""
+    return Positions.from_padding(torch.zeros(1, length, dtype=torch.bool))
+
+
+def _build_trained_subject(stack: Any, model: nn.Module) -> Subject:
+    """Build the encodings of each layer, with the trained modules."""
+    dims = stack.assembly.dims
+    encodings, projections = [], []
+    for index in range(len(stack.layers)):  # iterating over the list would apply LayerDrop
+        attention = stack.layers[index].self_attn
+        spec = stack.assembly.spec.select_layers([index])
+        encoding = PositionEncoding(
+            str(spec), dims.embed_dim, dims.num_heads, dims.max_positions, dims.causal
+        )
+        # Only its methods are needed: its new modules are all replaced by the trained ones.
+        at_input = stack.embed_positions
+        encoding.assembly = stack.assembly._replace(spec=spec)
+        encoding.input = None if at_input is None else at_input.encodings
+        encoding.shared = stack.encodings.select(attention.kind)  # those of this kind of layer
+        encoding.layer = attention.encodings
+        encodings.append(encoding.eval())
+        query, key = (
+            projection.weight.detach().unflatten(0, (dims.num_heads, -1))
+            for projection in (attention.q_proj, attention.k_proj)
+        )
+        projections.append((query, key))
+    indices = [*range(len(encodings))]
+    return Subject(encodings, indices, [*range(dims.num_heads)], projections, model)
