@@ -237,18 +237,13 @@ class TestCurves:
         table = subject.encodings[0].shared["t5"].table
         assert_same(bias.values[:, 9], table[:, 0])  # distance 0 has a bucket of its own
 
-    def test_of_a_spec_scores_are_those_of_the_library(self):
-        subject = spec_subject("rope", heads=[2], reach=9)
-        (found,) = distances.compute_curves(subject)
-        assert_same(found.values, subject.encodings[0].distance_curve(9)[[2]])
-
     def test_of_a_spec_scores_are_those_of_each_layer(self):
-        subject = spec_subject("none,alibi", reach=9)
+        subject = spec_subject("rope,alibi", heads=[2], reach=9)
         found = distances.compute_curves(subject)
         titles = [f"score of equal contents, layer {number}" for number in (1, 2)]
         assert [each.title for each in found[:2]] == titles
         for shown, layer in zip(found, subject.encodings):
-            assert_same(shown.values, layer.distance_curve(9))
+            assert_same(shown.values, layer.distance_curve(9)[[2]])
 
 
 def seen_by(family: str, tokens: torch.Tensor, **options):
