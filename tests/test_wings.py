@@ -223,7 +223,7 @@ def test_fairseq_finds_what_registers_by_scanning():
 
 # Lines of Python in each room: reached, a number that only ever falls, and the target.
 LINES = {
-    "fairseq_posenc": (34121, 27500),
+    "fairseq_posenc": (33944, 27500),
     "fairseq_posenc/encodings": (4201, 3800),
     "fairseq_posenc/backends": (5486, 3600),
     "fairseq_posenc/backends/triton": (1982, 1200),
@@ -235,22 +235,22 @@ LINES = {
     "fairseq_posenc/checkpoints": (835, 800),
     "fairseq_posenc/host": (900, 700),
     "fairseq_posenc/hf": (3421, 2700),
-    "fairseq_posenc/workbench": (11425, 10000),
+    "fairseq_posenc/workbench": (11248, 10000),
     "fairseq_posenc/tokens": (1031, 800),
-    "fairseq_posenc/workbench/running": (1164, 700),
+    "fairseq_posenc/workbench/running": (1052, 700),
     "fairseq_posenc/workbench/loading": (716, 520),
     "fairseq_posenc/workbench/results": (642, 500),
-    "fairseq_posenc/workbench/experiments": (1881, 1700),
+    "fairseq_posenc/workbench/experiments": (1837, 1700),
     "fairseq_posenc/workbench/training": (74, 400),
-    "fairseq_posenc/workbench/finetuning": (1663, 1350),
-    "fairseq_posenc/workbench/translation": (1026, 650),
+    "fairseq_posenc/workbench/finetuning": (1651, 1350),
+    "fairseq_posenc/workbench/translation": (1018, 650),
     "fairseq_posenc/workbench/plots": (1537, 1100),
     "fairseq_posenc/workbench/convert": (1650, 1650),
-    "fairseq_posenc/workbench/reports": (464, 400),
+    "fairseq_posenc/workbench/reports": (463, 400),
     "preprocess": (3072, 2600),
     "docs/generate": (474, 750),
     "benchmarks": (3059, 3600),
-    "tests": (35919, 32000),
+    "tests": (35857, 32000),
 }
 LONGEST_FILE = 401  # outside tests/
 DOCSTRING_SHARE = 0.195  # of the package's lines, at least

@@ -109,9 +109,8 @@ def full() -> Iterator[Any]:
 def test_an_output_that_cannot_be_written_is_a_line(words, full):
     done = program(*words, stdout=full, stderr=subprocess.PIPE)
     assert done.returncode == 1
-    assert done.stderr.decode().splitlines()[-1] == (
-        "fairseq-posenc: error: standard output could not be written: No space left on device"
-    )
+    last = done.stderr.decode().splitlines()[-1]
+    assert "could not be written (No space left on device)" in last
     assert b"Traceback" not in done.stderr
 
 

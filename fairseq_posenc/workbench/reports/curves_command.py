@@ -56,8 +56,7 @@ def run(args: argparse.Namespace) -> int:
     """Write the tables and pictures, print the tables; return the exit code."""
     updates = _parse_updates(args.updates)
     logs = {
-        name: split_trainings(paths)
-        for name, paths in parse_named(args.logs, "NAME=LOG", "trainings").items()
+        name: split_trainings(paths) for name, paths in parse_named(args.logs, "NAME=LOG").items()
     }
     trainings = {name: [_read_log(name, Path(path)) for path in logs[name]] for name in logs}
     data = {name: ",".join(paths) for name, paths in logs.items()}

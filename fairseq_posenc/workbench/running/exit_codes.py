@@ -14,26 +14,25 @@ from typing import Optional
 from fairseq_posenc.checkpoints.faults import find_message
 from fairseq_posenc.error_messages import choose_exit_code
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.running.standard_streams import outlive_readers
 
 STOPPED = 130  # what a shell reports after Ctrl-C
+_NO_READER = 141  # what a shell reports of a program whose output nobody reads any more
 
 
 def run_main(program: Callable[[], Optional[int]]) -> int:
     """Run a program to its end and return its exit code.
 
     An error that ``find_message`` knows, and Ctrl-C, are printed as one line. When the reader of
-    the output has gone, as with ``| head``, the work goes on; a command that only prints can ask
-    ``standard_streams.has_reader``, and stop.
+    the output has gone, as with ``| head``, the program ends without a word.
     """
-    outlive_readers()
     try:
         try:
             _check_working_folder()
             return program() or 0
         finally:
-            if sys.stdout:
-                sys.stdout.flush()  # here, because Python's exit would hide a full disk
+            _flush_output()
+    except BrokenPipeError:
+        return _NO_READER
     except KeyboardInterrupt as interruption:
         line = "; ".join(["stopped", *interruption.args])
         code = STOPPED
@@ -46,6 +45,20 @@ def run_main(program: Callable[[], Optional[int]]) -> int:
     return code
 
 
+def _flush_output() -> None:
+    """Flush standard output; Python's exit, which would hide a full disk, then has nothing to do.
+
+    Raises:
+        OSError: the disk is full, or the reader has gone.
+    """
+    try:
+        if sys.stdout:
+            sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise
+
+
 def _check_working_folder() -> None:
     try:
         os.getcwd()
@@ -54,19 +67,13 @@ def _check_working_folder() -> None:
 
 
 @contextmanager
-def signals_as_keyboard_interrupt(
-    advice: str = "the same command continues from here",
-) -> Iterator[None]:
+def signals_as_keyboard_interrupt() -> Iterator[None]:
     """Raise KeyboardInterrupt on ``kill`` and on a closed terminal too, so that cleanup runs.
 
     Signals that are ignored stay ignored, as under ``nohup``.
 
-    Args:
-        advice: how to continue, printed after "stopped" unless the interruption has a text; empty
-            to leave it to an outer block.
-
     Raises:
-        KeyboardInterrupt: with the advice, which the command line prints.
+        KeyboardInterrupt: with advice how to continue, which the command line prints.
     """
 
     def interrupt(number: int, frame: Optional[FrameType]) -> None:
@@ -78,10 +85,8 @@ def signals_as_keyboard_interrupt(
         signal.signal(number, interrupt)
     try:
         yield
-    except KeyboardInterrupt as interruption:
-        if interruption.args or not advice:
-            raise
-        raise KeyboardInterrupt(advice) from None
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("the same command continues from here") from None
     finally:
         for number in changed:
             signal.signal(number, signal.SIG_DFL)

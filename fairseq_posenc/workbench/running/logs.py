@@ -18,10 +18,6 @@ _VALID = re.compile(_LOGGER + r"epoch (\d+) \| valid on .*? subset \|(.*)$")
 _TRAIN = re.compile(_LOGGER + r"epoch (\d+): +\d+ / \d+ (.*)$")
 # Raised by lines that are cut off, or not fairseq's.
 _PARSE_ERRORS = (ValueError, TypeError, AttributeError, OverflowError, RecursionError)
-# Lines worth showing to a user: figures, and messages of this package.
-_SHOWN_LINE = re.compile(
-    r"(?:\]\[|\| )(train_inner|train|valid|fairseq_posenc\.\S+)(?:\]\[INFO\] - | \| )(.+)"
-)
 TRAIN_LOG = "train.log"  # the log of a training, beside its checkpoints
 
 
@@ -107,12 +103,6 @@ def _parse_line(text: str) -> Optional[Entry]:
         epoch=int(epoch),
         figures=figures,
     )
-
-
-def format_progress(text: str) -> Optional[str]:
-    """Format a line of the log for the terminal; None if it says nothing about the training."""
-    match = _SHOWN_LINE.search(text)
-    return f"{match[1].rpartition('.')[2]}: {match[2]}" if match else None
 
 
 def read_curve(lines: Iterable[str]) -> Curve:

@@ -196,18 +196,13 @@ def _seeds(text: str) -> tuple[int, ...]:
     return seeds
 
 
-def parse_named(texts: Sequence[str], form: str, plural: str) -> dict[str, str]:
-    """Parse arguments ``NAME=VALUE`` into values by name.
+def parse_named(texts: Sequence[str], form: str) -> dict[str, str]:
+    """Parse arguments ``NAME=VALUE``, of the ``form`` in the message, into values by name.
 
     A name may be a spec, as in ``m4(max_distance=64)=model.pt``.
 
-    Args:
-        texts: the arguments.
-        form: the expected form, for messages.
-        plural: what the names stand for, such as ``models``, for messages.
-
     Raises:
-        UserError: an argument has another form, or a name occurs twice.
+        UserError: an argument has another form, or a name occurs twice or is none for a folder.
     """
     named: dict[str, str] = {}
     for text in texts:
@@ -216,7 +211,9 @@ def parse_named(texts: Sequence[str], form: str, plural: str) -> dict[str, str]:
             raise UserError(f"cannot read {text!r}: write {form}")
         name, value = parts
         if name in named:
-            raise UserError(f"two {plural} are called {name!r}: use different names")
+            raise UserError(f"two values are called {name!r}: use different names")
+        if "/" in name or name in (".", ".."):
+            raise UserError(f"{name!r}: the name must be a valid folder name")
         named[name] = value
     return named
 
@@ -239,8 +236,3 @@ def split_trainings(text: str) -> list[str]:
 
 def _exist(paths: str) -> bool:
     return all(Path(path).exists() for path in paths.split(":"))
-
-
-def is_folder_name(name: str) -> bool:
-    """Check whether a name is valid as that of a folder."""
-    return "/" not in name and name not in (".", "..")

@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from queue import SimpleQueue
-from threading import Event
 
 from fairseq_posenc.errors import RunError, UserError
 from fairseq_posenc.workbench.running.devices import visible_gpus
@@ -53,36 +52,34 @@ def run_here(
     for slot in range(jobs):
         free.put({"CUDA_VISIBLE_DEVICES": gpus[slot % len(gpus)]} if gpus else {})
     failures: list[str] = []
-    stop = Event()  # a task failed, and the others must not begin
 
-    def run_task(name: str) -> None:
-        if stop.is_set():
-            return
+    def run_task(task: Task) -> None:
         environment = free.get()
         try:
-            tasks[name](environment)
-        except UserError as error:
-            if not keep_going:
-                stop.set()
-                raise
-            say(f"{name}: {error}")
-            failures.append(f"{name}: {str(error).splitlines()[0].rstrip(' :')}")
+            task(environment)
         finally:
             free.put(environment)
 
     with ThreadPoolExecutor(jobs) as pool:
-        futures = [pool.submit(run_task, name) for name in tasks]
+        names = {pool.submit(run_task, task): name for name, task in tasks.items()}
         try:
-            pending = set(futures)
+            pending = set(names)
             while pending:
                 ended, pending = wait(pending, _POLL_SECONDS, FIRST_COMPLETED)
                 for future in ended:
-                    future.result()
+                    error = future.exception()
+                    if isinstance(error, UserError) and keep_going:
+                        say(f"{names[future]}: {error}")
+                        failures.append(
+                            f"{names[future]}: {str(error).splitlines()[0].rstrip(' :')}"
+                        )
+                    elif error:
+                        raise error
                 watch()
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
             # Until no task runs: one may be about to start a program when the others are ended.
-            while not all(future.done() for future in futures):
+            while not all(future.done() for future in names):
                 end_programs()
                 time.sleep(_POLL_SECONDS)
     raise_failures(failures, len(tasks))

@@ -7,13 +7,12 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Optional
+from typing import Optional
 
 from fairseq_posenc.errors import RunError, UserError, how_to_install
-from fairseq_posenc.workbench.running.die_with_parent import die_with_parent
 
 _QUOTED_LINES = 15  # of the end of a log, in a message
 # By default an OpenMP thread that waits for another one spins. With other work on the same cores
@@ -75,43 +74,39 @@ def run_logged(
     """
     with open(log, "a", encoding="utf-8", buffering=1) as output:  # a line at a time
         output.write(f"$ {shlex.join(command)}\n")
-        stream = output if on_line is None else subprocess.PIPE
-        with _started(command, stream, lock, environment) as process:
-            if on_line is not None and process.stdout is not None:
-                for line in process.stdout:
-                    output.write(line)
+        process = subprocess.Popen(
+            [*_die_with_parent(), find_command(command[0]), *command[1:]],
+            stdin=subprocess.DEVNULL,
+            stdout=output if on_line is None else subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            encoding="utf-8",
+            errors="replace",
+            env={**_ENVIRONMENT, **os.environ, **(environment or {})},
+            # In a new process group: Ctrl-C reaches only our process, which then ends the group.
+            start_new_session=True,
+            pass_fds=[] if lock is None else [lock],
+        )
+        _running.add(process)
+        try:
+            for line in process.stdout or ():
+                output.write(line)
+                if on_line is not None:
                     on_line(line)
             status = process.wait()
+        finally:
+            _end_program(process)
+            _running.discard(process)
     if status:
         raise RunError(_describe_failure(command[0], status, log))
 
 
-@contextmanager
-def _started(
-    command: Sequence[str],
-    output: Any,
-    lock: Optional[int],
-    environment: Optional[Mapping[str, str]],
-) -> Iterator[subprocess.Popen[str]]:
-    """Start a program, and end it with the block; it is killed if this process dies."""
-    process = subprocess.Popen(
-        die_with_parent([find_command(command[0]), *command[1:]]),
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=subprocess.STDOUT,
-        encoding="utf-8",
-        errors="replace",
-        env={**_ENVIRONMENT, **os.environ, **(environment or {})},
-        # In a new process group: Ctrl-C reaches only our process, which then ends the group.
-        start_new_session=True,
-        pass_fds=[] if lock is None else [lock],
-    )
-    _running.add(process)
-    try:
-        yield process
-    finally:
-        _end_program(process)
-        _running.discard(process)
+def _die_with_parent() -> list[str]:
+    """Build the words before a command that is killed when the thread that started it ends.
+
+    Only Linux has this. ``setpriv`` belongs to util-linux, which all its distributions have.
+    """
+    setpriv = shutil.which("setpriv")
+    return [setpriv, "--pdeathsig", "KILL"] if setpriv else []
 
 
 def end_programs() -> None:

@@ -17,7 +17,6 @@ from fairseq_posenc.tokens.files import read_arriving_lines
 from fairseq_posenc.workbench.running.devices import ComputeOptions
 from fairseq_posenc.workbench.running.options import add_computing, add_count, add_data
 from fairseq_posenc.workbench.running.progress import say
-from fairseq_posenc.workbench.running.standard_streams import has_reader
 from fairseq_posenc.workbench.translation.translator import Hypothesis, Translator
 
 # The example sentence of the report on IWSLT 2017.
@@ -72,8 +71,6 @@ def run(args: argparse.Namespace) -> int:
         translator = Translator.load(*split_paths(args.checkpoint), data=args.data, compute=compute)
         for sentences in batches:
             _print_translations(translator, sentences, args, nbest)
-            if not has_reader():  # the next program of a pipe has ended
-                return 0
         if args.example and not args.plain:
             print(f"  reference             {_REFERENCE}")
     return 0

@@ -15,7 +15,7 @@ from fairseq_posenc.folders import Request, checksum, read_result, write_result
 from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.loading.dictionaries import open_task
 from fairseq_posenc.workbench.running.devices import ComputeOptions
-from fairseq_posenc.workbench.running.options import is_folder_name, parse_named, split_trainings
+from fairseq_posenc.workbench.running.options import parse_named, split_trainings
 from fairseq_posenc.workbench.running.progress import say
 from fairseq_posenc.workbench.translation.checkpoint import (
     ParallelDataBin,
@@ -76,16 +76,11 @@ def parse_systems(texts: Sequence[str], average: int | None) -> list[Training]:
         is_path = "=" not in text or Path(text).exists()  # a path may contain "="
         named_texts.append(f"{_derive_name(text)}={text}" if is_path else text)
     form = "NAME=PATH or NAME=PATH,PATH"
-    paths = {
-        name: split_trainings(path)
-        for name, path in parse_named(named_texts, form, "systems").items()
-    }
+    paths = {name: split_trainings(path) for name, path in parse_named(named_texts, form).items()}
     counts = {name: len(names) for name, names in paths.items()}
     if len(set(counts.values())) > 1:
         listed = ", ".join(f"{name} has {count}" for name, count in counts.items())
         raise UserError(f"name the same number of trainings for each system: {listed}")
-    if wrong := [name for name in paths if not is_folder_name(name)]:
-        raise UserError(f"{wrong[0]!r}: the name must be a valid folder name")
     return [
         Training(name, path, number, _find_checkpoints(path, average), average is not None)
         for name, names in paths.items()

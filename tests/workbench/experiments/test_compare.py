@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.experiments import corpus, data_bin, variants
+from fairseq_posenc.workbench.experiments import corpus, data_bin
 from fairseq_posenc.workbench.experiments.compare import command, report
 from fairseq_posenc.workbench.experiments.compare.outcomes import Run, conclude, rank_models
 from fairseq_posenc.workbench.experiments.compare.report import ComparePlan
@@ -64,162 +64,125 @@ def make_ends(
     return plan, ends
 
 
-class TestContenders:
-    def test_commas_inside_brackets_do_not_split(self) -> None:
-        text = "none, learned+m4m(max_distance=64,per_head=true),rope"
-        assert variants.split_list(text) == [
-            "none",
-            "learned+m4m(max_distance=64,per_head=true)",
-            "rope",
-        ]
-
-    @pytest.mark.parametrize(
-        ("name", "options"),
-        [
-            ("none", ["--position-encoding", "none"]),
-            ("decbert_diff", ["--position-encoding", "learned", "--attention-directions", "lr,rl"]),
-            (
-                "decbert_same_nope",
-                ["--position-encoding", "none", "--attention-directions", "lr,lr"],
-            ),
-        ],
-    )
-    def test_options(self, name: str, options: list[str]) -> None:
-        assert parse_variants(name)[0].options == options
-
-    def test_folder_needs_no_quoting(self) -> None:
-        (variant,) = parse_variants("learned + m4m(max_distance=64)")
-        assert variant.folder == "learned+m4m-max_distance=64"
-        assert shlex.quote(variant.folder) == variant.folder
-
-    def test_specs_with_commas_are_separated_by_semicolons(self) -> None:
-        variants = parse_variants("none; 3*rope,none;m4m(max_distance=3,per_head=true)")
-        assert [each.position_encoding for each in variants[:2]] == ["none", "3*rope,none"]
-        assert variants[1].folder == "3xrope--none"
-        assert shlex.quote(variants[1].folder) == variants[1].folder
-
-    @pytest.mark.parametrize(
-        ("text", "message"),
-        [
-            ("none,quantum", "unknown position encoding 'quantum'"),
-            ("none,m4n", "unknown position encoding 'm4n': did you mean m4 or m4m? "),
-            ("decbert_dif,m4m", "unknown name 'decbert_dif': did you mean decbert_diff or decb"),
-            ("m4m(max_distance=far)", "expected a whole number"),
-            ("none,,m4m", "an empty name"),
-            ("", "an empty name"),
-            ("none,none", "'none' would train the same model twice"),
-            ("m4m,m4m()", "'m4m' and 'm4m()' would train the same model twice"),
-        ],
-    )
-    def test_bad_list_is_one_line_about_the_option(self, text: str, message: str) -> None:
-        with pytest.raises(UserError, match=re.escape(message)) as caught:
-            parse_variants(text)
-        assert str(caught.value).startswith("--encodings")
-        assert "\n" not in str(caught.value)
+# ------------------------------------------------------------------------------ names of models
 
 
-class TestDocuments:
-    @pytest.fixture
-    def library(self, tmp_path: Path) -> Path:
-        files = {
-            "pydoc_data/topics.py": "topics = {'assert': 'Assertions are\\nhandy.\\n\\nUse them.'}",
-            "tool.py": (
-                '"""About the tool."""\n'
-                "raise SystemExit('imported')\n"
-                "class A:\n"
-                '    """About A.\n\n    More about A.\n    """\n'
-                "    async def f(self):\n"
-                '        """About f."""\n'
-                "x = 'not a docstring'\n"
-            ),
-            "package/broken.py": "def (:\n",
-            "package/nul.py": "x = '\0'\n",
-            "package/undocumented.py": "x = 1\n",
-            "test/test_tool.py": '"""A test."""\n',
-            "site-packages/other.py": '"""Somebody else\'s."""\n',
-        }
-        for name, content in files.items():
-            path = tmp_path / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(content)
-        return tmp_path
-
-    def test_topics_and_docstrings_are_read_and_nothing_is_imported(self, library: Path) -> None:
-        found = list(corpus.read_python_documents(library))
-        assert found == [
-            ["Assertions are handy.", "Use them."],
-            ["About the tool.", "About A.", "More about A.", "About f."],
-        ]
-        assert corpus.count_words(found[0]) == 5
-
-    def test_this_python_has_enough(self) -> None:
-        path = corpus.find_python_library()
-        texts = list(corpus._read_topics(path / "pydoc_data" / "topics.py"))
-        assert sum(map(corpus.count_words, texts)) > corpus.LEAST_WORDS
+@pytest.mark.parametrize(
+    ("text", "specs", "folder"),
+    [
+        (
+            "none, learned+m4m(max_distance=64,per_head=true)",
+            ["none", "learned+m4m(max_distance=64,per_head=true)"],
+            "learned+m4m-max_distance=64,per_head=true",
+        ),
+        ("none; 3*rope,none", ["none", "3*rope,none"], "3xrope--none"),
+    ],
+)
+def test_lists_are_split_outside_brackets_and_folders_need_no_quoting(text, specs, folder):
+    models = parse_variants(text)
+    assert [model.position_encoding for model in models] == specs
+    assert models[-1].folder == shlex.quote(folder) == folder
 
 
-class TestCorpus:
-    def test_text_is_cut_at_empty_lines(self) -> None:
-        (document,) = corpus.split_into_documents("one\ntwo\n\n \nthree\n")
-        assert document == ["one two", "three"]
+@pytest.mark.parametrize(
+    ("name", "spec", "directions"),
+    [("decbert_diff", "learned", "lr,rl"), ("decbert_same_nope", "none", "lr,lr")],
+)
+def test_names_of_decbert_set_directions(name, spec, directions):
+    options = ["--position-encoding", spec, "--attention-directions", directions]
+    assert parse_variants(name)[0].options == options
 
-    def test_text_without_empty_lines_is_cut_at_lines(self) -> None:
-        (document,) = corpus.split_into_documents("one\ntwo\n")
-        assert document == ["one", "two"]
 
-    def test_text_on_one_line_gives_many_documents(self) -> None:
-        found = corpus.split_into_documents("word " * 5000)
-        assert len(found) > 5
-        assert sum(map(corpus.count_words, found)) == 5000
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("none,m4n", "unknown position encoding 'm4n': did you mean m4 or m4m? "),
+        ("decbert_dif,m4m", "unknown name 'decbert_dif': did you mean decbert_diff or decb"),
+        ("m4m(max_distance=far)", "expected a whole number"),
+        ("none,,m4m", "an empty name"),
+        ("none,none", "'none' would train the same model twice"),
+        ("m4m,m4m()", "'m4m' and 'm4m()' would train the same model twice"),
+    ],
+)
+def test_a_bad_list_is_one_line_about_the_option(text, message):
+    with pytest.raises(UserError, match=re.escape(message)) as caught:
+        parse_variants(text)
+    assert str(caught.value).startswith("--encodings")
+    assert "\n" not in str(caught.value)
 
-    def test_repeats_are_kept_once(self) -> None:
-        assert corpus.drop_repeats([["x", "y", "x"], ["x"]]) == [["x", "y"]]
 
-    def test_split_is_by_document_fixed_and_about_a_twentieth(self) -> None:
-        all_documents = [[f"{n} word"] for n in range(200)]
-        train, valid = corpus.hold_out(all_documents)
-        assert sorted(train + valid) == sorted(all_documents)
-        assert len(valid) == 10
-        assert corpus.hold_out(all_documents) == (train, valid)
+# ------------------------------------------------------------------------------------------ texts
 
-    def test_split_leaves_something_to_train_on(self) -> None:
-        train, valid = corpus.hold_out([["x"], ["y " * 99]])
-        assert len(train) == len(valid) == 1
 
-    def test_byte_order_mark_is_dropped(self, tmp_path: Path) -> None:
-        path = tmp_path / "text.txt"
-        path.write_bytes(b"\xef\xbb\xbfhello")
-        assert corpus.read_text(path) == "hello"
+def test_topics_and_docstrings_of_the_library_are_read_and_nothing_is_imported(tmp_path):
+    files = {
+        "pydoc_data/topics.py": "topics = {'assert': 'Assertions are\\nhandy.\\n\\nUse them.'}",
+        "tool.py": (
+            '"""About the tool."""\n'
+            "raise SystemExit('imported')\n"
+            "class A:\n"
+            '    """About A.\n\n    More about A.\n    """\n'
+            "    async def f(self):\n"
+            '        """About f."""\n'
+            "x = 'not a docstring'\n"
+        ),
+        "package/broken.py": "def (:\n",
+        "package/undocumented.py": "x = 1\n",
+        "test/test_tool.py": '"""A test."""\n',
+        "site-packages/other.py": '"""Somebody else\'s."""\n',
+    }
+    for name, content in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+    assert list(corpus.read_python_documents(tmp_path)) == [
+        ["Assertions are handy.", "Use them."],
+        ["About the tool.", "About A.", "More about A.", "About f."],
+    ]
 
-    @pytest.mark.parametrize(
-        ("content", "message"),
-        [
-            (None, "No such file"),
-            (b"", "the file is empty"),
-            (b" \n\n", "the file is empty"),
-            (b"fine\nbad \xff byte\n", "line 2: byte 0xff is not UTF-8"),
-            (b"fine\nfine\n\0\n", "line 3: a NUL byte"),
-            (b"fine\n\xff\n\0\n", "line 2: byte 0xff"),
-            ("text".encode("utf-16"), "line 1: byte 0xff is not UTF-8"),
-        ],
-    )
-    def test_bad_file(self, tmp_path: Path, content: bytes | None, message: str) -> None:
-        path = tmp_path / "text.txt"
-        if content is not None:
-            path.write_bytes(content)
-        with pytest.raises(UserError, match=message) as caught:
-            corpus.read_text(path)
-        assert str(path) in str(caught.value)
-        assert "\n" not in str(caught.value)
 
-    def test_folder_is_not_a_text(self, tmp_path: Path) -> None:
-        with pytest.raises(UserError, match="Is a directory"):
-            corpus.read_text(tmp_path)
+@pytest.mark.parametrize(
+    ("text", "document"),
+    [("one\ntwo\n\n \nthree\n", ["one two", "three"]), ("one\ntwo\n", ["one", "two"])],
+)
+def test_a_text_is_cut_at_empty_lines_or_else_at_lines(text, document):
+    assert corpus.split_into_documents(text) == [document]
 
-    def test_too_few_words_are_counted(self, tmp_path: Path) -> None:
-        (tmp_path / "my.txt").write_text("only three words")
-        with pytest.raises(UserError, match=r"my.txt: too short, 3 words; at least 5,000"):
-            corpus.read_documents(tmp_path / "my.txt")
+
+def test_a_text_on_one_line_gives_many_documents():
+    found = corpus.split_into_documents("word " * 5000)
+    assert len(found) > 5
+    assert sum(map(corpus.count_words, found)) == 5000
+
+
+def test_the_validation_text_is_a_twentieth_by_document_and_not_in_the_training_text():
+    documents = [[f"{n} word"] for n in range(200)]
+    train, valid = corpus.hold_out(documents)
+    assert sorted(train + valid) == sorted(documents)
+    assert len(valid) == 10
+    assert corpus.hold_out(documents) == (train, valid)
+    assert [len(part) for part in corpus.hold_out([["x"], ["y " * 99]])] == [1, 1]
+    assert corpus.drop_repeats([["x", "y", "x"], ["x"]]) == [["x", "y"]]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "No such file"),
+        (b" \n\n", "the file is empty"),
+        (b"fine\nbad \xff byte\n", "line 2: byte 0xff is not UTF-8"),
+        (b"fine\nfine\n\0\n", "line 3: a NUL byte"),
+        (b"\xef\xbb\xbfonly three words", r"text.txt: too short, 3 words; at least 5,000"),
+    ],
+)
+def test_a_text_that_cannot_be_used_is_one_line(tmp_path, content, message):
+    path = tmp_path / "text.txt"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(UserError, match=message) as caught:
+        corpus.read_documents(path)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 def small_text(path: Path) -> Path:
@@ -266,185 +229,191 @@ def test_the_unigram_perplexity_is_that_of_counting():
     assert found == pytest.approx((7 / 3 * 7 / 1 * 7 / 3) ** (1 / 3))
 
 
-class TestConclusions:
-    def test_what_survives_the_correction_is_said(self) -> None:
-        _, ends = make_ends(FOUR)
-        assert conclude(rank_models(ends), UNIGRAM) == [
-            "Ranks mean something here: m4m has 39.9, below 100.0, half the perplexity of a model "
-            "that only counts pieces.",
-            "After Holm's correction for 6 comparisons: m4m is better than decbert_diff, learned, "
-            "none; decbert_diff is better than learned, none; learned is better than none.",
-        ]
-
-    def test_the_other_way_round(self) -> None:
-        """No conclusion is written in advance: with other figures the sentences turn round."""
-        _, ends = make_ends(dict(zip(FOUR, reversed(FOUR.values()))))
-        assert "none is better than learned" in conclude(rank_models(ends), UNIGRAM)[1]
-
-    def test_a_difference_that_the_correction_removes_is_not_said(self) -> None:
-        """Of p = 0.03, 0.04 and 0.2, none is below 0.05 after the correction for three tests."""
-        _, ends = make_ends({"none": [(1, 40.0)], "m4m": [(1, 40.01)], "t5": [(1, 40.02)]})
-        shares = {"none": (1.0, 1.0, 1.0), "m4m": (1.010, 1.015, 1.02), "t5": (1.0, 1.03, 1.01)}
-        for run, end in ends.items():
-            value = 40 * shares[run.variant.name][run.seed - 1]
-            end.curve.entries[-1] = end.curve.entries[-1]._replace(perplexity=value)
-        assert conclude(rank_models(ends), UNIGRAM)[1] == (
-            "After Holm's correction for 3 comparisons, no difference is significant."
-        )
-
-    def test_ranks_above_half_the_unigram_perplexity_mean_nothing(self) -> None:
-        _, ends = make_ends({"none": [(1, 190.0)], "m4m": [(1, 101.0)]})
-        assert conclude(rank_models(ends), UNIGRAM)[0] == (
-            "Ranks mean nothing yet: the lowest perplexity is 100.8 (m4m). They mean something "
-            "below 100.0, half the perplexity of a model that only counts pieces; more --updates "
-            "continue these trainings."
-        )
-
-    @pytest.mark.parametrize("seeds", [1, 2])
-    def test_one_or_two_seeds_are_not_judged(self, seeds: int) -> None:
-        _, ends = make_ends(FOUR, seeds)
-        _, said = conclude(rank_models(ends), UNIGRAM)
-        assert said.startswith("Too few seeds to judge differences: a test needs 3")
-
-    def test_a_seed_that_diverged_is_told_and_the_others_are_compared(self) -> None:
-        plan, ends = make_ends(FOUR)
-        run = next(run for run in ends if run.variant.name == "learned")
-        ends[run] = TrainingEnd(ends[run].curve, diverged_at=140)
-        models = rank_models(ends)
-        _, diverged, test = conclude(models, UNIGRAM)
-        assert diverged == "learned diverged at update 140 (seed 1)."
-        assert "for 3 comparisons: m4m is better than decbert_diff, none;" in test
-        assert models[-1].variant.name == "learned"
-        assert "diverged at update 140 (seed 1)" in report.format_screen(models, UNIGRAM)
-        (row,) = (
-            row
-            for row in report.build_record(plan, FACTS, ends, {}).figures["trainings"]
-            if row["diverged"]
-        )
-        assert (row["perplexity"], row["diverged"]) == (None, 140)
-
-    def test_a_model_is_judged_at_its_best_rate_over_all_seeds(self) -> None:
-        """One lucky seed does not make a rate the best; a rate that diverged never is."""
-        (variant,) = parse_variants("m4m")
-        ends = {}
-        for lr, values in {"0.001": (50.0, 52.0), "0.003": (40.0, 90.0), "0.1": (0, 1.0)}.items():
-            for seed, end in enumerate(values):
-                entry = Entry("valid", 1, 0.0, end, None, 0.0)
-                diverged = 0 if end else 1
-                ends[Run(variant, seed, lr)] = TrainingEnd(Curve([entry], 1.0), 1.0, 0, diverged)
-        (model,) = rank_models(ends)
-        assert (model.lr, model.by_seed) == ("0.001", {0: 50.0, 1: 52.0})
+# ------------------------------------------------------------------------------------ conclusions
 
 
-class TestReport:
-    def test_the_page_needs_no_other_file_and_escapes_names(self, tmp_path: Path) -> None:
-        plan, ends = make_ends(FOUR)
-        report.write_page(plan, FACTS, ends, tmp_path / "report.html")
-        page = (tmp_path / "report.html").read_text()
-        assert re.search(r'<img alt="[^"]+" src="data:image/png;base64,iVBOR', page)
-        assert not re.search(r'(src|href)="(?!data:)', page)
-        assert "refresh" not in page
-        assert re.search(r"<td>79.84 \([\d.]+ to [\d.]+\)</td><td>79.9, 79.8,", page)
-        assert "<code>m4m</code>: As m4, but the three dot products are multiplied." in page
-        assert "Holm&#39;s correction" in page
-        assert "300,000 words" in page
-        assert not re.search(r"not finished", page)
-
-    def test_before_the_end_the_page_has_what_is_finished(self, tmp_path: Path) -> None:
-        plan, ends = make_ends(FOUR)
-        begun = dict(list(ends.items())[:5])
-        report.write_page(plan, FACTS, begun, tmp_path / "report.html")
-        page = (tmp_path / "report.html").read_text()
-        assert "7 of 12 trainings are not finished" in page
-        assert "Differences are judged when all trainings are finished." in page
-        assert "Holm" not in page
-
-    def test_the_screen_shows_the_best_first(self) -> None:
-        _, ends = make_ends(FOUR)
-        table, conclusions = report.format_screen(rank_models(ends), UNIGRAM).split("\n\n")
-        header, *rows = (re.split("  +", line) for line in table.splitlines())
-        assert header[:3] == ["encoding", "validation perplexity", "each seed"]
-        assert max(map(len, table.splitlines())) <= 100
-        assert [row[0] for row in rows] == ["m4m", "decbert_diff", "learned", "none"]
-        assert conclusions.startswith("- Ranks mean something here: m4m has 39.9")
-
-    def test_the_record_has_models_differences_and_trainings(self, tmp_path: Path) -> None:
-        plan, ends = make_ends(FOUR)
-        report.build_record(plan, FACTS, ends, {"family": "x"}).write(tmp_path / "r.json")
-        found = record.read(tmp_path / "r.json")
-        assert (found.kind, found.data["words"]) == ("compare", 300_000)
-        assert [row["seed"] for row in found.figures["trainings"]] == [1] * 4 + [2] * 4 + [3] * 4
-        pair = found.figures["differences"][-1]
-        assert (pair["model"], pair["other"], pair["seeds"]) == ("learned", "none", 3)
-        assert pair["log_perplexity_difference"] == pytest.approx(math.log(79.84 / 100.2), abs=1e-4)
-        assert pair["p"] <= pair["p_holm"] < 0.01
+def test_what_survives_the_correction_is_said():
+    _, ends = make_ends(FOUR)
+    assert conclude(rank_models(ends), UNIGRAM) == [
+        "Ranks mean something here: m4m has 39.9, below 100.0, half the perplexity of a model "
+        "that only counts pieces.",
+        "After Holm's correction for 6 comparisons: m4m is better than decbert_diff, learned, "
+        "none; decbert_diff is better than learned, none; learned is better than none.",
+    ]
 
 
-class TestPlan:
-    @pytest.mark.parametrize(
-        ("words", "message"),
-        [
-            (["--updates", "0"], "--updates: must be a whole number of at least 1, not '0'"),
-            (["--seeds", "1,x"], "--seeds: must be whole numbers, as in 1,2,3, not '1,x'"),
-            (["--lrs", "0.1,fast"], "--lrs 0.1,fast: write numbers"),
-            (["--jobs", "0"], "--jobs: must be a whole number of at least 1, not '0'"),
-            (["--", "--lr", "5"], "-- --lr: this option cannot be set here; use --lrs"),
-            (["--vocab-size", "3"], "--vocab-size 3: must be at least"),
-            (["--", "--max-update", "5"], "cannot be set here; use --updates"),
-            (["--", "--save-dir=x"], "cannot be set here; use --out"),
-            (["demo"], "unrecognized arguments: demo"),
-            (["--", "demo"], "'demo' is not an option"),
-            (["--encodings", "quantum"], "quantum"),
-            (["--encodings", "none;3*rope,none"], "is a list of 4 layers, but the stack has 2"),
-            (
-                ["--family", "causal-lm", "--encodings", "decbert_same"],
-                "attends from left to right",
-            ),
-            (["--on", "cloud"], "--on cloud: write local, or slurm"),
-            (["--on", "slurm"], "--on slurm: write local, or slurm with options of sbatch"),
-            (["--text", "none.txt"], "No such file"),
-        ],
+def test_a_difference_that_the_correction_removes_is_not_said():
+    """Of p = 0.03, 0.04 and 0.2, none is below 0.05 after the correction for three tests."""
+    _, ends = make_ends({"none": [(1, 40.0)], "m4m": [(1, 40.01)], "t5": [(1, 40.02)]})
+    shares = {"none": (1.0, 1.0, 1.0), "m4m": (1.010, 1.015, 1.02), "t5": (1.0, 1.03, 1.01)}
+    for run, end in ends.items():
+        value = 40 * shares[run.variant.name][run.seed - 1]
+        end.curve.entries[-1] = end.curve.entries[-1]._replace(perplexity=value)
+    assert conclude(rank_models(ends), UNIGRAM)[1] == (
+        "After Holm's correction for 3 comparisons, no difference is significant."
     )
-    def test_wrong_options_are_found_before_any_work(self, words, message, tmp_path, capsys):
-        with pytest.raises(UserError, match=re.escape(message)):
-            command.run(parse_args("--out", str(tmp_path / "out"), *words))
-        assert not (tmp_path / "out").exists()
-        assert not capsys.readouterr().err
 
-    def test_models_differ_only_in_their_positions(self) -> None:
-        plan, _ = make_ends(FOUR, seeds=1)
-        rest = set()
-        for run in plan.runs:
-            training = command.build_training(plan, run, Path("out"))
-            words = shlex.join(training.command)
-            positions = shlex.join(run.variant.options)
-            assert positions in words
-            rest.add(words.replace(positions, "").replace(str(training.folder), ""))
-        assert len(rest) == 1
 
-    def test_each_training_has_a_folder_and_its_rate(self) -> None:
-        words = ["--encodings", "m4m", "--seeds", "1,2", "--lrs", "0.001,0.01"]
-        plan = command.build_plan(parse_args(*words, "--", "--encoder-layers=6"))
-        trainings = [command.build_training(plan, run, Path("out")) for run in plan.runs]
-        assert len({training.folder for training in trainings}) == len(trainings) == 4
-        for run, training in zip(plan.runs, trainings):
-            *_, option, lr = training.command
-            assert (option, lr) == ("--lr", run.lr)
-            assert "--encoder-layers=6" in training.command
-
-    @pytest.mark.parametrize(
-        ("words", "folder"),
-        [([], "demo"), (["--text", "x/my.txt"], "compare-my"), (["--out", "there"], "there")],
+def test_ranks_above_half_the_unigram_perplexity_mean_nothing():
+    _, ends = make_ends({"none": [(1, 190.0)], "m4m": [(1, 101.0)]})
+    assert conclude(rank_models(ends), UNIGRAM)[0] == (
+        "Ranks mean nothing yet: the lowest perplexity is 100.8 (m4m). They mean something "
+        "below 100.0, half the perplexity of a model that only counts pieces; more --updates "
+        "continue these trainings."
     )
-    def test_results_of_a_text_do_not_replace_the_demo(self, words, folder, monkeypatch):
-        def stop(out):
-            raise UserError(str(out))
 
-        monkeypatch.setattr(command, "lock_folder", stop)
-        monkeypatch.setattr(command.corpus, "read_documents", lambda path: [])
-        monkeypatch.setattr(command, "data_request", lambda text, size: {})
-        with pytest.raises(UserError, match=f"^{folder}$"):
-            command.run(parse_args(*words))
+
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_one_or_two_seeds_are_not_judged(seeds):
+    _, ends = make_ends(FOUR, seeds)
+    _, said = conclude(rank_models(ends), UNIGRAM)
+    assert said.startswith("Too few seeds to judge differences: a test needs 3")
+
+
+def test_a_seed_that_diverged_is_told_and_the_others_are_compared():
+    plan, ends = make_ends(FOUR)
+    run = next(run for run in ends if run.variant.name == "learned")
+    ends[run] = TrainingEnd(ends[run].curve, diverged_at=140)
+    models = rank_models(ends)
+    _, diverged, test = conclude(models, UNIGRAM)
+    assert diverged == "learned diverged at update 140 (seed 1)."
+    assert "for 3 comparisons: m4m is better than decbert_diff, none;" in test
+    assert models[-1].variant.name == "learned"
+    assert "diverged at update 140 (seed 1)" in report.format_screen(models, UNIGRAM)
+    (row,) = (
+        row
+        for row in report.build_record(plan, FACTS, ends, {}).figures["trainings"]
+        if row["diverged"]
+    )
+    assert (row["perplexity"], row["diverged"]) == (None, 140)
+
+
+def test_a_model_is_judged_at_its_best_rate_over_all_seeds():
+    """One lucky seed does not make a rate the best; a rate that diverged never is."""
+    (variant,) = parse_variants("m4m")
+    ends = {}
+    for lr, values in {"0.001": (50.0, 52.0), "0.003": (40.0, 90.0), "0.1": (0, 1.0)}.items():
+        for seed, end in enumerate(values):
+            entry = Entry("valid", 1, 0.0, end, None, 0.0)
+            diverged = 0 if end else 1
+            ends[Run(variant, seed, lr)] = TrainingEnd(Curve([entry], 1.0), 1.0, 0, diverged)
+    (model,) = rank_models(ends)
+    assert (model.lr, model.by_seed) == ("0.001", {0: 50.0, 1: 52.0})
+
+
+# ----------------------------------------------------------------------------------------- report
+
+
+def test_the_page_needs_no_other_file_and_escapes_names(tmp_path):
+    plan, ends = make_ends(FOUR)
+    report.write_page(plan, FACTS, ends, tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    assert re.search(r'<img alt="[^"]+" src="data:image/png;base64,iVBOR', page)
+    assert not re.search(r'(src|href)="(?!data:)', page)
+    assert "refresh" not in page
+    assert re.search(r"<td>79.84 \([\d.]+ to [\d.]+\)</td><td>79.9, 79.8,", page)
+    assert "<code>m4m</code>: As m4, but the three dot products are multiplied." in page
+    assert "Holm&#39;s correction" in page
+    assert "300,000 words" in page
+    assert not re.search(r"not finished", page)
+
+
+def test_before_the_end_the_page_has_what_is_finished(tmp_path):
+    plan, ends = make_ends(FOUR)
+    begun = dict(list(ends.items())[:5])
+    report.write_page(plan, FACTS, begun, tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    assert "7 of 12 trainings are not finished" in page
+    assert "Differences are judged when all trainings are finished." in page
+    assert "Holm" not in page
+
+
+def test_the_screen_shows_the_best_first():
+    _, ends = make_ends(FOUR)
+    table, conclusions = report.format_screen(rank_models(ends), UNIGRAM).split("\n\n")
+    header, *rows = (re.split("  +", line) for line in table.splitlines())
+    assert header[:3] == ["encoding", "validation perplexity", "each seed"]
+    assert max(map(len, table.splitlines())) <= 100
+    assert [row[0] for row in rows] == ["m4m", "decbert_diff", "learned", "none"]
+    assert conclusions.startswith("- Ranks mean something here: m4m has 39.9")
+
+
+def test_the_record_has_models_differences_and_trainings(tmp_path):
+    plan, ends = make_ends(FOUR)
+    report.build_record(plan, FACTS, ends, {"family": "x"}).write(tmp_path / "r.json")
+    found = record.read(tmp_path / "r.json")
+    assert (found.kind, found.data["words"]) == ("compare", 300_000)
+    assert [row["seed"] for row in found.figures["trainings"]] == [1] * 4 + [2] * 4 + [3] * 4
+    pair = found.figures["differences"][-1]
+    assert (pair["model"], pair["other"], pair["seeds"]) == ("learned", "none", 3)
+    assert pair["log_perplexity_difference"] == pytest.approx(math.log(79.84 / 100.2), abs=1e-4)
+    assert pair["p"] <= pair["p_holm"] < 0.01
+
+
+# ------------------------------------------------------------------------------------------- plan
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--lrs", "0.1,fast"], "--lrs 0.1,fast: write numbers"),
+        (["--", "--lr", "5"], "-- --lr: this option cannot be set here; use --lrs"),
+        (["--vocab-size", "3"], "--vocab-size 3: must be at least"),
+        (["--", "--save-dir=x"], "cannot be set here; use --out"),
+        (["demo"], "unrecognized arguments: demo"),
+        (["--", "demo"], "'demo' is not an option"),
+        (["--encodings", "none;3*rope,none"], "is a list of 4 layers, but the stack has 2"),
+        (
+            ["--family", "causal-lm", "--encodings", "decbert_same"],
+            "attends from left to right",
+        ),
+        (["--on", "cloud"], "--on cloud: write local, or slurm"),
+        (["--text", "none.txt"], "No such file"),
+    ],
+)
+def test_wrong_options_are_found_before_any_work(words, message, tmp_path, capsys):
+    with pytest.raises(UserError, match=re.escape(message)):
+        command.run(parse_args("--out", str(tmp_path / "out"), *words))
+    assert not (tmp_path / "out").exists()
+    assert not capsys.readouterr().err
+
+
+def test_models_differ_only_in_their_positions():
+    plan, _ = make_ends(FOUR, seeds=1)
+    rest = set()
+    for run in plan.runs:
+        training = command.build_training(plan, run, Path("out"))
+        words = shlex.join(training.command)
+        positions = shlex.join(run.variant.options)
+        assert positions in words
+        rest.add(words.replace(positions, "").replace(str(training.folder), ""))
+    assert len(rest) == 1
+
+
+def test_each_training_has_a_folder_and_its_rate():
+    words = ["--encodings", "m4m", "--seeds", "1,2", "--lrs", "0.001,0.01"]
+    plan = command.build_plan(parse_args(*words, "--", "--encoder-layers=6"))
+    trainings = [command.build_training(plan, run, Path("out")) for run in plan.runs]
+    assert len({training.folder for training in trainings}) == len(trainings) == 4
+    for run, training in zip(plan.runs, trainings):
+        *_, option, lr = training.command
+        assert (option, lr) == ("--lr", run.lr)
+        assert "--encoder-layers=6" in training.command
+
+
+@pytest.mark.parametrize(
+    ("words", "folder"),
+    [([], "demo"), (["--text", "x/my.txt"], "compare-my"), (["--out", "there"], "there")],
+)
+def test_results_of_a_text_do_not_replace_the_demo(words, folder, monkeypatch):
+    def stop(out):
+        raise UserError(str(out))
+
+    monkeypatch.setattr(command, "lock_folder", stop)
+    monkeypatch.setattr(command.corpus, "read_documents", lambda path: [])
+    monkeypatch.setattr(command, "data_request", lambda text, size: {})
+    with pytest.raises(UserError, match=f"^{folder}$"):
+        command.run(parse_args(*words))
 
 
 def compare_call(out: Path, encodings: str, updates: int, *words: str) -> list[str]:

@@ -108,7 +108,7 @@ def measure(tmp_path, capsys):
             return line.removeprefix("fairseq-posenc: error: ")
         assert code == 0
         rows = read(tmp_path / "out" / "lm-length.json").rows
-        return {(row["model"], row["evaluation"], row["length"]): row for row in rows}
+        return {(row["model"], row["length"]): row for row in rows}
 
     return call
 
@@ -130,12 +130,11 @@ def test_perplexities_are_those_of_single_passes(llama, measure):
     specs = {"plain": None, "yarn": "own(scaling=yarn:4)", "none": "none", "near": "alibi"}
     names = [f"{name}={llama}" + (f"@{spec}" if spec else "") for name, spec in specs.items()]
     rows = measure(*names, "--lengths", "8,24", "--stride", "6", "--max-tokens", "50")
-    for (name, mode, length), row in rows.items():
+    for (name, length), row in rows.items():
         model = LlamaForCausalLM.from_pretrained(llama)
         if specs[name]:
             set_positions(model, specs[name], 24)
-        stride = 6 if mode == "sliding" else length
-        assert row["perplexity"] == pytest.approx(by_hand(model, tokens, length, stride), rel=1e-4)
+        assert row["perplexity"] == pytest.approx(by_hand(model, tokens, length, 6), rel=1e-4)
         assert row["tokens"] == len(tokens)
     values = {row["perplexity"] for row in rows.values()}
     assert len(values) == len(rows), "each spec changes what the model predicts"
@@ -146,10 +145,17 @@ def test_a_model_with_positions_that_were_set_is_read_with_them(llama, measure, 
     model.save_pretrained(tmp_path / "alibi")
     save_tokenizer(tmp_path / "alibi", WORDS)
     rows = measure(f"saved={tmp_path / 'alibi'}", f"set={llama}@alibi", *SHORT)
-    for mode in ("sliding", "non-overlapping"):
-        saved, given = (rows[name, mode, 8] for name in ("saved", "set"))
-        assert saved["perplexity"] == given["perplexity"]
-        assert saved["position_encoding"] == given["position_encoding"] == "alibi"
+    saved, given = (rows[name, 8] for name in ("saved", "set"))
+    assert saved["perplexity"] == given["perplexity"]
+    assert saved["position_encoding"] == given["position_encoding"] == "alibi"
+
+
+def test_a_stride_longer_than_a_window_makes_windows_that_do_not_overlap(llama, measure):
+    tokens = Fast.from_pretrained(llama)(TEXT)["input_ids"]
+    row = measure(f"a={llama}", "--lengths", 8, "--stride", 64)["a", 8]
+    model = LlamaForCausalLM.from_pretrained(llama)
+    assert row["stride"] == 8
+    assert row["perplexity"] == pytest.approx(by_hand(model, tokens, 8, 8), rel=1e-4)
 
 
 def test_a_table_ends_where_it_ends(measure, tmp_path):
@@ -157,9 +163,9 @@ def test_a_table_ends_where_it_ends(measure, tmp_path):
     GPT2LMHeadModel(config).save_pretrained(tmp_path / "gpt2")
     save_tokenizer(tmp_path / "gpt2", WORDS)
     rows = measure(f"gpt2={tmp_path / 'gpt2'}", "--lengths", "16,20", "--stride", "8")
-    assert rows["gpt2", "sliding", 16]["perplexity"]
-    assert rows["gpt2", "sliding", 20]["perplexity"] is None
-    assert "limit of 16" in rows["gpt2", "sliding", 20]["refusal"]
+    assert rows["gpt2", 16]["perplexity"]
+    assert rows["gpt2", 20]["perplexity"] is None
+    assert "limit of 16" in rows["gpt2", 20]["refusal"]
 
 
 def test_fairseq_is_not_needed(llama, tmp_path):
@@ -186,11 +192,11 @@ def test_mistakes_are_one_line(llama, measure, tmp_path, capsys):
         ([f"a={llama}@own(limit=3)"], "limit"),
         ([f"a={llama}@rotary"], "unknown position encoding 'rotary'"),
         ([f"a={llama}", "--windows", "22"], "would predict the same tokens"),
-        ([f"a={llama}", "--mode", "non-overlapping", "--windows", "2"], "--windows is of sliding"),
-        ([f"a={llama}", f"a={llama}"], "two models are called 'a'"),
+        ([f"a={llama}", "--stride", "9", "--windows", "2"], "windows of 8 tokens cannot predict"),
+        ([f"a={llama}", f"a={llama}"], "two values are called 'a'"),
         ([f"../a={llama}"], "must be a valid folder name"),
     ):
-        assert message in measure(*models_, *SHORT, fails=True)
+        assert message in measure(*SHORT, *models_, fails=True)
     assert "text.txt has only 80 tokens" in measure(f"a={llama}", "--lengths", 999, fails=True)
     assert cli.main(["lm-length", f"a={llama}", *SHORT]) == 2
     assert "required: --text" in capsys.readouterr().err
@@ -225,7 +231,7 @@ def test_spread_windows_predict_the_same_tokens_at_every_length(llama, measure, 
                 logits = model(torch.tensor([inputs[end - length : end]])).logits[0, -4:]
             wanted = torch.tensor(tokens[end - 4 : end])
             perplexities.append(math.exp(F.cross_entropy(logits, wanted)))
-        row = rows["own", "sliding", length]
+        row = rows["own", length]
         assert [row[f"window_{n}"] for n in range(1, 6)] == pytest.approx(perplexities, rel=1e-4)
         assert row["tokens"] == 20
         assert row["perplexity"] == pytest.approx(statistics.geometric_mean(perplexities), rel=1e-4)
@@ -256,8 +262,8 @@ def test_a_finished_score_is_not_computed_again_and_another_request_is_refused(l
     assert measure(f"a={llama}", *SHORT) == first
     assert "other positions: None, not none" in measure(f"a={llama}@none", *SHORT, fails=True)
     assert (
-        measure(f"a={llama}", f"b={llama}@none", *SHORT)["a", "sliding", 8]["seconds"]
-        == (first["a", "sliding", 8]["seconds"])
+        measure(f"a={llama}", f"b={llama}@none", *SHORT)["a", 8]["seconds"]
+        == (first["a", 8]["seconds"])
     )
 
 
@@ -274,6 +280,6 @@ def test_a_killed_measurement_continues_with_the_score_that_it_was_at(llama, tmp
     process.wait()
     finished = {path: path.read_bytes() for path in out.glob("a/*.json")}
     run = subprocess.run(call, env=true_start(), capture_output=True, text=True, check=True)
-    assert run.stderr.count("perplexity") == 6 - len(finished)
+    assert run.stderr.count("perplexity") == 3 - len(finished)
     assert all(path.read_bytes() == content for path, content in finished.items())
-    assert len(json.loads((out / "lm-length.json").read_text())["figures"]["perplexity"]) == 6
+    assert len(json.loads((out / "lm-length.json").read_text())["figures"]["perplexity"]) == 3

@@ -17,7 +17,7 @@ from sklearn import metrics as theirs
 from fairseq_posenc.errors import RunError, UserError
 from fairseq_posenc.tasks.glue import metrics
 from fairseq_posenc.tasks.glue.definitions import TASKS
-from fairseq_posenc.workbench.finetuning.composing import compose_file
+from fairseq_posenc.tasks.glue.task import GlueTaskConfig
 from fairseq_posenc.workbench.finetuning.glue import worker
 from fairseq_posenc.workbench.finetuning.glue.report import (
     build_record,
@@ -29,12 +29,15 @@ from fairseq_posenc.workbench.finetuning.glue.runs import (
     CONFIGS,
     GlueRun,
     claim,
-    compose_task_config,
-    format_override,
     list_runs,
     read_run,
 )
 from fairseq_posenc.workbench.finetuning.glue.worker import has_collapsed, measure
+from fairseq_posenc.workbench.finetuning.recipes import (
+    compose_file,
+    compose_recipe,
+    format_override,
+)
 from fairseq_posenc.workbench.results.record import Record
 from fairseq_posenc.workbench.running import pool
 
@@ -147,12 +150,16 @@ def test_the_yaml_files_have_the_settings_of_the_papers(protocol, name):
     assert subsets.split(",") == TASKS[name].valid_splits
 
 
+def compose_glue(path, examples, overrides):
+    return compose_recipe(path, examples, overrides, GlueTaskConfig)
+
+
 def test_updates_follow_from_the_data_or_the_paper():
     overrides = ["dataset.batch_size=16", "optimization.update_freq=[2]"]
     for more in ([], overrides):  # 3668 examples are 114 batches of 32 and one of 20
-        found = compose_task_config(CONFIGS / "m4m_mrpc.yaml", 3668, more)
+        found = compose_glue(CONFIGS / "m4m_mrpc.yaml", 3668, more)
         assert (found.optimization.max_update, found.lr_scheduler.warmup_updates) == (345, 21)
-    found = compose_task_config(CONFIGS / "decbert_mrpc.yaml", 3668, [])
+    found = compose_glue(CONFIGS / "decbert_mrpc.yaml", 3668, [])
     assert (found.optimization.max_update, found.lr_scheduler.warmup_updates) == (2296, 137)
     assert set(found.model) == {"_name", "dropout", "attention_dropout"}
 
@@ -165,26 +172,26 @@ def test_files_of_a_user_carry_their_own_runs(tmp_path):
     for name, value in changes.items():
         text = re.sub(rf"  {name}: .*", f"  {name}: {value}", text)
     path.write_text(text)
-    found = compose_task_config(path, 3668, [])
+    found = compose_glue(path, 3668, [])
     assert (found.task.learning_rates, found.task.seeds) == ([0.5, 0.25], [7])
     assert found.lr_scheduler.warmup_updates == 345 // 2
     path.write_text(re.sub(r"  (learning_rates|seeds|warmup_ratio): .*\n", "", text))
-    found = compose_task_config(path, 3668, ["common.seed=9"])
+    found = compose_glue(path, 3668, ["common.seed=9"])
     assert (found.task.learning_rates, found.task.seeds) == ([], [])
     assert (found.optimization.lr, found.common.seed) == ([2e-5], 9)
     assert found.lr_scheduler.warmup_updates == 0
     with pytest.raises(UserError, match=r"m4m_mrpc.yaml: .*'x'.* Integer"):
-        compose_task_config(path, 3668, ["+task.seeds=[x]"])
+        compose_glue(path, 3668, ["+task.seeds=[x]"])
 
 
 def test_a_wrong_override_and_a_missing_file_are_told(tmp_path):
     with pytest.raises(UserError, match=r"decbert_rte.yaml: Could not override 'model.drop'"):
-        compose_task_config(CONFIGS / "decbert_rte.yaml", 10, ["model.drop=1"])
-    with pytest.raises(UserError, match=r"m4m_rte.yaml does not exist: name the folder"):
-        compose_task_config(tmp_path / "m4m_rte.yaml", 10, [])
+        compose_glue(CONFIGS / "decbert_rte.yaml", 10, ["model.drop=1"])
+    with pytest.raises(UserError, match=r"m4m_rte.yaml does not exist: name a YAML file"):
+        compose_glue(tmp_path / "m4m_rte.yaml", 10, [])
     (tmp_path / "m4m_rte.yaml").write_text("task: [", encoding="utf-8")
     with pytest.raises(UserError, match=r"m4m_rte.yaml: .*line 1"):
-        compose_task_config(tmp_path / "m4m_rte.yaml", 10, [])
+        compose_glue(tmp_path / "m4m_rte.yaml", 10, [])
 
 
 def test_hydra_reads_values_back():

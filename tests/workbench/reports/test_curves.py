@@ -95,7 +95,7 @@ def test_the_command_writes_table_and_picture(tmp_path, capsys):
         (["nothing"], "write NAME=LOG"),
         (["a=missing.log"], "missing.log does not exist"),
         (["a=empty.log"], "has no validation"),
-        (["a=full.log", "a=full.log"], "two trainings are called 'a'"),
+        (["a=full.log", "a=full.log"], "two values are called 'a'"),
     ],
 )
 def test_bad_input_is_one_line(words, says, tmp_path, monkeypatch, capsys):

@@ -38,9 +38,7 @@ def test_tasks_run_in_their_order_and_are_watched():
     assert watched[-1] == 3
 
 
-def test_a_failure_ends_the_programs_of_others_and_begins_no_more(tmp_path):
-    began = []
-
+def test_a_failure_ends_the_programs_of_others(tmp_path):
     def fail(environment):
         while not (tmp_path / "log").exists():
             time.sleep(0.05)
@@ -49,13 +47,11 @@ def test_a_failure_ends_the_programs_of_others_and_begins_no_more(tmp_path):
     tasks = {
         "sleep": lambda environment: run_logged(SLEEP, tmp_path / "log", None),
         "fail": fail,
-        **{str(number): lambda environment: began.append(1) for number in range(50)},
     }
     start = time.monotonic()
     with pytest.raises(UserError, match="wrong"):
         run_here(tasks, 2)
     assert time.monotonic() - start < 20
-    assert not began
 
 
 def test_failures_are_listed_when_the_others_go_on(capsys):

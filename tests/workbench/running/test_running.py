@@ -174,7 +174,7 @@ class TestOptions:
             parser.parse_args(["one", "--two"])
 
     def test_names_may_be_specs(self) -> None:
-        found = options.parse_named(["m4(max_distance=8)=a=b.pt", " x = y"], "NAME=FILE", "models")
+        found = options.parse_named(["m4(max_distance=8)=a=b.pt", " x = y"], "NAME=FILE")
         assert found == {"m4(max_distance=8)": "a=b.pt", "x": "y"}
 
     @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from fairseq.dataclass.initialize import hydra_init
 from omegaconf import OmegaConf
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.finetuning.composing import compose_file
+from fairseq_posenc.workbench.finetuning.recipes import compose_file
 from fairseq_posenc.workbench.training import count_steps, name_data, share_batch
 from tests.helpers.commands import pairs, script, sentences
 

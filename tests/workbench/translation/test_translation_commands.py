@@ -598,7 +598,7 @@ def test_models_of_two_kinds_have_no_average(tmp_path):
             ["translate", "--checkpoint", "no.pt", "--input", "no"],
             "--input no: No such file",
         ),
-        "same name": (["bleu", "a=b.pt", "a=c.pt"], "two systems are called 'a'"),
+        "same name": (["bleu", "a=b.pt", "a=c.pt"], "two values are called 'a'"),
         "trainings": (
             ["bleu", "a=b,c", "d=e"],
             "name the same number of trainings for each system: a",

@@ -7,10 +7,8 @@ its request: the same command does not compute it again.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
@@ -22,7 +20,6 @@ from fairseq_posenc.workbench.experiments.length.hf_model import NamedModel, par
 from fairseq_posenc.workbench.experiments.length.scoring import Score, score_windows
 from fairseq_posenc.workbench.experiments.length.stream import (
     Stream,
-    Window,
     cut_windows,
     spread_windows,
 )
@@ -37,23 +34,6 @@ from fairseq_posenc.workbench.running.progress import bar, format_time, say
 FIGURES, PICTURE = "lm-length.json", "lm-length.png"
 
 
-class Size(NamedTuple):
-    """How a text is cut into windows for a score."""
-
-    mode: str  # `non-overlapping` or `sliding`
-    length: int  # context length: most tokens of a window
-    stride: int  # tokens of a window that are predicted
-
-    def cut(self, tokens: int, longest: int, count: int | None) -> Iterator[Window]:
-        """Cut a text of ``tokens``, or ``count`` windows that all lengths up to ``longest`` share.
-
-        Windows of several lengths then predict the same tokens.
-        """
-        if count is None:
-            return cut_windows(tokens, self.length, self.stride)
-        return spread_windows(tokens, self.length, self.stride, longest, count)
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     add = parser.add_argument
@@ -66,14 +46,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--text", type=Path, metavar="FILE", required=True, help="the text, in UTF-8")
     options.add_lengths(parser, "context lengths", "64,128,256,512,1024")
-    modes = "windows: each token once, or overlapping by all but --stride tokens (default: both)"
-    add("--mode", choices=(*report.MODES, "both"), default="both", help=modes)
-    options.add_count(parser, "--stride", "tokens that the sliding window moves", 64)
+    stride = "tokens of a window that are predicted; at most its length (no overlap)"
+    options.add_count(parser, "--stride", stride, 64)
     options.add_count(
         parser,
         "--windows",
-        "score only so many sliding windows, spread over the text; those of every length predict "
-        "the same tokens (default: all of the text)",
+        "score only so many windows, spread over the text; those of every length predict the same "
+        "tokens (default: all of the text)",
     )
     options.add_count(parser, "--max-tokens", "tokens to read at a time", 4096)
     options.add_out(parser, "lm-length")
@@ -87,7 +66,6 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         UserError: wrong input.
     """
-    sizes = _choose_sizes(args)
     computing = ComputeOptions.choose(args.device, args.fp16, args.bf16)
     models = parse_models(args.models)
     facts, stream = _open_all(models, args.text, args.lengths[-1])
@@ -99,10 +77,9 @@ def run(args: argparse.Namespace) -> int:
         if args.windows and args.windows < LEAST_SEEDS:
             say(f"intervals need at least {LEAST_SEEDS} windows: differences may be chance")
         for named, fact in zip(models, facts):
-            scores = _score_model(named, stream, sizes, computing, args)
+            scores = _score_model(named, stream, computing, args)
             rows += [
-                {**fact, **report.score_figures(size.mode, score, bool(args.windows))}
-                for size, score in zip(sizes, scores)
+                {**fact, **report.score_figures(score, bool(args.windows))} for score in scores
             ]
         record = report.build_record(rows, str(args.text), stream.size)
         record.write(args.out / FIGURES)
@@ -113,11 +90,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _score_model(
-    named: NamedModel,
-    stream: Stream,
-    sizes: list[Size],
-    computing: ComputeOptions,
-    args: argparse.Namespace,
+    named: NamedModel, stream: Stream, computing: ComputeOptions, args: argparse.Namespace
 ) -> list[Score]:
     """Compute the scores of a model, except those that are finished; read these from their files.
 
@@ -126,22 +99,27 @@ def _score_model(
     loaded = None
     scores = []
     request = _collect_request(named, args)
+    longest = args.lengths[-1]
     (args.out / named.name).mkdir(exist_ok=True)
-    for size in sizes:
-        path = args.out / named.name / f"{size.mode}-{size.length}.json"
-        asked = {**request, "stride": size.stride}
-        if (figures := read_result(path, asked)) is None:
-            loaded = loaded or hf_model.load(named, computing, args.lengths[-1])
-            windows = list(size.cut(stream.size, args.lengths[-1], args.windows))
-            label = f"{named.name}, {size.mode}, {size.length:,}"
+    for length in args.lengths:
+        stride = min(args.stride, length)
+        path = args.out / named.name / f"length-{length}.json"
+        if (figures := read_result(path, {**request, "stride": stride})) is None:
+            loaded = loaded or hf_model.load(named, computing, longest)
+            windows = list(
+                spread_windows(stream.size, length, stride, longest, args.windows)
+                if args.windows
+                else cut_windows(stream.size, length, stride)
+            )
+            label = f"{named.name}, {length:,} tokens"
             with bar(label, sum(w.end - w.scored for w in windows), " tokens") as shown:
                 score = score_windows(
-                    loaded, stream, windows, size.length, size.stride, args.max_tokens, shown.update
+                    loaded, stream, windows, length, stride, args.max_tokens, shown.update
                 )
             figure = score.refusal or f"perplexity {score.perplexity:,.2f}"
             say(f"{label}: {figure} ({format_time(score.seconds)})")
             figures = asdict(score)
-            write_result(path, asked, figures)
+            write_result(path, {**request, "stride": stride}, figures)
         scores.append(Score(**figures))
     return scores
 
@@ -160,32 +138,20 @@ def _collect_request(named: NamedModel, args: argparse.Namespace) -> Request:
     }
 
 
-def _choose_sizes(args: argparse.Namespace) -> list[Size]:
-    """Choose the mode, the context length and the stride of each score."""
-    modes = report.MODES if args.mode == "both" else (args.mode,)
-    if args.windows:
-        if args.mode == report.NON_OVERLAPPING:
-            raise UserError("--windows is of sliding windows: leave out --mode")
-        modes = (report.SLIDING,)
-    if report.SLIDING in modes and args.stride > (shortest := args.lengths[0]):
-        raise UserError(
-            f"--stride {args.stride} is more than the context length {shortest}: tokens in "
-            "between would not be scored; choose a smaller stride"
-        )
-    return [
-        Size(mode, length, args.stride if mode == report.SLIDING else length)
-        for mode in modes
-        for length in args.lengths
-    ]
-
-
 def _check_length(tokens: int, args: argparse.Namespace) -> None:
     """Refuse a text that is too short for the context lengths, or for that many windows."""
     longest = args.lengths[-1]  # they are sorted
     if longest > tokens:
         raise UserError(f"--lengths {longest}: {args.text} has only {tokens:,} tokens")
+    if not args.windows:
+        return
+    if args.stride > args.lengths[0]:
+        raise UserError(
+            f"--stride {args.stride}: windows of {args.lengths[0]} tokens cannot predict so many; "
+            "choose a smaller stride"
+        )
     most = 1 + (tokens - longest) // args.stride
-    if args.windows and args.windows > most:
+    if args.windows > most:
         raise UserError(
             f"--windows {args.windows}: windows would predict the same tokens, because {args.text} "
             f"has only {tokens:,}; use at most {most}, or a smaller --stride"

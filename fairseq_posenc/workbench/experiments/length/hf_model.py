@@ -20,7 +20,7 @@ from fairseq_posenc.hf.own_positions import read_limit, read_trained_length
 from fairseq_posenc.workbench.experiments.length.stream import Stream
 from fairseq_posenc.workbench.running.devices import ComputeOptions
 from fairseq_posenc.workbench.running.files import find_model
-from fairseq_posenc.workbench.running.options import is_folder_name, parse_named
+from fairseq_posenc.workbench.running.options import parse_named
 
 _TOKENS_OF_A_SAMPLE = 200  # number that is decoded to see whether a tokenizer keeps words apart
 _TOKENS_AT_A_TIME = 1024  # losses of so many are computed together, to save memory
@@ -51,12 +51,10 @@ def parse_models(texts: Sequence[str]) -> list[NamedModel]:
             exist.
     """
     form = "NAME=FOLDER or NAME=FOLDER@SPEC"
-    return [_parse_model(*named) for named in parse_named(texts, form, "models").items()]
+    return [_parse_model(*named) for named in parse_named(texts, form).items()]
 
 
 def _parse_model(name: str, value: str) -> NamedModel:
-    if not is_folder_name(name):
-        raise UserError(f"{name!r}: the name must be a valid folder name")
     path, _, spec = value.rpartition("@")
     if not path or Path(value).exists():  # there is no spec; a path may contain "@"
         path, spec = value, ""

@@ -21,13 +21,10 @@ from fairseq_posenc.workbench.results.intervals import (
 from fairseq_posenc.workbench.results.record import Record, Row, own_command
 from fairseq_posenc.workbench.results.terminal import align
 
-NON_OVERLAPPING, SLIDING = "non-overlapping", "sliding"
-MODES = (NON_OVERLAPPING, SLIDING)
 
-
-def score_figures(mode: str, score: Score, has_windows: bool) -> Row:
+def score_figures(score: Score, has_windows: bool) -> Row:
     """Collect the figures of a score by column, with one for each window if some are scored."""
-    figures = {"evaluation": mode, **vars(score), "perplexity": score.perplexity}
+    figures = {**vars(score), "perplexity": score.perplexity}
     windows = figures.pop("windows")
     if has_windows:
         figures |= {f"window_{number}": value for number, value in enumerate(windows, start=1)}
@@ -35,17 +32,17 @@ def score_figures(mode: str, score: Score, has_windows: bool) -> Row:
 
 
 def build_record(rows: Sequence[Row], text: str, tokens: int) -> Record:
-    """Build the record of all scores, a row for each model, mode and context length."""
+    """Build the record of all scores, a row for each model and context length."""
     versions = {"fairseq_posenc": __version__, "torch": str(torch.__version__)}
     data = {"text": text, "tokens": tokens, **versions}
     return Record("lm-length", {"perplexity": rows}, data, command=own_command())
 
 
-def _group_rows(record: Record) -> dict[tuple[str, str], list[Row]]:
-    """Group the rows by model and mode of evaluation, in the order of context lengths."""
-    groups: dict[tuple[str, str], list[Row]] = {}
+def _group_rows(record: Record) -> dict[str, list[Row]]:
+    """Group the rows by model, in the order of context lengths."""
+    groups: dict[str, list[Row]] = {}
     for row in record.rows:
-        groups.setdefault((row["model"], row["evaluation"]), []).append(row)
+        groups.setdefault(row["model"], []).append(row)
     return groups
 
 
@@ -62,25 +59,23 @@ def format_results(record: Record) -> str:
     """Format a table of all models, with notes on missing figures and differences."""
     groups = _group_rows(record)
     lengths = [f"{row['length']:,}" for row in next(iter(groups.values()))]
-    lines = [["model", "evaluation", "trained at", *lengths]]
-    for (model, mode), scores in groups.items():
-        trained = f"{scores[0]['trained_length']:,}"
-        lines.append([model, mode, trained, *map(_format_cell, scores)])
+    lines = [["model", "trained at", *lengths]]
+    for model, scores in groups.items():
+        lines.append([model, f"{scores[0]['trained_length']:,}", *map(_format_cell, scores)])
     reasons: dict[str, str] = {}
     for row in record.rows:
         if row["refusal"]:
             reasons.setdefault(row["model"], row["refusal"])
     notes = [f"- {model}: no figure, because {reason}" for model, reason in reasons.items()]
     notes += _compare_with_first(groups)
-    return "\n".join([align(lines, left=2), *([""] if notes else []), *notes])
+    return "\n".join([align(lines, left=1), *([""] if notes else []), *notes])
 
 
-def _compare_with_first(groups: Mapping[tuple[str, str], Sequence[Row]]) -> list[str]:
+def _compare_with_first(groups: Mapping[str, Sequence[Row]]) -> list[str]:
     """Compare each model with the first one at each length, if windows were scored."""
-    # Windows are of one mode, so each model has one group. Rows are in the user's order of models.
-    ((first, _), first_rows), *others = groups.items()
+    (first, first_rows), *others = groups.items()  # in the user's order
     notes = []
-    for (model, _), rows in others:
+    for model, rows in others:
         ratios = []
         for row, first_row in zip(rows, first_rows, strict=True):  # one for each length
             log_ratio = compare(_read_windows(row), _read_windows(first_row)).interval
@@ -104,13 +99,13 @@ def _format_cell(row: Row) -> str:
 
 
 def draw(record: Record, path: Path) -> bool:
-    """Draw perplexity over length, a panel for each mode; return False if there is no figure."""
-    modes: dict[str, dict[str, pictures.Means]] = {}
-    for (model, mode), rows in _group_rows(record).items():
-        points = [(row["length"], row["perplexity"]) for row in rows if row["perplexity"]]
-        modes.setdefault(mode, {})[model] = average_lines([points], interval)
+    """Draw perplexity over length; return False if there is no figure."""
     if not any(row["perplexity"] for row in record.rows):
         return False
+    lines: dict[str, pictures.Means] = {}
+    for model, rows in _group_rows(record).items():
+        points = [(row["length"], row["perplexity"]) for row in rows if row["perplexity"]]
+        lines[model] = average_lines([points], interval)
     lengths = sorted({row["length"] for row in record.rows})
 
     def label(length: int, perplexity: float) -> str:
@@ -118,18 +113,15 @@ def draw(record: Record, path: Path) -> bool:
         at = "" if length == lengths[-1] else f" at {length:,}"
         return f"{perplexity:,.1f}{at}"
 
-    figure, panels = pictures.new_panels(len(modes), columns=len(modes), panel=(6.2, 4.4))
-    for axes, (mode, lines) in zip(panels, modes.items()):
-        axes.set_title(mode, loc="left", fontsize=12)
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
-        axes.minorticks_off()
-        axes.set_xlabel("context length, tokens")
-        for length in sorted({row["trained_length"] for row in record.rows}):
-            axes.axvline(length, color="grey", linestyle=":", zorder=0)
-            axes.text(length, 1.0, " trained", transform=axes.get_xaxis_transform(), va="top")
-        pictures.use_log_scale(axes)
-        pictures.draw_means(axes, lines, label, marker="o", ms=3.5)
-    panels[0].set_ylabel("perplexity per token")
+    figure, (axes,) = pictures.new_panels(1, columns=1, panel=(6.2, 4.4))
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
+    axes.minorticks_off()
+    axes.set(xlabel="context length, tokens", ylabel="perplexity per token")
+    for length in sorted({row["trained_length"] for row in record.rows}):
+        axes.axvline(length, color="grey", linestyle=":", zorder=0)
+        axes.text(length, 1.0, " trained", transform=axes.get_xaxis_transform(), va="top")
+    pictures.use_log_scale(axes)
+    pictures.draw_means(axes, lines, label, marker="o", ms=3.5)
     pictures.save(figure, path)
     return True

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ import torch
 from fairseq import utils
 from torch import Tensor
 
-from fairseq_posenc.checkpoints.recovery import BEST, LAST, ensure_last_checkpoint
+from fairseq_posenc.checkpoints.recovery import BEST, LAST
 from fairseq_posenc.checkpoints.safe_loading import open_whole
 from fairseq_posenc.files import write_whole
 from fairseq_posenc.folders import lock_folder, read_json
@@ -29,20 +28,19 @@ from fairseq_posenc.tasks.glue.criterion import HEAD
 from fairseq_posenc.tasks.glue.data import open_glue_data
 from fairseq_posenc.tasks.glue.definitions import Task
 from fairseq_posenc.workbench.finetuning.glue.report import format_predictions, write_predictions
-from fairseq_posenc.workbench.finetuning.glue.runs import RESULT, GlueRun, format_override, read_run
+from fairseq_posenc.workbench.finetuning.glue.runs import RESULT, GlueRun, read_run
+from fairseq_posenc.workbench.finetuning.recipes import format_override, train
 from fairseq_posenc.workbench.loading.checkpoints import read_updates, updates_done, write_state
 from fairseq_posenc.workbench.loading.open_model import open_model
 from fairseq_posenc.workbench.running.devices import choose_device
 from fairseq_posenc.workbench.running.exit_codes import run_main, signals_as_keyboard_interrupt
-from fairseq_posenc.workbench.running.logs import TRAIN_LOG, parse_line
+from fairseq_posenc.workbench.running.logs import TRAIN_LOG
 from fairseq_posenc.workbench.running.pool import Environment
 from fairseq_posenc.workbench.running.programs import run_logged
 from fairseq_posenc.workbench.running.progress import say
 
 _MODULE = "fairseq_posenc.workbench.finetuning.glue.worker"  # __name__ may be "__main__"
 _BATCH_SIZE = 32  # sentences, in evaluation
-_REPORT_INTERVAL = 15.0  # seconds between two progress lines of a run
-_ON_CPU = "common.cpu=true"  # already in the command if the user gave --device cpu
 
 
 def fine_tune(run: GlueRun, out: Path, environment: Environment) -> None:
@@ -58,47 +56,16 @@ def fine_tune(run: GlueRun, out: Path, environment: Environment) -> None:
         if (folder / RESULT).exists():
             return
         if updates_done(folder) < run.max_update or not (folder / BEST).exists():
-            _train(run, folder, lock, environment)
+            # fairseq starts from this checkpoint unless the folder has checkpoint_last.pt.
+            start = format_override("checkpoint.finetune_from_model", run.checkpoint)
+            command = [*run.command, start]
+            train(command, folder, lock, run.label, run.max_update, run.metric, environment)
         # `run_logged` finds a bare name beside the running Python, and the log shows it as it is.
         evaluation = [Path(sys.executable).name, "-m", _MODULE, str(folder)]
         run_logged(evaluation, folder / TRAIN_LOG, lock, environment=environment)
     figures = read_json(folder / RESULT)["metrics"]
     scores = ", ".join(f"{name} {value:.2f}" for name, value in figures.items())
     say(f"{run.label}: finished, {scores}")
-
-
-def _train(run: GlueRun, folder: Path, lock: int, environment: Environment) -> None:
-    ensure_last_checkpoint(folder)
-    updates = updates_done(folder)
-    if updates:
-        start = f"resuming from update {updates:,}"
-    else:
-        start = f"starting, {run.max_update:,} updates"
-    say(f"{run.label}: {start}")
-    # fairseq starts from this checkpoint unless the folder has checkpoint_last.pt.
-    command = [*run.command, format_override("checkpoint.finetune_from_model", run.checkpoint)]
-    # Only now, because a cluster's machine may have other devices than the command's.
-    if choose_device() != "cuda" and _ON_CPU not in command:
-        command += [_ON_CPU, "common.fp16=false"]  # hydra takes the last value
-        say(f"{run.label}: no GPU here: training on the CPU, without fp16")
-    reported_at = time.monotonic()
-
-    def report_line(line: str) -> None:
-        """Report validations, and the number of updates every few seconds."""
-        nonlocal reported_at
-        entry = parse_line(line)
-        if entry is None:
-            return
-        has_score = entry.kind == "valid" and run.metric in entry.figures
-        is_due = time.monotonic() - reported_at >= _REPORT_INTERVAL
-        if not has_score and not (entry.kind == "train_inner" and is_due):
-            return
-        reported_at = time.monotonic()
-        score = f", {run.metric} {float(entry.figures[run.metric]):.2f}" if has_score else ""
-        progress = f"update {entry.updates:,} of {run.max_update:,}"
-        say(f"{run.label}: {progress}{score}")
-
-    run_logged(command, folder / TRAIN_LOG, lock, report_line, environment)
 
 
 def evaluate(run: GlueRun, folder: Path) -> None:
@@ -178,7 +145,7 @@ def has_collapsed(task: Task, outputs: Tensor, figures: dict[str, float]) -> boo
 def main() -> None:
     """Evaluate the run of the folder in the only argument."""
     folder = Path(sys.argv[1])
-    with signals_as_keyboard_interrupt(advice=""):
+    with signals_as_keyboard_interrupt():
         evaluate(read_run(folder), folder)
 
 

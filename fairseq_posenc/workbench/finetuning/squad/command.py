@@ -25,7 +25,7 @@ from fairseq_posenc.tokens.squad_file import (
 from fairseq_posenc.workbench.examples import EXAMPLES
 from fairseq_posenc.workbench.finetuning.squad.predict import Predictor
 from fairseq_posenc.workbench.finetuning.squad.score import Figures, evaluate, unanswered
-from fairseq_posenc.workbench.finetuning.squad.train import FineTuning
+from fairseq_posenc.workbench.finetuning.squad.train import fine_tune
 from fairseq_posenc.workbench.results.record import Record, own_command
 from fairseq_posenc.workbench.running.devices import ComputeOptions, hydra_overrides
 from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
@@ -99,7 +99,7 @@ def _add_score(parser: argparse.ArgumentParser) -> None:
 def _train(args: argparse.Namespace) -> int:
     overrides = [*hydra_overrides(args), *args.changes]
     with signals_as_keyboard_interrupt():
-        FineTuning(args.checkpoint, args.data, args.out, args.config, overrides).train()
+        fine_tune(args.checkpoint, args.data, args.out, args.config, overrides)
     model = args.out / LAST
     say(f"wrote {model}; next: fairseq-posenc squad predict --checkpoint {model} ...")
     return 0

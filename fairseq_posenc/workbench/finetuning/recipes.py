@@ -1,0 +1,213 @@
+"""Trains with ``fairseq-hydra-train`` by a recipe: a YAML file of ``finetune_configs``.
+
+The file leaves open what depends on the model, the data and the machine: hydra's overrides set it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fairseq.dataclass.initialize import hydra_init
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError  # type: ignore[import-untyped]
+
+from fairseq_posenc.checkpoints.recovery import ensure_last_checkpoint
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.workbench.loading.checkpoints import updates_done
+from fairseq_posenc.workbench.loading.pretrained import Pretrained
+from fairseq_posenc.workbench.running.devices import choose_device
+from fairseq_posenc.workbench.running.host import USER_DIR
+from fairseq_posenc.workbench.running.logs import TRAIN_LOG, parse_line
+from fairseq_posenc.workbench.running.pool import Environment
+from fairseq_posenc.workbench.running.programs import run_logged
+from fairseq_posenc.workbench.running.progress import say
+
+# Errors that a file of settings, or a value of a wrong type in it, raises where it is used.
+_ERRORS = (
+    HydraException,
+    OmegaConfBaseException,
+    YAMLError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    LookupError,
+    ArithmeticError,
+    AssertionError,  # of omegaconf
+)
+_UNQUOTED = re.compile(r"[A-Za-z_./][\w./+-]*")  # texts that hydra reads without quotes
+_WARMUP_RATIO = 0.06  # RoBERTa's, for recipes that do not give one
+_REPORT_INTERVAL = 15.0  # seconds between two progress lines of a training
+_ON_CPU = "common.cpu=true"  # already in the command if the user gave --device cpu
+
+
+def compose_file(path: Path, overrides: Sequence[str] = ()) -> DictConfig:
+    """Compose the configuration of a file and of its defaults, as ``fairseq-hydra-train`` does.
+
+    Call fairseq's ``hydra_init(path.stem)`` first to also merge in fairseq's own defaults and to
+    refuse overrides of unknown options. Any other earlier use of hydra in this process is ended.
+
+    Raises:
+        HydraException: the file does not exist, or an override cannot be read.
+    """
+    GlobalHydra.instance().clear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # hydra warns about fairseq's configuration
+        with initialize_config_dir(str(path.parent.resolve()), version_base="1.1"):
+            return compose(path.stem, list(overrides))
+
+
+def compose_recipe(
+    path: Path, examples: int, overrides: Sequence[str], task: type | None = None
+) -> DictConfig:
+    """Compose a recipe; the data set the numbers of updates that it leaves open.
+
+    Args:
+        path: the YAML file.
+        examples: size of the training set; an epoch reads every example once.
+        overrides: the user's hydra overrides.
+        task: dataclass of the task's options, whose types are checked.
+
+    Raises:
+        UserError: the file does not exist, or hydra refuses it or an override.
+    """
+    if not path.is_file():
+        raise UserError(f"{path} does not exist: name a YAML file, or a folder of them, of yours")
+    hydra_init(path.stem)  # registers fairseq's defaults, which the file is merged into
+    try:
+        cfg = compose_file(path, overrides)
+        if task is not None:
+            cfg.task = OmegaConf.merge(OmegaConf.structured(task), cfg.task)
+        updates = _read_number(cfg.optimization, "max_update") or _count_updates(cfg, examples)
+        ratio = cfg.task.get("warmup_ratio", _WARMUP_RATIO)
+        warmup = _read_number(cfg.lr_scheduler, "warmup_updates") or round(ratio * updates)
+        cfg.optimization.max_update = int(updates)
+        cfg.lr_scheduler.warmup_updates = int(warmup)
+    except UserError:
+        raise
+    except _ERRORS as error:
+        raise UserError(f"{path}: {' '.join(str(error).split())}") from error
+    return cfg
+
+
+def _read_number(section: Any, name: str) -> float:
+    """Read a number that the recipe may leave open, as ``???`` or 0."""
+    return 0 if OmegaConf.is_missing(section, name) else section[name]
+
+
+def _count_updates(cfg: DictConfig, examples: int) -> int:
+    """Count the updates of all epochs; ``update_freq`` is the same in all of them."""
+    if cfg.dataset.max_tokens:
+        raise UserError(
+            "--set dataset.max_tokens: the number of updates is then unknown; set "
+            "optimization.max_update too"
+        )
+    batches = math.ceil(examples / cfg.dataset.batch_size)
+    devices = cfg.distributed_training.distributed_world_size
+    batches_per_update = devices * cfg.optimization.update_freq[0]
+    return math.ceil(batches / batches_per_update) * cfg.optimization.max_epoch
+
+
+def build_overrides(
+    path: Path,
+    cfg: DictConfig,
+    pretrained: Pretrained,
+    values: Mapping[str, Any],
+    overrides: Sequence[str],
+) -> list[str]:
+    """Build the arguments of ``fairseq-hydra-train`` for a training from a pre-trained model.
+
+    Args:
+        path: the recipe.
+        cfg: its composed configuration.
+        pretrained: the model, whose options define the new one's.
+        values: options of this training by name; ``checkpoint.save_dir`` is the folder of its logs.
+        overrides: the user's, which win: the last value of an option counts.
+    """
+    overridden = {word.lstrip("+~").partition("=")[0] for word in overrides}
+    known = set(cfg.get("model") or {})  # omegaconf's own `in` is false for values of `???`
+    options = {
+        # hydra adds an option only with `+`
+        f"{'' if name in known else '+'}model.{name}": value
+        for name, value in pretrained.roberta_section.items()
+        if f"model.{name}" not in overridden
+    }
+    settings = {
+        "hydra.run.dir": values["checkpoint.save_dir"],
+        "common.user_dir": USER_DIR,
+        **options,
+        **values,
+        "optimization.max_update": cfg.optimization.max_update,
+        "lr_scheduler.warmup_updates": cfg.lr_scheduler.warmup_updates,
+    }
+    words = [f"--config-dir={path.parent.resolve()}", f"--config-name={path.stem}"]
+    return [*words, *(format_override(*pair) for pair in settings.items()), *overrides]
+
+
+def format_override(name: str, value: Any) -> str:
+    """Format a hydra override; texts with special characters are quoted."""
+    if not isinstance(value, (str, Path)):
+        return f"{name}={json.dumps(value)}"
+    if _UNQUOTED.fullmatch(str(value)):
+        return f"{name}={value}"
+    escaped = str(value).replace("\\", "\\\\").replace("'", "\\'")
+    return f"{name}='{escaped}'"
+
+
+def train(
+    command: Sequence[str],
+    folder: Path,
+    lock: int,
+    label: str,
+    updates: int,
+    metric: str,
+    environment: Environment | None = None,
+) -> None:
+    """Train, or continue, and report validations and, every few seconds, the number of updates.
+
+    Args:
+        command: ``fairseq-hydra-train`` and its options.
+        folder: for checkpoints and log.
+        lock: lock of the folder, which the command inherits.
+        label: name of the training in messages.
+        updates: number of updates, for messages.
+        metric: figure of the validations that is reported.
+        environment: variables that select its GPU.
+
+    Raises:
+        RunError: the training failed.
+    """
+    ensure_last_checkpoint(folder)
+    before = updates_done(folder)
+    start = f"resuming from update {before:,}" if before else f"starting, {updates:,} updates"
+    say(f"{label}: {start}")
+    # Only now, because a cluster's machine may have other devices than the user's.
+    if choose_device() != "cuda" and _ON_CPU not in command:
+        command = [*command, _ON_CPU, "common.fp16=false"]  # hydra takes the last value
+        say(f"{label}: no GPU here: training on the CPU, without fp16")
+    reported_at = time.monotonic()
+
+    def report_line(line: str) -> None:
+        nonlocal reported_at
+        entry = parse_line(line)
+        if entry is None:
+            return
+        has_score = entry.kind == "valid" and metric in entry.figures
+        is_due = time.monotonic() - reported_at >= _REPORT_INTERVAL
+        if not has_score and not (entry.kind == "train_inner" and is_due):
+            return
+        reported_at = time.monotonic()
+        score = f", {metric} {float(entry.figures[metric]):.2f}" if has_score else ""
+        say(f"{label}: update {entry.updates:,} of {updates:,}{score}")
+
+    run_logged(command, folder / TRAIN_LOG, lock, report_line, environment)
