@@ -26,14 +26,13 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf.caches import DecayCache, find_rows
 from fairseq_posenc.hf.derived import Derived
 from fairseq_posenc.hf.families import Family
+from fairseq_posenc.hf.settings import POSITIONS
 from fairseq_posenc.hf.stand_ins import CALLED_BY_ITSELF, Cosines
 from fairseq_posenc.modules.attention_core import AttentionCore
 from fairseq_posenc.shared import LayerShared, Shared
 
 OUR_ATTENTION = "fairseq_posenc"  # name of the attention function in transformers
 POSITION_STATE = "position_state"  # keyword argument of all layers: a `PassState`
-# The name of our submodule in a stack and in its attentions, which users name to PEFT.
-POSITIONS = "positions"
 # Attribute of other attention in a model with positions, such as that to an encoder's output.
 WITHOUT_POSITIONS = "attends_without_positions"
 

@@ -15,12 +15,12 @@ from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.hf.attention import (
     OUR_ATTENTION,
     POSITION_STATE,
-    POSITIONS,
     AttentionPositions,
     attend_with_positions,
     plain_queries,
     to_scale_factor,
 )
+from fairseq_posenc.hf.settings import POSITIONS
 from fairseq_posenc.hf.stack_forward import HFStackPositions
 
 

@@ -10,10 +10,10 @@ from transformers import PreTrainedModel
 
 from fairseq_posenc.encodings.base import Encoding
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.hf.attention import POSITIONS, AttentionPositions
+from fairseq_posenc.hf.attention import AttentionPositions
 from fairseq_posenc.hf.families import Stack
 from fairseq_posenc.hf.own_positions import count_positions, read_positions
-from fairseq_posenc.hf.settings import SPEC_FIELD
+from fairseq_posenc.hf.settings import POSITIONS
 from fairseq_posenc.hf.stack_forward import HFStackPositions
 from fairseq_posenc.position_parameters import (
     LENGTH_RULES,
@@ -36,8 +36,6 @@ class PreviousPositions(NamedTuple):
         positions = getattr(stack.module, POSITIONS, None)
         if positions is not None:
             return cls(positions.assembly.spec, count_positions(model))
-        if hasattr(model.config, SPEC_FIELD):  # about to be loaded, or built from a copy of it
-            return cls(None, None)
         try:
             return cls(parse(read_positions(model)), count_positions(model))
         except UserError:

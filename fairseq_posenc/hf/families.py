@@ -15,6 +15,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.hf.settings import POSITIONS
 from fairseq_posenc.hf.stand_ins import NoBias, NoPositions, NoRotation
 from fairseq_posenc.specs import Spec
 
@@ -230,17 +231,28 @@ class Stack(NamedTuple):
                     f"it has, such as layer {index}: write the positions of each layer"
                 )
 
-    def trained_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the weights of the model's own positions, by their names in the new ones."""
+    def read_weights(self, owner: nn.Module) -> dict[str, Tensor]:
+        """Return the weights of present positions, by their names in the new ones.
+
+        Args:
+            owner: the module of the stack, or one of its attentions.
+        """
+        if (positions := getattr(owner, POSITIONS, None)) is not None:
+            return dict(positions.named_parameters())
         family = self.family
-        table = self.module.get_submodule(family.table) if family.table else None
+        # A name may stand for the stand-in that `neutralize` leaves.
+        if owner is not self.module:
+            sinks = getattr(owner, family.sinks, None) if family.sinks else None
+            return {"encodings.sink.score": sinks} if isinstance(sinks, nn.Parameter) else {}
+        weights = {}
+        table = owner.get_submodule(family.table) if family.table else None
         if isinstance(table, nn.Embedding) and not family.sinusoids:
             first = max(family.first_row, family.first_id(self.config))
-            yield "input.learned.table.weight", table.weight[first:]
-        if family.bias:
-            bias = self.attentions[0].get_submodule(family.bias)
-            if isinstance(bias, nn.Embedding):
-                yield "shared.t5.table", bias.weight.t()
+            weights["input.learned.table.weight"] = table.weight[first:]
+        bias = self.attentions[0].get_submodule(family.bias) if family.bias else None
+        if isinstance(bias, nn.Embedding):
+            weights["shared.t5.table"] = bias.weight.t()
+        return weights
 
     def neutralize(self) -> None:
         """Remove the model's own positions: rotation, vectors at the input, and bias."""

@@ -20,9 +20,8 @@ from transformers import PreTrainedModel
 
 from fairseq_posenc.assembly import Assembly
 from fairseq_posenc.errors import UserError, shortened
-from fairseq_posenc.hf.attention import POSITIONS
 from fairseq_posenc.hf.derived import Derived, derive
-from fairseq_posenc.hf.settings import SPEC_FIELD
+from fairseq_posenc.hf.settings import POSITIONS, SPEC_FIELD
 from fairseq_posenc.identity import Identity, is_identity
 from fairseq_posenc.specs import Spec, parse
 

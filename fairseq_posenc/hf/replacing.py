@@ -6,18 +6,16 @@ import copy
 import inspect
 import logging
 import warnings
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 import transformers
-from torch import Tensor, nn
+from torch import nn
 from transformers import CONFIG_MAPPING, PretrainedConfig, PreTrainedModel
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf.attention import (
     OUR_ATTENTION,
-    POSITIONS,
     WITHOUT_POSITIONS,
     AttentionPositions,
     AttentionWithPositions,
@@ -32,7 +30,7 @@ from fairseq_posenc.hf.own_positions import (
     write_length,
 )
 from fairseq_posenc.hf.own_spec import expand_own, names_own
-from fairseq_posenc.hf.settings import SPEC_FIELD, PositionSettings
+from fairseq_posenc.hf.settings import POSITIONS, SPEC_FIELD, PositionSettings
 from fairseq_posenc.hf.stack_forward import HFStackPositions, StackWithPositions
 from fairseq_posenc.identity import parse_directions
 from fairseq_posenc.position_parameters import LENGTH_RULES, LengthRule
@@ -189,17 +187,17 @@ class Plan(NamedTuple):
             module.to(stack.module.dtype)
         return cls(stack, positions, layers)
 
+    def list_parts(self) -> list[tuple[nn.Module, HFStackPositions | AttentionPositions]]:
+        """List the modules that get positions, the stack and its attentions, each with its own."""
+        return [(self.stack.module, self.positions), *zip(self.stack.attentions, self.layers)]
+
     def install(self) -> None:
         """Put the modules into the stack, in place of its present positions."""
-        module = self.stack.module
         self.stack.neutralize()
-        add_mixin(module, StackWithPositions)
-        module.add_module(POSITIONS, self.positions)
-        for attention, layer in zip(self.stack.attentions, self.layers):
-            add_mixin(attention, AttentionWithPositions)
-            attention.add_module(POSITIONS, layer)
-        for part in (self.positions, *self.layers):
-            part.train(module.training)
+        for owner, part in self.list_parts():
+            is_stack = owner is self.stack.module
+            add_mixin(owner, StackWithPositions if is_stack else AttentionWithPositions)
+            owner.add_module(POSITIONS, part.train(self.stack.module.training))
 
     def carry_over(self, before: PreviousPositions, extend: LengthRule | None) -> list[str]:
         """Copy the weights of the model's present positions that have the same meaning in the new.
@@ -213,18 +211,18 @@ class Plan(NamedTuple):
         """
         spec = self.positions.assembly.spec
         notes = []
-        for part, trained in self._pair_with_present_weights():
-            notes += copy_weights(part, trained, spec, before, extend)
+        for owner, part in self.list_parts():
+            notes += copy_weights(part, self.stack.read_weights(owner), spec, before, extend)
         return notes
 
     def list_lost_weights(self) -> list[str]:
         """Say which trained weights the new positions lack, or lack since an earlier change."""
-        module = self.stack.module
-        earlier: set[str] = getattr(getattr(module, POSITIONS, None), "lost_weights", set())
+        present = getattr(self.stack.module, POSITIONS, None)
+        earlier: set[str] = getattr(present, "lost_weights", set())
         lost: set[str] = set()
         here: set[str] = set()
-        for part, trained in self._pair_with_present_weights():
-            names = dict(part.named_parameters())
+        for owner, part in self.list_parts():
+            trained, names = self.stack.read_weights(owner), dict(part.named_parameters())
             lost |= {name for name, x in trained.items() if name not in names and not x.is_meta}
             here |= {name for name in names if name not in trained}
         self.positions.lost_weights = (earlier | lost) - here
@@ -235,22 +233,6 @@ class Plan(NamedTuple):
             for text, names in ((taken, lost), (untrained, earlier & here))
             if names
         ]
-
-    def _pair_with_present_weights(
-        self,
-    ) -> Iterator[tuple[HFStackPositions | AttentionPositions, dict[str, Tensor]]]:
-        """Yield each part of the new positions, with the present weights by their names in it."""
-        old = getattr(self.stack.module, POSITIONS, None)
-        weights = self.stack.trained_weights() if old is None else old.named_parameters()
-        yield self.positions, dict(weights)
-        for attention, layer in zip(self.stack.attentions, self.layers):
-            old = getattr(attention, POSITIONS, None)
-            trained = {} if old is None else dict(old.named_parameters())
-            if self.stack.family.sinks:
-                sinks = getattr(attention, self.stack.family.sinks, None)
-                if isinstance(sinks, nn.Parameter):  # not the tensor that `neutralize` leaves
-                    trained["encodings.sink.score"] = sinks
-            yield layer, trained
 
 
 def _copy_configurations(model: PreTrainedModel) -> None:

@@ -25,7 +25,7 @@ from transformers import (
 )
 
 from fairseq_posenc.errors import UserError, how_to_install, shortened
-from fairseq_posenc.hf.attention import OUR_ATTENTION, POSITIONS
+from fairseq_posenc.hf.attention import OUR_ATTENTION
 from fairseq_posenc.hf.derived import Derived, add_mixin, derive
 from fairseq_posenc.hf.families import Family, find_family
 from fairseq_posenc.hf.record import (
@@ -36,7 +36,7 @@ from fairseq_posenc.hf.record import (
     refuse_other_weights,
 )
 from fairseq_posenc.hf.replacing import replace_positions
-from fairseq_posenc.hf.settings import SPEC_FIELD, PositionSettings
+from fairseq_posenc.hf.settings import POSITIONS, SPEC_FIELD, PositionSettings
 from fairseq_posenc.identity import STATE_KEY, is_identity
 from fairseq_posenc.specs import parse
 

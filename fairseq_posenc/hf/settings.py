@@ -6,6 +6,8 @@ from transformers import PretrainedConfig
 
 from fairseq_posenc.errors import UserError, shortened
 
+# The name of our submodule in a stack and in its attentions, which users name to PEFT.
+POSITIONS = "positions"
 # Fields of a configuration whose positions were set.
 SPEC_FIELD = "position_encoding"
 LENGTH_FIELD = "position_encoding_max_positions"

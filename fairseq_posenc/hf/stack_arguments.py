@@ -158,7 +158,7 @@ class StackArguments:
         return torch.cat([earlier.ends, ends], 1)
 
     def find_packed_ids(self) -> Tensor | None:
-        """Check whether ids count several documents in a row, where they would separate these.
+        """Check whether ids count the tokens of several documents in a row.
 
         Returns:
             A bool; None without ids on one axis, with a mask, or if tokens are cached.
@@ -170,24 +170,21 @@ class StackArguments:
             return None
         return _is_packed(ids).any()
 
-    def refuse_packed(self, separates_ids: bool = False) -> None:
-        """Refuse several documents in a row; a compiled pass raises torch's error of this text.
-
-        Args:
-            separates_ids: whether attention separates documents that ids count, without a mask.
+    def refuse_packed(self) -> None:
+        """Refuse several documents in a row, unless the spec separates them.
 
         Raises:
-            UserError: attention would mix documents.
+            UserError: attention would mix documents; in a compiled pass, torch's error of its text.
         """
+        if self.has_documents:
+            return
         assert self.inputs is not None
         mixed = []  # each is true if documents are packed
         if (lengths := self.named.get("cu_seq_lens_q")) is not None:
             mixed.append(torch.tensor(lengths.numel() > 2, device=lengths.device))
         if (numbers := self.named.get("seq_idx")) is not None:
             mixed.append(_find_changes(numbers).any())
-        if (by_ids := self.find_packed_ids()) is not None and separates_ids:
-            mixed = [is_packed & ~by_ids for is_packed in mixed]
-        elif by_ids is not None:
+        if (by_ids := self.find_packed_ids()) is not None:
             mixed.append(by_ids)
         if self.mask is not None and self.mask.size(1) == self.inputs.size(1):
             mixed.append(self.mask.gt(1).any())
@@ -272,20 +269,17 @@ class StackArguments:
         differs = ids.ne(counted) if ids.dim() == 2 else ids.ne(counted[..., None]).any(-1)
         return not (differs if padding is None else differs & ~padding).any()
 
-    def uses_cache(self, stack: PreTrainedModel) -> bool:
-        """Check whether the pass uses a cache, which the model's code may still have to make."""
-        if stack.training and getattr(stack, "gradient_checkpointing", False):
-            return False  # as transformers does
-        uses_cache = self.named.get("use_cache")
-        return bool(getattr(stack.config, "use_cache", False) if uses_cache is None else uses_cache)
-
     def make_cache(self, stack: PreTrainedModel) -> dict[str, Any]:
         """Make the cache that the model's code would make later; return it by its argument's name.
 
         The result is empty if the pass has a cache, or uses none.
         """
         config = stack.config
-        if self.cache is not None or not self.uses_cache(stack):
+        uses_cache = self.named.get("use_cache")
+        uses_cache = getattr(config, "use_cache", False) if uses_cache is None else uses_cache
+        if stack.training and getattr(stack, "gradient_checkpointing", False):
+            uses_cache = False  # as transformers does
+        if self.cache is not None or not uses_cache:
             return {}
         cache: Any = DynamicCache(config=config)
         if config.is_encoder_decoder or self.named.get("encoder_hidden_states") is not None:

@@ -26,7 +26,6 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf.attention import (
     OUR_ATTENTION,
     POSITION_STATE,
-    POSITIONS,
     PassState,
     can_be_cosines,
     make_cosines,
@@ -36,6 +35,7 @@ from fairseq_posenc.hf.derived import Derived
 from fairseq_posenc.hf.families import Stack
 from fairseq_posenc.hf.own_positions import read_trained_length
 from fairseq_posenc.hf.record import RecordedPositions
+from fairseq_posenc.hf.settings import POSITIONS
 from fairseq_posenc.hf.stack_arguments import StackArguments
 from fairseq_posenc.hf.stand_ins import begin_pass
 from fairseq_posenc.identity import format_directions
@@ -200,36 +200,25 @@ class HFStackPositions(RecordedPositions, StackPositions):
             )
 
     def _hide_ids(self, stack: Stack, arguments: StackArguments) -> dict[str, None]:
-        """Hide ids from transformers' masks, unless these have to separate packed texts by them.
+        """Hide ids from transformers' masks, which would begin a document at each gap of ids.
 
-        Without a mask, they begin a document wherever ids do not grow by one, which is right only
-        for ids that count the tokens of several documents.
+        FlashAttention gets ids that count the tokens of several documents, and separates these.
 
         Returns:
             The arguments that change.
 
         Raises:
-            UserError: texts are packed, and the model's own attention would mix them.
+            UserError: texts are packed, and attention would mix them.
         """
         mask = arguments.mask
-        separates = False
-        if self.is_native:
-            # FlashAttention separates them. transformers' masks do it without a cache: in all
-            # models with rotations, but not in every model with a table, such as OPT.
-            is_flash = "flash" in stack.config._attn_implementation and not self.is_hybrid
-            by_ids = stack.causal and bool(self.family.rotary) and not self.is_hybrid
-            separates = is_flash or (by_ids and not arguments.uses_cache(stack.module))
-            is_flat = mask is None or (isinstance(mask, Tensor) and mask.dim() == 2)
-            if is_flat and not is_flash:
-                arguments.refuse_packed(separates)
-        if arguments.ids is None:
-            return {}
-        if arguments.ids.dim() == 3:  # the model's code expects two dimensions
-            return {"position_ids": None}
-        if mask is not None or (separates and not may_sync(arguments.ids.device)):
-            return {}
-        packed = arguments.find_packed_ids() if separates else None
-        return {} if packed is not None and packed else {"position_ids": None}
+        is_flash = self.is_native and "flash" in stack.config._attn_implementation
+        if is_flash and not self.is_hybrid:
+            packed = arguments.find_packed_ids()
+            if packed is not None and (not may_sync(packed.device) or packed):
+                return {}
+        elif mask is None or (isinstance(mask, Tensor) and mask.dim() == 2):
+            arguments.refuse_packed()
+        return {} if arguments.ids is None else {"position_ids": None}
 
     def _compute_state(
         self, stack: Stack, arguments: StackArguments, inputs: Tensor
@@ -249,8 +238,6 @@ class HFStackPositions(RecordedPositions, StackPositions):
         if not past:
             _refuse_offloaded(stack)
         mask = arguments.read_mask()
-        if not (self.is_native or arguments.has_documents):
-            arguments.refuse_packed()
         changes: dict[str, Any] = {}
         place = self.cache_place
         cache = getattr(cache, "self_attention_cache", cache)

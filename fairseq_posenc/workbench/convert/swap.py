@@ -12,8 +12,8 @@ import transformers
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.folders import whole_folder
 from fairseq_posenc.hf import read_positions, set_positions
-from fairseq_posenc.hf.attention import POSITIONS
 from fairseq_posenc.hf.folders import load_model
+from fairseq_posenc.hf.settings import POSITIONS
 from fairseq_posenc.position_parameters import LengthRule
 
 # The files of a tokenizer, which are copied, and with them a licence: nothing else of a folder is.
