@@ -105,7 +105,7 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, default=100)
     parser.add_argument("--workers", type=positive_int, default=cores())
     args = parser.parse_args()
-    packages = ", ".join(f"{name} {version(name)}" for name in ("fairseq-fixed", "tiktoken"))
+    packages = ", ".join(f"{name} {version(name)}" for name in ("fairseq-fixed", "regex"))
     machine = (
         f"{processor_name()}, {cores()} cores, load {os.getloadavg()[0]:.1f} before the run; "
         f"Python {platform.python_version()}, {packages}"

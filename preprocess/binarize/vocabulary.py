@@ -22,7 +22,7 @@ from fairseq_posenc.tokens.gpt2 import GPT2
 from fairseq_posenc.tokens.pieces import PieceEncoder, Pieces
 from fairseq_posenc.tokens.tokenizer import Tokenizer
 
-PACKAGES = ("regex", "sentencepiece", "tiktoken")  # the token ids depend on their versions, too
+PACKAGES = ("regex", "sentencepiece")  # the token ids depend on their versions, too
 # The options of the fields of `Vocabulary`, in their order.
 _OPTIONS = ("encoder_json", "vocab_bpe", "sentencepiece_model", "dict")
 
