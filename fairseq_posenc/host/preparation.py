@@ -22,7 +22,7 @@ from fairseq_posenc.checkpoints.safe_loading import is_torn
 from fairseq_posenc.checkpoints.state_dict_adapter import PositionCheckpoints
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.host import task_repairs
-from fairseq_posenc.host.divergence import watch
+from fairseq_posenc.host.explanations import watch
 from fairseq_posenc.host.refused_options import (
     check_blocks,
     check_precision,

@@ -8,14 +8,6 @@ import torch
 
 from fairseq_posenc.errors import UserError
 
-NO_PLASMA = (
-    "--use-plasma-view needs pyarrow.plasma, which pyarrow has dropped (12.0): leave it out; the "
-    "data are mapped into memory anyway"
-)
-NO_ASYNCHRONOUS = (
-    "--write-checkpoints-asynchronously writes no checkpoint_last.pt, which is needed to resume, "
-    "and nothing at all without iopath: leave it out"
-)
 # In this order, because memory_efficient_fp16 also sets fp16.
 _HALF_PRECISIONS = ("memory_efficient_fp16", "memory_efficient_bf16", "fp16", "bf16", "amp")
 _BETTER_LOW = {"loss", "nll_loss", "ppl"}
@@ -27,7 +19,7 @@ def check_precision(common: Any) -> None:
     """Check the precision in fairseq's section ``common``, after undoing its choice of a TPU.
 
     Raises:
-        UserError: half precision on a processor, a TPU without torch_xla, or two precisions.
+        UserError: half precision on a processor, or two precisions.
     """
     chosen = [name for name in _HALF_PRECISIONS if getattr(common, name, False)]
     precisions = {name.removeprefix("memory_efficient_") for name in chosen}
@@ -37,8 +29,6 @@ def check_precision(common: Any) -> None:
     if find_spec("torch_xla"):  # it brings devices that torch does not list
         return
     forget_tpu(common)
-    if getattr(common, "tpu", False):
-        raise UserError("--tpu needs torch_xla, which is not installed: leave it out")
     if not chosen:
         return
     name = chosen[0]

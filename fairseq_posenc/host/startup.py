@@ -13,19 +13,15 @@ from hydra.core.hydra_config import HydraConfig
 
 from fairseq_posenc.checkpoints.faults import find_message
 from fairseq_posenc.checkpoints.safe_loading import allow_safe_classes
-from fairseq_posenc.errors import UserError
 from fairseq_posenc.host.audit_hook import check_fairseq
-from fairseq_posenc.host.divergence import explain_divergence
-from fairseq_posenc.host.explanations import explain_failure
+from fairseq_posenc.host.explanations import explain_divergence, explain_failure
 from fairseq_posenc.host.numpy_compat import install_numpy_names
-from fairseq_posenc.host.refused_options import NO_ASYNCHRONOUS, NO_PLASMA
 from fairseq_posenc.host.running_command import record_commands
 
 
 @cache
 def prepare() -> None:
     """Prepare the commands of this process, once."""
-    check_command_line()
     install_numpy_names()
     allow_safe_classes()
     sys.addaudithook(check_fairseq)
@@ -35,13 +31,6 @@ def prepare() -> None:
     if HydraConfig.initialized():
         # By default hydra prints an error itself and ends the program, without calling the hook.
         os.environ.setdefault("HYDRA_FULL_ERROR", "1")
-
-
-def check_command_line() -> None:
-    """Refuse the options that fairseq-train obeys before it builds a model."""
-    for refusal in (NO_PLASMA, NO_ASYNCHRONOUS):
-        if refusal.split()[0] in sys.argv:  # a message begins with its option
-            raise UserError(refusal)
 
 
 def hide_traces() -> None:

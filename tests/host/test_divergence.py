@@ -7,7 +7,7 @@ import re
 import pytest
 import torch
 
-from fairseq_posenc.host.divergence import parse_stop_update
+from fairseq_posenc.host.explanations import parse_stop_update
 from tests.helpers.commands import new_directory, train
 
 pytestmark = pytest.mark.slow

@@ -18,7 +18,7 @@ from fairseq_posenc.checkpoints.recovery import LAST, ensure_last_checkpoint
 from fairseq_posenc.checkpoints.safe_loading import open_checkpoint
 from fairseq_posenc.errors import RunError, UserError
 from fairseq_posenc.folders import lock_folder
-from fairseq_posenc.host.divergence import parse_stop_update
+from fairseq_posenc.host.explanations import parse_stop_update
 from fairseq_posenc.position_parameters import is_position_parameter
 from fairseq_posenc.workbench.loading.checkpoints import updates_done
 from fairseq_posenc.workbench.running.host import USER_DIR
