@@ -16,9 +16,9 @@ from typing import Any, BinaryIO
 
 import numpy as np
 from fairseq.data import Dictionary
-from fairseq.data.indexed_dataset import MMapIndexedDataset
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.tokens.data_set import write_index
 from fairseq_posenc.tokens.tokenizer import Encoder, token_dtype
 
 from .items import describe_invalid, make_items
@@ -77,12 +77,6 @@ class ItemFiles:
         for file in self._files:
             file.close()
 
-    def write_index(self) -> None:
-        """Write ``PREFIX.idx``, as fairseq does."""
-        sizes = np.fromfile(self.sizes, _SIZE).tolist()
-        with MMapIndexedDataset.Index.writer(str(self.index), self.dtype.type) as index:
-            index.write(sizes)
-
 
 def open_at(path: Path, size: int) -> BinaryIO:
     """Open a file for writing after its first ``size`` bytes, and drop the rest."""
@@ -140,7 +134,7 @@ def write_split(
         files.close()
     if not counts["items"]:
         raise UserError(f"{name}: no line of its text is left")
-    files.write_index()
+    write_index(files.index, np.fromfile(files.sizes, _SIZE), dtype)
     progress.outputs = {path.name: describe_file(path) for path in (files.bin, files.index)}
     manifest.save("splits", name, vars(progress))
     return progress.counts

@@ -5,14 +5,10 @@ from __future__ import annotations
 import argparse
 import codecs
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, Optional
 
-import numpy as np
-import torch
 from fairseq.data import Dictionary
-from fairseq.data.indexed_dataset import data_file_path, index_file_path, make_builder
 
 from fairseq_posenc.checkpoints.dictionary import load_dictionary
 from fairseq_posenc.errors import UserError
@@ -117,18 +113,3 @@ def save_dictionary(dictionary: Dictionary, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with written_whole(path) as new:
         dictionary.save(str(new))
-
-
-def write_items(prefix: Path, items: Sequence[np.ndarray], dictionary: Dictionary) -> None:
-    """Write a data set of fairseq, ``PREFIX.bin`` and ``PREFIX.idx``.
-
-    Args:
-        prefix: path without suffix.
-        items: token ids of each item, ``(T,)``.
-        dictionary: its size decides the type in which they are stored.
-    """
-    path = data_file_path(str(prefix))
-    builder = make_builder(path, "mmap", vocab_size=len(dictionary))
-    for item in items:
-        builder.add_item(torch.from_numpy(item))
-    builder.finalize(index_file_path(str(prefix)))

@@ -14,11 +14,12 @@ from typing import NamedTuple
 import numpy as np
 from fairseq.data import Dictionary
 
-from binarize.vocabulary import Vocabulary, write_items
+from binarize.vocabulary import Vocabulary
 from fairseq_posenc.checkpoints.dictionary import DICTIONARY
 from fairseq_posenc.tasks.glue.definitions import SCORE_MAXIMUM, Task
+from fairseq_posenc.tokens.data_set import write_items
 from fairseq_posenc.tokens.symbols import warn_of_unknown
-from fairseq_posenc.tokens.tokenizer import Encoder
+from fairseq_posenc.tokens.tokenizer import Encoded, Encoder, token_dtype
 
 from .rows import Examples
 
@@ -54,9 +55,10 @@ class SplitWriter(NamedTuple):
             path.write_text("\n".join(scores) + "\n", encoding="utf-8")
         else:
             dictionary = build_label_dictionary(task)
-            classes = [dictionary.index(label) for label in examples.labels]
-            items = [np.array([number, dictionary.eos()]) for number in classes]
-            write_items(folder / "label" / split, items, dictionary)
+            items = [[dictionary.index(label), dictionary.eos()] for label in examples.labels]
+            tokens = np.array(items, token_dtype(dictionary)).ravel()
+            sizes = np.full(len(items), 2, np.int32)
+            write_items(folder / "label" / split, Encoded(tokens, sizes))
         return {"examples": len(examples.ids), "broken": examples.broken, **counts}
 
     def _write_sentences(self, split: str, examples: Examples, folder: Path) -> dict[str, int]:
@@ -76,9 +78,10 @@ class SplitWriter(NamedTuple):
             counts["tokens"] += sum(shown) + num_special
             longest = max(longest, sum(shown) + num_special)
         for number, items in enumerate(kept):
-            write_items(folder / f"input{number}" / split, items, self.dictionary)
-            unknown = np.concatenate(items) == self.dictionary.unk()
-            counts["unknown_tokens"] += int(unknown.sum())
+            tokens = np.concatenate(items)
+            sizes = np.array([len(item) for item in items], np.int32)
+            write_items(folder / f"input{number}" / split, Encoded(tokens, sizes))
+            counts["unknown_tokens"] += int((tokens == self.dictionary.unk()).sum())
         return {**counts, "longest": longest}
 
 

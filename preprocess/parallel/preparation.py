@@ -14,9 +14,10 @@ from fairseq.data import Dictionary
 
 from binarize.options import build_settings
 from binarize.output import Manifest, say
-from binarize.vocabulary import save_dictionary, write_items
+from binarize.vocabulary import save_dictionary
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.folders import checksum
+from fairseq_posenc.tokens.data_set import write_items
 from fairseq_posenc.tokens.symbols import warn_of_unknown
 from fairseq_posenc.tokens.tokenizer import Encoded
 
@@ -211,8 +212,7 @@ def _write_split(
         else:  # not NAME.SOURCE-TARGET.LANGUAGE, which fairseq would read instead of its data
             raw = "".join(f"{line}\n" for line in text.lines)
             (folder / f"{name}.raw.{language}").write_text(raw, encoding="utf-8")
-        items = np.split(side.tokens, np.cumsum(side.sizes)[:-1])
-        write_items(folder / f"{name}.{pair}.{language}", items, dictionary)
+        write_items(folder / f"{name}.{pair}.{language}", side)
         unknown = int((side.tokens == dictionary.unk()).sum())
         pieces = len(side.tokens) - len(side.sizes)
         figures[language] = {"pieces": pieces, "unknown": unknown}

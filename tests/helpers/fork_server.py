@@ -225,8 +225,6 @@ def run(words: list[str]) -> None:
         exec(compile(words[1], "<string>", "exec"), main.__dict__)
     else:
         sys.argv, sys.path[0] = words, os.path.dirname(os.path.realpath(words[0]))
-        if startup := sys.modules.get("fairseq_posenc.host.startup"):
-            startup.check_command_line()  # as the plugin does when fairseq loads it
         runpy.run_path(words[0], run_name="__main__")
 
 

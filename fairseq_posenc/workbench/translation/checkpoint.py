@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple, Optional, Union
+from typing import Any, NamedTuple, Optional, Union
 
 import torch
 from fairseq import checkpoint_utils
@@ -126,7 +126,11 @@ def average_checkpoints(paths: Sequence[Path], target: Path) -> None:
     sums: dict[str, Tensor] = {}
     for path in paths:  # files are mapped into memory, so to open the first again costs little
         model = load_translation(path)["model"]
-        _check_same(paths[0], first, path, model)
+        if differences := list_differences(_describe(first), _describe(model)):
+            raise UserError(
+                f"{paths[0]} and {path} are different models: {len(differences)} differences, such "
+                f"as {differences[0]}"
+            )
         for name, value in model.items():
             if not is_identity(name):  # an identity describes the weights, and is kept as it is
                 wide = torch.promote_types(value.dtype, torch.float32)
@@ -140,25 +144,14 @@ def average_checkpoints(paths: Sequence[Path], target: Path) -> None:
     write_state({**state, "model": means, "last_optimizer_state": None}, target)
 
 
-def _check_same(
-    first_path: Path, first: dict[str, Tensor], path: Path, model: dict[str, Tensor]
-) -> None:
-    """Check that two checkpoints have the same encoding, settings and parameter shapes."""
-    refusal = f"{first_path} and {path} are different models"
-    for name in filter(is_identity, first):
-        if name in model:  # models that were trained without the plugin have no identity
-            ours = Identity.from_tensor(first[name])
-            theirs = Identity.from_tensor(model[name])
-            differences = ours.weight_settings.differences(
-                theirs.weight_settings, phrase="and with"
-            )
-            if ours.describe() != theirs.describe():
-                differences.insert(0, f"{ours.describe()}, and {theirs.describe()}")
-            if differences:
-                raise UserError(f"{refusal}: {'; '.join(differences)}")
-    first_shapes, shapes = (
-        {name: tuple(value.shape) for name, value in weights.items() if not is_identity(name)}
-        for weights in (first, model)
-    )
-    if differing := list_differences(first_shapes, shapes):
-        raise UserError(f"{refusal}: {len(differing)} parameters differ, such as {differing[0]}")
+def _describe(model: dict[str, Tensor]) -> dict[str, Any]:
+    """Describe the weights by name: what a stack was trained with, and the shapes of parameters."""
+    described: dict[str, Any] = {}
+    for name, value in model.items():
+        if is_identity(name):
+            identity = Identity.from_tensor(value)
+            settings = identity.weight_settings._asdict()
+            described[name] = {"positions": identity.describe(), **settings}
+        else:
+            described[name] = tuple(value.shape)
+    return described

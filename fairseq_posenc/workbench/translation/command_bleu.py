@@ -106,21 +106,16 @@ def _score(
     pieces: Path,
 ) -> tuple[dict[str, list[Row]], dict[str, str]]:
     """Score the translations of all trainings; return the record's tables and signatures."""
-    described: list[Row] = []
+    scorer = scores.Scorer(references, pieces)
+    rows: list[Row] = []
     systems: dict[str, list[list[str]]] = {}  # translations of all trainings by the last search
     for training, found in zip(trainings, translations):
         systems.setdefault(training.name, []).append(list(found.values())[-1])
         name = {"system": training.name, "path": training.path, "training": training.number}
-        for search in found:
+        for search, lines in found.items():
             file = search.text_file(training.folder(out))
-            described.append({**name, **search._asdict(), "hypotheses": str(file)})
-    texts = [lines for found in translations for lines in found.values()]
-    by_metric, signatures = scores.score(references, texts)
-    by_pieces, piece_signature = scores.score_pieces(pieces, references, texts)
-    rows: list[Row] = [
-        {**row, **figures, scores.PIECE_BLEU: of_pieces}
-        for row, figures, of_pieces in zip(described, by_metric, by_pieces)
-    ]
+            described = {**name, **search._asdict(), "hypotheses": str(file)}
+            rows.append({**described, **scorer.score(lines)})
     differences, test_signatures = scores.compare(references, systems)
     tables = {
         "scores": rows,
@@ -128,6 +123,6 @@ def _score(
         "differences": differences,
         "lengths": scores.score_by_length(references, sources, systems),
     }
-    named = {f"signature of {name}": text for name, text in signatures.items()}
-    named |= {f"test signature of {name}": text for name, text in test_signatures.items()}
-    return tables, {**named, f"signature of {scores.PIECE_BLEU}": piece_signature}
+    signatures = {f"signature of {name}": text for name, text in scorer.signatures.items()}
+    signatures |= {f"test signature of {name}": text for name, text in test_signatures.items()}
+    return tables, signatures

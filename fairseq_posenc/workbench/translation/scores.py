@@ -11,6 +11,8 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from importlib.util import find_spec
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, Optional
@@ -29,21 +31,45 @@ PIECE_BLEU = "BLEU-4 on pieces, 0 to 1"
 Systems = Mapping[str, Sequence[Sequence[str]]]
 
 
-def score(
-    references: Sequence[str], translations: Sequence[Sequence[str]]
-) -> tuple[list[dict[str, float]], dict[str, str]]:
-    """Compute the scores of translations of a whole test set by sacreBLEU's metrics.
+class Scorer:
+    """Scores translations of a whole test set by sacreBLEU's metrics, and by BLEU-4 on pieces.
 
-    Returns:
-        The scores of each text by metric; and the signatures by metric, which list everything that
-        affects the scores.
+    Args:
+        references: plain text.
+        pieces: sentencepiece model of the target language.
     """
-    metrics = {name: metric(references=[references]) for name, metric in METRICS.items()}
-    scores = [
-        {name: metric.corpus_score(lines, None).score for name, metric in metrics.items()}
-        for lines in translations
-    ]
-    return scores, {name: str(metric.get_signature()) for name, metric in metrics.items()}
+
+    def __init__(self, references: Sequence[str], pieces: Path) -> None:
+        self._metrics = {name: metric(references=[references]) for name, metric in METRICS.items()}
+        self._pieces = Pieces(pieces)
+        self._references = [[reference] for reference in self._cut(references)]
+        # By metric, everything that affects the scores.
+        self.signatures = {name: str(x.get_signature()) for name, x in self._metrics.items()}
+        if find_spec("nltk"):
+            description = f"NLTK {version('nltk')}, corpus_bleu without smoothing, {pieces.name}"
+        else:
+            description = "NLTK is not installed (pip install nltk)"
+        self.signatures[PIECE_BLEU] = description
+
+    def score(self, lines: Sequence[str]) -> dict[str, Optional[float]]:
+        """Compute the scores by metric; that on pieces is None without NLTK."""
+        scores: dict[str, Optional[float]] = {
+            name: metric.corpus_score(lines, None).score for name, metric in self._metrics.items()
+        }
+        scores[PIECE_BLEU] = None
+        if find_spec("nltk"):
+            from nltk.translate.bleu_score import corpus_bleu
+
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # about a score of 0 because no 4-gram is right
+                scores[PIECE_BLEU] = float(corpus_bleu(self._references, self._cut(lines)))
+        return scores
+
+    def _cut(self, lines: Sequence[str]) -> list[list[str]]:
+        """Cut lines into pieces; unknown characters stay as they are."""
+        spaced = [" ".join(line.split()) for line in lines]
+        pieces: list[list[str]] = self._pieces.model.encode(spaced, out_type=str)
+        return pieces
 
 
 def compare(references: Sequence[str], systems: Systems) -> tuple[list[Row], dict[str, str]]:
@@ -102,38 +128,3 @@ def score_by_length(
             bleu = float(BLEU().corpus_score(hypotheses, [expected]).score)
             rows.append({"words": words, "sentences": len(numbers), "system": name, "BLEU": bleu})
     return rows
-
-
-def score_pieces(
-    path: Path, references: Sequence[str], translations: Sequence[Sequence[str]]
-) -> tuple[list[Optional[float]], str]:
-    """Compute BLEU-4 on pieces.
-
-    Args:
-        path: sentencepiece model of the target language.
-        references: plain text.
-        translations: texts as long as the references.
-
-    Returns:
-        The score of each text, None without NLTK; and the score's signature.
-    """
-    try:
-        import nltk
-        from nltk.translate.bleu_score import corpus_bleu
-    except ImportError:
-        return [None] * len(translations), "NLTK is not installed (pip install nltk)"
-    model = Pieces(path).model
-
-    def cut(lines: Sequence[str]) -> list[list[str]]:
-        pieces: list[list[str]] = model.encode(
-            [" ".join(line.split()) for line in lines], out_type=str
-        )
-        return pieces
-
-    expected = [[pieces] for pieces in cut(references)]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about a score of 0 because no 4-gram is right
-        scores: list[Optional[float]] = [
-            float(corpus_bleu(expected, cut(lines))) for lines in translations
-        ]
-    return scores, f"NLTK {nltk.__version__}, corpus_bleu without smoothing, {path.name}"

@@ -26,7 +26,7 @@ from fairseq_posenc.workbench.cli import main
 from fairseq_posenc.workbench.results.record import read
 from fairseq_posenc.workbench.translation import Translator
 from fairseq_posenc.workbench.translation.checkpoint import average_checkpoints
-from fairseq_posenc.workbench.translation.scores import PIECE_BLEU, compare, score_pieces
+from fairseq_posenc.workbench.translation.scores import PIECE_BLEU, Scorer, compare
 from fairseq_posenc.workbench.translation.systems import parse_systems
 from tests.helpers.commands import USER_DIR, made_once, new_directory, refused, run, script, trained
 from tests.helpers.programs import true_start
@@ -414,7 +414,7 @@ def test_bleu_4_on_pieces_is_the_published_formula(evaluated):
         assert row[PIECE_BLEU] == pytest.approx(own_bleu(cut, hypotheses), abs=1e-12)
     assert record.data[f"signature of {PIECE_BLEU}"].endswith("smoothing, sentencepiece.model")
     short = ["the", *references[1:]]
-    ((ours,), _) = score_pieces(path, references, [short])
+    ours = Scorer(references, path).score(short)[PIECE_BLEU]
     joined = [
         [" ".join(x) for x in pieces.encode(text, out_type=str)] for text in (short, references)
     ]
@@ -422,10 +422,12 @@ def test_bleu_4_on_pieces_is_the_published_formula(evaluated):
     assert abs(ours - metric.corpus_score(joined[0], [joined[1]]).score / 100) > 1e-4
 
 
+@slow
 def test_without_nltk_there_is_no_score_on_pieces(monkeypatch):
     monkeypatch.setitem(sys.modules, "nltk", None)
-    expected = [None], "NLTK is not installed (pip install nltk)"
-    assert score_pieces(Path("x.model"), ["the"], [["the"]]) == expected
+    scorer = Scorer(["the"], data() / "sentencepiece.model")
+    assert scorer.score(["the"])[PIECE_BLEU] is None
+    assert scorer.signatures[PIECE_BLEU] == "NLTK is not installed (pip install nltk)"
 
 
 def noisy(references: list[str], share: float, seed: int) -> list[str]:
@@ -564,7 +566,7 @@ def test_an_average_is_summed_in_float32_and_keeps_its_types(tmp_path):
 @slow
 def test_models_of_two_kinds_have_no_average(tmp_path):
     other = untrained("learned", tmp_path / "learned.pt")
-    with pytest.raises(UserError, match="trained with rope at length 40, and trained with learned"):
+    with pytest.raises(UserError, match="trained with rope at length 40, not trained with learned"):
         average_checkpoints([checkpoint(), other], tmp_path / "mean.pt")
     wider = untrained("rope", tmp_path / "wider.pt", encoder_ffn_embed_dim=96)
     with pytest.raises(UserError, match=r"such as encoder\.layers\.0\.fc1"):
