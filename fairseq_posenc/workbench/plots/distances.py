@@ -105,25 +105,12 @@ def draw_scores(subject: Subject) -> Any:
     return figure
 
 
-def compute_products(vectors: Tensor, reach: int, query: Tensor, key: Tensor) -> Tensor:
-    """Compute W_q p_t . W_k p_(t+k) of each head, ``(H, 2 * reach + 1)``, k from -reach to reach.
-
-    Args:
-        vectors: p, ``(n, C)``; t is the middle of its n positions.
-        reach: largest k, less than n / 2.
-        query: W_q, ``(H, D, C)``.
-        key: W_k, ``(H, D, C)``.
-    """
-    middle = vectors.size(0) // 2
-    around = vectors[middle - reach : middle + reach + 1]
-    return torch.einsum("hd,hrd->hr", query @ vectors[middle], around @ key.transpose(1, 2))
-
-
 @torch.no_grad()
 def draw_products(subject: Subject) -> Any:
     """Draw products of input vectors: as they are, and after random and the model's projections.
 
-    The dot products of sinusoids depend only on the distance, and fall with it. After the
+    They are W_q p_t . W_k p_(t+k) of each head, for the middle position t and k from -reach to
+    reach. The dot products of sinusoids depend only on the distance, and fall with it. After the
     projections to queries and keys they no longer do (Yan et al. 2019, "TENER", arXiv:1911.04474,
     section 3.2).
 
@@ -148,9 +135,12 @@ def draw_products(subject: Subject) -> Any:
     title = f"{subject.title}: products of input vectors at distance k"
     figure, panels = grids.new_page(len(projections), title, columns=3, height=2.4)
     distances = torch.arange(-reach, reach + 1)
-    for axes, (name, pair) in zip(panels, projections.items()):
-        products = compute_products(vectors, reach, *pair)  # [H, R]
-        if pair[0] is not identity:
+    middle = len(vectors) // 2
+    around = vectors[middle - reach : middle + reach + 1]  # [R, C]
+    for axes, (name, (query, key)) in zip(panels, projections.items()):
+        keys = around @ key.transpose(1, 2)  # [H, R, D]
+        products = torch.einsum("hd,hrd->hr", query @ vectors[middle], keys)
+        if query is not identity:
             products = products[subject.heads]
         grids.draw_lines(axes, distances, products, subject.heads, "all channels")
         grids.label_axes(axes, name, "distance k")
@@ -158,24 +148,13 @@ def draw_products(subject: Subject) -> Any:
     return figure
 
 
-def compute_rotary_bound(phases: Tensor) -> Tensor:
-    """Compute the mean of abs(S_1) .. abs(S_(d/2)), where S_j is the sum of the first j phases.
-
-    The score of any query and key is at most this mean, times d/2, times the largest change from
-    one pair of coordinates to the next (Su et al. 2021, "RoFormer", arXiv:2104.09864, 3.4.3).
-
-    Args:
-        phases: e^(i m theta_t) of each distance m and pair t, ``(..., d/2)``.
-
-    Returns:
-        ``(...)``; d/4 + 1/2 at distance 0.
-    """
-    return phases.to(torch.complex128).cumsum(-1).abs().mean(-1)
-
-
 @torch.no_grad()
 def draw_decay(subject: Subject) -> Any:
-    """Draw the bound of rope's scores by distance.
+    """Draw the bound of rope's scores by distance: the mean of abs(S_1) .. abs(S_(d/2)).
+
+    S_j is the sum of the first j phases e^(i m theta_t) of a distance m. The score of any query and
+    key is at most this mean, times d/2, times the largest change from one pair of coordinates to
+    the next (Su et al. 2021, "RoFormer", arXiv:2104.09864, 3.4.3).
 
     Raises:
         UserError: the encoding is not rope.
@@ -184,8 +163,9 @@ def draw_decay(subject: Subject) -> Any:
     rotation = subject.encodings[0].shared.rotation(make_positions(len(distances)).ids)
     if not isinstance(rotation, PairRotation) or rotation.decay is not None:
         raise UserError(f"{subject.spec} has no bound of decay; only rope has one")
+    phases = rotation.phases[0].to(torch.complex128)  # [1, R, d/2]
     title = f"{subject.title}: decay with the distance"
     figure, (axes,) = grids.new_page(1, title, columns=1, height=3.0)
-    grids.draw_lines(axes, distances, compute_rotary_bound(rotation.phases[0]), [])
+    grids.draw_lines(axes, distances, phases.cumsum(-1).abs().mean(-1), [])
     grids.label_axes(axes, "bound of the score", "distance", "mean of |S_j|")
     return figure
