@@ -55,10 +55,18 @@ def preprocess(out: Path) -> list[Any]:
     return ["fairseq-posenc", "preprocess", "plain_text", *words]
 
 
+def glue(out: Path) -> list[Any]:
+    """Return a fine-tuning on CoLA, with a checkpoint after each epoch, and its evaluation."""
+    from tests.workbench.finetuning.test_glue_commands import LONG, RATE, arguments
+
+    return ["fairseq-posenc", *arguments("m4m", *RATE, "--out", out, *LONG)]
+
+
 JOBS: dict[str, Callable[[Path], list[Any]]] = {
     "training": training,
     "compare": compare,
     "preprocess": preprocess,
+    "glue": glue,
 }
 
 

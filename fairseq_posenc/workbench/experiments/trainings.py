@@ -8,7 +8,6 @@ continues a shorter one.
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -30,7 +29,6 @@ from fairseq_posenc.workbench.running.slurm import run_on_slurm
 
 POINTS = 10  # validations of a training, each with a checkpoint
 _NEVER = 10**9  # epochs between validations and checkpoints: intervals are in updates instead
-_SECONDS_BETWEEN_LOOKS = 2.0  # at the logs, for the progress bar
 _TAIL_BYTES = 4096  # of a log, with its last figures
 _UPDATES = re.compile(r'num_updates": "?(\d+)')
 # Sums over several threads depend on their number; with one thread, figures are the same on any
@@ -165,13 +163,9 @@ def run_trainings(
         RunError: a training failed.
     """
     unfinished = list(trainings)
-    next_look = 0.0
 
     def look() -> None:
         """Show how far the trainings are, and which have finished."""
-        nonlocal next_look
-        if time.monotonic() < next_look:
-            return
         for training in unfinished[:]:
             reached = min(_read_updates(training.log), training.updates)
             is_at_end = reached == training.updates or _find_divergence(training.log)
@@ -180,7 +174,6 @@ def run_trainings(
                 on_end(training, end)
             updates[training] = reached if training in unfinished else training.updates
         shown.update(sum(updates.values()) - shown.n)
-        next_look = time.monotonic() + _SECONDS_BETWEEN_LOOKS
 
     updates = {
         training: min(_read_updates(training.log), training.updates) for training in trainings
@@ -193,7 +186,6 @@ def run_trainings(
             run_on_slurm(tasks, slurm_folder, slurm, jobs, look)
         else:
             run_here(tasks, jobs or 1, look)
-        next_look = 0.0
         look()
 
 

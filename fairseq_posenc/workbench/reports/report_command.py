@@ -24,12 +24,11 @@ from fairseq_posenc.workbench.results.record import Record
 from fairseq_posenc.workbench.results.record import read as read_record
 from fairseq_posenc.workbench.running.logs import TRAIN_LOG, bits_to_nats, read_curve_file
 from fairseq_posenc.workbench.running.options import add_json
-from fairseq_posenc.workbench.running.progress import say
 
 _STATISTICS = {"m4m": "best", "decbert": "mean"}  # of a task's runs, by GLUE's protocol
 _MEANS = {"m4m": "best run", "decbert": "mean of the seeds"}
-_GLUE_COLUMNS = ("MNLI-m", "MNLI-mm", *(name for name in TASKS if name != "MNLI"))
-_AVERAGE = "average"
+_TASK_COLUMNS = ("MNLI-m", "MNLI-mm", *(name for name in TASKS if name != "MNLI"))
+_GLUE_COLUMNS = (*_TASK_COLUMNS, "average", "collapsed runs")
 # Decimals of columns that have other than two.
 _DIGITS = {"updates": 0, "seed": 0, "train loss": 3, "valid loss": 3, "valid accuracy": 4}
 
@@ -88,12 +87,8 @@ def _find_results(path: Path) -> Iterator[Result]:
                 if file == path:
                     raise
                 continue
-            if record.kind not in _READERS:
-                continue
-            try:
+            if record.kind in _READERS:
                 yield from _READERS[record.kind](record, file)
-            except (LookupError, TypeError, ValueError) as error:
-                say(f"skipped: {file}: not a complete record of {record.kind} ({error!r})")
 
 
 def _read_glue(record: Record, path: Path) -> Iterator[Result]:
@@ -106,9 +101,9 @@ def _read_glue(record: Record, path: Path) -> Iterator[Result]:
         for row, column, metric in columns
         if row["reported"] or (column == "MNLI-mm" and metric in reported)
     }
-    figures: dict[str, Optional[float]] = {x: found[x] for x in _GLUE_COLUMNS if x in found}
+    figures: dict[str, Optional[float]] = {x: found[x] for x in _TASK_COLUMNS if x in found}
     if len(found) > 1:
-        figures[_AVERAGE] = statistics.fmean(found.values())
+        figures["average"] = statistics.fmean(found.values())
     if collapsed := sum(bool(row["collapsed"]) for row in record.figures["runs"]):
         figures["collapsed runs"] = collapsed
     title = f"GLUE, development sets, protocol {protocol} ({_MEANS[protocol]})"
@@ -177,13 +172,11 @@ def format_report(results: Iterable[Result]) -> str:
         tables[result.table].append(result)
     parts = []
     for title, rows in tables.items():
-        columns = list(dict.fromkeys(name for row in rows for name in row.figures))
-        if _AVERAGE in columns:  # the last one, whatever tasks a model lacks
-            columns = [
-                name for name in (*_GLUE_COLUMNS, _AVERAGE, "collapsed runs") if name in columns
-            ]
+        found = dict.fromkeys(name for row in rows for name in row.figures)
+        # GLUE's in the papers' order, whatever tasks a model lacks.
+        columns = [name for name in _GLUE_COLUMNS if name in found] or list(found)
         cells = [_format_row(row, columns) for row in [*rows, *_average_seeds(rows)]]
-        header = ["", "positions", *map(markdown.escape, columns), "path"]
+        header = ["", "positions", *columns, "path"]
         align = "ll" + "r" * len(columns) + "l"
         parts += [f"## {title}", markdown.table(header, cells, align)]
     return "\n\n".join(parts)

@@ -58,9 +58,6 @@ class ComputeOptions(NamedTuple):
         return model.to(device=self.device, dtype=self.dtype).eval()
 
 
-CPU = ComputeOptions()
-
-
 def hydra_overrides(args: Namespace, is_local: bool = True) -> list[str]:
     """Format ``--device``, ``--fp16`` and ``--bf16`` as hydra overrides of fairseq's settings.
 

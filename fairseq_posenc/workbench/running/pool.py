@@ -25,7 +25,7 @@ from fairseq_posenc.workbench.running.progress import say
 
 Environment = Mapping[str, str]  # variables for a task's programs: which GPU is theirs
 Task = Callable[[Environment], object]
-_POLL_SECONDS = 0.2  # waiting without a limit would delay Ctrl-C
+_POLL_SECONDS = 1.0
 
 
 def run_here(
@@ -40,7 +40,7 @@ def run_here(
     Args:
         tasks: the tasks by their names in messages.
         jobs: number of tasks at a time; if it exceeds the number of GPUs, they share GPUs.
-        watch: called several times a second.
+        watch: called every second.
         keep_going: whether the other tasks go on if one fails.
 
     Raises:

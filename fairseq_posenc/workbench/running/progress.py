@@ -33,13 +33,3 @@ def bar(label: str, total: int, unit: str, initial: int = 0) -> Any:
         file=sys.stderr,
         disable=None,  # hidden unless there is a terminal
     )
-
-
-def format_time(seconds: float) -> str:
-    """Format a duration: ``45 s``, ``3 min 20 s``, ``2 h 5 min``."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"

@@ -136,19 +136,6 @@ def test_tasks_are_learnt_and_reported():
         assert not one["collapsed"]
 
 
-def test_the_results_go_into_a_report(capsys):
-    path = finished() / "results.json"
-    capsys.readouterr()
-    assert main(["report", "--json", str(path)]) == 0
-    (one,) = json.loads(capsys.readouterr().out)
-    assert (one["model"], one["encoding"]) == ("tiny-checkpoint_last", SPEC)
-    rows = {f"{row['task']} {row['metric']}": row["best"] for row in record.read(path).rows}
-    figures = {f"MNLI-{part}": rows[f"MNLI accuracy_{part}"] for part in ("m", "mm")}
-    figures |= {"CoLA": rows["CoLA matthews"], "STS-B": rows["STS-B spearman"]}
-    average = pytest.approx(sum(figures.values()) / 4)
-    assert one["figures"] == {**figures, "average": average}
-
-
 @pytest.mark.parametrize("name", CHOSEN)
 def test_the_best_checkpoint_is_the_one_that_is_reported(name):
     (best,) = (

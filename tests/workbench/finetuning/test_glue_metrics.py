@@ -5,20 +5,16 @@ from __future__ import annotations
 import math
 import re
 import shutil
-import sys
-from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
 from scipy import stats
 from sklearn import metrics as theirs
 
-from fairseq_posenc.errors import RunError, UserError
+from fairseq_posenc.errors import UserError
 from fairseq_posenc.tasks.glue import metrics
 from fairseq_posenc.tasks.glue.definitions import TASKS
 from fairseq_posenc.tasks.glue.task import GlueTaskConfig
-from fairseq_posenc.workbench.finetuning.glue import worker
 from fairseq_posenc.workbench.finetuning.glue.report import (
     build_record,
     find_best,
@@ -39,7 +35,6 @@ from fairseq_posenc.workbench.finetuning.recipes import (
     format_override,
 )
 from fairseq_posenc.workbench.results.record import Record
-from fairseq_posenc.workbench.running import pool
 
 
 @pytest.mark.parametrize("classes", [2, 3])
@@ -253,49 +248,12 @@ def test_all_figures_of_a_task_are_of_the_run_that_is_best_by_its_metric():
     assert [row["best"] for row in rows] == [2, 3]
 
 
-MEASURING = """
-import json, os, sys
-print("gpu", os.environ["CUDA_VISIBLE_DEVICES"])
-if sys.argv[1].endswith("seed2"):
-    sys.exit("fairseq-posenc: error: is wrong")
-with open(sys.argv[1] + "/result.json", "w") as file:
-    json.dump({"metrics": {"accuracy": 50}}, file)
-"""
-
-
-def test_both_programs_of_a_run_have_its_gpu_and_a_failure_of_either_is_its_own(
-    tmp_path, monkeypatch, capsys
-):
-    (tmp_path / "stand_in.py").write_text(MEASURING)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(worker, "_MODULE", "stand_in")
-    monkeypatch.setattr(pool, "visible_gpus", lambda: ["7"])
-    train = ["python", "-c", "import os; print('gpu', os.environ['CUDA_VISIBLE_DEVICES'])"]
-    runs = [GlueRun("m4m", "RTE", 2e-5, seed, "accuracy", 1000, "", "", 0, {}) for seed in (1, 2)]
-    monkeypatch.setattr(GlueRun, "command", train)
-    tasks = {run.label: partial(worker.fine_tune, run, tmp_path) for run in runs}
-    with pytest.raises(RunError) as caught:
-        pool.run_here(tasks, 1, keep_going=True)
-    log = runs[1].folder(tmp_path) / "train.log"
-    program = Path(sys.executable).name
-    failure = f"RTE, learning rate 2e-05, seed 2: {program}: is wrong (its log: {log})"
-    assert str(caught.value).startswith("1 of 2 runs failed; the same command tries them again: ")
-    assert str(caught.value).endswith(f"again: {failure}")
-    for run in runs:
-        text = (run.folder(tmp_path) / "train.log").read_text()
-        assert text.count("gpu 7\n") == 2
-    told = capsys.readouterr().err
-    assert "RTE, learning rate 2e-05, seed 1: finished, accuracy 50.00" in told
-    assert "RTE, learning rate 2e-05, seed 2: starting, 1,000 updates" in told
-
-
 def test_the_report_has_the_papers_columns():
     text = format_report(results("decbert", RTE=("accuracy", RESULTS)))
     assert "|  | RTE (accuracy) |" in text
     assert "| **mine** (mean of 3 seeds) | 63.00 |" in text
     assert "| RTE, without collapsed runs | accuracy | 2e-05 | 2 | 70.00 | 68.00 |" in text
     assert "- `/out/RTE/lr2e-05-seed3`" in text
-    assert "| 2e-05 | 3 | 5 | 53.00 | 54.00 | 26.50 | collapsed |" in text
     assert "Not finished: QQP, seed 2." in text
 
 

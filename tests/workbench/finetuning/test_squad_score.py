@@ -23,24 +23,9 @@ from tests.helpers.products import WHOLE
 
 PUBLISHED = Path(__file__).resolve().parents[4] / "shared" / "data" / "squad"
 SEEDS = range(150 if WHOLE else 30)
-WORDS = [
-    "a",
-    "An",
-    "THE",
-    "the",
-    "than",
-    "24-10",
-    "café",
-    "CafÉ",
-    "!",
-    "...",
-    "“t”",
-    "ü",
-    "x",
-    "X.",
-    "theatre",
-]
-WORDS += ["\u4e2d\u6587", "\uff01", "\u2019s", "o'clock", "\u00a0", "\t", "I\u0307"]
+WORDS = ["a", "An", "THE", "the", "than", "24-10", "café", "CafÉ", "!", "...", "“t”", "ü", "x"]
+WORDS += ["X.", "theatre", "o'clock"]
+WORDS += ["\u4e2d\u6587", "\uff01", "\u2019s", "\u00a0", "\t", "I\u0307"]
 
 
 # ----------------------------------------------------------------------- the official rules, again
@@ -240,7 +225,6 @@ def test_an_unanswered_question_of_1_1_scores_0_and_is_named(files, tmp_path, ca
         ("1.1", {"q1": None}, None, "the value of q1 is not a text"),
         ("1.1", ["q1"], None, "answers.json: must be a JSON object from ids to a text"),
         ("v2.0", {"q1": "x", "q2": ""}, {"q1": 0, "q2": math.nan}, "the value of q2 is not a num"),
-        ("v2.0", {"q1": "x", "q2": ""}, {"q1": 0, "q2": None}, "the value of q2 is not a num"),
     ],
 )
 def test_bad_input_is_told_in_one_line(
@@ -273,7 +257,6 @@ def test_a_threshold_that_means_nothing_is_told(files, tmp_path, capsys, value, 
     [
         ("v2.0", {"answers": ["the cat"], "is_impossible": True}, "is true, but it has an answer"),
         ("v2.0", {"answers": [], "is_impossible": False}, "is false, but it has no answer; corr"),
-        ("v2.0", {"answers": ["the cat"], "is_impossible": "no"}, 'is "no", but it has an answer'),
         ("v2.0", {"answers": []}, ()),
         ("v2.0", {"is_impossible": True}, ()),
         ("v2.0", {}, "question q2 has no 'answers', unlike others; in SQuAD 2.0, write an"),

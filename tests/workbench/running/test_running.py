@@ -215,12 +215,6 @@ class TestProgress:
             progress.say("half of it")
         assert capsys.readouterr() == ("", "half of it\n")
 
-    @pytest.mark.parametrize(
-        ("seconds", "text"), [(59.4, "59 s"), (61, "1 min 1 s"), (7260, "2 h 1 min")]
-    )
-    def test_times(self, seconds: float, text: str) -> None:
-        assert progress.format_time(seconds) == text
-
 
 class TestCheckpoints:
     @staticmethod

@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import fmean
 
 import jinja2
+from tqdm import tqdm
 
 from fairseq_posenc.analysis.listing import list_encodings
 from fairseq_posenc.files import write_whole
@@ -27,7 +28,6 @@ from fairseq_posenc.workbench.experiments.variants import MASKED, Variant
 from fairseq_posenc.workbench.results import pictures
 from fairseq_posenc.workbench.results.record import Record, Row, own_command
 from fairseq_posenc.workbench.results.terminal import align
-from fairseq_posenc.workbench.running.progress import format_time
 
 RECORD, PAGE = "compare.json", "report.html"
 _SCREEN_COLUMNS = ("encoding", "validation perplexity", "each seed", "position parameters", "time")
@@ -118,7 +118,7 @@ def _format_row(model: ModelOutcome) -> dict[str, str]:
         "validation perplexity": diverged or model.perplexity.show(2),
         "each seed": ", ".join(f"{value:,.1f}" for value in finished) or "-",
         "tokens/s": mean(lambda end: end.curve.speed, "{:,.0f}".format),
-        "time": mean(lambda end: end.seconds, format_time),
+        "time": mean(lambda end: end.seconds, tqdm.format_interval),
     }
 
 

@@ -16,7 +16,11 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.folders import Request, checksum, lock_folder, read_result, write_result
 from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.experiments.length import hf_model, report
-from fairseq_posenc.workbench.experiments.length.hf_model import NamedModel, parse_models
+from fairseq_posenc.workbench.experiments.length.hf_model import (
+    LoadedModel,
+    NamedModel,
+    parse_models,
+)
 from fairseq_posenc.workbench.experiments.length.scoring import Score, score_windows
 from fairseq_posenc.workbench.experiments.length.stream import (
     Stream,
@@ -27,9 +31,9 @@ from fairseq_posenc.workbench.results.intervals import LEAST_SEEDS
 from fairseq_posenc.workbench.results.pictures import can_draw
 from fairseq_posenc.workbench.results.record import Row
 from fairseq_posenc.workbench.running import options
-from fairseq_posenc.workbench.running.devices import CPU, ComputeOptions
+from fairseq_posenc.workbench.running.devices import ComputeOptions
 from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
-from fairseq_posenc.workbench.running.progress import bar, format_time, say
+from fairseq_posenc.workbench.running.progress import bar, say
 
 FIGURES, PICTURE = "lm-length.json", "lm-length.png"
 
@@ -68,19 +72,31 @@ def run(args: argparse.Namespace) -> int:
     """
     computing = ComputeOptions.choose(args.device, args.fp16, args.bf16)
     models = parse_models(args.models)
-    facts, stream = _open_all(models, args.text, args.lengths[-1])
-    _check_length(stream.size, args)
     rows: list[Row] = []
+    targets = None  # tokens of the text
     with signals_as_keyboard_interrupt(), lock_folder(args.out):
-        scored = f"{args.windows} windows of which are" if args.windows else "all"
-        say(f"{stream.size:,} tokens of {args.text}, {scored} scored for each figure")
         if args.windows and args.windows < LEAST_SEEDS:
             say(f"intervals need at least {LEAST_SEEDS} windows: differences may be chance")
-        for named, fact in zip(models, facts):
-            scores = _score_model(named, stream, computing, args)
-            rows += [
-                {**fact, **report.score_figures(score, bool(args.windows))} for score in scores
-            ]
+        for named in models:
+            loaded = hf_model.load(named, computing, args.lengths[-1])
+            stream = hf_model.tokenize_text(args.text, named.path, loaded.model)
+            _check_length(stream.size, args)
+            if targets is not None and not torch.equal(stream.targets, targets):
+                raise UserError(
+                    f"{models[0].name} and {named.name} cut the text into other tokens, so their "
+                    "perplexities by token cannot be compared: score them one by one"
+                )
+            targets = stream.targets
+            facts = {
+                "model": named.name,
+                "checkpoint": str(named.path),
+                "override": named.spec_override,
+                "position_encoding": loaded.encoding,
+                "trained_length": loaded.trained_length,
+            }
+            for score in _score_model(named, loaded, stream, args):
+                rows.append({**facts, **report.score_figures(score, bool(args.windows))})
+            del loaded  # frees the memory for the next one
         record = report.build_record(rows, str(args.text), stream.size)
         record.write(args.out / FIGURES)
         drawn = can_draw() and report.draw(record, args.out / PICTURE)
@@ -90,13 +106,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _score_model(
-    named: NamedModel, stream: Stream, computing: ComputeOptions, args: argparse.Namespace
+    named: NamedModel, loaded: LoadedModel, stream: Stream, args: argparse.Namespace
 ) -> list[Score]:
-    """Compute the scores of a model, except those that are finished; read these from their files.
-
-    The model is opened for the first one.
-    """
-    loaded = None
+    """Compute the scores of a model; read those that are finished from their files."""
     scores = []
     request = _collect_request(named, args)
     longest = args.lengths[-1]
@@ -105,7 +117,6 @@ def _score_model(
         stride = min(args.stride, length)
         path = args.out / named.name / f"length-{length}.json"
         if (figures := read_result(path, {**request, "stride": stride})) is None:
-            loaded = loaded or hf_model.load(named, computing, longest)
             windows = list(
                 spread_windows(stream.size, length, stride, longest, args.windows)
                 if args.windows
@@ -117,7 +128,7 @@ def _score_model(
                     loaded, stream, windows, length, stride, args.max_tokens, shown.update
                 )
             figure = score.refusal or f"perplexity {score.perplexity:,.2f}"
-            say(f"{label}: {figure} ({format_time(score.seconds)})")
+            say(f"{label}: {figure} ({score.seconds:.0f} s)")
             figures = asdict(score)
             write_result(path, {**request, "stride": stride}, figures)
         scores.append(Score(**figures))
@@ -156,31 +167,3 @@ def _check_length(tokens: int, args: argparse.Namespace) -> None:
             f"--windows {args.windows}: windows would predict the same tokens, because {args.text} "
             f"has only {tokens:,}; use at most {most}, or a smaller --stride"
         )
-
-
-def _open_all(models: list[NamedModel], text: Path, longest: int) -> tuple[list[Row], Stream]:
-    """Open all models before the first is scored, so that a wrong one is an error at once.
-
-    Returns facts about the models, by column of the record, and their text.
-    """
-    facts: list[Row] = []
-    streams: list[Stream] = []
-    for named in models:
-        loaded = hf_model.load(named, CPU, longest)
-        streams.append(hf_model.tokenize_text(text, named.path, loaded.model))
-        if not torch.equal(streams[-1].targets, streams[0].targets):
-            raise UserError(
-                f"{models[0].name} and {named.name} cut the text into other tokens, so their "
-                "perplexities by token cannot be compared: score them one by one"
-            )
-        facts.append(
-            {
-                "model": named.name,
-                "checkpoint": str(named.path),
-                "override": named.spec_override,
-                "position_encoding": loaded.encoding,
-                "trained_length": loaded.trained_length,
-            }
-        )
-        del loaded  # frees the memory for the next one
-    return facts, streams[0]

@@ -153,13 +153,9 @@ def format_report(record: Record) -> str:
         text = "(they predict the same for everything, or no better than chance)"
         lines += [f"Collapsed runs {text}, which the figures above include:", ""]
         lines += [*(f"- `{folder}`" for folder in collapsed), ""]
-    lines.append("## All runs")
-    for task, metrics in tasks.items():
-        runs = [run for run in record.figures["runs"] if run["task"] == task]
-        lines += ["", f"### {task}", "", _format_runs(runs, list(metrics))]
     if data["unfinished"]:
-        lines += ["", f"Not finished: {data['unfinished']}."]
-    return "\n".join(lines) + "\n"
+        lines += [f"Not finished: {data['unfinished']}.", ""]
+    return "\n".join(lines)
 
 
 def _format_reported(data: Row, tasks: TaskRows) -> str:
@@ -207,16 +203,6 @@ def _build_spread_rows(record: Record, tasks: TaskRows) -> Iterator[list[str]]:
             values += [f"{row[key]:.2f}" for key in ("best", "mean", "median")]
             values.append(f"{row['std']:.2f}" if row["seeds"] > 1 else "-")
             yield [name, _format_metric(row["metric"]), *values]
-
-
-def _format_runs(runs: Sequence[Row], metrics: Sequence[str]) -> str:
-    head = ["learning rate", "seed", "best at update", *map(_format_metric, metrics), ""]
-    rows = []
-    for run in runs:
-        row = [f"{run['learning_rate']:g}", str(run["seed"]), f"{run['update']:,}"]
-        row += [f"{run[metric]:.2f}" for metric in metrics]
-        rows.append([*row, "collapsed" if run["collapsed"] else ""])
-    return table(head, rows, "l")
 
 
 def _format_metric(metric: str) -> str:
