@@ -223,7 +223,7 @@ def test_fairseq_finds_what_registers_by_scanning():
 
 # Lines of Python in each room: reached, a number that only ever falls, and the target.
 LINES = {
-    "fairseq_posenc": (33726, 27500),
+    "fairseq_posenc": (33723, 27500),
     "fairseq_posenc/encodings": (4201, 3800),
     "fairseq_posenc/backends": (5486, 3600),
     "fairseq_posenc/backends/triton": (1982, 1200),
@@ -234,7 +234,7 @@ LINES = {
     "fairseq_posenc/tasks": (849, 820),
     "fairseq_posenc/checkpoints": (835, 800),
     "fairseq_posenc/host": (867, 700),
-    "fairseq_posenc/hf": (3394, 2700),
+    "fairseq_posenc/hf": (3391, 2700),
     "fairseq_posenc/workbench": (11148, 10000),
     "fairseq_posenc/tokens": (973, 800),
     "fairseq_posenc/workbench/running": (1039, 700),
@@ -250,7 +250,7 @@ LINES = {
     "preprocess": (3050, 2600),
     "docs/generate": (474, 750),
     "benchmarks": (3059, 3600),
-    "tests": (35689, 32000),
+    "tests": (35679, 32000),
 }
 LONGEST_FILE = 401  # outside tests/
 DOCSTRING_SHARE = 0.195  # of the package's lines, at least

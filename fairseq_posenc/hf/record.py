@@ -10,7 +10,7 @@ compared only if the adapter contains them (``modules_to_save=["positions"]``).
 """
 
 import logging
-import traceback
+import re
 import warnings
 from collections.abc import Iterable
 from typing import Any
@@ -21,11 +21,15 @@ from transformers import PreTrainedModel
 from fairseq_posenc.assembly import Assembly
 from fairseq_posenc.errors import UserError, shortened
 from fairseq_posenc.hf.derived import Derived, derive
+from fairseq_posenc.hf.families import Family, find_family
 from fairseq_posenc.hf.settings import POSITIONS, SPEC_FIELD
-from fairseq_posenc.identity import Identity, is_identity
+from fairseq_posenc.identity import STATE_KEY, Identity, is_identity
 from fairseq_posenc.specs import Spec, parse
 
 logger = logging.getLogger(__name__)
+RECORD = f"{POSITIONS}.{STATE_KEY}"  # a stack's record of its positions
+# Of the weights whose names the records have, where they are guarded. Loaders quote it.
+SUFFIX = ".fairseq_posenc_set_positions_first"
 
 
 class RecordedPositions(nn.Module):
@@ -35,12 +39,7 @@ class RecordedPositions(nn.Module):
     directions: str
 
     def get_extra_state(self) -> Tensor:
-        """Build the record for the state dict: the spec, and the length of the training.
-
-        Raises:
-            UserError: another model, of which this is a part, is being saved.
-        """
-        _refuse_saving_of_owner()
+        """Build the record for the state dict: the spec, and the length of the training."""
         length = self.assembly.dims.trained_length
         return Identity(str(self.assembly.spec), self.directions, length).to_tensor()
 
@@ -58,20 +57,31 @@ class RecordedPositions(nn.Module):
             raise UserError(f"weights {differences[0]}: set their positions before loading")
 
 
-def _refuse_saving_of_owner() -> None:
-    """Refuse to be saved by a model that would save its part as stock.
+def stock_name_of_record(config_class: Any) -> str:
+    """Write a pattern of the weight whose name a stack's record has where it is guarded.
 
-    transformers does not tell a part that the whole is being saved, so the calls are looked up.
+    It is the first projection of the first layer's attention, which every stack has. The first
+    group of the pattern is the name of the stack.
     """
-    for frame, _ in traceback.walk_stack(None):
-        if frame.f_code is PreTrainedModel.save_pretrained.__code__:
-            owner = frame.f_locals["self"]
-            if not hasattr(owner, "is_saved"):
-                raise UserError(
-                    f"{type(owner).__name__}.save_pretrained cannot save the positions that were "
-                    "set in a part of it: save that part by its own save_pretrained, or all by "
-                    "torch.save(model.state_dict(), path)"
-                )
+    family = find_family(config_class) or Family()
+    names = family.projections
+    name = names if isinstance(names, str) else names[0]
+    return "(.*)" + re.escape(f"{family.layers}.0.{family.attention}.{name}.weight")
+
+
+def exchange_names(weights: dict[str, Any], config_class: type, *, saving: bool) -> None:
+    """Give the record of each stack the name of a stock weight and this a suffix, or undo it.
+
+    The dictionary is changed in place, as torch passes it on from module to module.
+    """
+    pattern = re.compile(stock_name_of_record(config_class))
+    for name in list(weights):
+        if match := pattern.fullmatch(name):
+            record, suffixed = match[1] + RECORD, name + SUFFIX
+            if saving and record in weights:
+                weights[name], weights[suffixed] = weights.pop(record), weights[name]
+            elif not saving and suffixed in weights:
+                weights[name], weights[record] = weights.pop(suffixed), weights[name]
 
 
 def is_of_positions(name: str) -> bool:

@@ -6,8 +6,9 @@ the folder has a small loader.
 
 Nothing loads it as the stock model, whose positions are different. Auto classes do not know its
 model type, and stock classes do not know its attention function. In the file of weights, the record
-of positions has the name of a weight of the stock model (:func:`_exchange_names`): its shape does
-not fit, so that loaders of weights alone stop as well.
+of positions has the name of a weight of the stock model (:func:`~.record.exchange_names`): its
+shape does not fit, so that loaders of weights alone stop as well. So do the names in a state dict
+of a model around this one, which saves its own configuration.
 """
 
 import json
@@ -27,17 +28,20 @@ from transformers import (
 from fairseq_posenc.errors import UserError, how_to_install, shortened
 from fairseq_posenc.hf.attention import OUR_ATTENTION
 from fairseq_posenc.hf.derived import Derived, add_mixin, derive
-from fairseq_posenc.hf.families import Family, find_family
 from fairseq_posenc.hf.record import (
+    RECORD,
+    SUFFIX,
     compare_adapter,
     compare_loaded_adapters,
+    exchange_names,
     is_of_positions,
     record_adapters,
     refuse_other_weights,
+    stock_name_of_record,
 )
 from fairseq_posenc.hf.replacing import replace_positions
-from fairseq_posenc.hf.settings import POSITIONS, SPEC_FIELD, PositionSettings
-from fairseq_posenc.identity import STATE_KEY, is_identity
+from fairseq_posenc.hf.settings import SPEC_FIELD, PositionSettings
+from fairseq_posenc.identity import is_identity
 from fairseq_posenc.specs import parse
 
 _TAG = "fairseq-posenc"  # of models on the hub
@@ -56,9 +60,8 @@ _STOCK_TYPE = "base_model_type"  # key of the model type without positions, in c
 CLASS_PREFIX = "fairseq_posenc.hf."  # of the classes in `architectures`: they are no stock classes
 _ATTENTION = "attn_implementation"  # key of the attention function, in config.json
 _SPECS = (SPEC_FIELD, f"{SPEC_FIELD}_decoder")
-# Of the weights whose names the records have, in the file of weights. Loaders quote it.
-_SUFFIX = ".fairseq_posenc_set_positions_first"
-_RECORD = f"{POSITIONS}.{STATE_KEY}"  # a stack's record of its positions
+# Prefixes that wrappers of a model, unlike models around it, give the names of its weights.
+_WRAPPERS = re.compile(r"((module|_orig_mod|_fsdp_wrapped_module|base_model(\.model)?)\.)*")
 # TRL, for example, reloads the model from this name as the reference; an error then quotes it.
 _NO_FOLDER = (
     "a model whose positions were set: save it and load it from its folder, or pass what was to be "
@@ -189,8 +192,8 @@ class ModelWithPositions(Derived):
         # A model with adapters saves only these, under PEFT's names.
         is_whole = not getattr(self, "_hf_peft_config_loaded", False)
         if is_whole:
-            weights = self.state_dict() if state_dict is None else state_dict
-            state_dict = _exchange_names(weights, self.config, saving=True)
+            state_dict = dict(self.state_dict() if state_dict is None else state_dict)
+            exchange_names(state_dict, type(self.config), saving=True)
         super().save_pretrained(  # type: ignore[misc]
             save_directory, is_main_process, state_dict, **kwargs
         )
@@ -203,8 +206,8 @@ class ModelWithPositions(Derived):
         may_resize = kwargs.pop("ignore_mismatched_sizes", False)
         if kwargs.get(_ATTENTION) == OUR_ATTENTION:  # another model's, as TRL passes it on
             del kwargs[_ATTENTION]
-        pattern = _stock_name_of_record(cls.config_class)  # type: ignore[attr-defined]
-        ours = {f"^{pattern}$": rf"\1{_RECORD}", rf"^(.+){re.escape(_SUFFIX)}$": r"\1"}
+        pattern = stock_name_of_record(cls.config_class)  # type: ignore[attr-defined]
+        ours = {f"^{pattern}$": rf"\1{RECORD}", rf"^(.+){re.escape(SUFFIX)}$": r"\1"}
         model, info = super().from_pretrained(  # type: ignore[misc]
             source,
             *args,
@@ -229,6 +232,8 @@ class ModelWithPositions(Derived):
         """Return the weights as torch does; PEFT makes a state dict before it saves adapters."""
         record_adapters(cast(PreTrainedModel, self), is_saved=self.is_saved)
         state: dict[str, Any] = super().state_dict(*args, **kwargs)  # type: ignore[misc]
+        if _WRAPPERS.fullmatch(kwargs.get("prefix", "")):
+            exchange_names(state, type(self.config), saving=False)
         return state
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
@@ -237,20 +242,17 @@ class ModelWithPositions(Derived):
         torch calls it for each module that contains others, before them, with a dictionary that
         may be changed.
         """
-        weights = _exchange_names(state_dict, self.config, saving=False)
-        state_dict.clear()
-        state_dict.update(weights)
+        exchange_names(state_dict, type(self.config), saving=False)
         # Weights without a record of positions that fill all but these are of a stock model;
         # others may be a part of a model.
-        names = [prefix + name for name in super().state_dict()]  # type: ignore[misc]
-        if not any(map(is_identity, weights)) and all(
-            name in weights or is_of_positions(name) for name in names
+        if not any(map(is_identity, state_dict)) and all(
+            prefix + name in state_dict or is_of_positions(name) for name in self.state_dict()
         ):
             raise UserError(
                 "these are the weights of a model whose positions were not set, and the model has "
                 f"{getattr(self.config, SPEC_FIELD)}: load them before set_positions"
             )
-        compare_loaded_adapters(cast(PreTrainedModel, self), weights)
+        compare_loaded_adapters(cast(PreTrainedModel, self), state_dict)
         super()._load_from_state_dict(state_dict, prefix, *args)  # type: ignore[misc]
 
     def load_adapter(self, peft_model_id: str | None = None, *args: Any, **kwargs: Any) -> Any:
@@ -267,34 +269,6 @@ class ModelWithPositions(Derived):
             )
         compare_adapter(cast(PreTrainedModel, self), config)
         return super().load_adapter(peft_model_id, *args, **kwargs)  # type: ignore[misc]
-
-
-def _stock_name_of_record(config_class: Any) -> str:
-    """Write a pattern of the weight whose name a stack's record has in a file of weights.
-
-    It is the first projection of the first layer's attention, which every stack has. The first
-    group of the pattern is the name of the stack.
-    """
-    family = find_family(config_class) or Family()
-    names = family.projections
-    name = names if isinstance(names, str) else names[0]
-    return "(.*)" + re.escape(f"{family.layers}.0.{family.attention}.{name}.weight")
-
-
-def _exchange_names(
-    weights: dict[str, Any], config: PretrainedConfig, *, saving: bool
-) -> dict[str, Any]:
-    """Give the record of each stack the name of a stock weight and this a suffix, or undo it."""
-    pattern = re.compile(_stock_name_of_record(type(config)))
-    exchanged = dict(weights)
-    for name in weights:
-        if match := pattern.fullmatch(name):
-            records, suffixed = match[1] + _RECORD, name + _SUFFIX
-            if saving and records in weights:
-                exchanged[name], exchanged[suffixed] = exchanged.pop(records), weights[name]
-            if not saving and suffixed in weights:
-                exchanged[name], exchanged[records] = exchanged.pop(suffixed), weights[name]
-    return exchanged
 
 
 AutoConfig.register(MODEL_TYPE, PositionsConfig, exist_ok=True)

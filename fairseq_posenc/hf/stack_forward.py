@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask
+from transformers import PretrainedConfig
 
 from fairseq_posenc.encodings.rope import Rope
 from fairseq_posenc.encodings.rope_scaling import Dynamic, LongRope
@@ -34,7 +35,7 @@ from fairseq_posenc.hf.caches import Tokens
 from fairseq_posenc.hf.derived import Derived
 from fairseq_posenc.hf.families import Stack
 from fairseq_posenc.hf.own_positions import read_trained_length
-from fairseq_posenc.hf.record import RecordedPositions
+from fairseq_posenc.hf.record import RecordedPositions, exchange_names
 from fairseq_posenc.hf.settings import POSITIONS
 from fairseq_posenc.hf.stack_arguments import StackArguments
 from fairseq_posenc.hf.stand_ins import begin_pass
@@ -346,6 +347,8 @@ def _refuse_offloaded(stack: Stack) -> None:
 class StackWithPositions(Derived):
     """Mixin of a stack: its ``forward`` computes the positions of a pass first."""
 
+    config: PretrainedConfig
+
     def run_forward(
         self, forward: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]
     ) -> Any:
@@ -356,3 +359,13 @@ class StackWithPositions(Derived):
         named = positions.prepare(self, args, named)
         with begin_pass(named[POSITION_STATE].cosines):
             return forward(self, **named)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Return the weights with a guard, which a saved model around this stack does not undo."""
+        state: dict[str, Any] = super().state_dict(*args, **kwargs)  # type: ignore[misc]
+        exchange_names(state, type(self.config), saving=True)
+        return state
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], *args: Any) -> None:
+        exchange_names(state_dict, type(self.config), saving=False)
+        super()._load_from_state_dict(state_dict, *args)  # type: ignore[misc]

@@ -399,23 +399,6 @@ def test_a_trainer_resumes_the_same_positions_alone(tmp_path: Path) -> None:
         train(tmp_path / "other", None, 4, checkpoint)
 
 
-def test_positions_are_trained_beside_an_adapter(tmp_path: Path) -> None:
-    peft = pytest.importorskip("peft", reason="needs PEFT")
-    inputs = make_inputs(MODELS["llama"])
-    adapted = peft.get_peft_model(make_model(), peft.LoraConfig(r=2))
-    table = adapted.get_base_model().model.positions.input["learned"].table.weight
-    table.requires_grad_()
-    optimizer = torch.optim.SGD([p for p in adapted.parameters() if p.requires_grad], lr=0.1)
-    before = table.detach().clone()
-    adapted(**inputs, labels=inputs["input_ids"]).loss.backward()
-    optimizer.step()
-    assert bool((table != before).any())
-    merged = adapted.merge_and_unload()
-    merged.save_pretrained(tmp_path)
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
-    assert torch.equal(compute_logits(loaded, inputs), compute_logits(merged, inputs))
-
-
 def test_an_adapter_is_loaded_on_the_positions_that_it_was_trained_with(tmp_path: Path) -> None:
     peft = pytest.importorskip("peft", reason="needs PEFT")
     inputs = make_inputs(MODELS["llama"])
