@@ -89,7 +89,12 @@ def open_task(path: Path, state: State, data: Optional[Path] = None) -> OpenTask
         why = "" if data else f": {path} was trained on it; name its new place with --data"
         raise UserError(f"--data {folder}: no such folder{why}")
     if translates(settings.task) and not (settings.task.source_lang and settings.task.target_lang):
-        settings.task.source_lang, settings.task.target_lang = infer_languages(folder)
+        pair = data_utils.infer_language_pair(str(folder))
+        if None in pair:
+            raise UserError(
+                f"--data {folder}: has no files of a language pair, such as test.fr-en.fr"
+            )
+        settings.task.source_lang, settings.task.target_lang = pair
     files = _name_dictionaries(settings.task, folder)
     for name in files:
         if not (folder / name).is_file():
@@ -140,18 +145,6 @@ def _name_dictionaries(settings: Any, folder: Path) -> list[str]:
         return [f"dict.{language}.txt" for language in (settings.source_lang, settings.target_lang)]
     is_glue = (folder / "input0").is_dir()  # `input0` has the first sentence of each example
     return [f"input0/{DICTIONARY}" if is_glue else DICTIONARY]
-
-
-def infer_languages(folder: Path) -> tuple[str, str]:
-    """Infer source and target language of a data folder from the names of its files.
-
-    Raises:
-        UserError: the folder has no files of a language pair.
-    """
-    pair = data_utils.infer_language_pair(str(folder)) if folder.is_dir() else (None, None)
-    if pair[0] is None or pair[1] is None:
-        raise UserError(f"--data {folder}: has no files of a language pair, such as test.fr-en.fr")
-    return pair[0], pair[1]
 
 
 def load_tokenizer(folder: Path, dictionary: Dictionary) -> Tokenizer:

@@ -86,11 +86,8 @@ def run_on_slurm(
     )
     failures: list[str] = []
     try:
-        try:
-            with executor.batch():
-                running = {label: executor.submit(_Requeued(task)) for label, task in tasks.items()}
-        except FailedJobError as error:
-            raise UserError(f"--on slurm {options}: {' '.join(str(error).split())}") from error
+        with executor.batch():
+            running = {label: executor.submit(_Requeued(task)) for label, task in tasks.items()}
         while running:
             listed = _list_jobs(name)  # before the results: what is missing in both has failed
             time.sleep(_POLL_SECONDS)
@@ -101,6 +98,8 @@ def run_on_slurm(
                     if not has_result or job.exception():
                         failures.append(f"{label}: {_explain(job.paths.stderr)}")
             watch()
+    except FailedJobError as error:
+        raise UserError(f"--on slurm {options}: {' '.join(str(error).split())}") from error
     finally:
         _cancel(name)
     raise_failures(failures, len(tasks))
