@@ -151,7 +151,7 @@ class Assembly(NamedTuple):
             )
         for item in (*self.spec.input_items, *layer):
             fixed = "counts in sentences" if item.encoding.counts_in_sentences else ""
-            if any(self._build_draft(item).terms(token.span(), token).present()):
+            if any(self._build_draft(item).combined_terms(token.span(), token).present()):
                 fixed = "uses distances between tokens"
             if fixed:
                 raise UserError(

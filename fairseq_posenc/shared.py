@@ -158,7 +158,7 @@ class Shared(NamedTuple):
 
         def terms_of(name: str) -> Terms:
             if compute_terms is None:
-                return named[name].terms(span, positions)
+                return named[name].combined_terms(span, positions)
             return compute_terms(name, named[name])
 
         def combine(names: tuple[str, ...], find_terms: Callable[[str], Terms]) -> Terms:

@@ -48,12 +48,12 @@ _PAGES = {
     ),
     "encodings": Page(
         "An encoding of your own",
-        "[How to write one](../adding.md). [The module of `Terms`]"
-        "(../../fairseq_posenc/encodings/terms.py) has the equation of the scores, "
-        "[that of positions](../../fairseq_posenc/positions.py) their distances.",
+        "[How to write one](../adding.md). The equation of the scores is in [the module of terms]"
+        "(../../fairseq_posenc/encodings/term.py).",
         {
             "fairseq_posenc.encodings.base": "Dims Encoding register",
-            "fairseq_posenc.encodings.terms": "Terms Term Cost",
+            "fairseq_posenc.encodings.term": "RowsByDistance NumbersByDistance Product Reset "
+            "NumbersByPair Decay Temperature CountTemperature CountedRows SinkScore ScoreCap",
             "fairseq_posenc.encodings.rotation": "Rotation",
         },
     ),

@@ -1,4 +1,4 @@
-"""Describes encodings for commands and documentation: facts, costs, a self-test, parts of scores.
+"""Describes encodings for commands and documentation: facts, a self-test, parts of scores.
 
 Training does not import it.
 """

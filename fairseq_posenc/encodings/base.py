@@ -1,8 +1,8 @@
 """The contract of a position encoding.
 
 An encoding is a small module with trained parameters. It never computes attention: it declares what
-it adds to the scores as data (:class:`~fairseq_posenc.encodings.terms.Terms`), which every backend
-can compute. A host calls the methods once in a forward pass if all layers share the module, else in
+it adds to the scores as data (:mod:`~fairseq_posenc.encodings.term`), which every backend can
+compute. A host calls the methods once in a forward pass if all layers share the module, else in
 each layer.
 
 Shape legend, for all docstrings and for comments such as ``# [B, H, T, D]``:
@@ -27,7 +27,7 @@ from torch.nn import functional as F
 from fairseq_posenc.encodings.locality import Locality
 from fairseq_posenc.encodings.precision import at_least_fp32, sum_exactly
 from fairseq_posenc.encodings.rotation import Rotation
-from fairseq_posenc.encodings.term import Cost
+from fairseq_posenc.encodings.term import Term, combine
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, Span
@@ -77,9 +77,9 @@ class Dims(NamedTuple):
         """The length that the weights were, or are to be, trained at."""
         return self.max_positions if self.trained_on is None else self.trained_on
 
-    def scale(self, scale_factor: float) -> float:
-        """Compute the scale of the scores, 1 / sqrt(scale_factor * D)."""
-        return float((scale_factor * self.head_dim) ** -0.5)
+    def scale(self, scale_factor: float | None) -> float:
+        """Compute the scale of the scores, 1 / sqrt(scale_factor * D); None is 1."""
+        return float(((scale_factor or 1.0) * self.head_dim) ** -0.5)
 
 
 class Encoding(nn.Module):
@@ -102,7 +102,7 @@ class Encoding(nn.Module):
     takes_ids: ClassVar[Literal["whole", "real", "unread"]] = "whole"
     without_options: ClassVar[tuple[str, ...]] = ()  # options of its base class that specs refuse
     causal_reason: ClassVar[str] = ""  # why only causal models can use it; empty: encoders too
-    cost: ClassVar[Cost] = Cost()  # cost in a layer, without that of its terms
+    scale_factor: float | None = None  # c of the scale 1 / sqrt(c * D); None: 1, or another's
 
     def __init__(self, dims: Dims) -> None:
         super().__init__()
@@ -184,7 +184,7 @@ class Encoding(nn.Module):
         return None
 
     def states(self, x: Tensor) -> Tensor | None:
-        """Project the queries' tokens to the states that multiply :attr:`Terms.state_table`.
+        """Project the queries' tokens to the states that multiply the rows of ``state``.
 
         Args:
             x: the input of the layer, ``(B, T, C)``.
@@ -194,14 +194,18 @@ class Encoding(nn.Module):
         """
         return None
 
-    def terms(self, span: Span, positions: Positions) -> Terms:
-        """Compute the terms that are added to the scores, for the distances of ``span``.
+    def terms(self, span: Span, positions: Positions) -> list[Term]:
+        """List the terms that are added to the scores, for the distances of ``span``.
 
         Args:
             span: the distances that the tables must hold rows for.
             positions: the tokens' positions, for terms that are not a function of distance.
         """
-        return Terms()
+        return []
+
+    def combined_terms(self, span: Span, positions: Positions) -> Terms:
+        """Combine :meth:`terms` and the scale factor to the record that backends take."""
+        return combine(self.terms(span, positions), self.scale_factor)
 
     def number(self, positions: Positions) -> Positions:
         """Number the tokens of a call in another way; by default, keep their positions."""
@@ -323,8 +327,8 @@ class Encodings(nn.ModuleDict):
         return positions
 
     def terms(self, span: Span, positions: Positions) -> Terms:
-        """Combine the terms of all encodings by ``|`` (see :meth:`Encoding.terms`)."""
-        return reduce(or_, (x.terms(span, positions) for x in self.as_list()), Terms())
+        """Combine the terms of all encodings (see :meth:`Encoding.terms`)."""
+        return reduce(or_, (x.combined_terms(span, positions) for x in self.as_list()), Terms())
 
 
 def _find_first(values: Iterable[Value | None]) -> Value | None:

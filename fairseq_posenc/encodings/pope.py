@@ -12,7 +12,6 @@ from torch.nn import functional as F
 
 from fairseq_posenc.encodings.base import Dims, Encoding, register
 from fairseq_posenc.encodings.precision import at_least_fp32
-from fairseq_posenc.encodings.term import Cost
 from fairseq_posenc.errors import UserError
 
 
@@ -70,7 +69,6 @@ class Pope(Encoding):
     acts_on = "rotation"
     takes_ids = "real"
     widens = True
-    cost = Cost("8 n C + 2 h n^2 d", "6 n C")
 
     def __init__(self, dims: Dims, *, base: float = 10000.0) -> None:
         super().__init__(dims)

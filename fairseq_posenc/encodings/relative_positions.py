@@ -3,17 +3,147 @@
 The letters of shapes are those of :mod:`~fairseq_posenc.encodings.base`.
 """
 
-from typing import Any, Optional
+from typing import Any, ClassVar, Optional
 
 import torch
 from torch import Tensor, nn
 
 from fairseq_posenc.encodings.base import Dims, Encoding, register
-from fairseq_posenc.encodings.distance_table import DistanceEncoding, DistanceTable
 from fairseq_posenc.encodings.runs import Runs
-from fairseq_posenc.encodings.terms import Terms
+from fairseq_posenc.encodings.term import (
+    NumbersByDistance,
+    Product,
+    Reset,
+    RowsByDistance,
+    RowsOf,
+    Term,
+    add_axes,
+)
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, Span
+
+
+class DistanceTable(nn.Module):
+    """Trained rows by clipped signed distance r: row ``clip(r, -K, K) + K``.
+
+    Args:
+        max_distance: K.
+        width: the size of a row; None for scalars.
+        groups: 1 if the heads share the table, else the number of heads.
+        reset: add two rows, for a query and for a key at the first token.
+
+    Shapes:
+        weight ``(G, 2K + 1, width)`` or ``(G, 2K + 1)``; reset ``(G, 2, width)`` or ``(G, 2)``.
+    """
+
+    def __init__(
+        self, max_distance: int, width: int | None = None, groups: int = 1, reset: bool = False
+    ) -> None:
+        super().__init__()
+        if max_distance < 1:
+            raise UserError(
+                f"max_distance must be at least 1, not {max_distance}: a model of one position has "
+                "no distances; raise max_positions, or set max_distance"
+            )
+        self.max_distance = max_distance
+        row_shape = () if width is None else (width,)
+        self.weight = nn.Parameter(torch.empty(groups, 2 * max_distance + 1, *row_shape))
+        # Not in `weight`, which would be a longer table than that of a checkpoint without a reset.
+        self.reset = nn.Parameter(torch.empty(groups, 2, *row_shape)) if reset else None
+
+    def select(self, span: Span) -> tuple[Tensor, Runs]:
+        """Select the rows for the distances of ``span``.
+
+        Returns:
+            The rows, ``(G, R, width)`` or ``(G, R)``, with the two rows of a reset at the end, and
+            the runs of distances that share them.
+        """
+        limit = self.max_distance
+        kept, runs = Runs.select(range(1 - limit, limit + 1), span)  # row 0: up to -limit
+        rows = self.weight[:, kept]  # [G, R, ...]
+        if self.reset is not None:
+            rows = torch.cat([rows, self.reset], dim=1)
+        return rows, runs
+
+    def extend(self, weight: Tensor) -> Tensor:
+        """Extend a shorter table to the distances of this one; return any other unchanged.
+
+        Distances beyond the ends of a table are clipped, so the rows at its ends are repeated.
+        """
+        missing = self.weight.size(1) - weight.size(1)  # half of them at either end
+        if missing <= 0 or missing % 2 or weight.shape[2:] != self.weight.shape[2:]:
+            return weight
+        before = weight[:, :1].repeat_interleave(missing // 2, dim=1)
+        after = weight[:, -1:].repeat_interleave(missing // 2, dim=1)
+        return torch.cat([before, weight, after], dim=1)  # [G, 2K+1, ...]
+
+    def list_reset(self, positions: Positions) -> list[Term]:
+        """List the term that the two rows of a reset need, if this table has them."""
+        return [] if self.reset is None else [Reset(positions.is_first())]
+
+
+class DistanceEncoding(Encoding):
+    """Base class of encodings with a trained row for each signed distance, in each layer.
+
+    Args:
+        dims: the sizes of the stack.
+        max_distance: K, the largest distance; larger ones are clipped. By default n - 1, which
+            clips no distance.
+        per_head: give every head its own table.
+        scale_factor: c of the scale 1 / sqrt(c * D).
+        reset: give the first token two rows in place of its distances, one for its query and one
+            for its key (Huang et al. 2021, equation 19).
+    """
+
+    acts_on = "scores"
+    has_vectors: ClassVar[bool] = True  # whether a row has D numbers, not one
+    rows_of: ClassVar[tuple[RowsOf, ...]] = ()  # the tokens that the rows are for
+    initial_value: ClassVar[Optional[float]] = None  # of all rows; None: drawn at random
+
+    def __init__(
+        self,
+        dims: Dims,
+        *,
+        max_distance: Optional[int] = None,
+        per_head: bool = False,
+        scale_factor: float = 1.0,
+        reset: bool = False,
+    ) -> None:
+        super().__init__(dims)
+        if "scale_factor" not in self.without_options:
+            self.scale_factor = scale_factor
+        self.table = DistanceTable(
+            dims.max_positions - 1 if max_distance is None else max_distance,
+            width=dims.head_dim if self.has_vectors else None,
+            groups=dims.num_heads if per_head else 1,
+            reset=reset,
+        )
+
+    def reset_parameters(self) -> None:
+        """Set the rows to the class's initial value; draw them at random if it has none."""
+        if self.initial_value is None:
+            super().reset_parameters()
+        else:
+            for parameter in self.table.parameters():
+                nn.init.constant_(parameter, self.initial_value)
+
+    def use(self, rows: Tensor, runs: Runs) -> list[Term]:
+        """List the terms with the rows of a call, ``(G, R, D)`` or ``(G, R)``."""
+        return [RowsByDistance(of, rows, runs) for of in self.rows_of]
+
+    def terms(self, span: Span, positions: Positions) -> list[Term]:
+        """List the terms with the rows of the span, and a reset."""
+        return [*self.use(*self.table.select(span)), *self.table.list_reset(positions)]
+
+    def extend(self, name: str, weight: Tensor) -> Tensor:
+        """Extend a loaded table to the distances of this one, by repeating the rows at its ends."""
+        return self.table.extend(weight) if name == "table.weight" else weight
+
+
+def make_projections(width: int, tied: bool) -> tuple[nn.Parameter, nn.Parameter]:
+    """Make two projections ``(width, width)``; if ``tied``, the same parameter twice."""
+    projection = nn.Parameter(torch.empty(width, width))
+    return projection, projection if tied else nn.Parameter(torch.empty(width, width))
 
 
 @register("shaw")
@@ -33,7 +163,7 @@ class Shaw(DistanceEncoding):
         the vectors that Shaw et al. also add to the values are in ``shaw_values``.
     """
 
-    term_fields = ("query_table",)
+    rows_of = ("query",)
 
 
 @register("shaw_values")
@@ -55,12 +185,7 @@ class ShawValues(DistanceEncoding):
     """
 
     without_options = ("scale_factor",)  # values are not scaled
-
-    def terms(self, span: Span, positions: Positions) -> Terms:
-        """Select the rows as value table, ``(G, R, D)``."""
-        rows, runs = self.table.select(span)
-        first = self.table.mark_first(positions)
-        return Terms(value_table=rows, first=first).with_runs(runs)
+    rows_of = ("value",)
 
 
 @register("raffel")
@@ -91,18 +216,12 @@ class Raffel(DistanceEncoding):
             groups = axes * self.table.weight.size(0)
             self.table = DistanceTable(self.table.max_distance, groups=groups)
 
-    def terms(self, span: Span, positions: Positions) -> Terms:
-        """Compute the scaled rows as bias, ``(G, R)``, or by pair."""
-        scale = self.dims.scale(self.scale_factor)
-        rows, runs = self.table.select(span)
-        tables = rows.unflatten(0, (self.axes, -1))  # [axes, G, R]
-        if span.has_axes:
-            return Terms.by_axis(span, tables * scale, runs.find, self.scale_factor)
-        return Terms(
-            bias=tables.sum(0) * scale,  # a distance is the same on all axes
-            scale_factor=self.scale_factor,
-            first=self.table.mark_first(positions),
-        ).with_runs(runs)
+    def use(self, rows: Tensor, runs: Runs) -> list[Term]:
+        """Add the scaled numbers, ``(axes * G, R)``, by distance or by pair."""
+        tables = rows.unflatten(0, (self.axes, -1)) * self.dims.scale(self.scale_factor)
+        if runs.span.has_axes:
+            return [add_axes(runs.span, tables, runs.find)]
+        return [NumbersByDistance(tables.sum(0), runs)]  # a distance is the same on all axes
 
 
 @register("m1")
@@ -147,13 +266,12 @@ class M1(Encoding):
         missing = max(self.table.size(1) - weight.size(1), 0)
         return torch.cat([weight, weight[:, -1:].expand(-1, missing)], dim=1)
 
-    def terms(self, span: Span, positions: Positions) -> Terms:
-        """Select the rows of unsigned distances as gain, ``(G, R)``."""
+    def terms(self, span: Span, positions: Positions) -> list[Term]:
+        """Multiply the dot product by the numbers of unsigned distances, ``(G, R)``."""
         # The runs of signed distances, of which two share a row of the table.
         _, runs = Runs.select(range(1 - self.max_distance, self.max_distance + 1), span)
         distances = runs.representatives().abs().clamp(max=self.max_distance)  # [R]
-        gain = self.table[:, distances]
-        return Terms(gain=gain, scale_factor=self.scale_factor).with_runs(runs)
+        return [NumbersByDistance(self.table[:, distances], runs, multiplies=True)]
 
 
 @register("m2")
@@ -175,7 +293,10 @@ class M2(DistanceEncoding):
 
     has_vectors = False
     initial_value = 1.0
-    term_fields = ("gain",)
+
+    def use(self, rows: Tensor, runs: Runs) -> list[Term]:
+        """Multiply the dot product by the numbers, ``(G, R)``."""
+        return [NumbersByDistance(rows, runs, multiplies=True)]
 
 
 @register("m3")
@@ -197,7 +318,7 @@ class M3(DistanceEncoding):
     """
 
     initial_value = 1.0
-    term_fields = ("channel_gain",)
+    rows_of = ("channel",)
 
 
 @register("m4")
@@ -217,7 +338,7 @@ class M4(DistanceEncoding):
         nothing with the default options.
     """
 
-    term_fields = ("query_table", "key_table")
+    rows_of = ("query", "key")
 
 
 @register("m4m")
@@ -237,4 +358,6 @@ class M4M(M4):
         the options are those of ``m4``.
     """
 
-    product = True
+    def use(self, rows: Tensor, runs: Runs) -> list[Term]:
+        """Multiply the dot product by those of the rows, ``(G, R, D)``."""
+        return [*super().use(rows, runs), Product()]

@@ -13,17 +13,78 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fairseq_posenc.encodings.axes import Sections, assign_axes
 from fairseq_posenc.encodings.base import Dims, Encoding, register
 from fairseq_posenc.encodings.precision import at_least_fp32, make_constant
-from fairseq_posenc.encodings.rope_scaling import Scaling
+from fairseq_posenc.encodings.rope_scaling import KINDS, TRAINED_LENGTH, Ntk, Scaling
 from fairseq_posenc.encodings.rotation import PairRotation
-from fairseq_posenc.encodings.term import Cost
-from fairseq_posenc.errors import UserError
+from fairseq_posenc.errors import UserError, shortened
 from fairseq_posenc.positions import reading_waits
 
 GAMMA = 0.4  # xPos: g in the equation
 _OPTIONS_OF_ROPE_ALONE = ("cross_attention", "axes", "sections", "pairs")
+
+
+class Sections(tuple[int, ...]):
+    """The number of pairs of coordinates that each axis rotates, written ``16/24/24``."""
+
+    @classmethod
+    def parse(cls, text: str) -> Sections:
+        """Parse numbers separated by slashes.
+
+        Raises:
+            UserError: a part is not a whole number of at least 1.
+        """
+        parts = text.split("/")
+        if not all(part.isdecimal() and int(part) > 0 for part in parts):
+            raise UserError("write the pairs of each axis as 16/24/24")
+        return cls(map(int, parts))
+
+    def __str__(self) -> str:
+        return "/".join(map(str, self))
+
+
+def assign_axes(
+    name: str, pairs: int, axes: int, sections: Sections | None, interleaved: bool
+) -> list[int]:
+    """Assign an axis, a number from 0, to each pair of coordinates.
+
+    Args:
+        name: the name of the encoding, for error messages.
+        pairs: the number of pairs.
+        axes: the number of axes.
+        sections: the number of pairs of each axis; None for equal parts.
+        interleaved: the axes take turns until their sections are full, and the first axis gets the
+            remaining pairs, as in Qwen3-VL: 4/2/2 gives 0 1 2 0 1 2 0 0. Otherwise the pairs of an
+            axis stand together.
+
+    Raises:
+        UserError: the pairs cannot be divided in this way.
+    """
+    if sections is None:
+        if pairs % axes:
+            raise UserError(
+                f"{name}(axes={axes}): {pairs} pairs of coordinates cannot be divided among "
+                f"{axes} axes; give the pairs of each axis, such as sections=16/24/24"
+            )
+        sections = Sections([pairs // axes] * axes)
+    if len(sections) != axes or sum(sections) != pairs:
+        raise UserError(
+            f"{name}(axes={axes},sections={sections}): there must be {axes} sections with the sum "
+            f"{pairs}, the pairs of coordinates that are rotated"
+        )
+    if not interleaved:
+        return [axis for axis, count in enumerate(sections) for _ in range(count)]
+    assigned = [0] * pairs  # the first axis, unless another takes its turn
+    for axis in range(1, axes):
+        turns = range(axis, pairs, axes)[: sections[axis]]
+        if len(turns) < sections[axis]:
+            raise UserError(
+                f"{name}(sections={sections},pairs=interleaved): only the first section may be "
+                "more than an equal part"
+            )
+        for pair in turns:
+            assigned[pair] = axis
+    return assigned
 
 
 @register("rope")
@@ -60,7 +121,6 @@ class Rope(Encoding):
     acts_on = "rotation"
     takes_ids = "real"
     shared_by_layers = True
-    cost = Cost("6 n C", "2 n C")
     frequencies: Tensor  # the angle per position of each pair, `(rotated / 2,)`, in float32
 
     def __init__(
@@ -252,3 +312,56 @@ class XPos(Rope):
             factors = factors.repeat_interleave(2, dim=-1)
         unrotated = self.dims.head_dim - self.rotated
         return F.pad(factors, (0, unrotated), value=1.0).unsqueeze(1)  # [B or 1, 1, T, D]
+
+
+def read_rope(parameters: Mapping[str, Any], max_positions: int, layout: str) -> str:
+    """Convert the parameters to a spec: ``rope(base=10000.0,layout=half,scaling=yarn:4)``.
+
+    Args:
+        parameters: ``rope_theta``, ``partial_rotary_factor``, ``rope_type`` and the settings of
+            that type, as in ``rope_parameters`` of transformers 5.
+        max_positions: ``max_position_embeddings``, from which missing lengths are taken.
+        layout: how pairs are formed, see :class:`~fairseq_posenc.encodings.rope.Rope`.
+    """
+    rope_type = parameters.get("rope_type") or parameters.get("type") or "default"  # `type`: older
+    if "mrope_section" in parameters or rope_type == "mrope":
+        raise UserError(
+            "rotations along several axes (M-RoPE) are not read from a configuration: name them, "
+            "as in rope(axes=3,sections=16/24/24)"
+        )
+    options = {"base": parameters.get("rope_theta", 10000.0), "layout": layout}
+    if rope_type != "proportional":  # there the fraction is a setting of the scaling
+        options["fraction"] = parameters.get("partial_rotary_factor", 1.0)
+    if rope_type != "default":
+        options["scaling"] = _read_scaling(rope_type, parameters, max_positions)
+    return f"rope({','.join(f'{name}={value}' for name, value in options.items())})"
+
+
+def _read_scaling(rope_type: str, parameters: Mapping[str, Any], max_positions: int) -> str:
+    """Convert a scaling to the form of specs, such as ``yarn:4:beta_fast=16``."""
+    if rope_type == "dynamic" and parameters.get("alpha"):  # HunYuan's form of `ntk`
+        return f"{Ntk.kind}:{parameters['alpha']}"
+    # transformers has no `ntk`, but writes it as another rope_theta.
+    if rope_type not in KINDS or KINDS[rope_type] is Ntk:
+        known = ", ".join(name for name in KINDS if name != Ntk.kind)
+        raise UserError(f"unknown scaling {shortened(repr(rope_type))} of rope; known: {known}")
+    length = parameters.get(TRAINED_LENGTH) or max_positions
+    # For these two kinds, transformers computes a missing factor from the lengths.
+    default = max(max_positions / length, 1.0) if rope_type in ("yarn", "longrope") else 1.0
+    written = [rope_type, str(parameters.get("factor") or default)]
+    # The factor is written; the length of `dynamic` is the model's, which is the default.
+    skipped = {"factor", "max_position_embeddings"}
+    if length == max_positions:
+        skipped.add(TRAINED_LENGTH)
+    if not (parameters.get("mscale") and parameters.get("mscale_all_dim")):
+        skipped |= {"mscale", "mscale_all_dim"}  # transformers uses both or none
+    for name, hf_name in KINDS[rope_type].hf_names().items():
+        value = parameters.get(hf_name)
+        if value is not None and hf_name not in skipped:
+            written.append(f"{name}={_format(value)}")
+    return ":".join(written)
+
+
+def _format(value: Any) -> str:
+    """Format a setting of a scaling as specs write it."""
+    return "/".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value).lower()

@@ -12,12 +12,19 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_posenc.encodings.base import Dims, Encoding, Signed, register
-from fairseq_posenc.encodings.terms import Terms
+from fairseq_posenc.encodings.precision import make_constant
+from fairseq_posenc.encodings.term import (
+    CountTemperature,
+    ScoreCap,
+    SinkScore,
+    Temperature,
+    Term,
+)
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, Span
 
 
-class Temperature(Encoding, ABC):
+class ByPosition(Encoding, ABC):
     """A factor of all scores of a query, by its position; without parameters."""
 
     acts_on = "softmax"
@@ -28,14 +35,14 @@ class Temperature(Encoding, ABC):
     def factors(self, ids: Tensor) -> Tensor:
         """Compute the factors at positions ``ids``, ``(B or 1, T)``, from 0, in float32."""
 
-    def terms(self, span: Span, positions: Positions) -> Terms:
+    def terms(self, span: Span, positions: Positions) -> list[Term]:
         """Multiply all scores of a query."""
         factors = self.factors(positions.queries(positions.ids).float())
-        return Terms(temperature=factors.unsqueeze(1))  # [B or 1, 1, T]
+        return [Temperature(factors.unsqueeze(1))]  # [B or 1, 1, T]
 
 
 @register("llama4")
-class Llama4(Temperature):
+class Llama4(ByPosition):
     """All scores of a query are multiplied by a factor that grows in steps of a fixed length.
 
     Equation:
@@ -63,7 +70,7 @@ class Llama4(Temperature):
 
 
 @register("ministral3")
-class Ministral3(Temperature):
+class Ministral3(ByPosition):
     """All scores of a query are multiplied by a factor that grows with multiples of a length.
 
     Equation:
@@ -92,7 +99,7 @@ class Ministral3(Temperature):
 
 
 @register("logn")
-class Logn(Temperature):
+class Logn(ByPosition):
     """All scores of a query grow with the logarithm of its position beyond the trained length.
 
     Equation:
@@ -129,7 +136,7 @@ class Logn(Temperature):
 
 
 @register("drope")
-class Drope(Temperature):
+class Drope(ByPosition):
     """All scores are multiplied by a factor that grows with the logarithm of the length.
 
     Equation:
@@ -197,9 +204,9 @@ class Ssmax(Encoding):
         mean = math.lgamma(length + 1) / length if self.dims.causal else math.log(length)
         nn.init.constant_(self.factor, 1 / mean)
 
-    def terms(self, span: Span, positions: Positions) -> Terms:
+    def terms(self, span: Span, positions: Positions) -> list[Term]:
         """Return factor and offset; attention counts the keys, as they depend on the mask."""
-        return Terms(log_visible=self.factor, visible_offset=self.offset)
+        return [CountTemperature(self.factor, self.offset)]
 
 
 @register("softcap")
@@ -226,9 +233,9 @@ class Softcap(Encoding):
         super().__init__(dims)
         self.cap = cap
 
-    def terms(self, span: Span, positions: Positions) -> Terms:
+    def terms(self, span: Span, positions: Positions) -> list[Term]:
         """Return the cap of the scores."""
-        return Terms(softcap=self.cap)
+        return [ScoreCap(self.cap)]
 
 
 @register("sink")
@@ -264,10 +271,8 @@ class Sink(Encoding):
         if self.value is None:
             nn.init.zeros_(self.score)
 
-    def terms(self, span: Span, positions: Positions) -> Terms:
+    def terms(self, span: Span, positions: Positions) -> list[Term]:
         """Return the extra score of each head."""
         if self.value is None:
-            return Terms(sink=self.score)
-        shape, device = (self.dims.num_heads,), positions.device
-        score = torch.full(shape, float(self.value), dtype=torch.float32, device=device)
-        return Terms(sink=score)
+            return [SinkScore(self.score)]
+        return [SinkScore(make_constant([self.value] * self.dims.num_heads, positions.device))]

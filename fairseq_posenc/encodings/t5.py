@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fairseq_posenc.encodings.base import Dims, Encoding, register
 from fairseq_posenc.encodings.precision import make_constant
 from fairseq_posenc.encodings.runs import Runs, mirror
-from fairseq_posenc.encodings.terms import Terms
+from fairseq_posenc.encodings.term import NumbersByDistance, Term, add_axes
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, Span
 
@@ -64,14 +64,14 @@ class T5(Encoding):
         self.scale_factor = scale_factor
         self.table = nn.Parameter(torch.empty(axes * dims.num_heads, num_buckets))
 
-    def terms(self, span: Span, positions: Positions) -> Terms:
-        """Look up the buckets' numbers as bias, ``(H, R)``, or by pair on several axes."""
+    def terms(self, span: Span, positions: Positions) -> list[Term]:
+        """Add the buckets' numbers, ``(H, R)``, or by pair on several axes."""
         tables = self.table.view(self.axes, self.dims.num_heads, -1)
         if span.has_axes:
-            return Terms.by_axis(span, tables, self.buckets.find, self.scale_factor)
+            return [add_axes(span, tables, self.buckets.find)]
         index, runs = self.buckets.select(span)
         table = self.table if self.axes == 1 else tables.sum(0)  # all axes have this distance
-        return Terms(bias=table[:, index], scale_factor=self.scale_factor).with_runs(runs)
+        return [NumbersByDistance(table[:, index], runs)]
 
 
 class Buckets(NamedTuple):

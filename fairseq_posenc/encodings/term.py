@@ -1,57 +1,217 @@
-"""Describes a term of the attention scores: its shape, its place in the equation, and its cost."""
+"""What an encoding adds to the attention scores: a list of terms, each a small record of tensors.
 
-from typing import Literal, NamedTuple
+With q_i and k_j the (rotated) query and key and r = j - i their distance, the score is::
+
+    e_ij = tau_i * (scale * combine(gain_r * q_i.k_j,  q_i.Q_r,  k_j.K_r)
+                    +  q_i.a_p  +  s_i.P_r  +  b_r  +  b_ij  +  c_i - c_j)
+
+where combine is a sum or a product and scale = 1 / sqrt(scale_factor * head_dim). The output is the
+sum of v_j + V_r by the softmax of the scores. The type of a term says where in this a tensor stands
+(with the letter of this equation). A row that several distances share, such as the last one of a
+clipped table, is held once: ``runs`` says which distances have which row, and None that each
+distance of the span has its own, from low to high.
+
+The letters of shapes are those of :mod:`~fairseq_posenc.encodings.base`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import reduce
+from operator import or_
+from typing import Literal
 
 from torch import Tensor
 
+from fairseq_posenc.encodings.runs import Runs
+from fairseq_posenc.encodings.terms import Terms
+from fairseq_posenc.positions import Span
 
-class Cost(NamedTuple):
-    """Formulas of a layer's cost on the reference backend: n tokens, h heads of width d, C = h d.
+RowsOf = Literal["query", "key", "channel", "state", "value", "layer"]
 
-    A table has u distinct rows: 2n-1, or fewer where distances share rows (see
-    :class:`~fairseq_posenc.encodings.runs.Runs`). States have the width w. ``{g}`` is h if each
-    head has a table, and nothing otherwise. Empty means no cost.
 
-    Attributes:
-        operations: multiplications and additions for each sentence.
-        numbers: numbers in memory at the same time for each sentence.
-        common_operations: operations done once for all sentences.
-        common_numbers: numbers in memory once for all sentences.
+class Term(ABC):
+    """Base class of all terms."""
+
+    @abstractmethod
+    def _write(self) -> Terms:
+        """Write this term into the record of all terms that backends take."""
+
+
+@dataclass(frozen=True)
+class RowsByDistance(Term):
+    """A vector for each distance, which is multiplied with or added to one of the tokens' vectors.
+
+    ``of`` says which: ``query``, q_i.Q_r is added to q_i.k_j; ``key``, k_j.K_r is; ``channel``,
+    the sum of q_it k_jt a_rt over t replaces q_i.k_j; ``state``, s_i.P_r is added after scaling;
+    ``value``, v_j + V_r replaces the value v_j. The rows of ``layer``, ``(R, C)``, are projected by
+    each layer like tokens: as keys they are Q, and as queries they are K.
+
+    >>> RowsByDistance("query", torch.ones(1, 3, 64), Runs((0, 1), span))  # r < 0, r = 0, r > 0
     """
 
-    operations: str = ""
-    numbers: str = ""
-    common_operations: str = ""
-    common_numbers: str = ""
+    of: RowsOf
+    rows: Tensor  # (G, R, D); of states (G, R, W)
+    runs: Runs | None = None
+
+    def _write(self) -> Terms:
+        names = {"channel": "channel_gain", "layer": "content_rows"}
+        return Terms.of_table(names.get(self.of, f"{self.of}_table"), self.rows, self.runs)
 
 
-class Term(NamedTuple):
-    """The description of a field of :class:`~fairseq_posenc.encodings.terms.Terms`.
+@dataclass(frozen=True)
+class NumbersByDistance(Term):
+    """A number for each distance: b_r is added after scaling, or gain_r multiplies q_i.k_j.
 
-    Attributes:
-        axes: the shape, a letter for each dimension (see :mod:`~fairseq_posenc.encodings.base`); B
-            may be 1 as well.
-        enters: the place in the equation. ``content``: it multiplies the content term; ``table``:
-            its dot products are added or multiplied; ``bias``: it is added after scaling;
-            ``states``: its products with states are added after scaling; ``values``: it is added to
-            the values.
-        cost: the cost in a layer.
+    >>> numbers = torch.tensor([[0.9, 0.1, 0.5]])  # of three buckets: 2 or more back; 1 back; 0
+    >>> NumbersByDistance(numbers, Runs((-1, 0), span))
     """
 
-    axes: str
-    enters: Literal["content", "table", "bias", "states", "values"]
-    cost: Cost
+    numbers: Tensor  # (G, R)
+    runs: Runs | None = None
+    multiplies: bool = False
 
-    @property
-    def rows(self) -> int | None:
-        """The dimension with a row for each distance; None if the term has no such rows."""
-        return self.axes.index("R") if "R" in self.axes else None
+    def _write(self) -> Terms:
+        return Terms.of_table("gain" if self.multiplies else "bias", self.numbers, self.runs)
 
-    @property
-    def has_vectors(self) -> bool:
-        """Whether a row is a vector, multiplied with queries or keys, and not a number."""
-        return self.axes[-1] in "DCW"
 
-    def per_head(self, tensor: Tensor) -> bool:
-        """Check whether a tensor of this term differs from head to head."""
-        return "G" in self.axes and tensor.size(self.axes.index("G")) > 1
+@dataclass(frozen=True)
+class Product(Term):
+    """Products with rows of queries and keys multiply q_i.k_j, and are not added to it.
+
+    >>> [RowsByDistance("query", rows), RowsByDistance("key", rows), Product()]  # `m4m`
+    """
+
+    def _write(self) -> Terms:
+        return Terms(product=True)
+
+
+@dataclass(frozen=True)
+class Reset(Term):
+    """Two more rows at the end of each table, for the pairs of the first token.
+
+    One is for the first token as a query, one for it as a key that another query sees.
+
+    >>> Reset(torch.tensor([[False, True, False]]))  # of tokens that begin with padding
+    """
+
+    first: Tensor  # (B or 1, S) of bool: True for the first real token
+
+    def _write(self) -> Terms:
+        return Terms(first=self.first)
+
+
+@dataclass(frozen=True)
+class NumbersByPair(Term):
+    """A number for each query and key: b_ij is added after scaling.
+
+    >>> NumbersByPair(torch.eye(4)[None, None, -1:])  # of the last of four tokens: 1 for itself
+    """
+
+    numbers: Tensor  # (B or 1, G, T, S)
+
+    def _write(self) -> Terms:
+        return Terms(pair_bias=self.numbers)
+
+
+@dataclass(frozen=True)
+class Decay(Term):
+    """A difference of two numbers by token: c_i - c_j is added for an earlier key j.
+
+    >>> Decay(-torch.arange(4.0)[None, None, :, None])  # -1, -2, -3: a penalty of the distance
+    """
+
+    earlier: Tensor  # (B or 1, H, S, parts): float32 parts, which add up to c
+    later: Tensor | None = None  # a later key gets c_j - c_i of these; None: c_i - c_j of `earlier`
+
+    def _write(self) -> Terms:
+        return Terms(decay=self.earlier, later_decay=self.later)
+
+
+@dataclass(frozen=True)
+class Temperature(Term):
+    """A factor of all scores of a query: tau_i.
+
+    >>> Temperature(1 + torch.arange(4.0).log1p()[None, None])  # sharper from query to query
+    """
+
+    factors: Tensor  # (B or 1, G, T)
+
+    def _write(self) -> Terms:
+        return Terms(temperature=self.factors)
+
+
+@dataclass(frozen=True)
+class CountTemperature(Term):
+    """A factor of all scores of a query i that sees n_i keys: offset + factor * ln(n_i).
+
+    >>> CountTemperature(torch.full((2,), 0.2))  # of two heads; 1 for a query that sees 148 keys
+    """
+
+    factor: Tensor  # (G,)
+    offset: Tensor | None = None  # (G,)
+
+    def _write(self) -> Terms:
+        return Terms(log_visible=self.factor, visible_offset=self.offset)
+
+
+@dataclass(frozen=True)
+class CountedRows(Term):
+    """Products of queries with rows by a position that depends on the scores: q_i.a_p.
+
+    The position p of key j is the sum of sigmoid(scale * gain * q_i.k_t) over the keys t from j to
+    i; a_p is interpolated between the rows of the whole numbers around p. For causal models.
+
+    >>> CountedRows(torch.zeros(64, 32))  # positions 0 to 63 of heads of width 32
+    """
+
+    rows: Tensor  # (P, D)
+
+    def _write(self) -> Terms:
+        return Terms(counted_table=self.rows)
+
+
+@dataclass(frozen=True)
+class SinkScore(Term):
+    """One more score in the softmax of a query, whose weight is dropped.
+
+    >>> SinkScore(torch.zeros(8))  # of 8 heads: softmax of the scores and of a 0
+    """
+
+    score: Tensor  # (G,)
+
+    def _write(self) -> Terms:
+        return Terms(sink=self.score)
+
+
+@dataclass(frozen=True)
+class ScoreCap(Term):
+    """A limit C of the scores: e_ij becomes C * tanh(e_ij / C).
+
+    >>> ScoreCap(50.0)  # a score of 100 becomes 48.2
+    """
+
+    limit: float
+
+    def _write(self) -> Terms:
+        return Terms(softcap=self.limit)
+
+
+def combine(terms: Iterable[Term], scale_factor: float | None = None) -> Terms:
+    """Combine terms to the record that backends take; see :class:`Terms` for the scale factor."""
+    return reduce(or_, (term._write() for term in terms), Terms(scale_factor=scale_factor))
+
+
+def add_axes(span: Span, tables: Tensor, find: Callable[[Tensor], Tensor]) -> NumbersByPair:
+    """Look up a number by the distance on each axis, and add up those of all axes.
+
+    Args:
+        span: the distances of the call, with ids on several axes.
+        tables: the numbers of each axis, ``(axes, G, R)``.
+        find: finds the row of each distance, for distances of any shape.
+    """
+    distances = span.differences().unbind(-1)  # for each axis [B or 1, T, S]
+    numbers = [table[:, find(x)] for table, x in zip(tables, distances)]  # [G, B or 1, T, S]
+    return NumbersByPair(sum(numbers[1:], numbers[0]).transpose(0, 1))

@@ -1,90 +1,80 @@
-"""The terms that encodings add to the attention scores, as data that describes itself.
+"""The record of all terms that the encodings of a layer add to its scores, as backends take it.
 
-With q_i and k_j the (rotated) query and key and r = j - i their distance, the score is::
-
-    e_ij = tau_i * (scale * combine(gain_r * q_i.k_j,  q_i.Q_r,  k_j.K_r)
-                    +  q_i.a_p  +  s_i.P_r  +  bias_r  +  bias_ij  +  c_i - c_j)
-
-where combine is a sum or a product, scale = 1 / sqrt(scale_factor * head_dim), p is a position that
-depends on the content (see ``counted_table``), s is a second projection of the tokens (their
-states), and c is the decay of the tokens; for a later key j, c_j - c_i may be added instead (see
-``later_decay``). tau_i is the query's temperature, 1 by default, possibly times ``visible_offset +
-log_visible * log(number of visible keys)``. A cap C turns e_ij into C * tanh(e_ij / C). A sink is
-one more score in the softmax, with a value of zeros. The output is the sum of v_j + V_r by weight.
-
-The letters of shapes are those of :mod:`~fairseq_posenc.encodings.base`.
+:mod:`~fairseq_posenc.encodings.term` has the equation, and what each term adds to it. The letters
+of shapes are those of :mod:`~fairseq_posenc.encodings.base`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Annotated, Any, NamedTuple, get_args, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_type_hints
 
 import torch
 from torch import Tensor
 
 from fairseq_posenc.encodings.runs import Runs
-from fairseq_posenc.encodings.term import Cost, Term
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Span
 
-_TABLE_COST = Cost("2 h n u d + h n^2", "h n u + h n^2")
-_GAIN_COST = Cost("h n^2", "h n^2", common_numbers="{g}n^2")
-_CHANNEL_GAIN_COST = Cost("3 h n^2 d", "2 h n^2", common_numbers="{g}n^2")
-_CONTENT_ROWS_COST = Cost("4 h n u d + 2 h n^2", "2 h n u + 2 h n^2", "4 u C^2", "2 u C")
-_VALUE_TABLE_COST = Cost("h n^2 + 2 h n u d", "h n u")
-_BIAS_COST = Cost("h n^2", common_numbers="{g}n^2")
-_STATE_TABLE_COST = Cost("2 h n u w + h n^2", "h n u + h n^2")
+
+class Field(NamedTuple):
+    """The description of a tensor field of :class:`Terms`.
+
+    Attributes:
+        axes: the shape, a letter for each dimension (see :mod:`~fairseq_posenc.encodings.base`); B
+            may be 1 as well.
+        enters: the place in the equation. ``content``: it multiplies the content term; ``table``:
+            its dot products are added or multiplied; ``bias``: it is added after scaling;
+            ``states``: its products with states are added after scaling; ``values``: it is added to
+            the values.
+    """
+
+    axes: str
+    enters: Literal["content", "table", "bias", "states", "values"]
+
+    @property
+    def rows(self) -> int | None:
+        """The dimension with a row for each distance; None if the term has no such rows."""
+        return self.axes.index("R") if "R" in self.axes else None
+
+    @property
+    def has_vectors(self) -> bool:
+        """Whether a row is a vector, multiplied with queries or keys, and not a number."""
+        return self.axes[-1] in "DCW"
+
+    def per_head(self, tensor: Tensor) -> bool:
+        """Check whether a tensor of this term differs from head to head."""
+        return "G" in self.axes and tensor.size(self.axes.index("G")) > 1
 
 
 class Terms(NamedTuple):
-    """The contribution of an encoding to the attention scores (see the module's equation).
+    """All terms of a layer, as backends take them.
 
-    Encodings combine with ``|``. Tables have a row for each distance of the requested span, from
+    Encodings declare :mod:`~fairseq_posenc.encodings.term`, and each is a field here. Two records
+    combine with ``|``. Tables have a row for each distance of the requested span, from
     low to high; those named in ``runs`` have a row for each run of distances that share it. With
     ``first`` (the reset of the first token), two rows follow: one for a query at the first token,
     and one for a key at the first token seen from any other query.
 
     Attributes:
-        query_table: ``(G, R, D)``, Q.
-        key_table: ``(G, R, D)``, K.
-        gain: ``(G, R)``, multiplies the content term.
-        channel_gain: ``(G, R, D)``, multiplies the content term channel by channel.
-        content_rows: ``(R, C)``; the key and query projections of each layer turn them into its
-            query and key tables.
-        value_table: ``(G, R, D)``, V, added to the values at each distance.
-        bias: ``(G, R)``, added after scaling.
-        pair_bias: ``(B or 1, G, T, S)``, added after scaling.
-        state_table: ``(G, R, W)``, P, whose products with ``states`` are added after scaling.
         product: whether the three terms of ``combine`` are multiplied, not added.
-        scale_factor: c of the scale 1/sqrt(c * D); None if this encoding does not set it. It is 1
-            if none does.
-        first: ``(B or 1, S)`` of bool, the first real token of each row; None for no reset.
-        decay: ``(B or 1, H, S, parts)``, parts that add up to c (each is exact in float32, c may
-            not be). Padding has the c of the token before it.
-        later_decay: another c in the same form, of which c_j - c_i is added to the scores of later
-            keys j; None if c_i - c_j of ``decay`` is added for all keys.
-        temperature: ``(B or 1, G, T)``, multiplies all scores of a query.
-        counted_table: ``(P, D)``, a, of contextual positions (CoPE). The position p of key j is the
-            sum of sigmoid(scale * gain * q_i.k_t) over the keys t from j to i; a_p is interpolated
-            between the rows of the whole numbers around p. For causal directions.
-        log_visible: ``(G,)``, multiplied by the logarithm of the number of keys that a query sees.
-        visible_offset: ``(G,)``, added to this product; 0 if None.
+        scale_factor: c of the scale 1/sqrt(c * D); None if no encoding sets it. It is 1 then.
+        decay: parts that add up to c (each is exact in float32, c may not be). Padding has the c of
+            the token before it.
+        later_decay: None if c_i - c_j of ``decay`` is added for all keys.
         states: ``(B, H, T, W)``, s, of the queries' tokens.
-        sink: ``(G,)``, a score that takes part in the softmax, and whose weight is dropped.
-        softcap: C, the limit of the scores.
         runs: the runs of distances that share rows, by the name of the table.
     """
 
-    query_table: Annotated[Tensor | None, Term("GRD", "table", _TABLE_COST)] = None
-    key_table: Annotated[Tensor | None, Term("GRD", "table", _TABLE_COST)] = None
-    gain: Annotated[Tensor | None, Term("GR", "content", _GAIN_COST)] = None
-    channel_gain: Annotated[Tensor | None, Term("GRD", "content", _CHANNEL_GAIN_COST)] = None
-    content_rows: Annotated[Tensor | None, Term("RC", "table", _CONTENT_ROWS_COST)] = None
-    value_table: Annotated[Tensor | None, Term("GRD", "values", _VALUE_TABLE_COST)] = None
-    bias: Annotated[Tensor | None, Term("GR", "bias", _BIAS_COST)] = None
-    pair_bias: Annotated[Tensor | None, Term("BGTS", "bias", _BIAS_COST)] = None
-    state_table: Annotated[Tensor | None, Term("GRW", "states", _STATE_TABLE_COST)] = None
+    query_table: Annotated[Tensor | None, Field("GRD", "table")] = None
+    key_table: Annotated[Tensor | None, Field("GRD", "table")] = None
+    gain: Annotated[Tensor | None, Field("GR", "content")] = None
+    channel_gain: Annotated[Tensor | None, Field("GRD", "content")] = None
+    content_rows: Annotated[Tensor | None, Field("RC", "table")] = None
+    value_table: Annotated[Tensor | None, Field("GRD", "values")] = None
+    bias: Annotated[Tensor | None, Field("GR", "bias")] = None
+    pair_bias: Annotated[Tensor | None, Field("BGTS", "bias")] = None
+    state_table: Annotated[Tensor | None, Field("GRW", "states")] = None
     product: bool = False
     scale_factor: float | None = None
     first: Tensor | None = None
@@ -99,51 +89,16 @@ class Terms(NamedTuple):
     softcap: float | None = None
     runs: Mapping[str, Runs] = {}
 
-    @classmethod
-    def by_distance(
-        cls, span: Span, bias: Callable[[Tensor], Tensor], scale_factor: float, axes: int = 1
-    ) -> Terms:
-        """Make a bias that is a function of the distance; on several axes, the sum over them.
-
-        Args:
-            span: the distances of the call.
-            bias: computes the function at distances ``(n,)`` for each head, ``(H, n)``.
-            scale_factor: see :class:`Terms`.
-            axes: the number of axes.
-        """
-        if span.ids is None:
-            return cls(bias=axes * bias(span.distances()), scale_factor=scale_factor)  # [H, R]
-        distances = span.differences()  # [B or 1, T, S] or [..., axes]
-        pairs = bias(distances.flatten()).unflatten(1, distances.shape).transpose(0, 1)
-        pairs = pairs.sum(-1) if span.has_axes else axes * pairs  # one id stands for all axes
-        return cls(pair_bias=pairs, scale_factor=scale_factor)
-
-    @classmethod
-    def by_axis(
-        cls, span: Span, tables: Tensor, find: Callable[[Tensor], Tensor], scale_factor: float
-    ) -> Terms:
-        """Look up a bias by the distance on each axis, and add up those of all axes.
-
-        Args:
-            span: the distances of the call, with ids on several axes.
-            tables: the biases of each axis, ``(axes, G, R)``.
-            find: finds the row of each distance, for distances of any shape.
-            scale_factor: see :class:`Terms`.
-        """
-        distances = span.differences().unbind(-1)  # for each axis [B or 1, T, S]
-        biases = [table[:, find(x)] for table, x in zip(tables, distances)]  # [G, B or 1, T, S]
-        return cls(pair_bias=sum(biases).transpose(0, 1), scale_factor=scale_factor)
-
     def scale(self, head_dim: int) -> float:
         """Compute the scale of the scores, 1 / sqrt(scale_factor * D)."""
         factor = 1.0 if self.scale_factor is None else self.scale_factor
         return float((factor * head_dim) ** -0.5)
 
-    def present(self, *places: str) -> Iterator[tuple[str, Term, Tensor]]:
+    def present(self, *places: str) -> Iterator[tuple[str, Field, Tensor]]:
         """Yield the name, description and tensor of each term in ``TERMS`` that is present.
 
         Args:
-            *places: the places in the equation where the term may enter (see :class:`Term`); by
+            *places: the places in the equation where the term may enter (see :class:`Field`); by
                 default, all.
         """
         for name, term in TERMS.items():
@@ -198,6 +153,12 @@ class Terms(NamedTuple):
             # They are added up, so both need a row for each distance.
             ours, theirs = self.expanded("bias"), other.expanded("bias")
         return Terms(*map(_combine, self._fields, ours, theirs))
+
+    @classmethod
+    def of_table(cls, name: str, table: Tensor, runs: Runs | None = None) -> Terms:
+        """Make terms with one table by distance, the field ``name``."""
+        terms = cls()._replace(**{name: table})  # type: ignore[arg-type]
+        return terms if runs is None else terms.with_runs(runs)
 
     def with_runs(self, runs: Runs) -> Terms:
         """Set the runs of distances that share rows, for all tables."""
@@ -354,7 +315,7 @@ class Terms(NamedTuple):
 
 
 # Fields with a description in their annotation, so that a new term is one edit there.
-TERMS: dict[str, Term] = {
+TERMS: dict[str, Field] = {
     name: get_args(hint)[1]
     for name, hint in get_type_hints(Terms, include_extras=True).items()
     if hasattr(hint, "__metadata__")

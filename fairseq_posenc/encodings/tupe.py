@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fairseq_posenc.encodings.base import INIT_STD, Dims, Encoding, register
-from fairseq_posenc.encodings.distance_table import DistanceEncoding, make_projections
 from fairseq_posenc.encodings.precision import at_least_fp32, no_autocast
+from fairseq_posenc.encodings.relative_positions import DistanceEncoding, make_projections
+from fairseq_posenc.encodings.runs import Runs
 from fairseq_posenc.encodings.t5 import Buckets
-from fairseq_posenc.encodings.term import Cost
-from fairseq_posenc.encodings.terms import Terms
+from fairseq_posenc.encodings.term import NumbersByDistance, NumbersByPair, Reset, Term
 from fairseq_posenc.positions import Positions, Span
 
 
@@ -41,7 +41,6 @@ class Tupe(DistanceEncoding):
 
     has_vectors = False
     has_position_table = True
-    cost = Cost(common_operations="4 n d^2 + 2 n^2 d", common_numbers="2 n d")
 
     def __init__(
         self,
@@ -56,27 +55,24 @@ class Tupe(DistanceEncoding):
         projections = make_projections(dims.head_dim, tie_projections)
         self.query_projection, self.key_projection = projections
 
-    def terms(self, span: Span, positions: Positions) -> Terms:
+    def terms(self, span: Span, positions: Positions) -> list[Term]:
         """Compare positions by pair, ``(B or 1, 1, T, S)``, and the bias."""
         positions.check_limit(self.dims.max_positions, self.name)
         rows = positions.common_ids()
         if rows.size(1) > self.dims.max_positions:  # only padding lies beyond the table
             rows = rows.clamp(max=self.dims.max_positions - 1)
         vectors = at_least_fp32(self.positions[rows])  # [B or 1, S, D]
-        first = self.table.mark_first(positions)
-        if first is not None:  # two numbers of the table replace its products
-            vectors = vectors.masked_fill(first[..., None], 0.0)
+        if self.table.reset is not None:  # two numbers of the table replace its products
+            vectors = vectors.masked_fill(positions.is_first()[..., None], 0.0)
         with no_autocast(vectors.device):
             queries = positions.queries(vectors) @ at_least_fp32(self.query_projection)
             keys = vectors @ at_least_fp32(self.key_projection) * self.dims.scale(self.scale_factor)
             pairs = queries @ keys.transpose(1, 2)  # [B or 1, T, S]
-        bias, runs = self.table.select(span)
-        return Terms(
-            bias=bias,
-            pair_bias=pairs.unsqueeze(1),
-            scale_factor=self.scale_factor,
-            first=first,
-        ).with_runs(runs)
+        return [NumbersByPair(pairs.unsqueeze(1)), *super().terms(span, positions)]
+
+    def use(self, rows: Tensor, runs: Runs) -> list[Term]:
+        """Add the numbers, ``(G, R)``."""
+        return [NumbersByDistance(rows, runs)]
 
 
 @register("tupe_shared")
@@ -102,7 +98,6 @@ class TupeShared(Encoding):
     acts_on = "scores"
     shared_by_layers = True
     has_position_table = True
-    cost = Cost(common_operations="4 n C^2 + 2 n^2 C", common_numbers="2 n C")
 
     def __init__(
         self,
@@ -136,7 +131,7 @@ class TupeShared(Encoding):
         for parameter in (self.norm_bias, self.query_bias, self.key_bias):
             nn.init.zeros_(parameter)
 
-    def terms(self, span: Span, positions: Positions) -> Terms:
+    def terms(self, span: Span, positions: Positions) -> list[Term]:
         """Compute products of positions by pair, ``(B or 1, H, T, S)``, and biases by distance."""
         positions.check_limit(self.dims.max_positions, self.name)
         # A caller's ids may be any, so they need all rows.
@@ -149,17 +144,16 @@ class TupeShared(Encoding):
         at_keys = keys[:, key_rows].transpose(0, 1) * scale  # [B or 1, H, S, D]
         index, runs = self.bucket_rule.select(span)
         bias = self.buckets[:, index]
-        first = None
+        reset: list[Term] = []
         if self.reset:  # pairs with the first token have two numbers in place of products
             first = positions.is_first()
+            reset = [Reset(first)]
             at_queries = at_queries.masked_fill(positions.queries(first)[:, None, :, None], 0.0)
             at_keys = at_keys.masked_fill(first[:, None, :, None], 0.0)
             bias = torch.cat([bias, self._reset_bias(queries, keys)], dim=1)  # [H, R + 2]
         with no_autocast(self.positions.device):
             pairs = at_queries @ at_keys.transpose(-1, -2)  # [B or 1, H, T, S]
-        return Terms(
-            bias=bias, pair_bias=pairs, scale_factor=self.scale_factor, first=first
-        ).with_runs(runs)
+        return [NumbersByPair(pairs), NumbersByDistance(bias, runs), *reset]
 
     def _reset_bias(self, queries: Tensor, keys: Tensor) -> Tensor:
         """Compute the numbers of pairs with the first token, ``(H, 2)``: as query, then as key.

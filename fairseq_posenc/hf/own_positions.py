@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from fairseq_posenc.encodings.rope_parameters import read_rope
+from fairseq_posenc.encodings.rope import read_rope
 from fairseq_posenc.encodings.rope_scaling import TRAINED_LENGTH
 from fairseq_posenc.errors import UserError, shortened
 from fairseq_posenc.hf.families import Family, find_family

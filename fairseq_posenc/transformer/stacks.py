@@ -183,11 +183,11 @@ class _PositionalStack:
         def compute_terms(name: str, encoding: Encoding) -> Terms:
             # Temperatures and decay are by token; random positions are drawn again in each step.
             if encoding.acts_on == "softmax" or positions.drawn is not None:
-                return encoding.terms(span, positions)
+                return encoding.combined_terms(span, positions)
             key = self._get_full_incremental_state_key(f"terms.{name}")
 
             def compute_ahead(span: Span) -> Terms:
-                return encoding.terms(span, lookahead_positions(positions, span))
+                return encoding.combined_terms(span, lookahead_positions(positions, span))
 
             return cached_terms(state, key, span, compute_ahead)
 

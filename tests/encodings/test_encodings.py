@@ -17,7 +17,7 @@ from fairseq_posenc.backends import reference
 from fairseq_posenc.backends.base import AttentionCall
 from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.base import Dims, Encoding
-from fairseq_posenc.encodings.distance_table import DistanceTable
+from fairseq_posenc.encodings.relative_positions import DistanceTable
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, Span
@@ -498,7 +498,7 @@ def test_each_distance_has_the_row_of_its_bucket(spec, causal):
     torch.nn.init.normal_(encoding.table)
     for low, high in [(-70, 70), (-5, 3), (-40, 0), (25, 60)]:
         span = Span(low, high, torch.device("cpu"))
-        terms = encoding.terms(span, positions_of(4, 4))
+        terms = encoding.combined_terms(span, positions_of(4, 4))
         distances = torch.arange(low, high + 1)
         if spec.startswith("t5"):
             expected = encoding.table[:, encoding.buckets.find(distances)]
@@ -509,6 +509,6 @@ def test_each_distance_has_the_row_of_its_bucket(spec, causal):
             expected = normed[index]
             found = terms.expanded().content_rows
         torch.testing.assert_close(found, expected)
-    rows = encoding.terms(Span.from_lengths(70, 70, span.device), positions_of(4, 4))
+    rows = encoding.combined_terms(Span.from_lengths(70, 70, span.device), positions_of(4, 4))
     (distinct,) = (x.size(term.rows) for _, term, x in rows.present())
     assert distinct <= 17

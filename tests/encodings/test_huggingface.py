@@ -20,7 +20,7 @@ from fairseq_posenc import specs
 from fairseq_posenc.assembly import build_encodings
 from fairseq_posenc.backends.by_distance import expand_by_distance
 from fairseq_posenc.encodings.base import Dims, Encodings
-from fairseq_posenc.encodings.deberta import DebertaV2
+from fairseq_posenc.encodings.projected_distances import DebertaV2
 from fairseq_posenc.encodings.t5 import Buckets
 from fairseq_posenc.positions import Positions, Span
 from tests.goldens import make_goldens as hf

@@ -10,8 +10,8 @@ import pytest
 from fairseq_posenc import registry, specs
 from fairseq_posenc.assembly import build_encodings
 from fairseq_posenc.encodings import base
-from fairseq_posenc.encodings.alibi import Alibi
 from fairseq_posenc.encodings.base import Dims, Encoding
+from fairseq_posenc.encodings.biases import Alibi
 from fairseq_posenc.errors import UserError
 
 

@@ -18,7 +18,7 @@ import torch
 from fairseq_posenc import registry
 from fairseq_posenc.analysis import self_test
 from fairseq_posenc.backends import BACKENDS, available, reference
-from fairseq_posenc.encodings.learned import Learned
+from fairseq_posenc.encodings.absolute import Learned
 from fairseq_posenc.encodings.rope import Rope
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.workbench import doctor

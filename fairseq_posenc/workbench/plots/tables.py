@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fairseq_posenc.encodings.term import Term
+from fairseq_posenc.encodings.terms import Field
 from fairseq_posenc.errors import UserError, how_to_install
 from fairseq_posenc.workbench.plots import grids
 from fairseq_posenc.workbench.plots.subject import Subject
@@ -127,7 +127,7 @@ def _collect_term_tables(subject: Subject, layer: int) -> Iterator[PlottedTable]
     span, terms = subject.compute_terms(layer)
     distances = span.distances()
     visible = distances <= (0 if subject.dims.causal else span.high)
-    by_tensor: dict[int, tuple[list[str], Term, Tensor]] = {}
+    by_tensor: dict[int, tuple[list[str], Field, Tensor]] = {}
     for name, term, tensor in terms.present():  # terms may share a tensor, as m4's do
         by_tensor.setdefault(id(tensor), ([], term, tensor))[0].append(name.replace("_", " "))
     for names, term, tensor in by_tensor.values():

@@ -1,4 +1,4 @@
-"""DeBERTa's disentangled attention, in the M4M paper's form, and as in versions 2 and 3.
+"""Rows by distance that are projected: DeBERTa in three forms, and Transformer-XL.
 
 The letters of shapes are those of :mod:`~fairseq_posenc.encodings.base`.
 """
@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fairseq_posenc.encodings.absolute import Sinusoidal
 from fairseq_posenc.encodings.base import INIT_STD, Dims, Encoding, register
-from fairseq_posenc.encodings.distance_table import DistanceEncoding, make_projections
 from fairseq_posenc.encodings.precision import make_constant
+from fairseq_posenc.encodings.relative_positions import DistanceEncoding, make_projections
 from fairseq_posenc.encodings.runs import Runs, mirror
 from fairseq_posenc.encodings.t5 import find_firsts
-from fairseq_posenc.encodings.term import Cost
-from fairseq_posenc.encodings.terms import Terms
+from fairseq_posenc.encodings.term import NumbersByDistance, RowsByDistance, Term
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, Span
 
@@ -42,8 +42,6 @@ class Deberta(DistanceEncoding):
         ``reset``, pairs with the first token have two rows of their own in the table.
     """
 
-    cost = Cost(common_operations="4 u d^2", common_numbers="2 u d")
-
     def __init__(
         self,
         dims: Dims,
@@ -56,15 +54,12 @@ class Deberta(DistanceEncoding):
         projections = make_projections(dims.head_dim, tied=tie_projections)
         self.query_projection, self.key_projection = projections
 
-    def terms(self, span: Span, positions: Positions) -> Terms:
-        """Compute the projected rows as query and key table, ``(G, R, D)``."""
-        rows, runs = self.table.select(span)  # [G, R, D]
-        return Terms(
-            query_table=rows @ self.query_projection,
-            key_table=rows @ self.key_projection,
-            scale_factor=self.scale_factor,
-            first=self.table.mark_first(positions),
-        ).with_runs(runs)
+    def use(self, rows: Tensor, runs: Runs) -> list[Term]:
+        """Project the rows, ``(G, R, D)``, for queries and for keys."""
+        return [
+            RowsByDistance("query", rows @ self.query_projection, runs),
+            RowsByDistance("key", rows @ self.key_projection, runs),
+        ]
 
 
 @register("deberta_v2")
@@ -108,7 +103,7 @@ class DebertaV2(Encoding):
         nn.init.ones_(self.norm_weight)
         nn.init.zeros_(self.norm_bias)
 
-    def terms(self, span: Span, positions: Positions) -> Terms:
+    def terms(self, span: Span, positions: Positions) -> list[Term]:
         """Compute the normalised rows for each layer to project, ``(R, C)``."""
         # On either side of 0, buckets begin at every distance up to buckets / 2, then at `firsts`.
         starts = mirror((*range(1, self.buckets // 2 + 1), *self.firsts))
@@ -118,7 +113,7 @@ class DebertaV2(Encoding):
         normed = F.layer_norm(
             self.table, self.table.shape[1:], self.norm_weight, self.norm_bias, eps=EPSILON
         )
-        return Terms(content_rows=normed[index], scale_factor=self.scale_factor).with_runs(runs)
+        return [RowsByDistance("layer", normed[index], runs)]
 
     def bucket(self, back: Tensor) -> Tensor:
         """Compute the signed bucket of keys that lie ``back``, i - j, int64 of any shape."""
@@ -143,3 +138,62 @@ class DebertaV2(Encoding):
             return math.ceil(share * (exact - 1))
 
         self.firsts = find_firsts(find_bucket, start=exact, count=self.buckets - exact)
+
+
+@register("transformer_xl")
+class TransformerXL(Encoding):
+    """The dot product of the query with a projected sinusoid of the distance is added.
+
+    Equation:
+        e_ij = ((q_i + u).k_j + (q_i + v).(W s_(i-j))) / sqrt(c d), where s is the sinusoid
+        of width C of a distance; u and v are trained, c is ``scale_factor``.
+    Shapes:
+        W ``(C, C)``, u and v ``(H, D)`` in each layer.
+    Parameters:
+        m * (C^2 + 2 * C)
+    Source:
+        Dai et al. (2019), "Transformer-XL", arXiv:1901.02860, section 3.3.
+    Differs:
+        no segment memory; u and v are in each layer, as in the paper's equation, not shared.
+    """
+
+    acts_on = "scores"
+
+    def __init__(self, dims: Dims, *, scale_factor: float = 1.0) -> None:
+        super().__init__(dims)
+        self.scale_factor = scale_factor
+        self.projection = nn.Parameter(torch.empty(dims.heads_dim, dims.embed_dim))
+        self.u = nn.Parameter(torch.empty(dims.num_heads, dims.head_dim))
+        self.v = nn.Parameter(torch.empty(dims.num_heads, dims.head_dim))
+        self.sinusoids = Sinusoidal(dims)
+
+    def terms(self, span: Span, positions: Positions) -> list[Term]:
+        """Compute W s as query table, u as the key table's only row, and v.(W s) as bias."""
+        has_ids = span.ids is not None
+        if has_ids:  # the span is unbounded: make a row for each distance that these ids can have
+            reach = _find_largest_id(positions)
+            span = span._replace(low=-reach, high=reach)
+        sinusoids = self.sinusoids.vectors(-span.distances()).type_as(self.projection)  # [R, C]
+        rows = (sinusoids @ self.projection.T).unflatten(-1, self.u.shape)  # [R, H, D]
+        rows = rows.transpose(0, 1)  # [H, R, D]
+        bias = (rows * self.v[:, None]).sum(-1) * self.dims.scale(self.scale_factor)  # [H, R]
+        runs = Runs(range(span.low + 1, span.high + 1), span)
+        return [
+            RowsByDistance("query", rows, runs),
+            RowsByDistance("key", self.u[:, None], Runs((), span)),  # the row u for all distances
+            NumbersByDistance(bias, runs),
+        ]
+
+
+def _find_largest_id(positions: Positions) -> int:
+    """Find the largest of a caller's ids; if it is not known yet, this waits for a GPU.
+
+    Raises:
+        UserError: torch is compiling, so ids have no values.
+    """
+    if torch.compiler.is_compiling():
+        raise UserError(
+            "transformer_xl: it has a row for each distance between position_ids, which a "
+            "graph does not know: leave them out, or compile another encoding"
+        )
+    return positions.longest - 1 if positions.longest else int(positions.ids.max())

@@ -1,0 +1,274 @@
+"""Functions of the distance of a key, added to the score (ALiBi, KERPLE, Sandwich, FIRE).
+
+The letters of shapes are those of :mod:`~fairseq_posenc.encodings.base`.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from fairseq_posenc.encodings.base import Dims, Encoding, register
+from fairseq_posenc.encodings.precision import make_constant, no_autocast, split_fixed, to_fixed
+from fairseq_posenc.encodings.term import Decay, NumbersByDistance, NumbersByPair, Term
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.positions import Positions, Span
+
+MIN_PARAMETER = 1e-2  # kerple's r1 and r2 are clamped to it, as in the authors' code
+
+
+class Bias(Encoding, ABC):
+    """Base class: a function of the distance is added to the scaled dot product."""
+
+    acts_on = "scores"
+    axes = 1  # on several axes, the function is summed over the distances on all of them
+
+    @abstractmethod
+    def bias(self, distances: Tensor) -> Tensor:
+        """Compute the function of each head at distances j - i, ``(n,)``, as ``(H, n)``."""
+
+    def terms(self, span: Span, positions: Positions) -> list[Term]:
+        """Add the function by distance, ``(H, R)``, or by pair, ``(B or 1, H, T, S)``."""
+        if span.ids is None:
+            return [NumbersByDistance(self.axes * self.bias(span.distances()))]
+        distances = span.differences()  # [B or 1, T, S] or [..., axes]
+        pairs = self.bias(distances.flatten()).unflatten(1, distances.shape).transpose(0, 1)
+        # One id stands for all axes.
+        return [NumbersByPair(pairs.sum(-1) if span.has_axes else self.axes * pairs)]
+
+
+@register("alibi")
+class Alibi(Bias):
+    """A fixed penalty that grows with the distance is subtracted from the score.
+
+    Equation:
+        e_ij = q_i.k_j / sqrt(c d) - s_head * abs(j - i), where s_head is a geometric sequence and
+        c is ``scale_factor``.
+    Shapes:
+        bias ``(H, R)``, for R distances; one for all layers.
+    Parameters:
+        0
+    Source:
+        Press et al. (2022), "Train Short, Test Long", arXiv:2108.12409, section 3; slopes as in
+        the authors' code, even where the number of heads is not a power of two.
+    Differs:
+        the paper is about causal models. ``mode=symmetric`` (default in encoders) penalises later
+        keys like earlier ones; ``mode=asymmetric`` gives them the slopes of the heads in
+        reverse order; ``mode=causal`` (default in decoders) computes the same as ``symmetric``, but
+        insists on a causal model. On several ``axes`` the penalties of all are added.
+    """
+
+    takes_ids = "real"
+    shared_by_layers = True
+
+    def __init__(
+        self,
+        dims: Dims,
+        *,
+        mode: Literal["auto", "causal", "symmetric", "asymmetric"] = "auto",
+        scale_factor: float = 1.0,
+        axes: int = 1,
+    ) -> None:
+        super().__init__(dims)
+        self.axes = axes
+        if mode == "causal" and not dims.causal:
+            raise UserError("alibi(mode=causal) needs a causal model; an encoder sees later keys")
+        self.mode = mode
+        self.scale_factor = scale_factor
+
+    def terms(self, span: Span, positions: Positions) -> list[Term]:
+        """Subtract the penalties by distance, by pair, or by token."""
+        if positions.drawn is not None:  # by the encoding `randomized`
+            # Numbers that are drawn for counted tokens ascend. A caller's position ids, and the
+            # numbers drawn for them, may have any order, so they are compared by pair.
+            if positions.counted:
+                return [self._penalise_ascending(positions.drawn)]
+            span = span._replace(ids=positions.drawn, tgt_len=positions.tgt_len)
+        return super().terms(span, positions)
+
+    def bias(self, distances: Tensor) -> Tensor:
+        """Compute minus the penalty of each head at distances ``(n,)``, ``(H, n)`` in float32."""
+        slopes, later_slopes = self._make_slopes(distances.device)
+        slopes = torch.where(distances > 0, later_slopes[:, None], slopes[:, None])  # [H, n]
+        return -slopes * distances.abs().float()
+
+    def _penalise_ascending(self, ids: Tensor) -> Decay:
+        """Penalise the distances of ascending positions p, ``(B or 1, S)``, by their decay.
+
+        With c = -slope * p, the scores of earlier keys j get c_i - c_j = -slope * (p_i - p_j), and
+        those of later keys c_j - c_i. Float32 would round the difference of large numbers, so they
+        are integers, split into two parts. Tokens have the same position on all axes, so the slopes
+        are multiplied by the number of axes.
+        """
+
+        def compute_decay(slopes: Tensor) -> Tensor:
+            fixed = to_fixed(self.axes * slopes)  # [H]
+            return split_fixed(-fixed[:, None] * ids[:, None])  # [B or 1, H, S, 2]
+
+        slopes, later_slopes = self._make_slopes(ids.device)
+        later = None if self.dims.causal else compute_decay(later_slopes)
+        return Decay(compute_decay(slopes), later)
+
+    def _make_slopes(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Make the slopes of the heads for earlier and for later keys, ``(H,)`` each."""
+        slopes = make_constant(head_slopes(self.dims.num_heads), device)
+        return slopes, slopes.flip(0) if self.mode == "asymmetric" else slopes
+
+
+def head_slopes(heads: int) -> list[float]:
+    """Compute each head's slope: 2^(-8/p), 2^(-16/p), ... for p heads, a power of two.
+
+    Other numbers of heads take the slopes of the power of two below, then every second slope of
+    the power above.
+    """
+    power = 2 ** int(math.log2(heads))
+    slopes = [2 ** (-8 * (head + 1) / power) for head in range(power)]
+    return slopes + [2 ** (-4 * (2 * head + 1) / power) for head in range(heads - power)]
+
+
+@register("kerple")
+class Kerple(Bias):
+    """A trained penalty that grows with the logarithm of the distance is subtracted.
+
+    Equation:
+        e_ij = q_i.k_j / sqrt(c d) - r1 * log(1 + r2 * abs(j - i)), where r1 and r2 are
+        positive and trained for each head.
+    Shapes:
+        r1 and r2 ``(H,)`` in each layer.
+    Parameters:
+        m * 2 * h
+    Source:
+        Chi et al. (2022), "KERPLE: Kernelized Relative Positional Embedding for Length
+        Extrapolation", arXiv:2205.09921, the logarithmic variant.
+    Differs:
+        r1 starts uniform in (0, 2), r2 in (0, 1); both are kept at 0.01 or more.
+    """
+
+    takes_ids = "real"
+
+    def __init__(self, dims: Dims, *, scale_factor: float = 1.0) -> None:
+        super().__init__(dims)
+        self.scale_factor = scale_factor
+        self.r1 = nn.Parameter(torch.empty(dims.num_heads))
+        self.r2 = nn.Parameter(torch.empty(dims.num_heads))
+
+    def reset_parameters(self) -> None:
+        """Draw r1 and r2."""
+        nn.init.uniform_(self.r1, 0, 2)
+        nn.init.uniform_(self.r2, 0, 1)
+
+    def bias(self, distances: Tensor) -> Tensor:
+        """Compute minus the penalty of each head at distances ``(n,)``, in float32 at least."""
+        distances = distances.abs().to(torch.promote_types(self.r1.dtype, torch.float32))
+        r1 = self.r1.clamp(min=MIN_PARAMETER)[:, None]  # [H, 1]
+        r2 = self.r2.clamp(min=MIN_PARAMETER)[:, None]
+        return -r1 * torch.log1p(r2 * distances)
+
+
+@register("sandwich")
+class Sandwich(Bias):
+    """The dot product of the two positions' sinusoids, weaker from head to head, is added.
+
+    Equation:
+        e_ij = q_i.k_j / sqrt(c d) + H / (8 h) * (sum_s cos((j - i) / 10000^(2s/w)) - w / 2),
+        where s = 1 .. w/2 and h = 1 .. H numbers the heads.
+    Shapes:
+        bias ``(H, R)``, one for all layers.
+    Parameters:
+        0
+    Source:
+        Chi et al. (2023), "Dissecting Transformer Length Extrapolation via the Lens of Receptive
+        Field Analysis", arXiv:2212.10356.
+    Differs:
+        w is ``width``, not the head's size. The constant -w/2, which the softmax ignores, keeps the
+        bias at 0 for distance 0. Not compared with the authors' code.
+    """
+
+    shared_by_layers = True
+
+    def __init__(self, dims: Dims, *, width: int = 128, scale_factor: float = 1.0) -> None:
+        super().__init__(dims)
+        if width < 2 or width % 2:
+            raise UserError(f"sandwich(width={width}): the width must be even, and at least 2")
+        self.width = width
+        self.scale_factor = scale_factor
+
+    def bias(self, distances: Tensor) -> Tensor:
+        """Compute the dot products of each head at distances ``(n,)``, ``(H, n)`` in float32."""
+        half = self.width // 2
+        # Turns per position in whole units of 2^-40: their multiples are exact, and the rest after
+        # whole turns is a small angle, so no float64 is needed.
+        turns = [10000.0 ** -(s / half) / (2 * math.pi) for s in range(1, half + 1)]
+        units = make_constant([round(x * 2**40) for x in turns], distances.device, torch.long)
+        rest = (distances[:, None] * units).bitwise_and(2**40 - 1)  # [n, w/2]
+        angles = rest.float() * (2 * math.pi / 2**40)
+        heads = torch.arange(1, self.dims.num_heads + 1, device=distances.device)[:, None]
+        return (angles.cos().sum(-1) - half) * self.dims.num_heads / (8 * heads)
+
+
+@register("fire")
+class Fire(Encoding):
+    """A small network turns a key's distance, relative to the largest possible one, into a bias.
+
+    Equation:
+        e_ij = q_i.k_j / sqrt(c d) + f(log(1 + a (i - j)) / log(1 + a max(i, L))), where f has a
+        hidden layer of ``width`` ReLUs and an output for each head, a (the paper's c) and L are
+        trained, and c is ``scale_factor``.
+    Shapes:
+        weights ``(width, 1)``, ``(H, width)`` and their biases, a and L in each layer.
+    Parameters:
+        m * (2 * width + h * width + h + 2)
+    Source:
+        Li et al. (2024), "Functional Interpolation for Relative Positions Improves Long Context
+        Transformers", arXiv:2310.04418, equation 7; starting values as there.
+    Differs:
+        for causal models only, as in the paper. The absolute values of a and L are taken.
+    """
+
+    acts_on = "scores"
+    takes_ids = "real"
+    causal_reason = "it counts how far back a key lies"
+
+    def __init__(
+        self, dims: Dims, *, width: int = 32, threshold: float = 512.0, scale_factor: float = 1.0
+    ) -> None:
+        super().__init__(dims)
+        self.scale_factor = scale_factor
+        self.threshold = threshold
+        self.hidden_weight = nn.Parameter(torch.empty(width, 1))
+        self.hidden_bias = nn.Parameter(torch.empty(width))
+        self.output_weight = nn.Parameter(torch.empty(dims.num_heads, width))
+        self.output_bias = nn.Parameter(torch.empty(dims.num_heads))
+        self.curvature = nn.Parameter(torch.empty(()))  # a
+        self.length = nn.Parameter(torch.empty(()))  # L, in units of the threshold
+
+    def reset_parameters(self) -> None:
+        """Draw weights and biases as ``nn.Linear`` does, and set a = 0.1 and L = threshold."""
+        for weight, bias in (
+            (self.hidden_weight, self.hidden_bias),
+            (self.output_weight, self.output_bias),
+        ):
+            bound = weight.size(1) ** -0.5
+            nn.init.uniform_(weight, -bound, bound)
+            nn.init.uniform_(bias, -bound, bound)
+        nn.init.constant_(self.curvature, 0.1)
+        nn.init.constant_(self.length, 1.0)
+
+    def terms(self, span: Span, positions: Positions) -> list[Term]:
+        """Compute the network's outputs by pair, ``(B or 1, H, T, S)``, in float32 at least."""
+        dtype = torch.promote_types(self.curvature.dtype, torch.float32)
+        keys = positions.common_ids().to(dtype)  # [B or 1, S]
+        queries = positions.queries(keys)[:, :, None]  # [B or 1, T, 1]
+        # i - j. Later keys are hidden, but logarithms of their distances must be finite.
+        distances = (queries - keys[:, None, :]).clamp(min=0)  # [B or 1, T, S]
+        farthest = torch.maximum(queries, (self.length * self.threshold).abs())
+        curvature = self.curvature.abs()
+        relative = torch.log1p(curvature * distances) / torch.log1p(curvature * farthest)
+        hidden = relative[..., None] * self.hidden_weight[:, 0] + self.hidden_bias
+        hidden = torch.relu(hidden)  # [B or 1, T, S, width]
+        with no_autocast(hidden.device):
+            bias = hidden @ self.output_weight.to(dtype).T  # matrix products need equal types
+        bias = bias + self.output_bias  # [B or 1, T, S, H]
+        return [NumbersByPair(bias.permute(0, 3, 1, 2))]
