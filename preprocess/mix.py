@@ -24,12 +24,12 @@ from pathlib import Path
 from binarize.formats import check_format, describe_format
 from binarize.options import add_invalid_lines, add_workers, build_settings, integer
 from binarize.output import make_folder
-from binarize.shards import Part, combine_checksums, find_files, parts_of_shard
+from binarize.shards import Extent, combine_checksums, find_files, parts_of_shard
 from mixing.draw import DOCUMENTS, LINES, CorpusRequest, parse_corpus
 from mixing.mixture import MixtureRules, mix_corpora
 
 # Reads a file for its checksum once, even if several corpora are in one file, as in the Pile.
-_with_checksum = cache(Part.with_checksum)
+_with_checksum = cache(Extent.with_checksum)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> None:
     make_folder(args.out, request, partial(mix_corpora, corpora, rules))
 
 
-def _find_parts(corpus: CorpusRequest) -> list[Part]:
+def _find_parts(corpus: CorpusRequest) -> list[Extent]:
     files = find_files(corpus.paths)
     check_format(corpus.format, files)
     return list(map(_with_checksum, parts_of_shard(files)))

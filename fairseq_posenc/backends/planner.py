@@ -45,7 +45,7 @@ RECORDED_LENGTHS = range(2048, 8193)  # numbers of keys
 RECORDED_TERMS = ({"bias"}, {"query_table"}, {"query_table", "key_table"})
 
 
-class Plan(NamedTuple):
+class BackendChoice(NamedTuple):
     """The backend of a call, and the reason for the choice."""
 
     name: str
@@ -97,7 +97,7 @@ def _refuse_if(why_not: str, name: str) -> None:
         raise UserError(f"position backend {name} cannot compute this: {why_not}")
 
 
-def choose(requested: str, terms: Terms, call: CallFeatures) -> Plan:
+def choose(requested: str, terms: Terms, call: CallFeatures) -> BackendChoice:
     """Choose the fastest backend that can compute a call, or the one that was requested.
 
     The choice is logged, once for each kind of call.
@@ -116,9 +116,9 @@ def choose(requested: str, terms: Terms, call: CallFeatures) -> Plan:
     else:
         backend = _find_backend(requested)
         _refuse_if(backend.refuses(terms, call._replace(need_weights=False)), requested)
-        plan = Plan(requested, "requested")
+        plan = BackendChoice(requested, "requested")
         if call.need_weights:
-            plan = Plan("reference", "the attention weights are requested")
+            plan = BackendChoice("reference", "the attention weights are requested")
     if not torch.compiler.is_compiling():  # logging would break the compiled graph
         _log_once(plan, terms, call)
     return plan
@@ -144,7 +144,7 @@ def attend(
     return choose(requested, terms, call.features).backend.attend(call)
 
 
-def _choose_fastest(terms: Terms, call: CallFeatures) -> Plan:
+def _choose_fastest(terms: Terms, call: CallFeatures) -> BackendChoice:
     if is_exporting():  # so the length cannot decide
         order = ["sdpa", "reference"]
         reason = "a graph for all lengths"
@@ -158,7 +158,7 @@ def _choose_fastest(terms: Terms, call: CallFeatures) -> Plan:
     for name in order:
         why_not = BACKENDS[name].unavailable() or BACKENDS[name].refuses(terms, call)
         if not why_not:
-            return Plan(name, "; ".join([reason, *reasons]))
+            return BackendChoice(name, "; ".join([reason, *reasons]))
         reasons.append(f"not {name}: {why_not}")
     raise AssertionError("the reference backend serves everything")
 
@@ -222,7 +222,7 @@ def _list_terms(terms: Terms) -> list[str]:
     return names if terms.softcap is None else [*names, "softcap"]
 
 
-def _log_once(plan: Plan, terms: Terms, call: CallFeatures) -> None:
+def _log_once(plan: BackendChoice, terms: Terms, call: CallFeatures) -> None:
     """Log a plan, unless it has been logged for a call of the same kind."""
     if not logger.isEnabledFor(logging.INFO):
         return

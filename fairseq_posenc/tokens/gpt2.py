@@ -12,7 +12,7 @@ from fairseq.data import Dictionary
 from fairseq.data.encoders import gpt2_bpe_utils
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.tokens.tokenizer import Encoded, Tokens, spans_of_bytes, token_dtype
+from fairseq_posenc.tokens.tokenizer import Encoded, TextTokens, spans_of_bytes, token_dtype
 
 _CACHED_WORDS = 1 << 18  # different words whose tokens are kept in memory
 
@@ -38,12 +38,12 @@ class GPT2:
         tokens = np.fromiter(chain.from_iterable(encoded), self._dtype, int(sizes.sum()))
         return Encoded(tokens, sizes)
 
-    def tokens(self, text: str) -> Tokens:
+    def tokens(self, text: str) -> TextTokens:
         """Tokenize a text; see :class:`Tokenizer`."""
         pieces = [piece for word in self._find_words(text) for piece in self._words.split(word)]
         # A piece is written with one letter per byte.
         spans = spans_of_bytes(text, np.array([len(piece) for piece in pieces], np.int64))
-        return Tokens.from_spans(text, [*self._encode_text(text)], spans)
+        return TextTokens.from_spans(text, [*self._encode_text(text)], spans)
 
     def _encode_text(self, text: str) -> Iterable[int]:
         return chain.from_iterable(map(self._words.__getitem__, self._find_words(text)))

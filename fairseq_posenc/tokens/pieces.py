@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.tokens.symbols import SymbolEncoder
-from fairseq_posenc.tokens.tokenizer import Tokens
+from fairseq_posenc.tokens.tokenizer import TextTokens
 
 if TYPE_CHECKING:
     from fairseq.data import Dictionary
@@ -106,7 +106,7 @@ class PieceEncoder(SymbolEncoder):
         super().__init__(pieces, dictionary)
         self._pieces = pieces
 
-    def tokens(self, text: str) -> Tokens:
+    def tokens(self, text: str) -> TextTokens:
         """Tokenize a text, as a ``Tokenizer`` of ``tokenizer.py``."""
         encoded = self._pieces.model.encode(text, return_type="offset_mapping")
         spans = list(encoded["offsets"])
@@ -116,4 +116,4 @@ class PieceEncoder(SymbolEncoder):
             if spans[i][0] == spans[i][1]:
                 spans[i] = spans[i + 1]
         ids = [self.index(self._pieces.texts[number]) for number in encoded["ids"]]
-        return Tokens.from_spans(text, ids, spans)
+        return TextTokens.from_spans(text, ids, spans)

@@ -21,12 +21,12 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.tasks.squad.databin import SPECIAL_SYMBOLS, Limits
 from fairseq_posenc.tokens.squad_file import Answer, Question, Squad
 from fairseq_posenc.tokens.symbols import warn_of_unknown
-from fairseq_posenc.tokens.tokenizer import Tokenizer, Tokens
+from fairseq_posenc.tokens.tokenizer import TextTokens, Tokenizer
 
 NO_ANSWER = (0, 0)  # positions of <s>
 
 
-class Window(NamedTuple):
+class SquadWindow(NamedTuple):
     """An input: ``<s> question </s></s> part of the context </s>``."""
 
     tokens: np.ndarray  # token ids of the window, `[T]`
@@ -44,7 +44,7 @@ class Window(NamedTuple):
 
 def make_windows(
     question: np.ndarray, context: np.ndarray, limits: Limits, dictionary: Dictionary
-) -> list[Window]:
+) -> list[SquadWindow]:
     """Make the windows of a question, at least one.
 
     Args:
@@ -60,7 +60,7 @@ def make_windows(
     parts = _split_context(len(context), room, limits.stride)
     best_parts = _find_best_parts(len(context), parts)
     return [
-        Window(
+        SquadWindow(
             tokens=np.concatenate([head, context[first:end], eos]).astype(np.int64),
             offset=len(head),
             first=first,
@@ -105,7 +105,7 @@ class WindowMaker:
         self.tokenize_context = lru_cache(maxsize=1)(tokenizer.tokens)
         self.questions_cut = 0  # number of questions that were too long, so far
 
-    def windows(self, question: Question) -> list[Window]:
+    def windows(self, question: Question) -> list[SquadWindow]:
         """Make the windows of a question."""
         tokens = self._tokenizer.tokens(question.text.strip()).ids
         self.questions_cut += len(tokens) > self._limits.max_question
@@ -166,7 +166,7 @@ def write_split(squad: Squad, window_maker: WindowMaker, prefix: Path) -> dict[s
 
 
 def _locate_answer_in_windows(
-    question: Question, windows: list[Window], context: Tokens, counts: Counter[str]
+    question: Question, windows: list[SquadWindow], context: TextTokens, counts: Counter[str]
 ) -> list[tuple[int, int]]:
     """Locate the answer in each window, and count; empty if the context does not contain it."""
     if not question.answers:

@@ -6,7 +6,7 @@ SQuAD's answers must be parts of the original text, so tokens know their charact
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Optional, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Optional, Protocol, Self
 
 import numpy as np
 
@@ -38,7 +38,7 @@ def token_dtype(dictionary: Dictionary) -> np.dtype:
     return np.dtype(best_fitting_int_dtype(len(dictionary)))
 
 
-class Tokens(NamedTuple):
+class TextTokens(NamedTuple):
     """The tokens of a text and their characters, which are ``text[start:end]``.
 
     Tokens that share a character, such as the bytes of a letter, overlap.
@@ -49,7 +49,7 @@ class Tokens(NamedTuple):
     ends: np.ndarray  # index after the last character, `[T]`, ascending
 
     @classmethod
-    def from_spans(cls, text: str, ids: Sequence[int], spans: Iterable[tuple[int, int]]) -> Tokens:
+    def from_spans(cls, text: str, ids: Sequence[int], spans: Iterable[tuple[int, int]]) -> Self:
         """Build tokens from their spans, which include leading white space."""
         starts, ends = [], []
         for start, end in spans:
@@ -78,5 +78,5 @@ def spans_of_bytes(text: str, sizes: np.ndarray) -> list[tuple[int, int]]:
 class Tokenizer(Encoder, Protocol):
     """An encoder that also knows the characters of each token."""
 
-    def tokens(self, text: str) -> Tokens:
+    def tokens(self, text: str) -> TextTokens:
         """Tokenize a text."""

@@ -21,7 +21,7 @@ from .items import InvalidLine, describe_invalid, read_lines
 from .options import BinarizeSettings
 from .output import Manifest, format_counts, make_folder, say
 from .pool import map_chunks
-from .shards import Part, combine_checksums, find_files, parts_of_shard
+from .shards import Extent, combine_checksums, find_files, parts_of_shard
 from .sources import read_chunks
 from .split import write_split
 from .vocabulary import PACKAGES, save_dictionary
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace, line_format: LineFormat) -> None:
 
 
 def _write_splits(
-    settings: BinarizeSettings, parts: dict[str, list[Part]], manifest: Manifest
+    settings: BinarizeSettings, parts: dict[str, list[Extent]], manifest: Manifest
 ) -> None:
     """Write the dictionary and the splits of a data-bin."""
     path = manifest.folder / DICTIONARY
@@ -86,7 +86,7 @@ def _write_splits(
         sizes.unlink()
 
 
-def _find_parts(settings: BinarizeSettings, split: str) -> list[Part]:
+def _find_parts(settings: BinarizeSettings, split: str) -> list[Extent]:
     """Find the parts of a split; only ``train`` is divided into shards."""
     files = find_files(settings.inputs[split])
     check_format(settings.line_format, files)
@@ -95,7 +95,7 @@ def _find_parts(settings: BinarizeSettings, split: str) -> list[Part]:
     return parts_of_shard(files)
 
 
-def _count_dictionary(settings: BinarizeSettings, parts: Sequence[Part]) -> Dictionary:
+def _count_dictionary(settings: BinarizeSettings, parts: Sequence[Extent]) -> Dictionary:
     """Build the dictionary of the training text, the same as ``fairseq-preprocess`` builds."""
     counter = Counter[str]()
     count = partial(count_symbols, settings=settings)

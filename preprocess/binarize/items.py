@@ -18,7 +18,7 @@ from fairseq_posenc.tokens.tokenizer import Encoder
 from .formats import LineFormat, split_lines
 from .options import BinarizeSettings
 from .sentences import split_sentences
-from .sources import Chunk
+from .sources import SourceChunk
 
 
 class InvalidLine(NamedTuple):
@@ -77,7 +77,7 @@ def read_lines(data: bytes, line_format: LineFormat, sentences: bool) -> Lines:
 
 
 def describe_invalid(
-    invalid: Sequence[InvalidLine], chunk: Chunk, skips_invalid: bool
+    invalid: Sequence[InvalidLine], chunk: SourceChunk, skips_invalid: bool
 ) -> list[str]:
     """Describe the invalid lines of a chunk, which are skipped, or refuse them.
 

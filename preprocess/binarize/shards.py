@@ -15,7 +15,7 @@ from fairseq_posenc.tokens.files import SEQUENTIAL
 _BLOCK_BYTES = 1 << 20
 
 
-class Part(NamedTuple):
+class Extent(NamedTuple):
     """Whole lines of a file, from byte ``start`` to ``end``; compressed files are never divided."""
 
     path: str
@@ -23,12 +23,12 @@ class Part(NamedTuple):
     end: int
     sha256: str = ""  # checksum of the bytes, once it is computed
 
-    def with_checksum(self) -> Part:
+    def with_checksum(self) -> Extent:
         """Compute the checksum, which identifies the text wherever the file is."""
         return self._replace(sha256=checksum(Path(self.path), self.start, self.end))
 
 
-def combine_checksums(parts: Sequence[Part]) -> str:
+def combine_checksums(parts: Sequence[Extent]) -> str:
     """Combine the checksums of several parts to one."""
     return hashlib.sha256(" ".join(part.sha256 for part in parts).encode()).hexdigest()
 
@@ -58,7 +58,7 @@ def find_files(inputs: Sequence[str]) -> list[str]:
     return files
 
 
-def parts_of_shard(files: Sequence[str], shard: int = 0, num_shards: int = 1) -> list[Part]:
+def parts_of_shard(files: Sequence[str], shard: int = 0, num_shards: int = 1) -> list[Extent]:
     """List the parts of a shard, in order; by default those of the whole text.
 
     Shards have about the same number of bytes, or of files, if all files are compressed.
@@ -79,11 +79,11 @@ def parts_of_shard(files: Sequence[str], shard: int = 0, num_shards: int = 1) ->
     for path, weight in zip(files, weights):
         if path in compressed:
             is_ours = begin <= file_begin < end
-            part = Part(path, 0, os.path.getsize(path) if is_ours else 0)
+            part = Extent(path, 0, os.path.getsize(path) if is_ours else 0)
         else:
             offsets = (begin - file_begin, end - file_begin)
             start, stop = (_find_line_start(path, offset, weight) for offset in offsets)
-            part = Part(path, start, stop)
+            part = Extent(path, start, stop)
         if part.start < part.end:
             parts.append(part)
         file_begin += weight

@@ -1,4 +1,4 @@
-"""Reads parts of files as chunks of whole lines: a :class:`Chunk` and its decompressed bytes."""
+"""Reads parts of files as chunks of whole lines: :class:`SourceChunk` and decompressed bytes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import NamedTuple
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.tokens.files import DAMAGE_ERRORS, decompress
 
-from .shards import Part
+from .shards import Extent
 
 CHUNK_BYTES = 1 << 20
 # Control characters, without white space (0x09 to 0x0d), escape, and separators of records.
@@ -19,15 +19,15 @@ _MAX_CONTROL_SHARE = 0.03  # of the bytes of a text
 _MAX_LINE_BYTES = 1 << 28  # a chunk is held in memory several times
 
 
-class Chunk(NamedTuple):
+class SourceChunk(NamedTuple):
     """Where a chunk lies; its bytes are passed on beside it."""
 
-    part: Part
+    part: Extent
     lines_before: int  # lines of the part before the chunk
     ends_part: bool  # whether it is the empty chunk after the last bytes of the part
 
 
-def read_chunks(parts: Sequence[Part]) -> Iterator[tuple[Chunk, bytes]]:
+def read_chunks(parts: Sequence[Extent]) -> Iterator[tuple[SourceChunk, bytes]]:
     """Yield the chunks of several parts, and an empty one at each part's end.
 
     Memory is constant.
@@ -42,16 +42,16 @@ def read_chunks(parts: Sequence[Part]) -> Iterator[tuple[Chunk, bytes]]:
                 if not lines:
                     data = data if part.start else data.removeprefix(codecs.BOM_UTF8)
                     refuse_wide_characters(data, part.path)
-                yield Chunk(part, lines, ends_part=False), data
+                yield SourceChunk(part, lines, ends_part=False), data
                 lines += _count_lines(data)
         except (*DAMAGE_ERRORS, OSError) as error:
             if isinstance(error, OSError) and error.errno is not None:
                 raise  # an error of the disk, not of the compressed data
             raise UserError(f"{part.path} is damaged: {error}; fetch it again") from error
-        yield Chunk(part, lines, ends_part=True), b""
+        yield SourceChunk(part, lines, ends_part=True), b""
 
 
-def _read_lines(part: Part) -> Iterator[bytes]:
+def _read_lines(part: Extent) -> Iterator[bytes]:
     """Yield blocks of whole lines; only the last may lack a line feed."""
     with open(part.path, "rb") as raw:
         raw.seek(part.start)

@@ -25,7 +25,7 @@ from .items import describe_invalid, make_items
 from .options import BinarizeSettings
 from .output import Manifest, describe_file, say
 from .pool import map_chunks
-from .shards import Part
+from .shards import Extent
 from .sources import read_chunks
 
 _MAX_REPORTED = 10  # invalid lines; all are counted
@@ -88,7 +88,7 @@ def open_at(path: Path, size: int) -> BinaryIO:
 
 def write_split(
     name: str,
-    parts: Sequence[Part],
+    parts: Sequence[Extent],
     settings: BinarizeSettings,
     encoder: Encoder,
     dictionary: Dictionary,

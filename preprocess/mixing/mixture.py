@@ -14,7 +14,7 @@ from binarize.formats import LineFormat
 from binarize.items import InvalidLine, describe_invalid, read_lines
 from binarize.output import Manifest, describe_file, format_counts, say
 from binarize.pool import map_chunks
-from binarize.shards import Part
+from binarize.shards import Extent
 from binarize.sources import read_chunks
 from binarize.split import open_at
 from fairseq_posenc.errors import UserError
@@ -35,7 +35,7 @@ class MixtureRules:
 
 
 def mix_corpora(
-    corpora: Sequence[tuple[CorpusRequest, list[Part]]], rules: MixtureRules, manifest: Manifest
+    corpora: Sequence[tuple[CorpusRequest, list[Extent]]], rules: MixtureRules, manifest: Manifest
 ) -> None:
     """Mix corpora, each with its parts of files, into text files in the folder of a manifest.
 
@@ -112,7 +112,7 @@ def _sample(
 
 
 def read_documents(
-    line_format: LineFormat, parts: Sequence[Part], rules: MixtureRules
+    line_format: LineFormat, parts: Sequence[Extent], rules: MixtureRules
 ) -> Iterator[bytes]:
     r"""Yield the documents of a corpus, with ``\n`` after every line."""
     pending = b""  # begin of a document that continues in the next chunk

@@ -127,7 +127,7 @@ def test_compressed_files_are_dealt_out_whole(tmp_path):
     assert len(items(tmp_path / "all")) == 5 * 5 + 4  # an empty item between files
     names = [str(path) for path in paths[:4]]
     parts = [shards.parts_of_shard(names, shard, 4) for shard in range(4)]
-    assert parts == [[shards.Part(name, 0, os.path.getsize(name))] for name in names]
+    assert parts == [[shards.Extent(name, 0, os.path.getsize(name))] for name in names]
     with pytest.raises(UserError, match="shard 0 of 5 would be empty"):
         shards.parts_of_shard(names, 0, 5)
 
@@ -144,9 +144,9 @@ def test_only_files_that_are_divided_are_opened_to_find_the_parts(tmp_path, monk
 
     monkeypatch.setattr(shards, "open", note, raising=False)
     names = [str(path) for path in paths]
-    assert shards.parts_of_shard(names, 1, 2) == [shards.Part(each, 0, 10) for each in names[2:]]
+    assert shards.parts_of_shard(names, 1, 2) == [shards.Extent(each, 0, 10) for each in names[2:]]
     assert not opened
-    assert shards.parts_of_shard(names, 0, 3)[-1] == shards.Part(names[1], 0, 4)
+    assert shards.parts_of_shard(names, 0, 3)[-1] == shards.Extent(names[1], 0, 4)
     assert opened == [names[1]]
 
 
@@ -169,7 +169,7 @@ def test_chunks_are_whole_lines_wherever_reading_begins(tmp_path, block, monkeyp
     monkeypatch.setattr(sources, "CHUNK_BYTES", block)
     data = b"a\r\nb\n\nc\rd\n\r\nlast"
     (tmp_path / "text").write_bytes(data)
-    part = shards.Part(str(tmp_path / "text"), 0, len(data))
+    part = shards.Extent(str(tmp_path / "text"), 0, len(data))
     *chunks, (last, rest) = sources.read_chunks([part])
     assert (last.ends_part, rest) == (True, b"")
     texts = [text for _, text in chunks]

@@ -27,7 +27,7 @@ from fairseq_posenc.backends.blocked.bands import (
     view_pairs,
 )
 from fairseq_posenc.backends.blocked.geometry import Block, Geometry, Part
-from fairseq_posenc.backends.blocked.operands import HIDDEN, Layout, Tensors
+from fairseq_posenc.backends.blocked.operands import HIDDEN, TensorLayout, Tensors
 from fairseq_posenc.backends.blocked.weights import Weigh
 from fairseq_posenc.backends.forward_cache import copy_if_kept
 from fairseq_posenc.backends.mask import Mask
@@ -53,7 +53,7 @@ class Computation:
 
     blocks: Sequence[Block]
     names: Sequence[str]
-    layout: Layout
+    layout: TensorLayout
     geometry: Geometry
     mask: Mask | None
     product: bool

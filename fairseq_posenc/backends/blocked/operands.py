@@ -40,7 +40,7 @@ OF_QUERIES = {
 OF_PARTS = {
     "key": "BHSD",
     "value": "BHSD",
-    "query_table": "HRD",  # a row for each distance, or, if `Layout.starts` names it, "HUD"
+    "query_table": "HRD",  # a row for each distance, or, if `TensorLayout.starts` names it, "HUD"
     "key_table": "HRD",
     "value_table": "HRD",
     "state_table": "HRW",
@@ -65,7 +65,7 @@ Tensors = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
-class Layout:
+class TensorLayout:
     """Which parts of a call's tensors a block needs.
 
     Attributes:
@@ -116,7 +116,7 @@ class Layout:
         return self.row_index[name][part.distances] - rows.start
 
 
-def lay_out(call: AttentionCall, geometry: Geometry) -> tuple[Tensors, Layout]:
+def lay_out(call: AttentionCall, geometry: Geometry) -> tuple[Tensors, TensorLayout]:
     """Lay out the tensors of a call whose terms have a bias and a gain for each distance."""
     missing_queries, missing_keys = geometry.missing
     device = call.query.device
@@ -164,7 +164,7 @@ def lay_out(call: AttentionCall, geometry: Geometry) -> tuple[Tensors, Layout]:
         found = terms.first.int().argmax(1)  # a tensor: reading it would wait for a GPU
         tensors["first_at"] = found.masked_fill(~terms.first.any(1), -geometry.padded[1] - 1)
     distances = geometry.distances(device)
-    layout = Layout(
+    layout = TensorLayout(
         starts={name: runs.starts for name, runs in terms.runs.items()},
         row_index={name: runs.find(distances) for name, runs in terms.runs.items()},
         lowest=1 - geometry.src_len,

@@ -40,7 +40,7 @@ from fairseq_posenc.workbench.loading.checkpoints import (
 )
 from fairseq_posenc.workbench.loading.families import (
     FAMILIES,
-    Family,
+    TaskKind,
     build_default_settings,
     build_model,
     list_stacks,
@@ -132,7 +132,7 @@ def _find_stock_family(model: PreTrainedModel, path: Path) -> tuple[StockFamily,
     )
 
 
-def _list_options(config: PretrainedConfig, stock: StockFamily, family: Family) -> dict[str, Any]:
+def _list_options(config: PretrainedConfig, stock: StockFamily, family: TaskKind) -> dict[str, Any]:
     """List fairseq's options of the model, except those that tie embeddings."""
     positions = PositionSettings.read(config)
     options = {
@@ -172,7 +172,7 @@ def _list_ties(parameters: dict[str, nn.Parameter], stock: StockFamily) -> dict[
     return options
 
 
-def _load_dictionaries(path: Path, config: PretrainedConfig, family: Family) -> list[Dictionary]:
+def _load_dictionaries(path: Path, config: PretrainedConfig, family: TaskKind) -> list[Dictionary]:
     """Load the dictionaries of a folder, the source's first; use placeholders where it has none."""
     sizes = {DICTIONARY: config.vocab_size}
     if family.name == "translation":

@@ -21,7 +21,7 @@ TABLE = Path(__file__).with_name("choose.json")
 
 
 @dataclass(frozen=True)
-class Answer:
+class Advice:
     """The encodings to take in one case; figures are texts, such as ``15.94 (14.12 to 18.00)``."""
 
     models: str  # the measured models: size, text, updates and seeds
@@ -65,18 +65,18 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def find_answers(key: str, family: str, wanted: float) -> list[Answer]:
+def find_answers(key: str, family: str, wanted: float) -> list[Advice]:
     """Find the answers for a length, one for each set of models: of the next longer measurement."""
-    by_models: dict[str, list[Answer]] = {}
+    by_models: dict[str, list[Advice]] = {}
     for row in json.loads(TABLE.read_text("utf-8"))[key][family]:
-        by_models.setdefault(row["models"], []).append(Answer(**row))
+        by_models.setdefault(row["models"], []).append(Advice(**row))
     return [
         next((answer for answer in same if (answer.up_to or math.inf) >= wanted), same[-1])
         for same in by_models.values()
     ]
 
 
-def describe(answer: Answer, wanted: float, from_trained: bool) -> str:
+def describe(answer: Advice, wanted: float, from_trained: bool) -> str:
     """Describe which encoding to take for new models, or which positions to give trained ones."""
     best, others, fast = map(_join, (answer.best, answer.others, answer.fast))
     parts = [f"Take {best}: the best {answer.figure} of {answer.measured} encodings."]

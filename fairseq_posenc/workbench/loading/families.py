@@ -28,7 +28,7 @@ from fairseq_posenc.models.translation import PositionalTransformer
 NOT_WEIGHTS = ("._extra_state", ".version", "._float_tensor")
 
 
-class Family(NamedTuple):
+class TaskKind(NamedTuple):
     """A family of models."""
 
     name: str  # `masked_lm`, `causal_lm` or `translation`; `--family` spells them otherwise
@@ -41,7 +41,7 @@ class Family(NamedTuple):
 
 
 FAMILIES = (
-    Family(
+    TaskKind(
         name="masked_lm",
         title="masked LM",
         model_class=PositionalRoberta,
@@ -50,7 +50,7 @@ FAMILIES = (
         stem="roberta_",
         length_options={"encoder": "max_positions"},
     ),
-    Family(
+    TaskKind(
         name="causal_lm",
         title="causal LM",
         model_class=PositionalLM,
@@ -59,7 +59,7 @@ FAMILIES = (
         stem="transformer_lm_",
         length_options={"decoder": "max_target_positions"},
     ),
-    Family(
+    TaskKind(
         name="translation",
         title="translation",
         model_class=PositionalTransformer,
@@ -76,7 +76,7 @@ def read_architecture(settings: Any) -> Optional[str]:
     return getattr(settings, "_name", None) or getattr(settings, "arch", None)
 
 
-def find_family(arch: Optional[str], stock: bool = False) -> Optional[Family]:
+def find_family(arch: Optional[str], stock: bool = False) -> Optional[TaskKind]:
     """Find the family of an architecture, if any; with ``stock`` also of fairseq's models."""
     cls = ARCH_MODEL_REGISTRY.get(arch, object)
     for family in FAMILIES:

@@ -13,14 +13,14 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.loading import families
 from fairseq_posenc.workbench.loading.checkpoints import State, load_state, refuse_unusable_settings
 from fairseq_posenc.workbench.loading.dictionaries import open_task
-from fairseq_posenc.workbench.loading.families import Family
+from fairseq_posenc.workbench.loading.families import TaskKind
 
 
 class OpenModel(NamedTuple):
     """A trained model and what it was trained with."""
 
     path: Path  # the checkpoint
-    family: Family
+    family: TaskKind
     model: Any  # float32, eval mode, on the CPU
     task: Any  # fairseq's task, with the dictionaries
     state: State  # content of the checkpoint, with upgraded settings

@@ -23,9 +23,9 @@ from fairseq_posenc.workbench.translation.report import (
     write_report,
 )
 from fairseq_posenc.workbench.translation.systems import (
+    Contender,
     Search,
     SourceText,
-    Training,
     open_data_bin,
     parse_systems,
 )
@@ -99,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _score(
     out: Path,
-    trainings: Sequence[Training],
+    trainings: Sequence[Contender],
     translations: Sequence[Mapping[Search, list[str]]],
     sources: Sequence[str],
     references: Sequence[str],

@@ -43,7 +43,7 @@ class Search(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Training:
+class Contender:
     """A training of a system."""
 
     name: str  # name of the system in tables; its trainings differ by seed
@@ -62,7 +62,7 @@ class Training:
         return out / self.name / (f"training-{self.number}" if self.number > 1 else "")
 
 
-def parse_systems(texts: Sequence[str], average: int | None) -> list[Training]:
+def parse_systems(texts: Sequence[str], average: int | None) -> list[Contender]:
     """Parse the systems of a command line, each ``NAME=PATH[,PATH...]`` or a path; list trainings.
 
     ``average`` is the number of checkpoints of ``--average``, or None.
@@ -82,7 +82,7 @@ def parse_systems(texts: Sequence[str], average: int | None) -> list[Training]:
         listed = ", ".join(f"{name} has {count}" for name, count in counts.items())
         raise UserError(f"name the same number of trainings for each system: {listed}")
     return [
-        Training(name, path, number, _find_checkpoints(path, average), average is not None)
+        Contender(name, path, number, _find_checkpoints(path, average), average is not None)
         for name, names in paths.items()
         for number, path in enumerate(names, start=1)
     ]
@@ -106,7 +106,7 @@ def _find_checkpoints(path: str, average: int | None) -> list[Path]:
     return [Path(name) for name in split_paths(path)]
 
 
-def open_data_bin(training: Training, data: Path | None) -> ParallelDataBin:
+def open_data_bin(training: Contender, data: Path | None) -> ParallelDataBin:
     """Open all checkpoints of a training, so that mistakes show early, and name their data.
 
     Raises:
@@ -129,7 +129,7 @@ class SourceText:
     compute: ComputeOptions
 
     def translate(
-        self, training: Training, data_bin: ParallelDataBin, out: Path
+        self, training: Contender, data_bin: ParallelDataBin, out: Path
     ) -> dict[Search, list[str]]:
         """Translate with a model by each search, unless a file in ``out`` has the result.
 
@@ -163,7 +163,7 @@ class SourceText:
             translations[search] = figures["translations"]
         return translations
 
-    def _load(self, training: Training, data_bin: ParallelDataBin, folder: Path) -> Translator:
+    def _load(self, training: Contender, data_bin: ParallelDataBin, folder: Path) -> Translator:
         """Load the models of a training; if it is to be averaged, write their average first."""
         checkpoints = training.checkpoints
         if training.is_average:

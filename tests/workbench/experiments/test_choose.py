@@ -76,7 +76,7 @@ def test_a_wrong_length_is_one_line(words, capsys):
 
 @pytest.mark.parametrize(("length", "found"), [(1, 2), (2, 2), (2.5, 4), (9, 4)])
 def test_the_next_longer_measurement_answers(length, found, tmp_path, monkeypatch):
-    rows = [vars(choose.Answer("m", "f", up_to, 1, {"a": "1"}, {}, {})) for up_to in (2, 4)]
+    rows = [vars(choose.Advice("m", "f", up_to, 1, {"a": "1"}, {}, {})) for up_to in (2, 4)]
     table = tmp_path / "table.json"
     table.write_text(json.dumps({"new": {"masked-lm": rows}}))
     monkeypatch.setattr(choose, "TABLE", table)

@@ -23,7 +23,7 @@ from fairseq_posenc.hf import set_positions
 from fairseq_posenc.workbench import cli
 from fairseq_posenc.workbench.experiments.length import hf_model
 from fairseq_posenc.workbench.experiments.length.hf_model import parse_models
-from fairseq_posenc.workbench.experiments.length.stream import Window, batch_windows, cut_windows
+from fairseq_posenc.workbench.experiments.length.stream import Piece, batch_windows, cut_windows
 from fairseq_posenc.workbench.results.record import read
 from tests.helpers.hf_models import save_llama, save_tokenizer
 from tests.helpers.programs import BIN, true_start
@@ -61,15 +61,15 @@ def test_every_token_is_scored_once_and_none_reads_too_much(total, length, strid
 
 
 def test_blocks_do_not_overlap():
-    assert list(cut_windows(10, 4, 4)) == [Window(0, 0, 4), Window(4, 4, 8), Window(8, 8, 10)]
+    assert list(cut_windows(10, 4, 4)) == [Piece(0, 0, 4), Piece(4, 4, 8), Piece(8, 8, 10)]
 
 
 def test_the_window_slides():
     assert list(cut_windows(7, 4, 2)) == [
-        Window(0, 0, 2),
-        Window(0, 2, 4),
-        Window(2, 4, 6),
-        Window(4, 6, 7),
+        Piece(0, 0, 2),
+        Piece(0, 2, 4),
+        Piece(2, 4, 6),
+        Piece(4, 6, 7),
     ]
 
 

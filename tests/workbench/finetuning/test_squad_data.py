@@ -44,11 +44,11 @@ from fairseq_posenc.tokens.squad_windows import (
     make_windows,
     write_split,
 )
-from fairseq_posenc.tokens.tokenizer import Tokens
+from fairseq_posenc.tokens.tokenizer import TextTokens
 from fairseq_posenc.workbench.finetuning.squad.predict import (
     MAX_ANSWER,
     NBEST,
-    Span,
+    Guess,
     WindowSpans,
     combine_windows,
     find_best_spans,
@@ -427,10 +427,10 @@ def test_best_spans_are_the_best_of_all(seed):
 def test_windows_together_give_distinct_answers_and_the_surest_that_there_is_one():
     context = "  the cat, the\n cat "
     spans = [(2, 5), (6, 9), (9, 10), (11, 14), (14, 15), (16, 19)]
-    tokens = Tokens(np.arange(6), *(np.array(each) for each in zip(*spans)))
+    tokens = TextTokens(np.arange(6), *(np.array(each) for each in zip(*spans)))
     scored = [
-        WindowSpans([Span(0, 1, 5.0), Span(1, 1, 3.0)], null=2.0),
-        WindowSpans([Span(3, 5, 6.0), Span(5, 5, 4.0), Span(4, 4, 9.0)], null=7.0),
+        WindowSpans([Guess(0, 1, 5.0), Guess(1, 1, 3.0)], null=2.0),
+        WindowSpans([Guess(3, 5, 6.0), Guess(5, 5, 4.0), Guess(4, 4, 9.0)], null=7.0),
     ]
     found = combine_windows("q", context, tokens, scored)
     assert [each.text for each in found.candidates] == ["the\n cat", "the cat", "cat"]

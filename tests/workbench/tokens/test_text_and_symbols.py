@@ -14,7 +14,7 @@ from fairseq.data import Dictionary
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.tokens import files, symbols
-from fairseq_posenc.tokens.tokenizer import Tokens, spans_of_bytes, token_dtype
+from fairseq_posenc.tokens.tokenizer import TextTokens, spans_of_bytes, token_dtype
 
 TEXT = "Zwölf Boxkämpfer \n\n  jagen\x0bVik\u2028tor 🥊\t\r\n".encode()
 LINES = ["Zwölf Boxkämpfer", "", "  jagen\x0bVik\u2028tor 🥊"]  # only a line feed ends a line
@@ -148,9 +148,9 @@ def test_characters_of_tokens_of_bytes():
 
 
 def test_tokens_that_cover_a_span():
-    tokens = Tokens.from_spans("the  cat sat", [7, 8, 9], [(0, 3), (3, 8), (8, 12)])
+    tokens = TextTokens.from_spans("the  cat sat", [7, 8, 9], [(0, 3), (3, 8), (8, 12)])
     assert tokens.starts.tolist() == [0, 5, 9]
     assert tokens.ends.tolist() == [3, 8, 12]
     covered = {(0, 3): (0, 0), (1, 6): (0, 1), (5, 12): (1, 2), (3, 5): None, (2, 3): (0, 0)}
     assert {span: tokens.covering(*span) for span in covered} == covered
-    assert Tokens.from_spans("a  b", [1, 2], [(0, 1), (1, 3)]).starts.tolist() == [0, 1]
+    assert TextTokens.from_spans("a  b", [1, 2], [(0, 1), (1, 3)]).starts.tolist() == [0, 1]

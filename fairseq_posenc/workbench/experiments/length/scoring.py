@@ -12,7 +12,7 @@ import torch
 from fairseq_posenc.encodings.base import Encoding
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.experiments.length.hf_model import LoadedModel, predict
-from fairseq_posenc.workbench.experiments.length.stream import Stream, Window, batch_windows
+from fairseq_posenc.workbench.experiments.length.stream import Piece, Stream, batch_windows
 
 _MAX_BITS = 1000.0  # 2 to this power is still a number
 
@@ -39,7 +39,7 @@ class Score:
 def score_windows(
     loaded: LoadedModel,
     stream: Stream,
-    windows: Iterable[Window],
+    windows: Iterable[Piece],
     length: int,
     stride: int,
     max_tokens: int,

@@ -29,7 +29,7 @@ class Stream(NamedTuple):
         return len(self.targets)
 
 
-class Window(NamedTuple):
+class Piece(NamedTuple):
     """A piece of a stream: the model reads ``start:end``, and ``scored:end`` are predicted."""
 
     start: int
@@ -42,7 +42,7 @@ class Window(NamedTuple):
         return self.end - self.start, self.end - self.scored
 
 
-def cut_windows(total: int, length: int, stride: int) -> Iterator[Window]:
+def cut_windows(total: int, length: int, stride: int) -> Iterator[Piece]:
     """Cut a stream so that every token is predicted exactly once.
 
     A window reads at most ``length`` tokens and predicts the last ``stride`` of them, so each has
@@ -54,12 +54,12 @@ def cut_windows(total: int, length: int, stride: int) -> Iterator[Window]:
         ``fairseq-eval-lm --context-window (length - stride)``.
     """
     for scored in range(0, total, stride):
-        yield Window(max(0, scored - length + stride), scored, min(scored + stride, total))
+        yield Piece(max(0, scored - length + stride), scored, min(scored + stride, total))
 
 
 def spread_windows(
     total: int, length: int, stride: int, longest: int, count: int
-) -> Iterator[Window]:
+) -> Iterator[Piece]:
     """Spread ``count`` windows evenly over a stream, to compare lengths up to ``longest``.
 
     Windows of all lengths end at the same tokens, the first one at ``longest``, so they predict the
@@ -68,10 +68,10 @@ def spread_windows(
     """
     for number in range(count):
         end = longest + (total - longest) * number // max(1, count - 1)  # 1 for a single window
-        yield Window(end - length, end - stride, end)
+        yield Piece(end - length, end - stride, end)
 
 
-def batch_windows(windows: Iterable[Window], max_tokens: int) -> Iterator[list[Window]]:
+def batch_windows(windows: Iterable[Piece], max_tokens: int) -> Iterator[list[Piece]]:
     """Group neighbours of equal shape into batches of ``max_tokens``; a longer window is alone."""
     for (read, _), same_shape in groupby(windows, key=lambda window: window.shape):
         while batch := list(islice(same_shape, max(1, max_tokens // read))):

@@ -16,8 +16,8 @@ from fairseq.data import data_utils
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.tokens.squad_file import Question
-from fairseq_posenc.tokens.squad_windows import Window, WindowMaker
-from fairseq_posenc.tokens.tokenizer import Tokens
+from fairseq_posenc.tokens.squad_windows import SquadWindow, WindowMaker
+from fairseq_posenc.tokens.tokenizer import TextTokens
 from fairseq_posenc.workbench.loading.checkpoints import load_state
 from fairseq_posenc.workbench.loading.dictionaries import load_tokenizer
 from fairseq_posenc.workbench.loading.open_model import open_model
@@ -73,7 +73,7 @@ class Prediction(NamedTuple):
         return [c._replace(probability=p) for c, p in zip(candidates, probabilities)]
 
 
-class Span(NamedTuple):
+class Guess(NamedTuple):
     """A possible answer, as a range of tokens in the whole context."""
 
     first: int  # index of its first token
@@ -84,11 +84,11 @@ class Span(NamedTuple):
 class WindowSpans(NamedTuple):
     """The best spans of one window."""
 
-    spans: list[Span]  # best first
+    spans: list[Guess]  # best first
     null: float  # score of no answer
 
 
-def find_best_spans(window: Window, start: np.ndarray, end: np.ndarray) -> WindowSpans:
+def find_best_spans(window: SquadWindow, start: np.ndarray, end: np.ndarray) -> WindowSpans:
     """Find the best spans of a window that lie in the context and are not too long.
 
     A span counts only in the window with the most context around its first token.
@@ -112,12 +112,12 @@ def find_best_spans(window: Window, start: np.ndarray, end: np.ndarray) -> Windo
         first, length = divmod(index, MAX_ANSWER)  # length without the first token
         if np.isfinite(score := float(sums[first, length])):
             first += window.first
-            spans.append(Span(first, first + length, score))
+            spans.append(Guess(first, first + length, score))
     return WindowSpans(spans, null)
 
 
 def combine_windows(
-    question_id: str, context: str, tokens: Tokens, windows: Sequence[WindowSpans]
+    question_id: str, context: str, tokens: TextTokens, windows: Sequence[WindowSpans]
 ) -> Prediction:
     """Combine the best spans of all windows of a question into texts of the tokenized context."""
     spans = [span for window in windows for span in window.spans]
@@ -195,7 +195,7 @@ class Predictor(NamedTuple):
         return predictions
 
     @torch.inference_mode()
-    def _score(self, windows: Sequence[Window]) -> list[WindowSpans]:
+    def _score(self, windows: Sequence[SquadWindow]) -> list[WindowSpans]:
         """Score a batch of windows; return the best spans of each."""
         tokens = data_utils.collate_tokens(
             [torch.from_numpy(window.tokens) for window in windows],
@@ -208,13 +208,13 @@ class Predictor(NamedTuple):
 
 
 def _batch_windows(
-    inputs: Sequence[tuple[int, Window]], max_tokens: int
-) -> Iterator[list[tuple[int, Window]]]:
+    inputs: Sequence[tuple[int, SquadWindow]], max_tokens: int
+) -> Iterator[list[tuple[int, SquadWindow]]]:
     """Batch windows of similar length, the longest first, so that memory runs out early if at all.
 
     Each window comes with the number of its question.
     """
-    batch: list[tuple[int, Window]] = []
+    batch: list[tuple[int, SquadWindow]] = []
     longest = 0  # length to which the batch is padded: that of its first window
     for number, window in sorted(inputs, key=lambda item: -len(item[1].tokens)):
         if batch and (len(batch) + 1) * longest > max_tokens:
