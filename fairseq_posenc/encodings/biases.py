@@ -266,9 +266,7 @@ class Fire(Encoding):
         farthest = torch.maximum(queries, (self.length * self.threshold).abs())
         curvature = self.curvature.abs()
         relative = torch.log1p(curvature * distances) / torch.log1p(curvature * farthest)
-        hidden = relative[..., None] * self.hidden_weight[:, 0] + self.hidden_bias
-        hidden = torch.relu(hidden)  # [B or 1, T, S, width]
-        with no_autocast(hidden.device):
+        hidden = torch.relu(relative[..., None] * self.hidden_weight[:, 0] + self.hidden_bias)
+        with no_autocast(hidden.device):  # of hidden, [B or 1, T, S, width]
             bias = hidden @ self.output_weight.to(dtype).T  # matrix products need equal types
-        bias = bias + self.output_bias  # [B or 1, T, S, H]
-        return [NumbersByPair(bias.permute(0, 3, 1, 2))]
+        return [NumbersByPair((bias + self.output_bias).permute(0, 3, 1, 2))]

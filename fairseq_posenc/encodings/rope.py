@@ -310,8 +310,7 @@ class XPos(Rope):
             factors = torch.cat([factors, factors], dim=-1)
         else:
             factors = factors.repeat_interleave(2, dim=-1)
-        unrotated = self.dims.head_dim - self.rotated
-        return F.pad(factors, (0, unrotated), value=1.0).unsqueeze(1)  # [B or 1, 1, T, D]
+        return F.pad(factors, (0, self.dims.head_dim - self.rotated), value=1.0).unsqueeze(1)
 
 
 def read_rope(parameters: Mapping[str, Any], max_positions: int, layout: str) -> str:

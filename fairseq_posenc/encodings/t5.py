@@ -70,8 +70,7 @@ class T5(Encoding):
         if span.has_axes:
             return [add_axes(span, tables, self.buckets.find)]
         index, runs = self.buckets.select(span)
-        table = self.table if self.axes == 1 else tables.sum(0)  # all axes have this distance
-        return [NumbersByDistance(table[:, index], runs)]
+        return [NumbersByDistance(tables.sum(0)[:, index], runs)]  # all axes have this distance
 
 
 class Buckets(NamedTuple):

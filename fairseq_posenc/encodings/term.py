@@ -23,6 +23,7 @@ from functools import reduce
 from operator import or_
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from fairseq_posenc.encodings.runs import Runs
@@ -49,7 +50,8 @@ class RowsByDistance(Term):
     ``value``, v_j + V_r replaces the value v_j. The rows of ``layer``, ``(R, C)``, are projected by
     each layer like tokens: as keys they are Q, and as queries they are K.
 
-    >>> RowsByDistance("query", torch.ones(1, 3, 64), Runs((0, 1), span))  # r < 0, r = 0, r > 0
+    >>> span = Span(-4, 4, torch.device("cpu"))  # of five tokens
+    >>> shaw = RowsByDistance("query", torch.ones(1, 3, 64), Runs((0, 1), span))  # r < 0, 0, > 0
     """
 
     of: RowsOf
@@ -66,7 +68,9 @@ class NumbersByDistance(Term):
     """A number for each distance: b_r is added after scaling, or gain_r multiplies q_i.k_j.
 
     >>> numbers = torch.tensor([[0.9, 0.1, 0.5]])  # of three buckets: 2 or more back; 1 back; 0
-    >>> NumbersByDistance(numbers, Runs((-1, 0), span))
+    >>> t5 = NumbersByDistance(numbers, Runs((-1, 0), Span(-4, 0, torch.device("cpu"))))
+    >>> t5.runs.expand(t5.numbers, dim=1)  # of the distances -4 to 0
+    tensor([[0.9000, 0.9000, 0.9000, 0.1000, 0.5000]])
     """
 
     numbers: Tensor  # (G, R)
@@ -81,7 +85,7 @@ class NumbersByDistance(Term):
 class Product(Term):
     """Products with rows of queries and keys multiply q_i.k_j, and are not added to it.
 
-    >>> [RowsByDistance("query", rows), RowsByDistance("key", rows), Product()]  # `m4m`
+    >>> m4m = [RowsByDistance(of, torch.ones(1, 5, 64)) for of in ("query", "key")] + [Product()]
     """
 
     def _write(self) -> Terms:
@@ -94,7 +98,7 @@ class Reset(Term):
 
     One is for the first token as a query, one for it as a key that another query sees.
 
-    >>> Reset(torch.tensor([[False, True, False]]))  # of tokens that begin with padding
+    >>> reset = Reset(torch.tensor([[False, True, False]]))  # of tokens that begin with padding
     """
 
     first: Tensor  # (B or 1, S) of bool: True for the first real token
@@ -107,7 +111,7 @@ class Reset(Term):
 class NumbersByPair(Term):
     """A number for each query and key: b_ij is added after scaling.
 
-    >>> NumbersByPair(torch.eye(4)[None, None, -1:])  # of the last of four tokens: 1 for itself
+    >>> step = NumbersByPair(torch.eye(4)[None, None, -1:])  # of the last of four tokens
     """
 
     numbers: Tensor  # (B or 1, G, T, S)
@@ -120,7 +124,7 @@ class NumbersByPair(Term):
 class Decay(Term):
     """A difference of two numbers by token: c_i - c_j is added for an earlier key j.
 
-    >>> Decay(-torch.arange(4.0)[None, None, :, None])  # -1, -2, -3: a penalty of the distance
+    >>> alibi = Decay(-torch.arange(4.0)[None, None, :, None])  # minus the distance
     """
 
     earlier: Tensor  # (B or 1, H, S, parts): float32 parts, which add up to c
@@ -134,7 +138,7 @@ class Decay(Term):
 class Temperature(Term):
     """A factor of all scores of a query: tau_i.
 
-    >>> Temperature(1 + torch.arange(4.0).log1p()[None, None])  # sharper from query to query
+    >>> log = Temperature(1 + torch.arange(4.0).log1p()[None, None])  # sharper from query to query
     """
 
     factors: Tensor  # (B or 1, G, T)
@@ -147,7 +151,7 @@ class Temperature(Term):
 class CountTemperature(Term):
     """A factor of all scores of a query i that sees n_i keys: offset + factor * ln(n_i).
 
-    >>> CountTemperature(torch.full((2,), 0.2))  # of two heads; 1 for a query that sees 148 keys
+    >>> ssmax = CountTemperature(torch.full((2,), 0.2))  # of two heads; 1 for 148 keys
     """
 
     factor: Tensor  # (G,)
@@ -164,7 +168,7 @@ class CountedRows(Term):
     The position p of key j is the sum of sigmoid(scale * gain * q_i.k_t) over the keys t from j to
     i; a_p is interpolated between the rows of the whole numbers around p. For causal models.
 
-    >>> CountedRows(torch.zeros(64, 32))  # positions 0 to 63 of heads of width 32
+    >>> cope = CountedRows(torch.zeros(64, 32))  # positions 0 to 63 of heads of width 32
     """
 
     rows: Tensor  # (P, D)
@@ -177,7 +181,7 @@ class CountedRows(Term):
 class SinkScore(Term):
     """One more score in the softmax of a query, whose weight is dropped.
 
-    >>> SinkScore(torch.zeros(8))  # of 8 heads: softmax of the scores and of a 0
+    >>> sink = SinkScore(torch.zeros(8))  # of 8 heads: softmax of the scores and of a 0
     """
 
     score: Tensor  # (G,)
@@ -190,7 +194,7 @@ class SinkScore(Term):
 class ScoreCap(Term):
     """A limit C of the scores: e_ij becomes C * tanh(e_ij / C).
 
-    >>> ScoreCap(50.0)  # a score of 100 becomes 48.2
+    >>> softcap = ScoreCap(50.0)  # a score of 100 becomes 48.2
     """
 
     limit: float
@@ -214,4 +218,4 @@ def add_axes(span: Span, tables: Tensor, find: Callable[[Tensor], Tensor]) -> Nu
     """
     distances = span.differences().unbind(-1)  # for each axis [B or 1, T, S]
     numbers = [table[:, find(x)] for table, x in zip(tables, distances)]  # [G, B or 1, T, S]
-    return NumbersByPair(sum(numbers[1:], numbers[0]).transpose(0, 1))
+    return NumbersByPair(torch.stack(numbers).sum(0).transpose(0, 1))
