@@ -136,7 +136,7 @@ def main() -> int:
         data = args.out / "data" / name
         folder = args.out / "models" / name / model.folder / f"seed-{seed}"
         words = shlex.split(f"{_TASKS[args.family]} {_MODELS[args.family]} {_COMMON}")
-        words += [*model.options, *args.after_dashes]
+        words += ["--user-dir", str(USER_DIR), *model.options, *args.after_dashes]
         command = train_command(data, folder, args.updates, seed, words)
         training = Training(f"{name} {model.name} {seed}", folder, args.updates, command)
         trainings[training] = data

@@ -27,7 +27,7 @@ html_show_copyright = False
 _PAGES_BELOW = {
     "encodings/README": ":glob:\n:hidden:\n\n*",
     "inside": ":hidden:\n\nblocked\ngpu\nbenchmarks\nreliability\nfairseq\npapers\n"
-    "results/parity\nvectors/README\nlog",
+    "vectors/README\nlog",
 }
 
 

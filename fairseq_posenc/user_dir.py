@@ -1,7 +1,8 @@
-"""Registers our models and tasks with fairseq, even if the package was imported before."""
+"""Registers our models and tasks with fairseq, and imports packages of users' own encodings."""
 
 import gc
 import os
+import sys
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -47,6 +48,19 @@ def _spare_forks_the_garbage() -> None:
     with a stack trace, "can only test a child process".
     """
     os.register_at_fork(after_in_child=gc.freeze)
+
+
+def import_user_dir(folder: Path) -> None:
+    """Import a package, which registers encodings, by its folder.
+
+    Raises:
+        UserError: the folder has no package.
+    """
+    folder = folder.resolve()
+    if not (folder / "__init__.py").is_file():
+        raise UserError(f"--user-dir {folder}: name a folder of a Python package, with __init__.py")
+    sys.path.insert(0, str(folder.parent))
+    import_module(folder.name)
 
 
 class RegisteringPath(list[str]):

@@ -46,17 +46,6 @@ _PAGES = {
             "fairseq_posenc.errors": "UserError",
         },
     ),
-    "encodings": Page(
-        "An encoding of your own",
-        "[How to write one](../adding.md). The equation of the scores is in [the module of terms]"
-        "(../../fairseq_posenc/encodings/term.py).",
-        {
-            "fairseq_posenc.encodings.base": "Dims Encoding register",
-            "fairseq_posenc.encodings.term": "RowsByDistance NumbersByDistance Product Reset "
-            "NumbersByPair Decay Temperature CountTemperature CountedRows SinkScore ScoreCap",
-            "fairseq_posenc.encodings.rotation": "Rotation",
-        },
-    ),
     "transformers": Page(
         "In models of transformers",
         "[Other positions for a model of transformers](../hf.md) says what is served.",
@@ -66,10 +55,7 @@ _PAGES = {
         "In fairseq's models",
         "For [fairseq's commands](../training.md) nothing has to be called. In Python:",
         {
-            "fairseq_posenc.transformer.attention": "PositionalAttention",
-            "fairseq_posenc.transformer.capture_attention": "capture_attention",
             "fairseq_posenc.workbench.translation.translator": "Translator Hypothesis",
-            "fairseq_posenc.workbench.results.record": "Record read",
         },
     ),
 }
@@ -181,6 +167,8 @@ def _format_docstring(node: Definition) -> Iterator[str]:
         if match := _HEADING.fullmatch(lines[0]):
             heading, lines = match[1], lines[1:]
         text = "\n".join(lines)
+        if heading == "Raises":  # the message says it
+            continue
         if heading and lines and lines[0].startswith("    "):
             yield _format_section(heading, lines)
         elif text.startswith(">>> "):

@@ -7,10 +7,12 @@ import sys
 import warnings
 from collections.abc import Sequence
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
 from fairseq_posenc.errors import UserError, suggest
+from fairseq_posenc.user_dir import USER_DIR, import_user_dir
 from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.examples import EXAMPLES
 from fairseq_posenc.workbench.running.exit_codes import run_main
@@ -119,6 +121,8 @@ GROUPS: dict[str, dict[str, Command]] = {
     },
 }
 COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
+# Commands that build no encoding. All others take --user-dir, for encodings of the user's own.
+_WITHOUT_ENCODINGS = {"list", "choose", "learning-curves", "preprocess", "user-dir", "report"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -147,6 +151,7 @@ def _run(argv: Sequence[str] | None) -> int:
         argcomplete.autocomplete(parser)  # ends the program
     takes_dashes = name in COMMANDS and COMMANDS[name].after_dashes
     args = parse_around_dashes(parser, words) if takes_dashes else parser.parse_args(words)
+    import_user_dir(getattr(args, "user_dir", USER_DIR))
     return COMMANDS[args.command].run(args)
 
 
@@ -178,5 +183,16 @@ def _build_parser(chosen: str) -> Parser:
         if name == chosen:
             subparser.after_dashes = command.after_dashes
             command.add_arguments(subparser)
+            if name not in _WITHOUT_ENCODINGS:
+                _add_user_dir(subparser)
             add_examples(subparser, EXAMPLES[name])
     return parser
+
+
+def _add_user_dir(parser: argparse.ArgumentParser) -> None:
+    """Add ``--user-dir`` to a parser, or to those of its subcommands."""
+    if parser._subparsers:
+        for subparser in parser._subparsers._group_actions[0].choices.values():  # type: ignore
+            _add_user_dir(subparser)
+        return
+    parser.add_argument("--user-dir", type=Path, default=USER_DIR, help="folder of your encodings")

@@ -77,6 +77,11 @@ def scripts(path: Path) -> list[str]:
     return [prompted(block) for block in blocks]
 
 
+def python_of(page: Path) -> list[str]:
+    """Return the blocks of Python of a page."""
+    return [code for _, kind, code in FENCED.findall(page.read_text()) if kind == "python"]
+
+
 def prompted(block: str) -> str:
     """Return a block without what its commands print, if they stand behind a prompt."""
     lines = re.findall(r"^\$ (.+(?:\\\n.+)*)", block, re.MULTILINE)
@@ -188,6 +193,16 @@ def c4() -> Path:
 
 
 @cache
+def own_encodings() -> Path:
+    """Return the user's package that adding.md shows."""
+    folder = new_directory() / "my_encodings"
+    folder.mkdir()
+    for name, code in zip(("root.py", "__init__.py"), python_of(ROOT / "docs" / "adding.md")):
+        (folder / name).write_text(code)
+    return folder
+
+
+@cache
 def checkpoints() -> Path:
     """Return a folder of trainings."""
     folder = new_directory()
@@ -250,6 +265,7 @@ FILES: dict[str, Callable[[], Path]] = {
     "pile": lambda: corpus().with_name("pile"),
     "c4": c4,
     "checkpoints/": checkpoints,
+    "my_encodings": own_encodings,
     "data-bin/c4": shards,
     "data-bin/my": lambda: squad.files().data,
     "roberta.base.m4m.pt": lambda: squad.files().pretrained,

@@ -1,4 +1,4 @@
-"""The tables of ``docs/results/parity.md``: largest differences to the float64 oracles.
+"""Tables of the largest differences to the float64 oracles.
 
 ``python -m tests.helpers.parity`` prints them; the tests hold each to its bound.
 """

@@ -162,6 +162,8 @@ def name_of(path: Path) -> str:
     return path.relative_to(DOCS if path.is_relative_to(DOCS) else ROOT).as_posix()
 
 
+PYTHON = [path for path in [ROOT / "README.md", *PAGES] if documented.python_of(path)]
+PYTHON.remove(DOCS / "adding.md")  # its example registers an encoding; another test runs it
 RUN = [path for path in WITH_COMMANDS if name_of(path) not in {*RECORDS, *READ}]
 
 
@@ -195,17 +197,8 @@ def test_commands_of_a_page_run_one_after_the_other(page):
         run(script, folder, files)
 
 
-def python_of(page: Path) -> list[str]:
-    return [code for _, kind, code in FENCED.findall(page.read_text()) if kind == "python"]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "page",
-    # The example of adding.md registers an encoding; the next test runs it.
-    [path for path in [ROOT / "README.md", *PAGES] if python_of(path) and path.name != "adding.md"],
-    ids=name_of,
-)
+@pytest.mark.parametrize("page", PYTHON, ids=name_of)
 def test_python_of_a_page_runs(page, monkeypatch):
     folder, names = new_directory(), {"__name__": "page"}
     (folder / "checkpoint_best.pt").symlink_to(masked())
@@ -216,14 +209,14 @@ def test_python_of_a_page_runs(page, monkeypatch):
     LlamaForCausalLM(config).save_pretrained(smollm2)
     save_tokenizer(smollm2, ["tell", "me", "a", "story", "of", "two", "hosts"])
     monkeypatch.chdir(folder)
-    for code in python_of(page):
+    for code in documented.python_of(page):
         exec(compile(code, page.name, "exec"), names)
 
 
 def test_the_encoding_that_is_added_as_an_example_is_its_formula(monkeypatch):
     monkeypatch.setitem(base.ENCODINGS, "root", base.Encoding)  # taken out again in the end
     del base.ENCODINGS["root"]
-    (code,) = python_of(DOCS / "adding.md")
+    code, _ = documented.python_of(DOCS / "adding.md")
     exec(compile(code, "root.py", "exec"), {"__name__": "root"})
     encoding = PositionEncoding("root", embed_dim=16, num_heads=2)
     query, key = torch.randn(2, 1, 2, 5, 8)

@@ -20,7 +20,6 @@ from fairseq_posenc.folders import lock_folder
 from fairseq_posenc.host.explanations import parse_stop_update
 from fairseq_posenc.position_parameters import is_position_parameter
 from fairseq_posenc.workbench.loading.checkpoints import updates_done
-from fairseq_posenc.workbench.running.host import USER_DIR
 from fairseq_posenc.workbench.running.logs import TRAIN_LOG, Curve, read_curve_file
 from fairseq_posenc.workbench.running.pool import Environment, run_here
 from fairseq_posenc.workbench.running.programs import run_logged
@@ -71,7 +70,7 @@ def train_command(
         folder: for the checkpoints.
         updates: training updates.
         seed: random seed of initial weights, order of the data, and masks.
-        options: options of ``fairseq-train`` that define the model and what it learns; they win.
+        options: options of ``fairseq-train``, with ``--user-dir``, model and task; they win.
         points: number of validations.
     """
     interval = max(1, updates // points)
@@ -82,8 +81,7 @@ def train_command(
         f"--validate-interval {_NEVER} --log-format json --log-interval {min(20, interval)} "
         "--num-workers 0 --distributed-world-size 1"
     )
-    place = (str(data), "--save-dir", str(folder), "--user-dir", str(USER_DIR))
-    return ("fairseq-train", *place, *fixed.split(), *options)
+    return ("fairseq-train", str(data), "--save-dir", str(folder), *fixed.split(), *options)
 
 
 def read_end(training: Training) -> TrainingEnd | None:

@@ -27,7 +27,6 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.loading.checkpoints import updates_done
 from fairseq_posenc.workbench.loading.pretrained import Pretrained
 from fairseq_posenc.workbench.running.devices import choose_device
-from fairseq_posenc.workbench.running.host import USER_DIR
 from fairseq_posenc.workbench.running.logs import TRAIN_LOG, parse_line
 from fairseq_posenc.workbench.running.pool import Environment
 from fairseq_posenc.workbench.running.programs import run_logged
@@ -144,7 +143,6 @@ def build_overrides(
     }
     settings = {
         "hydra.run.dir": values["checkpoint.save_dir"],
-        "common.user_dir": USER_DIR,
         **options,
         **values,
         "optimization.max_update": cfg.optimization.max_update,

@@ -7,10 +7,8 @@ matplotlib is optional.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -92,32 +90,10 @@ def _add_common(parser: argparse.ArgumentParser, stacks: list[str], of_layers: b
     add = parser.add_argument
     add("--out", type=Path, required=True, metavar="FILE", help="the picture, .png or .svg")
     add_data(parser, "directory with its dictionaries (default: that of the training)")
-    add_user_dir(parser)
     add("--stack", choices=stacks, help="default: the model's first")
     parser.set_defaults(layer=None, head=None)
     for option in ("--layer", "--head") if of_layers else ():
         add(option, type=int, nargs="+", metavar="N", help="counted from 1 (default: all)")
-
-
-def add_user_dir(parser: argparse.ArgumentParser) -> None:
-    """Add ``--user-dir``."""
-    text = "folder of a Python package that registers encodings, as for the training"
-    parser.add_argument("--user-dir", type=Path, metavar="DIR", help=text)
-
-
-def import_user_dir(folder: Path | None) -> None:
-    """Import the package of ``--user-dir``; None imports nothing.
-
-    Raises:
-        UserError: the folder has no package.
-    """
-    if folder is None:
-        return
-    folder = folder.resolve()
-    if not (folder / "__init__.py").is_file():
-        raise UserError(f"--user-dir {folder}: name a folder of a Python package, with __init__.py")
-    sys.path.insert(0, str(folder.parent))
-    import_module(folder.name)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -131,7 +107,6 @@ def run(args: argparse.Namespace) -> int:
     refuse_bad_place(args.out, "--out")
     if not pictures.can_draw():
         raise UserError(f"pictures need matplotlib: {how_to_install('plot')}")
-    import_user_dir(args.user_dir)
     if args.kind in TEXT_KINDS:
         figure = _draw_text(args)
     else:

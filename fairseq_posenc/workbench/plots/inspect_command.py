@@ -7,7 +7,6 @@ from pathlib import Path
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.files import refuse_bad_place, write_whole
-from fairseq_posenc.workbench.plots.command import add_user_dir, import_user_dir
 from fairseq_posenc.workbench.plots.inspection import Inspection, render_page
 from fairseq_posenc.workbench.results.record import own_command
 from fairseq_posenc.workbench.running.files import find_model
@@ -32,7 +31,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_data(
         parser, "directory with dictionaries and tokenizer (default: that of each model's training)"
     )
-    add_user_dir(parser)
     add("--out", type=Path, default="attention.html", metavar="FILE", help="(default: %(default)s)")
 
 
@@ -41,7 +39,6 @@ def run(args: argparse.Namespace) -> int:
     if len(args.checkpoint) > 2:
         raise UserError(f"--checkpoint: {len(args.checkpoint)} were named; name one or two")
     refuse_bad_place(args.out, "--out")
-    import_user_dir(args.user_dir)
     inspections = [_inspect(path, args) for path in args.checkpoint]
     page = render_page(inspections, own_command())
     write_whole(args.out, page)

@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.user_dir import USER_DIR
 from fairseq_posenc.workbench.experiments import corpus, data_bin
 from fairseq_posenc.workbench.experiments.compare import command, report
 from fairseq_posenc.workbench.experiments.compare.outcomes import Run, conclude, rank_models
@@ -382,7 +383,7 @@ def test_models_differ_only_in_their_positions():
     plan, _ = make_ends(FOUR, seeds=1)
     rest = set()
     for run in plan.runs:
-        training = command.build_training(plan, run, Path("out"))
+        training = command.build_training(plan, run, Path("out"), USER_DIR)
         words = shlex.join(training.command)
         positions = shlex.join(run.variant.options)
         assert positions in words
@@ -393,7 +394,7 @@ def test_models_differ_only_in_their_positions():
 def test_each_training_has_a_folder_and_its_rate():
     words = ["--encodings", "m4m", "--seeds", "1,2", "--lrs", "0.001,0.01"]
     plan = command.build_plan(parse_args(*words, "--", "--encoder-layers=6"))
-    trainings = [command.build_training(plan, run, Path("out")) for run in plan.runs]
+    trainings = [command.build_training(plan, run, Path("out"), USER_DIR) for run in plan.runs]
     assert len({training.folder for training in trainings}) == len(trainings) == 4
     for run, training in zip(plan.runs, trainings):
         *_, option, lr = training.command

@@ -190,7 +190,7 @@ def test_predictions_for_the_test_sets_are_as_glue_takes_them():
 
 def test_finished_runs_are_not_made_again_and_not_mixed_with_others(capsys):
     assert main(arguments("m4m", *RATE, "--out", finished(), *LONG)) == 0
-    assert "1 runs, 1 of them finished before" in capsys.readouterr().err
+    assert "1 runs, 0 of them not finished yet" in capsys.readouterr().err
     # The results have all runs of the folder.
     runs = record.read(finished() / "results.json").figures["runs"]
     assert [run["task"] for run in runs] == list(CHOSEN)
@@ -268,7 +268,7 @@ def test_runs_on_a_cluster_give_the_same_results(tmp_path, capsys):
     ours, whole = (out / "CoLA" / "lr0.003-seed1" / "result.json" for out in (tmp_path, finished()))
     assert read(ours) == read(whole)
     assert main(given) == 0
-    assert "1 runs, 1 of them finished before" in capsys.readouterr().err
+    assert "1 runs, 0 of them not finished yet" in capsys.readouterr().err
 
 
 def test_a_dry_run_shows_commands_and_writes_nothing(tmp_path, capsys, monkeypatch):

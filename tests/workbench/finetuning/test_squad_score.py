@@ -213,7 +213,7 @@ def test_the_command_prints_what_the_official_scripts_print(files, tmp_path, cap
 def test_an_unanswered_question_of_1_1_scores_0_and_is_named(files, tmp_path, capsys):
     status, out, err = score(capsys, files["1.1"], write(tmp_path / "none.json", {}))
     assert (status, json.loads(out)) == (0, {"exact_match": 0.0, "f1": 0.0})
-    assert err == "1 unanswered questions receive score 0: q1\n"
+    assert err == "1 unanswered questions receive score 0; the first is q1\n"
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,7 @@ from tests.helpers.commands import (
     train,
     trained,
 )
+from tests.helpers.documented import own_encodings
 from tests.helpers.tiny_models import logits, make_dictionary, make_model
 
 slow = pytest.mark.slow
@@ -210,36 +211,23 @@ def test_the_page_says_what_it_was_made_from():
     assert model["family"] == "causal LM"
 
 
-OWN_ENCODING = """
-from fairseq_posenc.encodings.base import Encoding, register
-from fairseq_posenc.encodings.terms import Terms
-from fairseq_posenc.user_dir import register as register_models
-
-@register("flat")
-class Flat(Encoding):
-    acts_on = "scores"
-
-    def terms(self, span, positions):
-        return Terms(bias=span.distances().abs().float().neg()[None])
-
-register_models()
-"""
-
-
 @slow
 def test_checkpoints_with_an_encoding_of_the_users_own_package_are_read(tmp_path):
-    package = tmp_path / "own_encodings"
-    package.mkdir()
-    (package / "__init__.py").write_text(OWN_ENCODING)
-    own = ["--position-encoding", "flat", "--max-update", 1]
+    package = own_encodings()
+    own = ["--position-encoding", "root", "--max-update", 1]
     checkpoint = train("masked_lm", *own, user_dir=package).save_dir / "checkpoint_last.pt"
     given = ["--checkpoint", checkpoint, "--user-dir", package]
     run("fairseq-posenc", "inspect", *given, "--text", TEXT, "--out", tmp_path / "page.html")
     (model,) = content_of((tmp_path / "page.html").read_text())[0]["models"]
-    assert model["positions"] == {"encoder": "flat"}
-    run("fairseq-posenc", "plot", "scores", *given, "--out", tmp_path / "scores.png")
+    assert model["positions"] == {"encoder": "root"}
+    run("fairseq-posenc", "export", *given, "--tokens", "words", "--out", tmp_path / "model")
+    folder = ["--checkpoint", tmp_path / "model", "--user-dir", package]
+    run("fairseq-posenc", "inspect", *folder, "--text", TEXT, "--out", tmp_path / "page.html")
     failed = run("fairseq-posenc", "inspect", *given[:3], tmp_path, "--text", "a", fails=True)
     assert "name a folder of a Python package, with __init__.py" in failed.error()
+    failed = run("fairseq-posenc", "inspect", *given[:2], "--text", "a", fails=True)
+    assert "unknown position encoding 'root'" in failed.error()
+    assert "--user-dir DIR" in failed.error()
 
 
 @slow

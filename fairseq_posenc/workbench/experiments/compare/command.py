@@ -68,7 +68,7 @@ RESERVED = {
     "--position-encoding": "use --encodings",
     "--attention-directions": "use --encodings",
     "--save-dir": "use --out",
-    "--user-dir": "it is set already",
+    "--user-dir": "give it before the --",
     "--task": "use --family",
     "--log-format": "the learning curves are read from the log",
     "--log-file": "the log is kept already",
@@ -125,7 +125,7 @@ def run(args: argparse.Namespace) -> int:
     with signals_as_keyboard_interrupt(), lock_folder(out):
         claim(out, shared)
         facts = make_data(plan.text, plan.vocab_size, out / "data")
-        runs = {build_training(plan, run, out): run for run in plan.runs}
+        runs = {build_training(plan, run, out, args.user_dir): run for run in plan.runs}
         page = out / report.PAGE
 
         def on_end(training: Training, end: TrainingEnd) -> None:
@@ -182,11 +182,11 @@ def build_plan(args: argparse.Namespace) -> ComparePlan:
     )
 
 
-def build_training(plan: ComparePlan, run: Run, out: Path) -> Training:
+def build_training(plan: ComparePlan, run: Run, out: Path, user_dir: Path) -> Training:
     """Build the training of a run, in a folder of its own."""
     folder = out / "models" / run.variant.folder / f"lr-{run.lr}-seed-{run.seed}"
     defaults = (*TRAIN_OPTIONS[plan.family], *run.variant.options)
-    words = (*defaults, *plan.options, "--lr", run.lr)
+    words = ("--user-dir", str(user_dir), *defaults, *plan.options, "--lr", run.lr)
     command = train_command(out / "data" / BINARY, folder, plan.updates, run.seed, words)
     label = f"{run.variant.name}, learning rate {run.lr}, seed {run.seed}"
     return Training(label, folder, plan.updates, command)

@@ -30,6 +30,7 @@ from fairseq_posenc.workbench.finetuning.glue.runs import (
     plan_runs,
 )
 from fairseq_posenc.workbench.finetuning.glue.worker import fine_tune
+from fairseq_posenc.workbench.finetuning.recipes import format_override
 from fairseq_posenc.workbench.loading.pretrained import read_pretrained
 from fairseq_posenc.workbench.running.devices import hydra_overrides, visible_gpus
 from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
@@ -87,6 +88,7 @@ def run(args: argparse.Namespace) -> int:
     pretrained = pretrained._replace(path=pretrained.path.resolve())
     name = args.name or _name_model(pretrained.path)
     out = (args.out or Path(f"glue-{name}-{args.protocol}")).resolve()
+    user_dir = format_override("common.user_dir", args.user_dir.resolve())
     request = GlueRequest(
         protocol=args.protocol,
         tasks=parse_tasks(args.tasks),
@@ -96,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
         rates=args.learning_rates,
         seeds=args.seeds or (),
         configs=args.configs,
-        overrides=[*hydra_overrides(args, is_local=slurm is None), *args.changes],
+        overrides=[user_dir, *hydra_overrides(args, is_local=slurm is None), *args.changes],
     )
     runs = plan_runs(request)
     if args.dry_run:
@@ -114,8 +116,7 @@ def run(args: argparse.Namespace) -> int:
             for run in runs
             if not (run.folder(out) / RESULT).exists()
         }
-        finished = len(runs) - len(unfinished)
-        say(f"{len(runs)} runs, {finished} of them finished before; results: {out}")
+        say(f"{len(runs)} runs, {len(unfinished)} of them not finished yet; results: {out}")
         try:  # a run that fails does not stop the others
             if slurm is None:
                 run_here(unfinished, args.jobs or len(visible_gpus()) or 1, keep_going=True)

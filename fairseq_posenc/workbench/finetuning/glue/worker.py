@@ -27,6 +27,7 @@ from fairseq_posenc.tasks.glue import metrics
 from fairseq_posenc.tasks.glue.criterion import HEAD
 from fairseq_posenc.tasks.glue.data import open_glue_data
 from fairseq_posenc.tasks.glue.definitions import Task
+from fairseq_posenc.user_dir import import_user_dir
 from fairseq_posenc.workbench.finetuning.glue.report import format_predictions, write_predictions
 from fairseq_posenc.workbench.finetuning.glue.runs import RESULT, GlueRun, read_run
 from fairseq_posenc.workbench.finetuning.recipes import format_override, train
@@ -75,6 +76,7 @@ def evaluate(run: GlueRun, folder: Path) -> None:
     of its size, and the last checkpoint is deleted.
     """
     path = folder / BEST
+    import_user_dir(Path(open_whole(path)["cfg"]["common"]["user_dir"]))
     opened = open_model(path, Path(run.data), option="best checkpoint")
     model = opened.model.to(choose_device())
     data = open_glue_data(opened.data)

@@ -23,6 +23,7 @@ from fairseq_posenc.tokens.squad_file import (
     read_squad,
 )
 from fairseq_posenc.workbench.examples import EXAMPLES
+from fairseq_posenc.workbench.finetuning.recipes import format_override
 from fairseq_posenc.workbench.finetuning.squad.predict import Predictor
 from fairseq_posenc.workbench.finetuning.squad.score import Figures, evaluate, unanswered
 from fairseq_posenc.workbench.finetuning.squad.train import fine_tune
@@ -40,8 +41,6 @@ from fairseq_posenc.workbench.running.options import (
     finite_number,
 )
 from fairseq_posenc.workbench.running.progress import say
-
-_SHOWN_IDS = 5  # most ids in a message about unanswered questions
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -97,7 +96,8 @@ def _add_score(parser: argparse.ArgumentParser) -> None:
 
 
 def _train(args: argparse.Namespace) -> int:
-    overrides = [*hydra_overrides(args), *args.changes]
+    user_dir = format_override("common.user_dir", args.user_dir.resolve())
+    overrides = [user_dir, *hydra_overrides(args), *args.changes]
     with signals_as_keyboard_interrupt():
         fine_tune(args.checkpoint, args.data, args.out, args.config, overrides)
     model = args.out / LAST
@@ -156,8 +156,7 @@ def _score(args: argparse.Namespace) -> int:
     threshold = 1.0 if args.na_prob_thresh is None else args.na_prob_thresh
     figures = evaluate(squad, predictions, odds, threshold)
     if missing := unanswered(squad, predictions):
-        some = ", ".join(missing[:_SHOWN_IDS]) + (", ..." if len(missing) > _SHOWN_IDS else "")
-        say(f"{len(missing):,} unanswered questions receive score 0: {some}")
+        say(f"{len(missing):,} unanswered questions receive score 0; the first is {missing[0]}")
     if args.json:
         print(build_record(squad, figures, args.predictions.stem).text())
     else:
