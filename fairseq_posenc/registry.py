@@ -46,7 +46,7 @@ def get(name: str) -> type[Encoding]:
     if name not in ENCODINGS:
         raise UserError(
             f"unknown position encoding {shortened(name)!r}: {suggest(name, ENCODINGS)}"
-            "fairseq-posenc list shows all; import your own first, in commands by the option user-dir"
+            "fairseq-posenc list shows all; import your own first (in commands: option user-dir)"
         )
     return ENCODINGS[name]
 
