@@ -6,11 +6,13 @@ keys; temperatures multiply the queries.
 B batch, H heads, T queries, S keys, D head size, G heads of a bias (1 or H), R distances.
 """
 
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fairseq_posenc.backends.base import AttentionCall, CallFeatures
 from fairseq_posenc.backends.by_distance import expand_term
@@ -67,9 +69,9 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
         pair_bias = products if terms.pair_bias is None else products + terms.pair_bias
         terms = terms._replace(pair_bias=pair_bias, state_table=None, states=None)
     deps = (terms.bias, terms.pair_bias, terms.first, *mask.cache_deps)
-    deps = (*deps, tgt_len, src_len, query.dtype, query.device)
+    deps = (*deps, tgt_len, src_len, query.dtype, value.dtype, query.device)
     prepared = mask.cached(
-        "sdpa", deps, lambda: _prepare_mask(terms, mask, query, tgt_len, src_len)
+        "sdpa", deps, lambda: _prepare_mask(terms, mask, query, value, tgt_len, src_len)
     )
     if terms.sink is not None:
         prepared = _add_sink(prepared, terms.sink, query, tgt_len, src_len)
@@ -77,9 +79,8 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     if terms.bias is None and terms.pair_bias is None and decay is None:
         attended = _call_torch(query, key, value, prepared, scale, dropout)
     else:
-        # Scores in float32: torch adds such a bias to 16-bit queries on some devices only, and not
-        # faster (fp16 on a CPU: several times slower). Autocast would round it again.
-        query, key, value = (at_least_fp32(x) for x in (query, key, value))
+        # Autocast would round a bias again.
+        query, key, value = (x.to(_choose_bias_dtype(query, value)) for x in (query, key, value))
         with no_autocast(query.device):
             attended = _call_torch(query, key, value, prepared, scale, dropout)
     # Decay made the values wider, and float32.
@@ -134,14 +135,26 @@ class _PreparedMask(NamedTuple):
     fully_masked: Tensor | None  # `(B or 1, 1, T, 1)`, True for queries that see no key, or None
 
 
+def _choose_bias_dtype(query: Tensor, value: Tensor) -> torch.dtype:
+    """Choose the type of a bias, and of the queries, keys and values beside it.
+
+    On a GPU it is that of the values: kernels read a bias of another type wrongly (pytorch#191612),
+    and in float32 they are several times slower. On a CPU, torch adds a bias to 16-bit queries not
+    faster than in float32 (fp16: several times slower), so there scores are in float32.
+    """
+    if query.device.type == "cuda" and value.dtype in (torch.float16, torch.bfloat16):
+        return value.dtype
+    return torch.promote_types(query.dtype, torch.float32)
+
+
 def _prepare_mask(
-    terms: Terms, mask: Mask, query: Tensor, tgt_len: int, src_len: int
+    terms: Terms, mask: Mask, query: Tensor, value: Tensor, tgt_len: int, src_len: int
 ) -> _PreparedMask:
     """Combine biases and mask into what torch's attention takes."""
     bias, mask = _sum_biases(terms, mask, tgt_len, src_len)
     if bias is not None:
         # torch does not check: with float64 queries it reads a float32 bias as float64.
-        bias = bias.to(torch.promote_types(query.dtype, torch.float32))
+        bias = bias.to(_choose_bias_dtype(query, value))
     plain = bias is None and not mask.may_hide_all and not mask.locality.limits
     # torch aligns its causal mask with the first key, so it serves square scores only.
     causal = plain and mask.direction == "lr" and tgt_len == src_len
@@ -174,6 +187,17 @@ def _add_sink(
     return prepared._replace(bias=torch.cat([bias, column], -1), causal=False)
 
 
+def _choose_kernels(device: str, bias: Tensor | None, src_len: int) -> list[SDPBackend]:
+    """Choose the kernels that torch may take; empty for all.
+
+    cuDNN has no gradient of a bias, and with a mask it gives NaN as a gradient of queries where 64
+    keys are left of the last 128 (pytorch#196678).
+    """
+    if device != "cuda" or bias is None or not (bias.requires_grad or src_len % 128 == 64):
+        return []
+    return [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+
+
 def _call_torch(
     query: Tensor,
     key: Tensor,
@@ -184,9 +208,11 @@ def _call_torch(
 ) -> Tensor:
     bias, causal, fully_masked = prepared
     grouped = query.size(1) != key.size(1)
-    attended = F.scaled_dot_product_attention(
-        query, key, value, bias, dropout, causal, scale=scale, enable_gqa=grouped
-    )
+    kernels = _choose_kernels(query.device.type, bias, key.size(2))
+    with sdpa_kernel(kernels) if kernels else nullcontext():
+        attended = F.scaled_dot_product_attention(
+            query, key, value, bias, dropout, causal, scale=scale, enable_gqa=grouped
+        )
     return attended if fully_masked is None else attended.masked_fill(fully_masked, 0.0)
 
 

@@ -1,4 +1,4 @@
-"""torch's fused attention keeps a bias in float32, whatever the type of the queries."""
+"""torch's fused attention on a CPU keeps a bias in float32, whatever the type of the queries."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from itertools import product
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
+from torch.nn.attention import SDPBackend
 
 from fairseq_posenc import registry, specs
 from fairseq_posenc.api import PositionEncoding, SelfAttention, StackPositions
@@ -166,3 +167,13 @@ def test_decay_has_a_width_that_torch_fuses_on_a_gpu(width, device, monkeypatch)
     ours, exact = (BACKENDS[name].attend(call)[0] for name in ("sdpa", "reference"))
     torch.testing.assert_close(ours, exact)
     assert widths == [{"cpu": width + 2, "cuda": -(-(width + 2) // 4) * 4}[device]] * 3
+
+
+def test_cudnn_does_not_compute_what_it_computes_wrongly():
+    bias = torch.zeros(1, 1, 2, 2)
+    without_cudnn = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+    assert sdpa._choose_kernels("cuda", bias, 192) == without_cudnn
+    assert sdpa._choose_kernels("cuda", bias.requires_grad_(), 128) == without_cudnn
+    assert not sdpa._choose_kernels("cuda", bias.detach(), 128)
+    assert not sdpa._choose_kernels("cuda", None, 192)
+    assert not sdpa._choose_kernels("cpu", bias, 192)

@@ -23,6 +23,8 @@ from fairseq_posenc.encodings.precision import at_least_fp32, no_autocast
 from fairseq_posenc.encodings.terms import Terms
 
 MIN_GPU_HEAD_DIM = 16
+# With torch's own choice of stages, tiles of float32 did not fit into an H100's shared memory.
+GPU_OPTIONS = {"num_stages": 1, "BLOCK_M": 64, "BLOCK_N": 64}
 MAX_KERNELS = 1_000  # the number of kernels that may be compiled; torch's default is 8
 
 
@@ -121,6 +123,8 @@ def _run_compiled(
     query: Tensor, key: Tensor, value: Tensor, modify: ScoreMod, blocks: BlockMask, **options: Any
 ) -> Any:
     """Call ``flex_attention``, compiled, with further options of it."""
+    if query.device.type == "cuda":
+        options["kernel_options"] = GPU_OPTIONS
     if torch.compiler.is_compiling():  # then it is compiled together with the caller
         return flex_attention(query, key, value, modify, blocks, **options)
     mark_batch_dynamic(query, key, value)
