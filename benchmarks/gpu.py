@@ -1,40 +1,43 @@
-"""Runs everything that needs a GPU in one command of at most nine minutes: ``make gpu``.
+"""Measures all that needs a GPU in one process of about seven minutes: ``make gpu``.
 
-These are tests of the kernels, also with uninitialized memory filled with NaN; a memory checker on
-a case that starts every kernel; a few hundred updates in half precision; and layers and whole
-updates beside torch's and FlexAttention. Steps without timing run first and together, then timed
-ones one by one, the most important first. Steps that no longer fit are reported as cut; the same
-command continues with them. Finished steps are not repeated while the code is the same. A step that
-fails does not stop the others. `measuring/gpu_steps.py` lists the steps.
+First the kernels' tests, without which no time counts. Then, the most decisive first: what an
+operation and a launch cost the host; fairseq's layer, and the share of its attention; our kernels,
+on the GPU and on the host; torch's attention with biases; layers beside fairseq's; FlexAttention. A
+section that fails, or takes more than twice its seconds, is reported and stops no other. Results
+are written after every section.
 
     python benchmarks/gpu.py --out demo/gpu             # results.json, tables.md
-    python benchmarks/gpu.py --out demo/gpu --dry-run   # tiny sizes, on Triton's interpreter
+    python benchmarks/gpu.py --out demo/gpu --dry-run   # tiny, on Triton's interpreter
     python benchmarks/gpu.py --out demo/gpu --keep      # results.json goes to docs
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import os
-import shutil
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
 
 from fairseq_posenc.files import write_whole
 from fairseq_posenc.workbench.results.markdown import fill_page, table
 from fairseq_posenc.workbench.results.record import Record
 from measuring.commands import exit_on_error, new_parser
-from measuring.gpu_steps import SCRIPTS, TIME_LIMIT, TIMED_KINDS, Step, list_steps
+from measuring.contenders import STOCK, Contender
+from measuring.families import ROBERTA_BASE, TINY, Case
 from measuring.page import RESULTS
+from measuring.scopes import layer, operation
+from measuring.timing import Pass, clock, interleaved, median, peak, ratio
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "gpu.md"
@@ -44,91 +47,213 @@ START, END = "<!-- gpu: generated -->", "<!-- end of gpu -->"
 # pull request 48176): implementation, unknown dropout, and milliseconds.
 PUBLISHED_LENGTH = 8192
 PUBLISHED = [["eager, as published", "", "119.3"], ["DisentangledFlash, as published", "", "88.9"]]
+ENCODINGS = ["none", "alibi", "t5", "shaw", "deberta", "m4m"]
+SHAPES = [(8, 2048), (32, 512), (2, 8192)]  # sentences and tokens: 16,384 tokens each
+TESTS = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-m"]
 
-# For each step: its name, how it ended, its seconds, the checksum of the code, and its table rows.
-Results = list[dict[str, Any]]
-
-
-@cache  # the code stays the same during a call
-def checksum_code() -> str:
-    """Compute a checksum of all code that is tested and timed."""
-    digest = hashlib.sha256()
-    for folder in ("fairseq_posenc", "benchmarks", "tests"):
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            digest.update(path.read_bytes())
-    return digest.hexdigest()[:12]
+Row = dict[str, Any]  # a row of a table: its cells by the titles of the columns
 
 
-def read_finished(path: Path) -> dict[str, dict[str, Any]]:
-    """Read the results of steps that an earlier call finished with the same code, by name."""
-    results = json.loads(path.read_text("utf-8")) if path.exists() else []
-    code = checksum_code()
-    finished = [result for result in results if (result["end"], result["code"]) == ("done", code)]
-    return {result["step"]: result for result in finished}
+@dataclass
+class Result:
+    """What a section measured, and how it ended."""
+
+    section: str
+    end: str  # `done`, or what went wrong
+    seconds: float
+    rows: list[Row] = field(default_factory=list)
 
 
-def run(step: Step, dry_run: bool, seconds_left: float) -> dict[str, Any]:
-    """Run a step; return how it ended, with its rows or the end of its output.
+@dataclass(frozen=True)
+class Bench:
+    """The machine and the sizes that are measured."""
 
-    In a dry run, Triton's interpreter replaces the GPU, and there is no limit of time.
-    """
-    result: dict[str, Any] = {"step": step.name, "code": checksum_code()}
-    if not dry_run and seconds_left < step.seconds / 2:
-        return {**result, "end": f"cut: {seconds_left:.0f} s were left", "seconds": 0.0}
-    command = [sys.executable, *step.arguments]
-    if step.kind == "checker":
-        checker = shutil.which("compute-sanitizer")
-        if checker is None:
-            return {**result, "end": "skipped: no compute-sanitizer here", "seconds": 0.0}
-        command = [checker, "--error-exitcode", "9", *command]  # pytest's own codes are below 9
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "PYTHONPATH": path}
-    if dry_run:
-        environment["TRITON_INTERPRET"] = "1"
-    started = time.monotonic()
+    dry_run: bool
+
+    @property
+    def device(self) -> torch.device:
+        """The GPU; the processor in a dry run."""
+        return torch.device("cpu" if self.dry_run else "cuda")
+
+    @property
+    def shapes(self) -> list[tuple[int, int]]:
+        """Sentences and tokens of a batch."""
+        return [(1, 8)] if self.dry_run else SHAPES
+
+    def case(self, batch: int, length: int, dropout: float = 0.1) -> Case:
+        """Describe a layer in training."""
+        dtype, size = torch.bfloat16, ROBERTA_BASE
+        if self.dry_run:
+            dtype, size = torch.float32, TINY
+        return Case(length, batch, dropout, dtype, self.device, size=size)
+
+    def time_host(self, run: Pass, count: int) -> tuple[float, float]:
+        """Measure the milliseconds of a pass, and those in which the host was busy."""
+        count = 1 if self.dry_run else count
+        now = clock(self.device)
+        run()
+        began, host_began = now(), time.perf_counter()
+        for _ in range(count):
+            run()
+        host = time.perf_counter() - host_began
+        return 1e3 * (now() - began) / count, 1e3 * host / count
+
+    def time_kernels(self, run: Pass, count: int = 3) -> list[tuple[str, float]]:
+        """List the kernels of a pass with their milliseconds on the GPU, the longest first."""
+        activity = ProfilerActivity.CPU if self.dry_run else ProfilerActivity.CUDA
+        total = "self_cpu_time_total" if self.dry_run else "self_device_time_total"
+        run()
+        with profile(activities=[activity]) as profiled:
+            for _ in range(count):
+                run()
+        times = [(x.key, getattr(x, total) / 1e3 / count) for x in profiled.key_averages()]
+        return sorted(times, key=lambda item: -item[1])
+
+
+def run_tests(bench: Bench) -> Iterator[Row]:
+    """Run the tests of the kernels in a process of their own."""
+    chosen = ["-n", "0", "-k", "not_square"] if bench.dry_run else ["-n", "12"]
+    command = [sys.executable, *TESTS, "not slow", *chosen, "tests/backends/test_triton.py"]
+    finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    yield {"tests": finished.stdout.strip().splitlines()[-1]}
+    if finished.returncode:
+        raise RuntimeError("tests fail: no figure below counts")
+
+
+def measure_machine(bench: Bench) -> Iterator[Row]:
+    """Measure what an operation costs the host, and a call of our attention without work."""
+    yield {"what": "cpu" if bench.dry_run else torch.cuda.get_device_name(), "host ms": 0.0}
+    x = torch.zeros(8, device=bench.device)
+    yield {
+        "what": "an operation",
+        "host ms": bench.time_host(lambda: torch._foreach_add_([x], 1), 500)[1],
+    }
+    for encoding in ("none", "m4m"):
+        run = operation(Contender(encoding, "triton"), bench.case(1, 8))
+        host = bench.time_host(run, 50)[1]
+        yield {"what": f"8 tokens, forward and backward, {encoding}", "host ms": host}
+
+
+def measure_stock(bench: Bench) -> Iterator[Row]:
+    """Measure fairseq's layer: on the GPU, on the host, and the share of its attention."""
+    words = ("flash", "fmha", "sdpa", "attention", "cudnn")
+    for batch, length in bench.shapes:
+        run = layer(STOCK, bench.case(batch, length))
+        whole, host = bench.time_host(run, 10)
+        kernels = bench.time_kernels(run)
+        attention = sum(ms for name, ms in kernels if any(word in name.lower() for word in words))
+        yield {
+            **{"batch": batch, "length": length, "ms": whole, "host ms": host},
+            **{"GPU ms": sum(ms for _, ms in kernels), "attention ms": attention},
+        }
+
+
+def measure_kernels(bench: Bench) -> Iterator[Row]:
+    """Measure our attention: each kernel on the GPU, and the host."""
+    kinds = ("forward_kernel", "backward_kernel", "rows_kernel", "tables_kernel")
+    for batch, length in bench.shapes:
+        for encoding in ENCODINGS:
+            run = operation(Contender(encoding, "triton"), bench.case(batch, length))
+            whole, host = bench.time_host(run, 5)
+            kernels = bench.time_kernels(run)
+            by_kind = {kind: sum(ms for name, ms in kernels if kind in name) for kind in kinds}
+            total = sum(ms for _, ms in kernels)
+            yield {
+                **{"encoding": encoding, "batch": batch, "length": length},
+                **{"ms": whole, "host ms": host, "GPU ms": total, **by_kind},
+            }
+
+
+def measure_sdpa(bench: Bench) -> Iterator[Row]:
+    """Measure torch's attention with biases of 16 bits, on the GPU."""
+    for encoding in ENCODINGS[:3]:
+        for dropout in (0.1, 0.0):
+            case = bench.case(*bench.shapes[0], dropout)
+            kernels = bench.time_kernels(operation(Contender(encoding, "sdpa"), case))
+            total = sum(ms for _, ms in kernels)
+            yield {"encoding": encoding, "dropout": dropout, "GPU ms": total}
+
+
+def measure_layers(bench: Bench) -> Iterator[Row]:
+    """Measure layers beside fairseq's, with dropout."""
+    for place, (batch, length) in enumerate(bench.shapes):
+        contenders = [Contender(name, "triton") for name in ENCODINGS]
+        if place == 0:
+            contenders += [Contender(name, "sdpa") for name in ENCODINGS[:3]]
+        yield from _compare_layers(bench, contenders, bench.case(batch, length))
+
+
+def measure_flex(bench: Bench) -> Iterator[Row]:
+    """Measure layers on FlexAttention, which has no dropout, beside fairseq's."""
+    # On a processor it has no backward pass.
+    contenders = [] if bench.dry_run else [Contender(name, "flex") for name in ENCODINGS]
+    yield from _compare_layers(bench, contenders, bench.case(*bench.shapes[0], 0.0))
+
+
+def _compare_layers(bench: Bench, contenders: list[Contender], case: Case) -> Iterator[Row]:
+    stock = layer(STOCK, case)
+    stock_memory = peak(stock, bench.device)
+    for contender in contenders:
+        run = layer(contender, case)
+        run()
+        memory = peak(run, bench.device)
+        rounds = interleaved([stock, run], bench.device, rounds=1 if bench.dry_run else 5, limit=3)
+        yield {
+            **{"scope": "layer", "encoding": contender.encoding, "backend": contender.backend},
+            **{"length": case.length, "dtype": str(case.dtype).removeprefix("torch.")},
+            **{"dropout": case.dropout, "seconds": median(rounds, 1)},
+            **{"ratio": ratio(rounds, 1, 0), "memory_ratio": memory / max(stock_memory, 1)},
+        }
+
+
+# The sections in order, with their seconds.
+SECTIONS: dict[Callable[[Bench], Iterator[Row]], int] = {
+    run_tests: 70,
+    measure_machine: 15,
+    measure_stock: 45,
+    measure_kernels: 80,
+    measure_sdpa: 25,
+    measure_layers: 125,
+    measure_flex: 60,
+}
+
+
+def run_section(measure: Callable[[Bench], Iterator[Row]], seconds: int, bench: Bench) -> Result:
+    """Run a section; keep what it measured before a failure or its limit of time."""
+    result = Result(measure.__name__, "done", 0.0)
+    began = time.monotonic()
+
+    def stop(*_: Any) -> None:
+        raise TimeoutError(f"stopped after {2 * seconds} s")
+
+    previous = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(0 if bench.dry_run else 2 * seconds)
     try:
-        # An estimate may be wrong by a factor of two.
-        limit = None if dry_run else min(seconds_left, 2 * step.seconds)
-        process = subprocess.run(
-            command, cwd=ROOT, env=environment, timeout=limit, capture_output=True, text=True
-        )
-        result["end"] = "done" if process.returncode == 0 else f"failed with {process.returncode}"
-        if step.kind in SCRIPTS and process.stdout.startswith("["):
-            result["rows"] = json.loads(process.stdout)
-        else:
-            result["said"] = (process.stdout + process.stderr)[-2_000:]
-    except subprocess.TimeoutExpired:
-        result["end"] = f"stopped after {limit:.0f} s"
-    return {**result, "seconds": round(time.monotonic() - started, 1)}
+        for row in measure(bench):
+            result.rows.append(row)
+    # A kernel that cannot be compiled or has no memory; its error is none of ours.
+    except Exception as error:
+        result.end = f"failed: {type(error).__name__}: {error}".splitlines()[0][:200]
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, previous)
+    result.seconds = round(time.monotonic() - began, 1)
+    return result
 
 
-def run_all(
-    planned: list[Step], finished: dict[str, dict[str, Any]], dry_run: bool
-) -> Iterator[dict[str, Any]]:
-    """Run the steps, first those without timing; yield their results, or earlier ones."""
-    end = time.monotonic() + TIME_LIMIT
-
-    def run_once(step: Step) -> dict[str, Any]:
-        return finished.get(step.name) or run(step, dry_run, end - time.monotonic())
-
-    with ThreadPoolExecutor(max_workers=1 if dry_run else None) as pool:
-        yield from pool.map(run_once, [step for step in planned if step.kind not in TIMED_KINDS])
-    yield from map(run_once, [step for step in planned if step.kind in TIMED_KINDS])
-
-
-def format_tables(results: Results) -> list[str]:
-    """Format a list of all steps, and the rows that steps measured, as Markdown."""
-    cells = [[result["step"], result["end"], f"{result['seconds']:.0f}"] for result in results]
-    lines = [table(["step", "end", "seconds"], cells, "llr"), *_compare_with_published(results)]
+def format_tables(results: list[Result]) -> list[str]:
+    """Format a list of all sections, and the rows that they measured, as Markdown."""
+    cells = [[result.section, result.end, f"{result.seconds:.0f}"] for result in results]
+    lines = [table(["section", "end", "seconds"], cells, "llr"), *_compare_with_published(results)]
     for result in results:
-        if rows := result.get("rows"):
-            has_memory = "memory_ratio" in rows[0]  # only layers have
-            lines += ["", f"**{result['step']}**", ""]
-            lines.append(_compare_backends(rows) if has_memory else _list_rows(rows))
+        if result.rows:
+            has_memory = "memory_ratio" in result.rows[0]  # only layers have
+            lines += ["", f"**{result.section}**", ""]
+            lines.append((_compare_backends if has_memory else _list_rows)(result.rows))
     return lines
 
 
-def _compare_backends(rows: Results) -> str:
+def _compare_backends(rows: list[Row]) -> str:
     """Format time and memory of layers, divided by those of fairseq's, with a column a backend."""
     rows = [row for row in rows if row["encoding"] != "stock"]
     backends = list(dict.fromkeys(row["backend"] for row in rows))
@@ -147,35 +272,17 @@ def _compare_backends(rows: Results) -> str:
     return table(["encoding", "length", *titles], cells, "lr" + "r" * len(backends))
 
 
-def _list_rows(rows: Results) -> str:
-    """Format rows as they are; names stand in their first columns."""
-    return table(list(rows[0]), [[_format(x) for x in row.values()] for row in rows], "lllllr")
+def _list_rows(rows: list[Row]) -> str:
+    """Format rows as they are."""
+    cells = [[f"{x:.4g}" if isinstance(x, float) else str(x) for x in row.values()] for row in rows]
+    return table(list(rows[0]), cells, "l" + "r" * (len(rows[0]) - 1))
 
 
-def keep(path: Path, kept: Path = KEPT, page: Path = PAGE) -> None:
-    """Copy a file of results to the documentation, and write the page's tables from it.
-
-    Raises:
-        UserError: the page lacks a marker.
-    """
-    recorded = json.loads(path.read_text("utf-8"))
-    results = [result for result in recorded if not result["end"].startswith("cut")]
-    body = "\n".join(format_tables(results))
-    if cut := len(recorded) - len(results):
-        body += f"\n\nThere was no time for {cut} more steps."
-    text = fill_page(page, START, f"\n\n{body}\n\n", END)
-    columns = ("step", "end", "seconds")
-    steps = [{name: result[name] for name in columns} for result in results]
-    rows = {result["step"]: result["rows"] for result in results if result.get("rows")}
-    Record("benchmark-gpu", {"steps": steps, **rows}, {}, command="make gpu").write(kept)
-    page.write_text(text, encoding="utf-8")
-
-
-def _compare_with_published(results: Results) -> list[str]:
+def _compare_with_published(results: list[Result]) -> list[str]:
     """Format DeBERTa's layer at the published length beside the published times."""
     ours = []
-    for row in chain.from_iterable(result.get("rows", []) for result in results):
-        if not row["encoding"].startswith("deberta"):
+    for row in chain.from_iterable(result.rows for result in results):
+        if not row.get("encoding", "").startswith("deberta"):
             continue
         case = (row.get("scope"), row["length"], row["dtype"])  # only layers have a scope
         if case == ("layer", PUBLISHED_LENGTH, "bfloat16"):
@@ -189,8 +296,18 @@ def _compare_with_published(results: Results) -> list[str]:
     return ["", title, "", table(["who", "dropout", "ms"], [*PUBLISHED, *ours], "llr")]
 
 
-def _format(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+def keep(path: Path, kept: Path = KEPT, page: Path = PAGE) -> None:
+    """Copy a file of results to the documentation, and write the page's tables from it.
+
+    Raises:
+        UserError: the page lacks a marker.
+    """
+    results = [Result(**result) for result in json.loads(path.read_text("utf-8"))]
+    text = fill_page(page, START, "\n\n" + "\n".join(format_tables(results)) + "\n\n", END)
+    steps = [{"step": x.section, "end": x.end, "seconds": x.seconds} for x in results]
+    rows = {result.section: result.rows for result in results if result.rows}
+    Record("benchmark-gpu", {"steps": steps, **rows}, {}, command="make gpu").write(kept)
+    page.write_text(text, encoding="utf-8")
 
 
 def parse_args() -> argparse.Namespace:
@@ -205,26 +322,25 @@ def parse_args() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Run all steps, and write the results after every step."""
+    """Run all sections, and write the results after every one."""
     args = parse_args()
     if args.keep:
         keep(args.out / "results.json")
         return
+    if args.dry_run:
+        os.environ["TRITON_INTERPRET"] = "1"
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    elif not torch.cuda.is_available():
+        sys.exit("there is no CUDA device: --dry-run needs none")
     args.out.mkdir(parents=True, exist_ok=True)
-    planned = list_steps(args.dry_run)
-    finished = read_finished(args.out / "results.json")
-    by_step = dict(finished)  # step -> result, of earlier calls too
-    for result in run_all(planned, finished, args.dry_run):
-        source = " by an earlier call" if result["step"] in finished else ""
-        print(f"{result['step']}: {result['end']}{source}", file=sys.stderr, flush=True)
-        by_step[result["step"]] = result
-        results = [by_step[step.name] for step in planned if step.name in by_step]
-        write_whole(args.out / "results.json", json.dumps(results, indent=1))
+    results: list[Result] = []
+    for measure, seconds in SECTIONS.items():
+        results.append(run_section(measure, seconds, Bench(args.dry_run)))
+        print(f"{results[-1].section}: {results[-1].end}", file=sys.stderr, flush=True)
+        write_whole(args.out / "results.json", json.dumps([*map(asdict, results)], indent=1))
         write_whole(args.out / "tables.md", "\n".join(format_tables(results)) + "\n")
     print((args.out / "tables.md").read_text("utf-8"))
-    if cut := sum(result["end"].startswith("cut") for result in by_step.values()):
-        print(f"{cut} steps are left: the same command continues with them", file=sys.stderr)
-    sys.exit(any(result["end"].startswith(("failed", "stopped")) for result in by_step.values()))
+    sys.exit(any(result.end != "done" for result in results))
 
 
 if __name__ == "__main__":
