@@ -38,7 +38,7 @@ FAMILIES = ["masked_lm", "causal_lm", "translation"]
 # What a backend refuses by design; on a GPU all the rest has to be served.
 REFUSED = {
     "sdpa": ["m4m", "deberta", "shaw+shaw_values", "m4(reset=true)"],
-    "triton": LIMITED,
+    "triton": ["alibi+window(size=4,first=2)", "rope+sink", "shaw+shaw_values", "m4(reset=true)"],
     "flex": ["shaw+shaw_values"],
 }
 LONG = 200  # tokens: several blocks of each backend

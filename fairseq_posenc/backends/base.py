@@ -29,6 +29,7 @@ class CallFeatures(NamedTuple):
     head_dim: int = 64  # D
     padded: bool = False  # whether there is a padding mask
     limited: bool = False  # whether a window or segments hide keys
+    first_keys: bool = False  # whether a window leaves some first keys visible
     documents: bool = False  # whether each row has several documents, each with a first token
     dropout: bool = False  # whether weights are dropped
     learns: bool = False  # whether there will be a backward pass
@@ -98,6 +99,7 @@ class AttentionCall(NamedTuple):
             head_dim=self.query.size(3),
             padded=self.mask.key_padding is not None,
             limited=self.mask.locality.limits,
+            first_keys=self.mask.locality.first_keys is not None,
             documents=self.mask.locality.documents,
             dropout=self.dropout > 0,
             learns=torch.is_grad_enabled() and any(x.requires_grad for x in inputs),

@@ -35,10 +35,10 @@ SHORT_ON_GPU = 512
 _logged: set[tuple[object, ...]] = set()  # kinds of calls whose plan has been logged
 
 
-# Where the kernels of `triton` won a benchmark, of layers of 2,048 tokens with dropout on an H100
-# (`make gpu`; docs/results/gpu.json): they are the fastest or, with two tables, nearly as fast as
-# the reference in a twelfth of its memory. Memory of all others, but the slower `blocked`, grows
-# with the square of the length, so they are no choice for longer texts.
+# Where earlier kernels of `triton` (today's are not measured yet) won a benchmark, of layers of
+# 2,048 tokens with dropout on an H100 (docs/results/gpu.json): they were the fastest or, with two
+# tables, nearly as fast as the reference in a twelfth of its memory. Memory of all others, but the
+# slower `blocked`, grows with the square of the length, so they are no choice for longer texts.
 RECORDED_CHIP = "sm_90"  # compute capability
 RECORDED_LENGTHS = range(2048, 8193)  # numbers of keys
 # The names of the fields of `Terms` that were set.
@@ -81,6 +81,7 @@ def check(requested: str, terms: Terms, head_dim: int, locality: Locality = NO_L
         "cuda" if torch.cuda.is_available() else "cpu",
         head_dim=head_dim,
         limited=locality.limits or locality.documents,
+        first_keys=locality.first_keys is not None,
         documents=locality.documents,
     )
     _refuse_if(backend.unavailable() or backend.refuses(terms, call), requested)
@@ -193,7 +194,7 @@ def _rank_on_gpu(terms: Terms, call: CallFeatures) -> tuple[list[str], str]:
     chip = find_chip()
     why_not = _find_unrecorded(terms, call, chip)
     if not why_not:
-        return ["triton", *others], f"the fastest in a benchmark on {chip}"
+        return ["triton", *others], f"its earlier kernels were the fastest in a benchmark on {chip}"
     if call.src_len <= SHORT_ON_GPU:
         others = ["sdpa", "reference", "blocked"]
     return others, f"not triton, not flex: no recorded benchmark {why_not}"
@@ -211,7 +212,7 @@ def _find_unrecorded(terms: Terms, call: CallFeatures, chip: str) -> str:
     if chip != RECORDED_CHIP:
         return f"for {chip}"
     names = {*_list_terms(terms), *(["product"] if terms.product else [])}
-    if names not in RECORDED_TERMS or not call.dropout:
+    if names not in RECORDED_TERMS or not call.dropout or call.limited:
         return f"of such terms for {chip}"
     return "" if call.src_len in RECORDED_LENGTHS else f"of such a length for {chip}"
 

@@ -278,7 +278,7 @@ def test_triton_can_be_required_where_it_serves(name, monkeypatch):
     decay = stack.layers[0].self_attn.encodings.decay(torch.zeros(1, 4, 32), positions)
     without_kernels = (
         *(terms.pair_bias, terms.channel_gain, terms.counted_table, terms.state_table),
-        decay,
+        *(terms.value_table, terms.first, decay),
     )
     if all(term is None for term in without_kernels):
         make_model(family, position_encoding=name, position_backend="triton")

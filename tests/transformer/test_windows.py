@@ -498,11 +498,6 @@ def test_bad_limits_are_one_line(spec, message):
         make_model("masked_lm", position_encoding=spec)
 
 
-def test_triton_cannot_be_required():
-    with pytest.raises(UserError, match=r"no windows, chunks or documents|it runs on a GPU|CUDA"):
-        make_model("masked_lm", position_encoding="m4+window", position_backend="triton")
-
-
 def test_another_window_is_not_taken_for_the_trained_one():
     trained = make_model("masked_lm", position_encoding="rope+window(size=8)").state_dict()
     other = make_model("masked_lm", position_encoding="rope+window(size=16)")

@@ -7,7 +7,7 @@ terms with a vector or a number for each distance. Importing this module does no
 import importlib.util
 import os
 import re
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -18,14 +18,13 @@ from fairseq_posenc.backends.base import (
     AttentionCall,
     CallFeatures,
 )
-from fairseq_posenc.backends.triton import resets
-from fairseq_posenc.backends.triton.problem import Dropout
+from fairseq_posenc.backends.triton.problem import read_call
 from fairseq_posenc.encodings.precision import no_autocast
 from fairseq_posenc.encodings.terms import Terms
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 MAX_HEAD_DIM = 128
-MIN_VERSION = (3, 3)  # of Triton; in earlier ones, kernels cannot take a NamedTuple
+MIN_VERSION = (3, 6)  # of Triton: the oldest that these kernels were compiled with
 
 
 def unavailable() -> str:
@@ -61,55 +60,34 @@ def refuses(terms: Terms, call: CallFeatures) -> str:
         "its queries, keys and values have one width": call.widened,
         f"its heads are at most {MAX_HEAD_DIM} wide, not {call.head_dim}": wide,
         f"it computes in float32 at most, not in {call.dtype}": call.dtype not in DTYPES,
+        "these kernels do not reset the first token": terms.first is not None,
+        "these kernels add no rows to the values": terms.value_table is not None,
         "counted positions depend on all scores of a query": terms.counted_table is not None,
         "no matrix product computes a gain for each channel": terms.channel_gain is not None,
         by_pair: terms.pair_bias is not None,
         NEEDS_CONSECUTIVE_IDS: terms.by_ids,
-        "its kernels have no windows, chunks or documents": call.limited,
+        "a window with first keys is not one range of keys": call.first_keys,
         "the rows have not been projected yet": terms.content_rows is not None,
     }
     return next((reason for reason, holds in reasons.items() if holds), "")
 
 
 def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
-    """Compute a call; see :class:`~fairseq_posenc.backends.base.Backend`."""
-    call = call.with_all_heads()
-    call = call._replace(
-        query=call.query.type_as(call.value),  # under autocast, a norm makes them float32
-        key=call.key.type_as(call.value),
-        terms=call.terms.expanded(),  # the kernels read a row for each distance
-    )
-    with no_autocast(call.value.device):
-        if call.terms.first is not None:
-            return resets.attend(partial(_run_kernels, exact=True), call), None
-        attended, _ = _run_kernels(call, exact=False)
-        return attended, None
+    """Compute a call; see :class:`~fairseq_posenc.backends.base.Backend`.
 
-
-def _run_kernels(call: AttentionCall, exact: bool) -> tuple[Tensor, Tensor]:
-    """Compute attended values ``(B, H, T, D)`` and log2 of the sums of exponentials ``(B, H, T)``.
-
-    Attended values are float32 if ``exact``, else of the values' dtype.
+    Raises:
+        UserError: the keys that a query may see are not a range.
     """
-    query, key, value, terms, mask, dropout, _ = call
-    # Imported here, because importing triton takes long, and it may not be installed.
-    from fairseq_posenc.backends.triton.attention import Attention, Settings
+    with no_autocast(call.value.device):
+        settings, inputs = read_call(call)
+        if torch.compiler.is_compiling():  # dynamo cannot trace kernels that take NamedTuples
+            from fairseq_posenc.backends.triton import operation
 
-    apply = Attention.apply
-    if torch.compiler.is_compiling():  # dynamo cannot trace kernels that take NamedTuples
-        from fairseq_posenc.backends.triton.operation import attend as apply
-    settings = Settings(
-        padding=_view_as_uint8(mask.key_padding),
-        pairs=_view_as_uint8(mask.pairs),
-        dropout=Dropout.draw(dropout, query, key) if dropout else None,
-        scale=terms.scale(query.size(-1)),
-        direction=mask.direction,
-        product=terms.product,
-        exact=exact,
-    )
-    tables = terms.query_table, terms.key_table, terms.value_table, terms.gain, terms.bias
-    attended, log_sums = apply(settings, query, key, value, *tables)
-    return attended, log_sums
+            return operation.attend(settings, *inputs), None
+        # Imported here, because importing triton takes long, and it may not be installed.
+        from fairseq_posenc.backends.triton.attention import Attention
+
+        return Attention.apply(settings, *inputs), None
 
 
 def read_version() -> str:
@@ -128,7 +106,3 @@ def _parse_version(path: str) -> str:
 def is_interpreted() -> bool:
     """Check whether Triton interprets kernels on the CPU, as in tests, in place of compiling."""
     return os.environ.get("TRITON_INTERPRET") == "1"
-
-
-def _view_as_uint8(mask: Tensor | None) -> Tensor | None:
-    return None if mask is None else mask.contiguous().view(torch.uint8)

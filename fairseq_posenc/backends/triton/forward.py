@@ -1,26 +1,27 @@
 # ruff: noqa: ANN001, ANN201
-"""The forward pass: one program for each block of N queries, over all keys that they may see.
+"""The forward pass: one program for each block of M queries, over all keys that they may see.
 
 Source: the online softmax of FlashAttention (Dao et al. 2022). Scores are in units of log2
-(`combine_parts` multiplies them by log2 e), so that exponentials are powers of 2.
+(`compute_scores` multiplies them by log2 e), so that exponentials are powers of 2.
 
-Sequence: one head of one sentence. B batch, H heads, T queries, D head size, N side of a tile, W
-power of 2 that D is padded to; m, n: indices of queries and of keys.
+The arguments of functions are those of :mod:`~fairseq_posenc.backends.triton.tiles`.
 """
 
 import triton
 import triton.language as tl
 
-from fairseq_posenc.backends.triton.matrices import add_split_product, store_rows
-from fairseq_posenc.backends.triton.relative_shift import load_distances, mask_half, roll_rows
 from fairseq_posenc.backends.triton.tiles import (
+    AFTER,
+    BEFORE,
+    NEAR,
+    add_product,
     apply_mask,
-    combine_parts,
-    compute_parts,
-    find_block,
+    compute_scores,
+    drop_weights,
     find_keys,
-    is_kept,
-    load_block,
+    load_rows,
+    split_program,
+    store_rows,
 )
 
 FLIP = tl.constexpr(False)  # rows of tiles are queries
@@ -31,101 +32,73 @@ NO_SUM = tl.constexpr(-1e30)
 
 @triton.jit
 def online_softmax_step(scores, highest, total):
-    """Update the running maximum and sum of each query, ``(N,)``, with scores ``(N, N)``.
+    """Update the running maximum and sum of each query, ``(M,)``, with scores ``(M, N)``.
 
     Returns the weights, the factor that rescales the sums so far, and the new maximum and sum.
     """
     higher = tl.maximum(highest, tl.max(scores, 1))
     shift = tl.where(higher == float("-inf"), 0.0, higher)  # -inf - -inf would be NaN
-    weights = tl.exp2(scores - shift[:, None])  # [N, N]
+    weights = tl.exp2(scores - shift[:, None])  # [M, N]
     rescale = tl.exp2(highest - shift)
     return weights, rescale, higher, total * rescale + tl.sum(weights, 1)
 
 
 @triton.jit
-def add_values(
-    problem, sums, weights, v, head, first_query, first_key, N: tl.constexpr, W: tl.constexpr
-):
-    """Add weights times values, and times rows of a value table, to ``(N, W)``."""
-    sums = add_split_product(sums, weights, v)
-    if problem.value_table is not None:
-        rolled = roll_rows(weights, N)  # [N, N]
-        # Column s has the pairs of distance s or, if they wrapped round, of distance s - N: first
-        # those that did, then the others.
-        for half in tl.static_range(2):
-            distance = first_key - first_query + (half - 1) * N
-            rows = load_distances(problem, problem.value_table, head, distance, N, N, W)  # [N, W]
-            sums = add_split_product(sums, mask_half(rolled, half, N), rows)
-    return sums
+def select_keys(problem, opt, start, end, first_query, PART: tl.constexpr):
+    """Select the keys of one part: far before the queries, far after them, or in between.
 
-
-@triton.jit
-def store_sums(
-    problem,
-    attended,
-    log_sums,
-    sums,
-    total,
-    highest,
-    sequence,
-    first_query,
-    N: tl.constexpr,
-    W: tl.constexpr,
-):
-    """Divide the summed values of a block of queries by their sums of exponentials; store both."""
-    queries = sequence.to(tl.int64) * problem.tgt_len
-    m = first_query + tl.arange(0, N)
-    sees_no_key = total == 0.0  # [N]
-    factor = tl.where(sees_no_key, 0.0, problem.dropout_scale) / tl.where(sees_no_key, 1.0, total)
-    rows = attended + queries * problem.width
-    store_rows(rows, sums * factor[:, None], first_query, problem.tgt_len, problem.width, N, W)
-    log_sum = tl.where(sees_no_key, NO_SUM, highest + tl.log2(tl.where(sees_no_key, 1.0, total)))
-    tl.store(log_sums + queries + m, log_sum, mask=m < problem.tgt_len)
-
-
-@triton.jit
-def forward_kernel(
-    problem,
-    attended,
-    log_sums,
-    DIRECTION: tl.constexpr,
-    PRODUCT: tl.constexpr,
-    SHARED_TABLE: tl.constexpr,
-    FULL: tl.constexpr,
-    N: tl.constexpr,
-    W: tl.constexpr,
-):
-    """Write attended values ``(B, H, T, D)``, log2 of the sums of exponentials ``(B, H, T)``.
-
-    Attended values are summed in full precision: the backward pass subtracts nearly equal numbers.
-    ``problem`` and the compile-time options are those of
-    :mod:`~fairseq_posenc.backends.triton.tiles`.
+    Far tiles have one row of every vector table for all of their pairs.
     """
-    sequence, first_query = find_block(problem.tgt_len, N)
+    if opt.CLIPPED:
+        left = tl.maximum(first_query + problem.far_low + 1, 0) // opt.N * opt.N
+        left = tl.minimum(tl.maximum(left, start), end)  # tiles before it end at far_low or below
+        right = tl.maximum(first_query + opt.M - 1 + problem.far_high, 0)
+        right = tl.minimum(tl.maximum(tl.cdiv(right, opt.N) * opt.N, left), end)
+        if PART == BEFORE:
+            end = left
+        elif PART == AFTER:
+            start = right
+        else:
+            start, end = left, right
+    return start, end
+
+
+@triton.jit
+def forward_kernel(problem, opt, attended, log_sums):
+    """Write attended values ``(B, H, T, D)``, log2 of the sums of exponentials ``(B, H, T)``."""
+    sequence, first_query = split_program(tl.program_id(0), problem.tgt_len, opt.M)
     batch, head = sequence // problem.heads, sequence % problem.heads
-    # [N, W]
-    q = load_block(problem, problem.query, sequence, first_query, problem.tgt_len, FULL, N, W)
-    m = first_query + tl.arange(0, N)[:, None]  # [N, 1]
-    sums = tl.zeros((N, W), tl.float32)
-    total = tl.zeros((N,), tl.float32)
-    highest = tl.full((N,), float("-inf"), tl.float32)
-    start, end = find_keys(problem, first_query, DIRECTION, N)
-    for first_key in range(start, end, N):
-        n = first_key + tl.arange(0, N)[None, :]  # [1, N]
-        # [N, W]
-        k = load_block(problem, problem.key, sequence, first_key, problem.src_len, FULL, N, W)
-        parts = compute_parts(
-            problem, q, k, head, first_query, first_key, FLIP, PRODUCT, SHARED_TABLE, N, W
-        )
-        scores = combine_parts(problem, parts, head, first_query, first_key, FLIP, PRODUCT, N)
-        # Masks come last: they are applied to the whole score, and never multiplied.
-        scores = apply_mask(problem, scores, batch, m, n, DIRECTION, FULL)
-        weights, rescale, highest, total = online_softmax_step(scores, highest, total)
-        if problem.dropout is not None:  # only now, since dropped weights count in the softmax
-            weights = tl.where(is_kept(problem, sequence, m, n, FULL), weights, 0.0)
-        # [N, W], loaded late to save registers.
-        v = load_block(problem, problem.value, sequence, first_key, problem.src_len, FULL, N, W)
-        sums = add_values(
-            problem, sums * rescale[:, None], weights, v, head, first_query, first_key, N, W
-        )
-    store_sums(problem, attended, log_sums, sums, total, highest, sequence, first_query, N, W)
+    queries = sequence.to(tl.int64) * problem.tgt_len
+    keys = sequence.to(tl.int64) * problem.src_len * problem.width
+    base = problem.query + queries * problem.width
+    q = load_rows(problem, opt, base, first_query, problem.tgt_len, opt.M)  # [M, W]
+    m = first_query + tl.arange(0, opt.M)[:, None]  # [M, 1]
+    sums = tl.zeros((opt.M, opt.W), tl.float32)
+    total = tl.zeros((opt.M,), tl.float32)
+    highest = tl.full((opt.M,), float("-inf"), tl.float32)
+    first_visible, visible_end = find_keys(problem, batch, first_query, opt.M, opt.N)
+    for part in tl.static_range(3):
+        if opt.CLIPPED or part == NEAR:
+            start, end = select_keys(problem, opt, first_visible, visible_end, first_query, part)
+            for first_key in range(start, end, opt.N):
+                n = first_key + tl.arange(0, opt.N)[None, :]  # [1, N]
+                # [N, W]
+                k = load_rows(problem, opt, problem.key + keys, first_key, problem.src_len, opt.N)
+                _, _, _, _, scores = compute_scores(
+                    problem, opt, q, k, head, first_query, first_key, FLIP, part
+                )
+                # Masks come last: they are applied to the whole score, and never multiplied.
+                scores = apply_mask(problem, opt, scores, batch, m, n)
+                weights, rescale, highest, total = online_softmax_step(scores, highest, total)
+                if problem.dropout is not None:  # dropped weights count in the softmax
+                    weights = drop_weights(problem, opt, weights, sequence, m, n)
+                # [N, W], loaded late to save registers.
+                v = load_rows(problem, opt, problem.value + keys, first_key, problem.src_len, opt.N)
+                sums = add_product(sums * rescale[:, None], weights.to(v.dtype), v)
+    sees_no_key = total == 0.0  # [M]
+    factor = tl.where(sees_no_key, 0.0, problem.kept_factor) / tl.where(sees_no_key, 1.0, total)
+    rows = attended + queries * problem.width
+    store_rows(problem, opt, rows, sums * factor[:, None], first_query, problem.tgt_len, opt.M)
+    log_sum = tl.where(sees_no_key, NO_SUM, highest + tl.log2(tl.where(sees_no_key, 1.0, total)))
+    at = first_query + tl.arange(0, opt.M)
+    tl.store(log_sums + queries + at, log_sum, mask=at < problem.tgt_len)

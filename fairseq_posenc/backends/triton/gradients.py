@@ -1,198 +1,138 @@
 """The backward pass, slab after slab: starts the kernels and collects their results.
 
 ``backward_kernel`` computes the scores again and stores the gradients of their parts in *tiles*
-(:class:`~fairseq_posenc.backends.triton.problem.Tiles`), pair by pair. Matrix products of tiles
-then give the gradients of queries and tables.
+(:class:`Tiles`), pair by pair. Matrix products of tiles then give the gradients of queries and
+tables: three launches for a slab.
 
 Slabs bound the memory of the tiles. A slab is some sequences (each is a head of a sentence) with
-all of their keys or, if one sequence is too large, some keys of one sequence. It starts several
-kernels, so it has to fill the GPU. The division depends on shapes alone, so sums have a fixed
-order.
+all of their keys or, if one sequence is too large, some keys of one sequence. The division depends
+on shapes alone, so sums have a fixed order.
 
-H heads, R distances, D head size, N side of a tile.
+H heads, R rows of a table, D head size.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
+import triton
 from torch import Tensor
 
 from fairseq_posenc.backends.triton.backward import backward_kernel
-from fairseq_posenc.backends.triton.problem import (
-    Layout,
-    Problem,
-    Saved,
-    Side,
-    Slab,
-    Table,
-    Tiles,
-    TrainedTables,
-)
-from fairseq_posenc.backends.triton.sizes import choose_options, choose_warps
-from fairseq_posenc.backends.triton.stored import rows_kernel, table_kernel
+from fairseq_posenc.backends.triton.problem import Inputs, Problem, Table
+from fairseq_posenc.backends.triton.sizes import build_options, choose_backward_tile
+from fairseq_posenc.backends.triton.stored import rows_kernel, tables_kernel
 
-PROGRAMS = 512  # of `table_kernel`: enough to fill a GPU, few enough to keep their output small
-# Numbers in the tiles of a slab: about an H200's L2 cache in half precision (64 MiB); more, if its
-# kernels would be too few programs for the processors of a GPU (132 of an H100), up to 512 MiB.
-FEW_VALUES, MAX_VALUES = 2**25, 2**28
-MIN_PROGRAMS = 256
+PROGRAMS = 512  # of `tables_kernel`: enough to fill a GPU, few enough to keep their output small
+MAX_BYTES = 2**31  # of the tiles of a slab
 
 
-class Gradients:
-    """Computes the gradients of a problem's inputs."""
+class Saved(NamedTuple):
+    """Results of the forward pass and the gradient of its output, for the backward kernel."""
 
-    def __init__(self, problem: Problem, product: bool, trained: TrainedTables) -> None:
-        self.problem = problem
-        self.stored = choose_stored(problem, product, trained)
-        self.options = choose_options(problem)
-        # With tables, `backward_kernel` has no registers left for sums of key gradients; with those
-        # of queries and keys, none for values either.
-        self.keys_from_tiles = problem.has_vectors
-        self.values_from_tiles = needs_value_tiles(problem, product)
-        self.query_grad = torch.empty_like(problem.query, dtype=torch.float32)
-        self.key_grad = torch.empty_like(problem.key)
-        self.value_grad = torch.empty_like(problem.value)
-        # By table, `(H, R, D)` or `(H, R)` of float32; None for one not trained.
-        self.table_grads = {
-            name: self._make_zeros(getattr(problem, name)) if needed else None
-            for name, needed in trained._asdict().items()
-        }
+    grad: Tensor  # `(B, H, T, D)`, of the attended values
+    log_sums: Tensor  # `(B, H, T)` of float32, base-2 logarithms of the sums of exponentials
+    # `(B, H, T)` of float32, FlashAttention's delta: for each query, the sum of the gradients of
+    # its weights by weight
+    delta: Tensor
 
-    def run(self, saved: Saved, options: dict[str, Any]) -> None:
-        """Compute all gradients; ``options`` are compile-time options of ``backward_kernel``."""
-        tiles = layout = None
-        # For a product, which has tables, `backward_kernel` sums neither gradient, but only stores
-        # tiles. So no tile goes into another `tl.dot`, and more warps can share them.
-        options = {**options, "num_warps": choose_warps(independent=options["PRODUCT"])}
-        for slab in split_slabs(self.problem, options["N"], self.stored):
-            # Slabs of one layout write the same parts of the tiles; the zeros around them stay.
-            if tiles is None or layout != slab.layout:
-                tiles = make_zero_tiles(self.problem, slab, self.stored)
-                layout = slab.layout
-            blocks = slab.sequences * slab.layout.keys // options["N"]
-            grads = (
-                None if self.keys_from_tiles else self.key_grad,
-                None if self.values_from_tiles else self.value_grad,
-            )
-            backward_kernel[(blocks,)](
-                self.problem, saved, slab.sequence, slab.layout, tiles, *grads, **options
-            )
-            self._write_values(slab, tiles, saved)
-            self._write_queries_and_keys(slab, tiles)
-            self._add_to_tables(slab, tiles, saved)
-        # The stored weights lack the factor of dropout, so the sums are multiplied by it once.
-        if (value_table_grad := self.table_grads["value_table"]) is not None:
-            value_table_grad.mul_(self.problem.dropout_scale)
-        # Stored gradients are multiplied by the scale, but a bias is added after scaling.
-        if (bias_grad := self.table_grads["bias"]) is not None:
-            bias_grad.div_(self.problem.scale)
 
-    def cast(self, inputs: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """Cast the gradients to the shapes and types of the inputs of ``Attention``."""
-        grads = [self.query_grad, self.key_grad, self.value_grad, *self.table_grads.values()]
-        return [
-            None if grad is None or x is None else grad.sum_to_size(x.shape).type_as(x)
-            for grad, x in zip(grads, inputs)
-        ]
+class TrainedTables(NamedTuple):
+    """Which tables need a gradient."""
 
-    def _make_zeros(self, table: Table) -> Tensor:
-        """Make zeros for the gradient of a table, ``(H, R[, D])`` of float32."""
-        rows = self.problem.tgt_len + self.problem.src_len - 1
-        size = (self.problem.width,) if table.rows.dim() == 3 else ()
-        return torch.zeros(self.problem.heads, rows, *size, device=table.rows.device)
+    query_table: bool
+    key_table: bool
+    gain: bool
+    bias: bool
 
-    def _write_queries_and_keys(self, slab: Slab, tiles: Tiles) -> None:
-        """Write or add to the gradients of queries; write those of keys if tiles are needed."""
-        problem = self.problem
-        layout = slab.layout
-        query_tiles = tiles.content if tiles.query_term is None else tiles.query_term
-        rows_kernel[(slab.sequences * layout.queries // self.options["N"],)](
-            slab.sequence,
-            describe_query_side(problem, layout),
-            content=tiles.content,
-            other=problem.key,
-            by_distance=query_tiles,
-            table=problem.query_table,
-            grad=self.query_grad,
-            ADD=layout.start > 0,  # to the sums over earlier keys, which an earlier slab wrote
-            SIGN=1,
-            **self.options,
+
+class TableGradients(NamedTuple):
+    """The gradients of tables by chunk of the batch and by head, float32; None if not trained."""
+
+    query_table: Tensor | None  # `(chunks, H, R, D)`
+    key_table: Tensor | None  # `(chunks, H, R, D)`
+    gain: Tensor | None  # `(chunks, H, R)`
+    bias: Tensor | None  # `(chunks, H, R)`
+
+
+class Slab(NamedTuple):
+    """The pairs whose tiles the backward pass stores together."""
+
+    sequence: int  # the first sequence
+    sequences: int  # number of sequences
+    first_key: int
+    queries: int  # rows of a sequence's tiles, T or more
+    keys: int  # columns of them, the slab's keys or more
+
+
+class Tiles(NamedTuple):
+    """Gradients of the parts of the scores for the pairs of a slab; None for one not needed.
+
+    All are multiplied by the problem's scale, and of shape ``(sequences, queries, keys)``.
+    """
+
+    content: Tensor  # of queries times keys
+    query_term: Tensor | None  # None if it equals the content's
+    key_term: Tensor | None  # `(sequences, keys, queries)`
+    gain: Tensor | None
+    bias: Tensor | None  # None if it equals the content's
+
+
+def compute_gradients(
+    problem: Problem, saved: Saved, product: bool, trained: TrainedTables
+) -> Inputs:
+    """Compute the gradients of a problem's inputs; ``product`` is that of ``Settings``."""
+    tile = choose_backward_tile(problem, product)
+    options = build_options(problem, product, tile)
+    # Its sides divide those of the backward kernel, which writes whole tiles.
+    block = min(tile.queries, tile.keys)
+    square = tile._replace(queries=block, keys=block)
+    rows_options = build_options(problem, product, square)
+    stored = choose_stored(problem, product, trained)
+    slabs = list(split_slabs(problem, tile.queries, tile.keys, len(stored)))
+    has_parts = len(slabs) > 1 and slabs[1].first_key > 0  # so sums over keys are added up
+    grad_query = torch.empty_like(problem.query, dtype=torch.float32 if has_parts else None)
+    # The backward kernel writes them, and `rows_kernel` adds the key table's term.
+    is_added = problem.key_table is not None
+    grad_key = torch.empty_like(problem.key, dtype=torch.float32 if is_added else None)
+    grad_value = torch.empty_like(problem.value)
+    grads, chunks = _allocate_table_gradients(problem, block, trained)
+    programs = sum(
+        chunks * problem.heads * triton.cdiv(x.size(2), block) for x in grads if x is not None
+    )
+    tiles = _allocate_tiles(problem, slabs[0], stored)  # the largest slab
+    query_ends, key_ends = _allocate_ends(problem, slabs[0])
+    for index, slab in enumerate(slabs):
+        backward_kernel[(slab.sequences * (slab.keys // tile.keys),)](
+            problem, options, saved, slab, tiles, grad_key, grad_value, **tile.launch_options()
         )
-        if self.keys_from_tiles:
-            rows_kernel[(slab.sequences * layout.keys // self.options["N"],)](
-                slab.sequence,
-                describe_key_side(problem, layout),
-                content=tiles.content,
-                other=problem.query,
-                by_distance=tiles.key_term,
-                table=problem.key_table,
-                grad=self.key_grad,
-                ADD=False,
-                SIGN=-1,
-                **self.options,
-            )
-
-    def _write_values(self, slab: Slab, tiles: Tiles, saved: Saved) -> None:
-        """Write the gradients of values if stored weights are needed for them."""
-        if self.values_from_tiles:
-            side = describe_key_side(self.problem, slab.layout)
-            rows_kernel[(slab.sequences * slab.layout.keys // self.options["N"],)](
-                slab.sequence,
-                side._replace(factor=self.problem.dropout_scale),
-                content=tiles.weights,
-                other=saved.grad,
-                by_distance=None,
-                table=None,
-                grad=self.value_grad,
-                ADD=False,
-                SIGN=-1,
-                **self.options,
-            )
-
-    def _add_to_tables(self, slab: Slab, tiles: Tiles, saved: Saved) -> None:
-        """Add to the gradients of the tables."""
-        problem = self.problem
-        content = tiles.content
-        queries = describe_query_side(problem, slab.layout)
-        keys = describe_key_side(problem, slab.layout)
-        # For each table, in the order of `TrainedTables`: tiles of its term's gradient, the vectors
-        # that its rows were multiplied with (None for numbers), the tiles' layout, and 1 if
-        # distances grow along a row, else -1.
-        by_table = (
-            (content if tiles.query_term is None else tiles.query_term, problem.query, queries, 1),
-            (tiles.key_term, problem.key, keys, -1),
-            (tiles.weights, saved.grad, queries, 1),
-            (tiles.gain, None, queries, 1),
-            (content if tiles.bias is None else tiles.bias, None, queries, 1),
+        arguments = problem, rows_options, slab, tiles, query_ends, key_ends
+        keys = min(slab.keys, problem.src_len - slab.first_key) if is_added else 0
+        blocks = triton.cdiv(problem.tgt_len, block) + triton.cdiv(keys, block)
+        rows_kernel[(slab.sequences * blocks,)](
+            *arguments, grad_query, grad_key, ADD=slab.first_key > 0, **square.launch_options()
         )
-        for table_grad, (tile, vectors, side, sign) in zip(self.table_grads.values(), by_table):
-            if table_grad is not None:
-                by_diagonal = self._sum_diagonals(slab, tile, vectors, side)
-                add_diagonals(table_grad, by_diagonal, slab.sequence, side, sign)
-
-    def _sum_diagonals(
-        self, slab: Slab, tile: Tensor | None, vectors: Tensor | None, side: Side
-    ) -> Tensor:
-        """Compute the gradient of a table, ``(heads, chunks, diagonals, N[, D])`` of float32.
-
-        See ``table_kernel``; chunks are parts of the batch.
-        """
-        assert tile is not None
-        block = self.options["N"]
-        heads = min(self.problem.heads, slab.sequences)
-        diagonals = (slab.layout.queries + slab.layout.keys) // block
-        chunks = min(-(-slab.sequences // heads), -(-PROGRAMS // (heads * diagonals)))
-        size = (block,) if vectors is None else (block, self.problem.width)
-        by_diagonal = tile.new_empty(heads, chunks, diagonals, *size, dtype=torch.float32)
-        counts = slab.sequences, heads, chunks
-        table_kernel[(heads * chunks * diagonals,)](
-            slab.sequence, side, tile, vectors, by_diagonal, *counts, **self.options
-        )
-        return by_diagonal
+        if programs:
+            tables_kernel[(programs,)](
+                *arguments, grads, chunks, ADD=index > 0, **square.launch_options()
+            )
+    # Stored gradients are multiplied by the scale, but a bias is added after scaling.
+    bias = _sum_groups(grads.bias, problem.bias)
+    return Inputs(
+        grad_query,
+        grad_key,
+        grad_value,
+        _sum_groups(grads.query_table, problem.query_table),
+        _sum_groups(grads.key_table, problem.key_table),
+        _sum_groups(grads.gain, problem.gain),
+        None if bias is None else bias / problem.scale,
+    )
 
 
-def choose_stored(problem: Problem, product: bool, trained: TrainedTables) -> set[str]:
+def choose_stored(problem: Problem, product: bool, trained: TrainedTables) -> tuple[str, ...]:
     """Choose the tiles that are stored, as names of fields of :class:`Tiles`.
 
     If the score is a plain sum (no product, no gain), the gradients of its query term and its bias
@@ -202,117 +142,77 @@ def choose_stored(problem: Problem, product: bool, trained: TrainedTables) -> se
     is_stored = {
         "content": True,
         "query_term": problem.query_table is not None and not plain_sum,
+        "key_term": problem.key_table is not None,
         "gain": trained.gain,
         "bias": trained.bias and not plain_sum,
-        "weights": trained.value_table or needs_value_tiles(problem, product),
-        "key_term": problem.key_table is not None,
     }
-    return {name for name, needed in is_stored.items() if needed}
+    return tuple(name for name, needed in is_stored.items() if needed)
 
 
-def needs_value_tiles(problem: Problem, product: bool) -> bool:
-    """Check whether ``backward_kernel`` stores weights in place of summing gradients of values."""
-    has_both_tables = problem.query_table is not None and problem.key_table is not None
-    return product or has_both_tables
-
-
-def split_slabs(problem: Problem, block: int, stored: set[str]) -> Iterator[Slab]:
-    """Yield the slabs of a problem.
+def split_slabs(problem: Problem, queries: int, keys: int, kinds: int) -> Iterator[Slab]:
+    """Yield the slabs of a problem, the largest first.
 
     Args:
         problem: shapes of the attention.
-        block: rows and columns of a block; sizes are rounded up to it.
-        stored: the tiles that take memory (:func:`choose_stored`); those of the key term have a row
-            for each key, all others one for each query.
+        queries: queries of a tile.
+        keys: keys of a tile.
+        kinds: number of tiles that are stored for a pair.
     """
-    queries = -(-problem.tgt_len // block) * block
-    keys = -(-problem.src_len // block) * block
+    rows = math.ceil(problem.tgt_len / queries) * queries
+    columns = math.ceil(problem.src_len / keys) * keys
     sequences = problem.query.size(0) * problem.heads
-    query_rows = len(stored - {"key_term"}) * queries  # rows of all tiles that have one by query
-    key_row = queries + 2 * block if "key_term" in stored else 0  # numbers in the row of a key
-
-    def count_values(keys: int) -> int:  # of one sequence
-        return query_rows * (keys + 2 * block) + key_row * keys
-
-    if count_values(keys) <= MAX_VALUES:
-        filling = -(-MIN_PROGRAMS // (keys // block))  # the GPU
-        step = max(FEW_VALUES // count_values(keys), filling)
-        step = min(step, MAX_VALUES // count_values(keys))
-        slab_keys = keys
-    else:
+    column_bytes = kinds * rows * problem.query.element_size()
+    step = min(MAX_BYTES // (column_bytes * columns), sequences)
+    slab_keys = columns
+    if step == 0:
         step = 1
-        most = (MAX_VALUES - count_values(0)) // (query_rows + key_row)
-        slab_keys = max(1, most // block) * block
-    for start in range(0, problem.src_len, slab_keys):
-        end = min(start + slab_keys, problem.src_len)
-        rows = -(-(end - start) // block) * block
-        layout = Layout(start, end, queries, rows, rows + 2 * block, queries + 2 * block)
-        for sequence in range(0, sequences, step):
-            yield Slab(sequence, min(step, sequences - sequence), layout)
+        slab_keys = max(1, MAX_BYTES // column_bytes // keys) * keys
+    step = math.ceil(sequences / math.ceil(sequences / step))  # equal slabs
+    for sequence in range(0, sequences, step):
+        for first_key in range(0, problem.src_len, slab_keys):
+            slab_columns = min(slab_keys, columns - first_key)
+            yield Slab(sequence, min(step, sequences - sequence), first_key, rows, slab_columns)
 
 
-def make_zero_tiles(problem: Problem, slab: Slab, stored: set[str]) -> Tiles:
-    """Allocate the tiles of a slab, as zeros, which are right wherever kernels write nothing."""
-    layout = slab.layout
-    tiles: dict[str, Any] = dict.fromkeys(Tiles._fields)
-    for name in stored:
-        shape = slab.sequences, layout.queries, layout.query_stride
-        if name == "key_term":
-            shape = slab.sequences, layout.keys, layout.key_stride
-        tiles[name] = problem.query.new_zeros(shape)
-    return Tiles(**tiles)
+def _allocate_tiles(problem: Problem, slab: Slab, stored: tuple[str, ...]) -> Tiles:
+    size = len(stored), slab.sequences * slab.queries * slab.keys
+    tiles = dict(zip(stored, problem.query.new_empty(size).unbind()))
+    return Tiles(*(tiles.get(name) for name in Tiles._fields))  # type: ignore[arg-type]
 
 
-def describe_query_side(problem: Problem, layout: Layout) -> Side:
-    """Describe the layout of tiles with a row for each query."""
-    return Side(
-        heads=problem.heads,
-        width=problem.width,
-        rows=layout.queries,
-        columns=layout.keys,
-        stride=layout.query_stride,
-        content_rows=layout.queries,
-        content_stride=layout.query_stride,
-        row_tokens=problem.tgt_len,
-        row_start=0,
-        row_end=problem.tgt_len,
-        column_tokens=problem.src_len,
-        column_start=layout.start,
-        row_of_distance_zero=problem.tgt_len - 1,
-        table_rows=problem.tgt_len + problem.src_len - 1,
-    )
+def _allocate_ends(problem: Problem, slab: Slab) -> tuple[Tensor | None, Tensor | None]:
+    """Allocate the ends of queries and of keys; see ``stored.py``."""
+    if not problem.is_clipped:
+        return None, None
+    tokens = slab.queries + slab.keys
+    ends = problem.query.new_empty(slab.sequences * tokens * 2, dtype=torch.float32)
+    return tuple(ends.split([slab.sequences * n * 2 for n in (slab.queries, slab.keys)]))
 
 
-def describe_key_side(problem: Problem, layout: Layout) -> Side:
-    """Describe the layout of tiles with a row for each key."""
-    return describe_query_side(problem, layout)._replace(
-        rows=layout.keys,
-        columns=layout.queries,
-        stride=layout.key_stride,
-        row_tokens=problem.src_len,
-        row_start=layout.start,
-        row_end=layout.end,
-        column_tokens=problem.tgt_len,
-        column_start=0,
-    )
+def _allocate_table_gradients(
+    problem: Problem, block: int, trained: TrainedTables
+) -> tuple[TableGradients, int]:
+    """Allocate the gradients of tables, and choose the number of chunks of the batch."""
+    tables = [
+        table if needed else None
+        for needed, table in zip(
+            trained, (problem.query_table, problem.key_table, problem.gain, problem.bias)
+        )
+    ]
+    blocks = sum(triton.cdiv(table.last + 1, block) for table in tables if table is not None)
+    chunks = min(problem.query.size(0), math.ceil(PROGRAMS / max(1, problem.heads * blocks)))
+
+    def allocate(table: Table | None) -> Tensor | None:
+        if table is None:
+            return None
+        shape = chunks, problem.heads, *table.rows.shape[1:]
+        return table.rows.new_empty(shape, dtype=torch.float32)
+
+    return TableGradients(*map(allocate, tables)), chunks
 
 
-def add_diagonals(total: Tensor, diagonals: Tensor, sequence: int, side: Side, sign: int) -> None:
-    """Add a slab's gradient by diagonal to the gradient of a table by head.
-
-    Args:
-        total: the gradient of the table, ``(H, R[, D])`` of float32.
-        diagonals: ``(heads, chunks, diagonals, N[, D])`` of float32.
-        sequence: index of the slab's first (sentence, head) pair.
-        side: layout of the tiles that were summed over.
-        sign: 1 if distances grow along a row of tiles, else -1.
-    """
-    rows = diagonals.sum(1).flatten(1, 2)  # [heads, diagonals * N, ...]
-    # The row at the first diagonal's first column: the last block of rows, at its N zeros.
-    low = side.row_of_distance_zero + sign * (side.column_start - side.row_start - side.rows)
-    if sign < 0:  # distances fall, so the last diagonal has the lowest ones
-        rows = rows.flip(1)
-        low -= rows.size(1) - 1
-    start, end = max(0, low), min(side.table_rows, low + rows.size(1))
-    heads = (sequence + torch.arange(rows.size(0), device=diagonals.device)) % side.heads
-    total[heads, start:end] += rows[:, start - low : end - low]
+def _sum_groups(grads: Tensor | None, table: Table | None) -> Tensor | None:
+    """Sum the gradients of a table over chunks, and over heads that share it."""
+    if grads is None or table is None:
+        return None
+    return grads.sum(0) if table.head_stride or len(table.rows) > 1 else grads.sum((0, 1))[None]

@@ -1,0 +1,239 @@
+"""The Triton backend's host: what a call launches, where it can run, and what it refuses."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fairseq_posenc.backends import choose, planner
+from fairseq_posenc.backends import triton as backend
+from fairseq_posenc.backends.base import AttentionCall, CallFeatures
+from fairseq_posenc.backends.mask import Mask
+from fairseq_posenc.encodings.runs import Runs
+from fairseq_posenc.encodings.terms import Terms
+from fairseq_posenc.positions import Span
+from tests.helpers.triton_kernels import import_kernels, interpret
+
+if sys.platform != "linux":
+    pytest.skip("triton exists for Linux alone", allow_module_level=True)
+if (why := backend.unavailable()).startswith("triton is "):  # too old, with torch 2.6
+    pytest.skip(why, allow_module_level=True)
+
+sizes, attention, gradients, problems = import_kernels("sizes", "attention", "gradients", "problem")
+BATCH, H, LENGTH, D = 8, 12, 2048, 64
+H100 = sizes.Tile(64, 64, warps=4)
+# Operations that only describe a tensor in another way.
+VIEWS = {
+    "view",
+    "transpose",
+    "permute",
+    "expand",
+    "detach",
+    "split",
+    "unbind",
+    "slice",
+    "select",
+    "split_with_sizes",
+}
+VIEWS |= {"select", "split_with_sizes", "unsqueeze", "alias", "_unsafe_view"}
+ENCODINGS = {
+    "none": {},
+    "alibi": {"bias": H},
+    "t5": {"bias": H},
+    "m2": {"gain": 1},
+    "shaw": {"query_table": 1},
+    "deberta": {"query_table": 1, "key_table": 1},
+    "m4m": {"query_table": 1, "shared": True, "product": True},
+    "deberta with t5": {"query_table": 1, "key_table": 1, "bias": H},
+}
+
+
+class CountOperations(TorchDispatchMode):
+    """Counts the operations of torch, views excepted."""
+
+    def __init__(self):
+        super().__init__()
+        self.counts = Counter()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = function.overloadpacket._qualified_op_name.removeprefix("aten::")
+        if name not in VIEWS:
+            self.counts[name] += 1
+        return function(*args, **(kwargs or {}))
+
+
+class CountLaunches:
+    """Stands for a kernel, and counts its launches."""
+
+    def __init__(self):
+        self.count = 0
+
+    def __getitem__(self, grid):
+        assert grid[0] > 0
+        self.count += 1
+        return lambda *args, **options: None
+
+
+def make_call(form: dict, clipped: bool, direction: str) -> AttentionCall:
+    """Return a call of RoBERTa-base's size, without memory."""
+
+    def leaf(*size, dtype=torch.bfloat16):
+        return torch.empty(*size, dtype=dtype, device="meta", requires_grad=True)
+
+    qkv = [leaf(LENGTH, BATCH, H, D).permute(1, 2, 0, 3) for _ in range(3)]
+    span = Span.from_lengths(LENGTH, LENGTH, torch.device("meta"))
+    _, runs = Runs.select(range(-15, 17), span)
+    rows = runs.num_rows if clipped else 2 * LENGTH - 1
+    terms = {}
+    for name, groups in form.items():
+        if name in ("gain", "bias"):
+            terms[name] = leaf(groups, 2 * LENGTH - 1)
+        elif name.endswith("table"):
+            terms[name] = leaf(groups, rows, D)
+    if "shared" in form:
+        terms["key_table"] = terms["query_table"]
+    names = [name for name in terms if name.endswith("table")] if clipped else []
+    product = form.get("product", False)
+    terms = Terms(**terms, product=product, runs=dict.fromkeys(names, runs))
+    return AttentionCall(*qkv, terms, Mask(direction), dropout=0.1)
+
+
+@pytest.mark.parametrize("direction", ["both", "lr"])
+@pytest.mark.parametrize("clipped", [False, True])
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_a_call_costs_the_host_few_launches_and_operations(name, clipped, direction, monkeypatch):
+    """An H100's host took 95 microseconds for a launch and 26 for an operation."""
+    interpret(monkeypatch)
+    monkeypatch.setattr(sizes, "INTERPRETED", H100)
+    launches = CountLaunches()
+    monkeypatch.setattr(attention, "forward_kernel", launches)
+    for kernel in ("backward_kernel", "rows_kernel", "tables_kernel"):
+        monkeypatch.setattr(gradients, kernel, launches)
+    call = make_call(ENCODINGS[name], clipped, direction)
+    if direction != "both":  # all layers share the ranges
+        ranges = problems.find_ranges(call.mask, LENGTH, LENGTH, torch.device("meta"))
+        monkeypatch.setattr(problems, "find_ranges", lambda *args: ranges)
+    with CountOperations() as operations:
+        attended, _ = backend.attend(call)
+        tables = {x for x in call.terms if isinstance(x, torch.Tensor) and x.requires_grad}
+        leaves = [*call[:3], *tables]
+        torch.autograd.grad(attended, leaves, torch.empty_like(attended))
+    assert launches.count <= 7
+    assert operations.counts.total() <= 30, operations.counts
+    print(f"{name}: {launches.count} launches, {operations.counts.total()} operations")
+
+
+def test_slabs_cover_every_pair_once_within_their_memory(monkeypatch):
+    settings = problems.Settings(None, None, None, None, 1.0, False, 0, 0)
+    tensors = [torch.zeros(3, H, n, D) for n in (20, 37, 37)] + [None] * 4
+    problem = problems.build_problem(settings, problems.Inputs(*tensors))
+    for size in (10**9, 200_000, 20_000, 4_000, 1):
+        monkeypatch.setattr(gradients, "MAX_BYTES", size)
+        seen = torch.zeros(3 * H, 37)
+        for slab in gradients.split_slabs(problem, 16, 16, kinds=2):
+            keys = slice(slab.first_key, slab.first_key + slab.keys)
+            seen[slab.sequence : slab.sequence + slab.sequences, keys] += 1
+            number = 2 * slab.sequences * slab.queries * slab.keys
+            assert 4 * number <= size or (slab.sequences, slab.keys) == (1, 16)
+        assert seen.eq(1).all()
+
+
+REFUSED = {
+    "no matrix product computes a gain": Terms(channel_gain=torch.ones(1, 5, D)),
+    "not a function of their distance": Terms(pair_bias=torch.ones(1, 1, 3, 3)),
+    "states of tokens": Terms(state_table=torch.ones(1, 5, 2), states=torch.ones(1, H, 3, 2)),
+    "do not reset": Terms(first=torch.ones(1, 5).bool()),
+    "no rows to the values": Terms(value_table=torch.ones(1, 5, D)),
+    "not been projected": Terms(content_rows=torch.ones(5, H * D)),
+}
+
+
+@pytest.mark.parametrize("why", REFUSED)
+def test_refuses_what_it_cannot_compute(why):
+    assert why in backend.refuses(REFUSED[why], CallFeatures("cuda"))
+
+
+def test_refuses_float64_and_wide_heads():
+    assert "float32 at most, not in torch.float64" in backend.refuses(
+        Terms(), CallFeatures("cuda", torch.float64)
+    )
+    assert "at most 128 wide, not 129" in backend.refuses(
+        Terms(), CallFeatures("cuda", head_dim=129)
+    )
+
+
+def test_refuses_a_cpu_unless_interpreted(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    assert backend.refuses(Terms(), CallFeatures("cpu")) == "it runs on a GPU, not on cpu"
+
+
+def test_says_why_it_cannot_run_here(monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert backend.unavailable() == ""
+    monkeypatch.delenv("TRITON_INTERPRET")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert backend.unavailable() == "there is no CUDA device"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    assert backend.unavailable() == "the GPU is older than compute capability 8.0"
+    with monkeypatch.context() as old:
+        old.setattr(backend, "read_version", lambda: "3.2.0")
+        assert backend.unavailable() == "triton is 3.2.0, and 3.6 is the oldest that will do"
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert backend.unavailable() == "triton is not installed"
+
+
+TABLE, GAIN = Terms(query_table=torch.ones(1, 1023, 64)), Terms(gain=torch.ones(1, 1023))
+PLANS = {
+    "won": ("sm_90", TABLE, 2048, "triton", "kernels were the fastest in a benchmark on sm_90"),
+    "another chip": ("sm_80", TABLE, 512, "reference", "no recorded benchmark for sm_80"),
+    "other terms": ("sm_90", GAIN, 512, "reference", "of such terms for sm_90"),
+    "too short": ("sm_90", TABLE, 1024, "blocked", "benchmark of such a length for sm_90"),
+    "too long": ("sm_90", TABLE, 16384, "blocked", "benchmark of such a length for sm_90"),
+    "plain": ("sm_90", Terms(), 2048, "sdpa", "a plain dot product"),
+}
+
+
+@pytest.mark.parametrize("case", PLANS)
+def test_auto_takes_kernels_that_won_a_recorded_benchmark(case, monkeypatch):
+    chip, terms, length, name, reason = PLANS[case]
+    monkeypatch.setenv("TRITON_INTERPRET", "1")  # so that it is available
+    monkeypatch.setattr(planner, "find_chip", lambda: chip)
+    call = CallFeatures("cuda", torch.bfloat16, length, length, dropout=True)
+    plan = choose("auto", terms, call)
+    assert plan.name == name
+    assert reason in plan.reason
+    without_dropout = choose("auto", terms, call._replace(dropout=False))
+    assert without_dropout.name != "triton"
+
+
+WITH_TERMS = {  # encodings that the recorded benchmark has
+    ("bias",): ["alibi", "t5"],
+    ("query_table",): ["shaw"],
+    ("key_table", "query_table"): ["deberta"],
+}
+
+
+@pytest.mark.parametrize("names", planner.RECORDED_TERMS, ids=lambda names: " ".join(sorted(names)))
+def test_a_recorded_winner_won_its_benchmark(names):
+    results = Path(__file__).parents[2] / "docs" / "results"
+    figures = json.loads((results / "gpu.json").read_text())["figures"]
+    rows = [row for step, rows in figures.items() if "layers" in step for row in rows]
+    for encoding in WITH_TERMS[tuple(sorted(names))]:
+        seconds = {
+            row["backend"]: row["seconds"]
+            for row in rows
+            if (row["encoding"], row["length"], row["dtype"], row["dropout"] > 0)
+            == (encoding, planner.RECORDED_LENGTHS.start, "bfloat16", True)
+        }
+        assert len(seconds) > 2
+        # As fast as the fastest, which may need many times the memory.
+        assert seconds["triton"] <= 1.03 * min(seconds.values())
