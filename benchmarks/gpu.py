@@ -282,10 +282,10 @@ def _compare_with_published(results: list[Result]) -> list[str]:
     """Format DeBERTa's layer at the published length beside the published times."""
     ours = []
     for row in chain.from_iterable(result.rows for result in results):
-        if not row.get("encoding", "").startswith("deberta"):
+        # Only layers have a scope.
+        if row.get("scope") != "layer" or not row["encoding"].startswith("deberta"):
             continue
-        case = (row.get("scope"), row["length"], row["dtype"])  # only layers have a scope
-        if case == ("layer", PUBLISHED_LENGTH, "bfloat16"):
+        if (row["length"], row["dtype"]) == (PUBLISHED_LENGTH, "bfloat16"):
             name = f"`{row['encoding']}`, {row['backend']}"
             ours.append([name, f"{row['dropout']:g}", f"{row['seconds'] * 1e3:.1f}"])
     if not ours:

@@ -103,7 +103,7 @@ def padding(side: str, batch: int, length: int) -> torch.Tensor:
     return mask
 
 
-def in_float64(qkv: Inputs, terms: Terms) -> tuple[list[torch.Tensor], Terms]:
+def in_float64(qkv: Inputs, terms: Terms) -> tuple[Inputs, Terms]:
     """Return copies in float64; a tensor that two fields hold is copied once."""
     copies: dict[int, torch.Tensor] = {}
 
@@ -112,7 +112,7 @@ def in_float64(qkv: Inputs, terms: Terms) -> tuple[list[torch.Tensor], Terms]:
             return x
         return copies.setdefault(id(x), x.detach().double().requires_grad_(x.requires_grad))
 
-    return [copy(x) for x in qkv], Terms(*map(copy, terms))
+    return (copy(qkv[0]), copy(qkv[1]), copy(qkv[2])), Terms(*map(copy, terms))
 
 
 def assert_equals_the_equation(

@@ -87,7 +87,7 @@ def make_call(form: dict, clipped: bool, direction: str) -> AttentionCall:
     def leaf(*size, dtype=torch.bfloat16):
         return torch.empty(*size, dtype=dtype, device="meta", requires_grad=True)
 
-    qkv = [leaf(LENGTH, BATCH, H, D).permute(1, 2, 0, 3) for _ in range(3)]
+    query, key, value = (leaf(LENGTH, BATCH, H, D).permute(1, 2, 0, 3) for _ in range(3))
     span = Span.from_lengths(LENGTH, LENGTH, torch.device("meta"))
     _, runs = Runs.select(range(-15, 17), span)
     rows = runs.num_rows if clipped else 2 * LENGTH - 1
@@ -101,8 +101,8 @@ def make_call(form: dict, clipped: bool, direction: str) -> AttentionCall:
         terms["key_table"] = terms["query_table"]
     names = [name for name in terms if name.endswith("table")] if clipped else []
     product = form.get("product", False)
-    terms = Terms(**terms, product=product, runs=dict.fromkeys(names, runs))
-    return AttentionCall(*qkv, terms, Mask(direction), dropout=0.1)
+    both = Terms(**terms, product=product, runs=dict.fromkeys(names, runs))
+    return AttentionCall(query, key, value, both, Mask(direction), dropout=0.1)
 
 
 @pytest.mark.parametrize("direction", ["both", "lr"])
