@@ -27,7 +27,7 @@ from fairseq_posenc.host.refused_options import (
     check_blocks,
     check_precision,
     refuse_training_alone,
-    refuse_wrong_best,
+    refuse_wrong_checkpoints,
 )
 from fairseq_posenc.host.running_command import take_command
 from fairseq_posenc.host.training_data import check_data_bins, check_document_ends, check_shards
@@ -59,7 +59,7 @@ def prepare_command(model: Any, task: Any, specs: Sequence[Spec]) -> None:
 def _prepare_training(model: PositionCheckpoints, task: Any, settings: DictConfig) -> None:
     """Check the options of a training, lock its folder, and prepare to resume it."""
     refuse_training_alone(settings.distributed_training.distributed_world_size)
-    refuse_wrong_best(settings.checkpoint)
+    refuse_wrong_checkpoints(settings.checkpoint)
     check_shards(getattr(settings.task, "data", None) or "", settings.dataset.train_subset)
     lock_save_dir(settings)
     # By default only rank 0 reads a checkpoint, and sends it to the others as pickled classes of

@@ -29,15 +29,11 @@ def check_precision(common: Any) -> None:
     if find_spec("torch_xla"):  # it brings devices that torch does not list
         return
     forget_tpu(common)
-    if not chosen:
-        return
-    name = chosen[0]
-    flag = f"--{name.replace('_', '-')}"
-    if common.cpu or not torch.cuda.is_available():
-        reason = "--cpu is given" if common.cpu else "torch sees none here"
+    if chosen and (common.cpu or not torch.cuda.is_available()):
+        name, reason = chosen[0], "--cpu is given" if common.cpu else "torch sees none here"
         raise UserError(
-            f"{flag} is for GPUs, and {reason}: leave it out, and train with --cpu (hydra: "
-            f"common.{name}=false common.cpu=true)"
+            f"--{name.replace('_', '-')} is for GPUs, and {reason}: leave it out, and train with "
+            f"--cpu (hydra: common.{name}=false common.cpu=true)"
         )
 
 
@@ -46,17 +42,21 @@ def forget_tpu(options: Any) -> None:
 
     Otherwise a training in bf16 would fail, on a GPU as well.
     """
-    is_tpu = getattr(options, "bf16", False) and getattr(options, "tpu", False)
-    if is_tpu and not find_spec("torch_xla"):
+    if getattr(options, "tpu", False) and options.bf16 and not find_spec("torch_xla"):
         options.tpu = False
 
 
-def refuse_wrong_best(checkpoint: Any) -> None:
-    """Refuse to keep the checkpoint with the lowest accuracy or the highest loss as the best.
+def refuse_wrong_checkpoints(checkpoint: Any) -> None:
+    """Refuse to keep the worst checkpoint as the best, or none to resume from.
 
     Raises:
-        UserError: ``--maximize-best-checkpoint-metric`` is missing, or wrong for the metric.
+        UserError: ``--maximize-best-checkpoint-metric`` is missing, or wrong for the metric; or
+            checkpoints are written asynchronously.
     """
+    if checkpoint.write_checkpoints_asynchronously:
+        raise UserError(
+            "--write-checkpoints-asynchronously writes no checkpoint_last.pt to resume from"
+        )
     metric = checkpoint.best_checkpoint_metric
     flag = "--maximize-best-checkpoint-metric"
     if metric in _BETTER_HIGH and not checkpoint.maximize_best_checkpoint_metric:
