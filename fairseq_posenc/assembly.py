@@ -72,11 +72,10 @@ class Assembly(NamedTuple):
         """Build the encodings that layers share."""
         items = self.spec.shared_modules
         built = build_encodings(items, self.dims)
-        kinds = []
-        for layer in self.spec.layer_kinds:
-            used = self.spec.whole_stack + layer
-            kinds.append(tuple(name for name, item in items.items() if item in used))
-        built.kinds = tuple(kinds)
+        used = [self.spec.whole_stack + layer for layer in self.spec.layer_kinds]  # by each kind
+        built.kinds = tuple(
+            tuple(name for name, item in items.items() if item in of_kind) for of_kind in used
+        )
         return built
 
     def build_layer(self, index: int = 0) -> Encodings:
@@ -100,23 +99,25 @@ class Assembly(NamedTuple):
             UserError: the encodings do not work together, on the backend, or in this memory.
         """
         self.check_size()
+        drafts = [self._draft_kind(layer) for layer in self.spec.layer_kinds]
+        for terms, limits in drafts:
+            backends.check(backend, terms.projected(self._project), self.dims.head_dim, limits)
+        return [terms for terms, _ in drafts]
+
+    @cache  # noqa: B019  (for all layers of equal assemblies, which are tuples)
+    def _draft_kind(self, layer: Items) -> tuple[Terms, Locality]:
+        """Compute the terms and limits of a kind of layer; see :meth:`draft_terms`."""
         token = _make_one_token()
         for item in self.spec.whole_stack:
             token = self._build_draft(item).number(token)
+        named = {name: self._build_draft(item) for name, item in name_modules(layer).items()}
         x = torch.empty(1, 1, self.dims.embed_dim, device="meta")  # the input of a layer
-        terms_of_kinds = []
-        for layer in self.spec.layer_kinds:
-            items = name_modules(layer)
-            drafts = Encodings({name: self._build_draft(item) for name, item in items.items()})
-            terms = drafts.terms(token.span(), token)
-            terms = drafts.add_input_terms(terms, x, token, self.dims.num_heads)
-            self._refuse_too_narrow_tables(layer, terms)
-            if token.drawn is not None:  # the stack has random positions
-                self._refuse_beside_random(layer, token)
-            limits = self.limits(self.spec.whole_stack + layer)
-            backends.check(backend, terms.projected(self._project), self.dims.head_dim, limits)
-            terms_of_kinds.append(terms)
-        return terms_of_kinds
+        terms = Encodings(named).terms(token.span(), token)
+        terms = Encodings(named).add_input_terms(terms, x, token, self.dims.num_heads)
+        self._refuse_too_narrow_tables(layer, terms)
+        if token.drawn is not None:  # the stack has random positions
+            self._refuse_beside_random(layer, token)
+        return terms, self.limits(self.spec.whole_stack + layer)
 
     def limits(self, items: Items | None = None) -> Locality:
         """Combine the limits of visible keys, for a single token on "meta".
@@ -213,8 +214,7 @@ class Assembly(NamedTuple):
 def _build_on_meta(item: Item, dims: Dims) -> Encoding:
     """Build an encoding on the device "meta", once for equal arguments."""
     with torch.device("meta"):
-        (encoding,) = build_encodings(name_modules([item]), dims).as_list()
-        return encoding
+        return build_encodings(name_modules([item]), dims).as_list()[0]
 
 
 def _make_one_token() -> Positions:
