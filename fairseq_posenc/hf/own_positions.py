@@ -128,7 +128,7 @@ def _read_configuration(config: Config) -> str:
     return join_layers(_read_layers(config, family))
 
 
-_ATTENTION = {"full_attention", "sliding_attention"}  # types of layers that are served
+ATTENTION_TYPES = {"full_attention", "sliding_attention"}  # types of layers that are served
 # Why positions of some model types cannot be set, by a part of the type: `vl` for `qwen2_vl`.
 _REASONS = {
     **dict.fromkeys(("vl", "glm4v", "omni"), "its code counts them on several axes (M-RoPE)"),
@@ -156,7 +156,7 @@ def explain_unservable(model: Any) -> str | None:
     reason = next((reason for part, reason in _REASONS.items() if part in parts), None)
     if reason is not None:
         return f"its positions cannot be changed: {reason}"
-    other = sorted(set(map(str, getattr(config, "layer_types", None) or ())) - _ATTENTION)
+    other = sorted(set(map(str, getattr(config, "layer_types", None) or ())) - ATTENTION_TYPES)
     return f"it has layers of {shortened(', '.join(other))}" if other else None
 
 
@@ -166,7 +166,7 @@ def _read_layers(config: Config, family: Family) -> list[str]:
     layers = []
     for index in range(config.num_hidden_layers):
         layer_type = _find_layer_type(config, index)
-        if layer_type not in _ATTENTION:
+        if layer_type not in ATTENTION_TYPES:
             continue
         items = []
         if _is_rotated(config, index, layer_type):
@@ -219,8 +219,8 @@ def _read_softmax(config: Config, family: Family) -> list[str]:
         return ["sink"]
     if config.model_type in ("gemma2", "vaultgemma") and config.attn_logit_softcapping:
         return [f"softcap(cap={config.attn_logit_softcapping})"]
-    if config.model_type == "ministral3":
-        parameters = config.rope_parameters
+    parameters = config.rope_parameters
+    if config.model_type == "ministral3" and parameters.get("llama_4_scaling_beta"):
         return [
             f"ministral3(beta={parameters['llama_4_scaling_beta']},"
             f"length={parameters[TRAINED_LENGTH]})"

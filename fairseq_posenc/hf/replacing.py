@@ -284,6 +284,8 @@ def _limit_caches(stack: Stack, spec: Spec) -> None:
         config.sliding_window = max(sizes)  # transformers' caches have one size for all layers
     elif getattr(config, "sliding_window", None) and not _masks_by_type(config):
         config.sliding_window = None
+    if hasattr(config, "use_sliding_window"):  # Qwen forgets the size on loading, unless it is true
+        config.use_sliding_window = any(sizes)
     # The types of the previous positions may name windows that the new ones do not have.
     if any(sizes) or getattr(config, "layer_types", None):
         types = ["sliding_attention" if size else "full_attention" for size in sizes]
@@ -294,8 +296,7 @@ def _limit_caches(stack: Stack, spec: Spec) -> None:
 
 
 def _masks_by_type(config: PretrainedConfig) -> bool:
-    """Check whether a model makes a mask for each type of layer, and so always needs a window."""
-    # The configurations of these models have the option `layer_types`.
+    """Check, by ``layer_types``, whether a model makes a mask for each type, and needs a window."""
     return any("layer_types" in inspect.signature(cls).parameters for cls in type(config).__mro__)
 
 

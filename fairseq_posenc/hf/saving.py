@@ -12,6 +12,7 @@ of a model around this one, which saves its own configuration.
 """
 
 import json
+import logging
 import re
 from functools import cache
 from pathlib import Path
@@ -24,6 +25,7 @@ from transformers import (
     PretrainedConfig,
     PreTrainedModel,
 )
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from fairseq_posenc.errors import UserError, how_to_install, shortened
 from fairseq_posenc.hf.attention import OUR_ATTENTION
@@ -41,9 +43,11 @@ from fairseq_posenc.hf.record import (
 )
 from fairseq_posenc.hf.replacing import replace_positions
 from fairseq_posenc.hf.settings import SPEC_FIELD, PositionSettings
+from fairseq_posenc.hf.stock_folders import AUTO_CLASSES, NoStockModelError, find_stock_model
 from fairseq_posenc.identity import is_identity
 from fairseq_posenc.specs import parse
 
+logger = logging.getLogger(__name__)
 _TAG = "fairseq-posenc"  # of models on the hub
 _LOADER = "positions_loader"  # the module of `auto_map`, which `trust_remote_code=True` runs
 _LOADER_TEXT = f'''\
@@ -62,14 +66,12 @@ _ATTENTION = "attn_implementation"  # key of the attention function, in config.j
 _SPECS = (SPEC_FIELD, f"{SPEC_FIELD}_decoder")
 # Prefixes that wrappers of a model, unlike models around it, give the names of its weights.
 _WRAPPERS = re.compile(r"((module|_orig_mod|_fsdp_wrapped_module|base_model(\.model)?)\.)*")
+_CHECKPOINT = re.compile(rf"{PREFIX_CHECKPOINT_DIR}-\d+")  # the folders that `Trainer` resumes from
 # TRL, for example, reloads the model from this name as the reference; an error then quotes it.
 _NO_FOLDER = (
     "a model whose positions were set: save it and load it from its folder, or pass what was to be "
     "loaded by this name (ref_model, processing_class)"
 )
-_AUTO_CLASSES: list[Any] = [
-    getattr(transformers, name) for name in dir(transformers) if name.startswith("AutoModel")
-]
 
 
 def make_saveable(model: PreTrainedModel) -> None:
@@ -85,11 +87,16 @@ def make_saveable(model: PreTrainedModel) -> None:
     model.name_or_path = ""  # which PEFT writes to adapters: their base model is in no folder
 
 
+def is_stock(folder: Path) -> bool:
+    """Check whether a saved folder needs nothing of this package."""
+    return f'"model_type": "{MODEL_TYPE}"' not in (folder / "config.json").read_text("utf-8")
+
+
 @cache
 def _derive_and_register(stock: Any) -> Any:
     """Derive a configuration class with positions from a stock class, and register its models."""
     derived = derive(stock, (ConfigWithPositions,))
-    for auto in _AUTO_CLASSES:
+    for auto in AUTO_CLASSES:
         model = auto._model_mapping.get(stock, None)
         if getattr(model, "config_class", None) is stock:
             auto.register(derived, derive(model, (ModelWithPositions,)), exist_ok=True)
@@ -186,11 +193,28 @@ class ModelWithPositions(Derived):
         state_dict: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Save the model as transformers does, with the records in the place of stock weights."""
+        """Save the model as transformers does.
+
+        The folder is a stock one if a stock model computes the same, and a line says if none does.
+        Otherwise, and in the folders from which ``Trainer`` resumes, it has the spec, and the
+        records of positions are in the place of stock weights.
+        """
         if kwargs.get("distributed_checkpoint"):
             raise UserError("distributed_checkpoint=True does not record positions: leave it out")
         # A model with adapters saves only these, under PEFT's names.
         is_whole = not getattr(self, "_hf_peft_config_loaded", False)
+        folder = Path(save_directory)
+        if is_whole and state_dict is None and not _CHECKPOINT.fullmatch(folder.name):
+            try:
+                stock = find_stock_model(self)
+            except NoStockModelError as reason:
+                logger.warning("%s: only this package loads it: %s", folder, reason)
+            else:
+                stock.save_pretrained(folder, is_main_process=is_main_process, **kwargs)
+                self.is_saved = True
+                if is_main_process:
+                    (folder / f"{_LOADER}.py").unlink(missing_ok=True)  # of an earlier save
+                return
         if is_whole:
             state_dict = dict(self.state_dict() if state_dict is None else state_dict)
             exchange_names(state_dict, type(self.config), saving=True)

@@ -37,7 +37,9 @@ class PositionSettings(NamedTuple):
 
     @classmethod
     def read(cls, config: PretrainedConfig) -> "PositionSettings":
-        """Read them from a configuration that states at least a spec."""
+        """Read them from a configuration; refuse one that states no spec."""
+        if not hasattr(config, SPEC_FIELD):
+            raise UserError("a stock folder is loaded by its stock class, or by an Auto class")
         return cls(
             **{name: getattr(config, key) for name, key in _FIELDS.items() if hasattr(config, key)}
         )

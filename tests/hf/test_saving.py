@@ -28,6 +28,7 @@ from fairseq_posenc.encodings.t5 import T5
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf import read_positions, set_positions
 from fairseq_posenc.hf.folders import load_model
+from fairseq_posenc.hf.saving import is_stock
 from tests.helpers.hf_models import (
     MODELS,
     compute_logits,
@@ -75,12 +76,15 @@ def test_a_loaded_model_equals_the_saved_one(name: str, spec: str, tmp_path: Pat
     model.save_pretrained(tmp_path / "once")
     loaded = load(name, tmp_path / "once")
     assert read_positions(loaded) == read_positions(model)
-    assert type(loaded) is type(model)
     assert not loaded.training
-    assert torch.equal(compute_logits(loaded, inputs), logits)
     loaded.save_pretrained(tmp_path / "again", max_shard_size="20KB")
     assert len(list((tmp_path / "again").glob("*.safetensors"))) > 1
-    assert torch.equal(compute_logits(load(name, tmp_path / "again"), inputs), logits)
+    for again in (loaded, load(name, tmp_path / "again")):
+        if is_stock(tmp_path / "once"):
+            assert distance(compute_logits(again, inputs), logits) < 2e-5
+        else:
+            assert type(again) is type(model)
+            assert torch.equal(compute_logits(again, inputs), logits)
 
 
 def test_auto_classes_of_every_version_take_our_configurations() -> None:

@@ -90,12 +90,15 @@ def test_only_files_of_the_tokenizer_are_copied(stock: PreTrainedModel, tmp_path
     assert names == {*written, "vocab.json"}
 
 
-def test_own_positions_are_the_same_model(stock: PreTrainedModel, tmp_path: Path) -> None:
+def test_own_positions_are_the_same_model(
+    stock: PreTrainedModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     inputs = make_inputs(MODELS["llama"])
     logits = compute_logits(stock, inputs)
     model = swap(tmp_path, "--max-positions", 128)
     assert model is not None
     assert distance(compute_logits(model, inputs), logits) < 1e-5
+    assert "swapped, a stock folder: positions: rope(layout=half) (max" in capsys.readouterr().out
     (tmp_path / "stock").rename(tmp_path / "before")
     again = swap(tmp_path, "--position-encoding", "none", "--overwrite", source="swapped")
     assert again is not None

@@ -13,7 +13,8 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.folders import whole_folder
 from fairseq_posenc.hf import read_positions, set_positions
 from fairseq_posenc.hf.folders import load_model
-from fairseq_posenc.hf.settings import POSITIONS
+from fairseq_posenc.hf.record import is_of_positions
+from fairseq_posenc.hf.saving import is_stock
 from fairseq_posenc.position_parameters import LengthRule
 
 # The files of a tokenizer, which are copied, and with them a licence: nothing else of a folder is.
@@ -62,19 +63,17 @@ def swap_folder(
         for file in source.iterdir():  # `load_model` has refused links to files elsewhere
             if file.is_file() and _COPIED.fullmatch(file.name):
                 shutil.copy2(file, folder / file.name)
-    both = [name for name in new if name in old and POSITIONS in name.split(".")]  # positions
-    added = [name for name in new if name not in old]
-    removed = [name for name in old if name not in new]
+        stock = is_stock(folder)
+    both = [name for name in new if name in old and is_of_positions(name)]
     return [
         f"source: {source}: {type(model).__name__}, positions: {old_positions}",
         f"kept bit for bit: the {len(new.keys() & old) - len(both)} tensors that are not positions",
         *(_describe_origin(name, old[name], new[name]) for name in both),
-        *(f"in the new model alone: {name} {tuple(new[name].shape)}" for name in added),
-        *(f"in the old model alone: {name} {tuple(old[name].shape)}" for name in removed),
-        f"wrote {out}: positions: {read_positions(model)} "
-        f"(max_positions {model.config.position_encoding_max_positions:,})",
-        "load it: import fairseq_posenc.hf; transformers.AutoModel... .from_pretrained"
-        f"({str(out)!r})",
+        *(f"in the new model alone: {x} {tuple(new[x].shape)}" for x in new if x not in old),
+        *(f"in the old model alone: {x} {tuple(old[x].shape)}" for x in old if x not in new),
+        f"wrote {out}, a {'stock folder' if stock else 'folder of fairseq_posenc'}: positions: "
+        f"{read_positions(model)} (max_positions {model.config.position_encoding_max_positions:,})",
+        f"load it by AutoModel.from_pretrained{'' if stock else ' after import fairseq_posenc.hf'}",
     ]
 
 

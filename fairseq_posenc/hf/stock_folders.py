@@ -1,0 +1,209 @@
+"""Finds the stock model of transformers that computes the same as a model with positions.
+
+Its folder needs nothing of this package: scripts and servers read it as any other. A stock model is
+used only if its configuration states the model's spec, its weights are the same by name and shape,
+and it computes the same from random tokens: padded on either side, and with a cache.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import transformers
+from accelerate import init_empty_weights
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import CONFIG_MAPPING, PreTrainedModel
+
+from fairseq_posenc.errors import shortened
+from fairseq_posenc.hf.families import FAMILIES, Stack, find_family
+from fairseq_posenc.hf.record import is_of_positions
+from fairseq_posenc.hf.settings import POSITIONS, PositionSettings
+from fairseq_posenc.hf.stock_configurations import list_unknown_items, write_configuration
+from fairseq_posenc.identity import is_identity
+
+AUTO_CLASSES: list[Any] = [
+    getattr(transformers, name) for name in dir(transformers) if name.startswith("AutoModel")
+]
+_LARGEST_DIFFERENCE = 2e-5  # in float32, as a part of the largest output
+_LONGEST_INPUT = 1024  # tokens that are compared; a wider window only reads back as the same
+_CACHES = ("cache", "past_key_values")  # the keyword of transformers, and the name before
+
+
+class NoStockModelError(Exception):
+    """No stock model computes the same as a model; the message says why."""
+
+
+def find_stock_model(model: Any) -> PreTrainedModel:
+    """Build the stock model that computes the same as a model whose positions were set.
+
+    It shares the weights of the model. Its class may be another one with weights of the same names
+    and shapes: SmolLM3 has those of Llama, and layers without positions.
+
+    Raises:
+        NoStockModelError: there is none, or it cannot be compared.
+    """
+    family = find_family(type(model.config))
+    assert family is not None, "its positions were set"
+    stacks = family.find_stacks(model)
+    assembly = getattr(stacks[0].module, POSITIONS).assembly
+    spec = assembly.spec
+    if unknown := list_unknown_items(spec, family):
+        raise NoStockModelError(f"{shortened(unknown[0])} is in no stock class with these weights")
+    _refuse_incomparable(model)
+    weights = _name_stock_weights(model, stacks)
+    reason = f"no stock class with these weights has {shortened(str(spec))}"
+    differing = ""
+    for model_class in _list_classes(model, stacks[0]):
+        config = write_configuration(model_class.config_class, model.config, spec, assembly.dims)
+        stock = None if config is None else _build(model_class, config, weights)
+        if stock is None:
+            continue
+        difference = _compare(model, stock, stacks[0])
+        if difference < max(_LARGEST_DIFFERENCE, 8 * torch.finfo(model.dtype).eps):
+            if model.can_generate():
+                stock.generation_config = model.generation_config
+            return stock
+        differing = differing or f": {model_class.__name__} differs by {difference:.0e}"
+    raise NoStockModelError(reason + differing)
+
+
+def _refuse_incomparable(model: Any) -> None:
+    """Refuse models that cannot be run here as they are, or whose weights are not plain tensors."""
+    settings = PositionSettings.read(model.config)
+    if settings.decoder_spec or settings.directions or settings.boundary_id is not None:
+        raise NoStockModelError("no stock class has decoder_spec, directions or boundary_id")
+    if model.main_input_name != "input_ids" or hasattr(model.config, "text_config"):
+        raise NoStockModelError("only models of text alone are compared with stock classes")
+    weights = [*model.parameters()]
+    plain = [type(x) is nn.Parameter and x.is_floating_point() and not x.is_meta for x in weights]
+    if not all(plain) or len({x.device for x in weights}) > 1:
+        raise NoStockModelError("weights that are quantized, offloaded or spread are not compared")
+
+
+def _name_stock_weights(model: PreTrainedModel, stacks: list[Stack]) -> dict[str, Tensor]:
+    """Name all weights as the stock class does, also those of positions.
+
+    Raises:
+        NoStockModelError: the stock class has no such weight.
+    """
+    weights = model.state_dict()
+    places = {module: f"{name}." if name else "" for name, module in model.named_modules()}
+    for stack in stacks:
+        family, place = stack.family, places[stack.module]
+        biased = f"{places[stack.attentions[0]]}{family.bias}.weight"
+        moved = {
+            f"{place}{POSITIONS}.input.learned.table.weight": f"{place}{family.table}.weight",
+            f"{place}{POSITIONS}.shared.t5.table": biased,
+        }
+        for attention in stack.attentions:
+            sinks = f"{places[attention]}{POSITIONS}.encodings.sink.score"
+            moved[sinks] = f"{places[attention]}{family.sinks}"
+        for name, stock_name in moved.items():
+            if name in weights:
+                weight = weights.pop(name)
+                if "learned" in name:  # rows before that of position 0 are padding's, or unused
+                    first_row = max(family.first_row, family.first_id(stack.config))
+                    weight = F.pad(weight, (0, 0, first_row, 0))
+                weights[stock_name] = weight.t().contiguous() if "t5" in name else weight
+    names = [name for name in weights if is_of_positions(name) and not is_identity(name)]
+    if names:
+        raise NoStockModelError(f"{names[0]} has no place in a stock class")
+    return {name: x for name, x in weights.items() if not is_of_positions(name)}
+
+
+def _list_classes(model: Any, stack: Stack) -> Iterator[Any]:
+    """Yield the model's stock class, then other classes with the same head and names of weights."""
+    own, family = type(model).stock, stack.family
+    yield own
+    if stack.is_hybrid:
+        return
+    mappings = [auto._model_mapping for auto in AUTO_CLASSES]
+    mapping: Any = next((x for x in mappings if x.get(own.config_class, None) is own), {})
+    for kind, other in reversed(FAMILIES.items()):
+        names = [(x.layers, x.attention, x.projections, x.sinks) for x in (family, other)]
+        if kind in CONFIG_MAPPING and family.rotary and names[0] == names[1]:
+            model_class = mapping.get(CONFIG_MAPPING[kind], None)
+            if isinstance(model_class, type) and model_class is not own:
+                yield model_class
+
+
+def _build(model_class: Any, config: Any, weights: dict[str, Tensor]) -> PreTrainedModel | None:
+    """Build a stock model that shares weights; None if its own have other names or shapes."""
+    with init_empty_weights():
+        stock: PreTrainedModel = model_class(config)
+    shapes = {name: x.shape for name, x in stock.state_dict().items()}
+    if shapes != {name: x.shape for name, x in weights.items()}:
+        return None
+    stock.load_state_dict(weights, assign=True)
+    stock.tie_weights()
+    return stock.to(next(iter(weights.values())).device).eval()
+
+
+@torch.no_grad()
+def _compare(model: PreTrainedModel, stock: PreTrainedModel, stack: Stack) -> float:
+    """Measure the largest difference of outputs, as a part of the largest output."""
+    was_training = model.training
+    model.eval()
+    differences = []
+    for arguments, real in _draw_inputs(model, stack):
+        ours, theirs = (_compute_outputs(part, arguments) for part in (model, stock))
+        for a, b in zip(ours, theirs, strict=True):
+            a, b = (a[:, real], b[:, real]) if a.dim() == 3 else (a, b)
+            differences.append(float((a - b).abs().max() / b.abs().max()))
+    model.train(was_training)
+    return max(differences)
+
+
+def _draw_inputs(model: PreTrainedModel, stack: Stack) -> Iterator[tuple[dict[str, Tensor], slice]]:
+    """Yield the arguments of forward passes on random tokens, with the place of real tokens."""
+    assembly = getattr(stack.module, POSITIONS).assembly
+    windows = [dict(item.options).get("size", 0) for item in assembly.spec.items]
+    length = min(max(8, *windows) + 4, _LONGEST_INPUT, assembly.dims.max_positions)
+    padding = model.config.pad_token_id or 0
+    symbols = model.get_input_embeddings().weight.size(0)
+    tokens = torch.randint(1, symbols, (1, length), generator=torch.Generator().manual_seed(1))
+    tokens = (tokens + padding) % symbols  # all but the padding
+    by_ids = (
+        stack.is_decoder_alone and "position_ids" in inspect.signature(model.forward).parameters
+    )
+    sides = [(0, 0), (0, 3)]
+    if by_ids or stack.config.is_encoder_decoder:  # other tables count padding on the left
+        sides.append((3, 0))
+    for left, right in sides:
+        arguments = {
+            "input_ids": F.pad(tokens, (left, right), value=padding),
+            "attention_mask": F.pad(torch.ones_like(tokens), (left, right)),
+        }
+        if by_ids:  # as `generate` does
+            arguments["position_ids"] = (arguments["attention_mask"].cumsum(1) - 1).clamp(min=0)
+        if stack.config.is_encoder_decoder:
+            arguments["decoder_input_ids"] = tokens
+        arguments = {name: x.to(model.device) for name, x in arguments.items()}
+        yield arguments, slice(left, left + length)
+
+
+def _compute_outputs(model: PreTrainedModel, arguments: dict[str, Tensor]) -> list[Tensor]:
+    """Compute logits, or states, in one pass, and in decoders again by steps with a cache."""
+    # Not by a call, which could be a compiled one.
+    outputs = [model.forward(**arguments, return_dict=True)[0]]
+    names = inspect.signature(model.forward).parameters
+    cache_name = next((name for name in _CACHES if name in names), None)
+    if cache_name is None or not model.can_generate():
+        return outputs
+    side = "decoder_input_ids" if "decoder_input_ids" in arguments else "input_ids"
+    length = arguments[side].size(1)
+    cache, steps = None, []
+    for start, end in ((0, length - 2), (length - 2, length - 1), (length - 1, length)):
+        step = dict(arguments)
+        for name in {side, "position_ids"} & arguments.keys():
+            step[name] = arguments[name][:, start:end]
+        if side == "input_ids":
+            step["attention_mask"] = arguments["attention_mask"][:, :end]
+        out = model.forward(**step, **{cache_name: cache}, use_cache=True, return_dict=True)
+        cache = out[cache_name]
+        steps.append(out[0])
+    return [*outputs, torch.cat(steps, 1)]

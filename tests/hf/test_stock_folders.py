@@ -1,0 +1,161 @@
+"""Folders of stock classes, which state all of the new positions and need nothing of us."""
+
+import json
+import logging
+import subprocess
+import sys
+
+import pytest
+import torch
+import transformers
+from transformers import AutoModelForCausalLM
+
+from fairseq_posenc.hf import read_positions, set_positions, stock_folders
+from fairseq_posenc.hf.saving import is_stock
+from fairseq_posenc.hf.stock_folders import NoStockModelError, find_stock_model
+from tests.helpers.hf_models import MODELS, compute_logits, distance, make_inputs, pad
+from tests.hf.test_families import HYBRIDS, build
+
+SCALED = ["yarn:2", "linear:2", "dynamic:2", "llama3:8", "proportional:2:part=0.5", "ntk:2"]
+STOCK = [  # a model, a spec, and the class whose folder is written
+    *(("llama", f"own(scaling={scaling})", "Llama") for scaling in SCALED),
+    ("llama", "3*own,none", "SmolLM3"),
+    ("llama", "3*own+window(size=5),own", "SmolLM3"),
+    ("llama", "own+window(size=5),none", "SmolLM3"),
+    ("mistral", "rope(layout=half)+window(size=7)", "Mistral"),
+    ("qwen3", "own+window(size=5),own", "Qwen3"),
+    ("olmo2", "own+window(size=5),own", "Olmo3"),
+    ("phi3", "own(fraction=0.5)", "Phi3"),
+    ("gpt_neox", "own(fraction=0.25,scaling=yarn:2)", "GPTNeoX"),
+    ("cohere2", "own(scaling=yarn:2)", "Cohere2"),
+    ("gemma2", "own(base=500)", "Gemma2"),
+    ("gemma3", "own(scaling=yarn:2)", "Gemma3"),
+    ("modernbert", "own(scaling=yarn:2)", "ModernBert"),
+    ("gpt_oss", "own(scaling=yarn:4)", "GptOss"),
+    ("smollm3", "none,own", "SmolLM3"),
+    ("t5", "own", "T5"),
+    ("granite_swa", "own(base=700)", "GraniteSWA"),
+    ("ministral3", "own(base=700)", "Ministral3"),
+    *((kind, "own(base=700)", "") for kind in HYBRIDS),
+]
+
+
+@pytest.mark.parametrize(("kind", "spec", "class_name"), STOCK)
+def test_a_stock_class_gives_the_models_logits(kind, spec, class_name, tmp_path):
+    tiny = MODELS.get(kind)
+    model, inputs = (tiny.build(), make_inputs(tiny)) if tiny else build(kind)
+    set_positions(model, spec)
+    stock = find_stock_model(model)
+    assert type(stock).__name__.startswith(class_name)
+    model.save_pretrained(tmp_path)
+    assert is_stock(tmp_path)
+    loaded = getattr(transformers, type(stock).__name__).from_pretrained(tmp_path)
+    if "ntk" not in spec:  # which is another base there
+        assert read_positions(loaded) == read_positions(model)
+    for left, right in ((0, 3), (3, 0)) if tiny is None or not tiny.has_encoder else ():
+        padded = pad(inputs, left, right)
+        if model.can_generate():  # as `generate` does
+            padded["position_ids"] = (padded["attention_mask"].cumsum(1) - 1).clamp(min=0)
+        real = slice(left, left + 12)
+        logits = [compute_logits(part, padded)[:, real] for part in (loaded, model)]
+        assert distance(*logits) < 2e-5
+    if model.can_generate():
+        prompt = {key: x for key, x in inputs.items() if "decoder" not in key}
+        prompt = {**pad(prompt, 3, 0), "max_new_tokens": 8, "pad_token_id": 0}
+        texts = [part.generate(**prompt, do_sample=False) for part in (loaded, model)]
+        assert torch.equal(*texts)
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "opt", "roberta"])
+def test_a_longer_table_of_the_models_own_is_stock(name, tmp_path):
+    model, inputs = MODELS[name].build(), make_inputs(MODELS[name], length=12)
+    before = compute_logits(model, inputs)
+    set_positions(model, "own", max_positions=100, extend="copy").save_pretrained(tmp_path)
+    assert is_stock(tmp_path)
+    loaded = type(MODELS[name].build()).from_pretrained(tmp_path)
+    assert distance(compute_logits(loaded, inputs), before) < 1e-5
+    long = make_inputs(MODELS[name], length=90)
+    assert distance(compute_logits(loaded, long), compute_logits(model, long)) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("kind", "spec", "words"),
+    [
+        ("llama", "own+alibi", "alibi is in no stock class"),
+        ("llama", "own+window(size=4,first=2)", r"window\(size=4,first=2\) is in no stock class"),
+        ("llama", "own+window(size=4),own+window(size=5)", "no stock class with these weights has"),
+        ("llama", "own(fraction=0.5)", "LlamaForCausalLM differs by"),
+        ("qwen3", "3*own,none", "no stock class with these weights has 3"),
+        ("gpt2", "none", "none is in no stock class"),
+        ("bart", "own", "BartForConditionalGeneration differs"),  # counts padding on the left
+        ("whisper", "own", "only models of text"),
+    ],
+)
+def test_else_a_line_names_the_part_that_no_stock_class_has(kind, spec, words, tmp_path, caplog):
+    model = set_positions(MODELS[kind].build(), spec)
+    with caplog.at_level(logging.WARNING):
+        model.save_pretrained(tmp_path)
+    assert not is_stock(tmp_path)
+    (line,) = [x.getMessage() for x in caplog.records if "only this package" in x.getMessage()]
+    with pytest.raises(NoStockModelError, match=words) as refusal:
+        find_stock_model(model)
+    assert line.endswith(str(refusal.value))
+
+
+def test_a_stock_model_that_computes_something_else_is_not_saved(monkeypatch):
+    """As if ``write_configuration`` had a fault that reading back does not show."""
+    model = set_positions(MODELS["llama"].build(), "own(base=500)")
+
+    def write(*args):
+        config = original(*args)
+        if config is not None:
+            config.rope_parameters["rope_theta"] = 501.0
+        return config
+
+    original = stock_folders.write_configuration
+    monkeypatch.setattr(stock_folders, "write_configuration", write)
+    with pytest.raises(NoStockModelError, match="LlamaForCausalLM differs by"):
+        find_stock_model(model)
+
+
+def test_folders_that_a_trainer_resumes_from_keep_the_record(tmp_path):
+    model = set_positions(MODELS["llama"].build(), "alibi")
+    model.save_pretrained(tmp_path / "model")
+    set_positions(model, "rope(layout=half,base=500)")
+    for name, stock in (("checkpoint-8", False), ("model", True)):
+        model.train().save_pretrained(tmp_path / name)
+        assert model.training
+        assert is_stock(tmp_path / name) is stock
+    names = {path.name for path in (tmp_path / "model").iterdir()}
+    assert names == {"config.json", "generation_config.json", "model.safetensors"}
+
+
+# Run where this package cannot be imported.
+STRANGER = """
+import json, sys
+sys.modules["fairseq_posenc"] = None
+import torch
+from transformers import AutoModelForCausalLM
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1])
+ids = torch.tensor(json.loads(sys.argv[2]))
+print(json.dumps(model.generate(ids, max_new_tokens=8, do_sample=False, pad_token_id=0).tolist()))
+"""
+
+
+@pytest.mark.parametrize("spec", ["own(scaling=yarn:4)", "own+window(size=5),none"])
+def test_a_process_without_this_package_generates_the_same(spec, tmp_path):
+    model = set_positions(MODELS["llama"].build(), spec)
+    model.save_pretrained(tmp_path)
+    ids = make_inputs(MODELS["llama"])["input_ids"][:1]
+    words = [sys.executable, "-c", STRANGER, str(tmp_path), json.dumps(ids.tolist())]
+    ran = subprocess.run(words, check=True, capture_output=True, text=True)
+    expected = model.generate(ids, max_new_tokens=8, do_sample=False, pad_token_id=0)
+    assert json.loads(ran.stdout) == expected.tolist()
+
+
+def test_half_precision_is_compared_too(tmp_path):
+    model = set_positions(MODELS["llama"].build().to(torch.bfloat16), "own+window(size=5),own")
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert is_stock(tmp_path)
+    assert loaded.dtype == torch.bfloat16
