@@ -35,14 +35,12 @@ SHORT_ON_GPU = 512
 _logged: set[tuple[object, ...]] = set()  # kinds of calls whose plan has been logged
 
 
-# Where earlier kernels of `triton` (today's are not measured yet) won a benchmark, of layers of
-# 2,048 tokens with dropout on an H100 (docs/results/gpu.json): they were the fastest or, with two
-# tables, nearly as fast as the reference in a twelfth of its memory. Memory of all others, but the
-# slower `blocked`, grows with the square of the length, so they are no choice for longer texts.
+# Where `triton` won a benchmark of layers with dropout on a GPU (`make gpu`). Only earlier kernels
+# did, on an H100. Today's have not run on a GPU yet, so they are taken only where requested.
 RECORDED_CHIP = "sm_90"  # compute capability
 RECORDED_LENGTHS = range(2048, 8193)  # numbers of keys
 # The names of the fields of `Terms` that were set.
-RECORDED_TERMS = ({"bias"}, {"query_table"}, {"query_table", "key_table"})
+RECORDED_TERMS: tuple[set[str], ...] = ()
 
 
 class BackendChoice(NamedTuple):
@@ -194,7 +192,7 @@ def _rank_on_gpu(terms: Terms, call: CallFeatures) -> tuple[list[str], str]:
     chip = find_chip()
     why_not = _find_unrecorded(terms, call, chip)
     if not why_not:
-        return ["triton", *others], f"its earlier kernels were the fastest in a benchmark on {chip}"
+        return ["triton", *others], f"its kernels were the fastest in a benchmark on {chip}"
     if call.src_len <= SHORT_ON_GPU:
         others = ["sdpa", "reference", "blocked"]
     return others, f"not triton, not flex: no recorded benchmark {why_not}"
