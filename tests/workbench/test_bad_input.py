@@ -77,7 +77,7 @@ ODD = ["--encoder-embed-dim", 36, "--encoder-attention-heads", 4]
     [
         ("causal_lm", [SPEC, "rotary"], "unknown position encoding 'rotary': "),
         ("masked_lm", [*ODD, SPEC, "rope"], "rope rotates pairs, but 1 of a head of size 9 is 9"),
-        ("causal_lm", ["--restore-file", "typo.pt"], "--restore-file typo.pt does not exist"),
+        ("causal_lm", ["--restore-file", "typo.pt"], "--restore-file typo.pt is no file"),
     ],
     ids=["unknown encoding", "odd heads", "no checkpoint"],
 )
@@ -119,7 +119,7 @@ def test_a_checkpoint_to_restore_that_a_configuration_names_and_does_not_exist(t
     named = ["--config-dir", tmp_path, "--config-name", "mine"]
     done = run("fairseq-hydra-train", *named, cwd=tmp_path, fails=True)
     missing = tmp_path / "checkpoint_last.pt"
-    assert f"error: --restore-file {missing} does not exist" in done.err.splitlines()[-1]
+    assert f"error: --restore-file {missing} is no file" in done.err.splitlines()[-1]
     assert done.status == 1
     assert not missing.exists()
 
