@@ -144,7 +144,7 @@ def _check_settings(config: dict[str, Any], shapes: list[Iterable[int]]) -> None
             raise UserError(f"config.json: {name} names code: {shortened(repr(value))}")
         limit = max(len(shapes) if "layer" in name else largest, 1024)  # any size may be small
         has_table = name.endswith("max_positions") and re.search(
-            "learned|tupe", config["position_encoding"]
+            "learned|tupe", str(config.get("position_encoding"))
         )
         if isinstance(value, int) and value > limit and (has_table or _SIZES.search(name)):
             raise UserError(f"config.json: {name} is {value:,}, too much for the weights")

@@ -72,7 +72,7 @@ def export_to_transformers(trained: OpenModel, tokens: str | None, out: Path) ->
             (folder / dictionary).parent.mkdir(exist_ok=True)
             shutil.copyfile(trained.data / dictionary, folder / dictionary)
         model = build_stock_model(trained, stock, is_plain=is_plain)
-        model.save_pretrained(folder, state_dict=model.state_dict())  # never another stock class
+        model.save_pretrained(folder, state_dict=model.state_dict())  # in this class
         for path in folder.glob("*.safetensors"):  # which is written for its owner alone
             path.chmod((folder / "config.json").stat().st_mode)
         written = load_model(folder).eval()

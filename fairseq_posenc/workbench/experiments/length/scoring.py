@@ -1,4 +1,4 @@
-"""Computes the loss and the perplexity of a model on a stream, by mode and context length."""
+"""Computes the loss and the perplexity of a model on a stream, by context length."""
 
 from __future__ import annotations
 
