@@ -223,8 +223,8 @@ def test_fairseq_finds_what_registers_by_scanning():
 
 # Lines of Python in each room: reached, a number that only ever falls, and the target.
 LINES = {
-    "fairseq_posenc": (33894, 27500),
-    "fairseq_posenc/encodings": (4201, 3800),
+    "fairseq_posenc": (33893, 27500),
+    "fairseq_posenc/encodings": (4200, 3800),
     "fairseq_posenc/backends": (5265, 3600),
     "fairseq_posenc/backends/triton": (1730, 1200),
     "fairseq_posenc/modules": (1357, 1150),
@@ -250,7 +250,7 @@ LINES = {
     "preprocess": (3050, 2600),
     "docs/generate": (459, 750),
     "benchmarks": (3059, 3600),
-    "tests": (35721, 32000),
+    "tests": (35719, 32000),
 }
 LONGEST_FILE = 401  # outside tests/
 DOCSTRING_SHARE = 0.195  # of the package's lines, at least

@@ -123,10 +123,9 @@ class Scaled(Scaling):
         return settings
 
     def __str__(self) -> str:
+        values = [(setting, getattr(self, setting.name)) for setting in fields(self)[1:]]
         settings = [
-            f"{setting.name}={format_setting(value)}"
-            for setting in fields(self)[1:]  # without the factor
-            if (value := getattr(self, setting.name)) != setting.default
+            f"{x.name}={format_setting(value)}" for x, value in values if value != x.default
         ]
         return ":".join([self.kind, format_setting(self.factor), *settings])
 
