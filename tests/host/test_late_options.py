@@ -32,7 +32,6 @@ pytestmark = pytest.mark.slow
         ("causal_lm", ["--fp16"], "--fp16 is for GPUs, and --cpu is given"),
         ("translation", ["--bf16"], "common.bf16=false"),
         ("causal_lm", ["--amp"], "--amp is for GPUs"),
-        ("causal_lm", ["--memory-efficient-bf16"], "--memory-efficient-bf16 is for GPUs"),
         ("causal_lm", ["--fp16", "--amp"], "set two precisions"),
         ("causal_lm", ["--best-checkpoint-metric", "bleu"], "add --maximize"),
         ("causal_lm", ["--maximize-best-checkpoint-metric"], "highest loss"),
