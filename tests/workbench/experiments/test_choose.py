@@ -21,6 +21,8 @@ def test_the_figures_of_the_table_are_those_of_the_page(family):
         if row["up_to"] not in (1, 8):  # the page has tables of these lengths
             continue
         for name, figure in (row["best"] | row["others"] | row["fast"]).items():
+            if row["up_to"] == 8:  # where the page has no interval
+                figure = figure.partition(" ")[0]
             assert any(
                 line.startswith(f"| `{name}` |") and f" {figure} |" in line
                 for line in PAGE.read_text("utf-8").splitlines()
