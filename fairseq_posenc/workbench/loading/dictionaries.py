@@ -1,6 +1,7 @@
 """Loads the dictionaries of a trained model, checked against its checkpoint, and its tokenizer."""
 
 from collections.abc import Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
@@ -62,6 +63,7 @@ class OpenTask(NamedTuple):
     """The task of a trained model, set up on its data."""
 
     task: Any  # fairseq's task
+    settings: Any  # configuration of the training, with the data and languages of the task
     data: Path  # the data-bin, with the dictionaries and the tokenizer's files
     dictionaries: dict[str, Dictionary]  # file name -> dictionary; the source's is the first
 
@@ -76,13 +78,13 @@ def open_task(path: Path, state: State, data: Optional[Path] = None) -> OpenTask
 
     Args:
         path: the checkpoint.
-        state: its content; its settings are changed to name the data folder and the languages.
+        state: its content.
         data: folder with the dictionaries; by default the one of the training.
 
     Raises:
         UserError: the folder or a dictionary is missing, or is not that of the training.
     """
-    settings = state["cfg"]
+    settings = deepcopy(state["cfg"])
     trained_folder = Path(split_paths(str(settings.task.get("data")))[0])  # its first shard
     folder = data or trained_folder
     if not folder.is_dir():
@@ -102,14 +104,16 @@ def open_task(path: Path, state: State, data: Optional[Path] = None) -> OpenTask
                 f"--data {folder}: holds no {name}; name the folder that {path} was trained on, "
                 "or a copy of its dictionaries and tokenizer"
             )
-    overwrite_args_by_name(settings, {"data": str(folder)})
+    # The training may have had --init-positions. Here, it would replace positions that the
+    # checkpoint lacks by new ones, and so hide a wrong spec or a damaged file.
+    overwrite_args_by_name(settings, {"data": str(folder), "init_positions": False})
     task = fairseq_tasks.setup_task(settings.task)
     # If there is one file, `zip` leaves out the target: the same dictionary, or one of labels.
     dictionaries = dict(zip(files, (task.source_dictionary, task.target_dictionary)))
     trained = read_trained_dictionaries(state["model"], path, [trained_folder / x for x in files])
     for name, dictionary in zip(files, trained):
         dictionary.check(folder / name, dictionaries[name], _ADVICE)
-    return OpenTask(task, folder, dictionaries)
+    return OpenTask(task, settings, folder, dictionaries)
 
 
 def read_trained_dictionaries(

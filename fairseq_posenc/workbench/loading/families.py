@@ -4,7 +4,7 @@ The folder's ``__init__.py`` imports fairseq quietly before this module does.
 """
 
 import warnings
-from argparse import Action, ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from functools import cache
@@ -110,13 +110,6 @@ def build_default_settings(arch: str, task: str) -> Mapping[str, Any]:
         config = convert_namespace_to_omegaconf(args)
     values: Any = OmegaConf.to_container(config, resolve=True, enum_to_str=True)
     return MappingProxyType(values)  # cached, so callers must copy a section before they change it
-
-
-def list_model_options(arch: str) -> list[Action]:
-    """List the options of an architecture's model on fairseq's command line."""
-    parser = ArgumentParser(allow_abbrev=False, add_help=False)
-    ARCH_MODEL_REGISTRY[arch].add_args(parser)
-    return parser._actions  # argparse has no public list of them
 
 
 def build_model(

@@ -5,7 +5,6 @@ from typing import Any, NamedTuple, Optional
 
 from fairseq import checkpoint_utils
 from fairseq.data import Dictionary
-from fairseq.dataclass.utils import overwrite_args_by_name
 from torch import Tensor
 
 from fairseq_posenc.checkpoints.weights import refuse_broken_weights
@@ -88,8 +87,7 @@ def open_model(
         path: the checkpoint.
         data: data-bin with the dictionaries; by default the one of the training.
         option: the option that named the checkpoint, for messages.
-        state: content of the checkpoint if it was read already; becomes that of the opened model,
-            with its data folder.
+        state: content of the checkpoint if it was read already.
 
     Raises:
         UserError: the file is not a whole checkpoint of one of the families, weights are NaN or
@@ -101,19 +99,17 @@ def open_model(
     if family is None:
         titles = ", ".join(known.title for known in families.FAMILIES)
         raise UserError(f"{option} {path}: a model of the kind {arch}; this command reads {titles}")
-    # The training may have had --init-positions. Here, it would replace positions that the
-    # checkpoint lacks by new ones, and so hide a wrong spec or a damaged file.
-    changes: dict[str, Any] = {"init_positions": False}
     with refuse_unusable_settings(f"{option} {path}"):
-        task, folder, dictionaries = open_task(path, state, data)
+        opened = open_task(path, state, data)
+        # `args` is the old form of the settings; fairseq would prefer it to `cfg`.
+        state = {**state, "cfg": opened.settings, "args": None}
         try:
-            overwrite_args_by_name(state["cfg"], changes)
-            # `args` is the old form of the settings; fairseq would prefer it to `cfg`.
             (model,), _ = checkpoint_utils.load_model_ensemble(
-                [str(path)], task=task, state={**state, "args": None}
+                [str(path)], task=opened.task, state=state
             )
             # Our models check this while they are loaded; fairseq's models do not.
             refuse_broken_weights(state["model"], model.state_dict())
         except UserError as error:
             raise UserError(f"{option} {path}: {error}") from error
-    return OpenModel(path, family, model.float().eval(), task, state, folder, dictionaries)
+    model = model.float().eval()
+    return OpenModel(path, family, model, opened.task, state, opened.data, opened.dictionaries)

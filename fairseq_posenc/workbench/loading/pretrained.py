@@ -3,7 +3,8 @@
 No model is built, so neither the data nor the dictionaries of the training are needed.
 """
 
-from argparse import Namespace
+import re
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from torch import Tensor
 from fairseq_posenc.checkpoints.dictionary import DICTIONARY, load_dictionary
 from fairseq_posenc.checkpoints.state_dict_adapter import STOCK_OFFSET, STOCK_SPEC, STOCK_TABLE
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.models.masked_lm import PositionalRoberta
 from fairseq_posenc.specs import Spec, parse
 from fairseq_posenc.transformer.options import as_namespace, resolve_positions
 from fairseq_posenc.workbench.loading.checkpoints import load_state, refuse_unusable_settings
@@ -21,30 +23,13 @@ from fairseq_posenc.workbench.loading.dictionaries import (
     TrainedDictionary,
     read_trained_dictionaries,
 )
-from fairseq_posenc.workbench.loading.families import (
-    find_family,
-    list_model_options,
-    read_architecture,
-)
+from fairseq_posenc.workbench.loading.families import find_family, read_architecture
 
 # Options of models that concern loading or training, and do not define the model.
-NOT_THE_MODEL = {
-    "init_positions",
-    "load_checkpoint_heads",
-    "position_backend",
-    "dropout",
-    "attention_dropout",
-    "activation_dropout",
-    "relu_dropout",
-    "pooler_dropout",
-    "encoder_layerdrop",
-    "decoder_layerdrop",
-    "encoder_embed_path",
-    "decoder_embed_path",
-    "checkpoint_activations",
-    "offload_activations",
-    "min_params_to_wrap",
-}
+_NOT_THE_MODEL = re.compile(
+    "dropout|layerdrop|embed_path|(checkpoint|offload)_activations|min_params_to_wrap|"
+    "init_positions|load_checkpoint_heads|position_backend"
+)
 
 
 class Pretrained(NamedTuple):
@@ -65,18 +50,23 @@ class Pretrained(NamedTuple):
     @property
     def roberta_section(self) -> dict[str, Any]:
         """The section ``model`` of a configuration that builds a RoBERTa again, as one of ours."""
-        # Any of our architectures lists them; `roberta_none` stands for all.
-        names = {option.dest for option in list_model_options("roberta_none")}
+        parser = ArgumentParser(allow_abbrev=False, add_help=False)
+        PositionalRoberta.add_args(parser)
+        names = sorted(option.dest for option in parser._actions)  # argparse has no public list
         is_ours = find_family(self.arch) is not None
         # A RoBERTa of fairseq has a single encoding, which names the architecture of ours.
         arch = self.arch if is_ours else f"roberta_{self.spec.items[0].name}"
         options = {
-            **{name: getattr(self.args, name, None) for name in sorted(names - NOT_THE_MODEL)},
+            **{name: getattr(self.args, name, None) for name in names},
             "_name": arch,
             "position_encoding": str(self.spec),
             "max_positions": self.max_positions,
         }
-        return {name: value for name, value in options.items() if value is not None}
+        return {
+            name: value
+            for name, value in options.items()
+            if value is not None and not _NOT_THE_MODEL.search(name)
+        }
 
     def check_dictionary(self, path: Path) -> None:
         """Refuse the dictionary of data for the model if it is not that of the training."""
