@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import ast
 import random
+import re
 import sysconfig
 import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from pydoc_data.topics import topics  # the language reference, which ``help()`` shows
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.tokens.files import decode_text
@@ -23,7 +25,6 @@ _DOCUMENT_WORDS = 500  # a document ends with the paragraph that reaches this le
 _PARAGRAPH_WORDS = 200  # longest paragraph
 # Installed packages differ between machines, and tests have hardly any documentation.
 _SKIPPED_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
-_TOPICS = Path("pydoc_data", "topics.py")  # the language reference, as a dictionary for ``help()``
 
 # Paragraphs, without line breaks, that are not split between training and validation.
 Document = list[str]
@@ -95,7 +96,7 @@ def read_documents(path: Path | None) -> list[Document]:
         UserError: the file cannot be read, is not UTF-8, or has too few words.
     """
     if path is None:
-        library = find_python_library()
+        library = Path(sysconfig.get_paths()["stdlib"])
         origin = f"the documentation in {library}"
         documents = drop_repeats(read_python_documents(library))
     else:
@@ -112,18 +113,8 @@ def read_documents(path: Path | None) -> list[Document]:
 
 def split_paragraphs(text: str) -> list[str]:
     """Split a text at its empty lines, and join the lines of each paragraph."""
-    paragraphs: list[list[str]] = [[]]
-    for line in text.splitlines():
-        if words := line.split():
-            paragraphs[-1].extend(words)
-        elif paragraphs[-1]:
-            paragraphs.append([])
-    return [" ".join(words) for words in paragraphs if words]
-
-
-def find_python_library() -> Path:
-    """Find the folder of the standard library's source files."""
-    return Path(sysconfig.get_paths()["stdlib"])
+    paragraphs = re.split(r"\n\s*\n", "\n".join(text.splitlines()))
+    return [" ".join(words) for words in map(str.split, paragraphs) if words]
 
 
 def read_python_documents(library: Path) -> Iterator[Document]:
@@ -131,34 +122,22 @@ def read_python_documents(library: Path) -> Iterator[Document]:
 
     The files are parsed, not imported, so no code in them runs.
     """
-    yield from _read_topics(library / _TOPICS)
+    yield from map(split_paragraphs, topics.values())
     for path in sorted(library.rglob("*.py")):
-        relative = path.relative_to(library)
-        is_source = _SKIPPED_FOLDERS.isdisjoint(relative.parts) and relative != _TOPICS
+        is_source = _SKIPPED_FOLDERS.isdisjoint(path.relative_to(library).parts)
         if is_source and (document := _read_docstrings(path)):
             yield document
 
 
-def _parse(path: Path) -> ast.Module:
+def _read_docstrings(path: Path) -> Document:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about invalid escapes such as "\d"
-            return ast.parse(path.read_bytes())
+            module = ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError):  # the library has files with deliberate errors
-        return ast.Module(body=[], type_ignores=[])
-
-
-def _read_docstrings(path: Path) -> Document:
-    paragraphs: Document = []
-    for node in ast.walk(_parse(path)):
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-            paragraphs += split_paragraphs(ast.get_docstring(node) or "")
-    return paragraphs
-
-
-def _read_topics(path: Path) -> Iterator[Document]:
-    for node in ast.walk(_parse(path)):
-        if isinstance(node, ast.Dict):
-            for value in node.values:
-                if isinstance(value, ast.Constant):
-                    yield split_paragraphs(str(value.value))
+        return []
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    docstrings = [
+        ast.get_docstring(node) or "" for node in ast.walk(module) if isinstance(node, documented)
+    ]
+    return [paragraph for text in docstrings for paragraph in split_paragraphs(text)]

@@ -81,7 +81,11 @@ def _fill(folder: Path, documents: list[Document], vocab_size: int) -> DataFacts
         model_prefix=str(model.with_suffix("")),
         control_symbols=_FAIRSEQ_SYMBOLS,
     )
-    pieces = {name: _split_lines(model, folder / f"{name}.txt") for name in parts}
+    split = Pieces(model)  # unknown text becomes `<unk>`
+    pieces = {
+        name: list(split((folder / f"{name}.txt").read_text("utf-8").splitlines()))
+        for name in parts
+    }
     command = ["fairseq-preprocess", "--only-source", "--destdir", str(binary)]
     for name, lines in pieces.items():
         _write_lines(folder / f"{name}.pieces", [" ".join(line) for line in lines])
@@ -98,11 +102,6 @@ def _fill(folder: Path, documents: list[Document], vocab_size: int) -> DataFacts
         valid_tokens=valid_tokens,
         unigram_perplexity=unigram_perplexity(pieces["train"], pieces["valid"]),
     )
-
-
-def _split_lines(model: Path, text: Path) -> list[Sequence[str]]:
-    """Split the lines of a text into pieces; unknown text becomes ``<unk>``."""
-    return list(Pieces(model)(text.read_text("utf-8").splitlines()))
 
 
 def unigram_perplexity(train: Sequence[Sequence[str]], valid: Sequence[Sequence[str]]) -> float:

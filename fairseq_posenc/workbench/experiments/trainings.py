@@ -61,9 +61,9 @@ class TrainingEnd:
 
 
 def train_command(
-    data: Path, folder: Path, updates: int, seed: int, options: Sequence[str], points: int = POINTS
+    data: Path, folder: Path, updates: int, seed: int, options: Sequence[str]
 ) -> tuple[str, ...]:
-    """Build the command of a training that validates and saves at ``points`` of its updates.
+    """Build the command of a training that validates and saves at ``POINTS`` of its updates.
 
     Args:
         data: the data-bin.
@@ -71,9 +71,8 @@ def train_command(
         updates: training updates.
         seed: random seed of initial weights, order of the data, and masks.
         options: options of ``fairseq-train``, with ``--user-dir``, model and task; they win.
-        points: number of validations.
     """
-    interval = max(1, updates // points)
+    interval = max(1, updates // POINTS)
     fixed = (
         f"--max-update {updates} --seed {seed} "
         f"--validate-interval-updates {interval} --save-interval-updates {interval} "
@@ -90,7 +89,7 @@ def read_end(training: Training) -> TrainingEnd | None:
     Raises:
         UserError: it was trained for more updates.
     """
-    if diverged := _find_divergence(training.log):
+    if diverged := parse_stop_update(_read_end_of_log(training.log)):
         return TrainingEnd(read_curve_file(training.log), diverged_at=diverged)
     saved = updates_done(training.folder)
     if saved > training.updates:
@@ -166,7 +165,8 @@ def run_trainings(
         """Show how far the trainings are, and which have finished."""
         for training in unfinished[:]:
             reached = min(_read_updates(training.log), training.updates)
-            is_at_end = reached == training.updates or _find_divergence(training.log)
+            diverged_at = parse_stop_update(_read_end_of_log(training.log))
+            is_at_end = diverged_at or reached == training.updates
             if is_at_end and (end := read_end(training)):
                 unfinished.remove(training)
                 on_end(training, end)
@@ -191,11 +191,6 @@ def _read_updates(log: Path) -> int:
     """Read how many updates a log has reached, from its last figures; 0 without any."""
     found = _UPDATES.findall(_read_end_of_log(log))
     return int(found[-1]) if found else 0
-
-
-def _find_divergence(log: Path) -> int:
-    """Find the update at which a training diverged, at the end of its log; 0 if it did not."""
-    return parse_stop_update(_read_end_of_log(log))
 
 
 def _read_end_of_log(log: Path) -> str:

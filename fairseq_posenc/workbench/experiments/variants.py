@@ -49,23 +49,17 @@ class Variant(NamedTuple):
         return options
 
 
-def split_list(text: str) -> list[str]:
-    """Split a list of specs at semicolons or, if it has none, at commas outside brackets.
+def parse_variants(text: str) -> tuple[Variant, ...]:
+    """Parse a list of specs and short names, at semicolons or else at commas outside brackets.
 
     Specs that differ between layers contain commas, as in ``none;3*rope,none``.
-    """
-    items = text.removesuffix(";").split(";") if ";" in text else _COMMA.split(text)
-    return [item.strip() for item in items]
-
-
-def parse_variants(text: str) -> tuple[Variant, ...]:
-    """Parse a list of specs and short names; see :func:`split_list`.
 
     Raises:
         UserError: an item is empty, unknown or malformed, or means the same model as another.
     """
     variants: list[Variant] = []
-    for item in split_list(text):
+    items = text.removesuffix(";").split(";") if ";" in text else _COMMA.split(text)
+    for item in map(str.strip, items):
         variant = _parse_variant(item, text)
         for other in variants:
             if variant.options == other.options:

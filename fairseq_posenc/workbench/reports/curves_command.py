@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import math
 import re
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Optional
 
@@ -20,18 +19,15 @@ from fairseq_posenc.workbench.reports.curve_tables import (
     collect_figures,
     format_tables,
 )
-from fairseq_posenc.workbench.results import intervals, learning_curves
-from fairseq_posenc.workbench.results.learning_curves import Points
-from fairseq_posenc.workbench.results.markdown import escape
-from fairseq_posenc.workbench.results.pictures import can_draw
+from fairseq_posenc.workbench.results import intervals, pictures
+from fairseq_posenc.workbench.results.loss_stages import smooth_losses
 from fairseq_posenc.workbench.results.record import Record, own_command
 from fairseq_posenc.workbench.running.logs import Curve, read_curve_file
 from fairseq_posenc.workbench.running.options import add_json, add_out, parse_named, split_trainings
 from fairseq_posenc.workbench.running.progress import say
 
-# Files in the folder of the results.
-_TABLES, _RECORD = "curves.md", "curves.json"
-_VALIDATION_PICTURE, _TRAINING_PICTURE = "curves.png", "training.png"
+Points = list[tuple[int, float]]  # updates and values
+_TABLES, _RECORD = "curves.md", "curves.json"  # files in the folder of the results
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,8 +40,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a log of fairseq-train, in any --log-format, or train.log of a training script; "
         "commas join trainings of one model with different seeds",
     )
-    text = "title of the picture (default: %(default)s)"
-    add("--title", default="Validation perplexity", help=text)
     text = "part of the training to draw, as in 0:16000 or 80000: (default: all of it)"
     add("--updates", metavar="FIRST:LAST", help=text)
     add_out(parser, "curves")
@@ -67,39 +61,37 @@ def run(args: argparse.Namespace) -> int:
         record.write(args.out / _RECORD)
         print(record.text() if args.json else text)
         written = "tables (pictures need matplotlib)"
-        if can_draw():
-            drawn = _draw_pictures(trainings, args.title, updates, args.out)
-            text += "".join(f"\n![{escape(title)}]({file})\n" for file, title in drawn.items())
+        if pictures.can_draw():
+            drawn = _draw_pictures(trainings, updates, args.out)
+            text += "".join(f"\n![{title}]({file})\n" for file, title in drawn.items())
             written = "tables and pictures" if drawn else "tables (no lines in --updates)"
         write_whole(args.out / _TABLES, text)
         say(f"{written}: {args.out}")
     return 0
 
 
-def _draw_pictures(
-    trainings: Trainings, title: str, updates: tuple[float, float], out: Path
-) -> dict[str, str]:
+def _draw_pictures(trainings: Trainings, updates: tuple[float, float], out: Path) -> dict[str, str]:
     """Draw validations and training losses between two updates; return the titles by file."""
-    first, last = updates
-
-    def select(lines: Iterable[Points]) -> list[Points]:
-        return [[(update, y) for update, y in line if first <= update <= last] for line in lines]
-
     validations, losses = {}, {}
     for name, curves in trainings.items():
-        seeds = select(map(learning_curves.validation_line, curves))
+        seeds = [_select(curve.points, updates) for curve in curves]
         validations[name] = intervals.average_lines(seeds, intervals.interval_of_perplexity)
-        seeds = select(map(learning_curves.training_line, curves))
+        seeds = [_select(smooth_losses(curve), updates) for curve in curves]
         losses[name] = intervals.average_lines(seeds, intervals.interval)
-    pictures = {
-        _VALIDATION_PICTURE: (validations, title, True),
-        _TRAINING_PICTURE: (losses, "Training loss in nats", False),
-    }
-    return {
-        file: caption
-        for file, (lines, caption, is_log) in pictures.items()
-        if learning_curves.draw_curves(lines, caption, out / file, log=is_log)
-    }
+    drawn = {}
+    for file, title, lines in (
+        ("curves.png", "Validation perplexity", validations),
+        ("training.png", "Training loss in nats", losses),
+    ):
+        if figure := pictures.draw_curves(lines, title, log=lines is validations):
+            pictures.save(figure, out / file)
+            drawn[file] = title
+    return drawn
+
+
+def _select(line: Points, updates: tuple[float, float]) -> Points:
+    first, last = updates
+    return [(update, value) for update, value in line if first <= update <= last]
 
 
 def _read_log(name: str, log: Path) -> Curve:

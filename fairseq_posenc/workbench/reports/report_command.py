@@ -156,7 +156,7 @@ def _read_training(folder: Path) -> Iterator[Result]:
         if (log := folder / TRAIN_LOG).is_file():
             curve = read_curve_file(log)
             figures["train loss"] = last_loss(curve)
-            if curve.points and curve.best.accuracy is not None:
+            if curve.entries and curve.best.accuracy is not None:
                 figures["valid accuracy"] = curve.best.accuracy / 100
         figures["valid loss"] = None if best is None else bits_to_nats(float(best))
         title = f"Translation, losses in nats, {data}"

@@ -48,7 +48,8 @@ def smooth_losses(curve: Curve) -> list[tuple[int, float]]:
     """Smooth the training loss, in nats, with the mean over neighbouring lines of the log.
 
     A mean includes up to ``_SIDE_LINES`` lines on each side. Near the ends there are fewer, always
-    equally many on both sides, so the first and the last value are unchanged.
+    equally many on both sides, so the first and the last value are unchanged. NaN and infinite
+    losses are left out of means, and are NaN.
     """
     points = training_points(curve)
     smoothed = []
@@ -56,7 +57,8 @@ def smooth_losses(curve: Curve) -> list[tuple[int, float]]:
         side = min(_SIDE_LINES, index, len(points) - 1 - index)
         around = points[index - side : index + side + 1]
         smoothed.append((updates, sum(nats for _, nats in around) / len(around)))
-    return smoothed
+    gaps = [(entry.updates, math.nan) for entry in curve.training if not entry.is_finite]
+    return sorted([*smoothed, *gaps])
 
 
 def last_loss(curve: Curve) -> Optional[float]:

@@ -72,7 +72,7 @@ def line_style(number: int) -> dict[str, str]:
 def draw_means(
     axes: Any,
     lines: Mapping[str, Means],
-    label: Callable[[int, float], str] = lambda x, y: f"{y:,.1f}",
+    label: Callable[[int, float], str],
     **style: Any,
 ) -> None:
     """Draw lines by name with bands for their intervals; the legend has names and last points.
@@ -105,3 +105,21 @@ def use_log_scale(axes: Any) -> None:
     axes.set_yscale("log")
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
     axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def draw_curves(lines: Mapping[str, Means], title: str, *, log: bool) -> Any:
+    """Draw lines over training updates; return the figure, or None if there is nothing to draw.
+
+    ``log`` makes the axis of values logarithmic.
+    """
+    if not any(math.isfinite(y.mean) for means in lines.values() for _, y in means):
+        return None
+    figure, (axes,) = new_panels(1, columns=1, panel=(9, 5.2), dpi=160)
+    if log:
+        use_log_scale(axes)
+    digits = 1 if log else 2  # of perplexities, and of losses
+    draw_means(axes, lines, lambda _, value: f"{value:,.{digits}f}")
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.set_xlabel("training updates")
+    axes.set_title(title, loc="left", fontsize=14)
+    return figure

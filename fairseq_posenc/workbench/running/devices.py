@@ -6,7 +6,7 @@ import os
 import platform
 from argparse import Namespace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Optional
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fairseq_posenc.errors import UserError
 
@@ -14,21 +14,17 @@ if TYPE_CHECKING:
     import torch
 
 
-def choose_device(device: Optional[str] = None, fp16: bool = False) -> str:
-    """Choose the device to compute on.
-
-    Args:
-        device: the requested device; None for a GPU if there is one, else the processor.
-        fp16: whether to compute in half precision.
+def choose_device(device: str | None = None, fp16: bool = False) -> str:
+    """Choose the device that was requested, else a GPU if there is one, else the processor.
 
     Raises:
-        UserError: a GPU was requested and torch finds none, or half precision on the processor.
+        UserError: torch finds no GPU, or half precision was requested on the processor.
     """
     import torch  # slow to import, and not needed to count cores
 
     available = torch.cuda.is_available()
     device = device or ("cuda" if available else "cpu")
-    if device.startswith("cuda") and not available:
+    if device == "cuda" and not available:
         raise UserError(f"--device {device}: torch finds no GPU here; use --device cpu")
     if fp16 and device == "cpu":
         raise UserError("--fp16 is for GPUs; leave it out, or use --device cuda")
@@ -38,11 +34,11 @@ def choose_device(device: Optional[str] = None, fp16: bool = False) -> str:
 class ComputeOptions(NamedTuple):
     """Device and precision of a model."""
 
-    device: str = "cpu"  # `cpu` or `cuda`
-    dtype: Optional[torch.dtype] = None  # of its parameters; None leaves them as they are
+    device: str  # `cpu` or `cuda`
+    dtype: torch.dtype  # of its parameters
 
     @classmethod
-    def choose(cls, device: Optional[str], fp16: bool, bf16: bool) -> ComputeOptions:
+    def choose(cls, device: str | None, fp16: bool, bf16: bool) -> ComputeOptions:
         """Choose from ``--device``, ``--fp16`` and ``--bf16``; float32 without either.
 
         Raises:

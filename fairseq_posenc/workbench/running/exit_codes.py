@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Optional
 
 from fairseq_posenc.checkpoints.faults import find_message
 from fairseq_posenc.error_messages import choose_exit_code
@@ -19,7 +18,7 @@ STOPPED = 130  # what a shell reports after Ctrl-C
 _NO_READER = 141  # what a shell reports of a program whose output nobody reads any more
 
 
-def run_main(program: Callable[[], Optional[int]]) -> int:
+def run_main(program: Callable[[], int | None]) -> int:
     """Run a program to its end and return its exit code.
 
     An error that ``find_message`` knows, and Ctrl-C, are printed as one line. When the reader of
@@ -76,7 +75,7 @@ def signals_as_keyboard_interrupt() -> Iterator[None]:
         KeyboardInterrupt: with advice how to continue, which the command line prints.
     """
 
-    def interrupt(number: int, frame: Optional[FrameType]) -> None:
+    def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
     numbers = (signal.SIGTERM, signal.SIGHUP)

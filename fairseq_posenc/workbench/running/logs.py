@@ -4,9 +4,9 @@ import json
 import math
 import re
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 # `--log-format json` writes lines such as `DATE | INFO | valid | {"valid_loss": "6.97", ...}`,
 # the other formats `DATE | INFO | valid | epoch 001 | valid on 'valid' subset | loss 6.97 | ...`
@@ -14,8 +14,8 @@ from typing import NamedTuple, Optional
 # begin with `[DATE][valid][INFO] - `.
 _LOGGER = r"(?:\| |\[)(train_inner|valid)(?: \||\]\[INFO\] -) "
 _JSON = re.compile(_LOGGER + r"(\{.*\})\s*$")
-_VALID = re.compile(_LOGGER + r"epoch (\d+) \| valid on .*? subset \|(.*)$")
-_TRAIN = re.compile(_LOGGER + r"epoch (\d+): +\d+ / \d+ (.*)$")
+_VALID = re.compile(_LOGGER + r"epoch \d+ \| valid on .*? subset \|(.*)$")
+_TRAIN = re.compile(_LOGGER + r"epoch \d+: +\d+ / \d+ (.*)$")
 # Raised by lines that are cut off, or not fairseq's.
 _PARSE_ERRORS = (ValueError, TypeError, AttributeError, OverflowError, RecursionError)
 TRAIN_LOG = "train.log"  # the log of a training, beside its checkpoints
@@ -28,9 +28,8 @@ class Entry(NamedTuple):
     updates: int  # training updates so far; 0 if the line does not say
     loss: float  # in bits: mean since the previous line (training), or over the validation text
     perplexity: float  # of the tokens, from the loss without label smoothing
-    accuracy: Optional[float]  # of the tokens, in percent; None if the training does not report it
+    accuracy: float | None  # of the tokens, in percent; None if the training does not report it
     speed: float  # tokens per second
-    epoch: int = 0  # epoch of the line, from 1; 0 if the line does not say
     figures: Mapping[str, str] = {}  # all figures by name, as text, without the prefix `valid_`
 
     @property
@@ -58,8 +57,8 @@ class Curve(NamedTuple):
 
     @property
     def points(self) -> list[tuple[int, float]]:
-        """Pairs of updates and validation perplexity, without losses that are NaN or infinite."""
-        return [(entry.updates, entry.perplexity) for entry in self.entries if entry.is_finite]
+        """Pairs of updates and validation perplexity; NaN where the loss is NaN or infinite."""
+        return [(x.updates, x.perplexity if x.is_finite else math.nan) for x in self.entries]
 
     @property
     def best(self) -> Entry:
@@ -68,7 +67,7 @@ class Curve(NamedTuple):
         return min(self.entries, key=lambda entry: entry.loss if entry.is_finite else math.inf)
 
 
-def parse_line(text: str) -> Optional[Entry]:
+def parse_line(text: str) -> Entry | None:
     """Read the figures in a line of the log; None if it has none."""
     try:
         return _parse_line(text)
@@ -76,19 +75,16 @@ def parse_line(text: str) -> Optional[Entry]:
         return None
 
 
-def _parse_line(text: str) -> Optional[Entry]:
+def _parse_line(text: str) -> Entry | None:
     """Read a line in any of the three formats; raise one of ``_PARSE_ERRORS`` if it is damaged."""
     if match := _JSON.search(text):
         figures = json.loads(match[2])
         figures = {name.removeprefix("valid_"): value for name, value in figures.items()}
-        epoch = figures.get("epoch", 0)
     elif match := _VALID.search(text):
-        pairs = (part.split() for part in match[3].split("|"))
+        pairs = (part.split() for part in match[2].split("|"))
         figures = {pair[0]: pair[1] for pair in pairs if pair[1:]}
-        epoch = match[2]
     elif match := _TRAIN.search(text):
-        figures = dict(part.split("=", 1) for part in match[3].strip().split(", "))
-        epoch = match[2]
+        figures = dict(part.split("=", 1) for part in match[2].strip().split(", "))
     if not (match and figures):
         return None
     loss = float(figures.get("loss", "nan"))
@@ -100,17 +96,17 @@ def _parse_line(text: str) -> Optional[Entry]:
         perplexity=2.0 ** min(nll_loss, 1000.0),  # of bits; more of them would overflow
         accuracy=float(figures["accuracy"]) if "accuracy" in figures else None,
         speed=float(figures.get("wps", 0)),
-        epoch=int(epoch),
         figures=figures,
     )
 
 
-def read_curve(lines: Iterable[str]) -> Curve:
-    """Read a whole log.
+def read_curve_file(log: Path) -> Curve:
+    """Read the log of one training.
 
     A training that was stopped repeats the updates since its last checkpoint; the later line wins.
     """
-    entries = [entry for entry in map(parse_line, lines) if entry is not None]
+    with open(log, encoding="utf-8", errors="replace") as lines:
+        entries = [entry for entry in map(parse_line, lines) if entry is not None]
     validations = {entry.updates: entry for entry in entries if entry.kind == "valid"}
     trainings = {entry.updates: entry for entry in entries if entry.kind == "train_inner"}
     training = [trainings[updates] for updates in sorted(trainings)]
@@ -119,9 +115,3 @@ def read_curve(lines: Iterable[str]) -> Curve:
         speed=statistics.median(entry.speed for entry in training) if training else 0.0,
         training=training,
     )
-
-
-def read_curve_file(log: Path) -> Curve:
-    """Read the log file of one training."""
-    with open(log, encoding="utf-8", errors="replace") as lines:
-        return read_curve(lines)

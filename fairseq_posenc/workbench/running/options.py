@@ -6,18 +6,13 @@ argparse's ``ArgumentTypeError``, which :class:`Parser` turns into a :class:`Use
 
 from __future__ import annotations
 
+import argparse
 import math
 import re
-from argparse import (
-    ArgumentParser,
-    ArgumentTypeError,
-    Namespace,
-    RawDescriptionHelpFormatter,
-    _ActionsContainer,
-)
+from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn, Optional, Union
+from typing import Any, NoReturn
 
 from fairseq_posenc.errors import UserError
 
@@ -28,7 +23,7 @@ class Parser(ArgumentParser):
     after_dashes = ""  # description of the words after `--`; empty if the command takes none
 
     def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings, formatter_class=RawDescriptionHelpFormatter)
+        super().__init__(**settings, formatter_class=argparse.RawDescriptionHelpFormatter)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse the words ``args``; errors name the subcommand, not the whole program.
@@ -53,7 +48,7 @@ class Parser(ArgumentParser):
         raise UserError(f"{message} (see {self.prog} --help)")
 
 
-def parse_around_dashes(parser: ArgumentParser, words: Sequence[str]) -> Namespace:
+def parse_around_dashes(parser: ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
     """Parse the words before ``--``; those after it become ``after_dashes`` of the namespace."""
     words = list(words)
     end = words.index("--") if "--" in words else len(words)
@@ -67,17 +62,15 @@ def add_data(parser: ArgumentParser, text: str, required: bool = False) -> None:
     parser.add_argument("--data", type=data_path, metavar="DIR", required=required, help=text)
 
 
-def add_out(
-    parser: ArgumentParser, default: Optional[str] = None, computed_default: str = ""
-) -> None:
-    """Add ``--out``, the folder of the results; it is required if it has no default.
+def add_out(parser: ArgumentParser, default: str | None = None, computed: str = "") -> None:
+    """Add ``--out``, the folder of the results.
 
     Args:
         parser: parser to extend.
-        default: default folder.
-        computed_default: for the help: a default that the command finds by other options.
+        default: default folder; None to require the option.
+        computed: for the help: a default that the command finds by other options.
     """
-    shown = default or computed_default
+    shown = default or computed
     text = "folder of the results" + (f" (default: {shown})" if shown else "")
     parser.add_argument(
         "--out", type=data_path, metavar="DIR", default=default, required=not shown, help=text
@@ -94,9 +87,7 @@ def add_computing(parser: ArgumentParser, bf16: bool = True) -> None:
         group.add_argument("--bf16", action="store_true", help="bfloat16")
 
 
-def add_count(
-    parser: _ActionsContainer, name: str, text: str, default: Optional[int] = None
-) -> None:
+def add_count(parser: ArgumentParser, name: str, text: str, default: int | None = None) -> None:
     """Add an option ``name`` whose value is an integer of at least 1."""
     text += f" (default: {default})" if default else ""
     parser.add_argument(name, type=positive_int, metavar="N", default=default, help=text)
@@ -108,7 +99,7 @@ def add_lengths(parser: ArgumentParser, text: str, default: str) -> None:
     parser.add_argument("--lengths", type=positive_ints, metavar="N,N", default=default, help=text)
 
 
-def add_seeds(parser: ArgumentParser, default: Union[str, Sequence[int]]) -> None:
+def add_seeds(parser: ArgumentParser, default: str | Sequence[int]) -> None:
     """Add ``--seeds``; ``default`` is its default, or a description of a computed one."""
     shown = default if isinstance(default, str) else ",".join(map(str, default))
     text = f"random seeds, one run per seed, as in 1,2,3 (default: {shown})"
@@ -120,13 +111,29 @@ def add_set(parser: ArgumentParser, example: str) -> None:
     """Add ``--set``, which overrides settings of fairseq's configuration."""
     text = f"override a setting of fairseq, as in {example}; repeatable"
     parser.add_argument(
-        "--set",
-        dest="changes",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help=text,
+        "--set", dest="changes", action="append", default=[], metavar="KEY=VALUE", help=text
     )
+
+
+def add_on(parser: ArgumentParser, example: str) -> None:
+    """Add ``--on``, where runs are made (:func:`parse_slurm`)."""
+    text = f"local (default), or slurm with options of sbatch, as in slurm {example}"
+    parser.add_argument("--on", nargs="+", default=["local"], metavar="WHERE", help=text)
+
+
+def parse_slurm(words: Sequence[str]) -> dict[str, str] | None:
+    """Parse the value of ``--on``: options of sbatch by their long names; None for this machine.
+
+    Raises:
+        UserError: an unknown place, or no limit of time.
+    """
+    if words == ["local"]:
+        return None
+    options = dict(word.lstrip("-").partition("=")[::2] for word in words[1:])
+    if words[0] != "slurm" or not options.get("time"):
+        form = "local, or slurm with options of sbatch, as in slurm partition=gpu time=12:00:00"
+        raise UserError(f"--on {' '.join(words)}: write {form}")
+    return options
 
 
 def add_json(parser: ArgumentParser) -> None:

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Optional
 
 from fairseq_posenc.errors import RunError, UserError, how_to_install
 
@@ -37,15 +36,14 @@ def find_command(name: str) -> str:
     Raises:
         UserError: it is not installed.
     """
-    beside = Path(sys.executable).parent / name
-    path = str(beside) if beside.exists() else shutil.which(name)
-    if path is None:
+    folders = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    if (path := shutil.which(name, path=folders)) is None:
         place = f"neither beside {sys.executable} nor on the PATH"
         raise UserError(f"{name} is {place}: {how_to_install('fairseq')}")
     return path
 
 
-def find_error_line(output: str) -> Optional[str]:
+def find_error_line(output: str) -> str | None:
     """Find the last line in a command's output that is one of our errors; None without one."""
     messages = _USER_ERROR.findall(output)
     return messages[-1] if messages else None
@@ -54,9 +52,9 @@ def find_error_line(output: str) -> Optional[str]:
 def run_logged(
     command: Sequence[str],
     log: Path,
-    lock: Optional[int],
-    on_line: Optional[Callable[[str], None]] = None,
-    environment: Optional[Mapping[str, str]] = None,
+    lock: int | None,
+    on_line: Callable[[str], None] | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> None:
     """Run a command, and append it and its output to a log file; if this process dies, it is ended.
 

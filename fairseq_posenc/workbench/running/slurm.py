@@ -8,7 +8,7 @@ stopped cancels what is left of its jobs and submits new ones.
 import hashlib
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,21 +19,6 @@ from fairseq_posenc.workbench.running.programs import find_error_line
 
 _POLL_SECONDS = 3.0
 _MAX_TIMEOUTS = 100  # so often a job is requeued
-
-
-def parse_slurm(words: Sequence[str]) -> dict[str, str] | None:
-    """Parse the value of ``--on``: options of sbatch by their long names; None for this machine.
-
-    Raises:
-        UserError: an unknown place, or no limit of time.
-    """
-    if words == ["local"]:
-        return None
-    options = dict(word.lstrip("-").partition("=")[::2] for word in words[1:])
-    if words[0] != "slurm" or not options.get("time"):
-        form = "local, or slurm with options of sbatch, as in slurm partition=gpu time=12:00:00"
-        raise UserError(f"--on {' '.join(words)}: write {form}")
-    return options
 
 
 @dataclass
@@ -63,7 +48,7 @@ def run_on_slurm(
     Args:
         tasks: the tasks that are not done, by their names in messages.
         folder: for submitit's files; all machines must share its file system.
-        options: options of sbatch (:func:`parse_slurm`).
+        options: options of sbatch by their long names.
         jobs: limit of simultaneous jobs; None for no limit.
         watch: called every few seconds.
 
@@ -80,9 +65,10 @@ def run_on_slurm(
         raise UserError("--on slurm: squeue does not answer; is this a machine of a cluster?")
     _cancel(name)
     executor = AutoExecutor(folder, cluster="slurm", slurm_max_num_timeout=_MAX_TIMEOUTS)
-    limit, more = jobs or len(tasks), {"requeue": True, **options}
     executor.update_parameters(
-        name=name, slurm_array_parallelism=limit, slurm_additional_parameters=more
+        name=name,
+        slurm_array_parallelism=jobs or len(tasks),
+        slurm_additional_parameters={"requeue": True, **options},
     )
     failures: list[str] = []
     try:
@@ -110,12 +96,9 @@ def _list_jobs(name: str) -> set[str] | None:
 
     Accounting, which submitit asks, is off on small clusters.
     """
-    command = ["squeue", "--noheader", "--array", f"--name={name}", "--format=%i"]
-    try:
-        answer = subprocess.check_output(command, stderr=subprocess.DEVNULL, text=True)
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return set(answer.split())
+    command = f"squeue --noheader --array --name={name} --format=%i 2>/dev/null"
+    status, ids = subprocess.getstatusoutput(command)
+    return None if status else set(ids.split())
 
 
 def _cancel(name: str) -> None:

@@ -115,9 +115,8 @@ def test_a_bad_list_is_one_line_about_the_option(text, message):
 # ------------------------------------------------------------------------------------------ texts
 
 
-def test_topics_and_docstrings_of_the_library_are_read_and_nothing_is_imported(tmp_path):
+def test_docstrings_of_the_library_are_read_and_nothing_is_imported(tmp_path):
     files = {
-        "pydoc_data/topics.py": "topics = {'assert': 'Assertions are\\nhandy.\\n\\nUse them.'}",
         "tool.py": (
             '"""About the tool."""\n'
             "raise SystemExit('imported')\n"
@@ -136,10 +135,9 @@ def test_topics_and_docstrings_of_the_library_are_read_and_nothing_is_imported(t
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content)
-    assert list(corpus.read_python_documents(tmp_path)) == [
-        ["Assertions are handy.", "Use them."],
-        ["About the tool.", "About A.", "More about A.", "About f."],
-    ]
+    *reference, found = corpus.read_python_documents(tmp_path)
+    assert found == ["About the tool.", "About A.", "More about A.", "About f."]
+    assert any('"assert" statement' in document[0] for document in reference)
 
 
 @pytest.mark.parametrize(
@@ -357,7 +355,7 @@ def test_the_record_has_models_differences_and_trainings(tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--lrs", "0.1,fast"], "--lrs 0.1,fast: write numbers"),
+        (["--lrs", "0.1,fast"], "argument --lrs: must be a finite number, not 'fast'"),
         (["--", "--lr", "5"], "-- --lr: this option cannot be set here; use --lrs"),
         (["--vocab-size", "3"], "--vocab-size 3: must be at least"),
         (["--", "--save-dir=x"], "cannot be set here; use --out"),

@@ -23,7 +23,7 @@ from fairseq_posenc.hf import set_positions
 from fairseq_posenc.workbench import cli
 from fairseq_posenc.workbench.experiments.length import hf_model
 from fairseq_posenc.workbench.experiments.length.hf_model import parse_models
-from fairseq_posenc.workbench.experiments.length.stream import Piece, batch_windows, cut_windows
+from fairseq_posenc.workbench.experiments.length.scoring import Piece, batch_windows, cut_windows
 from fairseq_posenc.workbench.results.record import read
 from tests.helpers.hf_models import save_llama, save_tokenizer
 from tests.helpers.programs import BIN, true_start
@@ -202,6 +202,13 @@ def test_mistakes_are_one_line(llama, measure, tmp_path, capsys):
     assert "required: --text" in capsys.readouterr().err
 
 
+def test_a_damaged_folder_is_refused_before_any_model_is_scored(llama, measure, tmp_path):
+    shutil.copytree(llama, tmp_path / "damaged")
+    (tmp_path / "damaged" / "model.safetensors").write_bytes(b"")
+    assert "damaged" in measure(f"a={llama}", f"b={tmp_path / 'damaged'}", *SHORT, fails=True)
+    assert not (tmp_path / "out").exists()
+
+
 def test_only_one_model_at_a_time_is_in_memory(llama, measure, monkeypatch):
     models, before = weakref.WeakSet(), []
     load = hf_model.load
@@ -209,9 +216,8 @@ def test_only_one_model_at_a_time_is_in_memory(llama, measure, monkeypatch):
     def count_and_load(*arguments):
         gc.collect()
         before.append(len(models))
-        loaded = load(*arguments)
-        models.add(loaded.model)
-        return loaded
+        models.add(model := load(*arguments))
+        return model
 
     monkeypatch.setattr(hf_model, "load", count_and_load)
     measure(f"own={llama}", f"none={llama}@none", *SHORT)

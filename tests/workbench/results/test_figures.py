@@ -57,7 +57,7 @@ def test_a_line_has_the_means_and_the_band():
     _, (axes,) = pictures.new_panels(1, 1, (4, 4))
     seeds = [[(1, 1.0), (2, 4.0)], [(1, 2.0), (2, 5.0)], [(1, 3.0), (2, math.nan)]]
     means = {n: intervals.average_lines(seeds[:n], intervals.interval) for n in (2, 3)}
-    pictures.draw_means(axes, {str(n): line for n, line in means.items()})
+    pictures.draw_means(axes, {str(n): line for n, line in means.items()}, lambda _, y: f"{y:,.1f}")
     of_two, of_three = axes.lines
     assert list(of_two.get_ydata()) == [1.5, 4.5]
     assert list(of_three.get_ydata()) == pytest.approx([2.0, math.nan], nan_ok=True)

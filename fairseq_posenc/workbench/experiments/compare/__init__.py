@@ -1,1 +1,1 @@
-"""The command ``compare``: runs a text experiment, shows it live, and reports it."""
+"""The command ``compare``: trains models on a text, judges and reports them."""

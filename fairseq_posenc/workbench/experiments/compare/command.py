@@ -7,7 +7,6 @@ after each training, and print the outcome. The same command continues where it 
 from __future__ import annotations
 
 import argparse
-import math
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,7 +30,6 @@ from fairseq_posenc.workbench.running import options
 from fairseq_posenc.workbench.running.devices import cores, visible_gpus
 from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.progress import say
-from fairseq_posenc.workbench.running.slurm import parse_slurm
 
 # The models are small enough for two cores to train one in minutes, and large enough to learn more
 # than a bag of words. Dropout would only slow down trainings of few epochs. The schedule does not
@@ -57,7 +55,6 @@ TRAIN_OPTIONS = {
     family: shlex.split(_OPTIONS.format(stack=STACKS[family], **model))
     for family, model in _MODELS.items()
 }
-LEARNING_RATE = "0.003"
 _MIN_VOCAB_SIZE = 16
 # Options of fairseq-train that the user cannot set, with the alternative or the reason.
 RESERVED = {
@@ -78,7 +75,7 @@ RESERVED = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     add = parser.add_argument
-    options.add_out(parser, computed_default="demo; compare-NAME for --text NAME.txt")
+    options.add_out(parser, computed="demo; compare-NAME for --text NAME.txt")
     add("--text", type=Path, help="UTF-8 text file (default: Python's own documentation)")
     family_help = "kind of models (default: %(default)s)"
     add("--family", choices=list(_MODELS), default=MASKED, help=family_help)
@@ -93,13 +90,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_count(parser, "--vocab-size", "number of sentencepieces", 512)
     options.add_seeds(parser, (1, 2, 3))
     rates = "learning rates, as in 0.001,0.003: a model is trained with all and judged at its best"
-    add("--lrs", default=LEARNING_RATE, help=f"{rates} (default: %(default)s)")
+    add("--lrs", type=_parse_rates, default="0.003", help=f"{rates} (default: %(default)s)")
     jobs = "trainings at a time (default: one per GPU, or one per core; with --on slurm no limit)"
     options.add_count(parser, "--jobs", jobs)
-    where = (
-        "local (default), or slurm with options of sbatch, as in slurm partition=gpu time=1:00:00"
-    )
-    add("--on", nargs="+", default=["local"], metavar="WHERE", help=where)
+    options.add_on(parser, "partition=gpu time=1:00:00")
     options.add_json(parser)
 
 
@@ -111,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
         RunError: a command of fairseq failed.
     """
     plan = build_plan(args)
-    slurm = parse_slurm(args.on)
+    slurm = options.parse_slurm(args.on)
     jobs = args.jobs or (None if slurm else len(visible_gpus()) or cores())
     out = args.out or Path(f"compare-{args.text.stem}" if args.text else "demo")
     if plan.text:
@@ -163,9 +157,6 @@ def build_plan(args: argparse.Namespace) -> ComparePlan:
         raise UserError(f"{passed[0]!r} is not an option; set the folder with --out")
     if args.vocab_size < _MIN_VOCAB_SIZE:
         raise UserError(f"--vocab-size {args.vocab_size}: must be at least {_MIN_VOCAB_SIZE}")
-    lrs = tuple(dict.fromkeys(lr.strip() for lr in args.lrs.split(",")))
-    if not all(map(_is_rate, lrs)):
-        raise UserError(f"--lrs {args.lrs}: write numbers, as in 0.001,0.003")
     models = variants.parse_variants(args.encodings)
     layers = last_value(TRAIN_OPTIONS[args.family], passed, f"--{STACKS[args.family]}-layers")
     if not layers.isdecimal():
@@ -178,7 +169,7 @@ def build_plan(args: argparse.Namespace) -> ComparePlan:
             )
         parse(model.position_encoding).check_length(int(layers))
     return ComparePlan(
-        args.text, args.family, models, args.seeds, lrs, args.updates, args.vocab_size, passed
+        args.text, args.family, models, args.seeds, args.lrs, args.updates, args.vocab_size, passed
     )
 
 
@@ -199,8 +190,8 @@ def last_value(defaults: Sequence[str], passed: Sequence[str], name: str) -> str
     return following[name]
 
 
-def _is_rate(text: str) -> bool:
-    try:
-        return 0 < float(text) < math.inf
-    except ValueError:
-        return False
+def _parse_rates(text: str) -> tuple[str, ...]:
+    rates = tuple(dict.fromkeys(rate.strip() for rate in text.split(",")))
+    if not all(options.finite_number(rate) > 0 for rate in rates):
+        raise argparse.ArgumentTypeError(f"{text}: write numbers above 0, as in 0.001,0.003")
+    return rates

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from fairseq_posenc.workbench.experiments.trainings import TrainingEnd
 from fairseq_posenc.workbench.experiments.variants import Variant
-from fairseq_posenc.workbench.results.differences import PairedDifference, compare_all
+from fairseq_posenc.workbench.results.differences import compare_all
 from fairseq_posenc.workbench.results.intervals import (
     LEAST_SEEDS,
     LEVEL,
@@ -80,13 +80,6 @@ def rank_models(ends: Mapping[Run, TrainingEnd]) -> list[ModelOutcome]:
     return list(at_best_rate.values())
 
 
-def compare_models(models: Sequence[ModelOutcome]) -> dict[tuple[str, str], PairedDifference]:
-    """Compare all pairs of models that did not diverge, the better one first."""
-    return compare_all(
-        {model.variant.name: model.by_seed for model in models if not model.diverged}
-    )
-
-
 def conclude(models: Sequence[ModelOutcome], unigram: float) -> list[str]:
     """Say whether ranks mean something, and which differences survive Holm's correction.
 
@@ -113,7 +106,7 @@ def conclude(models: Sequence[ModelOutcome], unigram: float) -> list[str]:
             f"Too few seeds to judge differences: a test needs {LEAST_SEEDS}, as in --seeds 1,2,3."
         )
         return [*sentences, few]
-    pairs = compare_models(models)
+    pairs = compare_all({x.variant.name: x.by_seed for x in models if not x.diverged})
     worse: dict[str, list[str]] = {}
     for (better, other), difference in pairs.items():
         if difference.holm < 1 - LEVEL:

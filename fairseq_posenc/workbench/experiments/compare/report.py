@@ -18,14 +18,14 @@ from fairseq_posenc.specs import parse
 from fairseq_posenc.workbench.experiments.compare.outcomes import (
     ModelOutcome,
     Run,
-    compare_models,
     conclude,
     rank_models,
 )
 from fairseq_posenc.workbench.experiments.data_bin import DataFacts
 from fairseq_posenc.workbench.experiments.trainings import TrainingEnd
-from fairseq_posenc.workbench.experiments.variants import MASKED, Variant
+from fairseq_posenc.workbench.experiments.variants import Variant
 from fairseq_posenc.workbench.results import pictures
+from fairseq_posenc.workbench.results.differences import compare_all
 from fairseq_posenc.workbench.results.record import Record, Row, own_command
 from fairseq_posenc.workbench.results.terminal import align
 
@@ -70,17 +70,12 @@ def write_page(
         conclusions = conclude(models, facts.unigram_perplexity)
     rows = [_format_row(model) for model in models]
     used = {item.name for v in plan.variants for item in parse(v.position_encoding).items}
-    templates = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True
-    )
-    page = templates.get_template("page.html").render(
+    template = (Path(__file__).parent / "page.html").read_text("utf-8")
+    page = jinja2.Template(template, autoescape=True).render(
         plan=plan,
         facts=facts,
         missing=missing,
         total=total,
-        family="Masked language models" if plan.family == MASKED else "Causal language models",
-        text=plan.text_name,
-        columns=list(rows[0]) if rows else (),
         rows=rows,
         encodings=[
             (entry.name, entry.summary.replace("``", ""))
@@ -123,13 +118,11 @@ def _format_row(model: ModelOutcome) -> dict[str, str]:
 
 
 def draw(models: Sequence[ModelOutcome]) -> bytes:
-    """Draw validation perplexity over updates, with bands for intervals, as PNG."""
-    figure, (axes,) = pictures.new_panels(1, columns=1, panel=(9, 5.2))
-    pictures.use_log_scale(axes)
-    pictures.draw_means(axes, {model.variant.name: model.curve for model in models})
-    axes.set(xlabel="training updates", ylabel="validation perplexity")
+    """Draw validation perplexity over updates as PNG, with bands for intervals; b"" without any."""
+    lines = {model.variant.name: model.curve for model in models}
     content = io.BytesIO()
-    figure.savefig(content, format="png", metadata={"Software": None})
+    if figure := pictures.draw_curves(lines, "validation perplexity", log=True):
+        figure.savefig(content, format="png", metadata={"Software": None})
     return content.getvalue()
 
 
@@ -172,6 +165,7 @@ def build_record(
         }
         for run, end in ends.items()
     ]
+    samples = {model.variant.name: model.by_seed for model in ranked if not model.diverged}
     differences: list[Row] = [
         {
             "model": better,
@@ -181,7 +175,7 @@ def build_record(
             "p": difference.p_value,
             "p_holm": difference.holm,
         }
-        for (better, other), difference in compare_models(ranked).items()
+        for (better, other), difference in compare_all(samples).items()
     ]
     figures = {"models": models, "differences": differences, "trainings": trainings}
     return Record("compare", figures, {**data, **vars(facts)}, command=own_command())

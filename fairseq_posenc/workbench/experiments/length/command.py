@@ -11,20 +11,19 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
+from torch import Tensor
+from transformers import PreTrainedModel
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.folders import Request, checksum, lock_folder, read_result, write_result
+from fairseq_posenc.hf.own_positions import read_limit, read_positions, read_trained_length
 from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.experiments.length import hf_model, report
-from fairseq_posenc.workbench.experiments.length.hf_model import (
-    LoadedModel,
-    NamedModel,
-    parse_models,
-)
-from fairseq_posenc.workbench.experiments.length.scoring import Score, score_windows
-from fairseq_posenc.workbench.experiments.length.stream import (
-    Stream,
+from fairseq_posenc.workbench.experiments.length.hf_model import NamedModel
+from fairseq_posenc.workbench.experiments.length.scoring import (
+    Score,
     cut_windows,
+    score_windows,
     spread_windows,
 )
 from fairseq_posenc.workbench.results.intervals import LEAST_SEEDS
@@ -71,33 +70,33 @@ def run(args: argparse.Namespace) -> int:
         UserError: wrong input.
     """
     computing = ComputeOptions.choose(args.device, args.fp16, args.bf16)
-    models = parse_models(args.models)
+    models = hf_model.parse_models(args.models)
     rows: list[Row] = []
-    targets = None  # tokens of the text
+    tokens = None  # of the text, as the first model cuts it
     with signals_as_keyboard_interrupt(), lock_folder(args.out):
         if args.windows and args.windows < LEAST_SEEDS:
             say(f"intervals need at least {LEAST_SEEDS} windows: differences may be chance")
         for named in models:
-            loaded = hf_model.load(named, computing, args.lengths[-1])
-            stream = hf_model.tokenize_text(args.text, named.path, loaded.model)
-            _check_length(stream.size, args)
-            if targets is not None and not torch.equal(stream.targets, targets):
+            model = hf_model.load(named, computing, args.lengths[-1])
+            text = hf_model.tokenize_text(args.text, named.path, model)
+            _check_length(len(text) - 1, args)
+            if tokens is not None and not torch.equal(text[1:], tokens):
                 raise UserError(
                     f"{models[0].name} and {named.name} cut the text into other tokens, so their "
                     "perplexities by token cannot be compared: score them one by one"
                 )
-            targets = stream.targets
+            tokens = text[1:]
             facts = {
                 "model": named.name,
                 "checkpoint": str(named.path),
                 "override": named.spec_override,
-                "position_encoding": loaded.encoding,
-                "trained_length": loaded.trained_length,
+                "position_encoding": read_positions(model),
+                "trained_length": read_trained_length(model),
             }
-            for score in _score_model(named, loaded, stream, args):
+            for score in _score_model(named, model, text, args):
                 rows.append({**facts, **report.score_figures(score, bool(args.windows))})
-            del loaded  # frees the memory for the next one
-        record = report.build_record(rows, str(args.text), stream.size)
+            del model  # frees the memory for the next one
+        record = report.build_record(rows, str(args.text), len(text) - 1)
         record.write(args.out / FIGURES)
         drawn = can_draw() and report.draw(record, args.out / PICTURE)
     print(record.text() if args.json else report.format_results(record))
@@ -106,31 +105,33 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _score_model(
-    named: NamedModel, loaded: LoadedModel, stream: Stream, args: argparse.Namespace
+    named: NamedModel, model: PreTrainedModel, text: Tensor, args: argparse.Namespace
 ) -> list[Score]:
     """Compute the scores of a model; read those that are finished from their files."""
     scores = []
-    request = _collect_request(named, args)
-    longest = args.lengths[-1]
+    shared = _collect_request(named, args)
+    total, longest = len(text) - 1, args.lengths[-1]
     (args.out / named.name).mkdir(exist_ok=True)
     for length in args.lengths:
         stride = min(args.stride, length)
+        request = {**shared, "stride": stride}
         path = args.out / named.name / f"length-{length}.json"
-        if (figures := read_result(path, {**request, "stride": stride})) is None:
+        if (figures := read_result(path, request)) is None:
             windows = list(
-                spread_windows(stream.size, length, stride, longest, args.windows)
+                spread_windows(total, length, stride, longest, args.windows)
                 if args.windows
-                else cut_windows(stream.size, length, stride)
+                else cut_windows(total, length, stride)
             )
             label = f"{named.name}, {length:,} tokens"
+            limit = read_limit(model)
             with bar(label, sum(w.end - w.scored for w in windows), " tokens") as shown:
                 score = score_windows(
-                    loaded, stream, windows, length, stride, args.max_tokens, shown.update
+                    model, limit, text, windows, length, stride, args.max_tokens, shown.update
                 )
             figure = score.refusal or f"perplexity {score.perplexity:,.2f}"
             say(f"{label}: {figure} ({score.seconds:.0f} s)")
             figures = asdict(score)
-            write_result(path, {**request, "stride": stride}, figures)
+            write_result(path, request, figures)
         scores.append(Score(**figures))
     return scores
 

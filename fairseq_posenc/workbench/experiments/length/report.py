@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 
 import torch
@@ -14,7 +16,6 @@ from fairseq_posenc.workbench.results import pictures
 from fairseq_posenc.workbench.results.differences import compare
 from fairseq_posenc.workbench.results.intervals import (
     LEVEL,
-    average_lines,
     interval,
     interval_of_perplexity,
 )
@@ -40,10 +41,7 @@ def build_record(rows: Sequence[Row], text: str, tokens: int) -> Record:
 
 def _group_rows(record: Record) -> dict[str, list[Row]]:
     """Group the rows by model, in the order of context lengths."""
-    groups: dict[str, list[Row]] = {}
-    for row in record.rows:
-        groups.setdefault(row["model"], []).append(row)
-    return groups
+    return {model: list(rows) for model, rows in groupby(record.rows, itemgetter("model"))}
 
 
 def _read_windows(row: Row) -> dict[int, float]:
@@ -102,10 +100,10 @@ def draw(record: Record, path: Path) -> bool:
     """Draw perplexity over length; return False if there is no figure."""
     if not any(row["perplexity"] for row in record.rows):
         return False
-    lines: dict[str, pictures.Means] = {}
-    for model, rows in _group_rows(record).items():
-        points = [(row["length"], row["perplexity"]) for row in rows if row["perplexity"]]
-        lines[model] = average_lines([points], interval)
+    lines = {
+        model: [(row["length"], interval([row["perplexity"]])) for row in rows if row["perplexity"]]
+        for model, rows in _group_rows(record).items()
+    }
     lengths = sorted({row["length"] for row in record.rows})
 
     def label(length: int, perplexity: float) -> str:

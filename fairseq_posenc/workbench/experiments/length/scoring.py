@@ -1,25 +1,79 @@
-"""Computes the loss and the perplexity of a model on a stream, by context length."""
+"""Cuts a text into windows, and computes the loss and the perplexity of a model on them."""
 
 from __future__ import annotations
 
+import inspect
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import groupby, islice
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import PreTrainedModel
 
 from fairseq_posenc.encodings.base import Encoding
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.experiments.length.hf_model import LoadedModel, predict
-from fairseq_posenc.workbench.experiments.length.stream import Piece, Stream, batch_windows
 
 _MAX_BITS = 1000.0  # 2 to this power is still a number
+_TOKENS_AT_A_TIME = 1024  # losses of so many are computed together, to save memory
+
+
+class Piece(NamedTuple):
+    """A piece of a text: the model reads ``start:end``, and ``scored:end`` are predicted."""
+
+    start: int
+    scored: int
+    end: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Numbers of tokens that are read, and that are predicted."""
+        return self.end - self.start, self.end - self.scored
+
+
+def cut_windows(total: int, length: int, stride: int) -> Iterator[Piece]:
+    """Cut a text of ``total`` tokens so that every token is predicted exactly once.
+
+    A window reads at most ``length`` tokens and predicts the last ``stride`` of them, so each has
+    at least ``length - stride`` tokens of context, except at the beginning of the text. If both
+    are equal, windows do not overlap.
+
+    Source:
+        Press et al. (2022), "ALiBi", arXiv:2108.12409, appendix B; the windows are those of
+        ``fairseq-eval-lm --context-window (length - stride)``.
+    """
+    for scored in range(0, total, stride):
+        yield Piece(max(0, scored - length + stride), scored, min(scored + stride, total))
+
+
+def spread_windows(
+    total: int, length: int, stride: int, longest: int, count: int
+) -> Iterator[Piece]:
+    """Spread ``count`` windows evenly over a text, to compare lengths up to ``longest``.
+
+    Windows of all lengths end at the same tokens, the first one at ``longest``, so they predict the
+    same tokens: the last ``stride`` of each window. They predict no token twice if at least
+    ``(count - 1) * stride`` tokens follow the first window.
+    """
+    for number in range(count):
+        end = longest + (total - longest) * number // max(1, count - 1)  # 1 for a single window
+        yield Piece(end - length, end - stride, end)
+
+
+def batch_windows(windows: Iterable[Piece], max_tokens: int) -> Iterator[list[Piece]]:
+    """Group neighbours of equal shape into batches of ``max_tokens``; a longer window is alone."""
+    for (read, _), same_shape in groupby(windows, key=lambda window: window.shape):
+        while batch := list(islice(same_shape, max(1, max_tokens // read))):
+            yield batch
 
 
 @dataclass(frozen=True)
 class Score:
-    """The loss of a model on a stream, or the reason why it cannot read it."""
+    """The loss of a model on a text, or the reason why it cannot read it."""
 
     length: int  # context length: most tokens of a window
     stride: int  # tokens of a window that are predicted
@@ -37,19 +91,22 @@ class Score:
 
 @torch.no_grad()
 def score_windows(
-    loaded: LoadedModel,
-    stream: Stream,
+    model: PreTrainedModel,
+    limit: int | None,
+    text: Tensor,
     windows: Iterable[Piece],
     length: int,
     stride: int,
     max_tokens: int,
-    on_tokens: Callable[[int], object] = lambda tokens: None,
+    on_tokens: Callable[[int], object],
 ) -> Score:
     """Compute the mean loss of the predicted tokens of windows, and the perplexity of each window.
 
     Args:
-        loaded: the model.
-        stream: the text.
+        model: the model.
+        limit: its longest input; None if its position encodings themselves refuse longer ones.
+        text: the token with which texts begin in training, and those of the text, ``(N + 1,)``;
+            so the first token of the text is predicted like any other.
         windows: the windows of the text.
         length: most tokens that are read of a window.
         stride: tokens that are predicted of a window.
@@ -57,23 +114,21 @@ def score_windows(
         on_tokens: called with the number of tokens that a batch predicts.
     """
     began = time.monotonic()
-    device = next(loaded.model.parameters()).device
+    text = text.to(model.device)
     log_likelihood = 0.0  # sum over all predicted tokens, in nats
     tokens = 0
     refusal = ""
     perplexities: list[float] = []
     try:
-        if loaded.limit is not None and length > loaded.limit:
-            raise UserError(f"{length} tokens are more than the model's limit of {loaded.limit}")
-        for module in loaded.model.modules():
+        if limit is not None and length > limit:
+            raise UserError(f"{length} tokens are more than the model's limit of {limit}")
+        for module in model.modules():
             if isinstance(module, Encoding):
                 module.make_room(length)
         for batch in batch_windows(windows, max_tokens):
-            inputs = torch.stack([stream.inputs[w.start : w.end] for w in batch])  # [B, T]
-            targets = torch.stack([stream.targets[w.scored : w.end] for w in batch])  # [B, n]
-            log_probs = predict(
-                loaded.model, inputs.to(device), targets.to(device)
-            ).double()  # [B, n]
+            inputs = torch.stack([text[w.start : w.end] for w in batch])  # [B, T]
+            targets = torch.stack([text[w.scored + 1 : w.end + 1] for w in batch])  # [B, n]
+            log_probs = _predict(model, inputs, targets).double()  # [B, n]
             log_likelihood += float(log_probs.sum())
             tokens += log_probs.numel()
             perplexities += log_probs.mean(1).neg().exp().tolist()
@@ -85,3 +140,19 @@ def score_windows(
         refusal = "the model's probabilities are too small for a number"
     seconds = time.monotonic() - began
     return Score(length, stride, tokens, None if refusal else loss, seconds, refusal, perplexities)
+
+
+def _predict(model: PreTrainedModel, tokens: Tensor, targets: Tensor) -> Tensor:
+    """Compute log probabilities of targets, ``(B, n)``, which follow the last n of ``(B, T)``."""
+    count = targets.size(1)
+    options: dict[str, Any] = {}
+    if "logits_to_keep" in inspect.signature(model.forward).parameters:  # saves memory
+        options["logits_to_keep"] = count
+    logits = model(input_ids=tokens, use_cache=False, **options).logits[:, -count:]  # [B, n, V]
+    logit_parts = logits.flatten(0, 1).split(_TOKENS_AT_A_TIME)
+    target_parts = targets.flatten().split(_TOKENS_AT_A_TIME)
+    losses = [
+        F.cross_entropy(part.float(), part_targets, reduction="none")
+        for part, part_targets in zip(logit_parts, target_parts)
+    ]
+    return -torch.cat(losses).view_as(targets)

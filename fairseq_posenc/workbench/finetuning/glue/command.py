@@ -39,14 +39,16 @@ from fairseq_posenc.workbench.running.options import (
     add_count,
     add_data,
     add_json,
+    add_on,
     add_out,
     add_seeds,
     add_set,
     finite_number,
+    parse_slurm,
 )
 from fairseq_posenc.workbench.running.pool import run_here
 from fairseq_posenc.workbench.running.progress import say
-from fairseq_posenc.workbench.running.slurm import parse_slurm, run_on_slurm
+from fairseq_posenc.workbench.running.slurm import run_on_slurm
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,13 +62,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--learning-rates", type=_parse_rates, metavar="LR,LR", default=(), help=text)
     add_seeds(parser, "the paper's; one for m4m")
     add("--name", help="model's name in the report (default: the checkpoint's folder and file)")
-    add_out(parser, computed_default="glue-NAME-PROTOCOL")
+    add_out(parser, computed="glue-NAME-PROTOCOL")
     add_count(parser, "--jobs", "runs at a time (default: one per GPU)")
-    text = (
-        "local (default), or slurm with options of sbatch, as in slurm partition=gpu gpus=1 "
-        "time=2:00:00; each run is a job"
-    )
-    add("--on", nargs="+", default=["local"], metavar="WHERE", help=text)
+    add_on(parser, "partition=gpu gpus=1 time=2:00:00")
     text = "folder of the YAML configurations (default: the project's)"
     add("--configs", type=Path, default=CONFIGS, help=text)
     add("--dry-run", action="store_true", help="print the commands and stop")
