@@ -146,7 +146,7 @@ def main() -> int:
                 with whole_folder(args.out / "data" / name, shared) as new:
                     write_data(TASKS[name], args.family, args.trained, args.lengths, new)
         jobs = len(visible_gpus()) or cores()
-        run_trainings([*trainings], jobs, lambda training, end: None)
+        run_trainings([*trainings], partial(run_here, jobs=jobs), lambda training, end: None)
         splits = ",".join(f"length-{length}" for length in args.lengths)
         tests = {
             training.label: partial(measure, training, data, args.family, splits)

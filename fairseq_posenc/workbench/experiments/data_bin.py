@@ -21,8 +21,6 @@ from fairseq_posenc.workbench.running.progress import say
 
 BINARY = "binary"  # the data-bin in the folder of the data
 _FACTS = "facts.json"
-# Names of fairseq's symbols; as control symbols they are never pieces of the text.
-_FAIRSEQ_SYMBOLS = ["<pad>", "<mask>"]
 
 
 @dataclass(frozen=True)
@@ -79,7 +77,7 @@ def _fill(folder: Path, documents: list[Document], vocab_size: int) -> DataFacts
         vocab_size,
         input=str(folder / "train.txt"),
         model_prefix=str(model.with_suffix("")),
-        control_symbols=_FAIRSEQ_SYMBOLS,
+        control_symbols=["<pad>", "<mask>"],  # fairseq's, which are then no pieces of the text
     )
     split = Pieces(model)  # unknown text becomes `<unk>`
     pieces = {

@@ -8,7 +8,7 @@ continues a shorter one.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,10 +21,9 @@ from fairseq_posenc.host.explanations import parse_stop_update
 from fairseq_posenc.position_parameters import is_position_parameter
 from fairseq_posenc.workbench.loading.checkpoints import updates_done
 from fairseq_posenc.workbench.running.logs import TRAIN_LOG, Curve, read_curve_file
-from fairseq_posenc.workbench.running.pool import Environment, run_here
+from fairseq_posenc.workbench.running.pool import Environment
 from fairseq_posenc.workbench.running.programs import run_logged
 from fairseq_posenc.workbench.running.progress import bar, say
-from fairseq_posenc.workbench.running.slurm import run_on_slurm
 
 POINTS = 10  # validations of a training, each with a checkpoint
 _NEVER = 10**9  # epochs between validations and checkpoints: intervals are in updates instead
@@ -142,19 +141,15 @@ def train(training: Training, environment: Environment) -> None:
 
 def run_trainings(
     trainings: Sequence[Training],
-    jobs: int | None,
-    on_end: Callable[[Training, TrainingEnd], None],
-    slurm: Mapping[str, str] | None = None,
-    slurm_folder: Path = Path(),
+    run_tasks: Callable[..., None],
+    on_end: Callable[[Training, TrainingEnd], object],
 ) -> None:
     """Train all models that are not finished, with a progress bar over all updates.
 
     Args:
         trainings: the trainings, in the order in which they begin.
-        jobs: number of trainings at a time.
+        run_tasks: runs tasks by their names, and calls its argument ``watch`` meanwhile.
         on_end: called with each training that is finished, also with those of earlier commands.
-        slurm: options of sbatch, to run each training as a job; None for this machine.
-        slurm_folder: for the files of the jobs.
 
     Raises:
         RunError: a training failed.
@@ -180,10 +175,8 @@ def run_trainings(
     with bar("all trainings", total, " updates", initial=sum(updates.values())) as shown:
         look()
         tasks = {training.label: partial(train, training) for training in unfinished}
-        if slurm is not None and tasks:
-            run_on_slurm(tasks, slurm_folder, slurm, jobs, look)
-        else:
-            run_here(tasks, jobs or 1, look)
+        if tasks:
+            run_tasks(tasks, watch=look)
         look()
 
 

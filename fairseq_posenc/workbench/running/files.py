@@ -6,9 +6,8 @@ from pathlib import Path
 from fairseq_posenc.errors import UserError, shortened
 
 _PACKAGE = Path(__file__).resolve().parents[2]
-# A model as it is named on the hub of Hugging Face, and its files besides the weights.
-_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
-_HUB_FILES = ["*.json", "*.txt", "*.model", "*.jinja"]
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")  # a model as it is named on the hub of Hugging Face
+_HUB_FILES = ["*.json", "*.txt", "*.model", "*.jinja", "*.safetensors"]
 
 
 def find_shipped_folder(name: str) -> Path:
@@ -34,7 +33,7 @@ def find_model(path: Path) -> Path:
     except ModuleNotFoundError:
         return path
     try:
-        folder = Path(snapshot_download(name, allow_patterns=[*_HUB_FILES, "*.safetensors"]))
+        folder = Path(snapshot_download(name, allow_patterns=_HUB_FILES))
         if not any(folder.glob("*.safetensors")):
             snapshot_download(name, allow_patterns=["pytorch_model*.bin"])
     except (OSError, ValueError) as error:

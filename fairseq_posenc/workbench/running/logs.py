@@ -58,7 +58,10 @@ class Curve(NamedTuple):
     @property
     def points(self) -> list[tuple[int, float]]:
         """Pairs of updates and validation perplexity; NaN where the loss is NaN or infinite."""
-        return [(x.updates, x.perplexity if x.is_finite else math.nan) for x in self.entries]
+        return [
+            (entry.updates, entry.perplexity if entry.is_finite else math.nan)
+            for entry in self.entries
+        ]
 
     @property
     def best(self) -> Entry:

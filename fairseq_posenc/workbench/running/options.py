@@ -33,10 +33,9 @@ class Parser(ArgumentParser):
         """
         known, rest = super().parse_known_args(args, namespace)
         if rest and not self._subparsers:  # else argparse reports the rest
-            unknown = " ".join(rest)
             may_follow_dashes = self.after_dashes and rest[0].startswith("-")
             advice = f"; write after --: {self.after_dashes}" if may_follow_dashes else ""
-            self.error(f"unrecognized arguments: {unknown}{advice}")
+            self.error(f"unrecognized arguments: {' '.join(rest)}{advice}")
         return known, rest
 
     def error(self, message: str) -> NoReturn:

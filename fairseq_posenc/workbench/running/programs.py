@@ -45,8 +45,7 @@ def find_command(name: str) -> str:
 
 def find_error_line(output: str) -> str | None:
     """Find the last line in a command's output that is one of our errors; None without one."""
-    messages = _USER_ERROR.findall(output)
-    return messages[-1] if messages else None
+    return next(reversed(_USER_ERROR.findall(output)), None)
 
 
 def run_logged(

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.results import differences, intervals, markdown, pictures, record
+from fairseq_posenc.workbench.results import intervals, markdown, pictures, record
 
 T2 = 4.302652729911275  # Student's t with two degrees of freedom: 97.5 % lie below
 
@@ -73,12 +73,12 @@ def exponents(values):
 
 
 def test_seeds_are_compared_in_pairs():
-    found = differences.compare(*map(exponents, (ONE, OTHER)))
+    found = intervals.compare(*map(exponents, (ONE, OTHER)))
     assert found.seeds == 3
     assert found.interval == pytest.approx(intervals.interval([-1, -2, -3]))
     assert found.p_value == pytest.approx(p_of_three(2 * math.sqrt(3)))
     logs = [math.log(ONE[seed] / OTHER[seed]) for seed in (1, 2, 3)]
-    assert differences.compare(ONE, OTHER).interval == pytest.approx(intervals.interval(logs))
+    assert intervals.compare(ONE, OTHER).interval == pytest.approx(intervals.interval(logs))
 
 
 @pytest.mark.parametrize(
@@ -86,13 +86,13 @@ def test_seeds_are_compared_in_pairs():
 )
 def test_p_values_of_equal_and_of_few_differences(changes, p_value):
     one, other = dict(enumerate(changes)), dict.fromkeys(range(len(changes)), 0)
-    assert differences.compare(exponents(one), exponents(other)).p_value == pytest.approx(
+    assert intervals.compare(exponents(one), exponents(other)).p_value == pytest.approx(
         p_value, nan_ok=True
     )
 
 
 def test_what_is_not_finite_is_no_pair():
-    found = differences.compare({**ONE, 1: math.nan}, {**OTHER, 2: math.inf})
+    found = intervals.compare({**ONE, 1: math.nan}, {**OTHER, 2: math.inf})
     assert found.seeds == 1
 
 
@@ -104,12 +104,12 @@ def samples():
 
 def test_nearly_equal_differences_warn_of_nothing(recwarn):
     one, other = dict(enumerate([1.0, 1.0 + 1e-15, 1.0, 1.0])), dict.fromkeys(range(4), 0.5)
-    assert differences.compare(exponents(one), exponents(other)).p_value < 1e-9
+    assert intervals.compare(exponents(one), exponents(other)).p_value < 1e-9
     assert not recwarn.list
 
 
 def test_all_pairs_from_the_best_on_with_holms_correction():
-    found = differences.compare_all({name: samples()[name] for name in ("bad", "same", "good")})
+    found = intervals.compare_all({name: samples()[name] for name in ("bad", "same", "good")})
     assert [set(pair) for pair in found] == [{"good", "same"}, {"good", "bad"}, {"same", "bad"}]
     by_size = sorted(found.values(), key=lambda each: each.p_value)
     expected, largest = [], 0.0

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from fairseq_posenc.errors import UserError
@@ -29,33 +30,29 @@ from fairseq_posenc.workbench.experiments.variants import CAUSAL, MASKED
 from fairseq_posenc.workbench.running import options
 from fairseq_posenc.workbench.running.devices import cores, visible_gpus
 from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
+from fairseq_posenc.workbench.running.pool import run_here
 from fairseq_posenc.workbench.running.progress import say
+from fairseq_posenc.workbench.running.slurm import run_on_slurm
 
 # The models are small enough for two cores to train one in minutes, and large enough to learn more
 # than a bag of words. Dropout would only slow down trainings of few epochs. The schedule does not
 # depend on the number of updates, so a longer training continues a shorter one. By default, fairseq
 # drops sentences to make the last batch a multiple of 8, also in validation.
 _OPTIONS = """
---task {task} --criterion {criterion} --sample-break-mode none --tokens-per-sample 64
---max-tokens 3072 --required-batch-size-multiple 1 --arch {arch}
+--sample-break-mode none --tokens-per-sample 64 --max-tokens 3072 --required-batch-size-multiple 1
 --{stack}-layers 2 --{stack}-embed-dim 128 --{stack}-ffn-embed-dim 512 --{stack}-attention-heads 4
 --dropout 0 --attention-dropout 0 --optimizer adam --adam-betas '(0.9, 0.98)'
 --lr-scheduler inverse_sqrt --warmup-updates 200
 """
-STACKS = {MASKED: "encoder", CAUSAL: "decoder"}  # begin options such as --encoder-layers
 _MODELS = {
-    MASKED: {"task": "masked_lm", "criterion": "masked_lm", "arch": "roberta_none_tiny"},
-    CAUSAL: {
-        "task": "language_modeling",
-        "criterion": "cross_entropy",
-        "arch": "transformer_lm_none_tiny",
-    },
+    MASKED: "--task masked_lm --criterion masked_lm --arch roberta_none_tiny",
+    CAUSAL: "--task language_modeling --criterion cross_entropy --arch transformer_lm_none_tiny",
 }
+STACKS = {MASKED: "encoder", CAUSAL: "decoder"}  # begin options such as --encoder-layers
 TRAIN_OPTIONS = {
-    family: shlex.split(_OPTIONS.format(stack=STACKS[family], **model))
+    family: shlex.split(model + _OPTIONS.format(stack=STACKS[family]))
     for family, model in _MODELS.items()
 }
-_MIN_VOCAB_SIZE = 16
 # Options of fairseq-train that the user cannot set, with the alternative or the reason.
 RESERVED = {
     "--max-update": "use --updates",
@@ -106,7 +103,6 @@ def run(args: argparse.Namespace) -> int:
     """
     plan = build_plan(args)
     slurm = options.parse_slurm(args.on)
-    jobs = args.jobs or (None if slurm else len(visible_gpus()) or cores())
     out = args.out or Path(f"compare-{args.text.stem}" if args.text else "demo")
     if plan.text:
         corpus.read_documents(plan.text)  # an unusable text is refused before anything is written
@@ -131,10 +127,16 @@ def run(args: argparse.Namespace) -> int:
             report.write_page(plan, facts, ends, page)
 
         say(f"{len(runs)} trainings of {plan.updates:,} updates; results: {out}/")
-        run_trainings(list(runs), jobs, on_end, slurm, out / "slurm")
+        run_tasks: Callable[..., None] = partial(
+            run_here, jobs=args.jobs or len(visible_gpus()) or cores()
+        )
+        if slurm is not None:
+            run_tasks = partial(run_on_slurm, folder=out / "slurm", options=slurm, jobs=args.jobs)
+        run_trainings(list(runs), run_tasks, on_end)
         ends = {run: ends[run] for run in plan.runs}  # in the order of the plan
         report.write_page(plan, facts, ends, page)
-        record = report.build_record(plan, facts, ends, {**shared, "text": plan.text_name})
+        text_name = str(plan.text or "the documentation inside Python")
+        record = report.build_record(plan, facts, ends, {**shared, "text": text_name})
         record.write(out / report.RECORD)
     models = rank_models(ends)
     print(record.text() if args.json else report.format_screen(models, facts.unigram_perplexity))
@@ -155,10 +157,10 @@ def build_plan(args: argparse.Namespace) -> ComparePlan:
     # A first word without a dash is not an option; it may be meant as fairseq's data folder.
     if passed and not passed[0].startswith("-"):
         raise UserError(f"{passed[0]!r} is not an option; set the folder with --out")
-    if args.vocab_size < _MIN_VOCAB_SIZE:
-        raise UserError(f"--vocab-size {args.vocab_size}: must be at least {_MIN_VOCAB_SIZE}")
     models = variants.parse_variants(args.encodings)
-    layers = last_value(TRAIN_OPTIONS[args.family], passed, f"--{STACKS[args.family]}-layers")
+    words = [part for word in (*TRAIN_OPTIONS[args.family], *passed) for part in word.split("=")]
+    values = dict(zip(words, [*words[1:], ""]))  # the last of equal options wins, as in fairseq
+    layers = values[f"--{STACKS[args.family]}-layers"]
     if not layers.isdecimal():
         raise UserError(f"-- --{STACKS[args.family]}-layers {layers}: must be a whole number")
     for model in models:
@@ -181,13 +183,6 @@ def build_training(plan: ComparePlan, run: Run, out: Path, user_dir: Path) -> Tr
     command = train_command(out / "data" / BINARY, folder, plan.updates, run.seed, words)
     label = f"{run.variant.name}, learning rate {run.lr}, seed {run.seed}"
     return Training(label, folder, plan.updates, command)
-
-
-def last_value(defaults: Sequence[str], passed: Sequence[str], name: str) -> str:
-    """Look up the last value of an option; empty if the user gave none."""
-    words = [word for option in (*defaults, *passed) for word in option.split("=")]
-    following = dict(zip(words, [*words[1:], ""]))  # the last of equal words wins, as in fairseq
-    return following[name]
 
 
 def _parse_rates(text: str) -> tuple[str, ...]:

@@ -9,12 +9,13 @@ from typing import NamedTuple
 
 from fairseq_posenc.workbench.experiments.trainings import TrainingEnd
 from fairseq_posenc.workbench.experiments.variants import Variant
-from fairseq_posenc.workbench.results.differences import compare_all
 from fairseq_posenc.workbench.results.intervals import (
     LEAST_SEEDS,
     LEVEL,
     Interval,
+    PairedDifference,
     average_lines,
+    compare_all,
     interval_of_perplexity,
 )
 
@@ -80,6 +81,12 @@ def rank_models(ends: Mapping[Run, TrainingEnd]) -> list[ModelOutcome]:
     return list(at_best_rate.values())
 
 
+def compare_models(models: Sequence[ModelOutcome]) -> dict[tuple[str, str], PairedDifference]:
+    """Compare all pairs of models that did not diverge, the better one first."""
+    whole = [model for model in models if not model.diverged]
+    return compare_all({model.variant.name: model.by_seed for model in whole})
+
+
 def conclude(models: Sequence[ModelOutcome], unigram: float) -> list[str]:
     """Say whether ranks mean something, and which differences survive Holm's correction.
 
@@ -99,14 +106,16 @@ def conclude(models: Sequence[ModelOutcome], unigram: float) -> list[str]:
             f"({best.variant.name}). They mean something below {rule}; more --updates continue "
             "these trainings."
         )
-    diverged = [f"{model.variant.name} diverged at {model.diverged}." for model in models]
-    sentences = [ranks, *(text for text, model in zip(diverged, models) if model.diverged)]
+    sentences = [ranks]
+    for model in models:
+        if model.diverged:
+            sentences.append(f"{model.variant.name} diverged at {model.diverged}.")
     if min(len(model.ends) for model in models) < LEAST_SEEDS:
         few = (
             f"Too few seeds to judge differences: a test needs {LEAST_SEEDS}, as in --seeds 1,2,3."
         )
         return [*sentences, few]
-    pairs = compare_all({x.variant.name: x.by_seed for x in models if not x.diverged})
+    pairs = compare_models(models)
     worse: dict[str, list[str]] = {}
     for (better, other), difference in pairs.items():
         if difference.holm < 1 - LEVEL:

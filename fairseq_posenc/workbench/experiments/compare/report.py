@@ -18,6 +18,7 @@ from fairseq_posenc.specs import parse
 from fairseq_posenc.workbench.experiments.compare.outcomes import (
     ModelOutcome,
     Run,
+    compare_models,
     conclude,
     rank_models,
 )
@@ -25,7 +26,6 @@ from fairseq_posenc.workbench.experiments.data_bin import DataFacts
 from fairseq_posenc.workbench.experiments.trainings import TrainingEnd
 from fairseq_posenc.workbench.experiments.variants import Variant
 from fairseq_posenc.workbench.results import pictures
-from fairseq_posenc.workbench.results.differences import compare_all
 from fairseq_posenc.workbench.results.record import Record, Row, own_command
 from fairseq_posenc.workbench.results.terminal import align
 
@@ -51,11 +51,6 @@ class ComparePlan:
         """The trainings, seed by seed, so that an interruption leaves complete seeds."""
         pairs = [(variant, lr) for variant in self.variants for lr in self.lrs]
         return [Run(variant, seed, lr) for seed in self.seeds for variant, lr in pairs]
-
-    @property
-    def text_name(self) -> str:
-        """The text as reports name it."""
-        return str(self.text) if self.text else "the documentation inside Python"
 
 
 def write_page(
@@ -165,7 +160,6 @@ def build_record(
         }
         for run, end in ends.items()
     ]
-    samples = {model.variant.name: model.by_seed for model in ranked if not model.diverged}
     differences: list[Row] = [
         {
             "model": better,
@@ -175,7 +169,7 @@ def build_record(
             "p": difference.p_value,
             "p_holm": difference.holm,
         }
-        for (better, other), difference in compare_all(samples).items()
+        for (better, other), difference in compare_models(ranked).items()
     ]
     figures = {"models": models, "differences": differences, "trainings": trainings}
     return Record("compare", figures, {**data, **vars(facts)}, command=own_command())

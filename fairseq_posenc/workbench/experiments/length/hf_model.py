@@ -38,8 +38,7 @@ def parse_models(texts: Sequence[str]) -> list[NamedModel]:
         UserError: an argument is malformed, two models have the same name, or a folder is missing
             or damaged.
     """
-    form = "NAME=FOLDER or NAME=FOLDER@SPEC"
-    return [_parse_model(*named) for named in parse_named(texts, form).items()]
+    return [_parse_model(*named) for named in parse_named(texts, "NAME=FOLDER[@SPEC]").items()]
 
 
 def _parse_model(name: str, value: str) -> NamedModel:
@@ -62,11 +61,10 @@ def load(named: NamedModel, computing: ComputeOptions, longest: int) -> PreTrain
     Raises:
         UserError: it is not a causal language model, or cannot take the positions.
     """
-    path = named.path
-    model = load_model(path, dtype=torch.float32)
+    model = load_model(named.path, dtype=torch.float32)
     if not model.can_generate() or model.config.is_encoder_decoder:
         raise UserError(
-            f"{named.name}: {path} is a {type(model).__name__}; give a causal language model"
+            f"{named.name}: {named.path} is a {type(model).__name__}; give a causal language model"
         )
     if named.spec_override is not None:
         longest = max(longest, read_trained_length(model))

@@ -13,9 +13,9 @@ import torch
 from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.experiments.length.scoring import Score
 from fairseq_posenc.workbench.results import pictures
-from fairseq_posenc.workbench.results.differences import compare
 from fairseq_posenc.workbench.results.intervals import (
     LEVEL,
+    compare,
     interval,
     interval_of_perplexity,
 )
