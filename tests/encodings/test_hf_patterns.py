@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+import transformers
 
 from fairseq_posenc import specs
 from fairseq_posenc.api import PositionEncoding, SelfAttention, StackPositions
 
-transformers = pytest.importorskip("transformers")
 WIDTH, HEADS, LAYERS = 32, 4, 8
 SIZES = {
     "hidden_size": WIDTH,

@@ -1,13 +1,15 @@
 """Our encodings give what Hugging Face's transformers gives, weights copied, whole tensors.
 
-The cases, and their side of each, are in ``goldens/make_goldens.py``; each also has a small stored
-example there, compared without transformers. ``python -m tests.encodings.test_huggingface`` prints
-the largest differences as a table.
+The cases, and their side of each, are in ``their_modules.py``; of three classes that have left
+transformers there are examples of 4.57.6. ``python -m tests.encodings.test_huggingface`` prints the
+largest differences as a table.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +17,8 @@ import torch
 from fairseq.modules import SinusoidalPositionalEmbedding
 from torch import Tensor
 from torch.nn import functional as F
+from transformers.models.deberta_v2 import modeling_deberta_v2
+from transformers.models.t5 import modeling_t5
 
 from fairseq_posenc import specs
 from fairseq_posenc.assembly import build_encodings
@@ -23,21 +27,25 @@ from fairseq_posenc.encodings.base import Dims, Encodings
 from fairseq_posenc.encodings.projected_distances import DebertaV2
 from fairseq_posenc.encodings.t5 import Buckets
 from fairseq_posenc.positions import Positions, Span
-from tests.goldens import make_goldens as hf
-from tests.goldens.make_goldens import CASES, Case, Size, Tensors
+from tests.encodings import their_modules as hf
+from tests.encodings.their_modules import CASES, Case, Size, Tensors
 from tests.helpers.lone_attention import LoneAttention
 
 PAD, EOS = 1, 2
-STORED = 1e-8  # stored numbers are rounded
-PRESENT = {name: case for name, case in CASES.items() if not case.is_gone}
+Ours = Callable[[Encodings, Dims, Tensors], Tensors]
+EXAMPLES = Path(__file__).parents[1] / "goldens"
 
 
 def ours_of(case: Case, size: Size, given: Tensors) -> Tensors:
     """Compute our encoding for a case, under the names that theirs have."""
     dims = Dims(size.width, size.heads, size.positions, case.causal)
-    encodings = build_encodings(specs.parse(case.spec), dims).double()
+    return compute(case.spec, dims, OURS[case.theirs], given)
+
+
+def compute(spec: str, dims: Dims, ours: Ours, given: Tensors) -> Tensors:
+    encodings = build_encodings(specs.parse(spec), dims).double()
     with torch.no_grad():
-        return OURS[case.theirs](encodings, dims, given)
+        return ours(encodings, dims, given)
 
 
 def attended(
@@ -169,12 +177,10 @@ def sinusoidal(encodings: Encodings, dims: Dims, given: Tensors) -> Tensors:
     return {"vectors": encoding.embed(plain_positions(dims.max_positions))[0]}
 
 
-OURS: dict[Callable, Callable[[Encodings, Dims, Tensors], Tensors]] = {
-    hf.bert: bert,
+OURS: dict[Callable, Ours] = {
     hf.wav2vec2_bert: wav2vec2_bert,
     hf.t5: t5,
     hf.deberta_v2: deberta_v2,
-    hf.transfo_xl: transfo_xl,
     hf.wav2vec2_conformer: wav2vec2_conformer,
     hf.roformer: rotated,
     hf.llama: rotated,
@@ -193,7 +199,7 @@ def assert_equal(ours: Tensors, theirs: Tensors, tolerance: float) -> None:
     ("name", "size"),
     [
         pytest.param(name, size, id="-".join(map(str, (name, *size))))
-        for name, case in PRESENT.items()
+        for name, case in CASES.items()
         for size in case.sizes
     ],
 )
@@ -204,45 +210,37 @@ def test_ours_equals_theirs(name, size):
     assert_equal(ours, theirs, case.tolerance)
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_ours_equals_the_stored_example(name):
-    case = CASES[name]
-    given, theirs = hf.read(name)
-    ours = ours_of(case, case.sizes[0], given)
-    assert_equal(ours, theirs, max(case.tolerance, STORED))
+# BERT's relative_key and relative_key_query, and Transformer-XL, which looks back.
+GONE = {"shaw": bert, "m4": bert, "transformer_xl": transfo_xl}
 
 
-@pytest.mark.parametrize("name", PRESENT)
-def test_stored_examples_are_what_theirs_gives_now(name):
-    case = CASES[name]
-    given, stored = hf.read(name)
-    assert_equal(hf.compute(case, case.sizes[0], given), stored, 1e-6)
-
-
-def test_stored_examples_are_those_of_the_cases_and_small():
-    files = list(hf.HERE.glob("*.json"))
-    assert {path.stem for path in files} == set(CASES)
-    assert sum(path.stat().st_size for path in files) < 100_000
-    for name in CASES:
-        assert sum(x.numel() for tensors in hf.read(name) for x in tensors.values()) <= 1000
+@pytest.mark.parametrize("name", GONE)
+def test_ours_equals_the_example_of_a_class_that_has_gone(name):
+    stored = json.loads((EXAMPLES / f"{name}.json").read_text(encoding="utf-8"))
+    given, theirs = (
+        {key: torch.tensor(value, dtype=torch.float64) for key, value in stored[group].items()}
+        for group in ("given", "theirs")
+    )
+    ours = compute(name, Dims(8, 2, 6, causal=GONE[name] is transfo_xl), GONE[name], given)
+    assert_equal(ours, theirs, 1e-5 if name == "transformer_xl" else 1e-8)  # they are rounded
 
 
 @pytest.mark.parametrize("both_sides", [True, False])
 @pytest.mark.parametrize(("buckets", "reach"), [(32, 128), (8, 30), (64, 512)])
 def test_t5_buckets_equal_theirs_at_every_distance(both_sides, buckets, reach):
-    hf_t5 = pytest.importorskip("transformers.models.t5.modeling_t5")
     distances = torch.arange(-2000, 2001)
     ours = Buckets.build("t5", buckets, reach, both_sides).find(distances)
-    theirs = hf_t5.T5Attention._relative_position_bucket(distances, both_sides, buckets, reach)
+    theirs = modeling_t5.T5Attention._relative_position_bucket(
+        distances, both_sides, buckets, reach
+    )
     assert torch.equal(ours, theirs)
 
 
 @pytest.mark.parametrize(("buckets", "positions"), [(256, 512), (32, 128), (8, 24), (4, 2000)])
 def test_deberta_v2_buckets_equal_theirs_at_every_distance(buckets, positions):
-    hf_deberta = pytest.importorskip("transformers.models.deberta_v2.modeling_deberta_v2")
     distances = torch.arange(-2000, 2001)
     ours = DebertaV2(Dims(8, 2, positions), buckets=buckets).bucket(distances)
-    theirs = hf_deberta.make_log_bucket_position(distances, buckets, positions)
+    theirs = modeling_deberta_v2.make_log_bucket_position(distances, buckets, positions)
     # What counts is the row of the table, beyond whose ends all distances are the same.
     ours, theirs = ((x.long() + buckets).clamp(0, 2 * buckets - 1) for x in (ours, theirs))
     assert torch.equal(ours, theirs)
@@ -258,12 +256,8 @@ def test_sinusoids_equal_those_of_fairseq_with_padding():
 
 
 def largest_difference(case: Case, size: Size) -> float:
-    if case.is_gone:
-        (name,) = (name for name, other in CASES.items() if other is case)
-        given, theirs = hf.read(name)
-    else:
-        given = hf.draw(case, size)
-        theirs = hf.compute(case, size, given)
+    given = hf.draw(case, size)
+    theirs = hf.compute(case, size, given)
     ours = ours_of(case, size, given)
     assert ours.keys() == theirs.keys()
     return max((ours[key] - theirs[key]).abs().max().item() for key in theirs)

@@ -7,6 +7,7 @@ from dataclasses import FrozenInstanceError
 
 import pytest
 import torch
+import transformers
 
 from fairseq_posenc.api import Cache, SelfAttention, StackPositions
 from fairseq_posenc.encodings.base import Dims
@@ -26,7 +27,6 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.specs import parse
 from tests.helpers import oracles
 
-transformers = pytest.importorskip("transformers")
 WIDTH, LENGTH, ROOM = 16, 512, 1024
 LISTS = "short=1/1/1/1.5/2/2/2/2:long=1/1/1.5/2/3/4/4/4"
 THEIRS = {

@@ -1,24 +1,14 @@
-"""What Hugging Face's transformers computes, and small examples of it that need no transformers.
-
-``python -m tests.goldens.make_goldens [CASE ...]`` rewrites the examples, one ``.json`` for each
-case: what was given (inputs, and weights under their names) and what came out. Some classes left
-transformers; 4.57.6 is the last version with them (``pip install transformers==4.57.6`` in an
-environment of its own rewrites these). The table of cases can be imported without transformers.
-"""
+"""What modules of Hugging Face's transformers compute, by case: an encoding and its options."""
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-HERE = Path(__file__).parent
 Tensors = dict[str, Tensor]
 # A module that holds the weights, and the function that is compared, of the case's inputs.
 Theirs = tuple[nn.Module, Callable[..., Tensors]]
@@ -42,12 +32,11 @@ class Case(NamedTuple):
         spec: our encoding.
         against: whose code.
         theirs: builds their code; ``options`` are its further arguments.
-        sizes: what is compared; the first makes the stored example.
+        sizes: what is compared.
         inputs: names of inputs ``(1, length, width)``.
         causal: a model that looks back.
         tolerance: absolute and relative, in float64; 1e-5 or 1e-6 where one of the two computes
             a part in float32: angles, slopes, a scale.
-        is_gone: whether transformers no longer has their code, so that its example alone is left.
     """
 
     spec: str
@@ -58,26 +47,6 @@ class Case(NamedTuple):
     options: Mapping[str, Any] = MappingProxyType({})
     causal: bool = False
     tolerance: float = 1e-12
-    is_gone: bool = False
-
-
-def bert(size: Size, kind: str) -> Theirs:
-    from transformers.models.bert.modeling_bert import BertConfig, BertSelfAttention
-
-    module = BertSelfAttention(
-        BertConfig(
-            hidden_size=size.width,
-            num_attention_heads=size.heads,
-            max_position_embeddings=size.positions,
-            position_embedding_type=kind,
-        )
-    )
-
-    def run(x: Tensor) -> Tensors:
-        output, weights = module(x, output_attentions=True)
-        return {"output": output, "weights": weights}
-
-    return module, run
 
 
 def wav2vec2_bert(size: Size, max_distance: int) -> Theirs:
@@ -153,28 +122,6 @@ def deberta_v2(size: Size, buckets: int) -> Theirs:
         return {"output": output, "weights": weights}
 
     return nn.ModuleDict(parts), run
-
-
-def transfo_xl(size: Size) -> Theirs:
-    from transformers.models.deprecated.transfo_xl import modeling_transfo_xl as hf
-
-    module = hf.RelPartialLearnableMultiHeadAttn(
-        size.heads, size.width, size.width // size.heads, dropout=0.0
-    )
-
-    def run(x: Tensor) -> Tensors:
-        distances = torch.arange(size.length - 1, -1, -1.0)
-        sinusoids = hf.PositionalEmbedding(size.width)(distances)
-        # In float32: its mask overflows in float64.
-        output, weights = module.float()(
-            x.float().transpose(0, 1),
-            sinusoids,
-            attn_mask=_later(size.length)[:, :, None],
-            output_attentions=True,
-        )
-        return {"output": output.transpose(0, 1), "weights": weights.permute(2, 3, 0, 1)}
-
-    return module, run
 
 
 def wav2vec2_conformer(size: Size) -> Theirs:
@@ -297,22 +244,6 @@ BUCKETS = (Size(9, 12), Size(3, 12), Size(9, 16), Size(70, 40, 24, 3))
 ROPE: dict[str, Any] = {"inputs": ("query", "key"), "tolerance": 1e-5}
 
 CASES = {
-    "shaw": Case(
-        "shaw",
-        "BERT, relative_key",
-        bert,
-        LENGTHS[:1],
-        options={"kind": "relative_key"},
-        is_gone=True,
-    ),
-    "m4": Case(
-        "m4",
-        "BERT, relative_key_query",
-        bert,
-        LENGTHS[:1],
-        options={"kind": "relative_key_query"},
-        is_gone=True,
-    ),
     "shaw_clipped": Case(
         "shaw(max_distance=2)",
         "Wav2Vec2-BERT, relative_key",
@@ -337,15 +268,6 @@ CASES = {
         BUCKETS,
         options={"buckets": 4},
         tolerance=1e-6,
-    ),
-    "transformer_xl": Case(
-        "transformer_xl",
-        "Transformer-XL",
-        transfo_xl,
-        LENGTHS[:1],
-        causal=True,
-        tolerance=1e-5,
-        is_gone=True,
     ),
     "transformer_xl_both": Case(
         "transformer_xl",
@@ -410,7 +332,7 @@ CASES = {
 
 
 def draw(case: Case, size: Size) -> Tensors:
-    """Return inputs and weights, multiples of 1/64 so that text holds them exactly."""
+    """Return inputs and weights, multiples of 1/64."""
     module, _ = case.theirs(size, **case.options)
     shapes = {name: torch.Size((1, size.length, size.width)) for name in case.inputs}
     shapes.update((name, value.shape) for name, value in module.state_dict().items())
@@ -429,35 +351,3 @@ def compute(case: Case, size: Size, given: Tensors) -> Tensors:
     with torch.no_grad():
         found = run(*(given[name] for name in case.inputs))
     return {name: value.double() for name, value in found.items()}
-
-
-def write(name: str) -> None:
-    case = CASES[name]
-    given = draw(case, case.sizes[0])
-    theirs = compute(case, case.sizes[0], given)
-    groups = []
-    for group, tensors in (("given", given), ("theirs", theirs)):
-        lines = [f'    "{key}": {_text(value)}' for key, value in tensors.items()]
-        groups.append(f'  "{group}": {{\n' + ",\n".join(lines) + "\n  }")
-    text = "{\n" + ",\n".join(groups) + "\n}\n"
-    (HERE / f"{name}.json").write_text(text.replace("{\n\n  }", "{}"), encoding="utf-8")
-
-
-def read(name: str) -> tuple[Tensors, Tensors]:
-    """Collect inputs and outputs of transformers."""
-    stored = json.loads((HERE / f"{name}.json").read_text(encoding="utf-8"))
-    given, theirs = (
-        {key: torch.tensor(value, dtype=torch.float64) for key, value in stored[group].items()}
-        for group in ("given", "theirs")
-    )
-    return given, theirs
-
-
-def _text(x: Tensor) -> str:
-    rounded = x.mul(1e8).round() / 1e8 + 0.0  # no -0.0
-    return json.dumps(rounded.tolist(), separators=(",", ":"))
-
-
-if __name__ == "__main__":
-    for name in sys.argv[1:] or [name for name, case in CASES.items() if not case.is_gone]:
-        write(name)
