@@ -164,7 +164,10 @@ def test_what_reads_no_positions_takes_real_ones_on_several_axes(companion):
 @pytest.mark.parametrize(
     "spec",
     some_of(
-        ["alibi+randomized", "alibi(mode=asymmetric)+randomized", "rope+t5", "deberta_v2", "tupe"],
+        [
+            *("alibi+randomized", "alibi(mode=asymmetric)+randomized", "rope+t5", "deberta_v2"),
+            *("tupe", "learned", "sinusoidal", "learned+rope(layout=half)"),
+        ],
         [
             spec
             for spec in (*ALL, "alibi+randomized", "alibi(mode=asymmetric)+randomized")

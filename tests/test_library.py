@@ -14,6 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import matplotlib
 import pytest
 import torch
 from torch.nn import functional as F
@@ -341,7 +342,6 @@ def test_the_example_trains_on_a_real_text_and_decodes(spec):
 
 @pytest.mark.slow
 def test_the_notebook_prints_what_it_shows():
-    matplotlib = pytest.importorskip("matplotlib")
     matplotlib.use("agg")
     notebook = json.loads((ROOT / "docs/library.ipynb").read_text(encoding="utf-8"))
     names: dict = {}
@@ -366,19 +366,6 @@ def test_positions_that_do_not_know_of_the_cache_are_refused(past):
     layer(*positions(torch.randn(1, 1, 16), past=3), cache)
     with pytest.raises(UserError, match="0 tokens are in the cache"):
         layer(*positions(torch.randn(1, 1, 16), past=3))
-
-
-@pytest.mark.parametrize("spec", ["learned", "sinusoidal", "rope", "learned+rope(layout=half)"])
-def test_position_ids_are_where_tokens_stand(spec):
-    positions = awake(StackPositions(spec, 16, 2, max_positions=12)).eval()
-    layer = SelfAttention(positions).eval()
-    embeddings = torch.randn(2, 5, 16)
-    counted = layer(*positions(embeddings))[0]
-    same = layer(*positions(embeddings, position_ids=torch.arange(5)[None]))[0]
-    torch.testing.assert_close(same, counted)
-    order = torch.randperm(5)
-    moved = layer(*positions(embeddings[:, order], position_ids=order.expand(2, -1)))[0]
-    torch.testing.assert_close(moved, counted[:, order])
 
 
 def test_position_ids_that_do_not_fit_are_refused():
@@ -478,26 +465,6 @@ def test_grouped_queries_equal_repeated_heads(spec):
         step = few(*positions(embeddings[:, i : i + 1], past=i), cache)[0]
         torch.testing.assert_close(step[:, 0], found[:, i], rtol=1e-5, atol=1e-4)
     assert cache.kept.key.shape == (2, 2, 9, 16 if "pope" in spec else 8)
-
-
-@pytest.mark.parametrize("limit", ["window(size=4)", "chunk(size=4)"])
-@pytest.mark.parametrize("spec", ["rope", "t5", "m4m", "tupe", "tupe+reset", "fire", "deberta"])
-def test_a_cache_drops_the_keys_that_no_query_will_see(spec, limit):
-    positions = awake(StackPositions(f"{spec}+{limit}", 16, 2, 24, causal=True)).eval()
-    layer = awake(SelfAttention(positions, backend="reference")).eval()
-    embeddings, padding = torch.randn(3, 15, 16), torch.zeros(3, 15, dtype=torch.bool)
-    padding[1, :2], padding[2, :5] = True, True
-    full = layer(*positions(embeddings, padding))[0]
-    cache = Cache()
-    steps = [slice(0, 6), *(slice(i, i + 1) for i in range(6, 12)), slice(12, 15)]
-    for step in steps:
-        x, shared = positions(embeddings[:, step], padding[:, : step.stop], past=step.start)
-        found = layer(x, shared, cache)[0]
-        real = ~padding[:, step]
-        torch.testing.assert_close(found[real], full[:, step][real], rtol=1e-5, atol=1e-5)
-        assert cache.kept.key.size(2) == 3
-    with pytest.raises(UserError, match="15 tokens are in the cache"):
-        layer(*positions(embeddings[:, :1], past=3), cache)
 
 
 @pytest.mark.parametrize("spec", ["none", "m4m", "rope", "rope(cross_attention=true)"])

@@ -204,6 +204,19 @@ OTHER_MEANINGS = [
         {"position_encoding": "rope(base=500,layout=half)"},
     ),
     ("masked_lm", {"position_encoding": "m4"}, {"position_encoding": "m4(scale_factor=3)"}),
+    *(
+        ("causal_lm", {"position_encoding": f"rope+{softmax}"}, {"position_encoding": "rope"})
+        for softmax in ("ssmax", "sink", "logn", "softcap")
+    ),
+    (
+        "masked_lm",
+        {"position_encoding": "rope+window(size=8)"},
+        {"position_encoding": "rope+window(size=16)"},
+    ),
+    *(
+        (family, {"position_encoding": "rope,none"}, {"position_encoding": "none,rope"})
+        for family in STOCK
+    ),
     (
         "translation",
         {"position_encoding": "rope", "position_encoding_decoder": "alibi"},

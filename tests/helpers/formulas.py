@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from fairseq_posenc import registry, specs
@@ -31,13 +33,17 @@ def make(spec: str, dims: Dims = DIMS, dtype: torch.dtype = torch.float64):
     return awake(build_encodings(specs.parse(spec), dims).to(dtype))
 
 
-def awake(built):
-    """Give position parameters weight: at their start they hardly matter."""
+def awake(built, of: str = ""):
+    """Give position parameters weight, those with ``of`` in their names: they start near 0."""
     for name, parameter in built.named_parameters():
-        torch.nn.init.normal_(parameter, std=0.5)
+        if of in name:
+            torch.nn.init.normal_(parameter, std=0.5)
         if name.endswith((".r1", ".r2")):  # rates are positive
             parameter.data.abs_().add_(0.1)
     return built
+
+
+wake = partial(awake, of=".encodings.")
 
 
 def positions_of(tgt_len: int, src_len: int) -> Positions:

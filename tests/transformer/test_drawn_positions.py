@@ -7,7 +7,6 @@ import torch
 
 from fairseq_posenc.api import Cache, PositionEncoding, SelfAttention, StackPositions
 from fairseq_posenc.errors import UserError
-from tests.helpers import oracles
 from tests.helpers.formulas import awake
 from tests.helpers.tiny_models import logits, make_model, make_tokens
 
@@ -50,51 +49,22 @@ def test_an_even_evaluation():
     assert numbers(positions, 4).tolist() == [0, 4, 9, 13]  # of 90 for 20
 
 
-@pytest.mark.parametrize(
-    ("spec", "causal"),
-    [(spec, causal) for spec in ("rope", "pope", "alibi") for causal in (True, False)]
-    + [("xpos", True)],
-)
-def test_scores_are_those_of_the_numbers(spec, causal):
-    torch.manual_seed(0)
-    encoding = awake(PositionEncoding(f"{spec}+{DRAWN}", WIDTH, HEADS, ROOM, causal)).double()
-    encoding.eval()
-    query, key = torch.randn(2, 2, HEADS, 9, HEAD_DIM, dtype=torch.float64)
-    padding = torch.zeros(2, 9, dtype=torch.bool)
-    padding[1, :3] = True
-    with torch.no_grad():
-        ours = encoding.scores(query, key, padding)
-    drawn = encoding.shared["randomized"].fixed
-    for b, real in enumerate(~padding):
-        q, k, places = query[b, :, real], key[b, :, real], drawn[: int(real.sum())]
-        visible = torch.ones(len(places), len(places)).tril().bool() if causal else None
-        if spec in ("rope", "xpos"):
-            rotate = getattr(oracles, spec)
-            theirs = oracles.none(rotate(q, places, {}), rotate(k, places, {"keys": True}), {}, {})
-        else:
-            delta = encoding.layer["pope"].delta.detach() if spec == "pope" else None
-            theirs = by_number(q, k, places, delta)
-        found = ours[b][:, real][:, :, real]
-        if visible is not None:
-            found, theirs = found * visible, theirs * visible
-        torch.testing.assert_close(found, theirs, rtol=1e-4, atol=1e-5)
-
-
-def by_number(q, k, places: torch.Tensor, delta: torch.Tensor | None) -> torch.Tensor:
-    """Return the scores of alibi, or with delta of pope, pair by pair."""
-    found = torch.zeros(HEADS, len(places), len(places), dtype=torch.float64)
-    theta = 10000.0 ** (-torch.arange(HEAD_DIM, dtype=torch.float64) / HEAD_DIM)
-    slopes = torch.tensor(oracles.alibi_slopes(HEADS), dtype=torch.float64)
-    for i, here in enumerate(places.tolist()):
-        for j, there in enumerate(places.tolist()):
-            if delta is None:
-                content = (q[:, i] * k[:, j]).sum(-1) / HEAD_DIM**0.5
-                found[:, i, j] = content - slopes * abs(here - there)
-            else:
-                lengths = torch.log1p(q[:, i].exp()) * torch.log1p(k[:, j].exp())
-                turned = ((there - here) * theta + delta.clamp(-2 * torch.pi, 0)).cos()
-                found[:, i, j] = (lengths * turned).sum(-1) / HEAD_DIM**0.5
-    return found
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("spec", ["rope", "xpos", "pope", "alibi", "sinusoidal", "learned"])
+def test_tokens_stand_at_the_numbers(spec, causal):
+    if spec == "xpos" and not causal:
+        return
+    drawing = awake(StackPositions(f"{spec}+{DRAWN}", WIDTH, HEADS, ROOM, causal)).eval()
+    plain = StackPositions(spec, WIDTH, HEADS, LIMIT, causal).eval()
+    plain.load_state_dict(drawing.state_dict())
+    layers = [SelfAttention(stack).eval() for stack in (drawing, plain)]
+    layers[1].load_state_dict(awake(layers[0]).state_dict())
+    x, padding = torch.randn(2, 9, WIDTH), torch.zeros(2, 9, dtype=torch.bool)
+    padding[1, :3] = True  # its tokens have the first numbers
+    ids = torch.stack([drawn := numbers(drawing, 9), drawn.roll(3)])
+    found = layers[0](*drawing(x, padding))[0]
+    expected = layers[1](*plain(x, padding, position_ids=ids))[0]
+    torch.testing.assert_close(found[~padding], expected[~padding], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("spec", TAKE_IDS)

@@ -10,7 +10,6 @@ from torch.nn.attention.flex_attention import flex_attention
 
 from fairseq_posenc import registry
 from fairseq_posenc.api import (
-    Cache,
     LayerPositions,
     PositionEncoding,
     SelfAttention,
@@ -20,41 +19,12 @@ from fairseq_posenc.backends import BACKENDS, check, flex
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from tests.helpers import oracles
-from tests.helpers.formulas import awake, oracle_options
+from tests.helpers.formulas import awake, their_scores
 from tests.helpers.products import product_of
-from tests.helpers.tiny_models import logits, make_model, make_tokens
 
 HEADS, WIDTH, HEAD_DIM, LENGTH = 2, 16, 8, 17
 GATED = ["fox", "rope+fox", "t5+fox", "m4m+fox", "pope", "pope+fox", "pope+alibi"]
 COUNTED = ["cope", "rope+cope", "cope+fox"]
-
-
-def scores(encoding: PositionEncoding, spec: str, query, key, inputs):
-    """Return the scores of one sentence by the papers' formulas, ``(heads, T, S)``."""
-    named = {**encoding.shared.as_dict(), **encoding.layer.as_dict()}
-    built = torch.nn.ModuleDict(named)
-    plain, total = oracles.none(query, key, {}, {}), None
-    for item in encoding.assembly.spec.items:
-        options = {**oracle_options(item, encoding.assembly.dims), "inputs": inputs}
-        if item.name == "rope":
-            places = list(range(key.size(1)))
-            query = oracles.rope(query, places, options)
-            key = oracles.rope(key, places, options)
-            plain = oracles.none(query, key, {}, {})
-    total = plain
-    for item in encoding.assembly.spec.items:
-        if item.name not in oracles.SCORES:
-            continue
-        options = {**oracle_options(item, encoding.assembly.dims), "inputs": inputs}
-        if item.name == "alibi":
-            options["mode"] = "symmetric"
-        if item.name == "t5":
-            options["bidirectional"] = not encoding.assembly.dims.causal
-        params = {
-            name.removesuffix(".weight"): x for name, x in built[item.name].named_parameters()
-        }
-        total = total + oracles.SCORES[item.name](query, key, params, options) - plain
-    return total
 
 
 def draw(causal: bool, spec: str, length: int = LENGTH, dtype: torch.dtype = torch.float64):
@@ -91,7 +61,9 @@ def test_equals_the_formula_on_every_backend(spec, monkeypatch):
         served |= found.keys()
         for b in range(3):
             real = ~padding[b]
-            theirs = scores(encoding, spec, query[b, :, real], key[b, :, real], inputs[b, real])
+            built = torch.nn.ModuleDict({**encoding.shared.as_dict(), **encoding.layer.as_dict()})
+            given = query[b, :, real], key[b, :, real], inputs[b, real]
+            theirs = their_scores(built, spec, *given, bidirectional=not causal)
             visible = oracles.allowed(direction, int(real.sum()), int(real.sum()))
             expected = oracles.attention(theirs, value[b, :, real], visible)
             for ours in found.values():
@@ -162,40 +134,6 @@ def test_autocast_does_not_round_the_sums_of_gates(backend):
             with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
                 found.append(encoding.attend(query, key, value, backend=backend, inputs=inputs))
     assert (found[0] - found[1]).abs().max() < 0.05  # gates and attended values are rounded
-
-
-@pytest.mark.parametrize("kv_heads", [HEADS, 1])
-@pytest.mark.parametrize("spec", [*GATED, *COUNTED, "fox+window(size=4)", "pope+chunk(size=5)"])
-def test_the_library_decodes_step_by_step(spec, kv_heads):
-    torch.manual_seed(0)
-    positions = StackPositions(spec, WIDTH, HEADS, 32, causal=True)
-    layer = SelfAttention(positions, num_key_value_heads=kv_heads).eval()
-    awake(positions), awake(layer)
-    x = torch.randn(3, 11, WIDTH)
-    padding = torch.zeros(3, 11, dtype=torch.bool)
-    padding[1, :4] = True
-    with torch.no_grad():
-        full, _ = layer(*positions(x, padding))
-        cache = Cache()
-        for step in range(11):
-            now = positions(x[:, step : step + 1], padding[:, : step + 1], past=step)
-            out, _ = layer(*now, cache=cache)
-            real = ~padding[:, step]
-            torch.testing.assert_close(out[real, 0], full[real, step], rtol=1e-4, atol=1e-5)
-    if "window" in spec:
-        assert cache.kept.key.size(2) == cache.kept.decay.size(2) == 3
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("spec", ["fox", "pope", "cope", "rope+fox"])
-def test_16_bits_are_near_to_the_formula(spec, dtype):
-    model = make_model("causal_lm", position_encoding=spec)
-    tokens = make_tokens(3, 20)
-    expected = logits(model, "causal_lm", tokens)
-    found = logits(model.to(dtype), "causal_lm", tokens)
-    assert found.dtype == dtype
-    assert bool(found.isfinite().all())
-    assert (found.float() - expected).abs().max() < 0.05
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ from torch._dynamo.utils import counters
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fairseq_posenc import positions, registry
-from fairseq_posenc.backends import by_distance
 from fairseq_posenc.transformer.forward_context import current_context
 from tests.helpers.products import product_of
 from tests.helpers.tiny_models import (
@@ -31,7 +30,7 @@ from tests.helpers.tiny_models import (
 )
 
 FAMILIES = list(ARCHITECTURES)
-ONES = "fairseq_posenc.backends.mask.Mask._combine_parts"
+MASKS = "mask.Mask._combine_parts"
 CROSS = "rope(cross_attention=true)"
 # Operations that make the CPU wait for a GPU.
 WAITS = {"aten::_local_scalar_dense", "aten::nonzero", "aten::equal", "aten::is_nonzero"}
@@ -161,60 +160,40 @@ def steps(model, family, tokens) -> int:
     return waits(decode)
 
 
-@pytest.mark.parametrize("spec", ["rope", "xpos", CROSS])
-def test_sines_are_computed_once_a_forward_pass(spec, monkeypatch):
-    family = "translation" if spec == CROSS else "causal_lm"
-    calls = []
-    real = torch.complex
-    monkeypatch.setattr(torch, "complex", lambda *args: calls.append(1) or real(*args))
-    model = make_model(family, position_encoding=spec, position_encoding_decoder=spec)
-    logits(model, family, make_tokens())
-    # Of each stack's own tokens, and of the source in encoder-decoder attention.
-    assert len(calls) == (3 if spec == CROSS else 1)
+BACKENDS = "fairseq_posenc.backends"
+MADE_ONCE = [
+    # Sines of each stack's own tokens, and of the source in encoder-decoder attention.
+    *(("causal_lm", spec, "auto", "torch.complex", 1) for spec in ("rope", "xpos")),
+    ("translation", CROSS, "auto", "torch.complex", 3),
+    # A reset's first token, and its rows.
+    ("masked_lm", "m4m+reset", "auto", "torch.eye", 1),
+    ("masked_lm", "m4+reset", "reference", f"{BACKENDS}.by_distance._compute_row_index", 1),
+    *(
+        (family, "t5", backend, f"{BACKENDS}.{made}", 1)
+        for family in ("masked_lm", "causal_lm")
+        for backend, made in (("sdpa", "sdpa._prepare_mask"), ("reference", MASKS))
+    ),
+]
 
 
-def test_the_first_token_is_looked_for_once_a_forward_pass(monkeypatch):
-    calls = []
-    real = torch.eye
-    monkeypatch.setattr(torch, "eye", lambda *args, **more: calls.append(1) or real(*args, **more))
-    model = make_model("masked_lm", position_encoding="m4m+reset")
-    calls.clear()
-    logits(model, "masked_lm", make_tokens())
-    assert len(calls) == 1
-
-
-@pytest.mark.parametrize("training", [False, True])
-@pytest.mark.parametrize(
-    ("backend", "made"),
-    [("sdpa", "fairseq_posenc.backends.sdpa._prepare_mask"), ("reference", ONES)],
-)
-@pytest.mark.parametrize("family", ["masked_lm", "causal_lm"])
-def test_biases_and_masks_are_made_once_a_forward_pass(
-    family, backend, made, training, monkeypatch
+@pytest.mark.parametrize(("family", "spec", "backend", "made", "times"), MADE_ONCE)
+def test_what_layers_share_is_made_once_a_forward_pass(
+    family, spec, backend, made, times, monkeypatch
 ):
     calls = []
     owner, _, name = made.rpartition(".")
     real = attrgetter(name)(locate(owner))
-    monkeypatch.setattr(made, lambda *args: calls.append(1) or real(*args))
-    model = make_model(family, position_encoding="t5", position_backend=backend).train(training)
+    monkeypatch.setattr(made, lambda *args, **more: calls.append(1) or real(*args, **more))
+    options = {"position_encoding": spec, "position_backend": backend}
+    model = make_model(family, **options)
     tokens = make_tokens()
     tokens[1, -3:] = 1
-    calls.clear()
-    first = logits(model, family, tokens)
-    assert len(calls) == 1
-    if not training:
-        assert torch.equal(logits(model, family, tokens), first)
-        assert len(calls) == 2
-
-
-def test_a_resets_rows_are_found_once_a_forward_pass(monkeypatch):
-    calls, real = [], by_distance._compute_row_index
-    monkeypatch.setattr(
-        by_distance, "_compute_row_index", lambda *args: calls.append(1) or real(*args)
-    )
-    options = {"position_encoding": "m4+reset", "position_backend": "reference"}
-    logits(make_model("masked_lm", **options), "masked_lm", make_tokens())
-    assert len(calls) == 1
+    for training in (False, True):
+        model.train(training)
+        for _ in range(2):
+            calls.clear()
+            logits(model, family, tokens)
+            assert len(calls) == times
 
 
 @torch.no_grad()

@@ -10,6 +10,7 @@ import torch
 from fairseq_posenc.api import PositionEncoding, SelfAttention, StackPositions
 from fairseq_posenc.errors import UserError
 from tests.helpers.commands import train
+from tests.helpers.formulas import wake
 from tests.helpers.products import product_of, some_of
 from tests.helpers.tiny_models import (
     COMPOSITIONS,
@@ -31,15 +32,6 @@ BY_EMPTY = [[0, 5, EOS, 6, EOS, EOS], [8, EOS, 9, EOS, EOS], [10, 11, EOS]]
 CAUSAL_BY_EMPTY = [[EOS, 5, EOS, 6, EOS], [EOS, 8, EOS, 9, EOS], [EOS, 10, 11, EOS]]
 
 
-def awake(model):
-    for name, parameter in model.named_parameters():
-        if ".encodings." in name:
-            torch.nn.init.normal_(parameter, std=0.5)
-            if name.endswith((".r1", ".r2")):
-                parameter.data.abs_().add_(0.1)
-    return model.double()
-
-
 @pytest.mark.parametrize(
     ("spec", "family", "end"),
     dict.fromkeys(
@@ -51,7 +43,7 @@ def test_a_document_in_a_block_gives_what_it_gives_alone(spec, family, end):
     causal = family == "causal_lm"
     by_end = {"eos": (DOCUMENTS, CAUSAL), "empty": (BY_EMPTY, CAUSAL_BY_EMPTY)}
     documents = by_end[end][causal]
-    model = awake(make_model(family, position_encoding=f"{spec}+documents(end={end})"))
+    model = wake(make_model(family, position_encoding=f"{spec}+documents(end={end})")).double()
     block = list(chain(*documents))
     rows = torch.tensor([[PAD] * 3 + block, block + [PAD] * 3], dtype=torch.long)
     outputs = model(rows)[0]
@@ -66,7 +58,7 @@ def test_a_document_in_a_block_gives_what_it_gives_alone(spec, family, end):
 @pytest.mark.parametrize("spec", [s for s in SPECS if not needs_causal(s)])
 def test_translation_models_read_documents_on_either_side(spec):
     """Of a source block, and of a target block that attends to one source."""
-    model = awake(make_model("translation", position_encoding=f"{spec}+documents"))
+    model = wake(make_model("translation", position_encoding=f"{spec}+documents")).double()
     sources, targets = (torch.tensor([[*chain(*each)]]) for each in (DOCUMENTS, CAUSAL))
     encoded = model.encoder(sources, torch.tensor([sources.size(1)]))
     decoded = model.decoder(targets, encoder_out=encoded)[0]
@@ -82,7 +74,7 @@ def test_translation_models_read_documents_on_either_side(spec):
 
 @pytest.mark.parametrize("spec", ["rope", "t5", "m4+reset", "learned+m4m", "fire", "tupe+reset"])
 def test_decoding_equals_the_full_pass(spec):
-    model = awake(make_model("causal_lm", position_encoding=f"{spec}+documents"))
+    model = wake(make_model("causal_lm", position_encoding=f"{spec}+documents")).double()
     tokens = torch.tensor([list(chain(*CAUSAL)), [EOS, 5, EOS, 6, EOS, 7, 8, 9, 10, 11, EOS, 12]])
     state: dict = {}
     for length in range(1, tokens.size(1) + 1):

@@ -279,10 +279,3 @@ def test_what_backends_and_parts_cannot_do_is_one_line():
         LayerPositions(StackPositions("rope+ssmax", WIDTH, HEADS))
     with pytest.raises(UserError, match="use SelfAttention"):
         LayerPositions(StackPositions("rope+softcap", WIDTH, HEADS))
-
-
-@pytest.mark.parametrize("softmax_spec", ["ssmax", "sink", "logn", "softcap"])
-def test_another_softmax_is_not_taken_for_the_trained_one(softmax_spec):
-    trained = make_model("causal_lm", position_encoding=f"rope+{softmax_spec}")
-    with pytest.raises(UserError, match=f"rope\\+{softmax_spec}, the model has rope"):
-        make_model("causal_lm", position_encoding="rope").load_state_dict(trained.state_dict())

@@ -22,6 +22,7 @@ from fairseq_posenc.transformer.attention import PositionalAttention
 from fairseq_posenc.transformer.forward_context import set_context
 from tests.helpers import oracles
 from tests.helpers.commands import sentences
+from tests.helpers.formulas import wake
 from tests.helpers.products import product_of, some_of
 from tests.helpers.tiny_models import (
     ARCHITECTURES,
@@ -57,14 +58,6 @@ PAD, EOS = 1, 2
 def has_parameters(spec: str) -> bool:
     dims = Dims(embed_dim=32, num_heads=4, max_positions=24, causal=needs_causal(spec))
     return sum(Assembly(specs.parse(spec), dims).parameters(layers=2).values()) > 0
-
-
-def awake(model):
-    """Give position parameters weight: at their start they hardly matter."""
-    for name, parameter in model.named_parameters():
-        if ".encodings." in name:
-            torch.nn.init.normal_(parameter, std=0.5)
-    return model
 
 
 def gradients(model, family, tokens):
@@ -108,7 +101,7 @@ def test_equals_fairseqs_own_model(family, spec, stock_options):
 
 @pytest.mark.parametrize(("family", "spec"), some_of(IN_TURN, CASES))
 def test_padding_on_either_side_changes_nothing(family, spec):
-    model = awake(make_model(family, position_encoding=spec))
+    model = wake(make_model(family, position_encoding=spec))
     tokens = make_tokens()
     alone = logits(model, family, tokens)
     padding = torch.full((3, 4), PAD)
@@ -125,7 +118,7 @@ def test_padding_on_either_side_changes_nothing(family, spec):
     ),
 )
 def test_padding_changes_nothing_with_directions(spec, directions):
-    model = awake(make_model("masked_lm", position_encoding=spec, attention_directions=directions))
+    model = wake(make_model("masked_lm", position_encoding=spec, attention_directions=directions))
     tokens = make_tokens()
     alone = model(tokens)[0]
     padding = torch.full((3, 4), PAD)
@@ -196,7 +189,7 @@ def test_rotary_cross_attention_equals_the_formula():
 @pytest.mark.parametrize(("family", "spec"), [*DECODING, ("translation", CROSS)])
 def test_decoding_with_beam_reordering_equals_the_full_pass(family, spec, monkeypatch):
     monkeypatch.setattr(decoding, "STEPS", 3)  # tables are computed anew twice
-    model = awake(make_model(family, position_encoding=spec))
+    model = wake(make_model(family, position_encoding=spec))
     source = make_tokens(2).repeat_interleave(2, 0)  # two sentences, a beam of two
     source[2:, -2:] = PAD
     orders = [
@@ -208,7 +201,7 @@ def test_decoding_with_beam_reordering_equals_the_full_pass(family, spec, monkey
 @pytest.mark.parametrize("spec", ["shaw", "m4+reset", "tupe", "tupe_shared+reset", "fire"])
 def test_decoding_sentences_padded_on_the_left(spec, monkeypatch):
     monkeypatch.setattr(decoding, "STEPS", 3)
-    model = awake(make_model("causal_lm", position_encoding=spec))
+    model = wake(make_model("causal_lm", position_encoding=spec))
     tokens = make_tokens(2)
     tokens[1, :2] = PAD
     state: dict = {}
@@ -223,7 +216,7 @@ def test_decoding_sentences_padded_on_the_left(spec, monkeypatch):
 def test_decoding_up_to_the_last_position_and_beyond(spec, monkeypatch):
     monkeypatch.setattr(decoding, "STEPS", 3)  # the last room is smaller
     limit = {"max_target_positions": 8, "tokens_per_sample": 8}
-    model = awake(make_model("causal_lm", position_encoding=spec, **limit))
+    model = wake(make_model("causal_lm", position_encoding=spec, **limit))
     tokens = make_tokens(2, 10)
     state: dict = {}
 
@@ -292,7 +285,7 @@ def test_activation_checkpointing_gives_the_same_gradients(family, spec):
     options = {"position_encoding": spec, "dropout": 0.1, "attention_dropout": 0.1}
     if family == "masked_lm":
         options["attention_directions"] = "lr,rl"
-    plain = awake(make_model(family, **options)).train()
+    plain = wake(make_model(family, **options)).train()
     checkpointed = make_model(family, **options, checkpoint_activations=True).train()
     checkpointed.load_state_dict(plain.state_dict())
     tokens = make_tokens()
@@ -351,7 +344,7 @@ def _encoder(model, family):
 
 @pytest.mark.parametrize(("family", "spec"), [*IN_TURN, ("translation", CROSS)])
 def test_copies_pickles_and_files_give_the_same_outputs(family, spec, tmp_path):
-    model = awake(make_model(family, position_encoding=spec))
+    model = wake(make_model(family, position_encoding=spec))
     tokens = make_tokens()
     expected = logits(model, family, tokens)
     torch.save(model.state_dict(), tmp_path / "model.pt")
@@ -375,7 +368,7 @@ def test_half_precision_models_run_and_stay_close(family, spec):
     # Every family meets both types; test_attention.py has every encoding with both.
     even = (FAMILIES.index(family) + SPECS.index(spec)) % 2
     dtype = torch.float16 if even else torch.bfloat16
-    model = awake(make_model(family, position_encoding=spec)).to(dtype)
+    model = wake(make_model(family, position_encoding=spec)).to(dtype)
     tokens = make_tokens()
     half = logits(model, family, tokens)
     exact = logits(model.float(), family, tokens)
@@ -403,6 +396,14 @@ BAD_OPTIONS = [
         {"position_encoding": "alibbi"},
         "'alibbi': did you mean alibi",
     ),
+    (
+        "masked_lm",
+        {"position_encoding": "rotary"},
+        "unknown position encoding 'rotary': fairseq-posenc list",
+    ),
+    ("causal_lm", {"position_encoding": "m4(max_distance=x)"}, "whole number"),
+    ("masked_lm", {"max_positions": 10**12}, "128,000 GB, and this machine"),
+    ("translation", {"position_encoding_decoder": "m4+m4m"}, "both bring a"),
     ("masked_lm", {"position_encoding": "m4(max=3)"}, "m4 has no option 'max=3'; its options: max"),
     ("masked_lm", {"position_encoding": "learned,sinusoidal"}, "both act on the input"),
     ("masked_lm", {"position_encoding": "3*rope,none"}, "a list of 4 layers, but the stack has 3"),
@@ -443,8 +444,9 @@ BAD_OPTIONS = [
 
 @pytest.mark.parametrize(("family", "options", "message"), BAD_OPTIONS)
 def test_bad_options_are_refused_when_the_model_is_built(family, options, message):
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match=message) as caught:
         make_model(family, **options)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_sequence_longer_than_learned_allows_is_refused():
