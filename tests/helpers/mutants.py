@@ -3,10 +3,9 @@
     python -m tests.helpers.mutants --code fairseq_posenc/encodings --tests tests/test_state.py
 
 A mutant is a copy of this tree in which one operator, comparison, constant or default is another,
-or one statement is left out, in a function. ``--seed`` draws the mutants. A first run notes which
-functions each test enters; a mutant then meets tests that enter its function, drawn up to
-``--seconds`` of their time. WHOLE_PRODUCTS=1 shows what choosing from products costs
-(``tests/helpers/products.py``).
+or one statement is left out, in a function. ``--seed`` draws the mutants, and the order in which
+each meets the tests, up to ``--seconds`` of the processor's time. WHOLE_PRODUCTS=1 shows what
+choosing from products costs (``tests/helpers/products.py``).
 """
 
 from __future__ import annotations
@@ -15,21 +14,17 @@ import argparse
 import ast
 import copy
 import importlib
-import itertools
 import os
-import pickle
 import random
 import resource
 import shutil
 import signal
 import sys
 import tempfile
-import time
 from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from types import CodeType
 from typing import Any, NamedTuple
 
 import pytest
@@ -48,14 +43,10 @@ OTHER: dict[Any, Any] = {
 }
 
 
-Function = tuple[str, int]  # a file, below the tree, and the line with which a function begins
-
-
 class Mutant(NamedTuple):
     path: Path  # below the tree
     node: Any  # of its syntax tree
     new: str  # text in place of the node's
-    line: int  # with which its function begins
 
     def __str__(self) -> str:
         old = " ".join(ast.unparse(self.node).split())
@@ -116,15 +107,14 @@ def _nodes(node: ast.AST) -> Iterator[ast.AST]:
 
 def list_mutants(path: Path) -> list[Mutant]:
     """List all mutants of the functions of a file, which is given below the tree."""
-    found: dict[int, tuple[ast.AST, int]] = {}
-    for function in ast.walk(ast.parse((ROOT / path).read_bytes())):  # inner ones come last
+    found: dict[int, ast.AST] = {}  # by identity: functions may stand in others
+    for function in ast.walk(ast.parse((ROOT / path).read_bytes())):
         if isinstance(function, ast.FunctionDef):
-            line = min([function.lineno, *(node.lineno for node in function.decorator_list)])
             defaults = [*function.args.defaults, *filter(None, function.args.kw_defaults)]
             for part in [*defaults, *function.body]:
-                found.update((id(node), (node, line)) for node in _nodes(part))
-    changes = ((node, _change(node), line) for node, line in found.values())
-    return [Mutant(path, node, new, line) for node, new, line in changes if new]
+                found.update((id(node), node) for node in _nodes(part))
+    changes = ((node, _change(node)) for node in found.values())
+    return [Mutant(path, node, new) for node, new in changes if new]
 
 
 def draw_mutants(files: list[Path], count: int, seed: int) -> list[Mutant]:
@@ -143,57 +133,18 @@ def draw_mutants(files: list[Path], count: int, seed: int) -> list[Mutant]:
     return chosen
 
 
-class Recorder:
-    """Notes how long each test that passes takes, and which functions of a tree it enters."""
+class Shuffle:
+    """Puts tests into an order that a seed draws, so that the first ones are some of each kind."""
 
-    def __init__(self, tree: Path) -> None:
-        self.tree = tree
-        self.tests: dict[str, tuple[float, set[Function]]] = {}
-        self.failed: set[str] = set()
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        """Note the functions that a test and its fixtures enter."""
-        entered: set[CodeType] = set()
-        began = time.process_time()
-        sys.settrace(lambda frame, event, value: entered.add(frame.f_code))
-        try:
-            return (yield)
-        finally:
-            sys.settrace(None)
-            files = ((code, Path(code.co_filename)) for code in entered)
-            self.tests[item.nodeid] = (
-                time.process_time() - began,
-                {
-                    (str(file.relative_to(self.tree)), code.co_firstlineno)
-                    for code, file in files
-                    if file.is_relative_to(self.tree)
-                },
-            )
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Note that a test fails."""
-        if report.failed:
-            self.failed.add(report.nodeid)
-
-    def pytest_sessionfinish(self) -> None:
-        """Write the notes beside the tree."""
-        passed = {name: test for name, test in self.tests.items() if name not in self.failed}
-        self.tree.with_name("tests").write_bytes(pickle.dumps(passed))
-
-
-class Chooser:
-    """Leaves out all tests but those of some names."""
-
-    def __init__(self, names: Collection[str]) -> None:
-        self.names = names
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Leave the others out."""
-        items[:] = [item for item in items if item.nodeid in self.names]
+        """Put them into their order."""
+        random.Random(self.seed).shuffle(items)
 
 
-def run_tests(tree: Path, words: list[str], plugin: Recorder | Chooser, limit: int) -> int:
+def run_tests(tree: Path, words: list[str], plugin: Shuffle, limit: int) -> int:
     """Run tests of a tree in a child process.
 
     Args:
@@ -220,8 +171,8 @@ def run_tests(tree: Path, words: list[str], plugin: Recorder | Chooser, limit: i
     sys.path[:] = [str(tree), *(p for p in sys.path if p and Path(p).resolve() != ROOT)]
     for name in [name for name in sys.modules if name.partition(".")[0] == "tests"]:
         del sys.modules[name]
-    sys.dont_write_bytecode = isinstance(plugin, Chooser)  # tests are compiled in the first run
-    alone = ["-q", "-n", "0", "-p", "no:cacheprovider", "--timeout=0"]
+    sys.dont_write_bytecode = True
+    alone = ["-x", "-q", "-n", "0", "-p", "no:cacheprovider", "--timeout=60"]
     status = pytest.main([*alone, *words], [plugin])
     with suppress(Exception):
         importlib.import_module("tests.helpers.programs")._server.cache_clear()
@@ -245,25 +196,18 @@ def main() -> None:
     missed = 0
     with tempfile.TemporaryDirectory(prefix="fairseq-posenc-mutants-") as folder:
         tree = Path(folder).resolve() / "tree"
+        printed = tree.with_name("printed")
         shutil.copytree(ROOT, tree, ignore=LEFT_OUT, symlinks=True)
-        status = run_tests(tree, [*args.tests, "-m", args.only], Recorder(tree), 7200)
-        print(tree.with_name("printed").read_text(errors="replace")[-2000:], flush=True)
-        if status not in (0, 1):
-            sys.exit(f"the tests cannot be run: exit code {status}")
-        tests = pickle.loads(tree.with_name("tests").read_bytes())
+        words, order = [*args.tests, "-m", args.only], Shuffle(args.seed)
+        if run_tests(tree, words, order, args.seconds) > 0:
+            sys.exit(f"without a mistake, too, they fail:\n{printed.read_text(errors='replace')}")
         mutants = draw_mutants(files, args.count, args.seed)
         for count, mutant in enumerate(mutants, 1):
-            entering = [name for name in tests if (str(mutant.path), mutant.line) in tests[name][1]]
-            random.Random(args.seed).shuffle(entering)
-            ends = itertools.accumulate(tests[name][0] for name in entering)
-            chosen = {name for name, end in zip(entering, ends) if end < args.seconds}
-            words = ["-x", *sorted({name.partition("::")[0] for name in chosen})]
             mutant.apply(tree)
-            caught = chosen and run_tests(tree, words, Chooser(chosen), 3 * args.seconds)
-            missed += not caught
-            verdict = "caught" if caught else "MISSED"
-            of = f"{len(chosen)} of {len(entering)} tests"
-            print(f"{count}/{len(mutants)} {verdict} by {of}: {mutant}", flush=True)
+            status = run_tests(tree, words, order, args.seconds)
+            missed += status <= 0
+            verdict = "caught" if status > 0 else "MISSED" if status == 0 else "missed so far"
+            print(f"{count}/{len(mutants)} {verdict}: {mutant}", flush=True)
             shutil.copy2(ROOT / mutant.path, tree / mutant.path)
     print(f"{len(mutants) - missed} of {len(mutants)} mutants are caught")
 
