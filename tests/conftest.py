@@ -6,6 +6,7 @@ import gc
 import importlib
 import importlib.util
 import os
+import signal
 import sys
 from collections import Counter
 from contextlib import nullcontext
@@ -21,6 +22,8 @@ from tests.helpers.fork_server import hasten_hydra
 from tests.helpers.session_folder import use_session_folder
 
 use_session_folder()
+# A shell has what it starts in the background ignore Ctrl-C, which programs would inherit.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 if importlib.util.find_spec("triton") and not torch.cuda.is_available():
     # Triton's own functions, too, are for its interpreter only if they are defined under this; and
     # torch imports them in some tests.

@@ -6,19 +6,15 @@ and by one worker for all.
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import functools
 import json
 import os
 import pickle
 import random
-import signal
 import subprocess
 import sys
 import tempfile
-import time
-import zipfile
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -29,7 +25,7 @@ import torch
 
 from fairseq_posenc.workbench.cli import main
 from fairseq_posenc.workbench.running.host import USER_DIR
-from tests.helpers.programs import PROGRAMS, SHARED
+from tests.helpers.programs import SHARED
 
 HOOK = Path(__file__).resolve().parent / "fault_hook"
 SENTENCES = {"train": 16, "valid": 8, "test": 5}
@@ -102,7 +98,6 @@ def run(
     *arguments: Any,
     cwd: Path | None = None,
     given: str | None = None,
-    before: Callable[[], None] | None = None,
     fails: bool = False,
 ) -> Run:
     """Run a console script to its end.
@@ -112,7 +107,6 @@ def run(
         *arguments: its arguments.
         cwd: working directory; by default an empty one.
         given: standard input.
-        before: called in the new process before the script.
         fails: whether the script may fail.
 
     Raises:
@@ -125,7 +119,6 @@ def run(
         input=given,
         capture_output=True,
         text=True,
-        preexec_fn=before,
         env={
             **os.environ,
             "CUDA_VISIBLE_DEVICES": "",
@@ -137,57 +130,6 @@ def run(
     result = Run([name, *command[1:]], done.returncode, done.stdout, done.stderr)
     assert fails or result.status == 0, f"{result.command} failed:\n{result.log[-4000:]}"
     return result
-
-
-def kill_in_training(command: Sequence[Any], last: Path, cwd: Path, **variables: str) -> None:
-    """Start a training and kill it, with all its processes, once its checkpoint is whole.
-
-    fairseq copies the newest checkpoint over ``last`` and can be killed in the middle of that; so
-    the training is halted before the file is looked at.
-
-    Args:
-        command: that trains without end.
-        last: its ``checkpoint_last.pt``.
-        cwd: working directory.
-        **variables: of the environment.
-
-    Raises:
-        AssertionError: the training ended by itself.
-    """
-    started = new_directory()  # what the server has started: the name of a file is a process
-    process = subprocess.Popen(
-        [str(part) for part in command],
-        cwd=cwd,
-        env={
-            **os.environ,
-            "CUDA_VISIBLE_DEVICES": "",
-            "OMP_NUM_THREADS": "1",
-            PROGRAMS: str(started),
-            **variables,
-        },
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-
-    def tell_all(number: int) -> None:
-        for leader in [process.pid, *(int(path.name) for path in started.iterdir())]:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(leader, number)
-
-    try:
-        while True:
-            time.sleep(0.01)
-            assert process.poll() is None, f"{command} ended before it could be killed"
-            if last.exists():
-                tell_all(signal.SIGSTOP)
-                time.sleep(0.01)  # until all its processes have halted
-                if zipfile.is_zipfile(last):
-                    break
-                tell_all(signal.SIGCONT)
-    finally:
-        tell_all(signal.SIGKILL)
-    process.wait()
 
 
 def halting(folder: Path) -> tuple[dict[str, str], Path]:

@@ -26,7 +26,6 @@ import logging
 import marshal
 import os
 import re
-import resource
 import runpy
 import select
 import signal
@@ -188,11 +187,7 @@ def become(asked: dict[str, Any], files: list[int]) -> list[str]:
     for number, file in zip(asked["files"], [fcntl.fcntl(f, fcntl.F_DUPFD, beyond) for f in files]):
         os.dup2(file, number)
         os.close(file)
-    for number in asked["ignored"]:
-        signal.signal(number, signal.SIG_IGN)
     os.chdir(asked["directory"])
-    os.umask(asked["umask"])
-    resource.setrlimit(resource.RLIMIT_FSIZE, asked["largest_file"])
     os.environ.clear()
     os.environ.update(asked["environment"])
     sys.executable = asked["python"]

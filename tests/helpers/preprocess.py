@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from argparse import Namespace
-from collections.abc import Sequence
 from pathlib import Path
 
 import sentencepiece
@@ -29,11 +28,6 @@ def binarize(line_format: LineFormat, *words: object, characters: bool = False) 
     parser = Parser()
     options.add_arguments(parser, characters=characters)
     command.run(parser.parse_args(["--workers", "1", *map(str, words)]), line_format)
-
-
-def write_dictionary(path: Path, words: Sequence[str]) -> Path:
-    path.write_text("".join(f"{word} {number}\n" for number, word in enumerate(words, start=1)))
-    return path
 
 
 def write_pieces(folder: Path, size: int) -> Path:

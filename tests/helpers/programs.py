@@ -25,7 +25,6 @@ import pytest
 HERE = Path(__file__).resolve().parent
 BIN = Path(sys.executable).parent
 SERVER = "FAIRSEQ_POSENC_TESTS_SERVER"
-PROGRAMS = "FAIRSEQ_POSENC_TESTS_PROGRAMS"  # a folder in which a file is named by each process
 SHARED = "FAIRSEQ_POSENC_TESTS_SHARED"  # the server's folder, of the process that began the others
 
 
