@@ -1,4 +1,4 @@
-"""Trainings that are killed outright continue to the same weights."""
+"""A training that is killed outright continues to the same weights."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ def test_a_training_killed_at_any_moment_ends_with_the_same_weights(tmp_path):
     (tmp_path / "killed").mkdir()
     expected, changes = run_to_end("training", tmp_path / "undisturbed")
     assert "checkpoint_last.pt" in expected
-    found = kill_and_finish("training", tmp_path / "killed", 4, changes, random.Random(1))
+    found = kill_and_finish("training", tmp_path / "killed", 1, changes, random.Random(1))
     assert [name for name in expected | found if expected.get(name) != found.get(name)] == []

@@ -237,15 +237,12 @@ def resumed(family, *more, positions=(), **how):
 
 REFUSED = {  # in fairseq most of these go on without a word; more of them, in memory, above
     "masked_lm": [
-        (["--encoder-attention-heads", 8], "trained with 4 heads, the model has 8 heads"),
         (["--untie-weights-roberta"], "optimizer state is for other parameters than the model's"),
     ],
     "causal_lm": [
-        (["--no-decoder-normalize-before"], "pre-norm layers, the model has post-norm layers"),
         (["--add-bos-token"], "add_bos_token off, the model has add_bos_token on"),
     ],
     "translation": [
-        (["--activation-fn", "gelu"], "activation relu, the model has activation gelu"),
         (
             ["--source-lang", "tgt", "--target-lang", "src"],
             "encoder: trained with language src, the model has language tgt; decoder: trained with",
@@ -339,6 +336,7 @@ def _read(program, data, *options):
 
 SHORT = ["--tokens-per-sample", 12]  # blocks that the model has positions for
 HEADS = "{'decoder_attention_heads': 2}"
+SIDE = ["--model-overrides", "{'attention_directions': 'lr'}"]
 COMMANDS = {
     "fine-tune": (
         "causal_lm",
@@ -359,6 +357,11 @@ COMMANDS = {
         "causal_lm",
         _read("fairseq-eval-lm", sentences, *SHORT, "--model-overrides", HEADS),
         "trained with 4 heads, the model has 2 heads",
+    ),
+    "validate": (
+        "masked_lm",
+        _read("fairseq-validate", sentences, *SIDE, "--task", "masked_lm", "--batch-size", 16),
+        "trained with attention directions both, the model has lr",
     ),
     "generate": (
         "translation",

@@ -4,74 +4,32 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
-from fairseq_posenc.errors import UserError
 from tests.helpers.commands import (
     EPOCHS,
     USER_DIR,
     Training,
-    pairs,
     run,
     sentences,
     train,
     trained,
     validate,
 )
-from tests.helpers.tiny_models import make_model
 
-slow = pytest.mark.slow
+pytestmark = pytest.mark.slow
 RESET = ["--reset-optimizer", "--reset-lr-scheduler", "--reset-meters", "--reset-dataloader"]
 
 
-# ------------------------------------------------------------------------------ specs and sizes
-
-BAD_MODELS = {
-    "unknown encoding": (
-        "masked_lm",
-        {"position_encoding": "rotary"},
-        "unknown position encoding 'rotary': fairseq-posenc list",
-    ),
-    "unknown option": ("masked_lm", {"position_encoding": "rope(bass=2)"}, "bass.*options:.*base"),
-    "wrong type": ("causal_lm", {"position_encoding": "m4(max_distance=x)"}, "whole number"),
-    "two at the input": (
-        "masked_lm",
-        {"position_encoding": "learned+sinusoidal"},
-        "learned and sinusoidal both act on the input",
-    ),
-    "in the decoder": ("translation", {"position_encoding_decoder": "m4+m4m"}, "both bring a"),
-    "encoder heads": ("masked_lm", {"encoder_attention_heads": 5}, "width 32 .* 5 .*heads"),
-    "decoder heads": ("causal_lm", {"decoder_attention_heads": 5}, "width 32 .* 5 .*heads"),
-    "odd heads": (
-        "masked_lm",
-        {"position_encoding": "rope", "encoder_embed_dim": 36, "encoder_attention_heads": 4},
-        "a head of size 9 .* must be even",
-    ),
-    "too many positions": ("masked_lm", {"max_positions": 10**12}, "128,000 GB, and this machine"),
-    "directions": (
-        "masked_lm",
-        {"attention_directions": "lr,up"},
-        "unknown direction 'up': choose both",
-    ),
-}
-
-
-@pytest.mark.parametrize(("family", "options", "message"), BAD_MODELS.values(), ids=BAD_MODELS)
-def test_a_model_that_cannot_be_is_refused_in_one_line(family, options, message):
-    with pytest.raises(UserError, match=message) as caught:
-        make_model(family, **options)
-    assert "\n" not in str(caught.value)
-
+# -------------------------------------------------------------------------------------- options
 
 SPEC = "--position-encoding"
 ODD = ["--encoder-embed-dim", 36, "--encoder-attention-heads", 4]
 
 
-@slow
 @pytest.mark.parametrize(
     ("family", "options", "message"),
     [
@@ -88,7 +46,6 @@ def test_train_tells_a_wrong_option_in_one_line(family, options, message):
 # ---------------------------------------------------------------------------------- checkpoints
 
 
-@slow
 def test_eval_lm_refuses_weights_that_are_not_numbers(tmp_path):
     state = trained("causal_lm").checkpoint()
     name = "decoder.layers.1.fc1.weight"
@@ -112,7 +69,6 @@ checkpoint: {{save_dir: {folder}, restore_file: {folder}/checkpoint_last.pt}}
 """
 
 
-@slow
 def test_a_checkpoint_to_restore_that_a_configuration_names_and_does_not_exist(tmp_path):
     text = CONFIGURATION.format(user_dir=USER_DIR, data=sentences(), folder=tmp_path)
     (tmp_path / "mine.yaml").write_text(text, encoding="utf-8")
@@ -129,7 +85,6 @@ def copy_of_trained(tmp_path: Path) -> Path:
     return Path(shutil.copytree(trained("causal_lm").save_dir, tmp_path / "checkpoints"))
 
 
-@slow
 def test_the_command_of_a_training_killed_while_it_copied_goes_on(tmp_path):
     save_dir = copy_of_trained(tmp_path)
     last = save_dir / "checkpoint_last.pt"
@@ -140,7 +95,6 @@ def test_the_command_of_a_training_killed_while_it_copied_goes_on(tmp_path):
     assert len(whole_checkpoints(save_dir)) == EPOCHS + 3
 
 
-@slow
 def test_a_finished_training_changes_nothing(tmp_path):
     save_dir = copy_of_trained(tmp_path)
     before = {path.name: path.read_bytes() for path in save_dir.glob("*.pt")}
@@ -168,7 +122,6 @@ def restored(stock: Training, *options, **how) -> Training:
     return train("masked_lm", "--restore-file", path, *RESET, *unchanged, *options, **how)
 
 
-@slow
 def test_a_stock_checkpoint_in_roberta_learned_has_the_stock_loss(stock):
     ours = restored(stock, "--arch", "roberta_learned_tiny")
     assert ours.figures("valid") == pytest.approx(stock.figures("valid")[-1:], rel=1e-5)
@@ -176,21 +129,6 @@ def test_a_stock_checkpoint_in_roberta_learned_has_the_stock_loss(stock):
     done = validate("masked_lm", stock.save_dir / "checkpoint_last.pt")
     assert done.positions() == []
     assert done.valid() == ours.run.valid()
-
-
-@slow
-def test_init_positions_starts_them_fresh_and_names_them(stock):
-    ours = restored(stock, "--init-positions")
-    named = [line for line in ours.run.log.splitlines() if "--init-positions: " in line]
-    assert len(named) == 3
-    for number in (0, 1):
-        name = f"encoder.sentence_encoder.layers.{number}.self_attn.encodings.m4m.table.weight"
-        assert any(f"{name} (1, 31, 32) is not in the checkpoint" in line for line in named)
-        assert ours.checkpoint()["model"][name].std() > 0
-    weight = "encoder.sentence_encoder.embed_tokens.weight"
-    torch.testing.assert_close(
-        ours.checkpoint()["model"][weight], stock.checkpoint()["model"][weight]
-    )
 
 
 # -------------------------------------------------------------------------------------- full disk
@@ -214,7 +152,6 @@ def disk(tmp_path):
     subprocess.run(["umount", directory], check=True)
 
 
-@slow
 def test_a_disk_without_room_leaves_the_previous_checkpoints_whole(disk):
     """fairseq copies a new checkpoint over the old ones in place; it must not come to that."""
     saved = trained("causal_lm").save_dir
@@ -227,47 +164,3 @@ def test_a_disk_without_room_leaves_the_previous_checkpoints_whole(disk):
     done = train("causal_lm", "--max-epoch", EPOCHS + 1, save_dir=disk, fails=True).run
     assert whole_checkpoints(disk) == before
     assert done.error().startswith(f"no room for a checkpoint in {disk}: it needs about ")
-
-
-# --------------------------------------------------------- weights for what they were not trained
-
-
-def _resumed(path: Path):
-    folder = path.parent.with_name(path.parent.name + "-resumed")
-    shutil.copytree(path.parent, folder)
-    options = ["--position-encoding", "learned+alibi", "--max-epoch", EPOCHS + 1]
-    return train("causal_lm", *options, save_dir=folder, fails=True).run
-
-
-def _overridden(program: str, data: Callable[[], Path], option: str, value: str, *more: object):
-    """Make a command of fairseq's that reads a checkpoint with another option of its model."""
-    options = ["--user-dir", USER_DIR, "--model-overrides", {option: value}, *more]
-    return lambda path: run(program, data(), "--path", path, *options, fails=True)
-
-
-ALIBI = "learned+alibi"
-MASKED = ["--task", "masked_lm", "--batch-size", 16]
-MISREAD = {
-    "resume": ("causal_lm", _resumed, "trained with learned+rope, the model has learned+alibi"),
-    "generate": (
-        "translation",
-        _overridden("fairseq-generate", pairs, "position_encoding_decoder", ALIBI),
-        "decoder: trained with learned+rope, the model has",
-    ),
-    "validate": (
-        "masked_lm",
-        _overridden("fairseq-validate", sentences, "attention_directions", "lr", *MASKED),
-        "trained with attention directions both, the model has lr",
-    ),
-}
-
-
-@slow
-@pytest.mark.parametrize(("family", "command", "message"), MISREAD.values(), ids=MISREAD)
-def test_no_command_takes_weights_for_what_they_are_not(family, command, message):
-    """The parameters fit in every case; only what the checkpoint says of itself does not."""
-    done = command(trained(family).save_dir / "checkpoint_last.pt")
-    assert done.status
-    (told,) = [line for line in done.log.splitlines() if line.startswith("fairseq-posenc: error:")]
-    assert message in told
-    assert "Traceback" not in done.log

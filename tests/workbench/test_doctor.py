@@ -142,7 +142,7 @@ def test_gpu_is_described(monkeypatch, capability, flag):
 
 @pytest.mark.slow
 def test_a_torchaudio_that_cannot_be_loaded_is_named_with_the_remedy(tmp_path):
-    """In a new environment, which has the packages of this one, and then a broken torchaudio."""
+    """In a new environment, which has the packages of this one and a broken torchaudio."""
     venv.create(tmp_path, with_pip=False)
     (site,) = tmp_path.glob("lib/python*/site-packages")
     packages = [sysconfig.get_path("purelib"), str(Path(doctor.__file__).parents[2])]
@@ -155,9 +155,6 @@ def test_a_torchaudio_that_cannot_be_loaded_is_named_with_the_remedy(tmp_path):
 
     command = "from fairseq_posenc.workbench.cli import main; exit(main(['doctor']))"
     imports = "import fairseq; from transformers import LlamaForCausalLM, Trainer, pipeline"
-    assert run("-c", imports).returncode == 0
-    done = run("-c", command)
-    assert done.returncode == 0, done.stdout
     (site / "torchaudio").mkdir()
     library = site / "torchaudio" / "_torchaudio.so"  # built for another torch
     library.write_bytes(b"")

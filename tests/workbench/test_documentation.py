@@ -96,6 +96,14 @@ def test_base_size_counts_are_those_of_the_formulas(name):
         ("m4(per_head=true)", 12 * 785_664),
         ("t5", 384),
         ("transformer_xl", 7_096_320),
+        ("sentence_learned", 393_216),
+        ("m1", 6_144),
+        ("m3", 785_664),
+        ("tupe+reset", 503_796 + 12 * 2),
+        ("learned+m4m+reset", 1_178_880 + 12 * 2 * 64),
+        ("shaw(max_distance=128)", 12 * 257 * 64),
+        ("kerple", 12 * 2 * 12),
+        *((name, 0) for name in ("none", "sinusoidal", "rope", "xpos", "alibi", "sandwich")),
     ],
 )
 def test_count_prints_the_numbers_of_the_papers_tables(spec, total, capsys):

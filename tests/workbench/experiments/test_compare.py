@@ -10,7 +10,6 @@ import re
 import shlex
 import signal
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import pytest
 import torch
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.folders import LOCK
 from fairseq_posenc.user_dir import USER_DIR
 from fairseq_posenc.workbench.experiments import corpus, data_bin
 from fairseq_posenc.workbench.experiments.compare import command, report
@@ -30,8 +30,8 @@ from fairseq_posenc.workbench.results import record
 from fairseq_posenc.workbench.running.exit_codes import STOPPED
 from fairseq_posenc.workbench.running.logs import Curve, Entry, read_curve_file
 from fairseq_posenc.workbench.running.options import Parser, parse_around_dashes
-from tests.helpers.programs import BIN, true_start
-from tests.helpers.waiting import wait_until
+from tests.helpers.commands import script
+from tests.helpers.waiting import is_locked, wait_until
 
 UNIGRAM = 200.0
 FOUR = {
@@ -415,20 +415,18 @@ def test_results_of_a_text_do_not_replace_the_demo(words, folder, monkeypatch):
 
 
 def compare_call(out: Path, encodings: str, updates: int, *words: str) -> list[str]:
-    """Return the command of a tiny comparison, as a true new process."""
+    """Return the command of a tiny comparison."""
     text = small_text(out.parent / "text.txt")
     tiny = "--encoder-embed-dim 16 --encoder-ffn-embed-dim 16 --max-tokens 1024"
     return [
-        *(str(BIN / "fairseq-posenc"), "compare", "--text", str(text), "--out", str(out)),
+        *(str(script("fairseq-posenc")), "compare", "--text", str(text), "--out", str(out)),
         *("--encodings", encodings, "--updates", str(updates), "--vocab-size", "60", *words),
         *("--", *tiny.split()),
     ]
 
 
 def run_compare(*args: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        compare_call(*args), capture_output=True, encoding="utf-8", env=true_start(), check=False
-    )
+    return subprocess.run(compare_call(*args), capture_output=True, encoding="utf-8", check=False)
 
 
 def read_trainings(out: Path) -> list[Any]:
@@ -454,42 +452,26 @@ def undisturbed(tmp_path_factory) -> Path:
 
 
 @pytest.mark.slow
-def test_kills_at_any_moment_change_nothing(undisturbed: Path, tmp_path: Path) -> None:
-    """SIGKILL of the command alone: its trainings die with it, and the lock is free."""
-    out, rng = tmp_path / "out", random.Random(1)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_stopped_or_killed_comparison_continues_to_the_same_bits(number, undisturbed, tmp_path):
+    out = tmp_path / "out"
     words = ("none,decbert_diff", 40, "--seeds", "1,2", "--jobs", "2")
-    for _ in range(4):
-        with subprocess.Popen(
-            compare_call(out, *words), stderr=subprocess.DEVNULL, env=true_start()
-        ) as process:
-            time.sleep(rng.uniform(3, 20))
-            process.kill()
+    process = subprocess.Popen(compare_call(out, *words), stderr=subprocess.PIPE, encoding="utf-8")
+    wait_until(lambda: any(out.glob("models/*/*/checkpoint_last.pt")), process)
+    process.send_signal(number)
+    *_, last = process.communicate()[1].strip().splitlines()
+    if number == signal.SIGTERM:
+        assert process.returncode == STOPPED
+        assert last == "fairseq-posenc: stopped; the same command continues from here"
+    wait_until(lambda: not is_locked(out / LOCK))
     run = run_compare(out, *words)
-    assert run.returncode == 0, run.stderr
+    assert "continues at update" in run.stderr
     assert read_trainings(out) == read_trainings(undisturbed)
     logs = {path: path.stat().st_mtime_ns for path in out.glob("models/*/*/train.log")}
     assert len(logs) == 4
     again = run_compare(out, *words)
     assert again.stdout == run.stdout
     assert {path: path.stat().st_mtime_ns for path in logs} == logs  # nothing was trained again
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_stop_is_one_line_and_the_same_command_continues(number, undisturbed, tmp_path):
-    out = tmp_path / "out"
-    words = ("none,decbert_diff", 40, "--seeds", "1,2", "--jobs", "2")
-    process = subprocess.Popen(
-        compare_call(out, *words), stderr=subprocess.PIPE, encoding="utf-8", env=true_start()
-    )
-    wait_until(lambda: any(out.glob("models/*/*/checkpoint_last.pt")), process)
-    process.send_signal(number)
-    *_, last = process.communicate()[1].strip().splitlines()
-    assert process.returncode == STOPPED
-    assert last == "fairseq-posenc: stopped; the same command continues from here"
-    run = run_compare(out, *words)
-    assert "continues at update" in run.stderr
-    assert read_trainings(out) == read_trainings(undisturbed)
 
 
 @pytest.mark.slow
@@ -507,11 +489,7 @@ def test_more_seeds_updates_and_encodings_continue_and_others_are_refused(undist
     assert "was made with other vocab size: 60, not 50" in other.stderr
     assert (fewer.returncode, other.returncode) == (2, 2)
     assert run_compare(out, "none,decbert_diff", 40, "--seeds", "1,2").returncode == 0
-
-    def end(folder: Path) -> list[Any]:  # curves have other points, after the first 20 updates
-        return [each for each in read_trainings(folder) if not isinstance(each[0], tuple)]
-
-    ours, theirs = (
+    ours, theirs = (  # curves have other points, after the first 20 updates
         [each for each in read_trainings(folder) if isinstance(each, dict)]
         for folder in (out, undisturbed)
     )
@@ -535,7 +513,7 @@ def test_a_training_that_diverges_is_a_result_and_ends_no_other(tmp_path: Path) 
 @pytest.mark.slow
 def test_a_failed_training_is_one_line_with_the_reason(tmp_path: Path) -> None:
     call = [*compare_call(tmp_path / "out", "none", 4), "--encoder-attention-heads", "3"]
-    run = subprocess.run(call, capture_output=True, encoding="utf-8", env=true_start(), check=False)
+    run = subprocess.run(call, capture_output=True, encoding="utf-8", check=False)
     assert run.returncode == 1
     assert "Traceback" not in run.stderr.splitlines()[-1]
     assert "train.log" in run.stderr

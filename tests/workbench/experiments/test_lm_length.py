@@ -7,7 +7,6 @@ import json
 import math
 import re
 import shutil
-import signal
 import statistics
 import subprocess
 import sys
@@ -19,15 +18,16 @@ from torch.nn import functional as F
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaForCausalLM
 from transformers import PreTrainedTokenizerFast as Fast
 
+from fairseq_posenc.folders import LOCK
 from fairseq_posenc.hf import set_positions
 from fairseq_posenc.workbench import cli
 from fairseq_posenc.workbench.experiments.length import hf_model
 from fairseq_posenc.workbench.experiments.length.hf_model import parse_models
 from fairseq_posenc.workbench.experiments.length.scoring import Piece, batch_windows, cut_windows
 from fairseq_posenc.workbench.results.record import read
+from tests.helpers.commands import script
 from tests.helpers.hf_models import save_llama, save_tokenizer
-from tests.helpers.programs import BIN, true_start
-from tests.helpers.waiting import wait_until
+from tests.helpers.waiting import is_locked, wait_until
 
 SENTENCE = "the cat sat on a mat and then the dog came in to see it . it ran away ."
 WORDS = SENTENCE.split()
@@ -278,14 +278,15 @@ def test_a_killed_measurement_continues_with_the_score_that_it_was_at(llama, tmp
     (tmp_path / "text.txt").write_text(" ".join([TEXT] * 60))
     out = tmp_path / "out"
     words = ["--text", str(tmp_path / "text.txt"), "--out", str(out), "--device", "cpu"]
-    call = [BIN / "fairseq-posenc", "lm-length", f"a={llama}", *words]
+    call = [script("fairseq-posenc"), "lm-length", f"a={llama}", *words]
     call += ["--lengths", "8,16,24", "--stride", "1", "--max-tokens", "48"]
-    process = subprocess.Popen(call, env=true_start(), stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(call, stderr=subprocess.DEVNULL)
     wait_until(lambda: any(out.glob("a/*.json")), process)
-    process.send_signal(signal.SIGKILL)
+    process.kill()
     process.wait()
+    wait_until(lambda: not is_locked(out / LOCK))
     finished = {path: path.read_bytes() for path in out.glob("a/*.json")}
-    run = subprocess.run(call, env=true_start(), capture_output=True, text=True, check=True)
+    run = subprocess.run(call, capture_output=True, text=True, check=True)
     assert run.stderr.count("perplexity") == 3 - len(finished)
     assert all(path.read_bytes() == content for path, content in finished.items())
     assert len(json.loads((out / "lm-length.json").read_text())["figures"]["perplexity"]) == 3

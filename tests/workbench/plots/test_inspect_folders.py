@@ -80,7 +80,6 @@ def test_the_page_of_a_folder(tmp_path, capsys):
 PAIRS = [name for name in MODELS if MODELS[name].has_encoder]
 
 
-@pytest.mark.skipif(not PAIRS, reason="their attention can be replaced from transformers 5 on")
 @pytest.mark.parametrize("name", PAIRS)
 def test_weights_of_both_stacks_and_between_them(name):
     tiny = MODELS[name]
@@ -102,7 +101,6 @@ def test_weights_of_both_stacks_and_between_them(name):
                 assert not attention.split.position.any()
 
 
-@pytest.mark.skipif(not PAIRS, reason="their attention can be replaced from transformers 5 on")
 @pytest.mark.parametrize("target", [None, "on the mat"])
 def test_the_page_of_an_encoder_and_a_decoder(target, tmp_path, capsys):
     folder, out = tmp_path / "t5", tmp_path / "t5.html"

@@ -129,15 +129,14 @@ def test_shards_are_named_by_their_folder():
 DATA = {"laptop": ("docs", sentences), "laptop_lm": ("docs", sentences)}
 DATA |= {"laptop_translation": ("multi30k", pairs)}
 QUICK = ["optimization.max_update=2", "common.log_interval=1"]
-HYDRA = script("fairseq-hydra-train")
 # The languages of the tests' data.
 LANGUAGES = ["task.source_lang=src", "task.target_lang=tgt"]
 
 
-def start(folder: Path, *words: str, program: Path = HYDRA, **more: str):
+def start(folder: Path, *words: str, program: Path | None = None, **more: str):
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", **more}
     return subprocess.Popen(
-        [str(program), *words],
+        [str(program or script("fairseq-hydra-train")), *words],
         cwd=folder,
         env=environment,
         stdout=subprocess.PIPE,

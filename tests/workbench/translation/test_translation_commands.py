@@ -30,7 +30,6 @@ from fairseq_posenc.workbench.translation.checkpoint import average_checkpoints
 from fairseq_posenc.workbench.translation.scores import PIECE_BLEU, Scorer, compare
 from fairseq_posenc.workbench.translation.systems import parse_systems
 from tests.helpers.commands import USER_DIR, made_once, new_directory, refused, run, script, trained
-from tests.helpers.programs import true_start
 from tests.helpers.waiting import is_locked, wait_until
 
 slow = pytest.mark.slow
@@ -510,7 +509,7 @@ def test_a_killed_evaluation_goes_on_with_the_next_search_or_training(evaluated,
     command = ["bleu", f"rope={checkpoint()}", "--beam", "3", "--out", str(out), "--device", "cpu"]
     greedy = out / "rope" / "greedy.json"
     words = [str(script("fairseq-posenc")), *command]
-    with subprocess.Popen(words, stderr=subprocess.DEVNULL, env=true_start()) as process:
+    with subprocess.Popen(words, stderr=subprocess.DEVNULL) as process:
         wait_until(greedy.exists, process)
         process.kill()
     wait_until(lambda: not is_locked(out / LOCK))
