@@ -359,19 +359,6 @@ def test_the_same_seed_trains_the_same_weights(name, spec):
 
 
 @pytest.mark.parametrize("name", HERE)
-def test_decoding_step_equals_the_last_row(name):
-    query, key, value = (x.detach() for x in inputs())
-    full_bias = torch.randn(1, ROWS)
-    full, _ = BACKENDS[name].attend(
-        AttentionCall(query, key, value, Terms(bias=full_bias), Mask("lr"))
-    )
-    step, _ = BACKENDS[name].attend(
-        AttentionCall(query[:, :, -1:], key, value, Terms(bias=full_bias[:, :T]), Mask("lr"))
-    )
-    torch.testing.assert_close(step, full[:, :, -1:], rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("name", HERE)
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float16, 5e-3), (torch.bfloat16, 4e-2)])
 def test_half_precision_is_close_to_float64(name, dtype, bound):
     qkv = [x.detach().to(dtype) for x in inputs()]
@@ -579,10 +566,6 @@ def test_a_requested_backend_is_taken_or_refused():
         plan(tables, "sdpa")
 
 
-def test_attention_weights_come_from_the_reference_even_if_another_is_required():
-    assert plan(Terms(), "sdpa", need_weights=True) == "reference"
-
-
 def test_unknown_backend_is_an_error_that_lists_the_known():
     with pytest.raises(UserError, match="unknown backend 'fast'; known: auto, triton, flex, sdpa"):
         check("fast", Terms(), D)
@@ -596,3 +579,4 @@ def test_a_backend_that_cannot_run_here_is_refused_with_the_reason(monkeypatch):
 
 def test_every_backend_says_whether_it_can_run():
     assert set(available()) == set(BACKENDS)
+    assert all(isinstance(reason, str) for reason in available().values())

@@ -389,6 +389,14 @@ def test_rope_by_hand():
     assert_close(oracles.rope(halves, [3], {"layout": "half"})[0, 0].tolist(), expected)
 
 
+def test_rope_layouts_are_a_permutation_of_each_other():
+    torch.manual_seed(0)
+    x, order = draw(HEADS, 4, 8), [0, 2, 4, 6, 1, 3, 5, 7]
+    interleaved = oracles.rope(x, range(4), {})
+    half = oracles.rope(x[..., order], range(4), {"layout": "half"})
+    assert_close(half, interleaved[..., order])
+
+
 def test_rope_refuses_odd_widths_and_unknown_words():
     x = draw(1, 1, 6)
     with pytest.raises(ValueError, match="in pairs"):
@@ -414,23 +422,6 @@ def test_xpos_decays_with_distance():
 
 
 # --------------------------------------------------------------------------------- positions
-
-
-def test_block_positions():
-    tokens = torch.tensor([[1, 1, 0, 5, 6, 2], [0, 5, 6, 2, 1, 1]])
-    expected = torch.tensor([[-1, -1, 0, 1, 2, 3], [0, 1, 2, 3, -1, -1]])
-    assert_close(oracles.block_positions(tokens, pad=1), expected)
-    assert_close(oracles.block_positions(tokens[0], pad=1), expected[0])
-
-
-def test_sentence_positions():
-    tokens = torch.tensor([[1, 0, 5, 2, 6, 7, 2, 8], [0, 5, 2, 2, 6, 2, 1, 1]])
-    expected = torch.tensor([[-1, 0, 1, 2, 1, 2, 3, 1], [0, 1, 2, 1, 1, 2, -1, -1]])
-    assert_close(oracles.sentence_positions(tokens, pad=1, eos=2), expected)
-    assert_close(oracles.sentence_positions(tokens[1], pad=1, eos=2), expected[1])
-    assert_close(
-        oracles.sentence_positions(tokens, pad=1, eos=99), oracles.block_positions(tokens, pad=1)
-    )
 
 
 # ------------------------------------------------------------------------- masks and attention

@@ -18,7 +18,6 @@ import transformers
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf import set_positions
-from fairseq_posenc.registry import names
 from tests.helpers.hf_models import (
     MODELS,
     Cell,
@@ -27,18 +26,8 @@ from tests.helpers.hf_models import (
     distance,
     make_inputs,
 )
+from tests.hf.test_cells import SPECS
 
-COMBINED = [
-    "3*rope(layout=half),none",
-    "rope+alibi",
-    "learned+sink",
-    "rope+ssmax",
-    "rope+softcap(cap=2)",
-    "rope(layout=half)+window(size=5)",
-    "alibi+window(size=4,first=2)",
-    "t5+chunk(size=6)",
-]
-SPECS = ["own", *names(), *COMBINED]
 LARGEST = 2e-5
 
 
@@ -102,7 +91,7 @@ def main() -> None:
     """Try the cells that are asked for."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--models", nargs="*", default=[*MODELS], choices=[*MODELS], metavar="NAME")
-    parser.add_argument("--specs", nargs="*", default=SPECS, metavar="SPEC")
+    parser.add_argument("--specs", nargs="*", default=["own", *SPECS], metavar="SPEC")
     parser.add_argument("--out", type=Path, metavar="FILE")
     args = parser.parse_args()
     table = write_table(args.models, args.specs)

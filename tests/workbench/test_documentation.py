@@ -103,7 +103,7 @@ def test_base_size_counts_are_those_of_the_formulas(name):
         ("learned+m4m+reset", 1_178_880 + 12 * 2 * 64),
         ("shaw(max_distance=128)", 12 * 257 * 64),
         ("kerple", 12 * 2 * 12),
-        *((name, 0) for name in ("none", "sinusoidal", "rope", "xpos", "alibi", "sandwich")),
+        *((name, 0) for name in ("none", "sinusoidal", "rope", "alibi", "sandwich")),
     ],
 )
 def test_count_prints_the_numbers_of_the_papers_tables(spec, total, capsys):
