@@ -6,16 +6,9 @@ The dictionary is made from the training text, unless --dict names one. Text is 
       --out data-bin/zh --min-count 5 --longest-line 512
 """
 
-import argparse
+from functools import partial
 
 from binarize import command, formats, options
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options."""
-    options.add_arguments(parser, characters=True)
-
-
-def run(args: argparse.Namespace) -> None:
-    """Make the data-bin."""
-    command.run(args, formats.plain)
+add_arguments = partial(options.add_arguments, characters=True)
+run = partial(command.run, line_format=formats.plain)

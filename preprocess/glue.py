@@ -15,23 +15,43 @@ predicts AX; for WNLI, which is not trained, OUT/WNLI.tsv predicts the majority 
 from __future__ import annotations
 
 import argparse
+import math
+import os
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from fairseq.data import Dictionary
 
 from binarize.options import integer
 from binarize.output import Manifest, format_counts, make_folder, say
+from binarize.sources import refuse_wide_characters
 from binarize.vocabulary import PACKAGES, Vocabulary, add_vocabulary
 from fairseq_posenc.checkpoints.dictionary import DICTIONARY
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.files import write_whole
 from fairseq_posenc.folders import checksum
-from fairseq_posenc.tasks.glue.definitions import TASKS, WNLI, Task, parse_tasks
-from glue_tasks.binary import SplitWriter
-from glue_tasks.rows import find_files, read_examples
+from fairseq_posenc.tasks.glue.definitions import SCORE_MAXIMUM, TASKS, WNLI, Task, parse_tasks
+from fairseq_posenc.tokens.data_set import write_items
+from fairseq_posenc.tokens.files import decode_text, read_bytes
+from fairseq_posenc.tokens.symbols import warn_of_unknown
+from fairseq_posenc.tokens.tokenizer import Encoded, Tokenizer, token_dtype
 
 _SPLITS = ("train", "valid", "test")
+_SUFFIXES = ("", ".gz", ".bz2", ".xz", ".zst")
+
+
+class Examples(NamedTuple):
+    """The examples of a file."""
+
+    sentences: tuple[list[str], ...]  # the texts of one column, or of two for pairs
+    labels: list[str]  # as in the file; empty for a test set
+    ids: list[str]  # the first column, which in test files is the example's id
+    broken: int  # number of rows that were left out
 
 
 def run(args: argparse.Namespace) -> None:
@@ -51,37 +71,126 @@ def run(args: argparse.Namespace) -> None:
     # Before any task is written, so that a missing file is reported at once.
     files = {task.name: find_files(args.raw, task, splits) for task in tasks}
     dictionary = vocabulary.load_dictionary()
-    encoder = vocabulary.load_encoder(dictionary)
-    assert encoder  # only words and characters, which are no options here, have none
-    writer = SplitWriter(encoder, dictionary, vocabulary, args.max_tokens)
+    writer = SplitWriter(
+        vocabulary.load_tokenizer(dictionary), dictionary, vocabulary, args.max_tokens
+    )
     for task in tasks:
+        paths = files[task.name]
         request = {
             "options": {"max_tokens": args.max_tokens},
             "files": vocabulary.checksums(),
-            "inputs": {split: checksum(path) for split, path in files[task.name].items()},
+            "inputs": {split: checksum(path) for split, path in paths.items()},
             "packages": {name: version(name) for name in PACKAGES},
         }
-        fill = partial(_write_task, task, files[task.name], writer)
-        make_folder(args.out / task.name, request, fill)
+        make_folder(args.out / task.name, request, partial(writer.write_task, task, paths))
     is_complete = len(tasks) == len(TASKS) and set(splits) == set(_SPLITS)
     if is_complete and (args.raw / WNLI.name).is_dir():
         _predict_wnli(find_files(args.raw, WNLI, splits), args.out / f"{WNLI.name}.tsv")
 
 
-def _write_task(
-    task: Task, files: dict[str, Path], writer: SplitWriter, manifest: Manifest
-) -> None:
-    """Write the data-bin of a task."""
-    writer.write_dictionaries(task, manifest.folder)
-    sha256 = checksum(manifest.folder / "input0" / DICTIONARY)
-    manifest.entries["glue_task"] = task.name
-    manifest.entries[DICTIONARY] = {"symbols": len(writer.dictionary), "sha256": sha256}
-    for split, path in files.items():
-        if manifest.read("splits", split) is None:
-            examples = read_examples(path, task, split)
-            counts = writer.write(task, split, examples, manifest.folder)
-            manifest.save("splits", split, counts)
-            print(f"{task.name} {split}: {format_counts(counts)}", flush=True)
+class SplitWriter(NamedTuple):
+    """Writes the splits of tasks as fairseq reads them.
+
+    A sentence is stored with ``</s>`` at its end; two are joined by fairseq, as ``<s> first </s>
+    </s> second </s>``. The data set of a side (``input0``, ``input1``) has one item per example.
+    """
+
+    tokenizer: Tokenizer
+    dictionary: Dictionary
+    vocabulary: Vocabulary
+    max_tokens: int  # maximum of an example, <s> and </s> included
+
+    def write_task(self, task: Task, files: dict[str, Path], manifest: Manifest) -> None:
+        """Write the data-bin of a task: its dictionaries, and the splits that are missing."""
+        folder = manifest.folder
+        (folder / "label").mkdir(exist_ok=True)
+        if not task.regression:
+            build_label_dictionary(task).save(str(folder / "label" / DICTIONARY))
+        for side in range(len(task.sentences)):
+            path = folder / f"input{side}" / DICTIONARY
+            path.parent.mkdir(exist_ok=True)
+            self.vocabulary.write_dictionary(self.dictionary, path)
+        sha256 = checksum(folder / "input0" / DICTIONARY)
+        manifest.entries["glue_task"] = task.name
+        manifest.entries[DICTIONARY] = {"symbols": len(self.dictionary), "sha256": sha256}
+        for split, path in files.items():
+            if manifest.read("splits", split) is None:
+                counts = self._write_split(task, split, read_examples(path, task, split), folder)
+                manifest.save("splits", split, counts)
+                print(f"{task.name} {split}: {format_counts(counts)}", flush=True)
+
+    def _write_split(
+        self, task: Task, split: str, examples: Examples, folder: Path
+    ) -> dict[str, int]:
+        """Write a split into a folder with dictionaries; return its counts."""
+        counts = self._write_sentences(split, examples, folder)
+        # without the special symbols: two for each sentence
+        words = counts["tokens"] - 2 * len(examples.sentences) * len(examples.ids)
+        warn_of_unknown(f"{task.name} {split}", counts["unknown_tokens"], words)
+        if split in task.test_splits:
+            (folder / f"{split}.ids").write_text("\n".join(examples.ids) + "\n", "utf-8")
+        elif task.regression:
+            scores = [f"{float(label) / SCORE_MAXIMUM:.10g}" for label in examples.labels]
+            path = folder / "label" / f"{split}.label"
+            path.write_text("\n".join(scores) + "\n", encoding="utf-8")
+        else:
+            dictionary = build_label_dictionary(task)
+            items = [[dictionary.index(label), dictionary.eos()] for label in examples.labels]
+            tokens = np.array(items, token_dtype(dictionary)).ravel()
+            sizes = np.full(len(items), 2, np.int32)
+            write_items(folder / "label" / split, Encoded(tokens, sizes))
+        return {"examples": len(examples.ids), "broken": examples.broken, **counts}
+
+    def _write_sentences(self, split: str, examples: Examples, folder: Path) -> dict[str, int]:
+        """Write the sentences, truncated to the maximum size; return the counts."""
+        encoded = [self.tokenizer.encode(texts) for texts in examples.sentences]
+        sides = [np.split(tokens, np.cumsum(sizes)[:-1]) for tokens, sizes in encoded]
+        num_special = 2 * len(sides)  # <s> first </s>, and for a pair </s> second </s>
+        counts = Counter(cut=0, tokens=0, unknown_tokens=0)
+        longest = 0
+        kept: list[list[np.ndarray]] = [[] for _ in sides]
+        for sentences in zip(*sides):
+            lengths = [len(tokens) - 1 for tokens in sentences]  # without </s>
+            shown = truncate_lengths(lengths, self.max_tokens - num_special)
+            for side, tokens, length in zip(kept, sentences, shown):
+                side.append(np.append(tokens[:length], tokens[-1]))
+            counts["cut"] += shown != lengths
+            counts["tokens"] += sum(shown) + num_special
+            longest = max(longest, sum(shown) + num_special)
+        for number, items in enumerate(kept):
+            tokens = np.concatenate(items)
+            sizes = np.array([len(item) for item in items], np.int32)
+            write_items(folder / f"input{number}" / split, Encoded(tokens, sizes))
+            counts["unknown_tokens"] += int((tokens == self.dictionary.unk()).sum())
+        return {**counts, "longest": longest}
+
+
+def build_label_dictionary(task: Task) -> Dictionary:
+    """Build the dictionary of the classes in the task's order, without padding to a multiple."""
+    dictionary = Dictionary()
+    for label in task.classes:
+        dictionary.add_symbol(label)
+    return dictionary
+
+
+def truncate_lengths(lengths: Sequence[int], room: int) -> list[int]:
+    """Compute how many tokens of each sentence to keep; the longer of two is cut first.
+
+    The result is the same as removing one token at a time from the longer sentence, or from the
+    second if they are equal: of 5 and 2 tokens with room for 4, 2 and 2 are kept.
+
+    Args:
+        lengths: tokens of one or two sentences without special symbols.
+        room: maximum tokens of an example without special symbols.
+    """
+    if len(lengths) == 1:
+        return [min(lengths[0], room)]
+    first, second = lengths
+    second_share = room // 2  # a sentence within its share is never cut
+    first_share = room - second_share
+    kept_first = min(first, room - min(second, second_share))
+    kept_second = min(second, room - min(first, first_share))
+    return [kept_first, kept_second]
 
 
 def _predict_wnli(files: dict[str, Path], path: Path) -> None:
@@ -92,6 +201,117 @@ def _predict_wnli(files: dict[str, Path], path: Path) -> None:
     rows = "".join(f"{number}\t{label}\n" for number in test.ids)
     write_whole(path, f"index\tprediction\n{rows}")
     say(f"wrote {path}: {label} for all, the label of {count:,} of {len(train.labels):,}")
+
+
+def find_file(folder: Path, task: Task, split: str) -> Path:
+    """Find the file of a split, which may be compressed.
+
+    Raises:
+        UserError: the file is missing.
+    """
+    # MNLI's third test set is ../diagnostic/diagnostic.tsv, seen from its folder.
+    plain = Path(os.path.normpath(folder / task.name / f"{task.files[split]}.tsv"))
+    for suffix in _SUFFIXES:
+        path = plain.with_name(plain.name + suffix)
+        if path.is_file():
+            return path
+    raise UserError(
+        f"{plain} is not there, nor with {', '.join(_SUFFIXES[1:])}; give the folder that has "
+        "GLUE's folders (CoLA, SST-2, ...) as they are downloaded, or leave out the task or the "
+        "split"
+    )
+
+
+def find_files(folder: Path, task: Task, splits: Sequence[str]) -> dict[str, Path]:
+    """Find the files of a task by split; MNLI also has valid1, test1 and test2.
+
+    Raises:
+        UserError: a file is missing, and not optional.
+    """
+    files = {}
+    for split in task.files:
+        if split.rstrip("12") in splits:
+            try:
+                files[split] = find_file(folder, task, split)
+            except UserError:
+                if split not in task.optional:
+                    raise
+    return files
+
+
+def read_examples(path: Path, task: Task, split: str) -> Examples:
+    """Read the examples of a split.
+
+    Raises:
+        UserError: names a line that has too few columns, or a label that the task does not have.
+    """
+    lines = _read_lines(path)
+    header: Sequence[str] = task.headless.get(split, ())
+    if not header:
+        _, first_line = next(lines, (1, ""))
+        header = first_line.split("\t")
+    columns = [_find_column(header, name, path) for name in task.sentences]
+    is_labelled = split not in task.test_splits
+    label_column = _find_column(header, task.label, path) if is_labelled else None
+    examples = Examples(tuple([] for _ in columns), [], [], 0)
+    broken = 0
+    for number, line in lines:
+        cells = line.split("\t")
+        if len(cells) != len(header):
+            if not (task.may_be_broken and is_labelled):
+                raise UserError(
+                    f"{path}, line {number}: {len(cells)} columns instead of {len(header)}; "
+                    "mend the file, or download it again"
+                )
+            broken += 1
+            continue
+        if label_column is not None:
+            line_name = f"{path}, line {number}"
+            examples.labels.append(_check_label(cells[label_column], task, line_name))
+        for texts, column in zip(examples.sentences, columns):
+            texts.append(cells[column].strip())
+        examples.ids.append(cells[0])
+    if not examples.ids:
+        raise UserError(f"{path} has no examples")
+    return examples._replace(broken=broken)
+
+
+def _read_lines(path: Path) -> Iterator[tuple[int, str]]:
+    r"""Yield numbered lines; they end only at ``\n``, as texts contain other line separators."""
+    content = read_bytes(path)
+    refuse_wide_characters(content, str(path))
+    # `decode_text` also drops a byte-order mark; MRPC begins with one.
+    for number, line in enumerate(decode_text(content, str(path)).split("\n"), start=1):
+        if line.strip():
+            yield number, line.rstrip("\r")
+
+
+def _find_column(header: Sequence[str], name: str, path: Path) -> int:
+    if name not in header:
+        raise UserError(
+            f"{path}, line 1: no column is called '{name}' ({', '.join(header)}); "
+            "download the file again"
+        )
+    return list(header).index(name)
+
+
+def _check_label(label: str, task: Task, line: str) -> str:
+    """Check that a label is a class or a score of the task; return it without white space."""
+    label = label.strip()
+    if task.regression:
+        try:
+            score = float(label)
+        except ValueError:
+            score = math.nan
+        if not 0 <= score <= SCORE_MAXIMUM:
+            raise UserError(
+                f"{line}: the score {label!r} is not between 0 and {SCORE_MAXIMUM:g}; mend the file"
+            )
+    elif label not in task.classes:
+        raise UserError(
+            f"{line}: the label {label!r} is not one of {', '.join(task.classes)}; mend the file"
+        )
+    return label
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -18,29 +18,82 @@ and OUT/manifest.json all counts. The same seed samples the same documents on ev
 from __future__ import annotations
 
 import argparse
+import hashlib
+import itertools
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from fractions import Fraction
 from functools import cache, partial
 from pathlib import Path
+from typing import NamedTuple, Optional
 
-from binarize.formats import check_format, describe_format
-from binarize.options import add_invalid_lines, add_workers, build_settings, integer
-from binarize.output import make_folder
-from binarize.shards import Extent, combine_checksums, find_files, parts_of_shard
-from mixing.draw import DOCUMENTS, LINES, CorpusRequest, parse_corpus
-from mixing.mixture import MixtureRules, mix_corpora
+from binarize import formats
+from binarize.formats import JsonField, LineFormat
+from binarize.items import InvalidLine, describe_invalid, read_lines
+from binarize.options import add_invalid_lines, add_workers, integer
+from binarize.output import (
+    Manifest,
+    describe_file,
+    format_counts,
+    make_folder,
+    open_at,
+    say,
+    sync,
+)
+from binarize.pool import map_chunks
+from binarize.sources import Extent, combine_checksums, find_files, parts_of_shard, read_chunks
+from fairseq_posenc.errors import UserError
+
+DOCUMENTS, LINES, BYTES = "documents", "lines", "bytes"
+_FORMATS: dict[str, LineFormat] = {
+    "plain": formats.plain,
+    "json": JsonField("text"),
+    "wikipedia": formats.wikipedia,
+    "wikitext": formats.WikiText(articles=True, headings=True),
+}
+_UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 # Reads a file for its checksum once, even if several corpora are in one file, as in the Pile.
 _with_checksum = cache(Extent.with_checksum)
 
 
+class CorpusRequest(NamedTuple):
+    """A corpus to sample from: the parsed ``--corpus``."""
+
+    option: str  # as given, for messages
+    format: LineFormat  # format of its files
+    paths: list[str]  # files and folders
+    size: Optional[int]  # amount to sample, in `unit`; None for all
+    unit: str  # `bytes`, or `lines`, which are sentences with `--sentences`
+    hold_out: int  # number of lines or documents for validation
+
+
+@dataclass(frozen=True)
+class MixtureRules:
+    """Settings that hold for all corpora."""
+
+    seed: int
+    sentences: bool  # split lines into sentences
+    unit: str  # unit of the text held out, `documents` or `lines`
+    files: int  # number of training files
+    invalid_lines: str  # `skip` invalid lines, or `error`: stop at the first
+    workers: int  # number of processes
+
+
 def run(args: argparse.Namespace) -> None:
     """Mix the corpora; the corpora that an interrupted run finished are kept."""
     corpora = [(corpus, _find_parts(corpus)) for corpus in map(parse_corpus, args.corpus)]
-    rules = build_settings(MixtureRules, args)
+    rules = MixtureRules(
+        args.seed, args.sentences, args.unit, args.files, args.invalid_lines, args.workers
+    )
     request = {
         # The text is the same for any number of workers.
         "options": {**vars(rules), "workers": None},
         "corpora": [
-            [describe_format(corpus.format), corpus.size, corpus.unit, corpus.hold_out]
+            [formats.describe_format(corpus.format), corpus.size, corpus.unit, corpus.hold_out]
             for corpus, _ in corpora
         ],
         "inputs": [combine_checksums(parts) for _, parts in corpora],
@@ -49,9 +102,270 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _find_parts(corpus: CorpusRequest) -> list[Extent]:
-    files = find_files(corpus.paths)
-    check_format(corpus.format, files)
-    return list(map(_with_checksum, parts_of_shard(files)))
+    return list(map(_with_checksum, parts_of_shard(find_files(corpus.paths, corpus.format))))
+
+
+def mix_corpora(
+    corpora: Sequence[tuple[CorpusRequest, list[Extent]]], rules: MixtureRules, manifest: Manifest
+) -> None:
+    """Mix corpora, each with its parts of files, into text files in the folder of a manifest.
+
+    ``train/00.txt`` and so on get the documents in turn, with an empty line after each;
+    ``valid.txt`` has the text held out.
+
+    Raises:
+        UserError: a file cannot be read, a line is invalid, or a corpus is too small or empty.
+    """
+    samplers = []
+    for number, (corpus, parts) in enumerate(corpora):
+        totals = manifest.read("totals", str(number))
+        if totals is None:
+            totals = Counter[str]()
+            if corpus.size is not None or corpus.hold_out:  # sampling needs the totals
+                say(f"counting {corpus.option}")
+                for document in read_documents(corpus.format, parts, rules):
+                    totals.update(measure(document))
+            manifest.save("totals", str(number), totals)
+        samplers.append(Sampler(corpus, f"{rules.seed} {number}", rules.unit, Counter(totals)))
+    width = len(str(rules.files - 1))
+    names = [*(f"train/{number:0{width}d}.txt" for number in range(rules.files)), "valid.txt"]
+    paths = [manifest.folder / name for name in names]
+    paths[0].parent.mkdir(exist_ok=True)
+    sizes = [0] * len(paths)  # of the text of all corpora so far
+    num_train = 0  # documents with text to train on
+    for number, ((corpus, parts), sampler) in enumerate(zip(corpora, samplers)):
+        finished = manifest.read("corpora", str(number))
+        if finished is None:
+            documents = read_documents(corpus.format, parts, rules)
+            finished = {"sizes": _sample(documents, sampler, paths, sizes)}
+            finished["drawn"] = dict(sorted(sampler.counts.items()))
+            if not sampler.counts[DOCUMENTS]:
+                raise UserError(f"{corpus.option}: has no text")
+            manifest.save("corpora", str(number), finished)
+        sizes = finished["sizes"]
+        num_train += finished["drawn"].get(f"train_{DOCUMENTS}", 0)
+        print(f"{corpus.option}: {format_counts(finished['drawn'])}", flush=True)
+    if not num_train:
+        raise UserError("nothing is left to train on: hold-out= takes all")
+    for name, path in zip(names, paths):
+        manifest.save("outputs", name, describe_file(path))
+
+
+def _sample(
+    documents: Iterator[bytes], sampler: Sampler, paths: Sequence[Path], sizes: Sequence[int]
+) -> list[int]:
+    """Append what is sampled to the files, the last of which is for text held out.
+
+    Args:
+        documents: the documents of a corpus.
+        sampler: the sampler of the corpus.
+        paths: the files.
+        sizes: their bytes to keep; the rest is of an interrupted run.
+
+    Returns:
+        The new sizes; the files are synced to disk.
+    """
+    with ExitStack() as stack:
+        files = [stack.enter_context(open_at(path, size)) for path, size in zip(paths, sizes)]
+        *train_files, valid_file = files
+        for document in documents:
+            train_number = sampler.counts[f"train_{DOCUMENTS}"]
+            train, valid = sampler.sample(document)
+            if train:
+                train_files[train_number % len(train_files)].write(train + b"\n")
+            valid_file.write(valid)
+        sync(*files)
+        return [file.tell() for file in files]
+
+
+def read_documents(
+    line_format: LineFormat, parts: Sequence[Extent], rules: MixtureRules
+) -> Iterator[bytes]:
+    r"""Yield the documents of a corpus, with ``\n`` after every line."""
+    pending = b""  # begin of a document that continues in the next chunk
+    cut = partial(cut_documents, line_format=line_format, sentences=rules.sentences)
+    for chunk, (texts, invalid) in map_chunks(read_chunks(parts), rules.workers, cut):
+        for message in describe_invalid(invalid, chunk, rules.invalid_lines):
+            say(f"skipped {message}")
+        documents = [pending + texts[0], *texts[1:]]
+        # The last document may continue in the next chunk.
+        pending = b"" if chunk.ends_part else documents.pop()
+        yield from filter(None, documents)
+
+
+def cut_documents(
+    data: bytes, line_format: LineFormat, sentences: bool
+) -> tuple[list[bytes], list[InvalidLine]]:
+    r"""Cut a chunk of a file where documents end; worker processes call it.
+
+    Returns:
+        The text of each document, with ``\n`` after every line, and the lines that are left out.
+        The first text continues the last document of the chunk before, and may be empty.
+    """
+    lines, _, invalid = read_lines(data, line_format, sentences)
+    texts = [b""]
+    for is_end, group in itertools.groupby(lines, lambda line: not line):
+        if is_end:
+            texts.append(b"")
+        else:
+            texts[-1] = "".join(f"{line}\n" for line in group).encode()
+    return texts, invalid
+
+
+class Sampler:
+    """Samples documents of one corpus to train on, and text to hold out, at random.
+
+    Both use Knuth's selection sampling (The Art of Computer Programming, 3.4.2, algorithm S): to
+    choose n of N items, the next item is chosen with probability (n - chosen) / (N - seen). All
+    items have the same chance, exactly n are chosen, and nothing is kept in memory. For a size in
+    bytes or lines, n, N and the counts are in this unit, and documents are chosen whole: the size
+    is met to within one document. The random number is a hash of the seed and the number of the
+    document or line.
+
+    A document is text in which every line ends with a line feed; an empty line follows it in a
+    file.
+
+    Args:
+        corpus: how much to sample, and to hold out.
+        seed: seed of the random numbers.
+        hold_out_unit: unit of the text held out, ``documents`` or ``lines``.
+        totals: ``documents``, ``lines`` and ``bytes`` of the corpus, if sampling needs them.
+
+    Raises:
+        UserError: the corpus has less than ``corpus`` wants.
+    """
+
+    def __init__(
+        self, corpus: CorpusRequest, seed: str, hold_out_unit: str, totals: Counter[str]
+    ) -> None:
+        self.corpus, self.seed = corpus, seed
+        self.hold_out_unit, self.totals = hold_out_unit, totals
+        # `documents`, `lines` and `bytes` read so far, with `train_` before them those to train on;
+        # and `held_out`, in `hold_out_unit`.
+        self.counts: Counter[str] = Counter()
+        available = totals[hold_out_unit]
+        if corpus.hold_out > available:
+            raise UserError(
+                f"{corpus.option}: has {available:,} {hold_out_unit}, less than hold-out="
+            )
+        rest = self._estimate_rest()
+        if corpus.size is not None and corpus.size > rest:
+            raise UserError(
+                f"{corpus.option}: has only {rest:,.0f} {corpus.unit} to draw from, less than the "
+                f"{corpus.size:,}"
+            )
+
+    def sample(self, document: bytes) -> tuple[bytes, bytes]:
+        """Decide about the next document: return its text to train on, and its text held out."""
+        corpus = self.corpus
+        counts = self.counts
+        train = document
+        valid = b""
+        if corpus.hold_out and self.hold_out_unit == LINES:
+            train, valid = self._split_lines(document)
+        elif corpus.hold_out and self._choose_held_out(counts[DOCUMENTS]):
+            train = b""
+            valid = document + b"\n"
+        counts.update(measure(document))
+        if corpus.size is not None and train:
+            wanted = corpus.size - counts[f"train_{corpus.unit}"]
+            rest = measure(train)[corpus.unit] + self._estimate_rest()  # this document, and later
+            if self._random("size", counts[DOCUMENTS]) * rest >= wanted:
+                train = b""
+        counts.update({f"train_{name}": value for name, value in measure(train).items()})
+        return train, valid
+
+    def _estimate_rest(self) -> float:
+        """Estimate how much text to train on follows what is counted, in the unit of the size.
+
+        Of the text to hold out from it, only the expected share is known.
+        """
+        rest = self.totals[self.hold_out_unit] - self.counts[self.hold_out_unit]
+        still_to_hold = self.corpus.hold_out - self.counts["held_out"]
+        train_share = 1 - still_to_hold / rest if rest else 0
+        unit = self.corpus.unit
+        return (self.totals[unit] - self.counts[unit]) * train_share
+
+    def _split_lines(self, document: bytes) -> tuple[bytes, bytes]:
+        """Split a document into the lines to train on and those held out."""
+        train: list[bytes] = []
+        valid: list[bytes] = []
+        for number, line in enumerate(document.splitlines(keepends=True), self.counts[LINES]):
+            part = valid if self._choose_held_out(number) else train
+            part.append(line)
+        return b"".join(train), b"".join(valid)
+
+    def _choose_held_out(self, number: int) -> bool:
+        """Decide whether to hold out a document or line by its number, and count it if so."""
+        still_to_hold = self.corpus.hold_out - self.counts["held_out"]
+        rest = self.totals[self.hold_out_unit] - number
+        is_held = self._random("hold-out", number) * rest < still_to_hold
+        self.counts["held_out"] += is_held
+        return is_held
+
+    def _random(self, purpose: str, number: int) -> float:
+        """Compute the random number of a document or line, from 0 to 1."""
+        text = f"{self.seed} {purpose} {number}".encode()
+        return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") / (1 << 64)
+
+
+def measure(document: bytes) -> Counter[str]:
+    """Count a document; its bytes include the empty line that follows it in a file."""
+    if not document:
+        return Counter()
+    return Counter({DOCUMENTS: 1, LINES: document.count(b"\n"), BYTES: len(document) + 1})
+
+
+def parse_corpus(words: Sequence[str]) -> CorpusRequest:
+    """Parse ``FORMAT PATH ... [SETTING=VALUE ...]``.
+
+    Raises:
+        UserError: the words have another form.
+    """
+    option = f"--corpus {' '.join(words)}"
+    settings: dict[str, str] = {}
+    paths = []
+    for word in words[1:]:
+        name, equals, value = word.partition("=")
+        if equals and name in ("size", "lines", "hold-out", "field", "where"):
+            settings[name] = value
+        else:
+            paths.append(word)
+    if words[0] not in _FORMATS or not paths:
+        raise UserError(f"{option}: give a format ({', '.join(_FORMATS)}), then files or folders")
+    line_format = _FORMATS[words[0]]
+    if isinstance(line_format, JsonField):
+        where = formats.parse_where(settings.get("where"))
+        line_format = JsonField(settings.get("field", "text"), where)
+    elif settings.keys() & {"field", "where"}:
+        raise UserError(f"{option}: field= and where= are for json")
+    for name in ("lines", "hold-out"):
+        if not re.fullmatch(r"\d{1,18}", settings.get(name, "0")):
+            raise UserError(
+                f"{option}: {name}= is a whole number of lines or documents, not {settings[name]!r}"
+            )
+    size = parse_size(settings["size"]) if "size" in settings else None
+    if "lines" in settings:
+        if size is not None:
+            raise UserError(f"{option}: give size= or lines=, not both")
+        size = int(settings["lines"])
+    if size == 0:
+        raise UserError(f"{option}: draws nothing; give a size= or lines= above 0, or neither")
+    unit = LINES if "lines" in settings else BYTES
+    hold_out = int(settings.get("hold-out", "0"))
+    return CorpusRequest(option, line_format, paths, size, unit, hold_out)
+
+
+def parse_size(text: str) -> int:
+    """Parse a size such as ``64GiB`` into bytes.
+
+    Raises:
+        UserError: the text is not a size.
+    """
+    match = re.fullmatch(r"(\d{1,18}(?:\.\d{1,18})?)(B|KiB|MiB|GiB)", text)
+    if not match:
+        raise UserError(f"size={text}: write a number of {', '.join(_UNITS)}, as in 64GiB")
+    return int(Fraction(match[1]) * _UNITS[match[2]])
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

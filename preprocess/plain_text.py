@@ -7,16 +7,9 @@ A line is a paragraph or a sentence; an empty line or the end of a file ends a d
       --sentences --longest-line 511
 """
 
-import argparse
+from functools import partial
 
 from binarize import command, formats, options
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options."""
-    options.add_arguments(parser)
-
-
-def run(args: argparse.Namespace) -> None:
-    """Make the data-bin."""
-    command.run(args, formats.plain)
+add_arguments = options.add_arguments
+run = partial(command.run, line_format=formats.plain)

@@ -13,16 +13,15 @@ from __future__ import annotations
 
 import argparse
 import shutil
-from functools import partial
 from pathlib import Path
 
 from binarize.output import Manifest, format_counts, make_folder, say
 from binarize.vocabulary import Vocabulary, add_vocabulary
-from fairseq_posenc.checkpoints.dictionary import DICTIONARY, load_dictionary
+from fairseq_posenc.checkpoints.dictionary import DICTIONARY
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.folders import checksum
 from fairseq_posenc.tasks.squad.databin import Limits
-from fairseq_posenc.tokens.squad_file import Squad, read_squad
+from fairseq_posenc.tokens.squad_file import read_squad
 from fairseq_posenc.tokens.squad_windows import WindowMaker, write_split
 from fairseq_posenc.tokens.tokenizer import ENCODER_JSON, MERGES, PIECES
 
@@ -43,7 +42,7 @@ def run(args: argparse.Namespace) -> None:
     limits = Limits(args.max_length, args.stride, args.max_question)
     limits.check()
     vocabulary = Vocabulary.from_args(args)
-    vocabulary.load_dictionary()  # raises an error at once if it is empty
+    dictionary = vocabulary.load_dictionary()
     squads = {"train": read_squad(args.train), "valid": read_squad(args.valid)}
     version = squads["train"].version
     if squads["valid"].version != version:
@@ -55,25 +54,19 @@ def run(args: argparse.Namespace) -> None:
         "inputs": {split: checksum(squad.path) for split, squad in squads.items()},
         "vocabulary": {_NAMES[name]: sha256 for name, sha256 in vocabulary.checksums().items()},
     }
-    make_folder(args.out, request, partial(_write_splits, squads, vocabulary, limits))
 
+    def write_splits(manifest: Manifest) -> None:
+        for option, path in vocabulary.files.items():
+            shutil.copyfile(path, manifest.folder / _NAMES[option])
+        window_maker = WindowMaker(vocabulary.load_tokenizer(dictionary), dictionary, limits)
+        for split, squad in squads.items():
+            if manifest.read("splits", split) is None:
+                say(f"{split}: {len(squad.questions):,} questions")
+                counts = write_split(squad, window_maker, manifest.folder / split)
+                manifest.save("splits", split, counts)
+            print(f"{split}: {format_counts(manifest.read('splits', split))}")
 
-def _write_splits(
-    squads: dict[str, Squad], vocabulary: Vocabulary, limits: Limits, manifest: Manifest
-) -> None:
-    """Write the splits, and copy the files of the vocabulary."""
-    for option, path in vocabulary.files.items():
-        shutil.copyfile(path, manifest.folder / _NAMES[option])
-    dictionary = load_dictionary(manifest.folder / DICTIONARY)
-    tokenizer = vocabulary.load_encoder(dictionary)
-    assert tokenizer  # only words and characters, which are no options here, have none
-    window_maker = WindowMaker(tokenizer, dictionary, limits)
-    for split, squad in squads.items():
-        if manifest.read("splits", split) is None:
-            say(f"{split}: {len(squad.questions):,} questions")
-            counts = write_split(squad, window_maker, manifest.folder / split)
-            manifest.save("splits", split, counts)
-        print(f"{split}: {format_counts(manifest.read('splits', split))}")
+    make_folder(args.out, request, write_splits)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

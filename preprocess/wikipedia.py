@@ -8,16 +8,9 @@ Each article is between <doc ...> and </doc>; its first line is the title.
       --sentences --longest-line 511
 """
 
-import argparse
+from functools import partial
 
 from binarize import command, formats, options
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options."""
-    options.add_arguments(parser)
-
-
-def run(args: argparse.Namespace) -> None:
-    """Make the data-bin."""
-    command.run(args, formats.wikipedia)
+add_arguments = options.add_arguments
+run = partial(command.run, line_format=formats.wikipedia)

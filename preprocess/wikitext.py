@@ -27,5 +27,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Make the data-bin."""
     empty_lines = args.empty_lines or ("documents" if args.articles else "keep")
-    args = argparse.Namespace(**{**vars(args), "empty_lines": empty_lines})
-    command.run(args, formats.WikiText(args.articles, not args.no_headings))
+    settings = argparse.Namespace(**{**vars(args), "empty_lines": empty_lines})
+    command.run(settings, formats.WikiText(args.articles, not args.no_headings))

@@ -179,7 +179,7 @@ def test_no_job_imports_another():
 
 
 # What the programs of preprocess/ are made of, and whose it is; `binarize` is for all of them.
-PARTS = {"mixing": "mix", "parallel": "translation", "glue_tasks": "glue"}
+PARTS = {"parallel": "translation"}
 PROGRAMS = sorted(PREPROCESS.rglob("*.py"))
 
 

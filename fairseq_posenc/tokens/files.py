@@ -8,15 +8,15 @@ from __future__ import annotations
 import bz2
 import codecs
 import gzip
-import io
 import json
 import lzma
 import os
+import sys
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, BinaryIO, Union, cast
+from typing import Any, BinaryIO, Union
 
 import zstandard
 
@@ -26,6 +26,42 @@ PARQUET = ".parquet"
 _BLOCK_BYTES = 1 << 16  # about a thousand sentences
 _ROWS_AT_A_TIME = 1000  # of a Parquet file in memory
 _MAX_WINDOW_BYTES = 1 << 31  # of earlier text to which zstd may refer
+_OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+# Suffixes of files that must be read from the beginning.
+SEQUENTIAL = (*_OPENERS, ".zst", PARQUET)
+# Errors that a damaged compressed file raises while it is read.
+DAMAGE_ERRORS = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError, zstandard.ZstdError)
+
+
+def read_blocks(
+    path: Union[str, Path], size: int = _BLOCK_BYTES, start: int = 0, end: int = sys.maxsize
+) -> Iterator[bytes]:
+    """Yield the content of a file in blocks, decompressed by the suffix of its name.
+
+    Args:
+        path: the file.
+        size: bytes of a block; those of zstd and Parquet have other sizes.
+        start: first byte to read; 0 if the file is compressed.
+        end: byte after the last one to read, if the file is not compressed.
+
+    Raises:
+        UserError: the file is Parquet, and pyarrow is not installed.
+    """
+    suffix = Path(path).suffix
+    if suffix == PARQUET:
+        yield from _read_rows(path)
+        return
+    with open(path, "rb") as file:
+        if suffix == ".zst":
+            yield from _decompress_zstd(file)
+        elif suffix in _OPENERS:
+            with _OPENERS[suffix](file) as content:
+                yield from iter(lambda: content.read(size), b"")
+        else:
+            file.seek(start)
+            while block := file.read(min(size, end - start)):
+                start += len(block)
+                yield block
 
 
 def _decompress_zstd(file: BinaryIO) -> Iterator[bytes]:
@@ -42,50 +78,18 @@ def _decompress_zstd(file: BinaryIO) -> Iterator[bytes]:
             data = data or file.read(zstandard.DECOMPRESSION_RECOMMENDED_INPUT_SIZE)
 
 
-_OPENERS: dict[str, Callable[..., object]] = {
-    ".gz": gzip.open,
-    ".bz2": bz2.open,
-    ".xz": lzma.open,
-    ".zst": lambda file: _Stream(_decompress_zstd(file)),
-}
-SEQUENTIAL = (*_OPENERS, PARQUET)  # suffixes of files that must be read from the beginning
-# Errors that a damaged compressed file raises while it is read.
-DAMAGE_ERRORS = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError, zstandard.ZstdError)
-
-
-class _Stream(io.RawIOBase):
-    """Presents an iterator of blocks of bytes as a file."""
-
-    def __init__(self, blocks: Iterator[bytes]) -> None:
-        self._blocks = blocks
-        self._rest = b""  # bytes of the last block that were not read yet
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while not self._rest:  # blocks may be empty, and a return value of 0 means the end
-            block = next(self._blocks, None)
-            if block is None:
-                return 0
-            self._rest = block
-        size = min(len(buffer), len(self._rest))
-        buffer[:size] = self._rest[:size]
-        self._rest = self._rest[size:]
-        return size
-
-
-def decompress(path: Union[str, Path], file: BinaryIO) -> BinaryIO:
-    """Decompress an open file by the suffix of its name.
-
-    Raises:
-        UserError: the file is Parquet, and pyarrow is not installed.
-    """
-    suffix = Path(path).suffix
-    if suffix == PARQUET:
-        return io.BufferedReader(_Stream(_read_rows(path)))
-    opener = _OPENERS.get(suffix)
-    return cast("BinaryIO", opener(file)) if opener else file
+def _read_rows(path: Union[str, Path]) -> Iterator[bytes]:
+    """Yield the rows of a Parquet file as lines of JSON."""
+    try:
+        from pyarrow import ArrowInvalid, parquet
+    except ImportError:
+        raise UserError(f"{path}: Parquet needs the package pyarrow: pip install pyarrow") from None
+    try:
+        for batch in parquet.ParquetFile(path).iter_batches(_ROWS_AT_A_TIME):
+            lines = (json.dumps(row, ensure_ascii=False, default=str) for row in batch.to_pylist())
+            yield "".join(f"{line}\n" for line in lines).encode()
+    except ArrowInvalid as error:
+        raise EOFError(str(error)) from None
 
 
 def read_bytes(path: Path, name: str = "") -> bytes:
@@ -99,27 +103,12 @@ def read_bytes(path: Path, name: str = "") -> bytes:
         UserError: the file cannot be read, or is damaged.
     """
     try:
-        with open(path, "rb") as file:
-            return decompress(path, file).read()
+        return b"".join(read_blocks(path))
     except (OSError, *DAMAGE_ERRORS) as error:
         reason = getattr(error, "strerror", None) or error
         raise UserError(
             f"{name or path}: cannot be read ({reason}); name a file that can be read"
         ) from None
-
-
-def _read_rows(path: Union[str, Path]) -> Iterator[bytes]:
-    """Yield the rows of a Parquet file as lines of JSON."""
-    try:
-        from pyarrow import ArrowInvalid, parquet
-    except ImportError:
-        raise UserError(f"{path}: Parquet needs the package pyarrow: pip install pyarrow") from None
-    try:
-        for batch in parquet.ParquetFile(path).iter_batches(_ROWS_AT_A_TIME):
-            lines = (json.dumps(row, ensure_ascii=False, default=str) for row in batch.to_pylist())
-            yield "".join(f"{line}\n" for line in lines).encode()
-    except ArrowInvalid as error:
-        raise EOFError(str(error)) from None
 
 
 def decode_text(
@@ -183,18 +172,14 @@ def read_arriving_lines(descriptor: int, name: str) -> Iterator[list[str]]:
         UserError: a line is not UTF-8 text.
     """
     line_number, rest = 1, b""
-    while block := _read_block(descriptor, name):
-        complete, newline, rest = (rest + block).rpartition(b"\n")
-        if newline:
-            lines = decode_text(complete, name, first_line=line_number).split("\n")
-            line_number += len(lines)
-            yield [line.rstrip() for line in lines]
-    if rest:
-        yield [decode_text(rest, name, first_line=line_number).rstrip()]
-
-
-def _read_block(descriptor: int, name: str) -> bytes:
     try:
-        return os.read(descriptor, _BLOCK_BYTES)
+        while block := os.read(descriptor, _BLOCK_BYTES):
+            complete, newline, rest = (rest + block).rpartition(b"\n")
+            if newline:
+                lines = decode_text(complete, name, first_line=line_number).split("\n")
+                line_number += len(lines)
+                yield [line.rstrip() for line in lines]
     except OSError as error:  # for example, the file is a folder
         raise UserError(f"{name}: {error.strerror}; name a UTF-8 text file") from None
+    if rest:
+        yield [decode_text(rest, name, first_line=line_number).rstrip()]

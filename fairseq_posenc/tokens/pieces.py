@@ -82,11 +82,8 @@ class Pieces:
 
     def __call__(self, lines: Sequence[str]) -> Iterable[Sequence[str]]:
         """Split each line, as a ``Splitter`` of ``symbols.py``; unknown text becomes ``<unk>``."""
-        return ([self.texts[number] for number in numbers] for numbers in self.encode(lines))
-
-    def encode(self, lines: Sequence[str], num_threads: int = 1) -> list[list[int]]:
-        """Split each line into the numbers of its pieces; worker processes use one thread."""
-        return self.model.encode(list(lines), num_threads=num_threads)
+        encoded = self.model.encode(list(lines), num_threads=1)  # workers share the cores
+        return ([self.texts[number] for number in numbers] for numbers in encoded)
 
     def build_dictionary(self) -> Dictionary:
         """Build a dictionary of all pieces that can occur in a text, in the model's order."""

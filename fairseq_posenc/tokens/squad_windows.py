@@ -13,15 +13,14 @@ from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
-import torch
 from fairseq.data import Dictionary
-from fairseq.data.indexed_dataset import data_file_path, index_file_path, make_builder
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.tasks.squad.databin import SPECIAL_SYMBOLS, Limits
+from fairseq_posenc.tokens.data_set import write_items
 from fairseq_posenc.tokens.squad_file import Answer, Question, Squad
 from fairseq_posenc.tokens.symbols import warn_of_unknown
-from fairseq_posenc.tokens.tokenizer import TextTokens, Tokenizer
+from fairseq_posenc.tokens.tokenizer import Encoded, TextTokens, Tokenizer, token_dtype
 
 NO_ANSWER = (0, 0)  # positions of <s>
 
@@ -138,7 +137,7 @@ def write_split(squad: Squad, window_maker: WindowMaker, prefix: Path) -> dict[s
     if not squad.answered:
         raise UserError(f"{squad.path}: has no answers, so nothing can be learnt from it")
     dictionary = window_maker.dictionary
-    builder = make_builder(data_file_path(str(prefix)), "mmap", vocab_size=len(dictionary))
+    sequences = [np.empty(0, token_dtype(dictionary))]  # token ids of all windows
     spans: list[tuple[int, int]] = []
     # Counts that may stay 0 are in the manifest too.
     counts = Counter(questions_left_out=0, answers_moved=0, answers_in_no_window=0)
@@ -151,12 +150,12 @@ def write_split(squad: Squad, window_maker: WindowMaker, prefix: Path) -> dict[s
         if not targets:
             continue  # the question is left out
         spans += targets
-        for window in windows:
-            builder.add_item(torch.from_numpy(window.tokens))
-            counts["tokens"] += len(window.tokens)
-            counts["unknown_tokens"] += int((window.tokens == dictionary.unk()).sum())
-    builder.finalize(index_file_path(str(prefix)))
+        sequences += [window.tokens.astype(sequences[0].dtype) for window in windows]
+    tokens = np.concatenate(sequences)
+    write_items(prefix, Encoded(tokens, np.array(list(map(len, sequences[1:])), np.int32)))
     np.save(f"{prefix}.spans.npy", np.array(spans, dtype=np.int32).reshape(-1, 2))
+    counts["tokens"] = len(tokens)
+    counts["unknown_tokens"] = int((tokens == dictionary.unk()).sum())
     counts["windows"] = len(spans)
     counts["windows_with_answer"] = sum(span != NO_ANSWER for span in spans)
     words = counts["tokens"] - SPECIAL_SYMBOLS * counts["windows"]

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from typing import NamedTuple, Optional, Protocol
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.tokens.files import PARQUET
 
 
 class LineFormat(Protocol):
@@ -130,16 +129,3 @@ def split_lines(text: str) -> list[str]:
 def describe_format(line_format: LineFormat) -> str:
     """Describe a format for manifests: a function by its name, a tuple with its settings."""
     return getattr(line_format, "__name__", None) or repr(line_format)
-
-
-def check_format(line_format: LineFormat, paths: Sequence[str]) -> None:
-    """Refuse Parquet files for formats other than JSON, as their rows are read as JSON.
-
-    Raises:
-        UserError: a file is Parquet, and the format is not JSON.
-    """
-    for path in paths:
-        if path.endswith(PARQUET) and not isinstance(line_format, JsonField):
-            raise UserError(
-                f"{path}: Parquet is read as JSON: preprocess json_lines, or --corpus json"
-            )

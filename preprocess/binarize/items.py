@@ -42,16 +42,13 @@ class Items(NamedTuple):
     invalid: list[InvalidLine]
 
 
-class Lines(NamedTuple):
-    """The lines of a chunk to encode; `counts` and `invalid` as in `Items`."""
+def read_lines(
+    data: bytes, line_format: LineFormat, sentences: bool
+) -> tuple[list[str], Counter[str], list[InvalidLine]]:
+    """Read the lines of a chunk, stripped, and split into ``sentences`` if this is true.
 
-    lines: list[str]
-    counts: Counter[str]
-    invalid: list[InvalidLine]
-
-
-def read_lines(data: bytes, line_format: LineFormat, sentences: bool) -> Lines:
-    """Read the lines of a chunk, stripped, and split into ``sentences`` if this is true."""
+    The second and third result are the ``counts`` and the ``invalid`` lines of :class:`Items`.
+    """
     lines: list[str] = []
     invalid: list[InvalidLine] = []
     raw = split_lines(data.decode("utf-8", errors="surrogateescape"))
@@ -73,16 +70,16 @@ def read_lines(data: bytes, line_format: LineFormat, sentences: bool) -> Lines:
         lines = [line.strip() for line in lines]
     counts = Counter(lines=len(raw), invalid_lines=len(invalid))
     counts["blank_lines"] = sum(not line or line.isspace() for line in raw)
-    return Lines(lines, counts, invalid)
+    return lines, counts, invalid
 
 
 def describe_invalid(
-    invalid: Sequence[InvalidLine], chunk: SourceChunk, skips_invalid: bool
+    invalid: Sequence[InvalidLine], chunk: SourceChunk, treatment: str
 ) -> list[str]:
     """Describe the invalid lines of a chunk, which are skipped, or refuse them.
 
     Raises:
-        UserError: a line is invalid, and ``skips_invalid`` is False.
+        UserError: a line is invalid, and ``treatment`` is ``error``, not ``skip``.
     """
     part = chunk.part
     origin = f" (counted from byte {part.start})" if part.start else ""
@@ -90,7 +87,7 @@ def describe_invalid(
         f"{part.path}, line {chunk.lines_before + number + 1}: {reason}{origin}"
         for number, reason in invalid
     ]
-    if problems and not skips_invalid:
+    if problems and treatment == "error":
         raise UserError(f"{problems[0]}; mend the file, or use --invalid-lines skip")
     return problems
 
@@ -102,23 +99,16 @@ def make_items(data: bytes, settings: BinarizeSettings, encoder: Encoder, unk: i
         lines = list(filter(None, lines))
     tokens, sizes = encoder.encode(lines)
     counts["unknown_tokens"] = int((tokens == unk).sum())
-    blank = np.fromiter((not line for line in lines), bool, len(lines))
     begins = ends = False  # with a blank
-    is_kept = np.ones(len(sizes), dtype=bool)
-    if settings.longest_line is not None:
-        long = sizes > settings.longest_line
-        counts["long_lines"] = int(long.sum())
-        if settings.long_lines == "skip":
-            is_kept = ~long
     if settings.empty_lines == "documents":
-        has_tokens = sizes > 1  # besides </s>
-        is_kept &= has_tokens | blank  # a line of text without tokens would seem to end a document
-        is_kept, begins, ends = _keep_between_documents(is_kept, blank)
-        counts["document_ends"] = int((is_kept & blank).sum())
-    tokens = tokens[np.repeat(is_kept, sizes)]
-    sizes = sizes[is_kept]
+        is_blank = np.fromiter((not line for line in lines), bool, len(lines))
+        is_kept, begins, ends = _keep_between_documents(is_blank, sizes > 1)
+        counts["document_ends"] = int((is_kept & is_blank).sum())
+        tokens = tokens[np.repeat(is_kept, sizes)]
+        sizes = sizes[is_kept]
     if settings.longest_line is not None:
         parts = split_long_sizes(sizes, settings.longest_line)
+        counts["long_lines"] = int((sizes > settings.longest_line).sum())
         counts["cuts"] = len(parts) - len(sizes)
         sizes = parts
     counts.update(items=len(sizes), tokens=len(tokens))
@@ -141,26 +131,28 @@ def split_long_sizes(sizes: np.ndarray, longest: int) -> np.ndarray:
     return (size // count + (index < size % count)).astype(sizes.dtype)
 
 
-def _keep_between_documents(keep: np.ndarray, blank: np.ndarray) -> tuple[np.ndarray, bool, bool]:
+def _keep_between_documents(
+    is_blank: np.ndarray, is_text: np.ndarray
+) -> tuple[np.ndarray, bool, bool]:
     """Keep one empty item between documents, and none before the first and after the last.
 
     With fairseq's ``--sample-break-mode complete``, an empty item is an extra ``</s>``, which
-    RoBERTa has after each document.
+    RoBERTa has after each document. A line without tokens that is not empty would seem to be one,
+    and is dropped.
 
     Args:
-        keep: mask of the items that are kept so far, ``(N,)``.
-        blank: mask of the items that are empty lines, ``(N,)``.
+        is_blank: mask of the items that are empty lines, ``(N,)``.
+        is_text: mask of the items with tokens besides ``</s>``, ``(N,)``.
 
     Returns:
-        The mask of the items to keep, and whether the first and the last of them were preceded and
-        followed by empty items.
+        The mask of the items to keep, and whether the first and the last text were preceded and
+        followed by empty items; if there is no text, both are whether there are empty items.
     """
-    kept = np.flatnonzero(keep)
-    is_text = ~blank[kept]  # of the items that are kept so far, as are the next arrays
+    result = is_text.copy()
     if not is_text.any():
-        return np.zeros_like(keep), len(kept) > 0, len(kept) > 0
-    follows_text = np.concatenate([[False], is_text[:-1]])
-    precedes_text = np.arange(len(kept)) < np.flatnonzero(is_text)[-1]
-    result = np.zeros_like(keep)
-    result[kept[is_text | (follows_text & precedes_text)]] = True
-    return result, not is_text[0], not is_text[-1]
+        return result, bool(is_blank.any()), bool(is_blank.any())
+    known = np.flatnonzero(is_blank | is_text)
+    texts = np.flatnonzero(is_text)
+    follows_text = np.concatenate([[False], is_text[known[:-1]]])
+    result[known[follows_text & (known < texts[-1])]] = True
+    return result, bool(known[0] < texts[0]), bool(known[-1] > texts[-1])

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import Any, Optional, TypeVar
+from typing import Any, Optional
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.tokens.symbols import SPACE, Splitter, split_characters, split_words
@@ -17,7 +17,6 @@ from .formats import LineFormat
 from .vocabulary import Vocabulary, add_vocabulary
 
 SPLITS = ("train", "valid", "test")
-Settings = TypeVar("Settings")
 
 
 @dataclass(frozen=True)
@@ -39,8 +38,7 @@ class BinarizeSettings:
     # `documents`
     empty_lines: str
     longest_line: Optional[int]
-    long_lines: str
-    invalid_lines: str
+    invalid_lines: str  # `skip` invalid lines, or `error`: stop at the first
     shard: int
     num_shards: int
     workers: int
@@ -52,18 +50,17 @@ class BinarizeSettings:
         Raises:
             UserError: options are missing, or contradict each other.
         """
-        inputs = {split: paths for split in SPLITS if (paths := getattr(args, split))}
-        vocabulary = Vocabulary.from_args(args, args.words or args.characters, ", or --words")
-        settings = build_settings(
-            cls, args, line_format=line_format, inputs=inputs, vocabulary=vocabulary
-        )
-        settings._check()
+        computed: dict[str, Any] = {
+            "line_format": line_format,
+            "inputs": {split: paths for split in SPLITS if (paths := getattr(args, split))},
+            "vocabulary": Vocabulary.from_args(args, args.words or args.characters, ", or --words"),
+        }
+        names = [entry.name for entry in fields(cls) if entry.name not in computed]
+        settings = cls(**computed, **{name: getattr(args, name) for name in names})
+        for message, is_met in settings._find_contradictions().items():
+            if is_met:
+                raise UserError(message)
         return settings
-
-    @property
-    def skips_invalid(self) -> bool:
-        """Whether invalid lines are skipped; else the first one is an error."""
-        return self.invalid_lines == "skip"
 
     @property
     def splitter(self) -> Splitter:
@@ -83,93 +80,68 @@ class BinarizeSettings:
     @property
     def makes_dictionary(self) -> bool:
         """Whether the dictionary is made from the training text."""
-        return (self.words or self.characters) and not self.vocabulary.dict_txt
+        return (self.words or self.characters) and "dict" not in self.vocabulary.files
 
-    def _check(self) -> None:
-        """Refuse options that contradict each other, with the message of the first problem."""
-        needs_train = self.shard or self.dict_only or self.makes_dictionary
-        problems = {
+    def _find_contradictions(self) -> dict[str, bool]:
+        """Check whether options contradict each other; return a message for each check."""
+        is_dictionary_limited = bool(self.min_count or self.max_symbols > 0 or self.dict_only)
+        return {
             "nothing to do: give --train, --valid or --test": not self.inputs,
             "give --train, which the dictionary is made from, or --dict; only shard 0 has the "
-            "other sets": needs_train and "train" not in self.inputs,
+            "other sets": "train" not in self.inputs
+            and bool(self.shard or self.dict_only or self.makes_dictionary),
             f"--shard {self.shard}: shards are numbered 0 to {self.num_shards - 1}": (
                 self.shard >= self.num_shards
             ),
-            "--long-lines skip: give --longest-line, too": (
-                self.long_lines == "skip" and self.longest_line is None
-            ),
             "--min-count, --max-symbols and --dict-only are for a new dictionary of words or "
-            "characters: leave them out": (
-                bool(self.min_count or self.max_symbols > 0 or self.dict_only)
-                and not self.makes_dictionary
-            ),
+            "characters: leave them out": is_dictionary_limited and not self.makes_dictionary,
             "shards need one dictionary: make it with --dict-only and without --num-shards, then "
             "give it with --dict": self.makes_dictionary and self.num_shards > 1,
         }
-        for message, is_met in problems.items():
-            if is_met:
-                raise UserError(message)
 
 
 def add_arguments(parser: argparse.ArgumentParser, *, characters: bool = False) -> None:
     """Add the shared options; with ``characters``, all tokens are characters."""
-    files = parser.add_argument_group("files")
+    add = parser.add_argument_group("files").add_argument
     text = "text files, also compressed (.gz, .bz2, .xz, .zst), or folders of them"
     for split in SPLITS:
-        files.add_argument(f"--{split}", nargs="+", metavar="PATH", help=text)
-    files.add_argument("--out", type=Path, required=True, help="data-bin directory to make")
-    files.add_argument("--dict", type=Path, help="dict.txt; needed with --encoder-json")
-    _add_tokens(parser, characters)
-    _add_lines(parser)
-    machine = parser.add_argument_group("machines")
-    text = "number of the shard to make, from 0"
-    machine.add_argument("--shard", type=integer(0), default=0, metavar="K", help=text)
-    text = "number of shards"
-    machine.add_argument("--num-shards", type=integer(1), default=1, metavar="N", help=text)
-    add_workers(machine)
-
-
-def _add_tokens(parser: argparse.ArgumentParser, characters: bool) -> None:
-    """Add the options of tokens and of a new dictionary."""
-    group = parser.add_argument_group("tokens")
-    add = group.add_argument
+        add(f"--{split}", nargs="+", metavar="PATH", help=text)
+    add("--out", type=Path, required=True, help="data-bin directory to make")
+    add("--dict", type=Path, help="dict.txt; needed with --encoder-json")
+    tokens = parser.add_argument_group("tokens")
+    add = tokens.add_argument
     parser.set_defaults(characters=characters, words=False, keep_spaces=False)
     parser.set_defaults(encoder_json=None, vocab_bpe=None, sentencepiece_model=None)
     if characters:
         add("--keep-spaces", action="store_true", help="write white space as the token ▁")
     else:
-        add_vocabulary(group)
+        add_vocabulary(tokens)
         add("--words", action="store_true", help="tokens are words between spaces")
     text = "new dictionary: symbols that occur less often become <unk>"
     add("--min-count", type=integer(0), metavar="N", default=0, help=text)
     text = "new dictionary: its maximum size, fairseq's four symbols included (default: no limit)"
     add("--max-symbols", type=integer(5), metavar="N", default=-1, help=text)
     add("--dict-only", action="store_true", help="write only OUT/dict.txt, from --train")
-
-
-def _add_lines(parser: argparse.ArgumentParser) -> None:
-    """Add the options of lines: sentences, empty, long and invalid ones."""
     lines = parser.add_argument_group("lines")
     add = lines.add_argument
     add("--sentences", action="store_true", help="split lines into sentences, by rules")
-    add(
-        "--empty-lines",
-        choices=("documents", "drop", "keep"),
-        default="documents",
-        help="documents: one item </s> between documents (default, except in wikitext: keep); "
-        "drop, keep: as fairseq's encoder script does without and with --keep-empty",
+    text = (
+        "documents: one item </s> between documents (default, except in wikitext: keep); "
+        "drop, keep: as fairseq's encoder script does without and with --keep-empty"
+    )
+    add("--empty-lines", choices=("documents", "drop", "keep"), default="documents", help=text)
+    text = (
+        "maximum tokens of an item, </s> included: --tokens-per-sample for a causal LM, one less "
+        "for a masked LM; longer ones are split (default: no limit)"
     )
     # Four at least, so that parts of a split line have two tokens or more.
-    add(
-        "--longest-line",
-        type=integer(4),
-        metavar="N",
-        help="maximum tokens of an item, </s> included: --tokens-per-sample for a causal LM, "
-        "one less for a masked LM (default: no limit)",
-    )
-    text = "treatment of longer lines (default: %(default)s)"
-    add("--long-lines", choices=("split", "skip"), default="split", help=text)
+    add("--longest-line", type=integer(4), metavar="N", help=text)
     add_invalid_lines(lines)
+    machines = parser.add_argument_group("machines")
+    add = machines.add_argument
+    add("--shard", type=integer(0), default=0, metavar="K", help="number of the shard, from 0")
+    add("--num-shards", type=integer(1), default=1, metavar="N", help="number of shards")
+    add_workers(machines)
 
 
 def add_invalid_lines(group: argparse._ActionsContainer) -> None:
@@ -196,16 +168,3 @@ def integer(least: int) -> Callable[[str], int]:
         return int(text)
 
     return parse
-
-
-def build_settings(cls: type[Settings], args: argparse.Namespace, **computed: Any) -> Settings:
-    """Build a dataclass from the parsed options that have the names of its fields.
-
-    Args:
-        cls: the class.
-        args: the parsed options.
-        **computed: the other fields, and those that are not as the option says.
-    """
-    names = {entry.name for entry in fields(cls)}  # type: ignore[arg-type]
-    parsed = {name: value for name, value in vars(args).items() if name in names}
-    return cls(**{**parsed, **computed})

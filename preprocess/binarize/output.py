@@ -1,12 +1,13 @@
-"""Reports progress on standard error; makes whole folders, each with a manifest."""
+"""Reports progress; makes whole folders, each with a manifest; opens files to continue them."""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from fairseq_posenc.checkpoints.dictionary import MANIFEST
 from fairseq_posenc.errors import UserError, printable_lines
@@ -72,3 +73,18 @@ def make_folder(folder: Path, request: Mapping[str, Any], fill: Callable[[Manife
     with whole_folder(folder, request) as partial:
         fill(Manifest(partial, request))
     say(f"wrote {folder}")
+
+
+def open_at(path: Path, size: int) -> BinaryIO:
+    """Open a file for writing after its first ``size`` bytes; drop what an interrupted run left."""
+    file = open(path, "r+b" if size else "wb")  # noqa: SIM115  (closed by the caller)
+    file.truncate(size)
+    file.seek(size)
+    return file
+
+
+def sync(*files: BinaryIO) -> None:
+    """Write everything in open files to disk."""
+    for file in files:
+        file.flush()
+        os.fsync(file.fileno())

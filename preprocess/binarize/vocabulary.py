@@ -6,7 +6,7 @@ import argparse
 import codecs
 import shutil
 from pathlib import Path
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 from fairseq.data import Dictionary
 
@@ -19,7 +19,6 @@ from fairseq_posenc.tokens.pieces import PieceEncoder, Pieces
 from fairseq_posenc.tokens.tokenizer import Tokenizer
 
 PACKAGES = ("regex", "sentencepiece")  # the token ids depend on their versions, too
-# The options of the fields of `Vocabulary`, in their order.
 _OPTIONS = ("encoder_json", "vocab_bpe", "sentencepiece_model", "dict")
 
 
@@ -31,12 +30,9 @@ def add_vocabulary(group: argparse._ActionsContainer) -> None:
 
 
 class Vocabulary(NamedTuple):
-    """The vocabulary files that the options name; None for an option that is not set."""
+    """The files that define a model's tokens."""
 
-    encoder_json: Optional[Path]
-    vocab_bpe: Optional[Path]
-    sentencepiece_model: Optional[Path]
-    dict_txt: Optional[Path]
+    files: dict[str, Path]  # by the names of the options that were given, such as `encoder_json`
 
     @classmethod
     def from_args(
@@ -50,24 +46,21 @@ class Vocabulary(NamedTuple):
         Raises:
             UserError: the options name no vocabulary, more than one, or a missing file.
         """
-        chosen = cls(*(getattr(args, name) for name in _OPTIONS))
-        tokens = [chosen.encoder_json, chosen.sentencepiece_model, is_by_rule]
-        if sum(map(bool, tokens)) != 1 or bool(chosen.encoder_json) != bool(chosen.vocab_bpe):
+        files = {name: path for name in _OPTIONS if (path := getattr(args, name))}
+        is_bpe = "encoder_json" in files
+        if is_bpe + ("sentencepiece_model" in files) + is_by_rule != 1 or (
+            is_bpe != ("vocab_bpe" in files)
+        ):
             raise UserError(
                 "choose the tokens: --encoder-json and --vocab-bpe, or --sentencepiece-model"
                 + alternatives
             )
-        if chosen.encoder_json and not chosen.dict_txt:
+        if is_bpe and "dict" not in files:
             raise UserError("give --dict: the dict.txt that belongs to --encoder-json")
-        for name, path in chosen.files.items():
+        for name, path in files.items():
             if not path.is_file():
                 raise UserError(f"--{name.replace('_', '-')} {path} is not there")
-        return chosen
-
-    @property
-    def files(self) -> dict[str, Path]:
-        """The files by the options' names, without those that are None."""
-        return {name: path for name, path in zip(_OPTIONS, self) if path}
+        return cls(files)
 
     def checksums(self) -> dict[str, str]:
         """Compute the SHA-256 of the files, by the options' names."""
@@ -79,33 +72,31 @@ class Vocabulary(NamedTuple):
         Raises:
             UserError: the file cannot be read, has no symbol, or begins with a byte-order mark.
         """
-        if self.dict_txt is None:
-            assert self.sentencepiece_model
-            return Pieces(self.sentencepiece_model).build_dictionary()
-        dictionary = load_dictionary(self.dict_txt, mask=False)
+        path = self.files.get("dict")
+        if path is None:
+            return Pieces(self.files["sentencepiece_model"]).build_dictionary()
+        dictionary = load_dictionary(path, mask=False)
         if len(dictionary) == dictionary.nspecial:
-            raise UserError(f"--dict {self.dict_txt} holds no symbol: all words would be <unk>")
-        if self.dict_txt.read_bytes().startswith(codecs.BOM_UTF8):
+            raise UserError(f"--dict {path} holds no symbol: all words would be <unk>")
+        if path.read_bytes().startswith(codecs.BOM_UTF8):
             raise UserError(
-                f"--dict {self.dict_txt}, line 1: begins with a byte-order mark, which fairseq "
-                "takes for a part of the first word; save it as UTF-8 without one"
+                f"--dict {path}, line 1: begins with a byte-order mark, which fairseq takes for a "
+                "part of the first word; save it as UTF-8 without one"
             )
         return dictionary
 
     def write_dictionary(self, dictionary: Dictionary, path: Path) -> None:
         """Write the dictionary of :meth:`load_dictionary`; a file of ``--dict`` is copied."""
-        if self.dict_txt is None:
-            save_dictionary(dictionary, path)
+        if "dict" in self.files:
+            shutil.copyfile(self.files["dict"], path)
         else:
-            shutil.copyfile(self.dict_txt, path)
+            save_dictionary(dictionary, path)
 
-    def load_encoder(self, dictionary: Dictionary) -> Optional[Tokenizer]:
-        """Load GPT-2's BPE or the sentencepieces; None if tokens are words or characters."""
-        if self.encoder_json and self.vocab_bpe:
-            return GPT2(self.encoder_json, self.vocab_bpe, dictionary)
-        if self.sentencepiece_model:
-            return PieceEncoder(Pieces(self.sentencepiece_model), dictionary)
-        return None
+    def load_tokenizer(self, dictionary: Dictionary) -> Tokenizer:
+        """Load GPT-2's BPE or the sentencepieces."""
+        if "encoder_json" in self.files:
+            return GPT2(self.files["encoder_json"], self.files["vocab_bpe"], dictionary)
+        return PieceEncoder(Pieces(self.files["sentencepiece_model"]), dictionary)
 
 
 def save_dictionary(dictionary: Dictionary, path: Path) -> None:

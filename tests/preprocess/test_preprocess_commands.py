@@ -94,4 +94,4 @@ def test_only_the_settings_are_built_from_parsed_options():
         if isinstance(function, ast.FunctionDef)
         and any("Namespace" in ast.unparse(arg) for arg in function.args.args)
     }
-    assert takers == {"from_args", "run", "build_settings"}
+    assert takers == {"from_args", "run"}

@@ -174,7 +174,6 @@ NUMBERS = [
     ("plain_text --shard nan", f"argument --shard: {WHOLE} 0, not 'nan'"),
     ("plain_text --shard 2 --num-shards 2", "--shard 2: shards are numbered 0 to 1"),
     ("plain_text --num-shards 2", "shards need one dictionary"),
-    ("plain_text --long-lines skip", "--long-lines skip: give --longest-line"),
     ("plain_text --dict DICT --min-count 3", "--min-count, --max-symbols and --dict-only are for"),
     ("plain_text --dict DICT --dict-only", "--min-count, --max-symbols and --dict-only are for"),
     ("plain_text --dict nowhere", "--dict nowhere is not there"),

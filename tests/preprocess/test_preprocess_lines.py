@@ -286,13 +286,6 @@ def test_parts_of_a_line_have_one_end_in_the_warning_of_unknown_words(tmp_path, 
     assert counts(tmp_path)["cuts"] == 2
 
 
-def test_long_lines_are_skipped_with_a_count(tmp_path):
-    text = "a b c\n\nd e f g\n\nh i j\n"
-    found = run(tmp_path, text, "--longest-line", 4, "--long-lines", "skip")
-    assert found == ["a b c </s>", "</s>", "h i j </s>"]
-    assert counts(tmp_path)["long_lines"] == 1
-
-
 @pytest.mark.parametrize("longest", [4, 5, 7, 64])
 def test_cut_sizes(longest):
     sizes = np.arange(1, 400, dtype=np.int32)

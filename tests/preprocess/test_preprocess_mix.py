@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import zstandard
 
+import mix
 from binarize import sources
 from fairseq_posenc.errors import UserError
-from mixing import mixture
-from mixing.draw import Sampler, measure, parse_corpus, parse_size
+from mix import Sampler, measure, parse_corpus, parse_size
 from tests.helpers.preprocess import start
 
 
@@ -181,7 +181,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(tmp_path, monkeypatch, cal
     given = ["size=5KiB", "hold-out=20", "--corpus", "plain", tmp_path / "other", "hold-out=9"]
     given += ["--unit", "lines", "--files", 3]
     run("--corpus", "plain", tmp_path / "old", *given, "--out", tmp_path / "whole")
-    original, left = mixture.map_chunks, [0]
+    original, left = mix.map_chunks, [0]
 
     def read(*given):
         for result in original(*given):
@@ -193,7 +193,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(tmp_path, monkeypatch, cal
             left[0] -= 1
             yield result
 
-    monkeypatch.setattr(mixture, "map_chunks", read)
+    monkeypatch.setattr(mix, "map_chunks", read)
     corpus, interruptions = tmp_path / "old", 0
     while not (tmp_path / "resumed").exists():
         left[0] = calls + interruptions

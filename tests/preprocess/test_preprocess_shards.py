@@ -18,7 +18,7 @@ import pytest
 import zstandard
 from fairseq.data.indexed_dataset import MMapIndexedDataset
 
-from binarize import formats, pool, shards, sources, split
+from binarize import command, formats, pool, sources
 from fairseq_posenc import folders
 from fairseq_posenc.errors import UserError
 from tests.helpers.commands import script
@@ -126,10 +126,10 @@ def test_compressed_files_are_dealt_out_whole(tmp_path):
     run("--train", *paths, "--out", tmp_path / "all")
     assert len(items(tmp_path / "all")) == 5 * 5 + 4  # an empty item between files
     names = [str(path) for path in paths[:4]]
-    parts = [shards.parts_of_shard(names, shard, 4) for shard in range(4)]
-    assert parts == [[shards.Extent(name, 0, os.path.getsize(name))] for name in names]
+    parts = [sources.parts_of_shard(names, shard, 4) for shard in range(4)]
+    assert parts == [[sources.Extent(name, 0, os.path.getsize(name))] for name in names]
     with pytest.raises(UserError, match="shard 0 of 5 would be empty"):
-        shards.parts_of_shard(names, 0, 5)
+        sources.parts_of_shard(names, 0, 5)
 
 
 def test_only_files_that_are_divided_are_opened_to_find_the_parts(tmp_path, monkeypatch):
@@ -142,11 +142,13 @@ def test_only_files_that_are_divided_are_opened_to_find_the_parts(tmp_path, monk
         opened.append(path)
         return open(path, mode)
 
-    monkeypatch.setattr(shards, "open", note, raising=False)
+    monkeypatch.setattr(sources, "open", note, raising=False)
     names = [str(path) for path in paths]
-    assert shards.parts_of_shard(names, 1, 2) == [shards.Extent(each, 0, 10) for each in names[2:]]
+    assert sources.parts_of_shard(names, 1, 2) == [
+        sources.Extent(each, 0, 10) for each in names[2:]
+    ]
     assert not opened
-    assert shards.parts_of_shard(names, 0, 3)[-1] == shards.Extent(names[1], 0, 4)
+    assert sources.parts_of_shard(names, 0, 3)[-1] == sources.Extent(names[1], 0, 4)
     assert opened == [names[1]]
 
 
@@ -169,7 +171,7 @@ def test_chunks_are_whole_lines_wherever_reading_begins(tmp_path, block, monkeyp
     monkeypatch.setattr(sources, "CHUNK_BYTES", block)
     data = b"a\r\nb\n\nc\rd\n\r\nlast"
     (tmp_path / "text").write_bytes(data)
-    part = shards.Extent(str(tmp_path / "text"), 0, len(data))
+    part = sources.Extent(str(tmp_path / "text"), 0, len(data))
     *chunks, (last, rest) = sources.read_chunks([part])
     assert (last.ends_part, rest) == (True, b"")
     texts = [text for _, text in chunks]
@@ -188,7 +190,9 @@ def test_a_line_without_end_is_no_text_file(tmp_path, monkeypatch):
 
 
 def test_a_killed_worker_is_told_in_one_line(tmp_path, text, monkeypatch):
-    monkeypatch.setattr(split, "make_items", lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL))
+    monkeypatch.setattr(
+        command, "make_items", lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+    )
     with pytest.raises(UserError, match="a worker process was ended from outside"):
         run("--train", text, "--out", tmp_path / "bin")
 

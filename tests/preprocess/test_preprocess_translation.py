@@ -20,14 +20,12 @@ import translation
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running.exit_codes import STOPPED
 from fairseq_posenc.workbench.running.options import Parser
-from parallel.iwslt import read_iwslt
-from parallel.pieces import SubwordVocabulary, train_model
-from parallel.preparation import choose_pairs
-from parallel.texts import NumberedLines, read_files
+from parallel.corpora import NumberedLines, read_files, read_iwslt
 from tests.helpers.commands import script
 from tests.helpers.preprocess import start
 from tests.helpers.programs import true_start
 from tests.helpers.waiting import wait_until
+from translation import SubwordVocabulary, choose_pairs, train_model
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 MULTI30K = REPOSITORY.parent / "shared" / "data" / "multi30k"
@@ -235,7 +233,7 @@ def test_iwslts_test_set_is_all_years_and_each_by_itself(tmp_path):
     parser = Parser()
     translation.add_arguments(parser)
     args = parser.parse_args(["iwslt17", str(folder), "--out", "bin"])
-    corpus = translation.ParallelSettings.from_args(args).read_corpus()
+    corpus = read_iwslt(args.path, ("fr", "en"), args.valid, args.test)
     together, *years = corpus.test
     assert [split.name for split in years] == [f"tst{year}" for year in range(2010, 2016)]
     assert together.name == "tst2010+tst2011+tst2012+tst2013+tst2014+tst2015"
@@ -315,26 +313,24 @@ def test_wrong_archives(tmp_path):
 
 
 @slow
-def test_files_with_pieces_of_their_own(tmp_path):
+def test_files_with_spaces_of_all_kinds(tmp_path):
     french, english = sentences(60, 0)
     french[7] = english[7] = "a\u00a0cat  \u2028 dog\t."  # spaces of all kinds
     english[9] = " ".join(english[:9])
     write_corpus(tmp_path, ".gz", train=(french, english))
     out = tmp_path / "new" / "bin"
-    options = ["--separate", "--model-type", "unigram", "--vocab-size", 34, "--max-ratio", 5]
-    make(*files(tmp_path, out, *options))
+    make(*files(tmp_path, out, "--max-ratio", 5))
     results = manifest(out)["results"]["train"]
     assert results["dropped"] == {"empty": 0, "too long": 0, "lengths too different": 1}
     assert texts(out, "train", "fr")[7] == "a cat dog ."
     assert texts(out, "train", "en") == [" ".join(line.split()) for line in without(english, 9)]
     for language, lines in zip(("fr", "en"), sentences(7, 2)):
         assert texts(out, "test", language) == raw(out, "test", language) == lines
-        assert_same_numbers(out, f"sentencepiece.{language}.model", language)
-    assert (out / "dict.fr.txt").read_bytes() != (out / "dict.en.txt").read_bytes()
+        assert_same_numbers(out, "sentencepiece.model", language)
     left = {path.name for path in out.iterdir() if path.suffix not in (".bin", ".idx")}
     assert left == {
         *("dict.fr.txt", "dict.en.txt", "manifest.json", "request.json"),
-        *("sentencepiece.fr.model", "sentencepiece.en.model"),
+        "sentencepiece.model",
         *(f"{split}.raw.{language}" for split in ("valid", "test") for language in ("fr", "en")),
     }
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["bin"]
@@ -423,19 +419,15 @@ def test_pieces_joined_are_the_text(tmp_path):
     french, english = sentences(60, 0)
     strange = ["<s> </s> <pad> <unk>", "½ … ﬁ é e\u0301 «\u202fça\u202f» > 2/3 < 1", "kp"]
     lines = [*french, *english, *strange]
-    for model_type, size in (("bpe", 90), ("unigram", 60)):
-        (tmp_path / "model").write_bytes(train_model(lines, size, model_type, 2))
-        vocabulary = SubwordVocabulary.load(tmp_path / "model")
-        processor = sentencepiece.SentencePieceProcessor(
-            model_proto=train_model(
-                lines, size, model_type, 2
-            )  # the same again: it is deterministic
-        )
-        tokens, sizes = vocabulary.encode(NumberedLines("text", lines, range(len(lines))))
-        items = np.split(tokens, np.cumsum(sizes)[:-1])
-        encoded = [item[:-1].tolist() for item in items]
-        assert [processor.decode(ids) for ids in encoded] == [" ".join(s.split()) for s in lines]
-        assert min(min(ids) for ids in encoded) > 3  # no special symbol comes out of text
+    (tmp_path / "model").write_bytes(train_model(lines, 90, 2))
+    vocabulary = SubwordVocabulary.load(tmp_path / "model")
+    again = train_model(lines, 90, 2)  # training is deterministic
+    processor = sentencepiece.SentencePieceProcessor(model_proto=again)
+    tokens, sizes = vocabulary.encode(NumberedLines("text", lines, range(len(lines))))
+    items = np.split(tokens, np.cumsum(sizes)[:-1])
+    encoded = [item[:-1].tolist() for item in items]
+    assert [processor.decode(ids) for ids in encoded] == [" ".join(s.split()) for s in lines]
+    assert min(min(ids) for ids in encoded) > 3  # no special symbol comes out of text
 
 
 def pair(folder: Path) -> tuple[Path, Path]:
@@ -502,7 +494,6 @@ def test_pieces_that_are_no_pair_are_refused(tmp_path):
         with pytest.raises(UserError, match=message):
             make(*given, "--sentencepiece-model", *models, *more)
 
-    says("--separate: --sentencepiece-model already sets this", "--separate")
     says("--vocab-size: --sentencepiece-model already sets this", "--vocab-size", 60)
     vocabulary.write_text('{"a": 0, "b": 2}')
     says("vocab.json: not a vocabulary, which gives each piece a number from 0 on")
@@ -522,13 +513,13 @@ def test_vocabularies_that_the_text_cannot_have():
     with pytest.raises(
         UserError, match=r"--vocab-size 4000: the text has only (\d+) sentencepieces"
     ) as told:
-        train_model(french, 4000, "unigram", 1)
+        train_model(french, 4000, 1)
     most = int(str(told.value).split("only ")[1].split()[0])
-    assert len(train_model(french, most, "unigram", 1)) > 0
+    assert len(train_model(french, most, 1)) > 0
     with pytest.raises(UserError, match=r"--vocab-size 9: too small .* (\d+) or more") as told:
-        train_model(french, 9, "bpe", 1)
+        train_model(french, 9, 1)
     least = int(str(told.value).split()[-3])
-    assert len(train_model(french, least, "bpe", 1)) > 0
+    assert len(train_model(french, least, 1)) > 0
 
 
 def test_filters_count_what_they_drop():

@@ -30,7 +30,7 @@ from fairseq_posenc.workbench.finetuning.squad.score import evaluate, unanswered
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "preprocess"))
 from binarize import command, formats, options
-from glue_tasks.rows import read_examples
+from glue import read_examples
 
 EXAMPLES = os.environ.get("TRUST_EXAMPLES")
 made_up = settings(

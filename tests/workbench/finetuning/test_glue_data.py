@@ -29,8 +29,7 @@ from tests.helpers.glue_files import (
 )
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "preprocess"))
-from glue_tasks.binary import truncate_lengths
-from glue_tasks.rows import find_file, read_examples
+from glue import find_file, read_examples, truncate_lengths
 
 SIZES = {"train": 9, "valid": 5, "test": 4}
 ALL_SIZES = {**SIZES, "valid1": 3, "test1": 6, "test2": 7}

@@ -1,1 +1,0 @@
-"""Modules of ``glue.py``: ``rows`` reads GLUE's files, ``binary`` truncates and writes."""

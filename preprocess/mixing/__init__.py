@@ -1,1 +1,0 @@
-"""Modules of ``mix.py``: ``draw`` samples documents, ``mixture`` reads and writes them."""
