@@ -21,17 +21,18 @@ def _import_encodings() -> None:
         importlib.import_module(module.name)
 
 
-def names(*, encoder: bool = False) -> list[str]:
-    """List the names of all encodings, sorted, without their companions (windows, temperatures).
+def names(*, encoder: bool = False, companions: bool = False) -> list[str]:
+    """List the names of all encodings, sorted.
 
     Args:
         encoder: leave out encodings that only work in decoders.
+        companions: also list what stands beside an encoding (windows, temperatures).
     """
     _import_encodings()
     return sorted(
         name
         for name, cls in ENCODINGS.items()
-        if cls.acts_on not in _COMPANIONS and not (encoder and cls.causal_reason)
+        if (companions or cls.acts_on not in _COMPANIONS) and not (encoder and cls.causal_reason)
     )
 
 

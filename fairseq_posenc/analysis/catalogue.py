@@ -1,7 +1,7 @@
 """Collects facts about encodings (docstring sections, options, numbers of parameters).
 
-``fairseq-posenc describe`` and the generated pages show them. An encoding's docstring is a summary,
-followed by a section for each of ``HEADINGS``.
+``fairseq-posenc list`` and ``describe`` and the generated pages show them. An encoding's docstring
+is a summary, followed by a section for each of ``HEADINGS``.
 """
 
 import ast
@@ -25,17 +25,25 @@ def parse_page(name: str) -> dict[str, str]:
     Raises:
         ValueError: a section is missing.
     """
-    # From the source, because Python drops docstrings at PYTHONOPTIMIZE=2.
-    (definition,) = ast.parse(inspect.getsource(registry.get(name))).body
-    docstring = ast.get_docstring(cast(ast.ClassDef, definition)) or ""
     heading_line = rf"^({'|'.join(HEADINGS)}):$"
-    summary, *parts = re.split(heading_line, docstring, flags=re.MULTILINE)
+    summary, *parts = re.split(heading_line, _read_docstring(name), flags=re.MULTILINE)
     sections = dict(zip(parts[::2], parts[1::2]))  # `parts` are heading, section, heading, ...
     missing = [heading for heading in HEADINGS if not sections.get(heading, "").strip()]
     if missing:
         raise ValueError(f"the docstring of {name} lacks {', '.join(missing)}")
     page = {"summary": summary, **{heading.lower(): sections[heading] for heading in HEADINGS}}
     return {key: " ".join(section.split()) for key, section in page.items()}
+
+
+def summarize(name: str) -> str:
+    """Return the summary at the beginning of an encoding's docstring, which may be all of it."""
+    return " ".join(_read_docstring(name).partition(f"\n{HEADINGS[0]}:\n")[0].split())
+
+
+def _read_docstring(name: str) -> str:
+    """Read a class's docstring from its source, as Python drops docstrings at PYTHONOPTIMIZE=2."""
+    (definition,) = ast.parse(inspect.getsource(registry.get(name))).body
+    return ast.get_docstring(cast(ast.ClassDef, definition)) or ""
 
 
 def name_families(spec: str) -> str:
@@ -48,26 +56,6 @@ def count_at_base_size(name: str) -> int:
     spec = specs.parse(name)
     dims = BASE._replace(causal=spec.is_causal_only)
     return sum(Assembly(spec, dims).parameters(BASE_LAYERS).values())
-
-
-def _list_plain_options(name: str) -> dict[str, inspect.Parameter]:
-    """List the options of an encoding, with types and defaults that JSON can describe."""
-    plain = {}
-    for key, option in registry.options(name).items():
-        annotation = _simplify(option.annotation)
-        default = str(option.default) if annotation is str else option.default
-        plain[key] = option.replace(annotation=annotation, default=default)
-    return plain
-
-
-def _simplify(annotation: Any) -> Any:
-    """Replace the type of an option by ``float`` or ``str`` if users write it as such."""
-    members = get_args(annotation)
-    if type(None) in members:  # Optional[X], whose members are X and None
-        return Optional[_simplify(members[0])]
-    if annotation is Signed:
-        return float
-    return str if hasattr(annotation, "parse") else annotation  # specs call `parse` with the text
 
 
 def format_options(name: str) -> str:
@@ -88,6 +76,26 @@ def collect_facts(name: str) -> dict[str, Any]:
         "parameters_at_base_size": count_at_base_size(name),
         **parse_page(name),
     }
+
+
+def _list_plain_options(name: str) -> dict[str, inspect.Parameter]:
+    """List the options of an encoding, with types and defaults that JSON can describe."""
+    plain = {}
+    for key, option in registry.options(name).items():
+        annotation = _simplify(option.annotation)
+        default = str(option.default) if annotation is str else option.default
+        plain[key] = option.replace(annotation=annotation, default=default)
+    return plain
+
+
+def _simplify(annotation: Any) -> Any:
+    """Replace the type of an option by ``float`` or ``str`` if users write it as such."""
+    members = get_args(annotation)
+    if type(None) in members:  # Optional[X], whose members are X and None
+        return Optional[_simplify(members[0])]
+    if annotation is Signed:
+        return float
+    return str if hasattr(annotation, "parse") else annotation  # specs call `parse` with the text
 
 
 def _name_type(annotation: Any) -> str:

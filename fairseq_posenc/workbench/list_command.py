@@ -1,9 +1,8 @@
-"""The commands ``list`` and ``user-dir``, which are quick: only ``list --json`` imports torch."""
+"""The commands ``list`` and ``user-dir``; the latter is quick, as it does not import torch."""
 
 import argparse
 import json
 
-from fairseq_posenc.analysis.listing import list_encodings
 from fairseq_posenc.user_dir import USER_DIR
 
 
@@ -14,17 +13,18 @@ def add_list_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_list(args: argparse.Namespace) -> int:
     """Print a line for each encoding, or everything about them as JSON."""
-    entries = list_encodings()
-    if args.json:
-        from fairseq_posenc.analysis import catalogue  # imports torch
+    from fairseq_posenc import registry  # imports torch
+    from fairseq_posenc.analysis import catalogue
 
-        facts = [catalogue.collect_facts(entry.name) for entry in entries]
-        print(json.dumps(facts, indent=2))
+    names = registry.names(companions=True)
+    if args.json:
+        print(json.dumps(list(map(catalogue.collect_facts, names)), indent=2))
         return 0
-    name_width = max(len(entry.name) for entry in entries)
-    acts_on_width = max(len(entry.acts_on) for entry in entries)
-    for name, acts_on, summary in entries:
-        print(f"{name:<{name_width}}  {acts_on:<{acts_on_width}}  {summary.replace('``', '')}")
+    acts_on = {name: registry.get(name).acts_on for name in names}
+    width, acts_on_width = max(map(len, names)), max(map(len, acts_on.values()))
+    for name in names:
+        summary = catalogue.summarize(name).replace("``", "")
+        print(f"{name:<{width}}  {acts_on[name]:<{acts_on_width}}  {summary}")
     return 0
 
 

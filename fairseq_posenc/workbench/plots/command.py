@@ -10,48 +10,35 @@ import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from fairseq_posenc.errors import UserError, how_to_install
 from fairseq_posenc.files import refuse_bad_place
 from fairseq_posenc.workbench.plots import distances, tables
-from fairseq_posenc.workbench.plots.attention import draw_attention, draw_distance
-from fairseq_posenc.workbench.plots.subject import Subject, build_untrained_subject
+from fairseq_posenc.workbench.plots.grids import draw_attention
+from fairseq_posenc.workbench.plots.inspection import STACKS, group_by_kind
+from fairseq_posenc.workbench.plots.subject import (
+    Subject,
+    build_untrained_subject,
+    collect_trained_subjects,
+)
 from fairseq_posenc.workbench.results import pictures
 from fairseq_posenc.workbench.running.options import add_count, add_data
 from fairseq_posenc.workbench.running.progress import say
 
 _FORMATS = (".png", ".svg")
 _SIZES = {"embed_dim": 256, "heads": 4, "max_positions": 128}  # default sizes of an untrained spec
-
-
-class Kind(NamedTuple):
-    """A kind of picture of encodings, a subcommand of ``plot``."""
-
-    draw: Callable[[Subject], Any]
-    help: str
-    reach: int = 0  # default of --reach, the largest distance; 0 without that option
-    of_layers: bool = True  # whether it has panels or lines of layers and heads
-
-
-KINDS = {
-    "table": Kind(tables.draw_tables, "heat maps of tables, by position or distance"),
-    "map": Kind(tables.draw_map, "tables in two dimensions, where near rows are alike"),
-    "products": Kind(
+# Kinds of pictures of encodings, and what they show.
+KINDS: dict[str, tuple[Callable[[Subject], Any], str]] = {
+    "table": (tables.draw_tables, "heat maps of tables, by position or distance"),
+    "map": (tables.draw_map, "tables in two dimensions, where near rows are alike"),
+    "products": (
         distances.draw_products,
         "dot products of input vectors by distance: as they are, after random projections, and "
         "after the model's",
-        reach=48,
     ),
-    "decay": Kind(
-        distances.draw_decay,
-        "the upper bound of rope's scores by distance",
-        reach=256,
-        of_layers=False,
-    ),
-    "scores": Kind(
-        distances.draw_scores, "scores, biases and gains by distance, head and layer", reach=32
-    ),
+    "decay": (distances.draw_decay, "the upper bound of rope's scores by distance"),
+    "scores": (distances.draw_scores, "scores, biases and gains by distance, head and layer"),
 }
 TEXT_KINDS = {
     "attention": "attention to a text, by layer and head",
@@ -63,37 +50,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the kinds of pictures, each with its options."""
     parsers = parser.add_subparsers(dest="kind", required=True, metavar="KIND")
     models = "a masked LM, causal LM or translation model"
-    for name, kind in KINDS.items():
-        of_spec = parsers.add_parser(name, help=kind.help, description=kind.help)
-        source = of_spec.add_mutually_exclusive_group(required=True)
-        source.add_argument("--checkpoint", type=Path, metavar="FILE", help=models)
-        source.add_argument("--encoding", metavar="SPEC", help="draw an untrained SPEC instead")
-        for size, default in _SIZES.items():
-            option = f"--{size.replace('_', '-')}"
-            add_count(of_spec, option, f"size for SPEC (default: {default})")
-        of_spec.add_argument("--decoder", action="store_true", help="draw SPEC in a causal stack")
-        of_spec.set_defaults(reach=0)
-        if kind.reach:
-            add_count(of_spec, "--reach", "the largest distance", kind.reach)
-        _add_common(of_spec, ["encoder", "decoder"], kind.of_layers)
-    for name, text in TEXT_KINDS.items():
-        of_text = parsers.add_parser(name, help=text, description=text)
-        add = of_text.add_argument
-        add("--checkpoint", type=Path, required=True, metavar="FILE", help=models)
-        add("--text", required=True, help="text that the model reads")
-        add("--target", metavar="TEXT", help="the translation (default: the model's own)")
-        _add_common(of_text, ["encoder", "decoder", "cross"], of_layers=True)
-
-
-def _add_common(parser: argparse.ArgumentParser, stacks: list[str], of_layers: bool) -> None:
-    """Add the options that kinds share."""
-    add = parser.add_argument
-    add("--out", type=Path, required=True, metavar="FILE", help="the picture, .png or .svg")
-    add_data(parser, "directory with its dictionaries (default: that of the training)")
-    add("--stack", choices=stacks, help="default: the model's first")
-    parser.set_defaults(layer=None, head=None)
-    for option in ("--layer", "--head") if of_layers else ():
-        add(option, type=int, nargs="+", metavar="N", help="counted from 1 (default: all)")
+    for name, text in {**{name: text for name, (_, text) in KINDS.items()}, **TEXT_KINDS}.items():
+        kind = parsers.add_parser(name, help=text, description=text)
+        add = kind.add_argument
+        kind.set_defaults(layer=None, head=None)
+        stacks = ["encoder", "decoder"]
+        if name in TEXT_KINDS:
+            add("--checkpoint", type=Path, required=True, metavar="FILE", help=models)
+            add("--text", required=True, help="text that the model reads")
+            add("--target", metavar="TEXT", help="the translation (default: the model's own)")
+            stacks.append("cross")
+        else:
+            source = kind.add_mutually_exclusive_group(required=True)
+            source.add_argument("--checkpoint", type=Path, metavar="FILE", help=models)
+            source.add_argument("--encoding", metavar="SPEC", help="draw an untrained SPEC instead")
+            for size, default in _SIZES.items():
+                option = f"--{size.replace('_', '-')}"
+                add_count(kind, option, f"size for SPEC (default: {default})")
+            add("--decoder", action="store_true", help="draw SPEC in a causal stack")
+        add("--out", type=Path, required=True, metavar="FILE", help="the picture, .png or .svg")
+        add_data(kind, "directory with its dictionaries (default: that of the training)")
+        add("--stack", choices=stacks, help="default: the model's first")
+        for option in ("--layer", "--head") if name != "decay" else ():  # the same in all of them
+            add(option, type=int, nargs="+", metavar="N", help="counted from 1 (default: all)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -110,7 +89,8 @@ def run(args: argparse.Namespace) -> int:
     if args.kind in TEXT_KINDS:
         figure = _draw_text(args)
     else:
-        figure = KINDS[args.kind].draw(_find_subject(args))
+        draw, _ = KINDS[args.kind]
+        figure = draw(_find_subject(args))
     pictures.save(figure, args.out)
     say(f"wrote {args.out}")
     return 0
@@ -119,12 +99,18 @@ def run(args: argparse.Namespace) -> int:
 def _find_subject(args: argparse.Namespace) -> Subject:
     """Find the layers and heads to show: of the checkpoint, or of an untrained spec."""
     if args.checkpoint:
-        from fairseq_posenc.workbench.plots.trained import open_subject
+        from fairseq_posenc.workbench.loading.open_model import open_model
 
         for option in filter(vars(args).get, (*_SIZES, "decoder")):
             name = option.replace("_", "-")
             raise UserError(f"--{name} is for --encoding: a checkpoint has its own sizes")
-        subject = open_subject(args.checkpoint, args.data, args.stack)
+        subjects = collect_trained_subjects(open_model(args.checkpoint, args.data).model)
+        if not subjects:
+            raise UserError(
+                f"--checkpoint {args.checkpoint}: fairseq's own model; only its attention to a "
+                "text can be shown"
+            )
+        subject = subjects[_choose_stack(args.checkpoint, list(subjects), args.stack)]
         subject = replace(subject, label=f" in {_shorten_path(args.checkpoint)}")
     else:
         width, heads, length = (getattr(args, size) or _SIZES[size] for size in _SIZES)
@@ -133,22 +119,35 @@ def _find_subject(args: argparse.Namespace) -> Subject:
             raise UserError(f"--stack {args.stack}: --encoding has only the {subject.stack}")
     layers = _choose_numbers(args.layer, len(subject.layers), "layer", subject.title)
     shown = _choose_numbers(args.head, len(subject.heads), "head", subject.title)
-    return replace(subject, layers=layers, heads=shown, reach=args.reach)
+    return replace(subject, layers=layers, heads=shown)
 
 
 def _draw_text(args: argparse.Namespace) -> Any:
     """Draw the attention of a checkpoint to the text, by pair or by distance."""
-    from fairseq_posenc.workbench.plots.trained import read_text
+    from fairseq_posenc.transformer.capture_attention import capture_attention
+    from fairseq_posenc.workbench.loading.open_model import open_model
+    from fairseq_posenc.workbench.plots.model_inputs import prepare_input
 
-    read = read_text(args.checkpoint, args.data, args.text, args.target, args.stack)
+    opened = open_model(args.checkpoint, args.data)
+    prepared = prepare_input(opened, args.text, args.target)
+    by_kind = group_by_kind(capture_attention(opened.model, prepared.run))
+    kind = _choose_stack(args.checkpoint, list(by_kind), args.stack)
     name = _shorten_path(args.checkpoint)
-    numbers = _choose_numbers(args.layer, len(read.layers), "layer", name)
-    layers = [read.layers[number] for number in numbers]
+    numbers = _choose_numbers(args.layer, len(by_kind[kind]), "layer", name)
+    layers = [by_kind[kind][number] for number in numbers]
     heads = _choose_numbers(args.head, layers[0].weights.size(1), "head", name)
-    title = f"{read.kind} attention in {name}"
+    title = f"{kind} attention in {name}"
     if args.kind == "distance":
-        return draw_distance(layers, heads, f"{title}, by distance")
-    return draw_attention(layers, heads, read.queries, read.keys, title)
+        return distances.draw_distance(layers, heads, f"{title}, by distance")
+    queries, keys = (prepared.labels[stack] for stack in STACKS[kind])
+    return draw_attention(layers, heads, queries, keys, title)
+
+
+def _choose_stack(path: Path, stacks: Sequence[str], name: str | None) -> str:
+    """Choose a stack, or kind of attention, by the name in ``--stack``; by default the first."""
+    if name and name not in stacks:
+        raise UserError(f"--stack {name}: --checkpoint {path} has {' and '.join(stacks)} only")
+    return name or stacks[0]
 
 
 def _choose_numbers(numbers: Sequence[int] | None, count: int, part: str, name: str) -> list[int]:

@@ -56,8 +56,7 @@ def _inspect(path: Path, args: argparse.Namespace) -> Inspection:
             raise UserError(f"{path} is a folder of transformers, which takes no --data")
         return inspect_folder(path, args.text, args.target)
     from fairseq_posenc.workbench.loading.open_model import open_model
-    from fairseq_posenc.workbench.plots.model_inputs import prepare_input
-    from fairseq_posenc.workbench.plots.trained import inspect_model
+    from fairseq_posenc.workbench.plots.model_inputs import inspect_model, prepare_input
 
     opened = open_model(path, args.data)
     return inspect_model(opened, prepare_input(opened, args.text, args.target))

@@ -15,7 +15,7 @@ from fairseq_posenc.hf import read_positions, set_positions
 from fairseq_posenc.hf.capture_attention import capture_attention
 from fairseq_posenc.hf.folders import check_ids, load_model, load_tokenizer
 from fairseq_posenc.hf.own_positions import count_positions, read_limit
-from fairseq_posenc.workbench.plots.inspection import Facts, Inspection, refuse_large_page
+from fairseq_posenc.workbench.plots.inspection import Inspection, refuse_large_page
 
 _MAX_TARGET = 200  # tokens of the model's own output, as in fairseq
 
@@ -59,10 +59,10 @@ def inspect_folder(folder: Path, text: str, target: str | None = None) -> Inspec
     captured = capture_attention(model, inputs)
     if not has_two_stacks:  # the only stack may be a decoder
         labels = {captured[0].stack: labels["encoder"]}
-    facts = Facts(
-        folder, _checksum_weights(folder), type(model).__name__, dict.fromkeys(labels, positions)
+    sha256, name = _checksum_weights(folder), type(model).__name__
+    return Inspection.build(
+        folder, sha256, name, dict.fromkeys(labels, positions), captured, labels
     )
-    return Inspection.build(facts, captured, labels)
 
 
 def _read_target(

@@ -10,7 +10,7 @@ import base64
 import json
 import re
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,26 +40,31 @@ STACKS = {
 }
 
 
-class Facts(NamedTuple):
-    """Facts about a model that the page shows."""
-
-    path: Path  # its checkpoint or folder
-    sha256: str  # checksum of its weights
-    family: str
-    positions: dict[str, str | None]  # spec of each stack; None for fairseq's own positions
-
-
 class Inspection(NamedTuple):
     """The attention of a model to one text."""
 
-    page_facts: dict[str, Any]  # fields of `Facts`, and the kinds of attention with their planes
-    codes: bytes  # the quantized planes, concatenated
+    page_facts: dict[str, Any]  # what the page shows of the model, and the kinds of attention
+    codes: bytes  # the quantized planes of all kinds, concatenated
 
     @classmethod
     def build(
-        cls, facts: Facts, captured: Sequence[CapturedAttention], labels: dict[str, list[str]]
+        cls,
+        path: Path,
+        sha256: str,
+        family: str,
+        positions: dict[str, str | None],
+        captured: Sequence[CapturedAttention],
+        labels: dict[str, list[str]],
     ) -> Inspection:
-        """Quantize captured attention; ``labels`` has the text of each token, by stack.
+        """Quantize the captured attention of a model.
+
+        Args:
+            path: checkpoint or folder of the model.
+            sha256: checksum of its weights.
+            family: name of its family or class.
+            positions: spec of each stack; None for fairseq's own positions.
+            captured: attention to one text.
+            labels: text of each token, by stack.
 
         Raises:
             UserError: attention that is NaN or infinite.
@@ -67,23 +72,23 @@ class Inspection(NamedTuple):
         kinds = []
         codes = bytearray()
         for kind, layers in group_by_kind(captured).items():
-            planes = []
+            planes: list[dict[str, Any]] = []
             visible = find_visible(layers)
-            for plane in _list_planes(layers):
+            for (name, role), values in _collect_planes(layers).items():
                 # Very large weights can cause NaN and infinity; the first layer is named.
-                for number, layer in enumerate(plane.values, start=1):
+                for number, layer in enumerate(values, start=1):
                     if not layer.isfinite().all():
                         raise UserError(
-                            f"{facts.path}: attention that is NaN or infinite ({kind}, layer "
-                            f"{number}, {plane.name}); the training diverged"
+                            f"{path}: attention that is NaN or infinite ({kind}, layer {number}, "
+                            f"{name}); the training diverged"
                         )
-                coded = quantize(plane.values, visible)
+                coded = quantize(values, visible)
                 # From these the page computes the numbers that the codes stand for.
                 scale = {"step": coded.step, "first": coded.first, "last": coded.last}
-                planes.append(
-                    {"name": plane.name, "role": plane.role, "start": len(codes), **scale}
-                )
-                codes += coded.tobytes()
+                planes.append({"name": name, "role": role, "start": len(codes), **scale})
+                # All low bytes, then all high bytes, compress well.
+                for part in coded.codes % 256, coded.codes // 256:
+                    codes += part.to(torch.uint8).numpy().tobytes()
             queries, keys = STACKS[kind]
             kinds.append(
                 {
@@ -96,15 +101,15 @@ class Inspection(NamedTuple):
                     "planes": planes,
                 }
             )
-        page_facts = {**facts._asdict(), "path": str(facts.path), "kinds": kinds}
-        return cls(page_facts, bytes(codes))
+        facts = {"path": str(path), "sha256": sha256, "family": family, "positions": positions}
+        return cls({**facts, "kinds": kinds}, bytes(codes))
 
 
 def refuse_large_page(path: Path, heads: int, labels: dict[str, list[str]]) -> None:
     """Refuse a page that would be too large; ``heads`` counts the heads of all layers."""
     longest = max(map(len, labels.values()))
-    if heads * longest**2 * _BYTES_PER_PAIR > _MAX_PAGE_BYTES:
-        limit = int((_MAX_PAGE_BYTES / _BYTES_PER_PAIR / heads) ** 0.5)
+    limit = int((_MAX_PAGE_BYTES / _BYTES_PER_PAIR / heads) ** 0.5)
+    if longest > limit:
         raise UserError(
             f"{path}: {longest} tokens in {heads} heads are too many for one page; give a text of "
             f"at most {limit} tokens"
@@ -126,33 +131,6 @@ def render_page(inspections: Sequence[Inspection], command: str) -> str:
     return _PLACEHOLDER.sub(lambda match: filled[match[1]], TEMPLATE.read_text(encoding="utf-8"))
 
 
-class Plane(NamedTuple):
-    """A quantity of every pair of tokens, in all layers and heads of a kind of attention.
-
-    A score is the sum of the parts ``content``, ``position`` and ``both``; the last one is what
-    depends on both (:class:`~fairseq_posenc.analysis.split.Split`).
-    """
-
-    name: str  # `weight`, or the name of a part of the score
-    # `weight`, `part`, `detail` (a summand of the part `both`) or `factor` (if scores are products)
-    role: str
-    values: Tensor  # `[L, H, T, S]`
-
-
-class Quantized(NamedTuple):
-    """A plane as integers: code c > 0 stands for ``(first + c - 1) * step``."""
-
-    codes: Tensor  # `[L, H, T, S]` of int64, below 2^16; 0 if the query cannot see the key
-    step: list[list[float]]  # `[L][H]`, step of each matrix
-    first: list[list[int]]  # `[L][H]`, smallest value of each matrix, in steps
-    last: list[list[int]]  # `[L][H]`, largest value of each matrix, in steps
-
-    def tobytes(self) -> bytes:
-        """Concatenate all low bytes of the codes, then all high bytes, which compress well."""
-        parts = self.codes % 256, self.codes // 256
-        return b"".join(part.to(torch.uint8).numpy().tobytes() for part in parts)
-
-
 def group_by_kind(captured: Sequence[CapturedAttention]) -> dict[str, list[CapturedAttention]]:
     """Group layers by the kind of attention: ``encoder``, ``decoder``, ``cross``."""
     by_kind: dict[str, list[CapturedAttention]] = {}
@@ -161,19 +139,25 @@ def group_by_kind(captured: Sequence[CapturedAttention]) -> dict[str, list[Captu
     return by_kind
 
 
-def _list_planes(layers: Sequence[CapturedAttention]) -> Iterator[Plane]:
-    """Yield the weights of one kind of attention, and the parts of its scores."""
+def _collect_planes(layers: Sequence[CapturedAttention]) -> dict[tuple[str, str], Tensor]:
+    """Collect the planes of one kind of attention: values of all pairs of tokens, ``[L, H, T, S]``.
+
+    The keys are the name of a plane and its role: ``weight``; ``part`` of a score, which is the sum
+    of the parts ``content``, ``position`` and ``both``, the last of which depends on both; a
+    ``detail``, which is a summand of the part ``both``; or a ``factor``, if scores are products.
+    """
     weights = torch.cat([layer.weights for layer in layers])
-    yield Plane("weight", "weight", weights.double())  # as the parts of scores are
+    planes = {("weight", "weight"): weights.double()}  # as the parts of scores are
     splits = [layer.split for layer in layers]
     for part in ("content", "position", "both"):
-        yield Plane(part, "part", torch.cat([getattr(split, part) for split in splits]))
+        planes[part, "part"] = torch.cat([getattr(split, part) for split in splits])
     names = list(splits[0].details)
     if len(names) > 1:  # a single one equals the part "both"
         role, suffix = ("factor", " factor") if splits[0].product else ("detail", "")
         for name in names:
             values = torch.cat([split.details[name] for split in splits])
-            yield Plane(name.replace("_", " ") + suffix, role, values)
+            planes[name.replace("_", " ") + suffix, role] = values
+    return planes
 
 
 def find_telling_head(weights: Tensor) -> list[int]:
@@ -203,6 +187,15 @@ def find_visible(layers: Sequence[CapturedAttention]) -> Tensor:
             allowed = allowed.triu()
         visible.append(allowed)
     return torch.cat(visible)
+
+
+class Quantized(NamedTuple):
+    """A plane as integers: code c > 0 stands for ``(first + c - 1) * step``."""
+
+    codes: Tensor  # `[L, H, T, S]` of int64, below 2^16; 0 if the query cannot see the key
+    step: list[list[float]]  # `[L][H]`, step of each matrix
+    first: list[list[int]]  # `[L][H]`, smallest value of each matrix, in steps
+    last: list[list[int]]  # `[L][H]`, largest value of each matrix, in steps
 
 
 def quantize(values: Tensor, visible: Tensor) -> Quantized:

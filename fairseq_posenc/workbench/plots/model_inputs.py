@@ -1,4 +1,7 @@
-"""Prepares raw text as the input of a fairseq model, with a label for each token in pictures."""
+"""Prepares raw text, or random symbols, as the input of a fairseq model whose attention is shown.
+
+Each token has a label for pictures.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,22 @@ from typing import Any, NamedTuple
 import torch
 from fairseq.data import Dictionary
 from fairseq.dataclass.configs import GenerationConfig
+from torch import Tensor
 
+from fairseq_posenc.analysis.split import CapturedAttention
 from fairseq_posenc.errors import UserError, shortened
+from fairseq_posenc.folders import checksum
 from fairseq_posenc.tokens.pieces import PieceEncoder, Pieces
 from fairseq_posenc.tokens.symbols import SPACE
 from fairseq_posenc.tokens.tokenizer import ENCODER_JSON, PIECES, Tokenizer
+from fairseq_posenc.transformer.capture_attention import capture_attention
 from fairseq_posenc.workbench.loading.dictionaries import load_tokenizer
 from fairseq_posenc.workbench.loading.open_model import OpenModel
+from fairseq_posenc.workbench.plots.inspection import Inspection, refuse_large_page
+
+_SENTENCES = 16  # random sentences that a model reads
+_SEED = 1
+_SPECIAL_SYMBOLS = 4  # at the beginning of a dictionary
 
 
 class LabelledToken(NamedTuple):
@@ -50,13 +62,9 @@ def prepare_input(opened: OpenModel, text: str, target: str | None = None) -> Mo
     tokens = tokenize(text, "--text", opened.data, symbols, language)
     begin, end = label_tokens([symbols.bos(), symbols.eos()], symbols)
     if opened.translates:
-        tokens = [*tokens, end]
-        _refuse_long(opened, "encoder", tokens)
-        translation = _translate(opened, tokens, target)
-        texts = {
-            "encoder": tokens,
-            "decoder": [*label_tokens([symbols.eos()], symbols), *translation],
-        }
+        texts = {"encoder": [*tokens, end]}
+        source = _make_batch(opened, "encoder", texts["encoder"])
+        texts["decoder"] = [end, *_translate(opened, source, target)]
     elif target is not None:
         raise UserError(f"--target is for translation; {opened.path} is a {opened.family.title}")
     elif opened.family.name == "causal_lm":
@@ -64,11 +72,9 @@ def prepare_input(opened: OpenModel, text: str, target: str | None = None) -> Mo
         texts = {"decoder": [begin if task.args.add_bos_token else end, *tokens]}
     else:
         texts = {"encoder": [begin, *tokens, end]}
-    for stack, read in texts.items():
-        _refuse_long(opened, stack, read)
-    inputs = [_make_batch(read) for read in texts.values()]
+    inputs = [_make_batch(opened, stack, read) for stack, read in texts.items()]
     if opened.translates:
-        inputs.insert(1, torch.tensor([len(tokens)]))
+        inputs.insert(1, torch.tensor([inputs[0].size(1)]))
 
     def run() -> Any:
         with _errors_name_checkpoint(opened):
@@ -78,34 +84,73 @@ def prepare_input(opened: OpenModel, text: str, target: str | None = None) -> Mo
     return ModelInput(labels, run)
 
 
-def _translate(
-    opened: OpenModel, source: list[LabelledToken], target: str | None
-) -> list[LabelledToken]:
-    """Tokenize the target or, without one, translate the source with the model."""
+def inspect_model(opened: OpenModel, prepared: ModelInput) -> Inspection:
+    """Run a model on a text, and collect its quantized attention.
+
+    Raises:
+        UserError: the page would be too large, the text is too long for the model, or its
+            attention is NaN or infinite.
+    """
+    heads = 0
+    for stack in opened.stacks.values():
+        first = stack.layers[0]
+        kinds = 2 if getattr(first, "encoder_attn", None) else 1  # of attention in a layer
+        heads += len(stack.layers) * kinds * first.self_attn.num_heads
+    refuse_large_page(opened.path, heads, prepared.labels)
+    captured = capture_attention(opened.model, prepared.run)
+    sha256, family = checksum(opened.path), opened.family.title
+    return Inspection.build(
+        opened.path, sha256, family, opened.positions, captured, prepared.labels
+    )
+
+
+def attention_to_random_symbols(model: Any, length: int) -> list[CapturedAttention]:
+    """Capture the attention of a model to random sentences from a fixed seed.
+
+    They have ``length`` tokens, or as many as the model's shortest table has rows.
+    """
+    generator = torch.Generator().manual_seed(_SEED)
+    stacks = [stack for stack in model.modules() if hasattr(stack, "assembly")]
+    length = min([length, *(stack.assembly.dims.max_positions for stack in stacks)])
+    inputs = [
+        torch.randint(
+            _SPECIAL_SYMBOLS,
+            stack.embed_tokens.num_embeddings,
+            (_SENTENCES, length),
+            generator=generator,
+        )
+        for stack in stacks
+    ]
+    if len(stacks) == 2:  # an encoder also reads the lengths
+        inputs.insert(1, torch.full((_SENTENCES,), length))
+    return capture_attention(model, lambda: model(*inputs))
+
+
+def _translate(opened: OpenModel, source: Tensor, target: str | None) -> list[LabelledToken]:
+    """Tokenize the target or, without one, translate the source, ``(1, S)``, with the model."""
     task = opened.task
     symbols = task.target_dictionary
     if target is not None:
         return tokenize(target, "--target", opened.data, symbols, task.cfg.target_lang)
     generator = task.build_generator([opened.model], GenerationConfig())
-    data = task.build_dataset_for_inference([_make_batch(source)[0]], [len(source)])
+    data = task.build_dataset_for_inference([source[0]], [source.size(1)])
     with _errors_name_checkpoint(opened):
         ((best, *_),) = task.inference_step(generator, [opened.model], data.collater([data[0]]))
     return label_tokens(best["tokens"][:-1].tolist(), symbols)  # without </s>
 
 
-def _make_batch(tokens: list[LabelledToken]) -> torch.Tensor:
-    """Build a batch of one text, ``(1, T)``."""
-    return torch.tensor([[token.id for token in tokens]])
+def _make_batch(opened: OpenModel, stack: str, tokens: list[LabelledToken]) -> Tensor:
+    """Build a batch of one text, ``(1, T)``.
 
-
-def _refuse_long(opened: OpenModel, stack: str, tokens: list[LabelledToken]) -> None:
-    """Refuse texts too long for fairseq's own position table; our encodings check by themselves."""
+    Texts too long for fairseq's own position table are refused; our encodings check by themselves.
+    """
     limit = opened.stacks[stack].max_positions()
     if opened.positions[stack] is None and len(tokens) > limit:
         raise UserError(
             f"{opened.path}: its {stack} reads {limit} tokens, and the text has {len(tokens)}; "
             "give a shorter one"
         )
+    return torch.tensor([[token.id for token in tokens]])
 
 
 @contextmanager

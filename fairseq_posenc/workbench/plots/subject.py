@@ -32,7 +32,6 @@ class Subject:
     # weights of every layer's query and key projection, `(H, D, C)`; empty for an untrained spec
     projections: list[tuple[Tensor, Tensor]]
     model: Any = None  # the trained model
-    reach: int = 32  # the largest distance to show
     label: str = ""  # where the stack is from, in titles
 
     @property
@@ -70,10 +69,9 @@ class Subject:
         """Name a layer by its number, from 1, or all layers if they share their encodings."""
         return f"layer {index + 1}" if self._has_different_layers else "all layers"
 
-    @property
-    def symmetric_reach(self) -> int:
-        """The reach, limited so that the middle position has as many positions on each side."""
-        return min(self.reach, (self.dims.max_positions - 1) // 2)
+    def limit_reach(self, reach: int) -> int:
+        """Limit a distance so that the middle position has as many positions on each side."""
+        return min(reach, (self.dims.max_positions - 1) // 2)
 
     def compute_input_vectors(self) -> Tensor | None:
         """Compute the vectors that are added at the input, ``(max_positions, C)``, or None."""

@@ -30,8 +30,12 @@ from fairseq_posenc.workbench.plots.inspection import (
     quantize,
     render_page,
 )
-from fairseq_posenc.workbench.plots.model_inputs import ModelInput, prepare_input, tokenize
-from fairseq_posenc.workbench.plots.trained import inspect_model
+from fairseq_posenc.workbench.plots.model_inputs import (
+    ModelInput,
+    inspect_model,
+    prepare_input,
+    tokenize,
+)
 from tests.helpers.commands import (
     USER_DIR,
     new_directory,

@@ -13,7 +13,7 @@ import torch
 
 from fairseq_posenc.transformer.capture_attention import CapturedAttention, capture_attention
 from fairseq_posenc.workbench.plots.inspection import render_page
-from fairseq_posenc.workbench.plots.trained import inspect_model
+from fairseq_posenc.workbench.plots.model_inputs import inspect_model
 from tests.helpers.tiny_models import make_model
 from tests.workbench.plots.test_inspect import watched_model
 

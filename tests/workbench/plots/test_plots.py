@@ -16,7 +16,7 @@ import torch
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.transformer.capture_attention import capture_attention
 from fairseq_posenc.workbench.cli import main
-from fairseq_posenc.workbench.plots import attention, distances, tables, trained
+from fairseq_posenc.workbench.plots import distances, grids, model_inputs, tables
 from fairseq_posenc.workbench.plots.command import KINDS, TEXT_KINDS
 from fairseq_posenc.workbench.plots.subject import build_untrained_subject, collect_trained_subjects
 from tests.helpers import commands
@@ -156,8 +156,8 @@ class TestProducts:
     def test_they_are_those_of_the_vectors_and_of_a_models_projections(self):
         model = make_model("masked_lm", position_encoding="learned")
         stack = model.encoder.sentence_encoder
-        subject = replace(collect_trained_subjects(model)["encoder"], layers=[1], reach=5)
-        figure = distances.draw_products(subject)
+        subject = replace(collect_trained_subjects(model)["encoder"], layers=[1])
+        figure = distances.draw_products(subject, reach=5)
         own, random, projected = panels(figure)
         vectors = stack.embed_positions.encodings["learned"].table.weight.detach().double()
         around = range(12 - 5, 12 + 6)
@@ -170,8 +170,8 @@ class TestProducts:
         assert drawn_lines(random).shape == (4, 11)
 
     def test_sinusoids_products_fall_with_the_distance_alone_until_they_are_projected(self):
-        subject = replace(build_untrained_subject("sinusoidal", 256, 4, 128), reach=40)
-        own, random = panels(distances.draw_products(subject))
+        subject = build_untrained_subject("sinusoidal", 256, 4, 128)
+        own, random = panels(distances.draw_products(subject, reach=40))
         (line,) = drawn_lines(own)
         np.testing.assert_allclose(line, line[::-1], atol=1e-3)  # distance-aware, not directed
         assert line[40] == line.max()
@@ -187,7 +187,7 @@ class TestProducts:
 class TestDecay:
     def test_the_bound_is_roformers(self):
         """Of section 3.4.3, at head size 64 and reach 256, by plain loops."""
-        subject = replace(build_untrained_subject("rope", 256, 4, 128), reach=256)
+        subject = build_untrained_subject("rope", 256, 4, 128)
         (axes,) = panels(distances.draw_decay(subject))
         (line,) = drawn_lines(axes)
         frequencies = [10000 ** (-2 * t / 64) for t in range(32)]
@@ -209,10 +209,10 @@ class TestCurves:
     @pytest.mark.parametrize("spec", ["t5", "learned+m4m"])
     def test_scores_are_means_over_pairs(self, family, spec):
         model = make_model(family, position_encoding=spec)
-        seen = trained.attention_to_random_symbols(model, 14)
+        seen = model_inputs.attention_to_random_symbols(model, 14)
         for subject in collect_trained_subjects(model).values():
-            shown = replace(subject, layers=[1], reach=6)
-            (found, *_) = distances.compute_curves(shown, seen)
+            shown = replace(subject, layers=[1])
+            (found, *_) = distances.compute_curves(shown, seen, reach=6)
             is_shown = (subject.stack, False, 1)
             (layer,) = (s for s in seen if (s.stack, s.cross, s.layer) == is_shown)
             scores = layer.split.scores
@@ -223,13 +223,13 @@ class TestCurves:
             ]
             assert_same(found.values, torch.tensor(expected), rtol=1e-5, atol=1e-6)
             assert found.distances.tolist() == list(far)
-            (axes, *_) = panels(distances.draw_scores(replace(shown, reach=7)))
+            (axes, *_) = panels(distances.draw_scores(shown, reach=7))
             drawn = drawn_lines(axes)[:, 1 : 1 + len(far)]
             assert_same(drawn, torch.tensor(expected), rtol=1e-5, atol=1e-6)
 
     def test_biases_and_gains_are_the_tables(self):
-        subject = spec_subject("m2+t5", reach=9)
-        _, *found = distances.compute_curves(subject)
+        subject = spec_subject("m2+t5")
+        _, *found = distances.compute_curves(subject, reach=9)
         assert [each.title for each in found] == ["gain, layer 1", "bias, layer 1"]
         gain, bias = found
         assert_same(gain.values, subject.encodings[0].layer["m2"].table.weight[:, 14:33])
@@ -238,8 +238,8 @@ class TestCurves:
         assert_same(bias.values[:, 9], table[:, 0])  # distance 0 has a bucket of its own
 
     def test_of_a_spec_scores_are_those_of_each_layer(self):
-        subject = spec_subject("rope,alibi", heads=[2], reach=9)
-        found = distances.compute_curves(subject)
+        subject = spec_subject("rope,alibi", heads=[2])
+        found = distances.compute_curves(subject, reach=9)
         titles = [f"score of equal contents, layer {number}" for number in (1, 2)]
         assert [each.title for each in found[:2]] == titles
         for shown, layer in zip(found, subject.encodings):
@@ -264,7 +264,7 @@ class TestAttention:
         padded = tokens[0].eq(PAD)
         words = [f"word{index}" for index in range(9)]
         chosen = [first(seen[0]), first(seen[2])]
-        drawn = panels(attention.draw_attention(chosen, [1, 3], words, words, "title"))
+        drawn = panels(grids.draw_attention(chosen, [1, 3], words, words, "title"))
         for axes, (layer, head) in zip(drawn, [(0, 1), (0, 3), (2, 1), (2, 3)]):
             shown = image(axes)
             hidden = padded.expand(9, 9)
@@ -279,14 +279,14 @@ class TestAttention:
         cross = [each for each in seen_by("translation", tokens) if each.cross]
         words = list("abcdefghi")
         keys = [word.upper() for word in words]
-        (axes,) = panels(attention.draw_attention(cross[:1], [0], words, keys, "title"))
+        (axes,) = panels(grids.draw_attention(cross[:1], [0], words, keys, "title"))
         assert [text.get_text() for text in axes.get_xticklabels()] == list("ABCDEFGHI")
         assert_same(image(axes), cross[0].weights[0, 0])
 
     @pytest.mark.parametrize("family", ["masked_lm", "causal_lm"])
     def test_by_distance_they_are_means_over_pairs_that_are_seen(self, family):
         seen = seen_by(family, make_tokens())
-        (axes,) = panels(attention.draw_distance([first(seen[1])], ALL, "title"))
+        (axes,) = panels(distances.draw_distance([first(seen[1])], ALL, "title"))
         far = range(-8, 9 if family == "masked_lm" else 1)
         weights = seen[1].weights[0]
         expected = [[weights[head].diagonal(d).mean() for d in far] for head in ALL]
@@ -312,7 +312,7 @@ class TestAttention:
 
 SPEC_PLOTS = [
     *("table --encoding learned", "map --encoding learned", "products --encoding sinusoidal"),
-    *("decay --encoding rope", "scores --encoding alibi --reach 8", "table --encoding fire"),
+    *("decay --encoding rope", "scores --encoding alibi", "table --encoding fire"),
 ]
 
 
@@ -349,7 +349,6 @@ class TestCommand:
             ("table --checkpoint missing.pt", "missing.pt: no such file"),
             ("table --checkpoint x.pt --heads 4", "--heads is for --encoding"),
             ("scores --encoding alibi --head 5", "--head 5: alibi has heads 1 to 4"),
-            ("scores --encoding alibi --reach 0", "--reach: must be a whole number of at least 1"),
             ("map --encoding raffel", "a map needs a table of vectors"),
             ("products --encoding alibi", "alibi adds no vectors at the input"),
             ("decay --encoding t5", "t5 has no bound of decay"),
@@ -390,12 +389,12 @@ class TestPage:
 
 WORDS = "w1 w2 w3 w4 w5"
 TRAINED_PLOTS = {
-    "masked_lm": ["table", "map --layer 1", "scores --reach 8", f"attention --text '{WORDS}'"],
+    "masked_lm": ["table", "map --layer 1", "scores", f"attention --text '{WORDS}'"],
     "causal_lm": ["products --layer 1 2", "decay", "scores", f"distance --text '{WORDS}'"],
     "translation": [
         f"attention --text '{WORDS}' --stack cross",
         f"distance --text '{WORDS}' --target 'w5 w4' --stack decoder --head 1",
-        "scores --stack decoder --reach 6",
+        "scores --stack decoder",
     ],
 }
 

@@ -12,7 +12,7 @@ from statistics import fmean
 import jinja2
 from tqdm import tqdm
 
-from fairseq_posenc.analysis.listing import list_encodings
+from fairseq_posenc.analysis.catalogue import summarize
 from fairseq_posenc.files import write_whole
 from fairseq_posenc.specs import parse
 from fairseq_posenc.workbench.experiments.compare.outcomes import (
@@ -72,11 +72,7 @@ def write_page(
         missing=missing,
         total=total,
         rows=rows,
-        encodings=[
-            (entry.name, entry.summary.replace("``", ""))
-            for entry in list_encodings()
-            if entry.name in used
-        ],
+        encodings=[(name, summarize(name).replace("``", "")) for name in sorted(used)],
         picture=base64.b64encode(draw(models)).decode(),
         conclusions=conclusions,
         command=own_command(),
