@@ -94,9 +94,7 @@ def _read_json(path: Path) -> Any:
         return json.loads(content)
     except json.JSONDecodeError as error:
         raise UserError(f"{path}, line {error.lineno}: not JSON ({error.msg})") from None
-    except RecursionError:
-        raise UserError(f"{path}: cannot be read (it is nested too deeply)") from None
-    except ValueError as error:  # not UTF-8, or a number has too many digits
+    except (ValueError, RecursionError) as error:  # not UTF-8, too long a number, too deep
         raise UserError(f"{path}: cannot be read ({error})") from None
 
 
