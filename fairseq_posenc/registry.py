@@ -26,7 +26,7 @@ def names(*, encoder: bool = False, companions: bool = False) -> list[str]:
 
     Args:
         encoder: leave out encodings that only work in decoders.
-        companions: also list what stands beside an encoding (windows, temperatures).
+        companions: add windows, temperatures, ...
     """
     _import_encodings()
     return sorted(
