@@ -9,7 +9,7 @@ their rotation. Layers with the same encodings are of one *kind*; kinds are numb
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,7 @@ from fairseq_posenc.backends.forward_cache import is_reentrant_recomputation
 from fairseq_posenc.encodings.base import Dims, Encodings
 from fairseq_posenc.encodings.rotation import PairRotation, Rotation
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.hf.caches import DecayCache, find_rows
+from fairseq_posenc.hf.caches import DecayCache, find_rows, find_self_cache
 from fairseq_posenc.hf.derived import Derived
 from fairseq_posenc.hf.families import Family
 from fairseq_posenc.hf.settings import POSITIONS
@@ -31,6 +31,7 @@ from fairseq_posenc.hf.stand_ins import CALLED_BY_ITSELF, Cosines
 from fairseq_posenc.modules.attention_core import AttentionCore
 from fairseq_posenc.shared import LayerShared, Shared
 
+AttentionFunction = Callable[..., tuple[Tensor, Tensor | None]]
 OUR_ATTENTION = "fairseq_posenc"  # name of the attention function in transformers
 POSITION_STATE = "position_state"  # keyword argument of all layers: a `PassState`
 # Attribute of other attention in a model with positions, such as that to an encoder's output.
@@ -165,11 +166,7 @@ class AttentionPositions(AttentionCore, nn.Module):
             return named
         if self.reads_input:
             inputs = args[0] if args else named["hidden_states"]  # [B, T, C]
-            # The cache is found by its type, as models differ in the argument's name and place.
-            cache = next((x for x in (*named.values(), *args) if isinstance(x, Cache)), None)
-            # An encoder-decoder's cache contains two.
-            cache = getattr(cache, "self_attention_cache", cache)
-            state = state._replace(inputs=inputs, cache=cache)
+            state = state._replace(inputs=inputs, cache=find_self_cache([*named.values(), *args]))
         return {**named, POSITION_STATE: state}
 
     def forward(self, *args: Any) -> tuple[Tensor, Tensor | None]:
@@ -303,17 +300,14 @@ def attend_with_positions(
                 "and those of this model were not: call set_positions, or "
                 "model.set_attn_implementation('sdpa')"
             )
-        return cast(
-            "tuple[Tensor, Tensor | None]",
-            ALL_ATTENTION_FUNCTIONS["sdpa"](
-                module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **named
-            ),
+        attend_plainly: AttentionFunction = ALL_ATTENTION_FUNCTIONS["sdpa"]
+        return attend_plainly(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **named
         )
     query, scale = plain_queries(module, query, scaling)
     # `positions` may be PEFT's wrapper around a trained copy, so only its forward is called.
-    return cast(
-        "tuple[Tensor, Tensor | None]", positions(module, query, key, value, state, scale, dropout)
-    )
+    attend_by_positions: AttentionFunction = positions
+    return attend_by_positions(module, query, key, value, state, scale, dropout)
 
 
 def plain_queries(module: nn.Module, query: Tensor, scaling: float | None) -> tuple[Tensor, float]:

@@ -4,6 +4,7 @@ So it is reordered, repeated, selected, cropped and copied with the keys. The le
 those of :mod:`~fairseq_posenc.encodings.base`.
 """
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -49,8 +50,13 @@ class Tokens(NamedTuple):
         places = ids.squeeze(-1) if axes == 1 else ids
         return cls(places if axes else None, marks[..., 0], marks[..., 1].bool())
 
+    @property
+    def is_known(self) -> bool:
+        """Whether callers said anything."""
+        return any(x is not None for x in self)
+
     def store(self, cache: Cache, place: int, batch: int) -> None:
-        """Store this, of all tokens, as a layer of a cache."""
+        """Store this, of all tokens of a batch, as a layer of a cache."""
         known = next(x for x in (self.documents, self.ends, self.ids) if x is not None)
         length = known.size(1)
         absent = known.new_zeros(batch, length, dtype=torch.long)
@@ -59,6 +65,12 @@ class Tokens(NamedTuple):
         ids = ids[..., None] if ids.dim() == 2 else ids
         layer = add_layer(cache, place)
         layer.update(torch.stack(parts, -1)[:, None], ids.expand(batch, -1, -1)[:, None])
+
+
+def find_self_cache(values: Iterable[Any]) -> Cache | None:
+    """Find the cache of self-attention among arguments or results, as its name differs."""
+    cache = next((value for value in values if isinstance(value, Cache)), None)
+    return getattr(cache, "self_attention_cache", cache)  # an encoder-decoder's has two
 
 
 def find_layer(cache: Cache | None, place: int, past: int) -> DynamicLayer | None:

@@ -1,68 +1,46 @@
-"""Copies trained weights of positions whose meaning stays when a model is given other positions."""
+"""Keeps trained weights of positions when a model is given other positions, or names lost ones."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import torch
-from torch import Tensor
-from transformers import PreTrainedModel
+from torch import Tensor, nn
 
 from fairseq_posenc.encodings.base import Encoding
-from fairseq_posenc.errors import UserError
-from fairseq_posenc.hf.attention import AttentionPositions
 from fairseq_posenc.hf.families import Stack
-from fairseq_posenc.hf.own_positions import count_positions, read_positions
 from fairseq_posenc.hf.settings import POSITIONS
-from fairseq_posenc.hf.stack_forward import HFStackPositions
 from fairseq_posenc.position_parameters import (
     LENGTH_RULES,
     LengthRule,
     extend_parameter,
     list_changed_options,
 )
-from fairseq_posenc.specs import Spec, parse
-
-
-class PreviousPositions(NamedTuple):
-    """The positions that a model had before; None if this package cannot describe them."""
-
-    spec: Spec | None
-    length: int | None  # the number of positions
-
-    @classmethod
-    def read(cls, model: PreTrainedModel, stack: Stack) -> PreviousPositions:
-        """Read the current positions of a stack of a model, before they are replaced."""
-        positions = getattr(stack.module, POSITIONS, None)
-        if positions is not None:
-            return cls(positions.assembly.spec, count_positions(model))
-        try:
-            return cls(parse(read_positions(model)), count_positions(model))
-        except UserError:
-            return cls(None, None)
+from fairseq_posenc.specs import Spec
 
 
 def copy_weights(
-    part: HFStackPositions | AttentionPositions,
+    part: nn.Module,
     trained: dict[str, Tensor],
-    spec: Spec,
-    before: PreviousPositions,
+    old_spec: Spec | None,
+    new_spec: Spec,
+    old_length: int,
     extend: LengthRule | None,
 ) -> list[str]:
-    """Copy weights to a part of the new positions of a stack.
+    """Copy weights that keep their meaning to a part of the new positions of a stack.
 
     Args:
         part: the part, with new weights.
         trained: the present weights, by the names of the parameters of ``part``.
-        spec: the new positions.
-        before: the present positions.
+        old_spec: the present positions; None if no spec describes them.
+        new_spec: the new positions.
+        old_length: number of present positions.
         extend: how tables by position become longer; None leaves the rows beyond untrained.
 
     Returns:
         A note for the user about each weight that is not copied, or only in part.
     """
     notes = []
-    lengths = () if before.length is None else (before.length,)
     for place, encoding in part.named_modules():
         if not isinstance(encoding, Encoding):
             continue
@@ -70,13 +48,13 @@ def copy_weights(
             weight = trained.get(f"{place}.{name}")
             if weight is None or weight.is_meta:  # new, or about to be loaded
                 continue
-            changed = before.spec and list_changed_options(encoding.name, before.spec, spec)
+            changed = old_spec and list_changed_options(encoding.name, old_spec, new_spec)
             if changed:
                 notes.append(
                     f"{place}.{name}: untrained, as the model's has other options: {changed}"
                 )
                 continue
-            fitted = extend_parameter(encoding, name, weight, lengths, extend)
+            fitted = extend_parameter(encoding, name, weight, [old_length], extend)
             if fitted is None:
                 notes.append(f"{place}.{name}: untrained, as the model's is {tuple(weight.shape)}")
                 continue
@@ -91,3 +69,31 @@ def copy_weights(
                     f"({rules})"
                 )
     return notes
+
+
+def list_lost_weights(
+    stack: Stack, parts: Sequence[tuple[nn.Module, nn.Module]]
+) -> tuple[set[str], list[str]]:
+    """List the trained weights that new positions lack, and say which an earlier change took away.
+
+    Args:
+        stack: the stack, with its present positions.
+        parts: the modules of the stack that get new positions, each with these.
+
+    Returns:
+        Names of the weights that are lost, now or earlier; and messages for the user.
+    """
+    present = getattr(stack.module, POSITIONS, None)
+    earlier: set[str] = getattr(present, "lost_weights", set())
+    lost: set[str] = set()
+    untrained: set[str] = set()
+    for owner, part in parts:
+        trained, names = stack.read_weights(owner), dict(part.named_parameters())
+        lost |= {name for name, x in trained.items() if name not in names and not x.is_meta}
+        untrained |= {name for name in names if name not in trained}
+    messages = {
+        "trained weights are taken away, load the model again to have them back: ": lost,
+        "weights are untrained, because an earlier call took them away: ": earlier & untrained,
+    }
+    named = [text + ", ".join(sorted(names)) for text, names in messages.items() if names]
+    return (earlier | lost) - untrained, named

@@ -1,6 +1,13 @@
-"""Loads models and tokenizers of folders of transformers, which may be somebody else's."""
+"""Loads models and tokenizers of folders of transformers, which may be somebody else's.
 
+A folder is checked first: transformers runs the ``custom_generate`` of a local folder, fetches
+functions that its configuration names, and follows links.
+"""
+
+import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -10,9 +17,14 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedT
 
 from fairseq_posenc.errors import UserError, shortened
 from fairseq_posenc.hf.derived import derive
-from fairseq_posenc.hf.folder_checks import check_folder, readable_errors, refuse_changed
 from fairseq_posenc.hf.record import refuse_other_weights
-from fairseq_posenc.hf.saving import CLASS_PREFIX, ConfigWithPositions, ModelWithPositions
+from fairseq_posenc.hf.saving import (
+    CLASS_PREFIX,
+    MODEL_TYPE,
+    ConfigWithPositions,
+    ModelWithPositions,
+)
+from fairseq_posenc.hf.settings import SPEC_FIELD
 
 # Heads of other tasks, which a class of models leaves out.
 _OTHER_HEADS = re.compile(
@@ -30,9 +42,9 @@ def load_model(folder: Path, **settings: Any) -> PreTrainedModel:
     Raises:
         UserError: the folder is refused or cannot be read, or its weights are not the model's.
     """
-    identities = check_folder(folder)
     transformers.logging.set_verbosity_error()  # what it would report about weights is an error
-    with readable_errors(folder):
+    with _readable_errors(folder):
+        _check_folder(folder)
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         model, info = _find_class(config).from_pretrained(
             folder,
@@ -43,13 +55,69 @@ def load_model(folder: Path, **settings: Any) -> PreTrainedModel:
             ignore_mismatched_sizes=True,  # so that the info lists them; checked below
             **settings,
         )
-        refuse_changed(identities)
         unexpected = [name for name in info["unexpected_keys"] if not _OTHER_HEADS.search(name)]
         refuse_other_weights(info["missing_keys"], unexpected, info["mismatched_keys"])
         parameters = model.named_parameters()
         if names := [name for name, weight in parameters if not bool(weight.isfinite().all())]:
             raise UserError(f"the weights are not finite: {shortened(', '.join(names))}")
     return cast(PreTrainedModel, model)
+
+
+@contextmanager
+def _readable_errors(folder: Path, what: str = "its model") -> Iterator[None]:
+    """Convert any error of reading a part of a folder to one line.
+
+    Raises:
+        UserError: any error inside; its type in transformers and tokenizers depends on the folder.
+    """
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{folder}: {error}") from error
+    except Exception as error:
+        text = str(error).replace(str(folder), folder.name)  # its path stands before the reason
+        reason = shortened(" ".join(f"{type(error).__name__}: {text}".split()))
+        raise UserError(f"{folder}: {what} cannot be read: {reason}") from error
+
+
+def _check_folder(folder: Path) -> None:
+    """Refuse a folder that would run code or open files elsewhere, or that has no whole model."""
+    inside = [folder.resolve()]
+    if folder.parent.name == "snapshots":  # of a cache of the hub, whose files are in `blobs`
+        inside.append(folder.parent.parent.resolve() / "blobs")
+    for path in [*folder.iterdir(), *folder.glob("additional_chat_templates/*")]:
+        if not any(path.resolve().is_relative_to(root) for root in inside):
+            raise UserError(f"{path.name} is a link that leaves the folder")
+    if (folder / "custom_generate").exists():
+        raise UserError("has custom_generate, whose code transformers would run: delete it")
+    if (folder / "adapter_config.json").exists():
+        raise UserError("has an adapter: merge it (merge_and_unload), and save the whole model")
+    for path in [*folder.glob("*.safetensors"), *folder.glob("*.bin")]:
+        with path.open("rb") as file:
+            if file.read(64).startswith(b"version https://git-lfs"):
+                raise UserError(
+                    f"{path.name} is a pointer of git-LFS: fetch the file by git lfs pull"
+                )
+    for path in folder.glob("*.index.json"):
+        for part in map(str, json.loads(path.read_bytes())["weight_map"].values()):
+            if Path(part).name != part:
+                raise UserError(f"{path.name} names a file elsewhere: {shortened(part)}")
+    _check_settings(json.loads((folder / "config.json").read_bytes()))
+
+
+def _check_settings(config: Any) -> None:
+    """Refuse settings that name code or files, and positions in a stock configuration."""
+    if not isinstance(config, dict):
+        raise UserError(f"config.json is a {type(config).__name__}, not settings by name")
+    if "transformers_weights" in config:
+        raise UserError("config.json names another file of weights: call it model.safetensors")
+    if SPEC_FIELD in config and config.get("model_type") != MODEL_TYPE:
+        raise UserError(f"config.json has {SPEC_FIELD}, but the model is one of transformers")
+    for name, value in config.items():
+        if isinstance(value, dict):
+            _check_settings(value)
+        if name.endswith("_implementation") and re.search("[/:]", str(value)):
+            raise UserError(f"config.json: {name} names code: {shortened(repr(value))}")
 
 
 def _find_class(config: Any) -> Any:
@@ -68,7 +136,7 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a folder; refuse one that runs code or cannot be read."""
     if not any(re.match("tokenizer|vocab|spiece|sentencepiece", x.name) for x in folder.iterdir()):
         raise UserError(f"{folder}: has no tokenizer, which --text needs: save the model's there")
-    with readable_errors(folder, "its tokenizer, which --text needs,"):
+    with _readable_errors(folder, "its tokenizer, which --text needs,"):
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     return cast(PreTrainedTokenizerBase, tokenizer)
 

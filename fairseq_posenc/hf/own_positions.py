@@ -16,7 +16,7 @@ from fairseq_posenc.hf.families import Family, find_family
 from fairseq_posenc.hf.own_spec import join_layers
 from fairseq_posenc.hf.record import RecordedPositions
 from fairseq_posenc.hf.settings import LENGTH_FIELD, SPEC_FIELD
-from fairseq_posenc.specs import parse
+from fairseq_posenc.specs import Spec, parse
 
 # Field of a configuration with the length of the training, after `write_length` wrote another.
 TRAINED_LENGTH_FIELD = "position_encoding_trained_length"
@@ -38,15 +38,20 @@ def read_positions(model: Any) -> str:
     Raises:
         UserError: the model's type is not known, or the library does not have such positions.
     """
+    return str(read_spec(model))
+
+
+def read_spec(model: Any) -> Spec:
+    """Read the positions that a model, or its configuration, has: see :func:`read_positions`."""
     if (positions := _find_positions(model)) is not None:
-        return str(positions.assembly.spec)
+        return positions.assembly.spec
     config = getattr(model, "config", model)
     spec = getattr(config, SPEC_FIELD, None)
     if config is model and spec is not None:  # written by `set_positions`
-        return str(parse(spec))
+        return parse(spec)
     config = config.get_text_config()
     try:
-        return str(parse(_read_configuration(config)))
+        return parse(_read_configuration(config))
     except UserError as error:
         raise UserError(f"a model of type {shortened(str(config.model_type))!r}: {error}") from None
 
@@ -70,7 +75,7 @@ def _find_positions(model: Any) -> RecordedPositions | None:
 
 def read_limit(model: Any) -> int | None:
     """Count the positions of a model that has a trained row for each; None for all other models."""
-    has_table = any(item.name == "learned" for item in parse(read_positions(model)).items)
+    has_table = any(item.name == "learned" for item in read_spec(model).items)
     return count_positions(model) if has_table else None
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from fairseq_posenc.errors import UserError, shortened
 from fairseq_posenc.registry import options as options_of
-from fairseq_posenc.specs import Item, Items, parse, split_spec
+from fairseq_posenc.specs import Item, Items, Spec, parse, split_spec
 
 OWN = "own"
 
@@ -14,25 +14,25 @@ def names_own(spec: str) -> bool:
     return any(_is_own(item) for layer in split_spec(spec) for item in layer)
 
 
-def expand_own(spec: str, own_spec: str, num_layers: int) -> str:
-    """Replace ``own`` in a spec by the positions that the model has; return the canonical spec.
+def expand_own(spec: str, own: Spec, num_layers: int) -> Spec:
+    """Replace ``own`` in a spec by the positions that the model has.
 
     In layer i, ``own`` stands for the positions of the model's layer i. Options in brackets change
     those of the model, wherever an encoding has an option of that name.
 
-    >>> expand_own("2*own,own(base=500)+alibi", "rope,none,rope(layout=half)", 3)
-    'rope,none,rope(base=500,layout=half)+alibi'
+    >>> print(expand_own("2*own,own(base=500)+alibi", parse("rope,none,rope(layout=half)"), 3))
+    rope,none,rope(base=500,layout=half)+alibi
 
     Args:
         spec: as a user writes it.
-        own_spec: the model's spec, as :func:`~fairseq_posenc.hf.read_positions` returns it.
+        own: the positions of the model.
         num_layers: number of layers of the model.
 
     Raises:
         UserError: the spec cannot be read, or the model's positions lack an option.
     """
     layers = split_spec(spec)
-    own_layers = [layer.items for layer in parse(own_spec).split_layers()]
+    own_layers = [layer.items for layer in own.split_layers()]
     # A spec of more layers than the model has keeps them all, so that the model refuses it.
     count = max(num_layers, len(layers))
     own_by_layer = [own_layers[index % len(own_layers)] for index in range(count)]
@@ -44,13 +44,13 @@ def expand_own(spec: str, own_spec: str, num_layers: int) -> str:
             if unknown := _read_options(item).keys() - known:
                 raise UserError(
                     f"{shortened(item)}: the model's positions there have no option "
-                    f"{shortened(min(unknown))!r}; they are {shortened(own_spec)}"
+                    f"{shortened(min(unknown))!r}; they are {shortened(str(own))}"
                 )
     expanded = []
     for index, own_items in enumerate(own_by_layer):
         layer = layers[index % len(layers)]
         expanded.append("+".join(part for item in layer for part in _expand_item(item, own_items)))
-    return str(parse(join_layers(expanded)))
+    return parse(join_layers(expanded))
 
 
 def join_layers(layers: Sequence[str]) -> str:

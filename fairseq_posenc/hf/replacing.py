@@ -1,4 +1,10 @@
-"""Replaces the positions of a model of transformers: builds the new modules and installs them."""
+"""Replaces the positions of a model of transformers.
+
+A model has one or two stacks of layers, an encoder and a decoder. For each stack, all new modules
+are built first (:class:`StackPlan`), with the trained weights that they keep. Whatever can fail has
+happened then, so a refused call leaves the model as it was. Only then are the modules installed, in
+place of the present positions, and the configuration states them.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +26,13 @@ from fairseq_posenc.hf.attention import (
     AttentionPositions,
     AttentionWithPositions,
 )
-from fairseq_posenc.hf.carry_over import PreviousPositions, copy_weights
+from fairseq_posenc.hf.carry_over import copy_weights, list_lost_weights
 from fairseq_posenc.hf.derived import add_mixin, refuse_replaced_forward
 from fairseq_posenc.hf.families import FAMILIES, Family, Stack, find_family
 from fairseq_posenc.hf.own_positions import (
     count_positions,
     explain_unservable,
-    read_positions,
+    read_spec,
     write_length,
 )
 from fairseq_posenc.hf.own_spec import expand_own, names_own
@@ -39,6 +45,56 @@ from fairseq_posenc.specs import Items, Spec, parse
 
 logger = logging.getLogger(__name__)
 _OLDEST = (5, 8)  # earlier versions of transformers fail in several families
+
+
+def replace_positions(
+    model: PreTrainedModel, settings: PositionSettings, extend: LengthRule | None
+) -> None:
+    """Replace the positions of a model: see :func:`fairseq_posenc.hf.set_positions`."""
+    settings.check()
+    if extend not in (None, *LENGTH_RULES):
+        raise UserError(f"extend must be {' or '.join(LENGTH_RULES)}, not {extend!r}")
+    stacks = _find_supported_family(model).find_stacks(model)
+    if settings.decoder_spec is not None and len(stacks) == 1:
+        raise UserError("decoder_spec: this model has no encoder beside its decoder")
+    earlier = getattr(stacks[0].module, POSITIONS, None)  # if positions were set already
+    if earlier is not None and names_own(settings.spec):
+        settings = settings.fill_in(earlier.directions, earlier.boundary_id)
+    old_length = count_positions(model)
+    length = settings.max_positions or old_length
+    texts = (settings.spec, settings.decoder_spec or settings.spec)
+    first_directions = _read_directions(settings.directions, stacks[0])
+    plans: list[StackPlan] = []
+    notes: list[str] = []
+    warned: list[str] = []
+    for stack, text in zip(stacks, texts):
+        old_spec, new_spec = _read_specs(model, stack, text)
+        sides = first_directions if stack is stacks[0] else []
+        plan = StackPlan.make(new_spec, stack, length, sides, settings.boundary_id)
+        for owner, part in plan.list_parts():
+            trained = stack.read_weights(owner)
+            notes += copy_weights(part, trained, old_spec, new_spec, old_length, extend)
+        plan.positions.lost_weights, messages = list_lost_weights(stack, plan.list_parts())
+        warned += messages
+        plans.append(plan)
+    for note in dict.fromkeys(notes):  # layers have equal notes
+        logger.warning(note)
+    is_loaded = earlier is not None or not hasattr(model.config, SPEC_FIELD)
+    if warned and is_loaded:  # else the model is being built, and has no weights yet
+        warnings.warn("set_positions: " + "; ".join(dict.fromkeys(warned)), stacklevel=3)
+    _install(model, plans)
+    # Otherwise caches also have the encoder's keys, and all of these are needed.
+    if stacks[0].is_decoder_alone and not stacks[0].is_hybrid:
+        _limit_caches(stacks[0], plans[0].spec)
+    PositionSettings(
+        spec=str(plans[0].spec),
+        max_positions=length,
+        decoder_spec=str(plans[-1].spec) if plans[-1].spec != plans[0].spec else None,
+        directions=plans[0].positions.directions,
+        boundary_id=settings.boundary_id,
+    ).write(model.config)
+    for config in {id(x): x for x in (model.config, *(stack.config for stack in stacks))}.values():
+        write_length(config, length)
 
 
 def _find_supported_family(model: PreTrainedModel) -> Family:
@@ -61,80 +117,47 @@ def _find_supported_family(model: PreTrainedModel) -> Family:
     return family
 
 
-def replace_positions(
-    model: PreTrainedModel, settings: PositionSettings, extend: LengthRule | None
-) -> None:
-    """Replace the positions of a model: see :func:`fairseq_posenc.hf.set_positions`.
-
-    Whatever can fail is done before the model is changed.
-    """
-    spec, max_positions, decoder_spec, directions, boundary_id = settings
-    settings.check()
-    if extend not in (None, *LENGTH_RULES):
-        raise UserError(f"extend must be {' or '.join(LENGTH_RULES)}, not {extend!r}")
-    stacks = _find_supported_family(model).find_stacks(model)
-    length = max_positions or count_positions(model)
-    if decoder_spec is not None and len(stacks) == 1:
-        raise UserError("decoder_spec: this model has no encoder beside its decoder")
-    present = getattr(stacks[0].module, POSITIONS, None)
-    if present is not None and names_own(spec):
-        directions = directions or present.directions
-        boundary_id = present.boundary_id if boundary_id is None else boundary_id
-    layers = len(stacks[0].attentions)
-    sides = parse_directions(directions, "directions")
-    if sides and stacks[0].causal:
+def _read_directions(text: str, stack: Stack) -> list[str]:
+    """Read the directions of the first layers of a model's first stack."""
+    directions = parse_directions(text, "directions")
+    if directions and stack.causal:
         raise UserError("directions are for encoders: a decoder sees no later tokens")
-    if len(sides) > layers:
-        raise UserError(f"directions names {len(sides)} layers, but the encoder has {layers}")
-    plans, notes, lost = [], [], []
-    for stack, text, first in zip(stacks, (spec, decoder_spec or spec), (sides, [])):
-        before = PreviousPositions.read(model, stack)
-        if names_own(text):
-            own_spec = str(before.spec) if before.spec else read_positions(model)
-            if not hasattr(stack.module, POSITIONS):
-                stack.check_rotations(parse(own_spec))
-            text = expand_own(text, own_spec, len(stack.attentions))
-        rest = ["lr" if stack.causal else "both"] * (len(stack.attentions) - len(first))
-        plans.append(Plan.make(parse(text), stack, length, first + rest, boundary_id))
-        notes += plans[-1].carry_over(before, extend)
-        lost += plans[-1].list_lost_weights()
-    for note in dict.fromkeys(notes):  # layers have equal notes
-        logger.warning(note)
-    is_built = hasattr(model.config, SPEC_FIELD) and not hasattr(stacks[0].module, POSITIONS)
-    if lost and not is_built:  # else its weights are not yet there
-        warnings.warn("set_positions: " + "; ".join(dict.fromkeys(lost)), stacklevel=3)
-    # A model has one attention function: if a stack needs ours, all stacks use it.
-    is_native = all(plan.positions.is_native for plan in plans)
-    for plan in plans:
-        plan.positions.is_native = is_native
-    _copy_configurations(model)
-    _choose_attention(model, plans)
-    for plan in plans:
-        plan.install()
-    for module in model.modules():  # attention to an encoder's output, or of another encoder
-        if hasattr(module, "is_causal") and not hasattr(module, POSITIONS):
-            setattr(module, WITHOUT_POSITIONS, True)
-    # Otherwise caches also have the encoder's keys, and all of these are needed.
-    if stacks[0].is_decoder_alone and not stacks[0].is_hybrid:
-        _limit_caches(stacks[0], plans[0].positions.assembly.spec)
-    specs = [str(plan.positions.assembly.spec) for plan in plans]
-    PositionSettings(
-        spec=specs[0],
-        max_positions=length,
-        decoder_spec=specs[-1] if specs[-1] != specs[0] else None,
-        directions=plans[0].positions.directions,
-        boundary_id=boundary_id,
-    ).write(model.config)
-    for config in {id(x): x for x in (model.config, *(stack.config for stack in stacks))}.values():
-        write_length(config, length)
+    if len(directions) > len(stack.attentions):
+        raise UserError(
+            f"directions names {len(directions)} layers, but the encoder has "
+            f"{len(stack.attentions)}"
+        )
+    return directions
 
 
-class Plan(NamedTuple):
-    """The modules of a stack's new positions, built before the model is changed."""
+def _read_specs(model: PreTrainedModel, stack: Stack, text: str) -> tuple[Spec | None, Spec]:
+    """Read the present spec of a stack, None for positions of no spec, and parse the new one."""
+    needs_own = names_own(text)
+    if (earlier := getattr(stack.module, POSITIONS, None)) is not None:
+        old_spec = earlier.assembly.spec
+    else:
+        try:
+            old_spec = read_spec(model)
+        except UserError:
+            if needs_own:
+                raise
+            return None, parse(text)
+        if needs_own:
+            stack.check_rotations(old_spec)
+    return old_spec, expand_own(text, old_spec, len(stack.attentions)) if needs_own else parse(text)
+
+
+class StackPlan(NamedTuple):
+    """The modules of a stack's new positions: those of the stack, and of each self-attention."""
 
     stack: Stack
     positions: HFStackPositions
     layers: list[AttentionPositions]
+
+    @property
+    def spec(self) -> Spec:
+        """The new positions."""
+        return self.positions.assembly.spec
 
     @classmethod
     def make(
@@ -142,26 +165,31 @@ class Plan(NamedTuple):
         spec: Spec,
         stack: Stack,
         max_positions: int,
-        directions: list[str],
+        first_directions: list[str],
         boundary_id: int | None,
-    ) -> Plan:
-        """Build the modules, with new weights; refuse a spec that does not fit the stack."""
+    ) -> StackPlan:
+        """Build the modules, with new weights.
+
+        Args:
+            spec: the new positions.
+            stack: the stack, which is not changed.
+            max_positions: length of the longest sequence.
+            first_directions: what the first layers see; the others see all that the stack lets.
+            boundary_id: see :func:`fairseq_posenc.hf.set_positions`.
+
+        Raises:
+            UserError: the spec does not fit the stack.
+        """
         attentions = stack.attentions
         for part in (stack.module, *attentions):
             refuse_replaced_forward(part)
-        spec.check_length(len(attentions))
-        if stack.is_hybrid and any(item.name == "documents" for item in spec.items):
-            raise UserError(f"{spec}: layers of this model without attention would mix documents")
-        if spec.rotates_source:
-            raise UserError(
-                f"{spec}: rope(cross_attention=true) is not served here: attention to an encoder "
-                "is transformers' own"
-            )
+        _refuse_unfit(spec, stack)
+        others = ["lr" if stack.causal else "both"] * (len(attentions) - len(first_directions))
+        directions = first_directions + others
         weight = next(stack.module.parameters())
         # A model that is being loaded is on the device "meta", where constants cannot be computed.
         with torch.device("cpu" if weight.is_meta else weight.device):
             positions = HFStackPositions(spec, stack, max_positions, directions, boundary_id)
-            _refuse_other_width(spec, positions, stack)
             assembly = positions.assembly
             # The terms of each kind of layer; native attention uses none of our backends.
             terms = assembly.draft_terms("auto" if positions.is_native else positions.backend)
@@ -188,51 +216,46 @@ class Plan(NamedTuple):
         return cls(stack, positions, layers)
 
     def list_parts(self) -> list[tuple[nn.Module, HFStackPositions | AttentionPositions]]:
-        """List the modules that get positions, the stack and its attentions, each with its own."""
+        """List the modules that get positions, the stack and its attentions, with these."""
         return [(self.stack.module, self.positions), *zip(self.stack.attentions, self.layers)]
 
-    def install(self) -> None:
-        """Put the modules into the stack, in place of its present positions."""
-        self.stack.neutralize()
-        for owner, part in self.list_parts():
-            is_stack = owner is self.stack.module
+
+def _refuse_unfit(spec: Spec, stack: Stack) -> None:
+    """Refuse a spec that a stack cannot have."""
+    spec.check_length(len(stack.attentions))
+    if stack.is_hybrid and any(item.name == "documents" for item in spec.items):
+        raise UserError(f"{spec}: layers of this model without attention would mix documents")
+    if spec.rotates_source:
+        raise UserError(
+            f"{spec}: rope(cross_attention=true) is not served here: attention to an encoder is "
+            "transformers' own"
+        )
+    # In some models of OPT, embeddings are projected to the width of the layers.
+    width = stack.module.get_input_embeddings().embedding_dim
+    if spec.input_items and width != stack.config.hidden_size:
+        raise UserError(
+            f"{spec}: the embeddings of this model have {width} channels, and its layers "
+            f"{stack.config.hidden_size}: take encodings of the scores or rotations"
+        )
+
+
+def _install(model: PreTrainedModel, plans: list[StackPlan]) -> None:
+    """Put the new modules into a model, in place of its present positions."""
+    # A model has one attention function: if a stack needs ours, all stacks use it.
+    is_native = all(plan.positions.is_native for plan in plans)
+    for plan in plans:
+        plan.positions.is_native = is_native
+    _copy_configurations(model)
+    _choose_attention(model, plans)
+    for plan in plans:
+        plan.stack.neutralize()
+        for owner, part in plan.list_parts():
+            is_stack = owner is plan.stack.module
             add_mixin(owner, StackWithPositions if is_stack else AttentionWithPositions)
-            owner.add_module(POSITIONS, part.train(self.stack.module.training))
-
-    def carry_over(self, before: PreviousPositions, extend: LengthRule | None) -> list[str]:
-        """Copy the weights of the model's present positions that have the same meaning in the new.
-
-        Args:
-            before: the model's present positions.
-            extend: how tables by position become longer; None leaves the rows beyond untrained.
-
-        Returns:
-            A note for the user about each weight that is not copied, or only in part.
-        """
-        spec = self.positions.assembly.spec
-        notes = []
-        for owner, part in self.list_parts():
-            notes += copy_weights(part, self.stack.read_weights(owner), spec, before, extend)
-        return notes
-
-    def list_lost_weights(self) -> list[str]:
-        """Say which trained weights the new positions lack, or lack since an earlier change."""
-        present = getattr(self.stack.module, POSITIONS, None)
-        earlier: set[str] = getattr(present, "lost_weights", set())
-        lost: set[str] = set()
-        here: set[str] = set()
-        for owner, part in self.list_parts():
-            trained, names = self.stack.read_weights(owner), dict(part.named_parameters())
-            lost |= {name for name, x in trained.items() if name not in names and not x.is_meta}
-            here |= {name for name in names if name not in trained}
-        self.positions.lost_weights = (earlier | lost) - here
-        taken = "trained weights are taken away, load the model again to have them back: "
-        untrained = "weights are untrained, because an earlier call took them away: "
-        return [
-            text + ", ".join(sorted(names))
-            for text, names in ((taken, lost), (untrained, earlier & here))
-            if names
-        ]
+            owner.add_module(POSITIONS, part.train(plan.stack.module.training))
+    for module in model.modules():  # attention to an encoder's output, or of another encoder
+        if hasattr(module, "is_causal") and not hasattr(module, POSITIONS):
+            setattr(module, WITHOUT_POSITIONS, True)
 
 
 def _copy_configurations(model: PreTrainedModel) -> None:
@@ -244,7 +267,7 @@ def _copy_configurations(model: PreTrainedModel) -> None:
             module.config = copy.deepcopy(config, copies)
 
 
-def _choose_attention(model: PreTrainedModel, plans: list[Plan]) -> None:
+def _choose_attention(model: PreTrainedModel, plans: list[StackPlan]) -> None:
     """Set a model's attention to our function, or to its own function if that is sufficient.
 
     Raises:
@@ -259,17 +282,6 @@ def _choose_attention(model: PreTrainedModel, plans: list[Plan]) -> None:
         raise UserError(
             f"models of type {model.config.model_type!r} compute attention themselves in "
             f"transformers {transformers.__version__}: install a later one"
-        )
-
-
-def _refuse_other_width(spec: Spec, positions: HFStackPositions, stack: Stack) -> None:
-    """Refuse encodings of the input if embeddings are not as wide as layers, as in some of OPT."""
-    width = stack.module.get_input_embeddings().embedding_dim
-    expected = stack.config.hidden_size
-    if positions.input is not None and width != expected:
-        raise UserError(
-            f"{spec}: the embeddings of this model have {width} channels, and its layers "
-            f"{expected}: take encodings of the scores or rotations"
         )
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf.caches import Tokens
@@ -17,55 +16,48 @@ from fairseq_posenc.modules.input_checks import join_ids, read_position_ids
 from fairseq_posenc.positions import may_sync, reading_waits
 from fairseq_posenc.specs import Spec
 
-_CACHES = ("cache", "past_key_values")  # the keyword of transformers, and the name before
+CACHE_NAMES = ("cache", "past_key_values")  # the keyword of transformers, and the name before
 
 
 class StackArguments:
     """The arguments of a forward pass of a stack.
 
     Args:
-        names: names of the parameters of the stack's ``forward``, in order.
-        args: arguments by position.
-        named: arguments by name.
+        named: all arguments of the stack's ``forward``, by name.
         spec: spec of the stack.
         boundary_id: token that ends a sentence, or a document of ``documents``; None if unknown.
         first_id: number of a row's first token in the caller's position ids. If it is above 0,
             ``first_id - 1`` is the padding symbol.
 
     Attributes:
-        named: all arguments of the model's code, by name.
+        named: the same.
         inputs: the new tokens, ``(B, T)``, or their embeddings, ``(B, T, C)``; None for neither.
         mask: the caller's mask, in any form.
-        cache: the cache of keys and values, or None.
+        cache: the cache of the keys and values of self-attention, or None.
         ids: the caller's position ids, ``(B or 1, T)`` or ``(B or 1, T, axes)``, or None.
-        document_ids: the caller's number of each token's document, ``(B, S)``, or None.
 
     Raises:
-        UserError: position ids have another shape, or are on axes that the encodings do not have.
+        UserError: position ids have another shape, or are on axes that the encodings do not have;
+            or an argument is of this package's modules.
     """
 
     def __init__(
-        self,
-        names: list[str],
-        args: tuple[Any, ...],
-        named: dict[str, Any],
-        spec: Spec,
-        boundary_id: int | None,
-        first_id: int,
+        self, named: dict[str, Any], spec: Spec, boundary_id: int | None, first_id: int
     ) -> None:
-        self.names = names
         self.spec = spec
         self.boundary_id = boundary_id
-        self.named = {**dict(zip(names, args)), **named}
-        self.document_ids: Tensor | None = self.named.pop("document_ids", None)
+        self.named = named
+        if "document_ids" in named:
+            raise UserError("document_ids: pass position_ids that begin at 0 in each document")
         self.tokens: Tensor | None = self.named.get("input_ids")
         embeddings: Tensor | None = self.named.get("inputs_embeds")
         self.inputs = embeddings if self.tokens is None else self.tokens
         mask = self.named.get("attention_mask")
         # `generate` makes a mask for each type of layer: by `make_mask`, all are the padding.
         self.mask = next(iter(mask.values())) if isinstance(mask, dict) else mask
-        caches = (self.named.get(name) for name in _CACHES)
-        self.cache = next((cache for cache in caches if cache is not None), None)
+        caches = (self.named.get(name) for name in CACHE_NAMES)
+        cache = next((cache for cache in caches if cache is not None), None)
+        self.cache = getattr(cache, "self_attention_cache", cache)  # an encoder-decoder has two
         self.ids = None if self.inputs is None else self._read_ids(self.inputs, first_id)
 
     def _read_ids(self, inputs: Tensor, first_id: int) -> Tensor | None:
@@ -135,10 +127,8 @@ class StackArguments:
         Raises:
             UserError: the arguments do not fit the spec or the cache.
         """
-        documents = self.document_ids
-        if documents is not None and not self.has_documents:
-            raise UserError(f"document_ids: {self.spec} must have +documents")
-        if self.has_documents and documents is None and self.boundary_id is None:
+        documents = None
+        if self.has_documents and self.boundary_id is None:
             documents = self._find_documents(mask, earlier)
         padding = None if mask is None else mask.eq(0)
         ids = self._join_cached_ids(padding, documents, earlier)
@@ -180,10 +170,8 @@ class StackArguments:
             return
         assert self.inputs is not None
         mixed = []  # each is true if documents are packed
-        if (lengths := self.named.get("cu_seq_lens_q")) is not None:
-            mixed.append(torch.tensor(lengths.numel() > 2, device=lengths.device))
-        if (numbers := self.named.get("seq_idx")) is not None:
-            mixed.append(_find_changes(numbers).any())
+        if (starts := self._find_starts()) is not None:
+            mixed.append(starts.any())
         if (by_ids := self.find_packed_ids()) is not None:
             mixed.append(by_ids)
         if self.mask is not None and self.mask.size(1) == self.inputs.size(1):
@@ -198,16 +186,39 @@ class StackArguments:
             elif is_packed:
                 raise UserError(message)
 
+    def _find_starts(self) -> Tensor | None:
+        """Mark the tokens, ``(B, T)``, at which ``cu_seq_lens_q`` and ``seq_idx`` begin documents.
+
+        Returns:
+            None if neither was given.
+        """
+        assert self.inputs is not None
+        starts = None
+        if (numbers := self.named.get("seq_idx")) is not None:
+            starts = _find_changes(numbers)
+        lengths = self.named.get("cu_seq_lens_q")
+        if lengths is not None and lengths.numel() > 2:
+            if self.past:
+                raise UserError("cu_seq_lens_q: pass position_ids of the new tokens instead")
+            batch, tgt_len = self.inputs.shape[:2]
+            first = lengths.new_zeros(batch * tgt_len + 1, dtype=torch.bool)
+            first[lengths.long().clamp(max=batch * tgt_len)] = True
+            first = first[:-1].view(batch, tgt_len)
+            starts = first if starts is None else starts | first
+        return starts
+
     def _find_documents(self, mask: Tensor | None, earlier: Tokens | None) -> Tensor:
         """Number the documents of a row, ``(B, S)``.
 
         A document begins where ids do not grow by one, where the numbers in the mask change, and
-        where ``cu_seq_lens_q`` and ``seq_idx`` say so. The first token of a row may begin another.
+        where :meth:`_find_starts` says so. The first token of a row may begin another.
         """
         assert self.inputs is not None
         batch, tgt_len = self.inputs.shape[:2]
         device = self.inputs.device
-        begins = torch.zeros(batch, tgt_len, dtype=torch.bool, device=device)
+        begins = self._find_starts()
+        if begins is None:
+            begins = torch.zeros(batch, tgt_len, dtype=torch.bool, device=device)
         if self.ids is not None and self.ids.dim() == 3:
             raise UserError("position_ids on several axes do not separate documents")
         if self.ids is not None:
@@ -215,15 +226,6 @@ class StackArguments:
             begins = begins | steps.ne(1)
             if self.past:  # a single document goes on, unless a new one begins
                 begins[:, :1] |= self.ids[:, :1].eq(0)
-        if (numbers := self.named.get("seq_idx")) is not None:
-            begins = begins | _find_changes(numbers.to(device))
-        lengths = self.named.get("cu_seq_lens_q")
-        if lengths is not None and lengths.numel() > 2:
-            if self.past:
-                raise UserError("cu_seq_lens_q: pass position_ids of the new tokens instead")
-            first = torch.zeros(begins.numel() + 1, dtype=torch.bool, device=device)
-            first[lengths.long().clamp(max=begins.numel())] = True
-            begins = begins | first[:-1].view_as(begins)
         if mask is not None:
             # Padding takes the number before it: 1 1 0 2 2 as 1 1 1 2 2.
             places = torch.arange(mask.size(1), device=device)
@@ -268,23 +270,6 @@ class StackArguments:
             return True
         differs = ids.ne(counted) if ids.dim() == 2 else ids.ne(counted[..., None]).any(-1)
         return not (differs if padding is None else differs & ~padding).any()
-
-    def make_cache(self, stack: PreTrainedModel) -> dict[str, Any]:
-        """Make the cache that the model's code would make later; return it by its argument's name.
-
-        The result is empty if the pass has a cache, or uses none.
-        """
-        config = stack.config
-        uses_cache = self.named.get("use_cache")
-        uses_cache = getattr(config, "use_cache", False) if uses_cache is None else uses_cache
-        if stack.training and getattr(stack, "gradient_checkpointing", False):
-            uses_cache = False  # as transformers does
-        if self.cache is not None or not uses_cache:
-            return {}
-        cache: Any = DynamicCache(config=config)
-        if config.is_encoder_decoder or self.named.get("encoder_hidden_states") is not None:
-            cache = EncoderDecoderCache(cache, DynamicCache(config=config))
-        return {next(name for name in _CACHES if name in self.names): cache}
 
 
 def _count_tokens(is_token: Tensor, documents: Tensor | None) -> Tensor:

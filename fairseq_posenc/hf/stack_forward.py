@@ -31,7 +31,7 @@ from fairseq_posenc.hf.attention import (
     can_be_cosines,
     make_cosines,
 )
-from fairseq_posenc.hf.caches import Tokens
+from fairseq_posenc.hf.caches import Tokens, find_self_cache
 from fairseq_posenc.hf.derived import Derived
 from fairseq_posenc.hf.families import Stack
 from fairseq_posenc.hf.own_positions import read_trained_length
@@ -81,7 +81,7 @@ class HFStackPositions(RecordedPositions, StackPositions):
     ) -> None:
         dims = stack.dims(max_positions)
         super().__init__(
-            str(spec), dims.embed_dim, dims.num_heads, max_positions, dims.causal, dims.head_dim
+            spec, dims.embed_dim, dims.num_heads, max_positions, dims.causal, dims.head_dim
         )
         # Scalings and buckets depend on the length of the training, not on `max_positions`.
         length = read_trained_length(stack.config)
@@ -116,34 +116,34 @@ class HFStackPositions(RecordedPositions, StackPositions):
 
     def prepare(
         self, module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]
-    ) -> dict[str, Any]:
+    ) -> tuple[dict[str, Any], Tokens]:
         """Prepare a forward pass.
 
         Returns:
             The arguments of the stock ``forward``, all by name; ``POSITION_STATE`` is one of them.
+            And what the cache must keep of all tokens.
 
         Raises:
             UserError: the arguments do not determine the positions.
         """
         stack = Stack(self.family, module)
         arguments = StackArguments(
-            self.parameter_names,
-            args,
-            named,
+            {**dict(zip(self.parameter_names, args)), **named},
             self.assembly.spec,
             self.boundary_id,
             self.family.first_id(stack.config),
         )
         self._check_attention(stack, arguments)
         if arguments.inputs is None:  # the model's code will say so
-            return {**arguments.named, POSITION_STATE: PassState([])}
+            return {**arguments.named, POSITION_STATE: PassState([])}, Tokens()
         self._fit_scalings(arguments, arguments.inputs.size(1))
         named = {**arguments.named, **self._hide_ids(stack, arguments)}
         if self.input is not None or not self.is_native:
-            return {**named, **self._compute_state(stack, arguments, arguments.inputs)}
+            changes, tokens = self._compute_state(stack, arguments, arguments.inputs)
+            return {**named, **changes}, tokens
         places = arguments.places
         state = self._make_state(stack, places, self._rotations(places))
-        return {**named, POSITION_STATE: state}
+        return {**named, POSITION_STATE: state}, Tokens()
 
     def _fit_scalings(self, arguments: StackArguments, tgt_len: int) -> None:
         """Compute the rotations that depend on the length of the input, as transformers does.
@@ -223,11 +223,11 @@ class HFStackPositions(RecordedPositions, StackPositions):
 
     def _compute_state(
         self, stack: Stack, arguments: StackArguments, inputs: Tensor
-    ) -> dict[str, Any]:
+    ) -> tuple[dict[str, Any], Tokens]:
         """Add vectors to the embeddings, and compute the position state.
 
         Returns:
-            The arguments that change.
+            The arguments that change, and what the cache must keep of all tokens.
         """
         cache = arguments.cache
         if getattr(cache, "is_compileable", False):
@@ -239,16 +239,7 @@ class HFStackPositions(RecordedPositions, StackPositions):
         if not past:
             _refuse_offloaded(stack)
         mask = arguments.read_mask()
-        changes: dict[str, Any] = {}
-        place = self.cache_place
-        cache = getattr(cache, "self_attention_cache", cache)
-        tokens = arguments.read_tokens(mask, Tokens.load(cache, place, past))
-        if any(x is not None for x in tokens) and stack.is_decoder:
-            changes |= (made := arguments.make_cache(stack.module))
-            cache = next(iter(made.values()), cache)
-            cache = getattr(cache, "self_attention_cache", cache)
-            if cache is not None:
-                tokens.store(cache, place, inputs.size(0))
+        tokens = arguments.read_tokens(mask, Tokens.load(cache, self.cache_place, past))
         ids = tokens.ids
         if ids is not None and ids.dim() == 3:
             ids = ids.permute(2, 0, 1)  # [axes, B or 1, S], as `StackPositions` takes them
@@ -262,6 +253,7 @@ class HFStackPositions(RecordedPositions, StackPositions):
             document_ids=tokens.documents,
             ends=tokens.ends,
         )
+        changes: dict[str, Any] = {}
         if self.input is not None:  # a decoder will multiply again
             embeddings = embeddings / scale if stack.is_decoder else embeddings
             changes |= {"inputs_embeds": embeddings, "input_ids": None}
@@ -276,7 +268,7 @@ class HFStackPositions(RecordedPositions, StackPositions):
             weights = arguments.named.get("output_attentions")
             weights = stack.config.output_attentions if weights is None else weights
             state = state._replace(shared=pass_positions, need_weights=weights)
-        return {**changes, POSITION_STATE: state}
+        return {**changes, POSITION_STATE: state}, tokens
 
     def _is_plain(self) -> bool:
         """Check whether the spec needs plain attention, after rotations by the model's code."""
@@ -356,9 +348,15 @@ class StackWithPositions(Derived):
         positions: Any = getattr(self, POSITIONS, None)  # PEFT may have replaced it by a copy
         if positions is None:
             raise UserError(f"a {type(self).__name__} was built without positions: set them")
-        named = positions.prepare(self, args, named)
+        named, tokens = positions.prepare(self, args, named)
         with begin_pass(named[POSITION_STATE].cosines):
-            return forward(self, **named)
+            output = forward(self, **named)
+        if tokens.is_known:
+            results = output if isinstance(output, tuple) else output.values()
+            cache = find_self_cache([*named.values(), *results])
+            if cache is not None:
+                tokens.store(cache, positions.cache_place, output[0].size(0))
+        return output
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Return the weights with a guard, which a saved model around this stack does not undo."""

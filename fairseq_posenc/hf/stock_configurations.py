@@ -6,26 +6,18 @@ configuration that reads back as other positions is not used.
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any
 
 from huggingface_hub.errors import StrictDataclassError
 
 from fairseq_posenc.encodings.base import Dims
-from fairseq_posenc.encodings.rope_scaling import (
-    TRAINED_LENGTH,
-    Dynamic,
-    Llama3,
-    LongRope,
-    Ntk,
-    Scaled,
-    Yarn,
-)
+from fairseq_posenc.encodings.rope_scaling import TRAINED_LENGTH, Dynamic, Ntk, Scaled
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf.families import Family
-from fairseq_posenc.hf.own_positions import ATTENTION_TYPES, read_positions
+from fairseq_posenc.hf.own_positions import ATTENTION_TYPES, read_spec
 from fairseq_posenc.registry import options
-from fairseq_posenc.specs import Item, Items, Spec, parse
+from fairseq_posenc.specs import Items, Spec
 
 _TEMPERATURE = "llama_4_scaling_beta"  # of Ministral 3
 
@@ -93,11 +85,11 @@ def write_configuration(config_class: Any, config: Any, spec: Spec, dims: Dims) 
         return None
     vars(stock).update(attention)  # to be saved: transformers' sdpa leaves a cap out
     try:
-        back = parse(read_positions(stock))
+        back = read_spec(stock)
     except UserError:
         return None
-    is_same = _normalize(back, dims, len(layers)) == _normalize(spec, dims, len(layers))
-    return stock if is_same else None
+    same = _state_layers(back, dims, len(layers)) == _state_layers(spec, dims, len(layers))
+    return stock if same else None
 
 
 def _find(layer: Items, name: str) -> dict[str, Any]:
@@ -144,21 +136,21 @@ def _join_by_type(
     return {name: by_type.get(name, rotating[0]) for name in present}
 
 
-def _normalize(spec: Spec, dims: Dims, layers: int) -> list[set[Item]]:
-    """List the encodings of each layer in a form that does not depend on how they are written."""
-    normal = [{*spec.whole_stack, *spec.layers[i % len(spec.layers)]} for i in range(layers)]
-    return [{_normalize_item(item, dims) for item in items} for items in normal]
+def _state_layers(spec: Spec, dims: Dims, layers: int) -> list[tuple[Any, ...]]:
+    """Describe each layer in a form that does not depend on how its positions are written.
 
-
-def _normalize_item(item: Item, dims: Dims) -> Item:
-    """Replace lengths that are left out, and scalings that are another base."""
-    values = _find((item,), item.name)
-    scaling = values.get("scaling")
-    if type(scaling) is Ntk:
-        base = _write_rope(values, (), dims)["rope_theta"]
-        values |= {"base": base, "scaling": options("rope")["scaling"].default}
-    elif isinstance(scaling, (Dynamic, Llama3, LongRope, Yarn)):
-        values["scaling"] = replace(scaling, length=scaling.length or dims.trained_length)
-    elif item.name == "ministral3":
-        values["length"] = values["length"] or dims.trained_length
-    return item._replace(options=tuple(values.items()))
+    The base and the scaling of a rotation are described by ``rope_parameters``, in which a length
+    that is left out, and a scaling that is another base, are numbers.
+    """
+    stated: list[tuple[Any, ...]] = []
+    for index in range(layers):
+        items = (*spec.whole_stack, *spec.layers[index % len(spec.layers)])
+        if rope := _find(items, "rope"):
+            parameters = _write_rope(rope, items, dims)
+            length = getattr(rope.pop("scaling"), "length", None) or dims.trained_length
+            del rope["base"]
+            items = tuple(item for item in items if item.name not in ("rope", "ministral3"))
+            stated.append((parameters, length, rope, set(items)))
+        else:
+            stated.append((set(items),))
+    return stated

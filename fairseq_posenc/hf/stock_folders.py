@@ -22,6 +22,7 @@ from fairseq_posenc.errors import shortened
 from fairseq_posenc.hf.families import FAMILIES, Stack, find_family
 from fairseq_posenc.hf.record import is_of_positions
 from fairseq_posenc.hf.settings import POSITIONS, PositionSettings
+from fairseq_posenc.hf.stack_arguments import CACHE_NAMES
 from fairseq_posenc.hf.stock_configurations import list_unknown_items, write_configuration
 from fairseq_posenc.identity import is_identity
 
@@ -30,7 +31,6 @@ AUTO_CLASSES: list[Any] = [
 ]
 _LARGEST_DIFFERENCE = 2e-5  # in float32, as a part of the largest output
 _LONGEST_INPUT = 1024  # tokens that are compared; a wider window only reads back as the same
-_CACHES = ("cache", "past_key_values")  # the keyword of transformers, and the name before
 
 
 class NoStockModelError(Exception):
@@ -191,7 +191,7 @@ def _compute_outputs(model: PreTrainedModel, arguments: dict[str, Tensor]) -> li
     # Not by a call, which could be a compiled one.
     outputs = [model.forward(**arguments, return_dict=True)[0]]
     names = inspect.signature(model.forward).parameters
-    cache_name = next((name for name in _CACHES if name in names), None)
+    cache_name = next((name for name in CACHE_NAMES if name in names), None)
     if cache_name is None or not model.can_generate():
         return outputs
     side = "decoder_input_ids" if "decoder_input_ids" in arguments else "input_ids"

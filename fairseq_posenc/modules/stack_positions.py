@@ -21,7 +21,7 @@ from fairseq_posenc.modules.input_checks import (
 )
 from fairseq_posenc.positions import Positions, may_sync, reading_waits
 from fairseq_posenc.shared import Shared
-from fairseq_posenc.specs import parse
+from fairseq_posenc.specs import Spec, parse
 
 
 class StackPositions(nn.Module):
@@ -42,7 +42,7 @@ class StackPositions(nn.Module):
 
     def __init__(
         self,
-        spec: str,
+        spec: str | Spec,
         embed_dim: int,
         num_heads: int,
         max_positions: int = 512,
@@ -51,7 +51,7 @@ class StackPositions(nn.Module):
     ) -> None:
         super().__init__()
         dims = Dims(embed_dim, num_heads, max_positions, causal, own_head_dim=head_dim)
-        self.assembly = Assembly(parse(spec), dims)
+        self.assembly = Assembly(parse(spec) if isinstance(spec, str) else spec, dims)
         limits = self.assembly.limits()
         # Windows and tables by distance count all places between two tokens, padding included.
         self.has_window = limits.window is not None

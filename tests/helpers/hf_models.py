@@ -7,6 +7,7 @@ thing is from the others: padding on either side, a cache, beams, checkpointing,
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable, Iterable, Iterator
 from inspect import signature
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
@@ -269,6 +271,20 @@ def save_tokenizer(folder: Path, words: Iterable[str]) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", unk_token="<unk>")
     fast.save_pretrained(folder)
+
+
+def edit_config(folder: Path, name: str = "config.json", **settings: Any) -> None:
+    """Change settings of a folder's model, or of its tokenizer."""
+    content = json.loads((folder / name).read_text(encoding="utf-8"))
+    (folder / name).write_text(json.dumps(content | settings), encoding="utf-8")
+
+
+def edit_weights(folder: Path, change: Callable[[dict[str, Tensor]], Any]) -> None:
+    """Change the weights of a folder."""
+    path = folder / "model.safetensors"
+    weights = load_file(path)
+    change(weights)
+    save_file(weights, path, metadata={"format": "pt"})
 
 
 def save_llama(folder: Path, words: Iterable[str]) -> None:

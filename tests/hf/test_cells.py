@@ -219,7 +219,7 @@ def test_inputs_of_a_pass_that_cannot_be_served_are_refused():
         ({"attention_mask": torch.ones(2, 11)}, r"must be \(2, 12\)"),
         ({"position_ids": torch.arange(12)[None] % 5}, "several documents"),
         ({"position_ids": torch.arange(11)[None]}, r"\(1, 11\) must be \(2 or 1, 12\)"),
-        ({"document_ids": torch.zeros(2, 12)}, "must have \\+documents"),
+        ({"document_ids": torch.zeros(2, 12)}, "document_ids: pass position_ids that begin at 0"),
     ]:
         with pytest.raises(UserError, match=words):
             cell.model(input_ids=ids, **named)

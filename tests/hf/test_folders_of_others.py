@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,46 +13,25 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from fairseq_posenc.workbench.cli import main
-from tests.helpers.hf_models import MODELS, SYMBOLS, save_tokenizer
+from tests.helpers.hf_models import MODELS, SYMBOLS, edit_config, edit_weights, save_tokenizer
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
-COMMANDS: dict[str, list[Any]] = {
-    "swap": ["swap", "--checkpoint", "FOLDER", "--position-encoding", "alibi", "--out", "OUT"],
-    "inspect": ["inspect", "--checkpoint", "FOLDER", "--text", "w1 w2 w3", "--out", "OUT.html"],
-    "lm-length": [
-        "lm-length",
-        "--text",
-        "TEXT",
-        "--lengths",
-        "8",
-        "--stride",
-        "8",
-        "--out",
-        "OUT",
-        "own=FOLDER",
-    ],
+COMMANDS = {
+    "swap": "swap --checkpoint FOLDER --position-encoding alibi --out OUT",
+    "inspect": "inspect --checkpoint FOLDER --text 'w1 w2 w3' --out OUT.html",
+    "lm-length": "lm-length --text TEXT --lengths 8 --stride 8 --out OUT own=FOLDER",
 }
 
 
-def edit(path: Path, **settings: Any) -> None:
-    content = json.loads(path.read_text(encoding="utf-8"))
-    path.write_text(json.dumps(content | settings), encoding="utf-8")
-
-
 def config(**settings: Any) -> Callable[[Path], Any]:
-    return lambda folder: edit(folder / CONFIG, **settings)
+    return lambda folder: edit_config(folder, **settings)
 
 
 def weights(change: Callable[[dict[str, torch.Tensor]], Any]) -> Callable[[Path], Any]:
-    def write(folder: Path) -> None:
-        tensors = load_file(folder / WEIGHTS)
-        change(tensors)
-        save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
-
-    return write
+    return lambda folder: edit_weights(folder, change)
 
 
 def content(name: str, content: bytes) -> Callable[[Path], Any]:
@@ -73,7 +53,7 @@ def generate_by_code(folder: Path) -> None:
 
 def name_class(folder: Path) -> None:
     (folder / "evil.py").write_text(f"open({str(folder / 'ran')!r}, 'w')")
-    edit(folder / CONFIG, model_type="evil", auto_map={"AutoConfig": "evil.C"})
+    edit_config(folder, model_type="evil", auto_map={"AutoConfig": "evil.C"})
 
 
 def delete_tokenizer(folder: Path) -> None:
@@ -84,7 +64,7 @@ def delete_tokenizer(folder: Path) -> None:
 def name_tokenizer(folder: Path) -> None:
     (folder / "evil.py").write_text(f"open({str(folder / 'ran')!r}, 'w')")
     auto_map = {"AutoTokenizer": ["evil.T", "evil.T"]}
-    edit(folder / "tokenizer_config.json", tokenizer_class="T", auto_map=auto_map)
+    edit_config(folder, "tokenizer_config.json", tokenizer_class="T", auto_map=auto_map)
 
 
 def link(name: str) -> Callable[[Path], Any]:
@@ -108,7 +88,7 @@ def shard_outside(folder: Path) -> None:
 
 def weights_outside(folder: Path) -> None:
     shutil.move(folder / WEIGHTS, folder.parent / WEIGHTS)
-    edit(folder / CONFIG, transformers_weights=f"../{WEIGHTS}")
+    edit_config(folder, transformers_weights=f"../{WEIGHTS}")
 
 
 def pickle_code(folder: Path) -> None:
@@ -156,19 +136,15 @@ ROWS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "a shard elsewhere": (shard_outside, "names a file elsewhere"),
     "weights elsewhere": (weights_outside, "another file of weights"),
     "an adapter": (content("adapter_config.json", b"{}"), "has an adapter"),
-    "a million layers": (config(num_hidden_layers=10_000_000), "num_hidden_layers is 10,000,000"),
-    "a million heads": (config(num_attention_heads=10**6), "num_attention_heads is 1,000,000"),
-    "labels": (config(num_labels=10**9), "num_labels is 1,000,000,000"),
-    "words": (config(vocab_size=10**9), "vocab_size is 1,000,000,000"),
     "a pointer of git-LFS": (
         content(WEIGHTS, b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n"),
         "git lfs pull",
     ),
-    "truncated weights": (cut, "bytes, and should have"),
-    "empty weights": (content(WEIGHTS, b""), "is empty"),
-    "a web page": (content(WEIGHTS, b"<!doctype html>"), "is a web page"),
+    "truncated weights": (cut, "cannot be read"),
+    "empty weights": (content(WEIGHTS, b""), "cannot be read"),
+    "a web page": (content(WEIGHTS, b"<!doctype html>"), "cannot be read"),
     "noise": (content(WEIGHTS, b"\xff" * 99), "cannot be read"),
-    "no weights": (lambda folder: (folder / WEIGHTS).unlink(), "has no weights"),
+    "no weights": (lambda folder: (folder / WEIGHTS).unlink(), "cannot be read.*no file named"),
     "a list": (content(CONFIG, b"[]"), "is a list"),
     "no JSON": (content(CONFIG, b"{"), "cannot be read"),
     "nested JSON": (content(CONFIG, b"[" * 100_000), "cannot be read"),
@@ -202,7 +178,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 def run(command: str, folder: Path) -> int:
     places = {"FOLDER": folder, "OUT": folder.parent / "out", "TEXT": folder.parent / "text"}
     words = []
-    for word in COMMANDS[command]:
+    for word in shlex.split(COMMANDS[command]):
         for place, path in places.items():
             word = word.replace(place, str(path))
         words.append(word)

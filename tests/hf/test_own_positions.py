@@ -243,7 +243,7 @@ OWN = [
 def test_own_stands_for_the_positions_of_a_model(
     spec: str, theirs: str, layers: int, expanded: str
 ) -> None:
-    assert expand_own(spec, theirs, layers) == expanded
+    assert str(expand_own(spec, parse(theirs), layers)) == expanded
 
 
 @pytest.mark.parametrize(
@@ -259,7 +259,7 @@ def test_own_stands_for_the_positions_of_a_model(
 )
 def test_own_that_cannot_be_read_is_refused(spec: str, theirs: str, message: str) -> None:
     with pytest.raises(UserError, match=message) as error:
-        expand_own(spec, theirs, 4)
+        expand_own(spec, parse(theirs), 4)
     assert "\n" not in str(error.value)
 
 

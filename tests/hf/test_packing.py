@@ -43,8 +43,8 @@ def test_each_document_gives_what_it_gives_alone(name, spec):
     for ids, of_document in zip(documents, logits):
         alone = compute_logits(packed, {"input_ids": ids[None]})[0]
         assert distance(of_document, alone) < 2e-5
-    numbers = torch.repeat_interleave(torch.arange(4), torch.tensor(LENGTHS))[None]
-    named = {"input_ids": inputs["input_ids"], "document_ids": numbers}
+    numbers = torch.repeat_interleave(torch.arange(1, 5), torch.tensor(LENGTHS))[None]
+    named = {"input_ids": inputs["input_ids"], "attention_mask": numbers}
     assert distance(compute_logits(packed, named), torch.cat(logits)[None]) < 1e-6
 
 

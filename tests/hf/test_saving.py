@@ -1,7 +1,6 @@
 """Folders of models with positions: saved, loaded, and never read as the stock model."""
 
 import copy
-import json
 import pickle
 import subprocess
 import sys
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -33,6 +32,8 @@ from tests.helpers.hf_models import (
     MODELS,
     compute_logits,
     distance,
+    edit_config,
+    edit_weights,
     make_inputs,
     redraw_positions,
 )
@@ -235,49 +236,34 @@ def test_a_changed_default_changes_no_saved_model(
     assert torch.equal(compute_logits(loaded, inputs), compute_logits(model, inputs))
 
 
-def edit(folder: Path, **settings: Any) -> None:
-    """Change settings of a folder's configuration."""
-    path = folder / "config.json"
-    content = json.loads(path.read_text(encoding="utf-8"))
-    path.write_text(json.dumps(content | settings), encoding="utf-8")
-
-
-def edit_weights(folder: Path, edit: Callable[[dict[str, torch.Tensor]], Any]) -> None:
-    """Change the weights of a folder."""
-    path = folder / "model.safetensors"
-    weights = load_file(path)
-    edit(weights)
-    save_file(weights, path, metadata={"format": "pt"})
-
-
 TABLE = "model.positions.input.learned.table.weight"
 UNFIT: dict[str, tuple[Callable[[Path], Any], str]] = {
     "another spec": (
-        lambda folder: edit(folder, position_encoding="learned+alibi"),
+        lambda folder: edit_config(folder, position_encoding="learned+alibi"),
         r"weights trained with learned\+m4m, the model has learned\+alibi",
     ),
     "another spec without weights": (
-        lambda folder: edit(folder, position_encoding="learned+m4m+window"),
+        lambda folder: edit_config(folder, position_encoding="learned+m4m+window"),
         r"weights trained with learned\+m4m, the model has learned\+m4m\+window",
     ),
     "no spec": (
-        lambda folder: edit(folder, position_encoding=None),
+        lambda folder: edit_config(folder, position_encoding=None),
         "config.json: position_encoding must be a spec, not None",
     ),
     "no length": (
-        lambda folder: edit(folder, position_encoding_max_positions="64"),
+        lambda folder: edit_config(folder, position_encoding_max_positions="64"),
         "max_positions must be a whole number of at least 1, not '64'",
     ),
     "an unknown encoding": (
-        lambda folder: edit(folder, position_encoding="owl"),
+        lambda folder: edit_config(folder, position_encoding="owl"),
         "unknown position encoding 'owl'",
     ),
     "an unknown model": (
-        lambda folder: edit(folder, base_model_type="lama"),
+        lambda folder: edit_config(folder, base_model_type="lama"),
         "transformers .* has no models of type 'lama'",
     ),
     "a longer table": (
-        lambda folder: edit(folder, position_encoding_max_positions=99),
+        lambda folder: edit_config(folder, position_encoding_max_positions=99),
         "the weights have other shapes of .*table.weight",
     ),
     "a missing table": (
