@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
@@ -71,29 +71,23 @@ def copy_weights(
     return notes
 
 
-def list_lost_weights(
-    stack: Stack, parts: Sequence[tuple[nn.Module, nn.Module]]
-) -> tuple[set[str], list[str]]:
-    """List the trained weights that new positions lack, and say which an earlier change took away.
+def list_lost_weights(stack: Stack, parts: Iterable[tuple[nn.Module, nn.Module]]) -> list[str]:
+    """Say which trained weights are taken away, and which are new beside earlier positions.
 
     Args:
         stack: the stack, with its present positions.
         parts: the modules of the stack that get new positions, each with these.
-
-    Returns:
-        Names of the weights that are lost, now or earlier; and messages for the user.
     """
-    present = getattr(stack.module, POSITIONS, None)
-    earlier: set[str] = getattr(present, "lost_weights", set())
     lost: set[str] = set()
-    untrained: set[str] = set()
+    new: set[str] = set()
     for owner, part in parts:
         trained, names = stack.read_weights(owner), dict(part.named_parameters())
         lost |= {name for name, x in trained.items() if name not in names and not x.is_meta}
-        untrained |= {name for name in names if name not in trained}
+        new |= names.keys() - trained.keys()
+    if not hasattr(stack.module, POSITIONS):  # in a stock model, all others are new
+        new.clear()
     messages = {
         "trained weights are taken away, load the model again to have them back: ": lost,
-        "weights are untrained, because an earlier call took them away: ": earlier & untrained,
+        "weights are untrained, as the positions until now lack them: ": new,
     }
-    named = [text + ", ".join(sorted(names)) for text, names in messages.items() if names]
-    return (earlier | lost) - untrained, named
+    return [text + ", ".join(sorted(names)) for text, names in messages.items() if names]

@@ -1,10 +1,12 @@
-"""Reads the positions that a model of transformers has, as a spec.
+"""Reads the positions that a model of transformers has, as a spec, for which ``own`` stands.
 
 Only the configuration is read, never the weights. Configurations describe positions in many ways;
 positions that the library does not have are refused.
 """
 
 import re
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from torch import nn
@@ -13,10 +15,10 @@ from fairseq_posenc.encodings.rope import read_rope
 from fairseq_posenc.encodings.rope_scaling import TRAINED_LENGTH
 from fairseq_posenc.errors import UserError, shortened
 from fairseq_posenc.hf.families import Family, find_family
-from fairseq_posenc.hf.own_spec import join_layers
 from fairseq_posenc.hf.record import RecordedPositions
 from fairseq_posenc.hf.settings import LENGTH_FIELD, SPEC_FIELD
-from fairseq_posenc.specs import Spec, parse
+from fairseq_posenc.registry import options as options_of
+from fairseq_posenc.specs import Item, Spec, parse, split_spec
 
 # Field of a configuration with the length of the training, after `write_length` wrote another.
 TRAINED_LENGTH_FIELD = "position_encoding_trained_length"
@@ -231,3 +233,88 @@ def _read_softmax(config: Config, family: Family) -> list[str]:
             f"length={parameters[TRAINED_LENGTH]})"
         ]
     return []
+
+
+def names_own(spec: str) -> bool:
+    """Check whether a spec has the word ``own``."""
+    return any(_is_own(item) for layer in split_spec(spec) for item in layer)
+
+
+def _is_own(item: str) -> bool:
+    return item.partition("(")[0].strip() == "own"
+
+
+def expand_own(spec: str, own: Spec, num_layers: int) -> Spec:
+    """Replace ``own`` in a spec by the positions that the model has.
+
+    In layer i, ``own`` stands for the positions of the model's layer i. Options in brackets change
+    those of the model, wherever an encoding has an option of that name.
+
+    >>> print(expand_own("2*own,own(base=500)+alibi", parse("rope,none,rope(layout=half)"), 3))
+    rope,none,rope(base=500,layout=half)+alibi
+
+    Args:
+        spec: as a user writes it.
+        own: the positions of the model.
+        num_layers: number of layers of the model.
+
+    Raises:
+        UserError: the spec cannot be read, or the model's positions lack an option.
+    """
+    layers = split_spec(spec)
+    # A spec of more layers than the model has keeps them all, so that the model refuses it.
+    count = max(num_layers, len(layers))
+    own_layers = [own.select_layers([index]).items for index in range(count)]
+    expanded = []
+    for index, own_items in enumerate(own_layers):
+        place = index % len(layers)
+        items = []
+        for item in layers[place]:
+            if not _is_own(item):
+                items.append(item)
+                continue
+            changes = _read_options(item)
+            replaced = chain(*own_layers[place :: len(layers)])  # by this item, in all layers
+            unknown = changes.keys() - {name for x in replaced for name in options_of(x.name)}
+            if unknown:
+                raise UserError(
+                    f"{shortened(item)}: the model's positions there have no option "
+                    f"{shortened(min(unknown))!r}; they are {shortened(str(own))}"
+                )
+            items += [_change_options(own_item, changes) for own_item in own_items]
+        expanded.append("+".join(items))
+    return parse(join_layers(expanded))
+
+
+def join_layers(layers: Sequence[str]) -> str:
+    """Join the specs of all layers to the shortest list whose repetition begins with them."""
+    # A list with this period equals itself when it is shifted by the period.
+    period = next(n for n in range(1, len(layers) + 1) if layers[n:] == layers[:-n])
+    return ",".join(layers[:period])
+
+
+def _read_options(item: str) -> dict[str, str]:
+    """Read the options of an item of a spec, ``NAME(OPTION=VALUE,...)``, by their names.
+
+    Raises:
+        UserError: the bracket is not closed.
+    """
+    _, bracket, inner = item.rstrip().partition("(")
+    if bracket and not inner.endswith(")"):
+        raise UserError(f"{shortened(item)}: the bracket is not closed")
+    pairs = [part.partition("=") for part in inner.removesuffix(")").split(",") if part.strip()]
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def _change_options(item: Item, changes: Mapping[str, str]) -> str:
+    """Write an item of the model's spec, with the changes of options that its encoding has."""
+    known = options_of(item.name)
+    scaled = dict(item.options).get("scaling")
+    if scaled is not None and changes.get("scaling", "none") != "none":
+        raise UserError(
+            f"own(scaling={shortened(changes['scaling'])}): the model's rotations are scaled "
+            f"already, by {shortened(str(scaled))}; to replace that, write the encoding itself: "
+            f"{shortened(str(item))} with another scaling"
+        )
+    options = dict(item.options) | {k: v for k, v in changes.items() if k in known}
+    return str(item._replace(options=tuple(options.items())))

@@ -31,17 +31,18 @@ from fairseq_posenc.hf.derived import add_mixin, refuse_replaced_forward
 from fairseq_posenc.hf.families import FAMILIES, Family, Stack, find_family
 from fairseq_posenc.hf.own_positions import (
     count_positions,
+    expand_own,
     explain_unservable,
+    names_own,
     read_spec,
     write_length,
 )
-from fairseq_posenc.hf.own_spec import expand_own, names_own
 from fairseq_posenc.hf.settings import POSITIONS, SPEC_FIELD, PositionSettings
 from fairseq_posenc.hf.stack_forward import HFStackPositions, StackWithPositions
+from fairseq_posenc.hf.stock_configurations import find_options
 from fairseq_posenc.identity import parse_directions
 from fairseq_posenc.position_parameters import LENGTH_RULES, LengthRule
-from fairseq_posenc.registry import options
-from fairseq_posenc.specs import Items, Spec, parse
+from fairseq_posenc.specs import Spec, parse
 
 logger = logging.getLogger(__name__)
 _OLDEST = (5, 8)  # earlier versions of transformers fail in several families
@@ -59,7 +60,9 @@ def replace_positions(
         raise UserError("decoder_spec: this model has no encoder beside its decoder")
     earlier = getattr(stacks[0].module, POSITIONS, None)  # if positions were set already
     if earlier is not None and names_own(settings.spec):
-        settings = settings.fill_in(earlier.directions, earlier.boundary_id)
+        settings = settings._replace(directions=settings.directions or earlier.directions)
+        if settings.boundary_id is None:
+            settings = settings._replace(boundary_id=earlier.boundary_id)
     old_length = count_positions(model)
     length = settings.max_positions or old_length
     texts = (settings.spec, settings.decoder_spec or settings.spec)
@@ -74,8 +77,7 @@ def replace_positions(
         for owner, part in plan.list_parts():
             trained = stack.read_weights(owner)
             notes += copy_weights(part, trained, old_spec, new_spec, old_length, extend)
-        plan.positions.lost_weights, messages = list_lost_weights(stack, plan.list_parts())
-        warned += messages
+        warned += list_lost_weights(stack, plan.list_parts())
         plans.append(plan)
     for note in dict.fromkeys(notes):  # layers have equal notes
         logger.warning(note)
@@ -291,7 +293,9 @@ def _limit_caches(stack: Stack, spec: Spec) -> None:
     Caches then drop the keys of a layer that no later query can see.
     """
     config = stack.config
-    sizes = [_find_window(layer) for layer in spec.layers]
+    windows = [find_options(layer, "window") for layer in spec.layers]
+    # A layer that needs the first keys, too, needs a cache of all.
+    sizes = [x["size"] if x and x["first"] is None else 0 for x in windows]
     if any(sizes):
         config.sliding_window = max(sizes)  # transformers' caches have one size for all layers
     elif getattr(config, "sliding_window", None) and not _masks_by_type(config):
@@ -310,11 +314,3 @@ def _limit_caches(stack: Stack, spec: Spec) -> None:
 def _masks_by_type(config: PretrainedConfig) -> bool:
     """Check, by ``layer_types``, whether a model makes a mask for each type, and needs a window."""
     return any("layer_types" in inspect.signature(cls).parameters for cls in type(config).__mro__)
-
-
-def _find_window(layer: Items) -> int:
-    """Find the number of last keys that a layer needs; 0 if it needs all, or the first, too."""
-    default = options("window")["size"].default
-    windows = [dict(item.options) for item in layer if item.name == "window"]
-    sizes = [window.get("size", default) for window in windows if "first" not in window]
-    return min(sizes, default=0)

@@ -35,14 +35,6 @@ class PositionSettings(NamedTuple):
             if value is not None and (type(value) is not int or value < least):
                 raise UserError(f"{name} must be a whole number of at least {least}, not {value!r}")
 
-    def fill_in(self, directions: str, boundary_id: int | None) -> "PositionSettings":
-        """Fill in settings that are not given by those of earlier positions."""
-        given = self.boundary_id is not None
-        return self._replace(
-            directions=self.directions or directions,
-            boundary_id=self.boundary_id if given else boundary_id,
-        )
-
     @classmethod
     def read(cls, config: PretrainedConfig) -> "PositionSettings":
         """Read them from a configuration; refuse one that states no spec."""

@@ -158,7 +158,9 @@ class StackArguments:
         starts = not isinstance(cached, Tensor) and not cached
         if ids is None or ids.dim() == 3 or self.mask is not None or not starts:
             return None
-        return _is_packed(ids).any()
+        steps = ids.diff(dim=1)
+        counts_or_starts = (steps.eq(1) | ids[:, 1:].eq(0)).all(dim=1)
+        return (counts_or_starts & (steps < 0).any(dim=1)).any()
 
     def refuse_packed(self) -> None:
         """Refuse several documents in a row, unless the spec separates them.
@@ -287,11 +289,3 @@ def _count_tokens(is_token: Tensor, documents: Tensor | None) -> Tensor:
 def _find_changes(numbers: Tensor) -> Tensor:
     """Mark the elements of ``(B, S)`` that differ from the one before them."""
     return numbers.diff(dim=1, prepend=numbers[:, :1]).ne(0)
-
-
-def _is_packed(ids: Tensor) -> Tensor:
-    """Check whether each row of ids, ``(B or 1, T)``, counts tokens and starts again from 0."""
-    steps = ids.diff(dim=1)
-    starts_again = (steps < 0).any(dim=1)
-    counts_or_starts = (steps.eq(1) | ids[:, 1:].eq(0)).all(dim=1)
-    return starts_again & counts_or_starts

@@ -67,7 +67,6 @@ class HFStackPositions(RecordedPositions, StackPositions):
         cache_place: index of the additional layer of caches that has what callers say of tokens.
         width: width of the model's cosines; 0 if it has none.
         stock: name of the attention function that the model had before it got ours.
-        lost_weights: names of trained weights that earlier positions of the stack had.
         backend: backend of our attention function: FlexAttention if the model had that.
     """
 
@@ -92,7 +91,6 @@ class HFStackPositions(RecordedPositions, StackPositions):
         # The stack itself is not stored: it contains this module, and PEFT copies this module.
         self.family = stack.family
         self.boundary_id = boundary_id
-        self.lost_weights: set[str] = set()
         self.parameter_names = [*inspect.signature(stack.module.forward).parameters]
         self.width = stack.cosine_width
         self.is_hybrid = stack.is_hybrid

@@ -54,13 +54,13 @@ def write_configuration(config_class: Any, config: Any, spec: Spec, dims: Dims) 
     types = list(getattr(config, "layer_types", None) or ["full_attention"] * count)
     attending = [index for index, name in enumerate(types) if name in ATTENTION_TYPES]
     layers = [spec.layers[index % len(spec.layers)] for index in range(len(attending))]
-    windows = [_find(layer, "window").get("size") for layer in layers]
+    windows = [find_options(layer, "window").get("size") for layer in layers]
     for index, window in zip(attending, windows):
         types[index] = "sliding_attention" if window else "full_attention"
     size = next(filter(None, windows), None)
     if size is not None and not known & {"sliding_window", "local_attention"}:
         return None
-    ropes = [_find(layer, "rope") for layer in layers]
+    ropes = [find_options(layer, "rope") for layer in layers]
     written = [_write_rope(rope, layer, dims) if rope else {} for rope, layer in zip(ropes, layers)]
     stated = {
         "head_dim": dims.head_dim,
@@ -69,9 +69,9 @@ def write_configuration(config_class: Any, config: Any, spec: Spec, dims: Dims) 
         "no_rope_layers": [int(bool(rope)) for rope in ropes],  # 1 if it rotates
         "layer_rope_theta": [rope.get("rope_theta", 0) for rope in written],
         "rope_parameters": _join_by_type(config_class, types, attending, written, dims),
-        "attn_logit_softcapping": _find(layers[0], "softcap").get("cap"),
-        "relative_attention_num_buckets": _find(layers[0], "t5").get("num_buckets"),
-        "relative_attention_max_distance": _find(layers[0], "t5").get("max_distance"),
+        "attn_logit_softcapping": find_options(layers[0], "softcap").get("cap"),
+        "relative_attention_num_buckets": find_options(layers[0], "t5").get("num_buckets"),
+        "relative_attention_max_distance": find_options(layers[0], "t5").get("max_distance"),
     }
     if size is not None or "layer_types" not in known:  # else the present one has no effect
         stated |= {"sliding_window": size, "local_attention": size}
@@ -92,7 +92,7 @@ def write_configuration(config_class: Any, config: Any, spec: Spec, dims: Dims) 
     return stock if same else None
 
 
-def _find(layer: Items, name: str) -> dict[str, Any]:
+def find_options(layer: Items, name: str) -> dict[str, Any]:
     """Find the options of an encoding in a layer, with defaults; empty if the layer lacks it."""
     item = next((item for item in layer if item.name == name), None)
     if item is None:
@@ -112,7 +112,7 @@ def _write_rope(rope: dict[str, Any], layer: Items, dims: Dims) -> dict[str, Any
         written.pop("max_position_embeddings", None)  # a field beside `rope_parameters`
     if rope["fraction"] != 1:
         written["partial_rotary_factor"] = rope["fraction"]
-    if temperature := _find(layer, "ministral3"):
+    if temperature := find_options(layer, "ministral3"):
         written[_TEMPERATURE] = temperature["beta"]
         written[TRAINED_LENGTH] = temperature["length"] or dims.trained_length
     return {**written, "rope_theta": base}
@@ -145,7 +145,7 @@ def _state_layers(spec: Spec, dims: Dims, layers: int) -> list[tuple[Any, ...]]:
     stated: list[tuple[Any, ...]] = []
     for index in range(layers):
         items = (*spec.whole_stack, *spec.layers[index % len(spec.layers)])
-        if rope := _find(items, "rope"):
+        if rope := find_options(items, "rope"):
             parameters = _write_rope(rope, items, dims)
             length = getattr(rope.pop("scaling"), "length", None) or dims.trained_length
             del rope["base"]

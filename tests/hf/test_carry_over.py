@@ -148,7 +148,7 @@ def test_trained_weights_that_are_taken_away_are_named_and_again_when_they_are_m
     table = "input.learned.table.weight"
     with pytest.warns(UserWarning, match=f"trained weights are taken away.*{table}"):
         set_positions(model, "alibi")
-    with pytest.warns(UserWarning, match=f"untrained, because an earlier call .*{table}"):
+    with pytest.warns(UserWarning, match=f"untrained, as the positions until now lack .*{table}"):
         set_positions(model, own)
 
 

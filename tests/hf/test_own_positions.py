@@ -13,8 +13,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.encodings.rope import Rope
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.hf.own_positions import count_positions, read_positions
-from fairseq_posenc.hf.own_spec import expand_own, join_layers
+from fairseq_posenc.hf import own_positions, read_positions
 from fairseq_posenc.specs import parse
 
 LONG = {"short_factor": [1.0, 1.5, 2.0, 3.0], "long_factor": [1.0, 2.0, 4.0, 8.0]}
@@ -127,7 +126,7 @@ def test_positions_of_a_configuration(
 ) -> None:
     config = make_config(kind, **settings)
     assert read_positions(config) == spec
-    assert count_positions(config) == length
+    assert own_positions.count_positions(config) == length
     # As a file states it, written by this version.
     again = AutoConfig.for_model(**json.loads(config.to_json_string()))
     assert read_positions(again) == spec
@@ -202,7 +201,7 @@ def test_other_positions_are_refused_by_name(kind: str) -> None:
 def test_positions_that_were_set_are_read() -> None:
     config = LlamaConfig(position_encoding="t5+rope", position_encoding_max_positions=99)
     assert read_positions(config) == "rope+t5"
-    assert count_positions(config) == 99
+    assert own_positions.count_positions(config) == 99
 
 
 # the spec, that of the model, layers of the model, the spec with the model's in place of the word
@@ -243,7 +242,7 @@ OWN = [
 def test_own_stands_for_the_positions_of_a_model(
     spec: str, theirs: str, layers: int, expanded: str
 ) -> None:
-    assert str(expand_own(spec, parse(theirs), layers)) == expanded
+    assert str(own_positions.expand_own(spec, parse(theirs), layers)) == expanded
 
 
 @pytest.mark.parametrize(
@@ -259,14 +258,14 @@ def test_own_stands_for_the_positions_of_a_model(
 )
 def test_own_that_cannot_be_read_is_refused(spec: str, theirs: str, message: str) -> None:
     with pytest.raises(UserError, match=message) as error:
-        expand_own(spec, parse(theirs), 4)
+        own_positions.expand_own(spec, parse(theirs), 4)
     assert "\n" not in str(error.value)
 
 
 def test_layers_are_joined_to_the_shortest_list_that_repeats() -> None:
-    assert join_layers("aabaabaa") == "a,a,b"
-    assert join_layers("aaab") == "a,a,a,b"
-    assert join_layers(["a"]) == "a"
+    assert own_positions.join_layers("aabaabaa") == "a,a,b"
+    assert own_positions.join_layers("aaab") == "a,a,a,b"
+    assert own_positions.join_layers(["a"]) == "a"
 
 
 def test_reading_imports_no_fairseq() -> None:
