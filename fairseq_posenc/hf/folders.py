@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import transformers
+from safetensors import safe_open
 from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -42,9 +43,9 @@ def load_model(folder: Path, **settings: Any) -> PreTrainedModel:
     Raises:
         UserError: the folder is refused or cannot be read, or its weights are not the model's.
     """
+    check_folder(folder)
     transformers.logging.set_verbosity_error()  # what it would report about weights is an error
     with _readable_errors(folder):
-        _check_folder(folder)
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         model, info = _find_class(config).from_pretrained(
             folder,
@@ -80,29 +81,45 @@ def _readable_errors(folder: Path, what: str = "its model") -> Iterator[None]:
         raise UserError(f"{folder}: {what} cannot be read: {reason}") from error
 
 
-def _check_folder(folder: Path) -> None:
-    """Refuse a folder that would run code or open files elsewhere, or that has no whole model."""
+def check_folder(folder: Path) -> None:
+    """Check a folder without running or building anything of it.
+
+    Raises:
+        UserError: it would run code or open files elsewhere, or its files are missing or damaged.
+    """
+    with _readable_errors(folder):
+        _refuse_links(folder)
+        if (folder / "custom_generate").exists():
+            raise UserError("has custom_generate, whose code transformers would run: delete it")
+        if (folder / "adapter_config.json").exists():
+            raise UserError("has an adapter: merge it (merge_and_unload), and save the whole model")
+        _check_settings(json.loads((folder / "config.json").read_bytes()))
+        for path in folder.glob("*.index.json"):
+            for part in map(str, json.loads(path.read_bytes())["weight_map"].values()):
+                if Path(part).name != part:
+                    raise UserError(f"{path.name} names a file elsewhere: {shortened(part)}")
+        weights = [*folder.glob("*.safetensors"), *folder.glob("*.bin")]
+        if not weights:
+            raise UserError("has no weights (model.safetensors or pytorch_model.bin)")
+        for path in weights:
+            with path.open("rb") as file:
+                if file.read(64).startswith(b"version https://git-lfs"):
+                    raise UserError(
+                        f"{path.name} is a pointer of git-LFS: fetch the file by git lfs pull"
+                    )
+            if path.suffix == ".safetensors":  # opening compares the sizes of file and tensors
+                with safe_open(path, framework="pt"):
+                    pass
+
+
+def _refuse_links(folder: Path) -> None:
+    """Refuse links that leave a folder."""
     inside = [folder.resolve()]
     if folder.parent.name == "snapshots":  # of a cache of the hub, whose files are in `blobs`
         inside.append(folder.parent.parent.resolve() / "blobs")
     for path in [*folder.iterdir(), *folder.glob("additional_chat_templates/*")]:
         if not any(path.resolve().is_relative_to(root) for root in inside):
             raise UserError(f"{path.name} is a link that leaves the folder")
-    if (folder / "custom_generate").exists():
-        raise UserError("has custom_generate, whose code transformers would run: delete it")
-    if (folder / "adapter_config.json").exists():
-        raise UserError("has an adapter: merge it (merge_and_unload), and save the whole model")
-    for path in [*folder.glob("*.safetensors"), *folder.glob("*.bin")]:
-        with path.open("rb") as file:
-            if file.read(64).startswith(b"version https://git-lfs"):
-                raise UserError(
-                    f"{path.name} is a pointer of git-LFS: fetch the file by git lfs pull"
-                )
-    for path in folder.glob("*.index.json"):
-        for part in map(str, json.loads(path.read_bytes())["weight_map"].values()):
-            if Path(part).name != part:
-                raise UserError(f"{path.name} names a file elsewhere: {shortened(part)}")
-    _check_settings(json.loads((folder / "config.json").read_bytes()))
 
 
 def _check_settings(config: Any) -> None:

@@ -133,7 +133,7 @@ class RecordedAdapter(Derived):
             )
 
 
-def record_adapters(model: nn.Module, *, is_saved: bool) -> None:
+def record_adapters(model: PreTrainedModel, *, is_saved: bool) -> None:
     """Let the adapters of a model record its positions when PEFT saves them.
 
     Args:
@@ -151,7 +151,7 @@ def record_adapters(model: nn.Module, *, is_saved: bool) -> None:
         config.left_out = names[0] if names and not is_whole else ""
 
 
-def compare_loaded_adapters(model: nn.Module, weights: dict[str, Any]) -> None:
+def compare_loaded_adapters(model: PreTrainedModel, weights: dict[str, Any]) -> None:
     """Compare the adapters of a model with its positions, before their weights are loaded.
 
     Weights without any record, such as the prompts of prompt learning, are named in a warning.
@@ -172,7 +172,7 @@ def compare_loaded_adapters(model: nn.Module, weights: dict[str, Any]) -> None:
         compare_adapter(model, config)
 
 
-def compare_adapter(model: nn.Module, config: Any) -> None:
+def compare_adapter(model: PreTrainedModel, config: Any) -> None:
     """Compare the positions that the configuration of an adapter records with those of a model.
 
     Raises:
@@ -186,20 +186,18 @@ def compare_adapter(model: nn.Module, config: Any) -> None:
                 f"weights trained with {theirs}, the model has {ours}: set their positions before "
                 "loading"
             )
-    if SPEC_FIELD not in recorded:
+    if not recorded.keys() & specs.keys():
         logger.warning(
             "nothing shows which positions these weights were trained with; this model has "
             f"{' and '.join(map(str, specs.values()))}"
         )
 
 
-def _list_specs(model: nn.Module) -> dict[str, Spec]:
+def _list_specs(model: PreTrainedModel) -> dict[str, Spec]:
     """List the specs of the stacks in a model, by their keys in an adapter_config.json."""
     specs = {}
-    for stack in model.modules():
-        if isinstance(stack, PreTrainedModel) and hasattr(stack, POSITIONS):
-            # PEFT may have wrapped the positions, to train a copy.
-            positions = next(x for x in stack.modules() if isinstance(x, RecordedPositions))
-            is_second = positions.assembly.dims.causal and stack.config.is_encoder_decoder
-            specs[f"{SPEC_FIELD}_decoder" if is_second else SPEC_FIELD] = positions.assembly.spec
+    for part in model.modules():
+        if isinstance(part, RecordedPositions):  # PEFT may have added a copy, to train it
+            is_second = part.assembly.dims.causal and model.config.is_encoder_decoder
+            specs[f"{SPEC_FIELD}_decoder" if is_second else SPEC_FIELD] = part.assembly.spec
     return specs

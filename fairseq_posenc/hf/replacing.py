@@ -33,13 +33,13 @@ from fairseq_posenc.hf.own_positions import (
     count_positions,
     expand_own,
     explain_unservable,
+    find_options,
     names_own,
     read_spec,
     write_length,
 )
 from fairseq_posenc.hf.settings import POSITIONS, SPEC_FIELD, PositionSettings
 from fairseq_posenc.hf.stack_forward import HFStackPositions, StackWithPositions
-from fairseq_posenc.hf.stock_configurations import find_options
 from fairseq_posenc.identity import parse_directions
 from fairseq_posenc.position_parameters import LENGTH_RULES, LengthRule
 from fairseq_posenc.specs import Spec, parse

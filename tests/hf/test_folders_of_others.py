@@ -144,7 +144,7 @@ ROWS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "empty weights": (content(WEIGHTS, b""), "cannot be read"),
     "a web page": (content(WEIGHTS, b"<!doctype html>"), "cannot be read"),
     "noise": (content(WEIGHTS, b"\xff" * 99), "cannot be read"),
-    "no weights": (lambda folder: (folder / WEIGHTS).unlink(), "cannot be read.*no file named"),
+    "no weights": (lambda folder: (folder / WEIGHTS).unlink(), "has no weights"),
     "a list": (content(CONFIG, b"[]"), "is a list"),
     "no JSON": (content(CONFIG, b"{"), "cannot be read"),
     "nested JSON": (content(CONFIG, b"[" * 100_000), "cannot be read"),

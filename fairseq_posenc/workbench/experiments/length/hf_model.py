@@ -13,8 +13,7 @@ from transformers import PreTrainedModel
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf import set_positions
-from fairseq_posenc.hf.folder_checks import check_folder
-from fairseq_posenc.hf.folders import check_ids, load_model, load_tokenizer
+from fairseq_posenc.hf.folders import check_folder, check_ids, load_model, load_tokenizer
 from fairseq_posenc.hf.own_positions import read_trained_length
 from fairseq_posenc.workbench.running.devices import ComputeOptions
 from fairseq_posenc.workbench.running.files import find_model
