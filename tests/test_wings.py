@@ -223,7 +223,7 @@ def test_fairseq_finds_what_registers_by_scanning():
 
 # Lines of Python in each room: reached, a number that only ever falls, and the target.
 LINES = {
-    "fairseq_posenc": (33517, 27500),
+    "fairseq_posenc": (33407, 27500),
     "fairseq_posenc/encodings": (4200, 3800),
     "fairseq_posenc/backends": (5265, 3600),
     "fairseq_posenc/backends/triton": (1730, 1200),
@@ -234,13 +234,13 @@ LINES = {
     "fairseq_posenc/tasks": (849, 820),
     "fairseq_posenc/checkpoints": (835, 800),
     "fairseq_posenc/host": (867, 700),
-    "fairseq_posenc/hf": (3791, 2700),
-    "fairseq_posenc/workbench": (10815, 10000),
+    "fairseq_posenc/hf": (3682, 2700),
+    "fairseq_posenc/workbench": (10814, 10000),
     "fairseq_posenc/tokens": (952, 800),
     "fairseq_posenc/workbench/running": (1011, 700),
     "fairseq_posenc/workbench/loading": (692, 520),
     "fairseq_posenc/workbench/results": (603, 500),
-    "fairseq_posenc/workbench/experiments": (1696, 1700),
+    "fairseq_posenc/workbench/experiments": (1695, 1700),
     "fairseq_posenc/workbench/training": (74, 400),
     "fairseq_posenc/workbench/finetuning": (1635, 1350),
     "fairseq_posenc/workbench/translation": (997, 650),
@@ -250,7 +250,7 @@ LINES = {
     "preprocess": (2743, 2600),
     "docs/generate": (459, 750),
     "benchmarks": (3059, 3600),
-    "tests": (34804, 32000),
+    "tests": (34802, 32000),
 }
 LONGEST_FILE = 401  # outside tests/
 DOCSTRING_SHARE = 0.195  # of the package's lines, at least

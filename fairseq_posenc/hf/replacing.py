@@ -95,7 +95,7 @@ def replace_positions(
         directions=plans[0].positions.directions,
         boundary_id=settings.boundary_id,
     ).write(model.config)
-    for config in {id(x): x for x in (model.config, *(stack.config for stack in stacks))}.values():
+    for config in (model.config, *(stack.config for stack in stacks)):
         write_length(config, length)
 
 
