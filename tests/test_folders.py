@@ -1,5 +1,6 @@
 """Folders of results: one command at a time, whole or absent, bound to their request."""
 
+import hashlib
 import multiprocessing
 import os
 import signal
@@ -20,6 +21,12 @@ from fairseq_posenc.folders import (
 )
 
 REQUEST = {"text": "a" * 64, "seeds": [1, 2], "model": {"layers": 2}}
+
+
+def test_a_checksum_is_that_of_a_part(tmp_path, monkeypatch):
+    monkeypatch.setattr(folders, "_BLOCK", 2)
+    (tmp_path / "file").write_bytes(b"abcdefgh")
+    assert folders.checksum(tmp_path / "file", 1, 6) == hashlib.sha256(b"bcdef").hexdigest()
 
 
 def test_a_second_command_is_refused(tmp_path):
@@ -72,6 +79,8 @@ def test_a_whole_folder_appears_at_the_end_with_its_request(tmp_path):
         is_made(out, {**REQUEST, "seeds": [1]})
     with pytest.raises(UserError, match="not empty"), whole_folder(out, REQUEST):
         pass
+    (tmp_path / "out.old").mkdir()
+    (tmp_path / "out.old" / "left").touch()  # by a command that was killed here
     with whole_folder(out, replaces=True) as partial:
         (partial / "new").touch()
     assert [path.name for path in tmp_path.rglob("*")] == ["out", "new"]

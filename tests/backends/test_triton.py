@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import pytest
@@ -19,11 +18,6 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Span
 from tests.helpers.products import product_of
 from tests.helpers.triton_kernels import DEVICE, import_kernels, interpret
-
-if sys.platform != "linux":
-    pytest.skip("triton exists for Linux alone", allow_module_level=True)
-if (why := backend.unavailable()).startswith("triton is "):  # too old, with torch 2.6
-    pytest.skip(why, allow_module_level=True)
 
 sizes, gradients = import_kernels("sizes", "gradients")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import sys
 from collections import Counter
 
 import pytest
@@ -18,11 +17,6 @@ from fairseq_posenc.encodings.runs import Runs
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.positions import Span
 from tests.helpers.triton_kernels import import_kernels, interpret
-
-if sys.platform != "linux":
-    pytest.skip("triton exists for Linux alone", allow_module_level=True)
-if (why := backend.unavailable()).startswith("triton is "):  # too old, with torch 2.6
-    pytest.skip(why, allow_module_level=True)
 
 sizes, attention, gradients, problems = import_kernels("sizes", "attention", "gradients", "problem")
 BATCH, H, LENGTH, D = 8, 12, 2048, 64

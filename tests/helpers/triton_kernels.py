@@ -8,15 +8,22 @@ from types import ModuleType
 import pytest
 import torch
 
+from fairseq_posenc.backends import triton
+
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def import_kernels(*names: str) -> list[ModuleType]:
-    """Import modules of the backend; without a GPU, their kernels are interpreted."""
+    """Import modules of the backend; without a GPU, their kernels are interpreted.
+
+    Tests of a module that imports them are skipped where Triton, or the GPU, is too old or missing.
+    """
     with pytest.MonkeyPatch.context() as patch:
         if DEVICE == "cpu":
             # Triton reads it when kernels are defined. Other tests, and what they start, must not.
             patch.setenv("TRITON_INTERPRET", "1")
+        if why := triton.unavailable():
+            pytest.skip(why, allow_module_level=True)
         return [importlib.import_module(f"fairseq_posenc.backends.triton.{x}") for x in names]
 
 

@@ -1,21 +1,27 @@
-"""A disk that is nearly full."""
+"""Small disks."""
 
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """Yield a folder on a file system of 16 KB."""
-    folder = tmp_path / "small-disk"
+def mount(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
+    """Yield a function that mounts an empty disk of a size, as in 16k; it is a folder."""
+    folder = tmp_path / "disk"
     folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=16k", "none", str(folder)]
-    if subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("only root can mount a small disk")
-    yield folder
-    subprocess.run(["umount", folder], check=True)
+
+    def mount_folder(size: str) -> Path:
+        command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(folder)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            pytest.skip(f"no disk can be mounted here: {done.stderr.strip()}")
+        return folder
+
+    yield mount_folder
+    if folder.is_mount():
+        subprocess.run(["umount", folder], check=True)

@@ -61,7 +61,8 @@ FULL: dict[str, tuple[Callable[[], list[Any]], str]] = {  # commands and what th
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("command", "name"), FULL.values(), ids=list(FULL))
-def test_a_full_disk_is_a_line_and_leaves_nothing(command, name, folder, small_disk, capsys):
+def test_a_full_disk_is_a_line_and_leaves_nothing(command, name, folder, mount, capsys):
+    small_disk = mount("16k")
     (small_disk / "others").write_bytes(bytes(16_384 - 8192))
     (small_disk / "more").write_bytes(bytes(4096))  # one block is left: a page of the system
     told = refused(capsys, *command(), small_disk / name, code=1)
