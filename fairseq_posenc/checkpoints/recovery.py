@@ -30,7 +30,7 @@ class WholeCheckpoint(NamedTuple):
 def newest_checkpoint(folder: Path) -> WholeCheckpoint | None:
     """Find the newest whole checkpoint in the folder of a training, or None."""
     files = folder.iterdir() if folder.is_dir() else ()
-    return max(filter(None, map(_read_if_whole, files)), default=None)
+    return max(filter(None, map(read_if_whole, files)), default=None)
 
 
 def ensure_last_checkpoint(folder: Path) -> None:
@@ -58,7 +58,7 @@ def restore_last(last: Path) -> bool:
     return True
 
 
-def _read_if_whole(path: Path) -> WholeCheckpoint | None:
+def read_if_whole(path: Path) -> WholeCheckpoint | None:
     """Read a checkpoint's number of updates; None if no training can be resumed from the file."""
     if not _NAMES.fullmatch(path.name):
         return None

@@ -22,7 +22,6 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]
 
-from fairseq_posenc.checkpoints.recovery import ensure_last_checkpoint
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.loading.checkpoints import updates_done
 from fairseq_posenc.workbench.loading.pretrained import Pretrained
@@ -185,7 +184,6 @@ def train(
     Raises:
         RunError: the training failed.
     """
-    ensure_last_checkpoint(folder)
     before = updates_done(folder)
     start = f"resuming from update {before:,}" if before else f"starting, {updates:,} updates"
     say(f"{label}: {start}")
@@ -197,8 +195,7 @@ def train(
 
     def report_line(line: str) -> None:
         nonlocal reported_at
-        entry = parse_line(line)
-        if entry is None:
+        if (entry := parse_line(line)) is None:
             return
         has_score = entry.kind == "valid" and metric in entry.figures
         is_due = time.monotonic() - reported_at >= _REPORT_INTERVAL

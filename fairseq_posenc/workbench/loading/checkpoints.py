@@ -12,7 +12,7 @@ from fairseq import checkpoint_utils
 from torch import Tensor
 
 from fairseq_posenc.checkpoints.faults import BUILD_ERRORS, quote_error
-from fairseq_posenc.checkpoints.recovery import newest_checkpoint
+from fairseq_posenc.checkpoints.recovery import LAST, read_if_whole
 from fairseq_posenc.checkpoints.safe_loading import open_checkpoint, refuse_incomplete
 from fairseq_posenc.checkpoints.trusted_settings import forget_files
 from fairseq_posenc.errors import UserError
@@ -143,6 +143,6 @@ def read_updates(state: State) -> int:
 
 
 def updates_done(folder: Path) -> int:
-    """Read the number of updates of the newest whole checkpoint in a folder; 0 without any."""
-    newest = newest_checkpoint(folder)
-    return newest.updates if newest else 0
+    """Read the updates of ``checkpoint_last.pt``, which fairseq writes last; 0 if not whole."""
+    last = read_if_whole(folder / LAST)
+    return last.updates if last else 0

@@ -8,6 +8,7 @@ import math
 import random
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -443,10 +444,13 @@ def read_trainings(out: Path) -> list[Any]:
     return found
 
 
+WORDS = ("none,decbert_diff", 40, "--seeds", "1,2", "--jobs", "2")
+
+
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("undisturbed") / "out"
-    run = run_compare(out, "none,decbert_diff", 40, "--seeds", "1,2", "--jobs", "2")
+    run = run_compare(out, *WORDS)
     assert run.returncode == 0, run.stderr
     return out
 
@@ -455,8 +459,7 @@ def undisturbed(tmp_path_factory) -> Path:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_stopped_or_killed_comparison_continues_to_the_same_bits(number, undisturbed, tmp_path):
     out = tmp_path / "out"
-    words = ("none,decbert_diff", 40, "--seeds", "1,2", "--jobs", "2")
-    process = subprocess.Popen(compare_call(out, *words), stderr=subprocess.PIPE, encoding="utf-8")
+    process = subprocess.Popen(compare_call(out, *WORDS), stderr=subprocess.PIPE, encoding="utf-8")
     wait_until(lambda: any(out.glob("models/*/*/checkpoint_last.pt")), process)
     process.send_signal(number)
     *_, last = process.communicate()[1].strip().splitlines()
@@ -464,14 +467,25 @@ def test_a_stopped_or_killed_comparison_continues_to_the_same_bits(number, undis
         assert process.returncode == STOPPED
         assert last == "fairseq-posenc: stopped; the same command continues from here"
     wait_until(lambda: not is_locked(out / LOCK))
-    run = run_compare(out, *words)
+    run = run_compare(out, *WORDS)
     assert "continues at update" in run.stderr
     assert read_trainings(out) == read_trainings(undisturbed)
     logs = {path: path.stat().st_mtime_ns for path in out.glob("models/*/*/train.log")}
     assert len(logs) == 4
-    again = run_compare(out, *words)
+    again = run_compare(out, *WORDS)
     assert again.stdout == run.stdout
     assert {path: path.stat().st_mtime_ns for path in logs} == logs  # nothing was trained again
+
+
+@pytest.mark.slow
+def test_a_kill_between_the_copies_of_a_checkpoint_loses_no_update(undisturbed, tmp_path):
+    """The last figures are in the log then, and a newer checkpoint stands beside the last one."""
+    out = shutil.copytree(undisturbed, tmp_path / "out")
+    older, torn = (path.parent for path in sorted(out.glob("models/*/*-2/train.log")))
+    shutil.copyfile(older / "checkpoint_1_36.pt", older / "checkpoint_last.pt")
+    (torn / "checkpoint_last.pt").write_bytes(b"")
+    assert "continues at update 36" in run_compare(out, *WORDS).stderr
+    assert read_trainings(out) == read_trainings(undisturbed)
 
 
 @pytest.mark.slow
@@ -489,10 +503,8 @@ def test_more_seeds_updates_and_encodings_continue_and_others_are_refused(undist
     assert "was made with other vocab size: 60, not 50" in other.stderr
     assert (fewer.returncode, other.returncode) == (2, 2)
     assert run_compare(out, "none,decbert_diff", 40, "--seeds", "1,2").returncode == 0
-    ours, theirs = (  # curves have other points, after the first 20 updates
-        [each for each in read_trainings(folder) if isinstance(each, dict)]
-        for folder in (out, undisturbed)
-    )
+    ours, theirs = map(read_trainings, (out, undisturbed))
+    del ours[4::2], theirs[4::2]  # curves have other points, after the first 20 updates
     assert ours == theirs
 
 

@@ -216,27 +216,15 @@ class TestProgress:
         assert capsys.readouterr() == ("", "half of it\n")
 
 
-class TestCheckpoints:
-    @staticmethod
-    def write(path: Path, updates: int) -> Path:
-        torch.save({"optimizer_history": [{"num_updates": updates}]}, path)
-        return path
-
-    def test_the_newest_is_the_one_of_the_most_updates(self, tmp_path: Path) -> None:
-        for name, updates in (("_1_20", 20), ("_last", 40), ("_best", 30)):
-            self.write(tmp_path / f"checkpoint{name}.pt", updates)
-        self.write(tmp_path / "start.pt", 90)  # not of the training
-        assert checkpoints.updates_done(tmp_path) == 40
-
-    def test_half_a_checkpoint_is_passed_over(self, tmp_path: Path) -> None:
-        self.write(tmp_path / "checkpoint_1_20.pt", 20)
-        last = self.write(tmp_path / "checkpoint_last.pt", 40)
-        last.write_bytes(last.read_bytes()[:500])
-        assert checkpoints.updates_done(tmp_path) == 20
-
-    def test_no_checkpoint(self, tmp_path: Path) -> None:
-        assert checkpoints.updates_done(tmp_path) == 0
-        assert checkpoints.updates_done(tmp_path / "nowhere") == 0
+def test_a_folder_has_the_updates_of_its_last_checkpoint_unless_that_is_torn(tmp_path):
+    """A kill while fairseq copies a checkpoint leaves a newer best one, or half of the last."""
+    assert checkpoints.updates_done(tmp_path) == 0
+    for name, updates in (("_1_20", 20), ("_last", 30), ("_best", 40)):
+        state = {"optimizer_history": [{"num_updates": updates}]}
+        torch.save(state, tmp_path / f"checkpoint{name}.pt")
+    assert checkpoints.updates_done(tmp_path) == 30
+    os.truncate(tmp_path / "checkpoint_last.pt", 500)
+    assert checkpoints.updates_done(tmp_path) == 0
 
 
 class TestDevices:

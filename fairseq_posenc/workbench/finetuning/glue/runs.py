@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fairseq_posenc import folders
+from fairseq_posenc.checkpoints.recovery import newest_checkpoint
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.tasks.glue.data import find_training_data
 from fairseq_posenc.tasks.glue.definitions import TASKS, Task
 from fairseq_posenc.tasks.glue.task import GlueTaskConfig
 from fairseq_posenc.workbench.finetuning.recipes import build_overrides, compose_recipe
-from fairseq_posenc.workbench.loading.checkpoints import updates_done
 from fairseq_posenc.workbench.loading.pretrained import Pretrained
 from fairseq_posenc.workbench.running.files import find_shipped_folder
 
@@ -130,7 +130,7 @@ def claim(run: GlueRun, out: Path) -> None:
     """
     folder = run.folder(out)
     with folders.lock_folder(folder):
-        if not updates_done(folder) and not (folder / RESULT).exists():
+        if newest_checkpoint(folder) is None and not (folder / RESULT).exists():
             folders.empty(folder)
         folders.claim(folder, run._asdict())
 

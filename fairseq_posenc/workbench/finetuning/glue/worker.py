@@ -19,7 +19,7 @@ import torch
 from fairseq import utils
 from torch import Tensor
 
-from fairseq_posenc.checkpoints.recovery import BEST, LAST
+from fairseq_posenc.checkpoints.recovery import BEST, LAST, ensure_last_checkpoint
 from fairseq_posenc.checkpoints.safe_loading import open_whole
 from fairseq_posenc.files import write_whole
 from fairseq_posenc.folders import lock_folder, read_json
@@ -56,6 +56,7 @@ def fine_tune(run: GlueRun, out: Path, environment: Environment) -> None:
     with lock_folder(folder) as lock:
         if (folder / RESULT).exists():
             return
+        ensure_last_checkpoint(folder)
         if updates_done(folder) < run.max_update or not (folder / BEST).exists():
             # fairseq starts from this checkpoint unless the folder has checkpoint_last.pt.
             start = format_override("checkpoint.finetune_from_model", run.checkpoint)

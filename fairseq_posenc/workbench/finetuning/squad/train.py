@@ -10,6 +10,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from fairseq_posenc import folders
+from fairseq_posenc.checkpoints.recovery import ensure_last_checkpoint
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.tasks.squad.databin import SquadDataBin, open_data_bin
 from fairseq_posenc.workbench.finetuning.recipes import build_overrides, compose_recipe, train
@@ -103,6 +104,7 @@ def fine_tune(
         config, words = compose_training(*choices, changes, gpus)
     updates = config.optimization.max_update
     with folders.lock_folder(out) as lock:
+        ensure_last_checkpoint(out)
         if (out / folders.REQUEST).exists() and not updates_done(out):
             folders.empty(out)  # it failed before its first checkpoint
         folders.claim(out, request)
