@@ -20,7 +20,6 @@ from tests.helpers import vectors
 from tests.helpers.formulas import EOS, IN_FLOAT32, PAD
 
 CHECK = vectors.FOLDER / "check.py"
-OUTPUTS = ("added", "attended", "scores")
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -49,10 +49,10 @@ PartitionName=main Nodes=n1,n2 Default=YES
 """
 
 
-def why_not(daemons: Sequence[str] = DAEMONS, packages: str = "slurm-wlm munge") -> str:
+def why_not() -> str:
     """Return why no cluster can be started here, or an empty string."""
-    if missing := [name for name in daemons if not shutil.which(name, path=_path())]:
-        return f"{', '.join(missing)} is not installed: apt install {packages}"
+    if missing := [name for name in DAEMONS if not shutil.which(name, path=_path())]:
+        return f"{', '.join(missing)} is not installed: apt install slurm-wlm munge"
     return "" if os.getuid() == 0 else "Slurm's daemons are started as root"
 
 
