@@ -182,8 +182,7 @@ def run_trainings(
 
 def _read_updates(log: Path) -> int:
     """Read how many updates a log has reached, from its last figures; 0 without any."""
-    found = _UPDATES.findall(_read_end_of_log(log))
-    return int(found[-1]) if found else 0
+    return int(next(reversed(_UPDATES.findall(_read_end_of_log(log))), 0))
 
 
 def _read_end_of_log(log: Path) -> str:

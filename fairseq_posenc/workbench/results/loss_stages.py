@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple, Optional
+from itertools import groupby
+from typing import NamedTuple
 
 import numpy as np
 
@@ -61,7 +62,7 @@ def smooth_losses(curve: Curve) -> list[tuple[int, float]]:
     return sorted([*smoothed, *gaps])
 
 
-def last_loss(curve: Curve) -> Optional[float]:
+def last_loss(curve: Curve) -> float | None:
     """Return the last finite training loss in nats; None if no loss is finite."""
     points = training_points(curve)
     return points[-1][1] if points else None
@@ -72,7 +73,7 @@ def training_points(curve: Curve) -> list[tuple[int, float]]:
     return [(entry.updates, entry.nats) for entry in curve.training if entry.is_finite]
 
 
-def find_stages(curve: Curve) -> Optional[LossStages]:
+def find_stages(curve: Curve) -> LossStages | None:
     """Find the stages of a training's loss; None if no dive follows a plateau.
 
     The loss is fitted with line segments (:func:`fit_segments`). With r for ``SLOPE_RATIO``, the
@@ -85,23 +86,17 @@ def find_stages(curve: Curve) -> Optional[LossStages]:
     """
     segments = fit_segments(training_points(curve))
     whole = sum(segment.rate * segment.updates for segment in segments)
-    for steepest in sorted(range(len(segments)), key=lambda i: segments[i].rate, reverse=True):
-        flat = segments[steepest].rate / SLOPE_RATIO  # segments up to this rate are flat
+    for steepest in sorted(segments, key=lambda segment: segment.rate, reverse=True):
+        flat = steepest.rate / SLOPE_RATIO  # segments below this rate are flat
         if flat <= 0:  # neither this segment nor any of the remaining ones falls
             break
-        dive_begin = steepest
-        while dive_begin > 0 and segments[dive_begin - 1].rate > flat:
-            dive_begin -= 1
-        plateau_begin = dive_begin
-        while plateau_begin > 0 and segments[plateau_begin - 1].rate <= flat:
-            plateau_begin -= 1
-        dive_end = steepest + 1
-        while dive_end < len(segments) and segments[dive_end].rate >= flat:
-            dive_end += 1
-        start, plateau = segments[:plateau_begin], segments[plateau_begin:dive_begin]
-        dive = segments[dive_begin:dive_end]
-        if not start or not plateau:
+        groups = groupby(segments, key=lambda segment: segment.rate >= flat)
+        parts = [list(group) for _, group in groups]  # in turn steep and flat
+        place = next(number for number, part in enumerate(parts) if steepest in part)
+        if place < 2:  # no plateau, or no start before it
             continue
+        start = [segment for part in parts[: place - 1] for segment in part]
+        plateau, dive = parts[place - 1], parts[place]
         is_start_steep = max(part.rate for part in start) >= SLOPE_RATIO * plateau[-1].rate
         sum_of_falls = sum(segment.rate * segment.updates for segment in dive)
         fall = min(sum_of_falls, plateau[-1].loss - dive[-1].loss)

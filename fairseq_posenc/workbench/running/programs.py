@@ -69,10 +69,13 @@ def run_logged(
     Raises:
         RunError: the command failed; the message ends with the last lines of the log.
     """
+    # Only Linux can kill a program when the thread that started it ends; util-linux has this.
+    setpriv = shutil.which("setpriv")
+    die_with_parent = [setpriv, "--pdeathsig", "KILL"] if setpriv else []
     with open(log, "a", encoding="utf-8", buffering=1) as output:  # a line at a time
         output.write(f"$ {shlex.join(command)}\n")
         process = subprocess.Popen(
-            [*_die_with_parent(), find_command(command[0]), *command[1:]],
+            [*die_with_parent, find_command(command[0]), *command[1:]],
             stdin=subprocess.DEVNULL,
             stdout=output if on_line is None else subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -95,15 +98,6 @@ def run_logged(
             _running.discard(process)
     if status:
         raise RunError(_describe_failure(command[0], status, log))
-
-
-def _die_with_parent() -> list[str]:
-    """Build the words before a command that is killed when the thread that started it ends.
-
-    Only Linux has this. ``setpriv`` belongs to util-linux, which all its distributions have.
-    """
-    setpriv = shutil.which("setpriv")
-    return [setpriv, "--pdeathsig", "KILL"] if setpriv else []
 
 
 def end_programs() -> None:

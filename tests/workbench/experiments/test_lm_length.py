@@ -190,7 +190,6 @@ def test_mistakes_are_one_line(llama, measure, tmp_path, capsys):
         ([f"a={tmp_path / 'model.pt'}"], "is no folder of transformers; export a checkpoint"),
         ([f"a={tmp_path / 'empty'}"], "is no folder of transformers"),
         ([f"a={llama}@own(limit=3)"], "limit"),
-        ([f"a={llama}@rotary"], "unknown position encoding 'rotary'"),
         ([f"a={llama}", "--windows", "22"], "would predict the same tokens"),
         ([f"a={llama}", "--stride", "9", "--windows", "2"], "windows of 8 tokens cannot predict"),
         ([f"a={llama}", f"a={llama}"], "two values are called 'a'"),
@@ -202,10 +201,11 @@ def test_mistakes_are_one_line(llama, measure, tmp_path, capsys):
     assert "required: --text" in capsys.readouterr().err
 
 
-def test_a_damaged_folder_is_refused_before_any_model_is_scored(llama, measure, tmp_path):
+def test_a_damaged_folder_or_spec_is_refused_before_any_model_is_scored(llama, measure, tmp_path):
     shutil.copytree(llama, tmp_path / "damaged")
     (tmp_path / "damaged" / "model.safetensors").write_bytes(b"")
-    assert "damaged" in measure(f"a={llama}", f"b={tmp_path / 'damaged'}", *SHORT, fails=True)
+    for wrong, message in ((tmp_path / "damaged", "damaged"), (f"{llama}@rotary", "'rotary'")):
+        assert message in measure(f"a={llama}", f"b={wrong}", *SHORT, fails=True)
     assert not (tmp_path / "out").exists()
 
 

@@ -127,9 +127,8 @@ def run(args: argparse.Namespace) -> int:
             report.write_page(plan, facts, ends, page)
 
         say(f"{len(runs)} trainings of {plan.updates:,} updates; results: {out}/")
-        run_tasks: Callable[..., None] = partial(
-            run_here, jobs=args.jobs or len(visible_gpus()) or cores()
-        )
+        jobs = args.jobs or len(visible_gpus()) or cores()
+        run_tasks: Callable[..., None] = partial(run_here, jobs=jobs)
         if slurm is not None:
             run_tasks = partial(run_on_slurm, folder=out / "slurm", options=slurm, jobs=args.jobs)
         run_trainings(list(runs), run_tasks, on_end)

@@ -58,8 +58,7 @@ def write_page(
 ) -> None:
     """Write the page with the trainings that are finished."""
     models = rank_models(ends)
-    total = len(plan.runs)
-    missing = total - len(ends)
+    missing = len(plan.runs) - len(ends)
     conclusions = ["Differences are judged when all trainings are finished."]
     if not missing:
         conclusions = conclude(models, facts.unigram_perplexity)
@@ -70,7 +69,6 @@ def write_page(
         plan=plan,
         facts=facts,
         missing=missing,
-        total=total,
         rows=rows,
         encodings=[(name, summarize(name).replace("``", "")) for name in sorted(used)],
         picture=base64.b64encode(draw(models)).decode(),

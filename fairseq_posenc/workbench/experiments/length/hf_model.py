@@ -14,7 +14,8 @@ from transformers import PreTrainedModel
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf import set_positions
 from fairseq_posenc.hf.folders import check_folder, check_ids, load_model, load_tokenizer
-from fairseq_posenc.hf.own_positions import read_trained_length
+from fairseq_posenc.hf.own_positions import names_own, read_trained_length
+from fairseq_posenc.specs import parse
 from fairseq_posenc.workbench.running.devices import ComputeOptions
 from fairseq_posenc.workbench.running.files import find_model
 from fairseq_posenc.workbench.running.options import parse_named
@@ -33,25 +34,27 @@ class NamedModel(NamedTuple):
 def parse_models(texts: Sequence[str]) -> list[NamedModel]:
     """Parse ``NAME=FOLDER[@SPEC]``, and look at each folder; models of the hub are downloaded.
 
+    A model is opened only when those before it have been scored, so mistakes are found here.
+
     Raises:
-        UserError: an argument is malformed, two models have the same name, or a folder is missing
-            or damaged.
+        UserError: an argument is malformed, a name occurs twice, or a folder cannot be used.
     """
-    return [_parse_model(*named) for named in parse_named(texts, "NAME=FOLDER[@SPEC]").items()]
-
-
-def _parse_model(name: str, value: str) -> NamedModel:
-    path, _, spec = value.rpartition("@")
-    if not path or Path(value).exists():  # there is no spec; a path may contain "@"
-        path, spec = value, ""
-    folder = find_model(Path(path))
-    if not (folder / "config.json").is_file():
-        raise UserError(
-            f"{name}: {path} is no folder of transformers; export a checkpoint of fairseq, or use "
-            "fairseq-eval-lm --context-window"
-        )
-    check_folder(folder)  # now, as a model is opened only when those before it have been scored
-    return NamedModel(name, folder, spec or None)
+    models = []
+    for name, value in parse_named(texts, "NAME=FOLDER[@SPEC]").items():
+        path, _, spec = value.rpartition("@")
+        if not path or Path(value).exists():  # there is no spec; a path may contain "@"
+            path, spec = value, ""
+        folder = find_model(Path(path))
+        if not (folder / "config.json").is_file():
+            raise UserError(
+                f"{name}: {path} is no folder of transformers; export a checkpoint of fairseq, or "
+                "use fairseq-eval-lm --context-window"
+            )
+        check_folder(folder)
+        if spec and not names_own(spec):  # else it depends on the model
+            parse(spec)
+        models.append(NamedModel(name, folder, spec or None))
+    return models
 
 
 def load(named: NamedModel, computing: ComputeOptions, longest: int) -> PreTrainedModel:
