@@ -223,12 +223,12 @@ def test_fairseq_finds_what_registers_by_scanning():
 
 # Lines of Python in each room: reached, a number that only ever falls, and the target.
 LINES = {
-    "fairseq_posenc": (33395, 27500),
+    "fairseq_posenc": (33390, 27500),
     "fairseq_posenc/encodings": (4200, 3800),
     "fairseq_posenc/backends": (5265, 3600),
     "fairseq_posenc/backends/triton": (1730, 1200),
     "fairseq_posenc/modules": (1357, 1150),
-    "fairseq_posenc/analysis": (358, 300),
+    "fairseq_posenc/analysis": (353, 300),
     "fairseq_posenc/transformer": (1261, 1100),
     "fairseq_posenc/models": (547, 520),
     "fairseq_posenc/tasks": (849, 820),

@@ -7,7 +7,7 @@ is a summary, followed by a section for each of ``HEADINGS``.
 import ast
 import inspect
 import re
-from typing import Any, Literal, Optional, cast, get_args, get_origin
+from typing import Any, Literal, NamedTuple, cast, get_args, get_origin
 
 from fairseq_posenc import registry, specs
 from fairseq_posenc.assembly import Assembly
@@ -16,7 +16,7 @@ from fairseq_posenc.encodings.base import Dims, Signed
 HEADINGS = ("Equation", "Shapes", "Parameters", "Source", "Differs")
 BASE = Dims(embed_dim=768, num_heads=12, max_positions=512)  # RoBERTa-base
 BASE_LAYERS = 12
-_TYPE_NAMES = {int: "integer", float: "number", bool: "true or false"}
+_TYPE_NAMES = {int: "integer", float: "number", Signed: "number", bool: "true or false"}
 
 
 def parse_page(name: str) -> dict[str, str]:
@@ -60,7 +60,16 @@ def count_at_base_size(name: str) -> int:
 
 def format_options(name: str) -> str:
     """Write the options of an encoding with their defaults and other values, as Markdown."""
-    return ", ".join(map(_format_option, _list_plain_options(name).values())) or "none"
+    formatted = []
+    for key, option in _list_options(name).items():
+        if option.default is None:
+            formatted.append(f"`{key}` ({option.type_name})")
+            continue
+        is_switch = isinstance(option.default, bool)
+        default = str(option.default).lower() if is_switch else str(option.default)
+        others = [f"`{value}`" for value in option.choices if value != option.default]
+        formatted.append(" or ".join([f"`{key}={default}`", *others]))
+    return ", ".join(formatted) or "none"
 
 
 def collect_facts(name: str) -> dict[str, Any]:
@@ -70,46 +79,32 @@ def collect_facts(name: str) -> dict[str, Any]:
         "acts_on": registry.get(name).acts_on,
         "families": name_families(name),
         "options": {
-            key: {"type": _name_type(option.annotation), "default": option.default}
-            for key, option in _list_plain_options(name).items()
+            key: {"type": option.type_name, "default": option.default}
+            for key, option in _list_options(name).items()
         },
         "parameters_at_base_size": count_at_base_size(name),
         **parse_page(name),
     }
 
 
-def _list_plain_options(name: str) -> dict[str, inspect.Parameter]:
-    """List the options of an encoding, with types and defaults that JSON can describe."""
-    plain = {}
+class _Option(NamedTuple):
+    """An option of an encoding."""
+
+    type_name: str  # such as `integer`, or the values of a Literal: `drawn or even`
+    default: Any  # a JSON value
+    choices: tuple[str, ...]  # the values of a Literal
+
+
+def _list_options(name: str) -> dict[str, _Option]:
+    """List the options of an encoding by name, as users write them."""
+    options = {}
     for key, option in registry.options(name).items():
-        annotation = _simplify(option.annotation)
-        default = str(option.default) if annotation is str else option.default
-        plain[key] = option.replace(annotation=annotation, default=default)
-    return plain
-
-
-def _simplify(annotation: Any) -> Any:
-    """Replace the type of an option by ``float`` or ``str`` if users write it as such."""
-    members = get_args(annotation)
-    if type(None) in members:  # Optional[X], whose members are X and None
-        return Optional[_simplify(members[0])]
-    if annotation is Signed:
-        return float
-    return str if hasattr(annotation, "parse") else annotation  # specs call `parse` with the text
-
-
-def _name_type(annotation: Any) -> str:
-    """Name the type of an option, or the values of a Literal: ``integer``, ``drawn or even``."""
-    if get_origin(annotation) is Literal:
-        return " or ".join(get_args(annotation))
-    members = get_args(annotation)
-    return _TYPE_NAMES.get(members[0] if members else annotation, "text")  # Optional[X] is named X
-
-
-def _format_option(option: inspect.Parameter) -> str:
-    """Format an option with its default and other values; if the default is None, with its type."""
-    if option.default is None:
-        return f"`{option.name}` ({_name_type(option.annotation)})"
-    default = str(option.default).lower() if option.annotation is bool else str(option.default)
-    others = [f"`{value}`" for value in get_args(option.annotation) if value != option.default]
-    return " or ".join([f"`{option.name}={default}`", *others])
+        annotation, default = option.annotation, option.default
+        if type(None) in get_args(annotation):  # Optional[X], whose members are X and None
+            annotation = get_args(annotation)[0]
+        elif hasattr(annotation, "parse"):  # specs call it with the text
+            default = str(default)
+        choices = get_args(annotation) if get_origin(annotation) is Literal else ()
+        type_name = " or ".join(choices) or _TYPE_NAMES.get(annotation, "text")
+        options[key] = _Option(type_name, default, choices)
+    return options
