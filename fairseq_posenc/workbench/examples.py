@@ -23,7 +23,7 @@ learning-curves
   fairseq-posenc learning-curves rope=rope.log --updates 0:16000 --out begin
 translate
   fairseq-posenc translate --checkpoint fr-en.pt --data data-bin/fr-en "Un homme dort."
-  fairseq-posenc translate --checkpoint fr-en.pt --input test.fr --plain --bf16
+  fairseq-posenc translate --checkpoint fr-en.pt --plain --bf16 "Un homme dort."
   fairseq-posenc translate --checkpoint fr-en.pt --example
 bleu
   fairseq-posenc bleu rope=fr-en.pt old=old.en --split test --beam 4 --json
@@ -39,10 +39,10 @@ squad train
     --set optimization.lr=[1e-5]
 squad predict
   fairseq-posenc squad predict --checkpoint squad/checkpoint_last.pt --questions dev-v2.0.json \
-    --out squad/dev --device cpu --bf16 --json
+    --out squad/dev --device cpu --bf16
 squad score
   fairseq-posenc squad score dev-v2.0.json squad/dev/answers.json --na-prob-file \
-    squad/dev/null_odds.json --na-prob-thresh 0 --json
+    squad/dev/null_odds.json --na-prob-thresh 0
 preprocess
   fairseq-posenc preprocess plain_text --train a.txt --valid b.txt --words --out data-bin/text
 glue

@@ -1,14 +1,22 @@
-"""``fairseq-posenc bleu``: evaluates translation models on a test set."""
+"""``fairseq-posenc bleu``: evaluates translation models on a test set.
+
+A second call with the same ``--out`` translates only with the models that are new.
+"""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.folders import lock_folder
+from fairseq_posenc.files import write_whole
+from fairseq_posenc.folders import Request, checksum, lock_folder, read_result, write_result
 from fairseq_posenc.tokens.files import read_lines
+from fairseq_posenc.version import __version__
+from fairseq_posenc.workbench.loading.dictionaries import OpenTask, open_task
 from fairseq_posenc.workbench.results.record import Record, Row, own_command
 from fairseq_posenc.workbench.running import options
 from fairseq_posenc.workbench.running.devices import ComputeOptions
@@ -16,27 +24,77 @@ from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_inte
 from fairseq_posenc.workbench.running.progress import say
 from fairseq_posenc.workbench.translation import scores
 from fairseq_posenc.workbench.translation.command_translate import add_model_arguments
-from fairseq_posenc.workbench.translation.report import (
-    FIGURES,
-    REPORT,
-    compute_means,
-    write_report,
+from fairseq_posenc.workbench.translation.report import format_report
+from fairseq_posenc.workbench.translation.translator import (
+    Translator,
+    find_pieces,
+    load_translation,
 )
-from fairseq_posenc.workbench.translation.systems import (
-    Contender,
-    Search,
-    SourceText,
-    open_data_bin,
-    parse_systems,
-)
+
+_REPORT, _FIGURES = "bleu.md", "bleu.json"
+
+
+class Training(NamedTuple):
+    """A training of a system; the trainings of a system differ by seed."""
+
+    system: str  # name of the system in tables
+    number: int  # of the system's trainings, from 1
+    path: Path  # the checkpoint
+
+    @property
+    def label(self) -> str:
+        """Name of the training in messages."""
+        return self.system if self.number == 1 else f"{self.system}, training {self.number}"
+
+    def text_file(self, out: Path) -> Path:
+        """Build the path of the training's translations."""
+        return out / self.system / f"{self.number}.txt"
+
+
+@dataclass(frozen=True)
+class TestSet:
+    """The sources of a test set, and how to translate them."""
+
+    source: Path
+    sentences: list[str]  # content of the file
+    beam: int
+    length_penalty: float
+    compute: ComputeOptions
+
+    def translate(self, training: Training, task: OpenTask, out: Path) -> list[str]:
+        """Translate with a training and its data, unless a file in ``out`` has the result.
+
+        Raises:
+            UserError: the file has translations by another model, of another text or by other
+                options.
+        """
+        request: Request = {
+            "checkpoint": checksum(training.path),
+            "pieces": checksum(find_pieces(task.data, task.task.cfg.source_lang)),
+            "source": checksum(self.source),
+            "precision": str(self.compute.dtype),
+            "search": [self.beam, self.length_penalty],
+            "version": __version__,
+        }
+        path = training.text_file(out)
+        figures = read_result(path.with_suffix(".json"), request)
+        if figures is None:
+            say(f"{training.label}: {len(self.sentences):,} sentences")
+            translator = Translator.load(training.path, task.data, self.compute)
+            found = translator.translate(self.sentences, self.beam, 1, self.length_penalty)
+            figures = {"translations": [best.text for (best,) in found]}
+            path.parent.mkdir(exist_ok=True)
+            write_whole(path, "".join(f"{line}\n" for line in figures["translations"]))
+            write_result(path.with_suffix(".json"), request, figures)
+        translations: list[str] = figures["translations"]
+        return translations
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     add = parser.add_argument
     text = (
-        "a checkpoint (':' joins several to an ensemble), or a folder of checkpoints with "
-        "--average; commas join trainings of one model with different seeds; the other systems "
+        "a checkpoint; commas join trainings of one model with different seeds; the other systems "
         "are compared with the first"
     )
     add("systems", nargs="+", metavar="NAME=PATH[,PATH...]", help=text)
@@ -50,7 +108,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)  # --beam and --lenpen are among them
     add("--split", default="test", help="split of the data (default: %(default)s)")
     options.add_computing(parser)
-    options.add_count(parser, "--average", "average the checkpoints of the last N epochs")
     options.add_json(parser)
 
 
@@ -61,68 +118,79 @@ def run(args: argparse.Namespace) -> int:
         UserError: wrong input.
     """
     compute = ComputeOptions.choose(args.device, args.fp16, args.bf16)
-    trainings = parse_systems(args.systems, args.average)
-    # Greedy search, too, for comparison.
-    searches = [Search(beam, args.lenpen) for beam in sorted({1, args.beam})]
-    data_bins = [open_data_bin(training, args.data) for training in trainings]
-    if len({(data_bin.source, data_bin.target) for data_bin in data_bins}) > 1:
+    trainings = parse_systems(args.systems)
+    # All are opened first, so that mistakes show early.
+    opened = [
+        open_task(training.path, load_translation(training.path, f"{training.label}:"), args.data)
+        for training in trainings
+    ]
+    pairs = [(x.task.cfg.source_lang, x.task.cfg.target_lang) for x in opened]
+    if len(set(pairs)) > 1:
         raise UserError("the systems translate between different languages; evaluate them apart")
-    source = args.source or data_bins[0].find_raw_text(args.split, data_bins[0].source, "--source")
-    target = args.reference or data_bins[0].find_raw_text(
-        args.split, data_bins[0].target, "--reference"
+    source, target = (
+        text or opened[0].data / f"{args.split}.raw.{language}"
+        for text, language in zip((args.source, args.reference), pairs[0])
     )
     sources, references = read_lines(source, "--source"), read_lines(target, "--reference")
     if len(sources) != len(references):
         raise UserError(
             f"--source {source} has {len(sources)} sentences, but {target} has {len(references)}"
         )
-    text = SourceText(source, sources, searches, compute)
+    test_set = TestSet(source, sources, args.beam, args.lenpen, compute)
+    scorer = scores.Scorer(references, find_pieces(opened[0].data, pairs[0][1]))
     with signals_as_keyboard_interrupt(), lock_folder(args.out):
-        translations = [
-            text.translate(training, data_bin, args.out)
-            for training, data_bin in zip(trainings, data_bins)
-        ]
-        pieces = data_bins[0].find_pieces(data_bins[0].target)
-        tables, signatures = _score(args.out, trainings, translations, sources, references, pieces)
-        facts = {
-            "subset": args.split,
-            "reference": str(target),
-            "sentences": len(references),
-            "baseline": trainings[0].name,
-        }
-        record = Record("bleu", tables, {**facts, **signatures}, command=own_command())
-        report = write_report(record, args.out)
+        translations = [test_set.translate(*pair, args.out) for pair in zip(trainings, opened)]
+        facts = {"subset": args.split, "reference": str(target), "sentences": len(references)}
+        record = _score(trainings, translations, test_set, scorer, facts)
+        report = format_report(record)
+        record.write(args.out / _FIGURES)
+        write_whole(args.out / _REPORT, report)
     print(record.text() if args.json else report)
-    say(f"report: {args.out / REPORT}, figures: {args.out / FIGURES}")
+    say(f"report: {args.out / _REPORT}, figures: {args.out / _FIGURES}")
     return 0
 
 
 def _score(
-    out: Path,
-    trainings: Sequence[Contender],
-    translations: Sequence[Mapping[Search, list[str]]],
-    sources: Sequence[str],
-    references: Sequence[str],
-    pieces: Path,
-) -> tuple[dict[str, list[Row]], dict[str, str]]:
-    """Score the translations of all trainings; return the record's tables and signatures."""
-    scorer = scores.Scorer(references, pieces)
+    trainings: Sequence[Training],
+    translations: Sequence[list[str]],
+    test_set: TestSet,
+    scorer: scores.Scorer,
+    facts: Row,
+) -> Record:
+    """Score the translations of all trainings; return the record, with ``facts`` in its data."""
     rows: list[Row] = []
-    systems: dict[str, list[list[str]]] = {}  # translations of all trainings by the last search
-    for training, found in zip(trainings, translations):
-        systems.setdefault(training.name, []).append(list(found.values())[-1])
-        name = {"system": training.name, "path": training.path, "training": training.number}
-        for search, lines in found.items():
-            file = search.text_file(training.folder(out))
-            described = {**name, **search._asdict(), "hypotheses": str(file)}
-            rows.append({**described, **scorer.score(lines)})
-    differences, test_signatures = scores.compare(references, systems)
+    systems: dict[str, list[list[str]]] = {}
+    for training, lines in zip(trainings, translations):
+        systems.setdefault(training.system, []).append(lines)
+        row = {"system": training.system, "training": training.number, "path": str(training.path)}
+        row |= {"beam": test_set.beam, "length_penalty": test_set.length_penalty}
+        rows.append({**row, **scorer.score(lines)})
+    differences, test_signatures = scores.compare(scorer.references, systems)
     tables = {
         "scores": rows,
-        "means": compute_means(rows),
+        "means": scores.compute_means(rows),
         "differences": differences,
-        "lengths": scores.score_by_length(references, sources, systems),
+        "lengths": scores.score_by_length(scorer.references, test_set.sentences, systems),
     }
     signatures = {f"signature of {name}": text for name, text in scorer.signatures.items()}
     signatures |= {f"test signature of {name}": text for name, text in test_signatures.items()}
-    return tables, signatures
+    return Record("bleu", tables, {**facts, **signatures}, command=own_command())
+
+
+def parse_systems(texts: Sequence[str]) -> list[Training]:
+    """Parse the systems of a command line, each ``NAME=PATH[,PATH...]``; list their trainings.
+
+    Raises:
+        UserError: a name is not valid for a folder or occurs twice, or one system has more
+            trainings than another.
+    """
+    named = options.parse_named(texts, "NAME=PATH or NAME=PATH,PATH")
+    systems = {name: options.split_trainings(paths) for name, paths in named.items()}
+    if len(set(map(len, systems.values()))) > 1:
+        listed = ", ".join(f"{name} has {len(paths)}" for name, paths in systems.items())
+        raise UserError(f"name the same number of trainings for each system: {listed}")
+    return [
+        Training(name, number, Path(path))
+        for name, paths in systems.items()
+        for number, path in enumerate(paths, start=1)
+    ]

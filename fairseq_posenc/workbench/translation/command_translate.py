@@ -3,14 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import os
 import sys
-from collections.abc import Iterator, Sequence
-from functools import partial
-from pathlib import Path
-
-from fairseq.utils import split_paths
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.tokens.files import read_arriving_lines
@@ -28,22 +21,19 @@ _REFERENCE = (
     "What you are afraid of is never as bad as what you imagine. The fear you let build up in your "
     "mind is worse than the situation that actually exists"
 )
-_DEFAULT_NBEST = 3  # or the beam size, if that is less
+_NBEST = 3  # hypotheses that are shown, or the beam size, if that is less
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     add = parser.add_argument
-    text = "raw text (default: the lines of --input or, without it, of standard input)"
+    text = "raw text (default: the lines of standard input)"
     add("sentences", nargs="*", metavar="SENTENCE", help=text)
-    text = "the model; ':' joins several to an ensemble"
-    add("--checkpoint", required=True, metavar="FILE", help=text)
-    add("--input", type=Path, metavar="FILE", help="UTF-8 text, one sentence per line")
+    add("--checkpoint", required=True, metavar="FILE", help="the model")
     text = "translate the example of the report on IWSLT 2017, and print its reference"
     add("--example", action="store_true", help=text)
     add_model_arguments(parser)
     add_computing(parser)
-    add_count(parser, "--nbest", "hypotheses to show (default: 3)")
     text = "print only the best translation, one line per line of input"
     add("--plain", action="store_true", help=text)
 
@@ -58,59 +48,38 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Translate; return the exit code.
+    """Translate each sentence as soon as it arrives; return the exit code.
 
     Raises:
         UserError: wrong input.
     """
-    nbest = args.nbest or min(_DEFAULT_NBEST, args.beam)
-    if nbest > args.beam:
-        raise UserError(f"--nbest {nbest}: must be from 1 to the beam of {args.beam}")
-    with _open_sentences(args) as batches:
-        compute = ComputeOptions.choose(args.device, args.fp16, args.bf16)
-        translator = Translator.load(*split_paths(args.checkpoint), data=args.data, compute=compute)
-        for sentences in batches:
-            _print_translations(translator, sentences, args, nbest)
-        if args.example and not args.plain:
-            print(f"  reference             {_REFERENCE}")
+    if args.sentences and args.example:
+        raise UserError("--example is a sentence itself; leave it out, or the others")
+    compute = ComputeOptions.choose(args.device, args.fp16, args.bf16)
+    translator = Translator.load(args.checkpoint, args.data, compute)
+    given = [_EXAMPLE] if args.example else args.sentences
+    if not given and sys.stdin.isatty():
+        say("one sentence per line; Ctrl-D ends")
+    arriving = read_arriving_lines(sys.stdin.fileno(), "standard input") if not given else [given]
+    for sentences in arriving:
+        _print_translations(translator, sentences, args)
+    if args.example and not args.plain:
+        print(f"  reference             {_REFERENCE}")
     return 0
 
 
-@contextlib.contextmanager
-def _open_sentences(args: argparse.Namespace) -> Iterator[Iterator[Sequence[str]]]:
-    """Open the input; yield an iterator over lists of sentences, each as soon as it arrives."""
-    if sum(map(bool, (args.sentences, args.input, args.example))) > 1:
-        raise UserError("give only one of sentences, --input and --example")
-    if args.sentences or args.example:
-        yield iter([args.sentences or [_EXAMPLE]])
-    elif args.input is None:
-        if sys.stdin.isatty():
-            say("one sentence per line; Ctrl-D ends")
-        yield read_arriving_lines(sys.stdin.fileno(), "standard input")
-    else:
-        try:
-            file = os.open(args.input, os.O_RDONLY)
-        except OSError as error:
-            raise UserError(f"--input {args.input}: {error.strerror}") from None
-        try:
-            yield read_arriving_lines(file, f"--input {args.input}")
-        finally:
-            os.close(file)
-
-
 def _print_translations(
-    translator: Translator, sentences: Sequence[str], args: argparse.Namespace, nbest: int
+    translator: Translator, sentences: list[str], args: argparse.Namespace
 ) -> None:
-    translate = partial(translator.translate, sentences, length_penalty=args.lenpen)
+    best = translator.translate(sentences, args.beam, min(_NBEST, args.beam), args.lenpen)
     if args.plain:
-        for (best,) in translate(args.beam):
-            print(best.text)
+        for hypothesis, *_ in best:
+            print(hypothesis.text)
     else:
-        for sentence, (greedy,), hypotheses in zip(
-            sentences, translate(1), translate(args.beam, nbest)
-        ):
+        greedy = translator.translate(sentences, beam=1, length_penalty=args.lenpen)
+        for sentence, (first,), hypotheses in zip(sentences, greedy, best):
             print(sentence)
-            _print_hypothesis("greedy", greedy)
+            _print_hypothesis("greedy", first)
             for rank, hypothesis in enumerate(hypotheses, start=1):
                 _print_hypothesis(f"beam {args.beam}, {rank}", hypothesis)
     sys.stdout.flush()

@@ -21,6 +21,7 @@ from sacrebleu.metrics import BLEU, CHRF
 from sacrebleu.significance import PairedTest
 
 from fairseq_posenc.tokens.pieces import Pieces
+from fairseq_posenc.workbench.results.intervals import interval
 from fairseq_posenc.workbench.results.record import Row
 
 METRICS = {"BLEU": BLEU, "chrF2": CHRF}  # sacreBLEU's name -> metric
@@ -41,8 +42,8 @@ class Scorer:
 
     def __init__(self, references: Sequence[str], pieces: Path) -> None:
         self._metrics = {name: metric(references=[references]) for name, metric in METRICS.items()}
+        self.references = references
         self._pieces = Pieces(pieces)
-        self._references = [[reference] for reference in self._cut(references)]
         # By metric, everything that affects the scores.
         self.signatures = {name: str(x.get_signature()) for name, x in self._metrics.items()}
         if find_spec("nltk"):
@@ -60,9 +61,10 @@ class Scorer:
         if find_spec("nltk"):
             from nltk.translate.bleu_score import corpus_bleu
 
+            expected = [[reference] for reference in self._cut(self.references)]
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # about a score of 0 because no 4-gram is right
-                scores[PIECE_BLEU] = float(corpus_bleu(self._references, self._cut(lines)))
+                scores[PIECE_BLEU] = float(corpus_bleu(expected, self._cut(lines)))
         return scores
 
     def _cut(self, lines: Sequence[str]) -> list[list[str]]:
@@ -70,6 +72,25 @@ class Scorer:
         spaced = [" ".join(line.split()) for line in lines]
         pieces: list[list[str]] = self._pieces.model.encode(spaced, out_type=str)
         return pieces
+
+
+def group_rows(rows: Sequence[Row], column: str) -> dict[str, list[Row]]:
+    """Group rows by the text in a column."""
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(row[column], []).append(row)
+    return groups
+
+
+def compute_means(rows: Sequence[Row]) -> list[Row]:
+    """Compute the mean scores of each system over its trainings, with intervals."""
+    means: list[Row] = []
+    for system, group in group_rows(rows, "system").items():
+        mean: dict[str, Any] = {"system": system, "trainings": len(group)}
+        for name in METRICS:
+            mean |= interval(row[name] for row in group).figures(name)
+        means.append(mean)
+    return means
 
 
 def compare(references: Sequence[str], systems: Systems) -> tuple[list[Row], dict[str, str]]:

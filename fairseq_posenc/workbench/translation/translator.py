@@ -18,11 +18,43 @@ from torch import Tensor
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.tokens.pieces import Pieces
+from fairseq_posenc.workbench.loading.checkpoints import State, load_state
+from fairseq_posenc.workbench.loading.dictionaries import translates
+from fairseq_posenc.workbench.loading.open_model import open_model
 from fairseq_posenc.workbench.running.devices import ComputeOptions
-from fairseq_posenc.workbench.translation.checkpoint import ParallelDataBin, open_ensemble
 
 _QUOTED_CHARACTERS = 40  # of a sentence, in an error message
 _MAX_TOKENS = 12000  # source tokens translated at a time, including padding
+
+
+def find_pieces(data: Path, language: str) -> Path:
+    """Find the sentencepiece model of a language in a data-bin.
+
+    Raises:
+        UserError: the folder has no such model.
+    """
+    names = [f"sentencepiece.{language}.model", "sentencepiece.model"]
+    for name in names:
+        if (data / name).exists():
+            return data / name
+    raise UserError(
+        f"--data {data}: holds neither {names[0]} nor {names[1]}; copy the tokenizer of the "
+        "training text there"
+    )
+
+
+def load_translation(path: Path, option: str = "--checkpoint") -> State:
+    """Load the checkpoint of a translation model; messages begin with the ``option`` that named it.
+
+    Raises:
+        UserError: the path is not a file, the file is damaged, or its model does not translate.
+    """
+    state = load_state(path, option)
+    task = state["cfg"].task
+    if not translates(task):
+        name = task.get("_name")
+        raise UserError(f"{option} {path}: is a model for the task {name!r}, not for translation")
+    return state
 
 
 class Hypothesis(NamedTuple):
@@ -32,19 +64,16 @@ class Hypothesis(NamedTuple):
     # natural logarithm of the probability, divided by the length (in tokens, including the end) to
     # the power of the length penalty; `fairseq-generate` prints the logarithm to base 2
     score: float
-    tokens: tuple[str, ...]  # sentencepiece tokens
 
 
-_EMPTY = Hypothesis("", 0.0, ())  # translation of an empty line, without a model
+_EMPTY = Hypothesis("", 0.0)  # translation of an empty line, without a model
 
 
 class Translator:
-    """Translates with one model, or with several whose probabilities are averaged.
-
-    :meth:`load` builds it from checkpoints.
+    """Translates with a model; :meth:`load` builds it from a checkpoint.
 
     Args:
-        interface: fairseq's interface to the models, which batches, searches and decodes.
+        interface: fairseq's interface to the model, which batches, searches and decodes.
         pieces: sentencepiece model of the source language.
     """
 
@@ -55,33 +84,33 @@ class Translator:
     @classmethod
     def load(
         cls,
-        *checkpoints: Union[str, Path],
+        checkpoint: Union[str, Path],
         data: Union[str, Path, None] = None,
         compute: Optional[ComputeOptions] = None,
     ) -> Translator:
-        """Load a model, or several as an ensemble.
+        """Load a model.
 
         Args:
-            *checkpoints: files written by ``fairseq-train``.
+            checkpoint: a file written by ``fairseq-train``.
             data: folder with the dictionaries and the sentencepiece model; by default, the one that
-                the first model was trained on.
+                the model was trained on.
             compute: device and precision; by default float32, on a GPU if there is one.
 
         Raises:
             UserError: a file is missing or damaged, or does not fit the others.
         """
         compute = compute or ComputeOptions.choose(None, False, False)
-        opened = open_ensemble(map(Path, checkpoints), Path(data) if data else None)
-        data_bin = ParallelDataBin.from_opened(opened[0])
-        pieces = Pieces(data_bin.find_pieces(data_bin.source))
-        settings = opened[0].settings
+        path, folder = Path(checkpoint), Path(data) if data else None
+        opened = open_model(path, folder, state=load_translation(path))
+        settings = opened.settings
         with open_dict(settings):
             settings.generation = OmegaConf.structured(GenerationConfig)
             settings.dataset.batch_size = None  # batches are limited by tokens alone
             settings.bpe = settings.tokenizer = None  # text is split here, by the folder's pieces
-        interface = GeneratorHubInterface(settings, opened[0].task, [x.model for x in opened])
+        interface = GeneratorHubInterface(settings, opened.task, [opened.model])
         # fairseq would limit positions for all encodings; these check their own limits.
         interface.max_positions = None
+        pieces = Pieces(find_pieces(opened.data, settings.task.source_lang))
         return cls(compute.place(interface), pieces)
 
     def translate(
@@ -99,7 +128,7 @@ class Translator:
         Args:
             sentences: raw text.
             beam: number of hypotheses that the search follows; 1 is greedy.
-            nbest: number of hypotheses to return.
+            nbest: number of hypotheses to return, at most ``beam``.
             length_penalty: below 1 favours short translations, above 1 long ones.
 
         Returns:
@@ -107,10 +136,8 @@ class Translator:
             empty sentence has a single, empty hypothesis.
 
         Raises:
-            UserError: ``nbest`` is out of range, or a sentence is too long for the encodings.
+            UserError: a sentence is too long for the encodings.
         """
-        if not 1 <= nbest <= beam:
-            raise UserError(f"nbest {nbest}: must be from 1 to the beam of {beam}")
         encoded = [self._encode(sentence) for sentence in sentences]
         lengths = [len(tokens) for tokens in encoded]
         # The only token of an empty sentence is its end.
@@ -135,9 +162,8 @@ class Translator:
         ]
 
     def _decode(self, hypothesis: dict[str, Any]) -> Hypothesis:
-        tokens = self.interface.string(hypothesis["tokens"])
-        text = post_process(tokens, "sentencepiece")
-        return Hypothesis(text, float(hypothesis["score"]), tuple(tokens.split()))
+        text = post_process(self.interface.string(hypothesis["tokens"]), "sentencepiece")
+        return Hypothesis(text, float(hypothesis["score"]))
 
     def _encode(self, sentence: str) -> Tensor:
         """Convert a sentence to dictionary indices, including the end: ``(S,)``."""
