@@ -1,6 +1,7 @@
 """``fairseq-posenc learning-curves``: tables and pictures of training logs.
 
-``rope=a.log,b.log none=c.log`` are two trainings, the first with two seeds.
+``rope=a.log,b.log none=c.log`` are two trainings, the first with two seeds. fairseq logs losses in
+bits; those in nats are ``ln 2`` times as large.
 """
 
 from __future__ import annotations
@@ -8,26 +9,56 @@ from __future__ import annotations
 import argparse
 import math
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Optional
+from typing import Any, Optional
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.files import write_whole
 from fairseq_posenc.folders import lock_folder
-from fairseq_posenc.workbench.reports.curve_tables import (
-    Trainings,
-    collect_figures,
-    format_tables,
-)
 from fairseq_posenc.workbench.results import intervals, pictures
-from fairseq_posenc.workbench.results.loss_stages import smooth_losses
-from fairseq_posenc.workbench.results.record import Record, own_command
+from fairseq_posenc.workbench.results.loss_stages import (
+    MIN_FALL,
+    SLOPE_RATIO,
+    find_stages,
+    last_loss,
+    smooth_losses,
+)
+from fairseq_posenc.workbench.results.markdown import code, format_number, table
+from fairseq_posenc.workbench.results.record import Record, Row, own_command
 from fairseq_posenc.workbench.running.logs import Curve, read_curve_file
 from fairseq_posenc.workbench.running.options import add_json, add_out, parse_named, split_trainings
 from fairseq_posenc.workbench.running.progress import say
 
 Points = list[tuple[int, float]]  # updates and values
-_TABLES, _RECORD = "curves.md", "curves.json"  # files in the folder of the results
+Trainings = Mapping[str, Sequence[Curve]]  # name -> a curve for each seed
+Tables = dict[str, list[Row]]  # as in a record
+# Columns of the first table: the figure's name in the record, its title, and its decimals.
+_BEST = {
+    "updates": ("updates", 0),
+    "best_at": ("best at", 0),
+    "loss_bits": ("loss (bits)", 3),
+    "loss_nats": ("loss (nats)", 3),
+    "perplexity": ("perplexity", 2),
+    "accuracy": ("accuracy", 1),
+    "tokens_per_second": ("tokens/s", 0),
+    "loss_at_the_end_nats": ("training loss at the end (nats)", 3),
+}
+_STAGES = {
+    "start_ends": ("start ends", 0),
+    "plateau_ends": ("plateau ends", 0),
+    "dive_ends": ("dive ends", 0),
+    "plateau": ("length of the plateau", 0),
+}
+_SEEDS = {name: _BEST[name] for name in ("perplexity", "loss_at_the_end_nats")}
+_SEEDS |= {name: _STAGES[name] for name in ("plateau_ends", "plateau")}
+_STAGES_NOTE = (
+    "The loss is fitted with line segments, as many as its noise warrants. The dive is the "
+    f"steepest segment that follows one at least {SLOPE_RATIO} times flatter (the plateau), which "
+    f"in turn follows one {SLOPE_RATIO} times steeper (the start). It lasts while the loss falls "
+    f"at least 1/{SLOPE_RATIO} as fast, and must make up {MIN_FALL:.0%} of the whole fall of the "
+    "loss."
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,16 +89,93 @@ def run(args: argparse.Namespace) -> int:
         tables = collect_figures(trainings)
         text = format_tables(tables)
         record = Record("curves", tables, data, command=own_command())
-        record.write(args.out / _RECORD)
+        record.write(args.out / "curves.json")
         print(record.text() if args.json else text)
         written = "tables (pictures need matplotlib)"
         if pictures.can_draw():
             drawn = _draw_pictures(trainings, updates, args.out)
             text += "".join(f"\n![{title}]({file})\n" for file, title in drawn.items())
             written = "tables and pictures" if drawn else "tables (no lines in --updates)"
-        write_whole(args.out / _TABLES, text)
+        write_whole(args.out / "curves.md", text)
         say(f"{written}: {args.out}")
     return 0
+
+
+def collect_figures(trainings: Trainings) -> Tables:
+    """Collect the figures of all tables for the record."""
+    tables: Tables = {"best": [], "stages": [], "seeds": []}
+    for training, curves in trainings.items():
+        rows = [_describe_curve(curve) for curve in curves]
+        for number, row in enumerate(rows, start=1):
+            name = {"training": f"{training} {number}" if len(curves) > 1 else training}
+            tables["best"].append({**name, **{key: row[key] for key in (*_BEST, "diverged_at")}})
+            if row["plateau"] is not None:
+                tables["stages"].append({**name, **{key: row[key] for key in _STAGES}})
+        if len(curves) > 1:
+            means: dict[str, Any] = {"training": training, "seeds": len(curves)}
+            for key in _SEEDS:
+                values = [row[key] for row in rows]
+                if None not in values:  # a mean of stages only if all have them
+                    is_perplexity = key == "perplexity"
+                    mean = intervals.interval_of_perplexity if is_perplexity else intervals.interval
+                    means |= mean(values).figures(key)
+            tables["seeds"].append(means)
+    return tables
+
+
+def _describe_curve(curve: Curve) -> dict[str, Any]:
+    """Compute the figures of a curve; None for those that it does not have."""
+    best, stages = curve.best, find_stages(curve)
+    broken = [entry.updates for entry in curve.entries if not entry.is_finite]
+    ends = (*stages, stages.plateau_length) if stages else [None] * len(_STAGES)
+    return {
+        "updates": curve.entries[-1].updates,
+        "best_at": best.updates if best.is_finite else None,
+        "loss_bits": best.loss if best.is_finite else None,
+        "loss_nats": best.nats if best.is_finite else None,
+        "perplexity": best.perplexity if best.is_finite else None,
+        "accuracy": best.accuracy,
+        "tokens_per_second": curve.speed or None,  # 0 if the log does not say
+        "loss_at_the_end_nats": last_loss(curve),
+        **dict(zip(_STAGES, ends)),
+        "diverged_at": broken[0] if broken else None,
+    }
+
+
+def format_tables(tables: Tables) -> str:
+    """Format the figures as Markdown, and name the trainings that diverged."""
+    parts = [_format_rows(tables["best"], _BEST)]
+    if tables["stages"]:
+        parts += ["## Stages of the training loss", _format_rows(tables["stages"], _STAGES)]
+        parts.append(_STAGES_NOTE)
+    if tables["seeds"]:
+        parts += ["## Means over seeds", _format_rows(tables["seeds"], _SEEDS)]
+        parts.append(f"In brackets: {intervals.INTERVAL_NOTE}.")
+    parts += [
+        f"- {code(row['training'])} diverged: its validation loss is NaN or infinite at update "
+        f"{row['diverged_at']:,} first; such losses are left out"
+        for row in tables["best"]
+        if row["diverged_at"] is not None
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _format_rows(rows: Sequence[Row], columns: Mapping[str, tuple[str, int]]) -> str:
+    """Format the columns in which a row has a figure."""
+    used = [name for name in columns if any(row.get(name) is not None for row in rows)]
+    cells = [
+        [code(row["training"]), *(_format_cell(row, name, columns[name][1]) for name in used)]
+        for row in rows
+    ]
+    return table(["training", *(columns[name][0] for name in used)], cells)
+
+
+def _format_cell(row: Row, name: str, digits: int) -> str:
+    """Format a figure; with its interval if the row has one."""
+    low: Optional[float] = row.get(f"{name}_low")
+    if low is None or row[name] is None:
+        return format_number(row.get(name), digits)
+    return intervals.Interval(row[name], low, row[f"{name}_high"]).show(digits)
 
 
 def _draw_pictures(trainings: Trainings, updates: tuple[float, float], out: Path) -> dict[str, str]:

@@ -16,7 +16,8 @@ from typing import NamedTuple, Optional
 
 from fairseq_posenc.checkpoints.recovery import LAST
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.tasks.glue.definitions import TASKS, name_column
+from fairseq_posenc.tasks.glue.definitions import TASKS
+from fairseq_posenc.workbench.finetuning.glue.report import STATISTICS, select_figures
 from fairseq_posenc.workbench.loading.checkpoints import load_state, read_updates
 from fairseq_posenc.workbench.results import markdown
 from fairseq_posenc.workbench.results.loss_stages import last_loss
@@ -25,8 +26,6 @@ from fairseq_posenc.workbench.results.record import read as read_record
 from fairseq_posenc.workbench.running.logs import TRAIN_LOG, bits_to_nats, read_curve_file
 from fairseq_posenc.workbench.running.options import add_json
 
-_STATISTICS = {"m4m": "best", "decbert": "mean"}  # of a task's runs, by GLUE's protocol
-_MEANS = {"m4m": "best run", "decbert": "mean of the seeds"}
 _TASK_COLUMNS = ("MNLI-m", "MNLI-mm", *(name for name in TASKS if name != "MNLI"))
 _GLUE_COLUMNS = (*_TASK_COLUMNS, "average", "collapsed runs")
 # Decimals of columns that have other than two.
@@ -92,21 +91,12 @@ def _find_results(path: Path) -> Iterator[Result]:
 
 
 def _read_glue(record: Record, path: Path) -> Iterator[Result]:
-    """Read one row: a paper's statistic of each task, and the average over MNLI's two sets."""
-    protocol = record.data["protocol"]
-    columns = [(row, *name_column(row["task"], row["metric"])) for row in record.rows]
-    reported = {metric for row, _, metric in columns if row["reported"]}
-    found = {
-        column: float(row[_STATISTICS[protocol]])
-        for row, column, metric in columns
-        if row["reported"] or (column == "MNLI-mm" and metric in reported)
-    }
-    figures: dict[str, Optional[float]] = {x: found[x] for x in _TASK_COLUMNS if x in found}
-    if len(found) > 1:
-        figures["average"] = statistics.fmean(found.values())
+    """Read one row: what the paper of the protocol reports of each task, and the average."""
+    figures: dict[str, Optional[float]] = {**select_figures(record)}
     if collapsed := sum(bool(row["collapsed"]) for row in record.figures["runs"]):
         figures["collapsed runs"] = collapsed
-    title = f"GLUE, development sets, protocol {protocol} ({_MEANS[protocol]})"
+    protocol = record.data["protocol"]
+    title = f"GLUE, development sets, protocol {protocol} ({STATISTICS[protocol][1]})"
     yield Result(title, str(record.data["name"]), record.spec or "-", figures, str(path))
 
 
