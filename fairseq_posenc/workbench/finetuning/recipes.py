@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fairseq.dataclass.initialize import hydra_init
+from fairseq.tasks import TASK_DATACLASS_REGISTRY
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
@@ -65,16 +66,13 @@ def compose_file(path: Path, overrides: Sequence[str] = ()) -> DictConfig:
             return compose(path.stem, list(overrides))
 
 
-def compose_recipe(
-    path: Path, examples: int, overrides: Sequence[str], task: type | None = None
-) -> DictConfig:
+def compose_recipe(path: Path, examples: int, overrides: Sequence[str]) -> DictConfig:
     """Compose a recipe; the data set the numbers of updates that it leaves open.
 
     Args:
         path: the YAML file.
         examples: size of the training set; an epoch reads every example once.
-        overrides: the user's hydra overrides.
-        task: dataclass of the task's options, whose types are checked.
+        overrides: hydra's overrides.
 
     Raises:
         UserError: the file does not exist, or hydra refuses it or an override.
@@ -84,8 +82,8 @@ def compose_recipe(
     hydra_init(path.stem)  # registers fairseq's defaults, which the file is merged into
     try:
         cfg = compose_file(path, overrides)
-        if task is not None:
-            cfg.task = OmegaConf.merge(OmegaConf.structured(task), cfg.task)
+        # Adds the task's defaults, and checks the types of its options.
+        cfg.task = OmegaConf.merge(TASK_DATACLASS_REGISTRY[cfg.task._name], cfg.task)
         updates = _read_number(cfg.optimization, "max_update") or _count_updates(cfg, examples)
         ratio = cfg.task.get("warmup_ratio", _WARMUP_RATIO)
         warmup = _read_number(cfg.lr_scheduler, "warmup_updates") or round(ratio * updates)
@@ -116,27 +114,21 @@ def _count_updates(cfg: DictConfig, examples: int) -> int:
     return math.ceil(batches / batches_per_update) * cfg.optimization.max_epoch
 
 
-def build_overrides(
-    path: Path,
-    cfg: DictConfig,
-    pretrained: Pretrained,
-    values: Mapping[str, Any],
-    overrides: Sequence[str],
-) -> list[str]:
-    """Build the arguments of ``fairseq-hydra-train`` for a training from a pre-trained model.
+def build_settings(
+    pretrained: Pretrained, values: Mapping[str, Any], overrides: Sequence[str]
+) -> dict[str, str]:
+    """Build the overrides of a recipe for a training from a pre-trained model.
+
+    They come as the texts before and after ``=``, so that those of two requests can be compared.
 
     Args:
-        path: the recipe.
-        cfg: its composed configuration.
         pretrained: the model, whose options define the new one's.
         values: options of this training by name; ``checkpoint.save_dir`` is the folder of its logs.
         overrides: the user's, which win: the last value of an option counts.
     """
     overridden = {word.lstrip("+~").partition("=")[0] for word in overrides}
-    known = set(cfg.get("model") or {})  # omegaconf's own `in` is false for values of `???`
     options = {
-        # hydra adds an option only with `+`
-        f"{'' if name in known else '+'}model.{name}": value
+        f"++model.{name}": value  # hydra adds or changes an option with `++`
         for name, value in pretrained.roberta_section.items()
         if f"model.{name}" not in overridden
     }
@@ -144,11 +136,22 @@ def build_overrides(
         "hydra.run.dir": values["checkpoint.save_dir"],
         **options,
         **values,
-        "optimization.max_update": cfg.optimization.max_update,
-        "lr_scheduler.warmup_updates": cfg.lr_scheduler.warmup_updates,
+        # fairseq starts from this checkpoint unless the folder has checkpoint_last.pt.
+        "checkpoint.finetune_from_model": pretrained.path.resolve(),
     }
-    words = [f"--config-dir={path.parent.resolve()}", f"--config-name={path.stem}"]
-    return [*words, *(format_override(*pair) for pair in settings.items()), *overrides]
+    words = [*(format_override(*pair) for pair in settings.items()), *overrides]
+    return dict(word.partition("=")[::2] for word in words)
+
+
+def join_overrides(settings: Mapping[str, str]) -> list[str]:
+    """Join the texts before and after ``=`` to hydra's overrides; ``~NAME`` has no ``=``."""
+    return [f"{name}={value}" if value else name for name, value in settings.items()]
+
+
+def build_command(path: Path, settings: Mapping[str, str]) -> list[str]:
+    """Build the command that trains by the recipe ``path``, with overrides."""
+    recipe = [f"--config-dir={path.parent}", f"--config-name={path.stem}"]
+    return ["fairseq-hydra-train", *recipe, *join_overrides(settings)]
 
 
 def format_override(name: str, value: Any) -> str:

@@ -287,14 +287,7 @@ def test_a_dry_run_shows_commands_and_writes_nothing(tmp_path, capsys, monkeypat
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        *(
-            ([f"--learning-rates={rates}"], f"argument --learning-rates: {message}")
-            for rates, message in [
-                ("1e-5,1e-5", "1e-5,1e-5: a number occurs twice"),
-                ("1e-5,inf", "must be a finite number, not 'inf'"),
-                ("0", "0: give numbers above 0"),
-            ]
-        ),
+        (["--learning-rates=1e-5,inf"], "--learning-rates: must be a finite number, not 'inf'"),
         (
             ["--tasks", "RTE"],
             "RTE does not exist: make it with fairseq-posenc preprocess glue --tasks RTE",

@@ -14,8 +14,8 @@ from sklearn import metrics as theirs
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.tasks.glue import metrics
 from fairseq_posenc.tasks.glue.definitions import TASKS
-from fairseq_posenc.tasks.glue.task import GlueTaskConfig
 from fairseq_posenc.workbench.finetuning.glue.report import (
+    Result,
     build_record,
     find_best,
     format_predictions,
@@ -26,7 +26,6 @@ from fairseq_posenc.workbench.finetuning.glue.runs import (
     GlueRun,
     claim,
     list_runs,
-    read_run,
 )
 from fairseq_posenc.workbench.finetuning.glue.worker import has_collapsed, measure
 from fairseq_posenc.workbench.finetuning.recipes import (
@@ -145,16 +144,12 @@ def test_the_yaml_files_have_the_settings_of_the_papers(protocol, name):
     assert subsets.split(",") == TASKS[name].valid_splits
 
 
-def compose_glue(path, examples, overrides):
-    return compose_recipe(path, examples, overrides, GlueTaskConfig)
-
-
 def test_updates_follow_from_the_data_or_the_paper():
     overrides = ["dataset.batch_size=16", "optimization.update_freq=[2]"]
     for more in ([], overrides):  # 3668 examples are 114 batches of 32 and one of 20
-        found = compose_glue(CONFIGS / "m4m_mrpc.yaml", 3668, more)
+        found = compose_recipe(CONFIGS / "m4m_mrpc.yaml", 3668, more)
         assert (found.optimization.max_update, found.lr_scheduler.warmup_updates) == (345, 21)
-    found = compose_glue(CONFIGS / "decbert_mrpc.yaml", 3668, [])
+    found = compose_recipe(CONFIGS / "decbert_mrpc.yaml", 3668, [])
     assert (found.optimization.max_update, found.lr_scheduler.warmup_updates) == (2296, 137)
     assert set(found.model) == {"_name", "dropout", "attention_dropout"}
 
@@ -167,26 +162,26 @@ def test_files_of_a_user_carry_their_own_runs(tmp_path):
     for name, value in changes.items():
         text = re.sub(rf"  {name}: .*", f"  {name}: {value}", text)
     path.write_text(text)
-    found = compose_glue(path, 3668, [])
+    found = compose_recipe(path, 3668, [])
     assert (found.task.learning_rates, found.task.seeds) == ([0.5, 0.25], [7])
     assert found.lr_scheduler.warmup_updates == 345 // 2
     path.write_text(re.sub(r"  (learning_rates|seeds|warmup_ratio): .*\n", "", text))
-    found = compose_glue(path, 3668, ["common.seed=9"])
+    found = compose_recipe(path, 3668, ["common.seed=9"])
     assert (found.task.learning_rates, found.task.seeds) == ([], [])
     assert (found.optimization.lr, found.common.seed) == ([2e-5], 9)
     assert found.lr_scheduler.warmup_updates == 0
     with pytest.raises(UserError, match=r"m4m_mrpc.yaml: .*'x'.* Integer"):
-        compose_glue(path, 3668, ["+task.seeds=[x]"])
+        compose_recipe(path, 3668, ["+task.seeds=[x]"])
 
 
 def test_a_wrong_override_and_a_missing_file_are_told(tmp_path):
     with pytest.raises(UserError, match=r"decbert_rte.yaml: Could not override 'model.drop'"):
-        compose_glue(CONFIGS / "decbert_rte.yaml", 10, ["model.drop=1"])
+        compose_recipe(CONFIGS / "decbert_rte.yaml", 10, ["model.drop=1"])
     with pytest.raises(UserError, match=r"m4m_rte.yaml does not exist: name a YAML file"):
-        compose_glue(tmp_path / "m4m_rte.yaml", 10, [])
+        compose_recipe(tmp_path / "m4m_rte.yaml", 10, [])
     (tmp_path / "m4m_rte.yaml").write_text("task: [", encoding="utf-8")
     with pytest.raises(UserError, match=r"m4m_rte.yaml: .*line 1"):
-        compose_glue(tmp_path / "m4m_rte.yaml", 10, [])
+        compose_recipe(tmp_path / "m4m_rte.yaml", 10, [])
 
 
 def test_hydra_reads_values_back():
@@ -201,11 +196,9 @@ def test_hydra_reads_values_back():
 # ----------------------------------------------------------------------------------------- results
 
 
-def result(lr: float, seed: int, value: float, collapsed: bool = False) -> dict[str, object]:
+def result(lr: float, seed: int, value: float, collapsed: bool = False) -> Result:
     figures = {"accuracy": value, "f1": value + 1, "matthews": value / 2}
-    folder = f"/out/RTE/lr{lr:g}-seed{seed}"
-    of = {"learning_rate": lr, "seed": seed, "update": 5, "folder": folder}
-    return {**of, "metrics": figures, "collapsed": collapsed}
+    return Result(lr, seed, f"/out/RTE/lr{lr:g}-seed{seed}", 5, figures, collapsed)
 
 
 RESULTS = [
@@ -215,7 +208,7 @@ RESULTS = [
 ]
 
 
-def results(protocol: str, **tasks: tuple[str, list[dict[str, object]]]) -> Record:
+def results(protocol: str, **tasks: tuple[str, list[Result]]) -> Record:
     data = {"name": "mine", "checkpoint": "x.pt", "attention_directions": ""}
     return build_record(tasks, "m4m", {**data, "protocol": protocol, "unfinished": "QQP, seed 2"})
 
@@ -234,14 +227,14 @@ def test_figures_are_those_of_the_rate_with_the_best_mean_and_name_collapsed_run
     assert (upright["mean"], upright["seeds"]) == (pytest.approx(68.0), 2)
     collapsed = [run["folder"] for run in figures["runs"] if run["collapsed"]]
     assert collapsed == ["/out/RTE/lr2e-05-seed3"]
-    assert find_best(RESULTS, "accuracy")["folder"] == "/out/RTE/lr2e-05-seed1"
+    assert find_best(RESULTS, "accuracy").folder == "/out/RTE/lr2e-05-seed1"
     alone = results("m4m", RTE=("accuracy", RESULTS[-1:])).figures
     assert (alone["without_collapsed"], alone["tasks"][0]["std"]) == ([], 0.0)
 
 
 def test_all_figures_of_a_task_are_of_the_run_that_is_best_by_its_metric():
     runs = [
-        {**RESULTS[0], "metrics": {"accuracy_m": m, "accuracy_mm": mm}}
+        RESULTS[0]._replace(metrics={"accuracy_m": m, "accuracy_mm": mm})
         for m, mm in ((1, 9), (2, 3))
     ]
     rows = results("m4m", MNLI=("accuracy_m", runs)).figures["tasks"]
@@ -250,30 +243,26 @@ def test_all_figures_of_a_task_are_of_the_run_that_is_best_by_its_metric():
 
 def test_the_report_has_the_papers_columns():
     text = format_report(results("decbert", RTE=("accuracy", RESULTS)))
-    assert "|  | RTE (accuracy) |" in text
-    assert "| **mine** (mean of 3 seeds) | 63.00 |" in text
+    assert "| mean of the seeds | RTE |" in text
+    assert "| **mine** | 63.00 |" in text
     assert "| RTE, without collapsed runs | accuracy | 2e-05 | 2 | 70.00 | 68.00 |" in text
     assert "- `/out/RTE/lr2e-05-seed3`" in text
     assert "Not finished: QQP, seed 2." in text
-
-
-def test_the_report_has_both_sets_of_mnli():
     runs = [
-        {"learning_rate": lr, "seed": 1, "update": 9, "collapsed": False, "folder": f"/out/{lr}",
-         "metrics": {"accuracy_m": lr * 1e6, "accuracy_mm": 90 - lr * 1e6}}
-        for lr in (2e-5, 4e-5)
-    ]  # fmt: skip
+        RESULTS[0]._replace(metrics={"accuracy_m": m, "accuracy_mm": mm})
+        for m, mm in ((20, 70), (40, 50))
+    ]
     text = format_report(results("m4m", MNLI=("accuracy_m", runs)))
-    assert "|  | MNLI-m (accuracy) | MNLI-mm (accuracy) |" in text
-    assert "| **mine** (best run) | 40.00 | 50.00 |" in text
+    assert "| best run | MNLI-m | MNLI-mm | average |" in text
+    assert "| **mine** | 40.00 | 50.00 | 45.00 |" in text
 
 
 def test_runs_that_have_begun_go_on_and_refuse_others(tmp_path):
-    run = GlueRun("m4m", "RTE", 1e-5, 1, "accuracy", 9, "data", "model.pt", 0, {"a": "1"})
+    run = GlueRun("RTE", 1e-5, 1, "accuracy", 9, "m4m_rte.yaml", {"a": "1"})
     folder = run.folder(tmp_path)
     claim(run, tmp_path)
     (folder / "result.json").touch()
-    assert list_runs(tmp_path) == [read_run(folder)] == [run]
+    assert list_runs(tmp_path) == [run]
     other = run._replace(settings={"a": "2"})
     for _ in range(2):
         with pytest.raises(UserError, match="was made with other settings, a: 1, not 2; name"):
@@ -281,4 +270,4 @@ def test_runs_that_have_begun_go_on_and_refuse_others(tmp_path):
         claim(run, tmp_path)
     (folder / "result.json").unlink()
     claim(other, tmp_path)
-    assert read_run(folder) == other
+    assert list_runs(tmp_path) == [other]

@@ -12,18 +12,17 @@ from functools import partial
 from pathlib import Path
 
 from fairseq_posenc import folders
-from fairseq_posenc.checkpoints.recovery import BEST
-from fairseq_posenc.errors import RunError
 from fairseq_posenc.tasks.glue.definitions import parse_tasks
 from fairseq_posenc.workbench.finetuning.glue.report import (
+    STATISTICS,
     complete_submission,
     format_report,
+    name_model,
     write_results,
 )
 from fairseq_posenc.workbench.finetuning.glue.runs import (
     CONFIGS,
     RESULT,
-    STATISTICS,
     GlueRequest,
     claim,
     list_runs,
@@ -61,8 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "peak learning rates, as in 1e-5,2e-5 (default: the paper's)"
     add("--learning-rates", type=_parse_rates, metavar="LR,LR", default=(), help=text)
     add_seeds(parser, "the paper's; one for m4m")
-    add("--name", help="model's name in the report (default: the checkpoint's folder and file)")
-    add_out(parser, computed="glue-NAME-PROTOCOL")
+    add_out(parser, computed="glue-MODEL-PROTOCOL")
     add_count(parser, "--jobs", "runs at a time (default: one per GPU)")
     add_on(parser, "partition=gpu gpus=1 time=2:00:00")
     text = "folder of the YAML configurations (default: the project's)"
@@ -84,8 +82,7 @@ def run(args: argparse.Namespace) -> int:
     pretrained = read_pretrained(args.checkpoint, for_fairseq=True)
     # Absolute, because the runs' requests name it, and hydra changes the working folder.
     pretrained = pretrained._replace(path=pretrained.path.resolve())
-    name = args.name or _name_model(pretrained.path)
-    out = (args.out or Path(f"glue-{name}-{args.protocol}")).resolve()
+    out = (args.out or Path(f"glue-{name_model(pretrained.path)}-{args.protocol}")).resolve()
     user_dir = format_override("common.user_dir", args.user_dir.resolve())
     request = GlueRequest(
         protocol=args.protocol,
@@ -120,10 +117,8 @@ def run(args: argparse.Namespace) -> int:
                 run_here(unfinished, args.jobs or len(visible_gpus()) or 1, keep_going=True)
             elif unfinished:
                 run_on_slurm(unfinished, out / "slurm", slurm, args.jobs)
-        except RunError:  # the report covers the runs that succeeded, and lists the others
-            write_results(list_runs(out), out, pretrained, name)
-            raise
-        record = write_results(list_runs(out), out, pretrained, name)
+        finally:  # the report covers the runs that succeeded, and lists the others
+            record = write_results(list_runs(out), out, pretrained, args.protocol)
     print(record.text() if args.json else format_report(record))
     say(f"wrote {out}/results.md, {out}/results.json and {out}/submission/")
     if missing := complete_submission(out / "submission", args.data):
@@ -131,16 +126,5 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _name_model(path: Path) -> str:
-    """Name a model by its folder and, unless that is ``checkpoint_best.pt``, by its file."""
-    folder = path.parent.name
-    return folder if path.name == BEST else f"{folder}-{path.stem}"
-
-
 def _parse_rates(text: str) -> tuple[float, ...]:
-    rates = tuple(map(finite_number, text.split(",")))
-    if min(rates) <= 0:
-        raise argparse.ArgumentTypeError(f"{text}: give numbers above 0")
-    if len(set(rates)) < len(rates):
-        raise argparse.ArgumentTypeError(f"{text}: a number occurs twice")
-    return rates
+    return tuple(dict.fromkeys(map(finite_number, text.split(","))))

@@ -12,10 +12,11 @@ import shutil
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from fairseq_posenc.checkpoints.recovery import BEST
 from fairseq_posenc.files import write_whole
 from fairseq_posenc.folders import read_json
 from fairseq_posenc.tasks.glue.definitions import (
@@ -26,35 +27,52 @@ from fairseq_posenc.tasks.glue.definitions import (
     Task,
     name_column,
 )
-from fairseq_posenc.workbench.finetuning.glue.runs import RESULT, STATISTICS, GlueRun
+from fairseq_posenc.workbench.finetuning.glue.runs import RESULT, GlueRun
 from fairseq_posenc.workbench.loading.pretrained import Pretrained
 from fairseq_posenc.workbench.results.markdown import table
 from fairseq_posenc.workbench.results.record import Record, Row, own_command
 
+# What a paper reports of the runs of a task, by protocol: a statistic, and its description.
+STATISTICS = {"m4m": ("best", "best run"), "decbert": ("mean", "mean of the seeds")}
 _METRIC_TITLES = {"f1": "F1", "matthews": "Matthews", "pearson": "Pearson", "spearman": "Spearman"}
-TaskRows = dict[str, dict[str, Row]]  # rows of the record's first table, by task and metric
-Result = dict[str, Any]  # a run's learning rate, seed, metrics and folder
 _SPREAD_COLUMNS = ["task", "metric", "learning rate", "seeds", "best", "mean", "median", "std"]
 
 
-def write_results(runs: Sequence[GlueRun], out: Path, pretrained: Pretrained, name: str) -> Record:
+class Result(NamedTuple):
+    """The result of a finished run."""
+
+    learning_rate: float
+    seed: int
+    folder: str
+    update: int  # update of the best checkpoint
+    metrics: dict[str, float]
+    collapsed: bool  # whether the model predicts the same for everything, or at chance
+
+
+def write_results(
+    runs: Sequence[GlueRun], out: Path, pretrained: Pretrained, protocol: str
+) -> Record:
     """Write results and submission of all runs of a folder, finished or not; return the record."""
     finished = [run for run in runs if (run.folder(out) / RESULT).exists()]
     tasks = {}
     for task in TASKS:
         if task_runs := [run for run in finished if run.task == task]:
             metric = task_runs[0].reported_metric  # the protocol's, so the same for all
-            results = [read_result(run, out) for run in task_runs]
+            results = [
+                Result(run.learning_rate, run.seed, str(folder), **read_json(folder / RESULT))
+                for run in task_runs
+                for folder in [run.folder(out)]
+            ]
             tasks[task] = (metric, results)
-            best = Path(find_best(results, metric)["folder"])
-            for path in sorted(best.glob("submission/*.tsv")):
+            best = find_best(results, metric)
+            for path in sorted(Path(best.folder).glob("submission/*.tsv")):
                 (out / "submission").mkdir(exist_ok=True)
                 shutil.copyfile(path, out / "submission" / path.name)
     facts = {
-        "name": name,
+        "name": name_model(pretrained.path),
         "checkpoint": str(pretrained.path),
         "attention_directions": pretrained.directions,
-        "protocol": runs[0].protocol,
+        "protocol": protocol,
         "unfinished": "; ".join(run.label for run in runs if run not in finished),
     }
     record = build_record(tasks, str(pretrained.spec), facts)
@@ -63,11 +81,10 @@ def write_results(runs: Sequence[GlueRun], out: Path, pretrained: Pretrained, na
     return record
 
 
-def read_result(run: GlueRun, out: Path) -> Result:
-    """Read the result of a finished run."""
-    folder = run.folder(out)
-    figures = {"learning_rate": run.learning_rate, "seed": run.seed}
-    return {**figures, **read_json(folder / RESULT), "folder": str(folder)}
+def name_model(path: Path) -> str:
+    """Name a model by its folder and, unless that is ``checkpoint_best.pt``, by its file."""
+    folder = path.parent.name
+    return folder if path.name == BEST else f"{folder}-{path.stem}"
 
 
 def build_record(
@@ -84,44 +101,43 @@ def build_record(
     for task, (metric, results) in tasks.items():
         selected = _select_best_rate(results, metric)
         best = find_best(results, metric)  # of all learning rates
-        for name in best["metrics"]:
+        for name in best.metrics:
             row = {"task": task, "metric": name, "reported": name == metric}
             figures["tasks"].append({**row, **_summarise_seeds(selected, name, best)})
-        sound = [result for result in selected if not result["collapsed"]]
+        sound = [result for result in selected if not result.collapsed]
         if sound and len(sound) < len(selected):
             spread = _summarise_seeds(sound, metric, find_best(sound, metric))
             figures["without_collapsed"].append({"task": task, "metric": metric, **spread})
         for result in results:
-            flat = {**result, **result["metrics"]}
-            del flat["metrics"]
-            figures["runs"].append({"task": task, **flat})
+            row = {"task": task, **result._asdict(), **result.metrics}
+            del row["metrics"]
+            figures["runs"].append(row)
     return Record("glue", figures, facts, spec, command=own_command())
 
 
 def find_best(results: Sequence[Result], metric: str) -> Result:
     """Find the result that is best by a metric."""
-    return max(results, key=lambda result: result["metrics"][metric])
+    return max(results, key=lambda result: result.metrics[metric])
 
 
 def _select_best_rate(results: Sequence[Result], metric: str) -> list[Result]:
     """Select the results of the learning rate with the best mean over its seeds."""
     by_rate: dict[float, list[Result]] = {}
     for result in results:
-        by_rate.setdefault(result["learning_rate"], []).append(result)
-
-    def compute_mean(results_of_rate: list[Result]) -> float:
-        return statistics.fmean(result["metrics"][metric] for result in results_of_rate)
-
-    return max(by_rate.values(), key=compute_mean)
+        by_rate.setdefault(result.learning_rate, []).append(result)
+    return max(
+        by_rate.values(),
+        key=lambda group: statistics.fmean(result.metrics[metric] for result in group),
+    )
 
 
 def _summarise_seeds(results: Sequence[Result], metric: str, best: Result) -> Row:
     """Compute the best, mean, median and sample standard deviation (0 for a single run)."""
-    values = [result["metrics"][metric] for result in results]
+    values = [result.metrics[metric] for result in results]
     return {
-        "learning_rate": results[0]["learning_rate"],
+        "learning_rate": results[0].learning_rate,
         "seeds": len(values),
-        "best": best["metrics"][metric],
+        "best": best.metrics[metric],
         "mean": statistics.fmean(values),
         "median": statistics.median(values),
         "std": statistics.stdev(values) if len(values) > 1 else 0.0,
@@ -131,22 +147,23 @@ def _summarise_seeds(results: Sequence[Result], metric: str, best: Result) -> Ro
 def format_report(record: Record) -> str:
     """Format the report in Markdown."""
     data = record.data
-    tasks: TaskRows = {}
-    for row in record.figures["tasks"]:
-        tasks.setdefault(row["task"], {})[row["metric"]] = row
+    figures = select_figures(record)
     lines = [
         f"# GLUE: {data['name']}",
         "",
         f"Positions `{record.spec}`, protocol {data['protocol']}, checkpoint "
         f"`{data['checkpoint']}`. All figures are percentages of the development sets.",
         "",
-        _format_reported(data, tasks),
+        table(
+            [STATISTICS[data["protocol"]][1], *figures],
+            [[f"**{data['name']}**", *(f"{figure:.2f}" for figure in figures.values())]],
+        ),
         "",
         "## Learning rates and seeds",
         "",
         "The seeds are those of the learning rate with the best mean; `best` is over all runs.",
         "",
-        table(_SPREAD_COLUMNS, _build_spread_rows(record, tasks), "l"),
+        table(_SPREAD_COLUMNS, _build_spread_rows(record), "l"),
         "",
     ]
     if collapsed := [run["folder"] for run in record.figures["runs"] if run["collapsed"]]:
@@ -158,47 +175,33 @@ def format_report(record: Record) -> str:
     return "\n".join(lines)
 
 
-def _format_reported(data: Row, tasks: TaskRows) -> str:
-    """Format the figures that the protocol's paper reports, in its columns."""
-    statistic = STATISTICS[data["protocol"]]
-    columns = _select_columns(tasks)
-    head = [""]
-    figures = [f"**{data['name']}** ({_describe_selection(statistic, columns)})"]
-    for name, row in columns.items():
-        metric = _format_metric(row["metric"]).split()[0]  # MNLI's set is in the column's name
-        head.append(f"{name} ({metric})")
-        figures.append(f"{row[statistic]:.2f}")
-    return table(head, [figures], "l")
+def select_figures(record: Record) -> dict[str, float]:
+    """Select what the protocol's paper reports, by its columns, and the average of these.
+
+    The columns are the tasks; MNLI has two, MNLI-m and MNLI-mm.
+    """
+    statistic, _ = STATISTICS[record.data["protocol"]]
+    columns = [(*name_column(row["task"], row["metric"]), row) for row in record.rows]
+    reported = {(row["task"], metric) for _, metric, row in columns if row["reported"]}
+    figures = {
+        column: float(row[statistic])
+        for column, metric, row in columns
+        if (row["task"], metric) in reported
+    }
+    if len(figures) > 1:
+        figures["average"] = statistics.fmean(figures.values())
+    return figures
 
 
-def _select_columns(tasks: TaskRows) -> dict[str, Row]:
-    """Select our reported figures by the paper's column: a task, or one of MNLI-m and MNLI-mm."""
-    columns = {}
-    for task, metrics in tasks.items():
-        (reported_metric,) = (metric for metric, row in metrics.items() if row["reported"])
-        _, reported = name_column(task, reported_metric)
-        for metric, row in metrics.items():
-            column, name = name_column(task, metric)
-            if name == reported:
-                columns[column] = row
-    return columns
-
-
-def _describe_selection(statistic: str, columns: dict[str, Row]) -> str:
-    if statistic == "best":
-        return "best run"
-    seeds = sorted({row["seeds"] for row in columns.values()})
-    return f"mean of {' or '.join(map(str, seeds))} seeds"
-
-
-def _build_spread_rows(record: Record, tasks: TaskRows) -> Iterator[list[str]]:
+def _build_spread_rows(record: Record) -> Iterator[list[str]]:
     """Yield a task's row over all seeds, then one without its collapsed runs if it has some."""
     without_collapsed = {row["task"]: row for row in record.figures["without_collapsed"]}
-    for task, metrics in tasks.items():
-        rows = [(task, row) for row in metrics.values() if row["reported"]]
+    for reported in (row for row in record.rows if row["reported"]):
+        task = reported["task"]
+        rows = {task: reported}
         if task in without_collapsed:
-            rows.append((f"{task}, without collapsed runs", without_collapsed[task]))
-        for name, row in rows:
+            rows[f"{task}, without collapsed runs"] = without_collapsed[task]
+        for name, row in rows.items():
             values = [f"{row['learning_rate']:g}", str(row["seeds"])]
             values += [f"{row[key]:.2f}" for key in ("best", "mean", "median")]
             values.append(f"{row['std']:.2f}" if row["seeds"] > 1 else "-")

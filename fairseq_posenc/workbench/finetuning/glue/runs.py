@@ -1,7 +1,7 @@
 """Plans the runs of GLUE: one for each task, learning rate and seed, each in its own folder.
 
 The folder of a run, such as ``OUT/RTE/lr2e-05-seed1``, is bound to all fields of its
-:class:`GlueRun` (:mod:`fairseq_posenc.folders`), so that it is evaluated from its folder alone.
+:class:`GlueRun` (:mod:`fairseq_posenc.folders`).
 """
 
 from __future__ import annotations
@@ -16,37 +16,33 @@ from fairseq_posenc.checkpoints.recovery import newest_checkpoint
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.tasks.glue.data import find_training_data
 from fairseq_posenc.tasks.glue.definitions import TASKS, Task
-from fairseq_posenc.tasks.glue.task import GlueTaskConfig
-from fairseq_posenc.workbench.finetuning.recipes import build_overrides, compose_recipe
+from fairseq_posenc.workbench.finetuning.recipes import (
+    build_command,
+    build_settings,
+    compose_recipe,
+)
 from fairseq_posenc.workbench.loading.pretrained import Pretrained
 from fairseq_posenc.workbench.running.files import find_shipped_folder
 
 CONFIGS = find_shipped_folder("finetune_configs") / "glue"
-# What a paper reports of the runs of a task, by protocol.
-STATISTICS = {"m4m": "best", "decbert": "mean"}
 RESULT = "result.json"  # a run's metrics; it marks the run as done
 
 
 class GlueRun(NamedTuple):
     """A fine-tuning with one task, learning rate and seed."""
 
-    protocol: str  # the paper whose set-up it follows: `m4m` or `decbert`
     task: str  # name of the task
     learning_rate: float  # peak learning rate
     seed: int
     metric: str  # metric on the development set that chooses the checkpoint
     max_update: int  # number of updates
-    data: str  # folder of the data-bin
-    checkpoint: str  # checkpoint of the pre-trained model
-    modified: int  # modification time of the checkpoint, in nanoseconds
-    # settings of `fairseq-hydra-train`, except for the checkpoint to start from; and `--config-dir`
-    settings: dict[str, str]
+    config: str  # path of the YAML file
+    settings: dict[str, str]  # hydra's overrides of it: the texts before and after `=`
 
     @property
     def command(self) -> list[str]:
         """The command that trains the run."""
-        words = [f"{name}={value}" if value else name for name, value in self.settings.items()]
-        return ["fairseq-hydra-train", *words]
+        return build_command(Path(self.config), self.settings)
 
     @property
     def label(self) -> str:
@@ -60,7 +56,11 @@ class GlueRun(NamedTuple):
 
     def folder(self, out: Path) -> Path:
         """Build the path of the run's folder."""
-        return out / self.task / f"lr{self.learning_rate:g}-seed{self.seed}"
+        return _find_folder(out, self.task, self.learning_rate, self.seed)
+
+
+def _find_folder(out: Path, task: str, learning_rate: float, seed: int) -> Path:
+    return out / task / f"lr{learning_rate:g}-seed{seed}"
 
 
 class GlueRequest(NamedTuple):
@@ -92,33 +92,30 @@ def plan_runs(request: GlueRequest) -> list[GlueRun]:
         data.check_lengths(pretrained.max_positions, pretrained.path)
         path = request.configs / f"{task.config_name(request.protocol)}.yaml"
         examples = data.splits["train"]["examples"]
-        cfg = compose_recipe(path, examples, request.overrides, GlueTaskConfig)
+        cfg = compose_recipe(path, examples, request.overrides)
         # The options come first, then the file's lists, then the values of a single training.
         rates = request.rates or cfg.task.learning_rates or cfg.optimization.lr[:1]
         seeds = request.seeds or cfg.task.seeds or [cfg.common.seed]
         for rate, seed in product(rates, seeds):
-            run = GlueRun(
-                protocol=request.protocol,
-                task=task.name,
-                learning_rate=rate,
-                seed=seed,
-                metric=cfg.checkpoint.best_checkpoint_metric,
-                max_update=cfg.optimization.max_update,
-                data=str(data.path),
-                checkpoint=str(pretrained.path),
-                modified=pretrained.path.stat().st_mtime_ns,
-                settings={},  # built below, as the folder depends on the other fields
-            )
             values = {
                 "common.seed": seed,
                 "task.data": data.path,
                 "task.max_positions": pretrained.max_positions,
                 "optimization.lr": [rate],
-                "checkpoint.save_dir": run.folder(request.out),
+                "optimization.max_update": cfg.optimization.max_update,
+                "lr_scheduler.warmup_updates": cfg.lr_scheduler.warmup_updates,
+                "checkpoint.save_dir": _find_folder(request.out, task.name, rate, seed),
             }
-            words = build_overrides(path, cfg, pretrained, values, request.overrides)
-            # A dictionary, so that another request is refused with the settings that differ.
-            runs.append(run._replace(settings=dict(word.partition("=")[::2] for word in words)))
+            run = GlueRun(
+                task=task.name,
+                learning_rate=rate,
+                seed=seed,
+                metric=cfg.checkpoint.best_checkpoint_metric,
+                max_update=cfg.optimization.max_update,
+                config=str(path.resolve()),
+                settings=build_settings(pretrained, values, request.overrides),
+            )
+            runs.append(run)
     return runs
 
 
@@ -135,18 +132,16 @@ def claim(run: GlueRun, out: Path) -> None:
         folders.claim(folder, run._asdict())
 
 
-def read_run(folder: Path) -> GlueRun:
-    """Read the run that a folder is bound to.
+def list_runs(out: Path) -> list[GlueRun]:
+    """List the runs in a folder, those of earlier commands too.
 
     Raises:
-        UserError: the folder is not that of a run of GLUE.
+        UserError: a folder in it is bound to something else.
     """
-    content = folders.read_json(folder / folders.REQUEST)
-    if not isinstance(content, dict) or content.keys() != set(GlueRun._fields):
-        raise UserError(f"{folder}: is not the folder of a run of glue; delete it")
-    return GlueRun(**content)
-
-
-def list_runs(out: Path) -> list[GlueRun]:
-    """List the runs in a folder, those of earlier commands too."""
-    return [read_run(path.parent) for path in sorted(out.glob(f"*/*/{folders.REQUEST}"))]
+    runs = []
+    for path in sorted(out.glob(f"*/*/{folders.REQUEST}")):
+        content = folders.read_json(path)
+        if not isinstance(content, dict) or content.keys() != set(GlueRun._fields):
+            raise UserError(f"{path.parent}: is not the folder of a run of glue; delete it")
+        runs.append(GlueRun(**content))
+    return runs

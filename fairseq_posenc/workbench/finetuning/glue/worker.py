@@ -29,8 +29,8 @@ from fairseq_posenc.tasks.glue.data import open_glue_data
 from fairseq_posenc.tasks.glue.definitions import Task
 from fairseq_posenc.user_dir import import_user_dir
 from fairseq_posenc.workbench.finetuning.glue.report import format_predictions, write_predictions
-from fairseq_posenc.workbench.finetuning.glue.runs import RESULT, GlueRun, read_run
-from fairseq_posenc.workbench.finetuning.recipes import format_override, train
+from fairseq_posenc.workbench.finetuning.glue.runs import RESULT, GlueRun
+from fairseq_posenc.workbench.finetuning.recipes import train
 from fairseq_posenc.workbench.loading.checkpoints import read_updates, updates_done, write_state
 from fairseq_posenc.workbench.loading.open_model import open_model
 from fairseq_posenc.workbench.running.devices import choose_device
@@ -58,10 +58,7 @@ def fine_tune(run: GlueRun, out: Path, environment: Environment) -> None:
             return
         ensure_last_checkpoint(folder)
         if updates_done(folder) < run.max_update or not (folder / BEST).exists():
-            # fairseq starts from this checkpoint unless the folder has checkpoint_last.pt.
-            start = format_override("checkpoint.finetune_from_model", run.checkpoint)
-            command = [*run.command, start]
-            train(command, folder, lock, run.label, run.max_update, run.metric, environment)
+            train(run.command, folder, lock, run.label, run.max_update, run.metric, environment)
         # `run_logged` finds a bare name beside the running Python, and the log shows it as it is.
         evaluation = [Path(sys.executable).name, "-m", _MODULE, str(folder)]
         run_logged(evaluation, folder / TRAIN_LOG, lock, environment=environment)
@@ -70,15 +67,15 @@ def fine_tune(run: GlueRun, out: Path, environment: Environment) -> None:
     say(f"{run.label}: finished, {scores}")
 
 
-def evaluate(run: GlueRun, folder: Path) -> None:
-    """Write ``submission/`` and ``result.json``, and shrink the checkpoints.
+def evaluate(folder: Path) -> None:
+    """Write ``submission/`` and ``result.json`` of a trained run, and shrink the checkpoints.
 
     The model is evaluated in float32. The best checkpoint loses the optimizer's state, two thirds
     of its size, and the last checkpoint is deleted.
     """
     path = folder / BEST
     import_user_dir(Path(open_whole(path)["cfg"]["common"]["user_dir"]))
-    opened = open_model(path, Path(run.data), option="best checkpoint")
+    opened = open_model(path, option="best checkpoint")
     model = opened.model.to(choose_device())
     data = open_glue_data(opened.data)
     splits = data.task.valid_splits
@@ -147,9 +144,8 @@ def has_collapsed(task: Task, outputs: Tensor, figures: dict[str, float]) -> boo
 
 def main() -> None:
     """Evaluate the run of the folder in the only argument."""
-    folder = Path(sys.argv[1])
     with signals_as_keyboard_interrupt():
-        evaluate(read_run(folder), folder)
+        evaluate(Path(sys.argv[1]))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 from fairseq_posenc.checkpoints.recovery import LAST
 from fairseq_posenc.errors import UserError
@@ -35,7 +35,6 @@ from fairseq_posenc.workbench.running.options import (
     add_count,
     add_data,
     add_examples,
-    add_json,
     add_out,
     add_set,
     finite_number,
@@ -67,8 +66,6 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
     add("--checkpoint", type=Path, required=True, metavar="FILE", help="the pre-trained model")
     add_data(parser, "directory made by fairseq-posenc preprocess squad", required=True)
     add_out(parser)
-    text = "recipe (default: finetune_configs/squadNN.yaml)"  # squad11 or squad20
-    add("--config", type=Path, metavar="YAML", help=text)
     add_computing(parser)
     add_set(parser, "optimization.lr=[2e-5]")
 
@@ -82,7 +79,6 @@ def _add_predict(parser: argparse.ArgumentParser) -> None:
     add_out(parser)
     add_count(parser, "--max-tokens", "maximum tokens of a batch", 8192)
     add_computing(parser)
-    add_json(parser)
 
 
 def _add_score(parser: argparse.ArgumentParser) -> None:
@@ -92,14 +88,13 @@ def _add_score(parser: argparse.ArgumentParser) -> None:
     add("--na-prob-file", type=Path, metavar="JSON", help="SQuAD 2.0: odds of no answer, by id")
     text = "SQuAD 2.0: predict no answer if the odds exceed this (default: 1)"
     add("--na-prob-thresh", type=finite_number, metavar="X", help=text)
-    add_json(parser)
 
 
 def _train(args: argparse.Namespace) -> int:
     user_dir = format_override("common.user_dir", args.user_dir.resolve())
     overrides = [user_dir, *hydra_overrides(args), *args.changes]
     with signals_as_keyboard_interrupt():
-        fine_tune(args.checkpoint, args.data, args.out, args.config, overrides)
+        fine_tune(args.checkpoint, args.data, args.out, overrides)
     model = args.out / LAST
     say(f"wrote {model}; next: fairseq-posenc squad predict --checkpoint {model} ...")
     return 0
@@ -120,30 +115,32 @@ def _predict(args: argparse.Namespace) -> int:
         if cut := predictor.window_maker.questions_cut:
             say(f"{cut:,} questions were longer than the limit and were cut")
         may_abstain = squad.version == V2
-        answers = {prediction.id: prediction.answer for prediction in predictions}
-        odds = {prediction.id: prediction.null_odds for prediction in predictions}
-        final = {prediction.id: prediction.final_answer for prediction in predictions}
-        _write_json(args.out / "predictions.json", final if may_abstain else answers)
-        nbest = {
-            prediction.id: [answer._asdict() for answer in prediction.ranked(with_null=may_abstain)]
-            for prediction in predictions
-        }
+        answers = {x.id: x.answer for x in predictions}
+        odds = {x.id: x.null_odds for x in predictions} if may_abstain else None
+        nbest = {x.id: x.rank(with_null=may_abstain) for x in predictions}
         _write_json(args.out / "nbest.json", nbest)
-        if may_abstain:
+        if odds is None:
+            _write_json(args.out / "predictions.json", answers)
+        else:
+            final = {key: "" if odds[key] > 0.0 else answer for key, answer in answers.items()}
+            _write_json(args.out / "predictions.json", final)
             # Answers even where none is preferred: scoring finds the best threshold of the odds.
             _write_json(args.out / "answers.json", answers)
             _write_json(args.out / "null_odds.json", odds)
         if squad.answered:
-            figures = evaluate(squad, answers, odds if may_abstain else None, threshold=0.0)
+            figures = evaluate(squad, answers, odds, threshold=0.0)
             # The folder names the model, because the file is checkpoint_last.pt.
             name = args.checkpoint.resolve().parent.name
-            record = build_record(squad, figures, name, args.checkpoint, predictor.spec)
+            facts = {"name": name, "checkpoint": str(args.checkpoint)}
+            facts |= {"questions": str(squad.path), "squad": squad.version}
+            names = {"exact_match": "exact"}  # from SQuAD 1.1 to 2.0
+            row = {names.get(name, name): value for name, value in figures.items()}
+            row["total"] = len(squad.questions)
+            command = own_command()
+            record = Record("squad", {"scores": [row]}, facts, predictor.spec, command=command)
             record.write(args.out / "score.json")
             say(f"wrote {args.out / 'score.json'}")
-            if args.json:
-                print(record.text())
-            else:
-                _print_figures(squad, figures)
+            _print_figures(squad, figures)
     return 0
 
 
@@ -157,36 +154,13 @@ def _score(args: argparse.Namespace) -> int:
     figures = evaluate(squad, predictions, odds, threshold)
     if missing := unanswered(squad, predictions):
         say(f"{len(missing):,} unanswered questions receive score 0; the first is {missing[0]}")
-    if args.json:
-        print(build_record(squad, figures, args.predictions.stem).text())
-    else:
-        _print_figures(squad, figures)
+    _print_figures(squad, figures)
     return 0
 
 
 def _print_figures(squad: Squad, figures: Figures) -> None:
     """Print the figures as the official script of the version does."""
     print(json.dumps(figures, indent=2 if squad.version == V2 else None))
-
-
-def build_record(
-    squad: Squad,
-    figures: Figures,
-    name: str,
-    checkpoint: Optional[Path] = None,
-    position_encoding: Optional[str] = None,
-) -> Record:
-    """Build the record of the figures, of a model unless only its predictions are known."""
-    new_names = {"exact_match": "exact"}  # from SQuAD 1.1 to 2.0
-    row = {new_names.get(figure, figure): value for figure, value in figures.items()}
-    facts = {
-        "name": name,
-        "checkpoint": None if checkpoint is None else str(checkpoint),
-        "questions": str(squad.path),
-        "squad": squad.version,
-    }
-    rows = [{**row, "total": len(squad.questions)}]
-    return Record("squad", {"scores": rows}, facts, spec=position_encoding, command=own_command())
 
 
 def _write_json(path: Path, content: Any) -> None:

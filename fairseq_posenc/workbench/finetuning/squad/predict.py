@@ -6,7 +6,7 @@ of a span is the sum of the two; that of no answer, called ``null``, is the sum 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
@@ -33,9 +33,6 @@ class Candidate(NamedTuple):
 
     text: str  # text from the context; empty for no answer
     score: float
-    probability: float = 0.0  # among the candidates of the question
-    start: int = 0  # index of its first character in the context
-    end: int = 0  # index after its last character
 
 
 class Prediction(NamedTuple):
@@ -55,22 +52,13 @@ class Prediction(NamedTuple):
         """Score of no answer minus that of the best candidate."""
         return self.null - self.candidates[0].score if self.candidates else 0.0
 
-    @property
-    def final_answer(self) -> str:
-        """The answer for SQuAD 2.0: empty if no answer has the higher score."""
-        return "" if self.null_odds > 0.0 else self.answer
-
-    def ranked(self, with_null: bool) -> list[Candidate]:
-        """Rank the candidates, and no answer too if ``with_null``; fill in the probabilities."""
-        candidates = list(self.candidates)
-        if with_null:
-            candidates.append(Candidate("", self.null))
-        if not candidates:
-            return []
+    def rank(self, with_null: bool) -> list[dict[str, Any]]:
+        """Rank the candidates, and no answer too if ``with_null``, with their probabilities."""
+        candidates = [*self.candidates, *([Candidate("", self.null)] if with_null else [])]
         candidates.sort(key=lambda candidate: -candidate.score)
-        weights = np.exp(np.array([c.score for c in candidates]) - candidates[0].score)
+        weights = np.exp([c.score - candidates[0].score for c in candidates])
         probabilities = (weights / weights.sum()).tolist()
-        return [c._replace(probability=p) for c, p in zip(candidates, probabilities)]
+        return [{**c._asdict(), "probability": p} for c, p in zip(candidates, probabilities)]
 
 
 class Guess(NamedTuple):
@@ -126,8 +114,7 @@ def combine_windows(
         start, end = int(tokens.starts[span.first]), int(tokens.ends[span.last])
         text = context[start:end].strip()
         if text and text not in candidates:
-            start = context.index(text, start)  # after the spaces before it
-            candidates[text] = Candidate(text, span.score, start=start, end=start + len(text))
+            candidates[text] = Candidate(text, span.score)
     # The window that is least in favour of no answer decides about it.
     null = min(window.null for window in windows)
     return Prediction(question_id, list(candidates.values())[:NBEST], null)
@@ -182,9 +169,13 @@ class Predictor(NamedTuple):
             for window in self.window_maker.windows(question)
         ]
         spans_of_questions: list[list[WindowSpans]] = [[] for _ in questions]
+        lengths = np.array([len(window.tokens) for _, window in inputs])
+        order = np.argsort(-lengths, kind="stable")  # so that memory runs out early if at all
+        at_most = max(max_tokens, lengths.max())
+        batches = data_utils.batch_by_size(order, lengths.__getitem__, max_tokens=at_most)
         with bar("squad predict", len(inputs), " windows") as progress:
-            for batch in _batch_windows(inputs, max_tokens):
-                numbers, windows = zip(*batch)
+            for batch in batches:
+                numbers, windows = zip(*(inputs[index] for index in batch))
                 for number, spans_of_window in zip(numbers, self._score(windows)):
                     spans_of_questions[number].append(spans_of_window)
                 progress.update(len(batch))
@@ -205,23 +196,3 @@ class Predictor(NamedTuple):
         starts, ends = self.model(tokens.to(device), span_scores=True)  # each [windows, T]
         starts, ends = starts.cpu().numpy(), ends.cpu().numpy()
         return list(map(find_best_spans, windows, starts, ends))
-
-
-def _batch_windows(
-    inputs: Sequence[tuple[int, SquadWindow]], max_tokens: int
-) -> Iterator[list[tuple[int, SquadWindow]]]:
-    """Batch windows of similar length, the longest first, so that memory runs out early if at all.
-
-    Each window comes with the number of its question.
-    """
-    batch: list[tuple[int, SquadWindow]] = []
-    longest = 0  # length to which the batch is padded: that of its first window
-    for number, window in sorted(inputs, key=lambda item: -len(item[1].tokens)):
-        if batch and (len(batch) + 1) * longest > max_tokens:
-            yield batch
-            batch = []
-        if not batch:
-            longest = len(window.tokens)
-        batch.append((number, window))
-    if batch:
-        yield batch

@@ -1,0 +1,71 @@
+"""``glue``, ``squad`` and ``translate`` with an encoding of the user's own package."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fairseq_posenc.workbench.results.record import read
+from tests.helpers.commands import TRAINING, made_once, new_directory, run
+from tests.helpers.documented import own_encodings
+from tests.workbench.finetuning.test_glue_commands import QUICK, TINY, changed, data
+from tests.workbench.translation import test_translation_commands as translation
+
+pytestmark = pytest.mark.slow
+
+
+def train(folder: Path, *options: Any) -> Path:
+    """Train a model with the positions ``root`` for two updates; return its checkpoint."""
+    own = ["--user-dir", own_encodings(), "--position-encoding", "root", "--save-dir", folder]
+    run("fairseq-train", *options, *own, *TRAINING, "--max-update", 2, "--no-epoch-checkpoints")
+    return folder / "checkpoint_last.pt"
+
+
+@made_once
+def pretrained() -> Path:
+    """Return a masked LM."""
+    model = ["--task", "masked_lm", "--criterion", "masked_lm", "--arch", "roberta_none_tiny"]
+    blocks = ["--tokens-per-sample", 40, "--sample-break-mode", "none"]
+    return train(new_directory() / "tiny", data() / "text", *model, *TINY, *blocks)
+
+
+def command(*words: Any) -> str:
+    return run("fairseq-posenc", *words, "--user-dir", own_encodings()).out
+
+
+def test_glue(tmp_path):
+    given = ["--checkpoint", pretrained(), "--data", data() / "glue", "--protocol", "m4m"]
+    short = [*QUICK, *changed("optimization.max_epoch=1")]
+    chosen = ["--tasks", "CoLA", "--learning-rates", "3e-3", "--out", tmp_path]
+    command("glue", *given, *chosen, *short)
+    assert read(tmp_path / "results.json").spec == "root"
+    assert (tmp_path / "submission" / "CoLA.tsv").is_file()
+
+
+def test_squad(tmp_path):
+    context = "the old tree sings of a red bird"
+    answer = {"text": "red bird", "answer_start": context.index("red")}
+    asked = {"id": "q", "question": "the old tree sings of it", "answers": [answer]}
+    paragraphs = [{"context": context, "qas": [asked]}]
+    raw = tmp_path / "birds.json"
+    raw.write_text(json.dumps({"version": "1.1", "data": [{"paragraphs": paragraphs}]}))
+    sizes = ["--max-length", 40, "--stride", 8, "--max-question", 12]
+    tokens = ["--sentencepiece-model", data() / "pieces.model", "--dict", data() / "text/dict.txt"]
+    made = ["--train", raw, "--valid", raw, *tokens, *sizes, "--out", tmp_path / "bin"]
+    run("fairseq-posenc", "preprocess", "squad", *made)
+    given = ["--checkpoint", pretrained(), "--data", tmp_path / "bin", "--out", tmp_path / "run"]
+    command("squad", "train", *given, *changed("dataset.num_workers=0"))
+    model = ["--checkpoint", tmp_path / "run" / "checkpoint_last.pt"]
+    command("squad", "predict", *model, "--questions", raw, "--out", tmp_path)
+    assert read(tmp_path / "score.json").spec == "root"
+
+
+def test_translate(tmp_path):
+    model = ["--arch", "transformer_none_tiny", "--share-all-embeddings"]
+    path = train(tmp_path, translation.data(), *model)
+    assert command("translate", "--checkpoint", path, "le chat dort.").startswith("le chat dort.\n")
+    command("bleu", f"root={path}", "--beam", 1, "--out", tmp_path / "bleu")
+    assert (tmp_path / "bleu" / "bleu.md").is_file()
