@@ -110,7 +110,7 @@ class Translator:
         interface = GeneratorHubInterface(settings, opened.task, [opened.model])
         # fairseq would limit positions for all encodings; these check their own limits.
         interface.max_positions = None
-        pieces = Pieces(find_pieces(opened.data, settings.task.source_lang))
+        pieces = Pieces(find_pieces(opened.data, opened.task.cfg.source_lang))
         return cls(compute.place(interface), pieces)
 
     def translate(
