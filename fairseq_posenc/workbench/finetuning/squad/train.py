@@ -51,8 +51,8 @@ def compose_training(
     values = {"task.data": data_bin.path.resolve(), "checkpoint.save_dir": out.resolve()}
     settings = build_settings(pretrained, values, changes)
     cfg = compose_recipe(path, data_bin.train_windows, join_overrides(settings))
-    settings["optimization.max_update"] = cfg.optimization.max_update
-    settings["lr_scheduler.warmup_updates"] = cfg.lr_scheduler.warmup_updates
+    settings["optimization.max_update"] = str(cfg.optimization.max_update)
+    settings["lr_scheduler.warmup_updates"] = str(cfg.lr_scheduler.warmup_updates)
     return cfg, build_command(path, settings)
 
 
