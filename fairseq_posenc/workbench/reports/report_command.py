@@ -17,7 +17,7 @@ from typing import NamedTuple, Optional
 from fairseq_posenc.checkpoints.recovery import LAST
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.tasks.glue.definitions import TASKS
-from fairseq_posenc.workbench.finetuning.glue.report import STATISTICS, select_figures
+from fairseq_posenc.workbench.finetuning.glue_figures import STATISTICS, select_figures
 from fairseq_posenc.workbench.loading.checkpoints import load_state, read_updates
 from fairseq_posenc.workbench.results import markdown
 from fairseq_posenc.workbench.results.loss_stages import last_loss

@@ -14,7 +14,6 @@ from pathlib import Path
 from fairseq_posenc import folders
 from fairseq_posenc.tasks.glue.definitions import parse_tasks
 from fairseq_posenc.workbench.finetuning.glue.report import (
-    STATISTICS,
     complete_submission,
     format_report,
     name_model,
@@ -29,6 +28,7 @@ from fairseq_posenc.workbench.finetuning.glue.runs import (
     plan_runs,
 )
 from fairseq_posenc.workbench.finetuning.glue.worker import fine_tune
+from fairseq_posenc.workbench.finetuning.glue_figures import STATISTICS
 from fairseq_posenc.workbench.finetuning.recipes import format_override
 from fairseq_posenc.workbench.loading.pretrained import read_pretrained
 from fairseq_posenc.workbench.running.devices import hydra_overrides, visible_gpus

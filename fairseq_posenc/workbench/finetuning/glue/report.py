@@ -25,15 +25,13 @@ from fairseq_posenc.tasks.glue.definitions import (
     TASKS,
     WNLI,
     Task,
-    name_column,
 )
 from fairseq_posenc.workbench.finetuning.glue.runs import RESULT, GlueRun
+from fairseq_posenc.workbench.finetuning.glue_figures import STATISTICS, select_figures
 from fairseq_posenc.workbench.loading.pretrained import Pretrained
 from fairseq_posenc.workbench.results.markdown import table
 from fairseq_posenc.workbench.results.record import Record, Row, own_command
 
-# What a paper reports of the runs of a task, by protocol: a statistic, and its description.
-STATISTICS = {"m4m": ("best", "best run"), "decbert": ("mean", "mean of the seeds")}
 _METRIC_TITLES = {"f1": "F1", "matthews": "Matthews", "pearson": "Pearson", "spearman": "Spearman"}
 _SPREAD_COLUMNS = ["task", "metric", "learning rate", "seeds", "best", "mean", "median", "std"]
 
@@ -173,24 +171,6 @@ def format_report(record: Record) -> str:
     if data["unfinished"]:
         lines += [f"Not finished: {data['unfinished']}.", ""]
     return "\n".join(lines)
-
-
-def select_figures(record: Record) -> dict[str, float]:
-    """Select what the protocol's paper reports, by its columns, and the average of these.
-
-    The columns are the tasks; MNLI has two, MNLI-m and MNLI-mm.
-    """
-    statistic, _ = STATISTICS[record.data["protocol"]]
-    columns = [(*name_column(row["task"], row["metric"]), row) for row in record.rows]
-    reported = {(row["task"], metric) for _, metric, row in columns if row["reported"]}
-    figures = {
-        column: float(row[statistic])
-        for column, metric, row in columns
-        if (row["task"], metric) in reported
-    }
-    if len(figures) > 1:
-        figures["average"] = statistics.fmean(figures.values())
-    return figures
 
 
 def _build_spread_rows(record: Record) -> Iterator[list[str]]:
