@@ -223,7 +223,7 @@ def test_fairseq_finds_what_registers_by_scanning():
 
 # Lines of Python in each room: reached, a number that only ever falls, and the target.
 LINES = {
-    "fairseq_posenc": (32962, 27500),
+    "fairseq_posenc": (32959, 27500),
     "fairseq_posenc/encodings": (4200, 3800),
     "fairseq_posenc/backends": (5265, 3600),
     "fairseq_posenc/backends/triton": (1730, 1200),
@@ -235,14 +235,14 @@ LINES = {
     "fairseq_posenc/checkpoints": (835, 800),
     "fairseq_posenc/host": (867, 700),
     "fairseq_posenc/hf": (3682, 2700),
-    "fairseq_posenc/workbench": (10374, 10000),
+    "fairseq_posenc/workbench": (10371, 10000),
     "fairseq_posenc/tokens": (952, 800),
     "fairseq_posenc/workbench/running": (1005, 700),
     "fairseq_posenc/workbench/loading": (692, 520),
     "fairseq_posenc/workbench/results": (598, 500),
     "fairseq_posenc/workbench/experiments": (1694, 1700),
     "fairseq_posenc/workbench/training": (74, 400),
-    "fairseq_posenc/workbench/finetuning": (1524, 1350),
+    "fairseq_posenc/workbench/finetuning": (1521, 1350),
     "fairseq_posenc/workbench/translation": (709, 650),
     "fairseq_posenc/workbench/plots": (1385, 1100),
     "fairseq_posenc/workbench/convert": (1650, 1650),

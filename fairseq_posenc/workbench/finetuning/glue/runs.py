@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 from fairseq_posenc import folders
 from fairseq_posenc.checkpoints.recovery import newest_checkpoint
-from fairseq_posenc.errors import UserError
 from fairseq_posenc.tasks.glue.data import find_training_data
 from fairseq_posenc.tasks.glue.definitions import TASKS, Task
 from fairseq_posenc.workbench.finetuning.recipes import (
@@ -133,15 +132,6 @@ def claim(run: GlueRun, out: Path) -> None:
 
 
 def list_runs(out: Path) -> list[GlueRun]:
-    """List the runs in a folder, those of earlier commands too.
-
-    Raises:
-        UserError: a folder in it is bound to something else.
-    """
-    runs = []
-    for path in sorted(out.glob(f"*/*/{folders.REQUEST}")):
-        content = folders.read_json(path)
-        if not isinstance(content, dict) or content.keys() != set(GlueRun._fields):
-            raise UserError(f"{path.parent}: is not the folder of a run of glue; delete it")
-        runs.append(GlueRun(**content))
-    return runs
+    """List the runs in a folder, those of earlier commands too."""
+    requests = sorted(out.glob(f"*/*/{folders.REQUEST}"))
+    return [GlueRun(**folders.read_json(path)) for path in requests]
