@@ -169,12 +169,13 @@ class HFStackPositions(RecordedPositions, StackPositions):
     def _check_attention(self, stack: Stack, arguments: StackArguments) -> None:
         """Refuse attention that differs from that for which the positions were set."""
         attention = stack.config._attn_implementation
+        if self.is_native is (attention == OUR_ATTENTION):
+            right = self.stock if self.is_native else OUR_ATTENTION
+            raise UserError(
+                f"the attention of this model was set to {attention!r}, which leaves its positions "
+                f"out: model.set_attn_implementation({right!r})"
+            )
         if self.is_native:
-            if attention == OUR_ATTENTION:
-                raise UserError(
-                    f"these positions leave attention to transformers: "
-                    f"model.set_attn_implementation({self.stock!r})"
-                )
             if isinstance(arguments.mask, BlockMask) and attention != "flex_attention":
                 raise UserError(
                     "attention_mask: BlockMask needs attn_implementation='flex_attention'"
@@ -184,11 +185,6 @@ class HFStackPositions(RecordedPositions, StackPositions):
             raise UserError(
                 "torch.jit.trace records the sizes of one input, on which these positions depend: "
                 "take torch.export.export"
-            )
-        if attention != OUR_ATTENTION:
-            raise UserError(
-                f"the attention of this model was set to {attention!r}, which leaves its "
-                f"positions out: model.set_attn_implementation({OUR_ATTENTION!r})"
             )
         causal = self.assembly.dims.causal
         # Some attention functions of transformers obey the argument.
