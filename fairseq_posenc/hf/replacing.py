@@ -176,7 +176,7 @@ class StackPlan(NamedTuple):
             spec: the new positions.
             stack: the stack, which is not changed.
             max_positions: length of the longest sequence.
-            first_directions: what the first layers see; the others see all that the stack lets.
+            first_directions: what the first layers see; the others see what the stack allows.
             boundary_id: see :func:`fairseq_posenc.hf.set_positions`.
 
         Raises:
