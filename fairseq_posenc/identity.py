@@ -27,7 +27,7 @@ _PHRASES = {  # fields of `WeightSettings` in messages
     "pooler": "pooler activation {}",
     "add_bos_token": "add_bos_token {}",
     "language": "language {}",
-    "dictionary": "a dictionary with the hash {}",
+    "dictionary": "a dict.txt whose symbols have the hash {}",
 }
 STATE_KEY = "_extra_state"  # torch's name for state that a module stores beside its parameters
 _BLOCK = 1024  # bytes are padded to a multiple: models to be averaged need tensors of one size

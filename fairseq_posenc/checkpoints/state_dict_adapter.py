@@ -170,7 +170,7 @@ def _refuse_other_settings(
     if mismatches:
         raise UserError(
             "the checkpoint's weights mean something else in this model: "
-            f"{'; '.join(mismatches)}; give it the settings and dictionaries of its training"
+            f"{'; '.join(mismatches)}; give it the settings and the dict.txt of its training"
         )
 
 
@@ -183,5 +183,5 @@ def _refuse_other_dictionary(state_dict: dict[str, Tensor], model_state: dict[st
         if theirs != ours:
             raise UserError(
                 f"the checkpoint has a dictionary of {theirs:,} symbols ({key}), the data one of "
-                f"{ours:,}: binarize the data with the dict.txt of its training"
+                f"{ours:,}: every model needs data with the dict.txt of its training"
             )

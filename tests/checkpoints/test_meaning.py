@@ -280,7 +280,7 @@ def test_a_dictionary_in_another_order_is_refused(family, monkeypatch):
     data = reordered(family)
     monkeypatch.setitem(FAMILIES, family, FAMILIES[family]._replace(data=lambda: data))
     error = resumed(family, fails=True).error()
-    told = r"trained with a dictionary with the hash \w{16}, the model has a dictionary with the ha"
+    told = r"trained with a dict.txt whose symbols have the hash \w{16}, the model has a dict.tx"
     assert re.search(told, error)
 
 
