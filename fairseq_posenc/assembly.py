@@ -19,6 +19,7 @@ from torch import Tensor
 from fairseq_posenc import backends
 from fairseq_posenc.encodings.base import Dims, Encoding, Encodings
 from fairseq_posenc.encodings.locality import Locality
+from fairseq_posenc.encodings.term import ByDistance, CountedRows, NumbersByPair, RowsByDistance
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions
@@ -136,9 +137,14 @@ class Assembly(NamedTuple):
 
     def _refuse_too_narrow_tables(self, layer: Items, terms: Terms) -> None:
         """Refuse tables that are as wide as a head where an encoding widens queries and keys."""
-        has_vectors = any(term.has_vectors for _, term, _ in terms.present("table", "content"))
+        of_heads = ("query", "key", "channel", "layer")
+        has_vectors = any(
+            isinstance(term, CountedRows)
+            or (isinstance(term, RowsByDistance) and term.of in of_heads)
+            for term in terms
+        )
         for item in layer:
-            if item.encoding.widens and (has_vectors or terms.counted_table is not None):
+            if item.encoding.widens and has_vectors:
                 raise UserError(
                     f"{self.spec}: {item.name} makes queries and keys wider, so tables of vectors "
                     "that are multiplied with them do not fit"
@@ -152,7 +158,8 @@ class Assembly(NamedTuple):
             )
         for item in (*self.spec.input_items, *layer):
             fixed = "counts in sentences" if item.encoding.counts_in_sentences else ""
-            if any(self._build_draft(item).combined_terms(token.span(), token).present()):
+            terms = self._build_draft(item).terms(token.span(), token)
+            if any(isinstance(term, (ByDistance, NumbersByPair)) for term in terms):
                 fixed = "uses distances between tokens"
             if fixed:
                 raise UserError(

@@ -162,7 +162,7 @@ class Shared(NamedTuple):
             return compute_terms(name, named[name])
 
         def combine(names: tuple[str, ...], find_terms: Callable[[str], Terms]) -> Terms:
-            return reduce(or_, map(find_terms, names), Terms())
+            return reduce(or_, map(find_terms, names), Terms([]))
 
         terms = {name: terms_of(name) for name in named}
         rotations = {name: encoding.rotation(ids) for name, encoding in named.items()}

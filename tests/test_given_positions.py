@@ -357,7 +357,7 @@ def test_flex_looks_rows_up_by_ids(spec, tgt_len):
     call = layer.make_call(query, key, value, shared.of_kind(0))
     expected = reference.attend(call)[0]
     modify = build_score_mod(call.terms, tgt_len, 6, query.device, query=call.query, key=call.key)
-    scale = (8 * (call.terms.scale_factor or 1.0)) ** -0.5
+    scale = call.terms.scale(8)
     ours = flex_attention(call.query, call.key, call.value, modify, scale=scale)
     torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-5)
 

@@ -95,8 +95,7 @@ def _attend_exactly(call: AttentionCall, terms: Terms) -> Tensor:
         heads = rows.unflatten(-1, (DIMS.num_heads, -1)).transpose(0, 1)  # [H, R, D]
         return heads, heads
 
-    terms = terms.projected(split_heads)
-    exact = Terms._make(_to_float64(x) if isinstance(x, Tensor) else x for x in terms)
+    exact = terms.projected(split_heads).map(_to_float64)
     query, key, value = map(_to_float64, (call.query, call.key, call.value))
     attended, _ = attend_by_reference(AttentionCall(query, key, value, exact, call.mask))
     return attended

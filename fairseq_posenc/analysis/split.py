@@ -7,7 +7,6 @@ reference backend computes with some of the terms. The letters of shapes are tho
 
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -94,30 +93,29 @@ def split(
         mask: tells encodings that count the visible keys which these are; no score is hidden.
     """
     query, key = query.double(), key.double()
-    terms = Terms._make(
-        x.double() if isinstance(x, Tensor) and x.is_floating_point() else x for x in terms
-    )
-    # No terms, but `first` and `runs`, by which the tables that `alone` puts back are read.
-    bare = Terms(scale_factor=terms.scale_factor, first=terms.first, runs=terms.runs)
-    scores = partial(reference.scores, mask=mask)
-    content = scores(query, key, bare)
+    terms = terms.map(lambda x: x.double() if x.is_floating_point() else x)
+
+    def compute(*names: str) -> Tensor:
+        """Compute the scores with some of the terms; a reset belongs to any table."""
+        some = Terms([x for x in terms if x.name in (*names, "scale_factor", "reset")])
+        return reference.scores(query, key, some, mask)
+
+    content = compute()
     if rotation is not None:
         query, key = rotation.rotate_queries(query), (key_rotation or rotation).rotate_keys(key)
-    rotated = scores(query, key, bare)
-
-    def alone(*names: str) -> Tensor:
-        """Compute what some of the terms add to the scores of rotated queries and keys."""
-        only = bare._replace(**{name: getattr(terms, name) for name in names})
-        return scores(query, key, only) - rotated
-
-    biases = [alone(name) for name, _, _ in terms.present("bias")]
+    rotated = compute()
+    names = [term.name for term in terms]
+    biases = [compute(name) - rotated for name in names if name in ("bias", "pair_bias")]
     # A table is multiplied with the states, so neither adds anything without the other.
-    state_scores = None if terms.state_table is None else alone("state_table", "states")
+    state_scores = None
+    if "state_table" in names:
+        state_scores = compute("state_table", "states") - rotated
     if terms.product and state_scores is not None:  # added after the product
         biases.append(state_scores)
     position = sum(biases, torch.zeros_like(content))
-    both = scores(query, key, terms) - content - position
-    details = {name: alone(name) for name, _, _ in terms.present("content", "table")}
+    both = compute(*names) - content - position
+    factors_or_summands = ("gain", "channel_gain", "query_table", "key_table")
+    details = {name: compute(name) - rotated for name in names if name in factors_or_summands}
     if terms.product:
         scale = terms.scale(query.size(-1))
         factors = {name: x / scale for name, x in {"content": rotated, **details}.items()}
@@ -126,8 +124,7 @@ def split(
         details["state_table"] = state_scores
     if rotation is not None:
         details["rotation"] = rotated - content
-    if terms.decay is not None:
-        details["decay"] = alone("decay", "later_decay")  # of earlier and of later keys
-    if terms.counted_table is not None:
-        details["counted_table"] = alone("counted_table")
+    for name in ("decay", "counted_table"):
+        if name in names:
+            details[name] = compute(name) - rotated
     return Split(content, position, both, details, product=False)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.precision import at_least_fp32
+from fairseq_posenc.encodings.term import CountTemperature, Decay, Temperature
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 
@@ -60,20 +61,20 @@ class AttentionCall(NamedTuple):
     def temperature(self) -> Tensor | None:
         """Compute the factor of all scores of each query, ``(B or 1, G, T)``, or None for 1.
 
-        It is temperature * (visible_offset + log_visible * log(number of visible keys)); terms
-        alone do not give it, because the mask decides which keys are visible.
+        The mask decides how many keys are visible, so terms alone do not give it.
         """
-        terms = self.terms
-        if terms.log_visible is None:
-            return terms.temperature
+        temperature, by_count = self.terms.find(Temperature), self.terms.find(CountTemperature)
+        factors = None if temperature is None else temperature.factors
+        if by_count is None:
+            return factors
         counts = self.mask.count_visible(self.query.size(2), self.key.size(2), self.query.device)
         # `clamp` is for queries that see no key, and get zeros in any case.
         dtype = torch.promote_types(self.query.dtype, torch.float32)
         logarithms = counts.clamp(min=1).to(dtype).log()[:, None]
-        by_count = at_least_fp32(terms.log_visible)[None, :, None] * logarithms
-        if terms.visible_offset is not None:
-            by_count = by_count + at_least_fp32(terms.visible_offset)[None, :, None]
-        return by_count if terms.temperature is None else terms.temperature * by_count
+        counted = at_least_fp32(by_count.factor)[None, :, None] * logarithms
+        if by_count.offset is not None:
+            counted = counted + at_least_fp32(by_count.offset)[None, :, None]
+        return counted if factors is None else factors * counted
 
     def decay(self) -> tuple[Tensor | None, Tensor | None]:
         """Select the sums c for earlier and for later keys, ``(B or 1, H, S, parts)`` each.
@@ -81,16 +82,19 @@ class AttentionCall(NamedTuple):
         The parts add up to c, and c_i - c_j is added to the score of query i and key j. Later keys
         have None if the mask's direction needs one c for all pairs; both are None without decay.
         """
-        earlier, later = self.terms.decay, self.terms.later_decay
+        decay = self.terms.find(Decay)
+        if decay is None:
+            return None, None
+        earlier, later = decay.earlier, decay.later
         if later is None or self.mask.direction == "lr":
             return earlier, None
-        # `later_decay` has the opposite sign: c_j - c_i is added.
+        # `later` has the opposite sign: c_j - c_i is added.
         return (-later, None) if self.mask.direction == "rl" else (earlier, -later)
 
     @property
     def features(self) -> CallFeatures:
         """The features of this call."""
-        inputs = (x for x in (self.query, self.key, self.value, *self.terms) if torch.is_tensor(x))
+        inputs = (self.query, self.key, self.value, *self.terms.tensors().values())
         return CallFeatures(
             device=self.query.device.type,
             dtype=self.query.dtype,

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.precision import at_least_fp32
 from fairseq_posenc.encodings.runs import Runs
-from fairseq_posenc.encodings.terms import Terms
+from fairseq_posenc.encodings.term import ByDistance, NumbersByDistance
 from fairseq_posenc.positions import Span
 
 
@@ -28,7 +28,7 @@ def expand_by_distance(
         table: ``(G, R)``, for ``Span.from_lengths(tgt_len, src_len)``, and the reset's two rows.
         tgt_len: T.
         src_len: S.
-        first: see :class:`~fairseq_posenc.encodings.terms.Terms`.
+        first: the first token of each row (:class:`~fairseq_posenc.encodings.term.Reset`), or None.
     """
     if tgt_len == 1:
         pairs = table[:, None, :src_len]  # [G, 1, S]
@@ -44,23 +44,22 @@ def expand_by_distance(
     return insert_reset(pairs[None], of_query, of_key, first)
 
 
-def expand_term(terms: Terms, name: str, tgt_len: int, src_len: int, mask: Mask) -> Tensor:
+def expand_numbers(
+    term: NumbersByDistance, first: Tensor | None, tgt_len: int, src_len: int, mask: Mask
+) -> Tensor:
     """Look up a gain or bias for each query and key by distance or ids, ``(1 or B, G, T, S)``.
 
     Args:
-        terms: terms with the table.
-        name: ``gain`` or ``bias``.
+        term: the numbers.
+        first: see :func:`expand_by_distance`.
         tgt_len: T.
         src_len: S.
         mask: has the forward pass's cache, which keeps the indices for all layers.
     """
-    runs = terms.runs.get(name)
-    if runs is not None and runs.span.ids is not None:
-        table = at_least_fp32(getattr(terms, name))
-        index = row_index(terms, name, tgt_len, src_len, table.device, mask)
-        return table[:, index].transpose(0, 1)  # [1 or B, G, T, S]
-    table = at_least_fp32(getattr(terms.expanded(name), name))
-    return expand_by_distance(table, tgt_len, src_len, terms.first)
+    if term.ids is not None:
+        index = row_index(term, first, tgt_len, src_len, mask)
+        return at_least_fp32(term.table)[:, index].transpose(0, 1)  # [1 or B, G, T, S]
+    return expand_by_distance(at_least_fp32(term.expand()), tgt_len, src_len, first)
 
 
 def relative_shift(products: Tensor, others: int) -> Tensor:
@@ -96,7 +95,7 @@ def insert_reset(
         pairs: ``(1 or B, G, T, S)``, or with one dimension more.
         of_query: the value where the first token is the query; broadcast to the pairs.
         of_key: the value where it is the key of another query.
-        first: see :class:`~fairseq_posenc.encodings.terms.Terms`.
+        first: see :func:`expand_by_distance`.
     """
     width = [1] * (pairs.dim() - 4)
     queries = first[:, -pairs.size(2) :].reshape(first.size(0), 1, -1, 1, *width)  # [B, 1, T, 1]
@@ -105,24 +104,23 @@ def insert_reset(
 
 
 def row_index(
-    terms: Terms, name: str, tgt_len: int, src_len: int, device: torch.device, mask: Mask
+    term: ByDistance, first: Tensor | None, tgt_len: int, src_len: int, mask: Mask
 ) -> Tensor:
     """Index a table's row of each pair, ``(1 or B, T, S)`` of int64, once for all layers.
 
     Args:
-        terms: terms with the table.
-        name: field of the table.
+        term: the term with the table.
+        first: see :func:`expand_by_distance`.
         tgt_len: T.
         src_len: S.
-        device: of the result.
         mask: has the forward pass's cache, which keeps the index for all layers.
     """
-    runs = terms.runs.get(name)
-    compute = partial(_compute_row_index, runs, terms.first, tgt_len, src_len, device)
-    deps = (terms.first, tgt_len, src_len, device)
+    runs, device = term.runs, term.table.device
+    compute = partial(_compute_row_index, runs, first, tgt_len, src_len, device)
+    deps = (first, tgt_len, src_len, device)
     if runs is None:  # all tables without runs have one index
         return mask.cached("rows", deps, compute)
-    return mask.cached(f"rows of {name}", (*deps, runs.starts, *runs.span), compute)
+    return mask.cached(f"rows of {term.name}", (*deps, runs.starts, *runs.span), compute)
 
 
 def _compute_row_index(

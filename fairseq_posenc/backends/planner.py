@@ -16,6 +16,7 @@ from fairseq_posenc.backends.base import AttentionCall, Backend, CallFeatures, c
 from fairseq_posenc.backends.forward_cache import is_exporting
 from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.locality import Locality
+from fairseq_posenc.encodings.term import ByDistance, NumbersByPair, ScaleFactor
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 
@@ -39,7 +40,7 @@ _logged: set[tuple[object, ...]] = set()  # kinds of calls whose plan has been l
 # did, on an H100. Today's have not run on a GPU yet, so they are taken only where requested.
 RECORDED_CHIP = "sm_90"  # compute capability
 RECORDED_LENGTHS = range(2048, 8193)  # numbers of keys
-# The names of the fields of `Terms` that were set.
+# The names of the terms.
 RECORDED_TERMS: tuple[set[str], ...] = ()
 
 
@@ -166,17 +167,18 @@ def _rank_on_cpu(terms: Terms, call: CallFeatures) -> tuple[list[str], str]:
     """Rank backends from the fastest on, with the reason for the first."""
     if call.src_len < SHORT or call.tgt_len == 1:
         reason = "a single query" if call.tgt_len == 1 else f"fewer than {SHORT} keys"
-        return (["sdpa", "reference"] if terms.is_biased_dot_product else ["reference"]), reason
+        plain = terms.is_biased_dot_product
+        return (["sdpa", "reference"] if plain else ["reference"]), reason
     if not terms.is_biased_dot_product:
         return ["blocked", "reference"], "no matrix of scores by distance"
     if call.limited:
         return ["blocked", "sdpa", "reference"], "hidden keys are left out"
     if call.dropout:
         return ["blocked", "sdpa", "reference"], "torch's attention is slow to drop weights"
-    biases = [bias for _, _, bias in terms.present("bias", "states")]
+    biases = Terms([x for x in terms if isinstance(x, (ByDistance, NumbersByPair))])
     if not biases:
         return ["sdpa", "reference"], "a plain dot product"
-    learns = torch.is_grad_enabled() and any(bias.requires_grad for bias in biases)
+    learns = torch.is_grad_enabled() and any(x.requires_grad for x in biases.tensors().values())
     if learns or call.padded:
         return ["blocked", "sdpa", "reference"], "no bias for each sentence, no matrix of gradients"
     return ["sdpa", "reference"], "a dot product and a fixed bias"
@@ -184,7 +186,7 @@ def _rank_on_cpu(terms: Terms, call: CallFeatures) -> tuple[list[str], str]:
 
 def _rank_on_gpu(terms: Terms, call: CallFeatures) -> tuple[list[str], str]:
     """Rank backends, with the reason: compiled kernels only where a measurement says they win."""
-    if terms.is_biased_dot_product and not any(terms.present("bias", "states")):
+    if terms.is_biased_dot_product and not terms.has(ByDistance, NumbersByPair):
         return ["sdpa", "reference"], "a plain dot product"
     if call.tgt_len == 1:
         return ["sdpa", "reference"], "a single query"
@@ -209,23 +211,21 @@ def _find_unrecorded(terms: Terms, call: CallFeatures, chip: str) -> str:
     """Say of what there is no recorded benchmark; empty if there is one of such a call."""
     if chip != RECORDED_CHIP:
         return f"for {chip}"
-    names = {*_list_terms(terms), *(["product"] if terms.product else [])}
-    if names not in RECORDED_TERMS or not call.dropout or call.limited:
+    if {*_list_names(terms)} not in RECORDED_TERMS or not call.dropout or call.limited:
         return f"of such terms for {chip}"
     return "" if call.src_len in RECORDED_LENGTHS else f"of such a length for {chip}"
 
 
-def _list_terms(terms: Terms) -> list[str]:
-    """List the names of the tensors that are not None, and of a cap."""
-    names = [name for name, x in zip(terms._fields, terms) if isinstance(x, Tensor)]
-    return names if terms.softcap is None else [*names, "softcap"]
+def _list_names(terms: Terms) -> list[str]:
+    """List the names of the terms, but the scale factor."""
+    return [term.name for term in terms.without(ScaleFactor)]
 
 
 def _log_once(plan: BackendChoice, terms: Terms, call: CallFeatures) -> None:
     """Log a plan, unless it has been logged for a call of the same kind."""
     if not logger.isEnabledFor(logging.INFO):
         return
-    names = _list_terms(terms)
+    names = _list_names(terms)
     kind_of_call = (plan, *names, call.device, call.dtype, call.padded, call.dropout)
     if kind_of_call in _logged:
         return

@@ -4,16 +4,12 @@ H heads, D head size, R rows of a step, C embedding size.
 """
 
 from bisect import bisect_left
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from fairseq_posenc.encodings.terms import Terms
+from fairseq_posenc.encodings.terms import ProjectRows, Terms
 from fairseq_posenc.positions import Span
-
-# Projects rows ``(R, C)`` as queries and as keys, both ``(H, R, D)``.
-ProjectRows = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 class ProjectedRows:
@@ -36,10 +32,11 @@ class ProjectedRows:
             span: the distances of the step.
             project: projects rows with the weights of the layer.
         """
-        rows, runs = terms.content_rows, terms.runs.get("content_rows")
+        term = terms.rows("layer")
         # A compiled graph serves all lengths, and would not if it read where rows start.
-        if rows is None or torch.compiler.is_compiling() or torch.is_grad_enabled():
+        if term is None or torch.compiler.is_compiling() or torch.is_grad_enabled():
             return terms.projected(project)
+        rows, runs = term.table, term.runs
         starts = tuple(range(span.low + 1, span.high + 1) if runs is None else runs.starts)
         if not starts or span.ids is not None:
             return terms.projected(project)

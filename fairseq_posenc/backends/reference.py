@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from fairseq_posenc.backends import equation
 from fairseq_posenc.backends.base import AttentionCall, CallFeatures
 from fairseq_posenc.backends.by_distance import (
-    expand_term,
+    expand_numbers,
     gather_rows,
     insert_reset,
     pad_rows,
@@ -28,6 +28,13 @@ from fairseq_posenc.backends.by_distance import (
 )
 from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.precision import at_least_fp32, no_autocast
+from fairseq_posenc.encodings.term import (
+    CountedRows,
+    NumbersByPair,
+    RowsByDistance,
+    SinkScore,
+    States,
+)
 from fairseq_posenc.encodings.terms import Terms
 
 _NO_MASK = Mask()
@@ -46,12 +53,13 @@ def refuses(terms: Terms, call: CallFeatures) -> str:
 def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     """Compute a call; see :class:`~fairseq_posenc.backends.base.Backend`."""
     query, key, value, terms, mask, dropout, need_weights = call.with_all_heads()
-    weights = softmax(scores(query, key, terms, mask), mask, terms.sink)
+    sink = terms.find(SinkScore)
+    weights = softmax(scores(query, key, terms, mask), mask, None if sink is None else sink.score)
     kept = F.dropout(weights, dropout) if dropout else weights
     with no_autocast(query.device):
         attended = kept.type_as(value) @ value  # [B, H, T, D]
-        if terms.value_table is not None:
-            attended = attended + _gather_value_table(kept, terms, mask).type_as(value)
+        if (rows := terms.rows("value")) is not None:
+            attended = attended + _sum_value_rows(kept, rows, terms.first, mask).type_as(value)
     return attended, weights if need_weights else None
 
 
@@ -61,7 +69,7 @@ def scores(query: Tensor, key: Tensor, terms: Terms, mask: Mask = _NO_MASK) -> T
     The mask hides nothing here. Temperatures may depend on the number of visible keys, counted
     positions on which they are, and the mask holds the forward pass's cache.
     """
-    assert terms.content_rows is None, "a layer projects them to tables first"
+    assert terms.rows("layer") is None, "a layer projects them first"
     with no_autocast(query.device):  # the product of three terms overflows fp16
         query, key = at_least_fp32(query), at_least_fp32(key)
         return _compute_scores(AttentionCall(query, key, key, terms, mask))
@@ -81,20 +89,18 @@ def _compute_scores(call: AttentionCall) -> Tensor:
         content, rows = _multiply_single_query(query, key, terms, mask)
     else:
         content, rows = _multiply_queries(query, key, terms, mask)
-    gain = None
-    if terms.gain is not None:
-        gain = expand_term(terms, "gain", tgt_len, src_len, mask)
+    gain = terms.gain
     count = None
-    if terms.counted_table is not None:
+    if (counted := terms.find(CountedRows)) is not None:
         hidden = mask.forbidden(tgt_len, src_len, query.device)
-        table = at_least_fp32(terms.counted_table)
+        table = at_least_fp32(counted.rows)
         count = partial(equation.attend_counted, query, table, hidden=hidden)
     temperature = call.temperature()
     return equation.score(
         content,
         rows,
         product=terms.product,
-        gain=gain,
+        gain=None if gain is None else expand_numbers(gain, terms.first, tgt_len, src_len, mask),
         scale=terms.scale(query.size(-1)),
         count_positions=count,
         biases=_list_biases(call),
@@ -106,13 +112,13 @@ def _compute_scores(call: AttentionCall) -> Tensor:
 def _list_biases(call: AttentionCall) -> Iterator[Tensor]:
     """Look up all that is added to the scaled scores of pairs."""
     query, key, _, terms, mask, *_ = call
-    tgt_len, src_len = query.size(2), key.size(2)
-    if terms.bias is not None:
-        deps = (terms.bias, terms.first, tgt_len, src_len)
-        yield mask.cached("bias", deps, lambda: expand_term(terms, "bias", tgt_len, src_len, mask))
-    if terms.pair_bias is not None:
-        yield at_least_fp32(terms.pair_bias)
-    if (products := multiply_states(terms, src_len, mask)) is not None:
+    sizes = query.size(2), key.size(2)
+    if (bias := terms.bias) is not None:
+        expand = partial(expand_numbers, bias, terms.first, *sizes, mask)
+        yield mask.cached("bias", (bias.table, terms.first, *sizes), expand)
+    if (by_pair := terms.find(NumbersByPair)) is not None:
+        yield at_least_fp32(by_pair.numbers)
+    if (products := multiply_states(terms, key.size(2), mask)) is not None:
         yield products
     if (decay := _expand_decay(call)) is not None:
         yield decay.to(query.dtype)
@@ -120,15 +126,15 @@ def _list_biases(call: AttentionCall) -> Iterator[Tensor]:
 
 def multiply_states(terms: Terms, src_len: int, mask: Mask = _NO_MASK) -> Tensor | None:
     """Multiply the states of queries with the rows of their table, ``(B, H, T, S)``, or None."""
-    table = terms.state_table
-    if table is None:
+    rows, states = terms.rows("state"), terms.find(States)
+    if rows is None:
         return None
-    assert terms.states is not None, "a layer projects its input to them"
-    states = at_least_fp32(terms.states)
-    tgt_len = states.size(2)
-    if tgt_len == 1 and "state_table" not in terms.runs:
-        return _multiply_rows(states, table)
-    return _multiply_pairs(states, terms, "state_table", (tgt_len, src_len), mask)
+    assert states is not None, "a layer projects its input to them"
+    vectors = at_least_fp32(states.vectors)
+    tgt_len = vectors.size(2)
+    if tgt_len == 1 and rows.runs is None:
+        return _multiply_rows(vectors, rows.table)
+    return _multiply_pairs(vectors, rows, terms.first, (tgt_len, src_len), mask)
 
 
 def _expand_decay(call: AttentionCall) -> Tensor | None:
@@ -149,42 +155,41 @@ def _multiply_queries(
     query: Tensor, key: Tensor, terms: Terms, mask: Mask
 ) -> tuple[Tensor, list[Tensor]]:
     """Compute the content, and the products with both tables, each ``(B, H, T, S)``."""
-    sizes = query.size(2), key.size(2)
-    if terms.channel_gain is None:
+    sizes, first = (query.size(2), key.size(2)), terms.first
+    if (channels := terms.rows("channel")) is None:
         content = query @ key.transpose(-1, -2)  # [B, H, T, S]
     else:
-        rows = row_index(terms, "channel_gain", *sizes, query.device, mask)
-        content = _ChannelGain.apply(query, key, at_least_fp32(terms.channel_gain), rows)
+        index = row_index(channels, first, *sizes, mask)
+        content = _ChannelGain.apply(query, key, at_least_fp32(channels.table), index)
     rows_of_pairs = []
-    if terms.query_table is not None:
-        rows_of_pairs.append(_multiply_pairs(query, terms, "query_table", sizes, mask))
-    if terms.key_table is not None:
-        rows_of_pairs.append(_multiply_pairs(key, terms, "key_table", sizes, mask))
+    if (rows := terms.rows("query")) is not None:
+        rows_of_pairs.append(_multiply_pairs(query, rows, first, sizes, mask))
+    if (rows := terms.rows("key")) is not None:
+        rows_of_pairs.append(_multiply_pairs(key, rows, first, sizes, mask))
     return content, rows_of_pairs
 
 
 def _multiply_pairs(
-    x: Tensor, terms: Terms, name: str, sizes: tuple[int, int], mask: Mask
+    x: Tensor, rows: RowsByDistance, first: Tensor | None, sizes: tuple[int, int], mask: Mask
 ) -> Tensor:
     """Multiply the token of each pair with the table row of the pair, ``(B, H, T, S)``.
 
     Args:
-        x: the keys for the table of keys, else queries or their states.
-        terms: terms with the table.
-        name: field of the table.
+        x: the keys for rows of keys, else queries or their states.
+        rows: the table.
+        first: see :func:`row_index`.
         sizes: T and S.
         mask: see :func:`row_index`.
     """
-    table = getattr(terms, name)
-    is_of_keys = name == "key_table"
-    if terms.first is None and name not in terms.runs:  # the shift finds rows without an index
+    is_of_keys = rows.of == "key"
+    if first is None and rows.runs is None:  # the shift finds rows without an index
         # Of a key, distances fall from query to query, so the rows are read last one first.
-        rows = pad_rows(table.flip(1) if is_of_keys else table)
-        pairs = relative_shift(_multiply_rows(x, rows), sizes[0] if is_of_keys else sizes[1])
+        table = pad_rows(rows.table.flip(1) if is_of_keys else rows.table)
+        pairs = relative_shift(_multiply_rows(x, table), sizes[0] if is_of_keys else sizes[1])
     else:
-        index = row_index(terms, name, *sizes, x.device, mask)  # [1 or B, T, S]
+        index = row_index(rows, first, *sizes, mask)  # [1 or B, T, S]
         index = index.transpose(1, 2) if is_of_keys else index
-        pairs = gather_rows(_multiply_rows(x, table), index)
+        pairs = gather_rows(_multiply_rows(x, rows.table), index)
     return pairs.transpose(2, 3) if is_of_keys else pairs
 
 
@@ -192,40 +197,42 @@ def _multiply_single_query(
     query: Tensor, key: Tensor, terms: Terms, mask: Mask
 ) -> tuple[Tensor, list[Tensor]]:
     """Compute the same as :func:`_multiply_queries`, where T is 1."""
-    key_table = terms.key_table
-    content_query = query
-    is_plain_sum = terms.first is None and not terms.multiplies
-    runs = terms.runs.get("key_table")
-    if key_table is not None and runs is not None and runs.num_rows == 1 and is_plain_sum:
+    src_len, first = key.size(2), terms.first
+    key_rows, content_query = terms.rows("key"), query
+    is_plain_sum = first is None and not terms.multiplies
+    runs = None if key_rows is None else key_rows.runs
+    if key_rows is not None and runs is not None and runs.num_rows == 1 and is_plain_sum:
         # One row for all distances, as of Transformer-XL, may as well be added to the query.
-        content_query = query + at_least_fp32(key_table[None])
-        key_table = None
-    if terms.channel_gain is None:
+        content_query = query + at_least_fp32(key_rows.table[None])
+        key_rows = None
+    if (channels := terms.rows("channel")) is None:
         content = content_query @ key.transpose(-1, -2)  # [B, H, 1, S]
     else:
-        gain = _select_single_query_rows("channel_gain", terms, key.size(2))
+        gain = _select_single_query_rows(channels, first, src_len)
         content = (query * gain * key).sum(-1).unsqueeze(2)  # [B, H, 1, S]
     rows_of_pairs = []
-    if terms.query_table is not None and "query_table" in terms.runs:
-        index = row_index(terms, "query_table", 1, key.size(2), query.device, mask)
-        rows_of_pairs.append(gather_rows(_multiply_rows(query, terms.query_table), index))
-    elif terms.query_table is not None:
-        rows = _select_single_query_rows("query_table", terms, key.size(2))
+    query_rows = terms.rows("query")
+    if query_rows is not None and query_rows.runs is not None:
+        index = row_index(query_rows, first, 1, src_len, mask)
+        rows_of_pairs.append(gather_rows(_multiply_rows(query, query_rows.table), index))
+    elif query_rows is not None:
+        rows = _select_single_query_rows(query_rows, first, src_len)
         rows_of_pairs.append(_multiply_single(query, rows))
-    if key_table is not None:
-        rows = _select_single_query_rows("key_table", terms, key.size(2))
+    if key_rows is not None:
+        rows = _select_single_query_rows(key_rows, first, src_len)
         rows_of_pairs.append(torch.einsum("bhsd,bhsd->bhs", key, rows)[:, :, None])  # [B, H, 1, S]
     return content, rows_of_pairs
 
 
-def _gather_value_table(weights: Tensor, terms: Terms, mask: Mask) -> Tensor:
+def _sum_value_rows(
+    weights: Tensor, rows: RowsByDistance, first: Tensor | None, mask: Mask
+) -> Tensor:
     """Compute ``sum_j w_ij V_r``, ``(B, H, T, D)``, from weights added up by distance."""
-    assert terms.value_table is not None
     tgt_len, src_len = weights.shape[2:]
-    if tgt_len == 1 and "value_table" not in terms.runs:
-        return weights @ _select_single_query_rows("value_table", terms, src_len)
-    index = row_index(terms, "value_table", tgt_len, src_len, weights.device, mask)
-    table = at_least_fp32(terms.value_table)
+    if tgt_len == 1 and rows.runs is None:
+        return weights @ _select_single_query_rows(rows, first, src_len)
+    index = row_index(rows, first, tgt_len, src_len, mask)
+    table = at_least_fp32(rows.table)
     summed = weights.new_zeros(*weights.shape[:3], table.size(1))
     return summed.scatter_add(-1, index.unsqueeze(1).expand(weights.shape), weights) @ table
 
@@ -248,21 +255,21 @@ def _multiply_single(query: Tensor, rows: Tensor) -> Tensor:
     return by_head.transpose(0, 1).unsqueeze(2)  # [B, H, 1, S]
 
 
-def _select_single_query_rows(name: str, terms: Terms, src_len: int) -> Tensor:
+def _select_single_query_rows(term: RowsByDistance, first: Tensor | None, src_len: int) -> Tensor:
     """Select a table's rows at a single query's keys, ``(1 or B, G, S, D)``."""
-    table = getattr(terms, name)
-    if name in terms.runs:
-        index = row_index(terms._replace(first=None), name, 1, src_len, table.device, _NO_MASK)
+    table = term.table
+    if term.runs is None:
+        rows = table[None, :, :src_len]
+    else:
+        index = row_index(term, None, 1, src_len, _NO_MASK)
         if len(index) == 1:  # faster than an index of several dimensions
             rows = table.index_select(1, index[0, 0])[None]  # [1, G, S, D]
         else:
             rows = table[:, index[:, 0]].transpose(0, 1)  # [B, G, S, D]
-    else:
-        rows = table[None, :, :src_len]
     rows = at_least_fp32(rows).unsqueeze(2)
     table = at_least_fp32(table)[None, :, None]
-    if terms.first is not None:
-        rows = insert_reset(rows, table[..., -2:-1, :], table[..., -1:, :], terms.first)
+    if first is not None:
+        rows = insert_reset(rows, table[..., -2:-1, :], table[..., -1:, :], first)
     return rows.squeeze(2)  # [1 or B, G, S, D]
 
 

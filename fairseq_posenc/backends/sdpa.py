@@ -15,11 +15,20 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fairseq_posenc.backends.base import AttentionCall, CallFeatures
-from fairseq_posenc.backends.by_distance import expand_term
+from fairseq_posenc.backends.by_distance import expand_numbers
 from fairseq_posenc.backends.forward_cache import is_exporting
 from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.backends.reference import multiply_states
 from fairseq_posenc.encodings.precision import at_least_fp32, no_autocast
+from fairseq_posenc.encodings.term import (
+    CountTemperature,
+    Decay,
+    NumbersByDistance,
+    NumbersByPair,
+    ScoreCap,
+    SinkScore,
+    Temperature,
+)
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.positions import Span
 
@@ -33,13 +42,14 @@ def refuses(terms: Terms, call: CallFeatures) -> str:
     """Explain why torch's fused attention cannot compute such terms; empty if it can."""
     if call.need_weights:
         return "it does not return the attention weights"
-    if terms.softcap is not None:
+    if terms.has(ScoreCap):
         return "torch's attention does not cap the scores"
     if not terms.is_biased_dot_product:
         return "the scores are more than a dot product and a bias"
-    if terms.has_temperature and (terms.bias is not None or terms.pair_bias is not None):
+    if terms.has(Temperature, CountTemperature) and _has_bias(terms):
         return "a temperature multiplies the bias as well"
-    if terms.later_decay is not None and call.direction == "both":
+    decay = terms.find(Decay)
+    if decay is not None and decay.later is not None and call.direction == "both":
         return "decay in two directions is not a dot product"
     return ""
 
@@ -59,24 +69,23 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     temperature = call.temperature()
     if temperature is not None:
         query = (at_least_fp32(query) * temperature[..., None]).type_as(query)
-    if terms.state_table is not None:
-        with no_autocast(query.device):
-            products = multiply_states(terms, src_len, mask)
-        assert products is not None, "there is a table"
-        # Added to the scores, so they are a bias of each pair.
+    with no_autocast(query.device):
+        products = multiply_states(terms, src_len, mask)
+    if products is not None:  # added to the scores, so they are a bias of each pair
         if temperature is not None:
             products = products * temperature[..., None]
-        pair_bias = products if terms.pair_bias is None else products + terms.pair_bias
-        terms = terms._replace(pair_bias=pair_bias, state_table=None, states=None)
-    deps = (terms.bias, terms.pair_bias, terms.first, *mask.cache_deps)
+        others = [term for term in terms if term is not terms.rows("state")]
+        terms = Terms.merge([*others, NumbersByPair(products)])
+    bias, by_pair = terms.bias, terms.find(NumbersByPair)
+    deps = (bias and bias.table, by_pair and by_pair.numbers, terms.first, *mask.cache_deps)
     deps = (*deps, tgt_len, src_len, query.dtype, value.dtype, query.device)
     prepared = mask.cached(
         "sdpa", deps, lambda: _prepare_mask(terms, mask, query, value, tgt_len, src_len)
     )
-    if terms.sink is not None:
-        prepared = _add_sink(prepared, terms.sink, query, tgt_len, src_len)
+    if (sink := terms.find(SinkScore)) is not None:
+        prepared = _add_sink(prepared, sink.score, query, tgt_len, src_len)
         key, value = (F.pad(x, (0, 0, 0, 1)) for x in (key, value))
-    if terms.bias is None and terms.pair_bias is None and decay is None:
+    if not _has_bias(terms) and decay is None:
         attended = _call_torch(query, key, value, prepared, scale, dropout)
     else:
         # Autocast would round a bias again.
@@ -92,7 +101,13 @@ def _takes_groups(call: AttentionCall) -> bool:
 
     Kernels for a GPU that take a mask or a bias do not. Decay differs from head to head.
     """
-    return call.query.device.type == "cpu" and call.terms.decay is None and not is_exporting()
+    decays = call.terms.has(Decay)
+    return call.query.device.type == "cpu" and not decays and not is_exporting()
+
+
+def _has_bias(terms: Terms) -> bool:
+    """Check whether there are numbers by distance or by pair."""
+    return terms.bias is not None or terms.has(NumbersByPair)
 
 
 def _append_decay(
@@ -221,18 +236,20 @@ def _sum_biases(terms: Terms, mask: Mask, tgt_len: int, src_len: int) -> tuple[T
 
     A direction and a window depend on distance alone, so they are cheaper in a bias by distance.
     """
-    if terms.bias is None:
-        return terms.pair_bias, mask
+    bias, by_pair = terms.bias, terms.find(NumbersByPair)
+    pair_bias = None if by_pair is None else by_pair.numbers
+    if bias is None:
+        return pair_bias, mask
     locality = mask.locality
     hides_by_distance = (
         not mask.may_hide_all and locality.segments is None and locality.first_keys is None
     )
-    if hides_by_distance and terms.first is None and not terms.by_ids:
-        terms = terms.expanded("bias")
-        assert terms.bias is not None
-        span = Span.from_lengths(tgt_len, src_len, terms.bias.device)
+    first = terms.first
+    if hides_by_distance and first is None and bias.ids is None:
+        span = Span.from_lengths(tgt_len, src_len, bias.table.device)
         hidden = mask.mark_hidden(span.distances())  # [R]
-        terms = terms._replace(bias=at_least_fp32(terms.bias).masked_fill(hidden, -torch.inf))
+        table = at_least_fp32(bias.expand())
+        bias = NumbersByDistance(table.masked_fill(hidden, -torch.inf))
         mask = Mask()
-    bias = expand_term(terms, "bias", tgt_len, src_len, mask)
-    return bias if terms.pair_bias is None else bias + terms.pair_bias, mask
+    numbers = expand_numbers(bias, first, tgt_len, src_len, mask)
+    return numbers if pair_bias is None else numbers + pair_bias, mask

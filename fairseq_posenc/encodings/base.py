@@ -27,7 +27,7 @@ from torch.nn import functional as F
 from fairseq_posenc.encodings.locality import Locality
 from fairseq_posenc.encodings.precision import at_least_fp32, sum_exactly
 from fairseq_posenc.encodings.rotation import Rotation
-from fairseq_posenc.encodings.term import Term, combine
+from fairseq_posenc.encodings.term import Decay, ScaleFactor, States, Term
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, Span
@@ -102,13 +102,13 @@ class Encoding(nn.Module):
     takes_ids: ClassVar[Literal["whole", "real", "unread"]] = "whole"
     without_options: ClassVar[tuple[str, ...]] = ()  # options of its base class that specs refuse
     causal_reason: ClassVar[str] = ""  # why only causal models can use it; empty: encoders too
-    scale_factor: float | None = None  # c of the scale 1 / sqrt(c * D); None: 1, or another's
 
-    def __init__(self, dims: Dims) -> None:
+    def __init__(self, dims: Dims, scale_factor: float | None = None) -> None:
         super().__init__()
         if self.causal_reason and not dims.causal:
             raise UserError(f"{self.name} is for causal models: {self.causal_reason}")
         self.dims = dims
+        self.scale_factor = scale_factor  # c of the scale 1 / sqrt(c * D); None: 1, or another's
 
     def reset_parameters(self) -> None:
         """Draw all parameters: normal, standard deviation 0.02."""
@@ -204,8 +204,9 @@ class Encoding(nn.Module):
         return []
 
     def combined_terms(self, span: Span, positions: Positions) -> Terms:
-        """Combine :meth:`terms` and the scale factor to the record that backends take."""
-        return combine(self.terms(span, positions), self.scale_factor)
+        """Combine :meth:`terms` and the scale factor, as backends take them."""
+        scale = [] if self.scale_factor is None else [ScaleFactor(self.scale_factor)]
+        return Terms([*self.terms(span, positions), *scale])
 
     def number(self, positions: Positions) -> Positions:
         """Number the tokens of a call in another way; by default, keep their positions."""
@@ -317,8 +318,10 @@ class Encodings(nn.ModuleDict):
             positions: the positions of the tokens.
             num_heads: H.
         """
-        terms = terms.with_decay(self.decay(x, positions), num_heads)
-        return terms._replace(states=self.states(positions.queries(x)))
+        decay, states = self.decay(x, positions), self.states(positions.queries(x))
+        if decay is not None:
+            terms |= Terms([Decay.split_heads(decay, num_heads)])
+        return terms if states is None else terms | Terms([States(states)])
 
     def number(self, positions: Positions) -> Positions:
         """Number the tokens of a call (see :meth:`Encoding.number`)."""
@@ -328,7 +331,7 @@ class Encodings(nn.ModuleDict):
 
     def terms(self, span: Span, positions: Positions) -> Terms:
         """Combine the terms of all encodings (see :meth:`Encoding.terms`)."""
-        return reduce(or_, (x.combined_terms(span, positions) for x in self.as_list()), Terms())
+        return reduce(or_, (x.combined_terms(span, positions) for x in self.as_list()), Terms([]))
 
 
 def _find_first(values: Iterable[Value | None]) -> Value | None:

@@ -71,12 +71,11 @@ class Alibi(Bias):
         scale_factor: float = 1.0,
         axes: int = 1,
     ) -> None:
-        super().__init__(dims)
+        super().__init__(dims, scale_factor)
         self.axes = axes
         if mode == "causal" and not dims.causal:
             raise UserError("alibi(mode=causal) needs a causal model; an encoder sees later keys")
         self.mode = mode
-        self.scale_factor = scale_factor
 
     def terms(self, span: Span, positions: Positions) -> list[Term]:
         """Subtract the penalties by distance, by pair, or by token."""
@@ -149,8 +148,7 @@ class Kerple(Bias):
     takes_ids = "real"
 
     def __init__(self, dims: Dims, *, scale_factor: float = 1.0) -> None:
-        super().__init__(dims)
-        self.scale_factor = scale_factor
+        super().__init__(dims, scale_factor)
         self.r1 = nn.Parameter(torch.empty(dims.num_heads))
         self.r2 = nn.Parameter(torch.empty(dims.num_heads))
 
@@ -189,11 +187,10 @@ class Sandwich(Bias):
     shared_by_layers = True
 
     def __init__(self, dims: Dims, *, width: int = 128, scale_factor: float = 1.0) -> None:
-        super().__init__(dims)
+        super().__init__(dims, scale_factor)
         if width < 2 or width % 2:
             raise UserError(f"sandwich(width={width}): the width must be even, and at least 2")
         self.width = width
-        self.scale_factor = scale_factor
 
     def bias(self, distances: Tensor) -> Tensor:
         """Compute the dot products of each head at distances ``(n,)``, ``(H, n)`` in float32."""
@@ -234,8 +231,7 @@ class Fire(Encoding):
     def __init__(
         self, dims: Dims, *, width: int = 32, threshold: float = 512.0, scale_factor: float = 1.0
     ) -> None:
-        super().__init__(dims)
-        self.scale_factor = scale_factor
+        super().__init__(dims, scale_factor)
         self.threshold = threshold
         self.hidden_weight = nn.Parameter(torch.empty(width, 1))
         self.hidden_bias = nn.Parameter(torch.empty(width))

@@ -139,4 +139,4 @@ class Inkling(Encoding):
         rows = F.pad(self.table[None], (0, 0, 1, 1))  # one row of zeros before, one after
         starts = range(1 - self.extent, self.last_distance + 2)  # of all rows but the first
         kept, runs = Runs.select(starts, span)
-        return [RowsByDistance("state", rows[:, kept], runs)]
+        return [RowsByDistance(rows[:, kept], runs, of="state")]

@@ -57,8 +57,8 @@ class Deberta(DistanceEncoding):
     def use(self, rows: Tensor, runs: Runs) -> list[Term]:
         """Project the rows, ``(G, R, D)``, for queries and for keys."""
         return [
-            RowsByDistance("query", rows @ self.query_projection, runs),
-            RowsByDistance("key", rows @ self.key_projection, runs),
+            RowsByDistance(rows @ self.query_projection, runs, of="query"),
+            RowsByDistance(rows @ self.key_projection, runs, of="key"),
         ]
 
 
@@ -87,11 +87,10 @@ class DebertaV2(Encoding):
     firsts: tuple[int, ...]  # the first distance of each logarithmic bucket
 
     def __init__(self, dims: Dims, *, buckets: int = 256, scale_factor: float = 3.0) -> None:
-        super().__init__(dims)
+        super().__init__(dims, scale_factor)
         if buckets < 2:
             raise UserError(f"deberta_v2(buckets={buckets}): buckets must be at least 2")
         self.buckets = buckets
-        self.scale_factor = scale_factor
         self.compute_constants()
         self.table = nn.Parameter(torch.empty(2 * buckets, dims.embed_dim))
         self.norm_weight = nn.Parameter(torch.empty(dims.embed_dim))
@@ -113,7 +112,7 @@ class DebertaV2(Encoding):
         normed = F.layer_norm(
             self.table, self.table.shape[1:], self.norm_weight, self.norm_bias, eps=EPSILON
         )
-        return [RowsByDistance("layer", normed[index], runs)]
+        return [RowsByDistance(normed[index], runs, of="layer")]
 
     def bucket(self, back: Tensor) -> Tensor:
         """Compute the signed bucket of keys that lie ``back``, i - j, int64 of any shape."""
@@ -160,8 +159,7 @@ class TransformerXL(Encoding):
     acts_on = "scores"
 
     def __init__(self, dims: Dims, *, scale_factor: float = 1.0) -> None:
-        super().__init__(dims)
-        self.scale_factor = scale_factor
+        super().__init__(dims, scale_factor)
         self.projection = nn.Parameter(torch.empty(dims.heads_dim, dims.embed_dim))
         self.u = nn.Parameter(torch.empty(dims.num_heads, dims.head_dim))
         self.v = nn.Parameter(torch.empty(dims.num_heads, dims.head_dim))
@@ -179,8 +177,10 @@ class TransformerXL(Encoding):
         bias = (rows * self.v[:, None]).sum(-1) * self.dims.scale(self.scale_factor)  # [H, R]
         runs = Runs(range(span.low + 1, span.high + 1), span)
         return [
-            RowsByDistance("query", rows, runs),
-            RowsByDistance("key", self.u[:, None], Runs((), span)),  # the row u for all distances
+            RowsByDistance(rows, runs, of="query"),
+            RowsByDistance(
+                self.u[:, None], Runs((), span), of="key"
+            ),  # the row u for all distances
             NumbersByDistance(bias, runs),
         ]
 

@@ -12,12 +12,12 @@ from fairseq_posenc.encodings.base import Dims, Encoding, register
 from fairseq_posenc.encodings.runs import Runs
 from fairseq_posenc.encodings.term import (
     NumbersByDistance,
+    NumbersByPair,
     Product,
     Reset,
     RowsByDistance,
     RowsOf,
     Term,
-    add_axes,
 )
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, Span
@@ -77,10 +77,6 @@ class DistanceTable(nn.Module):
         after = weight[:, -1:].repeat_interleave(missing // 2, dim=1)
         return torch.cat([before, weight, after], dim=1)  # [G, 2K+1, ...]
 
-    def list_reset(self, positions: Positions) -> list[Term]:
-        """List the term that the two rows of a reset need, if this table has them."""
-        return [] if self.reset is None else [Reset(positions.is_first())]
-
 
 class DistanceEncoding(Encoding):
     """Base class of encodings with a trained row for each signed distance, in each layer.
@@ -98,6 +94,7 @@ class DistanceEncoding(Encoding):
     acts_on = "scores"
     has_vectors: ClassVar[bool] = True  # whether a row has D numbers, not one
     rows_of: ClassVar[tuple[RowsOf, ...]] = ()  # the tokens that the rows are for
+    multiplies: ClassVar[bool] = False  # whether numbers multiply q_i.k_j
     initial_value: ClassVar[Optional[float]] = None  # of all rows; None: drawn at random
 
     def __init__(
@@ -109,9 +106,7 @@ class DistanceEncoding(Encoding):
         scale_factor: float = 1.0,
         reset: bool = False,
     ) -> None:
-        super().__init__(dims)
-        if "scale_factor" not in self.without_options:
-            self.scale_factor = scale_factor
+        super().__init__(dims, None if "scale_factor" in self.without_options else scale_factor)
         self.table = DistanceTable(
             dims.max_positions - 1 if max_distance is None else max_distance,
             width=dims.head_dim if self.has_vectors else None,
@@ -129,11 +124,14 @@ class DistanceEncoding(Encoding):
 
     def use(self, rows: Tensor, runs: Runs) -> list[Term]:
         """List the terms with the rows of a call, ``(G, R, D)`` or ``(G, R)``."""
-        return [RowsByDistance(of, rows, runs) for of in self.rows_of]
+        if not self.has_vectors:
+            return [NumbersByDistance(rows, runs, multiplies=self.multiplies)]
+        return [RowsByDistance(rows, runs, of=of) for of in self.rows_of]
 
     def terms(self, span: Span, positions: Positions) -> list[Term]:
-        """List the terms with the rows of the span, and a reset."""
-        return [*self.use(*self.table.select(span)), *self.table.list_reset(positions)]
+        """List the terms with the rows of the span, and the reset that two more rows need."""
+        reset = [] if self.table.reset is None else [Reset(positions.is_first())]
+        return [*self.use(*self.table.select(span)), *reset]
 
     def extend(self, name: str, weight: Tensor) -> Tensor:
         """Extend a loaded table to the distances of this one, by repeating the rows at its ends."""
@@ -220,7 +218,7 @@ class Raffel(DistanceEncoding):
         """Add the scaled numbers, ``(axes * G, R)``, by distance or by pair."""
         tables = rows.unflatten(0, (self.axes, -1)) * self.dims.scale(self.scale_factor)
         if runs.span.has_axes:
-            return [add_axes(runs.span, tables, runs.find)]
+            return [NumbersByPair.of_axes(runs.span, tables, runs.find)]
         return [NumbersByDistance(tables.sum(0), runs)]  # a distance is the same on all axes
 
 
@@ -251,9 +249,8 @@ class M1(Encoding):
         per_head: bool = False,
         scale_factor: float = 1.0,
     ) -> None:
-        super().__init__(dims)
+        super().__init__(dims, scale_factor)
         self.max_distance = dims.max_positions - 1 if max_distance is None else max_distance
-        self.scale_factor = scale_factor
         groups = dims.num_heads if per_head else 1
         self.table = nn.Parameter(torch.empty(groups, self.max_distance + 1))
 
@@ -292,11 +289,8 @@ class M2(DistanceEncoding):
     """
 
     has_vectors = False
+    multiplies = True
     initial_value = 1.0
-
-    def use(self, rows: Tensor, runs: Runs) -> list[Term]:
-        """Multiply the dot product by the numbers, ``(G, R)``."""
-        return [NumbersByDistance(rows, runs, multiplies=True)]
 
 
 @register("m3")

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fairseq_posenc.encodings.base import Dims, Encoding, register
 from fairseq_posenc.encodings.precision import make_constant
 from fairseq_posenc.encodings.runs import Runs, mirror
-from fairseq_posenc.encodings.term import NumbersByDistance, Term, add_axes
+from fairseq_posenc.encodings.term import NumbersByDistance, NumbersByPair, Term
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, Span
 
@@ -56,19 +56,18 @@ class T5(Encoding):
         scale_factor: float = 1.0,
         axes: int = 1,
     ) -> None:
-        super().__init__(dims)
+        super().__init__(dims, scale_factor)
         self.axes = axes
         self.num_buckets = num_buckets
         self.max_distance = max_distance
         self.buckets = Buckets.build(self.name, num_buckets, max_distance, not dims.causal)
-        self.scale_factor = scale_factor
         self.table = nn.Parameter(torch.empty(axes * dims.num_heads, num_buckets))
 
     def terms(self, span: Span, positions: Positions) -> list[Term]:
         """Add the buckets' numbers, ``(H, R)``, or by pair on several axes."""
         tables = self.table.view(self.axes, self.dims.num_heads, -1)
         if span.has_axes:
-            return [add_axes(span, tables, self.buckets.find)]
+            return [NumbersByPair.of_axes(span, tables, self.buckets.find)]
         index, runs = self.buckets.select(span)
         return [NumbersByDistance(tables.sum(0)[:, index], runs)]  # all axes have this distance
 

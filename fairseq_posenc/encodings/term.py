@@ -1,4 +1,4 @@
-"""What an encoding adds to the attention scores: a list of terms, each a small record of tensors.
+"""What encodings add to the attention scores: a tuple of terms, each a small record of tensors.
 
 With q_i and k_j the (rotated) query and key and r = j - i their distance, the score is::
 
@@ -7,42 +7,173 @@ With q_i and k_j the (rotated) query and key and r = j - i their distance, the s
 
 where combine is a sum or a product and scale = 1 / sqrt(scale_factor * head_dim). The output is the
 sum of v_j + V_r by the softmax of the scores. The type of a term says where in this a tensor stands
-(with the letter of this equation). A row that several distances share, such as the last one of a
-clipped table, is held once: ``runs`` says which distances have which row, and None that each
-distance of the span has its own, from low to high.
+(with the letter of this equation); :mod:`~fairseq_posenc.encodings.terms` combines the terms of
+several encodings.
 
 The letters of shapes are those of :mod:`~fairseq_posenc.encodings.base`.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from functools import reduce
-from operator import or_
-from typing import Literal
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
 
 from fairseq_posenc.encodings.runs import Runs
-from fairseq_posenc.encodings.terms import Terms
+from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Span
 
 RowsOf = Literal["query", "key", "channel", "state", "value", "layer"]
 
 
-class Term(ABC):
+@dataclass(frozen=True, eq=False)
+class Term:
     """Base class of all terms."""
 
-    @abstractmethod
-    def _write(self) -> Terms:
-        """Write this term into the record of all terms that backends take."""
+    label: ClassVar[str]
+    axes: ClassVar[str] = ""  # of its tensors: a letter for each dimension
+
+    @property
+    def name(self) -> str:
+        """The name of the term in messages and plots."""
+        return self.label
+
+    def tensors(self) -> dict[str, Tensor]:
+        """List the term's tensors by the names of its fields."""
+        values = {x.name: getattr(self, x.name) for x in fields(self)}
+        return {name: x for name, x in values.items() if isinstance(x, Tensor)}
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Self:
+        """Change each tensor."""
+        changed: dict[str, Any] = {name: change(x) for name, x in self.tensors().items()}
+        return replace(self, **changed)
+
+    def map_axis(self, axis: str, change: Callable[[Tensor, int], Tensor]) -> Self:
+        """Change each tensor that has an axis, given the tensor and its dimension of the axis."""
+        if axis not in self.axes:
+            return self
+        return self.map(lambda x: change(x, self.axes.index(axis)))
+
+    def select_sentence(self, index: int) -> Self:
+        """Select a sentence of the batch, as a batch of one."""
+        return self.map_axis("B", lambda x, dim: x if len(x) == 1 else x[index : index + 1])
+
+    def without_first_keys(self, count: int) -> Self:
+        """Leave out the first ``count`` keys, which a cache has dropped."""
+        # Not a slice, whose start would be a constant of torch.compile's graph: one per step.
+        return self.map_axis("S", lambda x, dim: x.narrow(dim, count, x.size(dim) - count))
+
+    def select_keys(self, places: Tensor, tgt_len: int, src_len: int) -> Self:
+        """Keep only the keys at ``places``, ascending, ``(K,)``; those of T queries are last."""
+        return self.map_axis("S", lambda x, dim: x.index_select(dim, places.to(x.device)))
+
+    def add(self, other: Self) -> Self:
+        """Combine with a term of the same name, of another encoding; by default refuse it."""
+        words = self.name.replace("_", " ")
+        article = "" if words.endswith("s") else "a "
+        raise UserError(
+            f"two encodings both bring {article}{words} to the scores: choose one of them"
+        )
 
 
-@dataclass(frozen=True)
-class RowsByDistance(Term):
+@dataclass(frozen=True, eq=False)
+class ByDistance(Term):
+    """Base class of terms with a table by distance, from low distances to high ones.
+
+    A row that several distances share, such as the last one of a clipped table, is held once:
+    ``runs`` says which distances have which row, and None that each distance of the call has its
+    own. Beside a :class:`Reset`, two more rows follow.
+    """
+
+    table: Tensor
+    runs: Runs | None = None
+
+    def __post_init__(self) -> None:
+        if self.runs is not None and self.runs.is_whole:
+            object.__setattr__(self, "runs", None)
+
+    @property
+    def rows_dim(self) -> int:
+        """The dimension of the rows."""
+        return 1
+
+    @property
+    def per_head(self) -> bool:
+        """Whether the rows differ from head to head."""
+        return self.rows_dim == 1 and self.table.size(0) > 1
+
+    @property
+    def ids(self) -> Tensor | None:
+        """Positions of the tokens whose differences are the distances; None: order of tokens."""
+        return None if self.runs is None else self.runs.span.ids
+
+    def expand(self) -> Tensor:
+        """Repeat rows along their runs, so that each distance has a row."""
+        return self.table if self.runs is None else self.runs.expand(self.table, self.rows_dim)
+
+    def select_sentence(self, index: int) -> Self:
+        """See :meth:`Term.select_sentence`; tables have no batch, but ids have."""
+        if self.runs is None or self.ids is None or len(self.ids) == 1:
+            return self
+        span = self.runs.span._replace(ids=self.ids[index : index + 1])
+        return replace(self, runs=self.runs._replace(span=span))
+
+    def without_first_keys(self, count: int) -> Self:
+        """Leave out the ``count`` lowest distances, with the rows that only these need."""
+        dropped, runs = (count, None) if self.runs is None else self.runs.without_first(count)
+        table, dim = self.table, self.rows_dim
+        return replace(self, table=table.narrow(dim, dropped, table.size(dim) - dropped), runs=runs)
+
+    def select_keys(self, places: Tensor, tgt_len: int, src_len: int) -> Self:
+        """See :meth:`Term.select_keys`.
+
+        A query's rows are neighbours, in the order of its keys; those of the query before it begin
+        one row later. So the last query's rows are kept, and T - 1 more: with S = 8, T = 2 and the
+        places 0 1 2 5 6 7 those of the distances -7 -6 -5 -2 -1 0 and 1. For the query before the
+        last one, row -6 is that of key 0, row -5 that of key 1, but row -2 is that of key 2, which
+        is 4 away: the T - 1 last places of each run are those of hidden keys
+        (:meth:`~fairseq_posenc.modules.cache.Kept.with_gaps`).
+        """
+        if self.runs is not None and self.ids is not None:
+            return replace(self, runs=self.runs.select_keys(places))
+        span = Span.from_lengths(tgt_len, src_len, places.device)
+        runs = self.runs or Runs(range(span.low + 1, span.high + 1), span)
+        after_last = torch.arange(1, tgt_len, device=places.device)
+        distances = torch.cat([places - (src_len - 1), after_last])  # of the last query's rows
+        return replace(self, table=runs.look_up(self.table, self.rows_dim, distances), runs=None)
+
+
+@dataclass(frozen=True, eq=False)
+class NumbersByDistance(ByDistance):
+    """A number for each distance: b_r is added after scaling, or gain_r multiplies q_i.k_j.
+
+    >>> numbers = torch.tensor([[0.9, 0.1, 0.5]])  # of three buckets: 2 or more back; 1 back; 0
+    >>> t5 = NumbersByDistance(numbers, Runs((-1, 0), Span(-4, 0, torch.device("cpu"))))
+    >>> t5.runs.expand(t5.table, dim=1)  # of the distances -4 to 0
+    tensor([[0.9000, 0.9000, 0.9000, 0.1000, 0.5000]])
+
+    The table is ``(G, R)``.
+    """
+
+    multiplies: bool = field(default=False, kw_only=True)
+
+    @property
+    def name(self) -> str:
+        """See :attr:`Term.name`."""
+        return "gain" if self.multiplies else "bias"
+
+    def add(self, other: Self) -> Self:
+        """Add up two biases with a row for each distance; refuse two gains."""
+        return (
+            super().add(other) if self.multiplies else replace(self, table=self.table + other.table)
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class RowsByDistance(ByDistance):
     """A vector for each distance, which is multiplied with or added to one of the tokens' vectors.
 
     ``of`` says which: ``query``, q_i.Q_r is added to q_i.k_j; ``key``, k_j.K_r is; ``channel``,
@@ -51,48 +182,56 @@ class RowsByDistance(Term):
     each layer like tokens: as keys they are Q, and as queries they are K.
 
     >>> span = Span(-4, 4, torch.device("cpu"))  # of five tokens
-    >>> shaw = RowsByDistance("query", torch.ones(1, 3, 64), Runs((0, 1), span))  # r < 0, 0, > 0
+    >>> shaw = RowsByDistance(torch.ones(1, 3, 64), Runs((0, 1), span), of="query")  # r < 0, 0, > 0
+
+    The table is ``(G, R, D)``; that of states ``(G, R, W)``.
     """
 
-    of: RowsOf
-    rows: Tensor  # (G, R, D); of states (G, R, W)
-    runs: Runs | None = None
+    of: RowsOf = field(kw_only=True)
 
-    def _write(self) -> Terms:
-        names = {"channel": "channel_gain", "layer": "content_rows"}
-        return Terms.of_table(names.get(self.of, f"{self.of}_table"), self.rows, self.runs)
+    @property
+    def name(self) -> str:
+        """See :attr:`Term.name`."""
+        return {"channel": "channel_gain", "layer": "content_rows"}.get(self.of, f"{self.of}_table")
+
+    @property
+    def rows_dim(self) -> int:
+        """The dimension of the rows."""
+        return 0 if self.of == "layer" else 1
 
 
-@dataclass(frozen=True)
-class NumbersByDistance(Term):
-    """A number for each distance: b_r is added after scaling, or gain_r multiplies q_i.k_j.
+@dataclass(frozen=True, eq=False)
+class ScaleFactor(Term):
+    """The factor c of the scale 1 / sqrt(c * D); without this term it is 1.
 
-    >>> numbers = torch.tensor([[0.9, 0.1, 0.5]])  # of three buckets: 2 or more back; 1 back; 0
-    >>> t5 = NumbersByDistance(numbers, Runs((-1, 0), Span(-4, 0, torch.device("cpu"))))
-    >>> t5.runs.expand(t5.numbers, dim=1)  # of the distances -4 to 0
-    tensor([[0.9000, 0.9000, 0.9000, 0.1000, 0.5000]])
+    >>> shaw_and_content = ScaleFactor(2.0)
     """
 
-    numbers: Tensor  # (G, R)
-    runs: Runs | None = None
-    multiplies: bool = False
+    factor: float
+    label = "scale_factor"
 
-    def _write(self) -> Terms:
-        return Terms.of_table("gain" if self.multiplies else "bias", self.numbers, self.runs)
+    def add(self, other: Self) -> Self:
+        """Refuse another factor."""
+        if self.factor != other.factor:
+            raise UserError(
+                f"two encodings scale the scores by different factors ({self.factor:g} and "
+                f"{other.factor:g}): set scale_factor of one of them"
+            )
+        return self
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Product(Term):
     """Products with rows of queries and keys multiply q_i.k_j, and are not added to it.
 
-    >>> m4m = [RowsByDistance(of, torch.ones(1, 5, 64)) for of in ("query", "key")] + [Product()]
+    >>> table = torch.ones(1, 5, 64)
+    >>> m4m = *(RowsByDistance(table, of=of) for of in ("query", "key")), Product()
     """
 
-    def _write(self) -> Terms:
-        return Terms(product=True)
+    label = "product"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Reset(Term):
     """Two more rows at the end of each table, for the pairs of the first token.
 
@@ -102,12 +241,15 @@ class Reset(Term):
     """
 
     first: Tensor  # (B or 1, S) of bool: True for the first real token
+    label = "reset"
+    axes = "BS"
 
-    def _write(self) -> Terms:
-        return Terms(first=self.first)
+    def add(self, other: Self) -> Self:
+        """Take either of two that were computed from the same tokens."""
+        return self
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class NumbersByPair(Term):
     """A number for each query and key: b_ij is added after scaling.
 
@@ -115,26 +257,73 @@ class NumbersByPair(Term):
     """
 
     numbers: Tensor  # (B or 1, G, T, S)
+    label = "pair_bias"
+    axes = "BGTS"
 
-    def _write(self) -> Terms:
-        return Terms(pair_bias=self.numbers)
+    @classmethod
+    def of_axes(cls, span: Span, tables: Tensor, find: Callable[[Tensor], Tensor]) -> Self:
+        """Look up a number by the distance on each axis, and add up those of all axes.
+
+        Args:
+            span: the distances of the call, with ids on several axes.
+            tables: the numbers of each axis, ``(axes, G, R)``.
+            find: finds the row of each distance, for distances of any shape.
+        """
+        distances = span.differences().unbind(-1)  # for each axis [B or 1, T, S]
+        numbers = [table[:, find(x)] for table, x in zip(tables, distances)]  # [G, B or 1, T, S]
+        return cls(torch.stack(numbers).sum(0).transpose(0, 1))
+
+    def add(self, other: Self) -> Self:
+        """Add up the numbers."""
+        return replace(self, numbers=self.numbers + other.numbers)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
+class States(Term):
+    """The vectors s of the queries, which are multiplied with rows of ``state``.
+
+    >>> inkling = States(torch.zeros(2, 8, 5, 16))  # of 2 sentences, 8 heads and 5 queries
+    """
+
+    vectors: Tensor  # (B, H, T, W)
+    label = "states"
+    axes = "BHTW"
+
+
+@dataclass(frozen=True, eq=False)
 class Decay(Term):
     """A difference of two numbers by token: c_i - c_j is added for an earlier key j.
+
+    Padding has the c of the token before it.
 
     >>> alibi = Decay(-torch.arange(4.0)[None, None, :, None])  # minus the distance
     """
 
     earlier: Tensor  # (B or 1, H, S, parts): float32 parts, which add up to c
     later: Tensor | None = None  # a later key gets c_j - c_i of these; None: c_i - c_j of `earlier`
+    label = "decay"
+    axes = "BHSp"
 
-    def _write(self) -> Terms:
-        return Terms(decay=self.earlier, later_decay=self.later)
+    @classmethod
+    def split_heads(cls, decay: Tensor, num_heads: int) -> Decay:
+        """Make the term of ``(B, H, S, 2)``, or of ``(B, 2 H, S, 2)`` with later keys' c."""
+        earlier, later = decay[:, :num_heads], decay[:, num_heads:]
+        return cls(earlier, later if later.size(1) else None)
+
+    def add(self, other: Self) -> Self:
+        """Make the parts of both sums those of one."""
+
+        def join_parts(ours: Tensor, theirs: Tensor) -> Tensor:
+            sizes = torch.broadcast_shapes(ours.shape[:-1], theirs.shape[:-1])
+            return torch.cat([x.expand(*sizes, -1) for x in (ours, theirs)], -1)
+
+        later = self.later if other.later is None else other.later
+        if self.later is not None and other.later is not None:
+            later = join_parts(self.later, other.later)
+        return replace(self, earlier=join_parts(self.earlier, other.earlier), later=later)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Temperature(Term):
     """A factor of all scores of a query: tau_i.
 
@@ -142,12 +331,11 @@ class Temperature(Term):
     """
 
     factors: Tensor  # (B or 1, G, T)
+    label = "temperature"
+    axes = "BGT"
 
-    def _write(self) -> Terms:
-        return Terms(temperature=self.factors)
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class CountTemperature(Term):
     """A factor of all scores of a query i that sees n_i keys: offset + factor * ln(n_i).
 
@@ -156,12 +344,10 @@ class CountTemperature(Term):
 
     factor: Tensor  # (G,)
     offset: Tensor | None = None  # (G,)
-
-    def _write(self) -> Terms:
-        return Terms(log_visible=self.factor, visible_offset=self.offset)
+    label = "count_temperature"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class CountedRows(Term):
     """Products of queries with rows by a position that depends on the scores: q_i.a_p.
 
@@ -172,12 +358,10 @@ class CountedRows(Term):
     """
 
     rows: Tensor  # (P, D)
-
-    def _write(self) -> Terms:
-        return Terms(counted_table=self.rows)
+    label = "counted_table"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SinkScore(Term):
     """One more score in the softmax of a query, whose weight is dropped.
 
@@ -185,12 +369,10 @@ class SinkScore(Term):
     """
 
     score: Tensor  # (G,)
-
-    def _write(self) -> Terms:
-        return Terms(sink=self.score)
+    label = "sink"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ScoreCap(Term):
     """A limit C of the scores: e_ij becomes C * tanh(e_ij / C).
 
@@ -198,24 +380,4 @@ class ScoreCap(Term):
     """
 
     limit: float
-
-    def _write(self) -> Terms:
-        return Terms(softcap=self.limit)
-
-
-def combine(terms: Iterable[Term], scale_factor: float | None = None) -> Terms:
-    """Combine terms to the record that backends take; see :class:`Terms` for the scale factor."""
-    return reduce(or_, (term._write() for term in terms), Terms(scale_factor=scale_factor))
-
-
-def add_axes(span: Span, tables: Tensor, find: Callable[[Tensor], Tensor]) -> NumbersByPair:
-    """Look up a number by the distance on each axis, and add up those of all axes.
-
-    Args:
-        span: the distances of the call, with ids on several axes.
-        tables: the numbers of each axis, ``(axes, G, R)``.
-        find: finds the row of each distance, for distances of any shape.
-    """
-    distances = span.differences().unbind(-1)  # for each axis [B or 1, T, S]
-    numbers = [table[:, find(x)] for table, x in zip(tables, distances)]  # [G, B or 1, T, S]
-    return NumbersByPair(torch.stack(numbers).sum(0).transpose(0, 1))
+    label = "softcap"

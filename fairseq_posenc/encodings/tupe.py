@@ -12,7 +12,6 @@ from torch.nn import functional as F
 from fairseq_posenc.encodings.base import INIT_STD, Dims, Encoding, register
 from fairseq_posenc.encodings.precision import at_least_fp32, no_autocast
 from fairseq_posenc.encodings.relative_positions import DistanceEncoding, make_projections
-from fairseq_posenc.encodings.runs import Runs
 from fairseq_posenc.encodings.t5 import Buckets
 from fairseq_posenc.encodings.term import NumbersByDistance, NumbersByPair, Reset, Term
 from fairseq_posenc.positions import Positions, Span
@@ -70,10 +69,6 @@ class Tupe(DistanceEncoding):
             pairs = queries @ keys.transpose(1, 2)  # [B or 1, T, S]
         return [NumbersByPair(pairs.unsqueeze(1)), *super().terms(span, positions)]
 
-    def use(self, rows: Tensor, runs: Runs) -> list[Term]:
-        """Add the numbers, ``(G, R)``."""
-        return [NumbersByDistance(rows, runs)]
-
 
 @register("tupe_shared")
 class TupeShared(Encoding):
@@ -108,10 +103,9 @@ class TupeShared(Encoding):
         scale_factor: float = 2.0,
         reset: bool = False,
     ) -> None:
-        super().__init__(dims)
+        super().__init__(dims, scale_factor)
         self.bucket_rule = Buckets.build(self.name, num_buckets, max_distance, both_sides=True)
         self.num_buckets = num_buckets
-        self.scale_factor = scale_factor
         self.reset = reset
         width = dims.embed_dim
         self.positions = nn.Parameter(torch.empty(dims.max_positions + 1, width))

@@ -22,6 +22,8 @@ from fairseq_posenc.backends.base import AttentionCall
 from fairseq_posenc.backends.forward_cache import is_reentrant_recomputation
 from fairseq_posenc.encodings.base import Dims, Encodings
 from fairseq_posenc.encodings.rotation import PairRotation, Rotation
+from fairseq_posenc.encodings.term import ScaleFactor
+from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf.caches import DecayCache, find_rows, find_self_cache
 from fairseq_posenc.hf.derived import Derived
@@ -112,7 +114,7 @@ def can_be_cosines(rotation: Rotation | None, form: str, width: int) -> bool:
 
 
 def to_scale_factor(scale: float, width: int) -> float:
-    """Convert the factor of dot products, in heads of a width, to ``Terms.scale_factor``."""
+    """Convert the factor of dot products, in heads of a width, to a scale factor."""
     return 1 / (scale**2 * width)  # scores are divided by sqrt(scale_factor * width)
 
 
@@ -215,28 +217,21 @@ class AttentionPositions(AttentionCore, nn.Module):
         positions = shared.positions
         earlier = positions.src_len - query.size(2)
         terms = self.collect_terms(positions.span(), shared)
-        if terms.content_rows is not None:
+        if terms.rows("layer") is not None:
             terms = find_rows(state.cache, attention, earlier).project(
                 terms,
                 positions.span(),
                 lambda rows: self.family.project_rows(attention, rows, self.dims),
             )
-        factor = 1.0 if terms.scale_factor is None else terms.scale_factor
-        terms = terms._replace(scale_factor=factor * to_scale_factor(scale, self.head_dim))
+        factor = (terms.find(ScaleFactor) or ScaleFactor(1.0)).factor
+        scaled = ScaleFactor(factor * to_scale_factor(scale, self.head_dim))
+        terms = Terms([scaled, *terms.without(ScaleFactor)])
         cache = None
         if self.decay_place is not None:
             cache = DecayCache(state.cache, self.decay_place, earlier)
-        return self.make_call(
-            query,
-            key,
-            value,
-            shared,
-            state.inputs,
-            cache,
-            terms=terms,
-            dropout=dropout,
-            need_weights=state.need_weights,
-        )
+        layer = (query, key, value, shared, state.inputs, cache)
+        weights = state.need_weights
+        return self.make_call(*layer, terms=terms, dropout=dropout, need_weights=weights)
 
     def rotation(self, shared: LayerShared, count: int | None = None) -> Rotation | None:
         """Select the rotation of the last tokens, unless the model's own code applied it."""

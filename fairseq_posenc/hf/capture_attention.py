@@ -11,6 +11,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from fairseq_posenc.analysis.split import CapturedAttention, split, with_attributes
 from fairseq_posenc.backends import reference
 from fairseq_posenc.backends.base import AttentionCall
+from fairseq_posenc.encodings.term import ScaleFactor
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.hf.attention import (
     OUR_ATTENTION,
@@ -50,7 +51,7 @@ def capture_attention(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list
         if positions is not None or module not in encoder:  # Whisper's encoder has no positions
             queries, scale = plain_queries(module, query, scaling)
             if positions is None:
-                terms = Terms(scale_factor=to_scale_factor(scale, query.size(-1)))
+                terms = Terms([ScaleFactor(to_scale_factor(scale, query.size(-1)))])
                 call, rotation = AttentionCall(queries, key, value, terms), None
             else:
                 state = named[POSITION_STATE]

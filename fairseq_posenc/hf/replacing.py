@@ -198,8 +198,7 @@ class StackPlan(NamedTuple):
             layers = []
             for index, is_rotated in enumerate(positions.is_rotated):
                 kind = spec.layer_kind(index)
-                has_decay = terms[kind].decay is not None
-                reads = (terms[kind].decay, terms[kind].states, terms[kind].content_rows)
+                names = {term.name for term in terms[kind]}
                 layer = AttentionPositions(
                     encodings=assembly.build_layer(index),
                     family=stack.family,
@@ -207,9 +206,9 @@ class StackPlan(NamedTuple):
                     kind=kind,
                     direction=directions[index],
                     is_rotated=is_rotated,
-                    reads_input=any(term is not None for term in reads),
+                    reads_input=not names.isdisjoint({"decay", "states", "content_rows"}),
                     # In the cache, the decay comes after the keys of all layers.
-                    decay_place=len(stack.layers) + index if has_decay else None,
+                    decay_place=len(stack.layers) + index if "decay" in names else None,
                     backend=positions.backend,
                 )
                 layers.append(layer)

@@ -22,7 +22,6 @@ from transformers import PretrainedConfig
 from fairseq_posenc.encodings.rope import Rope
 from fairseq_posenc.encodings.rope_scaling import Dynamic, LongRope
 from fairseq_posenc.encodings.rotation import Rotation
-from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf.attention import (
     OUR_ATTENTION,
@@ -273,7 +272,7 @@ class HFStackPositions(RecordedPositions, StackPositions):
             any(item.encoding.acts_on == "rotation" for item in layer) for layer in spec.layer_kinds
         ]
         return (
-            all(terms == Terms() for terms in assembly.draft_terms(backend="auto"))
+            not any(assembly.draft_terms(backend="auto"))
             and not (limits.limits or limits.documents)
             and not any(item.encoding.acts_on == "positions" for item in spec.items)
             and all(

@@ -212,7 +212,7 @@ class CrossAttention(_LayerAttention):
         query = self.project_query(x, state)
         dropout = self.dropout if self.training else 0.0
         mask = Mask(key_padding=source_padding_mask)
-        attended, weights = attend(query, key, value, Terms(), mask, dropout, need_weights)
+        attended, weights = attend(query, key, value, Terms([]), mask, dropout, need_weights)
         return self.merge_heads(attended), weights
 
     def _check_source(

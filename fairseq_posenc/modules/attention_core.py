@@ -11,6 +11,7 @@ from fairseq_posenc.backends.base import AttentionCall
 from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.base import Encodings
 from fairseq_posenc.encodings.rotation import Rotation
+from fairseq_posenc.encodings.term import Decay, States
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.modules.cache import Cache, Kept, KeyValueCache
 from fairseq_posenc.positions import Span
@@ -103,24 +104,18 @@ class AttentionCore:
             mask = shared.mask(self.direction)
         # No query sees the keys that the cache no longer has.
         dropped = src_len - kept.key.size(2)
-        if kept.places is None:
-            terms = terms.without_first_keys(dropped)
-            mask = mask.without_dropped_keys(dropped)
-        else:
+        if kept.places is not None:
             places = kept.places.to(query.device)
-            terms = terms.select_keys(places, tgt_len, src_len)
+            terms = Terms([term.select_keys(places, tgt_len, src_len) for term in terms])
             mask = mask.select_keys(places)
+        elif dropped:
+            terms = Terms([term.without_first_keys(dropped) for term in terms])
+            mask = mask.without_dropped_keys(dropped)
         if states is not None:
-            terms = terms._replace(states=states)
-        return AttentionCall(
-            query,
-            kept.key,
-            kept.value,
-            terms.with_decay(kept.decay, self.num_heads),
-            mask,
-            dropout,
-            need_weights,
-        )
+            terms |= Terms([States(states)])
+        if kept.decay is not None:
+            terms |= Terms([Decay.split_heads(kept.decay, self.num_heads)])
+        return AttentionCall(query, kept.key, kept.value, terms, mask, dropout, need_weights)
 
     def _rotate(self, query: Tensor, key: Tensor, shared: LayerShared) -> tuple[Tensor, Tensor]:
         """Rotate queries ``(B, H, T, D)``, and the keys of the last tokens, T or more."""

@@ -75,7 +75,7 @@ class Kept(NamedTuple):
         """Insert T - 1 keys of zeros at the beginning of each gap; no query sees them.
 
         With T = 3, keys at the places ``ab...fgh`` become ``ab00fgh``. Tables by distance need
-        these places (see :meth:`~fairseq_posenc.encodings.terms.Terms.select_keys`).
+        these places (see :meth:`~fairseq_posenc.encodings.term.ByDistance.select_keys`).
 
         Args:
             queries: T.

@@ -5,6 +5,7 @@ from torch import Tensor, nn
 from fairseq_posenc.backends.by_distance import expand_by_distance
 from fairseq_posenc.backends.flex.scores import ScoreMod, build_score_mod
 from fairseq_posenc.encodings.precision import at_least_fp32
+from fairseq_posenc.encodings.term import NumbersByDistance, NumbersByPair, Reset, ScaleFactor
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.modules.input_checks import check_shared
@@ -45,11 +46,9 @@ class LayerPositions(nn.Module):
         spec = self.assembly.spec
         self.kind = spec.layer_kind(layer)  # layers with the same encodings are of one kind
         terms = self.assembly.draft_terms(backend="auto")[self.kind]  # of a single token
-        has_products = any(terms.present("table", "values")) or terms.channel_gain is not None
-        of_tokens = (terms.decay, terms.counted_table, terms.state_table)
-        reads_tokens = any(term is not None for term in of_tokens)
         widens = any(item.encoding.widens for item in spec.layer_kinds[self.kind])
-        if terms.product or has_products or terms.changes_softmax or reads_tokens or widens:
+        simple = (NumbersByDistance, NumbersByPair, Reset, ScaleFactor)
+        if widens or not all(isinstance(term, simple) for term in terms):
             raise UserError(
                 f"{spec}: its scores are more than a rotated dot product, a factor and a bias for "
                 "each distance: use SelfAttention"
@@ -72,12 +71,14 @@ class LayerPositions(nn.Module):
         terms = self._compute_terms(shared).expanded()
         if terms.gain is not None:
             raise UserError("a bias cannot multiply the scores by a factor: use score_mod")
-        by_pair = None if terms.pair_bias is None else at_least_fp32(terms.pair_bias)
-        if terms.bias is None:
+        numbers, bias = terms.find(NumbersByPair), terms.bias
+        by_pair = None if numbers is None else at_least_fp32(numbers.numbers)
+        if bias is None:
             return by_pair
         tgt_len, src_len = shared.positions.tgt_len, shared.positions.src_len
-        bias = expand_by_distance(at_least_fp32(terms.bias), tgt_len, src_len, terms.first)
-        return bias if by_pair is None else bias + by_pair
+        table = at_least_fp32(bias.table)
+        by_distance = expand_by_distance(table, tgt_len, src_len, terms.first)
+        return by_distance if by_pair is None else by_distance + by_pair
 
     def score_mod(self, shared: Shared) -> ScoreMod:
         """Build the function that ``torch.nn.attention.flex_attention`` takes as ``score_mod``.

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from fairseq_posenc.assembly import Assembly
 from fairseq_posenc.encodings.base import Dims
+from fairseq_posenc.encodings.term import ByDistance
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.modules.cache import Cache
 from fairseq_posenc.modules.input_checks import (
@@ -56,9 +57,9 @@ class StackPositions(nn.Module):
         # Windows and tables by distance count all places between two tokens, padding included.
         self.has_window = limits.window is not None
         self.has_tables = any(
-            term.rows is not None
+            isinstance(term, ByDistance)
             for terms in self.assembly.draft_terms(backend="auto")  # of each kind of layer
-            for _, term, _ in terms.present()
+            for term in terms
         )
         # Whether earlier tokens' positions matter, too: for distances, and for visible keys.
         self.reads_all_ids = (

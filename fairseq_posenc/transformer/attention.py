@@ -9,12 +9,13 @@ from torch import Tensor
 from fairseq_posenc.backends import attend
 from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.base import Encodings
-from fairseq_posenc.encodings.terms import TERMS_BY_TOKEN, Terms
+from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.modules.attention_core import AttentionCore
 from fairseq_posenc.positions import Span
 from fairseq_posenc.shared import LayerShared
 from fairseq_posenc.transformer.decoding import (
+    BY_TOKEN,
     IncrementalCache,
     cached_terms,
     lookahead_positions,
@@ -157,11 +158,11 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
             return self.terms(positions.span(), shared)
 
         def compute_ahead(span: Span) -> Terms:
-            shared_ahead = shared._replace(positions=lookahead_positions(positions, span))
-            return self.terms(span, shared_ahead).expanded("key_table")  # now, not in each step
+            ahead = lookahead_positions(positions, span)
+            terms = self.terms(span, shared._replace(positions=ahead))
+            return terms.expanded(lambda term: term.name == "key_table")  # now, not in each step
 
         key = self._get_full_incremental_state_key("terms")
         ahead = cached_terms(state, key, steps_span, compute_ahead)
         terms = slice_for_step(ahead, steps_span, positions.src_len)
-        by_token = {name: getattr(shared.terms, name) for name in TERMS_BY_TOKEN}
-        return terms._replace(**by_token)
+        return Terms([*terms, *(x for x in shared.terms if isinstance(x, BY_TOKEN))])

@@ -12,11 +12,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fairseq_posenc.encodings.locality import NeededKeys
+from fairseq_posenc.encodings.term import ByDistance, Decay, Temperature, Term
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.modules.cache import Kept
 from fairseq_posenc.positions import Positions, Span
 
 STEPS = 32  # terms are computed for a multiple of this many keys
+BY_TOKEN = (Temperature, Decay)  # unlike others, these cannot be computed for later steps
 
 
 class IncrementalCache(NamedTuple):
@@ -98,12 +100,12 @@ def slice_for_step(terms: Terms, span: Span, src_len: int) -> Terms:
         span: the span that they were computed for.
         src_len: S, the number of keys in this step.
     """
-    sliced: dict[str, Any] = {}
-    for name, term, tensor in terms.present():
-        if term.rows is None:  # by pair
-            queries, keys = tensor.shape[2:]
-            query = queries - 1 - (keys - src_len)  # the last, before those of later steps
-            sliced[name] = tensor[:, :, query : query + 1, :src_len]  # [B, H, 1, S]
-    if terms.first is not None:
-        sliced["first"] = terms.first[:, :src_len]  # [B, S]
-    return terms._replace(**sliced).without_first_distances(span.src_len - src_len)
+    later = span.src_len - src_len  # the number of later steps
+
+    def slice_term(term: Term) -> Term:
+        if isinstance(term, ByDistance):
+            return term.without_first_keys(later)
+        term = term.map_axis("S", lambda x, dim: x.narrow(dim, 0, src_len))
+        return term.map_axis("T", lambda x, dim: x.narrow(dim, x.size(dim) - 1 - later, 1))
+
+    return Terms([slice_term(term) for term in terms.without(*BY_TOKEN)])

@@ -14,7 +14,6 @@ from typing import Any, cast
 from torch import nn
 
 from fairseq_posenc.encodings.rotation import PairRotation
-from fairseq_posenc.encodings.terms import TERMS
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.shared import LayerShared, Shared
 
@@ -58,16 +57,15 @@ def inject_context(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Add the current position state to a layer's arguments: a forward-pre-hook.
 
-    Each term is an argument ``shared_NAME``: tensors inside a tuple would lose their gradients
-    under activation checkpointing.
+    Each tensor of a term is an argument ``shared_TERM_FIELD``: tensors inside a tuple would lose
+    their gradients under activation checkpointing.
     """
     if _context.stack is None:
         raise UserError("a layer was called outside its stack's forward, so it has no positions")
     shared = _context.stack.of_kind(cast(Any, layer).self_attn.kind)
-    tensors = {f"shared_{name}": tensor for name, _, tensor in shared.terms.present()}
-    without_tensors = shared.terms._replace(**dict.fromkeys(TERMS))  # type: ignore[arg-type]
+    tensors = {f"shared_{name}": tensor for name, tensor in shared.terms.tensors().items()}
     # A layer that is run again must take the tensors of its arguments, and not compute others.
-    shared = shared._replace(terms=without_tensors, recompute_terms=None)
+    shared = shared._replace(recompute_terms=None)
     if isinstance(shared.rotation, PairRotation) and shared.rotation.is_trained:
         tensors["shared_phases"] = shared.rotation.phases
         shared = shared._replace(rotate_ids=None)
@@ -78,11 +76,11 @@ def pop_context(shared: LayerShared, kwargs: dict[str, Any]) -> LayerShared:
     """Rebuild the position state from a layer's arguments.
 
     Args:
-        shared: the state without its tensors.
-        kwargs: the layer's other arguments, from which the tensors ``shared_NAME`` are removed.
+        shared: the state, whose tensors are replaced.
+        kwargs: the layer's other arguments, from which the tensors are removed.
     """
-    tensors = {name: kwargs.pop(f"shared_{name}", None) for name in TERMS}
-    shared = shared._replace(terms=shared.terms._replace(**tensors))
+    tensors = [kwargs.pop(f"shared_{name}") for name in shared.terms.tensors()]
+    shared = shared._replace(terms=shared.terms.with_tensors(tensors))
     phases = kwargs.pop("shared_phases", None)
     if phases is None:
         return shared

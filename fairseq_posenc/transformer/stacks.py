@@ -87,7 +87,6 @@ class _PositionalStack:
                 f"--attention-directions names {len(directions)} layers, but the encoder has "
                 f"{len(self.layers)}"
             )
-        terms_of_kinds = assembly.draft_terms(backend)
         self.assembly = assembly
         self.backend = backend
         self.eos_idx = eos_idx
@@ -103,9 +102,9 @@ class _PositionalStack:
             layer.register_forward_pre_hook(inject_context, with_kwargs=True)
         # Between the steps of decoding, terms by distance alone can always be kept; terms by pair,
         # or with a reset, only where no sentence is padded on the left.
-        self.has_reset = any(terms.first is not None for terms in terms_of_kinds)
-        has_pairs = any(terms.pair_bias is not None for terms in terms_of_kinds)
-        self.terms_fit_any_row = not (has_pairs or self.has_reset)
+        names = {term.name for terms in assembly.draft_terms(backend) for term in terms}
+        self.has_reset = "reset" in names
+        self.terms_fit_any_row = names.isdisjoint({"reset", "pair_bias"})
 
     def _next_index(self) -> int:
         """Count the layer that fairseq is about to build, whose index it does not tell."""

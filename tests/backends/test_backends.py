@@ -19,9 +19,11 @@ from fairseq_posenc.backends.blocked import geometry
 from fairseq_posenc.backends.forward_cache import PerForwardCache
 from fairseq_posenc.backends.mask import DIRECTIONS, Mask
 from fairseq_posenc.encodings.locality import Locality
+from fairseq_posenc.encodings.term import NumbersByPair
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from tests.helpers.products import product_of
+from tests.helpers.terms import change_terms, leaves_of, terms_of
 from tests.helpers.tiny_models import logits, make_model, make_tokens
 
 B, H, T, D = 3, 2, 37, 4
@@ -38,78 +40,61 @@ def _several_blocks(monkeypatch):
     monkeypatch.setattr(geometry, "PAIRS_PER_THREAD", 16 * 48)
 
 
+# Terms of every form, with and without a batch or head dimension: the groups of heads of tables.
+FORMS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "scaled": {"scale_factor": 3.0},
+    "bias": {"bias": 1},
+    "bias per head": {"bias": H},
+    "bias by pair": {"pair_bias": (1, H)},
+    "both biases": {"bias": 1, "pair_bias": (B, 1), "scale_factor": 2.0},
+    "states": {"state_table": 1, "states": H, "scale_factor": 2.0},
+    "states per head": {"state_table": H, "states": H, "bias": 1},
+    "states and all": dict(
+        gain=1, query_table=1, key_table=H, state_table=1, states=H, pair_bias=(B, 1)
+    ),
+    "states beside a product": {"query_table": 1, "state_table": 1, "states": H, "product": True},
+    "gain": {"gain": 1},
+    "gain per head": {"gain": H},
+    "query table": {"query_table": 1},
+    "key table": {"key_table": 1, "scale_factor": 2.0},
+    "two tables": {"query_table": H, "key_table": 1},
+    "key table per head": {"query_table": 1, "key_table": H},
+    "product": {"query_table": 1, "key_table": 1, "product": True},
+    "product of nothing else": {"bias": 1, "product": True},
+    "product of two": {"query_table": 1, "product": True, "scale_factor": 2.0},
+    "product of all": {"gain": 1, "bias": H, "query_table": 1, "key_table": H, "product": True},
+    "values": {"value_table": 1},
+    "values per head": {"value_table": H, "query_table": 1},
+    "bias with reset": {"bias": 1, "reset": True},
+    "product with reset": {"query_table": 1, "key_table": 1, "product": True, "reset": True},
+    "all with reset": dict(gain=H, bias=1, query_table=H, key_table=1, value_table=1, reset=True),
+}
+
+
 def make_terms(rows: int = ROWS, dtype: torch.dtype = torch.float32) -> dict[str, Terms]:
-    """Return terms of every form, with and without a batch or head dimension."""
-
-    def vectors(groups: int = 1, more: int = 0) -> torch.Tensor:
-        return torch.randn(groups, rows + more, D, dtype=dtype, requires_grad=True)
-
-    def scalars(groups: int = 1, more: int = 0) -> torch.Tensor:
-        return torch.randn(groups, rows + more, dtype=dtype, requires_grad=True)
-
-    def pairs(batch: int, groups: int) -> torch.Tensor:
-        shape = (batch, groups, rows + 1 - T, T)
-        return torch.randn(shape, dtype=dtype, requires_grad=True)
-
-    def states() -> torch.Tensor:
-        return torch.randn(B, H, rows + 1 - T, 3, dtype=dtype, requires_grad=True)
-
-    def state_rows(groups: int = 1) -> torch.Tensor:
-        return torch.randn(groups, rows, 3, dtype=dtype, requires_grad=True)
-
+    """Return the terms of each form."""
+    queries = rows + 1 - T
     first = torch.zeros(B, T, dtype=torch.bool)
-    first[:2, 0] = True
-    first[2, 2] = True
+    first[[0, 1, 2], [0, 0, 2]] = True
+
+    def draw(name: str, groups: Any, resets: int) -> Any:
+        sizes: dict[str, Any] = {
+            **{
+                table: (groups, rows + resets, D)
+                for table in ("query_table", "key_table", "value_table")
+            },
+            **{"bias": (groups, rows + resets), "gain": (groups, rows + resets)},
+            **{"state_table": (groups, rows, 3), "states": (B, groups, queries, 3)},
+        }
+        sizes["pair_bias"] = (*groups, queries, T) if isinstance(groups, tuple) else None
+        if name not in sizes:
+            return first if name == "reset" else groups
+        return torch.randn(sizes[name], dtype=dtype, requires_grad=True)
+
     return {
-        "plain": Terms(),
-        "scaled": Terms(scale_factor=3.0),
-        "bias": Terms(bias=scalars()),
-        "bias per head": Terms(bias=scalars(H)),
-        "bias by pair": Terms(pair_bias=pairs(1, H)),
-        "both biases": Terms(bias=scalars(), pair_bias=pairs(B, 1), scale_factor=2.0),
-        "states": Terms(state_table=state_rows(), states=states(), scale_factor=2.0),
-        "states per head": Terms(state_table=state_rows(H), states=states(), bias=scalars()),
-        "states and all": Terms(
-            gain=scalars(),
-            query_table=vectors(),
-            key_table=vectors(H),
-            state_table=state_rows(),
-            states=states(),
-            pair_bias=pairs(B, 1),
-        ),
-        "states beside a product": Terms(
-            query_table=vectors(), state_table=state_rows(), states=states(), product=True
-        ),
-        "gain": Terms(gain=scalars()),
-        "gain per head": Terms(gain=scalars(H)),
-        "query table": Terms(query_table=vectors()),
-        "key table": Terms(key_table=vectors(), scale_factor=2.0),
-        "two tables": Terms(query_table=vectors(H), key_table=vectors()),
-        "key table per head": Terms(query_table=vectors(), key_table=vectors(H)),
-        "product": Terms(query_table=vectors(), key_table=vectors(), product=True),
-        "product of nothing else": Terms(bias=scalars(), product=True),
-        "product of two": Terms(query_table=vectors(), product=True, scale_factor=2.0),
-        "product of all": Terms(
-            gain=scalars(),
-            bias=scalars(H),
-            query_table=vectors(),
-            key_table=vectors(H),
-            product=True,
-        ),
-        "values": Terms(value_table=vectors()),
-        "values per head": Terms(value_table=vectors(H), query_table=vectors()),
-        "bias with reset": Terms(bias=scalars(1, 2), first=first),
-        "product with reset": Terms(
-            query_table=vectors(1, 2), key_table=vectors(1, 2), product=True, first=first
-        ),
-        "all with reset": Terms(
-            gain=scalars(H, 2),
-            bias=scalars(1, 2),
-            query_table=vectors(H, 2),
-            key_table=vectors(1, 2),
-            value_table=vectors(1, 2),
-            first=first,
-        ),
+        form: terms_of(**{x: draw(x, y, 2 * ("reset" in given)) for x, y in given.items()})
+        for form, given in FORMS.items()
     }
 
 
@@ -137,10 +122,6 @@ def inputs(dtype: torch.dtype = torch.float32, tgt_len: int = T) -> Inputs:
     lengths = (tgt_len, T, T)
     query, key, value = (torch.randn(B, H, n, D, dtype=dtype, requires_grad=True) for n in lengths)
     return query, key, value
-
-
-def leaves_of(terms: Terms) -> list[torch.Tensor]:
-    return [x for x in terms if isinstance(x, torch.Tensor) and x.requires_grad]
 
 
 def assert_equals_reference(
@@ -181,9 +162,9 @@ def test_equals_the_reference(name, form, mask):
 def test_blocked_serves_the_last_queries_of_many_keys(form, tgt_len, saved, monkeypatch):
     monkeypatch.setattr(blocked, "SAVED_BYTES", saved)
     terms = make_terms(tgt_len + T - 1, torch.float64)[form]
-    if terms.pair_bias is not None:
-        pair_bias = terms.pair_bias.detach()[:, :, -tgt_len:].requires_grad_()
-        terms = terms._replace(pair_bias=pair_bias)
+    if (by_pair := terms.find(NumbersByPair)) is not None:
+        pair_bias = by_pair.numbers.detach()[:, :, -tgt_len:].requires_grad_()
+        terms = change_terms(terms, pair_bias=pair_bias)
     for mask in (Mask("lr"), Mask("both", masks()["both, padded on the left"].key_padding)):
         assert_equals_reference("blocked", terms, mask, inputs(torch.float64, tgt_len))
 
@@ -199,13 +180,13 @@ def test_blocked_serves_a_reset_beside_all_else(direction):
 
     first = torch.zeros(B, T, dtype=torch.bool)
     first[1, 20] = first[2, 2] = True
-    terms = forms["all with reset"]._replace(
-        first=first,
+    terms = change_terms(
+        forms["all with reset"],
+        reset=first,
         pair_bias=leaf(B, 1, T, T),
-        decay=leaf(B, H, T, 2),
-        later_decay=leaf(1, H, T, 2) if direction == "both" else None,
+        decay=(leaf(B, H, T, 2), leaf(1, H, T, 2) if direction == "both" else None),
         temperature=leaf(B, 1, T),
-        log_visible=leaf(H),
+        count_temperature=leaf(H),
         sink=leaf(H),
         softcap=7.0,
     )
@@ -232,7 +213,7 @@ def test_blocked_gradients_reach_operands_whose_heads_are_not_before_their_token
     ]
     temperature, decay, states = (x.transpose(1, 2) for x in by_token)
     table = torch.randn(1, 2 * tokens - 1, 3, dtype=torch.float64)
-    terms = Terms(temperature=temperature[..., 0], decay=decay, states=states, state_table=table)
+    terms = terms_of(temperature=temperature[..., 0], decay=decay, states=states, state_table=table)
     assert_equals_reference("blocked", terms, Mask("lr"), qkv)
 
 
@@ -269,7 +250,7 @@ def test_layers_learn_at_lengths_that_fill_tiles(name, spec, causal, monkeypatch
 @pytest.mark.parametrize("groups", [1, H])
 def test_blocked_serves_a_gain_of_channels_for_one_query(groups):
     gain = torch.randn(groups, T, D, dtype=torch.float64, requires_grad=True)
-    terms = Terms(channel_gain=gain)
+    terms = terms_of(channel_gain=gain)
     assert BACKENDS["blocked"].refuses(terms, CallFeatures(tgt_len=1)) == ""
     assert_equals_reference("blocked", terms, Mask("lr"), inputs(torch.float64, 1))
 
@@ -362,9 +343,10 @@ def test_the_same_seed_trains_the_same_weights(name, spec):
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float16, 5e-3), (torch.bfloat16, 4e-2)])
 def test_half_precision_is_close_to_float64(name, dtype, bound):
     qkv = [x.detach().to(dtype) for x in inputs()]
-    terms = Terms(bias=torch.randn(H, ROWS).to(dtype))
+    terms = terms_of(bias=torch.randn(H, ROWS).to(dtype))
+    in_full = terms.map(torch.Tensor.double)
     exact, _ = BACKENDS["reference"].attend(
-        AttentionCall(*(x.double() for x in qkv), Terms(bias=terms.bias.double()), Mask("rl"))
+        AttentionCall(*(x.double() for x in qkv), in_full, Mask("rl"))
     )
     half, _ = BACKENDS[name].attend(AttentionCall(*qkv, terms, Mask("rl")))
     assert half.dtype == dtype
@@ -398,14 +380,11 @@ def test_dropout_is_drawn_again_in_the_backward_pass(monkeypatch):
         monkeypatch.setattr(blocked, "SAVED_BYTES", saved)
 
         def attend(
-            query: torch.Tensor,
-            key: torch.Tensor,
-            value: torch.Tensor,
-            query_table: torch.Tensor,
-            key_table: torch.Tensor,
+            query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *tables: torch.Tensor
         ) -> torch.Tensor:
             torch.manual_seed(1)
-            given = terms._replace(query_table=query_table, key_table=key_table)
+            first = [x for x in terms.tensors().values() if not x.requires_grad]
+            given = terms.with_tensors([*tables, *first])
             return BACKENDS["blocked"].attend(
                 AttentionCall(query, key, value, given, Mask("lr"), dropout=0.3)
             )[0]
@@ -453,16 +432,9 @@ def exact_gradients(leaves: list[torch.Tensor], form: str, weight: torch.Tensor)
     exact = [x.detach().double().requires_grad_() for x in leaves]
     query, key, value, *tables = exact
     out, _ = BACKENDS["reference"].attend(
-        AttentionCall(query, key, value, with_tables(form, tables), Mask("lr"))
+        AttentionCall(query, key, value, make_terms()[form].with_tensors(tables), Mask("lr"))
     )
     return torch.autograd.grad((out * weight.double()).sum(), exact)
-
-
-def with_tables(form: str, tables: list[torch.Tensor]) -> Terms:
-    terms = make_terms()[form]
-    names = [name for name, x in terms._asdict().items() if isinstance(x, torch.Tensor)]
-    changes: dict[str, Any] = dict(zip(names, tables))
-    return terms._replace(**changes)
 
 
 @pytest.mark.parametrize("form", ["two tables", "product"])
@@ -472,7 +444,7 @@ def test_blocked_gradients_in_half_precision_are_close_to_float64(form, dtype, b
     leaves = [x.detach() for x in (*inputs(), *leaves_of(make_terms()[form]))]
     leaves[2] += 3
     leaves = [x.to(dtype).requires_grad_() for x in leaves]
-    terms = with_tables(form, leaves[3:])
+    terms = make_terms()[form].with_tensors(leaves[3:])
     out, _ = BACKENDS["blocked"].attend(AttentionCall(*leaves[:3], terms, Mask("lr")))
     weight = torch.randn_like(out)
     ours = torch.autograd.grad((out * weight).sum(), leaves)
@@ -509,7 +481,7 @@ def largest_allocation(length: int) -> int:
     """Return the bytes of the largest tensor of a forward and backward pass of a product."""
     q, k, v = (torch.randn(1, 1, length, D, requires_grad=True) for _ in range(3))
     table = torch.randn(1, 2 * length - 1, D, requires_grad=True)
-    terms = Terms(query_table=table, key_table=table, product=True)
+    terms = terms_of(query_table=table, key_table=table, product=True)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
         BACKENDS["blocked"].attend(AttentionCall(q, k, v, terms, Mask(), dropout=0.1))[
             0
@@ -529,7 +501,7 @@ def plan(terms: Terms, requested: str = "auto", **call: Any) -> str:
 
 def test_auto_takes_the_fastest_that_can():
     tables = make_terms()["product"]
-    fixed = Terms(bias=torch.zeros(1, ROWS))
+    fixed = terms_of(bias=torch.zeros(1, ROWS))
     assert plan(Terms()) == "sdpa"
     assert plan(Terms(), dropout=True) == "blocked"
     assert plan(tables) == "blocked"
@@ -537,7 +509,7 @@ def test_auto_takes_the_fastest_that_can():
     assert plan(tables, src_len=20, tgt_len=1) == "reference"
     assert plan(tables, src_len=512, tgt_len=1) == "reference"
     assert plan(fixed, src_len=512, tgt_len=1) == "sdpa"
-    assert plan(Terms(channel_gain=torch.ones(1, ROWS, D))) == "reference"
+    assert plan(terms_of(channel_gain=torch.ones(1, ROWS, D))) == "reference"
     assert plan(fixed) == "sdpa"
     assert plan(fixed, padded=True) == "blocked"
     assert plan(make_terms()["bias"]) == "blocked"
@@ -545,7 +517,7 @@ def test_auto_takes_the_fastest_that_can():
 
 
 def test_the_choice_is_logged_with_its_reason_once_for_each_case(caplog):
-    terms = Terms(channel_gain=torch.ones(1, ROWS, D), bias=torch.ones(1, ROWS))
+    terms = terms_of(channel_gain=torch.ones(1, ROWS, D), bias=torch.ones(1, ROWS))
     line = (
         "attention (channel gain, bias; cpu, float64, dropout): reference, "
         "no matrix of scores by distance; not blocked: no matrix product computes a gain for each "

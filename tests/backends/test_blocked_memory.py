@@ -20,6 +20,7 @@ from fairseq_posenc.encodings.terms import Terms
 from tests.backends.test_backends import inputs as small_inputs
 from tests.backends.test_backends import make_terms, masks
 from tests.helpers.products import product_of
+from tests.helpers.terms import change_terms, terms_of
 
 H, D, LENGTH = 4, 8, 512
 NUMBER = 4 * H * LENGTH**2  # bytes of a number for each pair
@@ -30,8 +31,8 @@ def forms() -> dict[str, Terms]:
     table = torch.empty(1, 2 * LENGTH - 1, D).normal_().requires_grad_()
     return {
         "plain": Terms(),
-        "gain": Terms(gain=torch.ones(1, 2 * LENGTH - 1).requires_grad_()),
-        "product": Terms(query_table=table, key_table=table, product=True),
+        "gain": terms_of(gain=torch.ones(1, 2 * LENGTH - 1).requires_grad_()),
+        "product": terms_of(query_table=table, key_table=table, product=True),
     }
 
 
@@ -95,7 +96,7 @@ def test_under_hooks_a_call_holds_no_tensor_beside_the_saved_ones():
     """What else a node had would stay when hooks offload or drop its saved tensors."""
     padding = torch.zeros(1, 64, dtype=torch.bool)
     first = torch.eye(1, 64, dtype=torch.bool)
-    terms = Terms(bias=torch.randn(1, 129, requires_grad=True), first=first)
+    terms = terms_of(bias=torch.randn(1, 129, requires_grad=True), reset=first)
     with saved_tensors_hooks(lambda x: x, lambda x: x):
         out, _ = blocked.attend(AttentionCall(*inputs(1, 64), terms, Mask("lr", padding), 0.1))
     node = find_blocks(out)
@@ -121,7 +122,7 @@ def test_no_call_waits_for_a_gpu(form, mask):
     with pytest.raises(DataDependentOutputException):
         qkv[0].sum().item()
     for first in (terms.first, None if terms.first is None else terms.first[:1]):
-        given = terms._replace(first=first)
+        given = change_terms(terms, reset=first)
         out, _ = blocked.attend(AttentionCall(*qkv, given, masks()[mask], dropout=0.1))
         grads = torch.autograd.grad(out.sum(), qkv)
         assert [x.shape for x in grads] == [x.shape for x in qkv]

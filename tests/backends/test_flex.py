@@ -19,6 +19,7 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.modules.position_encoding import PositionEncoding
 from fairseq_posenc.registry import names
 from tests.helpers.products import product_of
+from tests.helpers.terms import terms_of
 from tests.helpers.tiny_models import needs_causal
 
 LIMITS = ["none+window(size=6)", "m4m+window(size=6)", "t5+chunk(size=5)", "deberta+window(size=9)"]
@@ -188,7 +189,7 @@ def test_what_it_cannot_do_is_said_in_a_line(changes, reason):
 
 
 def test_a_trained_table_beside_frozen_projections_is_a_backward_pass_too(uncompiled):
-    terms = Terms(bias=torch.zeros(1, 5, requires_grad=True))
+    terms = terms_of(bias=torch.zeros(1, 5, requires_grad=True))
     frozen = torch.ones(1, 1, 3, 4)
     with pytest.raises(UserError, match="on a CPU FlexAttention has no backward pass"):
         attend(frozen, frozen, frozen, terms, Mask(), requested="flex")

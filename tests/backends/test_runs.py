@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,9 +16,11 @@ from fairseq_posenc.backends.blocked import geometry
 from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.locality import Locality
 from fairseq_posenc.encodings.runs import Runs, mirror
-from fairseq_posenc.encodings.terms import TERMS, Terms
+from fairseq_posenc.encodings.term import ByDistance
+from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.positions import Span
 from tests.helpers.products import product_of
+from tests.helpers.terms import ROWS, TABLES, leaves_of, terms_of
 
 B, H, T, D = 2, 2, 70, 4
 CPU = torch.device("cpu")
@@ -67,26 +70,25 @@ def first_tokens() -> torch.Tensor:
 
 def make_terms(form: str, starts: Sequence[int], tgt_len: int, reset: bool) -> tuple[Terms, Terms]:
     """Return terms of distinct rows, and those with each row repeated by a loop."""
+    shared: dict[str, Any] = {}
     if "state_table" in FORMS[form]:  # which has no rows of a reset
         reset = False
+        states = torch.randn(B, H, tgt_len, D, dtype=torch.float64, requires_grad=True)
+        shared["states"] = states
+    whole = {**shared}
     distances = range(1 - T, tgt_len)
     runs = Runs(starts, Span.from_lengths(tgt_len, T, CPU))
-    bare = Terms(first=first_tokens() if reset else None)
-    shared: dict[str, Any] = {}
-    whole: dict[str, Any] = {}
-    if "state_table" in FORMS[form]:
-        states = torch.randn(B, H, tgt_len, D, dtype=torch.float64, requires_grad=True)
-        shared["states"] = whole["states"] = states
+    first = first_tokens() if reset else None
     for name, value in FORMS[form].items():
-        if name not in TERMS:
+        if name not in TABLES:
             shared[name] = whole[name] = value
             continue
-        size = (D,) if TERMS[name].has_vectors else ()
+        size = (D,) if name in ROWS else ()
         table = torch.randn(value, len(starts) + 1 + 2 * reset, *size, dtype=torch.float64)
         shared[name] = table.requires_grad_()
         rows = [table[:, sum(start <= r for start in starts)] for r in distances]
         whole[name] = torch.stack([*rows, *(table[:, n] for n in (-2, -1) if reset)], 1)
-    return bare._replace(**shared).with_runs(runs), bare._replace(**whole)
+    return terms_of(runs, reset=first, **shared), terms_of(reset=first, **whole)
 
 
 def assert_same(name: str, terms: Terms, whole: Terms, mask: Mask, tgt_len: int) -> None:
@@ -98,8 +100,7 @@ def assert_same(name: str, terms: Terms, whole: Terms, mask: Mask, tgt_len: int)
     theirs, _ = BACKENDS["reference"].attend(AttentionCall(query, key, value, whole, mask))
     torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
     weight = torch.randn_like(ours)
-    tables = [x for _, _, x in terms.present()]
-    tables += [] if terms.states is None else [terms.states]
+    tables = leaves_of(terms)
     for our, their in zip(
         torch.autograd.grad((ours * weight).sum(), [query, key, value, *tables]),
         torch.autograd.grad((theirs * weight).sum(), [query, key, value, *tables]),
@@ -148,20 +149,20 @@ def test_gradients_at_the_ends_of_runs_are_finite_differences(starts, form, monk
     monkeypatch.setattr(geometry, "MAX_QUERIES", 4)
     length = 9
     runs = Runs(STARTS[starts], Span.from_lengths(length, length, CPU))
-    names = [name for name in FORMS[form] if name in TERMS]
     terms, _ = make_terms(form, STARTS[starts], T, reset=False)
     inputs = [
         torch.randn(1, H, length, D, dtype=torch.float64, requires_grad=True) for _ in range(3)
     ]
 
     def attend(*tensors: torch.Tensor) -> torch.Tensor:
-        query, key, value, *rows = tensors
-        tables = dict(zip(names, rows))
-        given = terms._replace(**tables, runs=dict.fromkeys(names, runs))
+        query, key, value, *tables = tensors
+        given = Terms(
+            replace(x, runs=runs) if isinstance(x, ByDistance) else x
+            for x in terms.with_tensors(tables)
+        )
         return BACKENDS["blocked"].attend(AttentionCall(query, key, value, given, Mask("lr")))[0]
 
-    tables = [getattr(terms, name) for name in names]
-    assert torch.autograd.gradcheck(attend, (*inputs, *tables), atol=1e-6)
+    assert torch.autograd.gradcheck(attend, (*inputs, *terms.tensors().values()), atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -172,7 +173,7 @@ def test_flex(starts, form, reset, direction):
     qkv = [torch.randn(B, H, T, D) for _ in range(3)]
     for tgt_len in (T, 1):
         terms, whole = (
-            x._replace(**{name: tensor.detach().float() for name, _, tensor in x.present()})
+            x.map(lambda x: x.detach().float() if x.requires_grad else x.detach())
             for x in make_terms(form, STARTS[starts], tgt_len, reset)
         )
         call = AttentionCall(qkv[0][:, :, -tgt_len:], *qkv[1:], terms, Mask(direction))
@@ -207,7 +208,7 @@ def test_a_span_takes_the_rows_that_it_needs(starts, span):
 def test_a_table_of_almost_all_distances_is_repeated_to_all(rows, groups, repeats):
     runs = Runs(range(1 - rows // 2, rows - rows // 2), Span.from_lengths(T, T, CPU))
     assert runs.num_rows == rows
-    terms = Terms(query_table=torch.randn(groups, rows, D)).with_runs(runs)
+    terms = terms_of(runs, query_table=torch.randn(groups, rows, D))
     x = torch.randn(B, H, T, D)
     sizes, _ = blocked.choose_blocks(AttentionCall(x, x, x, terms, Mask()))
     assert (sizes.tile == 16) == repeats  # those of a table with a row for each distance
@@ -216,19 +217,18 @@ def test_a_table_of_almost_all_distances_is_repeated_to_all(rows, groups, repeat
 def test_equal_tables_stay_one_tensor_and_a_reset_stays_at_the_end():
     runs = Runs(range(-1, 2), Span(-5, 4, CPU))
     table = torch.randn(1, 6, D)
-    terms = Terms(query_table=table, key_table=table, first=first_tokens()).with_runs(runs)
-    expanded = terms.expanded()
-    assert expanded.query_table is expanded.key_table
-    assert expanded.runs == {}
-    assert torch.equal(expanded.query_table[:, -2:], table[:, -2:])
-    assert expanded.query_table.size(1) == 12
+    terms = terms_of(runs, query_table=table, key_table=table, reset=first_tokens()).expanded()
+    query_rows, key_rows = terms.rows("query"), terms.rows("key")
+    assert query_rows.table is key_rows.table
+    assert query_rows.runs is key_rows.runs is None
+    assert torch.equal(query_rows.table[:, -2:], table[:, -2:])
+    assert query_rows.table.size(1) == 12
 
 
 def test_biases_of_different_runs_are_added_up():
     span = Span(-9, 9, CPU)
-    ours = Terms(bias=torch.randn(1, 4)).with_runs(Runs(range(-1, 2), span))
-    theirs = Terms(bias=torch.randn(H, 2)).with_runs(Runs((0,), span))
-    whole = Terms(bias=torch.randn(1, 19))
-    summed = (ours | theirs | whole).expanded().bias
-    expected = ours.expanded().bias + theirs.expanded().bias + whole.bias
-    torch.testing.assert_close(summed, expected)
+    ours = terms_of(Runs(range(-1, 2), span), bias=torch.randn(1, 4))
+    theirs = terms_of(Runs((0,), span), bias=torch.randn(H, 2))
+    whole = terms_of(bias=torch.randn(1, 19))
+    expected = sum(x.bias.expand() for x in (ours, theirs, whole))
+    torch.testing.assert_close((ours | theirs | whole).bias.expand(), expected)

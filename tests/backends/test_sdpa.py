@@ -17,16 +17,18 @@ from fairseq_posenc.backends.base import AttentionCall, CallFeatures
 from fairseq_posenc.backends.by_distance import expand_by_distance
 from fairseq_posenc.backends.mask import DIRECTIONS, Mask
 from fairseq_posenc.encodings.base import Dims
+from fairseq_posenc.encodings.term import ByDistance, NumbersByPair
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.positions import Positions, Span
 from tests.helpers.formulas import awake
+from tests.helpers.terms import change_terms, terms_of
 from tests.helpers.tiny_models import needs_causal
 
 DIMS = Dims(embed_dim=32, num_heads=4, max_positions=64)
 LENGTH = 48
 
 
-def terms_of(name: str) -> Terms:
+def terms_with(name: str) -> Terms:
     """Return an encoding's terms, with parameters large enough for an error to show."""
     encoding = build_encodings(specs.parse(name), DIMS)
     for parameter in encoding.parameters():
@@ -34,15 +36,15 @@ def terms_of(name: str) -> Terms:
     tokens = torch.arange(LENGTH)[None] + 4
     positions = Positions.from_tokens(tokens, padding_idx=1, eos_idx=2, tgt_len=LENGTH)
     terms = encoding.terms(Span.from_lengths(LENGTH, LENGTH, tokens.device), positions)
-    if terms.state_table is not None:  # a layer projects its input to states
-        states = torch.randn(3, DIMS.num_heads, LENGTH, terms.state_table.size(-1))
-        terms = terms._replace(states=states)
+    if (rows := terms.rows("state")) is not None:  # a layer projects its input to states
+        states = torch.randn(3, DIMS.num_heads, LENGTH, rows.table.size(-1))
+        terms = change_terms(terms, states=states)
     return terms
 
 
 def is_bias(name: str) -> bool:
-    terms = terms_of(name)
-    return terms.is_biased_dot_product and terms.has_score_terms
+    terms = terms_with(name)
+    return terms.is_biased_dot_product and terms.has(ByDistance, NumbersByPair)
 
 
 BIASES = [name for name in registry.names(encoder=True) if is_bias(name)]
@@ -67,12 +69,10 @@ def error(backend: str, qkv: Inputs, terms: Terms, exact: torch.Tensor) -> float
 @pytest.mark.parametrize("name", BIASES)
 def test_a_bias_is_as_exact_as_on_blocked(name, dtype, autocast):
     torch.manual_seed(0)
-    terms = terms_of(name)
+    terms = terms_with(name)
     assert not BACKENDS["sdpa"].refuses(terms, CallFeatures(dtype=dtype))
     qkv = [torch.randn(3, 4, LENGTH, 8).to(dtype) for _ in range(3)]
-    in_full = terms._replace(
-        **{k: v.double() for k, v in terms._asdict().items() if isinstance(v, torch.Tensor)}
-    )
+    in_full = terms.map(lambda x: x.double() if x.is_floating_point() else x)
     exact, _ = BACKENDS["reference"].attend(
         AttentionCall(*(x.double() for x in qkv), in_full, Mask())
     )
@@ -114,7 +114,7 @@ def test_gradients_of_a_bias_are_in_full_precision():
     qkv = [torch.randn(3, 4, LENGTH, 8).bfloat16() for _ in range(3)]
     grads = []
     for backend, inputs in (("sdpa", qkv), ("reference", [x.double() for x in qkv])):
-        out, _ = BACKENDS[backend].attend(AttentionCall(*inputs, Terms(bias=bias), Mask("lr")))
+        out, _ = BACKENDS[backend].attend(AttentionCall(*inputs, terms_of(bias=bias), Mask("lr")))
         (found,) = torch.autograd.grad(out.float().sum(), bias)
         grads.append(found.double())
     assert (grads[0] - grads[1]).norm() < 1e-3 * grads[1].norm()
@@ -162,7 +162,7 @@ def test_decay_has_a_width_that_torch_fuses_on_a_gpu(width, device, monkeypatch)
 
     monkeypatch.setattr("torch.nn.functional.scaled_dot_product_attention", record)
     qkv = torch.randn(2, 4, 5, width), *torch.randn(2, 2, 4, LENGTH, width)
-    terms = Terms(decay=torch.randn(2, 4, LENGTH, 1).cumsum(2))
+    terms = terms_of(decay=torch.randn(2, 4, LENGTH, 1).cumsum(2))
     call = AttentionCall(*qkv, terms, Mask("lr"))
     ours, exact = (BACKENDS[name].attend(call)[0] for name in ("sdpa", "reference"))
     torch.testing.assert_close(ours, exact)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,24 +10,25 @@ import torch
 from fairseq_posenc.backends import BACKENDS
 from fairseq_posenc.backends.base import AttentionCall
 from fairseq_posenc.backends.mask import Mask
-from fairseq_posenc.encodings.terms import TERMS, Terms
-from tests.backends.test_backends import ROWS, B, D, H, T, inputs, leaves_of, make_terms, masks
+from fairseq_posenc.encodings.term import ByDistance, Term
+from fairseq_posenc.encodings.terms import Terms
+from tests.backends.test_backends import ROWS, B, D, H, T, inputs, make_terms, masks
+from tests.helpers.terms import leaves_of, terms_of
 
 
 def forms() -> dict[str, Terms]:
     """Return terms of every form, those included that blocks cannot serve."""
 
     def channels(groups: int, more: int = 0) -> torch.Tensor:
-        shape = (groups, ROWS + more, D)
-        return torch.randn(shape, dtype=torch.float64, requires_grad=True)
+        return torch.randn(groups, ROWS + more, D, dtype=torch.float64, requires_grad=True)
 
     first = make_terms()["all with reset"].first
     row = torch.randn(H, 1, D, dtype=torch.float64, requires_grad=True)
     return {
         **make_terms(dtype=torch.float64),
-        "gain of channels": Terms(channel_gain=channels(1)),
-        "gain of channels per head with reset": Terms(channel_gain=channels(H, 2), first=first),
-        "one row for all distances": Terms(
+        "gain of channels": terms_of(channel_gain=channels(1)),
+        "gain of channels per head with reset": terms_of(channel_gain=channels(H, 2), reset=first),
+        "one row for all distances": terms_of(
             query_table=channels(1), key_table=row.expand(-1, ROWS, -1), scale_factor=2.0
         ),
     }
@@ -36,21 +37,15 @@ def forms() -> dict[str, Terms]:
 def of_last_query(terms: Terms) -> Terms:
     """Return the terms of the last query: the rows up to distance 0, and those of the reset."""
 
-    def rows(table: torch.Tensor | None) -> torch.Tensor | None:
-        if table is None:
-            return None
-        up_to_here = table[:, :T]  # keeps the stride of a row that is all rows
-        if terms.first is None:
-            return up_to_here
-        return torch.cat([up_to_here, table[:, ROWS:]], dim=1)
+    def cut(term: Term) -> Term:
+        if not isinstance(term, ByDistance):
+            return term.map_axis("T", lambda x, dim: x.narrow(dim, x.size(dim) - 1, 1))
+        up_to_here = term.table[:, :T]  # keeps the stride of a row that is all rows
+        if terms.first is not None:
+            up_to_here = torch.cat([up_to_here, term.table[:, ROWS:]], dim=1)
+        return replace(term, table=up_to_here)
 
-    by_distance = [name for name, term in TERMS.items() if "R" in term.axes[:2]]
-    cut: dict[str, Any] = {name: rows(getattr(terms, name)) for name in by_distance}
-    pair_bias, states = (
-        None if by_query is None else by_query[:, :, -1:]
-        for by_query in (terms.pair_bias, terms.states)
-    )
-    return terms._replace(pair_bias=pair_bias, states=states, **cut)
+    return Terms([cut(term) for term in terms])
 
 
 @pytest.mark.parametrize("mask", ["lr", "lr, padded on the left", "both, padded on the right"])

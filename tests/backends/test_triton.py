@@ -17,6 +17,7 @@ from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Span
 from tests.helpers.products import product_of
+from tests.helpers.terms import leaves_of, terms_of, terms_of_groups
 from tests.helpers.triton_kernels import DEVICE, import_kernels, interpret
 
 sizes, gradients = import_kernels("sizes", "gradients")
@@ -55,23 +56,8 @@ def make_terms(form: dict, tgt_len: int, src_len: int, starts: Any = None) -> Te
     ``starts`` are the runs of its vector tables; by default they have a row for each distance.
     """
     span = Span.from_lengths(tgt_len, src_len, torch.device(DEVICE))
-    rows, runs = tgt_len + src_len - 1, {}
-    terms: dict[str, Any] = {}
-    for name, value in form.items():
-        if name in ("product", "scale_factor"):
-            terms[name] = value
-        elif name in ("gain", "bias"):
-            terms[name] = leaf(value, rows)
-        elif name == "shared":
-            terms["key_table"] = terms["query_table"]
-        elif starts is None:
-            terms[name] = leaf(value, rows, D)
-        else:
-            _, runs[name] = Runs.select(starts, span)
-            terms[name] = leaf(value, runs[name].num_rows, D)
-    if "shared" in form and runs:
-        runs["key_table"] = runs["query_table"]
-    return Terms(**terms, runs=runs)
+    runs = None if starts is None else Runs.select(starts, span)[1]
+    return terms_of_groups(form, tgt_len + src_len - 1, D, leaf, runs)
 
 
 def leaf(*size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -86,9 +72,8 @@ def inputs(batch: int, tgt_len: int, src_len: int, width: int = D) -> Inputs:
     return query, key, value
 
 
-def leaves_of(qkv: Inputs, terms: Terms) -> list[torch.Tensor]:
-    tables = [x for x in terms if isinstance(x, torch.Tensor) and x.requires_grad]
-    return list({id(x): x for x in (*qkv, *tables) if x.requires_grad}.values())
+def all_leaves(qkv: Inputs, terms: Terms) -> list[torch.Tensor]:
+    return [*(x for x in qkv if x.requires_grad), *leaves_of(terms)]
 
 
 def padding(side: str, batch: int, length: int) -> torch.Tensor:
@@ -102,11 +87,9 @@ def in_float64(qkv: Inputs, terms: Terms) -> tuple[Inputs, Terms]:
     copies: dict[int, torch.Tensor] = {}
 
     def copy(x):
-        if not isinstance(x, torch.Tensor) or not x.is_floating_point():
-            return x
         return copies.setdefault(id(x), x.detach().double().requires_grad_(x.requires_grad))
 
-    return (copy(qkv[0]), copy(qkv[1]), copy(qkv[2])), Terms(*map(copy, terms))
+    return (copy(qkv[0]), copy(qkv[1]), copy(qkv[2])), terms.map(copy)
 
 
 def assert_equals_the_equation(
@@ -118,7 +101,7 @@ def assert_equals_the_equation(
     exact, _ = reference.attend(AttentionCall(*exact_qkv, exact_terms, mask))
     assert (ours - exact).abs().max() <= output_error * exact.abs().max()
     weight = torch.randn_like(ours)
-    leaves, exact_leaves = leaves_of(qkv, terms), leaves_of(exact_qkv, exact_terms)
+    leaves, exact_leaves = all_leaves(qkv, terms), all_leaves(exact_qkv, exact_terms)
     found = torch.autograd.grad((ours * weight).sum(), leaves)
     expected = torch.autograd.grad((exact * weight).sum(), exact_leaves)
     largest = max(x.abs().max() for x in expected)
@@ -197,7 +180,7 @@ def test_forbidden_pairs():
 
 @pytest.mark.parametrize("width", [5, 40, 64, 128])
 def test_any_width_of_heads(width):
-    terms = Terms(query_table=leaf(1, 9, width), key_table=leaf(1, 9, width))
+    terms = terms_of(query_table=leaf(1, 9, width), key_table=leaf(1, 9, width))
     assert_equals_the_equation(inputs(1, 5, 5, width), terms, Mask("lr"))
 
 
@@ -209,7 +192,7 @@ def test_a_query_that_sees_no_key_gets_zeros_and_gives_none():
     out.sum().backward()
     assert not out[:, :, :2].any()
     assert not query.grad[:, :, :2].any()
-    assert all(x.grad.isfinite().all() for x in leaves_of((query, key, value), terms))
+    assert all(x.grad.isfinite().all() for x in all_leaves((query, key, value), terms))
 
 
 @pytest.mark.parametrize(
@@ -223,14 +206,9 @@ def test_a_query_that_sees_no_key_gets_zeros_and_gives_none():
 )
 def test_half_precision_is_close_to_float64(product, dtype, error):
     terms = make_terms({**EVERYTHING, "product": product}, 20, 20, CLIPPED)
-    terms = Terms(*(_cast(x, dtype) for x in terms))
+    terms = terms.map(lambda x: x.detach().to(dtype).requires_grad_())
     qkv = tuple(leaf(1, H, 20, D, dtype=dtype) for _ in range(3))
     assert_equals_the_equation(qkv, terms, Mask("lr"), error, error)
-
-
-def _cast(x, dtype):
-    floats = isinstance(x, torch.Tensor) and x.is_floating_point()
-    return x.detach().to(dtype).requires_grad_() if floats else x
 
 
 def test_mixed_precision_takes_tables_of_float32():
@@ -282,7 +260,7 @@ def test_dropout_of_one_query_or_key_tells_nothing_of_another(kept):
 def test_dropout_is_the_same_backward_and_in_tiles_of_any_size(tile, monkeypatch):
     """Values that are unit vectors show the weights, and so which of them are kept."""
     query, key, value = (leaf(1, H, 20, 24) for _ in range(3))
-    terms = Terms(query_table=leaf(1, 39, 24), key_table=leaf(H, 39, 24))
+    terms = terms_of(query_table=leaf(1, 39, 24), key_table=leaf(H, 39, 24))
     torch.manual_seed(3)
     units = torch.eye(20, 24, device=DEVICE).expand_as(value)
     weights, _ = backend.attend(AttentionCall(query, key, units, terms, Mask("lr"), dropout=0.3))
@@ -292,7 +270,7 @@ def test_dropout_is_the_same_backward_and_in_tiles_of_any_size(tile, monkeypatch
     plain = reference.softmax(reference.scores(query, key, terms), Mask("lr"))
     theirs = plain * weights[..., :20].ne(0) / 0.7 @ value
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
-    leaves = leaves_of((query, key, value), terms)
+    leaves = all_leaves((query, key, value), terms)
     for our, their in zip(
         torch.autograd.grad(ours.square().sum(), leaves),
         torch.autograd.grad(theirs.square().sum(), leaves),
@@ -308,7 +286,7 @@ def test_the_same_seed_gives_the_same_bits():
     def once():
         torch.manual_seed(3)
         out, _ = backend.attend(AttentionCall(*qkv, terms, Mask("lr"), dropout=0.2))
-        return [out, *torch.autograd.grad(out.square().sum(), leaves_of(qkv, terms))]
+        return [out, *torch.autograd.grad(out.square().sum(), all_leaves(qkv, terms))]
 
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(once(), once()))
 
@@ -329,12 +307,12 @@ def test_slabs_of_any_size(direction, product, numbers, monkeypatch):
 @pytest.mark.parametrize("trained", ["query_table", "bias", None])
 def test_frozen_tables_cost_nothing_and_get_nothing(trained, monkeypatch):
     frozen = make_terms({"query_table": 1, "bias": 1}, 7, 7)
-    tables = {"query_table": frozen.query_table.detach(), "bias": frozen.bias.detach()}
+    tables = {term.name: term.table.detach() for term in frozen}
     if trained is None:
         monkeypatch.setattr(gradients, "tables_kernel", None)
     else:
         tables[trained].requires_grad_()
-    assert_equals_the_equation(inputs(1, 7, 7), Terms(**tables), Mask())
+    assert_equals_the_equation(inputs(1, 7, 7), terms_of(**tables), Mask())
 
 
 COMPILED = {
@@ -354,7 +332,7 @@ def test_can_be_compiled_as_one_graph(form, dropout):
     query, key, value = inputs(2, 7, 7)
     if "rest" in form:
         query, key, value = query.detach(), key.detach(), value.detach()
-    leaves = leaves_of((query, key, value), terms)
+    leaves = all_leaves((query, key, value), terms)
 
     def run(query, key, value):
         return backend.attend(AttentionCall(query, key, value, terms, mask, dropout))[0]

@@ -16,6 +16,7 @@ from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.runs import Runs
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.positions import Span
+from tests.helpers.terms import leaves_of, terms_of, terms_of_groups
 from tests.helpers.triton_kernels import import_kernels, interpret
 
 sizes, attention, gradients, problems = import_kernels("sizes", "attention", "gradients", "problem")
@@ -82,19 +83,8 @@ def make_call(form: dict, clipped: bool, direction: str) -> AttentionCall:
     query, key, value = (leaf(LENGTH, BATCH, H, D).permute(1, 2, 0, 3) for _ in range(3))
     span = Span.from_lengths(LENGTH, LENGTH, torch.device("meta"))
     _, runs = Runs.select(range(-15, 17), span)
-    rows = runs.num_rows if clipped else 2 * LENGTH - 1
-    terms = {}
-    for name, groups in form.items():
-        if name in ("gain", "bias"):
-            terms[name] = leaf(groups, 2 * LENGTH - 1)
-        elif name.endswith("table"):
-            terms[name] = leaf(groups, rows, D)
-    if "shared" in form:
-        terms["key_table"] = terms["query_table"]
-    names = [name for name in terms if name.endswith("table")] if clipped else []
-    product = form.get("product", False)
-    both = Terms(**terms, product=product, runs=dict.fromkeys(names, runs))
-    return AttentionCall(query, key, value, both, Mask(direction), dropout=0.1)
+    terms = terms_of_groups(form, 2 * LENGTH - 1, D, leaf, runs if clipped else None)
+    return AttentionCall(query, key, value, terms, Mask(direction), dropout=0.1)
 
 
 @pytest.mark.parametrize("direction", ["both", "lr"])
@@ -114,8 +104,7 @@ def test_a_call_costs_the_host_few_launches_and_operations(name, clipped, direct
         monkeypatch.setattr(problems, "find_ranges", lambda *args: ranges)
     with CountOperations() as operations:
         attended, _ = backend.attend(call)
-        tables = {x for x in call.terms if isinstance(x, torch.Tensor) and x.requires_grad}
-        leaves = [*call[:3], *tables]
+        leaves = [*call[:3], *leaves_of(call.terms)]
         torch.autograd.grad(attended, leaves, torch.empty_like(attended))
     assert launches.count <= 7
     assert operations.counts.total() <= 30, operations.counts
@@ -138,12 +127,12 @@ def test_slabs_cover_every_pair_once_within_their_memory(monkeypatch):
 
 
 REFUSED = {
-    "no matrix product computes a gain": Terms(channel_gain=torch.ones(1, 5, D)),
-    "not a function of their distance": Terms(pair_bias=torch.ones(1, 1, 3, 3)),
-    "states of tokens": Terms(state_table=torch.ones(1, 5, 2), states=torch.ones(1, H, 3, 2)),
-    "do not reset": Terms(first=torch.ones(1, 5).bool()),
-    "no rows to the values": Terms(value_table=torch.ones(1, 5, D)),
-    "not been projected": Terms(content_rows=torch.ones(5, H * D)),
+    "no matrix product computes a gain": terms_of(channel_gain=torch.ones(1, 5, D)),
+    "not a function of their distance": terms_of(pair_bias=torch.ones(1, 1, 3, 3)),
+    "states of tokens": terms_of(state_table=torch.ones(1, 5, 2), states=torch.ones(1, H, 3, 2)),
+    "do not reset": terms_of(reset=torch.ones(1, 5).bool()),
+    "no rows to the values": terms_of(value_table=torch.ones(1, 5, D)),
+    "not been projected": terms_of(content_rows=torch.ones(5, H * D)),
 }
 
 
@@ -183,7 +172,10 @@ def test_says_why_it_cannot_run_here(monkeypatch):
     assert backend.unavailable() == "triton is not installed"
 
 
-TABLE, GAIN = Terms(query_table=torch.ones(1, 1023, 64)), Terms(gain=torch.ones(1, 1023))
+TABLE, GAIN = (
+    terms_of(query_table=torch.ones(1, 1023, 64)),
+    terms_of(gain=torch.ones(1, 1023)),
+)
 PLANS = {
     "won": ("sm_90", TABLE, 2048, "triton", "kernels were the fastest in a benchmark on sm_90"),
     "another chip": ("sm_80", TABLE, 512, "reference", "no recorded benchmark for sm_80"),

@@ -18,7 +18,7 @@ from fairseq_posenc.backends.base import AttentionCall
 from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.base import Dims, Encoding
 from fairseq_posenc.encodings.relative_positions import DistanceTable
-from fairseq_posenc.encodings.terms import Terms
+from fairseq_posenc.encodings.term import ByDistance, NumbersByPair, ScaleFactor
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, Span
 from fairseq_posenc.transformer.cross_attention import RotaryCrossAttention
@@ -36,6 +36,7 @@ from tests.helpers.formulas import (
     their_scores,
 )
 from tests.helpers.products import product_of, some_of
+from tests.helpers.terms import change_terms, terms_of
 from tests.helpers.tiny_models import (
     COMPOSITIONS,
     REPRESENTATIVES,
@@ -280,17 +281,16 @@ def test_reset_applies_to_the_first_real_token_of_each_row():
     torch.testing.assert_close(both[1, :, 1:, 1:], alone)
 
 
+ONE = torch.ones(1)
+
+
 @pytest.mark.parametrize(
     ("left", "right", "message"),
     [
-        (Terms(product=True), Terms(gain=torch.ones(1, 3)), "multiply"),
-        (Terms(query_table=torch.ones(1)), Terms(query_table=torch.ones(1)), "query table"),
-        (Terms(scale_factor=1.0), Terms(scale_factor=3.0), "factors .1 and 3."),
-        (
-            Terms(bias=torch.ones(1), first=torch.ones(1)),
-            Terms(bias=torch.ones(1)),
-            "reset must apply",
-        ),
+        (terms_of(product=True), terms_of(gain=ONE), "multiply"),
+        (terms_of(query_table=ONE), terms_of(query_table=ONE), "query table"),
+        (terms_of(scale_factor=1.0), terms_of(scale_factor=3.0), "factors .1 and 3."),
+        (terms_of(bias=ONE, reset=ONE), terms_of(bias=ONE), "reset must apply"),
     ],
 )
 def test_terms_that_have_no_meaning_together_are_refused(left, right, message):
@@ -299,9 +299,10 @@ def test_terms_that_have_no_meaning_together_are_refused(left, right, message):
 
 
 def test_biases_of_two_encodings_add_up():
-    both = Terms(bias=torch.ones(1, 3)) | Terms(bias=torch.ones(2, 3), pair_bias=torch.ones(1))
-    torch.testing.assert_close(both.bias, torch.full((2, 3), 2.0))
-    assert both.pair_bias is not None
+    others = terms_of(bias=torch.ones(2, 3), pair_bias=torch.ones(1))
+    both = terms_of(bias=torch.ones(1, 3)) | others
+    torch.testing.assert_close(both.bias.table, torch.full((2, 3), 2.0))
+    assert both.find(NumbersByPair) is not None
 
 
 def test_a_part_of_odd_heads_can_be_rotated():
@@ -315,7 +316,7 @@ def test_a_part_of_odd_heads_can_be_rotated():
 
 def test_values_by_distance_go_with_any_scale():
     parsed = specs.parse("shaw(scale_factor=2)+shaw_values")
-    assert Assembly(parsed, DIMS).draft_terms("auto")[0].scale_factor == 2
+    assert Assembly(parsed, DIMS).draft_terms("auto")[0].find(ScaleFactor).factor == 2
 
 
 def test_xpos_is_finite_in_fp16_at_both_ends_of_a_long_sequence():
@@ -333,8 +334,8 @@ def test_one_bias_serves_all_sentences_unless_one_is_padded_on_the_left(spec):
     for row, batch in (([5, 7, 2, PAD], 1), ([PAD, 5, 7, 2], 2)):
         tokens = torch.tensor([[5, 7, 8, 2], row])
         positions = Positions.from_tokens(tokens, PAD, EOS, 4)
-        bias = built.terms(Span.from_lengths(4, 4, tokens.device), positions).pair_bias
-        assert bias.size(0) == batch
+        terms = built.terms(Span.from_lengths(4, 4, tokens.device), positions)
+        assert terms.find(NumbersByPair).numbers.size(0) == batch
 
 
 def test_right_padding_beyond_the_table_is_no_position():
@@ -342,16 +343,16 @@ def test_right_padding_beyond_the_table_is_no_position():
     tokens[:, :8] = 5
     positions = Positions.from_tokens(tokens, PAD, EOS, 12)
     for spec in ("tupe", "tupe_shared"):
-        bias = make(spec).terms(Span.from_lengths(12, 12, tokens.device), positions).pair_bias
-        assert bias.isfinite().all()
+        terms = make(spec).terms(Span.from_lengths(12, 12, tokens.device), positions)
+        assert terms.find(NumbersByPair).numbers.isfinite().all()
 
 
 @pytest.mark.parametrize("spec", ["alibi", "sandwich"])
 def test_fixed_biases_do_not_lose_precision_with_the_model(spec):
     built = build_encodings(specs.parse(spec), DIMS)
     span, positions = Span.from_lengths(8, 8, torch.device("cpu")), positions_of(8, 8)
-    exact = built.terms(span, positions).bias
-    assert torch.equal(built.half().terms(span, positions).bias, exact)
+    exact = built.terms(span, positions).bias.table
+    assert torch.equal(built.half().terms(span, positions).bias.table, exact)
 
 
 def test_sinusoids_do_not_lose_precision_with_the_model():
@@ -380,8 +381,8 @@ def test_gradients_equal_differences(spec):
         # The parameters are changed in place by gradcheck, so the modules see them.
         terms = built.terms(Span.from_lengths(3, 3, query.device), positions_of(3, 3))
         terms = terms.unprojected(DIMS.num_heads)
-        if terms.state_table is not None:
-            terms = terms._replace(states=states[None, ..., : terms.state_table.size(-1)])
+        if (rows := terms.rows("state")) is not None:
+            terms = change_terms(terms, states=states[None, ..., : rows.table.size(-1)])
         call = AttentionCall(query[None], key[None], value[None], terms, Mask())
         return reference.attend(call)[0]
 
@@ -437,18 +438,19 @@ def test_large_comparisons_of_positions_do_not_overflow_half_precision(
     span, positions = Span.from_lengths(64, 64, torch.device("cpu")), positions_of(64, 64)
     with torch.autocast("cpu", torch.float16, enabled=autocast):
         terms = built.terms(span, positions)
-    assert terms.bias.isfinite().all()
-    assert terms.pair_bias.isfinite().all()
-    exact = built.double().terms(span, positions).pair_bias
+    ours = terms.find(NumbersByPair).numbers
+    assert terms.bias.table.isfinite().all()
+    assert ours.isfinite().all()
+    exact = built.double().terms(span, positions).find(NumbersByPair).numbers
     assert exact.abs().max() > 65_504
-    assert (terms.pair_bias - exact).abs().max() < 1e-5 * exact.abs().max()
+    assert (ours - exact).abs().max() < 1e-5 * exact.abs().max()
 
 
 def test_a_stack_builds_each_encoding_once(monkeypatch):
     built = []
     begin = Encoding.__init__
     monkeypatch.setattr(
-        Encoding, "__init__", lambda self, dims: (built.append(self.name), begin(self, dims))[1]
+        Encoding, "__init__", lambda self, *args: (built.append(self.name), begin(self, *args))[1]
     )
     stack = StackPositions("learned+alibi+m4", 16, 2, max_positions=37)
     layers = [SelfAttention(stack) for _ in range(3)]
@@ -502,13 +504,13 @@ def test_each_distance_has_the_row_of_its_bucket(spec, causal):
         distances = torch.arange(low, high + 1)
         if spec.startswith("t5"):
             expected = encoding.table[:, encoding.buckets.find(distances)]
-            found = terms.expanded().bias
+            found = terms.bias.expand()
         else:
             index = (encoding.bucket(-distances) + 8).clamp(0, 15)
             normed = torch.nn.functional.layer_norm(encoding.table, (16,), eps=1e-7)
             expected = normed[index]
-            found = terms.expanded().content_rows
+            found = terms.rows("layer").expand()
         torch.testing.assert_close(found, expected)
     rows = encoding.combined_terms(Span.from_lengths(70, 70, span.device), positions_of(4, 4))
-    (distinct,) = (x.size(term.rows) for _, term, x in rows.present())
+    (distinct,) = (x.table.size(x.rows_dim) for x in rows if isinstance(x, ByDistance))
     assert distinct <= 17

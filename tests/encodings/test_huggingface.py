@@ -108,8 +108,7 @@ def bias_of(encodings: Encodings, length: int) -> Tensor:
     positions = plain_positions(length)
     span = Span.from_lengths(length, length, positions.device)
     terms = encodings.terms(span, positions).expanded()
-    assert terms.bias is not None
-    return expand_by_distance(terms.bias, length, length)[0]
+    return expand_by_distance(terms.bias.table, length, length)[0]
 
 
 def plain_positions(length: int) -> Positions:

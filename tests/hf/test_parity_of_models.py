@@ -21,6 +21,7 @@ from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.encodings.rope import LeRope
 from fairseq_posenc.encodings.rope_scaling import Scaling
 from fairseq_posenc.encodings.softmax import Ssmax
+from fairseq_posenc.encodings.term import CountTemperature
 from fairseq_posenc.encodings.terms import Terms
 
 WIDTH, HEADS, LENGTH, RANK, EXTENT, FLOOR = 24, 3, 13, 4, 6, 5
@@ -129,7 +130,7 @@ def test_ssmax_with_offset():
     query, key, value = torch.randn(3, 1, HEADS, LENGTH, WIDTH // HEADS)
     scaled = theirs(query, torch.arange(LENGTH)[None], head_dim_first=True)
     reference = BACKENDS["reference"]
-    terms = Terms(log_visible=ours.factor, visible_offset=ours.offset)
+    terms = Terms([CountTemperature(ours.factor, ours.offset)])
     attended, _ = reference.attend(AttentionCall(query, key, value, terms, Mask("lr")))
     expected, _ = reference.attend(AttentionCall(scaled, key, value, Terms(), Mask("lr")))
     torch.testing.assert_close(attended, expected, **TOLERANCE)

@@ -16,11 +16,11 @@ from fairseq_posenc.api import (
     StackPositions,
 )
 from fairseq_posenc.backends import BACKENDS, check, flex
-from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from tests.helpers import oracles
 from tests.helpers.formulas import awake, their_scores
 from tests.helpers.products import product_of
+from tests.helpers.terms import terms_of
 
 HEADS, WIDTH, HEAD_DIM, LENGTH = 2, 16, 8, 17
 GATED = ["fox", "rope+fox", "t5+fox", "m4m+fox", "pope", "pope+fox", "pope+alibi"]
@@ -159,13 +159,13 @@ def test_layers_of_others_get_no_part_of_it(spec):
 
 def test_backends_say_what_they_do_not_serve():
     gates, table = torch.zeros(1, HEADS, 5), torch.zeros(4, HEAD_DIM)
-    assert not BACKENDS["reference"].refuses(Terms(counted_table=table), None)
+    assert not BACKENDS["reference"].refuses(terms_of(counted_table=table), None)
     for name in ("blocked", "flex"):
         with pytest.raises(UserError, match="counted positions depend on all scores of a query"):
-            check(name, Terms(counted_table=table), HEAD_DIM)
+            check(name, terms_of(counted_table=table), HEAD_DIM)
     with pytest.raises(UserError, match="decay in two directions is not a dot product"):
-        check("sdpa", Terms(decay=gates, later_decay=gates), HEAD_DIM)
-    check("sdpa", Terms(decay=gates), HEAD_DIM)
+        check("sdpa", terms_of(decay=(gates, gates)), HEAD_DIM)
+    check("sdpa", terms_of(decay=gates), HEAD_DIM)
 
 
 def test_parameters_in_a_causal_model():

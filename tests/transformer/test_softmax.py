@@ -13,10 +13,10 @@ from torch.nn.attention.flex_attention import flex_attention
 from fairseq_posenc.api import LayerPositions, PositionEncoding, SelfAttention, StackPositions
 from fairseq_posenc.backends import check, flex, triton
 from fairseq_posenc.backends.base import CallFeatures
-from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from tests.helpers.formulas import INPUTS, awake, their_scores
 from tests.helpers.products import product_of, some_of
+from tests.helpers.terms import terms_of
 from tests.helpers.tiny_models import (
     COMPANIONS,
     COMPOSITIONS,
@@ -269,12 +269,12 @@ def test_what_cannot_be_is_one_line(spec, message):
 
 def test_what_backends_and_parts_cannot_do_is_one_line():
     with pytest.raises(UserError, match="sdpa cannot compute this: a temperature multiplies"):
-        check("sdpa", Terms(bias=torch.ones(1, 1), log_visible=torch.ones(2)), 8)
+        check("sdpa", terms_of(bias=torch.ones(1, 1), count_temperature=torch.ones(2)), 8)
     with pytest.raises(UserError, match="triton cannot compute this"):
-        check("triton", Terms(sink=torch.ones(2)), 8)
-    assert "no temperature, cap" in triton.refuses(Terms(softcap=50.0), CallFeatures("cuda"))
+        check("triton", terms_of(sink=torch.ones(2)), 8)
+    assert "no temperature, cap" in triton.refuses(terms_of(softcap=50.0), CallFeatures("cuda"))
     with pytest.raises(UserError, match="sdpa cannot compute this: torch's attention does not cap"):
-        check("sdpa", Terms(softcap=50.0), 8)
+        check("sdpa", terms_of(softcap=50.0), 8)
     with pytest.raises(UserError, match="use SelfAttention"):
         LayerPositions(StackPositions("rope+ssmax", WIDTH, HEADS))
     with pytest.raises(UserError, match="use SelfAttention"):

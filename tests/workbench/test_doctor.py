@@ -23,6 +23,7 @@ from fairseq_posenc.encodings.rope import Rope
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.workbench import doctor
 from tests.helpers.programs import true_start
+from tests.helpers.terms import OTHERS, TABLES, change_terms
 
 
 def by_subject() -> dict[str, doctor.Finding]:
@@ -77,16 +78,16 @@ def test_self_test_finds_a_wrong_backend(monkeypatch, capsys):
     assert "on sdpa is off by" in capsys.readouterr().out
 
 
-# Content rows have a test of their own; without its runs or states a table gives no result.
-FIELDS = [field for field in Terms._fields if field not in ("content_rows", "runs", "states")]
+# Rows of layers have a test of their own; without its states a table gives no result.
+NAMES = {*TABLES, *OTHERS} - {"content_rows", "states"}
 
 
-@pytest.mark.parametrize("field", FIELDS)
-def test_self_test_finds_a_missing_term(monkeypatch, field):
+@pytest.mark.parametrize("name", sorted(NAMES))
+def test_self_test_finds_a_missing_term(monkeypatch, name):
     attend = reference.attend
 
     def without(call):
-        return attend(call._replace(terms=call.terms._replace(**{field: None})))
+        return attend(call._replace(terms=change_terms(call.terms, **{name: None})))
 
     monkeypatch.setattr(reference, "attend", without)
     assert "on reference is off by" in doctor.self_test().text
@@ -94,7 +95,7 @@ def test_self_test_finds_a_missing_term(monkeypatch, field):
 
 def test_self_test_finds_missing_content_rows(monkeypatch):
     monkeypatch.setattr(
-        Terms, "unprojected", lambda terms, num_heads: terms._replace(content_rows=None)
+        Terms, "unprojected", lambda terms, num_heads: change_terms(terms, content_rows=None)
     )
     assert "deberta_v2 on" in doctor.self_test().text
 

@@ -19,6 +19,16 @@ from fairseq_posenc.backends.blocked.geometry import Block, Geometry
 from fairseq_posenc.backends.blocked.operands import find_uncommon, lay_out
 from fairseq_posenc.backends.forward_cache import is_saving_hooked
 from fairseq_posenc.encodings.precision import no_autocast
+from fairseq_posenc.encodings.term import (
+    ByDistance,
+    CountedRows,
+    CountTemperature,
+    NumbersByDistance,
+    Reset,
+    RowsByDistance,
+    ScoreCap,
+    Temperature,
+)
 from fairseq_posenc.encodings.terms import Terms
 
 # Bytes that a call may save for its backward pass; a call that would save more computes its blocks
@@ -40,13 +50,13 @@ def refuses(terms: Terms, call: CallFeatures) -> str:
     """Explain why this backend cannot compute such terms; empty if it can."""
     if call.need_weights:
         return "it does not keep the attention weights"
-    if terms.first is not None and call.documents:
+    if terms.has(Reset) and call.documents:
         return "it resets a single first token of each row, but each document has one"
     if terms.by_ids:
         return NEEDS_CONSECUTIVE_IDS
-    if terms.counted_table is not None:
+    if terms.has(CountedRows):
         return "counted positions depend on all scores of a query"
-    if terms.channel_gain is not None and call.tgt_len > 1:
+    if terms.rows("channel") is not None and call.tgt_len > 1:
         return "no matrix product computes a gain for each channel"
     return ""
 
@@ -65,9 +75,9 @@ def choose_blocks(call: AttentionCall) -> tuple[Geometry, list[Block]]:
     query, terms, mask = call.query, call.terms, call.mask
     batch, heads, tgt_len, _ = query.shape
     src_len = call.key.size(2)
-    tables = [(name, term, x) for name, term, x in terms.present() if term.rows is not None]
+    tables = [term for term in terms if isinstance(term, ByDistance)]
     tile = 1
-    if any(term.has_vectors and name not in terms.runs for name, term, _ in tables):
+    if any(isinstance(x, RowsByDistance) and x.runs is None for x in tables):
         # Each query (or key) is multiplied with N - 1 table rows that it does not need, so small
         # tiles waste little; but tiles that are too small make slow matrix products.
         tile = 16 if src_len < 128 else 64
@@ -76,17 +86,17 @@ def choose_blocks(call: AttentionCall) -> tuple[Geometry, list[Block]]:
     pairs_of_block = geometry.PAIRS_ON_GPU
     if query.device.type == "cpu":
         pairs_of_block = geometry.PAIRS_PER_THREAD * torch.get_num_threads()
-        pairs_of_block //= 2 if terms.product else 1
+        pairs_of_block //= 1 if not terms.product else 2
     sizes = Geometry(
         batch,
         heads,
         tgt_len,
         src_len,
         tile,
-        per_head=any(term.per_head(x) for _, term, x in tables),
+        per_head=any(table.per_head for table in tables),
         pairs_of_block=pairs_of_block,
         limited=mask.locality.limits,
-        near=geometry.find_near([runs.starts for runs in terms.runs.values()], src_len),
+        near=geometry.find_near([x.runs.starts for x in tables if x.runs is not None], src_len),
     )
     deps = (*mask.cache_deps, sizes, query.device)
     return sizes, mask.cached("blocks", deps, lambda: sizes.split(mask, query.device))
@@ -98,15 +108,14 @@ def _expand_terms(call: AttentionCall) -> AttentionCall:
     Gains and biases are read through views, which need a row for each distance. A table for each
     head is never repeated for speed: that takes too long.
     """
-    terms = call.terms
-    long = [
-        name
-        for name, term, table in terms.present()
-        if name in terms.runs
-        and terms.runs[name].num_rows > MAX_ROWS_PER_KEY * call.key.size(2)
-        and not term.per_head(table)
-    ]
-    return call._replace(terms=terms.expanded("gain", "bias", *long))
+
+    def select(term: ByDistance) -> bool:
+        if isinstance(term, NumbersByDistance) or term.runs is None:
+            return True
+        is_long = term.runs.num_rows > MAX_ROWS_PER_KEY * call.key.size(2)
+        return is_long and not term.per_head
+
+    return call._replace(terms=call.terms.expanded(select))
 
 
 def _attend_blocks(call: AttentionCall) -> Tensor:
@@ -141,14 +150,17 @@ def _attend_blocks(call: AttentionCall) -> Tensor:
 def _count_numbers(call: AttentionCall) -> int:
     """Count the numbers of each pair that the graph of a block saves."""
     terms = call.terms
-    tables = sum(x is not None for x in (terms.query_table, terms.key_table))
+    tables = sum(terms.rows(of) is not None for of in ("query", "key"))
     numbers = 1  # the weight
     if terms.product and tables:
         numbers += 1 + tables
     elif terms.gain is not None:
         numbers += 1
-    temperature = call.terms.temperature if terms.log_visible is None else terms.log_visible
-    numbers += temperature is not None and temperature.requires_grad
-    numbers += terms.softcap is not None
-    numbers += terms.value_table is not None and call.dropout > 0
+    temperature, by_count = terms.find(Temperature), terms.find(CountTemperature)
+    if by_count is not None:
+        numbers += by_count.factor.requires_grad
+    elif temperature is not None:
+        numbers += temperature.factors.requires_grad
+    numbers += terms.has(ScoreCap)
+    numbers += terms.rows("value") is not None and call.dropout > 0
     return numbers

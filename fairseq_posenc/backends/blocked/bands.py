@@ -207,57 +207,20 @@ class Multiply(torch.autograd.Function):
         return (grad * first).mul_(second), by_content * second, by_content.mul_(first)
 
 
-class ReplaceLines(torch.autograd.Function):
-    """Replaces the numbers of a reset's first token: a query's row and a key's column."""
+def replace_first(
+    pairs: Tensor, of_query: Tensor, of_key: Tensor, is_first_query: Tensor, is_first_key: Tensor
+) -> Tensor:
+    """Replace the numbers of the pairs of a first token (a reset), ``(k, h, M, W)``.
 
-    @staticmethod
-    def forward(
-        ctx: Any, pairs: Tensor, of_query: Tensor, of_key: Tensor, query_at: Tensor, key_at: Tensor
-    ) -> Tensor:
-        """Replace a row and a column of ``(k, h, M, W)``; the row has the pair where they cross.
-
-        Args:
-            ctx: of torch.
-            pairs: or tiles of them, ``(k, h, tiles, N, W)``.
-            of_query: broadcasts to the row, ``(k, h, 1, W)``.
-            of_key: broadcasts to the column, ``(k, h, M, 1)``.
-            query_at: the query of each sentence, ``(k or 1,)``; may lie outside of the pairs.
-            key_at: the key of each sentence.
-        """
-        ctx.shape, ctx.line_shapes = pairs.shape, (of_query.shape, of_key.shape)
-        ctx.save_for_backward(query_at, key_at)
-        pairs = pairs.clone(memory_format=torch.contiguous_format)
-        pairs = pairs.flatten(2, 3) if pairs.dim() == 5 else pairs
-        for dim, at, line in ((3, key_at, of_key), (2, query_at, of_query)):
-            index, is_inside = _locate(at, pairs.shape, dim)
-            pairs.scatter_(dim, index, line.where(is_inside, pairs.gather(dim, index)))
-        return pairs
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Move the gradients of the lines from the pairs to what replaced them."""
-        grad, lines = grad.clone(), []
-        for dim, at, shape in zip((2, 3), ctx.saved_tensors, ctx.line_shapes):
-            index, is_inside = _locate(at, grad.shape, dim)
-            line = grad.gather(dim, index)
-            lines.append(line.masked_fill(~is_inside, 0.0).sum_to_size(shape))
-            grad.scatter_(dim, index, line.masked_fill(is_inside, 0.0))
-        return grad.view(ctx.shape), *lines, None, None
-
-
-def select_line(x: Tensor, dim: int, at: Tensor) -> Tensor:
-    """Select the numbers of a token of each sentence; any numbers, if the token is outside."""
-    return x.gather(dim, _locate(at, x.shape, dim)[0])
-
-
-def _locate(at: Tensor, shape: torch.Size, dim: int) -> tuple[Tensor, Tensor]:
-    """Index a line of each sentence's pairs, and check whether it is one of them."""
-    size = list(shape)
-    size[dim] = 1
-    is_inside = (at >= 0) & (at < shape[dim])  # [k or 1]
-    return at.clamp(0, shape[dim] - 1)[:, None, None, None].expand(size), is_inside[
-        :, None, None, None
-    ]
+    Args:
+        pairs: the numbers by distance.
+        of_query: those where the first token is the query, which broadcast to all pairs.
+        of_key: those where it is the key of another query.
+        is_first_query: ``(k or 1, 1, M, 1)`` of bool.
+        is_first_key: ``(k or 1, 1, 1, W)`` of bool.
+    """
+    pairs = pairs.flatten(2, 3) if pairs.dim() == 5 else pairs
+    return torch.where(is_first_query, of_query, torch.where(is_first_key, of_key, pairs))
 
 
 def _view_index(index: Tensor, shape: torch.Size, dim: int) -> Tensor:

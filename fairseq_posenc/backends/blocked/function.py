@@ -19,10 +19,9 @@ from fairseq_posenc.backends.base import refuse_second_order
 from fairseq_posenc.backends.blocked.bands import (
     AddTiles,
     Multiply,
-    ReplaceLines,
     multiply_all_rows,
     multiply_rows,
-    select_line,
+    replace_first,
     sum_rows,
     view_pairs,
 )
@@ -126,17 +125,19 @@ class Computation:
             return pairs
         products = multiply_all_rows(x, t[f"{name}_reset"], of_keys)
         of_query, of_key = products.split(1, 2 if of_keys else 3)
-        query_at, key_at = self._find_first(part, t)
-        if of_keys:
-            of_key = select_line(of_key, 3, key_at)
-        else:
-            of_query = select_line(of_query, 2, query_at)
-        return self._replace_first(pairs, of_query, of_key, part, t)
+        return replace_first(pairs, of_query, of_key, *self._mark_first(part, t))
 
-    def _find_first(self, part: Part, t: Tensors) -> tuple[Tensor, Tensor]:
-        """Find a reset's first token among the queries and the keys of a part, ``(k or 1,)``."""
-        query_at = self.geometry.src_len - 1 - t["first_at"] - part.queries.start
-        return query_at, t["first_at"] - part.keys.start
+    def _mark_first(self, part: Part, t: Tensors) -> tuple[Tensor, Tensor]:
+        """Mark the first token among queries, ``(k, 1, M, 1)``, and keys, ``(k, 1, 1, W)``."""
+        at = t["first_at"][:, None, None, None]
+        queries, keys = self._list_places(part, at.device)
+        return at == queries[:, None], at == keys
+
+    def _list_places(self, part: Part, device: torch.device) -> tuple[Tensor, Tensor]:
+        """List the indices of queries, ``(M,)``, and of keys, ``(W,)``, among all tokens."""
+        queries = torch.arange(part.queries.start, part.queries.stop, device=device)
+        keys = torch.arange(part.keys.start, part.keys.stop, device=device)
+        return self.geometry.src_len - 1 - queries, keys
 
     def _look_up(self, name: str, part: Part, t: Tensors) -> Tensor:
         """Look up a number by distance for each pair, ``(k or 1, 1 or h, M, W)``."""
@@ -144,17 +145,7 @@ class Computation:
         if f"{name}_reset" not in t:
             return pairs
         of_query, of_key = t[f"{name}_reset"][..., None].split(1, 1)  # each [1 or h, 1, 1]
-        pairs = pairs.expand(len(t["query"]), *pairs.shape[-3:])
-        return self._replace_first(pairs, of_query, of_key, part, t)
-
-    def _replace_first(
-        self, pairs: Tensor, of_query: Tensor, of_key: Tensor, part: Part, t: Tensors
-    ) -> Tensor:
-        """Replace the numbers of a reset's first token; see :class:`ReplaceLines`."""
-        if pairs.dim() == 4:  # a single row has one number for each token
-            pairs = pairs.expand(*pairs.shape[:2], t["query"].size(2), t["key"].size(2))
-        replaced: Tensor = ReplaceLines.apply(pairs, of_query, of_key, *self._find_first(part, t))
-        return replaced
+        return replace_first(pairs, of_query, of_key, *self._mark_first(part, t))
 
     def _list_biases(self, part: Part, t: Tensors) -> list[Tensor]:
         """List all that is added to the scaled scores."""
@@ -179,12 +170,11 @@ class Computation:
             scores = scores.add_(t["padding"][:, :, None])
         if self.mask is None:
             return scores
-        device, last = scores.device, self.geometry.src_len - 1
-        queries_at = last - torch.arange(part.queries.start, part.queries.stop, device=device)
-        keys_at = torch.arange(part.keys.start, part.keys.stop, device=device)
-        hidden = self.mask.select_sentences(part.sentences).hides(
-            queries_at.clamp(min=0)[None, :, None], keys_at.clamp(max=last)[None, None]
-        )
+        queries, keys = self._list_places(part, scores.device)
+        # Those that fill the last tile take the place of the first, or last, token.
+        queries, keys = queries.clamp(min=0), keys.clamp(max=self.geometry.src_len - 1)
+        mask = self.mask.select_sentences(part.sentences)
+        hidden = mask.hides(queries[None, :, None], keys[None, None])
         return scores.masked_fill_(hidden[:, None], HIDDEN)
 
     def _sum_value_rows(self, part: Part, t: Tensors, weights: Tensor) -> Tensor:
@@ -193,9 +183,7 @@ class Computation:
         if "value_table_reset" not in t:
             return sum_rows(weights, t["value_table"], index)
         of_query, of_key = t["value_table_reset"].split(1, 1)  # each [1 or h, 1, D]
-        query_at, key_at = (x[:, None, None, None] for x in self._find_first(part, t))
-        queries, keys = (torch.arange(n, device=weights.device) for n in weights.shape[2:])
-        is_query, is_key = query_at == queries[:, None], key_at == keys  # [k or 1, 1, M, 1 or W]
+        is_query, is_key = self._mark_first(part, t)
         by_query = (weights * is_query).sum(-1, keepdim=True)
         by_key = (weights * (is_key & ~is_query)).sum(-1, keepdim=True)
         others = sum_rows(weights.masked_fill(is_query | is_key, 0.0), t["value_table"], index)

@@ -20,7 +20,8 @@ from fairseq_posenc.backends.blocked.geometry import Block, Geometry, Part
 from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.locality import Locality
 from fairseq_posenc.encodings.precision import at_least_fp32
-from fairseq_posenc.encodings.terms import TERMS
+from fairseq_posenc.encodings.runs import Runs
+from fairseq_posenc.encodings.term import ByDistance, NumbersByPair, SinkScore, States
 
 # Added to the score of a hidden pair: below any score. Two of them may hide the same pair, and
 # their sum is still finite in float32.
@@ -56,9 +57,7 @@ OF_PARTS = {
 }
 # The two rows that each table has for pairs of the first token, of its query and of its key.
 OF_QUERIES |= {
-    f"{name}_reset": term.axes.replace("GR", "H2")
-    for name, term in TERMS.items()
-    if "GR" in term.axes
+    f"{name}_reset": axes.replace("R", "2") for name, axes in OF_PARTS.items() if "HR" in axes
 }
 
 Tensors = dict[str, Tensor]
@@ -121,9 +120,12 @@ def lay_out(call: AttentionCall, geometry: Geometry) -> tuple[Tensors, TensorLay
     missing_queries, missing_keys = geometry.missing
     device = call.query.device
     terms, scale = call.terms, call.terms.scale(call.query.size(-1))
+    product = terms.product
     # Scaled queries scale the sum of terms but the products of keys; a product is scaled once.
-    scaled = "query_table" if terms.product and terms.key_table is None else "key_table"
-    in_table = terms.product and getattr(terms, scaled) is not None
+    scaled = terms.rows("key")
+    if product and scaled is None:
+        scaled = terms.rows("query")
+    in_table = product and scaled is not None
     query = _reverse(at_least_fp32(call.query), missing_queries)
     tensors = {"query": query if in_table else query * scale}
     for name, x in (("key", call.key), ("value", call.value)):
@@ -134,25 +136,30 @@ def lay_out(call: AttentionCall, geometry: Geometry) -> tuple[Tensors, TensorLay
         batch, heads, (tgt_len, src_len) = geometry.batch, geometry.heads, geometry.padded
         tensors["query_seeds"] = draw_seeds(batch, heads, 2, tgt_len, device=device)
         tensors["key_seeds"] = draw_seeds(batch, heads, src_len, device=device)
-    for name, term, table in terms.present():
-        if term.rows is None:
+    shared_rows: dict[str, Runs] = {}
+    for term in terms:
+        if not isinstance(term, ByDistance):
             continue
-        table = at_least_fp32(table) * scale if name == scaled else at_least_fp32(table)
+        table = at_least_fp32(term.table) * scale if term is scaled else at_least_fp32(term.table)
         if terms.first is not None:
-            table, tensors[f"{name}_reset"] = table.split([table.size(1) - 2, 2], 1)
-        blank = (0, 0) * (table.dim() - 2) + (0, missing_queries + missing_keys)
-        tensors[name] = (F.pad(table, blank) if name not in terms.runs else table).contiguous()
-    if terms.pair_bias is not None:
-        pair_bias = at_least_fp32(terms.pair_bias)
+            table, tensors[f"{term.name}_reset"] = table.split([table.size(1) - 2, 2], 1)
+        if term.runs is None:
+            blank = (0, 0) * (table.dim() - 2) + (0, missing_queries + missing_keys)
+            table = F.pad(table, blank)
+        else:
+            shared_rows[term.name] = term.runs
+        tensors[term.name] = table.contiguous()
+    if (by_pair := terms.find(NumbersByPair)) is not None:
+        pair_bias = at_least_fp32(by_pair.numbers)
         tensors["pair_bias"] = _reverse(pair_bias, missing_queries, missing_keys)
-    if terms.states is not None:
-        tensors["states"] = _reverse(at_least_fp32(terms.states), missing_queries)
+    if (states := terms.find(States)) is not None:
+        tensors["states"] = _reverse(at_least_fp32(states.vectors), missing_queries)
     if (temperature := call.temperature()) is not None:
         tensors["temperature"] = _reverse(
             at_least_fp32(temperature)[..., None], missing_queries
         ).squeeze(-1)
-    if terms.sink is not None:
-        tensors["sink"] = at_least_fp32(terms.sink)[None, :, None]
+    if (sink := terms.find(SinkScore)) is not None:
+        tensors["sink"] = at_least_fp32(sink.score)[None, :, None]
     earlier, later = call.decay()
     if earlier is not None:
         tensors["query_decay"], tensors["key_decay"] = _lay_out_tokens(geometry, earlier)
@@ -160,13 +167,13 @@ def lay_out(call: AttentionCall, geometry: Geometry) -> tuple[Tensors, TensorLay
         both = _lay_out_tokens(geometry, later)
         tensors["query_later_decay"], tensors["key_later_decay"] = both
         tensors["is_later"] = geometry.distances(device)[None] > 0
-    if terms.first is not None:
-        found = terms.first.int().argmax(1)  # a tensor: reading it would wait for a GPU
-        tensors["first_at"] = found.masked_fill(~terms.first.any(1), -geometry.padded[1] - 1)
+    if (first := terms.first) is not None:
+        found = first.int().argmax(1)  # a tensor: reading it would wait for a GPU
+        tensors["first_at"] = found.masked_fill(~first.any(1), -geometry.padded[1] - 1)
     distances = geometry.distances(device)
     layout = TensorLayout(
-        starts={name: runs.starts for name, runs in terms.runs.items()},
-        row_index={name: runs.find(distances) for name, runs in terms.runs.items()},
+        starts={name: runs.starts for name, runs in shared_rows.items()},
+        row_index={name: runs.find(distances) for name, runs in shared_rows.items()},
         lowest=1 - geometry.src_len,
     )
     return tensors | _lay_out_mask(call.mask, geometry, device), layout

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from fairseq_posenc.backends.blocked.dropout import mark_dropped
+from fairseq_posenc.backends.forward_cache import copy_if_kept
 
 
 class Weigh(torch.autograd.Function):
@@ -39,8 +40,9 @@ class Weigh(torch.autograd.Function):
             *values: those of each part of the keys, ``(k, h, keys, D)``, W together.
         """
         ctx.widths = [value.size(2) for value in values]
+        weights = copy_if_kept(scores.softmax(-1))
         # Some processors multiply denormal numbers, as far keys have with ALiBi, ten times slower.
-        weights = torch.threshold(scores.softmax(-1), 1e-30, 0.0)[..., : sum(ctx.widths)]
+        weights = torch.threshold_(weights, 1e-30, 0.0)[..., : sum(ctx.widths)]
         if query_seeds is not None and key_seeds is not None:
             weights = mark_dropped(weights.contiguous(), rate, query_seeds.movedim(2, 0), key_seeds)
         kept = weights.clamp(min=0) if rate and sums is None else weights

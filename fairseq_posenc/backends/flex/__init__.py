@@ -20,6 +20,7 @@ from fairseq_posenc.backends.flex.blocks import build_block_mask
 from fairseq_posenc.backends.flex.scores import ScoreMod, build_score_mod
 from fairseq_posenc.backends.flex.sizes import mark_batch_dynamic, round_length
 from fairseq_posenc.encodings.precision import at_least_fp32, no_autocast
+from fairseq_posenc.encodings.term import CountedRows, SinkScore
 from fairseq_posenc.encodings.terms import Terms
 
 MIN_GPU_HEAD_DIM = 16
@@ -46,15 +47,15 @@ def refuses(terms: Terms, call: CallFeatures) -> str:
         return "on a CPU FlexAttention has no backward pass: train with another"
     if on_cpu and call.dtype == torch.float64:
         return "on a CPU FlexAttention has no float64"
-    if on_cpu and terms.sink is not None:
+    if on_cpu and terms.has(SinkScore):
         return "on a CPU FlexAttention does not return the sum that a sink joins"
     if not on_cpu and call.head_dim < MIN_GPU_HEAD_DIM:
         return f"on a GPU its heads are {MIN_GPU_HEAD_DIM} wide or more, not {call.head_dim}"
-    if terms.counted_table is not None:
+    if terms.has(CountedRows):
         return "counted positions depend on all scores of a query"
-    if terms.channel_gain is not None:
+    if terms.rows("channel") is not None:
         return "a gain for each channel is inside the dot product, where score_mod does not reach"
-    return "" if terms.value_table is None else "a table of values is outside the scores"
+    return "" if terms.rows("value") is None else "a table of values is outside the scores"
 
 
 def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
@@ -74,41 +75,25 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
         modify = build_score_mod(
             terms, *sizes, mask, query, key, temperature=call.temperature(), decay=call.decay()
         )
-        scale = terms.scale(query.size(-1))
-        if terms.sink is None:
+        scale, sink = terms.scale(query.size(-1)), terms.find(SinkScore)
+        if sink is None:
             attended = _run_compiled(query, key, value, modify, blocks, scale=scale)
         else:  # the softmax is that of the keys, times their share in a softmax with the sink
             attended, logsumexp = _run_compiled(
                 query, key, value, modify, blocks, scale=scale, return_lse=True
             )
-            share = torch.sigmoid(logsumexp - at_least_fp32(terms.sink)[:, None])  # [B, H, T]
+            share = torch.sigmoid(logsumexp - at_least_fp32(sink.score)[:, None])  # [B, H, T]
             attended = (attended * share[..., None]).type_as(value)
     return attended[:, :, :tgt_len], None
 
 
 def _select_sentence(call: AttentionCall, index: int) -> AttentionCall:
-    """Select one sentence of a call, as a batch of one; all other tensors have no batch."""
-
-    def select(x: Tensor | None) -> Tensor | None:
-        return x if x is None or x.size(0) == 1 else x[index : index + 1]
-
-    terms = call.terms
+    """Select one sentence of a call, as a batch of one."""
     return call._replace(
         query=call.query[index : index + 1],
         key=call.key[index : index + 1],
         value=call.value[index : index + 1],
-        terms=terms._replace(
-            runs={
-                name: runs._replace(span=runs.span._replace(ids=select(runs.span.ids)))
-                for name, runs in terms.runs.items()
-            },
-            pair_bias=select(terms.pair_bias),
-            first=select(terms.first),
-            temperature=select(terms.temperature),
-            states=select(terms.states),
-            decay=select(terms.decay),
-            later_decay=select(terms.later_decay),
-        ),
+        terms=Terms([term.select_sentence(index) for term in call.terms]),
         mask=call.mask.select_sentences(slice(index, index + 1)),
     )
 

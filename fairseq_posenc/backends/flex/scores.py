@@ -11,6 +11,7 @@ B batch, H heads, T queries, S keys, D head size, G tables (1 for all heads, or 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +22,13 @@ from fairseq_posenc.backends.flex.sizes import index_or_zero, mark_batch_dynamic
 from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.precision import at_least_fp32
 from fairseq_posenc.encodings.runs import Runs
+from fairseq_posenc.encodings.term import (
+    ByDistance,
+    NumbersByPair,
+    RowsByDistance,
+    States,
+    Term,
+)
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.positions import Span
 
@@ -75,14 +83,18 @@ def _span_all_runs(terms: Terms) -> tuple[Terms, int, int]:
     Returns:
         The terms, and the lowest and the highest distance of the span.
     """
-    starts = [runs.starts for runs in terms.runs.values() if runs.starts]
+    all_runs = [x.runs for x in terms if isinstance(x, ByDistance) and x.runs is not None]
+    starts = [runs.starts for runs in all_runs if runs.starts]
     low = min((x[0] for x in starts), default=1) - 1
     high = max((x[-1] for x in starts), default=0)
-    runs = {
-        name: runs._replace(span=Span(low, high, runs.span.device))
-        for name, runs in terms.runs.items()
-    }
-    return terms._replace(runs=runs), low, high
+
+    def respan(term: Term) -> Term:
+        if not isinstance(term, ByDistance) or term.runs is None:
+            return term
+        span = Span(low, high, term.runs.span.device)
+        return replace(term, runs=term.runs._replace(span=span))
+
+    return Terms([respan(term) for term in terms]), low, high
 
 
 class _Products(NamedTuple):
@@ -98,19 +110,16 @@ class _Products(NamedTuple):
 
 
 def _multiply_rows(
-    x: Tensor | None, terms: Terms, name: str, row_range: _RowRange, scale: float
+    x: Tensor | None, rows: RowsByDistance | None, row_range: _RowRange, scale: float
 ) -> _Products | None:
     """Multiply queries, keys or states with a table's rows of a range of distances."""
-    table = getattr(terms, name)
-    runs = terms.runs.get(name)
-    if x is None or table is None:
+    if x is None or rows is None:
         return None
     row_index = None
-    if runs is not None:
-        row_index, row_range = _find_distinct_rows(runs, row_range)
-    # FlexAttention scales the scores, so summands must be scaled as well, and factors must not.
-    scaled = at_least_fp32(x) * (1.0 if terms.product else scale)
-    return _Products(scaled @ row_range.select(table).transpose(-1, -2), row_index)
+    if rows.runs is not None:
+        row_index, row_range = _find_distinct_rows(rows.runs, row_range)
+    scaled = at_least_fp32(x) * scale
+    return _Products(scaled @ row_range.select(rows.table).transpose(-1, -2), row_index)
 
 
 def _find_distinct_rows(runs: Runs, row_range: _RowRange) -> tuple[Tensor, _RowRange]:
@@ -161,8 +170,9 @@ def build_score_mod(
     """
     queries = tgt_len if query is None else query.size(2)
     keys = src_len if key is None else key.size(2)
-    resets = 0 if terms.first is None else 2
-    ids = next((runs.span.ids for runs in terms.runs.values()), None)
+    first = terms.first
+    resets = 0 if first is None else 2
+    ids = next((x.ids for x in terms if isinstance(x, ByDistance) and x.ids is not None), None)
     if ids is None:
         row_range = _find_visible_rows(resets, tgt_len, src_len, mask)
         # Row 0 of the tables has the distance 1 - S, from the last query to the first key. Here,
@@ -177,19 +187,24 @@ def build_score_mod(
     # What differs from call to call is a tensor: a number would be compiled into the kernel.
     shift = torch.tensor(-lowest, device=device)
     last_row = torch.tensor(row_range.length - 1, device=device)
-    scale = 1.0 if query is None else terms.scale(query.size(-1))
-    terms = terms.expanded("gain", "bias")
-    by_query = _multiply_rows(query, terms, "query_table", row_range, scale)
-    by_key = _multiply_rows(key, terms, "key_table", row_range, scale)
-    states = terms.states
-    if states is not None:
-        states = F.pad(states, (0, 0, 0, queries - tgt_len))
-    by_state = _multiply_rows(states, terms, "state_table", row_range, 1.0)
-    gain = None if terms.gain is None else row_range.select(terms.gain)
-    bias = None if terms.bias is None else row_range.select(terms.bias)
-    pair_bias, first, softcap = terms.pair_bias, terms.first, terms.softcap
-    if pair_bias is not None:
-        pair_bias = F.pad(at_least_fp32(pair_bias), (0, keys - src_len, 0, queries - tgt_len))
+    product = terms.product
+    # FlexAttention scales the scores, so summands must be scaled as well, and factors must not.
+    scale = 1.0 if query is None or product else terms.scale(query.size(-1))
+    by_query = _multiply_rows(query, terms.rows("query"), row_range, scale)
+    by_key = _multiply_rows(key, terms.rows("key"), row_range, scale)
+    states = None
+    if (of_queries := terms.find(States)) is not None:
+        states = F.pad(of_queries.vectors, (0, 0, 0, queries - tgt_len))
+    by_state = _multiply_rows(states, terms.rows("state"), row_range, 1.0)
+    gain, bias = (
+        None if numbers is None else row_range.select(numbers.expand())
+        for numbers in (terms.gain, terms.bias)
+    )
+    pair_bias = None
+    if (by_pair := terms.find(NumbersByPair)) is not None:
+        missing = (0, keys - src_len, 0, queries - tgt_len)
+        pair_bias = F.pad(at_least_fp32(by_pair.numbers), missing)
+    softcap = terms.softcap
     if first is not None:
         first_query = F.pad(first[:, src_len - tgt_len :], (0, queries - tgt_len))
         first_key = F.pad(first, (0, keys - src_len))
@@ -221,10 +236,10 @@ def build_score_mod(
             score = score * gain[index_or_zero(gain, 0, h), row]
         if by_query is not None:
             term = by_query.look_up(b, h, i, row)
-            score = score * term if terms.product else score + term
+            score = score * term if product else score + term
         if by_key is not None:
             term = by_key.look_up(b, h, j, row)
-            score = score * term if terms.product else score + term
+            score = score * term if product else score + term
         if bias is not None:
             score = score + bias[index_or_zero(bias, 0, h), row]
         if pair_bias is not None:

@@ -13,17 +13,25 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fairseq_posenc.backends.base import (
-    NEEDS_CONSECUTIVE_IDS,
-    AttentionCall,
-    CallFeatures,
-)
+from fairseq_posenc.backends.base import NEEDS_CONSECUTIVE_IDS, AttentionCall, CallFeatures
 from fairseq_posenc.backends.triton.problem import read_call
 from fairseq_posenc.encodings.precision import no_autocast
 from fairseq_posenc.encodings.terms import Terms
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 MAX_HEAD_DIM = 128
+OF_SOFTMAX = "these kernels have no temperature, cap or sink"
+UNSERVED = {  # why, by the name of a term
+    **dict.fromkeys(("temperature", "count_temperature", "softcap", "sink"), OF_SOFTMAX),
+    "decay": "these kernels do not forget",
+    "state_table": "these kernels do not read states of tokens",
+    "reset": "these kernels do not reset the first token",
+    "value_table": "these kernels add no rows to the values",
+    "counted_table": "counted positions depend on all scores of a query",
+    "channel_gain": "no matrix product computes a gain for each channel",
+    "pair_bias": "a bias for each pair of tokens is not a function of their distance",
+    "content_rows": "the rows have not been projected yet",
+}
 MIN_VERSION = (3, 6)  # of Triton: the oldest that these kernels were compiled with
 
 
@@ -50,24 +58,15 @@ def refuses(terms: Terms, call: CallFeatures) -> str:
     """Explain why these kernels cannot compute such a call; empty if they can."""
     on_gpu = call.device == "cuda" or is_interpreted()
     wide = call.head_dim > MAX_HEAD_DIM
-    by_pair = "a bias for each pair of tokens is not a function of their distance"
     reasons = {
-        "these kernels have no temperature, cap or sink": terms.changes_softmax,
-        "these kernels do not forget": terms.decay is not None,
-        "these kernels do not read states of tokens": terms.state_table is not None,
         "it does not keep the attention weights": call.need_weights,
         f"it runs on a GPU, not on {call.device}": not on_gpu,
         "its queries, keys and values have one width": call.widened,
         f"its heads are at most {MAX_HEAD_DIM} wide, not {call.head_dim}": wide,
         f"it computes in float32 at most, not in {call.dtype}": call.dtype not in DTYPES,
-        "these kernels do not reset the first token": terms.first is not None,
-        "these kernels add no rows to the values": terms.value_table is not None,
-        "counted positions depend on all scores of a query": terms.counted_table is not None,
-        "no matrix product computes a gain for each channel": terms.channel_gain is not None,
-        by_pair: terms.pair_bias is not None,
         NEEDS_CONSECUTIVE_IDS: terms.by_ids,
         "a window with first keys is not one range of keys": call.first_keys,
-        "the rows have not been projected yet": terms.content_rows is not None,
+        **{UNSERVED[term.name]: True for term in terms if term.name in UNSERVED},
     }
     return next((reason for reason, holds in reasons.items() if holds), "")
 

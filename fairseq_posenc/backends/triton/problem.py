@@ -1,6 +1,6 @@
 """The arguments of the kernels: what a call of attention comes to, as tensors, sizes and strides.
 
-This module alone reads :class:`~fairseq_posenc.encodings.terms.Terms`. A kernel reads the fields of
+This module alone reads :mod:`~fairseq_posenc.encodings.term`. A kernel reads the fields of
 these NamedTuples by name, and is compiled without those that are None.
 
 Shapes: B batch, H heads, T queries, S keys, D head size; G tables (1 for all heads, or one each), R
@@ -17,7 +17,7 @@ from torch import Tensor
 from fairseq_posenc.backends.base import AttentionCall
 from fairseq_posenc.backends.blocked import dropout
 from fairseq_posenc.backends.mask import Mask
-from fairseq_posenc.encodings.terms import Terms
+from fairseq_posenc.encodings.term import RowsByDistance
 from fairseq_posenc.errors import UserError
 
 
@@ -91,13 +91,9 @@ def read_call(call: AttentionCall) -> tuple[Settings, Inputs]:
     query, key, value = (x.type_as(value).contiguous() for x in (query, key, value))
     tgt_len, src_len = query.size(2), key.size(2)
     past = src_len - tgt_len
-    query_table, query_low = _read_vectors(terms, "query_table", tgt_len, src_len)
-    key_table, key_low = query_table, query_low
-    if terms.key_table is not terms.query_table or terms.runs.get("key_table") != terms.runs.get(
-        "query_table"
-    ):
-        key_table, key_low = _read_vectors(terms, "key_table", tgt_len, src_len)
-    scalars = terms.expanded("gain", "bias")
+    query_table, query_low = _read_vectors(terms.rows("query"), src_len)
+    key_table, key_low = _read_vectors(terms.rows("key"), src_len)
+    gain, bias = (x if x is None else x.expand() for x in (terms.gain, terms.bias))
     settings = Settings(
         padding=_view_as_uint8(mask.key_padding),
         pairs=_view_as_uint8(mask.pairs),
@@ -108,14 +104,15 @@ def read_call(call: AttentionCall) -> tuple[Settings, Inputs]:
         query_low=query_low + past,
         key_low=key_low + past,
     )
-    return settings, Inputs(query, key, value, query_table, key_table, scalars.gain, scalars.bias)
+    return settings, Inputs(query, key, value, query_table, key_table, gain, bias)
 
 
-def _read_vectors(terms: Terms, name: str, tgt_len: int, src_len: int) -> tuple[Tensor | None, int]:
-    """Read a vector table, and the signed distance of its first row, with positions as in Terms."""
-    table: Tensor | None = getattr(terms, name)
-    runs = terms.runs.get(name)
-    if table is None or runs is None:
+def _read_vectors(rows: RowsByDistance | None, src_len: int) -> tuple[Tensor | None, int]:
+    """Read a vector table, and the signed distance of its first row, with queries at the end."""
+    if rows is None:
+        return None, 1 - src_len
+    table, runs = rows.table, rows.runs
+    if runs is None:
         return table, 1 - src_len
     if not runs.starts:  # one row for all distances
         return table, 0

@@ -78,8 +78,7 @@ def export_to_ctranslate2(
         notes = [f"log probabilities in float32 equal to {difference:.1e} of the largest one"]
         if quantization != "float32":
             build_specification(trained, vocabularies, quantization).save(str(folder))
-        usage = format_serving_usage(trained, folders)
-        write_card(folder, trained, "ctranslate2", usage, notes)
+        write_card(folder, trained, "ctranslate2", format_serving_usage(trained, folders), notes)
     return [f"wrote {out}: a model of CTranslate2 in {quantization}", *notes]
 
 
@@ -157,7 +156,7 @@ def _build_stack(trained: OpenModel, stack: Any) -> Any:
     dims: Dims = stack.assembly.dims
     length = dims.max_positions
     tokens = torch.full((1, length), SPECIAL_SYMBOLS)
-    span = Span.from_lengths(tgt_len=length, src_len=length, device=tokens.device)
+    span = Span.from_lengths(length, length, tokens.device)
     shared = stack.compute_shared(tokens, tgt_len=length)
     attentions = [layer.self_attn for layer in stack.layers]
     terms = [x.terms(span, shared.of_kind(x.kind)).expanded() for x in attentions]
@@ -178,10 +177,10 @@ def _build_stack(trained: OpenModel, stack: Any) -> Any:
     if dims.causal:
         style["with_encoder_attention"] = trained.translates
         spec: Any = transformer_spec.TransformerDecoderSpec(len(stack.layers), **style)
-        if not trained.translates and any(layer_terms.bias is not None for layer_terms in terms):
+        if not trained.translates and any(x.bias is not None for x in terms):
             # The only bias of a causal LM is ALiBi's, which CTranslate2 computes in all layers.
             spec.alibi = True
-            terms = [layer_terms._replace(bias=None) for layer_terms in terms]
+            terms = [Terms([x for x in y if x is not y.bias]) for y in terms]
     else:
         spec = transformer_spec.TransformerEncoderSpec(len(stack.layers), **style)
     for layer_spec, attention, layer_terms in zip(spec.layer, attentions, terms):
@@ -203,7 +202,8 @@ def _build_attention(encodings: list[Any], terms: Terms, dims: Dims) -> Any:
         dims: sizes of the stack.
     """
     rope = next((encoding for encoding in encodings if isinstance(encoding, Rope)), None)
-    keys, values = terms.query_table, terms.value_table  # (1, distances, head_dim)
+    rows = (terms.rows("query"), terms.rows("value"))
+    keys, values = (None if x is None else x.table for x in rows)  # (1, distances, head_dim)
     if keys is None and values is not None:
         keys = torch.zeros_like(values)  # CTranslate2 reads values beside keys alone
     rotary: dict[str, Any] = {}
@@ -230,7 +230,7 @@ def _build_attention(encodings: list[Any], terms: Terms, dims: Dims) -> Any:
         spec.relative_position_keys = keys[0].numpy()
         spec.relative_position_values = model_spec.OPTIONAL if values is None else values[0].numpy()
     if terms.bias is not None:
-        _set_bias(spec, terms.bias, dims)
+        _set_bias(spec, terms.bias.table, dims)
     return spec
 
 

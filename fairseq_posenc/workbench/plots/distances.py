@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fairseq_posenc.analysis.split import CapturedAttention
 from fairseq_posenc.encodings.rotation import PairRotation
+from fairseq_posenc.encodings.term import NumbersByDistance
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.plots import grids
 from fairseq_posenc.workbench.plots.subject import Subject, make_positions
@@ -80,11 +81,11 @@ def compute_curves(
     for layer in subject.different_layers:
         span, terms = subject.compute_terms(layer)
         distances = span.distances()
-        for name, term, tensor in terms.present():
-            if term.rows is not None and not term.has_vectors:  # a number for each distance
-                rows = heads if term.per_head(tensor) else [0]
-                values = tensor.narrow(term.rows, 0, len(distances))[rows]  # a reset's rows follow
-                curves.append(Curves(f"{name}, {subject.name_layer(layer)}", distances, values))
+        for term in terms:
+            if isinstance(term, NumbersByDistance):  # a reset's rows follow those of distances
+                values = term.table[heads if term.per_head else [0], : len(distances)]
+                title = f"{term.name}, {subject.name_layer(layer)}"
+                curves.append(Curves(title, distances, values))
     last = 0 if subject.dims.causal else reach  # a causal stack has no later keys
     return [curve.between(-reach, last) for curve in curves]
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fairseq_posenc.encodings.terms import Field
+from fairseq_posenc.encodings.term import ByDistance, CountedRows, NumbersByPair, RowsByDistance
 from fairseq_posenc.errors import UserError, how_to_install
 from fairseq_posenc.workbench.plots import grids
 from fairseq_posenc.workbench.plots.subject import Subject
@@ -47,8 +47,7 @@ def collect_tables(subject: Subject) -> list[PlottedTable]:
     """
     tables = []
     if (vectors := subject.compute_input_vectors()) is not None:
-        rows = torch.arange(len(vectors))
-        columns = range(vectors.size(1))
+        rows, columns = torch.arange(len(vectors)), range(vectors.size(1))
         tables = [PlottedTable("at the input", vectors, rows, columns, POSITION, CHANNEL)]
     for layer in subject.different_layers:
         tables += _collect_term_tables(subject, layer)
@@ -127,39 +126,39 @@ def _collect_term_tables(subject: Subject, layer: int) -> Iterator[PlottedTable]
     span, terms = subject.compute_terms(layer)
     distances = span.distances()
     visible = distances <= (0 if subject.dims.causal else span.high)
-    by_tensor: dict[int, tuple[list[str], Field, Tensor]] = {}
-    for name, term, tensor in terms.present():  # terms may share a tensor, as m4's do
-        by_tensor.setdefault(id(tensor), ([], term, tensor))[0].append(name.replace("_", " "))
+    by_tensor: dict[int, tuple[list[str], ByDistance | NumbersByPair, Tensor]] = {}
+    for term in terms:  # they may share a tensor, as m4's do
+        if isinstance(term, (ByDistance, NumbersByPair)):
+            (tensor,) = term.tensors().values()
+            by_tensor.setdefault(id(tensor), ([], term, tensor))[0].append(term.name)
     for names, term, tensor in by_tensor.values():
-        title = f"{' and '.join(names)}, {subject.name_layer(layer)}"
+        title = f"{' and '.join(names).replace('_', ' ')}, {subject.name_layer(layer)}"
         shown = {0: title}  # title by head; all heads may share a table
-        if term.per_head(tensor):
+        if term.per_head if isinstance(term, ByDistance) else tensor.size(1) > 1:
             shown = {head: f"{title}, head {head + 1}" for head in subject.heads}
-        if term.rows is None:  # a number for each pair of tokens, `(1, H or 1, T, S)`
+        if not isinstance(term, ByDistance):  # a number for each pair, `(1, H or 1, T, S)`
             queries, keys = torch.arange(tensor.size(-2)), range(tensor.size(-1))
             labels = ("query's position", "key's position")
             for head, name in shown.items():
                 yield PlottedTable(name, tensor[0, head], queries, keys, *labels)
             continue
-        tensor = tensor.narrow(term.rows, 0, len(distances))  # without the rows of a reset
-        if not term.has_vectors:  # `(H or 1, R)`: heads are columns
+        tensor = tensor.narrow(term.rows_dim, 0, len(distances))  # without the rows of a reset
+        has_vectors = isinstance(term, RowsByDistance)
+        if not has_vectors:  # `(H or 1, R)`: heads are columns
             split = {title: tensor[list(shown)].T}
-        elif term.per_head(tensor):  # `(H, R, D)`
+        elif term.per_head:  # `(H, R, D)`
             split = {name: tensor[head] for head, name in shown.items()}
         else:
             split = {title: tensor.flatten(end_dim=-2)}
         for name, values in split.items():
             kept, rows = _merge_equal_ends(values[visible], distances[visible])
-            columns: Sequence[int] = range(values.size(-1))
-            if not term.has_vectors:
-                columns = [head + 1 for head in shown]
-            label = CHANNEL if term.has_vectors else "head"
+            columns = range(values.size(-1)) if has_vectors else [head + 1 for head in shown]
+            label = CHANNEL if has_vectors else "head"
             yield PlottedTable(name, kept, rows, columns, DISTANCE, label)
-    if (counted := terms.counted_table) is not None:  # CoPE's, by the number of counted tokens
-        rows = torch.arange(len(counted))
-        title = f"counted table, {subject.name_layer(layer)}"
-        labels = ("counted position", CHANNEL)
-        yield PlottedTable(title, counted.detach(), rows, range(counted.size(1)), *labels)
+    if (counted := terms.find(CountedRows)) is not None:  # CoPE's, by the number of tokens
+        table, title = counted.rows.detach(), f"counted table, {subject.name_layer(layer)}"
+        rows, columns = torch.arange(len(table)), range(table.size(1))
+        yield PlottedTable(title, table, rows, columns, "counted position", CHANNEL)
 
 
 def _merge_equal_ends(values: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:

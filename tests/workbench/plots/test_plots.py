@@ -230,8 +230,8 @@ class TestCurves:
     def test_biases_and_gains_are_the_tables(self):
         subject = spec_subject("m2+t5")
         _, *found = distances.compute_curves(subject, reach=9)
-        assert [each.title for each in found] == ["gain, layer 1", "bias, layer 1"]
-        gain, bias = found
+        assert [each.title for each in found] == ["bias, layer 1", "gain, layer 1"]
+        bias, gain = found
         assert_same(gain.values, subject.encodings[0].layer["m2"].table.weight[:, 14:33])
         assert bias.values.shape == (4, 19)
         table = subject.encodings[0].shared["t5"].table

@@ -1,0 +1,60 @@
+"""Makes terms of numbers and tensors by the names of the terms, so that forms are short."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, get_args
+
+import torch
+
+from fairseq_posenc.encodings import term as kinds
+from fairseq_posenc.encodings.runs import Runs
+from fairseq_posenc.encodings.terms import Terms
+
+ROWS = {kinds.RowsByDistance(torch.ones(1), of=x).name: x for x in get_args(kinds.RowsOf)}
+TABLES = {"bias", "gain", *ROWS}
+OTHERS: dict[str, Any] = {x.label: x for x in kinds.Term.__subclasses__() if hasattr(x, "label")}
+
+
+def terms_of(runs: Runs | None = None, **given: Any) -> Terms:
+    """Return the terms of tensors, numbers, or tuples of them; leave out None and False."""
+    terms: list[kinds.Term] = []
+    for name, x in given.items():
+        if x is None or x is False:
+            continue
+        if name in ROWS:
+            terms.append(kinds.RowsByDistance(x, runs, of=ROWS[name]))
+        elif name in TABLES:
+            terms.append(kinds.NumbersByDistance(x, runs, multiplies=name == "gain"))
+        else:
+            fields = () if x is True else x if isinstance(x, tuple) else (x,)
+            terms.append(OTHERS[name](*fields))
+    return Terms(terms)
+
+
+def terms_of_groups(
+    form: dict[str, Any], rows: int, width: int, leaf: Callable[..., Any], runs: Runs | None = None
+) -> Terms:
+    """Return terms whose tables, drawn by ``leaf``, have as many groups of heads as a form says.
+
+    ``runs`` are those of the tables of vectors; by default they have a row for each distance.
+    """
+    given: dict[str, Any] = {}
+    for name, groups in form.items():
+        if name == "shared":  # a table of queries and of keys
+            given["key_table"] = given["query_table"]
+        elif name in ROWS:
+            given[name] = leaf(groups, rows if runs is None else runs.num_rows, width)
+        else:
+            given[name] = leaf(groups, rows) if name in TABLES else groups
+    rows_of = kinds.RowsByDistance
+    return Terms(replace(x, runs=runs) if isinstance(x, rows_of) else x for x in terms_of(**given))
+
+
+def change_terms(terms: Terms, **changes: Any) -> Terms:
+    """Replace terms of some names, or leave them out."""
+    return Terms([*(x for x in terms if x.name not in changes), *terms_of(**changes)])
+
+
+def leaves_of(terms: Terms) -> list[torch.Tensor]:
+    """List the tensors that learn, each once."""
+    return list({id(x): x for x in terms.tensors().values() if x.requires_grad}.values())
