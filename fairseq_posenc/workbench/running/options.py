@@ -225,20 +225,12 @@ def parse_named(texts: Sequence[str], form: str) -> dict[str, str]:
 
 
 def split_trainings(text: str) -> list[str]:
-    """Split the paths of trainings at commas, except at commas in names of existing files.
-
-    Args:
-        text: the paths; each may itself be several paths joined by colons.
-    """
+    """Split the paths of trainings at commas, except at commas in names of existing files."""
     paths = []
     parts = text.split(",")
     while parts:  # take as many parts as name existing files together, or the first
         counts = range(len(parts), 1, -1)
-        count = next((count for count in counts if _exist(",".join(parts[:count]))), 1)
+        count = next((count for count in counts if Path(",".join(parts[:count])).exists()), 1)
         paths.append(",".join(parts[:count]))
         parts = parts[count:]
     return paths
-
-
-def _exist(paths: str) -> bool:
-    return all(Path(path).exists() for path in paths.split(":"))
