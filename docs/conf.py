@@ -26,8 +26,7 @@ html_show_copyright = False
 # Pages that unfold below another one alone, so that the first level has those for users.
 _PAGES_BELOW = {
     "encodings/README": ":glob:\n:hidden:\n\n*",
-    "inside": ":hidden:\n\nblocked\ngpu\nbenchmarks\nreliability\nfairseq\npapers\n"
-    "vectors/README\nlog",
+    "inside": ":hidden:\n\nblocked\ngpu\nbenchmarks\nreliability\npapers\nvectors/README\nlog",
 }
 
 

@@ -48,7 +48,8 @@ def shortened(text: str) -> str:
 
 def how_to_install(extra: str) -> str:
     """Say how to install an extra of this package, of which no index has a release yet."""
-    return f"pip install '.[{extra}]' in a checkout of fairseq-posenc"
+    how = "" if extra in ("hf", "submitit") else ", without build isolation: see docs/start.md"
+    return f"pip install '.[{extra}]' in a checkout of fairseq-posenc{how}"
 
 
 def suggest(name: str, known: Iterable[str]) -> str:

@@ -342,7 +342,8 @@ class Positions(NamedTuple):
             raise UserError(
                 f"a sequence of {longest} tokens is longer than the {limit} "
                 f"positions of {name!r}: raise max_positions (of a translation model "
-                "max_source_positions, max_target_positions) before training, or shorten the input"
+                "max_source_positions, max_target_positions; in transformers set_positions(model, "
+                "'own', max_positions=...)) before training, or shorten the input"
             )
 
     def sentence_ids(self) -> Tensor:

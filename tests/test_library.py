@@ -30,7 +30,7 @@ from fairseq_posenc.api import (
     SelfAttention,
     StackPositions,
 )
-from fairseq_posenc.errors import UserError
+from fairseq_posenc.errors import UserError, how_to_install
 from fairseq_posenc.transformer.attention import PositionalAttention
 from fairseq_posenc.transformer.forward_context import set_context
 from tests.helpers.formulas import awake
@@ -132,12 +132,12 @@ def test_what_needs_the_extra_says_so_in_a_line(torch_alone):
     done = run_alone(COMMAND, torch_alone)
     assert done.stdout, done.stderr
     *_, last = done.stdout.splitlines()
-    hint = "pip install '.[fairseq]' in a checkout of fairseq-posenc"
+    assert "without build isolation" in (hint := how_to_install("fairseq"))
     assert last == f"[0, 0, 0, 0, 2, 2, 2] needs fairseq: {hint}", done.stderr
     *told, of_swap = done.stderr.splitlines()
     assert len(told) == 2
     assert all(line.endswith(hint) for line in told)
-    assert of_swap.endswith(f"needs transformers: {hint.replace('fairseq]', 'hf]')}")
+    assert of_swap.endswith(f"needs transformers: {how_to_install('hf')}")
 
 
 def both(spec: str, direction: str = "both"):

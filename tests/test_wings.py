@@ -223,7 +223,7 @@ def test_fairseq_finds_what_registers_by_scanning():
 
 # Lines of Python in each room: reached, a number that only ever falls, and the target.
 LINES = {
-    "fairseq_posenc": (32931, 27500),
+    "fairseq_posenc": (32926, 27500),
     "fairseq_posenc/encodings": (4199, 3800),
     "fairseq_posenc/backends": (5256, 3600),
     "fairseq_posenc/backends/triton": (1726, 1200),
@@ -233,14 +233,14 @@ LINES = {
     "fairseq_posenc/models": (547, 520),
     "fairseq_posenc/tasks": (849, 820),
     "fairseq_posenc/checkpoints": (835, 800),
-    "fairseq_posenc/host": (867, 700),
-    "fairseq_posenc/hf": (3672, 2700),
-    "fairseq_posenc/workbench": (10363, 10000),
+    "fairseq_posenc/host": (866, 700),
+    "fairseq_posenc/hf": (3667, 2700),
+    "fairseq_posenc/workbench": (10362, 10000),
     "fairseq_posenc/tokens": (952, 800),
     "fairseq_posenc/workbench/running": (997, 700),
     "fairseq_posenc/workbench/loading": (692, 520),
     "fairseq_posenc/workbench/results": (598, 500),
-    "fairseq_posenc/workbench/experiments": (1694, 1700),
+    "fairseq_posenc/workbench/experiments": (1692, 1700),
     "fairseq_posenc/workbench/training": (74, 400),
     "fairseq_posenc/workbench/finetuning": (1521, 1350),
     "fairseq_posenc/workbench/translation": (709, 650),

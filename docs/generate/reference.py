@@ -53,7 +53,7 @@ _PAGES = {
     ),
     "fairseq": Page(
         "In fairseq's models",
-        "For [fairseq's commands](../training.md) nothing has to be called. In Python:",
+        "fairseq's [from_pretrained](../fairseq.md#from_pretrained) opens models. To translate:",
         {
             "fairseq_posenc.workbench.translation.translator": "Translator Hypothesis",
         },

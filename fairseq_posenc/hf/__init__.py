@@ -4,12 +4,20 @@ Importing this package lets transformers' Auto classes load the saved folders of
 module ``saving`` registers a configuration class when it is imported.
 """
 
+import importlib.util
 from typing import Any, TypeVar
+
+from fairseq_posenc.errors import UserError
+
+if importlib.util.find_spec("torchaudio"):  # transformers imports it, where it is installed
+    try:
+        importlib.import_module("torchaudio")
+    except OSError as error:
+        raise UserError(f"torchaudio is broken ({error}): pip uninstall torchaudio") from None
 
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from transformers import PreTrainedModel
 
-from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf.own_positions import read_positions
 from fairseq_posenc.hf.replacing import replace_positions
 from fairseq_posenc.hf.saving import make_saveable
@@ -78,13 +86,12 @@ def _refuse_wrapped(model: Any) -> None:
     """Refuse a model that is wrapped, or that PEFT or FSDP has changed inside."""
     if not isinstance(model, PreTrainedModel):
         raise UserError(
-            f"{type(model).__name__} is not a model of transformers (PreTrainedModel): set its "
-            "positions before PEFT, torch.compile or DDP wraps it"
+            f"{type(model).__name__} is not a model of transformers (PreTrainedModel): load one by "
+            "from_pretrained, and set positions before PEFT, torch.compile or DDP wraps it"
         )
     if getattr(model, "peft_config", None):
         raise UserError(
-            "the model has adapters of PEFT, which belong to its positions: set positions before "
-            "the adapters are added, or after merge_and_unload()"
+            "set positions before adapters of PEFT, which belong to them, or merge_and_unload()"
         )
     if any(isinstance(x, (FSDPModule, FullyShardedDataParallel)) for x in model.modules()):
         raise UserError("FSDP has sharded this model: set its positions before")

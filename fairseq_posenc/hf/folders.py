@@ -104,9 +104,7 @@ def check_folder(folder: Path) -> None:
         for path in weights:
             with path.open("rb") as file:
                 if file.read(64).startswith(b"version https://git-lfs"):
-                    raise UserError(
-                        f"{path.name} is a pointer of git-LFS: fetch the file by git lfs pull"
-                    )
+                    raise UserError(f"{path.name} is a pointer of git-LFS: run git lfs pull")
             if path.suffix == ".safetensors":  # opening compares the sizes of file and tensors
                 with safe_open(path, framework="pt"):
                     pass

@@ -47,6 +47,8 @@ def read_spec(model: Any) -> Spec:
     """Read the positions that a model, or its configuration, has: see :func:`read_positions`."""
     if (positions := _find_positions(model)) is not None:
         return positions.assembly.spec
+    if isinstance(model, str):
+        raise UserError(f"{shortened(repr(model))} is a name: load the model by from_pretrained")
     config = getattr(model, "config", model)
     spec = getattr(config, SPEC_FIELD, None)
     if config is model and spec is not None:  # written by `set_positions`
@@ -95,9 +97,7 @@ def read_trained_length(model: Any) -> int:
         return int(getattr(config, names[0])) - family.first_id(config)
     if family.bias:
         return _T5_LENGTH
-    raise UserError(
-        f"a model of type {shortened(str(config.model_type))!r} states no number of positions"
-    )
+    raise UserError(f"a model of type {shortened(str(config.model_type))!r} states no length")
 
 
 def write_length(config: Config, length: int) -> None:
@@ -142,8 +142,7 @@ _REASONS = {
     "gemma4": "its layers have heads of two widths, and a spec is for one",
     "gemma3n": "its layers share keys and values with others",
     "umt5": "each layer has its own table of buckets, and here all layers share one",
-    **dict.fromkeys(("bloom", "falcon", "mpt"), "its attention does not take another function"),
-    **dict.fromkeys(("deberta", "xlnet"), "its attention does not take another function"),
+    **dict.fromkeys(("bloom", "falcon", "mpt", "deberta", "xlnet"), "it takes no other attention"),
 }
 
 
@@ -155,14 +154,10 @@ def explain_unservable(model: Any) -> str | None:
     """
     config = getattr(model, "config", model).get_text_config()
     if getattr(config, "kv_lora_rank", None):
-        return (
-            "its latent attention (MLA) rotates a part of each head that its own code appends, so "
-            "other positions cannot be set"
-        )
+        return "its latent attention (MLA) rotates a part of each head that its own code appends"
     parts = re.split("[_-]", str(config.model_type))
-    reason = next((reason for part, reason in _REASONS.items() if part in parts), None)
-    if reason is not None:
-        return f"its positions cannot be changed: {reason}"
+    if reasons := [reason for part, reason in _REASONS.items() if part in parts]:
+        return reasons[0]
     other = sorted(set(map(str, getattr(config, "layer_types", None) or ())) - ATTENTION_TYPES)
     return f"it has layers of {shortened(', '.join(other))}" if other else None
 

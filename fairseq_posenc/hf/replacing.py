@@ -42,6 +42,7 @@ from fairseq_posenc.hf.settings import POSITIONS, SPEC_FIELD, PositionSettings
 from fairseq_posenc.hf.stack_forward import HFStackPositions, StackWithPositions
 from fairseq_posenc.identity import parse_directions
 from fairseq_posenc.position_parameters import LENGTH_RULES, LengthRule
+from fairseq_posenc.registry import names
 from fairseq_posenc.specs import Spec, parse
 
 logger = logging.getLogger(__name__)
@@ -78,6 +79,8 @@ def replace_positions(
             trained = stack.read_weights(owner)
             notes += copy_weights(part, trained, old_spec, new_spec, old_length, extend)
         warned += list_lost_weights(stack, plan.list_parts())
+        if new_spec.items and not {item.name for item in new_spec.items} & {*names()}:
+            warned.append(f"the model has no positions now: {text} names none (own+... keeps them)")
         plans.append(plan)
     for note in dict.fromkeys(notes):  # layers have equal notes
         logger.warning(note)
@@ -106,9 +109,7 @@ def _find_supported_family(model: PreTrainedModel) -> Family:
         UserError: the family, or this version of transformers, is not supported.
     """
     if tuple(map(int, transformers.__version__.split(".")[:2])) < _OLDEST:
-        raise UserError(
-            f"transformers {transformers.__version__} is not supported: install 5.8 or later"
-        )
+        raise UserError(f"install transformers 5.8 or later, not {transformers.__version__}")
     family = find_family(type(model.config))
     if family is None:
         known = sorted(key for key in FAMILIES if key in CONFIG_MAPPING)
@@ -124,11 +125,8 @@ def _read_directions(text: str, stack: Stack) -> list[str]:
     directions = parse_directions(text, "directions")
     if directions and stack.causal:
         raise UserError("directions are for encoders: a decoder sees no later tokens")
-    if len(directions) > len(stack.attentions):
-        raise UserError(
-            f"directions names {len(directions)} layers, but the encoder has "
-            f"{len(stack.attentions)}"
-        )
+    if len(directions) > (count := len(stack.attentions)):
+        raise UserError(f"directions names {len(directions)} layers, but the encoder has {count}")
     return directions
 
 

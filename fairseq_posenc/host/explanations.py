@@ -18,7 +18,15 @@ from fairseq_posenc.errors import UserError, chain, shortened
 _training: tuple[weakref.ref[PositionCheckpoints], str] | None = None
 _STOPPED = re.compile(r"training stopped at update ([\d,]+): ")
 _SIZE = re.compile(r"Size of sample #(\d+) is invalid \(=(.+?)\) since max_positions=(.+?), skip")
-_TOO_MANY = re.compile(r"world size is \d+ but have \d+ available devices")
+# What to do about errors of fairseq, by how they begin.
+_ADVICE = {
+    "The dataset is empty": "no batch is left of a split: fairseq drops what does not fill a "
+    "multiple of 8 samples; give --required-batch-size-multiple 1 (or more --max-tokens)",
+    "Must specify batch size": "give --max-tokens, the tokens of a batch, or --batch-size",
+    "Could not infer language pair": "the task reads pairs: no SPLIT.SRC-TGT.SRC.bin here",
+    r"world size is \d+ but": "--distributed-world-size is more than the GPUs that torch sees: "
+    "give as many as there are, or all options of docs/cluster.md for processes without GPUs",
+}
 
 
 def watch(model: PositionCheckpoints, save_dir: str) -> None:
@@ -52,15 +60,14 @@ def parse_stop_update(message: str) -> int:
 def explain_failure(error: BaseException) -> str | None:
     """Explain the first known error in an exception's chain; None if none is known."""
     for link in chain(error):
-        for explain in (_explain_size, _explain_setting, _explain_absence, _explain_machine):
+        for explain in (_explain_size, _explain_setting, _explain_text, _explain_absence):
             if message := explain(link):
                 return message
     return None
 
 
 def _explain_size(error: BaseException) -> str | None:
-    match = _SIZE.match(str(error))
-    if not match:
+    if not (match := _SIZE.match(str(error))):
         return None
     return (
         f"sample {match[1]} has {match[2]} tokens, and the model reads {match[3]}: give it more "
@@ -81,13 +88,10 @@ def _explain_setting(error: BaseException) -> str | None:
 
 def _explain_absence(error: BaseException) -> str | None:
     """Explain missing data, for which fairseq looks before it builds a model."""
-    text = str(error)
-    if text.startswith("Could not infer language pair"):
-        return "the data have no file SPLIT.SRC-TGT.SRC.bin: the task reads pairs of sentences"
     if not isinstance(error, FileNotFoundError):
         return None
-    if text.startswith("Dataset not found"):
-        missing = text.partition(": ")[2]
+    if str(error).startswith("Dataset not found"):
+        missing = str(error).partition(": ")[2]
         return f"the data have no split {missing}: name their folder, and a split that is there"
     if not error.filename:
         return None
@@ -102,17 +106,12 @@ def _explain_absence(error: BaseException) -> str | None:
     return f"there is no file {path}"
 
 
-def _explain_machine(error: BaseException) -> str | None:
-    """Explain the choice of a TPU by one of fairseq's own architectures, or of too many GPUs."""
+def _explain_text(error: BaseException) -> str | None:
+    """Explain an error of ``_ADVICE``, or the choice of a TPU by an architecture of fairseq."""
     is_tpu = "torch_xla" in str(error) or "xla_device" in str(error)
     if isinstance(error, (ImportError, AttributeError)) and is_tpu:
         return (
             "fairseq takes --bf16 on the command line for a TPU, and torch_xla is not installed: "
             "fairseq-hydra-train with common.bf16=true trains on GPUs"
         )
-    if isinstance(error, AssertionError) and _TOO_MANY.match(str(error)):
-        return (
-            "--distributed-world-size is more than the GPUs that torch sees: give as many as there "
-            "are, or all options of docs/cluster.md for processes without GPUs"
-        )
-    return None
+    return next((told for start, told in _ADVICE.items() if re.match(start, str(error))), None)

@@ -64,7 +64,7 @@ def collect_findings() -> Iterator[Finding]:
 
 def _check_fairseq(is_installed: bool) -> Finding:
     if not is_installed:
-        return Finding("fairseq", None, f"not installed: {how_to_install('fairseq')} adds it")
+        return Finding("fairseq", None, f"not installed: {how_to_install('fairseq')}")
     import fairseq
 
     names = importlib.metadata.packages_distributions().get("fairseq", ["not installed by pip"])
@@ -73,8 +73,10 @@ def _check_fairseq(is_installed: bool) -> Finding:
 
 def _check_transformers() -> Iterator[Finding]:
     """Import transformers' models, and torchaudio, which they import wherever it is installed."""
-    remedy = "if it is broken: pip uninstall torchaudio (fairseq needs it for speech alone)"
-    for module in "torchaudio", "transformers.models.llama.modeling_llama":
+    modules = {"transformers.models.llama.modeling_llama": how_to_install("hf")}
+    if importlib.util.find_spec("torchaudio"):
+        modules = {"torchaudio": "pip uninstall torchaudio", **modules}
+    for module, remedy in modules.items():
         package = module.partition(".")[0]
         try:
             importlib.import_module(module)
@@ -82,7 +84,6 @@ def _check_transformers() -> Iterator[Finding]:
         except (ImportError, OSError, RuntimeError) as error:
             works = None if getattr(error, "name", "") == package else False  # None: not installed
             yield Finding(package, works, f"{error}; {remedy}")
-        remedy = how_to_install("hf")
 
 
 def _check_cuda() -> Iterator[Finding]:

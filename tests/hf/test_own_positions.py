@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import CONFIG_MAPPING, AutoConfig, LlamaConfig
+from transformers import CONFIG_MAPPING, AutoConfig, LlamaConfig, LlamaForCausalLM
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.encodings.rope import Rope
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.hf import own_positions, read_positions
+from fairseq_posenc.hf import own_positions, read_positions, set_positions
 from fairseq_posenc.specs import parse
 
 LONG = {"short_factor": [1.0, 1.5, 2.0, 3.0], "long_factor": [1.0, 2.0, 4.0, 8.0]}
@@ -180,7 +180,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "qwen2_vl": ({}, "M-RoPE"),
     "qwen3_5_text": ({}, "linear_attention"),
     "umt5": ({}, "each layer has its own table"),
-    "bloom": ({}, "does not take another function"),
+    "bloom": ({}, "takes no other attention"),
     "vit": ({}, "not known here"),
     "llama4_text": ({}, "chunked_attention"),
     "llama": ({"rope_scaling": {"rope_type": "spiral", "factor": 2.0}}, "unknown scaling 'spiral'"),
@@ -260,6 +260,13 @@ def test_own_that_cannot_be_read_is_refused(spec: str, theirs: str, message: str
     with pytest.raises(UserError, match=message) as error:
         own_positions.expand_own(spec, parse(theirs), 4)
     assert "\n" not in str(error.value)
+
+
+def test_a_spec_of_windows_alone_and_a_name_are_said() -> None:
+    with pytest.warns(UserWarning, match="no positions now: window"):
+        set_positions(LlamaForCausalLM(make_config("llama")), "window(size=4)")
+    with pytest.raises(UserError, match="'tiny' is a name"):
+        read_positions("tiny")
 
 
 def test_layers_are_joined_to_the_shortest_list_that_repeats() -> None:

@@ -36,6 +36,7 @@ pytestmark = pytest.mark.slow
         ("causal_lm", ["--maximize-best-checkpoint-metric"], "highest loss"),
         ("masked_lm", ["--max-positions", 12, "--tokens-per-sample", 16], "13 tokens, and the"),
         ("masked_lm", ["--mask-whole-words"], "without --bpe"),
+        ("causal_lm", ["--required-batch-size-multiple", 512], "--required-batch-size-multiple 1"),
         ("masked_lm", ["--mask-whole-words", "--bpe", "subword_nmt"], "--bpe subword_nmt does not"),
         ("masked_lm", ["--bpe", "characters"], "Could not find 'bpe/characters' Available"),
     ],
@@ -141,7 +142,7 @@ def test_all_shards_are_looked_at(family, kind, said):
     [
         ("masked_lm", pairs, "dict.src.txt, dict.tgt.txt, translation data: the task reads"),
         ("causal_lm", pairs, "translation data: the task reads running text"),
-        ("translation", sentences, "SPLIT.SRC-TGT.SRC.bin: the task reads pairs of sentences"),
+        ("translation", sentences, "the task reads pairs: no SPLIT"),
         ("causal_lm", lambda: _damaged("without a dictionary"), "no dict.txt: no data-bin"),
         ("causal_lm", lambda: _damaged("absent"), "there is no folder"),
     ],

@@ -166,6 +166,7 @@ def test_a_torchaudio_that_cannot_be_loaded_is_named_with_the_remedy(tmp_path):
     metadata = "Metadata-Version: 2.1\nName: torchaudio\nVersion: 2.11.0\n"
     (site / "torchaudio-2.11.0.dist-info" / "METADATA").write_text(metadata)
     assert "_torchaudio.so" in run("-c", imports).stderr
+    assert "pip uninstall torchaudio" in run("-c", "import fairseq_posenc.hf").stderr
     done = run("-c", command)
     assert done.returncode == 1
     assert re.search("^torchaudio +FAILED .*pip uninstall torchaudio", done.stdout, re.M)

@@ -23,9 +23,8 @@ class Limits(NamedTuple):
 
     def check(self) -> None:
         """Refuse sizes that leave no room for the context, or a stride that skips tokens of it."""
-        least = SPECIAL_SYMBOLS + 2  # a token of the question and one of the context
-        if self.max_length < least:
-            raise UserError(f"--max-length {self.max_length}: give {least} or more")
+        if self.max_length < SPECIAL_SYMBOLS + 2:  # a token of the question, one of the context
+            raise UserError(f"--max-length {self.max_length}: give {SPECIAL_SYMBOLS + 2} or more")
         room = self.max_length - SPECIAL_SYMBOLS
         if not 1 <= self.max_question < room:
             raise UserError(
@@ -58,7 +57,8 @@ class SquadDataBin(NamedTuple):
         if self.limits.max_length > max_positions:
             raise UserError(
                 f"{self.path} has windows of {self.limits.max_length} tokens, but {model} has "
-                f"{max_positions} positions: make the data with --max-length {max_positions}"
+                f"{max_positions} positions: make the data with --max-length {max_positions} "
+                f"--max-question {max_positions // 4} --stride {max_positions // 4}"
             )
 
 

@@ -97,9 +97,8 @@ def run_swap(options: argparse.Namespace) -> int:
     source = find_model(options.checkpoint)
     if source.is_file():
         raise UserError(
-            f"--checkpoint {source}: swap reads folders of transformers; a checkpoint of fairseq "
-            "gets other positions by fairseq-train --position-encoding SPEC --finetune-from-model "
-            f"{source} --init-positions"
+            f"--checkpoint {source}: swap reads folders of transformers; for one of fairseq give "
+            "fairseq-train --position-encoding SPEC --finetune-from-model FILE --init-positions"
         )
     from fairseq_posenc.workbench.convert.swap import swap_folder
 

@@ -15,6 +15,7 @@ from fairseq_posenc.hf import read_positions, set_positions
 from fairseq_posenc.hf.folders import load_model
 from fairseq_posenc.hf.record import is_of_positions
 from fairseq_posenc.hf.saving import is_stock
+from fairseq_posenc.hf.stock_folders import AUTO_CLASSES
 from fairseq_posenc.position_parameters import LengthRule
 
 # The files of a tokenizer, which are copied, and with them a licence: nothing else of a folder is.
@@ -65,6 +66,8 @@ def swap_folder(
                 shutil.copy2(file, folder / file.name)
         stock = is_stock(folder)
     both = [name for name in new if name in old and is_of_positions(name)]
+    found = {x._model_mapping.get(type(model.config), None): x for x in reversed(AUTO_CLASSES)}
+    auto = found[type(model)].__name__
     return [
         f"source: {source}: {type(model).__name__}, positions: {old_positions}",
         f"kept bit for bit: the {len(new.keys() & old) - len(both)} tensors that are not positions",
@@ -73,7 +76,7 @@ def swap_folder(
         *(f"in the old model alone: {x} {tuple(old[x].shape)}" for x in old if x not in new),
         f"wrote {out}, a {'stock folder' if stock else 'folder of fairseq_posenc'}: positions: "
         f"{read_positions(model)} (max_positions {model.config.position_encoding_max_positions:,})",
-        f"load it by AutoModel.from_pretrained{'' if stock else ' after import fairseq_posenc.hf'}",
+        f"load it by {auto}.from_pretrained{'' if stock else ' after import fairseq_posenc.hf'}",
     ]
 
 

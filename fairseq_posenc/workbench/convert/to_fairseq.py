@@ -188,9 +188,8 @@ def _load_dictionaries(path: Path, config: PretrainedConfig, family: TaskKind) -
             continue
         dictionaries.append(load_dictionary(path / name, mask=family.name == "masked_lm"))
         if len(dictionaries[-1]) != size:
-            raise UserError(
-                f"{path / name}: has {len(dictionaries[-1]):,} symbols, and the model {size:,}"
-            )
+            count = len(dictionaries[-1])
+            raise UserError(f"{path / name}: has {count:,} symbols, and the model {size:,}")
     return dictionaries
 
 

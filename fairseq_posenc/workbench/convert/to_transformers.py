@@ -62,9 +62,8 @@ def export_to_transformers(trained: OpenModel, tokens: str | None, out: Path) ->
     for (file, dictionary), tokenizer in zip(trained.dictionaries.items(), tokenizers):
         if unknown := tokenizer.get_vocab_size() - len(dictionary):
             raise UserError(
-                f"{trained.data / file}: lacks {unknown:,} pieces of the tokenizer, which fairseq "
-                "reads as <unk>, and a tokenizer of transformers cannot: --tokens none exports the "
-                "model without a tokenizer"
+                f"{trained.data / file}: lacks {unknown:,} pieces of the tokenizer, which only "
+                "fairseq reads as <unk>: --tokens none exports the model without a tokenizer"
             )
     with whole_folder(out) as folder:
         folders = write_tokenizers(trained, tokenizers, folder)

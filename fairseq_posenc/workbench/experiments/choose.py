@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +25,7 @@ class Advice:
 
     models: str  # the measured models: size, text, updates and seeds
     figure: str  # what was measured
-    up_to: float | None  # of trained models: text length in tokens; else a multiple of the trained
+    up_to: float  # longest text, as a multiple of the length in training
     measured: int  # number of encodings
     best: dict[str, str]  # the encoding with the best figure; of trained models, the kept one
     others: dict[str, str]  # those that are not significantly worse; or better than the kept one
@@ -51,9 +50,8 @@ def run(args: argparse.Namespace) -> int:
     trained = args.trained or args.length
     if not trained or (args.length or trained) < trained:
         raise UserError("--length: give the longest text to read, --trained tokens or more")
-    key, wanted = "new", (args.length or trained) / trained
-    if args.from_trained:
-        key, wanted = "from trained", args.length or trained
+    key = "from trained" if args.from_trained else "new"
+    wanted = (args.length or trained) / trained
     answers = find_answers(key, args.family, wanted)
     print("\n\n".join(describe(answer, wanted, args.from_trained) for answer in answers))
     advice = f"train candidates on yours: fairseq-posenc compare --family {args.family} --text FILE"
@@ -66,14 +64,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def find_answers(key: str, family: str, wanted: float) -> list[Advice]:
-    """Find the answers for a length, one for each set of models: of the next longer measurement."""
+    """Find the answers for a length: of the next longer measurement, or else of the longest."""
     by_models: dict[str, list[Advice]] = {}
     for row in json.loads(TABLE.read_text("utf-8"))[key][family]:
         by_models.setdefault(row["models"], []).append(Advice(**row))
-    return [
-        next((answer for answer in same if (answer.up_to or math.inf) >= wanted), same[-1])
-        for same in by_models.values()
-    ]
+    groups = by_models.values()
+    answers = [next((x for x in same if x.up_to >= wanted), same[-1]) for same in groups]
+    return [answer for answer in answers if answer.up_to >= wanted] or answers
 
 
 def describe(answer: Advice, wanted: float, from_trained: bool) -> str:
@@ -86,9 +83,11 @@ def describe(answer: Advice, wanted: float, from_trained: bool) -> str:
         parts = [f"Keep {best}: none of {answer.measured} others is better ({answer.figure})."]
     elif others:
         parts.append(f"Not significantly worse: {others}.")
+    else:
+        parts.append("The next is significantly worse (paired by seed; intervals may overlap).")
     if fast:
         parts.append(f"If speed matters, take {fast}.")
-    if wanted > (answer.up_to or math.inf):
+    if wanted > answer.up_to:
         parts.append("Longer inputs were not measured.")
     return "\n".join([*parts, f"Measured on {answer.models}."])
 

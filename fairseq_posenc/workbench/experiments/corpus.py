@@ -35,7 +35,7 @@ def count_words(document: Document) -> int:
     return sum(len(paragraph.split()) for paragraph in document)
 
 
-def _read_text(path: Path) -> str:
+def read_text(path: Path) -> str:
     """Read the content of a UTF-8 text file."""
     try:
         content = path.read_bytes()
@@ -97,7 +97,7 @@ def read_documents(path: Path | None) -> list[Document]:
         documents = drop_repeats(read_python_documents(library))
     else:
         origin = f"--text {path}"
-        documents = drop_repeats(split_into_documents(_read_text(path)))
+        documents = drop_repeats(split_into_documents(read_text(path)))
     words = sum(map(count_words, documents))
     if words < LEAST_WORDS:
         raise UserError(

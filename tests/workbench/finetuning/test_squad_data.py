@@ -26,7 +26,7 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.identity import is_identity
 from fairseq_posenc.models.masked_lm import PositionalRoberta
 from fairseq_posenc.tasks.squad.criterion import SquadCriterion
-from fairseq_posenc.tasks.squad.databin import Limits
+from fairseq_posenc.tasks.squad.databin import Limits, SquadDataBin
 from fairseq_posenc.tokens.gpt2 import GPT2
 from fairseq_posenc.tokens.pieces import PieceEncoder, Pieces
 from fairseq_posenc.tokens.squad_file import (
@@ -226,6 +226,9 @@ def test_windows_hold_the_whole_context_and_each_token_has_one_best(seed):
 def test_limits_that_lose_tokens_are_refused():
     Limits(40, 6, 30).check()
     Limits(6, 1, 1).check()
+    with pytest.raises(UserError) as short:
+        SquadDataBin(Path("bin"), "1.1", Limits(), 1).check_lengths(64, "a model")
+    Limits(*map(int, re.findall(r"--\S+ (\d+)", str(short.value)))).check()
     for limits, wrong in (
         (Limits(40, 7, 30), "--stride 7: give 1 to 6, as --max-length 40 leaves 6 tokens of cont"),
         (Limits(10, 1, 10), "--max-question 10: give 1 to 5, as --max-length 10 leaves 6 tokens"),

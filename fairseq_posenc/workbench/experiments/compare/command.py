@@ -120,10 +120,10 @@ def run(args: argparse.Namespace) -> int:
 
         def on_end(training: Training, end: TrainingEnd) -> None:
             ends[runs[training]] = end
-            perplexity = f"perplexity {end.curve.entries[-1].perplexity:,.4g}"
-            diverged = f"diverged at update {end.diverged_at:,}"
-            progress = f"[{len(ends)} of {len(runs)}]"
-            say(f"{progress} {training.label}: {diverged if end.diverged_at else perplexity}")
+            result = f"perplexity {end.curve.entries[-1].perplexity:,.4g}"
+            if end.diverged_at:
+                result = f"diverged at update {end.diverged_at:,}"
+            say(f"[{len(ends)} of {len(runs)}] {training.label}: {result}")
             report.write_page(plan, facts, ends, page)
 
         say(f"{len(runs)} trainings of {plan.updates:,} updates; results: {out}/")

@@ -63,8 +63,14 @@ class ModelOutcome:
     @property
     def curve(self) -> list[tuple[int, Interval]]:
         """Updates at which all seeds were validated, and the perplexity over the seeds."""
-        curves = [end.curve.points for end in self.ends.values()]
-        return average_lines(curves, interval_of_perplexity)
+        return average_lines([x.curve.points for x in self.ends.values()], interval_of_perplexity)
+
+    @property
+    def still_falls(self) -> bool:
+        """Whether perplexity fell by more than 2 % in the last quarter of the training."""
+        curve = self.curve
+        before = [level.mean for updates, level in curve if updates <= 0.75 * curve[-1][0]]
+        return bool(before) and curve[-1][1].mean < 0.98 * before[-1]
 
 
 def rank_models(ends: Mapping[Run, TrainingEnd]) -> list[ModelOutcome]:
@@ -73,11 +79,10 @@ def rank_models(ends: Mapping[Run, TrainingEnd]) -> list[ModelOutcome]:
     for run, end in ends.items():
         groups.setdefault((run.variant, run.lr), {})[run.seed] = end
     outcomes = [ModelOutcome(variant, lr, by_seed) for (variant, lr), by_seed in groups.items()]
-    means = [outcome.perplexity.mean for outcome in outcomes]
-    order = sorted(range(len(outcomes)), key=lambda index: (math.isnan(means[index]), means[index]))
+    outcomes.sort(key=lambda outcome: (bool(outcome.diverged), outcome.perplexity.mean))
     at_best_rate: dict[Variant, ModelOutcome] = {}
-    for index in order:
-        at_best_rate.setdefault(outcomes[index].variant, outcomes[index])
+    for outcome in outcomes:
+        at_best_rate.setdefault(outcome.variant, outcome)
     return list(at_best_rate.values())
 
 
@@ -88,7 +93,7 @@ def compare_models(models: Sequence[ModelOutcome]) -> dict[tuple[str, str], Pair
 
 
 def conclude(models: Sequence[ModelOutcome], unigram: float) -> list[str]:
-    """Say whether ranks mean something, and which differences survive Holm's correction.
+    """Say which differences survive Holm's correction, or why none can be judged yet.
 
     Args:
         models: all models, the best first.
@@ -96,36 +101,35 @@ def conclude(models: Sequence[ModelOutcome], unigram: float) -> list[str]:
             of it has hardly learned anything from the order of the text, so its rank says nothing
             about its positions.
     """
-    best = models[0]
-    lowest, level = best.perplexity.mean, unigram / 2
-    rule = f"{level:,.1f}, half the perplexity of a model that only counts pieces"
-    ranks = f"Ranks mean something here: {best.variant.name} has {lowest:,.1f}, below {rule}."
-    if not lowest <= level:
+    best, level = models[0], unigram / 2
+    sentences = [f"{x.variant.name} diverged at {x.diverged}." for x in models if x.diverged]
+    if not best.perplexity.mean <= level:
         ranks = (
-            f"Ranks mean nothing yet: the lowest perplexity is {lowest:,.1f} "
-            f"({best.variant.name}). They mean something below {rule}; more --updates continue "
-            "these trainings."
+            f"Ranks mean nothing yet: the lowest perplexity is {best.perplexity.mean:,.1f} "
+            f"({best.variant.name}). They mean something below {level:,.1f}, half the perplexity "
+            "of a model that only counts pieces; more --updates continue these trainings."
         )
-    sentences = [ranks]
-    for model in models:
-        if model.diverged:
-            sentences.append(f"{model.variant.name} diverged at {model.diverged}.")
-    if min(len(model.ends) for model in models) < LEAST_SEEDS:
-        few = (
-            f"Too few seeds to judge differences: a test needs {LEAST_SEEDS}, as in --seeds 1,2,3."
+        return [ranks, *sentences]
+    few = f"Too few seeds to judge differences: a test needs {LEAST_SEEDS}, as in --seeds 1,2,3."
+    is_tested = min(len(model.ends) for model in models) >= LEAST_SEEDS
+    sentences += _judge(compare_models(models)) if is_tested else [few]
+    if falling := ", ".join(model.variant.name for model in models if model.still_falls):
+        sentences.append(
+            f"Perplexity still falls ({falling}): more --updates may change the order."
         )
-        return [*sentences, few]
-    pairs = compare_models(models)
+    return sentences
+
+
+def _judge(pairs: Mapping[tuple[str, str], PairedDifference]) -> list[str]:
+    """Say which differences are significant; nothing without pairs."""
     worse: dict[str, list[str]] = {}
     for (better, other), difference in pairs.items():
         if difference.holm < 1 - LEVEL:
             worse.setdefault(better, []).append(other)
-    if not pairs:
-        return sentences
     test = f"After Holm's correction for {len(pairs)} comparison{'s' if len(pairs) > 1 else ''}"
     found = [f"{better} is better than {', '.join(others)}" for better, others in worse.items()]
     if not found:
-        return [*sentences, f"{test}, no difference is significant."]
+        return [f"{test}, no difference is significant."] if pairs else []
     rest = len(pairs) - sum(map(len, worse.values()))
     others = f" The other {rest} differences are not significant." if rest else ""
-    return [*sentences, f"{test}: {'; '.join(found)}.{others}"]
+    return [f"{test}: {'; '.join(found)}.{others}"]

@@ -62,14 +62,13 @@ def write_page(
     conclusions = ["Differences are judged when all trainings are finished."]
     if not missing:
         conclusions = conclude(models, facts.unigram_perplexity)
-    rows = [_format_row(model) for model in models]
     used = {item.name for v in plan.variants for item in parse(v.position_encoding).items}
     template = (Path(__file__).parent / "page.html").read_text("utf-8")
     page = jinja2.Template(template, autoescape=True).render(
         plan=plan,
         facts=facts,
         missing=missing,
-        rows=rows,
+        rows=[_format_row(model) for model in models],
         encodings=[(name, summarize(name).replace("``", "")) for name in sorted(used)],
         picture=base64.b64encode(draw(models)).decode(),
         conclusions=conclusions,

@@ -16,6 +16,7 @@ from fairseq_posenc.hf import set_positions
 from fairseq_posenc.hf.folders import check_folder, check_ids, load_model, load_tokenizer
 from fairseq_posenc.hf.own_positions import names_own, read_trained_length
 from fairseq_posenc.specs import parse
+from fairseq_posenc.workbench.experiments.corpus import read_text
 from fairseq_posenc.workbench.running.devices import ComputeOptions
 from fairseq_posenc.workbench.running.files import find_model
 from fairseq_posenc.workbench.running.options import parse_named
@@ -84,14 +85,9 @@ def tokenize_text(path: Path, folder: Path, model: PreTrainedModel) -> Tensor:
         UserError: the file cannot be read, is empty, or the folder has no tokenizer that keeps
             words apart and is the model's.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"--text {path}: {error}") from error
+    text = read_text(path)
     tokenizer = load_tokenizer(folder)
     tokens = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-    if not tokens:
-        raise UserError(f"--text {path}: the file is empty; name a file with text in it")
     sample = tokenizer.decode(tokens[:_TOKENS_OF_A_SAMPLE]).strip()
     original = text.strip()[: len(sample)]
     # transformers 5.17 opens some folders with the wrong tokenizer class, which loses the spaces.
