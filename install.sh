@@ -143,7 +143,7 @@ else
     step "environment in .venv, with Python $(version_of "$python")" "$python" -m venv "$venv"
 fi
 if [ "$(uname)" = Linux ] && [ -z "${PIP_EXTRA_INDEX_URL:-}${PIP_INDEX_URL:-}" ] && [ ! -d "$venv"/lib/python*/site-packages/torch ]; then
-    say "torch comes with CUDA, 5.9 GB of disk; for processors alone, 0.8 GB: stop this (Ctrl-C), then"
+    say "PyPI's torch comes with CUDA, 5.9 GB of disk; for processors alone, 0.8 GB: stop this (Ctrl-C), then"
     say "PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make install"
 fi
 if [ -n "${HASHES:-}" ]; then
