@@ -19,7 +19,6 @@ from fairseq_posenc.api import Cache, SelfAttention, StackPositions
 from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.encodings.rope import Rope
 from fairseq_posenc.encodings.rotation import PairRotation
-from fairseq_posenc.encodings.term import NumbersByPair
 from fairseq_posenc.errors import UserError
 from tests.helpers import oracles
 from tests.helpers.formulas import awake
@@ -199,7 +198,7 @@ def test_biases_of_the_axes_add_up(spec):
             else:
                 row = max(-3, min(3, distance)) + 3
                 expected += float(table[axis, row].detach()) / math.sqrt(8)
-        numbers = terms.find(NumbersByPair).numbers
+        numbers = terms.tensors()["pair_bias_numbers"]
         assert abs(float(numbers[0, h % numbers.size(1), i, j].detach()) - expected) < 1e-6
 
 

@@ -6,8 +6,6 @@ In masks of bool, True hides a key. B batch, T queries, S keys.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import reduce
-from operator import or_
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -61,29 +59,23 @@ class Mask(NamedTuple):
         This is the mask's definition. Backends find the hidden keys of all queries faster.
 
         Args:
-            query_at: ``(B or 1, M, 1)``.
-            key_at: ``(B or 1, 1, W)``.
+            query_at: int64 ``(M, 1)``.
+            key_at: int64 ``(1, W)``.
 
         Returns:
             ``(B or 1, M, W)`` of bool.
         """
-
-        def of_tokens(x: Tensor, at: Tensor) -> Tensor:
-            size = max(len(x), len(at))
-            found = x.expand(size, -1).gather(1, at.flatten(1).expand(size, -1))
-            return found.view(size, *at.shape[1:])
-
         first_keys, segments = self.locality.first_keys, self.locality.segments
-        exempt = None if first_keys is None else of_tokens(first_keys, key_at)
+        exempt = None if first_keys is None else first_keys[:, key_at]  # [B or 1, 1, W]
         hidden = self.mark_hidden(key_at - query_at, exempt)
         if segments is not None:
-            hidden = hidden | of_tokens(segments, query_at).ne(of_tokens(segments, key_at))
+            hidden = hidden | segments[:, query_at].ne(segments[:, key_at])
         if self.key_padding is not None:
-            hidden = hidden | of_tokens(self.key_padding, key_at)
-        if self.pairs is not None:
-            row = (query_at - (self.pairs.size(1) - self.pairs.size(0))).clamp(min=0)
-            hidden = hidden | self.pairs[row, key_at]
-        return hidden
+            hidden = hidden | self.key_padding[:, key_at]
+        if self.pairs is not None:  # which has a row for each of the last T tokens
+            past = self.pairs.size(1) - self.pairs.size(0)
+            hidden = hidden | self.pairs[(query_at - past).clamp(min=0), key_at]
+        return hidden if hidden.dim() == 3 else hidden[None]
 
     def forbidden(self, tgt_len: int, src_len: int, device: torch.device) -> Tensor | None:
         """Combine all masks: True hides a key, ``(B or 1, 1, T or 1, S)``; None hides none."""
@@ -247,28 +239,14 @@ class Mask(NamedTuple):
 
     def _combine_parts(self, tgt_len: int, src_len: int, device: torch.device) -> Tensor | None:
         """Combine everything that hides keys; see :meth:`forbidden`."""
-        parts = []
-        if (
-            self.direction == "rl"
-            or (self.direction == "lr" and tgt_len > 1)  # a single query is last, and sees all keys
-            or self.locality.window is not None
-        ):
-            queries = _list_queries(tgt_len, src_len, device)
-            distances = torch.arange(src_len, device=device) - queries[:, None]  # [T, S]
-            if (first_keys := self.locality.first_keys) is not None:
-                first_keys = first_keys[:, None, None]  # [B or 1, 1, 1, S]
-            parts.append(self.mark_hidden(distances, first_keys))
-        if (segments := self.locality.segments) is not None:
-            query_segments = segments[:, src_len - tgt_len :, None]  # [B or 1, T, 1]
-            parts.append(query_segments.ne(segments[:, None])[:, None])  # [B or 1, 1, T, S]
-        if self.pairs is not None:
-            parts.append(self.pairs)
-        if self.key_padding is not None:
-            parts.append(self.key_padding[:, None, None, :])  # [B, 1, 1, S]
-        if not parts:
-            return None
-        forbidden = reduce(or_, parts)
-        return forbidden if forbidden.dim() == 4 else forbidden[None, None]  # [1, 1, T, S]
+        # A single query is last, and sees all keys.
+        directed = self.direction == "rl" or (self.direction == "lr" and tgt_len > 1)
+        if not directed and not self.locality.limits and self.pairs is None:
+            padding = self.key_padding
+            return None if padding is None else padding[:, None, None, :]  # [B, 1, 1, S]
+        keys = torch.arange(src_len, device=device)
+        queries = _list_queries(tgt_len, src_len, device)
+        return self.hides(queries[:, None], keys[None]).unsqueeze(1)  # [B or 1, 1, T, S]
 
 
 def _list_queries(tgt_len: int, src_len: int, device: torch.device) -> Tensor:

@@ -34,10 +34,7 @@ def terms_of(runs: Runs | None = None, **given: Any) -> Terms:
 def terms_of_groups(
     form: dict[str, Any], rows: int, width: int, leaf: Callable[..., Any], runs: Runs | None = None
 ) -> Terms:
-    """Return terms whose tables, drawn by ``leaf``, have as many groups of heads as a form says.
-
-    ``runs`` are those of the tables of vectors; by default they have a row for each distance.
-    """
+    """Return terms whose tables, which ``leaf`` draws, have as many groups as a form says."""
     given: dict[str, Any] = {}
     for name, groups in form.items():
         if name == "shared":  # a table of queries and of keys

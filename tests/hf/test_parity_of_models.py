@@ -21,8 +21,7 @@ from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.encodings.rope import LeRope
 from fairseq_posenc.encodings.rope_scaling import Scaling
 from fairseq_posenc.encodings.softmax import Ssmax
-from fairseq_posenc.encodings.term import CountTemperature
-from fairseq_posenc.encodings.terms import Terms
+from tests.helpers.terms import terms_of
 
 WIDTH, HEADS, LENGTH, RANK, EXTENT, FLOOR = 24, 3, 13, 4, 6, 5
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
@@ -130,7 +129,7 @@ def test_ssmax_with_offset():
     query, key, value = torch.randn(3, 1, HEADS, LENGTH, WIDTH // HEADS)
     scaled = theirs(query, torch.arange(LENGTH)[None], head_dim_first=True)
     reference = BACKENDS["reference"]
-    terms = Terms([CountTemperature(ours.factor, ours.offset)])
+    terms = terms_of(count_temperature=(ours.factor, ours.offset))
     attended, _ = reference.attend(AttentionCall(query, key, value, terms, Mask("lr")))
-    expected, _ = reference.attend(AttentionCall(scaled, key, value, Terms(), Mask("lr")))
+    expected, _ = reference.attend(AttentionCall(scaled, key, value, terms_of(), Mask("lr")))
     torch.testing.assert_close(attended, expected, **TOLERANCE)

@@ -303,11 +303,15 @@ def test_a_mask_is_its_definition_for_each_pair(direction, tgt_len):
     segments = torch.arange(9).expand(2, -1) // torch.tensor([[3], [4]])
     first_keys, pairs = torch.arange(9)[None] == 1, torch.rand(tgt_len, 9) < 0.3
     for limits in (Locality(window=3), Locality(5, segments, first_keys=first_keys)):
+        reach = limits.window // 2 if direction == "both" else limits.window - 1
         for mask in (Mask(direction, None, None), Mask(direction, padding, pairs)):
-            mask = mask._replace(locality=limits)
-            expected = mask.forbidden(tgt_len, 9, padding.device)[:, 0]
-            queries = torch.arange(9 - tgt_len, 9)[None, :, None]
-            assert (mask.hides(queries, torch.arange(9)[None, None]) == expected).all()
+            found = mask._replace(locality=limits).forbidden(tgt_len, 9, padding.device)
+            for b, i, j in itertools.product(range(2), range(9 - tgt_len, 9), range(9)):
+                hidden = {"both": False, "lr": j > i, "rl": j < i}[direction]
+                hidden |= abs(j - i) > reach and (limits.first_keys is None or j != 1)
+                hidden |= limits.segments is not None and bool(segments[b, i] != segments[b, j])
+                hidden |= mask.pairs is not None and bool(padding[b, j] | pairs[i - 9 + tgt_len, j])
+                assert found.expand(2, -1, -1, -1)[b, 0, i - 9 + tgt_len, j] == hidden
 
 
 @pytest.mark.parametrize("direction", ["both", "lr", "rl"])

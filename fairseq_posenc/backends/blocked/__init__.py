@@ -16,7 +16,7 @@ from fairseq_posenc.backends.blocked import geometry
 from fairseq_posenc.backends.blocked.dropout import compute_kept_factor
 from fairseq_posenc.backends.blocked.function import Blocks, Computation
 from fairseq_posenc.backends.blocked.geometry import Block, Geometry
-from fairseq_posenc.backends.blocked.operands import find_uncommon, lay_out
+from fairseq_posenc.backends.blocked.operands import find_uncommon, lay_out, map_tensors
 from fairseq_posenc.backends.forward_cache import is_saving_hooked
 from fairseq_posenc.encodings.precision import no_autocast
 from fairseq_posenc.encodings.term import (
@@ -121,15 +121,21 @@ def _expand_terms(call: AttentionCall) -> AttentionCall:
 def _attend_blocks(call: AttentionCall) -> Tensor:
     call = _expand_terms(call)
     sizes, blocks = choose_blocks(call)
-    tensors, layout = lay_out(call, sizes)
-    learns = torch.is_grad_enabled() and any(x.requires_grad for x in tensors.values())
+    operands = lay_out(call, sizes)
+    tensors: list[Tensor] = []
+
+    def take_out(x: Tensor) -> Tensor:
+        tensors.append(x)
+        return torch.empty(0)
+
+    without_tensors = map_tensors(operands, take_out)
+    learns = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
     # A call with a window saves its blocks only where one without does. Hooks on saved tensors
     # would not see that the graphs of blocks are dropped, or offload them one by one.
-    fits = _count_numbers(call) * sizes.all_pairs * tensors["query"].element_size() <= SAVED_BYTES
+    fits = _count_numbers(call) * sizes.all_pairs * operands.query.element_size() <= SAVED_BYTES
     work = Computation(
         blocks,
-        tuple(tensors),
-        layout,
+        without_tensors,
         sizes,
         find_uncommon(call.mask),
         product=call.terms.product,
@@ -137,7 +143,7 @@ def _attend_blocks(call: AttentionCall) -> Tensor:
         dropout=call.dropout,
         saves=learns and fits and not is_saving_hooked(),
     )
-    sums: Tensor = Blocks.apply(work, *tensors.values())
+    sums: Tensor = Blocks.apply(work, *tensors)
     attended = sums[:, :, : sizes.tgt_len].flip(2)
     if call.dropout:
         attended = attended * compute_kept_factor(call.dropout)

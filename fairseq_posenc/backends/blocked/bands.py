@@ -42,9 +42,7 @@ def multiply_rows(x: Tensor, rows: Tensor, index: Tensor | None, of_keys: bool) 
         products = multiply_all_rows(x, rows, of_keys)
         found: Tensor = products if index is None else Spread.apply(products, index, of_keys)
         return found
-    pairs: Tensor = Band.apply(x, rows)
-    if of_keys:
-        pairs = Transpose.apply(pairs.flatten(2, 3))
+    pairs: Tensor = Band.apply(x, rows, of_keys)
     return pairs
 
 
@@ -80,49 +78,42 @@ def view_pairs(numbers: Tensor, queries: int) -> Tensor:
 
 
 class Band(torch.autograd.Function):
-    """Multiplies each token with the table rows of its pairs, all of which are distinct."""
+    """Multiplies each token with the table rows of its pairs, all of which are distinct.
+
+    Pairs of keys and queries become those of queries and keys. All heads are laid side by side as
+    one matrix for that, which torch transposes several times faster than a view of several.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, rows: Tensor) -> Tensor:
-        """Multiply ``(k, h, n, D)`` and ``(G, M + W - 1, D)``: ``(k, h, tiles, N, others)``."""
+    def forward(ctx: Any, x: Tensor, rows: Tensor, of_keys: bool) -> Tensor:
+        """Multiply ``(k, h, n, D)`` and ``(G, M + W - 1, D)``; see :func:`multiply_rows`."""
         ctx.save_for_backward(x, rows)
-        return _unskew(_tile(x, rows) @ _window(rows, x.size(2)).mT, x.shape)
+        ctx.of_keys = of_keys
+        tiles = _unskew(_tile(x, rows) @ _window(rows, x.size(2)).mT, x.shape)
+        if not of_keys:
+            return tiles
+        by_token = tiles.permute(2, 3, 0, 1, 4).reshape(x.size(2), -1)  # [n, k * h * others]
+        return by_token.t().contiguous().view(*x.shape[:2], -1, x.size(2))
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         """Compute the gradients of tokens and rows."""
         x, rows = ctx.saved_tensors
         tiles, window = _tile(x, rows), _window(rows, x.size(2))
         skewed = grad.new_zeros(*tiles.shape[:3], window.size(2))
-        _unskew(skewed, x.shape).copy_(grad)
+        pairs = _unskew(skewed, x.shape)  # [k, h, tiles, N, others]
+        if ctx.of_keys:
+            by_token = grad.reshape(-1, x.size(2)).t().contiguous()  # [n, k * h * others]
+            grad = by_token.view(*pairs.shape[2:4], *pairs.shape[:2], -1).permute(2, 3, 0, 1, 4)
+        pairs.copy_(grad)
         # Zeros are where a tile's rows are not those of a token.
-        x_grad = (skewed @ window).unflatten(2, (-1, grad.size(3)))  # [G, tiles, k * h / G, N, D]
+        size = pairs.size(3)
+        x_grad = (skewed @ window).unflatten(2, (-1, size))  # [G, tiles, k * h / G, N, D]
         rows_grad = torch.zeros_like(rows)
         by_tile = skewed.mT @ tiles  # [G, tiles, N + others - 1, D]
         for index in range(by_tile.size(1)):  # one by one, since neighbouring tiles share rows
-            start = index * grad.size(3)
-            rows_grad[:, start : start + by_tile.size(2)] += by_tile[:, index]
-        return x_grad.transpose(1, 2).reshape(x.shape), rows_grad
-
-
-class Transpose(torch.autograd.Function):
-    """Copies pairs of keys and queries to those of queries and keys.
-
-    All heads are laid side by side as one matrix, which torch transposes several times faster than
-    it reads a transposed view of several.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, pairs: Tensor) -> Tensor:
-        """Copy ``(k, h, n, others)`` to ``(k, h, others, n)``."""
-        heads = pairs.flatten(0, 1)
-        stacked = heads.movedim(0, -2).reshape(pairs.size(2), -1)  # [n, k * h * others]
-        return stacked.t().contiguous().view(*pairs.shape[:2], pairs.size(3), pairs.size(2))
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        """Transpose the gradient."""
-        return Transpose.forward(ctx, grad)
+            rows_grad[:, index * size : index * size + by_tile.size(2)] += by_tile[:, index]
+        return x_grad.transpose(1, 2).reshape(x.shape), rows_grad, None
 
 
 class Spread(torch.autograd.Function):
