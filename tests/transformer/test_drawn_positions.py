@@ -44,6 +44,13 @@ def test_each_batch_of_a_training_draws_anew_and_evaluation_does_not():
     assert torch.equal(first[:7], numbers(positions, 7))
 
 
+def test_of_as_many_numbers_as_positions_all_are_drawn_and_longer_inputs_are_refused():
+    positions = StackPositions(f"rope+randomized(limit={ROOM})", WIDTH, HEADS, ROOM).train()
+    assert numbers(positions, ROOM).tolist() == list(range(ROOM))
+    with pytest.raises(UserError, match=f"{ROOM + 1} tokens is longer than the {ROOM} positions"):
+        numbers(positions, ROOM + 1)
+
+
 def test_an_even_evaluation():
     positions = StackPositions(f"rope+{DRAWN[:-1]},evaluation=even)", WIDTH, HEADS, ROOM).eval()
     assert numbers(positions, 4).tolist() == [0, 4, 9, 13]  # of 90 for 20

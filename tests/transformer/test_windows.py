@@ -483,8 +483,3 @@ def test_dropout_drops_the_same_weights_in_the_backward_pass():
 def test_bad_limits_are_one_line(spec, message):
     with pytest.raises(UserError, match=message):
         make_model("masked_lm", position_encoding=spec)
-
-
-def test_encoders_refuse_causal_encodings_beside_limits():
-    assert needs_causal("xpos+window")
-    assert not needs_causal("rope+window(size=3),none")
