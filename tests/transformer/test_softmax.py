@@ -244,6 +244,8 @@ def test_scalable_softmax_starts_as_plain_attention_on_average():
         layer = PositionEncoding("ssmax", WIDTH, HEADS, 512, causal)
         factors = layer.layer["ssmax"].factor[0] * counts.log()
         assert float(factors.mean()) == pytest.approx(1.0, abs=1e-5)
+    start = PositionEncoding("ssmax(offset=true)", WIDTH, HEADS, 512).layer["ssmax"]
+    assert (start.factor.tolist(), start.offset.tolist()) == ([0.0] * HEADS, [1.0] * HEADS)
 
 
 def test_a_fixed_sink_has_no_parameters_and_a_trained_one_a_number_for_each_head():

@@ -84,9 +84,6 @@ def test_an_output_that_cannot_be_written_is_a_line():
     assert "Traceback" not in done.stderr
 
 
-# ------------------------------------------------------------------------------------ terminals
-
-
 TEXT = "a\x1b[31mb\x9b1mc\x07d\x08e\x7ff"
 
 
