@@ -17,10 +17,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
+from typing_extensions import Self  # typing has it from Python 3.11 on
 
 from fairseq_posenc.encodings.runs import Runs
 from fairseq_posenc.errors import UserError
@@ -73,10 +74,8 @@ class Term:
     def add(self, other: Self) -> Self:
         """Combine with a term of the same name, of another encoding; by default refuse it."""
         words = self.name.replace("_", " ")
-        article = "" if words.endswith("s") else "a "
-        raise UserError(
-            f"two encodings both bring {article}{words} to the scores: choose one of them"
-        )
+        noun = words if words.endswith("s") else f"a {words}"
+        raise UserError(f"two encodings both bring {noun} to the scores: choose one of them")
 
 
 @dataclass(frozen=True, eq=False)

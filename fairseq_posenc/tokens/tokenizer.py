@@ -6,12 +6,13 @@ SQuAD's answers must be parts of the original text, so tokens know their charact
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Optional, Protocol, Self
+from typing import TYPE_CHECKING, NamedTuple, Optional, Protocol
 
 import numpy as np
 
 if TYPE_CHECKING:
     from fairseq.data import Dictionary  # importing it takes seconds
+    from typing_extensions import Self
 
 ENCODER_JSON, MERGES = "encoder.json", "vocab.bpe"
 PIECES = "sentencepiece.model"
@@ -39,10 +40,7 @@ def token_dtype(dictionary: Dictionary) -> np.dtype:
 
 
 class TextTokens(NamedTuple):
-    """The tokens of a text and their characters, which are ``text[start:end]``.
-
-    Tokens that share a character, such as the bytes of a letter, overlap.
-    """
+    """The tokens of a text and their characters, ``text[start:end]``; a letter's bytes share it."""
 
     ids: np.ndarray  # token ids of the fairseq dictionary, `[T]`
     starts: np.ndarray  # index of the first character after leading white space, `[T]`, ascending

@@ -107,7 +107,7 @@ def t5(encodings: Encodings, dims: Dims, given: Tensors) -> Tensors:
 def bias_of(encodings: Encodings, length: int) -> Tensor:
     positions = plain_positions(length)
     span = Span.from_lengths(length, length, positions.device)
-    terms = encodings.terms(span, positions).expanded()
+    terms: Any = encodings.terms(span, positions).expanded()  # it has a bias
     return expand_by_distance(terms.bias.table, length, length)[0]
 
 
