@@ -22,12 +22,10 @@ from fairseq_posenc.encodings.precision import no_autocast
 from fairseq_posenc.encodings.term import (
     ByDistance,
     CountedRows,
-    CountTemperature,
     NumbersByDistance,
     Reset,
     RowsByDistance,
     ScoreCap,
-    Temperature,
 )
 from fairseq_posenc.encodings.terms import Terms
 
@@ -132,7 +130,7 @@ def _attend_blocks(call: AttentionCall) -> Tensor:
     learns = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
     # A call with a window saves its blocks only where one without does. Hooks on saved tensors
     # would not see that the graphs of blocks are dropped, or offload them one by one.
-    fits = _count_numbers(call) * sizes.all_pairs * operands.query.element_size() <= SAVED_BYTES
+    fits = _count_numbers(call, sizes, blocks) * operands.query.element_size() <= SAVED_BYTES
     work = Computation(
         blocks,
         without_tensors,
@@ -153,20 +151,17 @@ def _attend_blocks(call: AttentionCall) -> Tensor:
     return attended.type_as(call.query)
 
 
-def _count_numbers(call: AttentionCall) -> int:
-    """Count the numbers of each pair that the graph of a block saves."""
-    terms = call.terms
-    tables = sum(terms.rows(of) is not None for of in ("query", "key"))
-    numbers = 1  # the weight
-    if terms.product and tables:
-        numbers += 1 + tables
-    elif terms.gain is not None:
-        numbers += 1
-    temperature, by_count = terms.find(Temperature), terms.find(CountTemperature)
-    if by_count is not None:
-        numbers += by_count.factor.requires_grad
-    elif temperature is not None:
-        numbers += temperature.factors.requires_grad
-    numbers += terms.has(ScoreCap)
-    numbers += terms.rows("value") is not None and call.dropout > 0
-    return numbers
+def _count_numbers(call: AttentionCall, sizes: Geometry, blocks: list[Block]) -> int:
+    """Count the numbers that the graphs of all blocks save for pairs."""
+    terms, temperature = call.terms, call.temperature()
+    tables = [rows for of in ("query", "key") if (rows := terms.rows(of)) is not None]
+    numbers = 1  # of each pair: the weight
+    numbers += terms.gain is not None and not (terms.product and tables)
+    numbers += temperature is not None and temperature.requires_grad
+    numbers += terms.has(ScoreCap) + (terms.rows("value") is not None and call.dropout > 0)
+    if not (terms.product and tables):
+        return numbers * sizes.all_pairs
+    factored = sizes.all_pairs  # pairs with a factor for each table, beside the content
+    if terms.gain is None and all(rows.runs is not None for rows in tables):
+        factored -= sum(x.num_pairs for block in blocks for x in block if sizes.has_one_row(x))
+    return numbers * sizes.all_pairs + (1 + len(tables)) * factored

@@ -105,6 +105,11 @@ class Geometry(NamedTuple):
         """The number of pairs, hidden ones and padding included."""
         return self.batch * self.heads * self.padded[0] * self.padded[1]
 
+    def has_one_row(self, part: Part) -> bool:
+        """Check whether each table with shared rows has one row for all pairs of a part."""
+        low, high = part.distances.start - self.src_len + 1, part.distances.stop - self.src_len
+        return self.near is not None and (high < self.near[0] or low >= self.near[1])
+
     def distances(self, device: torch.device) -> Tensor:
         """List the distances of padded queries and keys, ``(R,)``, in the order of table rows."""
         return torch.arange(sum(self.padded) - 1, device=device) - (self.src_len - 1)
