@@ -20,7 +20,7 @@ _CARD = """---
 # {title}
 
 Trained with [fairseq](https://github.com/facebookresearch/fairseq) and fairseq-posenc, and written
-by `fairseq-posenc export --checkpoint {file}` of version {version}.
+by `fairseq-posenc export --checkpoint {file}` of version {version}. Run the lines in this folder.
 
 {rows}
 
@@ -33,10 +33,10 @@ by `fairseq-posenc export --checkpoint {file}` of version {version}.
 _SERVE = """import ctranslate2
 from tokenizers import Tokenizer
 
-source = Tokenizer.from_file("FOLDER/tokenizer.json")
+source = Tokenizer.from_file("tokenizer.json")
 target = Tokenizer.from_file("{target}")
 pieces = source.encode("{prompt}", add_special_tokens=False).tokens
-engine = ctranslate2.{engine}("FOLDER")
+engine = ctranslate2.{engine}(".")
 (result,) = engine.{call}
 print(target.decode([target.token_to_id(piece) for piece in result.{written}[0]]))"""
 _PROMPT = "Un homme dort."
@@ -63,8 +63,8 @@ def format_usage(trained: OpenModel, is_plain: bool, tokenizers: Sequence[str]) 
     lines += [f"from transformers import {auto}, AutoTokenizer", ""]
     names = ("tokenizer", "target")[: len(tokenizers)]
     for name, folder in zip(names, tokenizers):
-        lines.append(f'{name} = AutoTokenizer.from_pretrained("{Path("FOLDER", folder)}")')
-    lines.append(f'model = {auto}.from_pretrained("FOLDER")')
+        lines.append(f'{name} = AutoTokenizer.from_pretrained("{Path(".", folder)}")')
+    lines.append(f'model = {auto}.from_pretrained(".")')
     if names and trained.head in ("causal_lm", "translation"):
         most = "" if trained.translates else ", max_new_tokens=20"
         lines += [
@@ -87,7 +87,7 @@ def format_serving_usage(trained: OpenModel, tokenizers: Sequence[str]) -> str:
         longest = min(LONGEST_TRANSLATION, trained.stacks["decoder"].max_positions() - 1)
         search = f"beam_size=5, max_decoding_length={longest}, return_end_token=True"
         call = f"translate_batch([pieces], {search})"
-    target = Path("FOLDER", tokenizers[-1], "tokenizer.json")
+    target = Path(tokenizers[-1], "tokenizer.json")
     return _SERVE.format(target=target, prompt=_PROMPT, engine=engine, call=call, written=written)
 
 

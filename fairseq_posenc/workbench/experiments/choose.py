@@ -59,18 +59,18 @@ def run(args: argparse.Namespace) -> int:
         advice = "measure a change on yours (docs/choose.md)"
     elif args.family == ENCODER_DECODER:
         advice = "train candidates on yours (docs/training.md)"
-    print(f"\nThese were small models on little text; {advice}")
+    print(f"\nThis was measured on little text: {advice}")
     return 0
 
 
 def find_answers(key: str, family: str, wanted: float) -> list[Advice]:
-    """Find the answers for a length: of the next longer measurement, or else of the longest."""
-    by_models: dict[str, list[Advice]] = {}
+    """Find the answers for a length: of the next longer measurements, or else of the longest."""
+    models: dict[str, list[Advice]] = {}
     for row in json.loads(TABLE.read_text("utf-8"))[key][family]:
-        by_models.setdefault(row["models"], []).append(Advice(**row))
-    groups = by_models.values()
-    answers = [next((x for x in same if x.up_to >= wanted), same[-1]) for same in groups]
-    return [answer for answer in answers if answer.up_to >= wanted] or answers
+        models.setdefault(row["models"], []).append(Advice(**row))
+    answers = [next((x for x in same if x.up_to >= wanted), same[-1]) for same in models.values()]
+    longest = max(answer.up_to for answer in answers)
+    return [answer for answer in answers if answer.up_to >= min(wanted, longest)]
 
 
 def describe(answer: Advice, wanted: float, from_trained: bool) -> str:

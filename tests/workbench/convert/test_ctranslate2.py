@@ -282,7 +282,7 @@ def test_the_example_of_a_card_needs_the_two_libraries_alone(family, cuts):
     tokens = "words" if cuts == "tokenizers" else str(data)
     out = export_to(trained, "--to", "ctranslate2", tokens=tokens)
     (code,) = re.findall(r"```python\n(.*?)```", (out / "README.md").read_text(), re.S)
-    code = code.replace("FOLDER", str(out))
+    code = f"import os\nos.chdir({str(out)!r})\n{code}"
     printed = run_alone(code, "ctranslate2", "numpy", "yaml", "tokenizers", "huggingface_hub")
     assert printed
     if (family, cuts) == ("translation", "sentencepiece"):
