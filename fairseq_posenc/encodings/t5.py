@@ -92,7 +92,7 @@ class Buckets(NamedTuple):
         Args:
             name: the name of the encoding, for error messages.
             buckets: the number of buckets.
-            max_distance: the distance at which the last bucket begins.
+            max_distance: from this distance on, all are in the last bucket, which begins earlier.
             both_sides: use half of the buckets for later keys, which otherwise count as distance 0.
 
         Raises:
@@ -125,7 +125,7 @@ class Buckets(NamedTuple):
         firsts = make_constant(self.firsts, unsigned.device, torch.long)
         far = self.exact + torch.bucketize(unsigned, firsts, right=True)
         bucket = torch.where(unsigned < self.exact, unsigned, far)
-        side = self.exact + 1 + len(self.firsts)  # all exist: the last begins at `max_distance`
+        side = self.exact + 1 + len(self.firsts)  # all exist
         return bucket + side * distances.gt(0) if self.both_sides else bucket
 
 
