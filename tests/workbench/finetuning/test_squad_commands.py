@@ -173,7 +173,7 @@ def test_a_training_goes_on_where_it_was_interrupted():
     assert f"Loaded checkpoint {out}/checkpoint_last.pt (epoch " in log
     assert log.count("loading pretrained model from") == 1
     assert "encoder position encoding: learned+m4(max_distance=30) | directions: lr x1 both" in log
-    assert f"{out}: update " in done.err
+    assert f"{out}: resuming from update " in done.err
     state = torch.load(out / "checkpoint_last.pt")
     windows = open_data_bin(files().data).train_windows
     assert state["optimizer_history"][-1]["num_updates"] == 60 * math.ceil(windows / 8)
