@@ -206,7 +206,7 @@ class ModelWithPositions(Derived):
             try:
                 stock = find_stock_model(self)
             except NoStockModelError as reason:
-                logger.warning("%s: only this package loads it: %s", folder, reason)
+                logger.warning("only this package loads the saved model: %s", reason)
             else:
                 stock.save_pretrained(folder, is_main_process=is_main_process, **kwargs)
                 self.is_saved = True
