@@ -111,13 +111,15 @@ def check_folder(folder: Path) -> None:
 
 
 def _refuse_links(folder: Path) -> None:
-    """Refuse links that leave a folder."""
+    """Refuse links that leave a folder, and pipes, which would be waited for."""
     inside = [folder.resolve()]
     if folder.parent.name == "snapshots":  # of a cache of the hub, whose files are in `blobs`
         inside.append(folder.parent.parent.resolve() / "blobs")
     for path in [*folder.iterdir(), *folder.glob("additional_chat_templates/*")]:
         if not any(path.resolve().is_relative_to(root) for root in inside):
             raise UserError(f"{path.name} is a link that leaves the folder")
+        if not (path.is_file() or path.is_dir()):
+            raise UserError(f"{path.name} is no file")
 
 
 def _check_settings(config: Any) -> None:
@@ -140,9 +142,7 @@ def _find_class(config: Any) -> Any:
     name = str(next(iter(config.architectures or ()), "")).removeprefix(CLASS_PREFIX)
     model_class = getattr(transformers, name, None)
     if not (isinstance(model_class, type) and issubclass(model_class, PreTrainedModel)):
-        raise UserError(
-            f"its config.json names the class {shortened(name)}, which transformers does not have"
-        )
+        raise UserError(f"config.json names {shortened(name)}, a class that transformers lacks")
     is_stock = not isinstance(config, ConfigWithPositions)
     return model_class if is_stock else derive(model_class, (ModelWithPositions,))
 
