@@ -59,11 +59,11 @@ def parse_stop_update(message: str) -> int:
 
 def explain_failure(error: BaseException) -> str | None:
     """Explain the first known error in an exception's chain; None if none is known."""
-    for link in chain(error):
-        for explain in (_explain_size, _explain_setting, _explain_text, _explain_absence):
-            if message := explain(link):
-                return message
-    return None
+    if isinstance(error, KeyboardInterrupt):
+        return "stopped; the same command goes on from its last checkpoint, if it has written one"
+    explanations = (_explain_size, _explain_setting, _explain_text, _explain_absence)
+    found = (explain(link) for link in chain(error) for explain in explanations)
+    return next(filter(None, found), None)
 
 
 def _explain_size(error: BaseException) -> str | None:

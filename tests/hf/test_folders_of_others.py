@@ -111,10 +111,7 @@ ROWS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "a class of the folder": (name_class, "custom code"),
     "a pickle that runs code": (pickle_code, "cannot be read|checkpoint"),
     "positions in a stock configuration": (config(position_encoding="alibi"), "position_encoding"),
-    "a missing layer": (
-        weights(lambda tensors: tensors.pop(LAYER)),
-        f"the weights lack {LAYER}",
-    ),
+    "a missing layer": (weights(lambda tensors: tensors.pop(LAYER)), f"the weights lack {LAYER}"),
     "a weight too many": (
         weights(lambda tensors: tensors.update({"model.layers.9.x": torch.ones(2)})),
         "also have model.layers.9.x",
