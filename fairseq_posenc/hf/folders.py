@@ -119,7 +119,7 @@ def _refuse_links(folder: Path) -> None:
         if not any(path.resolve().is_relative_to(root) for root in inside):
             raise UserError(f"{path.name} is a link that leaves the folder")
         if not (path.is_file() or path.is_dir()):
-            raise UserError(f"{path.name} is no file")
+            raise UserError(f"{path.name} is not a file")
 
 
 def _check_settings(config: Any) -> None:

@@ -114,4 +114,4 @@ def _explain_text(error: BaseException) -> str | None:
             "fairseq takes --bf16 on the command line for a TPU, and torch_xla is not installed: "
             "fairseq-hydra-train with common.bf16=true trains on GPUs"
         )
-    return next((told for start, told in _ADVICE.items() if re.match(start, str(error))), None)
+    return next((advice for start, advice in _ADVICE.items() if re.match(start, str(error))), None)

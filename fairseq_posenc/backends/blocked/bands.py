@@ -73,7 +73,7 @@ def view_pairs(numbers: Tensor, queries: int) -> Tensor:
     """View numbers by distance, ``(G, M + W - 1)`` or ``(G, 1)``, as those of pairs."""
     if numbers.size(1) == 1:
         return numbers[:, :, None]
-    pairs: Tensor = ByDistance.apply(numbers, queries)
+    pairs: Tensor = ViewByDistance.apply(numbers, queries)
     return pairs
 
 
@@ -141,7 +141,7 @@ class Spread(torch.autograd.Function):
         return sums.scatter_add_(ctx.dim, _view_index(index, ctx.shape, ctx.dim), grad), None, None
 
 
-class ByDistance(torch.autograd.Function):
+class ViewByDistance(torch.autograd.Function):
     """Views numbers by distance as those of pairs."""
 
     @staticmethod

@@ -28,7 +28,7 @@ from fairseq_posenc.backends.blocked.bands import (
     view_pairs,
 )
 from fairseq_posenc.backends.blocked.geometry import Block, Geometry, Part
-from fairseq_posenc.backends.blocked.operands import HIDDEN, Operands, Table, map_tensors
+from fairseq_posenc.backends.blocked.operands import HIDDEN, Operands, RowTable, map_tensors
 from fairseq_posenc.backends.blocked.weights import Weigh
 from fairseq_posenc.backends.forward_cache import copy_if_kept
 from fairseq_posenc.backends.mask import Mask
@@ -70,7 +70,7 @@ class View:
             self.leaves.append((leaf, self.indices[id(x)], select))
         return leaf
 
-    def take_rows(self, table: Table) -> tuple[Tensor, Tensor | None]:
+    def take_rows(self, table: RowTable) -> tuple[Tensor, Tensor | None]:
         """Take the rows of a table of vectors, and, if distances share them, the row of each."""
         if table.index is None:
             return self.take(table.rows, "HRD"), None
@@ -170,7 +170,7 @@ class Computation:
         return self._hide_pairs(scores, view, x)
 
     def _multiply_rows(
-        self, tokens: Tensor, table: Table, view: View, x: Operands, of_keys: bool = False
+        self, tokens: Tensor, table: RowTable, view: View, x: Operands, of_keys: bool = False
     ) -> Tensor:
         """Multiply queries, keys or states with the table rows of their pairs."""
         pairs = multiply_rows(tokens, *view.take_rows(table), of_keys)
@@ -180,7 +180,7 @@ class Computation:
         of_query, of_key = products.split(1, 2 if of_keys else 3)
         return replace_first(pairs, of_query, of_key, *self._mark_first(view, x))
 
-    def _look_up(self, table: Table, view: View, x: Operands) -> Tensor:
+    def _look_up(self, table: RowTable, view: View, x: Operands) -> Tensor:
         """Look up a number by distance for each pair, ``(k or 1, 1 or h, M, W)``."""
         queries = view.part.queries
         pairs = view_pairs(view.take(table.rows, "HR"), queries.stop - queries.start)
@@ -245,7 +245,7 @@ class Computation:
         hidden = mask.hides(queries[:, None], keys[None])
         return scores.masked_fill_(hidden[:, None], HIDDEN)
 
-    def _sum_value_rows(self, view: View, x: Operands, table: Table, weights: Tensor) -> Tensor:
+    def _sum_value_rows(self, view: View, x: Operands, table: RowTable, weights: Tensor) -> Tensor:
         """Sum the rows of the table of values by weights ``(k, h, M, W)``: ``(k, h, M, D)``."""
         rows, index = view.take_rows(table)
         if table.reset is None:

@@ -29,7 +29,7 @@ HIDDEN = -1e38
 
 
 @dataclass(frozen=True)
-class Table:
+class RowTable:
     """A table by distance; distances are counted from the call's lowest one.
 
     With the rows 5 6 7 for distances up to 1, of 2, and from 3 on, ``starts`` is 2 3 and ``index``,
@@ -56,12 +56,12 @@ class Operands:
     query: Tensor  # (B, H, T, D), scaled
     key: Tensor  # (B, H, S, D)
     value: Tensor  # (B, H, S, D)
-    query_rows: Table | None = None
-    key_rows: Table | None = None
-    value_rows: Table | None = None
-    state_rows: Table | None = None
-    gain: Table | None = None
-    bias: Table | None = None
+    query_rows: RowTable | None = None
+    key_rows: RowTable | None = None
+    value_rows: RowTable | None = None
+    state_rows: RowTable | None = None
+    gain: RowTable | None = None
+    bias: RowTable | None = None
     pair_bias: Tensor | None = None  # (B, H, T, S)
     states: Tensor | None = None  # (B, H, T, W)
     temperature: Tensor | None = None  # (B, H, T)
@@ -104,7 +104,7 @@ def lay_out(call: AttentionCall, geometry: Geometry) -> Operands:
         # Sentences and heads like one dimension, so that no product has to copy them.
         return x.reshape(-1, *x.shape[2:]).view(x.shape)
 
-    def lay_out_table(term: ByDistance | None) -> Table | None:
+    def lay_out_table(term: ByDistance | None) -> RowTable | None:
         if term is None:
             return None
         rows, reset = at_least_fp32(term.table), None
@@ -113,10 +113,10 @@ def lay_out(call: AttentionCall, geometry: Geometry) -> Operands:
             rows, reset = rows.split([rows.size(1) - 2, 2], 1)
         if term.runs is None:
             blank = (0, 0) * (rows.dim() - 2) + (0, missing_queries + missing_keys)
-            return Table(F.pad(rows, blank).contiguous(), reset=reset)
+            return RowTable(F.pad(rows, blank).contiguous(), reset=reset)
         starts = [start + geometry.src_len - 1 for start in term.runs.starts]
         index = term.runs.find(geometry.distances(device))
-        return Table(rows.contiguous(), starts, index, reset)
+        return RowTable(rows.contiguous(), starts, index, reset)
 
     def split_sides(decay: Tensor | None) -> tuple[Tensor, Tensor] | None:
         if decay is None:

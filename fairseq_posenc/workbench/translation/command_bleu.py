@@ -34,7 +34,7 @@ from fairseq_posenc.workbench.translation.translator import (
 _REPORT, _FIGURES = "bleu.md", "bleu.json"
 
 
-class Training(NamedTuple):
+class TrainedSystem(NamedTuple):
     """A training of a system; the trainings of a system differ by seed."""
 
     system: str  # name of the system in tables
@@ -61,7 +61,7 @@ class TestSet:
     length_penalty: float
     compute: ComputeOptions
 
-    def translate(self, training: Training, task: OpenTask, out: Path) -> list[str]:
+    def translate(self, training: TrainedSystem, task: OpenTask, out: Path) -> list[str]:
         """Translate with a training and its data, unless a file in ``out`` has the result.
 
         Raises:
@@ -151,7 +151,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _score(
-    trainings: Sequence[Training],
+    trainings: Sequence[TrainedSystem],
     translations: Sequence[list[str]],
     test_set: TestSet,
     scorer: scores.Scorer,
@@ -177,7 +177,7 @@ def _score(
     return Record("bleu", tables, {**facts, **signatures}, command=own_command())
 
 
-def parse_systems(texts: Sequence[str]) -> list[Training]:
+def parse_systems(texts: Sequence[str]) -> list[TrainedSystem]:
     """Parse the systems of a command line, each ``NAME=PATH[,PATH...]``; list their trainings.
 
     Raises:
@@ -190,7 +190,7 @@ def parse_systems(texts: Sequence[str]) -> list[Training]:
         listed = ", ".join(f"{name} has {len(paths)}" for name, paths in systems.items())
         raise UserError(f"name the same number of trainings for each system: {listed}")
     return [
-        Training(name, number, Path(path))
+        TrainedSystem(name, number, Path(path))
         for name, paths in systems.items()
         for number, path in enumerate(paths, start=1)
     ]

@@ -187,8 +187,8 @@ def test_mistakes_are_one_line(llama, measure, tmp_path, capsys):
     save_tokenizer(other, WORDS[:5])
     for models_, message in (
         ([f"a={llama}", f"b={other}"], "cut the text into other tokens"),
-        ([f"a={tmp_path / 'model.pt'}"], "is no folder of transformers; export a checkpoint"),
-        ([f"a={tmp_path / 'empty'}"], "is no folder of transformers"),
+        ([f"a={tmp_path / 'model.pt'}"], "is not a folder of transformers; export a checkpoint"),
+        ([f"a={tmp_path / 'empty'}"], "is not a folder of transformers"),
         ([f"a={llama}@own(limit=3)"], "limit"),
         ([f"a={llama}", "--windows", "22"], "would predict the same tokens"),
         ([f"a={llama}", "--stride", "9", "--windows", "2"], "windows of 8 tokens cannot predict"),

@@ -15,7 +15,7 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.tasks.glue import metrics
 from fairseq_posenc.tasks.glue.definitions import TASKS
 from fairseq_posenc.workbench.finetuning.glue.report import (
-    Result,
+    GlueResult,
     build_record,
     find_best,
     format_predictions,
@@ -196,9 +196,9 @@ def test_hydra_reads_values_back():
 # ----------------------------------------------------------------------------------------- results
 
 
-def result(lr: float, seed: int, value: float, collapsed: bool = False) -> Result:
+def result(lr: float, seed: int, value: float, collapsed: bool = False) -> GlueResult:
     figures = {"accuracy": value, "f1": value + 1, "matthews": value / 2}
-    return Result(lr, seed, f"/out/RTE/lr{lr:g}-seed{seed}", 5, figures, collapsed)
+    return GlueResult(lr, seed, f"/out/RTE/lr{lr:g}-seed{seed}", 5, figures, collapsed)
 
 
 RESULTS = [
@@ -208,7 +208,7 @@ RESULTS = [
 ]
 
 
-def results(protocol: str, **tasks: tuple[str, list[Result]]) -> Record:
+def results(protocol: str, **tasks: tuple[str, list[GlueResult]]) -> Record:
     data = {"name": "mine", "checkpoint": "x.pt", "attention_directions": ""}
     return build_record(tasks, "m4m", {**data, "protocol": protocol, "unfinished": "QQP, seed 2"})
 

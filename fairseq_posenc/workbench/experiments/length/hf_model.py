@@ -48,8 +48,8 @@ def parse_models(texts: Sequence[str]) -> list[NamedModel]:
         folder = find_model(Path(path))
         if not (folder / "config.json").is_file():
             raise UserError(
-                f"{name}: {path} is no folder of transformers; export a checkpoint of fairseq, or "
-                "use fairseq-eval-lm --context-window"
+                f"{name}: {path} is not a folder of transformers; export a checkpoint of fairseq, "
+                "or use fairseq-eval-lm --context-window"
             )
         check_folder(folder)
         if spec and not names_own(spec):  # else it depends on the model

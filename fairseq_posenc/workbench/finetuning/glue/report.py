@@ -36,7 +36,7 @@ _METRIC_TITLES = {"f1": "F1", "matthews": "Matthews", "pearson": "Pearson", "spe
 _SPREAD_COLUMNS = ["task", "metric", "learning rate", "seeds", "best", "mean", "median", "std"]
 
 
-class Result(NamedTuple):
+class GlueResult(NamedTuple):
     """The result of a finished run."""
 
     learning_rate: float
@@ -57,7 +57,7 @@ def write_results(
         if task_runs := [run for run in finished if run.task == task]:
             metric = task_runs[0].reported_metric  # the protocol's, so the same for all
             results = [
-                Result(run.learning_rate, run.seed, str(folder), **read_json(folder / RESULT))
+                GlueResult(run.learning_rate, run.seed, str(folder), **read_json(folder / RESULT))
                 for run in task_runs
                 for folder in [run.folder(out)]
             ]
@@ -86,7 +86,7 @@ def name_model(path: Path) -> str:
 
 
 def build_record(
-    tasks: Mapping[str, tuple[str, Sequence[Result]]], spec: str, facts: Mapping[str, Any]
+    tasks: Mapping[str, tuple[str, Sequence[GlueResult]]], spec: str, facts: Mapping[str, Any]
 ) -> Record:
     """Build the record of all runs.
 
@@ -113,14 +113,14 @@ def build_record(
     return Record("glue", figures, facts, spec, command=own_command())
 
 
-def find_best(results: Sequence[Result], metric: str) -> Result:
+def find_best(results: Sequence[GlueResult], metric: str) -> GlueResult:
     """Find the result that is best by a metric."""
     return max(results, key=lambda result: result.metrics[metric])
 
 
-def _select_best_rate(results: Sequence[Result], metric: str) -> list[Result]:
+def _select_best_rate(results: Sequence[GlueResult], metric: str) -> list[GlueResult]:
     """Select the results of the learning rate with the best mean over its seeds."""
-    by_rate: dict[float, list[Result]] = {}
+    by_rate: dict[float, list[GlueResult]] = {}
     for result in results:
         by_rate.setdefault(result.learning_rate, []).append(result)
     return max(
@@ -129,7 +129,7 @@ def _select_best_rate(results: Sequence[Result], metric: str) -> list[Result]:
     )
 
 
-def _summarise_seeds(results: Sequence[Result], metric: str, best: Result) -> Row:
+def _summarise_seeds(results: Sequence[GlueResult], metric: str, best: GlueResult) -> Row:
     """Compute the best, mean, median and sample standard deviation (0 for a single run)."""
     values = [result.metrics[metric] for result in results]
     return {
