@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
+import torch
 import transformers
 from safetensors import safe_open
 from torch import Tensor
@@ -28,17 +29,13 @@ from fairseq_posenc.hf.saving import (
 from fairseq_posenc.hf.settings import SPEC_FIELD
 
 # Heads of other tasks, which a class of models leaves out.
-_OTHER_HEADS = re.compile(
-    r"(^|\.)(cls|pooler|lm_head|classifier|qa_outputs|score|discriminator\w*)\."
-)
+_HEADS = re.compile(r"(^|\.)(cls|pooler|lm_head|classifier|qa_outputs|score|discriminator\w*)\.")
 
 
 def load_model(folder: Path, **settings: Any) -> PreTrainedModel:
     """Load the model of a folder, stock or with positions, as the class that the folder names.
 
-    Args:
-        folder: the folder.
-        settings: options of ``from_pretrained``.
+    ``settings`` are options of ``from_pretrained``.
 
     Raises:
         UserError: the folder is refused or cannot be read, or its weights are not the model's.
@@ -47,7 +44,12 @@ def load_model(folder: Path, **settings: Any) -> PreTrainedModel:
     transformers.logging.set_verbosity_error()  # what it would report about weights is an error
     with _readable_errors(folder):
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-        model, info = _find_class(config).from_pretrained(
+        model_class = _find_class(config)
+        with torch.device("meta"):  # without memory
+            numbers = sum(x.numel() for x in model_class(config).parameters())
+        if numbers > 8 * sum(path.stat().st_size for path in folder.iterdir()) + 2**20:
+            raise UserError(f"config.json describes {numbers:,} numbers, too many for its weights")
+        model, info = model_class.from_pretrained(
             folder,
             config=config,
             trust_remote_code=False,
@@ -56,10 +58,9 @@ def load_model(folder: Path, **settings: Any) -> PreTrainedModel:
             ignore_mismatched_sizes=True,  # so that the info lists them; checked below
             **settings,
         )
-        unexpected = [name for name in info["unexpected_keys"] if not _OTHER_HEADS.search(name)]
+        unexpected = [name for name in info["unexpected_keys"] if not _HEADS.search(name)]
         refuse_other_weights(info["missing_keys"], unexpected, info["mismatched_keys"])
-        parameters = model.named_parameters()
-        if names := [name for name, weight in parameters if not bool(weight.isfinite().all())]:
+        if names := [k for k, x in model.named_parameters() if not bool(x.isfinite().all())]:
             raise UserError(f"the weights are not finite: {shortened(', '.join(names))}")
     return cast(PreTrainedModel, model)
 
@@ -102,12 +103,12 @@ def check_folder(folder: Path) -> None:
         if not weights:
             raise UserError("has no weights (model.safetensors or pytorch_model.bin)")
         for path in weights:
-            with path.open("rb") as file:
-                if file.read(64).startswith(b"version https://git-lfs"):
-                    raise UserError(f"{path.name} is a pointer of git-LFS: run git lfs pull")
+            if path.stat().st_size < 1024 and path.read_bytes().startswith(
+                b"version https://git-lfs"
+            ):
+                raise UserError(f"{path.name} is a pointer of git-LFS: run git lfs pull")
             if path.suffix == ".safetensors":  # opening compares the sizes of file and tensors
-                with safe_open(path, framework="pt"):
-                    pass
+                safe_open(path, framework="pt")
 
 
 def _refuse_links(folder: Path) -> None:
@@ -140,11 +141,10 @@ def _check_settings(config: Any) -> None:
 def _find_class(config: Any) -> Any:
     """Find the model class that a configuration names."""
     name = str(next(iter(config.architectures or ()), "")).removeprefix(CLASS_PREFIX)
-    model_class = getattr(transformers, name, None)
-    if not (isinstance(model_class, type) and issubclass(model_class, PreTrainedModel)):
+    cls = getattr(transformers, name, None)
+    if not (isinstance(cls, type) and issubclass(cls, PreTrainedModel)):
         raise UserError(f"config.json names {shortened(name)}, a class that transformers lacks")
-    is_stock = not isinstance(config, ConfigWithPositions)
-    return model_class if is_stock else derive(model_class, (ModelWithPositions,))
+    return derive(cls, (ModelWithPositions,)) if isinstance(config, ConfigWithPositions) else cls
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:

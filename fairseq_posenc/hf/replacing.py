@@ -66,12 +66,11 @@ def replace_positions(
             settings = settings._replace(boundary_id=earlier.boundary_id)
     old_length = count_positions(model)
     length = settings.max_positions or old_length
-    texts = (settings.spec, settings.decoder_spec or settings.spec)
     first_directions = _read_directions(settings.directions, stacks[0])
     plans: list[StackPlan] = []
     notes: list[str] = []
     warned: list[str] = []
-    for stack, text in zip(stacks, texts):
+    for stack, text in zip(stacks, (settings.spec, settings.decoder_spec or settings.spec)):
         old_spec, new_spec = _read_specs(model, stack, text)
         sides = first_directions if stack is stacks[0] else []
         plan = StackPlan.make(new_spec, stack, length, sides, settings.boundary_id)
