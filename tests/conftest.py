@@ -19,6 +19,7 @@ from fairseq_posenc.workbench.running import host  # noqa: F401  (registers mode
 from tests.helpers import programs
 from tests.helpers.commands import new_directory
 from tests.helpers.fork_server import hasten_hydra
+from tests.helpers.products import WHOLE
 from tests.helpers.session_folder import use_session_folder
 
 use_session_folder()
@@ -54,8 +55,15 @@ def pytest_xdist_auto_num_workers():
     return len(os.sched_getaffinity(0)) + 1 if hasattr(os, "sched_getaffinity") else None
 
 
-def pytest_collection_modifyitems(items):
-    """Begin with the files of most slow tests: a long one that came last would run alone."""
+def pytest_collection_modifyitems(config, items):
+    """Leave some to `make matrix`, and begin with the files of most slow tests.
+
+    A long one that came last would run alone.
+    """
+    left = [] if WHOLE else [item for item in items if item.get_closest_marker("matrix")]
+    if left:
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if not item.get_closest_marker("matrix")]
     slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
     items.sort(key=lambda item: -slow[item.path])
 

@@ -1,4 +1,7 @@
-"""The library's layers as graphs of torch.export, torch.compile and ONNX, at any length."""
+"""The library's layers as graphs of torch.export, torch.compile and ONNX, at any length.
+
+Elsewhere lengths are numbers: here one that a layer branches on shows, as a guard or a wrong graph.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +30,8 @@ SPECS = [
     *("rope+ssmax+documents", "sentence_learned+documents", "alibi+randomized"),
     *("m4m+window(size=6,first=1)+documents", "rope+ssmax+window(size=30,first=4)"),
 ]
-CHOSEN = [
-    *("rope", "xpos", "t5", "fire", "cope", "fox", "deberta_v2", "learned+m4m(reset=true)"),
-    *("rope+ssmax", "sentence_learned+documents", "alibi+randomized", *WINDOWS[2:], *SPECS[-2:]),
-]
+# A table by distance, counted positions, and limits with and without documents.
+CHOSEN = ["learned+m4m(reset=true)", "cope", *SPECS[-2:]]
 DYNAMIC = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
 
 
@@ -85,7 +86,7 @@ COMPILED = ["none", "rope+alibi", "learned+m4m", "rope+window(size=4)", WINDOWS[
 @pytest.mark.parametrize(
     ("spec", "backend"),
     some_of(  # inductor compiles C++ for minutes
-        [("learned+m4m", "aot_eager")], list(product(COMPILED, ["inductor", "aot_eager"]))
+        [("rope+alibi", "aot_eager")], list(product(COMPILED, ["inductor", "aot_eager"]))
     ),
 )
 def test_a_layer_is_one_graph_when_compiled(spec, backend):
@@ -97,7 +98,10 @@ def test_a_layer_is_one_graph_when_compiled(spec, backend):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "spec", ["learned+m4m", "rope+window(size=8)", "t5+window(size=4,first=2)"]
+    "spec",
+    some_of(
+        ["rope+window(size=8)"], ["learned+m4m", "rope+window(size=8)", "t5+window(size=4,first=2)"]
+    ),
 )
 def test_decoding_is_compiled_in_its_first_steps_alone(spec):
     torch._dynamo.reset()
@@ -124,7 +128,7 @@ def test_decoding_is_compiled_in_its_first_steps_alone(spec):
 @pytest.mark.parametrize(
     "spec",
     some_of(
-        ["learned+m4m", WINDOWS[3]],
+        [WINDOWS[3]],
         ["rope", "t5", "learned+m4m", "deberta_v2", "rope+ssmax", *WINDOWS],
     ),
 )

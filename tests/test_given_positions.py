@@ -25,7 +25,7 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions
 from tests.helpers import oracles
 from tests.helpers.formulas import EOS, IN_FLOAT32, INPUTS, PAD, awake, make, rotated, their_scores
-from tests.helpers.products import some_of
+from tests.helpers.products import product_of, some_of
 from tests.helpers.tiny_models import COMPOSITIONS, encoding_specs, make_model, needs_causal
 
 IDS = torch.tensor([[3, 0, 7, 7, 1, 12], [5, 6, 7, 9, 9, 19]])
@@ -345,8 +345,7 @@ def test_a_source_has_ids_of_its_own():
         positions(x, source_length=6, source_position_ids=IDS - 3)
 
 
-@pytest.mark.parametrize("spec", WITH_TABLES)
-@pytest.mark.parametrize("tgt_len", [6, 2])
+@pytest.mark.parametrize(("spec", "tgt_len"), product_of(WITH_TABLES, [6, 2]))
 def test_flex_looks_rows_up_by_ids(spec, tgt_len):
     positions, layer = build(spec, torch.float32)
     x = torch.randn(2, 6, 16)
@@ -397,7 +396,9 @@ def test_fused_attention_equals_the_reference(spec, direction):
     close(*outputs)
 
 
-@pytest.mark.parametrize("spec", ["m4m(max_distance=3)", "rope+t5", "alibi"])
+@pytest.mark.parametrize(
+    "spec", some_of(["m4m(max_distance=3)"], ["m4m(max_distance=3)", "rope+t5", "alibi"])
+)
 def test_a_graph_takes_ids(spec):
     positions, layer = build(spec, torch.float32)
 

@@ -142,7 +142,7 @@ def test_tiles_are_left_out_or_whole_as_their_pairs_are(direction, limits):
     assert not (found["whole"] & tiles.any(4).any(2)).any()
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_kernels_skip_tiles_and_serve_new_lengths():
     """Windows over several tiles; lengths of as many tiles, and other batches, compile nothing."""
     spec = "m4m+window(size=40)"

@@ -142,8 +142,13 @@ def test_limits_of_the_keys(name, starts, form, window, left):
         assert_same(name, terms, whole, mask, T)
 
 
-@pytest.mark.parametrize("starts", ["clipped", "buckets", "two rows", "one row"])
-@pytest.mark.parametrize("form", ["two tables", "product", "product of all", "values"])
+@pytest.mark.parametrize(
+    ("starts", "form"),
+    product_of(
+        ["clipped", "buckets", "two rows", "one row"],
+        ["two tables", "product", "product of all", "values"],
+    ),
+)
 def test_gradients_at_the_ends_of_runs_are_finite_differences(starts, form, monkeypatch):
     """At both ends of each run a pair moves from one row to the next, here in several blocks."""
     monkeypatch.setattr(geometry, "MAX_QUERIES", 4)

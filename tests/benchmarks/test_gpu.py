@@ -28,6 +28,7 @@ def test_a_gpu_is_needed_for_seven_minutes():
     assert sum(gpu.SECTIONS.values()) <= 420
 
 
+@pytest.mark.matrix
 def test_what_needs_a_gpu_can_be_tried_without(tmp_path, monkeypatch):
     monkeypatch.delenv(SERVER, raising=False)  # whose triton is not for the interpreter
     command = [sys.executable, "benchmarks/gpu.py", "--out", tmp_path, "--dry-run"]

@@ -18,7 +18,6 @@ from pathlib import Path
 from fairseq_posenc.workbench import cli
 from tests.helpers.commands import Training, made_once, new_directory, sentences, train, trained
 from tests.helpers.hf_models import save_llama
-from tests.helpers.products import WHOLE
 from tests.helpers.programs import BIN
 from tests.workbench.finetuning import test_glue_commands as glue
 from tests.workbench.finetuning import test_squad_commands as squad
@@ -52,14 +51,6 @@ LEFT_OUT = {
     "OMP_NUM_THREADS=1 fairseq-posenc bleu": "needs the training before it; other pages run bleu",
     "fairseq-posenc preprocess plain_text --train docs": "needs the checkout",
 }
-# Commands that are read and not run, but where products are whole: others of the page, or of other
-# tests, are nearly the same and take as long.
-LONG = (
-    "fairseq-posenc compare --text my.txt --encodings none,learned,rope,m4m --seeds",
-    "fairseq-posenc compare --text my.txt --encodings learned,m4m --out wider",
-    "fairseq-posenc bleu --data data-bin/multi30k rope=fr-en.pt",
-    "fairseq-posenc bleu --data data-bin/multi30k rope=fr-en.pt alibi=",
-)
 # What stands in the text of a script, and what runs.
 SMALLER = [
     (re.compile(r"hold-out=\d+"), "hold-out=1"),
@@ -98,8 +89,6 @@ def why_left_out(command: str) -> str:
     """Return why a command cannot run here, or an empty string."""
     if " --on slurm " in command:
         return "needs Slurm; test_slurm.py and test_preprocess_on_slurm.py"
-    if not WHOLE and command.startswith(LONG):
-        return "takes long"
     return next((why for start, why in LEFT_OUT.items() if command.startswith(start)), "")
 
 

@@ -13,13 +13,13 @@ import transformers
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf import read_positions, set_positions
 from tests.helpers.hf_models import CACHE, MODELS, Cell, compute_logits, distance
+from tests.helpers.products import product_of, some_of
 
 SPECS = ["own", "alibi", "3*own,none", "learned+documents"]
 TOKENS = torch.arange(3, 15)[None]
 
 
-@pytest.mark.parametrize("name", ["llama", "bert"])
-@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize(("spec", "name"), product_of(SPECS, ["llama", "bert"]))
 def test_forward_and_its_copies_give_what_the_call_gives(name: str, spec: str) -> None:
     cell = Cell.build(name, spec)
     expected = compute_logits(cell.model, cell.inputs)
@@ -124,7 +124,10 @@ PACKED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize(("way", "compiled"), [*((way, False) for way in PACKED), ("mask", True)])
+PLAIN = [(way, False) for way in PACKED]
+
+
+@pytest.mark.parametrize(("way", "compiled"), some_of(PLAIN, [*PLAIN, ("mask", True)]))
 def test_packed_texts_are_kept_apart_or_refused(way: str, compiled: bool) -> None:
     apart, mixing = (Cell.build("llama", f"learned+alibi{x}").model for x in ("+documents", ""))
     alone = compute_logits(apart, {"input_ids": TOKENS[:, 5:]})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from fairseq import options, tasks
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
@@ -33,10 +32,9 @@ def draw_masks(workers: int, first: int, last: int) -> Masks:
     return found
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_each_epoch_has_its_masks(workers):
-    masks = draw_masks(workers, 1, 3)
+def test_each_epoch_has_its_masks():
+    masks = draw_masks(1, 1, 3)
     assert masks[0].keys() == masks[1].keys() == masks[2].keys()
     assert masks[0] != masks[1] != masks[2]
     assert masks == draw_masks(0, 1, 3)
-    assert masks[1:] == draw_masks(workers, 2, 3)
+    assert masks[1:] == draw_masks(1, 2, 3)

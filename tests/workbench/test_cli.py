@@ -219,11 +219,9 @@ def test_a_misspelt_command_names_the_one_that_may_be_meant(word, answer, capsys
     assert answer in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("variable", [("MPLBACKEND", "evil"), ("PYTHONOPTIMIZE", "2")])
-def test_the_environment_changes_no_command(variable, tmp_path):
-    name, value = variable
+def test_the_environment_changes_no_command(tmp_path):
     plot = ["plot", "decay", "--encoding", "rope", "--out", str(tmp_path / "decay.png")]
-    words = {"MPLBACKEND": plot, "PYTHONOPTIMIZE": ["describe", "rope"]}[name]
-    code = "import sys; from fairseq_posenc.workbench.cli import main; sys.exit(main(sys.argv[1:]))"
-    command = [sys.executable, "-c", code, *words]
-    subprocess.run(command, env={**os.environ, name: value}, check=True)
+    code = "import sys; from fairseq_posenc.workbench.cli import main; "
+    code += "sys.exit(main(sys.argv[1:]) or main(['describe', 'rope']))"
+    environment = {**os.environ, "MPLBACKEND": "evil", "PYTHONOPTIMIZE": "2"}
+    subprocess.run([sys.executable, "-c", code, *plot], env=environment, check=True)

@@ -141,7 +141,7 @@ def test_gpu_is_described(monkeypatch, capability, flag):
     assert flag in bf16.text
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_a_torchaudio_that_cannot_be_loaded_is_named_with_the_remedy(tmp_path):
     """In a new environment, which has the packages of this one and a broken torchaudio."""
     venv.create(tmp_path, with_pip=False)

@@ -24,7 +24,7 @@ from fairseq_posenc.encodings import base
 from fairseq_posenc.workbench import cli
 from tests.helpers import documented
 from tests.helpers.commands import USER_DIR, new_directory, trained
-from tests.helpers.documented import FENCED, FILES, LEFT_OUT, LONG, ROOT, commands, run, scripts
+from tests.helpers.documented import FENCED, FILES, LEFT_OUT, ROOT, commands, run, scripts
 from tests.helpers.hf_models import save_tokenizer
 from tests.helpers.products import some_of
 from tests.workbench.finetuning import test_squad_commands as squad
@@ -75,7 +75,7 @@ def test_what_is_said_to_be_held_by_a_test_has_one():
         assert set(vectors) <= with_vectors.keys(), vectors
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.skipif(
     not all(map(importlib.util.find_spec, ("furo", "myst_parser", "sphinx"))),
     reason="left out: pip install 'fairseq-posenc[site]'",
@@ -131,8 +131,18 @@ def array_of_rope() -> Path:
     return path
 
 
-# Pages whose commands are read, and run only where products are whole: other tests run them all.
-READ = {"exchange.md": "tests/workbench/convert", "plots.md": "tests/workbench/plots"}
+# Pages whose commands are read, and run only where products are whole: other tests, or the README,
+# run the same ones with other options.
+READ = {
+    "compare.md": "tests/workbench/experiments",
+    "exchange.md": "tests/workbench/convert",
+    "finetune.md": "tests/workbench/finetuning",
+    "layers.md": "README.md",
+    "plots.md": "tests/workbench/plots",
+    "preprocessing.md": "tests/preprocess",
+    "start.md": "README.md",
+    "training.md": "tests/test_user_dir.py",
+}
 # What a page means by a name that others use for something else.
 OWN = {
     "exchange.md": {
@@ -174,18 +184,12 @@ def test_blocks_are_commands_or_say_what_they_are():
             assert re.match(documented.PROGRAMS, first), f"{path}: {first}"
 
 
-def test_what_is_left_out_is_there(monkeypatch):
+def test_what_is_left_out_is_there():
     found = [
         line for path in WITH_COMMANDS for script in scripts(path) for line in commands(script)
     ]
     for start in LEFT_OUT:
         assert any(line.startswith(start) for line in found), start
-    monkeypatch.setattr(cli.Command, "run", lambda command, args: 0)
-    long = [line for line in found if line.startswith(LONG)]
-    assert len(long) == len(LONG)
-    of_pages = [line for name in READ for x in scripts(DOCS / name) for line in commands(x)]
-    for line in [*long, *(line for line in of_pages if line.startswith("fairseq-posenc "))]:
-        assert cli.main(shlex.split(line, comments=True)[1:]) == 0, line
     assert all((DOCS / name).exists() for name in [*RECORDS, *OWN])
 
 
@@ -198,7 +202,9 @@ def test_commands_of_a_page_run_one_after_the_other(page):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", PYTHON, ids=name_of)
+@pytest.mark.parametrize(
+    "page", some_of([x for x in PYTHON if name_of(x) != "exchange.md"], PYTHON), ids=name_of
+)
 def test_python_of_a_page_runs(page, monkeypatch):
     folder, names = new_directory(), {"__name__": "page"}
     (folder / "checkpoint_best.pt").symlink_to(masked())
@@ -228,20 +234,22 @@ def test_the_encoding_that_is_added_as_an_example_is_its_formula(monkeypatch):
     assert rate.numel() == 2  # one for each head
 
 
-@pytest.mark.parametrize("page", sorted((DOCS / "results").glob("*.md")), ids=name_of)
-def test_commands_of_a_record_can_be_given(page, monkeypatch):
-    """They took hours; here their options are read, and no more."""
+RECORDED = sorted((DOCS / "results").glob("*.md"))
+
+
+@pytest.mark.parametrize("page", [*RECORDED, *map(DOCS.joinpath, READ)], ids=name_of)
+def test_commands_can_be_given(page, monkeypatch):
+    """Those of records took hours; here their options are read, and no more."""
     monkeypatch.setattr(cli.Command, "run", lambda command, args: 0)
-    text = page.read_text(encoding="utf-8")
-    for line in commands(re.sub(r"^ +", "", text, flags=re.MULTILINE)):
+    blocks = scripts(page) if page not in RECORDED else [page.read_text(encoding="utf-8")]
+    for line in (line for block in blocks for line in commands(re.sub(r"(?m)^ +", "", block))):
         # What stands for a variable, and the end of a command.
-        line = line.replace("$(fairseq-posenc user-dir)", str(USER_DIR)).replace(
-            "$2", "roberta_rope"
-        )
+        line = re.sub(r"\$\(fairseq-posenc user-dir\)|\bfairseq_posenc\b", str(USER_DIR), line)
+        line = line.replace("$2", "roberta_rope")
         line = re.sub(r"\$[a-z]\w*", "rope", line)
         line = re.sub(r" > .*|;.*| \.\.\.", "", line)
         if line.startswith("fairseq-posenc "):
             assert cli.main(shlex.split(line, comments=True)[1:]) == 0, line
-        elif line.startswith("fairseq-train "):
+        elif line.startswith("fairseq-train ") and not documented.why_left_out(line):
             words = shlex.split(line, comments=True)[1:]
             options.parse_args_and_arch(options.get_training_parser(), words)

@@ -19,8 +19,8 @@ from tests.helpers.commands import new_directory, trained
 from tests.helpers.documented import FILES, run
 from tests.helpers.products import WHOLE, some_of
 
-# What takes long and is run by pages, too, with other options.
-LONG = {"compare", "bleu", "glue"}
+# What takes long and is run by other tests, too, with other options.
+LONG = ["bleu", "compare", "doctor", "glue", "lm-length", "swap", "user-dir"]
 SHORT = [name for name in EXAMPLES if name not in LONG and not name.startswith("squad")]
 OWN = {"checkpoints": lambda: trained("masked_lm").save_dir}
 

@@ -32,6 +32,7 @@ from fairseq_posenc.workbench.running.exit_codes import STOPPED
 from fairseq_posenc.workbench.running.logs import Curve, Entry, read_curve_file
 from fairseq_posenc.workbench.running.options import Parser, parse_around_dashes
 from tests.helpers.commands import script
+from tests.helpers.products import some_of
 from tests.helpers.waiting import is_locked, wait_until
 
 UNIGRAM = 200.0
@@ -453,7 +454,7 @@ def undisturbed(tmp_path_factory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", some_of([signal.SIGKILL], [signal.SIGTERM, signal.SIGKILL]))
 def test_a_stopped_or_killed_comparison_continues_to_the_same_bits(number, undisturbed, tmp_path):
     out = tmp_path / "out"
     process = subprocess.Popen(compare_call(out, *WORDS), stderr=subprocess.PIPE, encoding="utf-8")

@@ -168,6 +168,7 @@ def test_a_table_ends_where_it_ends(measure, tmp_path):
     assert "limit of 16" in rows["gpt2", 20]["refusal"]
 
 
+@pytest.mark.matrix  # tests/hf/test_swap_folder.py has another command without it
 def test_fairseq_is_not_needed(llama, tmp_path):
     program = (
         "import sys; sys.modules.update(dict.fromkeys(['fairseq', 'hydra', 'omegaconf'])); "

@@ -260,6 +260,7 @@ def validations(log: str) -> list[dict[str, float]]:
     return [{key: float(value) for key, value in json.loads(line).items()} for line in lines]
 
 
+@pytest.mark.matrix  # tests/workbench/running/test_slurm.py has a cluster too
 @needs_slurm
 @pytest.mark.usefixtures("cluster")
 def test_runs_on_a_cluster_give_the_same_results(tmp_path, capsys):

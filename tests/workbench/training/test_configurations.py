@@ -18,6 +18,7 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.finetuning.recipes import compose_file
 from fairseq_posenc.workbench.training import count_steps, name_data, share_batch
 from tests.helpers.commands import pairs, script, sentences
+from tests.helpers.products import product_of
 
 SCRIPTS = Path(__file__).resolve().parents[3] / "train_scripts"
 CONFIGS = SCRIPTS / "configs"
@@ -101,13 +102,14 @@ def test_there_is_a_script_for_each_training_and_a_sweep_for_each_ablation():
         assert os.access(SCRIPTS / f"{name}.sh", os.X_OK)
 
 
-@pytest.mark.parametrize("gpus", [1, 2, 8, 32])
-def test_the_batch_stays_the_papers_on_any_number_of_gpus(gpus):
-    for name in sorted(SETTINGS.keys() - {"translation_iwslt17"}):
-        config = compose(name, f"distributed_training.distributed_world_size={gpus}")
-        size = config["dataset"]["batch_size"]
-        steps = config["optimization"]["update_freq"][0]
-        assert gpus * size * steps == SETTINGS[name]["batch"], name
+@pytest.mark.parametrize(
+    ("name", "gpus"), product_of(sorted(SETTINGS.keys() - {"translation_iwslt17"}), [1, 2, 8, 32])
+)
+def test_the_batch_stays_the_papers_on_any_number_of_gpus(name, gpus):
+    config = compose(name, f"distributed_training.distributed_world_size={gpus}")
+    size = config["dataset"]["batch_size"]
+    steps = config["optimization"]["update_freq"][0]
+    assert gpus * size * steps == SETTINGS[name]["batch"]
 
 
 def test_a_batch_that_cannot_be_shared_out_is_refused():
