@@ -84,6 +84,8 @@ def _check_transformers() -> Iterator[Finding]:
         except (ImportError, OSError, RuntimeError) as error:
             works = None if getattr(error, "name", "") == package else False  # None: not installed
             yield Finding(package, works, f"{error}; {remedy}")
+            if package == "torchaudio":
+                return  # transformers would fail for the same reason
 
 
 def _check_cuda() -> Iterator[Finding]:
@@ -93,9 +95,7 @@ def _check_cuda() -> Iterator[Finding]:
         return
     major, minor = torch.cuda.get_device_capability()
     yield Finding("CUDA", True, f"{torch.cuda.get_device_name()}, capability {major}.{minor}")
-    advice = (
-        "use --bf16, safer than --fp16" if major >= 8 else "not supported by the device: use --fp16"
-    )
+    advice = "use --bf16" if major >= 8 else "not supported by the device: use --fp16"
     yield Finding("bf16", major >= 8 or None, advice)
 
 
