@@ -39,7 +39,6 @@ from measuring.contenders import (  # noqa: E402
     contenders,
 )
 from measuring.scopes import SCOPES, layer, operation  # noqa: E402
-from tests.helpers.products import WHOLE  # noqa: E402
 
 # fairseq's of hydra, and torch's of FlexAttention that is not compiled.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
@@ -249,9 +248,6 @@ def test_the_page_is_up_to_date():
     )
 
 
-whole = pytest.mark.skipif(not WHOLE, reason="a script like others: make test-trust runs it")
-
-
 def script(name: str, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(ROOT / "benchmarks" / name), *arguments]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", **more}
@@ -271,8 +267,7 @@ def test_attention_prints_json_and_nothing_else():
     assert [(row["mode"], row["dropout"]) for row in ours] == [("forward", 0.0), ("training", 0.1)]
 
 
-@pytest.mark.slow
-@whole
+@pytest.mark.matrix  # scripts like others
 def test_generate_and_train_print_their_rows():
     tiny = ("--size", "tiny", "--rounds", "3", "--encodings", "rope", "--length", "12", "--json")
     generated = json.loads(script("generate.py", *tiny).stdout)

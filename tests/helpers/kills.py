@@ -25,8 +25,7 @@ from typing import Any
 
 import torch
 
-from tests.helpers.commands import FAMILIES, TRAINING, USER_DIR, sentences
-from tests.helpers.programs import BIN, true_start
+from tests.helpers.commands import FAMILIES, TRAINING, USER_DIR, script, sentences
 
 # What differs between undisturbed runs: times, logs, locks and folders.
 _VARYING_FILES = (".log", ".html", ".png", ".lock", ".fairseq-posenc", ".fairseq-train")
@@ -98,9 +97,9 @@ def _drop_times(value: Any, out: str) -> Any:
 
 def start(command: list[Any], log: Path) -> subprocess.Popen[bytes]:
     """Start a command as a new process, whose output goes to a file."""
-    words = [str(BIN / str(command[0])), *map(str, command[1:])]
+    words = [str(script(command[0])), *map(str, command[1:])]
     with open(log, "ab") as output:
-        return subprocess.Popen(words, stdout=output, stderr=output, env=true_start())
+        return subprocess.Popen(words, stdout=output, stderr=output)
 
 
 def list_files(folder: Path) -> list[tuple[str, int]]:

@@ -17,7 +17,7 @@ from fairseq_posenc.workbench.examples import EXAMPLES
 from fairseq_posenc.workbench.finetuning.squad.command import ACTIONS
 from tests.helpers.commands import new_directory, trained
 from tests.helpers.documented import FILES, run
-from tests.helpers.products import WHOLE, some_of
+from tests.helpers.products import some_of
 
 # What takes long and is run by other tests, too, with other options.
 LONG = ["bleu", "compare", "doctor", "glue", "lm-length", "swap", "user-dir"]
@@ -68,8 +68,7 @@ def test_they_run(name, folder):
     run_examples(some_of(EXAMPLES[name][-1:], EXAMPLES[name]), folder)
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(not WHOLE, reason="docs/finetune.md has them too: make test-trust runs these")
+@pytest.mark.matrix  # docs/finetune.md has them too
 def test_those_of_squad_run_one_after_the_other(folder):
     for name in (name for name in EXAMPLES if name.startswith("squad")):
         run_examples(EXAMPLES[name], folder)

@@ -31,7 +31,6 @@ from tests.helpers.commands import (
 )
 from tests.helpers.glue_files import COLOURS, start, train_pieces, write_task
 from tests.helpers.products import some_of
-from tests.helpers.slurm import needs_slurm
 from tests.helpers.waiting import is_locked, wait_until
 from tests.transformer.test_distributed import DISTRIBUTED, TORCHRUN
 
@@ -258,18 +257,6 @@ def figures(log: str) -> dict[str, float]:
 def validations(log: str) -> list[dict[str, float]]:
     lines = [line[line.index("{") :] for line in log.splitlines() if '"valid_loss"' in line]
     return [{key: float(value) for key, value in json.loads(line).items()} for line in lines]
-
-
-@pytest.mark.matrix  # tests/workbench/running/test_slurm.py has a cluster too
-@needs_slurm
-@pytest.mark.usefixtures("cluster")
-def test_runs_on_a_cluster_give_the_same_results(tmp_path, capsys):
-    given = arguments("m4m", *RATE, "--out", tmp_path, *LONG)
-    assert main([*given, "--on", "slurm", "partition=main", "time=10"]) == 0
-    ours, whole = (out / "CoLA" / "lr0.003-seed1" / "result.json" for out in (tmp_path, finished()))
-    assert read(ours) == read(whole)
-    assert main(given) == 0
-    assert "1 runs, 0 of them not finished yet" in capsys.readouterr().err
 
 
 def test_a_dry_run_shows_commands_and_writes_nothing(tmp_path, capsys, monkeypatch):
