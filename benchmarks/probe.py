@@ -19,28 +19,23 @@ from itertools import product
 from pathlib import Path
 
 import torch
+from fairseq.data import Dictionary
+from fairseq.data.indexed_dataset import data_file_path, index_file_path, make_builder
 
 from fairseq_posenc.checkpoints.recovery import LAST
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.folders import is_made, lock_folder, read_result, whole_folder, write_result
 from fairseq_posenc.tasks.answers import ASKS, BLANK
+from fairseq_posenc.user_dir import USER_DIR
 from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.experiments import variants
 from fairseq_posenc.workbench.experiments.trainings import Training, run_trainings, train_command
 from fairseq_posenc.workbench.running import options
 from fairseq_posenc.workbench.running.devices import cores, visible_gpus
 from fairseq_posenc.workbench.running.exit_codes import run_main, signals_as_keyboard_interrupt
-from fairseq_posenc.workbench.running.host import USER_DIR
 from fairseq_posenc.workbench.running.pool import Environment, run_here
 from fairseq_posenc.workbench.running.programs import run_logged
 from probing.tasks import TASKS, Example, Task
-
-from fairseq.data import Dictionary  # isort: skip  (after host, which keeps its import quiet)
-from fairseq.data.indexed_dataset import (  # isort: skip
-    data_file_path,
-    index_file_path,
-    make_builder,
-)
 
 EXAMPLES = {"train": 50_000, "valid": 200}  # number of questions by split
 TEST_EXAMPLES = 100  # of each length
@@ -123,9 +118,11 @@ def main() -> int:
     options.add_seeds(parser, (1, 2, 3))
     options.add_count(parser, "--updates", "training updates of each model", 1000)
     options.add_count(parser, "--trained", "words of the longest training question", 40)
-    options.add_lengths(parser, "words of the test questions", "10,20,40,60,80,120,160,200")
+    lengths = "10,20,40,60,80,120,160,200"  # words of the test questions
+    parser.add_argument("--lengths", type=options.positive_ints, default=lengths)
     options.add_out(parser, "probe")
-    args = options.parse_around_dashes(parser, sys.argv[1:])
+    parser.add_argument("after_dashes", nargs="*", metavar="-- OPTION")
+    args = parser.parse_args()
     names = list(TASKS) if args.tasks == "all" else args.tasks.split(",")
     if unknown := [name for name in names if name not in TASKS]:
         raise UserError(f"--tasks {unknown[0]}: choose from {', '.join(TASKS)}")

@@ -20,7 +20,7 @@ _ERROR_OF_RANK = re.compile(
 _OPTIONAL = {
     **dict.fromkeys(("argcomplete", "fairseq", "fairseq_cli", "hydra", "markdown"), "fairseq"),
     **dict.fromkeys(("omegaconf", "regex", "sacrebleu", "scipy", "sentencepiece"), "fairseq"),
-    **dict.fromkeys(("tqdm", "zstandard"), "fairseq"),
+    "tqdm": "fairseq",
     "transformers": "hf",
     "google": "export",  # google.protobuf
     "ctranslate2": "ctranslate2",

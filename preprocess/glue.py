@@ -42,7 +42,7 @@ from fairseq_posenc.tokens.symbols import warn_of_unknown
 from fairseq_posenc.tokens.tokenizer import Encoded, Tokenizer, token_dtype
 
 _SPLITS = ("train", "valid", "test")
-_SUFFIXES = ("", ".gz", ".bz2", ".xz", ".zst")
+_SUFFIXES = ("", ".gz", ".bz2", ".xz")
 
 
 class Examples(NamedTuple):
@@ -317,7 +317,7 @@ def _check_label(label: str, task: Task, line: str) -> str:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
     add = parser.add_argument
-    add("raw", type=Path, help="folder with CoLA/train.tsv and so on; also .gz, .bz2, .xz, .zst")
+    add("raw", type=Path, help="folder with CoLA/train.tsv and so on; also .gz, .bz2, .xz")
     add("--out", type=Path, required=True, help="folder to make, with a folder for each task")
     add("--tasks", default="all", help="tasks, separated by commas (default: all eight)")
     add("--splits", default=",".join(_SPLITS), help="sets to write (default: %(default)s)")

@@ -1,6 +1,6 @@
 r"""Converts lines of JSON (C4, the Pile, WikiExtractor --json) to a fairseq data-bin.
 
-A line is an object; one of its fields holds a document. Rows of Parquet files work the same.
+A line is an object; one of its fields holds a document.
 
   fairseq-posenc preprocess json_lines --train c4/c4-train.*.json.gz --out data-bin/c4 \
       --valid c4/c4-validation.00000-of-00008.json.gz \

@@ -3,7 +3,7 @@ r"""Mixes several corpora, each sampled to a size, into one text, and holds out 
 Each --corpus is a format (plain, json, wikipedia, wikitext), files or folders, and settings:
 size=64GiB samples documents up to this size, lines=158400000 up to this number of lines,
 hold-out=50000 holds this number of documents (see --unit) out for validation, where=FIELD=VALUE and
-field=NAME are for json (and Parquet).
+field=NAME are for json.
 
   fairseq-posenc preprocess mix --out text/books-wiki --sentences --unit lines \
       --corpus plain books/ hold-out=5000 --corpus wikipedia extracts/ hold-out=15000
@@ -102,7 +102,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _find_parts(corpus: CorpusRequest) -> list[Extent]:
-    return list(map(_with_checksum, parts_of_shard(find_files(corpus.paths, corpus.format))))
+    return list(map(_with_checksum, parts_of_shard(find_files(corpus.paths))))
 
 
 def mix_corpora(

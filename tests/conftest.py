@@ -15,13 +15,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from fairseq_posenc.workbench.running import host  # noqa: F401  (registers models and tasks)
+from fairseq_posenc.user_dir import register
 from tests.helpers import programs
 from tests.helpers.commands import new_directory
 from tests.helpers.fork_server import hasten_hydra
 from tests.helpers.products import WHOLE
 from tests.helpers.session_folder import use_session_folder
 
+register()
 use_session_folder()
 # A shell has what it starts in the background ignore Ctrl-C, which programs would inherit.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,4 +1,4 @@
-"""Reads text files: decompressed, decoded, line by line; rows of Parquet as lines of JSON.
+"""Reads text files: decompressed, decoded, line by line.
 
 As in sacreBLEU, only a line feed ends a line. Errors name the line.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import bz2
 import codecs
 import gzip
-import json
 import lzma
 import os
 import sys
@@ -16,21 +15,15 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, BinaryIO, Union
-
-import zstandard
+from typing import Any, Union
 
 from fairseq_posenc.errors import UserError
 
-PARQUET = ".parquet"
 _BLOCK_BYTES = 1 << 16  # about a thousand sentences
-_ROWS_AT_A_TIME = 1000  # of a Parquet file in memory
-_MAX_WINDOW_BYTES = 1 << 31  # of earlier text to which zstd may refer
-_OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
-# Suffixes of files that must be read from the beginning.
-SEQUENTIAL = (*_OPENERS, ".zst", PARQUET)
+# By suffixes, of files that must be read from the beginning.
+OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 # Errors that a damaged compressed file raises while it is read.
-DAMAGE_ERRORS = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError, zstandard.ZstdError)
+DAMAGE_ERRORS = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError)
 
 
 def read_blocks(
@@ -40,56 +33,15 @@ def read_blocks(
 
     Args:
         path: the file.
-        size: bytes of a block; those of zstd and Parquet have other sizes.
+        size: bytes of a block.
         start: first byte to read; 0 if the file is compressed.
         end: byte after the last one to read, if the file is not compressed.
-
-    Raises:
-        UserError: the file is Parquet, and pyarrow is not installed.
     """
-    suffix = Path(path).suffix
-    if suffix == PARQUET:
-        yield from _read_rows(path)
-        return
-    with open(path, "rb") as file:
-        if suffix == ".zst":
-            yield from _decompress_zstd(file)
-        elif suffix in _OPENERS:
-            with _OPENERS[suffix](file) as content:
-                yield from iter(lambda: content.read(size), b"")
-        else:
-            file.seek(start)
-            while block := file.read(min(size, end - start)):
-                start += len(block)
-                yield block
-
-
-def _decompress_zstd(file: BinaryIO) -> Iterator[bytes]:
-    """Decompress frames of zstd; unlike zstandard's reader, refuse an incomplete last frame."""
-    decompressor = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW_BYTES)
-    data = file.read(zstandard.DECOMPRESSION_RECOMMENDED_INPUT_SIZE)
-    while data:
-        frame = decompressor.decompressobj()
-        while not frame.eof:
-            if not data:
-                raise EOFError("the last frame has no end")
-            yield frame.decompress(data)
-            data = frame.unused_data if frame.eof else b""
-            data = data or file.read(zstandard.DECOMPRESSION_RECOMMENDED_INPUT_SIZE)
-
-
-def _read_rows(path: Union[str, Path]) -> Iterator[bytes]:
-    """Yield the rows of a Parquet file as lines of JSON."""
-    try:
-        from pyarrow import ArrowInvalid, parquet
-    except ImportError:
-        raise UserError(f"{path}: Parquet needs the package pyarrow: pip install pyarrow") from None
-    try:
-        for batch in parquet.ParquetFile(path).iter_batches(_ROWS_AT_A_TIME):
-            lines = (json.dumps(row, ensure_ascii=False, default=str) for row in batch.to_pylist())
-            yield "".join(f"{line}\n" for line in lines).encode()
-    except ArrowInvalid as error:
-        raise EOFError(str(error)) from None
+    with OPENERS.get(Path(path).suffix, open)(path, "rb") as file:
+        file.seek(start)
+        while block := file.read(min(size, end - start)):
+            start += len(block)
+            yield block
 
 
 def read_bytes(path: Path, name: str = "") -> bytes:

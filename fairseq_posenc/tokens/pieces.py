@@ -5,7 +5,6 @@ A piece's number in the model is not its token id: that is its index in fairseq'
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,27 +32,9 @@ def learn_pieces(vocab_size: int, **options: Any) -> None:
             vocab_size=vocab_size, max_sentence_length=_MAX_LINE_BYTES, minloglevel=2, **options
         )
     except RuntimeError as error:
-        raise UserError(_explain(str(error), vocab_size)) from None
-
-
-def _explain(message: str, vocab_size: int) -> str:
-    """Explain an error of sentencepiece's trainer.
-
-    The text may be too short for the size (``Vocabulary size too high (512). Please set it to a
-    value <= 99.``), or the size too small for the text (``Vocabulary size is smaller than
-    required_chars. 8 vs 31.``).
-    """
-    if match := re.search(r"too high.*<= (\d+)", message):
-        return (
-            f"--vocab-size {vocab_size}: the text has only {match[1]} sentencepieces; use "
-            f"--vocab-size {match[1]} at most, or more text"
-        )
-    if match := re.search(r"smaller than required_chars.*?(\d+) vs (\d+)", message):
-        return (
-            f"--vocab-size {vocab_size}: too small for the different characters of the text; "
-            f"use --vocab-size {match[2]} or more"
-        )
-    return f"sentencepiece could not learn from the text: {' '.join(message.split())}"
+        # sentencepiece says what is wrong, and the best size, after the place in its source.
+        reason = " ".join(str(error).split()).rpartition("] ")[2]
+        raise UserError(f"--vocab-size {vocab_size}: {reason}") from None
 
 
 class Pieces:

@@ -1,10 +1,8 @@
 """The command ``fairseq-posenc``: lists its subcommands, and imports the one that is run."""
 
 import argparse
-import logging
 import os
 import sys
-import warnings
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
@@ -16,7 +14,7 @@ from fairseq_posenc.user_dir import USER_DIR, import_user_dir
 from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.examples import EXAMPLES
 from fairseq_posenc.workbench.running.exit_codes import run_main
-from fairseq_posenc.workbench.running.options import Parser, add_examples, parse_around_dashes
+from fairseq_posenc.workbench.running.options import Parser, add_examples
 
 _COMPLETING = "_ARGCOMPLETE"  # environment variable that argcomplete's shell function sets, on Tab
 
@@ -31,8 +29,6 @@ class Command(NamedTuple):
 
     help: str  # description in one line
     module: str  # path of the module relative to this package; after a colon, PART
-    # description of the words after `--`, which `run` gets as `args.after_dashes`; empty if none
-    after_dashes: str = ""
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add the command's options to a parser."""
@@ -71,7 +67,6 @@ GROUPS: dict[str, dict[str, Command]] = {
         "compare": Command(
             "train models that differ only in their positions, and compare them",
             ".experiments.compare.command",
-            after_dashes="options for fairseq-train, as in -- --encoder-layers 6",
         ),
         "learning-curves": Command(
             "plot learning curves from training logs", ".reports.curves_command"
@@ -142,25 +137,15 @@ def _run(argv: Sequence[str] | None) -> int:
     if name and name not in COMMANDS and not is_completing:
         meant = suggest(name, COMMANDS)
         raise UserError(f"there is no command '{name}': {meant}fairseq-posenc --help lists all")
-    _quiet_fairseq()
     os.environ["MPLBACKEND"] = "agg"  # all pictures are written to files
     parser = _build_parser(name)
     if is_completing:
         import argcomplete  # not needed for anything else
 
         argcomplete.autocomplete(parser)  # ends the program
-    takes_dashes = name in COMMANDS and COMMANDS[name].after_dashes
-    args = parse_around_dashes(parser, words) if takes_dashes else parser.parse_args(words)
+    args = parser.parse_args(words)
     import_user_dir(getattr(args, "user_dir", USER_DIR))
     return COMMANDS[args.command].run(args)
-
-
-def _quiet_fairseq() -> None:
-    """Silence what fairseq's import would show: every INFO message, and a warning of torch."""
-    logging.basicConfig()  # a second call, as fairseq's, has no effect
-    logging.getLogger().setLevel(logging.WARNING)
-    # torch warns from 2.15 on about a decorator that fairseq uses.
-    warnings.filterwarnings("ignore", ".*torch.jit.script", FutureWarning)
 
 
 def _build_parser(chosen: str) -> Parser:
@@ -178,10 +163,8 @@ def _build_parser(chosen: str) -> Parser:
     parser.add_argument("--version", action="version", version=__version__)
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, command in COMMANDS.items():
-        rest = f"; after --: {command.after_dashes}" if command.after_dashes else ""
-        subparser = subparsers.add_parser(name, description=command.help + rest)
+        subparser = subparsers.add_parser(name, description=command.help)
         if name == chosen:
-            subparser.after_dashes = command.after_dashes
             command.add_arguments(subparser)
             if name not in _WITHOUT_ENCODINGS:
                 _add_user_dir(subparser)

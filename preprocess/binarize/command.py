@@ -169,7 +169,7 @@ def write_split(
 
 def _find_parts(settings: BinarizeSettings, split: str) -> list[Extent]:
     """Find the parts of a split; only ``train`` is divided into shards."""
-    files = find_files(settings.inputs[split], settings.line_format)
+    files = find_files(settings.inputs[split])
     if split == "train":
         return parts_of_shard(files, settings.shard, settings.num_shards)
     return parts_of_shard(files)

@@ -103,7 +103,7 @@ class BinarizeSettings:
 def add_arguments(parser: argparse.ArgumentParser, *, characters: bool = False) -> None:
     """Add the shared options; with ``characters``, all tokens are characters."""
     add = parser.add_argument_group("files").add_argument
-    text = "text files, also compressed (.gz, .bz2, .xz, .zst), or folders of them"
+    text = "text files, also compressed (.gz, .bz2, .xz), or folders of them"
     for split in SPLITS:
         add(f"--{split}", nargs="+", metavar="PATH", help=text)
     add("--out", type=Path, required=True, help="data-bin directory to make")

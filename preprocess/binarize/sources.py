@@ -11,9 +11,7 @@ from typing import NamedTuple
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.folders import checksum
-from fairseq_posenc.tokens.files import DAMAGE_ERRORS, PARQUET, SEQUENTIAL, read_blocks
-
-from .formats import JsonField, LineFormat
+from fairseq_posenc.tokens.files import DAMAGE_ERRORS, OPENERS, read_blocks
 
 CHUNK_BYTES = 1 << 20
 # Control characters, without white space (0x09 to 0x0d), escape, and separators of records.
@@ -48,15 +46,13 @@ def combine_checksums(parts: Sequence[Extent]) -> str:
     return hashlib.sha256(" ".join(part.sha256 for part in parts).encode()).hexdigest()
 
 
-def find_files(inputs: Sequence[str], line_format: LineFormat) -> list[str]:
+def find_files(inputs: Sequence[str]) -> list[str]:
     """List the input files; for a folder all files below it, sorted by path.
 
-    Hidden files and folders, in which download programs keep their records, are left out. The rows
-    of Parquet files are read as JSON, so they are for this format alone.
+    Hidden files and folders, in which download programs keep their records, are left out.
 
     Raises:
-        UserError: a path is missing, all files are empty, or a file is Parquet, and the format is
-            not JSON.
+        UserError: a path is missing, or all files are empty.
     """
     files: list[str] = []
     for name in inputs:
@@ -72,11 +68,6 @@ def find_files(inputs: Sequence[str], line_format: LineFormat) -> list[str]:
             raise UserError(f"{name} is not there; give local files or directories")
     if not any(os.path.getsize(path) for path in files):
         raise UserError(f"no text in {', '.join(inputs)}")
-    for name in files:
-        if name.endswith(PARQUET) and not isinstance(line_format, JsonField):
-            raise UserError(
-                f"{name}: Parquet is read as JSON: preprocess json_lines, or --corpus json"
-            )
     return files
 
 
@@ -88,7 +79,7 @@ def parts_of_shard(files: Sequence[str], shard: int = 0, num_shards: int = 1) ->
     Raises:
         UserError: the shard would be empty.
     """
-    compressed = {path for path in files if Path(path).suffix in SEQUENTIAL}
+    compressed = {path for path in files if Path(path).suffix in OPENERS}
     if len(compressed) < len(set(files)):
         weights = list(map(os.path.getsize, files))
     else:

@@ -18,9 +18,9 @@ from fairseq_posenc.checkpoints import resuming
 from fairseq_posenc.checkpoints.dictionary import Placeholders, fingerprint
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.identity import Identity, WeightSettings, _decode_text
+from fairseq_posenc.user_dir import USER_DIR
 from fairseq_posenc.workbench.loading.families import list_stacks
 from fairseq_posenc.workbench.loading.pretrained import read_pretrained
-from fairseq_posenc.workbench.running.host import USER_DIR
 from tests.helpers.commands import FAMILIES, new_directory, pairs, run, sentences, train
 from tests.helpers.products import some_of
 from tests.helpers.tiny_models import make_dictionary, make_model, of_the_last_version

@@ -23,8 +23,8 @@ from typing import Any, NamedTuple, TypeVar
 import pytest
 import torch
 
+from fairseq_posenc.user_dir import USER_DIR
 from fairseq_posenc.workbench.cli import main
-from fairseq_posenc.workbench.running.host import USER_DIR
 from tests.helpers.programs import SHARED
 
 HOOK = Path(__file__).resolve().parent / "fault_hook"

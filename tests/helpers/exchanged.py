@@ -16,7 +16,6 @@ from omegaconf import DictConfig, OmegaConf, flag_override
 
 from fairseq_posenc.workbench.cli import main
 from fairseq_posenc.workbench.loading.checkpoints import write_start_checkpoint
-from fairseq_posenc.workbench.running import host  # noqa: F401  (registers models and tasks)
 from tests.helpers.commands import new_directory
 from tests.helpers.tiny_models import COMPANIONS, COMPOSITIONS, NAMES, PATTERNS
 

@@ -15,7 +15,9 @@ from omegaconf import OmegaConf
 from fairseq_posenc import registry, specs
 from fairseq_posenc.encodings.base import ENCODINGS
 from fairseq_posenc.identity import Identity, WeightSettings, is_identity
-from fairseq_posenc.workbench.running import host  # noqa: F401  (registers models and tasks)
+from fairseq_posenc.user_dir import register
+
+register()
 
 NAMES = registry.names()
 COMPANIONS = sorted({*ENCODINGS} - {*NAMES})  # windows, temperatures and their like

@@ -5,7 +5,6 @@ from __future__ import annotations
 from fairseq import options, tasks
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
-from fairseq_posenc.workbench.running import host  # noqa: F401  (registers the architectures)
 from tests.helpers.commands import sentences
 
 Masks = list[dict[int, list[int]]]  # of each epoch: the masked tokens of each sample

@@ -6,14 +6,10 @@ import codecs
 import gzip
 import json
 import random
-import sys
 from pathlib import Path
 
 import numpy as np
-import pyarrow
-import pyarrow.parquet
 import pytest
-import zstandard
 from fairseq.data import Dictionary, TokenBlockDataset
 from fairseq.data.indexed_dataset import MMapIndexedDataset
 
@@ -165,36 +161,6 @@ def test_values_other_than_texts_are_chosen_as_they_stand_in_the_file(value):
     found = [kind for kind in values if chooses(json.dumps({"text": "a", "flag": kind}))]
     assert len(found) == 1
     assert value in (json.dumps(*found), str(*found))
-
-
-def test_the_pile_is_read_as_it_is_published(tmp_path):
-    """Many frames in a file of zstd, as its tools write them."""
-    frames = [zstandard.compress(f"{json.dumps(record)}\n".encode()) for record in PILE]
-    (tmp_path / "00.jsonl.zst").write_bytes(b"".join(frames))
-    lines = formats.JsonField("text", ("meta.pile_set_name", "Pile-CC"))
-    found = run(tmp_path, "", "--train", tmp_path / "00.jsonl.zst", lines=lines)
-    assert found == ["a b </s>", "</s>", "d </s>"]
-
-
-def test_parquet_is_read_as_objects(tmp_path, monkeypatch):
-    path = tmp_path / "00.parquet"
-    monkeypatch.setattr("fairseq_posenc.tokens.files._ROWS_AT_A_TIME", 2)
-    table = pyarrow.Table.from_pylist([*PILE, {"text": "f\ng"}])
-    pyarrow.parquet.write_table(table, path)
-    given = ["--train", path, "--words", "--out", tmp_path / "bin"]
-    with pytest.raises(UserError, match=r"00.parquet: Parquet is read as JSON: preprocess"):
-        binarize(formats.plain, *given)
-    binarize(formats.JsonField("text"), *given)
-    texts = ["a b </s>", "c </s>", "d </s>", "e </s>", "f </s>"]
-    expected = [part for text in texts for part in (text, "</s>")]
-    assert read(tmp_path / "bin") == [*expected[:-1], "g </s>"]
-    path.write_bytes(path.read_bytes()[:-9])
-    given[-1] = tmp_path / "other"
-    with pytest.raises(UserError, match=r"00.parquet is damaged"):
-        binarize(formats.JsonField("text"), *given)
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(UserError, match=r"00.parquet: Parquet needs .*: pip install pyarrow"):
-        binarize(formats.JsonField("text"), *given)
 
 
 def test_wikipedia_extracts(tmp_path):

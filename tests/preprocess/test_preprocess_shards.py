@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
-import zstandard
 from fairseq.data.indexed_dataset import MMapIndexedDataset
 
 from binarize import command, formats, pool, sources
@@ -116,7 +115,6 @@ def test_compressed_files_are_dealt_out_whole(tmp_path):
         ".gz": gzip.open,
         ".bz2": bz2.open,
         ".xz": lzma.open,
-        ".zst": zstandard.open,
         "": open,
     }
     paths = [tmp_path / f"text{number}{suffix}" for number, suffix in enumerate(openers)]
@@ -124,12 +122,12 @@ def test_compressed_files_are_dealt_out_whole(tmp_path):
         with opener(path, "wb") as file:
             file.write(f"w{number} w{number + 1}\n".encode() * 5)
     run("--train", *paths, "--out", tmp_path / "all")
-    assert len(items(tmp_path / "all")) == 5 * 5 + 4  # an empty item between files
-    names = [str(path) for path in paths[:4]]
-    parts = [sources.parts_of_shard(names, shard, 4) for shard in range(4)]
+    assert len(items(tmp_path / "all")) == 4 * 5 + 3  # an empty item between files
+    names = [str(path) for path in paths[:3]]
+    parts = [sources.parts_of_shard(names, shard, 3) for shard in range(3)]
     assert parts == [[sources.Extent(name, 0, os.path.getsize(name))] for name in names]
-    with pytest.raises(UserError, match="shard 0 of 5 would be empty"):
-        sources.parts_of_shard(names, 0, 5)
+    with pytest.raises(UserError, match="shard 0 of 4 would be empty"):
+        sources.parts_of_shard(names, 0, 4)
 
 
 def test_only_files_that_are_divided_are_opened_to_find_the_parts(tmp_path, monkeypatch):
@@ -153,13 +151,10 @@ def test_only_files_that_are_divided_are_opened_to_find_the_parts(tmp_path, monk
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped"])
-@pytest.mark.parametrize("suffix", ["gz", "zst"])
-def test_a_damaged_file_is_named(tmp_path, damage, suffix):
-    zstd = zstandard.ZstdCompressor(write_checksum=True)  # as the program zstd does
-    compress = {"gz": gzip.compress, "zst": zstd.compress}[suffix]
-    data = bytearray(compress(make_text(tmp_path / "plain").read_bytes()))
+def test_a_damaged_file_is_named(tmp_path, damage):
+    data = bytearray(gzip.compress(make_text(tmp_path / "plain").read_bytes()))
     data = data[:-20] if damage == "cut" else data[:200] + b"\xff\xff\xff" + data[203:]
-    path = tmp_path / f"text.{suffix}"
+    path = tmp_path / "text.gz"
     path.write_bytes(data)
     with pytest.raises(UserError, match=f"{path} is damaged"):
         run("--train", path, "--out", tmp_path / "bin")

@@ -510,15 +510,13 @@ def test_pieces_that_are_no_pair_are_refused(tmp_path):
 
 def test_vocabularies_that_the_text_cannot_have():
     french, _ = sentences(60, 0)
-    with pytest.raises(
-        UserError, match=r"--vocab-size 4000: the text has only (\d+) sentencepieces"
-    ) as told:
+    with pytest.raises(UserError, match=r"--vocab-size 4000: .* too high .*<= \d+") as told:
         train_model(french, 4000, 1)
-    most = int(str(told.value).split("only ")[1].split()[0])
+    most = int(str(told.value).split("<= ")[1].rstrip("."))
     assert len(train_model(french, most, 1)) > 0
-    with pytest.raises(UserError, match=r"--vocab-size 9: too small .* (\d+) or more") as told:
+    with pytest.raises(UserError, match=r"--vocab-size 9: .* smaller .* 9 vs \d+") as told:
         train_model(french, 9, 1)
-    least = int(str(told.value).split()[-3])
+    least = int(str(told.value).split(" vs ")[1].split(".")[0])
     assert len(train_model(french, least, 1)) > 0
 
 

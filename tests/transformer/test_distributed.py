@@ -186,8 +186,9 @@ SPAWNING = """
 import sys
 import torch
 from fairseq_cli.train import cli_main
-import fairseq_posenc.workbench.running.host
+from fairseq_posenc.user_dir import register
 
+register()
 if __name__ == "__main__":
     torch.cuda.device_count = lambda: 2
     torch.multiprocessing.set_executable(sys.executable)  # one whose ranks start fast

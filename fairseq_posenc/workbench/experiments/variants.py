@@ -38,7 +38,7 @@ class Variant(NamedTuple):
     def folder(self) -> str:
         """The name in a form that needs no quoting in a shell: ``3xrope--window-size=8``."""
         name = _COMMA.sub("--", self.name.replace(" ", "")).replace("*", "x")
-        return name.replace("(", "-").replace(")", "")
+        return name.replace("(", "-").replace(")", "").replace(",", "-")
 
     @property
     def options(self) -> list[str]:

@@ -47,7 +47,7 @@ _ERRORS = (
 _UNQUOTED = re.compile(r"[A-Za-z_./][\w./+-]*")  # texts that hydra reads without quotes
 _WARMUP_RATIO = 0.06  # RoBERTa's, for recipes that do not give one
 _REPORT_INTERVAL = 15.0  # seconds between two progress lines of a training
-_ON_CPU = "common.cpu=true"  # already in the command if the user gave --device cpu
+_ON_CPU = "common.cpu=true"  # already in the command if the user set it
 
 
 def compose_file(path: Path, overrides: Sequence[str] = ()) -> DictConfig:

@@ -1,7 +1,4 @@
-"""Describes the three families of models, and builds a model from options, without data.
-
-The folder's ``__init__.py`` imports fairseq quietly before this module does.
-"""
+"""Describes the three families of models, and builds a model from options, without data."""
 
 import warnings
 from argparse import Namespace

@@ -27,7 +27,7 @@ from fairseq_posenc.workbench.results.loss_stages import (
 from fairseq_posenc.workbench.results.markdown import code, format_number, table
 from fairseq_posenc.workbench.results.record import Record, Row, own_command
 from fairseq_posenc.workbench.running.logs import Curve, read_curve_file
-from fairseq_posenc.workbench.running.options import add_json, add_out, parse_named, split_trainings
+from fairseq_posenc.workbench.running.options import add_out, parse_named
 from fairseq_posenc.workbench.running.progress import say
 
 Points = list[tuple[int, float]]  # updates and values
@@ -74,15 +74,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "part of the training to draw, as in 0:16000 or 80000: (default: all of it)"
     add("--updates", metavar="FIRST:LAST", help=text)
     add_out(parser, "curves")
-    add_json(parser)
+    add("--json", action="store_true", help="print the record as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
     """Write the tables and pictures, print the tables; return the exit code."""
     updates = _parse_updates(args.updates)
-    logs = {
-        name: split_trainings(paths) for name, paths in parse_named(args.logs, "NAME=LOG").items()
-    }
+    logs = {name: paths.split(",") for name, paths in parse_named(args.logs, "NAME=LOG").items()}
     trainings = {name: [_read_log(name, Path(path)) for path in logs[name]] for name in logs}
     data = {name: ",".join(paths) for name, paths in logs.items()}
     with lock_folder(args.out):

@@ -24,7 +24,6 @@ from fairseq_posenc.workbench.results.loss_stages import last_loss
 from fairseq_posenc.workbench.results.record import Record
 from fairseq_posenc.workbench.results.record import read as read_record
 from fairseq_posenc.workbench.running.logs import TRAIN_LOG, bits_to_nats, read_curve_file
-from fairseq_posenc.workbench.running.options import add_json
 
 _TASK_COLUMNS = ("MNLI-m", "MNLI-mm", *(name for name in TASKS if name != "MNLI"))
 _GLUE_COLUMNS = (*_TASK_COLUMNS, "average", "collapsed runs")
@@ -46,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``fairseq-posenc report``."""
     text = "results of glue, squad predict and bleu, folders of trainings, or folders of these"
     parser.add_argument("results", nargs="+", type=Path, metavar="PATH", help=text)
-    add_json(parser)
+    parser.add_argument("--json", action="store_true", help="print the record as JSON")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -52,27 +51,6 @@ class ComputeOptions(NamedTuple):
     def place(self, model: Any) -> Any:
         """Move a model to the device, in evaluation mode."""
         return model.to(device=self.device, dtype=self.dtype).eval()
-
-
-def hydra_overrides(args: Namespace, is_local: bool = True) -> list[str]:
-    """Format ``--device``, ``--fp16`` and ``--bf16`` as hydra overrides of fairseq's settings.
-
-    Args:
-        args: parsed options, including these three.
-        is_local: whether this machine will compute, so that its devices are checked.
-
-    Raises:
-        UserError: see :func:`choose_device`.
-    """
-    on_processor = args.device == "cpu"
-    if is_local or on_processor:
-        choose_device(args.device, args.fp16)
-    overrides = ["common.cpu=true"] if on_processor else []
-    # The settings may ask for fp16, which is wrong on the processor and beside another precision.
-    if on_processor or args.fp16 or args.bf16:
-        for name in ("fp16", "bf16"):
-            overrides.append(f"common.{name}={str(getattr(args, name)).lower()}")
-    return overrides
 
 
 def cores() -> int:

@@ -20,8 +20,6 @@ from fairseq_posenc.errors import UserError
 class Parser(ArgumentParser):
     """A parser that raises its errors as :class:`UserError` and keeps line breaks in help texts."""
 
-    after_dashes = ""  # description of the words after `--`; empty if the command takes none
-
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings, formatter_class=argparse.RawDescriptionHelpFormatter)
 
@@ -33,9 +31,7 @@ class Parser(ArgumentParser):
         """
         known, rest = super().parse_known_args(args, namespace)
         if rest and not self._subparsers:  # else argparse reports the rest
-            may_follow_dashes = self.after_dashes and rest[0].startswith("-")
-            advice = f"; write after --: {self.after_dashes}" if may_follow_dashes else ""
-            self.error(f"unrecognized arguments: {' '.join(rest)}{advice}")
+            self.error(f"unrecognized arguments: {' '.join(rest)}")
         return known, rest
 
     def error(self, message: str) -> NoReturn:
@@ -45,15 +41,6 @@ class Parser(ArgumentParser):
             UserError: always.
         """
         raise UserError(f"{message} (see {self.prog} --help)")
-
-
-def parse_around_dashes(parser: ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
-    """Parse the words before ``--``; those after it become ``after_dashes`` of the namespace."""
-    words = list(words)
-    end = words.index("--") if "--" in words else len(words)
-    args = parser.parse_args(words[:end])
-    args.after_dashes = words[end + 1 :]
-    return args
 
 
 def add_data(parser: ArgumentParser, text: str, required: bool = False) -> None:
@@ -76,26 +63,19 @@ def add_out(parser: ArgumentParser, default: str | None = None, computed: str = 
     )
 
 
-def add_computing(parser: ArgumentParser, bf16: bool = True) -> None:
-    """Add ``--device``, ``--fp16`` and, if supported, ``--bf16``; see :mod:`.devices`."""
+def add_computing(parser: ArgumentParser) -> None:
+    """Add ``--device``, ``--fp16`` and ``--bf16``; see :mod:`.devices`."""
     text = "device to compute on (default: a GPU if there is one)"
     parser.add_argument("--device", choices=("cpu", "cuda"), help=text)
     group = parser.add_mutually_exclusive_group()
     group.add_argument("--fp16", action="store_true", help="half precision, on a GPU")
-    if bf16:
-        group.add_argument("--bf16", action="store_true", help="bfloat16")
+    group.add_argument("--bf16", action="store_true", help="bfloat16")
 
 
 def add_count(parser: ArgumentParser, name: str, text: str, default: int | None = None) -> None:
     """Add an option ``name`` whose value is an integer of at least 1."""
     text += f" (default: {default})" if default else ""
     parser.add_argument(name, type=positive_int, metavar="N", default=default, help=text)
-
-
-def add_lengths(parser: ArgumentParser, text: str, default: str) -> None:
-    """Add ``--lengths``, integers of at least 1."""
-    text += f" (default: {default})"
-    parser.add_argument("--lengths", type=positive_ints, metavar="N,N", default=default, help=text)
 
 
 def add_seeds(parser: ArgumentParser, default: str | Sequence[int]) -> None:
@@ -135,15 +115,10 @@ def parse_slurm(words: Sequence[str]) -> dict[str, str] | None:
     return options
 
 
-def add_json(parser: ArgumentParser) -> None:
-    """Add ``--json``."""
-    parser.add_argument("--json", action="store_true", help="print the record as JSON")
-
-
 def add_examples(parser: ArgumentParser, lines: Sequence[str]) -> None:
     """End the help with examples, each a whole command."""
-    before = f"{parser.epilog.rstrip()}\n\n" if parser.epilog else ""
-    parser.epilog = before + "\n  ".join(["examples:", *lines])
+    examples = "\n  ".join(["examples:", *lines])
+    parser.epilog = "\n\n".join(filter(None, [parser.epilog, examples]))
 
 
 def data_path(text: str) -> Path:
@@ -222,15 +197,3 @@ def parse_named(texts: Sequence[str], form: str) -> dict[str, str]:
             raise UserError(f"{name!r}: the name must be a valid folder name")
         named[name] = value
     return named
-
-
-def split_trainings(text: str) -> list[str]:
-    """Split the paths of trainings at commas, except at commas in names of existing files."""
-    paths = []
-    parts = text.split(",")
-    while parts:  # take as many parts as name existing files together, or the first
-        counts = range(len(parts), 1, -1)
-        count = next((count for count in counts if Path(",".join(parts[:count])).exists()), 1)
-        paths.append(",".join(parts[:count]))
-        parts = parts[count:]
-    return paths

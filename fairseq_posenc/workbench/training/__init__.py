@@ -1,8 +1,7 @@
 """Lets ``fairseq-hydra-train`` run the configurations of ``train_scripts/configs``.
 
-They name :class:`LoadPlugin` as a callback of hydra. It loads the plugin before fairseq chooses
-devices, so that a mistake there is one line, and importing it registers resolvers: ``share`` and
-``steps`` divide the batch of an update among GPUs, ``name_data`` is part of a folder's name.
+They name :class:`LoadPlugin` as a callback of hydra, and resolvers: ``share`` and ``steps`` divide
+the batch of an update among GPUs, ``name_data`` is part of a folder's name.
 """
 
 from pathlib import Path
@@ -12,6 +11,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.user_dir import register
 
 
 def share_batch(batch: int, most: int, world_size: int) -> int:
@@ -67,8 +67,8 @@ OmegaConf.register_new_resolver("name_data", name_data, replace=True)
 
 
 class LoadPlugin(Callback):
-    """Loads the plugin in each process that trains, before fairseq chooses devices."""
+    """Loads the plugin before fairseq chooses devices, so that a mistake there is one line."""
 
     def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Load the plugin."""
-        from fairseq_posenc.workbench.running import host  # noqa: F401  (it loads the plugin)
+        register()

@@ -108,7 +108,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)  # --beam and --lenpen are among them
     add("--split", default="test", help="split of the data (default: %(default)s)")
     options.add_computing(parser)
-    options.add_json(parser)
+    add("--json", action="store_true", help="print the record as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -185,7 +185,7 @@ def parse_systems(texts: Sequence[str]) -> list[TrainedSystem]:
             trainings than another.
     """
     named = options.parse_named(texts, "NAME=PATH or NAME=PATH,PATH")
-    systems = {name: options.split_trainings(paths) for name, paths in named.items()}
+    systems = {name: paths.split(",") for name, paths in named.items()}
     if len(set(map(len, systems.values()))) > 1:
         listed = ", ".join(f"{name} has {len(paths)}" for name, paths in systems.items())
         raise UserError(f"name the same number of trainings for each system: {listed}")

@@ -30,7 +30,7 @@ from fairseq_posenc.workbench.experiments.variants import parse_variants
 from fairseq_posenc.workbench.results import record
 from fairseq_posenc.workbench.running.exit_codes import STOPPED
 from fairseq_posenc.workbench.running.logs import Curve, Entry, read_curve_file
-from fairseq_posenc.workbench.running.options import Parser, parse_around_dashes
+from fairseq_posenc.workbench.running.options import Parser
 from tests.helpers.commands import script
 from tests.helpers.products import some_of
 from tests.helpers.waiting import is_locked, wait_until
@@ -49,7 +49,7 @@ FACTS = DataFacts(700, 300_000, 285_000, 15_000, 9_000, 900, UNIGRAM)
 def parse_args(*words: str) -> argparse.Namespace:
     parser = Parser()
     command.add_arguments(parser)
-    return parse_around_dashes(parser, words)
+    return parser.parse_args(words)
 
 
 def make_ends(
@@ -77,7 +77,7 @@ def make_ends(
         (
             "none, learned+m4m(max_distance=64,per_head=true)",
             ["none", "learned+m4m(max_distance=64,per_head=true)"],
-            "learned+m4m-max_distance=64,per_head=true",
+            "learned+m4m-max_distance=64-per_head=true",
         ),
         ("none; 3*rope,none", ["none", "3*rope,none"], "3xrope--none"),
     ],
@@ -217,9 +217,7 @@ def test_symbols_of_fairseq_stay_out_of_the_text(tmp_path):
 
 @pytest.mark.parametrize("size", [5000, 3])
 def test_a_vocabulary_that_does_not_fit_leaves_nothing(size, tmp_path):
-    with pytest.raises(
-        UserError, match=rf"--vocab-size {size}: .* use --vocab-size (\d+)"
-    ) as error:
+    with pytest.raises(UserError, match=rf"--vocab-size {size}: Vocabulary size") as error:
         small_data(tmp_path, size)
     assert {path.name for path in tmp_path.iterdir()} == {"text.txt"}
     small_data(tmp_path, int(re.findall(r"\d+", str(error.value))[-1]))
@@ -360,7 +358,7 @@ def test_the_record_has_models_differences_and_trainings(tmp_path):
         (["--lrs", "0.1,fast"], "argument --lrs: must be a finite number, not 'fast'"),
         (["--", "--lr", "5"], "-- --lr: this option cannot be set here; use --lrs"),
         (["--", "--save-dir=x"], "cannot be set here; use --out"),
-        (["demo"], "unrecognized arguments: demo"),
+        (["demo"], "'demo' is not an option; set the folder with --out"),
         (["--", "demo"], "'demo' is not an option"),
         (["--encodings", "none;3*rope,none"], "is a list of 4 layers, but the stack has 2"),
         (["--family", "causal-lm", "--encodings", "decbert_same"], "attends from left to right"),

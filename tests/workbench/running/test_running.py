@@ -17,7 +17,7 @@ from fairseq_posenc.checkpoints.faults import find_message
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.loading import checkpoints
 from fairseq_posenc.workbench.running import options, programs, progress
-from fairseq_posenc.workbench.running.devices import ComputeOptions, choose_device, hydra_overrides
+from fairseq_posenc.workbench.running.devices import ComputeOptions, choose_device
 from tests.helpers.waiting import is_running, wait_until
 
 
@@ -142,7 +142,7 @@ class TestOptions:
         parser = options.Parser(prog="ours")
         options.add_seeds(parser, (1, 2, 3))
         options.add_count(parser, "--jobs", "runs at a time")
-        options.add_lengths(parser, "read", "8,16")
+        parser.add_argument("--lengths", type=options.positive_ints, default="8,16")
         options.add_computing(parser)
         return parser.parse_args(words)
 
@@ -176,27 +176,6 @@ class TestOptions:
     def test_names_may_be_specs(self) -> None:
         found = options.parse_named(["m4(max_distance=8)=a=b.pt", " x = y"], "NAME=FILE")
         assert found == {"m4(max_distance=8)": "a=b.pt", "x": "y"}
-
-    @pytest.mark.parametrize(
-        ("words", "words_of_hydra"),
-        [
-            ("", []),
-            ("--fp16 --device cuda", ["common.fp16=true", "common.bf16=false"]),
-            ("--bf16", ["common.fp16=false", "common.bf16=true"]),
-            ("--device cpu", ["common.cpu=true", "common.fp16=false", "common.bf16=false"]),
-        ],
-    )
-    def test_precision_in_words_of_hydra(self, words: str, words_of_hydra: list[str]) -> None:
-        given = self.parse(*words.split())
-        assert hydra_overrides(given, is_local=False) == words_of_hydra
-        if "cuda" in words and not torch.cuda.is_available():
-            with pytest.raises(UserError, match="torch finds no GPU here"):
-                hydra_overrides(given)
-
-    @pytest.mark.parametrize("is_local", [True, False])
-    def test_no_machine_computes_half_precision_on_its_processor(self, is_local: bool) -> None:
-        with pytest.raises(UserError, match="--fp16 is for GPUs"):
-            hydra_overrides(self.parse("--fp16", "--device", "cpu"), is_local)
 
     @pytest.mark.parametrize(("name", "dtype"), [("bf16", torch.bfloat16), (None, torch.float32)])
     def test_a_model_is_placed_as_asked_for(self, name: str | None, dtype: torch.dtype) -> None:

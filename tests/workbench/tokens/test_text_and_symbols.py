@@ -9,7 +9,6 @@ import os
 
 import numpy as np
 import pytest
-import zstandard
 from fairseq.data import Dictionary
 
 from fairseq_posenc.errors import UserError
@@ -23,7 +22,6 @@ FORMS = {
     ".gz": gzip.compress,
     ".bz2": bz2.compress,
     ".xz": lzma.compress,
-    ".zst": zstandard.compress,
 }
 
 

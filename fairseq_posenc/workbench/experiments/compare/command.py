@@ -91,7 +91,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     jobs = "trainings at a time (default: one per GPU, or one per core; with --on slurm no limit)"
     options.add_count(parser, "--jobs", jobs)
     options.add_on(parser, "partition=gpu time=1:00:00")
-    options.add_json(parser)
+    add("--json", action="store_true", help="print the record as JSON")
+    add("after_dashes", nargs="*", metavar="-- OPTION", help="of fairseq-train: -- --dropout 0.1")
 
 
 def run(args: argparse.Namespace) -> int:

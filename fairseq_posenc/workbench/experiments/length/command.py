@@ -48,7 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "gets other positions, as in 'yarn=folder@own(scaling=yarn:4)'",
     )
     add("--text", type=Path, metavar="FILE", required=True, help="the text, in UTF-8")
-    options.add_lengths(parser, "context lengths", "64,128,256,512,1024")
+    text = "context lengths (default: %(default)s)"
+    add("--lengths", type=options.positive_ints, default="64,128,256,512,1024", help=text)
     stride = "tokens of a window that are predicted; at most its length (no overlap)"
     options.add_count(parser, "--stride", stride, 64)
     options.add_count(
@@ -60,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_count(parser, "--max-tokens", "tokens to read at a time", 4096)
     options.add_out(parser, "lm-length")
     options.add_computing(parser)
-    options.add_json(parser)
+    add("--json", action="store_true", help="print the record as JSON")
 
 
 def run(args: argparse.Namespace) -> int:

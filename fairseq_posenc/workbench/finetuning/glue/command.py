@@ -31,13 +31,11 @@ from fairseq_posenc.workbench.finetuning.glue.worker import fine_tune
 from fairseq_posenc.workbench.finetuning.glue_figures import STATISTICS
 from fairseq_posenc.workbench.finetuning.recipes import format_override
 from fairseq_posenc.workbench.loading.pretrained import read_pretrained
-from fairseq_posenc.workbench.running.devices import hydra_overrides, visible_gpus
+from fairseq_posenc.workbench.running.devices import visible_gpus
 from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.options import (
-    add_computing,
     add_count,
     add_data,
-    add_json,
     add_on,
     add_out,
     add_seeds,
@@ -66,9 +64,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "folder of the YAML configurations (default: the project's)"
     add("--configs", type=Path, default=CONFIGS, help=text)
     add("--dry-run", action="store_true", help="print the commands and stop")
-    add_computing(parser)
     add_set(parser, "model.dropout=0.2")
-    add_json(parser)
+    add("--json", action="store_true", help="print the record as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -93,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
         rates=args.learning_rates,
         seeds=args.seeds or (),
         configs=args.configs,
-        overrides=[user_dir, *hydra_overrides(args, is_local=slurm is None), *args.changes],
+        overrides=[user_dir, *args.changes],
     )
     runs = plan_runs(request)
     if args.dry_run:

@@ -11,10 +11,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from fairseq_posenc.workbench.running import host  # noqa: F401  (before fairseq: keeps it quiet)
-
-# isort: split
-
 import torch
 from fairseq import utils
 from torch import Tensor

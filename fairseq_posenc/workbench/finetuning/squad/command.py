@@ -28,7 +28,7 @@ from fairseq_posenc.workbench.finetuning.squad.predict import Predictor
 from fairseq_posenc.workbench.finetuning.squad.score import Figures, evaluate, unanswered
 from fairseq_posenc.workbench.finetuning.squad.train import fine_tune
 from fairseq_posenc.workbench.results.record import Record, own_command
-from fairseq_posenc.workbench.running.devices import ComputeOptions, hydra_overrides
+from fairseq_posenc.workbench.running.devices import ComputeOptions
 from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.options import (
     add_computing,
@@ -66,7 +66,6 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
     add("--checkpoint", type=Path, required=True, metavar="FILE", help="the pre-trained model")
     add_data(parser, "directory made by fairseq-posenc preprocess squad", required=True)
     add_out(parser)
-    add_computing(parser)
     add_set(parser, "optimization.lr=[2e-5]")
 
 
@@ -92,7 +91,7 @@ def _add_score(parser: argparse.ArgumentParser) -> None:
 
 def _train(args: argparse.Namespace) -> int:
     user_dir = format_override("common.user_dir", args.user_dir.resolve())
-    overrides = [user_dir, *hydra_overrides(args), *args.changes]
+    overrides = [user_dir, *args.changes]
     with signals_as_keyboard_interrupt():
         fine_tune(args.checkpoint, args.data, args.out, overrides)
     model = args.out / LAST
