@@ -15,7 +15,7 @@ from pathlib import Path
 from pydoc_data.topics import topics  # the language reference, which ``help()`` shows
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.tokens.files import decode_text
+from fairseq_posenc.tokens.files import decode_text, read_bytes
 
 # With fewer words, the validation text would have only a few hundred and its perplexity be random.
 LEAST_WORDS = 5_000
@@ -36,11 +36,8 @@ def count_words(document: Document) -> int:
 
 
 def read_text(path: Path) -> str:
-    """Read the content of a UTF-8 text file."""
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise UserError(f"--text {path}: {error.strerror}; name a UTF-8 text file") from None
+    """Read the content of a UTF-8 text file, which may be compressed."""
+    content = read_bytes(path, f"--text {path}")
     if not content.strip():
         raise UserError(f"--text {path}: the file is empty; name a file with text in it")
     refused = {b"\0": "a NUL byte, so this is not a text file"}

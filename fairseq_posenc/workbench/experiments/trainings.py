@@ -171,8 +171,8 @@ def run_trainings(
     updates = {
         training: min(_read_updates(training.log), training.updates) for training in trainings
     }
-    total = sum(training.updates for training in trainings)
-    with bar("all trainings", total, " updates", initial=sum(updates.values())) as shown:
+    total, initial = sum(x.updates for x in trainings), sum(updates.values())
+    with bar(desc="all trainings", total=total, unit=" updates", initial=initial) as shown:
         look()
         tasks = {training.label: partial(train, training) for training in unfinished}
         if tasks:

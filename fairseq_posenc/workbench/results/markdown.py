@@ -1,4 +1,4 @@
-"""Formats Markdown for all reports and generated pages, and replaces generated parts of a page.
+"""Formats Markdown for reports and pages, fills generated parts of a page, aligns plain tables.
 
 Tables are not made by the library tabulate: it does not escape ``|``, and it pads cells to the
 width of their column, so one longer figure would change all lines of a page in version control.
@@ -52,6 +52,19 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], align: str = "lr
     rule = [_RULES[align[min(column, len(align) - 1)]] for column in range(len(header))]
     head, *lines = ([BAR.sub(r"\|", printable(cell)) for cell in row] for row in (header, *rows))
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, rule, *lines))
+
+
+def align(rows: Sequence[Sequence[str]], left: int) -> str:
+    """Align the columns of a table: the first ``left`` columns to the left, the others right."""
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    lines = []
+    for row in rows:
+        cells = [
+            cell.ljust(width) if number < left else cell.rjust(width)
+            for number, (cell, width) in enumerate(zip(row, widths))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
 
 
 def fill_page(path: Path, start: str, content: str, end: str, text: str | None = None) -> str:

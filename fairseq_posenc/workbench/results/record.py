@@ -27,7 +27,6 @@ class Record:
     figures: Mapping[str, Sequence[Row]]  # tables by name; the first has the main results
     data: Row  # facts by name, such as the text or its folder, the checkpoint and the machine
     spec: Optional[str] = None  # position encodings, if they are the same in all rows and known
-    seed: Optional[int] = None  # seed, if it is the same in all rows
     command: str = ""  # command line
     version: int = VERSION  # version of the format
 

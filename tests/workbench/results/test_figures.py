@@ -131,6 +131,11 @@ def test_tables_and_texts_of_others_in_markdown():
     assert markdown.escape(r"<b> \` [a](b)") == r"&lt;b> \\\` [a\](b)"
 
 
+def test_a_table_for_a_terminal_is_aligned():
+    shown = markdown.align([("encoding", "size"), ("m4m", "8,128"), ("a|b", "1")], left=1)
+    assert shown.splitlines() == ["encoding   size", "m4m       8,128", "a|b           1"]
+
+
 def test_a_page_is_filled_between_its_markers(tmp_path):
     page = tmp_path / "page.md"
     page.write_text("a <s> old <e> b")
@@ -142,7 +147,7 @@ def test_a_page_is_filled_between_its_markers(tmp_path):
 
 def test_a_record_comes_back(tmp_path):
     figures = {"models": [{"name": "ü|x", "loss": 2.5, "none": None}], "empty": []}
-    written = record.Record("compare", figures, {"text": "a.txt"}, "rope", 3, "compare --x 'a b'")
+    written = record.Record("compare", figures, {"text": "a.txt"}, "rope", "compare --x 'a b'")
     written.write(tmp_path / "a.json")
     assert record.read(tmp_path / "a.json") == written
     assert written.rows == figures["models"]

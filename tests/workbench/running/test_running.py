@@ -189,7 +189,7 @@ class TestProgress:
     def test_without_a_terminal_there_are_lines_but_no_bar(
         self, capsys: pytest.CaptureFixture
     ) -> None:
-        with progress.bar("reading", 10, " tokens") as shown:
+        with progress.bar(total=10, unit=" tokens") as shown:
             shown.update(5)
             progress.say("half of it")
         assert capsys.readouterr() == ("", "half of it\n")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -128,8 +127,7 @@ def run(args: argparse.Namespace) -> int:
             report.write_page(plan, facts, ends, page)
 
         say(f"{len(runs)} trainings of {plan.updates:,} updates; results: {out}/")
-        jobs = args.jobs or len(visible_gpus()) or cores()
-        run_tasks: Callable[..., None] = partial(run_here, jobs=jobs)
+        run_tasks = partial(run_here, jobs=args.jobs or len(visible_gpus()) or cores())
         if slurm is not None:
             run_tasks = partial(run_on_slurm, folder=out / "slurm", options=slurm, jobs=args.jobs)
         run_trainings(list(runs), run_tasks, on_end)

@@ -26,8 +26,8 @@ from fairseq_posenc.workbench.experiments.data_bin import DataFacts
 from fairseq_posenc.workbench.experiments.trainings import TrainingEnd
 from fairseq_posenc.workbench.experiments.variants import Variant
 from fairseq_posenc.workbench.results import pictures
+from fairseq_posenc.workbench.results.markdown import align
 from fairseq_posenc.workbench.results.record import Record, Row, own_command
-from fairseq_posenc.workbench.results.terminal import align
 
 RECORD, PAGE = "compare.json", "report.html"
 _SCREEN_COLUMNS = ("encoding", "validation perplexity", "each seed", "position parameters", "time")

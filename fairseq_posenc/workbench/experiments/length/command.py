@@ -125,7 +125,9 @@ def _score_model(
             )
             label = f"{named.name}, {length:,} tokens"
             limit = read_limit(model)
-            with bar(label, sum(w.end - w.scored for w in windows), " tokens") as shown:
+            with bar(
+                desc=label, total=sum(w.end - w.scored for w in windows), unit=" tokens"
+            ) as shown:
                 score = score_windows(
                     model, limit, text, windows, length, stride, args.max_tokens, shown.update
                 )

@@ -19,8 +19,8 @@ from fairseq_posenc.workbench.results.intervals import (
     interval,
     interval_of_perplexity,
 )
+from fairseq_posenc.workbench.results.markdown import align
 from fairseq_posenc.workbench.results.record import Record, Row, own_command
-from fairseq_posenc.workbench.results.terminal import align
 
 
 def score_figures(score: Score, has_windows: bool) -> Row:

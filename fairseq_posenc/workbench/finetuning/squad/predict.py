@@ -173,7 +173,7 @@ class Predictor(NamedTuple):
         order = np.argsort(-lengths, kind="stable")  # so that memory runs out early if at all
         at_most = max(max_tokens, lengths.max())
         batches = data_utils.batch_by_size(order, lengths.__getitem__, max_tokens=at_most)
-        with bar("squad predict", len(inputs), " windows") as progress:
+        with bar(desc="squad predict", total=len(inputs), unit=" windows") as progress:
             for batch in batches:
                 numbers, windows = zip(*(inputs[index] for index in batch))
                 for number, spans_of_window in zip(numbers, self._score(windows)):
