@@ -37,7 +37,10 @@ def read_blocks(
         start: first byte to read; 0 if the file is compressed.
         end: byte after the last one to read, if the file is not compressed.
     """
-    with OPENERS.get(Path(path).suffix, open)(path, "rb") as file:
+    opener = OPENERS.get(Path(path).suffix)
+    if opener:
+        end = sys.maxsize  # of the decompressed content
+    with (opener or open)(path, "rb") as file:
         file.seek(start)
         while block := file.read(min(size, end - start)):
             start += len(block)

@@ -80,12 +80,8 @@ def _load(encoder_json: Path, vocab_bpe: Path) -> gpt2_bpe_utils.Encoder:
         raise UserError(f"{encoder_json}, {vocab_bpe}: {error}") from None
     if len(numbers) < len(fairseq.encoder) or any(type(number) is not int for number in numbers):
         raise UserError(f"{encoder_json}: must give each piece a different whole number")
-    for number, pair in enumerate(fairseq.bpe_ranks, start=2):
-        where = f"{vocab_bpe}, line {number}: {' '.join(pair)}"
-        if len(pair) != 2:
-            raise UserError(f"{where} is not a pair of pieces")
-        if "".join(pair) not in fairseq.encoder:
-            raise UserError(f"{where} makes a piece that is not in {encoder_json}")
-    if missing := [c for c in fairseq.byte_decoder if c not in fairseq.encoder]:
-        raise UserError(f"{encoder_json} does not have the byte {missing[0]!r}")
+    # A line that is not a pair is shown whole: no piece has a space.
+    merged = [("" if len(pair) == 2 else " ").join(pair) for pair in fairseq.bpe_ranks]
+    if missing := [x for x in (*fairseq.byte_decoder, *merged) if x not in fairseq.encoder]:
+        raise UserError(f"{encoder_json}: lacks the piece {missing[0]!r} of {vocab_bpe}")
     return fairseq

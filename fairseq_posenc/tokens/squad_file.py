@@ -113,11 +113,7 @@ def read_odds(path: Path) -> dict[str, float]:
     Raises:
         UserError: the file has other content, or a value that is not finite.
     """
-    odds = _read_object(path, (int, float), "a number")
-    for key, value in odds.items():
-        if isinstance(value, float) and not math.isfinite(value):
-            raise UserError(f"{path}: the value of {key} is not a number: {value}")
-    return odds
+    return _read_object(path, (int, float), "a finite number")
 
 
 def _read_object(path: Path, types: tuple[type, ...], type_name: str) -> dict:
@@ -126,7 +122,8 @@ def _read_object(path: Path, types: tuple[type, ...], type_name: str) -> dict:
     if not isinstance(content, dict):
         raise UserError(f"{path}: must be a JSON object from ids to {type_name}")
     for key, value in content.items():
-        if isinstance(value, bool) or not isinstance(value, types):  # True is an int
+        is_finite = not isinstance(value, float) or math.isfinite(value)
+        if isinstance(value, bool) or not isinstance(value, types) or not is_finite:
             raise UserError(f"{path}: the value of {key} is not {type_name}")
     return content
 

@@ -242,8 +242,8 @@ def test_another_byte_level_vocabulary_works(tmp_path):
 @pytest.mark.parametrize(
     ("merges", "message"),
     [
-        (["a b", "b a"], "line 3: b a makes a piece that is not in"),
-        (["a b c"], "line 2: a b c is not a pair of pieces"),
+        (["a b", "b a"], "lacks the piece 'ba'"),
+        (["a b c"], "lacks the piece 'a b c' of"),
     ],
     ids=["missing", "three"],
 )

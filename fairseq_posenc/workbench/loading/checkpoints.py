@@ -21,17 +21,15 @@ from fairseq_posenc.files import refuse_bad_place, written_whole
 State = dict[str, Any]  # the content of a checkpoint
 
 
-def load_state(path: Path, option: str, for_fairseq: bool = False) -> State:
+def load_state(path: Path, option: str) -> State:
     """Load a checkpoint, with its settings upgraded to those of this fairseq.
 
     Tensors are mapped into memory, so only those in use are read: two thirds of a file are the
-    optimizer's state.
+    optimizer's state. Settings that name other files are set to None.
 
     Args:
         path: the checkpoint.
         option: the option that named it; begins messages.
-        for_fairseq: whether fairseq will read the file, too. If not, settings that name other
-            files are set to None.
 
     Raises:
         UserError: the path is not a file, or not a whole checkpoint of fairseq.
@@ -42,8 +40,7 @@ def load_state(path: Path, option: str, for_fairseq: bool = False) -> State:
         raise UserError(f"{option} {path}: no such file")
     with open_checkpoint(path, option) as state, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # hydra warns about fairseq's configuration
-        if not for_fairseq:
-            forget_files(state)
+        forget_files(state)
         refuse_incomplete(state)
         # The tensors are left out, because the upgrade writes everything else to a file.
         upgraded = _upgrade_settings({**state, "last_optimizer_state": None, "model": {}})

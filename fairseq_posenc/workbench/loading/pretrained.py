@@ -74,18 +74,14 @@ class Pretrained(NamedTuple):
         self.dictionary.check(path, load_dictionary(path), advice)
 
 
-def read_pretrained(path: Path, for_fairseq: bool = False) -> Pretrained:
+def read_pretrained(path: Path) -> Pretrained:
     """Read the checkpoint of a trained RoBERTa, which ``--checkpoint`` named.
-
-    Args:
-        path: the checkpoint.
-        for_fairseq: whether fairseq will read the file, too; see :func:`load_state`.
 
     Raises:
         UserError: the file is missing, no whole checkpoint, or of another family.
     """
     label = f"--checkpoint {path}"
-    state = load_state(path, "--checkpoint", for_fairseq)
+    state = load_state(path, "--checkpoint")
     settings, weights = state["cfg"], state["model"]
     args = Namespace(**vars(as_namespace(settings.model)))  # a copy, to which options are added
     arch = read_architecture(args)

@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
         RunError: runs failed.
     """
     slurm = parse_slurm(args.on)
-    pretrained = read_pretrained(args.checkpoint, for_fairseq=True)
+    pretrained = read_pretrained(args.checkpoint)
     # Absolute, because the runs' requests name it, and hydra changes the working folder.
     pretrained = pretrained._replace(path=pretrained.path.resolve())
     out = (args.out or Path(f"glue-{name_model(pretrained.path)}-{args.protocol}")).resolve()

@@ -63,7 +63,7 @@ def fine_tune(checkpoint: Path, data: Path, out: Path, changes: Sequence[str]) -
         UserError: wrong input, or the folder has something else.
         RunError: the training failed.
     """
-    pretrained = read_pretrained(checkpoint, for_fairseq=True)
+    pretrained = read_pretrained(checkpoint)
     cfg, command = compose_training(pretrained, open_data_bin(data), out, changes)
     updates = cfg.optimization.max_update
     with folders.lock_folder(out) as lock:
