@@ -119,9 +119,7 @@ def is_made(folder: Path, request: Request) -> bool:
 
 
 @contextmanager
-def whole_folder(
-    folder: Path, request: Request | None = None, *, replaces: bool = False
-) -> Iterator[Path]:
+def whole_folder(folder: Path, request: Request | None = None) -> Iterator[Path]:
     """Yield ``NAME.partial``, locked, to fill; at the end rename it to ``NAME``, with the request.
 
     What an interrupted command left there stays: files that exist are whole if they were written so
@@ -130,7 +128,6 @@ def whole_folder(
     Args:
         folder: the final folder.
         request: everything that its content depends on.
-        replaces: whether a folder of this name is replaced at the end; else it is refused.
 
     Raises:
         UserError: the folder exists and is not empty, another process works on it, or another
@@ -138,7 +135,7 @@ def whole_folder(
     """
     partial = folder.with_name(f"{folder.name}.partial")
     _refuse_link(folder)
-    if not replaces and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder}: exists and is not empty; name another folder")
     if partial.is_dir() and any(partial.iterdir()) and not (partial / LOCK).exists():
         raise UserError(f"{folder}: {partial} was not made by this command; delete it")
@@ -156,21 +153,9 @@ def whole_folder(
             raise
         for path in (*partial.rglob("*"), partial):
             sync(path)
-        _publish(partial, folder)
-
-
-def _publish(partial: Path, folder: Path) -> None:
-    """Rename a filled folder to its final name; one of this name is renamed first, then deleted."""
-    old = folder.with_name(f"{folder.name}.old")
-    if folder.exists():
-        if old.exists():  # of a killed command
-            shutil.rmtree(old)
-        folder.rename(old)
-    partial.rename(folder)
-    (folder / LOCK).unlink()
-    sync(folder.parent)
-    if old.exists():
-        shutil.rmtree(old)
+        partial.rename(folder)  # which may be an empty folder
+        (folder / LOCK).unlink()
+        sync(folder.parent)
 
 
 def empty(folder: Path) -> None:

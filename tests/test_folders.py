@@ -79,13 +79,12 @@ def test_a_whole_folder_appears_at_the_end_with_its_request(tmp_path):
         is_made(out, {**REQUEST, "seeds": [1]})
     with pytest.raises(UserError, match="not empty"), whole_folder(out, REQUEST):
         pass
-    (tmp_path / "out.old").mkdir()
-    (tmp_path / "out.old" / "left").touch()  # by a command that was killed here
-    with whole_folder(out, replaces=True) as partial:
-        (partial / "new").touch()
-    assert [path.name for path in tmp_path.rglob("*")] == ["out", "new"]
+    (tmp_path / "new").mkdir()
+    with whole_folder(tmp_path / "new") as partial:
+        (partial / "part").touch()
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["part"]
     with pytest.raises(UserError, match="not made by this command"):
-        is_made(out, REQUEST)
+        is_made(tmp_path / "new", REQUEST)
 
 
 def test_the_same_request_finds_the_parts_of_a_killed_command_and_another_is_refused(tmp_path):

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.files import refuse_bad_place
 from fairseq_posenc.workbench.running.files import find_model
 from fairseq_posenc.workbench.running.options import add_count, add_data
 
@@ -59,15 +60,15 @@ def add_import_arguments(parser: argparse.ArgumentParser) -> None:
     text = "folder of transformers: a RoBERTa, or one that fairseq-posenc export wrote"
     add("--from", dest="source", type=Path, required=True, metavar="FOLDER", help=text)
     add("--out", type=Path, required=True, metavar="FILE", help="start checkpoint of fairseq")
-    add("--overwrite", action="store_true", help="replace --out if it exists")
 
 
 def run_import(options: argparse.Namespace) -> int:
     """Import a model as a start checkpoint, and print the command that trains from it."""
     from fairseq_posenc.workbench.convert.to_fairseq import import_folder
-    from fairseq_posenc.workbench.loading.checkpoints import refuse_existing_output
 
-    refuse_existing_output("--out", options.out, options.overwrite)
+    if options.out.exists():
+        raise UserError(f"--out {options.out} exists: name another file, or delete it")
+    refuse_bad_place(options.out, "--out")
     notes = import_folder(options.source, options.out)
     print(f"wrote {options.out}: {'; '.join(notes)}")
     print(f"train from it: fairseq-train DATA ... --finetune-from-model {options.out}")
@@ -87,7 +88,6 @@ def add_swap_arguments(parser: argparse.ArgumentParser) -> None:
     add("--out", type=Path, required=True, metavar="FOLDER", help="new or empty")
     text = "random seed of new parameters (default: 1)"
     add("--seed", type=int, default=1, metavar="N", help=text)
-    add("--overwrite", action="store_true", help="replace --out if it exists")
 
 
 def run_swap(options: argparse.Namespace) -> int:
@@ -109,7 +109,6 @@ def run_swap(options: argparse.Namespace) -> int:
         max_positions=options.max_positions,
         extend=options.extend,
         seed=options.seed,
-        overwrite=options.overwrite,
     )
     print("\n".join(lines))
     return 0

@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 import transformers
 
-from fairseq_posenc.errors import UserError
 from fairseq_posenc.folders import whole_folder
 from fairseq_posenc.hf import read_positions, set_positions
 from fairseq_posenc.hf.folders import load_model
@@ -34,7 +33,6 @@ def swap_folder(
     max_positions: int | None,
     extend: LengthRule | None,
     seed: int,
-    overwrite: bool,
 ) -> list[str]:
     """Write a folder whose model has other positions; return lines that describe it.
 
@@ -45,14 +43,11 @@ def swap_folder(
         max_positions: length of the longest sequence; by default the model's.
         extend: how trained tables by position become longer.
         seed: random seed of new parameters.
-        overwrite: whether ``out`` may be the folder of a model, which is replaced.
 
     Raises:
         UserError: the folder cannot be read, or its model cannot have such positions.
     """
-    if overwrite and out.exists() and not (out / "config.json").is_file():
-        raise UserError(f"--out {out}: holds no model to replace: name another folder")
-    with whole_folder(out, replaces=overwrite) as folder:
+    with whole_folder(out) as folder:
         torch.manual_seed(seed)
         transformers.logging.disable_progress_bar()
         model = load_model(source)

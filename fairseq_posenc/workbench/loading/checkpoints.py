@@ -16,7 +16,7 @@ from fairseq_posenc.checkpoints.recovery import LAST, read_if_whole
 from fairseq_posenc.checkpoints.safe_loading import open_checkpoint, refuse_incomplete
 from fairseq_posenc.checkpoints.trusted_settings import forget_files
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.files import refuse_bad_place, written_whole
+from fairseq_posenc.files import written_whole
 
 State = dict[str, Any]  # the content of a checkpoint
 
@@ -96,17 +96,6 @@ def write_state(state: State, path: Path) -> None:
     # The file is opened here, because torch's own error would not say that the disk is full.
     with written_whole(path) as temporary, open(temporary, "wb") as file:
         torch.save(state, file)
-
-
-def refuse_existing_output(option: str, out: Path, overwrite: bool) -> None:
-    """Refuse a file, named by ``option``, that exists or cannot be made.
-
-    Raises:
-        UserError: it cannot be made, or exists, without ``overwrite``.
-    """
-    if out.exists() and not overwrite:
-        raise UserError(f"{option} {out} exists: name another file, or add --overwrite")
-    refuse_bad_place(out, option)
 
 
 def write_start_checkpoint(settings: dict[str, Any], weights: dict[str, Tensor], out: Path) -> None:

@@ -31,7 +31,6 @@ from fairseq_posenc.workbench.results.pictures import can_draw
 from fairseq_posenc.workbench.results.record import Row
 from fairseq_posenc.workbench.running import options
 from fairseq_posenc.workbench.running.devices import ComputeOptions
-from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.progress import bar, say
 
 FIGURES, PICTURE = "lm-length.json", "lm-length.png"
@@ -74,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     models = hf_model.parse_models(args.models)
     rows: list[Row] = []
     tokens = None  # of the text, as the first model cuts it
-    with signals_as_keyboard_interrupt(), lock_folder(args.out):
+    with lock_folder(args.out):
         if args.windows and args.windows < LEAST_SEEDS:
             say(f"intervals need at least {LEAST_SEEDS} windows: differences may be chance")
         for named in models:
