@@ -66,7 +66,7 @@ def read_squad(path: Path) -> Squad:
     ((most_common, count),) = Counter(question.id for question in questions).most_common(1)
     if count > 1:
         raise UserError(f"{path}: two questions have the id {most_common}")
-    version = _determine_version(content, questions)
+    version = _determine_version(str(content.get("version")).lstrip("v"), questions)
     some_have_answers = any(question.answers for question in questions)
     for question in questions:
         # A file without any answer is accepted: a test set may only say which questions have none.
@@ -128,9 +128,8 @@ def _read_object(path: Path, types: tuple[type, ...], type_name: str) -> dict:
     return content
 
 
-def _determine_version(content: dict[str, Any], questions: list[Question]) -> str:
+def _determine_version(version: str, questions: list[Question]) -> str:
     """Determine the version; a file that does not name it is 2.0 if a question has no answer."""
-    version = str(content.get("version", "")).lstrip("v")
     if version in (V1, V2):
         return version
     return V2 if any(question.answers == () for question in questions) else V1

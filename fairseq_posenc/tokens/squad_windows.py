@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple, Optional
+from typing import NamedTuple, Optional
 
 import numpy as np
 from fairseq.data import Dictionary
@@ -120,7 +120,7 @@ def locate_answer(context: str, answer: Answer) -> Optional[int]:
     return min(starts, key=lambda start: abs(start - answer.start), default=None)
 
 
-def write_split(squad: Squad, window_maker: WindowMaker, prefix: Path) -> dict[str, Any]:
+def write_split(squad: Squad, window_maker: WindowMaker, prefix: Path) -> dict[str, int]:
     """Write the windows of a file, each question with its first answer that the context contains.
 
     Args:

@@ -11,6 +11,7 @@ from fairseq.dataclass.utils import overwrite_args_by_name
 from fairseq.tasks import TASK_REGISTRY
 from fairseq.tasks.translation import TranslationTask
 from fairseq.utils import split_paths
+from torch import Tensor
 
 from fairseq_posenc.checkpoints.dictionary import DICTIONARY, fingerprint, load_dictionary
 from fairseq_posenc.errors import UserError
@@ -117,7 +118,7 @@ def open_task(path: Path, state: State, data: Optional[Path] = None) -> OpenTask
 
 
 def read_trained_dictionaries(
-    weights: dict[str, Any], path: Path, files: Sequence[Optional[Path]]
+    weights: dict[str, Tensor], path: Path, files: Sequence[Optional[Path]]
 ) -> list[TrainedDictionary]:
     """Read what a checkpoint records about its dictionaries, the source's first.
 
@@ -136,7 +137,7 @@ def read_trained_dictionaries(
     return found
 
 
-def _read_fingerprint(weights: dict[str, Any]) -> Optional[str]:
+def _read_fingerprint(weights: dict[str, Tensor]) -> Optional[str]:
     """Read the hash of the dictionary from a tensor in which our stacks keep their settings."""
     for name in filter(is_identity, weights):
         return Identity.from_tensor(weights[name]).weight_settings.dictionary

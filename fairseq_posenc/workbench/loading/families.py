@@ -4,8 +4,7 @@ import warnings
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from functools import cache
-from types import MappingProxyType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any, NamedTuple, Optional
 
 from fairseq import options
@@ -91,8 +90,7 @@ def list_stacks(model: Any) -> list[tuple[str, Any]]:
     ]
 
 
-@cache
-def build_default_settings(arch: str, task: str) -> Mapping[str, Any]:
+def build_default_settings(arch: str, task: str) -> dict[str, Any]:
     """Build fairseq's default configuration of a training, as a dictionary of sections.
 
     The section ``model`` is a dictionary if the model has a dataclass, else a Namespace.
@@ -106,7 +104,7 @@ def build_default_settings(arch: str, task: str) -> Mapping[str, Any]:
         warnings.simplefilter("ignore")  # hydra warns about fairseq's configuration
         config = convert_namespace_to_omegaconf(args)
     values: Any = OmegaConf.to_container(config, resolve=True, enum_to_str=True)
-    return MappingProxyType(values)  # cached, so callers must copy a section before they change it
+    return dict(values)
 
 
 def build_model(
