@@ -16,8 +16,6 @@ _LOGGER = r"(?:\| |\[)(train_inner|valid)(?: \||\]\[INFO\] -) "
 _JSON = re.compile(_LOGGER + r"(\{.*\})\s*$")
 _VALID = re.compile(_LOGGER + r"epoch \d+ \| valid on .*? subset \|(.*)$")
 _TRAIN = re.compile(_LOGGER + r"epoch \d+: +\d+ / \d+ (.*)$")
-# Raised by lines that are cut off, or not fairseq's.
-_PARSE_ERRORS = (ValueError, TypeError, AttributeError, OverflowError, RecursionError)
 TRAIN_LOG = "train.log"  # the log of a training, beside its checkpoints
 
 
@@ -71,36 +69,31 @@ class Curve(NamedTuple):
 
 
 def parse_line(text: str) -> Entry | None:
-    """Read the figures in a line of the log; None if it has none."""
+    """Read the figures in a line of any of the three formats; None if it has none."""
     try:
-        return _parse_line(text)
-    except _PARSE_ERRORS:
-        return None
-
-
-def _parse_line(text: str) -> Entry | None:
-    """Read a line in any of the three formats; raise one of ``_PARSE_ERRORS`` if it is damaged."""
-    if match := _JSON.search(text):
-        figures = json.loads(match[2])
-        figures = {name.removeprefix("valid_"): value for name, value in figures.items()}
-    elif match := _VALID.search(text):
-        pairs = (part.split() for part in match[2].split("|"))
-        figures = {pair[0]: pair[1] for pair in pairs if pair[1:]}
-    elif match := _TRAIN.search(text):
-        figures = dict(part.split("=", 1) for part in match[2].strip().split(", "))
-    if not (match and figures):
-        return None
-    loss = float(figures.get("loss", "nan"))
-    nll_loss = float(figures.get("nll_loss", loss))  # without label smoothing
-    return Entry(
-        kind=match[1],
-        updates=int(float(figures.get("num_updates", 0))),
-        loss=loss,
-        perplexity=2.0 ** min(nll_loss, 1000.0),  # of bits; more of them would overflow
-        accuracy=float(figures["accuracy"]) if "accuracy" in figures else None,
-        speed=float(figures.get("wps", 0)),
-        figures=figures,
-    )
+        if match := _JSON.search(text):
+            figures = json.loads(match[2])
+            figures = {name.removeprefix("valid_"): value for name, value in figures.items()}
+        elif match := _VALID.search(text):
+            pairs = (part.split() for part in match[2].split("|"))
+            figures = {pair[0]: pair[1] for pair in pairs if pair[1:]}
+        elif match := _TRAIN.search(text):
+            figures = dict(part.split("=", 1) for part in match[2].strip().split(", "))
+        if not (match and figures):
+            return None
+        loss = float(figures.get("loss", "nan"))
+        nll_loss = float(figures.get("nll_loss", loss))  # without label smoothing
+        return Entry(
+            kind=match[1],
+            updates=int(float(figures.get("num_updates", 0))),
+            loss=loss,
+            perplexity=2.0 ** min(nll_loss, 1000.0),  # of bits; more of them would overflow
+            accuracy=float(figures["accuracy"]) if "accuracy" in figures else None,
+            speed=float(figures.get("wps", 0)),
+            figures=figures,
+        )
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
+        return None  # the line is cut off, or not fairseq's
 
 
 def read_curve_file(log: Path) -> Curve:
