@@ -1,4 +1,4 @@
-"""The examples that end each command's help; a test runs them all.
+"""The examples that end each command's help; a test reads them all.
 
 ``EXAMPLES["list"]`` has those of ``fairseq-posenc list``, ``EXAMPLES["squad train"]`` those of a
 subcommand.

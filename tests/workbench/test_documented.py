@@ -1,4 +1,7 @@
-"""The README and the pages: what they lead to is there, and their commands run, on small data."""
+"""The README and the pages: links lead somewhere, commands can be given, those of two pages run.
+
+A page that names an option, a file or a function that is no longer there is found nowhere else.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,10 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from fairseq import options
-from safetensors.numpy import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from fairseq_posenc import api
@@ -24,11 +24,9 @@ from fairseq_posenc.encodings import base
 from fairseq_posenc.workbench import cli
 from tests.helpers import documented
 from tests.helpers.commands import USER_DIR, new_directory, trained
-from tests.helpers.documented import FENCED, FILES, LEFT_OUT, ROOT, commands, run, scripts
+from tests.helpers.documented import FENCED, ROOT, commands, run, scripts
 from tests.helpers.hf_models import save_tokenizer
 from tests.helpers.products import some_of
-from tests.workbench.finetuning import test_squad_commands as squad
-from tests.workbench.translation import test_translation_commands as translation
 
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
@@ -98,83 +96,16 @@ def test_the_site_is_built_without_a_warning(tmp_path):
 
 # ----------------------------------------------------------------------------------- commands
 
-# Pages whose commands are those of measurements.
-RECORDS = {
-    "benchmarks.md": "measures for minutes, into docs/results; test_benchmarks.py",
-    "gpu.md": "as benchmarks.md",
-    "reliability.md": "as benchmarks.md; make test-trust",
-    "results/demo.md": "the record of a run; compare runs on other pages",
-    "results/trained_models.md": "needs trained models, for hours; tests/hf, tests/benchmarks",
-    "results/transformers.md": "tries all cells, for minutes; tests/hf/test_cells.py",
-}
-
-
-def masked() -> Path:
-    return trained("masked_lm").save_dir / "checkpoint_last.pt"
-
-
-def unanswered() -> Path:
-    """Return a folder as predictions for SQuAD 2.0 leave it: no answer to any question."""
-    folder = new_directory()
-    articles = json.loads(squad.files().raw.read_text())["data"]
-    ids = [qa["id"] for each in articles for text in each["paragraphs"] for qa in text["qas"]]
-    (folder / "answers.json").write_text(json.dumps(dict.fromkeys(ids, "")))
-    (folder / "null_odds.json").write_text(json.dumps(dict.fromkeys(ids, 0.0)))
-    return folder
-
-
-def array_of_rope() -> Path:
-    path = new_directory() / "mine.npz"
-    name = "rope/scores"
-    arrays: dict[str, Any] = {name: load_file(DOCS / "vectors" / "vectors.safetensors")[name]}
-    np.savez(path, **arrays)
-    return path
-
-
-# Pages whose commands are read, and run only where products are whole: other tests, or the README,
-# run the same ones with other options.
-READ = {
-    "compare.md": "tests/workbench/experiments",
-    "exchange.md": "tests/workbench/convert",
-    "finetune.md": "tests/workbench/finetuning",
-    "layers.md": "README.md",
-    "plots.md": "tests/workbench/plots",
-    "preprocessing.md": "tests/preprocess",
-    "start.md": "README.md",
-    "training.md": "tests/test_user_dir.py",
-}
-# What a page means by a name that others use for something else.
-OWN = {
-    "exchange.md": {
-        "longer": FILES["my-model"],
-    },
-    "plots.md": {"checkpoint_best.pt": translation.checkpoint},
-    "training.md": {"first/data/binary": FILES["data-bin/wiki"]},
-    "compare.md": {name: FILES["rope.log"] for name in ("bert.log", "diff.log")}
-    | {f"checkpoints/{name}/train.log": FILES["rope.log"] for name in ("bert", "diff")},
-    "finetune.md": {"runs/squad20/dev": unanswered},
-    "vectors/README.md": {"mine.npz": array_of_rope},
-    "commands.md": {
-        name: lambda: trained("masked_lm").save_dir
-        for name in (
-            *("checkpoints/b_small", "results", "lm-length", "curves"),
-            *("runs/m4m", "runs/m4m-54gb"),
-        )
-    }
-    | {"demo/compare.json": lambda: DOCS / "results" / "stages.json"},
-}
-WITH_COMMANDS = [
-    path for path in [ROOT / "README.md", *PAGES] if scripts(path) and path != DOCS / "index.md"
-]
-
 
 def name_of(path: Path) -> str:
     return path.relative_to(DOCS if path.is_relative_to(DOCS) else ROOT).as_posix()
 
 
-PYTHON = [path for path in [ROOT / "README.md", *PAGES] if documented.python_of(path)]
-PYTHON.remove(DOCS / "adding.md")  # its example registers an encoding; another test runs it
-RUN = [path for path in WITH_COMMANDS if name_of(path) not in {*RECORDS, *READ}]
+README, ADDING = ROOT / "README.md", DOCS / "adding.md"
+RECORDED = sorted((DOCS / "results").glob("*.md"))
+WITH_COMMANDS = [path for path in [README, *PAGES] if scripts(path) and path != DOCS / "index.md"]
+PYTHON = [path for path in [README, *PAGES] if documented.python_of(path)]
+PYTHON.remove(ADDING)  # its example registers an encoding; another test runs it
 
 
 def test_blocks_are_commands_or_say_what_they_are():
@@ -184,21 +115,44 @@ def test_blocks_are_commands_or_say_what_they_are():
             assert re.match(documented.PROGRAMS, first), f"{path}: {first}"
 
 
-def test_what_is_left_out_is_there():
-    found = [
-        line for path in WITH_COMMANDS for script in scripts(path) for line in commands(script)
-    ]
-    for start in LEFT_OUT:
-        assert any(line.startswith(start) for line in found), start
-    assert all((DOCS / name).exists() for name in [*RECORDS, *OWN])
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("page", some_of(RUN, [*RUN, *map(DOCS.joinpath, READ)]), ids=name_of)
+@pytest.mark.parametrize(
+    "page",
+    some_of([README, ADDING], [README, ADDING, DOCS / "start.md", DOCS / "layers.md"]),
+    ids=name_of,
+)
 def test_commands_of_a_page_run_one_after_the_other(page):
-    folder, files = new_directory(), {**FILES, **OWN.get(name_of(page), {})}
+    folder = new_directory()
     for script in scripts(page):
-        run(script, folder, files)
+        run(script, folder)
+
+
+READ = [path for path in WITH_COMMANDS if path != ADDING]  # whose package is not there
+
+
+@pytest.mark.parametrize("page", dict.fromkeys([*READ, *RECORDED]), ids=name_of)
+def test_commands_can_be_given(page, monkeypatch):
+    """Their options are read, and no more: the tests of each command run it."""
+    monkeypatch.setattr(cli.Command, "run", lambda command, args: 0)
+    blocks = scripts(page) if page not in RECORDED else [page.read_text(encoding="utf-8")]
+    for line in (line for block in blocks for line in commands(re.sub(r"(?m)^ +", "", block))):
+        # What stands for a variable, and the end of a command.
+        line = re.sub(r'"?\$\(fairseq-posenc user-dir\)"?|\bfairseq_posenc\b', str(USER_DIR), line)
+        line = line.replace("$2", "roberta_rope")
+        line = re.sub(r"\$[a-z]\w*", "rope", line)
+        line = re.sub(r" > .*|;.*| \.\.\.", "", line)
+        if line.startswith("fairseq-posenc "):
+            assert cli.main(shlex.split(line, comments=True)[1:]) == 0, line
+        elif line.startswith("fairseq-train ") and "$(ls" not in line:
+            words = shlex.split(line, comments=True)[1:]
+            options.parse_args_and_arch(options.get_training_parser(), words)
+
+
+def exported(checkpoint: Path) -> Path:
+    path = new_directory() / "model"
+    words = ["export", "--checkpoint", str(checkpoint), "--out", str(path), "--tokens", "words"]
+    assert cli.main(words) == 0
+    return path
 
 
 @pytest.mark.slow
@@ -207,8 +161,9 @@ def test_commands_of_a_page_run_one_after_the_other(page):
 )
 def test_python_of_a_page_runs(page, monkeypatch):
     folder, names = new_directory(), {"__name__": "page"}
-    (folder / "checkpoint_best.pt").symlink_to(masked())
-    (folder / "my-model").symlink_to(FILES["my-model"]())
+    checkpoint = trained("masked_lm").save_dir / "checkpoint_last.pt"
+    (folder / "checkpoint_best.pt").symlink_to(checkpoint)
+    (folder / "my-model").symlink_to(exported(checkpoint))
     sizes = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4}
     config = LlamaConfig(**sizes, num_hidden_layers=30, rope_theta=100000.0)
     smollm2 = folder / "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -232,24 +187,3 @@ def test_the_encoding_that_is_added_as_an_example_is_its_formula(monkeypatch):
             expected = query[0, :, i].mul(key[0, :, j]).sum(1) / 8**0.5 - rate * abs(j - i) ** 0.5
             torch.testing.assert_close(encoding.scores(query, key)[0, :, i, j], expected)
     assert rate.numel() == 2  # one for each head
-
-
-RECORDED = sorted((DOCS / "results").glob("*.md"))
-
-
-@pytest.mark.parametrize("page", [*RECORDED, *map(DOCS.joinpath, READ)], ids=name_of)
-def test_commands_can_be_given(page, monkeypatch):
-    """Those of records took hours; here their options are read, and no more."""
-    monkeypatch.setattr(cli.Command, "run", lambda command, args: 0)
-    blocks = scripts(page) if page not in RECORDED else [page.read_text(encoding="utf-8")]
-    for line in (line for block in blocks for line in commands(re.sub(r"(?m)^ +", "", block))):
-        # What stands for a variable, and the end of a command.
-        line = re.sub(r"\$\(fairseq-posenc user-dir\)|\bfairseq_posenc\b", str(USER_DIR), line)
-        line = line.replace("$2", "roberta_rope")
-        line = re.sub(r"\$[a-z]\w*", "rope", line)
-        line = re.sub(r" > .*|;.*| \.\.\.", "", line)
-        if line.startswith("fairseq-posenc "):
-            assert cli.main(shlex.split(line, comments=True)[1:]) == 0, line
-        elif line.startswith("fairseq-train ") and not documented.why_left_out(line):
-            words = shlex.split(line, comments=True)[1:]
-            options.parse_args_and_arch(options.get_training_parser(), words)
