@@ -27,7 +27,7 @@ from fairseq_posenc.workbench.results.loss_stages import (
 from fairseq_posenc.workbench.results.markdown import code, format_number, table
 from fairseq_posenc.workbench.results.record import Record, Row, own_command
 from fairseq_posenc.workbench.running.logs import Curve, read_curve_file
-from fairseq_posenc.workbench.running.options import add_out, parse_named
+from fairseq_posenc.workbench.running.options import add_out, parse_named, split_trainings
 from fairseq_posenc.workbench.running.progress import say
 
 Points = list[tuple[int, float]]  # updates and values
@@ -80,7 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the tables and pictures, print the tables; return the exit code."""
     updates = _parse_updates(args.updates)
-    logs = {name: paths.split(",") for name, paths in parse_named(args.logs, "NAME=LOG").items()}
+    logs = {name: split_trainings(x) for name, x in parse_named(args.logs, "NAME=LOG").items()}
     trainings = {name: [_read_log(name, Path(path)) for path in logs[name]] for name in logs}
     data = {name: ",".join(paths) for name, paths in logs.items()}
     with lock_folder(args.out):

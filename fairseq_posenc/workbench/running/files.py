@@ -30,12 +30,12 @@ def find_model(path: Path) -> Path:
         return path
     try:
         from huggingface_hub import snapshot_download
-    except ModuleNotFoundError:
-        return path
-    try:
+
         folder = Path(snapshot_download(name, allow_patterns=_HUB_FILES))
         if not any(folder.glob("*.safetensors")):
             snapshot_download(name, allow_patterns=["pytorch_model*.bin"])
+    except ModuleNotFoundError:
+        return path
     except (OSError, ValueError) as error:
         reason = shortened(str(error).strip().partition("\n")[0])
         raise UserError(

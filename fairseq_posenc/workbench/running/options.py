@@ -65,8 +65,7 @@ def add_out(parser: ArgumentParser, default: str | None = None, computed: str = 
 
 def add_computing(parser: ArgumentParser) -> None:
     """Add ``--device``, ``--fp16`` and ``--bf16``; see :mod:`.devices`."""
-    text = "device to compute on (default: a GPU if there is one)"
-    parser.add_argument("--device", choices=("cpu", "cuda"), help=text)
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: a GPU if there is one")
     group = parser.add_mutually_exclusive_group()
     group.add_argument("--fp16", action="store_true", help="half precision, on a GPU")
     group.add_argument("--bf16", action="store_true", help="bfloat16")
@@ -197,3 +196,12 @@ def parse_named(texts: Sequence[str], form: str) -> dict[str, str]:
             raise UserError(f"{name!r}: the name must be a valid folder name")
         named[name] = value
     return named
+
+
+def split_trainings(text: str) -> list[str]:
+    """Split the paths of trainings at commas, except at commas in names of existing files."""
+    parts = text.split(",")
+    counts = range(len(parts), 1, -1)
+    count = next((count for count in counts if Path(",".join(parts[:count])).exists()), 1)
+    others = split_trainings(",".join(parts[count:])) if parts[count:] else []
+    return [",".join(parts[:count]), *others]

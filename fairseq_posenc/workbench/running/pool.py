@@ -1,16 +1,9 @@
 """Runs tasks on this machine: a pool of workers, one GPU each.
 
-A task does nothing if its result exists, so the same command continues where it stopped::
-
-    def fine_tune(task: str, environment: Environment) -> None:
-        with lock_folder(out / task, "run") as lock:
-            if read_result(...) is None:
-                run_logged(command, out / task / "train.log", lock, environment=environment)
-                write_result(...)
+A task does nothing if its result exists (:mod:`fairseq_posenc.folders` has an example), so the same
+command continues where it stopped::
 
     run_here({task: partial(fine_tune, task) for task in tasks}, jobs=len(visible_gpus()) or 1)
-
-On a cluster, :func:`~fairseq_posenc.workbench.running.slurm.run_on_slurm` takes the same tasks.
 """
 
 import time

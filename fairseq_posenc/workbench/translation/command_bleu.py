@@ -185,7 +185,7 @@ def parse_systems(texts: Sequence[str]) -> list[TrainedSystem]:
             trainings than another.
     """
     named = options.parse_named(texts, "NAME=PATH or NAME=PATH,PATH")
-    systems = {name: paths.split(",") for name, paths in named.items()}
+    systems = {name: options.split_trainings(paths) for name, paths in named.items()}
     if len(set(map(len, systems.values()))) > 1:
         listed = ", ".join(f"{name} has {len(paths)}" for name, paths in systems.items())
         raise UserError(f"name the same number of trainings for each system: {listed}")
