@@ -19,7 +19,6 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from fairseq_posenc.backends import attend
 from fairseq_posenc.backends.base import AttentionCall
-from fairseq_posenc.backends.forward_cache import is_reentrant_recomputation
 from fairseq_posenc.encodings.base import Dims, Encodings
 from fairseq_posenc.encodings.rotation import PairRotation, Rotation
 from fairseq_posenc.encodings.term import ScaleFactor
@@ -44,11 +43,10 @@ class PassState(NamedTuple):
     """The position state of a forward pass, which a stack passes to its layers.
 
     Attributes:
-        cosines: for each kind of layer, or once if they are equal, the cosines and sines by which
-            the model's own code rotates; empty if it has none.
+        cosines: for each kind of layer the cosines and sines by which the model's own code rotates;
+            empty if it has none.
         shared: position state of the stack; None if the model's own attention is used.
         need_weights: whether attention weights are requested.
-        recompute_cosines: computes the cosines of a kind of layer again, with a new autograd graph.
         inputs: input of the layer, ``(B, T, C)``; None if no encoding reads it.
         cache: cache of the keys; None without one, and if no encoding reads it.
     """
@@ -56,44 +54,25 @@ class PassState(NamedTuple):
     cosines: list[Cosines]
     shared: Shared | None = None
     need_weights: bool = False
-    recompute_cosines: Callable[[int], Cosines] | None = None
     inputs: Tensor | None = None
     cache: Cache | None = None
-
-    def layer_cosines(self, kind: int) -> Cosines:
-        """Select the cosines for a layer of a kind.
-
-        Trained cosines are computed again when reentrant checkpointing runs the layer again: all
-        layers share their autograd graph, which the first backward pass through a layer frees.
-        """
-        cosines = self.cosines[kind if len(self.cosines) > 1 else 0]
-        if (
-            cosines[0].requires_grad
-            and self.recompute_cosines is not None
-            and is_reentrant_recomputation()
-        ):
-            return self.recompute_cosines(kind)
-        return cosines
 
 
 def make_cosines(rotation: Rotation | None, form: str, width: int, like: Tensor) -> Cosines:
     """Convert a rotation to a model's cosines and sines, each ``(B or 1, T, width)``.
 
     Args:
-        rotation: rotation of the last T tokens.
+        rotation: rotation of the last T tokens; None if the model's code is not to rotate.
         form: form of the model's cosines: see ``cosines`` of
             :class:`~fairseq_posenc.hf.families.Family`.
         width: width of the model's cosines.
         like: a tensor of the dtype and device of the result.
-
-    Returns:
-        The cosines and sines; 1 and 0 if the model's layers cannot apply the rotation.
     """
-    if not can_be_cosines(rotation, form, width):
+    if rotation is None:
         # Not `like.new_ones`, which tensor parallelism would distribute as it does `like`.
         ones = torch.ones(1, 1, width, dtype=like.dtype, device=like.device)
         return ones, torch.zeros_like(ones)
-    assert isinstance(rotation, PairRotation)
+    assert isinstance(rotation, PairRotation), "see `can_be_cosines`"
     # The parts are taken first, as ONNX cannot select from complex numbers.
     phases = rotation.phases
     parts = [part[:, 0].to(like.dtype) for part in (phases.real, phases.imag)]  # [B or 1, T, pairs]
@@ -105,8 +84,12 @@ def make_cosines(rotation: Rotation | None, form: str, width: int, like: Tensor)
 
 
 def can_be_cosines(rotation: Rotation | None, form: str, width: int) -> bool:
-    """Check whether the layers of a model can apply a rotation: see :func:`make_cosines`."""
-    if not isinstance(rotation, PairRotation) or rotation.decay is not None:
+    """Check whether the layers of a model can apply a rotation: see :func:`make_cosines`.
+
+    A trained one they cannot: the backward pass of the first layer would free its autograd graph,
+    which others need where they are checkpointed.
+    """
+    if not isinstance(rotation, PairRotation) or rotation.decay is not None or rotation.is_trained:
         return False
     pairs_halves = "pairs" not in form  # a head's first half with its second, not adjacent ones
     pairs = width if form == "half" else width // 2
@@ -163,7 +146,7 @@ class AttentionPositions(AttentionCore, nn.Module):
     ) -> dict[str, Any]:
         """Return the named arguments of the model's attention, with what positions add to them."""
         if state.cosines:
-            named = {**named, "position_embeddings": state.layer_cosines(self.kind)}
+            named = {**named, "position_embeddings": state.cosines[self.kind]}
         if state.shared is None:  # the model's own attention is used, which knows no state
             return named
         if self.reads_input:

@@ -18,53 +18,8 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.modules.cache import Kept
 
 _ROWS = "fairseq_posenc_rows"  # attribute of a layer of a cache
-
-
-class Tokens(NamedTuple):
-    """What a caller says of the tokens of a pass, besides their padding.
-
-    Attributes:
-        ids: position ids, ``(B or 1, S)`` or ``(B or 1, S, axes)``; None if they count tokens.
-        documents: number of each token's document, ``(B, S)``; None without ``documents``.
-        ends: True for tokens that end a sentence, ``(B, S)``; None if that is not known.
-    """
-
-    ids: Tensor | None = None
-    documents: Tensor | None = None
-    ends: Tensor | None = None
-
-    @classmethod
-    def load(cls, cache: Cache | None, place: int, past: int) -> "Tokens | None":
-        """Load what was stored of the tokens in a cache; None if nothing was.
-
-        Args:
-            cache: cache of self-attention, or None.
-            place: index of the additional layer.
-            past: number of the tokens in the cache.
-        """
-        layer = find_layer(cache, place, past)
-        if layer is None:
-            return None
-        marks, ids = layer.keys[:, 0], layer.values[:, 0]  # [B, S, 2], [B, S, 0 or axes]
-        axes = ids.size(-1)
-        places = ids.squeeze(-1) if axes == 1 else ids
-        return cls(places if axes else None, marks[..., 0], marks[..., 1].bool())
-
-    @property
-    def is_known(self) -> bool:
-        """Whether callers said anything."""
-        return any(x is not None for x in self)
-
-    def store(self, cache: Cache, place: int, batch: int) -> None:
-        """Store this, of all tokens of a batch, as a layer of a cache."""
-        known = next(x for x in (self.documents, self.ends, self.ids) if x is not None)
-        length = known.size(1)
-        absent = known.new_zeros(batch, length, dtype=torch.long)
-        parts = [absent if x is None else x.long() for x in (self.documents, self.ends)]
-        ids = absent[..., None][..., :0] if self.ids is None else self.ids
-        ids = ids[..., None] if ids.dim() == 2 else ids
-        layer = add_layer(cache, place)
-        layer.update(torch.stack(parts, -1)[:, None], ids.expand(batch, -1, -1)[:, None])
+# Attribute of a cache: a bool, whether its tokens have positions that counting does not give.
+_UNCOUNTED = "fairseq_posenc_uncounted"
 
 
 def find_self_cache(values: Iterable[Any]) -> Cache | None:
@@ -73,29 +28,20 @@ def find_self_cache(values: Iterable[Any]) -> Cache | None:
     return getattr(cache, "self_attention_cache", cache)  # an encoder-decoder's has two
 
 
-def find_layer(cache: Cache | None, place: int, past: int) -> DynamicLayer | None:
-    """Find an additional layer of a cache; None if it has none, or no tokens.
+def mark_uncounted(cache: Cache | None, is_uncounted: Tensor | None) -> None:
+    """Mark a new cache: whether its tokens have positions that counting does not give.
 
-    Raises:
-        UserError: the layer is of another number of tokens than the cache, ``past``.
+    Args:
+        cache: cache of self-attention, or None.
+        is_uncounted: a bool; None if nothing was said of the tokens.
     """
-    if not past or cache is None or place >= len(cache.layers):
-        return None
-    layer = cache.layers[place]
-    if (tokens := layer.get_seq_length()) != past:
-        raise UserError(
-            f"the cache has {past} tokens, and the positions of {tokens}: start with an empty "
-            "cache after set_positions"
-        )
-    return layer
+    if cache is not None and (is_uncounted is not None or hasattr(cache, _UNCOUNTED)):
+        setattr(cache, _UNCOUNTED, is_uncounted)
 
 
-def add_layer(cache: Cache, place: int) -> DynamicLayer:
-    """Put a new empty layer at a place of a cache, beyond the layers of the model."""
-    while len(cache.layers) <= place:
-        cache.layers.append(DynamicLayer())
-    cache.layers[place] = DynamicLayer()
-    return cache.layers[place]
+def read_uncounted(cache: Cache | None) -> Tensor | None:
+    """Read the mark of :func:`mark_uncounted`; None if nothing was said of the tokens."""
+    return getattr(cache, _UNCOUNTED, None)
 
 
 def find_rows(cache: Cache | None, attention: Any, earlier: int) -> ProjectedRows:
@@ -140,19 +86,23 @@ class DecayCache(NamedTuple):
         """
         if not self.earlier:
             return None
-        layer = find_layer(self.cache, self.place, self.earlier)
-        if layer is None:
+        layers = [] if self.cache is None else self.cache.layers[self.place :]
+        if not layers or layers[0].get_seq_length() != self.earlier:
             raise UserError(
-                "the cache has no forget gates: start with an empty cache after set_positions"
+                f"the cache lacks the forget gates of its {self.earlier} tokens: start with an "
+                "empty cache after set_positions"
             )
-        return torch.cat([layer.keys, layer.values], -1)
+        return torch.cat([layers[0].keys, layers[0].values], -1)
 
     def extend(self, key: Tensor, value: Tensor, decay: Tensor | None, needed: NeededKeys) -> Kept:
         """Store the decay of all tokens; return the keys and values, which are complete."""
         assert decay is not None, "only layers with gates have this cache"
         if self.cache is not None:
+            while len(self.cache.layers) <= self.place:
+                self.cache.layers.append(DynamicLayer())
+            layer = self.cache.layers[self.place] = DynamicLayer()
             # A cache layer has two tensors, so each of them holds one of a token's two numbers.
-            add_layer(self.cache, self.place).update(*decay.split(1, -1))  # [B, G, S, 1] each
+            layer.update(*decay.split(1, -1))  # [B, G, S, 1] each
         # In a layer with a window, transformers' cache has dropped the keys that no query sees.
         dropped = decay.size(2) - key.size(2)
         return Kept(key, value, decay[:, :, dropped:])

@@ -1,7 +1,5 @@
 """Captures the attention of every layer and head in a forward pass, and the parts of its scores."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -67,32 +65,22 @@ def capture_attention(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list
             captured.append(CapturedAttention(stack, cross, layer, weights, parts))
         return attend_with_positions(module, query, key, value, mask, scaling=scaling, **named)
 
-    AttentionInterface.register(OUR_ATTENTION, attend)
-    try:
-        with _use_our_code(model):
-            model(**inputs, use_cache=False)
-    finally:
-        AttentionInterface.register(OUR_ATTENTION, attend_with_positions)
-    return sorted(captured, key=lambda attention: attention.sort_key)
-
-
-@contextmanager
-def _use_our_code(model: PreTrainedModel) -> Iterator[None]:
-    """Let our code attend and rotate, even where the model's code usually does so.
-
-    Only then does our attention function get queries and keys before their rotation.
-    """
-    before = model.config._attn_implementation
+    # Our code attends and rotates, even where the model's code usually does so: only then does our
+    # attention function get queries and keys before their rotation.
     changes: list[tuple[nn.Module, str, Any]] = []
     for module in model.modules():
         if isinstance(module, HFStackPositions):
             changes.append((module, "is_native", False))
-            changes.append((module, "is_rotated", [False] * len(module.is_rotated)))
+            changes.append((module, "can_rotate", [False] * len(module.can_rotate)))
         elif isinstance(module, AttentionPositions):
             changes.append((module, "is_rotated", False))
+    before = model.config._attn_implementation
+    AttentionInterface.register(OUR_ATTENTION, attend)
     model.set_attn_implementation(OUR_ATTENTION)
     try:
         with with_attributes(changes):
-            yield
+            model(**inputs, use_cache=False)
     finally:
         model.set_attn_implementation(before)
+        AttentionInterface.register(OUR_ATTENTION, attend_with_positions)
+    return sorted(captured, key=lambda attention: attention.sort_key)

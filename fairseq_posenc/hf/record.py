@@ -167,30 +167,20 @@ def compare_loaded_adapters(model: PreTrainedModel, weights: dict[str, Any]) -> 
         return
     words = {word for name in weights for word in name.split(".")}
     adapters = getattr(model, "peft_config", None) or {}
-    loaded = [config for name, config in adapters.items() if name in words]
-    for config in loaded or [None]:
-        compare_adapter(model, config)
-
-
-def compare_adapter(model: PreTrainedModel, config: Any) -> None:
-    """Compare the positions that the configuration of an adapter records with those of a model.
-
-    Raises:
-        UserError: the positions differ.
-    """
-    recorded = getattr(config, "auto_mapping", None) or {}
+    records = [config.auto_mapping or {} for name, config in adapters.items() if name in words]
     specs = _list_specs(model)
-    for key, ours in specs.items():
-        if key in recorded and (theirs := parse(recorded[key])) != ours:
-            raise UserError(
-                f"weights trained with {theirs}, the model has {ours}: set their positions before "
-                "loading"
+    for recorded in records or [{}]:
+        for key, ours in specs.items():
+            if key in recorded and (theirs := parse(recorded[key])) != ours:
+                raise UserError(
+                    f"weights trained with {theirs}, the model has {ours}: set their positions "
+                    "before loading"
+                )
+        if not recorded.keys() & specs.keys():
+            logger.warning(
+                "nothing shows which positions these weights were trained with; this model has "
+                f"{' and '.join(map(str, specs.values()))}"
             )
-    if not recorded.keys() & specs.keys():
-        logger.warning(
-            "nothing shows which positions these weights were trained with; this model has "
-            f"{' and '.join(map(str, specs.values()))}"
-        )
 
 
 def _list_specs(model: PreTrainedModel) -> dict[str, Spec]:

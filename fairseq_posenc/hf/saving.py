@@ -32,7 +32,6 @@ from fairseq_posenc.hf.derived import Derived, add_mixin, derive
 from fairseq_posenc.hf.record import (
     RECORD,
     SUFFIX,
-    compare_adapter,
     compare_loaded_adapters,
     exchange_names,
     is_of_positions,
@@ -277,20 +276,9 @@ class ModelWithPositions(Derived):
         compare_loaded_adapters(cast(PreTrainedModel, self), state_dict)
         super()._load_from_state_dict(state_dict, prefix, *args)  # type: ignore[misc]
 
-    def load_adapter(self, peft_model_id: str | None = None, *args: Any, **kwargs: Any) -> Any:
-        """Load an adapter of PEFT beside the model's weights, as transformers does."""
-        from peft import PeftConfig  # installed wherever there are adapters
-
-        # `load_config` has the options of `from_pretrained` when that loads an adapter's folder.
-        loading = getattr(kwargs.get("load_config"), "download_kwargs", {})
-        options = {**loading, **kwargs, **(kwargs.get("adapter_kwargs") or {})}
-        config = options.get("peft_config")
-        if peft_model_id is not None:  # it takes the options that it knows
-            config = PeftConfig.from_pretrained(
-                peft_model_id, **{key: value for key, value in options.items() if value}
-            )
-        compare_adapter(cast(PreTrainedModel, self), config)
-        return super().load_adapter(peft_model_id, *args, **kwargs)  # type: ignore[misc]
+    def load_adapter(self, *args: Any, **kwargs: Any) -> None:
+        """Refuse adapters that transformers would load, as it cannot compare their positions."""
+        raise UserError("load_adapter compares no positions: PeftModel.from_pretrained(model, ...)")
 
 
 AutoConfig.register(MODEL_TYPE, PositionsConfig, exist_ok=True)

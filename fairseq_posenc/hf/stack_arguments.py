@@ -1,22 +1,40 @@
 """Reads the arguments with which a model of transformers calls a stack of layers.
 
 By default tokens are counted from 0, and padding is left out. Whatever else callers say of tokens
-(:class:`Tokens`) is stored in the cache with their keys, and joined to that of later tokens.
+(:class:`TokenPositions`) holds for a single pass: a cache does not keep it, and is not continued.
 Shapes: B batch, T new tokens, S all tokens, those in the cache first.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.hf.caches import Tokens
-from fairseq_posenc.modules.input_checks import join_ids, read_position_ids
+from fairseq_posenc.hf.caches import find_self_cache, read_uncounted
+from fairseq_posenc.modules.input_checks import read_position_ids
 from fairseq_posenc.positions import may_sync, reading_waits
 from fairseq_posenc.specs import Spec
 
-CACHE_NAMES = ("cache", "past_key_values")  # the keyword of transformers, and the name before
+
+class TokenPositions(NamedTuple):
+    """What a caller says of the tokens of a pass, besides their padding.
+
+    Attributes:
+        ids: position ids of all tokens, ``(B or 1, S)`` or ``(B or 1, S, axes)``; None if they
+            count the tokens of each row, or of each document.
+        documents: number of each token's document, ``(B, S)``; None without ``documents``.
+        ends: True for tokens that end a sentence, ``(B, S)``; None if that is not known.
+        is_uncounted: a bool, whether counting the tokens of the mask gives other positions; None
+            if neither ids nor documents were given.
+        padding: True for padding, ``(B, S)``; None without a mask.
+    """
+
+    ids: Tensor | None = None
+    documents: Tensor | None = None
+    ends: Tensor | None = None
+    is_uncounted: Tensor | None = None
+    padding: Tensor | None = None
 
 
 class StackArguments:
@@ -55,9 +73,7 @@ class StackArguments:
         mask = self.named.get("attention_mask")
         # `generate` makes a mask for each type of layer: by `make_mask`, all are the padding.
         self.mask = next(iter(mask.values())) if isinstance(mask, dict) else mask
-        caches = (self.named.get(name) for name in CACHE_NAMES)
-        cache = next((cache for cache in caches if cache is not None), None)
-        self.cache = getattr(cache, "self_attention_cache", cache)  # an encoder-decoder has two
+        self.cache: Any = find_self_cache(self.named.values())
         self.ids = None if self.inputs is None else self._read_ids(self.inputs, first_id)
 
     def _read_ids(self, inputs: Tensor, first_id: int) -> Tensor | None:
@@ -102,7 +118,7 @@ class StackArguments:
         """Whether attention stays inside documents."""
         return any(item.name == "documents" for item in self.spec.items)
 
-    def read_mask(self) -> Tensor | None:
+    def _read_mask(self) -> Tensor | None:
         """Read the mask ``(B, S)``: 0 for padding, else 1, or the number of a document."""
         mask = self.mask
         if mask is None:
@@ -117,35 +133,54 @@ class StackArguments:
             )
         return mask.to(self.inputs.device)
 
-    def read_tokens(self, mask: Tensor | None, earlier: Tokens | None) -> Tokens:
-        """Read what the caller says of all tokens.
-
-        Args:
-            mask: result of :meth:`read_mask`.
-            earlier: what was stored of the tokens in the cache, if anything.
+    def read_tokens(self) -> TokenPositions:
+        """Read what the caller says of the tokens.
 
         Raises:
-            UserError: the arguments do not fit the spec or the cache.
+            UserError: the arguments do not fit the spec, or tokens in a cache have positions that
+                counting does not give.
         """
-        documents = None
-        if self.has_documents and self.boundary_id is None:
-            documents = self._find_documents(mask, earlier)
+        assert self.inputs is not None
+        past, mask, ends = self.past, self._read_mask(), None
         padding = None if mask is None else mask.eq(0)
-        ids = self._join_cached_ids(padding, documents, earlier)
-        return Tokens(ids, documents, self._find_ends(earlier))
+        if self.boundary_id is not None:
+            if self.tokens is None or past:
+                raise UserError(
+                    "boundary_id: the ends of sentences are found in input_ids, and a cache does "
+                    "not keep them: pass all tokens (use_cache=False)"
+                )
+            ends = self.tokens.eq(self.boundary_id)
+        has_documents = self.has_documents and self.boundary_id is None
+        if past:
+            self._refuse_uncounted(read_uncounted(self.cache))
+        if self.ids is None and not has_documents:
+            return TokenPositions(ends=ends, padding=padding)
+        shape = (self.inputs.size(0), past + self.inputs.size(1))
+        mask = self.inputs.new_ones(shape, dtype=torch.long) if mask is None else mask.long()
+        documents, is_uncounted = None, mask.new_zeros((), dtype=torch.bool)
+        if has_documents:
+            of_mask, of_call = self._find_documents(mask)
+            documents, is_uncounted = (of_mask | of_call).cumsum(1), of_call.any()
+        if (ids := self.ids) is not None:
+            counted = _count_tokens(mask.ne(0).long(), documents)[:, past:]  # [B, T]
+            differs = ids.ne(counted) if ids.dim() == 2 else ids.ne(counted[..., None]).any(-1)
+            differs = (differs & mask[:, past:].ne(0)).any()
+            is_uncounted = is_uncounted | differs
+            # In a graph values cannot be read: there, ids of a first pass are taken as they are.
+            if past or (may_sync(ids.device) and not differs):
+                ids = None
+        if past:
+            self._refuse_uncounted(is_uncounted)
+        return TokenPositions(ids, documents, ends, is_uncounted, padding)
 
-    def _find_ends(self, earlier: Tokens | None) -> Tensor | None:
-        """Mark the tokens that end a sentence, ``(B, S)``; None if no token is known to do so."""
-        if self.boundary_id is None:
-            return None
-        if self.tokens is None:
-            raise UserError("boundary_id: pass input_ids, in which the ends of sentences are found")
-        ends = self.tokens.eq(self.boundary_id)
-        if not self.past:
-            return ends
-        if earlier is None or earlier.ends is None:
-            raise UserError("the cache has no ends of sentences: start with an empty one")
-        return torch.cat([earlier.ends, ends], 1)
+    def _refuse_uncounted(self, is_uncounted: Tensor | None) -> None:
+        """Refuse a cache if counting gives other positions of its tokens, or of later ones."""
+        if is_uncounted is not None:
+            _refuse_if(
+                is_uncounted,
+                "position_ids or documents do not count on from the tokens in a cache: pass all "
+                "tokens at once, without one (use_cache=False)",
+            )
 
     def find_packed_ids(self) -> Tensor | None:
         """Check whether ids count the tokens of several documents in a row.
@@ -183,10 +218,7 @@ class StackArguments:
             "so that attention stays inside each document"
         )
         for is_packed in mixed:
-            if torch.compiler.is_compiling() or reading_waits(is_packed.device):
-                torch._assert_async(~is_packed, message)
-            elif is_packed:
-                raise UserError(message)
+            _refuse_if(is_packed, message)
 
     def _find_starts(self) -> Tensor | None:
         """Mark the tokens, ``(B, T)``, at which ``cu_seq_lens_q`` and ``seq_idx`` begin documents.
@@ -200,8 +232,6 @@ class StackArguments:
             starts = _find_changes(numbers)
         lengths = self.named.get("cu_seq_lens_q")
         if lengths is not None and lengths.numel() > 2:
-            if self.past:
-                raise UserError("cu_seq_lens_q: pass position_ids of the new tokens instead")
             batch, tgt_len = self.inputs.shape[:2]
             first = lengths.new_zeros(batch * tgt_len + 1, dtype=torch.bool)
             first[lengths.long().clamp(max=batch * tgt_len)] = True
@@ -209,69 +239,43 @@ class StackArguments:
             starts = first if starts is None else starts | first
         return starts
 
-    def _find_documents(self, mask: Tensor | None, earlier: Tokens | None) -> Tensor:
-        """Number the documents of a row, ``(B, S)``.
+    def _find_documents(self, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Mark the tokens that begin a document, other than the first one of a row.
 
-        A document begins where ids do not grow by one, where the numbers in the mask change, and
-        where :meth:`_find_starts` says so. The first token of a row may begin another.
+        Args:
+            mask: 0 for padding, else 1, or the number of a document, ``(B, S)``.
+
+        Returns:
+            Those where numbers in the mask change, ``(B, S)``; and those that only this call shows:
+            where its ids do not grow by one, and where :meth:`_find_starts` says so. The ids of
+            tokens after those in a cache must count on (see :meth:`read_tokens`).
         """
-        assert self.inputs is not None
-        batch, tgt_len = self.inputs.shape[:2]
-        device = self.inputs.device
-        begins = self._find_starts()
-        if begins is None:
-            begins = torch.zeros(batch, tgt_len, dtype=torch.bool, device=device)
         if self.ids is not None and self.ids.dim() == 3:
             raise UserError("position_ids on several axes do not separate documents")
-        if self.ids is not None:
-            steps = self.ids.diff(dim=1, prepend=self.ids[:, :1] - 1)  # [B or 1, T]
-            begins = begins | steps.ne(1)
-            if self.past:  # a single document goes on, unless a new one begins
-                begins[:, :1] |= self.ids[:, :1].eq(0)
-        if mask is not None:
-            # Padding takes the number before it: 1 1 0 2 2 as 1 1 1 2 2.
-            places = torch.arange(mask.size(1), device=device)
-            last = torch.where(mask.ne(0), places, 0).cummax(1).values
-            changes = _find_changes(mask.long().gather(1, last))
-            begins = (begins | changes[:, -tgt_len:]) & mask.ne(0)[:, -tgt_len:]
-        documents = begins.cumsum(1)
-        if not self.past:
-            return documents
-        before = documents.new_zeros(batch, self.past)
-        if earlier is not None and earlier.documents is not None:
-            before = earlier.documents
-        return torch.cat([before, before[:, -1:] + documents], 1)
+        tokens = mask.ne(0)
+        # Padding takes the number before it: 1 1 0 2 2 as 1 1 1 2 2.
+        places = torch.arange(mask.size(1), device=mask.device)
+        last = torch.where(tokens, places, 0).cummax(1).values
+        of_mask = _find_changes(mask.gather(1, last))
+        of_call = torch.zeros_like(of_mask)
+        if (starts := self._find_starts()) is not None:
+            of_call[:, self.past :] |= starts
+        if self.ids is not None and not self.past:
+            of_call |= self.ids.diff(dim=1, prepend=self.ids[:, :1] - 1).ne(1)
+        is_later = tokens & (tokens.cumsum(1) > 1)
+        return of_mask & is_later, of_call & is_later
 
-    def _join_cached_ids(
-        self, padding: Tensor | None, documents: Tensor | None, earlier: Tokens | None
-    ) -> Tensor | None:
-        """Join the caller's ids to those of the cached tokens; None if ids only count tokens."""
-        ids = self.ids
-        cached = None if earlier is None else earlier.ids
-        if ids is None and cached is not None:
-            raise UserError("the tokens in the cache had position_ids: give those of the new ones")
-        if ids is None:
-            return None
-        if cached is None:
-            past = self.past
-            is_token = ids.new_ones(1, past + ids.size(1)) if padding is None else (~padding).long()
-            counted = _count_tokens(is_token, documents)  # [B or 1, S]
-            new_padding = None if padding is None else padding[:, past:]
-            if self._only_count(ids, counted[:, past:], new_padding):
-                return None
-            cached = counted[:, :past]
-        rows = max(cached.size(0), ids.size(0))
-        return join_ids(cached.expand(rows, *cached.shape[1:]), ids.expand(rows, *ids.shape[1:]))
 
-    def _only_count(self, ids: Tensor, counted: Tensor, padding: Tensor | None) -> bool:
-        """Check whether ids, perhaps on axes, are the count ``(B or 1, T)``, except at padding."""
-        if not may_sync(ids.device):
-            return False  # in a graph values cannot be read
-        if self.past and reading_waits(ids.device):
-            # Each step of decoding would wait for the device. Ids of the first pass were compared.
-            return True
-        differs = ids.ne(counted) if ids.dim() == 2 else ids.ne(counted[..., None]).any(-1)
-        return not (differs if padding is None else differs & ~padding).any()
+def _refuse_if(is_wrong: Tensor, message: str) -> None:
+    """Refuse a call by a bool on any device.
+
+    Raises:
+        UserError: it is true; in a graph or on a GPU torch's error of this text, without a wait.
+    """
+    if torch.compiler.is_compiling() or reading_waits(is_wrong.device):
+        torch._assert_async(~is_wrong, message)
+    elif is_wrong:
+        raise UserError(message)
 
 
 def _count_tokens(is_token: Tensor, documents: Tensor | None) -> Tensor:

@@ -11,8 +11,7 @@ Shapes: B batch, T new tokens, S all tokens, those in the cache first.
 
 import inspect
 from collections.abc import Callable
-from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -30,22 +29,33 @@ from fairseq_posenc.hf.attention import (
     can_be_cosines,
     make_cosines,
 )
-from fairseq_posenc.hf.caches import Tokens, find_self_cache
+from fairseq_posenc.hf.caches import find_self_cache, mark_uncounted
 from fairseq_posenc.hf.derived import Derived
 from fairseq_posenc.hf.families import Stack
 from fairseq_posenc.hf.own_positions import read_trained_length
 from fairseq_posenc.hf.record import RecordedPositions, exchange_names
 from fairseq_posenc.hf.settings import POSITIONS
-from fairseq_posenc.hf.stack_arguments import StackArguments
-from fairseq_posenc.hf.stand_ins import begin_pass
+from fairseq_posenc.hf.stack_arguments import StackArguments, TokenPositions
+from fairseq_posenc.hf.stand_ins import Cosines, begin_pass
 from fairseq_posenc.identity import format_directions
 from fairseq_posenc.modules.stack_positions import StackPositions
-from fairseq_posenc.positions import may_sync, reading_waits
+from fairseq_posenc.positions import may_sync
+from fairseq_posenc.shared import Shared
 from fairseq_posenc.specs import Spec
 
-# Attribute of a cache: the largest position id plus 1, less the count of tokens. It is read once in
-# a generation, as reading ids in each step would wait for a GPU.
-_AHEAD = "fairseq_posenc_ids_ahead"
+
+class PreparedPass(NamedTuple):
+    """A forward pass of a stack, whose positions are computed.
+
+    Attributes:
+        named: the arguments of the stack's own ``forward``, by name.
+        state: the positions, for the layers.
+        is_uncounted: see :class:`~fairseq_posenc.hf.stack_arguments.TokenPositions`.
+    """
+
+    named: dict[str, Any]
+    state: PassState
+    is_uncounted: Tensor | None = None
 
 
 class HFStackPositions(RecordedPositions, StackPositions):
@@ -60,10 +70,10 @@ class HFStackPositions(RecordedPositions, StackPositions):
 
     Attributes:
         directions: of an encoder's first layers, as in ``lr,rl``; the others are ``both``.
+        can_rotate: for each kind of layer, whether the model's cosines can express its rotation.
         is_rotated: for each layer, whether the model's code rotates, by our cosines and sines.
         is_native: whether attention and its caches are the model's.
         is_hybrid: whether some layers have no attention.
-        cache_place: index of the additional layer of caches that has what callers say of tokens.
         width: width of the model's cosines; 0 if it has none.
         stock: name of the attention function that the model had before it got ours.
         backend: backend of our attention function: FlexAttention if the model had that.
@@ -93,14 +103,12 @@ class HFStackPositions(RecordedPositions, StackPositions):
         self.parameter_names = [*inspect.signature(stack.module.forward).parameters]
         self.width = stack.cosine_width
         self.is_hybrid = stack.is_hybrid
-        self.cache_place = 2 * len(stack.layers)  # decay comes after the keys of all layers
-        can_rotate = [  # for each kind of layer; any position shows the form of its rotation
-            can_be_cosines(rotation, stack.family.cosines, self.width)
-            for rotation in self._rotations(torch.zeros(1, 1, dtype=torch.long))
-        ]
+        with torch.enable_grad():  # by which trained rotations are known
+            # Any position shows the form of a rotation.
+            rotations = self._rotations(torch.zeros(1, 1, dtype=torch.long))
+        self.can_rotate = [can_be_cosines(x, stack.family.cosines, self.width) for x in rotations]
         self.is_rotated = [
-            can_rotate[self.assembly.spec.layer_kind(index)]
-            and stack.family.applies_cosines(attention)
+            self.can_rotate[spec.layer_kind(index)] and stack.family.applies_cosines(attention)
             for index, attention in enumerate(stack.attentions)
         ]
         self.directions = "" if dims.causal else format_directions(directions)
@@ -113,12 +121,13 @@ class HFStackPositions(RecordedPositions, StackPositions):
 
     def prepare(
         self, module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]
-    ) -> tuple[dict[str, Any], Tokens]:
+    ) -> PreparedPass:
         """Prepare a forward pass.
 
-        Returns:
-            The arguments of the stock ``forward``, all by name; ``POSITION_STATE`` is one of them.
-            And what the cache must keep of all tokens.
+        Args:
+            module: the module of the stack.
+            args: arguments of its ``forward`` by place.
+            named: its other arguments, by name.
 
         Raises:
             UserError: the arguments do not determine the positions.
@@ -132,43 +141,42 @@ class HFStackPositions(RecordedPositions, StackPositions):
         )
         self._check_attention(stack, arguments)
         if arguments.inputs is None:  # the model's code will say so
-            return {**arguments.named, POSITION_STATE: PassState([])}, Tokens()
+            return PreparedPass(arguments.named, PassState([]))
         self._fit_scalings(arguments, arguments.inputs.size(1))
-        named = {**arguments.named, **self._hide_ids(stack, arguments)}
-        if self.input is not None or not self.is_native:
-            changes, tokens = self._compute_state(stack, arguments, arguments.inputs)
-            return {**named, **changes}, tokens
-        places = arguments.places
-        state = self._make_state(stack, places, self._rotations(places))
-        return {**named, POSITION_STATE: state}, Tokens()
-
-    def _fit_scalings(self, arguments: StackArguments, tgt_len: int) -> None:
-        """Compute the rotations that depend on the length of the input, as transformers does.
-
-        That is 1 more than the largest position of a batch, so its other rows change a text.
-        """
-        ropes = [part for part in self.shared.modules() if isinstance(part, Rope)]
-        ropes = [part for part in ropes if isinstance(part.scaling, (Dynamic, LongRope))]
-        if not ropes:
-            return
-        past, ids, cache = arguments.past, arguments.ids, arguments.cache
-        length = past + tgt_len
-        if ids is not None and may_sync(ids.device):
-            is_known = past and reading_waits(ids.device)
-            ahead = getattr(cache, _AHEAD, None) if is_known else None
-            if ahead is None:
-                ahead = int(ids.max()) + 1 - length
-                if cache is not None:
-                    setattr(cache, _AHEAD, ahead)
-            length += ahead
-        for rope in ropes:
-            rope.dims = rope.dims._replace(max_positions=length)
-            rope.compute_constants()
+        named = arguments.named
+        if not self._separates_by_ids(stack, arguments) and arguments.ids is not None:
+            # transformers' masks would begin a document at each gap of ids.
+            named = {**named, "position_ids": None}
+        if self.is_native and self.input is None:
+            rotations = self._rotations(arguments.places)
+            return PreparedPass(named, PassState(self._make_cosines(stack, rotations)))
+        if getattr(arguments.cache, "is_compileable", False):
+            raise UserError(
+                f"{type(arguments.cache).__name__} has a fixed size, which works only with "
+                "encodings that are rotations: leave out cache_implementation"
+            )
+        if not arguments.past:
+            _refuse_offloaded(stack)
+        tokens = arguments.read_tokens()
+        embeddings, shared = self._compute_shared(stack, arguments.inputs, tokens, arguments.past)
+        if self.input is not None:
+            named = {**named, "inputs_embeds": embeddings, "input_ids": None}
+        if self.family.has_token_types and named.get("token_type_ids") is None:
+            # Without types, the model's code would look them up by positions, as far as its own go.
+            named = {**named, "token_type_ids": torch.zeros_like(embeddings[..., 0]).long()}
+        state = PassState(self._make_cosines(stack, [kind.rotation for kind in shared.kinds]))
+        if not self.is_native:
+            needs_weights = named.get("output_attentions")
+            if needs_weights is None:
+                needs_weights = stack.config.output_attentions
+            state = state._replace(shared=shared, need_weights=needs_weights)
+        return PreparedPass(named, state, tokens.is_uncounted)
 
     def _check_attention(self, stack: Stack, arguments: StackArguments) -> None:
         """Refuse attention that differs from that for which the positions were set."""
         attention = stack.config._attn_implementation
-        if self.is_native is (attention == OUR_ATTENTION):
+        is_ours = attention == OUR_ATTENTION
+        if is_ours == self.is_native:  # a native stack needs the model's, any other one ours
             right = self.stock if self.is_native else OUR_ATTENTION
             raise UserError(
                 f"the attention of this model was set to {attention!r}, which leaves its positions "
@@ -193,75 +201,77 @@ class HFStackPositions(RecordedPositions, StackPositions):
                 "configuration, and set them again"
             )
 
-    def _hide_ids(self, stack: Stack, arguments: StackArguments) -> dict[str, None]:
-        """Hide ids from transformers' masks, which would begin a document at each gap of ids.
+    def _fit_scalings(self, arguments: StackArguments, tgt_len: int) -> None:
+        """Compute the rotations that depend on the length of the input, as transformers does.
 
-        FlashAttention gets ids that count the tokens of several documents, and separates these.
+        That is 1 more than the largest position of a batch, so its other rows change a text.
+        """
+        ropes = [part for part in self.shared.modules() if isinstance(part, Rope)]
+        ropes = [part for part in ropes if isinstance(part.scaling, (Dynamic, LongRope))]
+        if not ropes:
+            return
+        src_len, ids = arguments.past + tgt_len, arguments.ids
+        if ids is not None and may_sync(ids.device):
+            src_len = int(ids.max()) + 1
+        for rope in ropes:
+            rope.dims = rope.dims._replace(max_positions=src_len)
+            rope.compute_constants()
 
-        Returns:
-            The arguments that change.
+    def _separates_by_ids(self, stack: Stack, arguments: StackArguments) -> bool:
+        """Check whether the model's own attention keeps packed texts apart, by their ids.
+
+        FlashAttention does, if ids count the tokens of several documents.
 
         Raises:
             UserError: texts are packed, and attention would mix them.
         """
         mask = arguments.mask
-        is_flash = self.is_native and "flash" in stack.config._attn_implementation
-        if is_flash and not self.is_hybrid:
+        if self.is_native and "flash" in stack.config._attn_implementation and not self.is_hybrid:
             packed = arguments.find_packed_ids()
-            if packed is not None and (not may_sync(packed.device) or packed):
-                return {}
-        elif mask is None or (isinstance(mask, Tensor) and mask.dim() == 2):
+            return packed is not None and (not may_sync(packed.device) or bool(packed))
+        if mask is None or (isinstance(mask, Tensor) and mask.dim() == 2):
             arguments.refuse_packed()
-        return {} if arguments.ids is None else {"position_ids": None}
+        return False
 
-    def _compute_state(
-        self, stack: Stack, arguments: StackArguments, inputs: Tensor
-    ) -> tuple[dict[str, Any], Tokens]:
-        """Add vectors to the embeddings, and compute the position state.
+    def _compute_shared(
+        self, stack: Stack, inputs: Tensor, tokens: TokenPositions, past: int
+    ) -> tuple[Tensor, Shared]:
+        """Compute the position state that layers share, and the input of the first of them.
+
+        Args:
+            stack: the stack.
+            inputs: the new tokens, ``(B, T)``, or their embeddings, ``(B, T, C)``.
+            tokens: what the caller says of the tokens.
+            past: number of the tokens in the cache.
 
         Returns:
-            The arguments that change, and what the cache must keep of all tokens.
+            The embeddings with vectors of positions, ``(B, T, C)``, and the position state. If no
+            vectors are added, only the shape of the embeddings has a meaning.
         """
-        cache = arguments.cache
-        if getattr(cache, "is_compileable", False):
-            raise UserError(
-                f"{type(cache).__name__} has a fixed size, which works only with encodings that "
-                "are rotations: leave out cache_implementation"
-            )
-        past = arguments.past
-        if not past:
-            _refuse_offloaded(stack)
-        mask = arguments.read_mask()
-        tokens = arguments.read_tokens(mask, Tokens.load(cache, self.cache_place, past))
+        scale = 1.0
+        if inputs.is_floating_point():
+            embeddings = inputs
+            # An encoder multiplies only the embeddings that it looks up, a decoder all of them.
+            scale = stack.scale if stack.is_decoder else 1.0
+        elif self.input is not None:
+            embeddings = stack.module.get_input_embeddings()(inputs)
+            scale = stack.scale
+        else:
+            empty = torch.empty(1, device=inputs.device)
+            embeddings = empty.expand(*inputs.shape, self.assembly.dims.embed_dim)
         ids = tokens.ids
         if ids is not None and ids.dim() == 3:
             ids = ids.permute(2, 0, 1)  # [axes, B or 1, S], as `StackPositions` takes them
-        # A decoder multiplies all embeddings, an encoder only those that it looks up.
-        scale = stack.scale if stack.is_decoder or not inputs.is_floating_point() else 1.0
-        embeddings, pass_positions = self(
-            self._embed_or_shape(stack, inputs) * scale,
-            None if mask is None else mask.eq(0),
+        embeddings, shared = self(
+            embeddings if scale == 1 else embeddings * scale,
+            tokens.padding,
             past,
             position_ids=ids,
             document_ids=tokens.documents,
             ends=tokens.ends,
         )
-        changes: dict[str, Any] = {}
-        if self.input is not None:  # a decoder will multiply again
-            embeddings = embeddings / scale if stack.is_decoder else embeddings
-            changes |= {"inputs_embeds": embeddings, "input_ids": None}
-        if self.family.has_token_types and arguments.named.get("token_type_ids") is None:
-            # Without types, the model's code would look them up by positions, as far as its own go.
-            types = torch.zeros(inputs.shape[:2], dtype=torch.long, device=inputs.device)
-            changes["token_type_ids"] = types
-        # `kinds` is empty if all layers are of one kind.
-        rotations = [kind.rotation for kind in pass_positions.kinds or (pass_positions,)]
-        state = self._make_state(stack, pass_positions.positions.query_places, rotations)
-        if not self.is_native:
-            weights = arguments.named.get("output_attentions")
-            weights = stack.config.output_attentions if weights is None else weights
-            state = state._replace(shared=pass_positions, need_weights=weights)
-        return {**changes, POSITION_STATE: state}, tokens
+        # The code of a decoder will multiply them again.
+        return embeddings / scale if stack.is_decoder and scale != 1 else embeddings, shared
 
     def _is_plain(self) -> bool:
         """Check whether the spec needs plain attention, after rotations by the model's code."""
@@ -285,38 +295,15 @@ class HFStackPositions(RecordedPositions, StackPositions):
         """Compute the rotation of each kind of layer at positions ``(B or 1, T)``."""
         return [self.shared.rotation(ids, kind) for kind in range(len(self.shared.kinds))]
 
-    def _make_state(self, stack: Stack, ids: Tensor, rotations: list[Rotation | None]) -> PassState:
-        """Convert the rotation of each kind of layer to the cosines of the model's code.
-
-        Args:
-            stack: the stack.
-            ids: positions of the new tokens, ``(B or 1, T)`` or ``(B or 1, T, axes)``.
-            rotations: the rotations at these positions.
-        """
+    def _make_cosines(self, stack: Stack, rotations: list[Rotation | None]) -> list[Cosines]:
+        """Convert the rotation of each kind of layer to the cosines of the model's code, if any."""
         if not self.width:
-            return PassState([])
+            return []
         like = next(stack.module.parameters())
-        convert = partial(make_cosines, form=self.family.cosines, width=self.width, like=like)
-        if not any(self.is_rotated):
-            return PassState([convert(None)])
-        return PassState(
-            [convert(rotation) for rotation in rotations],
-            recompute_cosines=lambda kind: convert(self.shared.rotation(ids, kind)),
-        )
-
-    def _embed_or_shape(self, stack: Stack, inputs: Tensor) -> Tensor:
-        """Look up the embeddings of the tokens, ``(B, T, C)``, unless they are embeddings already.
-
-        If no vectors are added to them, only their shape is needed, and the values mean nothing.
-        """
-        if inputs.is_floating_point():
-            return inputs
-        if self.input is not None:
-            embeddings: Tensor = stack.module.get_input_embeddings()(inputs)
-            return embeddings
-        return torch.empty(1, device=inputs.device).expand(
-            *inputs.shape, self.assembly.dims.embed_dim
-        )
+        return [
+            make_cosines(x if can_rotate else None, self.family.cosines, self.width, like)
+            for x, can_rotate in zip(rotations, self.can_rotate)
+        ]
 
 
 def _refuse_offloaded(stack: Stack) -> None:
@@ -341,14 +328,12 @@ class StackWithPositions(Derived):
         positions: Any = getattr(self, POSITIONS, None)  # PEFT may have replaced it by a copy
         if positions is None:
             raise UserError(f"a {type(self).__name__} was built without positions: set them")
-        named, tokens = positions.prepare(self, args, named)
-        with begin_pass(named[POSITION_STATE].cosines):
-            output = forward(self, **named)
-        if tokens.is_known:
-            results = output if isinstance(output, tuple) else output.values()
-            cache = find_self_cache([*named.values(), *results])
-            if cache is not None:
-                tokens.store(cache, positions.cache_place, output[0].size(0))
+        prepared = positions.prepare(self, args, named)
+        with begin_pass(prepared.state.cosines):
+            output = forward(self, **prepared.named, **{POSITION_STATE: prepared.state})
+        results = output if isinstance(output, tuple) else output.values()
+        cache = find_self_cache([*prepared.named.values(), *results])
+        mark_uncounted(cache, prepared.is_uncounted)
         return output
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:

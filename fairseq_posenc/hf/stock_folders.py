@@ -29,7 +29,6 @@ from fairseq_posenc.hf.families import FAMILIES, Family, Stack, find_family
 from fairseq_posenc.hf.own_positions import ATTENTION_TYPES, find_options, read_spec
 from fairseq_posenc.hf.record import is_of_positions
 from fairseq_posenc.hf.settings import POSITIONS, PositionSettings
-from fairseq_posenc.hf.stack_arguments import CACHE_NAMES
 from fairseq_posenc.identity import is_identity
 from fairseq_posenc.specs import Items, Spec
 
@@ -199,7 +198,7 @@ def _compute_outputs(model: PreTrainedModel, arguments: dict[str, Tensor]) -> Te
     # Not by a call, which could be a compiled one.
     whole: Tensor = model.forward(**arguments, return_dict=True)[0]
     names = inspect.signature(model.forward).parameters
-    cache_name = next((name for name in CACHE_NAMES if name in names), None)
+    cache_name = next((name for name in ("cache", "past_key_values") if name in names), None)
     if cache_name is None or not model.can_generate():
         return whole
     side = "decoder_input_ids" if "decoder_input_ids" in arguments else "input_ids"

@@ -8,20 +8,18 @@ import pytest
 import torch
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.hf import read_positions, set_positions, stack_forward
+from fairseq_posenc.hf import read_positions, set_positions
 from fairseq_posenc.registry import names
 from fairseq_posenc.specs import parse
 from tests.helpers.hf_models import (
     CACHE,
     MODELS,
-    PADDING,
     POSITIONS,
     Cell,
     checks_of,
     compute_logits,
     distance,
     make_inputs,
-    pad,
     position_parameters,
 )
 from tests.helpers.products import product_of, some_of
@@ -182,36 +180,6 @@ def test_rotations_that_depend_on_the_input_are_those_of_the_stock_model(name, s
             assert distance(compute_logits(model, named), compute_logits(stock_again, named)) < 1e-5
 
 
-@torch.no_grad()
-def test_a_generation_waits_once_for_the_length_of_its_input(monkeypatch):
-    """On a GPU each reading of ids waits; here the CPU is taken for one."""
-    settings = {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}
-    model = set_positions(MODELS["llama"].build(**settings), "own")
-    inputs = pad(make_inputs(MODELS["llama"], length=POSITIONS - 3), 2, 0)
-    results, reads = [], []
-    largest = torch.Tensor.max
-
-    def read(x, *args, **named):
-        reads.append(x)
-        return largest(x, *args, **named)
-
-    for waits in (False, True):
-        monkeypatch.setattr(stack_forward, "reading_waits", lambda device, waits=waits: waits)
-        with monkeypatch.context() as patched:
-            patched.setattr(torch.Tensor, "max", read)
-            results.append(
-                model.generate(
-                    **inputs,
-                    **{"max_new_tokens": 8, "do_sample": False, "pad_token_id": PADDING},
-                    **{"output_logits": True, "return_dict_in_generate": True},
-                )
-            )
-        results[-1] = torch.stack(results[-1].logits)
-    assert torch.equal(*results)
-    lengths = [x.size(1) for x in reads if x.dtype == torch.long and x.dim() == 2]
-    assert lengths == [POSITIONS - 1] + [1] * 7 + [POSITIONS - 1]
-
-
 def test_inputs_of_a_pass_that_cannot_be_served_are_refused():
     cell = Cell.build("llama", "alibi")
     ids = cell.inputs["input_ids"]
@@ -253,14 +221,6 @@ def test_position_ids_are_where_tokens_stand(spec, grows):
         "attention_mask": torch.cat([torch.zeros_like(padding), torch.ones_like(ids)], 1),
     }
     assert distance(compute_logits(model, padded)[:, 3:], full) < 2e-5
-    with torch.no_grad():
-        first = model(ids[:, :5], position_ids=places[:, :5], use_cache=True)
-        cache = first.past_key_values
-        logits = [first.logits]
-        for start, end in ((5, 6), (6, 8)):
-            step = {"position_ids": places[:, start:end], "past_key_values": cache}
-            logits.append(model(ids[:, start:end], **step).logits)
-    assert distance(torch.cat(logits, 1), full) < 2e-5
 
 
 @pytest.mark.parametrize(
@@ -275,18 +235,6 @@ def test_position_ids_on_several_axes(spec):
     assert distance(full, text) > 1e-3
     equal = torch.arange(6).expand(2, 1, 6)
     assert distance(compute_logits(model, {"input_ids": ids, "position_ids": equal}), text) < 1e-5
-    with torch.no_grad():
-        first = model(ids[:, :4], position_ids=places[..., :4], use_cache=True)
-        step = {"position_ids": places[..., 4:], "past_key_values": first.past_key_values}
-        logits = torch.cat([first.logits, model(ids[:, 4:], **step).logits], 1)
-        later = torch.tensor([[6, 7]])
-        text = model(ids[:, :2], position_ids=later, past_key_values=first.past_key_values).logits
-    assert distance(logits, full) < 2e-5
-    both = {
-        "input_ids": torch.cat([ids, ids[:, :2]], 1),
-        "position_ids": torch.cat([places, later.expand(2, 1, 2)], 2),
-    }
-    assert distance(text, compute_logits(model, both)[:, 6:]) < 2e-5
     with pytest.raises(UserError, match=r"are on 3 axes, and .* has 2"):
         model(ids, position_ids=torch.arange(6).expand(3, 1, 6))
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 from transformers import DataCollatorWithFlattening
@@ -77,16 +75,26 @@ def test_generation_goes_on_with_a_single_document():
 
 @torch.no_grad()
 @pytest.mark.parametrize("spec", ["alibi+documents", "learned+documents", "rope+documents"])
-def test_a_cache_goes_on_with_the_last_document(spec):
+def test_a_cache_keeps_the_documents_of_a_mask_alone(spec):
     model = Cell.build("llama", spec).model
     tokens, new = torch.arange(3, 9)[None], torch.tensor([[7, 8]])
-    cache = model(tokens, position_ids=torch.tensor([[0, 1, 2, 3, 0, 1]]))[CACHE]
     alone = compute_logits(model, {"input_ids": torch.cat([tokens[:, 4:], new], 1)})[:, -2:]
+    mask = torch.tensor([[1, 1, 1, 1, 2, 2, 2, 2]])
     for ids in (None, torch.tensor([[2, 3]])):
-        logits = model(new, position_ids=ids, **{CACHE: copy.deepcopy(cache)}).logits
+        cache = model(tokens, attention_mask=mask[:, :6])[CACHE]
+        logits = model(new, attention_mask=mask, position_ids=ids, **{CACHE: cache}).logits
         assert distance(logits, alone) < 2e-5
-    again = model(new, position_ids=torch.tensor([[0, 1]]), **{CACHE: cache}).logits
-    assert distance(again, compute_logits(model, {"input_ids": new})) < 2e-5
+    packed = torch.tensor([[0, 1, 2, 3, 0, 1]])
+    numbers = {"seq_idx": torch.tensor([[0, 1]])}
+    for first, later in (
+        ({"position_ids": packed}, {}),
+        ({"seq_idx": torch.tensor([[0, 0, 0, 0, 1, 1]])}, {}),
+        ({}, {"position_ids": torch.tensor([[0, 1]])}),
+        ({}, numbers),
+    ):
+        cache = model(tokens, **first)[CACHE]
+        with pytest.raises(UserError, match="do not count on from the tokens in a cache"):
+            model(new, **later, **{CACHE: cache})
 
 
 @pytest.mark.parametrize("name", PACKED)

@@ -408,10 +408,5 @@ def test_an_adapter_is_loaded_on_the_positions_that_it_was_trained_with(tmp_path
     assert torch.equal(compute_logits(loaded, inputs), compute_logits(merged, inputs))
     with pytest.raises(UserError, match=r"trained with learned\+m4m, the model has alibi"):
         peft.PeftModel.from_pretrained(make_model(spec="alibi"), tmp_path)
-    base.load_adapter(str(tmp_path))
-    assert torch.equal(compute_logits(base, inputs), logits)
-    other = make_model(spec="alibi")
-    before = compute_logits(other, inputs)
-    with pytest.raises(UserError, match=r"trained with learned\+m4m, the model has alibi"):
-        other.load_adapter(str(tmp_path))
-    assert torch.equal(compute_logits(other, inputs), before)  # compared before it was added
+    with pytest.raises(UserError, match=r"PeftModel\.from_pretrained"):
+        base.load_adapter(str(tmp_path))

@@ -82,24 +82,47 @@ def test_a_window_never_cuts_a_cross_attention_cache() -> None:
     assert distance(model(TOKENS[:, 6:], **named, **{CACHE: cache}).logits, full[:, 6:]) < 1e-5
 
 
+NOT_COUNTED = "do not count on from the tokens in a cache"
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("spec", ["alibi", "m4m", "learned+t5", "fox+alibi", "own+window(size=9)"])
-def test_ids_follow_the_cache(spec: str) -> None:
+def test_tokens_after_a_cache_are_counted_or_refused(spec: str) -> None:
     model = Cell.build("llama", spec).model
     tokens = torch.randint(3, 90, (2, 8))
     ids = torch.tensor([[0, 2, 3, 7, 8, 9, 11, 12], [1, 2, 3, 4, 6, 6, 7, 9]])
-    full = model(tokens, position_ids=ids, use_cache=False).logits
+    counted = torch.arange(8)[None]
+    full = model(tokens, use_cache=False).logits
     for change, value, rows in (
         ("reorder_cache", torch.tensor([1, 0]), [1, 0]),
         ("batch_repeat_interleave", 2, [0, 0, 1, 1]),
         ("batch_select_indices", torch.tensor([1]), [1]),
         ("crop", -1, [0, 1]),
     ):
-        cache = model(tokens[:, :5], position_ids=ids[:, :5])[CACHE]
-        getattr(cache, change)(value)
         begin = 4 if change == "crop" else 5
-        named: dict[str, Any] = {"position_ids": ids[rows, begin:], CACHE: copy.deepcopy(cache)}
-        assert distance(model(tokens[rows, begin:], **named).logits, full[rows, begin:]) < 2e-5
+        for first, later in ((counted, counted), (ids, ids), (ids, None), (counted, ids)):
+            cache = model(tokens[:, :5], position_ids=first[:, :5])[CACHE]
+            getattr(cache, change)(value)
+            named: dict[str, Any] = {CACHE: copy.deepcopy(cache)}
+            if later is not None:
+                named["position_ids"] = later.expand(2, -1)[rows, begin:]
+            if first is later is counted:
+                assert distance(model(tokens[rows, begin:], **named).logits, full[rows, begin:]) < (
+                    2e-5
+                )
+            else:
+                with pytest.raises(UserError, match=NOT_COUNTED):
+                    model(tokens[rows, begin:], **named)
+
+
+@torch.no_grad()
+def test_ends_of_sentences_are_not_kept_in_a_cache() -> None:
+    model = set_positions(MODELS["llama"].build(), "sentence_learned", boundary_id=5)
+    settings: dict[str, Any] = {"max_new_tokens": 3, "do_sample": False, "pad_token_id": 0}
+    with pytest.raises(UserError, match=r"boundary_id: .*use_cache=False"):
+        model.generate(TOKENS, **settings)
+    texts = model.generate(TOKENS, **settings, use_cache=False)
+    assert torch.equal(model(texts[:, :-1]).logits[:, -1].argmax(-1), texts[:, -1])
 
 
 @torch.no_grad()
