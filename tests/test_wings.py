@@ -223,7 +223,7 @@ def test_fairseq_finds_what_registers_by_scanning():
 
 # Lines of Python in each room: reached, a number that only ever falls, and the target.
 LINES = {
-    "fairseq_posenc": (32671, 27500),
+    "fairseq_posenc": (32551, 27500),
     "fairseq_posenc/encodings": (4198, 3800),
     "fairseq_posenc/backends": (5256, 3600),
     "fairseq_posenc/backends/triton": (1726, 1200),
@@ -234,7 +234,7 @@ LINES = {
     "fairseq_posenc/tasks": (849, 820),
     "fairseq_posenc/checkpoints": (835, 800),
     "fairseq_posenc/host": (866, 700),
-    "fairseq_posenc/hf": (3666, 2700),
+    "fairseq_posenc/hf": (3546, 2700),
     "fairseq_posenc/workbench": (10198, 10000),
     "fairseq_posenc/tokens": (878, 800),
     "fairseq_posenc/workbench/running": (891, 700),
@@ -250,7 +250,7 @@ LINES = {
     "preprocess": (2734, 2600),
     "docs/generate": (459, 750),
     "benchmarks": (3058, 3600),
-    "tests": (34180, 32000),
+    "tests": (34147, 32000),
 }
 LONGEST_FILE = 401  # outside tests/
 DOCSTRING_SHARE = 0.195  # of the package's lines, at least

@@ -9,6 +9,7 @@ The letters of shapes are those of :mod:`~fairseq_posenc.encodings.base`.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -52,12 +53,20 @@ def refuses(terms: Terms, call: CallFeatures) -> str:
 
 def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     """Compute a call; see :class:`~fairseq_posenc.backends.base.Backend`."""
-    query, key, value, terms, mask, dropout, need_weights = call.with_all_heads()
+    if call.query.size(2) > 1 or call.terms.rows("channel") is not None:
+        call = call.with_all_heads()  # not for a single query: copies would take most of its time
+    query, key, value, terms, mask, dropout, need_weights = call
     sink = terms.find(SinkScore)
-    weights = softmax(scores(query, key, terms, mask), mask, None if sink is None else sink.score)
+    weights = equation.softmax(
+        scores(query, key, terms, mask),
+        mask.forbidden(query.size(2), key.size(2), query.device),
+        None if sink is None else sink.score,
+        mask.may_hide_all,
+    )
     kept = F.dropout(weights, dropout) if dropout else weights
     with no_autocast(query.device):
-        attended = kept.type_as(value) @ value  # [B, H, T, D]
+        groups = kept.type_as(value).reshape(*value.shape[:2], -1, value.size(2))
+        attended = (groups @ value).reshape(*kept.shape[:3], -1)  # [B, H, T, D]
         if (rows := terms.rows("value")) is not None:
             attended = attended + _sum_value_rows(kept, rows, terms.first, mask).type_as(value)
     return attended, weights if need_weights else None
@@ -70,43 +79,30 @@ def scores(query: Tensor, key: Tensor, terms: Terms, mask: Mask = _NO_MASK) -> T
     positions on which they are, and the mask holds the forward pass's cache.
     """
     assert terms.rows("layer") is None, "a layer projects them first"
+    sizes = query.size(2), key.size(2)
     with no_autocast(query.device):  # the product of three terms overflows fp16
         query, key = at_least_fp32(query), at_least_fp32(key)
-        return _compute_scores(AttentionCall(query, key, key, terms, mask))
-
-
-def softmax(scores: Tensor, mask: Mask, sink: Tensor | None = None) -> Tensor:
-    """Mask and normalise scores of all pairs; see :func:`equation.softmax`."""
-    hidden = mask.forbidden(scores.size(2), scores.size(3), scores.device)
-    return equation.softmax(scores, hidden, sink, mask.may_hide_all)
-
-
-def _compute_scores(call: AttentionCall) -> Tensor:
-    """Compute :func:`scores` of queries and keys in float32 or float64."""
-    query, key, _, terms, mask, *_ = call
-    tgt_len, src_len = query.size(2), key.size(2)
-    if tgt_len == 1:
-        content, rows = _multiply_single_query(query, key, terms, mask)
-    else:
-        content, rows = _multiply_queries(query, key, terms, mask)
-    gain = terms.gain
-    count = None
-    if (counted := terms.find(CountedRows)) is not None:
-        hidden = mask.forbidden(tgt_len, src_len, query.device)
-        table = at_least_fp32(counted.rows)
-        count = partial(equation.attend_counted, query, table, hidden=hidden)
-    temperature = call.temperature()
-    return equation.score(
-        content,
-        rows,
-        product=terms.product,
-        gain=None if gain is None else expand_numbers(gain, terms.first, tgt_len, src_len, mask),
-        scale=terms.scale(query.size(-1)),
-        count_positions=count,
-        biases=_list_biases(call),
-        temperature=None if temperature is None else temperature[..., None],
-        softcap=terms.softcap,
-    )
+        call = AttentionCall(query, key, key, terms, mask)
+        multiply = _multiply_single_query if sizes[0] == 1 else _multiply_queries
+        content, rows = multiply(query, key, terms, mask)
+        gain = terms.gain
+        count = None
+        if (counted := terms.find(CountedRows)) is not None:
+            hidden = mask.forbidden(*sizes, query.device)
+            table = at_least_fp32(counted.rows)
+            count = partial(equation.attend_counted, query, table, hidden=hidden)
+        temperature = call.temperature()
+        return equation.score(
+            content,
+            rows,
+            product=terms.product,
+            gain=None if gain is None else expand_numbers(gain, terms.first, *sizes, mask),
+            scale=terms.scale(query.size(-1)),
+            count_positions=count,
+            biases=_list_biases(call),
+            temperature=None if temperature is None else temperature[..., None],
+            softcap=terms.softcap,
+        )
 
 
 def _list_biases(call: AttentionCall) -> Iterator[Tensor]:
@@ -196,7 +192,7 @@ def _multiply_pairs(
 def _multiply_single_query(
     query: Tensor, key: Tensor, terms: Terms, mask: Mask
 ) -> tuple[Tensor, list[Tensor]]:
-    """Compute the same as :func:`_multiply_queries`, where T is 1."""
+    """Compute the same as :func:`_multiply_queries`, where T is 1; keys may have fewer heads."""
     src_len, first = key.size(2), terms.first
     key_rows, content_query = terms.rows("key"), query
     is_plain_sum = first is None and not terms.multiplies
@@ -206,7 +202,8 @@ def _multiply_single_query(
         content_query = query + at_least_fp32(key_rows.table[None])
         key_rows = None
     if (channels := terms.rows("channel")) is None:
-        content = content_query @ key.transpose(-1, -2)  # [B, H, 1, S]
+        groups = content_query.reshape(*key.shape[:2], -1, key.size(3))  # [B, G, H / G, D]
+        content = (groups @ key.transpose(-1, -2)).reshape(*query.shape[:3], src_len)
     else:
         gain = _select_single_query_rows(channels, first, src_len)
         content = (query * gain * key).sum(-1).unsqueeze(2)  # [B, H, 1, S]
@@ -217,11 +214,25 @@ def _multiply_single_query(
         rows_of_pairs.append(gather_rows(_multiply_rows(query, query_rows.table), index))
     elif query_rows is not None:
         rows = _select_single_query_rows(query_rows, first, src_len)
-        rows_of_pairs.append(_multiply_single(query, rows))
+        rows_of_pairs.append(torch.einsum("bhqd,bhsd->bhqs", query, rows))  # [B, H, 1, S]
     if key_rows is not None:
-        rows = _select_single_query_rows(key_rows, first, src_len)
-        rows_of_pairs.append(torch.einsum("bhsd,bhsd->bhs", key, rows)[:, :, None])  # [B, H, 1, S]
+        rows_of_pairs.append(_multiply_keys(key, key_rows, first, query.size(1)))
     return content, rows_of_pairs
+
+
+def _multiply_keys(
+    key: Tensor, term: RowsByDistance, first: Tensor | None, num_heads: int
+) -> Tensor:
+    """Multiply keys ``(B, G, S, D)`` with their rows for a single query: ``(B, H, 1, S)``."""
+    groups = key.size(1) if len(term.table) > 1 else 1
+    table = term.table.unflatten(0, (groups, -1)).transpose(1, 2)  # [1 or G, R, 1 or H / G, D]
+    # The rows of the heads of a group lie side by side, so that each key is read once.
+    by_group = replace(term, table=table.flatten(2))
+    rows = _select_single_query_rows(by_group, first, key.size(2))
+    rows = rows.unflatten(-1, table.shape[2:])  # [1 or B, 1 or G, S, 1 or H / G, D]
+    products = torch.einsum("bgsrd,bgsd->bgrs", rows, key)
+    heads = products.expand(-1, -1, num_heads // key.size(1), -1)  # [B, G, H / G, S]
+    return heads.flatten(1, 2).unsqueeze(2)
 
 
 def _sum_value_rows(
@@ -242,17 +253,6 @@ def _multiply_rows(x: Tensor, table: Tensor) -> Tensor:
     # One matrix for all heads is one product; as a batch of one it would be copied for each head.
     matrix = at_least_fp32(table[0] if table.size(0) == 1 else table)
     return x @ matrix.transpose(-1, -2)  # [B, H, T, R]
-
-
-def _multiply_single(query: Tensor, rows: Tensor) -> Tensor:
-    """Multiply ``(B, H, 1, D)`` with ``(1 or B, G, S, D)``: ``(B, H, 1, S)``."""
-    if rows.size(0) > 1:
-        return query @ rows.transpose(2, 3)
-    # A batch of one would be copied for each sentence.
-    if rows.size(1) == 1:
-        return query @ rows[0, 0].T  # [B, H, 1, S]
-    by_head = torch.bmm(query.squeeze(2).transpose(0, 1), rows[0].transpose(1, 2))  # [H, B, S]
-    return by_head.transpose(0, 1).unsqueeze(2)  # [B, H, 1, S]
 
 
 def _select_single_query_rows(term: RowsByDistance, first: Tensor | None, src_len: int) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from fairseq_posenc.backends import reference
+from fairseq_posenc.backends import equation, reference
 from fairseq_posenc.backends import triton as backend
 from fairseq_posenc.backends.base import AttentionCall
 from fairseq_posenc.backends.mask import DIRECTIONS, Mask
@@ -262,7 +262,8 @@ def test_dropout_is_the_same_backward_and_in_tiles_of_any_size(tile, monkeypatch
     monkeypatch.setattr(sizes, "INTERPRETED", sizes.Tile(*tile, warps=1))
     torch.manual_seed(3)
     ours, _ = backend.attend(AttentionCall(query, key, value, terms, Mask("lr"), dropout=0.3))
-    plain = reference.softmax(reference.scores(query, key, terms), Mask("lr"))
+    hidden = Mask("lr").forbidden(20, 20, query.device)
+    plain = equation.softmax(reference.scores(query, key, terms), hidden)
     theirs = plain * weights[..., :20].ne(0) / 0.7 @ value
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
     leaves = all_leaves((query, key, value), terms)
