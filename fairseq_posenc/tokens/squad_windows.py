@@ -146,7 +146,8 @@ def write_split(squad: Squad, window_maker: WindowMaker, prefix: Path) -> dict[s
     for question in squad.questions:
         windows = window_maker.windows(question)
         context = window_maker.tokenize_context(question.context)
-        targets = _locate_answer_in_windows(question, windows, context, counts)
+        targets, counted = _locate_answer_in_windows(question, windows, context)
+        counts.update(counted)
         if not targets:
             continue  # the question is left out
         spans += targets
@@ -165,19 +166,17 @@ def write_split(squad: Squad, window_maker: WindowMaker, prefix: Path) -> dict[s
 
 
 def _locate_answer_in_windows(
-    question: Question, windows: list[SquadWindow], context: TextTokens, counts: Counter[str]
-) -> list[tuple[int, int]]:
-    """Locate the answer in each window, and count; empty if the context does not contain it."""
+    question: Question, windows: list[SquadWindow], context: TextTokens
+) -> tuple[list[tuple[int, int]], list[str]]:
+    """Locate the answer in each window, nowhere if the context lacks it; name what to count."""
     if not question.answers:
-        counts["questions_without_answer"] += 1
-        return [NO_ANSWER] * len(windows)
+        return [NO_ANSWER] * len(windows), ["questions_without_answer"]
     for answer in question.answers:
         start = locate_answer(question.context, answer) if answer.text.strip() else None
         covering = None if start is None else context.covering(start, start + len(answer.text))
         if covering is not None:
             targets = [window.target(*covering) for window in windows]
-            counts["answers_moved"] += start != answer.start
-            counts["answers_in_no_window"] += all(target == NO_ANSWER for target in targets)
-            return targets
-    counts["questions_left_out"] += 1
-    return []
+            moved = ["answers_moved"] if start != answer.start else []
+            is_cut = all(target == NO_ANSWER for target in targets)
+            return targets, [*moved, *(["answers_in_no_window"] if is_cut else [])]
+    return [], ["questions_left_out"]
