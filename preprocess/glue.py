@@ -41,7 +41,6 @@ from fairseq_posenc.tokens.files import decode_text, read_bytes
 from fairseq_posenc.tokens.symbols import warn_of_unknown
 from fairseq_posenc.tokens.tokenizer import Encoded, Tokenizer, token_dtype
 
-_SPLITS = ("train", "valid", "test")
 _SUFFIXES = ("", ".gz", ".bz2", ".xz")
 
 
@@ -61,15 +60,9 @@ def run(args: argparse.Namespace) -> None:
         UserError: an option has a wrong value, or a file is missing or broken.
     """
     vocabulary = Vocabulary.from_args(args)
-    splits = args.splits.split(",")
-    if unknown := set(splits) - set(_SPLITS):
-        choices = ", ".join(_SPLITS)
-        raise UserError(
-            f"--splits {args.splits}: unknown set {min(unknown)!r}: choose from {choices}"
-        )
     tasks = parse_tasks(args.tasks)
     # Before any task is written, so that a missing file is reported at once.
-    files = {task.name: find_files(args.raw, task, splits) for task in tasks}
+    files = {task.name: find_files(args.raw, task) for task in tasks}
     dictionary = vocabulary.load_dictionary()
     writer = SplitWriter(
         vocabulary.load_tokenizer(dictionary), dictionary, vocabulary, args.max_tokens
@@ -83,9 +76,8 @@ def run(args: argparse.Namespace) -> None:
             "packages": {name: version(name) for name in PACKAGES},
         }
         make_folder(args.out / task.name, request, partial(writer.write_task, task, paths))
-    is_complete = len(tasks) == len(TASKS) and set(splits) == set(_SPLITS)
-    if is_complete and (args.raw / WNLI.name).is_dir():
-        _predict_wnli(find_files(args.raw, WNLI, splits), args.out / f"{WNLI.name}.tsv")
+    if len(tasks) == len(TASKS) and (args.raw / WNLI.name).is_dir():
+        _predict_wnli(find_files(args.raw, WNLI), args.out / f"{WNLI.name}.tsv")
 
 
 class SplitWriter(NamedTuple):
@@ -217,25 +209,23 @@ def find_file(folder: Path, task: Task, split: str) -> Path:
             return path
     raise UserError(
         f"{plain} is not there, nor with {', '.join(_SUFFIXES[1:])}; give the folder that has "
-        "GLUE's folders (CoLA, SST-2, ...) as they are downloaded, or leave out the task or the "
-        "split"
+        "GLUE's folders (CoLA, SST-2, ...) as they are downloaded, or leave out the task"
     )
 
 
-def find_files(folder: Path, task: Task, splits: Sequence[str]) -> dict[str, Path]:
-    """Find the files of a task by split; MNLI also has valid1, test1 and test2.
+def find_files(folder: Path, task: Task) -> dict[str, Path]:
+    """Find the files of a task by split: train, valid and test; MNLI also has valid1, test1, test2.
 
     Raises:
         UserError: a file is missing, and not optional.
     """
     files = {}
     for split in task.files:
-        if split.rstrip("12") in splits:
-            try:
-                files[split] = find_file(folder, task, split)
-            except UserError:
-                if split not in task.optional:
-                    raise
+        try:
+            files[split] = find_file(folder, task, split)
+        except UserError:
+            if split not in task.optional:
+                raise
     return files
 
 
@@ -320,7 +310,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("raw", type=Path, help="folder with CoLA/train.tsv and so on; also .gz, .bz2, .xz")
     add("--out", type=Path, required=True, help="folder to make, with a folder for each task")
     add("--tasks", default="all", help="tasks, separated by commas (default: all eight)")
-    add("--splits", default=",".join(_SPLITS), help="sets to write (default: %(default)s)")
     add_vocabulary(parser)
     add("--dict", type=Path, help="dict.txt of the pre-trained model; needed with --encoder-json")
     text = (

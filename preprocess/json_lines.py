@@ -5,7 +5,7 @@ A line is an object; one of its fields holds a document.
   fairseq-posenc preprocess json_lines --train c4/c4-train.*.json.gz --out data-bin/c4 \
       --valid c4/c4-validation.00000-of-00008.json.gz \
       --encoder-json encoder.json --vocab-bpe vocab.bpe --dict dict.txt \
-      --sentences --longest-line 511 --shard 3 --num-shards 16
+      --sentences --longest-line 511
 """
 
 import argparse

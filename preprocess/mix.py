@@ -34,17 +34,9 @@ from binarize import formats
 from binarize.formats import JsonField, LineFormat
 from binarize.items import InvalidLine, describe_invalid, read_lines
 from binarize.options import add_invalid_lines, add_workers, integer
-from binarize.output import (
-    Manifest,
-    describe_file,
-    format_counts,
-    make_folder,
-    open_at,
-    say,
-    sync,
-)
+from binarize.output import Manifest, describe_file, format_counts, make_folder, open_at, say, sync
 from binarize.pool import map_chunks
-from binarize.sources import Extent, combine_checksums, find_files, parts_of_shard, read_chunks
+from binarize.sources import SourceFile, combine_checksums, find_files, read_chunks, read_source
 from fairseq_posenc.errors import UserError
 
 DOCUMENTS, LINES, BYTES = "documents", "lines", "bytes"
@@ -55,9 +47,6 @@ _FORMATS: dict[str, LineFormat] = {
     "wikitext": formats.WikiText(articles=True, headings=True),
 }
 _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
-
-# Reads a file for its checksum once, even if several corpora are in one file, as in the Pile.
-_with_checksum = cache(Extent.with_checksum)
 
 
 class CorpusRequest(NamedTuple):
@@ -85,7 +74,13 @@ class MixtureRules:
 
 def run(args: argparse.Namespace) -> None:
     """Mix the corpora; the corpora that an interrupted run finished are kept."""
-    corpora = [(corpus, _find_parts(corpus)) for corpus in map(parse_corpus, args.corpus)]
+    read = cache(
+        read_source
+    )  # once for each file, even if several corpora are in it, as in the Pile
+    corpora = [
+        (corpus, list(map(read, find_files(corpus.paths))))
+        for corpus in map(parse_corpus, args.corpus)
+    ]
     rules = MixtureRules(
         args.seed, args.sentences, args.unit, args.files, args.invalid_lines, args.workers
     )
@@ -96,19 +91,17 @@ def run(args: argparse.Namespace) -> None:
             [formats.describe_format(corpus.format), corpus.size, corpus.unit, corpus.hold_out]
             for corpus, _ in corpora
         ],
-        "inputs": [combine_checksums(parts) for _, parts in corpora],
+        "inputs": [combine_checksums(files) for _, files in corpora],
     }
     make_folder(args.out, request, partial(mix_corpora, corpora, rules))
 
 
-def _find_parts(corpus: CorpusRequest) -> list[Extent]:
-    return list(map(_with_checksum, parts_of_shard(find_files(corpus.paths))))
-
-
 def mix_corpora(
-    corpora: Sequence[tuple[CorpusRequest, list[Extent]]], rules: MixtureRules, manifest: Manifest
+    corpora: Sequence[tuple[CorpusRequest, list[SourceFile]]],
+    rules: MixtureRules,
+    manifest: Manifest,
 ) -> None:
-    """Mix corpora, each with its parts of files, into text files in the folder of a manifest.
+    """Mix corpora, each with its files, into text files in the folder of a manifest.
 
     ``train/00.txt`` and so on get the documents in turn, with an empty line after each;
     ``valid.txt`` has the text held out.
@@ -117,13 +110,13 @@ def mix_corpora(
         UserError: a file cannot be read, a line is invalid, or a corpus is too small or empty.
     """
     samplers = []
-    for number, (corpus, parts) in enumerate(corpora):
+    for number, (corpus, files) in enumerate(corpora):
         totals = manifest.read("totals", str(number))
         if totals is None:
             totals = Counter[str]()
             if corpus.size is not None or corpus.hold_out:  # sampling needs the totals
                 say(f"counting {corpus.option}")
-                for document in read_documents(corpus.format, parts, rules):
+                for document in read_documents(corpus.format, files, rules):
                     totals.update(measure(document))
             manifest.save("totals", str(number), totals)
         samplers.append(Sampler(corpus, f"{rules.seed} {number}", rules.unit, Counter(totals)))
@@ -133,10 +126,10 @@ def mix_corpora(
     paths[0].parent.mkdir(exist_ok=True)
     sizes = [0] * len(paths)  # of the text of all corpora so far
     num_train = 0  # documents with text to train on
-    for number, ((corpus, parts), sampler) in enumerate(zip(corpora, samplers)):
+    for number, ((corpus, files), sampler) in enumerate(zip(corpora, samplers)):
         finished = manifest.read("corpora", str(number))
         if finished is None:
-            documents = read_documents(corpus.format, parts, rules)
+            documents = read_documents(corpus.format, files, rules)
             finished = {"sizes": _sample(documents, sampler, paths, sizes)}
             finished["drawn"] = dict(sorted(sampler.counts.items()))
             if not sampler.counts[DOCUMENTS]:
@@ -179,17 +172,17 @@ def _sample(
 
 
 def read_documents(
-    line_format: LineFormat, parts: Sequence[Extent], rules: MixtureRules
+    line_format: LineFormat, files: Sequence[SourceFile], rules: MixtureRules
 ) -> Iterator[bytes]:
     r"""Yield the documents of a corpus, with ``\n`` after every line."""
     pending = b""  # begin of a document that continues in the next chunk
     cut = partial(cut_documents, line_format=line_format, sentences=rules.sentences)
-    for chunk, (texts, invalid) in map_chunks(read_chunks(parts), rules.workers, cut):
+    for chunk, (texts, invalid) in map_chunks(read_chunks(files), rules.workers, cut):
         for message in describe_invalid(invalid, chunk, rules.invalid_lines):
             say(f"skipped {message}")
         documents = [pending + texts[0], *texts[1:]]
         # The last document may continue in the next chunk.
-        pending = b"" if chunk.ends_part else documents.pop()
+        pending = b"" if chunk.ends_file else documents.pop()
         yield from filter(None, documents)
 
 

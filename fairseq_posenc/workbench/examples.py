@@ -24,7 +24,6 @@ learning-curves
 translate
   fairseq-posenc translate --checkpoint fr-en.pt --data data-bin/fr-en "Un homme dort."
   fairseq-posenc translate --checkpoint fr-en.pt --plain --bf16 "Un homme dort."
-  fairseq-posenc translate --checkpoint fr-en.pt --example
 bleu
   fairseq-posenc bleu rope=fr-en.pt old=old.en --split test --beam 4 --json
 lm-length

@@ -1,4 +1,4 @@
-"""Makes data-bins, their shards, or only a dictionary; all programs for running text call it.
+"""Makes data-bins of running text; all programs for it call this module.
 
 A split of a data-bin (train, valid or test) is a data set of fairseq in its mmap format: ``.bin``
 has the tokens of all items, ``.idx`` the size of each. The items are the samples.
@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from importlib.metadata import version
 from itertools import chain
-from typing import Any
+from pathlib import Path
+from typing import Any, BinaryIO
 
 import numpy as np
 from fairseq.data import Dictionary
@@ -22,83 +23,62 @@ from fairseq_posenc.checkpoints.dictionary import DICTIONARY, load_dictionary
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.folders import checksum
 from fairseq_posenc.tokens.data_set import write_index
-from fairseq_posenc.tokens.symbols import SymbolEncoder, warn_of_unknown
+from fairseq_posenc.tokens.symbols import Splitter, SymbolEncoder, warn_of_unknown
 from fairseq_posenc.tokens.tokenizer import Encoder, token_dtype
 
 from .formats import LineFormat, describe_format
-from .items import InvalidLine, describe_invalid, make_items, read_lines
+from .items import InvalidLine, Items, describe_invalid, make_items, read_lines
 from .options import BinarizeSettings
 from .output import Manifest, describe_file, format_counts, make_folder, open_at, say, sync
 from .pool import map_chunks
-from .sources import Extent, combine_checksums, find_files, parts_of_shard, read_chunks
+from .sources import SourceFile, combine_checksums, find_files, read_chunks, read_source
 from .vocabulary import PACKAGES, save_dictionary
 
 _PADDING_FACTOR = 8  # dictionaries are padded to a multiple of it, as in fairseq
-# Settings that do not change the content of a data-bin, or that stand elsewhere in its request.
-_UNREQUESTED = ("line_format", "inputs", "vocabulary", "out", "dict_only", "workers")
 _MAX_REPORTED = 10  # invalid lines; all are counted
 _SIZE = np.dtype(np.int32)  # type of the sizes in an .idx file
-
-
-@dataclass
-class SplitProgress:
-    """The entry of a split in the manifest; everything in it is synced to disk."""
-
-    inputs: list[dict[str, Any]] = field(default_factory=list)  # the finished parts
-    counts: dict[str, int] = field(default_factory=dict)  # of the finished parts
-    invalid_lines: list[str] = field(default_factory=list)  # messages about the first ones
-    outputs: dict[str, Any] = field(default_factory=dict)  # the files, once all parts are finished
+# The settings on which the content of a data-bin depends, beside its text and vocabulary.
+_CONTENT_OPTIONS = (
+    *("words", "characters", "keep_spaces", "min_count", "max_symbols"),
+    *("sentences", "empty_lines", "longest_line", "invalid_lines"),
+)
 
 
 def run(args: argparse.Namespace, line_format: LineFormat) -> None:
-    """Make the data-bin or dictionary that the options of ``options.add_arguments`` describe.
+    """Make the data-bin that the options of ``options.add_arguments`` describe.
 
-    Finished parts of an interrupted run are kept.
+    Finished files of an interrupted run are kept.
 
     Raises:
         UserError: the options or the input are wrong, or the folder has other settings.
     """
     settings = BinarizeSettings.from_args(args, line_format)
-    if settings.dict_only:
-        path = settings.out / DICTIONARY
-        if path.exists():
-            raise UserError(f"{path} is there already; delete it, or choose another --out")
-        save_dictionary(_count_dictionary(settings, _find_parts(settings, "train")), path)
-        say(f"wrote {path}")
-        return
-    # fairseq reads valid and test only from the first shard.
-    splits = [name for name in settings.inputs if name == "train" or settings.shard == 0]
-    parts = {
-        split: [part.with_checksum() for part in _find_parts(settings, split)] for split in splits
+    files = {
+        split: [read_source(path) for path in find_files(given)]
+        for split, given in settings.inputs.items()
     }
     request = {
-        "options": {name: v for name, v in vars(settings).items() if name not in _UNREQUESTED},
+        "options": {name: getattr(settings, name) for name in _CONTENT_OPTIONS},
         "corpus": describe_format(line_format),
         "files": settings.vocabulary.checksums(),
-        "inputs": {split: combine_checksums(found) for split, found in parts.items()},
+        "inputs": {split: combine_checksums(found) for split, found in files.items()},
         "packages": {name: version(name) for name in PACKAGES},
     }
-    make_folder(settings.folder, request, partial(_write_splits, settings, parts))
+    make_folder(settings.out, request, partial(_fill_folder, settings, files))
 
 
-def _write_splits(
-    settings: BinarizeSettings, parts: dict[str, list[Extent]], manifest: Manifest
+def _fill_folder(
+    settings: BinarizeSettings, files: Mapping[str, Sequence[SourceFile]], manifest: Manifest
 ) -> None:
-    """Write the dictionary and the splits of a data-bin."""
+    """Write the dictionary and the splits of a data-bin into the folder of its manifest."""
     path = manifest.folder / DICTIONARY
-    if not settings.makes_dictionary:
-        dictionary = settings.vocabulary.load_dictionary()
-        settings.vocabulary.write_dictionary(dictionary, path)
-    else:
-        if not path.exists():
-            save_dictionary(_count_dictionary(settings, parts["train"]), path)
-        dictionary = load_dictionary(path, mask=False)
+    dictionary = _write_dictionary(settings, files.get("train", ()), path)
+    manifest.entries[DICTIONARY] = {"symbols": len(dictionary), "sha256": checksum(path)}
     if settings.words or settings.characters:
         encoder: Encoder = SymbolEncoder(settings.splitter, dictionary)
     else:
         encoder = settings.vocabulary.load_tokenizer(dictionary)
-    manifest.entries[DICTIONARY] = {"symbols": len(dictionary), "sha256": checksum(path)}
-    for name, found in parts.items():
+    for name, found in files.items():
         counts = write_split(name, found, settings, encoder, dictionary, manifest)
         print(f"{name}: {format_counts(counts)}", flush=True)
         lines = counts["items"] - counts.get("cuts", 0)  # items with </s>: not all parts of a line
@@ -107,15 +87,73 @@ def _write_splits(
         sizes.unlink()
 
 
+def _write_dictionary(
+    settings: BinarizeSettings, train: Sequence[SourceFile], path: Path
+) -> Dictionary:
+    """Write the dictionary, given or of the training text, unless it is there; return it."""
+    if not settings.makes_dictionary:
+        dictionary = settings.vocabulary.load_dictionary()
+        settings.vocabulary.write_dictionary(dictionary, path)
+        return dictionary
+    if not path.exists():
+        save_dictionary(_count_dictionary(settings, train), path)
+    return load_dictionary(path, mask=False)
+
+
+@dataclass
+class SplitProgress:
+    """The entry of a split in the manifest; everything in it is synced to disk."""
+
+    # Path, checksum and number of lines of each finished file.
+    inputs: list[dict[str, str | int]] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)  # of the finished files
+    invalid_lines: list[str] = field(default_factory=list)  # messages about the first ones
+    outputs: dict[str, Any] = field(default_factory=dict)  # the split, once all files are finished
+
+    def report_invalid(self, messages: Sequence[str]) -> None:
+        """Report and keep messages about skipped lines, until there are ten."""
+        for message in messages[: _MAX_REPORTED - len(self.invalid_lines)]:
+            self.invalid_lines.append(message)
+            say(f"skipped {message}")
+
+
+@dataclass
+class ItemWriter:
+    """Appends items to the files of a split, and an empty item between two documents.
+
+    Whether a document ends after an item shows only in the next chunk with text, and no empty item
+    follows the last document: so the empty item is written when the next document comes.
+    """
+
+    tokens: BinaryIO  # file of the tokens
+    sizes: BinaryIO  # file of the items' sizes
+    separator: np.integer | None  # token of the empty item between documents; None to write none
+    counts: Counter[str]  # of what the files have
+    document_ended: bool = True
+
+    def write(self, items: Items) -> None:
+        """Append the items of a chunk."""
+        self.document_ended |= items.begins_with_blank
+        if items.sizes:
+            if self.document_ended and self.counts["items"] and self.separator is not None:
+                self.tokens.write(self.separator.tobytes())
+                self.sizes.write(_SIZE.type(1).tobytes())
+                self.counts.update(items=1, tokens=1, document_ends=1)
+            self.tokens.write(items.tokens)
+            self.sizes.write(items.sizes)
+            self.document_ended = items.ends_with_blank
+        self.counts.update(items.counts)
+
+
 def write_split(
     name: str,
-    parts: Sequence[Extent],
+    files: Sequence[SourceFile],
     settings: BinarizeSettings,
     encoder: Encoder,
     dictionary: Dictionary,
     manifest: Manifest,
 ) -> dict[str, int]:
-    """Write a split, from the first part that is not finished; return its counts.
+    """Write a split, from the first file that is not finished; return its counts.
 
     The sizes of the items are collected in ``NAME.sizes``, a temporary file.
 
@@ -123,63 +161,56 @@ def write_split(
         UserError: a line is invalid, or the text is empty.
     """
     progress = SplitProgress(**(manifest.read("splits", name) or {}))
-    counts = Counter(progress.counts)
     if progress.outputs:
         return progress.counts
-    dtype = token_dtype(dictionary)
+    counts, dtype = Counter(progress.counts), token_dtype(dictionary)
     tokens_path, sizes_path, index_path = (
         manifest.folder / f"{name}.{suffix}" for suffix in ("bin", "sizes", "idx")
     )
-    encode = partial(make_items, settings=settings, encoder=encoder, unk=dictionary.unk())
-    chunks = read_chunks(parts[len(progress.inputs) :])
-    document_ended = True  # whether an empty item must precede the next item
+    encode = partial(
+        make_items,
+        line_format=settings.line_format,
+        sentences=settings.sentences,
+        empty_lines=settings.empty_lines,
+        longest_line=settings.longest_line,
+        encoder=encoder,
+        unk=dictionary.unk(),
+    )
+    separator = dtype.type(dictionary.eos()) if settings.empty_lines == "documents" else None
+    chunks = read_chunks(files[len(progress.inputs) :])
     with (
         open_at(tokens_path, counts["tokens"] * dtype.itemsize) as tokens,
         open_at(sizes_path, counts["items"] * _SIZE.itemsize) as sizes,
     ):
+        writer = ItemWriter(tokens, sizes, separator, counts)
         for chunk, items in map_chunks(chunks, settings.workers, encode):
-            for message in describe_invalid(items.invalid, chunk, settings.invalid_lines):
-                if len(progress.invalid_lines) < _MAX_REPORTED:
-                    progress.invalid_lines.append(message)
-                    say(f"skipped {message}")
-            document_ended |= items.begins_with_blank
-            if items.sizes:
-                if document_ended and counts["items"] and settings.empty_lines == "documents":
-                    tokens.write(dtype.type(dictionary.eos()).tobytes())
-                    sizes.write(_SIZE.type(1).tobytes())
-                    counts.update(items=1, tokens=1, document_ends=1)
-                tokens.write(items.tokens)
-                sizes.write(items.sizes)
-                document_ended = items.ends_with_blank
-            counts.update(items.counts)
-            if chunk.ends_part:
-                document_ended = True
+            progress.report_invalid(describe_invalid(items.invalid, chunk, settings.invalid_lines))
+            writer.write(items)
+            if chunk.ends_file:
+                writer.document_ended = True
                 sync(tokens, sizes)
-                progress.inputs.append({**chunk.part._asdict(), "lines": chunk.lines_before})
+                progress.inputs.append({**chunk.file._asdict(), "lines": chunk.lines_before})
                 progress.counts = dict(sorted(counts.items()))
-                manifest.save("splits", name, vars(progress))
+                manifest.save("splits", name, asdict(progress))
                 say(f"{name}: {counts['tokens']:,} tokens")
     if not counts["items"]:
         raise UserError(f"{name}: no line of its text is left")
     write_index(index_path, np.fromfile(sizes_path, _SIZE), dtype)
     progress.outputs = {path.name: describe_file(path) for path in (tokens_path, index_path)}
-    manifest.save("splits", name, vars(progress))
+    manifest.save("splits", name, asdict(progress))
     return progress.counts
 
 
-def _find_parts(settings: BinarizeSettings, split: str) -> list[Extent]:
-    """Find the parts of a split; only ``train`` is divided into shards."""
-    files = find_files(settings.inputs[split])
-    if split == "train":
-        return parts_of_shard(files, settings.shard, settings.num_shards)
-    return parts_of_shard(files)
-
-
-def _count_dictionary(settings: BinarizeSettings, parts: Sequence[Extent]) -> Dictionary:
+def _count_dictionary(settings: BinarizeSettings, files: Sequence[SourceFile]) -> Dictionary:
     """Build the dictionary of the training text, the same as ``fairseq-preprocess`` builds."""
     counter = Counter[str]()
-    count = partial(count_symbols, settings=settings)
-    for chunk, (counts, invalid) in map_chunks(read_chunks(parts), settings.workers, count):
+    count = partial(
+        count_symbols,
+        line_format=settings.line_format,
+        sentences=settings.sentences,
+        splitter=settings.splitter,
+    )
+    for chunk, (counts, invalid) in map_chunks(read_chunks(files), settings.workers, count):
         describe_invalid(invalid, chunk, settings.invalid_lines)
         counter.update(counts)
     dictionary = Dictionary()
@@ -190,8 +221,8 @@ def _count_dictionary(settings: BinarizeSettings, parts: Sequence[Extent]) -> Di
 
 
 def count_symbols(
-    data: bytes, settings: BinarizeSettings
+    data: bytes, line_format: LineFormat, sentences: bool, splitter: Splitter
 ) -> tuple[Counter[str], list[InvalidLine]]:
     """Count the symbols of a chunk; also return the lines that are left out."""
-    lines, _, invalid = read_lines(data, settings.line_format, settings.sentences)
-    return Counter(chain.from_iterable(settings.splitter(lines))), invalid
+    lines, _, invalid = read_lines(data, line_format, sentences)
+    return Counter(chain.from_iterable(splitter(lines))), invalid

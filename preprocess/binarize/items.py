@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from itertools import chain
-from typing import NamedTuple
+from typing import NamedTuple, Optional
 
 import numpy as np
 
@@ -16,7 +16,6 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.tokens.tokenizer import Encoder
 
 from .formats import LineFormat, split_lines
-from .options import BinarizeSettings
 from .sentences import split_sentences
 from .sources import SourceChunk
 
@@ -81,10 +80,8 @@ def describe_invalid(
     Raises:
         UserError: a line is invalid, and ``treatment`` is ``error``, not ``skip``.
     """
-    part = chunk.part
-    origin = f" (counted from byte {part.start})" if part.start else ""
     problems = [
-        f"{part.path}, line {chunk.lines_before + number + 1}: {reason}{origin}"
+        f"{chunk.file.path}, line {chunk.lines_before + number + 1}: {reason}"
         for number, reason in invalid
     ]
     if problems and treatment == "error":
@@ -92,23 +89,42 @@ def describe_invalid(
     return problems
 
 
-def make_items(data: bytes, settings: BinarizeSettings, encoder: Encoder, unk: int) -> Items:
-    """Encode a chunk of a file as items; ``unk`` is the token of unknown symbols."""
-    lines, counts, invalid = read_lines(data, settings.line_format, settings.sentences)
-    if settings.empty_lines == "drop":
+def make_items(
+    data: bytes,
+    *,
+    line_format: LineFormat,
+    sentences: bool,
+    empty_lines: str,
+    longest_line: Optional[int],
+    encoder: Encoder,
+    unk: int,
+) -> Items:
+    """Encode a chunk of a file as items.
+
+    Args:
+        data: the chunk, whole lines.
+        line_format: format of the corpus.
+        sentences: whether lines are split into sentences.
+        empty_lines: ``drop``, ``keep``, or ``documents``: one empty item between two documents.
+        longest_line: maximum tokens of an item, or None.
+        encoder: encodes lines.
+        unk: the token of unknown symbols, which are counted.
+    """
+    lines, counts, invalid = read_lines(data, line_format, sentences)
+    if empty_lines == "drop":
         lines = list(filter(None, lines))
     tokens, sizes = encoder.encode(lines)
     counts["unknown_tokens"] = int((tokens == unk).sum())
     begins = ends = False  # with a blank
-    if settings.empty_lines == "documents":
-        is_blank = np.fromiter((not line for line in lines), bool, len(lines))
+    if empty_lines == "documents":
+        is_blank = np.array([not line for line in lines], dtype=bool)
         is_kept, begins, ends = _keep_between_documents(is_blank, sizes > 1)
         counts["document_ends"] = int((is_kept & is_blank).sum())
         tokens = tokens[np.repeat(is_kept, sizes)]
         sizes = sizes[is_kept]
-    if settings.longest_line is not None:
-        parts = split_long_sizes(sizes, settings.longest_line)
-        counts["long_lines"] = int((sizes > settings.longest_line).sum())
+    if longest_line is not None:
+        parts = split_long_sizes(sizes, longest_line)
+        counts["long_lines"] = int((sizes > longest_line).sum())
         counts["cuts"] = len(parts) - len(sizes)
         sizes = parts
     counts.update(items=len(sizes), tokens=len(tokens))

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Optional
+from typing import Optional
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.tokens.symbols import SPACE, Splitter, split_characters, split_words
@@ -32,15 +32,12 @@ class BinarizeSettings:
     keep_spaces: bool
     min_count: int
     max_symbols: int
-    dict_only: bool
     sentences: bool  # whether lines are split into sentences
     # `drop` empty lines, `keep` them as items of `</s>` alone, or keep one such item between two
     # `documents`
     empty_lines: str
     longest_line: Optional[int]
     invalid_lines: str  # `skip` invalid lines, or `error`: stop at the first
-    shard: int
-    num_shards: int
     workers: int
 
     @classmethod
@@ -50,16 +47,23 @@ class BinarizeSettings:
         Raises:
             UserError: options are missing, or contradict each other.
         """
-        computed: dict[str, Any] = {
-            "line_format": line_format,
-            "inputs": {split: paths for split in SPLITS if (paths := getattr(args, split))},
-            "vocabulary": Vocabulary.from_args(args, args.words or args.characters, ", or --words"),
-        }
-        names = [entry.name for entry in fields(cls) if entry.name not in computed]
-        settings = cls(**computed, **{name: getattr(args, name) for name in names})
-        for message, is_met in settings._find_contradictions().items():
-            if is_met:
-                raise UserError(message)
+        settings = cls(
+            line_format=line_format,
+            inputs={split: paths for split in SPLITS if (paths := getattr(args, split))},
+            vocabulary=Vocabulary.from_args(args, args.words or args.characters, ", or --words"),
+            out=args.out,
+            words=args.words,
+            characters=args.characters,
+            keep_spaces=args.keep_spaces,
+            min_count=args.min_count,
+            max_symbols=args.max_symbols,
+            sentences=args.sentences,
+            empty_lines=args.empty_lines,
+            longest_line=args.longest_line,
+            invalid_lines=args.invalid_lines,
+            workers=args.workers,
+        )
+        settings._refuse_contradictions()
         return settings
 
     @property
@@ -70,34 +74,21 @@ class BinarizeSettings:
         return split_words
 
     @property
-    def folder(self) -> Path:
-        """The folder of the data-bin; a shard's name has the number of shards: shard3-of-16."""
-        if self.num_shards == 1:
-            return self.out
-        number = f"{self.shard:0{len(str(self.num_shards - 1))}d}"
-        return self.out / f"shard{number}-of-{self.num_shards}"
-
-    @property
     def makes_dictionary(self) -> bool:
         """Whether the dictionary is made from the training text."""
         return (self.words or self.characters) and "dict" not in self.vocabulary.files
 
-    def _find_contradictions(self) -> dict[str, bool]:
-        """Check whether options contradict each other; return a message for each check."""
-        is_dictionary_limited = bool(self.min_count or self.max_symbols > 0 or self.dict_only)
-        return {
-            "nothing to do: give --train, --valid or --test": not self.inputs,
-            "give --train, which the dictionary is made from, or --dict; only shard 0 has the "
-            "other sets": "train" not in self.inputs
-            and bool(self.shard or self.dict_only or self.makes_dictionary),
-            f"--shard {self.shard}: shards are numbered 0 to {self.num_shards - 1}": (
-                self.shard >= self.num_shards
-            ),
-            "--min-count, --max-symbols and --dict-only are for a new dictionary of words or "
-            "characters: leave them out": is_dictionary_limited and not self.makes_dictionary,
-            "shards need one dictionary: make it with --dict-only and without --num-shards, then "
-            "give it with --dict": self.makes_dictionary and self.num_shards > 1,
-        }
+    def _refuse_contradictions(self) -> None:
+        """Refuse options that contradict each other."""
+        if not self.inputs:
+            raise UserError("nothing to do: give --train, --valid or --test")
+        if "train" not in self.inputs and self.makes_dictionary:
+            raise UserError("give --train, which the dictionary is made from, or --dict")
+        if (self.min_count or self.max_symbols > 0) and not self.makes_dictionary:
+            raise UserError(
+                "--min-count and --max-symbols are for a new dictionary of words or characters: "
+                "leave them out"
+            )
 
 
 def add_arguments(parser: argparse.ArgumentParser, *, characters: bool = False) -> None:
@@ -121,7 +112,6 @@ def add_arguments(parser: argparse.ArgumentParser, *, characters: bool = False) 
     add("--min-count", type=integer(0), metavar="N", default=0, help=text)
     text = "new dictionary: its maximum size, fairseq's four symbols included (default: no limit)"
     add("--max-symbols", type=integer(5), metavar="N", default=-1, help=text)
-    add("--dict-only", action="store_true", help="write only OUT/dict.txt, from --train")
     lines = parser.add_argument_group("lines")
     add = lines.add_argument
     add("--sentences", action="store_true", help="split lines into sentences, by rules")
@@ -137,11 +127,7 @@ def add_arguments(parser: argparse.ArgumentParser, *, characters: bool = False) 
     # Four at least, so that parts of a split line have two tokens or more.
     add("--longest-line", type=integer(4), metavar="N", help=text)
     add_invalid_lines(lines)
-    machines = parser.add_argument_group("machines")
-    add = machines.add_argument
-    add("--shard", type=integer(0), default=0, metavar="K", help="number of the shard, from 0")
-    add("--num-shards", type=integer(1), default=1, metavar="N", help="number of shards")
-    add_workers(machines)
+    add_workers(parser)
 
 
 def add_invalid_lines(group: argparse._ActionsContainer) -> None:

@@ -30,14 +30,13 @@ def test_fairseq_trains_on_shards_one_after_the_other(tmp_path, family, monkeypa
     for number, part in enumerate((lines[:4], lines[4:])):
         with gzip.open(tmp_path / f"c4.{number}.json.gz", "wt", encoding="utf-8") as file:
             file.write("\n".join(part))
-    train = ["--train", *sorted(tmp_path.glob("c4.*"))]
-    common = [*train, "--sentences", "--words", "--out", tmp_path / "c4", "--workers", 1]
-    start("json_lines", *[*common, "--dict-only"])
-    common += ["--valid", tmp_path / "c4.0.json.gz", "--dict", tmp_path / "c4" / "dict.txt"]
-    common += ["--num-shards", 2, "--longest-line", 15, "--shard"]
-    for shard in (0, 1):
-        start("json_lines", *[*common, shard])
-    shards = sorted(path for path in (tmp_path / "c4").iterdir() if path.is_dir())
+    common = ["--sentences", "--words", "--workers", 1, "--longest-line", 15]
+    common += ["--valid", tmp_path / "c4.0.json.gz"]
+    shards = [tmp_path / "c4" / str(number) for number in (0, 1)]
+    for number, shard in enumerate(shards):
+        files = ["--train", tmp_path / f"c4.{number}.json.gz", "--out", shard]
+        given = ["--dict", shards[0] / "dict.txt"] if number else []
+        start("json_lines", *files, *common, *given)
     arch = {"masked_lm": "roberta_sentence_learned_tiny", "causal_lm": "transformer_lm_rope_tiny"}
     task = {"masked_lm": "masked_lm", "causal_lm": "language_modeling"}[family]
     criterion = {"masked_lm": "masked_lm", "causal_lm": "cross_entropy"}[family]

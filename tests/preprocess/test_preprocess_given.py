@@ -137,7 +137,7 @@ SCRIPTS = {
 WIDE = [*((script, "utf-16-le") for script in SCRIPTS), ("Latin", "utf-32-be"), ("Thai", "utf-16")]
 
 
-@pytest.mark.parametrize("more", [[], ["--invalid-lines", "skip"], ["--dict-only"]])
+@pytest.mark.parametrize("more", [[], ["--invalid-lines", "skip"]])
 @pytest.mark.parametrize(("script", "encoding"), WIDE)
 def test_wide_characters_are_refused_even_where_they_are_valid_utf8(text, script, encoding, more):
     good = text.with_name("good")
@@ -170,12 +170,9 @@ NUMBERS = [
     ("plain_text --max-symbols 4", f"argument --max-symbols: {WHOLE} 5, not '4'"),
     ("plain_text --longest-line 3", f"argument --longest-line: {WHOLE} 4, not '3'"),
     ("plain_text --workers 0", f"argument --workers: {WHOLE} 1, not '0'"),
-    ("plain_text --num-shards 1e3", f"argument --num-shards: {WHOLE} 1, not '1e3'"),
-    ("plain_text --shard nan", f"argument --shard: {WHOLE} 0, not 'nan'"),
-    ("plain_text --shard 2 --num-shards 2", "--shard 2: shards are numbered 0 to 1"),
-    ("plain_text --num-shards 2", "shards need one dictionary"),
-    ("plain_text --dict DICT --min-count 3", "--min-count, --max-symbols and --dict-only are for"),
-    ("plain_text --dict DICT --dict-only", "--min-count, --max-symbols and --dict-only are for"),
+    ("plain_text --workers 1e3", f"argument --workers: {WHOLE} 1, not '1e3'"),
+    ("plain_text --dict DICT --min-count 3", "--min-count and --max-symbols are for a new"),
+    ("plain_text --dict DICT --max-symbols 9", "--min-count and --max-symbols are for a new"),
     ("plain_text --dict nowhere", "--dict nowhere is not there"),
     ("plain_text --encoder-json x", "choose the tokens"),
     ("plain_text --train nowhere", "nowhere is not there; give local files or directories"),
@@ -233,11 +230,9 @@ def test_a_wrong_setting_is_one_line_with_its_option_and_leaves_nothing(text, ca
     assert {path.name for path in place.iterdir()} == before
 
 
-def test_a_shard_without_text_is_refused(text):
-    (text.with_name("dict.txt")).write_text("a 1\n")
-    more = ["--dict", text.with_name("dict.txt"), "--shard", 1, "--num-shards", 2, *COMMON]
-    with pytest.raises(UserError, match=r"give --train, .*; only shard 0 has the other"):
-        start("plain_text", "--valid", text, "--out", text.with_name("n"), *more)
+def test_a_new_dictionary_needs_training_text(text):
+    with pytest.raises(UserError, match=r"give --train, .* or --dict"):
+        start("plain_text", "--valid", text, "--out", text.with_name("n"), *COMMON)
 
 
 @pytest.mark.parametrize("limit", [1 << 31, 10**30])

@@ -1,4 +1,4 @@
-"""Shards, kills, manifests, and what is refused."""
+"""Files of all kinds, kills, manifests, and what is refused."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import random
 import signal
 import subprocess
 from pathlib import Path
-from typing import IO, Any
 
 import pytest
 from fairseq.data.indexed_dataset import MMapIndexedDataset
@@ -46,8 +45,8 @@ def run(*arguments: object, lines: formats.LineFormat = formats.plain) -> None:
     binarize(lines, "--words", *arguments)
 
 
-def items(*folders: Path) -> list[list[int]]:
-    return [item.tolist() for folder in folders for item in MMapIndexedDataset(f"{folder}/train")]
+def items(folder: Path) -> list[list[int]]:
+    return [item.tolist() for item in MMapIndexedDataset(f"{folder}/train")]
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -60,36 +59,6 @@ def text(tmp_path, monkeypatch) -> Path:
     return make_text(tmp_path / "text")
 
 
-@pytest.mark.parametrize(("number", "empty", "workers"), [(2, "keep", 1), (5, "drop", 2)])
-def test_shards_together_are_the_whole(tmp_path, text, number, empty, workers):
-    second = make_text(tmp_path / "second", seed=1)
-    run(
-        "--train",
-        text,
-        second,
-        "--out",
-        tmp_path / "all",
-        "--empty-lines",
-        empty,
-        "--workers",
-        workers,
-    )
-    dictionary = ["--dict", tmp_path / "all" / "dict.txt", "--empty-lines", empty]
-    dictionary += ["--workers", workers]
-    for shard in range(number):
-        run("--train", text, second, "--valid", text, "--out", tmp_path / "shards",
-            *dictionary, "--shard", shard, "--num-shards", number)  # fmt: skip
-    folders = sorted((tmp_path / "shards").iterdir())
-    assert [folder.name for folder in folders] == [f"shard{k}-of-{number}" for k in range(number)]
-    assert items(*folders) == items(tmp_path / "all")
-    assert [(folder / "valid.bin").exists() for folder in folders] == [True] + [False] * (
-        number - 1
-    )
-    assert len({(folder / "dict.txt").read_bytes() for folder in folders}) == 1
-    sizes = [len(items(folder)) for folder in folders]
-    assert max(sizes) < 2 * min(sizes)
-
-
 def test_hundreds_of_files_are_the_text_that_they_make_together(tmp_path):
     whole = make_text(tmp_path / "whole", 400)
     lines = whole.read_bytes().replace(b"\r\n", b"\n").replace(b"\r", b"\n").splitlines(True)
@@ -98,19 +67,16 @@ def test_hundreds_of_files_are_the_text_that_they_make_together(tmp_path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(line)
     run("--train", whole, "--out", tmp_path / "one")
-    dictionary = ["--dict", tmp_path / "one" / "dict.txt"]
-    for shard in range(2):
-        run("--train", tmp_path / "many", "--out", tmp_path / "two", *dictionary,
-            "--shard", shard, "--num-shards", 2)  # fmt: skip
+    run("--train", tmp_path / "many", "--out", tmp_path / "two")
     assert len(lines) > 400
     # With each file a document ends, too.
-    found = [items(tmp_path / "one"), items(*sorted((tmp_path / "two").iterdir()))]
+    found = [items(tmp_path / "one"), items(tmp_path / "two")]
     assert len(found[1]) > len(lines)
     one, two = ([item for item in each if len(item) > 1] for each in found)
     assert one == two
 
 
-def test_compressed_files_are_dealt_out_whole(tmp_path):
+def test_compressed_files_are_read_one_after_the_other(tmp_path):
     openers = {
         ".gz": gzip.open,
         ".bz2": bz2.open,
@@ -123,31 +89,6 @@ def test_compressed_files_are_dealt_out_whole(tmp_path):
             file.write(f"w{number} w{number + 1}\n".encode() * 5)
     run("--train", *paths, "--out", tmp_path / "all")
     assert len(items(tmp_path / "all")) == 4 * 5 + 3  # an empty item between files
-    names = [str(path) for path in paths[:3]]
-    parts = [sources.parts_of_shard(names, shard, 3) for shard in range(3)]
-    assert parts == [[sources.Extent(name, 0, os.path.getsize(name))] for name in names]
-    with pytest.raises(UserError, match="shard 0 of 4 would be empty"):
-        sources.parts_of_shard(names, 0, 4)
-
-
-def test_only_files_that_are_divided_are_opened_to_find_the_parts(tmp_path, monkeypatch):
-    paths = [tmp_path / name for name in "abcd"]
-    for path in paths:
-        path.write_text("w\n" * 5)
-    opened: list[str] = []
-
-    def note(path: str, mode: str) -> IO[Any]:
-        opened.append(path)
-        return open(path, mode)
-
-    monkeypatch.setattr(sources, "open", note, raising=False)
-    names = [str(path) for path in paths]
-    assert sources.parts_of_shard(names, 1, 2) == [
-        sources.Extent(each, 0, 10) for each in names[2:]
-    ]
-    assert not opened
-    assert sources.parts_of_shard(names, 0, 3)[-1] == sources.Extent(names[1], 0, 4)
-    assert opened == [names[1]]
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped"])
@@ -166,15 +107,15 @@ def test_chunks_are_whole_lines_wherever_reading_begins(tmp_path, block, monkeyp
     monkeypatch.setattr(sources, "CHUNK_BYTES", block)
     data = b"a\r\nb\n\nc\rd\n\r\nlast"
     (tmp_path / "text").write_bytes(data)
-    part = sources.Extent(str(tmp_path / "text"), 0, len(data))
-    *chunks, (last, rest) = sources.read_chunks([part])
-    assert (last.ends_part, rest) == (True, b"")
+    source = sources.read_source(str(tmp_path / "text"))
+    *chunks, (last, rest) = sources.read_chunks([source])
+    assert (last.ends_file, rest) == (True, b"")
     texts = [text for _, text in chunks]
     assert b"".join(texts) == data
     assert all(text.endswith(b"\n") for text in texts[:-1])
     with open(tmp_path / "text", encoding="utf-8") as file:
         assert last.lines_before == len(list(file))
-    assert part.with_checksum().sha256 == hashlib.sha256(data).hexdigest()
+    assert source.sha256 == hashlib.sha256(data).hexdigest()
 
 
 def test_a_line_without_end_is_no_text_file(tmp_path, monkeypatch):
@@ -216,7 +157,7 @@ def test_the_manifest_says_what_is_in_the_folder(tmp_path, text):
     data = text.read_bytes()
     with open(text, encoding="utf-8") as lines:
         number = len(list(lines))
-    expected = {"path": str(text), "start": 0, "end": len(data), "lines": number}
+    expected = {"path": str(text), "lines": number}
     assert source == {**expected, "sha256": hashlib.sha256(data).hexdigest()}
     found = items(tmp_path / "bin")
     assert train["counts"]["items"] == len(found)
@@ -261,15 +202,6 @@ def test_two_runs_do_not_write_the_same_folder(tmp_path, text):
     run("--train", text, "--out", tmp_path / "bin")
 
 
-def test_a_dictionary_can_be_made_first(tmp_path, text):
-    run("--train", text, "--out", tmp_path / "whole")
-    run("--train", text, "--out", tmp_path / "dict", "--dict-only")
-    name = "dict.txt"
-    assert (tmp_path / "dict" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
-    with pytest.raises(UserError, match=r"dict\.txt is there already"):
-        run("--train", text, "--out", tmp_path / "dict", "--dict-only")
-
-
 @pytest.mark.slow
 def test_a_killed_run_keeps_its_finished_parts_and_ends_with_the_same_bytes(tmp_path):
     for number in range(3):
@@ -292,9 +224,7 @@ def test_a_killed_run_keeps_its_finished_parts_and_ends_with_the_same_bytes(tmp_
     read = []
     with pytest.MonkeyPatch.context() as patch:
         original = sources._read_lines
-        patch.setattr(
-            sources, "_read_lines", lambda part: (read.append(part.path), original(part))[1]
-        )
+        patch.setattr(sources, "_read_lines", lambda path: (read.append(path), original(path))[1])
         start("plain_text", *words, tmp_path / "killed")
     texts = [str(tmp_path / "text" / str(number)) for number in range(3)]
     assert read == texts[len(finished) :]

@@ -18,14 +18,15 @@ from fairseq.data.data_utils import load_indexed_dataset, post_process
 
 import translation
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.tokens.pieces import PieceEncoder, Pieces
 from fairseq_posenc.workbench.running.exit_codes import STOPPED
 from fairseq_posenc.workbench.running.options import Parser
-from parallel.corpora import NumberedLines, read_files, read_iwslt
+from parallel.corpora import read_files, read_iwslt
 from tests.helpers.commands import script
 from tests.helpers.preprocess import start
 from tests.helpers.programs import true_start
 from tests.helpers.waiting import wait_until
-from translation import SubwordVocabulary, choose_pairs, train_model
+from translation import choose_pairs, train_model
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 MULTI30K = REPOSITORY.parent / "shared" / "data" / "multi30k"
@@ -400,7 +401,10 @@ def test_multi30k(tmp_path):
             lines = content.decode().split("\n")[:count]
             write(tmp_path / "multi30k" / f"{name}.{language}.gz", lines)
     out = tmp_path / "bin"
-    make("multi30k", tmp_path / "multi30k", "--vocab-size", 600, "--out", out, "--workers", 2)
+    folder = tmp_path / "multi30k"
+    sets = ["--train", folder / "train", "--valid", folder / "val"]
+    sets += ["--test", folder / "test_2016_flickr"]
+    make("files", *sets, "--vocab-size", 600, "--out", out, "--workers", 2)
     results = manifest(out)["results"]
     assert [results[split]["read"] for split in ("train", "valid", "test")] == [800, 50, 40]
     assert_same_numbers(out, "sentencepiece.model", "en")
@@ -420,92 +424,15 @@ def test_pieces_joined_are_the_text(tmp_path):
     strange = ["<s> </s> <pad> <unk>", "½ … ﬁ é e\u0301 «\u202fça\u202f» > 2/3 < 1", "kp"]
     lines = [*french, *english, *strange]
     (tmp_path / "model").write_bytes(train_model(lines, 90, 2))
-    vocabulary = SubwordVocabulary.load(tmp_path / "model")
+    pieces = Pieces(tmp_path / "model")
     again = train_model(lines, 90, 2)  # training is deterministic
     processor = sentencepiece.SentencePieceProcessor(model_proto=again)
-    tokens, sizes = vocabulary.encode(NumberedLines("text", lines, range(len(lines))))
+    spaced = [" ".join(line.split()) for line in lines]
+    tokens, sizes = PieceEncoder(pieces, pieces.build_dictionary()).encode(spaced)
     items = np.split(tokens, np.cumsum(sizes)[:-1])
     encoded = [item[:-1].tolist() for item in items]
-    assert [processor.decode(ids) for ids in encoded] == [" ".join(s.split()) for s in lines]
+    assert [processor.decode(ids) for ids in encoded] == spaced
     assert min(min(ids) for ids in encoded) > 3  # no special symbol comes out of text
-
-
-def pair(folder: Path) -> tuple[Path, Path]:
-    """Learn models as Helsinki-NLP has them: sentencepiece's own numbers, and one vocabulary."""
-    folder.mkdir()
-    numbers = {"</s>": 0, "<unk>": 1}
-    for name, lines in zip(("source", "target"), sentences(60, 0)):
-        prefix = str(folder / name)
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(lines), model_prefix=prefix, vocab_size=30, minloglevel=2
-        )
-        Path(f"{prefix}.model").rename(folder / f"{name}.spm")
-        pieces = sentencepiece.SentencePieceProcessor(model_file=f"{prefix}.spm")
-        for piece in map(pieces.id_to_piece, range(len(pieces))):
-            numbers.setdefault(piece, len(numbers))
-    numbers["<pad>"] = len(numbers)
-    del numbers["<s>"]  # which theirs do not have
-    numbers = {piece: number for number, piece in enumerate(numbers)}
-    (folder / "vocab.json").write_text(json.dumps(numbers), encoding="utf-8")
-    return folder / "source.spm", folder / "target.spm"
-
-
-@slow
-def test_pieces_learnt_elsewhere_keep_their_numbers_order(tmp_path):
-    """fairseq reads the pieces that each model cuts, in the order of their common vocabulary."""
-    models = pair(tmp_path / "opus-mt")
-    french, english = sentences(7, 2)
-    french[3] += " \u4e2d"  # a character that the models do not know
-    write_corpus(tmp_path, test=(french, english))
-    out = tmp_path / "bin"
-    given = [word for word in files(tmp_path, out) if word not in ("--vocab-size", "60")]
-    command = [*given, "--sentencepiece-model", *models]
-    make(*command)
-    vocabulary = json.loads(models[0].with_name("vocab.json").read_text(encoding="utf-8"))
-    expected = [piece for piece in vocabulary if piece not in ("</s>", "<unk>", "<pad>")]
-    for language, model, lines in zip(("fr", "en"), models, (french, english)):
-        dictionary = Dictionary.load(str(out / f"dict.{language}.txt"))
-        assert dictionary.symbols == ["<s>", "<pad>", "</s>", "<unk>", *expected]
-        pieces = sentencepiece.SentencePieceProcessor(model_file=str(model))
-        cut = pieces.encode(lines, out_type=str)
-        theirs = [[dictionary.index(piece) for piece in line] for line in cut]
-        assert [line[:-1] for line in numbers(out, "test", language)] == theirs
-        assert raw(out, "test", language) == lines
-        assert (out / f"sentencepiece.{language}.model").read_bytes() == model.read_bytes()
-    assert (out / "dict.fr.txt").read_bytes() == (out / "dict.en.txt").read_bytes()
-    assert sum(line.count(3) for line in numbers(out, "test", "fr")) == 1
-    assert texts(out, "test", "en") == english
-    make(*command)  # nothing to do
-    models[1].write_bytes(models[0].read_bytes())
-    with pytest.raises(UserError, match="was made with other inputs"):
-        make(*command)
-
-
-@slow
-def test_pieces_that_are_no_pair_are_refused(tmp_path):
-    models = pair(tmp_path / "opus-mt")
-    write_corpus(tmp_path)
-    vocabulary = models[0].with_name("vocab.json")
-    given = [
-        word for word in files(tmp_path, tmp_path / "bin") if word not in ("--vocab-size", "60")
-    ]
-
-    def says(message, *more):
-        with pytest.raises(UserError, match=message):
-            make(*given, "--sentencepiece-model", *models, *more)
-
-    says("--vocab-size: --sentencepiece-model already sets this", "--vocab-size", 60)
-    vocabulary.write_text('{"a": 0, "b": 2}')
-    says("vocab.json: not a vocabulary, which gives each piece a number from 0 on")
-    vocabulary.write_text('["a", "b"]')
-    says("vocab.json: not a vocabulary")
-    vocabulary.write_text('{"</s>": 0, "x-y-z": 1}')
-    says("source.spm: none of its pieces is in .*vocab.json")
-    models[0].write_bytes(b"nothing")
-    says("source.spm: not a sentencepiece model")
-    vocabulary.unlink()
-    says(r"--sentencepiece-model: .*vocab.json is not there")
-    assert not (tmp_path / "bin").exists()
 
 
 def test_vocabularies_that_the_text_cannot_have():

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import time
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,7 +20,6 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError  # type: ignore[import-untyped]
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.loading.checkpoints import updates_done
@@ -32,21 +30,11 @@ from fairseq_posenc.workbench.running.pool import Environment
 from fairseq_posenc.workbench.running.programs import run_logged
 from fairseq_posenc.workbench.running.progress import say
 
-# Errors that a file of settings, or a value of a wrong type in it, raises where it is used.
-_ERRORS = (
-    HydraException,
-    OmegaConfBaseException,
-    YAMLError,
-    TypeError,
-    ValueError,
-    AttributeError,
-    LookupError,
-    ArithmeticError,
-    AssertionError,  # of omegaconf
-)
+# What an override raises in hydra and omegaconf, and a value of a wrong type where it is used.
+_HYDRA_ERRORS = (HydraException, OmegaConfBaseException, AssertionError)
+_VALUE_ERRORS = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError)
 _UNQUOTED = re.compile(r"[A-Za-z_./][\w./+-]*")  # texts that hydra reads without quotes
 _WARMUP_RATIO = 0.06  # RoBERTa's, for recipes that do not give one
-_REPORT_INTERVAL = 15.0  # seconds between two progress lines of a training
 _ON_CPU = "common.cpu=true"  # already in the command if the user set it
 
 
@@ -75,10 +63,8 @@ def compose_recipe(path: Path, examples: int, overrides: Sequence[str]) -> DictC
         overrides: hydra's overrides.
 
     Raises:
-        UserError: the file does not exist, or hydra refuses it or an override.
+        UserError: hydra refuses an override, or a value of a wrong type.
     """
-    if not path.is_file():
-        raise UserError(f"{path} does not exist: name a YAML file, or a folder of them, of yours")
     hydra_init(path.stem)  # registers fairseq's defaults, which the file is merged into
     try:
         cfg = compose_file(path, overrides)
@@ -91,7 +77,7 @@ def compose_recipe(path: Path, examples: int, overrides: Sequence[str]) -> DictC
         cfg.lr_scheduler.warmup_updates = int(warmup)
     except UserError:
         raise
-    except _ERRORS as error:
+    except (*_HYDRA_ERRORS, *_VALUE_ERRORS) as error:
         raise UserError(f"{path}: {' '.join(str(error).split())}") from error
     return cfg
 
@@ -173,7 +159,7 @@ def train(
     metric: str,
     environment: Environment | None = None,
 ) -> None:
-    """Train, or continue, and report validations and, every few seconds, the number of updates.
+    """Train, or continue, and report the figure of each validation.
 
     Args:
         command: ``fairseq-hydra-train`` and its options.
@@ -181,7 +167,7 @@ def train(
         lock: lock of the folder, which the command inherits.
         label: name of the training in messages.
         updates: number of updates, for messages.
-        metric: figure of the validations that is reported.
+        metric: name of the figure.
         environment: variables that select its GPU.
 
     Raises:
@@ -194,18 +180,11 @@ def train(
     if choose_device() != "cuda" and _ON_CPU not in command:
         command = [*command, _ON_CPU, "common.fp16=false"]  # hydra takes the last value
         say(f"{label}: no GPU here: training on the CPU, without fp16")
-    reported_at = time.monotonic()
 
-    def report_line(line: str) -> None:
-        nonlocal reported_at
-        if (entry := parse_line(line)) is None:
-            return
-        has_score = entry.kind == "valid" and metric in entry.figures
-        is_due = time.monotonic() - reported_at >= _REPORT_INTERVAL
-        if not has_score and not (entry.kind == "train_inner" and is_due):
-            return
-        reported_at = time.monotonic()
-        score = f", {metric} {float(entry.figures[metric]):.2f}" if has_score else ""
-        say(f"{label}: update {entry.updates:,} of {updates:,}{score}")
+    def report_validation(line: str) -> None:
+        entry = parse_line(line)
+        if entry and entry.kind == "valid" and metric in entry.figures:
+            score = float(entry.figures[metric])
+            say(f"{label}: update {entry.updates:,} of {updates:,}, {metric} {score:.2f}")
 
-    run_logged(command, folder / TRAIN_LOG, lock, report_line, environment)
+    run_logged(command, folder / TRAIN_LOG, lock, report_validation, environment)

@@ -53,49 +53,38 @@ _STAGES = {
 _SEEDS = {name: _BEST[name] for name in ("perplexity", "loss_at_the_end_nats")}
 _SEEDS |= {name: _STAGES[name] for name in ("plateau_ends", "plateau")}
 _STAGES_NOTE = (
-    "The loss is fitted with line segments, as many as its noise warrants. The dive is the "
-    f"steepest segment that follows one at least {SLOPE_RATIO} times flatter (the plateau), which "
-    f"in turn follows one {SLOPE_RATIO} times steeper (the start). It lasts while the loss falls "
-    f"at least 1/{SLOPE_RATIO} as fast, and must make up {MIN_FALL:.0%} of the whole fall of the "
-    "loss."
+    f"The dive is the steepest line segment after one at least {SLOPE_RATIO} times flatter (the "
+    f"plateau), which follows one as much steeper; it is at least {MIN_FALL:.0%} of the fall."
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     add = parser.add_argument
-    add(
-        "logs",
-        nargs="+",
-        metavar="NAME=LOG[,LOG...]",
-        help="a log of fairseq-train, in any --log-format, or train.log of a training script; "
-        "commas join trainings of one model with different seeds",
-    )
+    text = "a log of fairseq-train, in any --log-format; commas join seeds of one model"
+    add("logs", nargs="+", metavar="NAME=LOG[,LOG...]", help=text)
     text = "part of the training to draw, as in 0:16000 or 80000: (default: all of it)"
-    add("--updates", metavar="FIRST:LAST", help=text)
+    add("--updates", type=_parse_updates, default=":", metavar="FIRST:LAST", help=text)
     add_out(parser, "curves")
-    add("--json", action="store_true", help="print the record as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
     """Write the tables and pictures, print the tables; return the exit code."""
-    updates = _parse_updates(args.updates)
-    logs = {name: split_trainings(x) for name, x in parse_named(args.logs, "NAME=LOG").items()}
-    trainings = {name: [_read_log(name, Path(path)) for path in logs[name]] for name in logs}
-    data = {name: ",".join(paths) for name, paths in logs.items()}
+    data = parse_named(args.logs, "NAME=LOG")
+    trainings = {
+        name: [_read_log(name, Path(path)) for path in split_trainings(paths)]
+        for name, paths in data.items()
+    }
     with lock_folder(args.out):
         tables = collect_figures(trainings)
         text = format_tables(tables)
-        record = Record("curves", tables, data, command=own_command())
-        record.write(args.out / "curves.json")
-        print(record.text() if args.json else text)
-        written = "tables (pictures need matplotlib)"
-        if pictures.can_draw():
-            drawn = _draw_pictures(trainings, updates, args.out)
-            text += "".join(f"\n![{title}]({file})\n" for file, title in drawn.items())
-            written = "tables and pictures" if drawn else "tables (no lines in --updates)"
+        Record("curves", tables, data, command=own_command()).write(args.out / "curves.json")
+        print(text)
+        drawn = _draw_pictures(trainings, args.updates, args.out) if pictures.can_draw() else {}
+        text += "".join(f"\n![{title}]({file})\n" for file, title in drawn.items())
         write_whole(args.out / "curves.md", text)
-        say(f"{written}: {args.out}")
+        reason = "" if pictures.can_draw() else " (pictures need matplotlib)"
+        say(f"tables and {len(drawn)} pictures{reason}: {args.out}")
     return 0
 
 
@@ -124,7 +113,7 @@ def collect_figures(trainings: Trainings) -> Tables:
 def _describe_curve(curve: Curve) -> dict[str, Any]:
     """Compute the figures of a curve; None for those that it does not have."""
     best, stages = curve.best, find_stages(curve)
-    broken = [entry.updates for entry in curve.entries if not entry.is_finite]
+    diverged_at = next((entry.updates for entry in curve.entries if not entry.is_finite), None)
     ends = (*stages, stages.plateau_length) if stages else [None] * len(_STAGES)
     return {
         "updates": curve.entries[-1].updates,
@@ -136,7 +125,7 @@ def _describe_curve(curve: Curve) -> dict[str, Any]:
         "tokens_per_second": curve.speed or None,  # 0 if the log does not say
         "loss_at_the_end_nats": last_loss(curve),
         **dict(zip(_STAGES, ends)),
-        "diverged_at": broken[0] if broken else None,
+        "diverged_at": diverged_at,
     }
 
 
@@ -196,8 +185,7 @@ def _draw_pictures(trainings: Trainings, updates: tuple[float, float], out: Path
 
 
 def _select(line: Points, updates: tuple[float, float]) -> Points:
-    first, last = updates
-    return [(update, value) for update, value in line if first <= update <= last]
+    return [(update, value) for update, value in line if updates[0] <= update <= updates[1]]
 
 
 def _read_log(name: str, log: Path) -> Curve:
@@ -205,14 +193,14 @@ def _read_log(name: str, log: Path) -> Curve:
     if not log.is_file():
         raise UserError(f"{name}: the log {log} does not exist")
     curve = read_curve_file(log)
-    if not curve.entries:
-        raise UserError(f"{name}: {log} has no validation; fairseq-train logs one per epoch")
-    return curve
+    if curve.entries:
+        return curve
+    raise UserError(f"{name}: {log} has no validation; fairseq-train logs one per epoch")
 
 
-def _parse_updates(text: Optional[str]) -> tuple[float, float]:
+def _parse_updates(text: str) -> tuple[float, float]:
     """Parse the first and the last update to draw."""
-    match = re.fullmatch(r"(\d*):(\d*)", text or ":")
+    match = re.fullmatch(r"(\d*):(\d*)", text)
     if match is None:
-        raise UserError(f"--updates {text}: write FIRST:LAST, as in 0:16000")
+        raise argparse.ArgumentTypeError(f"write FIRST:LAST, as in 0:16000, not '{text}'")
     return float(match[1] or 0), float(match[2] or math.inf)

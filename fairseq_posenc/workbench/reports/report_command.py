@@ -10,7 +10,7 @@ import glob
 import json
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple, Optional
 
@@ -21,8 +21,7 @@ from fairseq_posenc.workbench.finetuning.glue_figures import STATISTICS, select_
 from fairseq_posenc.workbench.loading.checkpoints import load_state, read_updates
 from fairseq_posenc.workbench.results import markdown
 from fairseq_posenc.workbench.results.loss_stages import last_loss
-from fairseq_posenc.workbench.results.record import Record
-from fairseq_posenc.workbench.results.record import read as read_record
+from fairseq_posenc.workbench.results.record import Record, read
 from fairseq_posenc.workbench.running.logs import TRAIN_LOG, bits_to_nats, read_curve_file
 
 _TASK_COLUMNS = ("MNLI-m", "MNLI-mm", *(name for name in TASKS if name != "MNLI"))
@@ -31,13 +30,16 @@ _GLUE_COLUMNS = (*_TASK_COLUMNS, "average", "collapsed runs")
 _DIGITS = {"updates": 0, "seed": 0, "train loss": 3, "valid loss": 3, "valid accuracy": 4}
 
 
+Figures = dict[str, Optional[float]]  # by column; None if unknown
+
+
 class Result(NamedTuple):
     """A row of a table."""
 
     table: str  # title of the table
     model: str  # name of the model or training
     encoding: str  # its positions; `-` if they are not known
-    figures: Mapping[str, Optional[float]]  # by column
+    figures: Figures
     path: str  # file or folder of the results
 
 
@@ -58,10 +60,7 @@ def run(args: argparse.Namespace) -> int:
     for path in args.results:
         found = list(_find_results(path))
         if not found:
-            raise UserError(
-                f"{path}: holds no results of glue, squad predict or bleu, and no training with "
-                f"{LAST}"
-            )
+            raise UserError(f"{path}: holds no results of glue, squad predict or bleu, no {LAST}")
         results |= {(result.table, result.path, result.model): result for result in found}
     if args.json:
         print(json.dumps([result._asdict() for result in results.values()], indent=1))
@@ -80,7 +79,7 @@ def _find_results(path: Path) -> Iterator[Result]:
             yield from _read_training(file.parent)
         elif file.suffix == ".json":
             try:
-                record = read_record(file)
+                record = read(file)
             except UserError:
                 if file == path:
                     raise
@@ -91,7 +90,7 @@ def _find_results(path: Path) -> Iterator[Result]:
 
 def _read_glue(record: Record, path: Path) -> Iterator[Result]:
     """Read one row: what the paper of the protocol reports of each task, and the average."""
-    figures: dict[str, Optional[float]] = {**select_figures(record)}
+    figures: Figures = {**select_figures(record)}
     if collapsed := sum(bool(row["collapsed"]) for row in record.figures["runs"]):
         figures["collapsed runs"] = collapsed
     protocol = record.data["protocol"]
@@ -102,9 +101,9 @@ def _read_glue(record: Record, path: Path) -> Iterator[Result]:
 def _read_squad(record: Record, path: Path) -> Iterator[Result]:
     (row,) = record.rows
     version = f"SQuAD{record.data['squad']}"
-    figures = {f"{version} EM": float(row["exact"]), f"{version} F1": float(row["f1"])}
-    title = "SQuAD, development sets"
-    yield Result(title, str(record.data["name"]), record.spec or "-", figures, str(path))
+    figures: Figures = {f"{version} EM": row["exact"], f"{version} F1": row["f1"]}
+    title, name = "SQuAD, development sets", str(record.data["name"])
+    yield Result(title, name, record.spec or "-", figures, str(path))
 
 
 def _read_bleu(record: Record, path: Path) -> Iterator[Result]:
@@ -113,9 +112,7 @@ def _read_bleu(record: Record, path: Path) -> Iterator[Result]:
     for row in record.rows:
         groups[f"{row['system']}, beam {row['beam']}"].append(row)
     for name, rows in groups.items():
-        figures: dict[str, Optional[float]] = {
-            "BLEU": statistics.fmean(row["BLEU"] for row in rows)
-        }
+        figures: Figures = {"BLEU": statistics.fmean(row["BLEU"] for row in rows)}
         if len(rows) > 1:
             figures[f"best of {len(rows)}"] = max(row["BLEU"] for row in rows)
         figures["chrF2"] = statistics.fmean(row["chrF2"] for row in rows)
@@ -135,7 +132,7 @@ def _read_training(folder: Path) -> Iterator[Result]:
     encoding = getattr(settings.model, "position_encoding", None) or "fairseq's"
     if directions := getattr(settings.model, "attention_directions", None):
         encoding += f", {directions}"
-    figures: dict[str, Optional[float]] = {"seed": settings.common.seed, "updates": updates}
+    figures: Figures = {"seed": settings.common.seed, "updates": updates}
     if task in ("masked_lm", "language_modeling"):
         # fairseq's losses are in bits.
         is_loss = settings.checkpoint.best_checkpoint_metric == "loss"
@@ -165,9 +162,9 @@ def format_report(results: Iterable[Result]) -> str:
         # GLUE's in the papers' order, whatever tasks a model lacks.
         columns = [name for name in _GLUE_COLUMNS if name in found] or list(found)
         cells = [_format_row(row, columns) for row in [*rows, *_average_seeds(rows)]]
-        header = ["", "positions", *columns, "path"]
         align = "ll" + "r" * len(columns) + "l"
-        parts += [f"## {title}", markdown.table(header, cells, align)]
+        table = markdown.table(["", "positions", *columns, "path"], cells, align)
+        parts += [f"## {title}", table]
     return "\n\n".join(parts)
 
 
@@ -188,10 +185,8 @@ def _average_seeds(rows: Iterable[Result]) -> Iterator[Result]:
     for (encoding, updates), group in groups.items():
         seeds = {row.figures["seed"] for row in group}
         if 1 < len(seeds) == len(group):
-            figures: dict[str, Optional[float]] = {"updates": updates}
+            figures: Figures = {"updates": updates}
             for name in group[0].figures.keys() - {"seed", "updates"}:
-                values = [row.figures.get(name) for row in group]
-                known = [value for value in values if value is not None]
+                known = [x for row in group if (x := row.figures.get(name)) is not None]
                 figures[name] = statistics.fmean(known) if len(known) == len(group) else None
-            name = f"mean of {len(group)} seeds"
-            yield Result(group[0].table, name, encoding, figures, "")
+            yield Result(group[0].table, f"mean of {len(group)} seeds", encoding, figures, "")

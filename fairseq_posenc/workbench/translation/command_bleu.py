@@ -137,11 +137,10 @@ def run(args: argparse.Namespace) -> int:
             f"--source {source} has {len(sources)} sentences, but {target} has {len(references)}"
         )
     test_set = TestSet(source, sources, args.beam, args.lenpen, compute)
-    scorer = scores.Scorer(references, find_pieces(opened[0].data, pairs[0][1]))
     with signals_as_keyboard_interrupt(), lock_folder(args.out):
         translations = [test_set.translate(*pair, args.out) for pair in zip(trainings, opened)]
         facts = {"subset": args.split, "reference": str(target), "sentences": len(references)}
-        record = _score(trainings, translations, test_set, scorer, facts)
+        record = _score(trainings, translations, test_set, references, facts)
         report = format_report(record)
         record.write(args.out / _FIGURES)
         write_whole(args.out / _REPORT, report)
@@ -154,25 +153,27 @@ def _score(
     trainings: Sequence[TrainedSystem],
     translations: Sequence[list[str]],
     test_set: TestSet,
-    scorer: scores.Scorer,
+    references: Sequence[str],
     facts: Row,
 ) -> Record:
     """Score the translations of all trainings; return the record, with ``facts`` in its data."""
+    metrics = scores.build_metrics(references)
+    signatures = {f"signature of {name}": str(x.get_signature()) for name, x in metrics.items()}
     rows: list[Row] = []
     systems: dict[str, list[list[str]]] = {}
     for training, lines in zip(trainings, translations):
         systems.setdefault(training.system, []).append(lines)
         row = {"system": training.system, "training": training.number, "path": str(training.path)}
         row |= {"beam": test_set.beam, "length_penalty": test_set.length_penalty}
-        rows.append({**row, **scorer.score(lines)})
-    differences, test_signatures = scores.compare(scorer.references, systems)
+        found = {name: metric.corpus_score(lines, None).score for name, metric in metrics.items()}
+        rows.append({**row, **found})
+    differences, test_signatures = scores.compare(references, systems)
     tables = {
         "scores": rows,
         "means": scores.compute_means(rows),
         "differences": differences,
-        "lengths": scores.score_by_length(scorer.references, test_set.sentences, systems),
+        "lengths": scores.score_by_length(references, test_set.sentences, systems),
     }
-    signatures = {f"signature of {name}": text for name, text in scorer.signatures.items()}
     signatures |= {f"test signature of {name}": text for name, text in test_signatures.items()}
     return Record("bleu", tables, {**facts, **signatures}, command=own_command())
 

@@ -5,22 +5,12 @@ from __future__ import annotations
 import argparse
 import sys
 
-from fairseq_posenc.errors import UserError
 from fairseq_posenc.tokens.files import read_arriving_lines
 from fairseq_posenc.workbench.running.devices import ComputeOptions
 from fairseq_posenc.workbench.running.options import add_computing, add_count, add_data
 from fairseq_posenc.workbench.running.progress import say
 from fairseq_posenc.workbench.translation.translator import Hypothesis, Translator
 
-# The example sentence of the report on IWSLT 2017.
-_EXAMPLE = (
-    "Ce dont vous avez peur n’est jamais aussi grave que ce que vous imaginez. La peur que vous "
-    "laissez s'accumuler dans votre esprit est pire que la situation qui existe réellement."
-)
-_REFERENCE = (
-    "What you are afraid of is never as bad as what you imagine. The fear you let build up in your "
-    "mind is worse than the situation that actually exists"
-)
 _NBEST = 3  # hypotheses that are shown, or the beam size, if that is less
 
 
@@ -30,8 +20,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "raw text (default: the lines of standard input)"
     add("sentences", nargs="*", metavar="SENTENCE", help=text)
     add("--checkpoint", required=True, metavar="FILE", help="the model")
-    text = "translate the example of the report on IWSLT 2017, and print its reference"
-    add("--example", action="store_true", help=text)
     add_model_arguments(parser)
     add_computing(parser)
     text = "print only the best translation, one line per line of input"
@@ -53,18 +41,15 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         UserError: wrong input.
     """
-    if args.sentences and args.example:
-        raise UserError("--example is a sentence itself; leave it out, or the others")
     compute = ComputeOptions.choose(args.device, args.fp16, args.bf16)
     translator = Translator.load(args.checkpoint, args.data, compute)
-    given = [_EXAMPLE] if args.example else args.sentences
-    if not given and sys.stdin.isatty():
+    if args.sentences:
+        _print_translations(translator, args.sentences, args)
+        return 0
+    if sys.stdin.isatty():
         say("one sentence per line; Ctrl-D ends")
-    arriving = read_arriving_lines(sys.stdin.fileno(), "standard input") if not given else [given]
-    for sentences in arriving:
+    for sentences in read_arriving_lines(sys.stdin.fileno(), "standard input"):
         _print_translations(translator, sentences, args)
-    if args.example and not args.plain:
-        print(f"  reference             {_REFERENCE}")
     return 0
 
 

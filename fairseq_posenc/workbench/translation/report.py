@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fairseq_posenc.workbench.results.intervals import INTERVAL_NOTE, Interval
-from fairseq_posenc.workbench.results.markdown import code, format_number, table
+from fairseq_posenc.workbench.results.markdown import code, table
 from fairseq_posenc.workbench.results.record import Record, Row
-from fairseq_posenc.workbench.translation.scores import METRICS, PIECE_BLEU, group_rows
+from fairseq_posenc.workbench.translation.scores import METRICS, group_rows
 
 _P_OF_ONE_TRAINING = (
     "p is the probability of a difference at least this large by chance in the choice of the test "
@@ -52,7 +52,6 @@ def _format_scores(record: Record) -> str:
             code(row["system"]),
             str(row["training"]),
             *(f"{row[metric]:.2f}" for metric in METRICS),
-            format_number(row[PIECE_BLEU], 4),
             code(row["path"]),
         ]
         for row in record.rows
@@ -63,8 +62,8 @@ def _format_scores(record: Record) -> str:
                 Interval(row[metric], row[f"{metric}_low"], row[f"{metric}_high"]).show(2)
                 for metric in METRICS
             ]
-            rows.append([code(row["system"]), f"mean of {row['trainings']}", *means, "", ""])
-    return table(["system", "training", *METRICS, PIECE_BLEU, "checkpoint"], rows, "lrrrrl")
+            rows.append([code(row["system"]), f"mean of {row['trainings']}", *means, ""])
+    return table(["system", "training", *METRICS, "checkpoint"], rows, "lrrrl")
 
 
 def _format_differences(differences: Sequence[Row]) -> str:

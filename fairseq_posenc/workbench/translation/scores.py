@@ -1,77 +1,28 @@
-"""Computes BLEU and chrF with sacreBLEU, for a test set and by length, and compares systems.
-
-It also computes the BLEU-4 of some reports: NLTK's corpus BLEU on pieces, from 0 to 1. That figure
-depends on the pieces, so it is comparable only between texts cut into the same ones. NLTK, which is
-optional, differs from sacreBLEU without smoothing in one respect: it counts one n-gram for every
-n-gram order for which a translation is too short.
-"""
+"""Computes BLEU and chrF with sacreBLEU, for a test set and by length, and compares systems."""
 
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping, Sequence
-from importlib.metadata import version
-from importlib.util import find_spec
 from itertools import chain, pairwise
-from pathlib import Path
-from typing import Any, Optional
+from typing import Any, Union
 
 from sacrebleu.metrics import BLEU, CHRF
 from sacrebleu.significance import PairedTest
 
-from fairseq_posenc.tokens.pieces import Pieces
 from fairseq_posenc.workbench.results.intervals import interval
 from fairseq_posenc.workbench.results.record import Row
 
 METRICS = {"BLEU": BLEU, "chrF2": CHRF}  # sacreBLEU's name -> metric
 # Most words of a source sentence in each group; longer ones are the last group.
 _MAX_WORDS = (5, 10, 15, 20, 30, 50)
-PIECE_BLEU = "BLEU-4 on pieces, 0 to 1"
 # system -> the translations of each of its trainings, in the order of the test set
 Systems = Mapping[str, Sequence[Sequence[str]]]
 
 
-class Scorer:
-    """Scores translations of a whole test set by sacreBLEU's metrics, and by BLEU-4 on pieces.
-
-    Args:
-        references: plain text.
-        pieces: sentencepiece model of the target language.
-    """
-
-    def __init__(self, references: Sequence[str], pieces: Path) -> None:
-        self._metrics = {name: metric(references=[references]) for name, metric in METRICS.items()}
-        self.references = references
-        self._pieces = Pieces(pieces)
-        # By metric, everything that affects the scores.
-        self.signatures = {name: str(x.get_signature()) for name, x in self._metrics.items()}
-        if find_spec("nltk"):
-            description = f"NLTK {version('nltk')}, corpus_bleu without smoothing, {pieces.name}"
-        else:
-            description = "NLTK is not installed (pip install nltk)"
-        self.signatures[PIECE_BLEU] = description
-
-    def score(self, lines: Sequence[str]) -> dict[str, Optional[float]]:
-        """Compute the scores by metric; that on pieces is None without NLTK."""
-        scores: dict[str, Optional[float]] = {
-            name: metric.corpus_score(lines, None).score for name, metric in self._metrics.items()
-        }
-        scores[PIECE_BLEU] = None
-        if find_spec("nltk"):
-            from nltk.translate.bleu_score import corpus_bleu
-
-            expected = [[reference] for reference in self._cut(self.references)]
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # about a score of 0 because no 4-gram is right
-                scores[PIECE_BLEU] = float(corpus_bleu(expected, self._cut(lines)))
-        return scores
-
-    def _cut(self, lines: Sequence[str]) -> list[list[str]]:
-        """Cut lines into pieces; unknown characters stay as they are."""
-        spaced = [" ".join(line.split()) for line in lines]
-        pieces: list[list[str]] = self._pieces.model.encode(spaced, out_type=str)
-        return pieces
+def build_metrics(references: Sequence[str]) -> dict[str, Union[BLEU, CHRF]]:
+    """Build sacreBLEU's metrics, by name, for a test set in plain text."""
+    return {name: metric(references=[references]) for name, metric in METRICS.items()}
 
 
 def group_rows(rows: Sequence[Row], column: str) -> dict[str, list[Row]]:
@@ -112,9 +63,7 @@ def compare(references: Sequence[str], systems: Systems) -> tuple[list[Row], dic
     if not others:
         return [], {}
     trainings = len(systems[baseline])
-    metrics = {
-        name: metric(references=[[*references] * trainings]) for name, metric in METRICS.items()
-    }
+    metrics = build_metrics([*references] * trainings)
     # approximate randomization, or paired bootstrap
     test = PairedTest(list(joined.items()), metrics, None, "ar" if trainings > 1 else "bs")
     results: Any  # metric -> results of the systems; typed too narrowly by sacreBLEU

@@ -232,7 +232,7 @@ def test_the_command_tells_stages_and_epochs_and_draws_the_training(tmp_path, ca
     assert "| `bert` | 900 | 8,000 | 10,000 | 7,100 |" in text
     assert "| `diff` | 900 | 4,000 | 5,900 | 3,100 |" in text
     assert text.count("`none` |") == 1 + text.count("| `none` |\n")  # it has no stages
-    assert "The dive is the steepest segment" in text
+    assert "The dive is the steepest line segment" in text
     assert (out / "training.png").read_bytes().startswith(b"\x89PNG")
     assert "![Training loss in nats](training.png)" in text
     assert "are left out" not in text
@@ -324,7 +324,7 @@ def test_a_divergence_is_drawn(losses, label, tmp_path):
 def test_a_wrong_part_of_the_training_is_one_line(tmp_path, capsys):
     log = write(tmp_path / "a.log", 5)
     assert main(["learning-curves", f"a={log}", "--updates", "16k"]) == 2
-    assert "--updates 16k: write FIRST:LAST" in capsys.readouterr().err
+    assert "--updates: write FIRST:LAST, as in 0:16000, not '16k'" in capsys.readouterr().err
 
 
 def test_names_with_dollar_signs_are_drawn_as_they_are(tmp_path, capsys):

@@ -9,24 +9,20 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
-from collections import Counter
 from pathlib import Path
 
 import pytest
-import sentencepiece
 import torch
 from fairseq import checkpoint_utils, tasks
 from fairseq.data.data_utils import post_process
 from fairseq.dataclass.configs import GenerationConfig
-from sacrebleu.metrics import BLEU
 
 from fairseq_posenc.folders import LOCK
 from fairseq_posenc.workbench.cli import main
 from fairseq_posenc.workbench.results.record import read
 from fairseq_posenc.workbench.translation import Translator
 from fairseq_posenc.workbench.translation.command_bleu import parse_systems
-from fairseq_posenc.workbench.translation.scores import PIECE_BLEU, Scorer, compare
+from fairseq_posenc.workbench.translation.scores import compare
 from tests.helpers.commands import USER_DIR, made_once, new_directory, refused, run, script, trained
 from tests.helpers.waiting import is_locked, wait_until
 
@@ -241,19 +237,6 @@ def test_translate_shows_the_greedy_and_the_best_hypotheses(translator, capsys):
         assert line.endswith(f" {hypothesis.score:.4f}  {hypothesis.text}")
 
 
-@slow
-def test_translate_knows_the_reports_example(translator, capsys):
-    command = ["translate", "--checkpoint", str(checkpoint()), "--beam", "2"]
-    assert main([*command, "--example"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    papers = json.loads((ROOT / "docs" / "papers.json").read_text(encoding="utf-8"))
-    example = papers["translations"]["example"]
-    assert lines[0] == example["source"]
-    assert lines[-1].split(maxsplit=1) == ["reference", example["target"]]
-    assert main([*command, "--example", "chat noir"]) == 2
-    assert "--example is a sentence itself" in capsys.readouterr().err
-
-
 def translate_pipe():
     """Start ``translate --plain`` between two pipes."""
     words = [script("fairseq-posenc"), "translate", "--checkpoint", checkpoint(), "--plain"]
@@ -345,56 +328,6 @@ def test_the_translations_are_those_of_fairseq_generate(evaluated, translator):
     assert lines(evaluated / "rope" / "1.txt") == [theirs[n][1] for n in range(TEST)]
     for number, (ours,) in enumerate(translator.translate(lines(data() / "test.raw.fr"), beam=3)):
         assert ours.score / math.log(2) == pytest.approx(theirs[number][0], rel=1e-4)
-
-
-def own_bleu(references: list[list[str]], hypotheses: list[list[str]]) -> float:
-    """Return BLEU-4 by the formula of Papineni et al. (2002), pooled over the corpus."""
-    logs = 0.0
-    for order in range(1, 5):
-        matches = total = 0
-        for reference, hypothesis in zip(references, hypotheses):
-            theirs, ours = (
-                Counter(tuple(each[i : i + order]) for i in range(len(each) - order + 1))
-                for each in (reference, hypothesis)
-            )
-            matches += sum((ours & theirs).values())
-            total += max(1, sum(ours.values()))  # NLTK's one departure
-        logs += math.log(matches / total) / 4
-    length, wanted = (sum(map(len, each)) for each in (hypotheses, references))
-    return math.exp(logs) * min(1.0, math.exp(1 - wanted / length))
-
-
-@slow
-def test_bleu_4_on_pieces_is_the_published_formula(evaluated):
-    """sacreBLEU without smoothing is not the same number for short translations."""
-    pytest.importorskip("nltk")
-    path = data() / "sentencepiece.model"
-    pieces = sentencepiece.SentencePieceProcessor(model_file=str(path))
-    references = lines(data() / "test.raw.en")
-    cut = pieces.encode(references, out_type=str)
-    scorer = Scorer(references, path)
-    for seed in range(3):
-        found = noisy(references, 0.2, seed)
-        expected = own_bleu(cut, pieces.encode(found, out_type=str))
-        assert 0.1 < expected < 1
-        assert scorer.score(found)[PIECE_BLEU] == pytest.approx(expected, abs=1e-12)
-    record = read(evaluated / "bleu.json")
-    assert record.data[f"signature of {PIECE_BLEU}"].endswith("smoothing, sentencepiece.model")
-    short = ["the", *references[1:]]
-    ours = scorer.score(short)[PIECE_BLEU]
-    joined = [
-        [" ".join(x) for x in pieces.encode(text, out_type=str)] for text in (short, references)
-    ]
-    metric = BLEU(tokenize="none", smooth_method="none", force=True)
-    assert abs(ours - metric.corpus_score(joined[0], [joined[1]]).score / 100) > 1e-4
-
-
-@slow
-def test_without_nltk_there_is_no_score_on_pieces(monkeypatch):
-    monkeypatch.setitem(sys.modules, "nltk", None)
-    scorer = Scorer(["the"], data() / "sentencepiece.model")
-    assert scorer.score(["the"])[PIECE_BLEU] is None
-    assert scorer.signatures[PIECE_BLEU] == "NLTK is not installed (pip install nltk)"
 
 
 def noisy(references: list[str], share: float, seed: int) -> list[str]:

@@ -13,36 +13,14 @@ from pathlib import Path
 
 from fairseq_posenc import folders
 from fairseq_posenc.tasks.glue.definitions import parse_tasks
-from fairseq_posenc.workbench.finetuning.glue.report import (
-    complete_submission,
-    format_report,
-    name_model,
-    write_results,
-)
-from fairseq_posenc.workbench.finetuning.glue.runs import (
-    CONFIGS,
-    RESULT,
-    GlueRequest,
-    claim,
-    list_runs,
-    plan_runs,
-)
+from fairseq_posenc.workbench.finetuning.glue import report, runs
 from fairseq_posenc.workbench.finetuning.glue.worker import fine_tune
 from fairseq_posenc.workbench.finetuning.glue_figures import STATISTICS
 from fairseq_posenc.workbench.finetuning.recipes import format_override
 from fairseq_posenc.workbench.loading.pretrained import read_pretrained
+from fairseq_posenc.workbench.running import options
 from fairseq_posenc.workbench.running.devices import visible_gpus
 from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
-from fairseq_posenc.workbench.running.options import (
-    add_count,
-    add_data,
-    add_on,
-    add_out,
-    add_seeds,
-    add_set,
-    finite_number,
-    parse_slurm,
-)
 from fairseq_posenc.workbench.running.pool import run_here
 from fairseq_posenc.workbench.running.progress import say
 from fairseq_posenc.workbench.running.slurm import run_on_slurm
@@ -53,19 +31,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--checkpoint", type=Path, required=True, help="pre-trained masked LM")
     add("--protocol", choices=STATISTICS, required=True, help="paper whose protocol is followed")
-    add_data(parser, "directory made by fairseq-posenc preprocess glue", required=True)
+    options.add_data(parser, "directory made by fairseq-posenc preprocess glue", required=True)
     add("--tasks", default="all", help="tasks, separated by commas (default: all eight)")
     text = "peak learning rates, as in 1e-5,2e-5 (default: the paper's)"
     add("--learning-rates", type=_parse_rates, metavar="LR,LR", default=(), help=text)
-    add_seeds(parser, "the paper's; one for m4m")
-    add_out(parser, computed="glue-MODEL-PROTOCOL")
-    add_count(parser, "--jobs", "runs at a time (default: one per GPU)")
-    add_on(parser, "partition=gpu gpus=1 time=2:00:00")
-    text = "folder of the YAML configurations (default: the project's)"
-    add("--configs", type=Path, default=CONFIGS, help=text)
+    options.add_seeds(parser, "the paper's; one for m4m")
+    options.add_out(parser, computed="glue-MODEL-PROTOCOL")
+    options.add_count(parser, "--jobs", "runs at a time (default: one per GPU)")
+    options.add_on(parser, "partition=gpu gpus=1 time=2:00:00")
     add("--dry-run", action="store_true", help="print the commands and stop")
-    add_set(parser, "model.dropout=0.2")
-    add("--json", action="store_true", help="print the record as JSON")
+    options.add_set(parser, "model.dropout=0.2")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -75,13 +50,13 @@ def run(args: argparse.Namespace) -> int:
         UserError: wrong input.
         RunError: runs failed.
     """
-    slurm = parse_slurm(args.on)
+    slurm = options.parse_slurm(args.on)
     pretrained = read_pretrained(args.checkpoint)
     # Absolute, because the runs' requests name it, and hydra changes the working folder.
     pretrained = pretrained._replace(path=pretrained.path.resolve())
-    out = (args.out or Path(f"glue-{name_model(pretrained.path)}-{args.protocol}")).resolve()
+    out = (args.out or Path(f"glue-{report.name_model(pretrained.path)}-{args.protocol}")).resolve()
     user_dir = format_override("common.user_dir", args.user_dir.resolve())
-    request = GlueRequest(
+    request = runs.GlueRequest(
         protocol=args.protocol,
         tasks=parse_tasks(args.tasks),
         data=args.data,
@@ -89,39 +64,38 @@ def run(args: argparse.Namespace) -> int:
         out=out,
         rates=args.learning_rates,
         seeds=args.seeds or (),
-        configs=args.configs,
         overrides=[user_dir, *args.changes],
     )
-    runs = plan_runs(request)
+    planned = runs.plan_runs(request)
     if args.dry_run:
-        for run in runs:
+        for run in planned:
             print(f"# {run.label}: {run.max_update:,} updates\n{shlex.join(run.command)}")
         return 0
     with signals_as_keyboard_interrupt(), folders.lock_folder(out):
         modified = pretrained.path.stat().st_mtime_ns
         model = {"protocol": args.protocol, "checkpoint": str(pretrained.path)}
         folders.claim(out, {**model, "version of the checkpoint": modified})
-        for run in runs:
-            claim(run, out)
+        for run in planned:
+            runs.claim(run, out)
         unfinished = {
             run.label: partial(fine_tune, run, out)
-            for run in runs
-            if not (run.folder(out) / RESULT).exists()
+            for run in planned
+            if not (run.folder(out) / runs.RESULT).exists()
         }
-        say(f"{len(runs)} runs, {len(unfinished)} of them not finished yet; results: {out}")
+        say(f"{len(planned)} runs, {len(unfinished)} of them not finished yet; results: {out}")
         try:  # a run that fails does not stop the others
             if slurm is None:
                 run_here(unfinished, args.jobs or len(visible_gpus()) or 1, keep_going=True)
             elif unfinished:
                 run_on_slurm(unfinished, out / "slurm", slurm, args.jobs)
         finally:  # the report covers the runs that succeeded, and lists the others
-            record = write_results(list_runs(out), out, pretrained, args.protocol)
-    print(record.text() if args.json else format_report(record))
+            record = report.write_results(runs.list_runs(out), out, pretrained, args.protocol)
+    print(report.format_report(record))
     say(f"wrote {out}/results.md, {out}/results.json and {out}/submission/")
-    if missing := complete_submission(out / "submission", args.data):
+    if missing := report.complete_submission(out / "submission", args.data):
         say(f"still missing from the submission to GLUE's site: {', '.join(missing)}")
     return 0
 
 
 def _parse_rates(text: str) -> tuple[float, ...]:
-    return tuple(dict.fromkeys(map(finite_number, text.split(","))))
+    return tuple(dict.fromkeys(map(options.finite_number, text.split(","))))

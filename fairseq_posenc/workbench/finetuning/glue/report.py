@@ -1,16 +1,16 @@
 """Writes the results of all runs: the record, ``results.md`` and the submission.
 
-A task's figures are statistics over the seeds of the learning rate with the best mean. Collapsed
-runs are listed, and the figures are repeated without them. A submission has predictions for the
-test sets as GLUE's site accepts them: a file for each set. MNLI has two development sets, matched
-and mismatched: the names of its metrics end in ``_m`` or ``_mm``, as in ``accuracy_mm``.
+A task's figures are statistics over the seeds of the learning rate with the best mean; collapsed
+runs are listed. A submission has predictions for the test sets as GLUE's site accepts them: a file
+for each set. MNLI has two development sets, matched and mismatched: the names of its metrics end in
+``_m`` or ``_mm``, as in ``accuracy_mm``.
 """
 
 from __future__ import annotations
 
 import shutil
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,26 +19,21 @@ from torch import Tensor
 from fairseq_posenc.checkpoints.recovery import BEST
 from fairseq_posenc.files import write_whole
 from fairseq_posenc.folders import read_json
-from fairseq_posenc.tasks.glue.definitions import (
-    SCORE_MAXIMUM,
-    SUBMISSION,
-    TASKS,
-    WNLI,
-    Task,
-)
+from fairseq_posenc.tasks.glue.definitions import SCORE_MAXIMUM, SUBMISSION, TASKS, WNLI, Task
 from fairseq_posenc.workbench.finetuning.glue.runs import RESULT, GlueRun
 from fairseq_posenc.workbench.finetuning.glue_figures import STATISTICS, select_figures
 from fairseq_posenc.workbench.loading.pretrained import Pretrained
 from fairseq_posenc.workbench.results.markdown import table
 from fairseq_posenc.workbench.results.record import Record, Row, own_command
 
-_METRIC_TITLES = {"f1": "F1", "matthews": "Matthews", "pearson": "Pearson", "spearman": "Spearman"}
 _SPREAD_COLUMNS = ["task", "metric", "learning rate", "seeds", "best", "mean", "median", "std"]
 
 
 class GlueResult(NamedTuple):
     """The result of a finished run."""
 
+    task: str
+    metric: str  # the reported one
     learning_rate: float
     seed: int
     folder: str
@@ -52,20 +47,15 @@ def write_results(
 ) -> Record:
     """Write results and submission of all runs of a folder, finished or not; return the record."""
     finished = [run for run in runs if (run.folder(out) / RESULT).exists()]
-    tasks = {}
-    for task in TASKS:
-        if task_runs := [run for run in finished if run.task == task]:
-            metric = task_runs[0].reported_metric  # the protocol's, so the same for all
-            results = [
-                GlueResult(run.learning_rate, run.seed, str(folder), **read_json(folder / RESULT))
-                for run in task_runs
-                for folder in [run.folder(out)]
-            ]
-            tasks[task] = (metric, results)
-            best = find_best(results, metric)
-            for path in sorted(Path(best.folder).glob("submission/*.tsv")):
-                (out / "submission").mkdir(exist_ok=True)
-                shutil.copyfile(path, out / "submission" / path.name)
+    results = []
+    for run in finished:
+        folder = run.folder(out)
+        described = run.task, run.reported_metric, run.learning_rate, run.seed, str(folder)
+        results.append(GlueResult(*described, **read_json(folder / RESULT)))
+    for group in group_by_task(results):
+        for path in sorted(Path(find_best(group).folder).glob("submission/*.tsv")):
+            (out / "submission").mkdir(exist_ok=True)
+            shutil.copyfile(path, out / "submission" / path.name)
     facts = {
         "name": name_model(pretrained.path),
         "checkpoint": str(pretrained.path),
@@ -73,7 +63,7 @@ def write_results(
         "protocol": protocol,
         "unfinished": "; ".join(run.label for run in runs if run not in finished),
     }
-    record = build_record(tasks, str(pretrained.spec), facts)
+    record = build_record(results, str(pretrained.spec), facts)
     record.write(out / "results.json")
     write_whole(out / "results.md", format_report(record))
     return record
@@ -85,47 +75,40 @@ def name_model(path: Path) -> str:
     return folder if path.name == BEST else f"{folder}-{path.stem}"
 
 
-def build_record(
-    tasks: Mapping[str, tuple[str, Sequence[GlueResult]]], spec: str, facts: Mapping[str, Any]
-) -> Record:
-    """Build the record of all runs.
+def group_by_task(results: Sequence[GlueResult]) -> list[list[GlueResult]]:
+    """Group results by task, in the order of :data:`TASKS`."""
+    groups = [[result for result in results if result.task == task] for task in TASKS]
+    return [group for group in groups if group]
 
-    Args:
-        tasks: the reported metric of each task, and the results of its runs (at least one).
-        spec: spec of the model's positions.
-        facts: other facts about the model and its runs.
-    """
-    figures: dict[str, list[Row]] = {"tasks": [], "without_collapsed": [], "runs": []}
-    for task, (metric, results) in tasks.items():
-        selected = _select_best_rate(results, metric)
-        best = find_best(results, metric)  # of all learning rates
+
+def build_record(results: Sequence[GlueResult], spec: str, facts: Mapping[str, Any]) -> Record:
+    """Build the record of all results; ``facts`` are about the model, whose spec is ``spec``."""
+    figures: dict[str, list[Row]] = {"tasks": [], "runs": []}
+    for group in group_by_task(results):
+        selected, best = _select_best_rate(group), find_best(group)
         for name in best.metrics:
-            row = {"task": task, "metric": name, "reported": name == metric}
+            row = {"task": best.task, "metric": name, "reported": name == best.metric}
             figures["tasks"].append({**row, **_summarise_seeds(selected, name, best)})
-        sound = [result for result in selected if not result.collapsed]
-        if sound and len(sound) < len(selected):
-            spread = _summarise_seeds(sound, metric, find_best(sound, metric))
-            figures["without_collapsed"].append({"task": task, "metric": metric, **spread})
-        for result in results:
-            row = {"task": task, **result._asdict(), **result.metrics}
-            del row["metrics"]
+        for result in group:
+            row = {**result._asdict(), **result.metrics}
+            del row["metric"], row["metrics"]
             figures["runs"].append(row)
     return Record("glue", figures, facts, spec, command=own_command())
 
 
-def find_best(results: Sequence[GlueResult], metric: str) -> GlueResult:
-    """Find the result that is best by a metric."""
-    return max(results, key=lambda result: result.metrics[metric])
+def find_best(results: Sequence[GlueResult]) -> GlueResult:
+    """Find the best result of a task, of all learning rates and seeds."""
+    return max(results, key=lambda result: result.metrics[result.metric])
 
 
-def _select_best_rate(results: Sequence[GlueResult], metric: str) -> list[GlueResult]:
-    """Select the results of the learning rate with the best mean over its seeds."""
+def _select_best_rate(results: Sequence[GlueResult]) -> list[GlueResult]:
+    """Select a task's results of the learning rate with the best mean over its seeds."""
     by_rate: dict[float, list[GlueResult]] = {}
     for result in results:
         by_rate.setdefault(result.learning_rate, []).append(result)
     return max(
         by_rate.values(),
-        key=lambda group: statistics.fmean(result.metrics[metric] for result in group),
+        key=lambda group: statistics.fmean(result.metrics[result.metric] for result in group),
     )
 
 
@@ -161,7 +144,9 @@ def format_report(record: Record) -> str:
         "",
         "The seeds are those of the learning rate with the best mean; `best` is over all runs.",
         "",
-        table(_SPREAD_COLUMNS, _build_spread_rows(record), "l"),
+        table(
+            _SPREAD_COLUMNS, [_format_spread(row) for row in record.rows if row["reported"]], "l"
+        ),
         "",
     ]
     if collapsed := [run["folder"] for run in record.figures["runs"] if run["collapsed"]]:
@@ -173,25 +158,12 @@ def format_report(record: Record) -> str:
     return "\n".join(lines)
 
 
-def _build_spread_rows(record: Record) -> Iterator[list[str]]:
-    """Yield a task's row over all seeds, then one without its collapsed runs if it has some."""
-    without_collapsed = {row["task"]: row for row in record.figures["without_collapsed"]}
-    for reported in (row for row in record.rows if row["reported"]):
-        task = reported["task"]
-        rows = {task: reported}
-        if task in without_collapsed:
-            rows[f"{task}, without collapsed runs"] = without_collapsed[task]
-        for name, row in rows.items():
-            values = [f"{row['learning_rate']:g}", str(row["seeds"])]
-            values += [f"{row[key]:.2f}" for key in ("best", "mean", "median")]
-            values.append(f"{row['std']:.2f}" if row["seeds"] > 1 else "-")
-            yield [name, _format_metric(row["metric"]), *values]
-
-
-def _format_metric(metric: str) -> str:
-    """Format the name of a metric, such as ``accuracy mm`` for ``accuracy_mm``."""
-    name, _, split = metric.partition("_")
-    return f"{_METRIC_TITLES.get(name, name)} {split}".strip()
+def _format_spread(row: Row) -> list[str]:
+    """Format the spread of a task's reported metric over the seeds."""
+    values = [f"{row[key]:.2f}" for key in ("best", "mean", "median")]
+    values.append(f"{row['std']:.2f}" if row["seeds"] > 1 else "-")
+    metric = row["metric"].replace("_", " ")
+    return [row["task"], metric, f"{row['learning_rate']:g}", str(row["seeds"]), *values]
 
 
 def write_predictions(path: Path, ids: Sequence[str], predictions: Sequence[str]) -> None:

@@ -15,11 +15,7 @@ from fairseq_posenc import folders
 from fairseq_posenc.checkpoints.recovery import newest_checkpoint
 from fairseq_posenc.tasks.glue.data import find_training_data
 from fairseq_posenc.tasks.glue.definitions import TASKS, Task
-from fairseq_posenc.workbench.finetuning.recipes import (
-    build_command,
-    build_settings,
-    compose_recipe,
-)
+from fairseq_posenc.workbench.finetuning import recipes
 from fairseq_posenc.workbench.loading.pretrained import Pretrained
 from fairseq_posenc.workbench.running.files import find_shipped_folder
 
@@ -41,7 +37,7 @@ class GlueRun(NamedTuple):
     @property
     def command(self) -> list[str]:
         """The command that trains the run."""
-        return build_command(Path(self.config), self.settings)
+        return recipes.build_command(Path(self.config), self.settings)
 
     @property
     def label(self) -> str:
@@ -55,11 +51,7 @@ class GlueRun(NamedTuple):
 
     def folder(self, out: Path) -> Path:
         """Build the path of the run's folder."""
-        return _find_folder(out, self.task, self.learning_rate, self.seed)
-
-
-def _find_folder(out: Path, task: str, learning_rate: float, seed: int) -> Path:
-    return out / task / f"lr{learning_rate:g}-seed{seed}"
+        return out / self.task / f"lr{self.learning_rate:g}-seed{self.seed}"
 
 
 class GlueRequest(NamedTuple):
@@ -72,7 +64,6 @@ class GlueRequest(NamedTuple):
     out: Path  # folder of the runs, absolute
     rates: Sequence[float]  # peak learning rates; empty for those of the YAML files
     seeds: Sequence[int]  # random seeds; empty for those of the YAML files
-    configs: Path  # folder of the YAML files
     overrides: Sequence[str]  # hydra overrides
 
 
@@ -80,8 +71,8 @@ def plan_runs(request: GlueRequest) -> list[GlueRun]:
     """Plan the runs of all tasks.
 
     Raises:
-        UserError: a task has no data or no configuration, its data have another dictionary, or an
-            example is longer than the model's positions.
+        UserError: a task has no data, its data have another dictionary, or an example is longer
+            than the model's positions.
     """
     runs = []
     pretrained = request.pretrained
@@ -89,22 +80,13 @@ def plan_runs(request: GlueRequest) -> list[GlueRun]:
         data = find_training_data(request.data, task)
         pretrained.check_dictionary(data.dictionary)
         data.check_lengths(pretrained.max_positions, pretrained.path)
-        path = request.configs / f"{task.config_name(request.protocol)}.yaml"
+        path = CONFIGS / f"{task.config_name(request.protocol)}.yaml"
         examples = data.splits["train"]["examples"]
-        cfg = compose_recipe(path, examples, request.overrides)
+        cfg = recipes.compose_recipe(path, examples, request.overrides)
         # The options come first, then the file's lists, then the values of a single training.
         rates = request.rates or cfg.task.learning_rates or cfg.optimization.lr[:1]
         seeds = request.seeds or cfg.task.seeds or [cfg.common.seed]
         for rate, seed in product(rates, seeds):
-            values = {
-                "common.seed": seed,
-                "task.data": data.path,
-                "task.max_positions": pretrained.max_positions,
-                "optimization.lr": [rate],
-                "optimization.max_update": cfg.optimization.max_update,
-                "lr_scheduler.warmup_updates": cfg.lr_scheduler.warmup_updates,
-                "checkpoint.save_dir": _find_folder(request.out, task.name, rate, seed),
-            }
             run = GlueRun(
                 task=task.name,
                 learning_rate=rate,
@@ -112,9 +94,19 @@ def plan_runs(request: GlueRequest) -> list[GlueRun]:
                 metric=cfg.checkpoint.best_checkpoint_metric,
                 max_update=cfg.optimization.max_update,
                 config=str(path.resolve()),
-                settings=build_settings(pretrained, values, request.overrides),
+                settings={},
             )
-            runs.append(run)
+            values = {
+                "common.seed": seed,
+                "task.data": data.path,
+                "task.max_positions": pretrained.max_positions,
+                "optimization.lr": [rate],
+                "optimization.max_update": cfg.optimization.max_update,
+                "lr_scheduler.warmup_updates": cfg.lr_scheduler.warmup_updates,
+                "checkpoint.save_dir": run.folder(request.out),
+            }
+            settings = recipes.build_settings(pretrained, values, request.overrides)
+            runs.append(run._replace(settings=settings))
     return runs
 
 

@@ -8,38 +8,34 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from fairseq_posenc.checkpoints.recovery import LAST
+from omegaconf import DictConfig, OmegaConf
+
+from fairseq_posenc import folders
+from fairseq_posenc.checkpoints.recovery import LAST, ensure_last_checkpoint
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.files import write_whole
-from fairseq_posenc.folders import lock_folder
-from fairseq_posenc.tokens.squad_file import (
-    V2,
-    Squad,
-    read_odds,
-    read_predictions,
-    read_squad,
-)
+from fairseq_posenc.tasks.squad.databin import SquadDataBin, open_data_bin
+from fairseq_posenc.tokens.squad_file import V2, Squad, read_odds, read_predictions, read_squad
 from fairseq_posenc.workbench.examples import EXAMPLES
-from fairseq_posenc.workbench.finetuning.recipes import format_override
+from fairseq_posenc.workbench.finetuning import recipes
 from fairseq_posenc.workbench.finetuning.squad.predict import Predictor
 from fairseq_posenc.workbench.finetuning.squad.score import Figures, evaluate, unanswered
-from fairseq_posenc.workbench.finetuning.squad.train import fine_tune
+from fairseq_posenc.workbench.loading.checkpoints import updates_done
+from fairseq_posenc.workbench.loading.pretrained import Pretrained, read_pretrained
 from fairseq_posenc.workbench.results.record import Record, own_command
+from fairseq_posenc.workbench.running import options
 from fairseq_posenc.workbench.running.devices import ComputeOptions
 from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
-from fairseq_posenc.workbench.running.options import (
-    add_computing,
-    add_count,
-    add_data,
-    add_examples,
-    add_out,
-    add_set,
-    finite_number,
-)
+from fairseq_posenc.workbench.running.files import find_shipped_folder
 from fairseq_posenc.workbench.running.progress import say
+
+# In M4M's paper, encodings that diverged at the rate of the others, and the rate that they needed.
+_DIVERGED = {"raffel", "tupe"}
+_SMALLER_RATE = "optimization.lr=[2.5e-05]"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, (description, add_options, run_action) in ACTIONS.items():
         subparser = actions.add_parser(name, help=description, description=description)
         add_options(subparser)
-        add_examples(subparser, EXAMPLES[f"squad {name}"])
+        options.add_examples(subparser, EXAMPLES[f"squad {name}"])
         subparser.set_defaults(run_action=run_action)
 
 
@@ -64,9 +60,9 @@ def run(args: argparse.Namespace) -> int:
 def _add_train(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--checkpoint", type=Path, required=True, metavar="FILE", help="the pre-trained model")
-    add_data(parser, "directory made by fairseq-posenc preprocess squad", required=True)
-    add_out(parser)
-    add_set(parser, "optimization.lr=[2e-5]")
+    options.add_data(parser, "directory made by fairseq-posenc preprocess squad", required=True)
+    options.add_out(parser)
+    options.add_set(parser, "optimization.lr=[2e-5]")
 
 
 def _add_predict(parser: argparse.ArgumentParser) -> None:
@@ -74,10 +70,10 @@ def _add_predict(parser: argparse.ArgumentParser) -> None:
     add("--checkpoint", type=Path, required=True, metavar="FILE", help="the fine-tuned model")
     add("--questions", type=Path, required=True, metavar="JSON", help="SQuAD file")
     text = "directory made by fairseq-posenc preprocess squad (default: that of the training)"
-    add_data(parser, text)
-    add_out(parser)
-    add_count(parser, "--max-tokens", "maximum tokens of a batch", 8192)
-    add_computing(parser)
+    options.add_data(parser, text)
+    options.add_out(parser)
+    options.add_count(parser, "--max-tokens", "maximum tokens of a batch", 8192)
+    options.add_computing(parser)
 
 
 def _add_score(parser: argparse.ArgumentParser) -> None:
@@ -86,17 +82,56 @@ def _add_score(parser: argparse.ArgumentParser) -> None:
     add("predictions", type=Path, metavar="PREDICTIONS.json", help="answers by id")
     add("--na-prob-file", type=Path, metavar="JSON", help="SQuAD 2.0: odds of no answer, by id")
     text = "SQuAD 2.0: predict no answer if the odds exceed this (default: 1)"
-    add("--na-prob-thresh", type=finite_number, metavar="X", help=text)
+    add("--na-prob-thresh", type=options.finite_number, metavar="X", help=text)
 
 
 def _train(args: argparse.Namespace) -> int:
-    user_dir = format_override("common.user_dir", args.user_dir.resolve())
-    overrides = [user_dir, *args.changes]
-    with signals_as_keyboard_interrupt():
-        fine_tune(args.checkpoint, args.data, args.out, overrides)
-    model = args.out / LAST
-    say(f"wrote {model}; next: fairseq-posenc squad predict --checkpoint {model} ...")
+    """Train, or continue; return the exit code."""
+    out: Path = args.out
+    user_dir = recipes.format_override("common.user_dir", args.user_dir.resolve())
+    changes = [user_dir, *args.changes]
+    pretrained = read_pretrained(args.checkpoint)
+    cfg, command = compose_training(pretrained, open_data_bin(args.data), out, changes)
+    updates = cfg.optimization.max_update
+    with signals_as_keyboard_interrupt(), folders.lock_folder(out) as lock:
+        ensure_last_checkpoint(out)
+        if (out / folders.REQUEST).exists() and not updates_done(out):
+            folders.empty(out)  # it failed before its first checkpoint
+        folders.claim(out, cast("dict[str, Any]", OmegaConf.to_container(cfg, enum_to_str=True)))
+        if updates_done(out) >= updates:
+            say(f"{out}: the training is finished, and nothing was changed")
+        else:
+            recipes.train(command, out, lock, str(out), updates, "loss")
+    say(f"wrote {out / LAST}; next: fairseq-posenc squad predict --checkpoint {out / LAST} ...")
     return 0
+
+
+def compose_training(
+    pretrained: Pretrained, data_bin: SquadDataBin, out: Path, changes: Sequence[str]
+) -> tuple[DictConfig, list[str]]:
+    """Compose a training; return its configuration and its command.
+
+    Args:
+        pretrained: the model to start from.
+        data_bin: the data.
+        out: folder of the results.
+        changes: the user's hydra overrides.
+
+    Raises:
+        UserError: an override cannot be read, or sizes do not fit.
+    """
+    pretrained.check_dictionary(data_bin.dictionary)
+    data_bin.check_lengths(pretrained.max_positions, pretrained.path)
+    version = data_bin.version.replace(".", "")
+    path = find_shipped_folder("finetune_configs") / f"squad{version}.yaml"
+    if {item.name for item in pretrained.spec.items} & _DIVERGED:
+        changes = [_SMALLER_RATE, *changes]
+    values = {"task.data": data_bin.path.resolve(), "checkpoint.save_dir": out.resolve()}
+    settings = recipes.build_settings(pretrained, values, changes)
+    cfg = recipes.compose_recipe(path, data_bin.train_windows, recipes.join_overrides(settings))
+    settings["optimization.max_update"] = str(cfg.optimization.max_update)
+    settings["lr_scheduler.warmup_updates"] = str(cfg.lr_scheduler.warmup_updates)
+    return cfg, recipes.build_command(path, settings)
 
 
 def _predict(args: argparse.Namespace) -> int:
@@ -104,39 +139,29 @@ def _predict(args: argparse.Namespace) -> int:
     compute = ComputeOptions.choose(args.device, args.fp16, args.bf16)
     squad = read_squad(args.questions)
     predictor = Predictor.load(args.checkpoint, args.data, compute)
-    if predictor.version != squad.version:
-        say(
-            f"note: the model was trained on SQuAD {predictor.version}, but the questions are from "
-            f"SQuAD {squad.version}"
-        )
-    with lock_folder(args.out):
+    with folders.lock_folder(args.out):
         predictions = predictor.predict(squad.questions, args.max_tokens)
         if cut := predictor.window_maker.questions_cut:
             say(f"{cut:,} questions were longer than the limit and were cut")
-        may_abstain = squad.version == V2
         answers = {x.id: x.answer for x in predictions}
-        odds = {x.id: x.null_odds for x in predictions} if may_abstain else None
-        nbest = {x.id: x.rank(with_null=may_abstain) for x in predictions}
-        _write_json(args.out / "nbest.json", nbest)
-        if odds is None:
-            _write_json(args.out / "predictions.json", answers)
-        else:
-            final = {key: "" if odds[key] > 0.0 else answer for key, answer in answers.items()}
-            _write_json(args.out / "predictions.json", final)
+        odds = {x.id: x.null_odds for x in predictions} if squad.version == V2 else None
+        preferred = {
+            key: "" if odds and odds[key] > 0.0 else answer for key, answer in answers.items()
+        }
+        _write_json(args.out / "predictions.json", preferred)
+        if odds is not None:
             # Answers even where none is preferred: scoring finds the best threshold of the odds.
             _write_json(args.out / "answers.json", answers)
             _write_json(args.out / "null_odds.json", odds)
         if squad.answered:
             figures = evaluate(squad, answers, odds, threshold=0.0)
-            # The folder names the model, because the file is checkpoint_last.pt.
-            name = args.checkpoint.resolve().parent.name
-            facts = {"name": name, "checkpoint": str(args.checkpoint)}
-            facts |= {"questions": str(squad.path), "squad": squad.version}
-            names = {"exact_match": "exact"}  # from SQuAD 1.1 to 2.0
-            row = {names.get(name, name): value for name, value in figures.items()}
-            row["total"] = len(squad.questions)
-            command = own_command()
-            record = Record("squad", {"scores": [row]}, facts, predictor.spec, command=command)
+            facts = {"name": args.checkpoint.resolve().parent.name}  # the file: checkpoint_last.pt
+            facts |= {"checkpoint": str(args.checkpoint), "questions": str(squad.path)}
+            facts["squad"] = squad.version
+            # Both versions have the names of 2.0.
+            row = {name.replace("exact_match", "exact"): x for name, x in figures.items()}
+            tables = {"scores": [{**row, "total": len(squad.questions)}]}
+            record = Record("squad", tables, facts, predictor.spec, command=own_command())
             record.write(args.out / "score.json")
             say(f"wrote {args.out / 'score.json'}")
             _print_figures(squad, figures)

@@ -7,6 +7,7 @@ of a span is the sum of the two; that of no answer, called ``null``, is the sum 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
@@ -24,41 +25,16 @@ from fairseq_posenc.workbench.loading.open_model import open_model
 from fairseq_posenc.workbench.running.devices import ComputeOptions
 from fairseq_posenc.workbench.running.progress import bar
 
-NBEST = 20  # spans of a window, and answers to a question
+NBEST = 20  # spans of a window; the best may have no text
 MAX_ANSWER = 30  # tokens
-
-
-class Candidate(NamedTuple):
-    """A possible answer."""
-
-    text: str  # text from the context; empty for no answer
-    score: float
 
 
 class Prediction(NamedTuple):
     """The prediction for a question."""
 
     id: str  # id of the question
-    candidates: list[Candidate]  # possible answers, best first; empty if the context is empty
-    null: float  # score of no answer
-
-    @property
-    def answer(self) -> str:
-        """Text of the best candidate."""
-        return self.candidates[0].text if self.candidates else ""
-
-    @property
-    def null_odds(self) -> float:
-        """Score of no answer minus that of the best candidate."""
-        return self.null - self.candidates[0].score if self.candidates else 0.0
-
-    def rank(self, with_null: bool) -> list[dict[str, Any]]:
-        """Rank the candidates, and no answer too if ``with_null``, with their probabilities."""
-        candidates = [*self.candidates, *([Candidate("", self.null)] if with_null else [])]
-        candidates.sort(key=lambda candidate: -candidate.score)
-        weights = np.exp([c.score - candidates[0].score for c in candidates])
-        probabilities = (weights / weights.sum()).tolist()
-        return [{**c._asdict(), "probability": p} for c, p in zip(candidates, probabilities)]
+    answer: str  # the best text of the context; empty if the context is empty
+    null_odds: float  # score of no answer minus that of the answer; 0 if the context is empty
 
 
 class Guess(NamedTuple):
@@ -107,17 +83,14 @@ def find_best_spans(window: SquadWindow, start: np.ndarray, end: np.ndarray) -> 
 def combine_windows(
     question_id: str, context: str, tokens: TextTokens, windows: Sequence[WindowSpans]
 ) -> Prediction:
-    """Combine the best spans of all windows of a question into texts of the tokenized context."""
-    spans = [span for window in windows for span in window.spans]
-    candidates: dict[str, Candidate] = {}  # a text that occurs twice counts with its best score
-    for span in sorted(spans, key=lambda span: -span.score):
-        start, end = int(tokens.starts[span.first]), int(tokens.ends[span.last])
-        text = context[start:end].strip()
-        if text and text not in candidates:
-            candidates[text] = Candidate(text, span.score)
+    """Choose the best span of all windows of a question that has text of the context."""
     # The window that is least in favour of no answer decides about it.
     null = min(window.null for window in windows)
-    return Prediction(question_id, list(candidates.values())[:NBEST], null)
+    for span in sorted(chain(*(window.spans for window in windows)), key=lambda span: -span.score):
+        text = context[tokens.starts[span.first] : tokens.ends[span.last]].strip()
+        if text:
+            return Prediction(question_id, text, null - span.score)
+    return Prediction(question_id, "", 0.0)
 
 
 class Predictor(NamedTuple):
@@ -125,7 +98,6 @@ class Predictor(NamedTuple):
 
     model: Any  # RoBERTa with a span head, in evaluation mode, on its device
     window_maker: WindowMaker
-    version: str  # version of SQuAD that the model was fine-tuned on
     spec: str  # spec of its position encodings
 
     @classmethod
@@ -147,11 +119,10 @@ class Predictor(NamedTuple):
                 f"--checkpoint {path}: was not fine-tuned on SQuAD; use fairseq-posenc squad train"
             )
         opened = open_model(path, data, state=state)
-        dictionary, data_bin = opened.task.dictionary, opened.task.data_bin
+        dictionary = opened.task.dictionary
         tokenizer = load_tokenizer(opened.data, dictionary)
-        window_maker = WindowMaker(tokenizer, dictionary, data_bin.limits)
-        spec = str(opened.positions["encoder"])
-        return cls(compute.place(opened.model), window_maker, data_bin.version, spec)
+        window_maker = WindowMaker(tokenizer, dictionary, opened.task.data_bin.limits)
+        return cls(compute.place(opened.model), window_maker, str(opened.positions["encoder"]))
 
     def predict(self, questions: Sequence[Question], max_tokens: int) -> list[Prediction]:
         """Answer questions.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import string
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import reduce
 from operator import add
 from typing import NamedTuple, Optional
@@ -126,11 +126,14 @@ def _evaluate_v2(
         # Without odds, the official script assumes 0 for every question.
         if (0.0 if odds is None else odds[question_id]) > threshold:
             final.exact[question_id] = final.f1[question_id] = float(not is_answerable)
-    figures = _average_scores(final, has_answer)
-    for prefix, answerable in (("HasAns", True), ("NoAns", False)):
-        if ids := [key for key, is_answerable in has_answer.items() if is_answerable == answerable]:
-            means = _average_scores(final, ids)
-            figures.update({f"{prefix}_{name}": value for name, value in means.items()})
+    answerable = [key for key, is_answerable in has_answer.items() if is_answerable]
+    unanswerable = [key for key, is_answerable in has_answer.items() if not is_answerable]
+    figures: Figures = {}
+    for prefix, ids in (("", [*has_answer]), ("HasAns_", answerable), ("NoAns_", unanswerable)):
+        if ids:
+            for metric, values in zip(Scores._fields, final):
+                figures[prefix + metric] = 100.0 * sum(values[key] for key in ids) / len(ids)
+            figures[f"{prefix}total"] = len(ids)
     if odds is not None:
         for metric, scores in zip(Scores._fields, raw):
             best, best_threshold = _find_best_threshold(predictions, scores, odds, has_answer)
@@ -150,14 +153,6 @@ def _compute_scores(
         scores.exact[question.id] = max(exact(text, predicted) for text in texts)
         scores.f1[question.id] = max(f1(text, predicted, empty_agrees) for text in texts)
     return scores
-
-
-def _average_scores(scores: Scores, ids: Collection[str]) -> Figures:
-    """Average both scores of the questions with some ids, in percent."""
-    figures: Figures = {}
-    for metric, values in zip(Scores._fields, scores):
-        figures[metric] = 100.0 * sum(values[question_id] for question_id in ids) / len(ids)
-    return {**figures, "total": len(ids)}
 
 
 def _find_best_threshold(
