@@ -54,10 +54,10 @@ GROUPS: dict[str, dict[str, Command]] = {
             "describe the formula and cost of an encoding", ".describe_command:describe"
         ),
         "count": Command("count the position parameters of a model", ".describe_command:count"),
-        "plot": Command("plot the positions of a checkpoint or of a spec", ".plots.command"),
+        "plot": Command("plot the positions of a checkpoint or of a spec", ".plots.command:plot"),
         "inspect": Command(
             "write an HTML page with the attention of every head to a text",
-            ".plots.inspect_command",
+            ".plots.command:inspect",
         ),
     },
     "compare encodings": {

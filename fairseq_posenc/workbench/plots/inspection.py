@@ -1,14 +1,12 @@
-"""Quantizes the attention of a model to 16-bit integers, and fills the HTML page of ``inspect``.
+"""Quantizes the attention of models to 16-bit integers, and fills the HTML page of ``inspect``.
 
-The *kinds* of attention are ``encoder``, ``decoder`` and ``cross``. The letters of shapes are those
-of :mod:`~fairseq_posenc.encodings.base`, with L layers.
+The letters of shapes are those of :mod:`~fairseq_posenc.encodings.base`, with L layers.
 """
 
 from __future__ import annotations
 
 import base64
 import json
-import re
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,122 +19,93 @@ from fairseq_posenc.analysis.split import CapturedAttention
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.version import __version__
 
-TEMPLATE = Path(__file__).with_name("inspect.html")
-_PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
-_MAX_PAGE_BYTES = 64e6  # of codes, which a browser still opens quickly
-# A pair of tokens in a head has four planes with most encodings (the weight and three parts of the
-# score), with a code of two bytes in each.
-_BYTES_PER_PAIR = 8
-# Limits of the steps from the smallest to the largest value of a matrix. If these are far apart, a
-# step may be larger than `MAX_STEP`.
-MAX_STEP = 0.01
-MIN_STEPS = 254
-_MAX_STEPS = 65_000  # so that a code fits into two bytes
 # The stacks of the queries and of the keys, by kind of attention.
 STACKS = {
     "encoder": ("encoder", "encoder"),
     "decoder": ("decoder", "decoder"),
     "cross": ("decoder", "encoder"),
 }
+TEMPLATE = Path(__file__).with_name("inspect.html")
+# Limits of the steps from the smallest to the largest value of a matrix. If these are far apart, a
+# step may be larger than `MAX_STEP`.
+MAX_STEP = 0.01
+MIN_STEPS = 254
+_MAX_STEPS = 65_000  # so that a code fits into two bytes
 
 
-class Inspection(NamedTuple):
+class TextAttention(NamedTuple):
     """The attention of a model to one text."""
 
-    page_facts: dict[str, Any]  # what the page shows of the model, and the kinds of attention
-    codes: bytes  # the quantized planes of all kinds, concatenated
+    path: Path  # checkpoint or folder of the model
+    sha256: str  # checksum of its weights
+    family: str  # name of its family or class
+    positions: dict[str, str | None]  # spec of each stack; None for fairseq's own positions
+    labels: dict[str, list[str]]  # text of each token, by stack
+    captured: list[CapturedAttention]
 
-    @classmethod
-    def build(
-        cls,
-        path: Path,
-        sha256: str,
-        family: str,
-        positions: dict[str, str | None],
-        captured: Sequence[CapturedAttention],
-        labels: dict[str, list[str]],
-    ) -> Inspection:
-        """Quantize the captured attention of a model.
-
-        Args:
-            path: checkpoint or folder of the model.
-            sha256: checksum of its weights.
-            family: name of its family or class.
-            positions: spec of each stack; None for fairseq's own positions.
-            captured: attention to one text.
-            labels: text of each token, by stack.
-
-        Raises:
-            UserError: attention that is NaN or infinite.
-        """
-        kinds = []
-        codes = bytearray()
-        for kind, layers in group_by_kind(captured).items():
-            planes: list[dict[str, Any]] = []
-            visible = find_visible(layers)
-            for (name, role), values in _collect_planes(layers).items():
-                # Very large weights can cause NaN and infinity; the first layer is named.
-                for number, layer in enumerate(values, start=1):
-                    if not layer.isfinite().all():
-                        raise UserError(
-                            f"{path}: attention that is NaN or infinite ({kind}, layer {number}, "
-                            f"{name}); the training diverged"
-                        )
-                coded = quantize(values, visible)
-                # From these the page computes the numbers that the codes stand for.
-                scale = {"step": coded.step, "first": coded.first, "last": coded.last}
-                planes.append({"name": name, "role": role, "start": len(codes), **scale})
-                # All low bytes, then all high bytes, compress well.
-                for part in coded.codes % 256, coded.codes // 256:
-                    codes += part.to(torch.uint8).numpy().tobytes()
-            queries, keys = STACKS[kind]
-            kinds.append(
-                {
-                    "name": kind,
-                    "shown": find_telling_head(torch.cat([layer.weights for layer in layers])),
-                    "layers": len(layers),
-                    "heads": layers[0].weights.size(1),
-                    "queries": labels[queries],
-                    "keys": labels[keys],
-                    "planes": planes,
-                }
-            )
-        facts = {"path": str(path), "sha256": sha256, "family": family, "positions": positions}
-        return cls({**facts, "kinds": kinds}, bytes(codes))
+    def group_by_kind(self) -> dict[str, list[CapturedAttention]]:
+        """Group the layers by the kind of attention, a key of :data:`STACKS`."""
+        by_kind: dict[str, list[CapturedAttention]] = {}
+        for layer in self.captured:
+            by_kind.setdefault("cross" if layer.cross else layer.stack, []).append(layer)
+        return by_kind
 
 
-def refuse_large_page(path: Path, heads: int, labels: dict[str, list[str]]) -> None:
-    """Refuse a page that would be too large; ``heads`` counts the heads of all layers."""
-    longest = max(map(len, labels.values()))
-    limit = int((_MAX_PAGE_BYTES / _BYTES_PER_PAIR / heads) ** 0.5)
-    if longest > limit:
-        raise UserError(
-            f"{path}: {longest} tokens in {heads} heads are too many for one page; give a text of "
-            f"at most {limit} tokens"
+def render_page(models: Sequence[TextAttention], command: str) -> str:
+    """Fill the page's template with one or two models, and the command that made the page.
+
+    Raises:
+        UserError: attention that is NaN or infinite.
+    """
+    described, codes = [], b""
+    for model in models:
+        facts, planes = _describe_model(model)
+        described.append({**facts, "start": len(codes)})
+        codes += planes
+    data = {"command": command, "version": __version__, "models": described}
+    page = TEMPLATE.read_text(encoding="utf-8")
+    page = page.replace("{{codes}}", base64.b64encode(zlib.compress(codes)).decode())
+    # "<" could end the script element around the data.
+    text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
+    return page.replace("{{data}}", text)
+
+
+def _describe_model(model: TextAttention) -> tuple[dict[str, Any], bytes]:
+    """Return what the page shows of a model, and the quantized planes of all kinds of attention."""
+    kinds = []
+    codes = bytearray()
+    for kind, layers in model.group_by_kind().items():
+        weights = torch.cat([layer.weights for layer in layers])
+        visible = find_visible(weights)
+        planes: list[dict[str, Any]] = []
+        for (name, role), values in _collect_planes(layers).items():
+            # Very large weights can cause NaN and infinity; the first layer is named.
+            if broken := [n for n, layer in enumerate(values, 1) if not layer.isfinite().all()]:
+                raise UserError(
+                    f"{model.path}: attention that is NaN or infinite ({kind}, layer {broken[0]}, "
+                    f"{name}); the training diverged"
+                )
+            coded = quantize(values, visible)
+            # From these the page computes the numbers that the codes stand for.
+            scale = {"step": coded.step, "first": coded.first, "last": coded.last}
+            planes.append({"name": name, "role": role, "start": len(codes), **scale})
+            # All low bytes, then all high bytes, compress well.
+            for part in coded.codes % 256, coded.codes // 256:
+                codes += part.to(torch.uint8).numpy().tobytes()
+        queries, keys = STACKS[kind]
+        kinds.append(
+            {
+                "name": kind,
+                "shown": find_telling_head(weights),
+                "layers": len(layers),
+                "heads": weights.size(1),
+                "queries": model.labels[queries],
+                "keys": model.labels[keys],
+                "planes": planes,
+            }
         )
-
-
-def render_page(inspections: Sequence[Inspection], command: str) -> str:
-    """Fill the page's template with one or two models, and the command that made the page."""
-    models, codes = [], b""
-    for inspection in inspections:
-        models.append({**inspection.page_facts, "start": len(codes)})
-        codes += inspection.codes
-    data = {"command": command, "version": __version__, "models": models}
-    filled = {
-        # "<" could end the script element around the data.
-        "data": json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"),
-        "codes": base64.b64encode(zlib.compress(codes)).decode(),
-    }
-    return _PLACEHOLDER.sub(lambda match: filled[match[1]], TEMPLATE.read_text(encoding="utf-8"))
-
-
-def group_by_kind(captured: Sequence[CapturedAttention]) -> dict[str, list[CapturedAttention]]:
-    """Group layers by the kind of attention: ``encoder``, ``decoder``, ``cross``."""
-    by_kind: dict[str, list[CapturedAttention]] = {}
-    for attention in captured:
-        by_kind.setdefault("cross" if attention.cross else attention.stack, []).append(attention)
-    return by_kind
+    facts = {"path": str(model.path), "sha256": model.sha256, "family": model.family}
+    return {**facts, "positions": model.positions, "kinds": kinds}, bytes(codes)
 
 
 def _collect_planes(layers: Sequence[CapturedAttention]) -> dict[tuple[str, str], Tensor]:
@@ -171,22 +140,18 @@ def find_telling_head(weights: Tensor) -> list[int]:
     return list(divmod(int(information.argmax()), information.size(1)))
 
 
-def find_visible(layers: Sequence[CapturedAttention]) -> Tensor:
-    """Find which keys the queries of each layer can see, ``[L, 1, T, S]``.
+def find_visible(weights: Tensor) -> Tensor:
+    """Find which keys the queries of each layer can see, ``[L, 1, T, S]``, from ``[L, H, T, S]``.
 
     Masks are not captured, so this is derived from the weights: the keys on one side of the
     diagonal are hidden if no head gives any of them weight; all others are visible.
     """
-    visible = []
-    for layer in layers:
-        total = layer.weights.sum(1, keepdim=True)
-        allowed = torch.ones_like(total, dtype=torch.bool)
-        if not total.triu(1).any():
-            allowed = allowed.tril()
-        if not total.tril(-1).any():
-            allowed = allowed.triu()
-        visible.append(allowed)
-    return torch.cat(visible)
+    total = weights.sum(1, keepdim=True)
+    everything = torch.ones_like(total, dtype=torch.bool)
+    sees_later, sees_earlier = (
+        part.ne(0).flatten(1).any(1).view(-1, 1, 1, 1) for part in (total.triu(1), total.tril(-1))
+    )
+    return (everything.tril() | sees_later) & (everything.triu() | sees_earlier)
 
 
 class Quantized(NamedTuple):

@@ -19,8 +19,6 @@ from fairseq_posenc.positions import Positions, Span
 from fairseq_posenc.shared import Shared
 from fairseq_posenc.specs import parse
 
-_SEED = 1
-
 
 @dataclass(frozen=True)
 class Subject:
@@ -31,7 +29,6 @@ class Subject:
     heads: list[int]  # indices of the heads to show
     # weights of every layer's query and key projection, `(H, D, C)`; empty for an untrained spec
     projections: list[tuple[Tensor, Tensor]]
-    model: Any = None  # the trained model
     label: str = ""  # where the stack is from, in titles
 
     @property
@@ -45,29 +42,18 @@ class Subject:
         return "decoder" if self.dims.causal else "encoder"
 
     @property
-    def spec(self) -> str:
-        """Spec of the position encodings."""
-        return str(parse(",".join(str(layer.assembly.spec) for layer in self.encodings)))
-
-    @property
     def title(self) -> str:
-        """The spec, and where it is from."""
-        return self.spec + self.label
+        """The spec of the position encodings, and where they are from."""
+        spec = parse(",".join(str(layer.assembly.spec) for layer in self.encodings))
+        return f"{spec}{self.label}"
 
     @property
-    def _has_different_layers(self) -> bool:
-        """Whether layers have different specs, or encodings that they do not share."""
+    def named_layers(self) -> dict[int, str]:
+        """The names of the layers to show; only the first if all share their encodings."""
         specs = {layer.assembly.spec for layer in self.encodings}
-        return len(specs) > 1 or bool(self.encodings[0].layer.as_list())
-
-    @property
-    def different_layers(self) -> list[int]:
-        """The layers to show: only the first if all share their encodings."""
-        return self.layers if self._has_different_layers else self.layers[:1]
-
-    def name_layer(self, index: int) -> str:
-        """Name a layer by its number, from 1, or all layers if they share their encodings."""
-        return f"layer {index + 1}" if self._has_different_layers else "all layers"
+        if len(specs) > 1 or self.encodings[0].layer.as_list():
+            return {index: f"layer {index + 1}" for index in self.layers}
+        return {self.layers[0]: "all layers"}
 
     def limit_reach(self, reach: int) -> int:
         """Limit a distance so that the middle position has as many positions on each side."""
@@ -106,22 +92,19 @@ def build_untrained_subject(
         UserError: the spec is invalid, or sizes do not fit.
     """
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(_SEED)
+        torch.manual_seed(1)
         encodings = [
             PositionEncoding(layer, embed_dim, num_heads, max_positions, causal).eval()
             for layer in map(str, parse(spec).split_layers())
         ]
-    has_parameters = next(encodings[0].parameters(), None) is not None
-    label = ", before training" if has_parameters else ""
-    indices = [*range(len(encodings))]
-    return Subject(encodings, indices, [*range(num_heads)], [], label=label)
+    return Subject(encodings, [*range(len(encodings))], [*range(num_heads)], [])
 
 
 def collect_trained_subjects(model: nn.Module) -> dict[str, Subject]:
     """Collect the stacks of a trained model by name; empty for fairseq's own models."""
     # fairseq's stacks have no assembly; theirs is not imported: pictures of specs need no fairseq.
     stacks = [module for module in model.modules() if hasattr(module, "assembly")]
-    subjects = [_build_trained_subject(stack, model) for stack in stacks]
+    subjects = [_build_trained_subject(stack) for stack in stacks]
     return {subject.stack: subject for subject in subjects}
 
 
@@ -130,16 +113,15 @@ def make_positions(length: int) -> Positions:
     return Positions.from_padding(torch.zeros(1, length, dtype=torch.bool))
 
 
-def _build_trained_subject(stack: Any, model: nn.Module) -> Subject:
+def _build_trained_subject(stack: Any) -> Subject:
     """Build the encodings of each layer, with the trained modules."""
     dims = stack.assembly.dims
+    sizes = dims.embed_dim, dims.num_heads, dims.max_positions, dims.causal
     encodings, projections = [], []
     for index in range(len(stack.layers)):  # iterating over the list would apply LayerDrop
         attention = stack.layers[index].self_attn
         spec = stack.assembly.spec.select_layers([index])
-        encoding = PositionEncoding(
-            str(spec), dims.embed_dim, dims.num_heads, dims.max_positions, dims.causal
-        )
+        encoding = PositionEncoding(str(spec), *sizes)
         # Only its methods are needed: its new modules are all replaced by the trained ones.
         at_input = stack.embed_positions
         encoding.assembly = stack.assembly._replace(spec=spec)
@@ -152,5 +134,5 @@ def _build_trained_subject(stack: Any, model: nn.Module) -> Subject:
             for projection in (attention.q_proj, attention.k_proj)
         )
         projections.append((query, key))
-    indices = [*range(len(encodings))]
-    return Subject(encodings, indices, [*range(dims.num_heads)], projections, model)
+    heads = [*range(dims.num_heads)]
+    return Subject(encodings, [*range(len(encodings))], heads, projections)

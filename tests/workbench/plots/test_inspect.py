@@ -20,22 +20,17 @@ from fairseq_posenc.folders import checksum
 from fairseq_posenc.tokens.pieces import learn_pieces
 from fairseq_posenc.transformer.capture_attention import capture_attention
 from fairseq_posenc.workbench.cli import main
-from fairseq_posenc.workbench.loading.families import FAMILIES
-from fairseq_posenc.workbench.loading.open_model import OpenModel, open_model
+from fairseq_posenc.workbench.loading.open_model import open_model
 from fairseq_posenc.workbench.plots.inspection import (
     MAX_STEP,
     MIN_STEPS,
+    TextAttention,
     find_telling_head,
     find_visible,
     quantize,
     render_page,
 )
-from fairseq_posenc.workbench.plots.model_inputs import (
-    ModelInput,
-    inspect_model,
-    prepare_input,
-    tokenize,
-)
+from fairseq_posenc.workbench.plots.read_checkpoint import read_with_checkpoint, tokenize
 from tests.helpers.commands import (
     USER_DIR,
     new_directory,
@@ -63,16 +58,12 @@ NARROW = {
 }
 
 
-def watched_model(family: str, model, labels: list[str]) -> tuple[OpenModel, ModelInput]:
-    """Return a model and random tokens with labels as if they had come from a checkpoint."""
-    path = new_directory() / "model.pt"
-    path.write_bytes(b"a model")
+def read_by(family: str, model, labels: list[str]) -> TextAttention:
+    """Return a model's attention to random tokens with labels, as if of a checkpoint."""
     tokens = torch.randint(4, 20, (1, len(labels)))
-    reading = ModelInput(
-        {"encoder": labels, "decoder": labels}, lambda: logits(model, family, tokens)
-    )
-    (kind,) = (each for each in FAMILIES if each.name == family)
-    return OpenModel(path, kind, model, None, {}, path.parent, {}), reading
+    captured = capture_attention(model, lambda: logits(model, family, tokens))
+    by_stack = {"encoder": labels, "decoder": labels}
+    return TextAttention(Path("model.pt"), "0" * 64, family, {}, by_stack, captured)
 
 
 def content_of(html: str) -> tuple[dict, np.ndarray]:
@@ -150,7 +141,7 @@ def test_what_a_layer_sees_is_told_by_its_directions():
     )
     whole = torch.ones(6, 6, dtype=torch.bool)
     expected = torch.stack([whole.tril(), whole.triu(), whole])[:, None]
-    assert find_visible(layers).equal(expected)
+    assert find_visible(torch.cat([layer.weights for layer in layers])).equal(expected)
 
 
 # --------------------------------------------------------------------------------------- pages
@@ -167,7 +158,7 @@ def inspected(family: str) -> str:
 
 def attention(family: str) -> list[CapturedAttention]:
     opened = open_model(trained(family).save_dir / "checkpoint_last.pt")
-    return capture_attention(opened.model, prepare_input(opened, TEXT).run)
+    return read_with_checkpoint(opened, TEXT).captured
 
 
 PARTS = ["content", "position", "both"]
@@ -255,11 +246,11 @@ def test_models_of_fairseqs_own_show_weights_and_scores(family):
     ).save_dir
     opened = open_model(save_dir / "checkpoint_last.pt")
     assert set(opened.positions.values()) == {None}
-    watched = inspect_model(opened, prepare_input(opened, TEXT))
-    for kind in watched.page_facts["kinds"]:
+    html = render_page([read_with_checkpoint(opened, TEXT)], "")
+    for kind in content_of(html)[0]["models"][0]["kinds"]:
         assert [plane["name"] for plane in kind["planes"]] == ["weight", *PARTS]
     with pytest.raises(UserError, match=r"reads 1[0-9]* tokens, and the text has"):
-        prepare_input(opened, " ".join(["w1"] * 1100))
+        read_with_checkpoint(opened, " ".join(["w1"] * 1100))
     state = torch.load(save_dir / "checkpoint_last.pt")
     broken = next(value for name, value in state["model"].items() if name.endswith("k_proj.weight"))
     broken[0, 0] = torch.nan
@@ -282,14 +273,14 @@ def test_a_page_of_six_layers_eight_heads_and_64_tokens_is_small(spec, limit):
     )
     for parameter in model.parameters():
         parameter.data += 0.05 * torch.randn_like(parameter)  # bytes that hardly repeat
-    opened, reading = watched_model("translation", model, ["a word"] * 64)
-    assert len(render_page([inspect_model(opened, reading)], "")) < limit
+    read = read_by("translation", model, ["a word"] * 64)
+    assert len(render_page([read], "")) < limit
 
 
 def test_no_text_ends_the_script_that_holds_it():
     labels = ["</script>", "<!--", "<script>", "{{codes}}", "{{data}}"]
     model = make_model("masked_lm")
-    html = render_page([inspect_model(*watched_model("masked_lm", model, labels))], "")
+    html = render_page([read_by("masked_lm", model, labels)], "")
     assert content_of(html)[0]["models"][0]["kinds"][0]["queries"] == labels
 
 
@@ -305,7 +296,7 @@ def test_a_text_is_cut_by_the_pieces_of_its_language(tmp_path):
     for piece in whole:
         dictionary.add_symbol(piece)
     found = tokenize("the old  house", "--text", tmp_path, dictionary, "en")
-    labels = [token.label for token in found]
+    labels = [label for _, label in found]
     assert labels[:2] == ["the", "old"]
     assert all(label.endswith(" (unknown)") for label in labels[3:])
     assert "".join(label.removesuffix(" (unknown)") for label in labels[2:]).endswith("house")
@@ -321,7 +312,7 @@ def test_without_a_tokenizer_symbols_stand_between_spaces(tmp_path):
 @slow
 def test_the_models_own_translation_is_read_where_none_is_given():
     opened = open_model(trained("translation").save_dir / "checkpoint_last.pt")
-    own = prepare_input(opened, TEXT)
+    own = read_with_checkpoint(opened, TEXT)
     assert own.labels["encoder"] == [*TEXT.split(), "</s>"]
     start, *tokens = own.labels["decoder"]
     assert start == "</s>"
@@ -335,7 +326,7 @@ def test_the_models_own_translation_is_read_where_none_is_given():
     )
     (line,) = (line for line in generated.out.splitlines() if line.startswith("H-0"))
     assert tokens == line.split("\t")[2].split()
-    given = prepare_input(opened, TEXT, " ".join(tokens))
+    given = read_with_checkpoint(opened, TEXT, " ".join(tokens))
     assert given.labels == own.labels
 
 
@@ -403,14 +394,3 @@ def test_checkpoints_of_another_kind_or_broken_are_refused(capsys, tmp_path):
     assert "a model of the kind wav2vec2" in refusal(capsys, path)
     path.write_bytes(path.read_bytes()[:1000])
     assert "not a complete checkpoint" in refusal(capsys, path)
-
-
-@pytest.mark.parametrize(
-    ("family", "length", "heads", "limit"),
-    [("causal_lm", 3000, 8, 1000), ("translation", 600, 24, 577)],  # 8 heads of each kind
-)
-def test_a_page_too_large_for_a_browser_is_refused(family, length, heads, limit):
-    opened, reading = watched_model(family, make_model(family), ["a"] * length)
-    refusal = f"{length} tokens in {heads} heads .* at most {limit} tokens"
-    with pytest.raises(UserError, match=refusal):
-        inspect_model(opened, reading)

@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from fairseq_posenc.transformer.capture_attention import CapturedAttention, capture_attention
+from fairseq_posenc.analysis.split import CapturedAttention
 from fairseq_posenc.workbench.plots.inspection import render_page
-from fairseq_posenc.workbench.plots.model_inputs import inspect_model
 from tests.helpers.tiny_models import make_model
-from tests.workbench.plots.test_inspect import watched_model
+from tests.workbench.plots.test_inspect import read_by
 
 sync_api = pytest.importorskip(
     "playwright.sync_api", reason="left out: playwright, which drives a browser, is not installed"
@@ -92,9 +91,8 @@ def show(
             parameter.data += 0.3 * torch.randn_like(parameter)
             if without and without in name:
                 parameter.data.zero_()
-        opened, reading = watched_model(family, model, words)
-        watched.append(inspect_model(opened, reading))
-        attention.append(capture_attention(model, reading.run))
+        watched.append(read_by(family, model, words))
+        attention.append(watched[-1].captured)
     path = folder / "attention.html"
     path.write_text(render_page(watched, "fairseq-posenc inspect --text 'a <b>'"), encoding="utf-8")
     return Shown(path, attention)

@@ -16,8 +16,8 @@ import torch
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.transformer.capture_attention import capture_attention
 from fairseq_posenc.workbench.cli import main
-from fairseq_posenc.workbench.plots import distances, grids, model_inputs, tables
-from fairseq_posenc.workbench.plots.command import KINDS, TEXT_KINDS
+from fairseq_posenc.workbench.plots import figures
+from fairseq_posenc.workbench.plots.command import KINDS
 from fairseq_posenc.workbench.plots.subject import build_untrained_subject, collect_trained_subjects
 from tests.helpers import commands
 from tests.helpers.products import product_of, some_of
@@ -61,8 +61,8 @@ def spec_subject(spec: str, causal: bool = False, **shown):
 
 
 def tables_drawn(subject):
-    found = tables.collect_tables(subject)
-    for axes, table in zip(panels(tables.draw_tables(subject)), found):
+    found = figures.collect_tables(subject)
+    for axes, table in zip(panels(figures.draw_tables(subject)), found):
         assert_same(image(axes), table.values)
     return {table.title: table for table in found}
 
@@ -94,7 +94,7 @@ class TestTables:
 
     def test_heads_have_tables_of_their_own(self):
         subject = spec_subject("shaw(per_head=true)", heads=[1, 3])
-        found = tables.collect_tables(subject)
+        found = figures.collect_tables(subject)
         weight = subject.encodings[0].layer["shaw"].table.weight
         assert [table.title[-6:] for table in found] == ["head 2", "head 4"]
         for head, table in zip((1, 3), found):
@@ -117,14 +117,14 @@ class TestTables:
         subject = spec_subject(spec)
         if spec == "none" or spec.startswith("fox"):
             with pytest.raises(UserError, match="has no table"):
-                tables.collect_tables(subject)
+                figures.collect_tables(subject)
             return
         assert all(table.values.isfinite().all() for table in tables_drawn(subject).values())
 
     def test_too_many_are_refused(self):
         subject = spec_subject("shaw", layers=[0] * 49)
         with pytest.raises(UserError, match=r"49 panels are too many.*--layer, --head"):
-            tables.draw_tables(subject)
+            figures.draw_tables(subject)
 
     @pytest.mark.parametrize("family", STOCK)
     def test_models_of_fairseqs_own_have_no_stacks(self, family):
@@ -136,20 +136,20 @@ class TestMap:
         angles = torch.arange(12) / 12 * 2 * torch.pi
         plane = torch.stack([angles.cos(), angles.sin()], 1).double()
         turned = plane @ torch.linalg.qr(torch.randn(5, 5).double())[0][:2]
-        points = tables.place_rows(turned)
+        points = figures.place_rows(turned)
         torch.testing.assert_close(
             torch.cdist(points, points), torch.cdist(plane, plane), rtol=0.01, atol=0.01
         )
 
     def test_points_are_coloured_by_position(self):
-        (axes,) = panels(tables.draw_map(spec_subject("learned")))
+        (axes,) = panels(figures.draw_map(spec_subject("learned")))
         (points,) = axes.collections
         assert points.get_array().tolist() == list(range(24))
         assert points.get_offsets().shape == (24, 2)
 
     def test_numbers_alone_cannot_be_placed(self):
         with pytest.raises(UserError, match="a map needs a table of vectors"):
-            tables.draw_map(spec_subject("raffel"))
+            figures.draw_map(spec_subject("raffel"))
 
 
 class TestProducts:
@@ -157,7 +157,7 @@ class TestProducts:
         model = make_model("masked_lm", position_encoding="learned")
         stack = model.encoder.sentence_encoder
         subject = replace(collect_trained_subjects(model)["encoder"], layers=[1])
-        figure = distances.draw_products(subject, reach=5)
+        figure = figures.draw_products(subject, reach=5)
         own, random, projected = panels(figure)
         vectors = stack.embed_positions.encodings["learned"].table.weight.detach().double()
         around = range(12 - 5, 12 + 6)
@@ -171,7 +171,7 @@ class TestProducts:
 
     def test_sinusoids_products_fall_with_the_distance_alone_until_they_are_projected(self):
         subject = build_untrained_subject("sinusoidal", 256, 4, 128)
-        own, random = panels(distances.draw_products(subject, reach=40))
+        own, random = panels(figures.draw_products(subject, reach=40))
         (line,) = drawn_lines(own)
         np.testing.assert_allclose(line, line[::-1], atol=1e-3)  # distance-aware, not directed
         assert line[40] == line.max()
@@ -181,14 +181,14 @@ class TestProducts:
 
     def test_without_vectors_at_the_input_there_are_none(self):
         with pytest.raises(UserError, match="rope adds no vectors at the input"):
-            distances.draw_products(spec_subject("rope"))
+            figures.draw_products(spec_subject("rope"))
 
 
 class TestDecay:
     def test_the_bound_is_roformers(self):
         """Of section 3.4.3, at head size 64 and reach 256, by plain loops."""
         subject = build_untrained_subject("rope", 256, 4, 128)
-        (axes,) = panels(distances.draw_decay(subject))
+        (axes,) = panels(figures.draw_decay(subject))
         (line,) = drawn_lines(axes)
         frequencies = [10000 ** (-2 * t / 64) for t in range(32)]
         for distance in range(257):
@@ -201,35 +201,13 @@ class TestDecay:
     @pytest.mark.parametrize("spec", ["alibi", "xpos"])
     def test_it_is_ropes_only(self, spec):
         with pytest.raises(UserError, match=f"{spec} has no bound of decay"):
-            distances.draw_decay(spec_subject(spec))
+            figures.draw_decay(spec_subject(spec))
 
 
 class TestCurves:
-    @pytest.mark.parametrize("family", ARCHITECTURES)
-    @pytest.mark.parametrize("spec", ["t5", "learned+m4m"])
-    def test_scores_are_means_over_pairs(self, family, spec):
-        model = make_model(family, position_encoding=spec)
-        seen = model_inputs.attention_to_random_symbols(model, 14)
-        for subject in collect_trained_subjects(model).values():
-            shown = replace(subject, layers=[1])
-            (found, *_) = distances.compute_curves(shown, seen, reach=6)
-            is_shown = (subject.stack, False, 1)
-            (layer,) = (s for s in seen if (s.stack, s.cross, s.layer) == is_shown)
-            scores = layer.split.scores
-            far = range(-6, 1 if subject.dims.causal else 7)
-            expected = [
-                [scores[:, head].diagonal(distance, 1, 2).mean() for distance in far]
-                for head in ALL
-            ]
-            assert_same(found.values, torch.tensor(expected), rtol=1e-5, atol=1e-6)
-            assert found.distances.tolist() == list(far)
-            (axes, *_) = panels(distances.draw_scores(shown, reach=7))
-            drawn = drawn_lines(axes)[:, 1 : 1 + len(far)]
-            assert_same(drawn, torch.tensor(expected), rtol=1e-5, atol=1e-6)
-
     def test_biases_and_gains_are_the_tables(self):
         subject = spec_subject("m2+t5")
-        _, *found = distances.compute_curves(subject, reach=9)
+        _, *found = figures.compute_curves(subject, reach=9)
         assert [each.title for each in found] == ["bias, layer 1", "gain, layer 1"]
         bias, gain = found
         assert_same(gain.values, subject.encodings[0].layer["m2"].table.weight[:, 14:33])
@@ -239,11 +217,21 @@ class TestCurves:
 
     def test_of_a_spec_scores_are_those_of_each_layer(self):
         subject = spec_subject("rope,alibi", heads=[2])
-        found = distances.compute_curves(subject, reach=9)
+        found = figures.compute_curves(subject, reach=9)
         titles = [f"score of equal contents, layer {number}" for number in (1, 2)]
         assert [each.title for each in found[:2]] == titles
         for shown, layer in zip(found, subject.encodings):
             assert_same(shown.values, layer.distance_curve(9)[[2]])
+
+    @pytest.mark.parametrize("family", ARCHITECTURES)
+    def test_of_a_model_scores_are_those_of_its_trained_tables(self, family):
+        subject = collect_trained_subjects(make_model(family, position_encoding="t5"))
+        for stack in subject.values():
+            before, *_ = figures.compute_curves(stack, reach=6)
+            table = next(stack.encodings[0].shared.parameters())
+            table.data += 1
+            after, *_ = figures.compute_curves(stack, reach=6)
+            assert_same(after.values - before.values, torch.ones_like(after.values))
 
 
 def seen_by(family: str, tokens: torch.Tensor, **options):
@@ -264,7 +252,7 @@ class TestAttention:
         padded = tokens[0].eq(PAD)
         words = [f"word{index}" for index in range(9)]
         chosen = [first(seen[0]), first(seen[2])]
-        drawn = panels(grids.draw_attention(chosen, [1, 3], words, words, "title"))
+        drawn = panels(figures.draw_attention(chosen, [1, 3], words, words, "title"))
         for axes, (layer, head) in zip(drawn, [(0, 1), (0, 3), (2, 1), (2, 3)]):
             shown = image(axes)
             hidden = padded.expand(9, 9)
@@ -279,35 +267,9 @@ class TestAttention:
         cross = [each for each in seen_by("translation", tokens) if each.cross]
         words = list("abcdefghi")
         keys = [word.upper() for word in words]
-        (axes,) = panels(grids.draw_attention(cross[:1], [0], words, keys, "title"))
+        (axes,) = panels(figures.draw_attention(cross[:1], [0], words, keys, "title"))
         assert [text.get_text() for text in axes.get_xticklabels()] == list("ABCDEFGHI")
         assert_same(image(axes), cross[0].weights[0, 0])
-
-    @pytest.mark.parametrize("family", ["masked_lm", "causal_lm"])
-    def test_by_distance_they_are_means_over_pairs_that_are_seen(self, family):
-        seen = seen_by(family, make_tokens())
-        (axes,) = panels(distances.draw_distance([first(seen[1])], ALL, "title"))
-        far = range(-8, 9 if family == "masked_lm" else 1)
-        weights = seen[1].weights[0]
-        expected = [[weights[head].diagonal(d).mean() for d in far] for head in ALL]
-        assert_same(drawn_lines(axes), torch.tensor(expected))
-        assert axes.lines[0].get_xdata().tolist() == list(far)
-
-    def test_pairs_of_padding_do_not_count(self):
-        values, counted = torch.rand(2, 3, 4, 5), torch.rand(2, 4, 5) < 0.5
-        counted[:, 3, 0] = False  # the only pairs at distance -3
-        far, means = distances.mean_by_distance(values, counted)
-        assert -3 not in far
-        for place, distance in enumerate(far.tolist()):
-            pairs = [
-                (b, i, i + distance)
-                for b in range(2)
-                for i in range(4)
-                if 0 <= i + distance < 5 and counted[b, i, i + distance]
-            ]
-            for head in range(3):
-                expected = sum(float(values[b, head, i, j]) for b, i, j in pairs) / len(pairs)
-                assert float(means[head, place]) == pytest.approx(expected)
 
 
 SPEC_PLOTS = [
@@ -319,7 +281,7 @@ SPEC_PLOTS = [
 class TestCommand:
     @pytest.mark.parametrize(("words", "ending"), product_of(SPEC_PLOTS, ["png", "svg"]))
     def test_a_spec_is_drawn_the_same_again(self, words, ending, tmp_path):
-        words += " --max-positions 40 --embed-dim 32 --decoder"
+        words += " --decoder"
         out = tmp_path / f"picture.{ending}"
         written = []
         for _ in range(2):
@@ -339,15 +301,11 @@ class TestCommand:
             ("table --encoding rope", "rope has no table"),
             ("table --encoding roep", "unknown position encoding"),
             ("table --encoding fire", "fire is for causal models"),
-            ("table --encoding m4 --heads 3", "3"),
-            ("table --encoding m4 --layer 2", "--layer 2: m4, before training has layers 1 to 1"),
-            ("table --encoding m4 --layer 0", "--layer 0: m4, before training has layers 1 to 1"),
-            (
-                "table --encoding m4 --stack decoder",
-                "--stack decoder: --encoding has only the encoder",
-            ),
+            ("table --encoding m4 --layer 2", "--layer 2: m4 has layers 1 to 1"),
+            ("table --encoding m4 --layer 0", "--layer 0: m4 has layers 1 to 1"),
+            ("table --encoding m4 --stack decoder", "--stack decoder: --encoding has encoder only"),
             ("table --checkpoint missing.pt", "missing.pt: no such file"),
-            ("table --checkpoint x.pt --heads 4", "--heads is for --encoding"),
+            ("table --checkpoint x.pt --decoder", "--decoder is for --encoding"),
             ("scores --encoding alibi --head 5", "--head 5: alibi has heads 1 to 4"),
             ("map --encoding raffel", "a map needs a table of vectors"),
             ("products --encoding alibi", "alibi adds no vectors at the input"),
@@ -384,16 +342,16 @@ class TestPage:
         assert (tmp_path / "sinusoids.png").exists()
 
     def test_it_names_every_kind(self):
-        assert re.findall(r"^\| `(\w+)` \|", PAGE, re.MULTILINE) == [*KINDS, *TEXT_KINDS]
+        assert re.findall(r"^\| `(\w+)` \|", PAGE, re.MULTILINE) == list(KINDS)
 
 
 WORDS = "w1 w2 w3 w4 w5"
 TRAINED_PLOTS = {
     "masked_lm": ["table", "map --layer 1", "scores", f"attention --text '{WORDS}'"],
-    "causal_lm": ["products --layer 1 2", "decay", "scores", f"distance --text '{WORDS}'"],
+    "causal_lm": ["products --layer 1 2", "decay", "scores", f"attention --text '{WORDS}'"],
     "translation": [
         f"attention --text '{WORDS}' --stack cross",
-        f"distance --text '{WORDS}' --target 'w5 w4' --stack decoder --head 1",
+        f"attention --text '{WORDS}' --target 'w5 w4' --stack decoder --head 1",
         "scores --stack decoder",
     ],
 }
@@ -416,9 +374,9 @@ class TestCheckpoints:
             ("attention --text w1 --layer 9", "--layer 9: "),
             ("attention --text w1 --head 9", "--head 9: "),
             ("attention --text w1 --stack cross", "has encoder only"),
-            ("distance --text w1 --target w2", "--target is for translation"),
-            ("products", "m4m adds no vectors at the input"),
-            ("decay", "m4m has no bound of decay"),
+            ("attention --text w1 --target w2", "--target is for translation"),
+            ("products", "adds no vectors at the input"),
+            ("decay", "has no bound of decay"),
         ],
     )
     def test_bad_input_is_one_line(self, words, says, tmp_path, capsys):

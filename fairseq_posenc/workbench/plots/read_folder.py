@@ -1,4 +1,4 @@
-"""Captures the attention of a Hugging Face model to a text, for the page of ``inspect``."""
+"""Captures the attention of a Hugging Face model to a text."""
 
 from __future__ import annotations
 
@@ -15,21 +15,20 @@ from fairseq_posenc.hf import read_positions, set_positions
 from fairseq_posenc.hf.capture_attention import capture_attention
 from fairseq_posenc.hf.folders import check_ids, load_model, load_tokenizer
 from fairseq_posenc.hf.own_positions import count_positions, read_limit
-from fairseq_posenc.workbench.plots.inspection import Inspection, refuse_large_page
+from fairseq_posenc.workbench.plots.inspection import TextAttention
 
 _MAX_TARGET = 200  # tokens of the model's own output, as in fairseq
 
 
-def inspect_folder(folder: Path, text: str, target: str | None = None) -> Inspection:
-    """Run the model of a folder on a text, and collect its quantized attention.
+def read_with_folder(folder: Path, text: str, target: str | None = None) -> TextAttention:
+    """Run the model of a folder on a text, and capture its attention.
 
     The decoder of an encoder-decoder reads the target or, without one, the model's own output for
     the text.
 
     Raises:
         UserError: the folder cannot be read, its positions are not supported, the model does not
-            read text, or has no decoder for the target, a text is too long, or attention is NaN or
-            infinite.
+            read text, or has no decoder for the target, or a text is too long.
     """
     model = load_model(folder, dtype=torch.float32).eval()
     positions = read_positions(model)
@@ -50,19 +49,14 @@ def inspect_folder(folder: Path, text: str, target: str | None = None) -> Inspec
             folder, model, tokenizer, inputs, target
         )
     labels = {stack: _label(tokenizer, ids[0].tolist()) for stack, ids in tokens.items()}
-    longest = max(map(len, labels.values()))
     # The same positions, in attention that can be captured.
-    set_positions(model, "own", max(longest, count_positions(model)))
-    kinds = 3 if has_two_stacks else 1  # encoder, decoder, cross-attention: about as many layers
-    all_heads = kinds * model.config.num_hidden_layers * model.config.num_attention_heads
-    refuse_large_page(folder, all_heads, labels)
+    set_positions(model, "own", max(count_positions(model), *map(len, labels.values())))
     captured = capture_attention(model, inputs)
     if not has_two_stacks:  # the only stack may be a decoder
         labels = {captured[0].stack: labels["encoder"]}
-    sha256, name = _checksum_weights(folder), type(model).__name__
-    return Inspection.build(
-        folder, sha256, name, dict.fromkeys(labels, positions), captured, labels
-    )
+    by_stack: dict[str, str | None] = dict.fromkeys(labels, positions)
+    sha256, family = _checksum_weights(folder), type(model).__name__
+    return TextAttention(folder, sha256, family, by_stack, labels, captured)
 
 
 def _read_target(

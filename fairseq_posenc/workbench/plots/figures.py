@@ -1,0 +1,370 @@
+"""Draws the pictures of ``plot``: tables, maps of them, curves by distance, and attention.
+
+A distance is j - i for query i and key j, so that later keys have positive distances. ``Any``
+stands for matplotlib's Figure and Axes, which is optional.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from itertools import product
+from textwrap import fill
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fairseq_posenc.analysis.split import CapturedAttention
+from fairseq_posenc.encodings import term as term_types
+from fairseq_posenc.encodings.rotation import PairRotation
+from fairseq_posenc.errors import UserError, how_to_install
+from fairseq_posenc.workbench.plots.subject import Subject, make_positions
+from fairseq_posenc.workbench.results import pictures
+from fairseq_posenc.workbench.results.pictures import GREY, PALE
+
+WIDTH = 8.0  # of a picture, in inches
+SIGNED, UNSIGNED = "PuOr", "cividis"  # colour maps that colour-blind people can read
+_MAX_PANELS = 48
+_LINE_INCHES = 0.1  # height of a line of text
+_MIN_SIZE = 3  # fewest rows, and columns, of a table that is drawn as a map
+POSITION, DISTANCE, CHANNEL = "position", "distance j - i", "channel"
+
+
+def new_page(count: int, title: str, columns: int, height: float) -> tuple[Any, list[Any]]:
+    """Create a figure of panels in rows of up to ``columns``, ``height`` inches each.
+
+    Raises:
+        UserError: there are more panels than can be read.
+    """
+    if count > _MAX_PANELS:
+        raise UserError(f"{count} panels are too many for a picture: choose --layer, --head")
+    columns = min(columns, count)
+    panel = WIDTH / columns, height
+    figure, panels = pictures.new_panels(count, columns, panel, (0.0, 0.6), dpi=100)
+    figure.suptitle(fill(title, 85), fontsize=11, x=0.01, ha="left")
+    for axes in panels:
+        axes.tick_params(labelsize=8, length=0, colors=GREY)
+    return figure, panels
+
+
+def label_axes(axes: Any, title: str, x: str, y: str = "") -> None:
+    """Write the titles of a panel and of its axes."""
+    axes.set_title(title, fontsize=9)
+    axes.set_xlabel(x, fontsize=8, color=GREY)
+    axes.set_ylabel(y, fontsize=8, color=GREY)
+
+
+def draw_attention(
+    layers: Sequence[CapturedAttention],
+    heads: Sequence[int],
+    queries: Sequence[str],
+    keys: Sequence[str],
+    title: str,
+) -> Any:
+    """Draw attention maps, a row for each layer and a column for each head; return the Figure.
+
+    Tokens are written if they fit; pairs to which no head of the layer attends are grey.
+
+    Args:
+        layers: attention to one sentence, ``(1, H, T, S)`` each.
+        heads: indices of the heads to show.
+        queries: text of the T tokens that attend.
+        keys: text of the S tokens attended to.
+        title: of the figure.
+    """
+    from matplotlib import colormaps
+
+    width = 0.8 * WIDTH / max(len(heads), 2)
+    height = width * min(max(len(queries) / len(keys), 0.5), 1.5)
+    figure, panels = new_page(len(layers) * len(heads), title, len(heads), height + 0.9)
+    colours = colormaps[UNSIGNED].with_extremes(bad=PALE)
+    limit = max(float(layer.weights[0, list(heads)].max()) for layer in layers) or 1.0
+    for axes, (layer, head) in zip(panels, product(layers, heads)):
+        weights = layer.weights[0]  # [H, T, S]
+        shown = weights[head].masked_fill(weights.eq(0).all(0), torch.nan)
+        image = axes.imshow(shown.numpy(), cmap=colours, vmin=0.0, vmax=limit, aspect="auto")
+        axes.spines[:].set_visible(False)
+        axes.set_title(f"{layer.layer + 1}.{head + 1}", fontsize=9)
+        axes.set(xticks=[], yticks=[])
+        if head == heads[0] and len(queries) * _LINE_INCHES <= height:
+            axes.set_yticks(range(len(queries)), queries, fontsize=7)
+        if layer is layers[-1] and len(keys) * _LINE_INCHES <= width:
+            axes.set_xticks(range(len(keys)), keys, fontsize=7, rotation=90)
+    figure.colorbar(image, ax=panels, shrink=0.85, label="attention (titles: layer.head)")
+    return figure
+
+
+class PlottedTable(NamedTuple):
+    """A table of an encoding, with its title and the meaning of rows and columns."""
+
+    title: str  # such as `query table, layer 1, head 2`
+    values: Tensor  # `(rows, columns)`
+    rows: Tensor  # position or distance of each row
+    columns: Sequence[int]  # number of each column
+    row_label: str  # such as `POSITION` or `DISTANCE`
+    column_label: str  # such as `CHANNEL`
+
+
+@torch.no_grad()
+def collect_tables(subject: Subject) -> list[PlottedTable]:
+    """Collect the tables of a stack's input, and of its layers and heads to show.
+
+    A table that all layers or heads share appears once. Rows of clipped distances, which are equal,
+    appear once at each end. A causal stack has no rows for later keys.
+
+    Raises:
+        UserError: the encodings have no tables.
+    """
+    tables = []
+    if (vectors := subject.compute_input_vectors()) is not None:
+        rows, columns = torch.arange(len(vectors)), range(vectors.size(1))
+        tables = [PlottedTable("at the input", vectors, rows, columns, POSITION, CHANNEL)]
+    for layer, name in subject.named_layers.items():
+        tables += _collect_term_tables(subject, layer, name)
+    if not tables:
+        raise UserError(f"{subject.title} has no table to show")
+    return tables
+
+
+def draw_tables(subject: Subject) -> Any:
+    """Draw a heat map for each table, with white for 0; return matplotlib's Figure."""
+    tables = collect_tables(subject)
+    figure, panels = new_page(len(tables), subject.title, columns=4, height=2.4)
+    for axes, table in zip(panels, tables):
+        values = table.values.float().numpy()
+        limit = float(abs(values).max()) or 1.0  # colours need a range, also for zeros
+        top, bottom = int(table.rows[0]) - 0.5, int(table.rows[-1]) + 0.5
+        extent = (-0.5, len(table.columns) - 0.5, bottom, top)
+        style = {"cmap": SIGNED, "vmin": -limit, "vmax": limit}
+        image = axes.imshow(values, extent=extent, aspect="auto", interpolation="nearest", **style)
+        axes.spines[:].set_visible(False)
+        figure.colorbar(image, ax=axes, shrink=0.85)
+        label_axes(axes, table.title, table.column_label, table.row_label)
+        if table.column_label == "head":
+            axes.set_xticks(range(len(table.columns)), [str(head) for head in table.columns])
+    return figure
+
+
+def place_rows(rows: Tensor) -> Tensor:
+    """Compute points ``(rows, 2)`` whose distances are as close to those of the rows as possible.
+
+    This is metric multidimensional scaling of Euclidean distances, from a fixed seed.
+
+    Raises:
+        UserError: scikit-learn is missing.
+    """
+    try:
+        from sklearn.manifold import MDS
+    except ImportError:
+        raise UserError(f"maps need scikit-learn: {how_to_install('plot')}") from None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about defaults of future versions
+        scaling = MDS(n_components=2, n_init=4, max_iter=1000, eps=1e-9, random_state=0)
+        return torch.from_numpy(scaling.fit_transform(rows.double().numpy()))
+
+
+def draw_map(subject: Subject) -> Any:
+    """Draw a map of each table, a line joining its rows in order; return matplotlib's Figure.
+
+    Raises:
+        UserError: no table has enough rows.
+    """
+    tables = [table for table in collect_tables(subject) if min(table.values.shape) >= _MIN_SIZE]
+    if not tables:
+        raise UserError("a map needs a table of vectors; the encodings have tables of numbers only")
+    figure, panels = new_page(len(tables), f"{subject.title}: near rows are alike", 2, height=3.4)
+    for axes, table in zip(panels, tables):
+        points = place_rows(table.values).numpy()
+        axes.plot(*points.T, color=PALE, lw=0.7, zorder=1)
+        image = axes.scatter(*points.T, c=table.rows.numpy(), cmap=UNSIGNED, s=14, zorder=2)
+        axes.set_aspect("equal", adjustable="datalim")
+        axes.set(xticks=[], yticks=[])
+        axes.set_title(table.title, fontsize=9)
+        figure.colorbar(image, ax=axes, shrink=0.85, label=table.row_label)
+    return figure
+
+
+def _collect_term_tables(subject: Subject, layer: int, layer_name: str) -> Iterator[PlottedTable]:
+    """Yield the tables of a layer's terms, each tensor once."""
+    span, terms = subject.compute_terms(layer)
+    distances = span.distances()
+    visible = distances <= (0 if subject.dims.causal else span.high)
+    by_tensor: dict[
+        int, tuple[list[str], term_types.ByDistance | term_types.NumbersByPair, Tensor]
+    ] = {}
+    for term in terms:  # they may share a tensor, as m4's do
+        if isinstance(term, (term_types.ByDistance, term_types.NumbersByPair)):
+            (tensor,) = term.tensors().values()
+            by_tensor.setdefault(id(tensor), ([], term, tensor))[0].append(term.name)
+    for names, term, tensor in by_tensor.values():
+        title = f"{' and '.join(names).replace('_', ' ')}, {layer_name}"
+        shown = {0: title}  # title by head; all heads may share a table
+        if term.per_head if isinstance(term, term_types.ByDistance) else tensor.size(1) > 1:
+            shown = {head: f"{title}, head {head + 1}" for head in subject.heads}
+        if not isinstance(
+            term, term_types.ByDistance
+        ):  # a number for each pair, `(1, H or 1, T, S)`
+            queries, keys = torch.arange(tensor.size(-2)), range(tensor.size(-1))
+            labels = ("query's position", "key's position")
+            for head, name in shown.items():
+                yield PlottedTable(name, tensor[0, head], queries, keys, *labels)
+            continue
+        tensor = tensor.narrow(term.rows_dim, 0, len(distances))  # without the rows of a reset
+        has_vectors = isinstance(term, term_types.RowsByDistance)
+        if not has_vectors:  # `(H or 1, R)`: heads are columns
+            split = {title: tensor[list(shown)].T}
+        elif term.per_head:  # `(H, R, D)`
+            split = {name: tensor[head] for head, name in shown.items()}
+        else:
+            split = {title: tensor.flatten(end_dim=-2)}
+        for name, values in split.items():
+            kept, rows = _merge_equal_ends(values[visible], distances[visible])
+            columns = range(values.size(-1)) if has_vectors else [head + 1 for head in shown]
+            label = CHANNEL if has_vectors else "head"
+            yield PlottedTable(name, kept, rows, columns, DISTANCE, label)
+    if (
+        counted := terms.find(term_types.CountedRows)
+    ) is not None:  # CoPE's, by the number of tokens
+        table, title = counted.rows.detach(), f"counted table, {layer_name}"
+        rows, columns = torch.arange(len(table)), range(table.size(1))
+        yield PlottedTable(title, table, rows, columns, "counted position", CHANNEL)
+
+
+def _merge_equal_ends(values: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Reduce the equal rows at each end of a table to one row."""
+    changes = (values[1:] != values[:-1]).any(1).nonzero().flatten().tolist()
+    kept = slice(changes[0], changes[-1] + 2) if changes else slice(None)
+    return values[kept], rows[kept]
+
+
+class Curves(NamedTuple):
+    """Values by distance in one layer, or in all layers if they share them."""
+
+    title: str  # name of the values and of the layer
+    distances: Tensor  # `(R,)` for R distances
+    values: Tensor  # `(heads, R)`, or `(1, R)` if all heads share them
+
+    def between(self, low: int, high: int) -> Curves:
+        """Select the distances from ``low`` to ``high``."""
+        shown = (self.distances >= low) & (self.distances <= high)
+        return Curves(self.title, self.distances[shown], self.values[:, shown])
+
+
+@torch.no_grad()
+def compute_curves(subject: Subject, reach: int = 32) -> list[Curves]:
+    """Compute scores by distance up to ``reach``, and the biases and gains in them.
+
+    Scores are those of equal random contents
+    (:meth:`~fairseq_posenc.api.PositionEncoding.distance_curve`).
+    """
+    reach, heads = subject.limit_reach(reach), subject.heads
+    scores, terms = [], []
+    for layer, name in subject.named_layers.items():
+        equal = subject.encodings[layer].distance_curve(reach)[heads]
+        title = f"score of equal contents, {name}"
+        scores.append(Curves(title, torch.arange(-reach, reach + 1), equal))
+        span, layer_terms = subject.compute_terms(layer)
+        distances = span.distances()
+        for term in layer_terms:
+            if isinstance(
+                term, term_types.NumbersByDistance
+            ):  # a reset's rows follow those of distances
+                values = term.table[heads if term.per_head else [0], : len(distances)]
+                terms.append(Curves(f"{term.name}, {name}", distances, values))
+    last = 0 if subject.dims.causal else reach  # a causal stack has no later keys
+    return [curve.between(-reach, last) for curve in scores + terms]
+
+
+def draw_scores(subject: Subject, reach: int = 32) -> Any:
+    """Draw a panel for each of the curves by distance, with a line for each head."""
+    return draw_curves(compute_curves(subject, reach), subject.heads, subject.title)
+
+
+@torch.no_grad()
+def draw_products(subject: Subject, reach: int = 48) -> Any:
+    """Draw products of input vectors: as they are, and after random and the model's projections.
+
+    They are W_q p_t . W_k p_(t+k) of each head, for the middle position t and k from -reach to
+    reach. The dot products of sinusoids depend only on the distance, and fall with it. After the
+    projections to queries and keys they no longer do (Yan et al. 2019, "TENER", arXiv:1911.04474,
+    section 3.2).
+
+    Raises:
+        UserError: the encoding adds no vectors at the input.
+    """
+    vectors = subject.compute_input_vectors()
+    if vectors is None:
+        raise UserError(f"{subject.title} adds no vectors at the input: nothing to multiply")
+    reach, dims = subject.limit_reach(reach), subject.dims
+    identity = torch.eye(dims.embed_dim)[None]  # of a single head that has all channels
+    generator = torch.Generator().manual_seed(1)
+    size = (2, dims.num_heads, dims.head_dim, dims.embed_dim)
+    query, key = torch.randn(size, generator=generator) * dims.embed_dim**-0.5
+    projections = {"themselves": (identity, identity), "random projections": (query, key)}
+    if subject.projections:
+        for layer in subject.layers:
+            projections[f"projections of layer {layer + 1}"] = subject.projections[layer]
+    distances = torch.arange(-reach, reach + 1)
+    middle = len(vectors) // 2
+    around = vectors[middle - reach : middle + reach + 1]  # [R, C]
+    curves = []
+    for name, (query, key) in projections.items():
+        keys = around @ key.transpose(1, 2)  # [H, R, D]
+        products = torch.einsum("hd,hrd->hr", query @ vectors[middle], keys)
+        shown = products if query is identity else products[subject.heads]
+        curves.append(Curves(name, distances, shown))
+    title = f"{subject.title}: products of input vectors at distance k"
+    return draw_curves(curves, subject.heads, title, x="distance k")
+
+
+@torch.no_grad()
+def draw_decay(subject: Subject, reach: int = 256) -> Any:
+    """Draw the bound of rope's scores by distance: the mean of abs(S_1) .. abs(S_(d/2)).
+
+    S_j is the sum of the first j phases e^(i m theta_t) of a distance m. The score of any query and
+    key is at most this mean, times d/2, times the largest change from one pair of coordinates to
+    the next (Su et al. 2021, "RoFormer", arXiv:2104.09864, 3.4.3).
+
+    Raises:
+        UserError: the encoding is not rope.
+    """
+    distances = torch.arange(reach + 1)
+    rotation = subject.encodings[0].shared.rotation(make_positions(len(distances)).ids)
+    if not isinstance(rotation, PairRotation) or rotation.decay is not None:
+        raise UserError(f"{subject.title} has no bound of decay; only rope has one")
+    phases = rotation.phases[0].to(torch.complex128)  # [1, R, d/2]
+    bound = phases.cumsum(-1).abs().mean(-1)  # [1, R]
+    curves = [Curves("bound of the score", distances, bound)]
+    title = f"{subject.title}: decay with the distance"
+    return draw_curves(curves, [], title, height=3.0, x="distance", y="mean of |S_j|")
+
+
+def draw_curves(
+    curves: Sequence[Curves],
+    heads: Sequence[int],
+    title: str,
+    columns: int = 3,
+    height: float = 2.4,
+    x: str = "distance j - i",
+    y: str = "",
+) -> Any:
+    """Draw a panel for each of the curves, and a line for each of the ``heads``, by their indices.
+
+    ``x`` and ``y`` label the axes.
+    """
+    figure, panels = new_page(len(curves), title, columns, height)
+    for axes, curve in zip(panels, curves):
+        is_by_head = len(curve.values) == len(heads)
+        names = [f"head {head + 1}" for head in heads] if is_by_head else ["all heads"]
+        for number, (name, row) in enumerate(zip(names, curve.values.detach().float())):
+            style = pictures.line_style(number)
+            axes.plot(curve.distances.numpy(), row.numpy(), lw=1.4, label=name, **style)
+        axes.axvline(0, color=PALE, lw=0.8, zorder=0)
+        axes.grid(axis="y", color=pictures.GRID, linewidth=0.8)
+        axes.spines[["top", "right", "left"]].set_visible(False)
+        label_axes(axes, curve.title, x, y)
+    lines, names = max(panels, key=lambda axes: len(axes.lines)).get_legend_handles_labels()
+    if len(names) > 1:
+        figure.legend(lines, names, loc="outside lower center", ncols=8, fontsize=8)
+    return figure
