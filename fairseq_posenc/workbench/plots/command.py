@@ -16,15 +16,11 @@ from fairseq_posenc.errors import UserError, how_to_install
 from fairseq_posenc.files import refuse_bad_place, write_whole
 from fairseq_posenc.workbench.plots import figures
 from fairseq_posenc.workbench.plots.inspection import STACKS, TextAttention, render_page
-from fairseq_posenc.workbench.plots.subject import (
-    Subject,
-    build_untrained_subject,
-    collect_trained_subjects,
-)
+from fairseq_posenc.workbench.plots.subject import Subject, build_subject, collect_subjects
 from fairseq_posenc.workbench.results import pictures
 from fairseq_posenc.workbench.results.record import own_command
 from fairseq_posenc.workbench.running.files import find_model
-from fairseq_posenc.workbench.running.options import add_data
+from fairseq_posenc.workbench.running.options import add_count, add_data
 from fairseq_posenc.workbench.running.progress import say
 
 _MODELS = "a masked LM, causal LM or translation model of fairseq"
@@ -57,6 +53,8 @@ def add_plot_arguments(parser: argparse.ArgumentParser) -> None:
             source = kind.add_mutually_exclusive_group(required=True)
             source.add_argument("--checkpoint", type=Path, metavar="FILE", help=_MODELS)
             source.add_argument("--encoding", metavar="SPEC", help="draw an untrained SPEC instead")
+            add_count(kind, "--embed-dim", "size of the model for SPEC (default: 256)")
+            add_count(kind, "--heads", "its number of heads (default: 4)")
             add("--decoder", action="store_true", help="draw SPEC in a causal stack")
         add("--out", type=Path, required=True, metavar="FILE", help="the picture, .png or .svg")
         add_data(kind, "directory with its dictionaries (default: that of the training)")
@@ -84,9 +82,9 @@ def _find_subject(args: argparse.Namespace) -> Subject:
     if args.checkpoint:
         from fairseq_posenc.workbench.loading.open_model import open_model
 
-        if args.decoder:
-            raise UserError("--decoder is for --encoding: a checkpoint has its own stacks")
-        subjects = collect_trained_subjects(open_model(args.checkpoint, args.data).model)
+        for name in filter(vars(args).get, ("embed_dim", "heads", "decoder")):
+            raise UserError(f"--{name.replace('_', '-')} is for --encoding, not for --checkpoint")
+        subjects = collect_subjects(open_model(args.checkpoint, args.data).model)
         if not subjects:
             raise UserError(f"--checkpoint {args.checkpoint}: fairseq's own; use plot attention")
         subject = subjects[
@@ -94,7 +92,8 @@ def _find_subject(args: argparse.Namespace) -> Subject:
         ]
         subject = replace(subject, label=f" in {args.checkpoint}")
     else:
-        subject = build_untrained_subject(args.encoding, 256, 4, 128, args.decoder)
+        width, heads = args.embed_dim or 256, args.heads or 4
+        subject = build_subject(args.encoding, width, heads, 128, args.decoder)
         _choose_stack("--encoding", [subject.stack], args.stack)
     layers = _choose_numbers(args.layer, len(subject.layers), "layer", subject.title)
     shown = _choose_numbers(args.head, len(subject.heads), "head", subject.title)

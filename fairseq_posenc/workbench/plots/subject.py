@@ -83,7 +83,7 @@ class Subject:
         return span, (shared | encoding.layer.terms(span, positions)).expanded()
 
 
-def build_untrained_subject(
+def build_subject(
     spec: str, embed_dim: int, num_heads: int, max_positions: int, causal: bool = False
 ) -> Subject:
     """Build all layers and heads of a spec as they are before training.
@@ -100,7 +100,7 @@ def build_untrained_subject(
     return Subject(encodings, [*range(len(encodings))], [*range(num_heads)], [])
 
 
-def collect_trained_subjects(model: nn.Module) -> dict[str, Subject]:
+def collect_subjects(model: nn.Module) -> dict[str, Subject]:
     """Collect the stacks of a trained model by name; empty for fairseq's own models."""
     # fairseq's stacks have no assembly; theirs is not imported: pictures of specs need no fairseq.
     stacks = [module for module in model.modules() if hasattr(module, "assembly")]

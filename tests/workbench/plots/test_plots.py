@@ -18,7 +18,7 @@ from fairseq_posenc.transformer.capture_attention import capture_attention
 from fairseq_posenc.workbench.cli import main
 from fairseq_posenc.workbench.plots import figures
 from fairseq_posenc.workbench.plots.command import KINDS
-from fairseq_posenc.workbench.plots.subject import build_untrained_subject, collect_trained_subjects
+from fairseq_posenc.workbench.plots.subject import build_subject, collect_subjects
 from tests.helpers import commands
 from tests.helpers.products import product_of, some_of
 from tests.helpers.tiny_models import (
@@ -56,7 +56,7 @@ def assert_same(shown, tensor, **tolerance):
 
 
 def spec_subject(spec: str, causal: bool = False, **shown):
-    subject = build_untrained_subject(spec, 32, 4, 24, causal or needs_causal(spec))
+    subject = build_subject(spec, 32, 4, 24, causal or needs_causal(spec))
     return replace(subject, **shown)
 
 
@@ -71,7 +71,7 @@ class TestTables:
     def test_a_models_tables_are_shown(self):
         model = make_model("masked_lm", position_encoding="learned+shaw")
         stack = model.encoder.sentence_encoder
-        found = tables_drawn(replace(collect_trained_subjects(model)["encoder"], layers=[0, 2]))
+        found = tables_drawn(replace(collect_subjects(model)["encoder"], layers=[0, 2]))
         assert list(found) == ["at the input", "query table, layer 1", "query table, layer 3"]
         at_input = stack.embed_positions.encodings["learned"].table.weight
         assert_same(found["at the input"].values, at_input)
@@ -128,7 +128,7 @@ class TestTables:
 
     @pytest.mark.parametrize("family", STOCK)
     def test_models_of_fairseqs_own_have_no_stacks(self, family):
-        assert collect_trained_subjects(make_model(family, STOCK[family])) == {}
+        assert collect_subjects(make_model(family, STOCK[family])) == {}
 
 
 class TestMap:
@@ -156,7 +156,7 @@ class TestProducts:
     def test_they_are_those_of_the_vectors_and_of_a_models_projections(self):
         model = make_model("masked_lm", position_encoding="learned")
         stack = model.encoder.sentence_encoder
-        subject = replace(collect_trained_subjects(model)["encoder"], layers=[1])
+        subject = replace(collect_subjects(model)["encoder"], layers=[1])
         figure = figures.draw_products(subject, reach=5)
         own, random, projected = panels(figure)
         vectors = stack.embed_positions.encodings["learned"].table.weight.detach().double()
@@ -170,7 +170,7 @@ class TestProducts:
         assert drawn_lines(random).shape == (4, 11)
 
     def test_sinusoids_products_fall_with_the_distance_alone_until_they_are_projected(self):
-        subject = build_untrained_subject("sinusoidal", 256, 4, 128)
+        subject = build_subject("sinusoidal", 256, 4, 128)
         own, random = panels(figures.draw_products(subject, reach=40))
         (line,) = drawn_lines(own)
         np.testing.assert_allclose(line, line[::-1], atol=1e-3)  # distance-aware, not directed
@@ -187,7 +187,7 @@ class TestProducts:
 class TestDecay:
     def test_the_bound_is_roformers(self):
         """Of section 3.4.3, at head size 64 and reach 256, by plain loops."""
-        subject = build_untrained_subject("rope", 256, 4, 128)
+        subject = build_subject("rope", 256, 4, 128)
         (axes,) = panels(figures.draw_decay(subject))
         (line,) = drawn_lines(axes)
         frequencies = [10000 ** (-2 * t / 64) for t in range(32)]
@@ -225,7 +225,7 @@ class TestCurves:
 
     @pytest.mark.parametrize("family", ARCHITECTURES)
     def test_of_a_model_scores_are_those_of_its_trained_tables(self, family):
-        subject = collect_trained_subjects(make_model(family, position_encoding="t5"))
+        subject = collect_subjects(make_model(family, position_encoding="t5"))
         for stack in subject.values():
             before, *_ = figures.compute_curves(stack, reach=6)
             table = next(stack.encodings[0].shared.parameters())
@@ -281,7 +281,7 @@ SPEC_PLOTS = [
 class TestCommand:
     @pytest.mark.parametrize(("words", "ending"), product_of(SPEC_PLOTS, ["png", "svg"]))
     def test_a_spec_is_drawn_the_same_again(self, words, ending, tmp_path):
-        words += " --decoder"
+        words += " --embed-dim 32 --decoder"
         out = tmp_path / f"picture.{ending}"
         written = []
         for _ in range(2):
@@ -305,7 +305,8 @@ class TestCommand:
             ("table --encoding m4 --layer 0", "--layer 0: m4 has layers 1 to 1"),
             ("table --encoding m4 --stack decoder", "--stack decoder: --encoding has encoder only"),
             ("table --checkpoint missing.pt", "missing.pt: no such file"),
-            ("table --checkpoint x.pt --decoder", "--decoder is for --encoding"),
+            ("table --encoding m4 --heads 3", "3"),
+            ("table --checkpoint x.pt --heads 4", "--heads is for --encoding"),
             ("scores --encoding alibi --head 5", "--head 5: alibi has heads 1 to 4"),
             ("map --encoding raffel", "a map needs a table of vectors"),
             ("products --encoding alibi", "alibi adds no vectors at the input"),
