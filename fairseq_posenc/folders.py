@@ -41,14 +41,12 @@ _BLOCK = 1 << 20  # bytes that are read at a time
 _ADVICE = "name another folder, or delete that one"
 
 
-def checksum(path: Path, start: int = 0, end: int = sys.maxsize) -> str:
-    """Compute the SHA-256 checksum of a file, or of its bytes from start to end."""
+def checksum(path: Path) -> str:
+    """Compute the SHA-256 checksum of a file."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
-        file.seek(start)
-        while start < end and (block := file.read(min(_BLOCK, end - start))):
+        while block := file.read(_BLOCK):
             digest.update(block)
-            start += len(block)
     return digest.hexdigest()
 
 

@@ -23,10 +23,10 @@ from fairseq_posenc.folders import (
 REQUEST = {"text": "a" * 64, "seeds": [1, 2], "model": {"layers": 2}}
 
 
-def test_a_checksum_is_that_of_a_part(tmp_path, monkeypatch):
+def test_a_checksum_is_that_of_all_blocks(tmp_path, monkeypatch):
     monkeypatch.setattr(folders, "_BLOCK", 2)
-    (tmp_path / "file").write_bytes(b"abcdefgh")
-    assert folders.checksum(tmp_path / "file", 1, 6) == hashlib.sha256(b"bcdef").hexdigest()
+    (tmp_path / "file").write_bytes(b"abcde")
+    assert folders.checksum(tmp_path / "file") == hashlib.sha256(b"abcde").hexdigest()
 
 
 def test_a_second_command_is_refused(tmp_path):

@@ -10,7 +10,6 @@ import codecs
 import gzip
 import lzma
 import os
-import sys
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -26,24 +25,11 @@ OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".
 DAMAGE_ERRORS = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError)
 
 
-def read_blocks(
-    path: Union[str, Path], size: int = _BLOCK_BYTES, start: int = 0, end: int = sys.maxsize
-) -> Iterator[bytes]:
-    """Yield the content of a file in blocks, decompressed by the suffix of its name.
-
-    Args:
-        path: the file.
-        size: bytes of a block.
-        start: first byte to read; 0 if the file is compressed.
-        end: byte after the last one to read, if the file is not compressed.
-    """
-    opener = OPENERS.get(Path(path).suffix)
-    if opener:
-        end = sys.maxsize  # of the decompressed content
-    with (opener or open)(path, "rb") as file:
-        file.seek(start)
-        while block := file.read(min(size, end - start)):
-            start += len(block)
+def read_blocks(path: Union[str, Path], size: int = _BLOCK_BYTES) -> Iterator[bytes]:
+    """Yield the content of a file in blocks, decompressed by the suffix of its name."""
+    opener = OPENERS.get(Path(path).suffix, open)
+    with opener(path, "rb") as file:
+        while block := file.read(size):
             yield block
 
 
