@@ -77,12 +77,7 @@ def test_hundreds_of_files_are_the_text_that_they_make_together(tmp_path):
 
 
 def test_compressed_files_are_read_one_after_the_other(tmp_path):
-    openers = {
-        ".gz": gzip.open,
-        ".bz2": bz2.open,
-        ".xz": lzma.open,
-        "": open,
-    }
+    openers = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open, "": open}
     paths = [tmp_path / f"text{number}{suffix}" for number, suffix in enumerate(openers)]
     for number, (path, opener) in enumerate(zip(paths, openers.values())):
         with opener(path, "wb") as file:

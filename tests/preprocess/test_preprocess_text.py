@@ -241,10 +241,7 @@ def test_another_byte_level_vocabulary_works(tmp_path):
 
 @pytest.mark.parametrize(
     ("merges", "message"),
-    [
-        (["a b", "b a"], "lacks the piece 'ba'"),
-        (["a b c"], "lacks the piece 'a b c' of"),
-    ],
+    [(["a b", "b a"], "lacks the piece 'ba'"), (["a b c"], "lacks the piece 'a b c' of")],
     ids=["missing", "three"],
 )
 def test_broken_merges_are_refused(tmp_path, merges, message):

@@ -280,10 +280,7 @@ def test_a_dry_run_shows_commands_and_writes_nothing(tmp_path, capsys, monkeypat
             ["--tasks", "RTE"],
             "RTE does not exist: make it with fairseq-posenc preprocess glue --tasks RTE",
         ),
-        (
-            ["--on", "slurm", "gpu"],
-            "--on slurm gpu: write local, or slurm with options",
-        ),
+        (["--on", "slurm", "gpu"], "--on slurm gpu: write local, or slurm with options"),
     ],
 )
 def test_wrong_options_are_told(tmp_path, capsys, more, message):

@@ -18,15 +18,7 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.tasks.glue.data import find_training_data, open_glue_data
 from fairseq_posenc.tasks.glue.definitions import TASKS, WNLI, parse_tasks
 from fairseq_posenc.workbench.finetuning.glue.report import complete_submission
-from tests.helpers.glue_files import (
-    DATA,
-    header,
-    labels_of,
-    row,
-    start,
-    train_pieces,
-    write_task,
-)
+from tests.helpers.glue_files import DATA, header, labels_of, row, start, train_pieces, write_task
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "preprocess"))
 from glue import find_file, read_examples, truncate_lengths

@@ -21,12 +21,7 @@ from fairseq_posenc.workbench.finetuning.glue.report import (
     format_predictions,
     format_report,
 )
-from fairseq_posenc.workbench.finetuning.glue.runs import (
-    CONFIGS,
-    GlueRun,
-    claim,
-    list_runs,
-)
+from fairseq_posenc.workbench.finetuning.glue.runs import CONFIGS, GlueRun, claim, list_runs
 from fairseq_posenc.workbench.finetuning.glue.worker import has_collapsed, measure
 from fairseq_posenc.workbench.finetuning.recipes import (
     compose_file,

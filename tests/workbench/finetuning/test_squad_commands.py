@@ -23,14 +23,7 @@ from fairseq_posenc.tasks.squad.databin import Limits, SquadDataBin, open_data_b
 from fairseq_posenc.workbench import cli
 from fairseq_posenc.workbench.finetuning.squad.command import compose_training
 from fairseq_posenc.workbench.loading.pretrained import Pretrained
-from tests.helpers.commands import (
-    halting,
-    made_once,
-    new_directory,
-    refused,
-    run,
-    script,
-)
+from tests.helpers.commands import halting, made_once, new_directory, refused, run, script
 from tests.helpers.programs import SERVER
 from tests.helpers.waiting import is_locked, wait_until
 from tests.workbench.finetuning.test_squad_data import save, write_bpe

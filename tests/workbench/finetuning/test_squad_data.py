@@ -476,27 +476,6 @@ def test_a_roberta_of_fairseq_is_built_again_with_its_positions(tmp_path, option
     torch.testing.assert_close(rebuilt(pretrained)(TOKENS)[0], model(TOKENS)[0])
 
 
-def test_other_words_than_those_of_the_pretraining_are_refused(tmp_path):
-    model = model_of(arch="roberta_none_tiny")
-    old, new = tmp_path / "old", tmp_path / "new"
-    for folder, words in ((old, "abcdefghij" * 2), (new, "jihgfedcba" * 2)):
-        folder.mkdir()
-        lines = "".join(f"{word}{number} 1\n" for number, word in enumerate(words[:19]))
-        (folder / "dict.txt").write_text(lines, encoding="utf-8")
-    pretrained = read_pretrained(save(tmp_path / "model.pt", model, model.args, str(old)))
-    unnamed = pretrained.dictionary._replace(fingerprint=None)  # as in checkpoints of fairseq
-    pretrained = pretrained._replace(dictionary=unnamed)
-    pretrained.check_dictionary(old / "dict.txt")
-    with pytest.raises(UserError, match=r"dict.txt has other symbols, or in"):
-        pretrained.check_dictionary(new / "dict.txt")
-    (new / "dict.txt").write_text("a 1\n", encoding="utf-8")
-    with pytest.raises(UserError, match=r"dict.txt has 6 symbols with <mask>, but .* has 24"):
-        pretrained.check_dictionary(new / "dict.txt")
-    torch.save({"model": {}}, tmp_path / "broken.pt")
-    with pytest.raises(UserError, match=r"broken.pt: not a complete checkpoint"):
-        read_pretrained(tmp_path / "broken.pt")
-
-
 @pytest.mark.parametrize("text", ["[" * 200_000 + "]" * 200_000, "\udcff"], ids=["deep", "bytes"])
 def test_json_that_python_refuses_is_one_line_that_names_the_file(tmp_path, text):
     path = tmp_path / "data.json"
