@@ -26,6 +26,7 @@ from fairseq_posenc.workbench.loading.pretrained import Pretrained
 from fairseq_posenc.workbench.results.markdown import table
 from fairseq_posenc.workbench.results.record import Record, Row, own_command
 
+_METRIC_TITLES = {"f1": "F1", "matthews": "Matthews", "pearson": "Pearson", "spearman": "Spearman"}
 _SPREAD_COLUMNS = ["task", "metric", "learning rate", "seeds", "best", "mean", "median", "std"]
 
 
@@ -162,7 +163,8 @@ def _format_spread(row: Row) -> list[str]:
     """Format the spread of a task's reported metric over the seeds."""
     values = [f"{row[key]:.2f}" for key in ("best", "mean", "median")]
     values.append(f"{row['std']:.2f}" if row["seeds"] > 1 else "-")
-    metric = row["metric"].replace("_", " ")
+    name, _, split = row["metric"].partition("_")
+    metric = f"{_METRIC_TITLES.get(name, name)} {split}".strip()
     return [row["task"], metric, f"{row['learning_rate']:g}", str(row["seeds"]), *values]
 
 
