@@ -254,6 +254,18 @@ def test_seeds_have_means_with_intervals(tmp_path, capsys):
     assert "`mixed`" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("name", ["none--lr=2e-4", "none,lr=2e-4", "rope,8-changes-0a1b2c3d"])
+def test_a_folder_that_train_names_is_read_alone_and_among_seeds(name, tmp_path, capsys):
+    logs = [tmp_path / name / f"seed{seed}" / "train.log" for seed in (1, 2)]
+    for log in logs:
+        log.parent.mkdir(parents=True)
+        write(log, 5.0, 4.0)
+    words = [f"a={logs[0]},{logs[1]}", f"b={logs[1]}", "--out", str(tmp_path / "out")]
+    assert main(["learning-curves", *words]) == 0
+    data = read(tmp_path / "out" / "curves.json").data
+    assert data == {"a": f"{logs[0]},{logs[1]}", "b": str(logs[1])}
+
+
 @pytest.mark.parametrize("number", [0, 2])
 def test_a_loss_that_is_no_number_is_said_and_left_out(number, tmp_path, capsys):
     found = [5.0, 4.0, 3.0]

@@ -383,7 +383,7 @@ def test_trainings_have_means_and_the_lengths_count_every_sentence_once(evaluate
 
 
 @slow
-@pytest.mark.parametrize("folder", ["none--lr=2e-4", "m4-scale_factor=2"])
+@pytest.mark.parametrize("folder", ["none--lr=2e-4", "none,lr=2e-4", "m4-scale_factor=2"])
 def test_a_folder_that_train_names_is_a_path_and_no_list(folder, tmp_path):
     paths = [tmp_path / folder / f"seed{seed}" / "checkpoint_best.pt" for seed in (1, 2)]
     for path in paths:
