@@ -31,6 +31,7 @@ from fairseq_posenc.workbench.plots.inspection import (
     render_page,
 )
 from fairseq_posenc.workbench.plots.read_checkpoint import read_with_checkpoint, tokenize
+from fairseq_posenc.workbench.plots.subject import collect_subjects
 from tests.helpers.commands import (
     USER_DIR,
     new_directory,
@@ -62,8 +63,11 @@ def read_by(family: str, model, labels: list[str]) -> TextAttention:
     """Return a model's attention to random tokens with labels, as if of a checkpoint."""
     tokens = torch.randint(4, 20, (1, len(labels)))
     captured = capture_attention(model, lambda: logits(model, family, tokens))
+    positions: dict[str, str | None] = {
+        name: stack.title for name, stack in collect_subjects(model).items()
+    }
     by_stack = {"encoder": labels, "decoder": labels}
-    return TextAttention(Path("model.pt"), "0" * 64, family, {}, by_stack, captured)
+    return TextAttention(Path("model.pt"), "0" * 64, family, positions, by_stack, captured)
 
 
 def content_of(html: str) -> tuple[dict, np.ndarray]:
