@@ -140,7 +140,7 @@ def test_far_tiles_read_the_rows_at_the_ends(form, starts, direction):
     assert_equals_the_equation(inputs(1, 40, 40), terms, Mask(direction))
 
 
-@pytest.mark.parametrize("limits", some_of(["window", "causal window in documents"], LIMITS))
+@pytest.mark.parametrize("limits", some_of(["causal window in documents"], LIMITS))
 def test_limits_hide_keys_and_skip_tiles(limits):
     terms = make_terms({**EVERYTHING, "product": True}, 27, 27, CLIPPED)
     assert_equals_the_equation(inputs(2, 27, 27), terms, LIMITS[limits])

@@ -225,22 +225,6 @@ def test_kept_figures_come_back_and_fill_the_page(tmp_path):
     assert page.fill_sections(text, [again]) == text
 
 
-def test_layers_of_repeated_rows_are_compared_with_none_in_a_section_by_themselves():
-    kept = [dict(row) for row in rows()]
-    result = page.Result("layer_rows_some", "attention", "python x.py", "here", kept)
-    text = page.fill_sections(page.PAGE.read_text(), [result])
-    attention, section = (
-        text.split(f"<!-- {name}: generated -->")[1].split(f"<!-- end of {name} -->")[0]
-        for name in ("attention", "repeated_rows")
-    )
-    assert "python x.py" in section
-    assert "python x.py" not in attention
-    (first,) = [row for row in kept if row["encoding"] == "m4m"][:1]
-    assert f"| `m4m` | {first['ratio_to_none']:.2f} (" in section
-    assert "`none` |" not in section
-    assert f"| encoding | {first['mode']}, {first['batch']} x {first['length']} |" in section
-
-
 def test_the_page_is_up_to_date():
     text = page.PAGE.read_text("utf-8")
     assert text == page.fill_sections(text, page.load_results()), (
@@ -333,22 +317,8 @@ def test_explicit_options_win_over_those_of_a_quick_measurement():
     assert (args.encodings, args.lengths, args.modes) == (["t5"], [64], ["training"])
 
 
-def test_all_stands_for_all_encodings(monkeypatch):
-    """The script lists its encodings first; here they are taken, and nothing is measured."""
-    taken = []
-
-    def take(case, requested):
-        taken.append((case, requested))
-        raise UserError("enough")
-
-    monkeypatch.setattr(families.Case, "encodings", take)
-    args = repeated_rows.parse_args(["--encodings", "all"])
-    prepare(args)
-    with pytest.raises(UserError, match="enough"):
-        repeated_rows.measure(args)
-    ((case, requested),) = taken
-    monkeypatch.undo()
-    assert case.encodings(requested) == registry.names(encoder=not case.causal)
+def test_all_stands_for_all_encodings():
+    assert TINY.encodings(["all"]) == registry.names(encoder=not TINY.causal)
 
 
 def test_layers_have_the_type_and_the_batch_of_the_options():

@@ -22,7 +22,7 @@ from fairseq_posenc.user_dir import USER_DIR
 from fairseq_posenc.workbench.loading.families import list_stacks
 from fairseq_posenc.workbench.loading.pretrained import read_pretrained
 from tests.helpers.commands import FAMILIES, new_directory, pairs, run, sentences, train
-from tests.helpers.products import some_of
+from tests.helpers.products import product_of, some_of
 from tests.helpers.tiny_models import make_dictionary, make_model, of_the_last_version
 
 # What is changed, and both sides as the error names them; all parameters fit.
@@ -54,8 +54,9 @@ OTHER = {
 CASES = [(family, *case) for family, cases in OTHER.items() for case in cases]
 
 
-@pytest.mark.parametrize("spec", ["rope", "alibi"])
-@pytest.mark.parametrize(("family", "changed", "message"), CASES)
+@pytest.mark.parametrize(
+    ("family", "changed", "message", "spec"), product_of(CASES, ["rope", "alibi"])
+)
 def test_another_meaning_is_refused_whatever_the_positions(family, changed, message, spec):
     state = make_model(family, position_encoding=spec).state_dict()
     for accepting in (False, True):

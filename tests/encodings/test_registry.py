@@ -138,6 +138,7 @@ def test_options_of_a_base_class_come_first_and_may_be_left_out(monkeypatch):
         ("rope(base=0)", False, "a finite number above 0"),
         ("rope(base=-5)", False, "a finite number above 0"),
         ("rope(base=1,scaling=yarn:2)", False, "the base must be more than 1"),
+        ("pope(base=1)", False, r"pope\(base=1\): the base must be more than 1"),
         ("rope(fraction=0.25,scaling=ntk:2)", False, "rotate at least 4"),
         ("rope(scaling=linear:inf)", False, "at most 1,000,000"),
         ("rope(scaling=ntk:1e308)", False, "at most 1,000,000"),

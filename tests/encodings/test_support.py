@@ -20,7 +20,9 @@ def test_the_support_table_is_what_runs():
     assert support.PAGE.read_text(encoding="utf-8") == support.page(), "run make docs"
 
 
-@pytest.mark.parametrize(("name", "place"), product_of(parity.ENCODINGS, parity.PLACES))
+@pytest.mark.parametrize(
+    ("name", "place"), product_of(some_of(parity.ENCODINGS[::2], parity.ENCODINGS), parity.PLACES)
+)
 def test_layers_that_differ_windows_and_documents_equal_the_oracle(name, place, monkeypatch):
     monkeypatch.setattr("fairseq_posenc.backends.planner.SHORT", 0)  # so that `auto` takes blocks
     bound = 1e-5 if name in IN_FLOAT32 else 1e-9

@@ -56,7 +56,7 @@ def test_a_compiled_model_follows_when_its_positions_are_set() -> None:
 LENGTH = torch.export.Dim("length", min=4, max=60)
 
 
-@pytest.mark.parametrize(("name", "spec"), product_of(["llama", "bert"], SPECS))
+@pytest.mark.parametrize(("name", "spec"), product_of(["llama", "bert"], some_of(SPECS[:2], SPECS)))
 def test_exported_for_inputs_of_any_length(name: str, spec: str) -> None:
     cell = Cell.build(name, spec)
     cell.model.config.use_cache = False

@@ -1,4 +1,7 @@
-"""Wrong input, wrong files and a full disk: one clear line, and nothing is lost or run."""
+"""Trainings that are over, torn or without room: they go on or end with a line, and lose nothing.
+
+Whole commands of fairseq; what is refused at a start is in ``tests/host/test_late_options.py``.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,7 @@ import torch
 
 from tests.helpers.commands import (
     EPOCHS,
-    USER_DIR,
     Training,
-    run,
-    sentences,
     train,
     trained,
     validate,
@@ -21,62 +21,6 @@ from tests.helpers.commands import (
 
 pytestmark = pytest.mark.slow
 RESET = ["--reset-optimizer", "--reset-lr-scheduler", "--reset-meters", "--reset-dataloader"]
-
-
-# -------------------------------------------------------------------------------------- options
-
-SPEC = "--position-encoding"
-ODD = ["--encoder-embed-dim", 36, "--encoder-attention-heads", 4]
-
-
-@pytest.mark.parametrize(
-    ("family", "options", "message"),
-    [
-        ("causal_lm", [SPEC, "rotary"], "unknown position encoding 'rotary': "),
-        ("masked_lm", [*ODD, SPEC, "rope"], "rope rotates pairs, but 1 of a head of size 9 is 9"),
-        ("causal_lm", ["--restore-file", "typo.pt"], "--restore-file typo.pt is no file"),
-    ],
-    ids=["unknown encoding", "odd heads", "no checkpoint"],
-)
-def test_train_tells_a_wrong_option_in_one_line(family, options, message):
-    assert train(family, *options, fails=True).run.error().startswith(message)
-
-
-# ---------------------------------------------------------------------------------- checkpoints
-
-
-def test_eval_lm_refuses_weights_that_are_not_numbers(tmp_path):
-    state = trained("causal_lm").checkpoint()
-    name = "decoder.layers.1.fc1.weight"
-    state["model"][name][0, 0] = torch.nan
-    torch.save(state, tmp_path / "nan.pt")
-    told = f"{name} has 1 of {state['model'][name].numel():,} numbers that are NaN or infinite"
-    options = ["--user-dir", USER_DIR, "--path", tmp_path / "nan.pt", "--tokens-per-sample", 16]
-    done = run("fairseq-eval-lm", sentences(), *options, fails=True)
-    assert done.error().endswith(told)
-
-
-CONFIGURATION = """# @package _global_
-common: {{user_dir: {user_dir}, cpu: true}}
-task: {{_name: language_modeling, data: {data}}}
-model: {{_name: transformer_lm_rope_tiny}}
-criterion: cross_entropy
-optimizer: {{_name: adam}}
-optimization: {{lr: [0.001], max_update: 1}}
-dataset: {{batch_size: 16, num_workers: 0}}
-checkpoint: {{save_dir: {folder}, restore_file: {folder}/checkpoint_last.pt}}
-"""
-
-
-def test_a_checkpoint_to_restore_that_a_configuration_names_and_does_not_exist(tmp_path):
-    text = CONFIGURATION.format(user_dir=USER_DIR, data=sentences(), folder=tmp_path)
-    (tmp_path / "mine.yaml").write_text(text, encoding="utf-8")
-    named = ["--config-dir", tmp_path, "--config-name", "mine"]
-    done = run("fairseq-hydra-train", *named, cwd=tmp_path, fails=True)
-    missing = tmp_path / "checkpoint_last.pt"
-    assert f"error: --restore-file {missing} is no file" in done.err.splitlines()[-1]
-    assert done.status == 1
-    assert not missing.exists()
 
 
 def copy_of_trained(tmp_path: Path) -> Path:

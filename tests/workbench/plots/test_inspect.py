@@ -211,7 +211,7 @@ def test_the_page_says_what_it_was_made_from():
 
 
 @slow
-def test_checkpoints_with_an_encoding_of_the_users_own_package_are_read(tmp_path):
+def test_checkpoints_with_an_encoding_of_the_users_own_package_are_read(tmp_path, capsys):
     package = own_encodings()
     own = ["--position-encoding", "root", "--max-update", 1]
     checkpoint = train("masked_lm", *own, user_dir=package).save_dir / "checkpoint_last.pt"
@@ -222,11 +222,11 @@ def test_checkpoints_with_an_encoding_of_the_users_own_package_are_read(tmp_path
     run("fairseq-posenc", "export", *given, "--tokens", "words", "--out", tmp_path / "model")
     folder = ["--checkpoint", tmp_path / "model", "--user-dir", package]
     run("fairseq-posenc", "inspect", *folder, "--text", TEXT, "--out", tmp_path / "page.html")
-    failed = run("fairseq-posenc", "inspect", *given[:3], tmp_path, "--text", "a", fails=True)
-    assert "name a folder of a Python package, with __init__.py" in failed.error()
-    failed = run("fairseq-posenc", "inspect", *given[:2], "--text", "a", fails=True)
-    assert "unknown position encoding 'root'" in failed.error()
-    assert "option user-dir" in failed.error()
+    failed = refused(capsys, "inspect", *given[:3], tmp_path, "--text", "a")
+    assert "name a folder of a Python package, with __init__.py" in failed
+    failed = refused(capsys, "inspect", *given[:2], "--text", "a")
+    assert "unknown position encoding 'root'" in failed
+    assert "option user-dir" in failed
 
 
 @slow

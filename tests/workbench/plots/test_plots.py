@@ -281,7 +281,9 @@ SPEC_PLOTS = [
 
 
 class TestCommand:
-    @pytest.mark.parametrize(("words", "ending"), product_of(SPEC_PLOTS, ["png", "svg"]))
+    @pytest.mark.parametrize(
+        ("words", "ending"), product_of(some_of(SPEC_PLOTS[::2], SPEC_PLOTS), ["png", "svg"])
+    )
     def test_a_spec_is_drawn_the_same_again(self, words, ending, tmp_path):
         words += " --embed-dim 32 --decoder"
         out = tmp_path / f"picture.{ending}"
