@@ -85,8 +85,7 @@ def scores(query: Tensor, key: Tensor, terms: Terms, mask: Mask = _NO_MASK) -> T
         call = AttentionCall(query, key, key, terms, mask)
         multiply = _multiply_single_query if sizes[0] == 1 else _multiply_queries
         content, rows = multiply(query, key, terms, mask)
-        gain = terms.gain
-        count = None
+        count, gain = None, terms.gain
         if (counted := terms.find(CountedRows)) is not None:
             hidden = mask.forbidden(*sizes, query.device)
             table = at_least_fp32(counted.rows)
@@ -196,8 +195,7 @@ def _multiply_single_query(
     src_len, first = key.size(2), terms.first
     key_rows, content_query = terms.rows("key"), query
     is_plain_sum = first is None and not terms.multiplies
-    runs = None if key_rows is None else key_rows.runs
-    if key_rows is not None and runs is not None and runs.num_rows == 1 and is_plain_sum:
+    if key_rows is not None and key_rows.table.size(1) == 1 and is_plain_sum:
         # One row for all distances, as of Transformer-XL, may as well be added to the query.
         content_query = query + at_least_fp32(key_rows.table[None])
         key_rows = None
@@ -205,30 +203,30 @@ def _multiply_single_query(
         groups = content_query.reshape(*key.shape[:2], -1, key.size(3))  # [B, G, H / G, D]
         content = (groups @ key.transpose(-1, -2)).reshape(*query.shape[:3], src_len)
     else:
-        gain = _select_single_query_rows(channels, first, src_len)
+        gain = _select_single_query_rows(channels, first, src_len, mask)
         content = (query * gain * key).sum(-1).unsqueeze(2)  # [B, H, 1, S]
     rows_of_pairs = []
-    query_rows = terms.rows("query")
-    if query_rows is not None and query_rows.runs is not None:
-        index = row_index(query_rows, first, 1, src_len, mask)
-        rows_of_pairs.append(gather_rows(_multiply_rows(query, query_rows.table), index))
-    elif query_rows is not None:
-        rows = _select_single_query_rows(query_rows, first, src_len)
-        rows_of_pairs.append(torch.einsum("bhqd,bhsd->bhqs", query, rows))  # [B, H, 1, S]
+    if (query_rows := terms.rows("query")) is not None:
+        products = torch.einsum("bhqd,hrd->bhqr", query, at_least_fp32(query_rows.table))
+        if query_rows.runs is None and first is None:  # rows are in the order of keys
+            rows_of_pairs.append(products[..., :src_len])
+        else:
+            index = row_index(query_rows, first, 1, src_len, mask)
+            rows_of_pairs.append(gather_rows(products, index))
     if key_rows is not None:
-        rows_of_pairs.append(_multiply_keys(key, key_rows, first, query.size(1)))
+        rows_of_pairs.append(_multiply_keys(key, key_rows, first, query.size(1), mask))
     return content, rows_of_pairs
 
 
 def _multiply_keys(
-    key: Tensor, term: RowsByDistance, first: Tensor | None, num_heads: int
+    key: Tensor, term: RowsByDistance, first: Tensor | None, num_heads: int, mask: Mask
 ) -> Tensor:
     """Multiply keys ``(B, G, S, D)`` with their rows for a single query: ``(B, H, 1, S)``."""
     groups = key.size(1) if len(term.table) > 1 else 1
     table = term.table.unflatten(0, (groups, -1)).transpose(1, 2)  # [1 or G, R, 1 or H / G, D]
     # The rows of the heads of a group lie side by side, so that each key is read once.
     by_group = replace(term, table=table.flatten(2))
-    rows = _select_single_query_rows(by_group, first, key.size(2))
+    rows = _select_single_query_rows(by_group, first, key.size(2), mask)
     rows = rows.unflatten(-1, table.shape[2:])  # [1 or B, 1 or G, S, 1 or H / G, D]
     products = torch.einsum("bgsrd,bgsd->bgrs", rows, key)
     heads = products.expand(-1, -1, num_heads // key.size(1), -1)  # [B, G, H / G, S]
@@ -241,7 +239,7 @@ def _sum_value_rows(
     """Compute ``sum_j w_ij V_r``, ``(B, H, T, D)``, from weights added up by distance."""
     tgt_len, src_len = weights.shape[2:]
     if tgt_len == 1 and rows.runs is None:
-        return weights @ _select_single_query_rows(rows, first, src_len)
+        return weights @ _select_single_query_rows(rows, first, src_len, mask)
     index = row_index(rows, first, tgt_len, src_len, mask)
     table = at_least_fp32(rows.table)
     summed = weights.new_zeros(*weights.shape[:3], table.size(1))
@@ -255,13 +253,15 @@ def _multiply_rows(x: Tensor, table: Tensor) -> Tensor:
     return x @ matrix.transpose(-1, -2)  # [B, H, T, R]
 
 
-def _select_single_query_rows(term: RowsByDistance, first: Tensor | None, src_len: int) -> Tensor:
+def _select_single_query_rows(
+    term: RowsByDistance, first: Tensor | None, src_len: int, mask: Mask
+) -> Tensor:
     """Select a table's rows at a single query's keys, ``(1 or B, G, S, D)``."""
     table = term.table
     if term.runs is None:
         rows = table[None, :, :src_len]
     else:
-        index = row_index(term, None, 1, src_len, _NO_MASK)
+        index = row_index(term, None, 1, src_len, mask)
         if len(index) == 1:  # faster than an index of several dimensions
             rows = table.index_select(1, index[0, 0])[None]  # [1, G, S, D]
         else:

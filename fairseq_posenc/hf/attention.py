@@ -47,8 +47,8 @@ class PassState(NamedTuple):
             empty if it has none.
         shared: position state of the stack; None if the model's own attention is used.
         need_weights: whether attention weights are requested.
-        inputs: input of the layer, ``(B, T, C)``; None if no encoding reads it.
-        cache: cache of the keys; None without one, and if no encoding reads it.
+        inputs: input of the layer, ``(B, T, C)``.
+        cache: cache of the keys, or None.
     """
 
     cosines: list[Cosines]
@@ -111,7 +111,6 @@ class AttentionPositions(AttentionCore, nn.Module):
         kind: number of the layer's kind.
         direction: ``both``; ``lr``, keys up to the query (causal); ``rl``, keys from the query on.
         is_rotated: whether the model's own code applies the rotation, with our cosines and sines.
-        reads_input: whether an encoding reads the input of the layer, or its cache.
         decay_place: index of the cache layer for the decay of forget gates; None without gates.
         backend: backend that computes attention, or ``auto``.
     """
@@ -124,7 +123,6 @@ class AttentionPositions(AttentionCore, nn.Module):
         kind: int,
         direction: str,
         is_rotated: bool,
-        reads_input: bool,
         decay_place: int | None,
         backend: str,
     ) -> None:
@@ -137,7 +135,6 @@ class AttentionPositions(AttentionCore, nn.Module):
         self.dims = dims
         self.kind = kind
         self.is_rotated = is_rotated
-        self.reads_input = reads_input
         self.decay_place = decay_place
         self.backend = backend
 
@@ -149,10 +146,9 @@ class AttentionPositions(AttentionCore, nn.Module):
             named = {**named, "position_embeddings": state.cosines[self.kind]}
         if state.shared is None:  # the model's own attention is used, which knows no state
             return named
-        if self.reads_input:
-            inputs = args[0] if args else named["hidden_states"]  # [B, T, C]
-            state = state._replace(inputs=inputs, cache=find_self_cache([*named.values(), *args]))
-        return {**named, POSITION_STATE: state}
+        inputs = args[0] if args else named.get("hidden_states")  # [B, T, C]
+        cache = find_self_cache([*named.values(), *args])
+        return {**named, POSITION_STATE: state._replace(inputs=inputs, cache=cache)}
 
     def forward(self, *args: Any) -> tuple[Tensor, Tensor | None]:
         """Attend with this layer's encodings; the arguments are those of :meth:`prepare_call`.
@@ -181,7 +177,7 @@ class AttentionPositions(AttentionCore, nn.Module):
             key: keys in the cache and of the new tokens, ``(B, G, S, D)``; already rotated if the
                 model's own code does so.
             value: values of the same tokens, ``(B, G, S, D)``.
-            state: state of the forward pass; with the input of the layer, if an encoding reads it.
+            state: state of the forward pass, with the input of the layer.
             scale: factor of the dot products.
             dropout: probability of dropping a weight.
 

@@ -18,30 +18,15 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.modules.cache import Kept
 
 _ROWS = "fairseq_posenc_rows"  # attribute of a layer of a cache
-# Attribute of a cache: a bool, whether its tokens have positions that counting does not give.
-_UNCOUNTED = "fairseq_posenc_uncounted"
+# Attribute of a cache: a bool, whether its tokens have positions that counting does not give; None
+# if nothing was said of them.
+UNCOUNTED = "fairseq_posenc_uncounted"
 
 
 def find_self_cache(values: Iterable[Any]) -> Cache | None:
     """Find the cache of self-attention among arguments or results, as its name differs."""
     cache = next((value for value in values if isinstance(value, Cache)), None)
     return getattr(cache, "self_attention_cache", cache)  # an encoder-decoder's has two
-
-
-def mark_uncounted(cache: Cache | None, is_uncounted: Tensor | None) -> None:
-    """Mark a new cache: whether its tokens have positions that counting does not give.
-
-    Args:
-        cache: cache of self-attention, or None.
-        is_uncounted: a bool; None if nothing was said of the tokens.
-    """
-    if cache is not None and (is_uncounted is not None or hasattr(cache, _UNCOUNTED)):
-        setattr(cache, _UNCOUNTED, is_uncounted)
-
-
-def read_uncounted(cache: Cache | None) -> Tensor | None:
-    """Read the mark of :func:`mark_uncounted`; None if nothing was said of the tokens."""
-    return getattr(cache, _UNCOUNTED, None)
 
 
 def find_rows(cache: Cache | None, attention: Any, earlier: int) -> ProjectedRows:

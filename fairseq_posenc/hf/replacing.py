@@ -203,7 +203,6 @@ class StackPlan(NamedTuple):
                     kind=kind,
                     direction=directions[index],
                     is_rotated=is_rotated,
-                    reads_input=not names.isdisjoint({"decay", "states", "content_rows"}),
                     # In the cache, the decay comes after the keys of all layers.
                     decay_place=len(stack.layers) + index if "decay" in names else None,
                     backend=positions.backend,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.hf.caches import find_self_cache, read_uncounted
+from fairseq_posenc.hf.caches import UNCOUNTED, find_self_cache
 from fairseq_posenc.modules.input_checks import read_position_ids
 from fairseq_posenc.positions import may_sync, reading_waits
 from fairseq_posenc.specs import Spec
@@ -152,7 +152,7 @@ class StackArguments:
             ends = self.tokens.eq(self.boundary_id)
         has_documents = self.has_documents and self.boundary_id is None
         if past:
-            self._refuse_uncounted(read_uncounted(self.cache))
+            self._refuse_uncounted(getattr(self.cache, UNCOUNTED, None))
         if self.ids is None and not has_documents:
             return TokenPositions(ends=ends, padding=padding)
         shape = (self.inputs.size(0), past + self.inputs.size(1))

@@ -29,7 +29,7 @@ from fairseq_posenc.hf.attention import (
     can_be_cosines,
     make_cosines,
 )
-from fairseq_posenc.hf.caches import find_self_cache, mark_uncounted
+from fairseq_posenc.hf.caches import UNCOUNTED, find_self_cache
 from fairseq_posenc.hf.derived import Derived
 from fairseq_posenc.hf.families import Stack
 from fairseq_posenc.hf.own_positions import read_trained_length
@@ -333,7 +333,8 @@ class StackWithPositions(Derived):
             output = forward(self, **prepared.named, **{POSITION_STATE: prepared.state})
         results = output if isinstance(output, tuple) else output.values()
         cache = find_self_cache([*prepared.named.values(), *results])
-        mark_uncounted(cache, prepared.is_uncounted)
+        if cache is not None and getattr(cache, UNCOUNTED, None) is not prepared.is_uncounted:
+            setattr(cache, UNCOUNTED, prepared.is_uncounted)
         return output
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
