@@ -71,7 +71,7 @@ def capture_attention(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list
     for module in model.modules():
         if isinstance(module, HFStackPositions):
             changes.append((module, "is_native", False))
-            changes.append((module, "can_rotate", [False] * len(module.can_rotate)))
+            changes.append((module, "rotated_kinds", []))
         elif isinstance(module, AttentionPositions):
             changes.append((module, "is_rotated", False))
     before = model.config._attn_implementation

@@ -70,8 +70,8 @@ class HFStackPositions(RecordedPositions, StackPositions):
 
     Attributes:
         directions: of an encoder's first layers, as in ``lr,rl``; the others are ``both``.
-        can_rotate: for each kind of layer, whether the model's cosines can express its rotation.
         is_rotated: for each layer, whether the model's code rotates, by our cosines and sines.
+        rotated_kinds: the kinds of these layers.
         is_native: whether attention and its caches are the model's.
         is_hybrid: whether some layers have no attention.
         width: width of the model's cosines; 0 if it has none.
@@ -106,11 +106,13 @@ class HFStackPositions(RecordedPositions, StackPositions):
         with torch.enable_grad():  # by which trained rotations are known
             # Any position shows the form of a rotation.
             rotations = self._rotations(torch.zeros(1, 1, dtype=torch.long))
-        self.can_rotate = [can_be_cosines(x, stack.family.cosines, self.width) for x in rotations]
+        can_rotate = [can_be_cosines(x, stack.family.cosines, self.width) for x in rotations]
+        kinds = [spec.layer_kind(index) for index in range(len(stack.attentions))]
         self.is_rotated = [
-            self.can_rotate[spec.layer_kind(index)] and stack.family.applies_cosines(attention)
-            for index, attention in enumerate(stack.attentions)
+            can_rotate[kind] and stack.family.applies_cosines(attention)
+            for kind, attention in zip(kinds, stack.attentions)
         ]
+        self.rotated_kinds = [kind for kind, rotates in zip(kinds, self.is_rotated) if rotates]
         self.directions = "" if dims.causal else format_directions(directions)
         self.is_native = stack.attends_plainly and self._is_plain() and not self.directions
         before: Any = getattr(stack.module, POSITIONS, None)  # if positions were set already
@@ -301,8 +303,13 @@ class HFStackPositions(RecordedPositions, StackPositions):
             return []
         like = next(stack.module.parameters())
         return [
-            make_cosines(x if can_rotate else None, self.family.cosines, self.width, like)
-            for x, can_rotate in zip(rotations, self.can_rotate)
+            make_cosines(
+                rotation if kind in self.rotated_kinds else None,
+                self.family.cosines,
+                self.width,
+                like,
+            )
+            for kind, rotation in enumerate(rotations)
         ]
 
 
