@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from docs.generate import encodings, papers, reference
+from docs.generate import encodings, families, papers, reference
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.files import write_whole
 
@@ -23,6 +23,7 @@ def format_files(root: Path) -> dict[Path, str]:
     docs = root / "docs"
     return {
         **encodings.format_files(docs / "encodings"),
+        docs / "hf.md": families.format_page(docs / "hf.md"),
         docs / "papers.md": papers.format_page(),
         **reference.format_files(docs / "reference"),
     }

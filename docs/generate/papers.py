@@ -90,11 +90,8 @@ def _format_counts(rows: Sequence[Entry]) -> str:
 
 
 def _format_pictures() -> str:
-    rows = [
-        (
-            f"{_LETTERS[picture['source']]}, {picture['where']}: {picture['shows']}",
-            picture["command"],
-        )
-        for picture in FIGURES["pictures"]
-    ]
-    return markdown.table(("picture", "command"), [(name, f"`{text}`") for name, text in rows], "l")
+    rows = []
+    for picture in FIGURES["pictures"]:
+        place = f"{_LETTERS[picture['source']]}, {picture['where']}: {picture['shows']}"
+        rows.append((place, f"`{picture['command']}`"))
+    return markdown.table(("picture", "command"), rows, "l")

@@ -22,6 +22,8 @@ encodings](../encodings/README.md) explains the letters in shapes; for commands 
 _WIDTH = 100  # characters of a line of code
 _HEADING = re.compile(r"(Args|Attributes|Returns|Raises):")
 _ITEM = re.compile(r"([\w.*]+): (.*)", re.DOTALL)
+_COMMA = re.compile(r", (?![^\[(]*[\])])")  # not in brackets
+_DEFAULT = re.compile(r"^(\w+: [^=]+)=")
 _ROLE = re.compile(r":\w+:`~?([^`]+)`")
 Definition = ast.ClassDef | ast.FunctionDef
 
@@ -54,9 +56,7 @@ _PAGES = {
     "fairseq": Page(
         "In fairseq's models",
         "fairseq's [from_pretrained](../fairseq.md#from_pretrained) opens models. To translate:",
-        {
-            "fairseq_posenc.workbench.translation.translator": "Translator Hypothesis",
-        },
+        {"fairseq_posenc.workbench.translation.translator": "Translator Hypothesis"},
     ),
 }
 
@@ -95,10 +95,6 @@ def _find(module: str, name: str) -> Definition:
     raise UserError(f"{module} has no {name}, which docs/generate/reference.py lists")
 
 
-def _list_methods(node: Definition) -> list[ast.FunctionDef]:
-    return [child for child in node.body if isinstance(child, ast.FunctionDef)]
-
-
 def _format_definition(node: Definition, module: str, owner: str = "") -> Iterator[str]:
     """Format a function, or a class with its public methods, in paragraphs.
 
@@ -109,11 +105,10 @@ def _format_definition(node: Definition, module: str, owner: str = "") -> Iterat
     """
     name = f"{owner}.{node.name}" if owner else node.name
     yield f"## {name}" if module else f"### {name}"
-    methods = _list_methods(node) if isinstance(node, ast.ClassDef) else []
-    calls = [method for method in methods if method.name == "__init__"]
-    if isinstance(node, ast.FunctionDef):
-        calls = [node]
-    for call in calls:
+    parts = node.body if isinstance(node, ast.ClassDef) else []
+    methods = [part for part in parts if isinstance(part, ast.FunctionDef)]
+    constructors = [method for method in methods if method.name == "__init__"]
+    for call in [node] if isinstance(node, ast.FunctionDef) else constructors:
         yield from _format_signature(call, name, is_method=bool(owner) or call is not node)
     yield from _format_docstring(node)
     if module:
@@ -129,41 +124,20 @@ def _format_signature(node: ast.FunctionDef, name: str, *, is_method: bool) -> I
     if "property" in decorators:
         return
     skipped = 1 if is_method and "staticmethod" not in decorators else 0  # self or cls
-    arguments = [*_list_arguments(node.args)][skipped:]
+    written = _COMMA.split(ast.unparse(node.args).replace("'", '"'))
+    arguments = [_DEFAULT.sub(r"\1 = ", argument) for argument in written][skipped:]
     returns = "" if node.returns is None or node.name == "__init__" else ast.unparse(node.returns)
     end = f") -> {returns}" if returns else ")"
-    line = f"{name}({', '.join(arguments)}{end}"
-    if len(line) > _WIDTH:
+    if len(line := f"{name}({', '.join(arguments)}{end}") > _WIDTH:
         line = "\n".join([f"{name}(", *(f"    {argument}," for argument in arguments), end])
     yield f"```py\n{line}\n```"
-
-
-def _list_arguments(arguments: ast.arguments) -> Iterator[str]:
-    """List arguments with their types and defaults, as they are written."""
-    positional = [*arguments.posonlyargs, *arguments.args]
-    defaults = [None] * (len(positional) - len(arguments.defaults)) + [*arguments.defaults]
-    yield from map(_format_argument, positional, defaults)
-    if arguments.vararg:
-        yield f"*{_format_argument(arguments.vararg)}"
-    elif arguments.kwonlyargs:
-        yield "*"
-    yield from map(_format_argument, arguments.kwonlyargs, arguments.kw_defaults)
-    if arguments.kwarg:
-        yield f"**{_format_argument(arguments.kwarg)}"
-
-
-def _format_argument(argument: ast.arg, default: ast.expr | None = None) -> str:
-    text = ast.unparse(argument)
-    if default is None:
-        return text
-    value = ast.unparse(default).replace("'", '"')
-    return f"{text} = {value}" if argument.annotation else f"{text}={value}"
 
 
 def _format_docstring(node: Definition) -> Iterator[str]:
     """Format a docstring in Google's style: paragraphs, examples, and lists of its sections."""
     heading = ""
-    for lines in _split_paragraphs(ast.get_docstring(node) or ""):
+    paragraphs = re.split(r"\n{2,}", ast.get_docstring(node) or "")
+    for lines in (paragraph.split("\n") for paragraph in paragraphs if paragraph):
         if match := _HEADING.fullmatch(lines[0]):
             heading, lines = match[1], lines[1:]
         text = "\n".join(lines)
@@ -175,10 +149,6 @@ def _format_docstring(node: Definition) -> Iterator[str]:
             yield f"```pycon\n{text}\n```"
         else:
             yield _to_markdown(" ".join(lines))
-
-
-def _split_paragraphs(text: str) -> list[list[str]]:
-    return [paragraph.split("\n") for paragraph in re.split(r"\n{2,}", text) if paragraph]
 
 
 def _format_section(heading: str, lines: Iterable[str]) -> str:
@@ -193,8 +163,7 @@ def _format_section(heading: str, lines: Iterable[str]) -> str:
     if heading == "Returns" or not all(matches):
         return f"**{heading}**: {_to_markdown(' '.join(entries))}"
     items = (f"- `{match[1]}`: {_to_markdown(match[2])}" for match in matches if match)
-    title = {"Args": "Arguments"}.get(heading, heading)
-    return "\n".join([f"**{title}**:", "", *items])
+    return "\n".join([f"**{heading.replace('Args', 'Arguments')}**:", "", *items])
 
 
 def _to_markdown(text: str) -> str:

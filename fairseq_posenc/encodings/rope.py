@@ -318,19 +318,18 @@ def read_rope(parameters: Mapping[str, Any], max_positions: int, layout: str) ->
 
     Args:
         parameters: ``rope_theta``, ``partial_rotary_factor``, ``rope_type`` and the settings of
-            that type, as in ``rope_parameters`` of transformers 5.
+            that type, as in ``rope_parameters`` of transformers 5, and ``pairs`` of M-RoPE.
         max_positions: ``max_position_embeddings``, from which missing lengths are taken.
         layout: how pairs are formed, see :class:`~fairseq_posenc.encodings.rope.Rope`.
     """
     rope_type = parameters.get("rope_type") or parameters.get("type") or "default"  # `type`: older
-    if "mrope_section" in parameters or rope_type == "mrope":
-        raise UserError(
-            "rotations along several axes (M-RoPE) are not read from a configuration: name them, "
-            "as in rope(axes=3,sections=16/24/24)"
-        )
+    if ("mrope_section" in parameters or rope_type == "mrope") and "pairs" not in parameters:
+        raise UserError("M-RoPE of this model is not known: write it, as rope(sections=16/24/24)")
     options = {"base": parameters.get("rope_theta", 10000.0), "layout": layout}
     if rope_type != "proportional":  # there the fraction is a setting of the scaling
         options["fraction"] = parameters.get("partial_rotary_factor", 1.0)
+    if "pairs" in parameters:
+        options |= {"sections": _format(parameters["mrope_section"]), "pairs": parameters["pairs"]}
     if rope_type != "default":
         options["scaling"] = _read_scaling(rope_type, parameters, max_positions)
     return f"rope({','.join(f'{name}={value}' for name, value in options.items())})"

@@ -38,6 +38,9 @@ class Family:
             halves of a head; ``half``: only once; ``pairs``: each one twice, for two adjacent
             coordinates; ``doubled_pairs``: as ``doubled``, but the model rotates adjacent
             coordinates and reads the first half.
+        sections: pairs of coordinates that each axis rotates, where ``rope_parameters`` has no
+            ``mrope_section``; empty if positions are on one axis.
+        pairs: order of these pairs, as in :class:`~fairseq_posenc.encodings.rope.Rope`.
         bases: field of the configuration with the base of each layer's rotation, 0 for none.
         rotates: attribute of an attention that is true if it rotates; empty if all rotate.
         table: path of the table of positions in a stack.
@@ -61,6 +64,8 @@ class Family:
     attention: str = "self_attn"
     rotary: str = ""
     cosines: Literal["doubled", "half", "pairs", "doubled_pairs"] = "doubled"
+    sections: tuple[int, ...] = ()
+    pairs: Literal["blocks", "interleaved"] = "blocks"
     bases: str = ""
     rotates: str = ""
     table: str = ""
@@ -231,28 +236,36 @@ class Stack(NamedTuple):
                     f"it has, such as layer {index}: write the positions of each layer"
                 )
 
-    def read_weights(self, owner: nn.Module) -> dict[str, Tensor]:
-        """Return the weights of present positions, by their names in the new ones.
+    def list_weights(self, owner: nn.Module) -> dict[str, str]:
+        """Name the trained weights of the model's own positions, by their names in ours.
 
         Args:
             owner: the module of the stack, or one of its attentions.
         """
+        family = self.family
+        if owner is not self.module:
+            return {"encodings.sink.score": family.sinks}
+        return {
+            "input.learned.table.weight": "" if family.sinusoids else f"{family.table}.weight",
+            "shared.t5.table": f"{family.layers}.0.{family.attention}.{family.bias}.weight",
+        }
+
+    def read_weights(self, owner: nn.Module) -> dict[str, Tensor]:
+        """Return the weights of present positions: see :meth:`list_weights`."""
         if (positions := getattr(owner, POSITIONS, None)) is not None:
             return dict(positions.named_parameters())
-        family = self.family
-        # A name may stand for the stand-in that `neutralize` leaves.
-        if owner is not self.module:
-            sinks = getattr(owner, family.sinks, None) if family.sinks else None
-            return {"encodings.sink.score": sinks} if isinstance(sinks, nn.Parameter) else {}
+        present = dict(owner.named_parameters())  # the stand-ins of `neutralize` have none
         weights = {}
-        table = owner.get_submodule(family.table) if family.table else None
-        if isinstance(table, nn.Embedding) and not family.sinusoids:
-            first = max(family.first_row, family.first_id(self.config))
-            weights["input.learned.table.weight"] = table.weight[first:]
-        bias = self.attentions[0].get_submodule(family.bias) if family.bias else None
-        if isinstance(bias, nn.Embedding):
-            weights["shared.t5.table"] = bias.weight.t()
+        for name, stock_name in self.list_weights(owner).items():
+            if (weight := present.get(stock_name)) is not None:
+                first_row = self.first_row if "learned" in name else 0
+                weights[name] = weight.t() if "t5" in name else weight[first_row:]
         return weights
+
+    @property
+    def first_row(self) -> int:
+        """The row of position 0 in the model's table."""
+        return max(self.family.first_row, self.family.first_id(self.config))
 
     def neutralize(self) -> None:
         """Remove the model's own positions: rotation, vectors at the input, and bias."""
@@ -292,62 +305,70 @@ _BERT = Family(
     has_token_types=True,
     projections=("query", "key"),
 )
-_GPT2 = Family(layers="h", attention="attn", table="wpe", projections="c_attn")
-_T5 = Family(
-    stacks=("encoder", "decoder"),
-    layers="block",
-    attention="layer.0.SelfAttention",
-    bias="relative_attention_bias",
-    projections=("q", "k"),
-)
 _BART = Family(stacks=("encoder", "decoder"), table="embed_positions")
 
-# By the `model_type` of configurations.
-_ROTARY_TYPES = """
-    apertus arcee bitnet cwm eurobert flex_olmo gemma gemma2 gemma3_text glm4_moe granite
-    granitemoe granitemoeshared hunyuan_v1_dense hunyuan_v1_moe hy_v3 hyperclovax jais2 llama
-    minimax_m2 ministral mistral mixtral nomic_bert olmo olmo2 olmo3 olmoe phi phimoe
-    qwen2 qwen2_moe qwen3 qwen3_moe seed_oss solar_open starcoder2 vaultgemma
-"""
-# With `first_row=2`, a model leaves two rows unused.
-FAMILIES: dict[str, Family] = {
-    **dict.fromkeys(_ROTARY_TYPES.split(), _ROTARY),
-    **dict.fromkeys(("bert", "electra", "ernie"), _BERT),
-    **dict.fromkeys(
-        ("camembert", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl"),
-        replace(_BERT, first_row=AFTER_PADDING),
-    ),
-    **dict.fromkeys(("bart", "mbart", "plbart"), replace(_BART, first_row=2)),
-    **dict.fromkeys(("marian", "pegasus"), replace(_BART, scale="embed_scale", sinusoids="half")),
-    "blenderbot": _BART,
-    "m2m_100": replace(_BART, sinusoids="fairseq"),
-    **dict.fromkeys(("mt5", "t5"), _T5),
-    **dict.fromkeys(("gpt2", "gpt_bigcode"), _GPT2),
-    "biogpt": Family(table="embed_positions", first_row=2),
-    **dict.fromkeys(
-        ("ernie4_5", "ernie4_5_moe", "glm", "glm4", "helium"),
-        replace(_ROTARY, cosines="doubled_pairs"),
-    ),
-    "cohere": replace(_ROTARY, cosines="pairs"),
-    "exaone4": replace(_ROTARY, rotates="is_sliding"),
-    "persimmon": replace(_ROTARY, projections="query_key_value", by_head=True),
-    "cohere2": replace(_ROTARY, cosines="pairs", rotates="sliding_window"),
-    "gpt_neox": replace(
+# Values of `model_type` in configurations, of models that are built alike.
+_TYPES: dict[Family, str] = {
+    _ROTARY: """
+        apertus apertus1p5_text arcee aria_text bitnet cwm dots1 eurobert exaone flex_olmo gemma
+        gemma2 gemma3_text glm4_moe granite granitemoe granitemoeshared gte hunyuan_v1_dense
+        hunyuan_v1_moe hy_v3 hyperclovax internlm3 iquestcoder jais2 jina_embeddings_v3 laguna lfm2
+        llama mellum minimax_m2 ministral mistral mixtral nomic_bert olmo olmo2 olmo3
+        olmo_hybrid olmoe phi phimoe qwen2 qwen2_moe qwen3 qwen3_moe qwen3_next sarvam_moe seed_oss
+        solar_open starcoder2 vaultgemma
+    """,
+    _BERT: "bert electra ernie",
+    replace(_BERT, has_token_types=False): "bert-generation",
+    replace(
+        _BERT, first_row=AFTER_PADDING
+    ): "camembert data2vec-text roberta roberta-prelayernorm xlm-roberta xlm-roberta-xl",
+    Family(
+        layers="transformer.layer",
+        attention="attention",
+        table="embeddings.position_embeddings",
+        projections=("q_lin", "k_lin"),
+    ): "distilbert",
+    _BART: "blenderbot",
+    replace(_BART, first_row=2): "bart mbart plbart",  # two rows are unused
+    replace(_BART, scale="embed_scale", sinusoids="half"): "marian pegasus",
+    replace(_BART, sinusoids="fairseq"): "m2m_100",
+    replace(_BART, stacks=("decoder",)): "whisper",
+    Family(stacks=("decoder",), table="embed_positions", first_row=2): "opt",
+    Family(table="embed_positions", first_row=2): "biogpt",
+    Family(layers="h", attention="attn", table="wpe", projections="c_attn"): "gpt2 gpt_bigcode",
+    Family(
+        stacks=("encoder", "decoder"),
+        layers="block",
+        attention="layer.0.SelfAttention",
+        bias="relative_attention_bias",
+        projections=("q", "k"),
+    ): "mt5 t5",
+    replace(_ROTARY, cosines="doubled_pairs"): "ernie4_5 ernie4_5_moe glm glm4 helium",
+    replace(_ROTARY, cosines="pairs"): "cohere",
+    replace(_ROTARY, cosines="pairs", rotates="sliding_window"): "cohere2",
+    replace(_ROTARY, cosines="pairs", sections=(8, 12, 12)): "glm4v_text glm_ocr_text",
+    replace(_ROTARY, cosines="half", sinks="sinks"): "gpt_oss",
+    replace(_ROTARY, bases="layer_rope_theta", sinks="sinks"): "granite_swa granitemoe_swa",
+    replace(_ROTARY, rotates="is_local_attention"): "afmoe",
+    replace(_ROTARY, rotates="is_sliding"): "exaone4 exaone_moe kolibri1",
+    replace(_ROTARY, rotary="pos_emb"): "lfm2_moe",
+    replace(_ROTARY, temperature="llama_4_scaling_beta"): "ministral3",
+    replace(_ROTARY, attention="attn", projections="Wqkv"): "modernbert",
+    replace(_ROTARY, attention="attn"): "modernbert-decoder",
+    replace(_ROTARY, projections="query_key_value", by_head=True): "persimmon",
+    replace(
         _ROTARY, attention="attention", projections="query_key_value", by_head=True
-    ),
-    "gpt_oss": replace(_ROTARY, cosines="half", sinks="sinks"),
-    **dict.fromkeys(
-        ("granite_swa", "granitemoe_swa"), replace(_ROTARY, bases="layer_rope_theta", sinks="sinks")
-    ),
-    "ministral3": replace(_ROTARY, temperature="llama_4_scaling_beta"),
-    "modernbert": replace(_ROTARY, attention="attn", projections="Wqkv"),
-    **dict.fromkeys(("lfm2", "olmo_hybrid", "qwen3_next"), _ROTARY),
-    "lfm2_moe": replace(_ROTARY, rotary="pos_emb"),
-    "opt": Family(stacks=("decoder",), table="embed_positions", first_row=2),
-    "phi3": replace(_ROTARY, projections="qkv_proj"),
-    "smollm3": replace(_ROTARY, rotates="use_rope"),
-    "whisper": replace(_BART, stacks=("decoder",)),
+    ): "gpt_neox",
+    replace(_ROTARY, projections="qkv_proj"): "phi3",
+    replace(_ROTARY, sections=(8, 12, 12)): "glm4v_moe_text glm_image_text",
+    replace(_ROTARY, sections=(16, 24, 24)): "qwen2_vl_text qwen2_5_vl_text",
+    replace(
+        _ROTARY, sections=(24, 20, 20), pairs="interleaved"
+    ): "cosmos3_edge_text qwen3_vl_text qwen3_vl_moe_text",
+    replace(_ROTARY, sections=(11, 11, 10), pairs="interleaved"): "qwen3_5_text qwen3_5_moe_text",
+    replace(_ROTARY, rotates="use_rope"): "smollm3",
 }
+FAMILIES = {kind: family for family, kinds in _TYPES.items() for kind in kinds.split()}
 
 
 def find_family(config_class: type) -> Family | None:

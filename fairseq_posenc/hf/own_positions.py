@@ -22,8 +22,8 @@ from fairseq_posenc.specs import Item, Items, Spec, parse, split_spec
 
 # Field of a configuration with the length of the training, after `write_length` wrote another.
 TRAINED_LENGTH_FIELD = "position_encoding_trained_length"
-_T5_LENGTH = 512  # tokens of T5's pre-training
 _LENGTH_FIELDS = ("max_position_embeddings", "max_target_positions", "n_positions")
+_OWN = re.compile(r"\s*own\s*(?:\((.*)\)\s*)?")
 Config = Any  # a `PreTrainedConfig`
 
 
@@ -79,8 +79,8 @@ def _find_positions(model: Any) -> RecordedPositions | None:
 
 def read_limit(model: Any) -> int | None:
     """Count the positions of a model that has a trained row for each; None for all other models."""
-    has_table = any(item.name == "learned" for item in read_spec(model).items)
-    return count_positions(model) if has_table else None
+    names = {item.name for item in read_spec(model).items}
+    return count_positions(model) if "learned" in names else None
 
 
 def read_trained_length(model: Any) -> int:
@@ -96,7 +96,7 @@ def read_trained_length(model: Any) -> int:
     if names := _find_length_fields(config):
         return int(getattr(config, names[0])) - family.first_id(config)
     if family.bias:
-        return _T5_LENGTH
+        return 512  # tokens of T5's pre-training
     raise UserError(f"a model of type {shortened(str(config.model_type))!r} states no length")
 
 
@@ -152,7 +152,10 @@ def explain_unservable(model: Any) -> str | None:
     Args:
         model: a model of transformers, or its configuration.
     """
-    config = getattr(model, "config", model).get_text_config()
+    whole = getattr(model, "config", model)
+    config = whole.get_text_config()
+    if config is not whole and find_family(type(config)) is not None:
+        return "set those of its text model, as set_positions(model.model.language_model, ...)"
     if getattr(config, "kv_lora_rank", None):
         return "its latent attention (MLA) rotates a part of each head that its own code appends"
     parts = re.split("[_-]", str(config.model_type))
@@ -171,11 +174,12 @@ def _read_layers(config: Config, family: Family) -> list[str]:
         if layer_type not in ATTENTION_TYPES:
             continue
         items = []
-        if _is_rotated(config, index, layer_type):
-            parameters = config.rope_parameters
-            rotation = dict(parameters.get(layer_type, parameters))
+        if _is_rotated(config, family, index, layer_type):
+            rotation = dict(config.rope_parameters.get(layer_type, config.rope_parameters))
             if bases := getattr(config, "layer_rope_theta", None):
                 rotation["rope_theta"] = bases[index]
+            if family.sections:
+                rotation = {"mrope_section": family.sections} | rotation | {"pairs": family.pairs}
             items.append(read_rope(rotation, config.max_position_embeddings, layout))
         if layer_type == "sliding_attention":
             items.append(f"window(size={_read_window(config)})")
@@ -192,16 +196,15 @@ def _find_layer_type(config: Config, index: int) -> str:
     return "sliding_attention" if window else "full_attention"
 
 
-def _is_rotated(config: Config, index: int, layer_type: str) -> bool:
+def _is_rotated(config: Config, family: Family, index: int, layer_type: str) -> bool:
     """Check whether a layer has rotations; in some models, only a part of the layers has them."""
-    if config.model_type in ("cohere2", "exaone4"):  # layers with a window rotate
-        everywhere = config.model_type == "exaone4" and config.sliding_window is None
+    for field in ("layer_rope_theta", "no_rope_layers"):  # 0 for a layer without
+        if flags := getattr(config, field, None):
+            return bool(flags[index])
+    if family.rotates:  # layers with a window rotate
+        everywhere = family.rotates == "is_sliding" and config.sliding_window is None
         return everywhere or layer_type == "sliding_attention"
-    if bases := getattr(config, "layer_rope_theta", None):
-        return bool(bases[index])
-    if config.model_type == "olmo_hybrid":
-        return config.rope_parameters is not None
-    return config.model_type != "smollm3" or bool(config.no_rope_layers[index])
+    return config.rope_parameters is not None
 
 
 def _read_window(config: Config) -> int:
@@ -221,22 +224,14 @@ def _read_softmax(config: Config, family: Family) -> list[str]:
         return ["sink"]
     if config.model_type in ("gemma2", "vaultgemma") and config.attn_logit_softcapping:
         return [f"softcap(cap={config.attn_logit_softcapping})"]
-    parameters = config.rope_parameters
-    if config.model_type == "ministral3" and parameters.get("llama_4_scaling_beta"):
-        return [
-            f"ministral3(beta={parameters['llama_4_scaling_beta']},"
-            f"length={parameters[TRAINED_LENGTH]})"
-        ]
+    if family.temperature and (beta := config.rope_parameters.get(family.temperature)):
+        return [f"ministral3(beta={beta},length={config.rope_parameters[TRAINED_LENGTH]})"]
     return []
 
 
 def names_own(spec: str) -> bool:
     """Check whether a spec has the word ``own``."""
-    return any(_is_own(item) for layer in split_spec(spec) for item in layer)
-
-
-def _is_own(item: str) -> bool:
-    return item.partition("(")[0].strip() == "own"
+    return any(_OWN.fullmatch(item) for layer in split_spec(spec) for item in layer)
 
 
 def expand_own(spec: str, own: Spec, num_layers: int) -> Spec:
@@ -265,10 +260,11 @@ def expand_own(spec: str, own: Spec, num_layers: int) -> Spec:
         place = index % len(layers)
         items = []
         for item in layers[place]:
-            if not _is_own(item):
+            if (match := _OWN.fullmatch(item)) is None:
                 items.append(item)
                 continue
-            changes = _read_options(item)
+            pairs = [part.partition("=") for part in (match[1] or "").split(",") if part.strip()]
+            changes = {name.strip(): value.strip() for name, _, value in pairs}
             replaced = chain(*own_layers[place :: len(layers)])  # by this item, in all layers
             unknown = changes.keys() - {name for x in replaced for name in options_of(x.name)}
             if unknown:
@@ -288,19 +284,6 @@ def join_layers(layers: Sequence[str]) -> str:
     return ",".join(layers[:period])
 
 
-def _read_options(item: str) -> dict[str, str]:
-    """Read the options of an item of a spec, ``NAME(OPTION=VALUE,...)``, by their names.
-
-    Raises:
-        UserError: the bracket is not closed.
-    """
-    _, bracket, inner = item.rstrip().partition("(")
-    if bracket and not inner.endswith(")"):
-        raise UserError(f"{shortened(item)}: the bracket is not closed")
-    pairs = [part.partition("=") for part in inner.removesuffix(")").split(",") if part.strip()]
-    return {name.strip(): value.strip() for name, _, value in pairs}
-
-
 def _change_options(item: Item, changes: Mapping[str, str]) -> str:
     """Write an item of the model's spec, with the changes of options that its encoding has."""
     known = options_of(item.name)
@@ -318,7 +301,5 @@ def _change_options(item: Item, changes: Mapping[str, str]) -> str:
 def find_options(layer: Items, name: str) -> dict[str, Any]:
     """Find the options of an encoding in a layer, with defaults; empty if the layer lacks it."""
     item = next((item for item in layer if item.name == name), None)
-    if item is None:
-        return {}
     defaults = {key: option.default for key, option in options_of(name).items()}
-    return defaults | dict(item.options)
+    return {} if item is None else defaults | dict(item.options)

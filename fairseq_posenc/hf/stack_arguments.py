@@ -13,7 +13,7 @@ from torch import Tensor
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf.caches import UNCOUNTED, find_self_cache
 from fairseq_posenc.modules.input_checks import read_position_ids
-from fairseq_posenc.positions import may_sync, reading_waits
+from fairseq_posenc.positions import Positions, may_sync, reading_waits
 from fairseq_posenc.specs import Spec
 
 
@@ -46,6 +46,8 @@ class StackArguments:
         boundary_id: token that ends a sentence, or a document of ``documents``; None if unknown.
         first_id: number of a row's first token in the caller's position ids. If it is above 0,
             ``first_id - 1`` is the padding symbol.
+        axes: number of axes of the model's ids, if it has several, else 0. Ids of the text alone
+            may stand before them, ``(1 + axes, B, T)``: they are read where the spec has no axes.
 
     Attributes:
         named: the same.
@@ -53,6 +55,7 @@ class StackArguments:
         mask: the caller's mask, in any form.
         cache: the cache of the keys and values of self-attention, or None.
         ids: the caller's position ids, ``(B or 1, T)`` or ``(B or 1, T, axes)``, or None.
+        text_ids: those of the text alone, ``(B or 1, T)``, which show where it is packed, or None.
 
     Raises:
         UserError: position ids have another shape, or are on axes that the encodings do not have;
@@ -60,7 +63,12 @@ class StackArguments:
     """
 
     def __init__(
-        self, named: dict[str, Any], spec: Spec, boundary_id: int | None, first_id: int
+        self,
+        named: dict[str, Any],
+        spec: Spec,
+        boundary_id: int | None,
+        first_id: int,
+        axes: int,
     ) -> None:
         self.spec = spec
         self.boundary_id = boundary_id
@@ -74,11 +82,17 @@ class StackArguments:
         # `generate` makes a mask for each type of layer: by `make_mask`, all are the padding.
         self.mask = next(iter(mask.values())) if isinstance(mask, dict) else mask
         self.cache: Any = find_self_cache(self.named.values())
-        self.ids = None if self.inputs is None else self._read_ids(self.inputs, first_id)
-
-    def _read_ids(self, inputs: Tensor, first_id: int) -> Tensor | None:
-        """Read the caller's ids; convert those that begin after the padding symbol."""
         ids: Tensor | None = self.named.get("position_ids")
+        text_ids = None
+        if axes and isinstance(ids, Tensor) and ids.shape[:-2] == (1 + axes,):
+            counts = [item.encoding.count_axes(dict(item.options)) for item in spec.items]
+            text_ids = ids[0]
+            ids = ids[1:] if axes in counts else text_ids
+        self.ids = None if self.inputs is None else self._read_ids(ids, self.inputs, first_id)
+        self.text_ids = text_ids if self.ids is None or self.ids.dim() == 3 else self.ids
+
+    def _read_ids(self, ids: Tensor | None, inputs: Tensor, first_id: int) -> Tensor | None:
+        """Check the caller's ids; convert those that begin after the padding symbol."""
         if ids is not None:
             batch, tgt_len = inputs.shape[:2]
             ids = read_position_ids("position_ids", ids, self.spec, batch, (tgt_len,))
@@ -162,7 +176,10 @@ class StackArguments:
             of_mask, of_call = self._find_documents(mask)
             documents, is_uncounted = (of_mask | of_call).cumsum(1), of_call.any()
         if (ids := self.ids) is not None:
-            counted = _count_tokens(mask.ne(0).long(), documents)[:, past:]  # [B, T]
+            positions = Positions.from_padding(mask.eq(0), inspect_padding=False)
+            if documents is not None:
+                positions = positions.begin_documents(_find_changes(documents))
+            counted = positions.ids[:, past:]  # [B, T]
             differs = ids.ne(counted) if ids.dim() == 2 else ids.ne(counted[..., None]).any(-1)
             differs = (differs & mask[:, past:].ne(0)).any()
             is_uncounted = is_uncounted | differs
@@ -186,12 +203,12 @@ class StackArguments:
         """Check whether ids count the tokens of several documents in a row.
 
         Returns:
-            A bool; None without ids on one axis, with a mask, or if tokens are cached.
+            A bool; None without ids of the text alone, with a mask, or if tokens are cached.
         """
-        ids = self.ids
+        ids = self.text_ids
         cached = self.cached
         starts = not isinstance(cached, Tensor) and not cached
-        if ids is None or ids.dim() == 3 or self.mask is not None or not starts:
+        if ids is None or self.mask is not None or not starts:
             return None
         steps = ids.diff(dim=1)
         counts_or_starts = (steps.eq(1) | ids[:, 1:].eq(0)).all(dim=1)
@@ -276,18 +293,6 @@ def _refuse_if(is_wrong: Tensor, message: str) -> None:
         torch._assert_async(~is_wrong, message)
     elif is_wrong:
         raise UserError(message)
-
-
-def _count_tokens(is_token: Tensor, documents: Tensor | None) -> Tensor:
-    """Number the tokens of each row, or of each document, from 0, ``(B or 1, S)``.
-
-    Padding, where ``is_token`` is 0 and not 1, has no meaningful number.
-    """
-    before = is_token.cumsum(1) - is_token  # tokens before each one
-    if documents is None:
-        return before
-    begins = _find_changes(documents)
-    return before - torch.where(begins, before, 0).cummax(1).values
 
 
 def _find_changes(numbers: Tensor) -> Tensor:

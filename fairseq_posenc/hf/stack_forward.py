@@ -140,6 +140,7 @@ class HFStackPositions(RecordedPositions, StackPositions):
             self.assembly.spec,
             self.boundary_id,
             self.family.first_id(stack.config),
+            len(self.family.sections),
         )
         self._check_attention(stack, arguments)
         if arguments.inputs is None:  # the model's code will say so

@@ -100,24 +100,17 @@ def _name_stock_weights(model: PreTrainedModel, stacks: list[Stack]) -> dict[str
     weights = model.state_dict()
     places = {module: f"{name}." if name else "" for name, module in model.named_modules()}
     for stack in stacks:
-        family, place = stack.family, places[stack.module]
-        biased = f"{places[stack.attentions[0]]}{family.bias}.weight"
-        moved = {
-            f"{place}{POSITIONS}.input.learned.table.weight": f"{place}{family.table}.weight",
-            f"{place}{POSITIONS}.shared.t5.table": biased,
-        }
-        for attention in stack.attentions:
-            sinks = f"{places[attention]}{POSITIONS}.encodings.sink.score"
-            moved[sinks] = f"{places[attention]}{family.sinks}"
-        for name, stock_name in moved.items():
-            if name in weights:
-                weight = weights.pop(name)
+        for owner in (stack.module, *stack.attentions):
+            for name, stock_name in stack.list_weights(owner).items():
+                weight = weights.pop(f"{places[owner]}{POSITIONS}.{name}", None)
+                if weight is None:
+                    continue
                 if "learned" in name:  # rows before that of position 0 are padding's, or unused
-                    first_row = max(family.first_row, family.first_id(stack.config))
-                    weight = F.pad(weight, (0, 0, first_row, 0))
-                weights[stock_name] = weight.t().contiguous() if "t5" in name else weight
-    names = [name for name in weights if is_of_positions(name) and not is_identity(name)]
-    if names:
+                    weight = F.pad(weight, (0, 0, stack.first_row, 0))
+                weights[places[owner] + stock_name] = (
+                    weight.t().contiguous() if "t5" in name else weight
+                )
+    if names := [name for name in weights if is_of_positions(name) and not is_identity(name)]:
         raise NoStockModelError(f"{names[0]} has no place in a stock class")
     return {name: x for name, x in weights.items() if not is_of_positions(name)}
 
@@ -140,8 +133,11 @@ def _list_classes(model: Any, stack: Stack) -> Iterator[Any]:
 
 def _build(model_class: Any, config: Any, weights: dict[str, Tensor]) -> PreTrainedModel | None:
     """Build a stock model that shares weights; None if its own have other names or shapes."""
-    with init_empty_weights():
-        stock: PreTrainedModel = model_class(config)
+    try:
+        with init_empty_weights():
+            stock: PreTrainedModel = model_class(config)
+    except TypeError:  # it has sizes, as of experts, that this configuration does not state
+        return None
     shapes = {name: x.shape for name, x in stock.state_dict().items()}
     if shapes != {name: x.shape for name, x in weights.items()}:
         return None
@@ -174,9 +170,8 @@ def _draw_inputs(model: PreTrainedModel, stack: Stack) -> Iterator[tuple[dict[st
     symbols = model.get_input_embeddings().weight.size(0)
     tokens = torch.randint(1, symbols, (1, length), generator=torch.Generator().manual_seed(1))
     tokens = (tokens + padding) % symbols  # all but the padding
-    by_ids = (
-        stack.is_decoder_alone and "position_ids" in inspect.signature(model.forward).parameters
-    )
+    names = inspect.signature(model.forward).parameters
+    by_ids = stack.is_decoder_alone and "position_ids" in names
     sides = [(0, 0), (0, 3)]
     if by_ids or stack.config.is_encoder_decoder:  # other tables count padding on the left
         sides.append((3, 0))
@@ -189,8 +184,7 @@ def _draw_inputs(model: PreTrainedModel, stack: Stack) -> Iterator[tuple[dict[st
             arguments["position_ids"] = (arguments["attention_mask"].cumsum(1) - 1).clamp(min=0)
         if stack.config.is_encoder_decoder:
             arguments["decoder_input_ids"] = tokens
-        arguments = {name: x.to(model.device) for name, x in arguments.items()}
-        yield arguments, slice(left, left + length)
+        yield {k: x.to(model.device) for k, x in arguments.items()}, slice(left, left + length)
 
 
 def _compute_outputs(model: PreTrainedModel, arguments: dict[str, Tensor]) -> Tensor:
@@ -256,13 +250,14 @@ def write_configuration(config_class: Any, config: Any, spec: Spec, dims: Dims) 
         return None
     ropes = [find_options(layer, "rope") for layer in layers]
     written = [_write_rope(rope, layer, dims) if rope else {} for rope, layer in zip(ropes, layers)]
+    by_type = {types[index]: rope for index, rope in zip(attending, written) if rope}
     stated = {
         "head_dim": dims.head_dim,
         "layer_types": types,
         "use_sliding_window": size is not None,
         "no_rope_layers": [int(bool(rope)) for rope in ropes],  # 1 if it rotates
         "layer_rope_theta": [rope.get("rope_theta", 0) for rope in written],
-        "rope_parameters": _join_by_type(config_class, types, attending, written, dims),
+        "rope_parameters": _join_by_type(config_class, by_type, dims),
         "attn_logit_softcapping": find_options(layers[0], "softcap").get("cap"),
         "relative_attention_num_buckets": find_options(layers[0], "t5").get("num_buckets"),
         "relative_attention_max_distance": find_options(layers[0], "t5").get("max_distance"),
@@ -292,6 +287,8 @@ def _write_rope(rope: dict[str, Any], layer: Items, dims: Dims) -> dict[str, Any
     elif isinstance(scaling, Scaled):
         written = Scaled.to_hf(scaling, dims)
         written.pop("max_position_embeddings", None)  # a field beside `rope_parameters`
+    if rope["sections"]:
+        written["mrope_section"] = list(rope["sections"])
     if rope["fraction"] != 1:
         written["partial_rotary_factor"] = rope["fraction"]
     if temperature := find_options(layer, "ministral3"):
@@ -301,21 +298,16 @@ def _write_rope(rope: dict[str, Any], layer: Items, dims: Dims) -> dict[str, Any
 
 
 def _join_by_type(
-    config_class: Any,
-    types: list[str],
-    attending: list[int],
-    written: list[dict[str, Any]],
-    dims: Dims,
+    config_class: Any, by_type: dict[str, dict[str, Any]], dims: Dims
 ) -> dict[str, Any]:
-    """Join the ``rope_parameters`` of layers as a class states them: once, or by type of layer."""
-    rotating = [rope for rope in written if rope] or [{"rope_type": "default", "rope_theta": 1e4}]
+    """Join the ``rope_parameters`` of types of layers as a class states them: by type, or once."""
+    first = next(iter(by_type.values()), {"rope_type": "default", "rope_theta": 1e4})
     present = getattr(config_class(), "rope_parameters", None) or {}
-    if not any(isinstance(value, dict) for value in present.values()):
-        if _TEMPERATURE in present:  # 0 leaves the scores as they are
-            return {_TEMPERATURE: 0.0, TRAINED_LENGTH: dims.trained_length, **rotating[0]}
-        return rotating[0]
-    by_type = {types[index]: rope for index, rope in zip(attending, written) if rope}
-    return {name: by_type.get(name, rotating[0]) for name in present}
+    if any(isinstance(value, dict) for value in present.values()):
+        return {name: by_type.get(name, first) for name in present}
+    if _TEMPERATURE in present:  # 0 leaves the scores as they are
+        return {_TEMPERATURE: 0.0, TRAINED_LENGTH: dims.trained_length, **first}
+    return first
 
 
 def _state_layers(spec: Spec, dims: Dims, layers: int) -> list[tuple[Any, ...]]:

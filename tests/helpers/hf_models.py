@@ -347,9 +347,9 @@ def pad(inputs: dict[str, Tensor], left: int, right: int) -> dict[str, Tensor]:
 
 
 def compute_logits(model: PreTrainedModel, inputs: dict[str, Tensor], **settings: Any) -> Tensor:
-    """Run a model without gradients."""
+    """Run a model without gradients; one without a head gives states."""
     with torch.no_grad():
-        logits: Tensor = model(**inputs, **settings).logits
+        logits: Tensor = model(**inputs, **settings)[0]
     return logits
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import (
     CONFIG_MAPPING,
+    AutoModel,
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
     AutoModelForSeq2SeqLM,
@@ -35,31 +36,36 @@ SIZES = {
     **{"max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
     **{"moe_intermediate_size": 16, "shared_expert_intermediate_size": 16, "n_group": 1},
     **{"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "topk_group": 1},
-    **{"n_routed_experts": 4, "first_k_dense_replace": 1, "attention_dropout": 0.0},
+    **{"n_routed_experts": 4, "n_shared_experts": 1, "first_k_dense_replace": 1},
+    "attention_dropout": 0.0,
 }
 ROTATED = [
     kind
     for kind, family in families.FAMILIES.items()
     if family.rotary and kind in CONFIG_MAPPING and kind != "modernbert"
 ]
-ENCODERS = ("eurobert", "nomic_bert")
 ALIKE = {  # models with tables, and the tiny model whose sizes they take
     **dict.fromkeys(("biogpt", "gpt_bigcode"), "gpt2"),
-    **dict.fromkeys(("camembert", "xlm-roberta-xl", "roberta-prelayernorm", "ernie"), "roberta"),
+    **dict.fromkeys(("bert-generation", "distilbert"), "bert"),
+    **dict.fromkeys(
+        ("camembert", "data2vec-text", "xlm-roberta-xl", "roberta-prelayernorm", "ernie"), "roberta"
+    ),
     **dict.fromkeys(("blenderbot", "mbart", "pegasus", "plbart"), "bart"),
     "mt5": "t5",
 }
 HYBRIDS = {  # the type of their other layers
     **dict.fromkeys(("lfm2", "lfm2_moe"), "conv"),
     **dict.fromkeys(("olmo_hybrid", "qwen3_next"), "linear_attention"),
+    **dict.fromkeys(("qwen3_5_text", "qwen3_5_moe_text"), "linear_attention"),
 }
+ON_AXES = [kind for kind in ROTATED if families.FAMILIES[kind].sections]
 LINEAR = {
     **{"linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_num_key_heads": 2},
     **{"linear_num_value_heads": 4, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
 }
 FRACTIONS = {  # of a head that their configurations rotate by default
     **{"glm": 0.5, "glm4": 0.5, "glm4_moe": 0.5, "persimmon": 0.5, "phi": 0.5, "gpt_neox": 0.25},
-    "qwen3_next": 0.25,
+    **{"laguna": 0.5, "qwen3_next": 0.25, "qwen3_5_text": 0.75, "qwen3_5_moe_text": 0.75},
 }
 
 
@@ -72,18 +78,23 @@ def build(kind):
     if kind in HYBRIDS:  # only every other layer has attention
         types = [HYBRIDS[kind], "full_attention"] * 4
         sizes = {**sizes, **copy.deepcopy(LINEAR), "num_hidden_layers": 8, "layer_types": types}
+    if kind in ON_AXES:
+        rotated = [1, 1, 1] if kind in HYBRIDS else [2, 1, 1]  # pairs of coordinates
+        parts = {"mrope_section": rotated, "partial_rotary_factor": sum(rotated) / 4}
+        sizes = {**sizes, "rope_parameters": {**LINEAR["rope_parameters"], **parts}}
     config = CONFIG_MAPPING[kind](**sizes)
     if kind == "ministral3":  # whose temperature changes in the inputs of these tests
         lengths = {"original_max_position_embeddings": 8, "llama_4_scaling_beta": 0.5}
         config.rope_parameters = {**config.rope_parameters, **lengths}
-    auto = AutoModelForCausalLM
-    if kind in ENCODERS or (like is not None and not like.generates):
-        auto = AutoModelForMaskedLM
-    elif like is not None and like.has_encoder:
-        auto = AutoModelForSeq2SeqLM
+    autos = [AutoModelForCausalLM, AutoModelForMaskedLM, AutoModel]  # the last for a tower of text
+    if like is not None and not like.generates:
+        autos = autos[1:]
+    if config.is_encoder_decoder:
+        autos = [AutoModelForSeq2SeqLM]
+    auto = next(auto for auto in autos if type(config) in auto._model_mapping)
     # transformers' sdpa leaves the cap of scores out.
     model = auto.from_config(config, attn_implementation="eager").eval()
-    redraw(model)
+    redraw(model, 0.1 if kind in HYBRIDS else 0.2)  # their recurrences multiply roundings
     ids = torch.randint(3, SYMBOLS, (2, 12))
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     if config.is_encoder_decoder:
@@ -134,6 +145,33 @@ def test_other_positions_ignore_padding(kind):
     assert distance(compute_logits(model, inputs), before) > 1e-2
 
 
+@pytest.mark.parametrize("kind", ON_AXES)
+@pytest.mark.parametrize("spec", ["own", "alibi"])
+def test_tokens_have_positions_on_several_axes(kind, spec):
+    """Those of the text stand before them, and a spec without axes reads these."""
+    model, inputs = build(kind)
+    set_positions(other := copy.deepcopy(model), spec)
+    grid = torch.randint(0, 30, (3, 2, 12))
+    text = torch.arange(12).expand(1, 2, 12)
+    ids = torch.cat([text, grid])
+    whole = compute_logits(other, {**inputs, "position_ids": ids})
+    if spec == "own":
+        for named in ({**inputs, "position_ids": given} for given in (grid, ids)):
+            assert distance(compute_logits(other, named), compute_logits(model, named)) < 1e-5
+        with pytest.raises(UserError, match="several documents"):
+            other(inputs["input_ids"], position_ids=torch.cat([text % 8, grid]))
+    else:
+        assert distance(compute_logits(other, inputs), whole) < 1e-5
+    cache, parts = None, []
+    for start, end in ((0, 5), (5, 6), (6, 12)):
+        step = {"position_ids": ids[..., start:end], CACHE: cache, "use_cache": True}
+        with torch.no_grad():
+            out = other(inputs["input_ids"][:, start:end], **step)
+        cache = out[CACHE]
+        parts.append(out[0])
+    assert distance(torch.cat(parts, 1), whole) < 2e-5
+
+
 @pytest.mark.parametrize("kind", HYBRIDS)
 def test_a_hybrid_has_positions_in_its_attention_alone(kind, tmp_path):
     """Its cache has layers of two kinds, and the file all weights."""
@@ -176,17 +214,9 @@ def test_rotations_by_the_models_code_are_those_of_the_library(kind, monkeypatch
     assert any(flags)
 
 
-@pytest.mark.parametrize(
-    ("kind", "words"),
-    [
-        ("deepseek_v3", r"latent attention \(MLA\)"),
-        ("qwen3_5_text", "linear_attention"),
-        ("bloom", "'bloom'"),
-    ],
-)
-def test_what_cannot_be_served_is_refused_by_name(kind, words):
-    config = CONFIG_MAPPING[kind](**SIZES)
+def test_what_cannot_be_served_is_refused_by_name():
+    config = CONFIG_MAPPING["deepseek_v3"](**SIZES)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
-    with pytest.raises(UserError, match=words):
+    with pytest.raises(UserError, match=r"latent attention \(MLA\)"):
         set_positions(model, "alibi")
