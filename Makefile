@@ -19,8 +19,8 @@ install: ## set up .venv, or bring it up to date
 demo: install ## compare five position encodings with three seeds each; the results go to demo/
 	$(BIN)/fairseq-posenc compare --out demo $(ARGS)
 
-test: install ## all tests
-	@echo "all tests: 10 to 30 minutes on two idle cores, with 6 GB of memory and 3 GB of room for temporary files"
+test: install ## all tests, of products a choice
+	@echo "all tests: about 10 minutes on two idle cores, with 6 GB of memory and 3 GB of room for temporary files"
 	@echo "(removed at the end); the fast ones alone: make test-unit. Chromium and Slurm are used where they are installed."
 	$(PYTEST) $(ARGS)
 

@@ -82,13 +82,8 @@ def test_an_exported_layer_takes_any_length_and_batch(spec, traced):
 COMPILED = ["none", "rope+alibi", "learned+m4m", "rope+window(size=4)", WINDOWS[3]]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("spec", "backend"),
-    some_of(  # inductor compiles C++ for minutes
-        [("rope+alibi", "aot_eager")], list(product(COMPILED, ["inductor", "aot_eager"]))
-    ),
-)
+@pytest.mark.matrix  # inductor compiles C++ for minutes; exports and steps are graphs as well
+@pytest.mark.parametrize(("spec", "backend"), list(product(COMPILED, ["inductor", "aot_eager"])))
 def test_a_layer_is_one_graph_when_compiled(spec, backend):
     torch._dynamo.reset()  # the limit of compilations is for a function, not for a model
     layer = Layer(spec).eval()

@@ -250,7 +250,7 @@ LINES = {
     "preprocess": (2590, 2600),
     "docs/generate": (458, 750),
     "benchmarks": (3058, 3600),
-    "tests": (33650, 32000),
+    "tests": (33643, 32000),
 }
 LONGEST_FILE = 401  # outside tests/
 DOCSTRING_SHARE = 0.195  # of the package's lines, at least
