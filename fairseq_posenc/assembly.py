@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache, reduce
 from operator import and_
 from typing import NamedTuple
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fairseq_posenc import backends
-from fairseq_posenc.encodings.base import Dims, Encoding, Encodings
+from fairseq_posenc.encodings.base import Dims, Encoding, Encodings, Place
 from fairseq_posenc.encodings.locality import Locality
 from fairseq_posenc.encodings.term import ByDistance, CountedRows, NumbersByPair, RowsByDistance
 from fairseq_posenc.encodings.terms import Terms
@@ -26,12 +26,17 @@ from fairseq_posenc.positions import Positions
 from fairseq_posenc.specs import Item, Items, Spec, name_modules
 
 
-def build_encodings(items: Spec | Mapping[str, Item], dims: Dims) -> Encodings:
+def build_encodings(
+    items: Spec | Mapping[str, Item],
+    dims: Dims,
+    kinds: Sequence[tuple[str, ...]] | None = None,
+) -> Encodings:
     """Build encodings and initialise their parameters.
 
     Args:
         items: encodings by the names of their modules; or a spec, for all of its encodings.
         dims: sizes of the stack.
+        kinds: see :class:`~fairseq_posenc.encodings.base.Encodings`.
 
     Raises:
         UserError: an encoding cannot work with these sizes.
@@ -51,15 +56,28 @@ def build_encodings(items: Spec | Mapping[str, Item], dims: Dims) -> Encodings:
     if isinstance(items, Spec):
         items = name_modules(items.items)
     built = Encodings(
-        {key: item.encoding(dims, **dict(item.options)) for key, item in items.items()}
+        {key: item.encoding(dims, **dict(item.options)) for key, item in items.items()}, kinds
     )
     for encoding in built.as_list():
         encoding.reset_parameters()
     return built
 
 
+class IdReader(NamedTuple):
+    """What an encoding takes as a token's position, such as two integers for ``t5(axes=2)``."""
+
+    item: str  # the encoding in the spec
+    acts_on: Place
+    axes: int  # numbers of a position
+    takes_real_ids: bool  # also numbers such as 0.5
+
+
 class Assembly(NamedTuple):
-    """The encodings of a spec for a stack of given sizes: builds, checks and counts them."""
+    """The encodings of a spec for a stack of given sizes: builds, checks and counts them.
+
+    >>> Assembly(parse("m1"), Dims(embed_dim=8, num_heads=2, max_positions=4)).parameters(layers=6)
+    {'layers.*.self_attn.encodings.m1.table': 24}
+    """
 
     spec: Spec
     dims: Dims
@@ -72,12 +90,9 @@ class Assembly(NamedTuple):
     def build_stack(self) -> Encodings:
         """Build the encodings that layers share."""
         items = self.spec.shared_modules
-        built = build_encodings(items, self.dims)
         used = [self.spec.whole_stack + layer for layer in self.spec.layer_kinds]  # by each kind
-        built.kinds = tuple(
-            tuple(name for name, item in items.items() if item in of_kind) for of_kind in used
-        )
-        return built
+        kinds = [tuple(name for name, item in items.items() if item in kind) for kind in used]
+        return build_encodings(items, self.dims, kinds)
 
     def build_layer(self, index: int = 0) -> Encodings:
         """Build the encodings whose modules belong to a layer; layers are counted from 0."""
@@ -200,6 +215,15 @@ class Assembly(NamedTuple):
                     sizes[f"{prefix}encodings.{module}.{name}"] += parameter.numel()
         return dict(sizes)
 
+    def list_id_readers(self) -> list[IdReader]:
+        """List the encodings that read positions; not in a graph of ``torch.compile``."""
+        drafts = {str(item): self._build_draft(item) for item in self.spec.items}
+        return [
+            IdReader(item, draft.acts_on, draft.axes, draft.takes_real_ids)
+            for item, draft in drafts.items()
+            if draft.axes
+        ]
+
     def _build_draft(self, item: Item) -> Encoding:
         dims = self._input_dims if item in self.spec.input_items else self.dims
         return _build_on_meta(item, dims)
@@ -211,9 +235,10 @@ class Assembly(NamedTuple):
         With random positions its table has a row for every position that can be drawn.
         """
         for item in self.spec.whole_stack:
-            limit = item.encoding.drawn_from(dict(item.options))
-            if limit is not None:
-                return self.dims._replace(max_positions=limit)
+            if item not in self.spec.input_items:
+                limit = self._build_draft(item).drawn_below
+                if limit is not None:
+                    return self.dims._replace(max_positions=limit)
         return self.dims
 
 

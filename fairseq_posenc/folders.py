@@ -180,7 +180,7 @@ def read_result(path: Path, request: Request) -> Figures | None:
     return content["figures"]
 
 
-def write_result(path: Path, request: Request, figures: Mapping[str, Any]) -> None:
+def write_result(path: Path, request: Request, figures: Request) -> None:
     """Write figures with the request that they answer, atomically."""
     write_whole(path, _format({"request": request, "figures": figures}))
 
@@ -221,7 +221,7 @@ def _plain(request: Request) -> Any:
     return json.loads(json.dumps(request))
 
 
-def _format(content: Mapping[str, Any]) -> str:
+def _format(content: Request) -> str:
     return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
 

@@ -161,7 +161,7 @@ def _lengthen_table(table: Tensor, offset: int, rows: int, rule: LengthRule) -> 
     return torch.cat([table[:offset], longer])
 
 
-def _select_position_parameters(weights: dict[str, Tensor]) -> dict[str, Any]:
+def _select_position_parameters(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     return {key: value for key, value in weights.items() if is_position_parameter(key)}
 
 

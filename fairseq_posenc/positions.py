@@ -15,9 +15,6 @@ from torch.nn import functional as F
 from fairseq_posenc.errors import UserError
 
 FAR = 2**62  # a distance beyond all others
-# Symbols of `from_padding`, which takes a mask for tokens: True is padding, False a token 0.
-_PADDING = 1
-_END = 2
 
 
 class Span(NamedTuple):
@@ -26,6 +23,9 @@ class Span(NamedTuple):
     Queries are the last ``tgt_len`` of ``src_len`` positions, in training as in step-by-step
     decoding, so distances run from ``-(src_len - 1)`` to ``tgt_len - 1``. A span with ids has no
     such bounds: it has ``differences``, and neither ``distances`` nor ``src_len``.
+
+    >>> Span.from_lengths(2, 4, torch.device("cpu")).distances()  # of the last 2 of 4 tokens
+    tensor([-3, -2, -1,  0,  1])
 
     Attributes:
         low: the lowest distance; with ids ``-FAR``.
@@ -84,39 +84,20 @@ def may_sync(device: torch.device, decoding: bool = False) -> bool:
     return not (decoding and reading_waits(device))
 
 
-class TokenRows(NamedTuple):
-    """The tokens of a call, in rows of equal length; only padding and ends of sentences matter.
-
-    Attributes:
-        tokens: ``(B, S)``, the whole prefix when decoding.
-        padding_idx: symbol of padding.
-        eos_idx: symbol that ends a sentence.
-        tgt_len: T, the number of queries; they are the last T tokens.
-        padded: whether anything is padding, or could be.
-    """
-
-    tokens: Tensor
-    padding_idx: int
-    eos_idx: int
-    tgt_len: int
-    padded: bool = True
-
-    def real(self) -> Tensor:
-        """Mark the tokens that are no padding, ``(B, S)``."""
-        return self.tokens.ne(self.padding_idx)
-
-    def ends(self) -> Tensor:
-        """Mark the tokens that end a sentence, ``(B, S)``."""
-        return self.tokens.eq(self.eos_idx)
-
-
 class Positions(NamedTuple):
     """Where the tokens of a call stand. Padding never shifts a token's position.
 
+    >>> padding = torch.tensor([[True, False, False, False], [False, False, False, True]])
+    >>> Positions.from_padding(padding, tgt_len=1).ids  # of a step that decodes the last token
+    tensor([[0, 0, 1, 2],
+            [0, 1, 2, 2]])
+
     Attributes:
-        rows: the tokens.
         ids: ``(B, S)``, each token's position among the real tokens of its row, from 0; or
             ``(1, S)`` without padding. Padding has the position of the real token before it, or 0.
+        padding: True for padding, ``(B, S)``; None if no token is.
+        ends: True for tokens that end a sentence, as ``</s>``, ``(B, S)``.
+        tgt_len: T, the number of queries; they are the last T tokens.
         left_padded: whether the id of a real token may differ from its index in the row. Padding
             before it is one cause; documents and ids that a caller gives are others.
         longest: the largest position plus 1, or an upper bound of it; 0 if not known.
@@ -130,8 +111,10 @@ class Positions(NamedTuple):
             their differences equal those of the tokens' indices.
     """
 
-    rows: TokenRows
     ids: Tensor
+    padding: Tensor | None
+    ends: Tensor
+    tgt_len: int
     left_padded: bool
     longest: int
     first: Tensor | None = None
@@ -156,26 +139,10 @@ class Positions(NamedTuple):
             padding_idx: symbol of padding.
             eos_idx: symbol that ends a sentence.
             tgt_len: T.
-            inspect_padding: check whether anything is padded, and on which side, which waits for
-                a GPU. Otherwise every row is treated as if it may be padded on the left; positions
-                are the same.
+            inspect_padding: see :meth:`from_padding`.
         """
-        rows = TokenRows(tokens, padding_idx, eos_idx, tgt_len)
-        real = rows.real()
-        ids = (real.cumsum(1) - 1).clamp(min=0)  # [B, S]
-        if not inspect_padding:
-            return cls(rows, ids, left_padded=True, longest=tokens.size(1))
-        indices = torch.arange(tokens.size(1), device=tokens.device).unsqueeze(0)  # [1, S]
-        shifted = real & ids.ne(indices)  # by padding before them
-        count = ids.amax() + 1 if tokens.numel() else ids.sum()  # else 0, on the same device
-        # One tensor, so that a GPU is waited for once.
-        padded, left_padded, longest = torch.stack([(~real).any(), shifted.any(), count]).tolist()
-        return cls(
-            rows._replace(padded=bool(padded)),
-            ids if padded else indices,
-            left_padded=bool(left_padded),
-            longest=longest,
-        )
+        padding, ends = tokens.eq(padding_idx), tokens.eq(eos_idx)
+        return cls.from_padding(padding, tgt_len, inspect_padding)._replace(ends=ends)
 
     @classmethod
     def from_padding(
@@ -184,20 +151,33 @@ class Positions(NamedTuple):
         tgt_len: int | None = None,
         inspect_padding: bool = True,
     ) -> Positions:
-        """Number tokens by their padding alone.
+        """Number tokens by their padding alone, without ends of sentences.
 
         Args:
             padding: True for padding, ``(B, S)`` of bool.
             tgt_len: T; by default S.
-            inspect_padding: see :meth:`from_tokens`.
+            inspect_padding: check whether anything is padded, and on which side, which waits for
+                a GPU. Otherwise every row is treated as if it may be padded on the left; positions
+                are the same.
         """
-        tgt_len = padding.size(1) if tgt_len is None else tgt_len
-        return cls.from_tokens(padding.long(), _PADDING, _END, tgt_len, inspect_padding)
+        real, src_len = ~padding, padding.size(1)
+        ids = (real.cumsum(1) - 1).clamp(min=0)  # [B, S]
+        ends = torch.zeros_like(padding)
+        tgt_len = src_len if tgt_len is None else tgt_len
+        if not inspect_padding:
+            return cls(ids, padding, ends, tgt_len, left_padded=True, longest=src_len)
+        indices = torch.arange(src_len, device=padding.device).unsqueeze(0)  # [1, S]
+        shifted = real & ids.ne(indices)  # by padding before them
+        count = ids.amax() + 1 if padding.numel() else ids.sum()  # else 0, on the same device
+        # One tensor, so that a GPU is waited for once.
+        padded, left_padded, longest = torch.stack([padding.any(), shifted.any(), count]).tolist()
+        if not padded:
+            return cls(indices, None, ends, tgt_len, left_padded=False, longest=longest)
+        return cls(ids, padding, ends, tgt_len, bool(left_padded), longest)
 
-    def with_ends(self, ends: Tensor) -> Positions:
-        """Mark the tokens that end a sentence, True in ``ends``, ``(B, S)``, unless padding."""
-        tokens = self.rows.tokens.masked_fill(ends & self.rows.real(), self.rows.eos_idx)
-        return self._replace(rows=self.rows._replace(tokens=tokens))
+    def real(self) -> Tensor:
+        """Mark the tokens that are no padding, ``(B, S)``."""
+        return torch.ones_like(self.ends) if self.padding is None else ~self.padding
 
     def split_documents(self, empty: bool, causal: bool) -> Positions:
         """Restart positions in each document, by the ends of sentences.
@@ -210,7 +190,7 @@ class Positions(NamedTuple):
         """
         if self.document_starts is not None:
             return self
-        begins = self.rows.ends()
+        begins = self.ends
         if empty:
             begins = begins & _shift_right(begins)
         return self.begin_documents(begins if causal else _shift_right(begins))
@@ -268,7 +248,7 @@ class Positions(NamedTuple):
 
     def begin_documents(self, begins: Tensor) -> Positions:
         """Restart positions at tokens, ``(B, S)`` of bool, that begin a document."""
-        real = self.rows.real()
+        real = self.real()
         ids = self.ids.expand_as(real)  # [B, S]
         # `begins` may mark padding. Then the next real token begins the document: the first one of
         # a later document than the real token before it.
@@ -288,32 +268,22 @@ class Positions(NamedTuple):
     @property
     def batch_size(self) -> int:
         """B, the number of rows."""
-        return self.rows.tokens.size(0)
+        return self.ends.size(0)
 
     @property
     def src_len(self) -> int:
         """S, the number of all tokens of a row."""
-        return self.rows.tokens.size(1)
-
-    @property
-    def tgt_len(self) -> int:
-        """T, the number of queries."""
-        return self.rows.tgt_len
+        return self.ends.size(1)
 
     @property
     def device(self) -> torch.device:
         """The device of the tokens."""
-        return self.rows.tokens.device
+        return self.ends.device
 
     @property
     def places(self) -> Tensor:
         """The positions that tables and rotations take: ``drawn``, or else ``ids``."""
         return self.ids if self.drawn is None else self.drawn
-
-    @property
-    def padding(self) -> Tensor | None:
-        """True for padding, ``(B, S)``; None without padding."""
-        return self.rows.tokens.eq(self.rows.padding_idx) if self.rows.padded else None
 
     @property
     def query_places(self) -> Tensor:
@@ -329,7 +299,7 @@ class Positions(NamedTuple):
 
         One row suffices if ids are indices; padding, on the right, is then counted, too.
         """
-        if self.left_padded or not self.rows.padded:
+        if self.left_padded or self.padding is None:
             return self.ids
         return torch.arange(self.src_len, device=self.device).unsqueeze(0)
 
@@ -354,11 +324,11 @@ class Positions(NamedTuple):
 
         Source: the "real absolute positions" of Huang et al. (2021), section 5.2.
         """
-        start = torch.zeros_like(self.rows.tokens)  # of the row, or of the document
+        start = torch.zeros_like(self.ends, dtype=torch.long)  # of the row, or of the document
         if self.document_starts is not None:
             start = self.document_starts
         ids = self.ids + start  # in the row, [B, S]
-        ends = torch.where(self.rows.ends(), ids, start)
+        ends = torch.where(self.ends, ids, start)
         last_end = _shift_right(ends.cummax(1).values)  # before each token
         return ids - torch.maximum(start, last_end)
 
@@ -371,7 +341,7 @@ class Positions(NamedTuple):
             return self.first
         if not self.left_padded:
             return torch.eye(1, self.src_len, dtype=torch.bool, device=self.device)
-        real = self.rows.real()
+        real = self.real()
         return real & real.cumsum(1).eq(1)
 
 

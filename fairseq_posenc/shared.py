@@ -112,17 +112,8 @@ class LayerShared(NamedTuple):
 
     def mask(self, direction: str) -> Mask:
         """Make the mask of a direction, with the padding of the tokens."""
-        positions = self.positions
-        mask = Mask(direction, cache=self.cache, locality=self.locality)
-        padding = mask.cached("padding", (positions.rows.tokens,), lambda: positions.padding)
-        return mask._replace(key_padding=padding)
-
-
-class SourcePositions(NamedTuple):
-    """The positions of a source's keys, for rotary encoder-decoder attention."""
-
-    ids: Tensor  # (B or 1, S)
-    counted: bool  # whether they count the tokens
+        padding = self.positions.padding
+        return Mask(direction, key_padding=padding, cache=self.cache, locality=self.locality)
 
 
 class Shared(NamedTuple):
@@ -131,7 +122,7 @@ class Shared(NamedTuple):
     positions: Positions
     kinds: tuple[LayerShared, ...]  # the state of each kind of layer, by ``Spec.layer_kind``
     stack: Assembly | None = None  # spec and sizes, by which layers recognise their stack
-    source: SourcePositions | None = None
+    source: Positions | None = None  # of an encoder's output, for rotary attention to it
 
     @classmethod
     def compute(
@@ -188,13 +179,13 @@ class Shared(NamedTuple):
         """Select the state of a kind of layer (see :class:`~fairseq_posenc.specs.Spec`)."""
         return self.kinds[kind]
 
-    def with_source(self, encodings: Encodings, ids: Tensor, counted: bool = True) -> Shared:
-        """Add the rotation of the source's keys at positions ``ids``, ``(B or 1, S)``."""
+    def with_source(self, encodings: Encodings, source: Positions) -> Shared:
+        """Add the rotation of a source's keys at its positions."""
         kinds = tuple(
-            state._replace(source_rotation=encodings.rotation(ids, kind))
+            state._replace(source_rotation=encodings.rotation(source.ids, kind))
             for kind, state in enumerate(self.kinds)
         )
-        return self._replace(kinds=kinds, source=SourcePositions(ids, counted))
+        return self._replace(kinds=kinds, source=source)
 
     def rotate(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         """Rotate query and key of the last T tokens, both ``(B, H, T, D)``.

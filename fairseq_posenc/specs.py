@@ -51,13 +51,17 @@ _PLACES_FOR_SEVERAL = ("scores", "softmax", "mask")  # on which several encoding
 
 
 class Item(NamedTuple):
-    """One encoding of a spec with the options that were set."""
+    """One encoding of a spec with the options that were set.
+
+    >>> str(Item("m4m", (("max_distance", 128),)))
+    'm4m(max_distance=128)'
+    """
 
     name: str
     options: tuple[tuple[str, Any], ...] = ()
 
     @classmethod
-    def canonical(cls, name: str, values: dict[str, Any]) -> Item:
+    def canonical(cls, name: str, values: dict[str, object]) -> Item:
         """Make the canonical item of an encoding: without options that equal the default."""
         known = registry.options(name)
         changed = [key for key in known if key in values and values[key] != known[key].default]
@@ -91,6 +95,9 @@ Items = tuple[Item, ...]  # in canonical order
 
 class Spec(NamedTuple):
     """A parsed spec; ``str()`` gives its canonical form.
+
+    >>> parse("rope,none")
+    Spec(whole_stack=(), layers=((Item(name='rope', options=()),), ()))
 
     Attributes:
         whole_stack: encodings that hold for the whole stack.
@@ -231,7 +238,7 @@ def split_spec(text: str) -> list[list[str]]:
 
 def _parse_layer(layer: list[str], text: str) -> list[Item]:
     """Parse the encodings of one layer of the spec ``text``, without ``none``."""
-    encodings: list[tuple[str, dict[str, Any]]] = []  # names, and options that were set
+    encodings: list[tuple[str, dict[str, object]]] = []  # names, and options that were set
     for written in layer:
         match = _ITEM.fullmatch(written)
         if match is None:
@@ -244,7 +251,7 @@ def _parse_layer(layer: list[str], text: str) -> list[Item]:
         if name == "reset":
             if in_brackets:
                 raise UserError(f"reset has no option {shortened(in_brackets)!r}: write +reset")
-            _apply_reset(encodings, text)
+            encodings = _apply_reset(encodings, text)
         else:
             encodings.append((name, _parse_options(name, in_brackets or "")))
     items = [Item.canonical(name, values) for name, values in encodings]
@@ -277,26 +284,28 @@ def _find_shortest_period(layers: Sequence[Items]) -> tuple[Items, ...]:
     return next(x for x in beginnings if x * (len(layers) // len(x)) == tuple(layers))
 
 
-def _apply_reset(encodings: list[tuple[str, dict[str, Any]]], text: str) -> None:
-    """Set the option ``reset`` of the last encoding that has it."""
-    for name, values in reversed(encodings):
+def _apply_reset(
+    encodings: list[tuple[str, dict[str, object]]], text: str
+) -> list[tuple[str, dict[str, object]]]:
+    """Return the encodings with the option ``reset`` of the last one that has it."""
+    for index, (name, values) in reversed(list(enumerate(encodings))):
         if "reset" in registry.options(name):
             if values.get("reset") is False:
                 raise UserError(
                     f"{shortened(text)!r}: {name}(reset=false) and +reset contradict each other"
                 )
-            values["reset"] = True
-            return
+            reset = name, {**values, "reset": True}
+            return [*encodings[:index], reset, *encodings[index + 1 :]]
     known = [name for name in registry.names() if "reset" in registry.options(name)]
     raise UserError(
         f"{shortened(text)!r}: reset must follow an encoding that has it: {', '.join(known)}"
     )
 
 
-def _parse_options(name: str, text: str) -> dict[str, Any]:
+def _parse_options(name: str, text: str) -> dict[str, object]:
     """Parse the options in the brackets of an encoding."""
     known = registry.options(name)
-    parsed: dict[str, Any] = {}
+    parsed: dict[str, object] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         key, equals, value = (piece.strip() for piece in part.partition("="))
         if key not in known or not equals:

@@ -1,4 +1,4 @@
-"""Loads and hashes fairseq's dictionaries, and checks which of them a data-bin has.
+"""Loads and hashes fairseq's dictionaries.
 
 A data-bin of running text has one dictionary, ``dict.txt``; one of pairs of sentences has
 ``dict.LANG.txt`` for each of its two languages.
@@ -58,24 +58,6 @@ def load_dictionary(path: Path, *, mask: bool = True) -> Dictionary:
     if mask:
         dictionary.add_symbol("<mask>")
     return dictionary
-
-
-def check_text_kind(folder: Path, pairs: bool) -> None:
-    """Check that a data-bin has pairs of sentences if a task reads pairs, else running text.
-
-    Raises:
-        UserError: the folder has the other kind, or no data.
-    """
-    for_text = (folder / DICTIONARY).exists()
-    for_pairs = ", ".join(sorted(path.name for path in folder.glob("dict.*.txt")))
-    if pairs and not for_pairs:
-        found = "dict.txt, data of language models" if for_text else "no dictionary"
-        raise UserError(
-            f"{folder} has {found}: the task reads pairs of sentences, with dict.LANG.txt"
-        )
-    if not pairs and not for_text:
-        found = f"{for_pairs}, translation data" if for_pairs else "no dict.txt: no data-bin"
-        raise UserError(f"{folder} has {found}: the task reads running text, with dict.txt")
 
 
 def _describe_bad_line(line: bytes, error: Exception) -> str:

@@ -2,6 +2,7 @@
 
 import logging
 from argparse import Namespace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,8 +14,18 @@ from fairseq_posenc.errors import UserError, shortened
 logger = logging.getLogger(__name__)
 _SECTIONS = ("task", "model", "criterion", "optimizer", "lr_scheduler", "optimization")
 # Of these sections, only the named settings are compared.
-_FURTHER = {"common": ("seed", "bf16", "fp16"), "dataset": ("max_tokens", "batch_size")}
+_METRIC = "best_checkpoint_metric"
+_FURTHER = {
+    "common": ("seed", "bf16", "fp16"),
+    "dataset": ("max_tokens", "batch_size"),
+    "checkpoint": (_METRIC, f"maximize_{_METRIC}"),
+}
 _ALIASES = {"arch", "user_dir"}  # other keys for the model's name and the package's folder
+
+
+# Settings by name, and the class of a section by the name of the section:
+# {"optimizer": "adam", "adam_betas": "(0.9, 0.98)", "seed": 1}.
+FlatSettings = dict[str, object]
 
 
 class Resumption(NamedTuple):
@@ -33,14 +44,15 @@ def check_resumption(path: Path, settings: DictConfig) -> Resumption:
         settings: fairseq's configuration.
     """
     checkpoint = settings.checkpoint
-    now: Any = OmegaConf.to_container(settings, resolve=True, enum_to_str=True)
+    container: Any = OmegaConf.to_container(settings, resolve=True, enum_to_str=True)
+    now = flatten(container)
     with open_checkpoint(path) as state:
-        before = state.get("cfg")
+        cfg = state.get("cfg")
         extra_state = dict(state.get("extra_state") or {})
         has_optimizer = state.get("last_optimizer_state") is not None
         updates = int((state.get("optimizer_history") or [{}])[-1].get("num_updates", 0))
-    if not isinstance(before, dict):
-        before = {}  # an old checkpoint, with `args` in place of a configuration
+    # An old checkpoint has `args` in place of a configuration.
+    before = flatten(cfg) if isinstance(cfg, dict) else {}
     if changes := list_changes(before, now):
         logger.info("%s resumes with other settings: %s", path, ", ".join(changes))
     if settings.ema.store_ema and "ema" not in extra_state:  # fairseq fails with a KeyError
@@ -56,12 +68,12 @@ def check_resumption(path: Path, settings: DictConfig) -> Resumption:
     return Resumption(updates, loads_optimizer, extra_state)
 
 
-def _refuse_other_schedule(path: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
+def _refuse_other_schedule(path: Path, before: FlatSettings, now: FlatSettings) -> None:
     """Refuse the state of another class of schedule, of which fairseq would load a part.
 
     It refuses another class of optimizer or criterion itself, after it has loaded the weights.
     """
-    old, new = (_flatten(settings).get("lr_scheduler") for settings in (before, now))
+    old, new = before.get("lr_scheduler"), now.get("lr_scheduler")
     if None not in (old, new) and old != new:
         raise UserError(
             "LR scheduler does not match; please reset the lr-scheduler (--reset-lr-scheduler), or "
@@ -70,55 +82,49 @@ def _refuse_other_schedule(path: Path, before: dict[str, Any], now: dict[str, An
         )
 
 
-def _refuse_other_metric(path: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
+def _refuse_other_metric(path: Path, before: FlatSettings, now: FlatSettings) -> None:
     """Refuse to compare a metric with the best value of another metric.
 
     With other units, no later checkpoint might ever be the best.
     """
-    old, new = _get_section(before, "checkpoint"), _get_section(now, "checkpoint")
-    metric = "best_checkpoint_metric"
-    for name in (metric, f"maximize_{metric}"):
-        if name in old and old[name] != new[name]:
+    for name in _FURTHER["checkpoint"]:
+        if name in before and before[name] != now[name]:
             raise UserError(
-                f"{path} has the best {old[metric]} of its training, which is not comparable under "
-                f"--{name.replace('_', '-')} {new[name]}: keep the metric, or go on with "
+                f"{path} has the best {before[_METRIC]} of its training, which is not comparable "
+                f"under --{name.replace('_', '-')} {now[name]}: keep the metric, or go on with "
                 "--reset-meters"
             )
 
 
-def list_changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+def list_changes(before: FlatSettings, now: FlatSettings) -> list[str]:
     """List the settings that differ between two configurations of fairseq."""
-    old, new = _flatten(before), _flatten(now)
     return [
-        f"{name} {shortened(str(old[name]))} -> {shortened(str(new[name]))}"
-        for name in new
-        if name in old and old[name] != new[name]
+        f"{name} {shortened(str(before[name]))} -> {shortened(str(now[name]))}"
+        for name in now
+        if name in before and before[name] != now[name]
     ]
 
 
-def _flatten(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings that shape a training by name, and the class of a section by the section.
-
-    For example ``{"optimizer": "adam", "adam_betas": "(0.9, 0.98)", "seed": 1}``.
-    """
+def flatten(cfg: Mapping[str, object]) -> FlatSettings:
+    """Select the settings of fairseq's configuration that shape a training."""
     # A model that still uses argparse repeats the options of all sections in its own.
-    uncompared = [_get_section(settings, key) for key in settings if key not in _SECTIONS]
+    uncompared = [_get_section(cfg, key) for key in cfg if key not in _SECTIONS]
     skipped = _ALIASES.union(*uncompared)
-    flat: dict[str, Any] = {}
+    flat: FlatSettings = {}
     for key in _SECTIONS:
-        for name, value in _get_section(settings, key).items():
+        for name, value in _get_section(cfg, key).items():
             if name == "_name":
                 flat[key] = value
             elif name not in skipped:
                 flat.setdefault(name, value)  # of a repeated option, the first section's value
     for key, names in _FURTHER.items():
-        section = _get_section(settings, key)
+        section = _get_section(cfg, key)
         flat |= {name: section[name] for name in names if name in section}
     return flat
 
 
-def _get_section(settings: dict[str, Any], key: str) -> dict[str, Any]:
+def _get_section(cfg: Mapping[str, object], key: str) -> FlatSettings:
     """Return a section as a dictionary; a model that still uses argparse has a Namespace."""
-    section = settings.get(key)
+    section = cfg.get(key)
     section = vars(section) if isinstance(section, Namespace) else section
     return section if isinstance(section, dict) else {}

@@ -7,7 +7,7 @@ still refused.
 
 import argparse
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ def open_whole(path: Path) -> dict[str, Any]:
     allow_safe_classes()
     before = path.stat()
     try:
-        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        state = torch.load(path, map_location="cpu", weights_only=True)
     finally:  # its errors are then those of a file in part
         after = path.stat()
         if (before.st_ino, before.st_mtime_ns) != (after.st_ino, after.st_mtime_ns):
@@ -45,7 +45,7 @@ def open_whole(path: Path) -> dict[str, Any]:
     return state
 
 
-def refuse_incomplete(state: dict[str, Any]) -> None:
+def refuse_incomplete(state: Mapping[str, object]) -> None:
     """Refuse a checkpoint without the entries that fairseq reads, such as weights alone."""
     has_history = "optimizer_history" in state or "best_loss" in state  # the latter if it is old
     if not isinstance(state.get("model"), dict) or not has_history:

@@ -9,7 +9,7 @@ speech starts ``post_save_script`` as a program.
 import ast
 import re
 from argparse import Namespace
-from collections.abc import Iterator, Sized
+from collections.abc import Iterator, Mapping, Sized
 from math import prod
 from typing import Any
 
@@ -31,7 +31,7 @@ _MAX_EVALUATED = 10_000  # characters of a text that fairseq evaluates, and item
 _CODING = re.compile(r"#.*coding")
 
 
-def check_settings(state: dict[str, Any]) -> None:
+def check_settings(state: Mapping[str, object]) -> None:
     """Refuse settings that would be run as code, or that fairseq could not read.
 
     They are in ``cfg``, in older checkpoints in ``args``.
@@ -55,7 +55,7 @@ def check_settings(state: dict[str, Any]) -> None:
             )
 
 
-def forget_files(state: dict[str, Any]) -> None:
+def forget_files(state: Mapping[str, object]) -> None:
     """Set the settings that name files to None.
 
     Commands of this package need no such file, as the checkpoint has what was read from it.
@@ -95,7 +95,7 @@ def _count_parts(node: ast.expr) -> int:
     return len(value) if isinstance(value, Sized) else 1
 
 
-def _iterate_settings(state: dict[str, Any]) -> Iterator[tuple[str, dict[Any, Any], Any, Any]]:
+def _iterate_settings(state: Mapping[str, object]) -> Iterator[tuple[str, Any, Any, Any]]:
     """Yield the place, holder, key and value of each setting, at all levels."""
     root = {name: state.get(name) for name in ("args", "cfg")}
     to_visit: list[tuple[str, Any, int]] = [("", root, 0)]

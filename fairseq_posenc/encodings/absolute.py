@@ -33,7 +33,7 @@ class NoEncoding(Encoding):
     """
 
     acts_on = "input"
-    takes_ids = "unread"
+    axes = 0
 
 
 @register("learned")
@@ -142,7 +142,7 @@ class Sinusoidal(Encoding):
     """
 
     acts_on = "input"
-    takes_ids = "real"
+    takes_real_ids = True
 
     def __init__(
         self,
@@ -163,7 +163,7 @@ class Sinusoidal(Encoding):
     def embed(self, positions: Positions) -> Tensor:
         """Compute the vectors of the queries' positions in float32, ``(B or 1, T, C)``."""
         ids = positions.query_places
-        first_id = positions.rows.padding_idx + 1 if self.layout == "fairseq" else 0
+        first_id = 2 if self.layout == "fairseq" else 0  # padding_idx + 1; in fairseq it is 1
         count_from_0 = positions.counted and positions.drawn is None
         if count_from_0 and ids.size(0) > 1 and ids.size(1) > 1:
             # Vectors are computed once for all sentences, which repeat the same positions.

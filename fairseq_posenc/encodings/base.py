@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from functools import reduce
 from operator import or_
-from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, cast
+from typing import ClassVar, Literal, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -43,6 +43,9 @@ class Signed(float):
 
 class Dims(NamedTuple):
     """The sizes of a stack of layers that an encoding is built for.
+
+    >>> Dims(embed_dim=768, num_heads=12, max_positions=512).head_dim  # of RoBERTa-base
+    64
 
     Attributes:
         embed_dim: C.
@@ -98,10 +101,12 @@ class Encoding(nn.Module):
     widens: ClassVar[bool] = False  # True: its rotation makes queries and keys wider
     has_position_table: ClassVar[bool] = False  # True: a table has a row for each position
     counts_in_sentences: ClassVar[bool] = False  # True: it counts tokens itself, in each sentence
-    # Positions that a caller may give: whole numbers only; real ones, too; `unread`: it reads none.
-    takes_ids: ClassVar[Literal["whole", "real", "unread"]] = "whole"
+    takes_real_ids: ClassVar[bool] = False  # True: positions may be any numbers, such as 0.5
     without_options: ClassVar[tuple[str, ...]] = ()  # options of its base class that specs refuse
     causal_reason: ClassVar[str] = ""  # why only causal models can use it; empty: encoders too
+    # Numbers of a position that it reads: 2 for the row and column of a patch; 0: it reads none.
+    axes: int = 1
+    drawn_below: int | None = None  # random positions are drawn below this; None: it draws none
 
     def __init__(self, dims: Dims, scale_factor: float | None = None) -> None:
         super().__init__()
@@ -212,16 +217,6 @@ class Encoding(nn.Module):
         """Number the tokens of a call in another way; by default, keep their positions."""
         return positions
 
-    @classmethod
-    def count_axes(cls, options: Mapping[str, Any]) -> int | None:
-        """Count the axes of the positions that an encoding with these options reads, or None."""
-        return None if cls.takes_ids == "unread" else options.get("axes", 1)
-
-    @classmethod
-    def drawn_from(cls, options: Mapping[str, Any]) -> int | None:
-        """Read how many numbers random positions are drawn from; None if it draws no positions."""
-        return None
-
     def locality(self, positions: Positions) -> Locality:
         """Limit the keys that a query may see; by default there is no limit."""
         return Locality()
@@ -255,14 +250,15 @@ class Encodings(nn.ModuleDict):
 
     Args:
         encodings: the encodings by name, in the order of their spec.
-
-    Attributes:
-        kinds: the names of the encodings that each kind of layer uses; at first one kind uses all.
+        kinds: the names of the encodings that each kind of layer uses: ``(("rope",), ())`` for
+            ``3*rope,none``. By default there is one kind, which uses all.
     """
 
-    def __init__(self, encodings: Mapping[str, Encoding]) -> None:
+    def __init__(
+        self, encodings: Mapping[str, Encoding], kinds: Iterable[tuple[str, ...]] | None = None
+    ) -> None:
         super().__init__(encodings)
-        self.kinds: tuple[tuple[str, ...], ...] = (tuple(encodings),)
+        self.kinds = (tuple(encodings),) if kinds is None else tuple(kinds)
 
     def as_dict(self) -> dict[str, Encoding]:
         """Return the encodings by name, in the order of their spec, typed as encodings."""

@@ -17,13 +17,13 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, Span
 
 MIN_PARAMETER = 1e-2  # kerple's r1 and r2 are clamped to it, as in the authors' code
+LEAST = 1e-8  # as fire's a and L, so that no logarithm is 0
 
 
 class Bias(Encoding, ABC):
-    """Base class: a function of the distance is added to the scaled dot product."""
+    """Base class: a function of the distance (on several axes its sum) is added to the score."""
 
     acts_on = "scores"
-    axes = 1  # on several axes, the function is summed over the distances on all of them
 
     @abstractmethod
     def bias(self, distances: Tensor) -> Tensor:
@@ -60,7 +60,7 @@ class Alibi(Bias):
         insists on a causal model. On several ``axes`` the penalties of all are added.
     """
 
-    takes_ids = "real"
+    takes_real_ids = True
     shared_by_layers = True
 
     def __init__(
@@ -145,7 +145,7 @@ class Kerple(Bias):
         r1 starts uniform in (0, 2), r2 in (0, 1); both are kept at 0.01 or more.
     """
 
-    takes_ids = "real"
+    takes_real_ids = True
 
     def __init__(self, dims: Dims, *, scale_factor: float = 1.0) -> None:
         super().__init__(dims, scale_factor)
@@ -195,8 +195,8 @@ class Sandwich(Bias):
     def bias(self, distances: Tensor) -> Tensor:
         """Compute the dot products of each head at distances ``(n,)``, ``(H, n)`` in float32."""
         half = self.width // 2
-        # Turns per position in whole units of 2^-40: their multiples are exact, and the rest after
-        # whole turns is a small angle, so no float64 is needed.
+        # The angle r / 10000^(2s/w) as whole units of 2^-40 turn: products with r are exact, and
+        # their lowest 40 bits are the angle without whole turns, small enough for float32.
         turns = [10000.0 ** -(s / half) / (2 * math.pi) for s in range(1, half + 1)]
         units = make_constant([round(x * 2**40) for x in turns], distances.device, torch.long)
         rest = (distances[:, None] * units).bitwise_and(2**40 - 1)  # [n, w/2]
@@ -225,7 +225,7 @@ class Fire(Encoding):
     """
 
     acts_on = "scores"
-    takes_ids = "real"
+    takes_real_ids = True
     causal_reason = "it counts how far back a key lies"
 
     def __init__(
@@ -259,8 +259,9 @@ class Fire(Encoding):
         queries = positions.queries(keys)[:, :, None]  # [B or 1, T, 1]
         # i - j. Later keys are hidden, but logarithms of their distances must be finite.
         distances = (queries - keys[:, None, :]).clamp(min=0)  # [B or 1, T, S]
-        farthest = torch.maximum(queries, (self.length * self.threshold).abs())
-        curvature = self.curvature.abs()
+        # With a = 0 or L = 0 the quotient would be 0 / 0; with a little more it has its limit.
+        farthest = torch.maximum(queries, (self.length * self.threshold).abs()).clamp(min=LEAST)
+        curvature = self.curvature.abs().to(dtype).clamp(min=LEAST)
         relative = torch.log1p(curvature * distances) / torch.log1p(curvature * farthest)
         hidden = torch.relu(relative[..., None] * self.hidden_weight[:, 0] + self.hidden_bias)
         with no_autocast(hidden.device):  # of hidden, [B or 1, T, S, width]

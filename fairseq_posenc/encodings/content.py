@@ -36,7 +36,7 @@ class Cope(Encoding):
     """
 
     acts_on = "scores"
-    takes_ids = "unread"
+    axes = 0
     causal_reason = "it counts back from the query"
 
     def __init__(self, dims: Dims, *, positions: int = 64) -> None:
@@ -72,7 +72,7 @@ class Fox(Encoding):
     """
 
     acts_on = "scores"
-    takes_ids = "unread"
+    axes = 0
 
     def __init__(self, dims: Dims, *, start: float = 5.0) -> None:
         super().__init__(dims)
@@ -85,7 +85,11 @@ class Fox(Encoding):
         nn.init.constant_(self.gate.bias, self.start)
 
     def forget_gates(self, x: Tensor) -> Tensor:
-        """Project the layer's input to logits of gates, ``(B, T, H or 2 H)``."""
+        """Project the layer's input to logits of gates, ``(B, T, H or 2 H)``.
+
+        Attention adds their term ``Decay``: with gates of 1, 0.5 and 0.5, the scores of the third
+        query get log(0.25), log(0.5) and 0.
+        """
         return cast("Tensor", self.gate(x))
 
 

@@ -1,7 +1,6 @@
 """Local attention, as in ``rope+window``: a query sees keys of its window, chunk or document."""
 
-from collections.abc import Mapping
-from typing import Any, Literal, Optional
+from typing import Literal, Optional
 
 from fairseq_posenc.encodings.base import Dims, Encoding, register
 from fairseq_posenc.encodings.locality import Locality
@@ -36,11 +35,7 @@ class Window(Encoding):
         super().__init__(dims)
         self.size = size
         self.first = first
-
-    @classmethod
-    def count_axes(cls, options: Mapping[str, Any]) -> int | None:
-        """Count the axes of positions; without ``first`` it reads no positions."""
-        return 1 if options.get("first") else None
+        self.axes = 0 if first is None else 1  # a window alone counts tokens
 
     def locality(self, positions: Positions) -> Locality:
         """Limit the distance of keys. Padding is never one of the first keys."""
@@ -105,7 +100,7 @@ class Documents(Encoding):
     """
 
     acts_on = "mask"
-    takes_ids = "unread"
+    axes = 0
     shared_by_layers = True
     whole_stack = True
 

@@ -13,6 +13,8 @@ from torch import Tensor
 class NeededKeys(NamedTuple):
     """The keys that later queries of a causal model may see; a cache may drop all others.
 
+    With ``window(size=4,first=1)`` these are the last 3 keys and key 0.
+
     Attributes:
         last: the number of last keys; None for all.
         first: the indices of further keys, int64 ``(n,)`` on the CPU; None for no others.
@@ -24,6 +26,9 @@ class NeededKeys(NamedTuple):
 
 class Locality(NamedTuple):
     """Limits of the keys that a query may see, in addition to directions and padding.
+
+    >>> Locality(window=4).reach("lr"), Locality(window=4).reach("both")  # farthest visible key
+    (3, 2)
 
     Attributes:
         window: W. A query with a direction sees W keys, including its own; a query without one

@@ -67,7 +67,7 @@ class Pope(Encoding):
     """
 
     acts_on = "rotation"
-    takes_ids = "real"
+    takes_real_ids = True
     widens = True
 
     def __init__(self, dims: Dims, *, base: float = 10000.0) -> None:

@@ -176,11 +176,10 @@ class TransformerXL(Encoding):
         rows = rows.transpose(0, 1)  # [H, R, D]
         bias = (rows * self.v[:, None]).sum(-1) * self.dims.scale(self.scale_factor)  # [H, R]
         runs = Runs(range(span.low + 1, span.high + 1), span)
+        all_distances = Runs((), span)  # no second row begins
         return [
             RowsByDistance(rows, runs, of="query"),
-            RowsByDistance(
-                self.u[:, None], Runs((), span), of="key"
-            ),  # the row u for all distances
+            RowsByDistance(self.u[:, None], all_distances, of="key"),
             NumbersByDistance(bias, runs),
         ]
 

@@ -1,7 +1,6 @@
 """Randomized positions: tokens take sorted random numbers as positions."""
 
-from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -9,8 +8,6 @@ from torch import Tensor
 from fairseq_posenc.encodings.base import Dims, Encoding, register
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions
-
-LIMIT = 2048  # the default of the option `limit`: positions are drawn below it
 
 
 @register("randomized")
@@ -36,17 +33,18 @@ class Randomized(Encoding):
     acts_on = "positions"
     shared_by_layers = True
     whole_stack = True
+    drawn_below: int
     fixed: Tensor  # the positions of evaluation, int64 `(n,)`
 
     def __init__(
         self,
         dims: Dims,
         *,
-        limit: int = LIMIT,
+        limit: int = 2048,
         evaluation: Literal["drawn", "even"] = "drawn",
     ) -> None:
         super().__init__(dims)
-        self.limit = limit
+        self.drawn_below = limit  # tables by position have a row for each of these numbers
         self.evaluation = evaluation
         self.compute_constants()
 
@@ -61,23 +59,18 @@ class Randomized(Encoding):
 
     def _draw(self, device: torch.device, generator: torch.Generator | None = None) -> Tensor:
         """Draw n numbers below the limit without replacement, and sort them."""
-        numbers = torch.randperm(self.limit, device=device, generator=generator)
+        numbers = torch.randperm(self.drawn_below, device=device, generator=generator)
         return numbers[: self.dims.max_positions].sort().values
 
     def compute_constants(self) -> None:
         """Choose the positions of evaluation, ``(n,)``."""
         room = self.dims.max_positions
-        if self.limit < room:
+        if self.drawn_below < room:
             raise UserError(
-                f"randomized(limit={self.limit}) must be at least {room}, the maximum number of "
-                "positions of the model"
+                f"randomized(limit={self.drawn_below}) must be at least {room}, the maximum number "
+                "of positions of the model"
             )
         if self.evaluation == "even":
-            self.fixed = torch.arange(room, device="cpu") * self.limit // room
+            self.fixed = torch.arange(room, device="cpu") * self.drawn_below // room
         else:
             self.fixed = self._draw(torch.device("cpu"), torch.Generator().manual_seed(0))
-
-    @classmethod
-    def drawn_from(cls, options: Mapping[str, Any]) -> int:
-        """Read the limit: tables of positions have a row for each number below it."""
-        return int(options.get("limit", LIMIT))

@@ -24,12 +24,15 @@ from fairseq_posenc.positions import Positions, Span
 
 
 class DistanceTable(nn.Module):
-    """Trained rows by clipped signed distance r: row ``clip(r, -K, K) + K``.
+    """Trained rows by clipped signed distance r = j - i: row ``clip(r, -K, K) + K``.
+
+    With K = 2, row 0 is for the distances up to -2, row 1 for -1, row 2 for 0 (the query's token),
+    row 3 for 1, and row 4 for the distances from 2 on.
 
     Args:
         max_distance: K.
-        width: the size of a row; None for scalars.
-        groups: 1 if the heads share the table, else the number of heads.
+        width: the size of a row; None for a number in place of a row.
+        groups: G, 1 if the heads share the table, else the number of heads.
         reset: add two rows, for a query and for a key at the first token.
 
     Shapes:
@@ -83,6 +86,7 @@ class DistanceEncoding(Encoding):
 
     Args:
         dims: the sizes of the stack.
+        tables: the number of tables, one for each axis of the positions.
         max_distance: K, the largest distance; larger ones are clipped. By default n - 1, which
             clips no distance.
         per_head: give every head its own table.
@@ -100,6 +104,7 @@ class DistanceEncoding(Encoding):
     def __init__(
         self,
         dims: Dims,
+        tables: int = 1,
         *,
         max_distance: Optional[int] = None,
         per_head: bool = False,
@@ -110,7 +115,7 @@ class DistanceEncoding(Encoding):
         self.table = DistanceTable(
             dims.max_positions - 1 if max_distance is None else max_distance,
             width=dims.head_dim if self.has_vectors else None,
-            groups=dims.num_heads if per_head else 1,
+            groups=tables * (dims.num_heads if per_head else 1),
             reset=reset,
         )
 
@@ -206,13 +211,10 @@ class Raffel(DistanceEncoding):
     has_vectors = False
 
     def __init__(self, dims: Dims, *, axes: int = 1, **others: Any) -> None:
-        super().__init__(dims, **others)
+        super().__init__(dims, axes, **others)
         self.axes = axes
-        if axes > 1:
-            if self.table.reset is not None:
-                raise UserError("raffel(reset=true) has one axis: leave out axes or reset")
-            groups = axes * self.table.weight.size(0)
-            self.table = DistanceTable(self.table.max_distance, groups=groups)
+        if axes > 1 and self.table.reset is not None:
+            raise UserError("raffel(reset=true) has one axis: leave out axes or reset")
 
     def use(self, rows: Tensor, runs: Runs) -> list[Term]:
         """Add the scaled numbers, ``(axes * G, R)``, by distance or by pair."""

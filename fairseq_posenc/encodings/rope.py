@@ -6,7 +6,7 @@ The letters of shapes are those of :mod:`~fairseq_posenc.encodings.base`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Literal, Optional
 
 import torch
@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from fairseq_posenc.encodings.base import Dims, Encoding, register
 from fairseq_posenc.encodings.precision import at_least_fp32, make_constant
-from fairseq_posenc.encodings.rope_scaling import KINDS, TRAINED_LENGTH, Ntk, Scaling
+from fairseq_posenc.encodings.rope_scaling import KINDS, TRAINED_LENGTH, HFParameters, Ntk, Scaling
 from fairseq_posenc.encodings.rotation import PairRotation
 from fairseq_posenc.errors import UserError, shortened
 from fairseq_posenc.positions import reading_waits
@@ -119,7 +119,7 @@ class Rope(Encoding):
     """
 
     acts_on = "rotation"
-    takes_ids = "real"
+    takes_real_ids = True
     shared_by_layers = True
     frequencies: Tensor  # the angle per position of each pair, `(rotated / 2,)`, in float32
 
@@ -151,7 +151,7 @@ class Rope(Encoding):
         self.scaling = Scaling.parse(scaling) if isinstance(scaling, str) else scaling
         self.sections = Sections.parse(sections) if isinstance(sections, str) else sections
         self.pairs = pairs
-        self.axes = self.count_axes({"axes": axes, "sections": self.sections})
+        self.axes = axes or len(self.sections or [1])  # sections alone have an axis each
         if sections is not None and pairs == "alternating":
             raise UserError(f"{self.name}(pairs=alternating): its axes have equal parts")
         interleaved = pairs == "interleaved"
@@ -159,13 +159,6 @@ class Rope(Encoding):
         self.pair_axes = make_constant(pair_axes, torch.device("cpu"), torch.long)
         self.scaling.check(self.name, self._range_width)
         self.compute_constants()
-
-    @classmethod
-    def count_axes(cls, options: Mapping[str, Any]) -> int:
-        """Count the axes; sections without ``axes`` have an axis each."""
-        if options.get("axes") is not None:
-            return int(options["axes"])
-        return 1 if options.get("sections") is None else len(options["sections"])
 
     def rotation(self, ids: Tensor) -> PairRotation:
         """Compute the rotation at positions ``ids``, ``(B or 1, T)``, in float32.
@@ -192,7 +185,10 @@ class Rope(Encoding):
         return self.rotated // self.axes if each_axis_has_all else self.rotated
 
     def order(self) -> Tensor:
-        """List the coordinates of a head, ``(D,)``, with those of a pair side by side."""
+        """List the coordinates of a head, ``(D,)``, with those of a pair side by side.
+
+        For ``layout=half`` and 4 coordinates they are 0, 2, 1, 3.
+        """
         order = torch.arange(self.dims.head_dim)
         if self.layout == "half":
             order[: self.rotated] = order[: self.rotated].view(2, -1).t().flatten()
@@ -288,12 +284,16 @@ class XPos(Rope):
         return super().rotation(ids)._replace(decay=self.decay(ids), decay_bits=bits)
 
     def _log2_of_largest_factor(self, ids: Tensor) -> float:
-        """Compute :attr:`PairRotation.decay_bits`; 0 if the positions are not known."""
-        if torch.compiler.is_compiling() or ids.is_meta or not ids.numel():
+        """Compute :attr:`PairRotation.decay_bits`; 0 if the positions are not known.
+
+        Factors are largest at the ends, where the exponent is farthest from 0: the one of position
+        2,047 with L = 512, w = 512 and g = 0.4 is (1.4 / 0.4)^(1791 / 512), or 2^6.3.
+        """
+        if torch.compiler.is_compiling() or not ids.numel():
             return 0.0
         if not reading_waits(ids.device):
             first, last = torch.stack(ids.aminmax()).tolist()
-        elif ids.size(1) > 1:  # a full pass, assumed to count from 0: reading ids would wait
+        elif ids.size(1) > 1:  # a full pass, assumed to count from 0, so that a GPU is not read
             first, last = 0, ids.size(1) - 1
         else:  # a step of decoding, at a position that is not known
             return 0.0
@@ -313,7 +313,7 @@ class XPos(Rope):
         return F.pad(factors, (0, self.dims.head_dim - self.rotated), value=1.0).unsqueeze(1)
 
 
-def read_rope(parameters: Mapping[str, Any], max_positions: int, layout: str) -> str:
+def read_rope(parameters: HFParameters, max_positions: int, layout: str) -> str:
     """Convert the parameters to a spec: ``rope(base=10000.0,layout=half,scaling=yarn:4)``.
 
     Args:
@@ -335,7 +335,7 @@ def read_rope(parameters: Mapping[str, Any], max_positions: int, layout: str) ->
     return f"rope({','.join(f'{name}={value}' for name, value in options.items())})"
 
 
-def _read_scaling(rope_type: str, parameters: Mapping[str, Any], max_positions: int) -> str:
+def _read_scaling(rope_type: str, parameters: HFParameters, max_positions: int) -> str:
     """Convert a scaling to the form of specs, such as ``yarn:4:beta_fast=16``."""
     if rope_type == "dynamic" and parameters.get("alpha"):  # HunYuan's form of `ntk`
         return f"{Ntk.kind}:{parameters['alpha']}"

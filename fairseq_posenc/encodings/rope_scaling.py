@@ -21,6 +21,7 @@ from fairseq_posenc.errors import UserError, shortened
 _MAX_FACTOR = 1_000_000  # no input is so many times as long as those of the training
 _MAX_LENGTH = 1_000_000_000  # tokens
 TRAINED_LENGTH = "original_max_position_embeddings"  # its name in transformers
+HFParameters = dict[str, Any]  # its `rope_parameters`: {"rope_type": "yarn", "factor": 4.0}
 
 
 def _named_in_hf(name: str, default: Any = MISSING) -> Any:
@@ -84,7 +85,7 @@ class Scaling:
         """Compute the factor of cosines and sines."""
         return 1.0
 
-    def to_hf(self, dims: Dims) -> dict[str, Any]:
+    def to_hf(self, dims: Dims) -> HFParameters:
         """Describe the scaling as ``rope_parameters``; empty if only :meth:`scaled_base` scales."""
         return {}
 
@@ -103,7 +104,7 @@ class Scaled(Scaling):
     def parse_settings(cls, written: list[str]) -> dict[str, Any]:
         """Parse settings, written ``NAME=VALUE``, by the types of the fields."""
         defaults = {setting.name: setting.default for setting in fields(cls)[1:]}
-        settings: dict[str, Any] = {}
+        settings: dict[str, object] = {}
         for assignment in written:
             name, _, value = assignment.partition("=")
             if name not in defaults:
@@ -134,9 +135,9 @@ class Scaled(Scaling):
         """Map the names of all settings, including the factor, to those in transformers."""
         return {setting.name: setting.metadata.get("hf", setting.name) for setting in fields(cls)}
 
-    def to_hf(self, dims: Dims) -> dict[str, Any]:
+    def to_hf(self, dims: Dims) -> HFParameters:
         """See :class:`Scaling`."""
-        parameters: dict[str, Any] = {"rope_type": self.kind}
+        parameters: HFParameters = {"rope_type": self.kind}
         for name, hf_name in self.hf_names().items():
             value = getattr(self, name)
             if name == "length":
@@ -179,7 +180,7 @@ class Ntk(Scaled):
         slowdown = self._slowdown(dims)
         return base if slowdown == 1 else base * slowdown ** (width / (width - 2))
 
-    def to_hf(self, dims: Dims) -> dict[str, Any]:
+    def to_hf(self, dims: Dims) -> HFParameters:
         """See :class:`Scaling`: only the base differs."""
         return {}
 
@@ -316,7 +317,7 @@ class LongRope(Scaled):
             )
         return math.sqrt(1 + math.log(self.factor) / math.log(length))
 
-    def to_hf(self, dims: Dims) -> dict[str, Any]:
+    def to_hf(self, dims: Dims) -> HFParameters:
         """See :class:`Scaling`. Both lists are this model's: transformers would choose by input."""
         divisors = self._divisors(dims)
         fixed = replace(self, short=divisors, long=divisors, attention_factor=self.gain(dims))
@@ -340,7 +341,7 @@ class Proportional(Scaled):
         turning = int(self.part * width // 2)
         return (frequencies / self.factor) * (torch.arange(width // 2) < turning)
 
-    def to_hf(self, dims: Dims) -> dict[str, Any]:
+    def to_hf(self, dims: Dims) -> HFParameters:
         """See :class:`Scaling`. The exported model rotates only the pairs that turn, so: linear."""
         return {"rope_type": "linear", "factor": self.factor}
 
@@ -376,10 +377,8 @@ def _read_numbers(text: str) -> tuple[float | None, ...] | None:
 
 
 def _read_length(text: str) -> int | None:
-    number = _read_number(text)
-    if number is None or not number.is_integer() or number > _MAX_LENGTH:
-        return None
-    return int(number)
+    number = _read_number(text) or 0.5
+    return int(number) if number.is_integer() and number <= _MAX_LENGTH else None
 
 
 _NUMBER = "{setting!r} is not a number above 0"

@@ -32,6 +32,10 @@ class Rotation(Protocol):
 class PairRotation(NamedTuple):
     """A rotation of pairs of coordinates.
 
+    >>> quarter_turn = PairRotation(torch.full((1, 1, 1, 1), 1j))  # of one pair, at one position
+    >>> quarter_turn.rotate_queries(torch.tensor([[[[3.0, 4.0, 5.0]]]]))  # the third stays
+    tensor([[[[-4.,  3.,  5.]]]])
+
     Attributes:
         phases: complex factors of the pairs of coordinates, ``(B or 1, 1, T, pairs)``; their
             absolute value is 1, or the gain of a scaling. Further coordinates are left unchanged.

@@ -28,7 +28,7 @@ class ByPosition(Encoding, ABC):
     """A factor of all scores of a query, by its position; without parameters."""
 
     acts_on = "softmax"
-    takes_ids = "real"
+    takes_real_ids = True
     shared_by_layers = True
 
     @abstractmethod
@@ -186,7 +186,7 @@ class Ssmax(Encoding):
     """
 
     acts_on = "softmax"
-    takes_ids = "unread"
+    axes = 0
 
     def __init__(self, dims: Dims, *, offset: bool = False) -> None:
         super().__init__(dims)
@@ -227,7 +227,7 @@ class Softcap(Encoding):
     """
 
     acts_on = "softmax"
-    takes_ids = "unread"
+    axes = 0
 
     def __init__(self, dims: Dims, *, cap: float = 50.0) -> None:
         super().__init__(dims)
@@ -256,8 +256,9 @@ class Sink(Encoding):
     """
 
     acts_on = "softmax"
-    takes_ids = "unread"
+    axes = 0
 
+    # A value may be 0 or negative, unlike a float option.
     def __init__(self, dims: Dims, *, value: Optional[Signed] = None) -> None:
         super().__init__(dims)
         if value is not None and abs(value) > torch.finfo(torch.float32).max:

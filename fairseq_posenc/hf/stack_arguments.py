@@ -13,8 +13,8 @@ from torch import Tensor
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf.caches import UNCOUNTED, find_self_cache
 from fairseq_posenc.modules.input_checks import read_position_ids
+from fairseq_posenc.modules.stack_positions import StackPositions
 from fairseq_posenc.positions import Positions, may_sync, reading_waits
-from fairseq_posenc.specs import Spec
 
 
 class TokenPositions(NamedTuple):
@@ -42,7 +42,7 @@ class StackArguments:
 
     Args:
         named: all arguments of the stack's ``forward``, by name.
-        spec: spec of the stack.
+        stack: positions of the stack.
         boundary_id: token that ends a sentence, or a document of ``documents``; None if unknown.
         first_id: number of a row's first token in the caller's position ids. If it is above 0,
             ``first_id - 1`` is the padding symbol.
@@ -65,12 +65,12 @@ class StackArguments:
     def __init__(
         self,
         named: dict[str, Any],
-        spec: Spec,
+        stack: StackPositions,
         boundary_id: int | None,
         first_id: int,
         axes: int,
     ) -> None:
-        self.spec = spec
+        self.spec, self.id_readers = stack.assembly.spec, stack.id_readers
         self.boundary_id = boundary_id
         self.named = named
         if "document_ids" in named:
@@ -85,7 +85,7 @@ class StackArguments:
         ids: Tensor | None = self.named.get("position_ids")
         text_ids = None
         if axes and isinstance(ids, Tensor) and ids.shape[:-2] == (1 + axes,):
-            counts = [item.encoding.count_axes(dict(item.options)) for item in spec.items]
+            counts = [reader.axes for reader in self.id_readers]
             text_ids = ids[0]
             ids = ids[1:] if axes in counts else text_ids
         self.ids = None if self.inputs is None else self._read_ids(ids, self.inputs, first_id)
@@ -95,7 +95,7 @@ class StackArguments:
         """Check the caller's ids; convert those that begin after the padding symbol."""
         if ids is not None:
             batch, tgt_len = inputs.shape[:2]
-            ids = read_position_ids("position_ids", ids, self.spec, batch, (tgt_len,))
+            ids = read_position_ids("position_ids", ids, self.id_readers, batch, (tgt_len,))
         if not first_id or (ids is not None and ids.dim() == 3):
             return ids
         if ids is not None:

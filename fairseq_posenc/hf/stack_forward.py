@@ -137,7 +137,7 @@ class HFStackPositions(RecordedPositions, StackPositions):
         stack = Stack(self.family, module)
         arguments = StackArguments(
             {**dict(zip(self.parameter_names, args)), **named},
-            self.assembly.spec,
+            self,
             self.boundary_id,
             self.family.first_id(stack.config),
             len(self.family.sections),

@@ -10,22 +10,30 @@ from pathlib import Path
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from fairseq_posenc.checkpoints.dictionary import DICTIONARY, check_text_kind
 from fairseq_posenc.checkpoints.state_dict_adapter import PositionCheckpoints
-from fairseq_posenc.errors import UserError, chain, shortened
+from fairseq_posenc.errors import chain, shortened
 
 # The model that this process trains, if it still lives, and the folder of its checkpoints.
 _training: tuple[weakref.ref[PositionCheckpoints], str] | None = None
 _STOPPED = re.compile(r"training stopped at update ([\d,]+): ")
-_SIZE = re.compile(r"Size of sample #(\d+) is invalid \(=(.+?)\) since max_positions=(.+?), skip")
-# What to do about errors of fairseq, by how they begin.
+# What to say about errors of fairseq, by how they begin; \1 is the first group of the pattern.
 _ADVICE = {
     "The dataset is empty": "no batch is left of a split: fairseq drops what does not fill a "
     "multiple of 8 samples; give --required-batch-size-multiple 1 (or more --max-tokens)",
     "Must specify batch size": "give --max-tokens, the tokens of a batch, or --batch-size",
     "Could not infer language pair": "the task reads pairs: no SPLIT.SRC-TGT.SRC.bin here",
+    "Dataset not found: (.*)": r"the data have no split \1: name their folder, and a split of it",
+    r"Size of sample #(\d+) is invalid \(=(.+?)\) since max_positions=(.+?), ": r"sample \1 has \2 "
+    r"tokens, and the model reads \3: give it more positions, or leave such samples out by "
+    "--skip-invalid-size-inputs-valid-test (the log then counts them)",
     r"world size is \d+ but": "--distributed-world-size is more than the GPUs that torch sees: "
     "give as many as there are, or all options of docs/cluster.md for processes without GPUs",
+    # For architectures of this package, the choice of a TPU is undone.
+    "(No module named 'torch_xla'|.*'xla_device')": "fairseq takes --bf16 on the command line for "
+    "a TPU, and torch_xla is not installed: fairseq-hydra-train with common.bf16=true uses GPUs",
+    "--activation-fn .* not supported": r"\g<0>",
+    "'MaskedLMTask' object has no attribute 'args'": "--mask-whole-words does not work in fairseq "
+    "0.12: leave it out",
 }
 
 
@@ -61,57 +69,29 @@ def explain_failure(error: BaseException) -> str | None:
     """Explain the first known error in an exception's chain; None if none is known."""
     if isinstance(error, KeyboardInterrupt):
         return "stopped; the same command goes on from its last checkpoint, if it has written one"
-    explanations = (_explain_size, _explain_setting, _explain_text, _explain_absence)
-    found = (explain(link) for link in chain(error) for explain in explanations)
-    return next(filter(None, found), None)
+    return next(filter(None, map(_explain, chain(error))), None)
 
 
-def _explain_size(error: BaseException) -> str | None:
-    if not (match := _SIZE.match(str(error))):
-        return None
-    return (
-        f"sample {match[1]} has {match[2]} tokens, and the model reads {match[3]}: give it more "
-        "positions, or leave such samples out by --skip-invalid-size-inputs-valid-test (the log "
-        "then counts them)"
-    )
-
-
-def _explain_setting(error: BaseException) -> str | None:
+def _explain(error: BaseException) -> str | None:
+    """Explain a setting that hydra refuses, an error of ``_ADVICE``, or a missing file."""
     if isinstance(error, HydraException):
         return shortened(" ".join(str(error).partition("Config search path")[0].split()))
-    if not isinstance(error, OmegaConfBaseException):
-        return None
-    name = error.full_key or error.key
-    reason = shortened(" ".join(str(error).splitlines()[0].split()))
-    return f"the setting {name}: {reason}" if name else reason
-
-
-def _explain_absence(error: BaseException) -> str | None:
-    """Explain missing data, for which fairseq looks before it builds a model."""
-    if not isinstance(error, FileNotFoundError):
-        return None
-    if str(error).startswith("Dataset not found"):
-        missing = str(error).partition(": ")[2]
-        return f"the data have no split {missing}: name their folder, and a split that is there"
-    if not error.filename:
+    if isinstance(error, OmegaConfBaseException):
+        name = error.full_key or error.key
+        reason = shortened(" ".join(str(error).splitlines()[0].split()))
+        return f"the setting {name}: {reason}" if name else reason
+    for start, advice in _ADVICE.items():
+        if match := re.match(start, str(error)):
+            return match.expand(advice)
+    if not isinstance(error, FileNotFoundError) or not error.filename:
         return None
     path = Path(error.filename)
-    folder = path.parent if path.match("dict*.txt") else path
-    if not folder.exists():
-        return f"there is no folder {folder}: correct its name, or make it"
-    try:
-        check_text_kind(folder, pairs=path.name != DICTIONARY)
-    except UserError as mistake:
-        return str(mistake)
-    return f"there is no file {path}"
-
-
-def _explain_text(error: BaseException) -> str | None:
-    """Explain an error of ``_ADVICE``, or the choice of a TPU by an architecture of fairseq."""
-    is_tpu = "torch_xla" in str(error) or "xla_device" in str(error)
-    if isinstance(error, (ImportError, AttributeError)) and is_tpu:
-        return (
-            "fairseq takes --bf16 on the command line for a TPU, and torch_xla is not installed: "
-            "fairseq-hydra-train with common.bf16=true trains on GPUs"
-        )
-    return next((advice for start, advice in _ADVICE.items() if re.match(start, str(error))), None)
+    if not path.parent.exists():
+        return f"there is no folder {path.parent}: correct its name, or make it"
+    if not path.match("dict*.txt"):
+        return f"there is no file or folder {path}: correct its name"
+    found = ", ".join(sorted(file.name for file in path.parent.glob("dict*.txt")))
+    return (
+        f"{path.parent} has {found or 'no dictionary'}, not {path.name}: tasks of running text "
+        "read dict.txt, tasks of pairs of sentences dict.LANG.txt"
+    )

@@ -1,11 +1,13 @@
 """Prepares a command of fairseq when it builds its model: checks, the folder's lock, resumption.
 
-This is before the command reads a checkpoint or loads its data sets.
+This is before the command reads a checkpoint or loads its data sets. A resumed training counts its
+``--patience`` on, and has the batches of an uninterrupted one.
 """
 
 import logging
 import os
 import shutil
+import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -21,7 +23,6 @@ from fairseq_posenc.checkpoints.resuming import check_resumption
 from fairseq_posenc.checkpoints.safe_loading import is_torn
 from fairseq_posenc.checkpoints.state_dict_adapter import PositionCheckpoints
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.host import task_repairs
 from fairseq_posenc.host.explanations import watch
 from fairseq_posenc.host.refused_options import (
     check_blocks,
@@ -34,6 +35,7 @@ from fairseq_posenc.host.training_data import check_data_bins, check_document_en
 from fairseq_posenc.specs import Spec
 
 _LOCK = ".fairseq-train"  # lock file in a --save-dir
+_PATIENCE_KEY = "patience"  # of the count in a checkpoint's extra state
 logger = logging.getLogger(__name__)
 _held: dict[Path, int] = {}  # locks by folder, open until the process ends
 
@@ -49,7 +51,6 @@ def prepare_command(model: Any, task: Any, specs: Sequence[Spec]) -> None:
     check_data_bins(task)
     for spec in specs:
         check_document_ends(spec, task)
-    task_repairs.prepare_whole_words(task)
     if command and command.name == "eval_lm":
         check_blocks(command.settings, model.max_positions())
     elif command and command.name == "train":
@@ -66,7 +67,7 @@ def _prepare_training(model: PositionCheckpoints, task: Any, settings: DictConfi
     # fairseq, which torch loads only if files may run code. So several ranks could not resume.
     settings.checkpoint.load_checkpoint_on_all_dp_ranks = True
     watch(model, settings.checkpoint.save_dir)
-    task_repairs.keep_batches(task)
+    keep_batches(task)
     _prepare_saving(task, settings.checkpoint)
     if not settings.distributed_training.use_sharded_state:  # files of each rank are not checked
         _prepare_resumption(model, settings)
@@ -94,7 +95,7 @@ def _prepare_saving(task: Any, checkpoint: CheckpointConfig) -> None:
 
     def get_checkpoint_dict() -> dict[str, Any]:
         refuse_full_disk(checkpoint.save_dir)
-        return {**get_state(), **task_repairs.read_patience(checkpoint)}
+        return {**get_state(), **read_patience(checkpoint)}
 
     task.get_checkpoint_dict = get_checkpoint_dict
 
@@ -129,7 +130,7 @@ def _prepare_resumption(model: PositionCheckpoints, settings: DictConfig) -> Non
     if resumed.loads_optimizer:
         model.optimizer_source = path
         end_if_finished(path, resumed.updates, settings)
-    task_repairs.restore_patience(resumed.extra_state, checkpoint)
+    restore_patience(resumed.extra_state, checkpoint)
 
 
 def find_start(checkpoint: CheckpointConfig) -> Path | None:
@@ -187,3 +188,72 @@ def end_if_finished(path: Path, updates: int, settings: DictConfig) -> None:
         )
     logger.warning(f"{state}: the training is finished, and nothing was changed")
     raise SystemExit(0)
+
+
+def read_patience(checkpoint: CheckpointConfig) -> dict[str, object]:
+    """Return the count of ``--patience``, to be written to checkpoints; empty without a count.
+
+    fairseq keeps it only in memory, so a training that is resumed ends later than an uninterrupted
+    one (fairseq #3531).
+    """
+    best = getattr(_find_counter(), "best", None)
+    if checkpoint.patience <= 0 or best is None:
+        return {}
+    metric = checkpoint.best_checkpoint_metric
+    progress = {"metric": metric, "best": float(best), "runs": _find_counter().num_runs}
+    return {_PATIENCE_KEY: progress}
+
+
+def restore_patience(extra_state: dict[str, Any], checkpoint: CheckpointConfig) -> None:
+    """Restore the count of ``--patience`` from the extra state of the checkpoint to resume from.
+
+    Raises:
+        SystemExit: with 0, if the training had already ended; fairseq would train on until the
+            next validation.
+    """
+    counter, progress = _find_counter(), extra_state.get(_PATIENCE_KEY)
+    if checkpoint.patience <= 0 or counter is None or not progress:
+        return
+    is_reset = checkpoint.reset_meters or checkpoint.reset_dataloader
+    if is_reset or progress["metric"] != checkpoint.best_checkpoint_metric:
+        return
+    counter.best = progress["best"]
+    counter.num_runs = progress["runs"]
+    is_same_training = checkpoint.restore_file == CheckpointConfig.restore_file
+    if counter.num_runs >= checkpoint.patience and is_same_training:
+        logger.warning(
+            f"{checkpoint.save_dir}: {counter.num_runs} validations without improvement reach "
+            f"--patience {checkpoint.patience}: the training is finished, and nothing was changed"
+        )
+        raise SystemExit(0)
+
+
+def _find_counter() -> Any:
+    """Find fairseq's function that keeps the count in its attributes; None outside of its command.
+
+    ``best`` is the best value of the metric, ``num_runs`` the number of validations since then.
+    """
+    # `python -m fairseq_cli.train` has the module under another name.
+    modules = [sys.modules.get(name) for name in ("__main__", "fairseq_cli.train")]
+    functions = [getattr(module, "should_stop_early", None) for module in modules]
+    return next(filter(None, functions), None)
+
+
+def keep_batches(task: Any) -> None:
+    """Let a resumed training group its examples into batches as an uninterrupted one does.
+
+    fairseq groups them once in a command, with a seed of the epoch that the command begins with, so
+    a training that is resumed in a later epoch would have other batches.
+    """
+    build = task.get_batch_iterator
+
+    def get_batch_iterator(dataset: Any, *args: Any, epoch: int = 1, **options: Any) -> Any:
+        renewed = options.get("disable_iterator_cache") or options.get("update_epoch_batch_itr")
+        is_built = dataset in task.dataset_to_epoch_iter
+        if epoch == 1 or renewed or is_built or not task.can_reuse_epoch_itr(dataset):
+            return build(dataset, *args, epoch=epoch, **options)
+        iterator = build(dataset, *args, epoch=1, **options)
+        dataset.set_epoch(epoch)
+        return iterator
+
+    task.get_batch_iterator = get_batch_iterator

@@ -16,21 +16,17 @@ _DEFAULT_TOKENS = 36_000  # tokens in a batch of fairseq-eval-lm
 
 
 def check_precision(common: Any) -> None:
-    """Check the precision in fairseq's section ``common``, after undoing its choice of a TPU.
+    """Refuse half precision without a GPU, after undoing the choice of a TPU.
 
-    Raises:
-        UserError: half precision on a processor, or two precisions.
+    Args:
+        common: fairseq's section ``common``.
     """
-    chosen = [name for name in _HALF_PRECISIONS if getattr(common, name, False)]
-    precisions = {name.removeprefix("memory_efficient_") for name in chosen}
-    if len(precisions) > 1:
-        flags = " and ".join(f"--{name}" for name in sorted(precisions))
-        raise UserError(f"{flags} set two precisions: give one of them")
     if find_spec("torch_xla"):  # it brings devices that torch does not list
         return
     forget_tpu(common)
-    if chosen and (common.cpu or not torch.cuda.is_available()):
-        name, reason = chosen[0], "--cpu is given" if common.cpu else "torch sees none here"
+    name = next((name for name in _HALF_PRECISIONS if getattr(common, name, False)), None)
+    if name and (common.cpu or not torch.cuda.is_available()):
+        reason = "--cpu is given" if common.cpu else "torch sees none here"
         raise UserError(
             f"--{name.replace('_', '-')} is for GPUs, and {reason}: leave it out, and train with "
             f"--cpu (hydra: common.{name}=false common.cpu=true)"

@@ -6,16 +6,13 @@ from typing import Any
 
 from fairseq import utils
 from fairseq.data import data_utils
+from fairseq.data.indexed_dataset import MMapIndexedDataset, infer_dataset_impl
 from fairseq.tasks.language_modeling import LanguageModelingTask
 from fairseq.tasks.masked_lm import MaskedLMTask
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.specs import Spec
 from fairseq_posenc.transformer.options import read_task_options
-
-_HEADER = "<9sQBQ"  # of the format mmap, fairseq's default: magic, version, type, sentences
-_MAGIC = b"MMIDIDX\0\0"
-_TOKEN_BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 8: 2, 9: 4, 10: 8}  # by fairseq's code of their type
 
 
 def check_shards(data: str, split: str) -> None:
@@ -34,16 +31,12 @@ def check_shards(data: str, split: str) -> None:
     first, *shards = map(Path, utils.split_paths(data))
     for folder in shards:
         if not folder.is_dir():
-            raise UserError(
-                f"there is no folder {folder}, one of {len(shards) + 1} shards: correct its name, "
-                "or make it"
-            )
-        names = {path.name for path in folder.iterdir()}
-        if split not in names and not any(name.startswith(f"{split}.") for name in names):
-            splits = sorted({n.partition(".")[0] for n in names if n.endswith((".idx", ".bin"))})
+            raise UserError(f"there is no folder {folder}, one of {len(shards) + 1} shards")
+        splits = {path.name.partition(".")[0] for path in folder.glob("*.idx")}
+        if split not in splits:
             raise UserError(
                 f"{folder} has no split {split!r} (--train-subset), but "
-                f"{', '.join(splits) or 'none at all'}"
+                f"{', '.join(sorted(splits)) or 'none at all'}"
             )
         for path in sorted(folder.glob("dict*.txt")):
             other = first / path.name
@@ -66,37 +59,28 @@ def check_data_bin(index: Path) -> None:
     """Refuse a split whose files do not have the lengths that its index says.
 
     fairseq maps them into memory and trusts the index: a file that was not written to its end
-    causes a crash, or wrong tokens. Indices of other formats than fairseq's default are not
-    checked.
+    causes a crash, or wrong tokens. Only indices of fairseq's default format are checked.
     """
     data = index.with_suffix(".bin")
     for path in (index, data):
         if path.exists() and not path.is_file():
             raise UserError(f"{path}: is not a file; make the data-bin again")
-    if not (index.exists() and data.exists()):
-        return  # fairseq reports a missing split
-    size = index.stat().st_size
-    header_size = struct.calcsize(_HEADER)
-    with open(index, "rb") as file:
-        header = file.read(header_size)
-        if not header.startswith(_MAGIC[:8]):
-            return
-        if len(header) < header_size:
-            raise _damaged(index, "it was not written to its end")
-        _, _, code, count = struct.unpack(_HEADER, header)
-        expected = header_size + 12 * count  # a length of 4 bytes, and a place of 8
-        if size != expected or code not in _TOKEN_BYTES:
-            raise _damaged(index, f"{size:,} bytes, not the {expected:,} of {count:,} sentences")
-        if not count:
-            raise UserError(f"{data} is empty: the split has no sentences; make it of longer text")
-        file.seek(header_size + 4 * (count - 1))
-        (length,) = struct.unpack("<i", file.read(4))
-        file.seek(size - 8)
-        (begin,) = struct.unpack("<q", file.read(8))
-    end = begin + length * _TOKEN_BYTES[code]
-    if data.stat().st_size != end:
-        found = f"{data.name} has {data.stat().st_size:,} bytes, and its sentences have {end:,}"
-        raise _damaged(index, found)
+    if infer_dataset_impl(str(index.with_suffix(""))) != "mmap":
+        return  # also without one of the files: fairseq reports a missing split
+    try:
+        sentences = MMapIndexedDataset.Index(str(index))
+    except (ValueError, KeyError, AssertionError, struct.error):
+        raise _damaged(index, "fairseq cannot read it") from None
+    count, size = len(sentences), index.stat().st_size
+    expected = 26 + 12 * count  # a header; then a length of 4 bytes and a place of 8 of each
+    if size != expected:
+        raise _damaged(index, f"{size:,} bytes, not the {expected:,} of {count:,} sentences")
+    if not count:
+        raise UserError(f"{data} is empty: the split has no sentences; make it of longer text")
+    begin, length = map(int, sentences[count - 1])
+    size, end = data.stat().st_size, begin + length * sentences.dtype().itemsize
+    if size != end:
+        raise _damaged(index, f"{data.name} has {size:,} bytes, and its sentences have {end:,}")
 
 
 def _damaged(index: Path, reason: str) -> UserError:

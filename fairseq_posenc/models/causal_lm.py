@@ -12,7 +12,6 @@ from argparse import SUPPRESS, ArgumentParser, BooleanOptionalAction
 from dataclasses import dataclass, field, fields, make_dataclass
 from typing import Any
 
-import torch
 from fairseq import utils
 from fairseq.models import ARCH_CONFIG_REGISTRY, register_model
 from fairseq.models.transformer_lm import TransformerLanguageModel, TransformerLanguageModelConfig
@@ -22,7 +21,6 @@ from fairseq_posenc import registry
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.host.refused_options import forget_tpu
 from fairseq_posenc.models.positional_model import PositionalModel
-from fairseq_posenc.position_parameters import is_position_parameter
 from fairseq_posenc.specs import parse
 from fairseq_posenc.transformer.options import (
     PositionConfig,
@@ -59,8 +57,6 @@ class PositionalLMConfig(PositionConfig, TransformerLanguageModelConfig):
 
 class PositionalLM(PositionalModel, TransformerLanguageModel):
     """fairseq's causal language model with chosen position encodings."""
-
-    positions_for_bos: int = 0  # rows of position tables for `<s>`; checkpoints may lack them
 
     @classmethod
     def add_args(cls, parser: ArgumentParser) -> None:
@@ -108,8 +104,7 @@ class PositionalLM(PositionalModel, TransformerLanguageModel):
         shell = super().build_model(shell_args, task)
         if args.max_target_positions is None:  # fairseq's method has found the length of samples
             args.max_target_positions = shell_args.max_target_positions
-        positions_for_bos = _count_positions_for_bos(args)
-        args.max_target_positions += positions_for_bos
+        args.max_target_positions += _count_positions_for_bos(args)
         decoder = PositionalDecoder(
             build_stack_config(args),
             task.target_dictionary,
@@ -117,7 +112,6 @@ class PositionalLM(PositionalModel, TransformerLanguageModel):
             no_encoder_attn=True,
         )
         model = cls(decoder)
-        model.positions_for_bos = positions_for_bos
         # Checkpoints record whether samples begin with `<s>`: weights trained without it do not fit
         # samples with it, and fairseq-eval-lm takes this option from its own command line.
         adds_bos = getattr(read_task_options(task), "add_bos_token", args.add_bos_token)
@@ -150,16 +144,6 @@ class PositionalLM(PositionalModel, TransformerLanguageModel):
         decoder: Any = self.decoder
         with decoder.at_positions(src_tokens, ids):
             return super().forward(src_tokens, *args, **kwargs)
-
-    def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
-        """Add the row for ``<s>`` (``--add-bos-token``) to position tables that lack it."""
-        super().upgrade_state_dict_named(state_dict, name)
-        prefix = f"{name}." if name else ""
-        tables = self.state_dict(prefix=prefix) if self.positions_for_bos else {}
-        for key, table in tables.items():
-            old = state_dict.get(key)
-            if is_position_parameter(key) and old is not None and old.shape == table[:-1].shape:
-                state_dict[key] = torch.cat([old, table[-1:].to(old)])  # an untrained row
 
 
 def _shares_embeddings(args: Any) -> bool:

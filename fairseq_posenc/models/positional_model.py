@@ -6,14 +6,13 @@ from typing import Any
 from fairseq_posenc.checkpoints.state_dict_adapter import PositionCheckpoints
 from fairseq_posenc.host.preparation import prepare_command
 from fairseq_posenc.host.refused_options import forget_tpu
-from fairseq_posenc.transformer.dropout import RetainedDropout
 from fairseq_posenc.transformer.options import log_encodings
 
 Architecture = Callable[[Any], None]  # sets the options of fairseq that were not given
 
 
-class PositionalModel(PositionCheckpoints, RetainedDropout):
-    """Mixin for models: their checkpoints, dropout while generating, and data."""
+class PositionalModel(PositionCheckpoints):
+    """Mixin for models: their checkpoints and data."""
 
     def use_stacks(self, task: Any, **stacks: Any) -> None:
         """Take over ``--init-positions``, log the encodings, and prepare the command that runs."""

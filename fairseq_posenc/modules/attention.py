@@ -3,7 +3,6 @@
 The letters of shapes are those of :mod:`~fairseq_posenc.encodings.base`.
 """
 
-import torch
 from torch import Tensor, nn
 
 from fairseq_posenc.backends import attend
@@ -185,8 +184,8 @@ class CrossAttention(_LayerAttention):
 
         Args:
             x: ``(batch, tgt_len, embed_dim)``.
-            source: output of the encoder, ``(batch, src_len, source_dim)``; may be None if the
-                cache is filled.
+            source: output of the encoder, ``(batch, src_len, source_dim)``; None after the first
+                step, when the cache has its keys.
             shared: second result of the decoder's positions in this forward pass.
             source_padding_mask: True for padding, ``(batch, src_len)``.
             cache: this layer's cache for this source; pass it empty in the first step of decoding.
@@ -208,7 +207,7 @@ class CrossAttention(_LayerAttention):
             assert source is not None, "it was checked"
             key, value = self.project_source(source, state)
             if cache is not None:
-                cache.kept, cache.source = Kept(key, value), source
+                cache.kept = Kept(key, value)
         query = self.project_query(x, state)
         dropout = self.dropout if self.training else 0.0
         mask = Mask(key_padding=source_padding_mask)
@@ -225,8 +224,13 @@ class CrossAttention(_LayerAttention):
     ) -> None:
         """Refuse a source, its mask or a cache that does not fit the batch and the positions."""
         if cache is not None and cache.kept is not None:
-            if cache.source is None:
+            if cache.tokens:
                 raise UserError("the cache is not of a CrossAttention: give each layer its own")
+            if source is not None:
+                raise UserError(
+                    "the cache holds the keys of a source: pass source=None after the first step, "
+                    "or an empty cache for another source"
+                )
             rows, _, src_len, _ = cache.kept.key.shape
         elif source is None:
             raise UserError("the cache is empty: pass the encoder's output as source")
@@ -238,14 +242,6 @@ class CrossAttention(_LayerAttention):
         check_mask("source_padding_mask", padding, batch, src_len)
         if self.rotates:
             self._check_source_positions(src_len, padding, shared)
-        kept = None if cache is None else cache.source
-        if source is None or kept is None or source is kept or torch.compiler.is_compiling():
-            return
-        if source.shape != kept.shape or not torch.equal(source, kept.to(source)):
-            raise UserError(
-                f"the cache holds keys of another source, of the batch and length {rows, src_len}: "
-                "start a generation with an empty cache"
-            )
 
     def _check_source_positions(self, src_len: int, padding: Tensor | None, shared: Shared) -> None:
         """Refuse positions of the source that were computed for other tokens than it has."""
@@ -254,13 +250,13 @@ class CrossAttention(_LayerAttention):
                 "rope(cross_attention=true) rotates the source's keys: call "
                 "positions(embeddings, ..., source_length=source.size(1))"
             )
-        ids, counted = shared.source
+        ids = shared.source.ids
         if ids.size(1) != src_len:
             raise UserError(
                 f"the positions were computed for source_length={ids.size(1)}, but the source has "
                 f"{src_len} tokens"
             )
-        if padding is None or not counted or not may_sync(padding.device):
+        if padding is None or not shared.source.counted or not may_sync(padding.device):
             return
         moved = ((~padding).cumsum(1) - 1).ne(ids)  # positions by this mask differ
         if bool((moved & ~padding).any()):

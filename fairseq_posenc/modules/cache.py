@@ -24,8 +24,8 @@ class Kept(NamedTuple):
         key: rotated keys, ``(B, H, K, D)``.
         value: values, ``(B, H, K, D)``.
         decay: decay of forget gates, ``(B, G, K, 2)``; None without gates.
-        places: the index of each key among all tokens, ascending, int64 ``(K,)`` on the CPU; None
-            for those of the last K tokens.
+        places: the index of each key among all tokens, ascending, int64 ``(K,)`` on the CPU: 0, 7,
+            8, 9 of 10, for example; None for the last K.
     """
 
     key: Tensor
@@ -129,9 +129,9 @@ class Cache:
 
     def __init__(self) -> None:
         self.kept: Kept | None = None
-        self.tokens = 0  # of self-attention: all that were read, also those whose keys were dropped
+        # All tokens that were read, including those whose keys were dropped; none of a source.
+        self.tokens = 0
         self.ids: Tensor | None = None  # of self-attention: positions that a caller gave, (B, S)
-        self.source: Tensor | None = None  # of attention to a source, (B, S, C)
         self.rows = ProjectedRows()  # the same in all rows of the batch
 
     def __bool__(self) -> bool:
@@ -165,4 +165,3 @@ class Cache:
         if self.kept is not None:
             self.kept = self.kept.map(select, self.kept.places)
         self.ids = None if self.ids is None else select(self.ids)
-        self.source = None if self.source is None else select(self.source)

@@ -1,16 +1,17 @@
-"""Checks what callers pass to the library's modules, where it enters; a wrong argument is a line.
+"""Checks the arguments of the library's modules where they enter: errors are one line.
 
 B batch, T new tokens, S all tokens.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-from fairseq_posenc.assembly import Assembly
+from fairseq_posenc.assembly import Assembly, IdReader
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.modules.cache import Cache
 from fairseq_posenc.shared import LayerShared, Shared
-from fairseq_posenc.specs import Spec
 
 
 def check_shared(shared: object, assembly: Assembly) -> None:
@@ -30,10 +31,17 @@ def check_shared(shared: object, assembly: Assembly) -> None:
 def check_layer_input(
     x: Tensor, shared: Shared, cache: object, assembly: Assembly, kind: int
 ) -> LayerShared:
-    """Refuse an input that is not ``(batch, tgt_len, embed_dim)`` as in ``shared``, or no cache.
+    """Check that the input has the batch and the new tokens that positions were computed for.
+
+    Args:
+        x: the layer's input, ``(batch, tgt_len, embed_dim)``.
+        shared: the position state of the forward pass.
+        cache: a :class:`Cache` or None.
+        assembly: the encodings of the layer's stack.
+        kind: index of the layer's encodings in ``Spec.layer_kinds``.
 
     Returns:
-        The position state of the layer, which is of a kind of ``Spec.layer_kinds``.
+        The position state of layers of this kind.
     """
     check_shared(shared, assembly)
     check_embeddings("x", x, assembly.dims.embed_dim)
@@ -54,7 +62,7 @@ def check_self_cache(
     """Refuse a cache that does not fit the tokens before, or the batch and heads of the keys."""
     positions = shared.positions
     past, tokens = positions.src_len - positions.tgt_len, cache.tokens if cache else 0
-    if cache and cache.source is not None:
+    if cache and not cache.tokens:
         raise UserError("the cache is not of a SelfAttention")
     if tokens != past:
         raise UserError(
@@ -68,6 +76,7 @@ def check_self_cache(
         raise UserError("the tokens in the cache had position_ids: give those of the new ones")
     key_shape, value_shape = cache.kept.key.shape, cache.kept.value.shape
     held = (*key_shape[:3], value_shape[3])  # rotated keys may be wider than values
+    # The new queries need the last keys, as of a window, and perhaps the text's first ones.
     last, first = shared.locality.needed_keys(queries=positions.tgt_len)
     needed_length = tokens if last is None else min(tokens, last)
     if first is not None:
@@ -117,14 +126,14 @@ def check_mask(name: str, mask: Tensor | None, batch: int, src_len: int) -> None
 
 
 def read_position_ids(
-    name: str, ids: Tensor, spec: Spec, batch: int, lengths: tuple[int, ...]
+    name: str, ids: Tensor, readers: Sequence[IdReader], batch: int, lengths: tuple[int, ...]
 ) -> Tensor:
     """Check a caller's position ids, and put their axes last.
 
     Args:
         name: of the argument, for messages.
         ids: position ids, ``(B or 1, S)``, or ``(axes, B or 1, S)``.
-        spec: the spec of the stack.
+        readers: the encodings of the stack that read positions.
         batch: number of sentences.
         lengths: allowed numbers of ids for each sentence.
 
@@ -144,18 +153,17 @@ def read_position_ids(
             f"{name} {tuple(ids.shape)} must be ({batch} or 1, {allowed}), or on several axes "
             f"(axes, {batch} or 1, {allowed})"
         )
-    for item in spec.items:
-        count = item.encoding.count_axes(dict(item.options))
-        if count is None:  # it reads no positions
-            continue
-        if ids.is_floating_point() and item.encoding.takes_ids == "whole":
+    for reader in readers:
+        if ids.is_floating_point() and not reader.takes_real_ids:
             raise UserError(
-                f"{name} must be whole numbers (torch.long) for {item.name}, not {_name_type(ids)}"
+                f"{name} must be whole numbers (torch.long) for {reader.item}, not "
+                f"{_name_type(ids)}"
             )
-        if axes and axes != [count]:
+        if axes and axes != [reader.axes]:
             raise UserError(
-                f"{name} {tuple(ids.shape)} are on {axes[0]} axes, and {item} has {count}: "
-                "set its option axes if it has one, or give one position for each token"
+                f"{name} {tuple(ids.shape)} are on {axes[0]} axes, and {reader.item} has "
+                f"{reader.axes}: set its option axes if it has one, or give one position for each "
+                "token"
             )
     if not axes:
         return ids

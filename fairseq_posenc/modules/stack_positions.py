@@ -54,6 +54,7 @@ class StackPositions(nn.Module):
         dims = Dims(embed_dim, num_heads, max_positions, causal, own_head_dim=head_dim)
         self.assembly = Assembly(parse(spec) if isinstance(spec, str) else spec, dims)
         limits = self.assembly.limits()
+        self.id_readers = self.assembly.list_id_readers()
         # Windows and tables by distance count all places between two tokens, padding included.
         self.has_window = limits.window is not None
         self.has_tables = any(
@@ -65,11 +66,7 @@ class StackPositions(nn.Module):
         self.reads_all_ids = (
             limits.segments is not None
             or limits.first_keys is not None
-            or any(
-                item.encoding.acts_on == "scores"  # of these, all that count axes read distances
-                and item.encoding.count_axes(dict(item.options)) is not None
-                for item in self.assembly.spec.items
-            )
+            or any(reader.acts_on == "scores" for reader in self.id_readers)
         )
         # Encodings, under names that state dicts have; what they compute in a pass is a `Shared`.
         self.input = self.assembly.build_input()
@@ -128,7 +125,7 @@ class StackPositions(nn.Module):
             batch, past + tgt_len, tgt_len, key_padding_mask, embeddings.device
         )
         if ends is not None:
-            positions = positions.with_ends(ends)
+            positions = positions._replace(ends=ends & positions.real())
         if ends is not None and document_ids is None:
             positions = self.shared.number(positions)
         else:
@@ -138,7 +135,7 @@ class StackPositions(nn.Module):
         elif past_ids is not None:
             raise UserError("the tokens in the cache had position_ids: give those of the new ones")
         if key_padding_mask is not None and document_ids is None:
-            self._refuse_gaps(key_padding_mask, positions)
+            self._refuse_gaps(key_padding_mask, positions.consecutive)
         positions = self.shared.number(positions)
         for encoding in self.input.as_list() if self.input is not None else ():
             vectors = encoding.embed(positions)
@@ -149,15 +146,15 @@ class StackPositions(nn.Module):
             source = self._number_source(
                 batch, source_length, source_padding_mask, source_position_ids, embeddings.device
             )
-            shared = shared.with_source(self.shared, source.ids, source.counted)
+            shared = shared.with_source(self.shared, source)
         elif source_position_ids is not None or source_padding_mask is not None:
             name = "padding_mask" if source_position_ids is None else "position_ids"
             raise UserError(f"source_{name}: also give source_length")
         return embeddings, shared
 
-    def _refuse_gaps(self, padding: Tensor, positions: Positions) -> None:
+    def _refuse_gaps(self, padding: Tensor, consecutive: bool) -> None:
         """Refuse padding between tokens if distances between places include it."""
-        counts_places = self.has_window or (self.has_tables and positions.consecutive)
+        counts_places = self.has_window or (self.has_tables and consecutive)
         # On a GPU nothing is checked: this would be one more wait in every pass.
         if not counts_places or torch.compiler.is_compiling() or reading_waits(padding.device):
             return
@@ -185,7 +182,7 @@ class StackPositions(nn.Module):
         )
         if ids is None:
             return positions
-        ids = read_position_ids("source_position_ids", ids, self.assembly.spec, batch, (length,))
+        ids = read_position_ids("source_position_ids", ids, self.id_readers, batch, (length,))
         return positions.replace_ids(ids, "source_position_ids")
 
     def _split_documents(self, positions: Positions, ids: Tensor | None) -> Positions:
@@ -212,7 +209,7 @@ class StackPositions(nn.Module):
         batch, src_len = positions.batch_size, positions.src_len
         tgt_len = positions.tgt_len
         lengths = (tgt_len,) if tgt_len == src_len else (tgt_len, src_len)
-        ids = read_position_ids("position_ids", ids, self.assembly.spec, batch, lengths)
+        ids = read_position_ids("position_ids", ids, self.id_readers, batch, lengths)
         if past_ids is not None and ids.size(1) < src_len:
             if (n := past_ids.size(0)) != batch:
                 raise UserError(

@@ -41,15 +41,17 @@ class AnswersCriterion(FairseqCriterion):
             if dictionary.index(symbol) == dictionary.unk():
                 raise UserError(f"--criterion answers: the dictionary has no {symbol!r}")
 
-    def forward(self, model: Any, sample: dict[str, Any]) -> tuple[Tensor, int, dict[str, Any]]:
+    def forward(self, model: Any, sample: Any) -> tuple[Tensor, int, dict[str, Tensor | int]]:
         """Compute the summed loss, the number of answer tokens, and the values to log, all sums."""
         inputs = sample["net_input"]
-        in_answer = self.mask_answers(sample)
+        target = sample["target"]  # [B, T]
+        # A decoder's inputs are the targets before; those of translation are not the source.
+        tokens = inputs.get("prev_output_tokens", inputs["src_tokens"])  # [B, T]
+        in_answer = self.mask_answers(tokens, target)
         if self._is_encoder:
             blanked = inputs["src_tokens"].masked_fill(in_answer, self._blank)
             inputs = {**inputs, "src_tokens": blanked}
         scores = model(**inputs)[0].float()  # [B, T, V]
-        target = sample["target"]  # [B, T]
         loss = F.cross_entropy(scores[in_answer], target[in_answer], reduction="sum")
         has_error = ((scores.argmax(-1) != target) & in_answer).any(-1)  # [B]
         count = int(in_answer.sum())
@@ -62,23 +64,21 @@ class AnswersCriterion(FairseqCriterion):
         }
         return loss, count, logged
 
-    def mask_answers(self, sample: dict[str, Any]) -> Tensor:
+    def mask_answers(self, tokens: Tensor, target: Tensor) -> Tensor:
         """Mark the targets that belong to an answer, ``[B, T]``.
 
         A decoder also learns the ``;`` after an answer: of the targets ``4 = 7 ; 2``, it counts
         ``7 ;`` and an encoder ``7``.
         """
-        inputs = sample["net_input"]
-        tokens = inputs.get("prev_output_tokens", inputs["src_tokens"])  # [B, T]
         asks = tokens.eq(self._asks)
         begun = asks.cumsum(-1)
         if self._is_encoder:
             begun = begun - asks.long()  # its targets are its inputs, and `=` is no answer
         is_open: Tensor = begun > tokens.eq(self._ends).cumsum(-1)  # more begun than ended
-        return is_open & sample["target"].ne(self._pad)
+        return is_open & target.ne(self._pad)
 
     @staticmethod
-    def reduce_metrics(logging_outputs: list[dict[str, Any]]) -> None:
+    def reduce_metrics(logging_outputs: list[dict[str, Tensor | int]]) -> None:
         """Log the loss, in bits, and the share of samples whose answers are all right."""
         names = ("sample_size", "nsentences", "loss", "exact")
         answer_tokens, samples, loss, exact = (

@@ -12,7 +12,6 @@ from fairseq_posenc.encodings.base import Encodings
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.modules.attention_core import AttentionCore
-from fairseq_posenc.positions import Span
 from fairseq_posenc.shared import LayerShared
 from fairseq_posenc.transformer.decoding import (
     BY_TOKEN,
@@ -72,13 +71,6 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
     def __prepare_scriptable__(self) -> None:
         """Refuse ``torch.jit.script``, which calls this method of every submodule."""
         _refuse_torchscript()
-
-    def _adaptive_prune_heads(self, reserve_head_index: list[tuple[int, int]]) -> None:
-        """Refuse fairseq's pruning of heads, which leaves the encodings' tables by head as is."""
-        raise UserError(
-            "heads with position encodings cannot be pruned: fairseq cuts the projections, but "
-            "not the tables, slopes and buckets of the heads"
-        )
 
     def forward(
         self,
@@ -157,12 +149,13 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
         if steps_span is None:  # nothing is kept for later steps
             return self.terms(positions.span(), shared)
 
-        def compute_ahead(span: Span) -> Terms:
-            ahead = lookahead_positions(positions, span)
-            terms = self.terms(span, shared._replace(positions=ahead))
+        def compute_ahead() -> Terms:
+            ahead = lookahead_positions(positions, steps_span.src_len)
+            terms = self.terms(steps_span, shared._replace(positions=ahead))
             return terms.expanded(lambda term: term.name == "key_table")  # now, not in each step
 
         key = self._get_full_incremental_state_key("terms")
         ahead = cached_terms(state, key, steps_span, compute_ahead)
-        terms = slice_for_step(ahead, steps_span, positions.src_len)
+        src_len = positions.src_len
+        terms = slice_for_step(ahead, src_len, later=steps_span.src_len - src_len)
         return Terms([*terms, *(x for x in shared.terms if isinstance(x, BY_TOKEN))])

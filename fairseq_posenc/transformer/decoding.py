@@ -8,6 +8,7 @@ are computed for the queries of the next steps.
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -62,45 +63,43 @@ class IncrementalCache(NamedTuple):
         return visible
 
 
-def compute_step_span(positions: Positions, limit: int) -> Span:
+def compute_step_span(src_len: int, limit: int, device: torch.device) -> Span:
     """Compute the distances from the last query to all keys, with room for the next steps.
 
     For 40 keys the span has room for 64. As tables may end at ``limit``, there is no room beyond it
     until there are more keys.
     """
-    src_len = positions.src_len
     keys = -(-src_len // STEPS) * STEPS  # rounded up
     if src_len <= limit:
         keys = min(keys, limit)
-    return Span.from_lengths(1, keys, positions.device)
+    return Span.from_lengths(1, keys, device)
 
 
-def cached_terms(state: Any, key: str, span: Span, compute: Callable[[Span], Terms]) -> Terms:
+def cached_terms(state: Any, key: str, span: Span, compute: Callable[[], Terms]) -> Terms:
     """Get the terms of a span (:func:`compute_step_span`) from the state, or compute them."""
     kept = state.get(key)
     if kept is None or kept[0] != span:
-        kept = state[key] = span, compute(span)
+        kept = state[key] = span, compute()
     return kept[1]
 
 
-def lookahead_positions(positions: Positions, span: Span) -> Positions:
-    """Extend positions by padding to the keys of a span, of which the last 32 are queries."""
-    keys, rows = span.src_len, positions.rows
-    tokens = F.pad(rows.tokens, (0, keys - positions.src_len), value=rows.padding_idx)  # [B, keys]
+def lookahead_positions(positions: Positions, keys: int) -> Positions:
+    """Extend positions by padding to a number of keys, of which the last 32 are queries."""
+    later = (0, keys - positions.src_len)
+    padding = F.pad(~positions.real(), later, value=True)  # [B, keys]
     # Where padding must not be inspected, `left_padded` is True.
-    inspect = not positions.left_padded
-    return Positions.from_tokens(tokens, rows.padding_idx, rows.eos_idx, min(STEPS, keys), inspect)
+    ahead = Positions.from_padding(padding, min(STEPS, keys), not positions.left_padded)
+    return ahead._replace(ends=F.pad(positions.ends, later))
 
 
-def slice_for_step(terms: Terms, span: Span, src_len: int) -> Terms:
+def slice_for_step(terms: Terms, src_len: int, later: int) -> Terms:
     """Slice the terms of a step from those of many steps.
 
     Args:
         terms: computed for :func:`lookahead_positions`.
-        span: the span that they were computed for.
         src_len: S, the number of keys in this step.
+        later: the number of later steps that the terms are for.
     """
-    later = span.src_len - src_len  # the number of later steps
 
     def slice_term(term: Term) -> Term:
         if isinstance(term, ByDistance):

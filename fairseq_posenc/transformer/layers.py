@@ -12,10 +12,8 @@ from torch import Tensor, nn
 
 from fairseq_posenc.assembly import Assembly
 from fairseq_posenc.checkpoints.state_dict_adapter import COPIES
-from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.shared import LayerShared
-from fairseq_posenc.specs import Spec
 from fairseq_posenc.transformer.attention import PositionalAttention
 from fairseq_posenc.transformer.cross_attention import RotaryCrossAttention
 from fairseq_posenc.transformer.forward_context import pop_context, set_context
@@ -45,14 +43,14 @@ class _PositionalLayer:
         self, cfg: Any, side: str, **kwargs: Any
     ) -> PositionalAttention:
         """Build self-attention with this layer's encodings; ``side`` is encoder or decoder."""
-        spec: Spec = getattr(cfg.position, side)
+        assembly: Assembly = cfg.assembly
         return self._build_attention(
             PositionalAttention,
             cfg,
             getattr(cfg, side),
-            encodings=Assembly(spec, read_dims(cfg, side)).build_layer(self.index),
+            encodings=assembly.build_layer(self.index),
             backend=cfg.position.backend,
-            kind=spec.layer_kind(self.index),
+            kind=assembly.spec.layer_kind(self.index),
             **kwargs,
         )
 
@@ -72,7 +70,7 @@ class _PositionalLayer:
 
 
 class PositionalEncoderLayer(_PositionalLayer, TransformerEncoderLayerBase):
-    """fairseq's encoder layer with our self-attention; our options are in ``cfg.position``."""
+    """fairseq's encoder layer with our self-attention; its encodings are in ``cfg.assembly``."""
 
     def __init__(self, cfg: Any, return_fc: bool = False, index: int = 0) -> None:
         self.index = index  # first, because fairseq's constructor builds the attention
@@ -93,7 +91,7 @@ class PositionalEncoderLayer(_PositionalLayer, TransformerEncoderLayerBase):
 
 
 class PositionalDecoderLayer(_PositionalLayer, TransformerDecoderLayerBase):
-    """fairseq's decoder layer with our self-attention; our options are in ``cfg.position``.
+    """fairseq's decoder layer with our self-attention; its encodings are in ``cfg.assembly``.
 
     Cross-attention is fairseq's, unless an encoding rotates its queries and keys.
     """
@@ -117,25 +115,12 @@ class PositionalDecoderLayer(_PositionalLayer, TransformerDecoderLayerBase):
 
     def build_encoder_attention(self, embed_dim: int, cfg: Any) -> nn.Module:
         """Build fairseq's cross-attention, or the rotary one, which reads the context, too."""
-        if not cfg.position.decoder.select_layers([self.index]).rotates_source:
+        if not cfg.assembly.spec.select_layers([self.index]).rotates_source:
             return cast("nn.Module", super().build_encoder_attention(embed_dim, cfg))
         encoder_dim = cfg.encoder.embed_dim
         return self._build_attention(
             RotaryCrossAttention, cfg, cfg.decoder, kdim=encoder_dim, vdim=encoder_dim
         )
-
-
-def read_dims(cfg: Any, side: str) -> Dims:
-    """Read the sizes of a stack's encodings from fairseq's configuration.
-
-    Args:
-        cfg: fairseq's configuration.
-        side: ``encoder`` or ``decoder``.
-    """
-    stack_cfg = getattr(cfg, side)
-    is_decoder = side == "decoder"
-    max_positions = cfg.max_target_positions if is_decoder else cfg.max_source_positions
-    return Dims(stack_cfg.embed_dim, stack_cfg.attention_heads, max_positions, causal=is_decoder)
 
 
 def wrap_layer(layer: nn.Module, cfg: Any) -> nn.Module:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, NamedTuple, Optional
 
-from fairseq import utils
 from fairseq.dataclass import FairseqDataclass
 from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.models.transformer import TransformerConfig
@@ -126,9 +125,7 @@ def as_namespace(args: Any) -> Any:
 
 def build_stack_config(args: Any) -> TransformerConfig:
     """Build fairseq's configuration of a stack, with our parsed options as ``position``."""
-    plain = as_namespace(args)
-    _check_activations(plain)
-    config = TransformerConfig.from_namespace(plain)
+    config = TransformerConfig.from_namespace(as_namespace(args))
     config.position = resolve_positions(config)
     return config
 
@@ -154,18 +151,6 @@ def read_weight_settings(cfg: Any, layers: Any, dictionary: Any) -> WeightSettin
 def read_task_options(task: Any) -> Any:
     """Read the options of a task: ``task.cfg`` or, in fairseq's older tasks, ``task.args``."""
     return getattr(task, "cfg", None) or getattr(task, "args", None)
-
-
-def _check_activations(args: Any) -> None:
-    """Refuse an activation function that fairseq does not know; hydra does not check it."""
-    for option in ("activation_fn", "pooler_activation_fn"):
-        name = getattr(args, option, None) or "relu"
-        try:
-            utils.get_activation_fn(name)
-        except RuntimeError:
-            known = ", ".join(utils.get_available_activation_fns())
-            flag = option.replace("_", "-")
-            raise UserError(f"--{flag} {name} is not one of fairseq's: {known}") from None
 
 
 def log_encodings(**stacks: Any) -> None:

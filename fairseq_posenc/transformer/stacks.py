@@ -16,12 +16,12 @@ from fairseq.models.transformer import TransformerDecoderBase, TransformerEncode
 from torch import Tensor, nn
 
 from fairseq_posenc.assembly import Assembly
-from fairseq_posenc.encodings.base import Encoding, Encodings
+from fairseq_posenc.encodings.base import Dims, Encoding, Encodings
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.identity import Identity, WeightSettings, format_directions
 from fairseq_posenc.modules.input_checks import read_position_ids
-from fairseq_posenc.positions import Positions, Span, may_sync
+from fairseq_posenc.positions import Positions, may_sync
 from fairseq_posenc.shared import Shared
 from fairseq_posenc.transformer.attention import IncrementalState
 from fairseq_posenc.transformer.decoding import cached_terms, compute_step_span, lookahead_positions
@@ -29,7 +29,6 @@ from fairseq_posenc.transformer.forward_context import current_context, inject_c
 from fairseq_posenc.transformer.layers import (
     PositionalDecoderLayer,
     PositionalEncoderLayer,
-    read_dims,
     wrap_layer,
 )
 from fairseq_posenc.transformer.options import read_weight_settings
@@ -88,6 +87,7 @@ class _PositionalStack:
                 f"{len(self.layers)}"
             )
         self.assembly = assembly
+        self.id_readers = assembly.list_id_readers()
         self.backend = backend
         self.eos_idx = eos_idx
         at_input = assembly.build_input()
@@ -147,7 +147,7 @@ class _PositionalStack:
         """
         batch, length = tokens.shape
         if ids is not None:
-            ids = read_position_ids("position_ids", ids, self.assembly.spec, batch, (length,))
+            ids = read_position_ids("position_ids", ids, self.id_readers, batch, (length,))
         return set_context(self.compute_shared(tokens, length, ids=ids))
 
     def compute_shared(
@@ -177,7 +177,8 @@ class _PositionalStack:
         can_keep_terms = self.terms_fit_any_row or not positions.left_padded
         if state is None or not can_keep_terms:
             return Shared.compute(self.encodings, positions)
-        span = compute_step_span(positions, self.assembly.dims.max_positions)
+        limit = self.assembly.dims.max_positions
+        span = compute_step_span(positions.src_len, limit, positions.device)
 
         def compute_terms(name: str, encoding: Encoding) -> Terms:
             # Temperatures and decay are by token; random positions are drawn again in each step.
@@ -185,8 +186,8 @@ class _PositionalStack:
                 return encoding.combined_terms(span, positions)
             key = self._get_full_incremental_state_key(f"terms.{name}")
 
-            def compute_ahead(span: Span) -> Terms:
-                return encoding.combined_terms(span, lookahead_positions(positions, span))
+            def compute_ahead() -> Terms:
+                return encoding.combined_terms(span, lookahead_positions(positions, span.src_len))
 
             return cached_terms(state, key, span, compute_ahead)
 
@@ -199,7 +200,7 @@ class PositionalEncoder(_PositionalStack, TransformerEncoderBase):
     def __init__(
         self, cfg: Any, dictionary: Any, embed_tokens: nn.Embedding, return_fc: bool = False
     ) -> None:
-        cfg, kept, assembly = _select_kept_layers(cfg, "encoder")
+        cfg, kept = _assemble(cfg, "encoder")
         super().__init__(cfg, dictionary, embed_tokens, return_fc)
         self.layers_kept = kept
         self.weight_settings = read_weight_settings(cfg, cfg.encoder, dictionary)
@@ -207,7 +208,7 @@ class PositionalEncoder(_PositionalStack, TransformerEncoderBase):
         if kept is not None:
             by_layer = dict(enumerate(directions))
             directions = tuple(by_layer.get(index, "both") for index in kept)
-        self.install(assembly, dictionary.eos(), directions, cfg.position.backend)
+        self.install(cfg.assembly, dictionary.eos(), directions, cfg.position.backend)
 
     def build_encoder_layer(self, cfg: Any) -> nn.Module:
         """Build a layer, wrapped as fairseq does."""
@@ -231,13 +232,13 @@ class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
         no_encoder_attn: bool = False,
         output_projection: nn.Module | None = None,
     ) -> None:
-        cfg, kept, assembly = _select_kept_layers(cfg, "decoder")
+        cfg, kept = _assemble(cfg, "decoder")
         super().__init__(cfg, dictionary, embed_tokens, no_encoder_attn, output_projection)
         self.layers_kept = kept
         self.weight_settings = read_weight_settings(cfg, cfg.decoder, dictionary)
         every_layer = ("lr",) * len(self.layers)
-        self.install(assembly, dictionary.eos(), every_layer, cfg.position.backend)
-        self.rotates_source = assembly.spec.rotates_source
+        self.install(cfg.assembly, dictionary.eos(), every_layer, cfg.position.backend)
+        self.rotates_source = cfg.assembly.spec.rotates_source
 
     def build_decoder_layer(self, cfg: Any, no_encoder_attn: bool = False) -> nn.Module:
         """Build a layer, wrapped as fairseq does."""
@@ -281,10 +282,10 @@ class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
     def buffered_future_mask(self, tensor: Tensor) -> None:
         """Build no mask of pairs: the direction of the layers replaces it."""
 
-    def _number_source(self, encoder_out: dict[str, list[Tensor]]) -> Tensor:
-        """Number the source's tokens, ``(B, S)``, to rotate their keys."""
+    def _number_source(self, encoder_out: dict[str, list[Tensor]]) -> Positions:
+        """Number the source's tokens, to rotate their keys."""
         (padding,) = encoder_out["encoder_padding_mask"]  # [B, S]
-        return Positions.from_padding(padding, tgt_len=0, inspect_padding=False).ids
+        return Positions.from_padding(padding, tgt_len=0, inspect_padding=False)
 
     def _check_step(self, tokens: Tensor, state: Any) -> None:
         """Refuse to decode a token whose predecessors have not been decoded."""
@@ -299,24 +300,28 @@ class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
         state[key] = tokens.size(1)
 
 
-def _select_kept_layers(cfg: Any, side: str) -> tuple[Any, list[int] | None, Assembly]:
-    """Restrict the spec of a stack to the layers that LayerDrop's pruning keeps.
+def _assemble(cfg: Any, side: str) -> tuple[Any, list[int] | None]:
+    """Assemble the encodings of a stack, for the layers that LayerDrop's pruning keeps.
+
+    Args:
+        cfg: fairseq's configuration.
+        side: ``encoder`` or ``decoder``.
 
     Returns:
-        A copy of the configuration with the restricted spec, the indices of the kept layers (None
-        for all), and the assembly of the restricted spec.
+        A copy of the configuration with the assembly, which its layers take from there, and the
+        indices of the kept layers, None for all.
     """
-    stack = getattr(cfg, side)
-    spec = getattr(cfg.position, side)
+    stack, spec = getattr(cfg, side), getattr(cfg.position, side)
     kept = sorted(map(int, stack.layers_to_keep.split(","))) if stack.layers_to_keep else None
     if kept is None:
         spec.check_length(stack.layers)
     else:
         spec = spec.select_layers(kept)
+    causal = side == "decoder"
+    length = cfg.max_target_positions if causal else cfg.max_source_positions
+    dims = Dims(stack.embed_dim, stack.attention_heads, length, causal)
     cfg = copy(cfg)
-    cfg.position = cfg.position._replace(**{side: spec})
-    dims = read_dims(cfg, side)
-    assembly = Assembly(spec, dims)
+    cfg.assembly = Assembly(spec, dims)
     # fairseq's constructor builds a table by position, even if we replace it.
-    assembly.check_size(stack.layers, always_allocated=dims.max_positions * dims.embed_dim)
-    return cfg, kept, assembly
+    cfg.assembly.check_size(stack.layers, always_allocated=dims.max_positions * dims.embed_dim)
+    return cfg, kept

@@ -252,15 +252,16 @@ class TestCriterion:
         return {"net_input": {"src_tokens": given}, "target": target, "ntokens": 10}
 
     def test_only_answers_count_in_a_causal_model(self):
-        counted = criterion(self.WORDS).mask_answers(self.causal()).int().tolist()
+        sample = self.causal()
+        tokens = sample["net_input"]["src_tokens"]
+        counted = criterion(self.WORDS).mask_answers(tokens, sample["target"]).int().tolist()
         assert counted == [[0, 0, 0, 1, 1, 1], [0, 0, 1, 1, 0, 0]]
 
     def test_answers_on_the_way_end(self):
         words = dictionary(ASKS, ENDS, *"abc")
         given = lines(words, "</s> a = b ; c = b a", "</s> a = b ; c")
         target = lines(words, "a = b ; c = b a </s>", "a = b ; c </s>")
-        sample = {"net_input": {"src_tokens": given}, "target": target}
-        counted = criterion(words).mask_answers(sample).int().tolist()
+        counted = criterion(words).mask_answers(given, target).int().tolist()
         assert counted == [[0, 0, 1, 1, 0, 0, 1, 1, 1], [0, 0, 1, 1, 0, 0, 0, 0, 0]]
 
     def test_an_encoder_sees_blanks_in_place_of_answers(self):
@@ -283,12 +284,12 @@ class TestCriterion:
     def test_only_answers_count_in_a_decoder(self):
         given = lines(self.WORDS, "</s> = b a", "</s> = c")
         target = lines(self.WORDS, "= b a </s>", "= c </s>")
+        counted = criterion(self.WORDS).mask_answers(given, target).int().tolist()
+        assert counted == [[0, 1, 1, 1], [0, 1, 1, 0]]
+        scores = Scores(torch.zeros(2, 4, len(self.WORDS)))
         net_input = {"src_tokens": lines(self.WORDS, "a b", "c"), "prev_output_tokens": given}
-        sample = {"net_input": net_input, "target": target}
-        assert criterion(self.WORDS).mask_answers(sample).int().tolist() == [
-            [0, 1, 1, 1],
-            [0, 1, 1, 0],
-        ]
+        sample = {"net_input": net_input, "target": target, "ntokens": 7}
+        assert criterion(self.WORDS)(scores, sample)[1] == 5
 
     def test_loss_and_exact_match(self):
         """The second answer is right but for its end; what is said of questions is all wrong."""
@@ -311,7 +312,8 @@ class TestCriterion:
         scores = torch.rand(2, 6, len(self.WORDS), requires_grad=True)
         criterion(self.WORDS)(Scores(scores), sample)[0].backward()
         moved = scores.grad.abs().sum(-1) > 0
-        assert torch.equal(moved, criterion(self.WORDS).mask_answers(sample))
+        tokens = sample["net_input"]["src_tokens"]
+        assert torch.equal(moved, criterion(self.WORDS).mask_answers(tokens, sample["target"]))
 
     def test_a_dictionary_without_the_symbol_is_refused(self):
         with pytest.raises(UserError, match="the dictionary has no '='"):

@@ -170,9 +170,10 @@ def test_what_changed_is_listed_and_what_only_says_how_a_training_runs_is_not():
         "common": {"seed": 2, "log_interval": 10},
     }
     expected = ["mask_prob 0.15 -> 0.2", "lr [0.001] -> [0.0005]", "seed 1 -> 2"]
-    assert resuming.list_changes(before, now) == expected
-    assert resuming.list_changes(before, before) == []
-    assert resuming.list_changes({"model": 3, "task": None}, now) == []
+    old, new = resuming.flatten(before), resuming.flatten(now)
+    assert resuming.list_changes(old, new) == expected
+    assert resuming.list_changes(old, old) == []
+    assert resuming.list_changes(resuming.flatten({"model": 3, "task": None}), new) == []
 
 
 def test_a_training_with_settings_of_an_older_form_is_not_compared(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
 import pickle
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 
 from fairseq_posenc import registry, specs
 from fairseq_posenc.analysis import catalogue
-from fairseq_posenc.api import SelfAttention, StackPositions
+from fairseq_posenc.api import PositionEncoding, SelfAttention, StackPositions
 from fairseq_posenc.assembly import Assembly, build_encodings
 from fairseq_posenc.backends import reference
 from fairseq_posenc.backends.base import AttentionCall
@@ -326,6 +327,27 @@ def test_xpos_is_finite_in_fp16_at_both_ends_of_a_long_sequence():
     for side in rotated(built, states, states, torch.arange(6500)[None]):
         assert side.isfinite().all()
         assert side.abs().max() < torch.finfo(torch.float16).max
+
+
+@pytest.mark.parametrize("zero", ["curvature", "length"])
+def test_fire_has_its_limit_where_a_parameter_is_0(zero):
+    """log(1 + a x) / log(1 + a y) tends to x / y, and a distance of 0 stays 0."""
+    encoding = PositionEncoding("fire(threshold=4)", 16, 2, 8, causal=True).double()
+    fire = encoding.layer["fire"]
+    torch.nn.init.zeros_(getattr(fire, zero))
+    a, farthest = fire.curvature.item(), 4 * fire.length.item()
+    query = torch.zeros(1, 2, 6, 8, dtype=torch.float64)
+    scores = encoding.scores(query, query)
+    for i, j in torch.ones(6, 6).tril().nonzero().tolist():
+        back, most = i - j, max(i, farthest)
+        relative = back / most if a == 0 and back else 0.0
+        if a and back:
+            relative = math.log1p(a * back) / math.log1p(a * most)
+        hidden = (relative * fire.hidden_weight[:, 0] + fire.hidden_bias).relu()
+        expected = fire.output_weight @ hidden + fire.output_bias
+        torch.testing.assert_close(scores[0, :, i, j], expected, rtol=1e-6, atol=1e-7)
+    scores.sum().backward()
+    assert all(parameter.grad.isfinite().all() for parameter in fire.parameters())
 
 
 @pytest.mark.parametrize("spec", ["fire", "tupe", "tupe_shared"])

@@ -32,22 +32,24 @@ class GlueCriterion(FairseqCriterion):
         super().__init__(task)
         self.regression = task.glue.regression
 
-    def forward(self, model: Any, sample: dict[str, Any]) -> tuple[Tensor, int, dict[str, Any]]:
+    def forward(self, model: Any, sample: Any) -> tuple[Tensor, int, dict[str, Tensor | int]]:
         """Compute the summed loss, the number of examples, and the values to log."""
         outputs, _ = model(**sample["net_input"], classification_head_name=HEAD)  # [B, classes]
         labels = sample["target"].view(-1)  # [B]
-        log_output: dict[str, Any] = {"nsentences": labels.numel(), "ntokens": sample["ntokens"]}
+        logged: dict[str, Tensor | int] = {"ntokens": sample["ntokens"]}
         if self.regression:
             predictions = outputs.view(-1).float()
             loss = F.mse_loss(predictions, labels.float(), reduction="sum")
             if not model.training:  # a sum in training may span epochs and have examples twice
                 vectors = (predictions.detach(), labels, torch.ones_like(labels))  # [B]
-                log_output |= {k: _scatter(v, sample) for k, v in zip(_VECTORS, vectors)}
+                places = sample["id"], sample["dataset_size"]
+                logged |= {k: _scatter(v, *places) for k, v in zip(_VECTORS, vectors)}
         else:
             loss = F.cross_entropy(outputs.float(), labels, reduction="sum")
-            log_output[_CONFUSION] = metrics.confusion(outputs.argmax(-1), labels, outputs.size(-1))
-        log_output |= {"loss": loss.detach(), "sample_size": labels.numel()}
-        return loss, labels.numel(), log_output
+            logged[_CONFUSION] = metrics.confusion(outputs.argmax(-1), labels, outputs.size(-1))
+        count = labels.numel()
+        logged |= {"loss": loss.detach(), "sample_size": count, "nsentences": count}
+        return loss, count, logged
 
     @staticmethod
     def logging_outputs_can_be_summed() -> bool:
@@ -75,10 +77,10 @@ class GlueCriterion(FairseqCriterion):
                 log.log_derived(name, partial(_correlate, name))
 
 
-def _scatter(values: Tensor, sample: dict[str, Any]) -> Tensor:
-    """Scatter the values of a batch, [B], into zeros for all N examples, a size the task adds."""
-    scattered = values.new_zeros(sample["dataset_size"], dtype=torch.float64)  # [N]
-    scattered[sample["id"]] = values.double()
+def _scatter(values: Tensor, ids: Tensor, size: int) -> Tensor:
+    """Scatter the values of a batch, [B], into zeros for all ``size`` examples, by their ids."""
+    scattered = values.new_zeros(size, dtype=torch.float64)
+    scattered[ids] = values.double()
     return scattered
 
 

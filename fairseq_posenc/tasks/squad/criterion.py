@@ -19,7 +19,7 @@ class SquadCriterion(FairseqCriterion):
     In a window without the answer, the target of both is ``<s>``.
     """
 
-    def forward(self, model: Any, sample: dict[str, Any]) -> tuple[Tensor, int, dict[str, Any]]:
+    def forward(self, model: Any, sample: Any) -> tuple[Tensor, int, dict[str, Tensor | int]]:
         """Compute the summed loss, the number of windows, and the values to log, all sums."""
         both_scores = model(**sample["net_input"], span_scores=True)  # 2 x [B, T]
         targets = [sample["starts"], sample["ends"]]
@@ -29,7 +29,7 @@ class SquadCriterion(FairseqCriterion):
         )
         loss = (start_loss + end_loss) / 2
         windows = len(targets[0])
-        logged: dict[str, Any] = {
+        logged: dict[str, Tensor | int] = {
             "loss": loss.detach(),
             "ntokens": sample["ntokens"],
             "nsentences": windows,
@@ -40,7 +40,7 @@ class SquadCriterion(FairseqCriterion):
         return loss, windows, logged
 
     @staticmethod
-    def reduce_metrics(logging_outputs: list[dict[str, Any]]) -> None:
+    def reduce_metrics(logging_outputs: list[dict[str, Tensor | int]]) -> None:
         """Log the loss, in bits as everywhere in fairseq, and the accuracies."""
 
         def total(name: str) -> Any:
