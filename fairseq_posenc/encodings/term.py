@@ -35,7 +35,7 @@ class Term:
     """Base class of all terms."""
 
     label: ClassVar[str]
-    axes: ClassVar[str] = ""  # of its tensors: a letter for each dimension
+    letters: ClassVar[str] = ""  # of its tensors' dimensions, such as BHTS
 
     @property
     def name(self) -> str:
@@ -54,9 +54,9 @@ class Term:
 
     def map_axis(self, axis: str, change: Callable[[Tensor, int], Tensor]) -> Self:
         """Change each tensor that has an axis, given the tensor and its dimension of the axis."""
-        if axis not in self.axes:
+        if axis not in self.letters:
             return self
-        return self.map(lambda x: change(x, self.axes.index(axis)))
+        return self.map(lambda x: change(x, self.letters.index(axis)))
 
     def select_sentence(self, index: int) -> Self:
         """Select a sentence of the batch, as a batch of one."""
@@ -241,7 +241,7 @@ class Reset(Term):
 
     first: Tensor  # (B or 1, S) of bool: True for the first real token
     label = "reset"
-    axes = "BS"
+    letters = "BS"
 
     def add(self, other: Self) -> Self:
         """Take either of two that were computed from the same tokens."""
@@ -257,7 +257,7 @@ class NumbersByPair(Term):
 
     numbers: Tensor  # (B or 1, G, T, S)
     label = "pair_bias"
-    axes = "BGTS"
+    letters = "BGTS"
 
     @classmethod
     def of_axes(cls, span: Span, tables: Tensor, find: Callable[[Tensor], Tensor]) -> Self:
@@ -286,7 +286,7 @@ class States(Term):
 
     vectors: Tensor  # (B, H, T, W)
     label = "states"
-    axes = "BHTW"
+    letters = "BHTW"
 
 
 @dataclass(frozen=True, eq=False)
@@ -301,7 +301,7 @@ class Decay(Term):
     earlier: Tensor  # (B or 1, H, S, parts): float32 parts, which add up to c
     later: Tensor | None = None  # a later key gets c_j - c_i of these; None: c_i - c_j of `earlier`
     label = "decay"
-    axes = "BHSp"
+    letters = "BHSp"
 
     @classmethod
     def split_heads(cls, decay: Tensor, num_heads: int) -> Decay:
@@ -331,7 +331,7 @@ class Temperature(Term):
 
     factors: Tensor  # (B or 1, G, T)
     label = "temperature"
-    axes = "BGT"
+    letters = "BGT"
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,8 +23,8 @@ _ADVICE = {
     "Must specify batch size": "give --max-tokens, the tokens of a batch, or --batch-size",
     "Could not infer language pair": "the task reads pairs: no SPLIT.SRC-TGT.SRC.bin here",
     "Dataset not found: (.*)": r"the data have no split \1: name their folder, and a split of it",
-    r"Size of sample #(\d+) is invalid \(=(.+?)\) since max_positions=(.+?), ": r"sample \1 has \2 "
-    r"tokens, and the model reads \3: give it more positions, or leave such samples out by "
+    r"Size of sample #(\d+) is invalid \(=(.+?)\) since max_positions=(.+?), skip": r"sample \1 "
+    r"has \2 tokens, and the model reads \3: give it more positions, or leave such samples out by "
     "--skip-invalid-size-inputs-valid-test (the log then counts them)",
     r"world size is \d+ but": "--distributed-world-size is more than the GPUs that torch sees: "
     "give as many as there are, or all options of docs/cluster.md for processes without GPUs",

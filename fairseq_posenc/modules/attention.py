@@ -17,9 +17,9 @@ from fairseq_posenc.modules.input_checks import (
     check_layer_input,
     check_mask,
     check_self_cache,
+    check_source_positions,
 )
 from fairseq_posenc.modules.stack_positions import StackPositions, read_assembly
-from fairseq_posenc.positions import may_sync
 from fairseq_posenc.shared import Shared
 
 
@@ -126,7 +126,8 @@ class SelfAttention(_LayerAttention):
             UserError: ``shared`` belongs to another stack or batch, or to other tokens than those
                 in the cache and in ``x``.
         """
-        state = check_layer_input(x, shared, cache, self.assembly, self.kind)
+        check_layer_input(x, shared, cache, self.assembly)
+        state = shared.of_kind(self.kind)
         check_self_cache(cache, state, x.size(0), self.num_key_value_heads, self.head_dim)
         query, key, value = self.project(x)
         dropout = self.dropout if self.training else 0.0
@@ -199,7 +200,8 @@ class CrossAttention(_LayerAttention):
             UserError: keys must be rotated, but the positions were computed without
                 ``source_length``; or a mask, a batch or a cache does not fit.
         """
-        state = check_layer_input(x, shared, cache, self.assembly, self.kind)
+        check_layer_input(x, shared, cache, self.assembly)
+        state = shared.of_kind(self.kind)
         self._check_source(x.size(0), source, source_padding_mask, shared, cache)
         if cache is not None and cache.kept is not None:
             key, value = cache.kept.key, cache.kept.value
@@ -241,25 +243,4 @@ class CrossAttention(_LayerAttention):
             raise UserError(f"x has a batch size of {batch}, but its source {rows}")
         check_mask("source_padding_mask", padding, batch, src_len)
         if self.rotates:
-            self._check_source_positions(src_len, padding, shared)
-
-    def _check_source_positions(self, src_len: int, padding: Tensor | None, shared: Shared) -> None:
-        """Refuse positions of the source that were computed for other tokens than it has."""
-        if shared.source is None:
-            raise UserError(
-                "rope(cross_attention=true) rotates the source's keys: call "
-                "positions(embeddings, ..., source_length=source.size(1))"
-            )
-        ids = shared.source.ids
-        if ids.size(1) != src_len:
-            raise UserError(
-                f"the positions were computed for source_length={ids.size(1)}, but the source has "
-                f"{src_len} tokens"
-            )
-        if padding is None or not shared.source.counted or not may_sync(padding.device):
-            return
-        moved = ((~padding).cumsum(1) - 1).ne(ids)  # positions by this mask differ
-        if bool((moved & ~padding).any()):
-            raise UserError(
-                "the source is padded on the left: also pass its source_padding_mask to positions"
-            )
+            check_source_positions(shared.source, src_len, padding)

@@ -11,6 +11,7 @@ from torch import Tensor
 from fairseq_posenc.assembly import Assembly, IdReader
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.modules.cache import Cache
+from fairseq_posenc.positions import Positions, may_sync
 from fairseq_posenc.shared import LayerShared, Shared
 
 
@@ -28,20 +29,14 @@ def check_shared(shared: object, assembly: Assembly) -> None:
         )
 
 
-def check_layer_input(
-    x: Tensor, shared: Shared, cache: object, assembly: Assembly, kind: int
-) -> LayerShared:
-    """Check that the input has the batch and the new tokens that positions were computed for.
+def check_layer_input(x: Tensor, shared: Shared, cache: object, assembly: Assembly) -> None:
+    """Refuse an input of a layer, ``(batch, tgt_len, embed_dim)``, if another was numbered.
 
     Args:
-        x: the layer's input, ``(batch, tgt_len, embed_dim)``.
+        x: the input.
         shared: the position state of the forward pass.
-        cache: a :class:`Cache` or None.
+        cache: a :class:`Cache`, or None.
         assembly: the encodings of the layer's stack.
-        kind: index of the layer's encodings in ``Spec.layer_kinds``.
-
-    Returns:
-        The position state of layers of this kind.
     """
     check_shared(shared, assembly)
     check_embeddings("x", x, assembly.dims.embed_dim)
@@ -53,7 +48,6 @@ def check_layer_input(
         )
     if cache is not None and not isinstance(cache, Cache):
         raise UserError(f"cache must be a Cache, one for each layer, not {type(cache).__name__}")
-    return shared.of_kind(kind)
 
 
 def check_self_cache(
@@ -94,6 +88,27 @@ def check_self_cache(
         raise UserError(
             f"the cache has {describe(*held)}, but this layer and the positions need "
             f"{describe(*needed)}: give each layer its own cache"
+        )
+
+
+def check_source_positions(source: Positions | None, src_len: int, padding: Tensor | None) -> None:
+    """Refuse positions of a source that were computed for other tokens than it has."""
+    if source is None:
+        raise UserError(
+            "rope(cross_attention=true) rotates the source's keys: call "
+            "positions(embeddings, ..., source_length=source.size(1))"
+        )
+    if source.ids.size(1) != src_len:
+        raise UserError(
+            f"the positions were computed for source_length={source.ids.size(1)}, but the source "
+            f"has {src_len} tokens"
+        )
+    if padding is None or not source.counted or not may_sync(padding.device):
+        return
+    moved = ((~padding).cumsum(1) - 1).ne(source.ids)  # positions by this mask differ
+    if bool((moved & ~padding).any()):
+        raise UserError(
+            "the source is padded on the left: also pass its source_padding_mask to positions"
         )
 
 
