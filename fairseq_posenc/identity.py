@@ -173,29 +173,12 @@ def _decode_text(state: Tensor) -> str:
     # Means of a narrow type are rounded to it several times, each time by its eps at most.
     mixed = (bits.abs() - 1).abs() > _ROUNDING + 4 * torch.finfo(state.dtype).eps
     if bool(mixed.any()):
-        # A bit in which two models differ has the sign of the one with the larger share, so
-        # flipping all of these bits gives the text of the other one.
-        texts = [_pack_bits(bits), _pack_bits(torch.where(mixed, -bits, bits))]
-        models = " and ".join(sorted(filter(None, map(_describe_text, texts))))
-        named = f": {models}" if models else ""
         raise UserError(
-            "the weights are a mixture of models that were trained in different ways"
-            f"{named}; average models of one kind"
+            "the weights are a mixture of models that were trained in different ways; average "
+            "models of one kind"
         )
-    return _pack_bits(bits)
-
-
-def _pack_bits(bits: Tensor) -> str:
-    """Convert bits to a text; a bit is set if it is above 0."""
+    # A bit is set if it is above 0.
     return np.packbits(bits.numpy() > 0, bitorder="little").tobytes().decode("ascii", "replace")
-
-
-def _describe_text(text: str) -> str:
-    """Describe the identity that a text encodes; empty if it encodes none."""
-    try:
-        return Identity.from_json(text).describe()
-    except Exception:  # of any type, depending on the text
-        return ""
 
 
 def is_identity(name: str) -> bool:

@@ -62,11 +62,8 @@ def test_an_identity_is_made_whatever_the_default_device(device):
 @pytest.mark.parametrize("share", [-2.0, -0.5, 0.01, 0.3, 0.5, 0.9, 0.99, 1.5])
 def test_a_mixture_of_two_is_refused(share):
     mixture = torch.lerp(ROPE.to_tensor(), ALIBI.to_tensor(), share)
-    with pytest.raises(UserError, match="a mixture of models") as refused:
+    with pytest.raises(UserError, match="a mixture of models"):
         Identity.from_tensor(mixture)
-    if share != 0.5:
-        assert "trained with rope(base=500), attention directions lr,rl" in str(refused.value)
-        assert "trained with alibi at length 64" in str(refused.value)
 
 
 @pytest.mark.parametrize("broken", [torch.zeros(4096), torch.ones(7), torch.full((512,), 9.0)])

@@ -113,7 +113,4 @@ class SquadTask(FairseqTask):
         """The dictionary of the windows."""
         return self.dictionary
 
-    @property
-    def target_dictionary(self) -> Dictionary:
-        """The same dictionary, which fairseq's criterion asks for; targets are token positions."""
-        return self.dictionary
+    target_dictionary = source_dictionary  # fairseq's criterion asks for it
