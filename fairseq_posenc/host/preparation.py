@@ -93,7 +93,7 @@ def _prepare_saving(task: Any, checkpoint: CheckpointConfig) -> None:
     """
     get_state: Any = getattr(task, "get_checkpoint_dict", dict)
 
-    def get_checkpoint_dict() -> dict[str, Any]:
+    def get_checkpoint_dict() -> dict[str, object]:
         refuse_full_disk(checkpoint.save_dir)
         return {**get_state(), **read_patience(checkpoint)}
 
@@ -130,7 +130,7 @@ def _prepare_resumption(model: PositionCheckpoints, settings: DictConfig) -> Non
     if resumed.loads_optimizer:
         model.optimizer_source = path
         end_if_finished(path, resumed.updates, settings)
-    restore_patience(resumed.extra_state, checkpoint)
+    restore_patience(resumed.extra_state.get(_PATIENCE_KEY), checkpoint)
 
 
 def find_start(checkpoint: CheckpointConfig) -> Path | None:
@@ -204,14 +204,14 @@ def read_patience(checkpoint: CheckpointConfig) -> dict[str, object]:
     return {_PATIENCE_KEY: progress}
 
 
-def restore_patience(extra_state: dict[str, Any], checkpoint: CheckpointConfig) -> None:
-    """Restore the count of ``--patience`` from the extra state of the checkpoint to resume from.
+def restore_patience(progress: Any, checkpoint: CheckpointConfig) -> None:
+    """Restore the count of ``--patience`` that :func:`read_patience` wrote; None if it wrote none.
 
     Raises:
         SystemExit: with 0, if the training had already ended; fairseq would train on until the
             next validation.
     """
-    counter, progress = _find_counter(), extra_state.get(_PATIENCE_KEY)
+    counter = _find_counter()
     if checkpoint.patience <= 0 or counter is None or not progress:
         return
     is_reset = checkpoint.reset_meters or checkpoint.reset_dataloader

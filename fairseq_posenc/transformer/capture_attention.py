@@ -52,8 +52,8 @@ def capture_attention(model: nn.Module, run: Callable[[], Any]) -> list[Captured
 
 
 def _request_weights(
-    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]
+) -> tuple[tuple[object, ...], dict[str, object]]:
     """Let fairseq return the weights of each head, as a hook before the forward pass."""
     return args, {**kwargs, "need_weights": True, "need_head_weights": True}
 

@@ -53,8 +53,8 @@ def set_context(stack: Shared | None = None, layer: LayerShared | None = None) -
 
 
 def inject_context(
-    layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    layer: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]
+) -> tuple[tuple[object, ...], dict[str, object]]:
     """Add the current position state to a layer's arguments: a forward-pre-hook.
 
     Each tensor of a term is an argument ``shared_TERM_FIELD``: tensors inside a tuple would lose

@@ -252,7 +252,7 @@ class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
         full_context_alignment: bool = False,
         *args: Any,
         **kwargs: Any,
-    ) -> tuple[Tensor, dict[str, Any]]:
+    ) -> tuple[Tensor, Any]:
         """Decode ``prev_output_tokens``, ``(B, S)``; arguments and result are fairseq's.
 
         Raises:
@@ -273,7 +273,7 @@ class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
             shared = shared.with_source(self.encodings, self._number_source(encoder_out))
         with set_context(shared):
             return cast(
-                "tuple[Tensor, dict[str, Any]]",
+                "tuple[Tensor, Any]",
                 super().extract_features(
                     prev_output_tokens, encoder_out, incremental_state, False, *args, **kwargs
                 ),
