@@ -75,7 +75,8 @@ class IdReader(NamedTuple):
 class Assembly(NamedTuple):
     """The encodings of a spec for a stack of given sizes: builds, checks and counts them.
 
-    >>> Assembly(parse("m1"), Dims(embed_dim=8, num_heads=2, max_positions=4)).parameters(layers=6)
+    >>> dims = Dims(embed_dim=8, num_heads=2, max_positions=4)
+    >>> Assembly(Spec.uniform((Item("m1"),)), dims).parameters(layers=6)
     {'layers.*.self_attn.encodings.m1.table': 24}
     """
 
