@@ -65,8 +65,8 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     )
     kept = F.dropout(weights, dropout) if dropout else weights
     with no_autocast(query.device):
-        groups = kept.type_as(value).reshape(*value.shape[:2], -1, value.size(2))
-        attended = (groups @ value).reshape(*kept.shape[:3], -1)  # [B, H, T, D]
+        groups = kept.type_as(value).unflatten(1, (value.size(1), -1)).flatten(2, 3)
+        attended = (groups @ value).reshape(*kept.shape[:3], value.size(3))  # [B, H, T, D]
         if (rows := terms.rows("value")) is not None:
             attended = attended + _sum_value_rows(kept, rows, terms.first, mask).type_as(value)
     return attended, weights if need_weights else None
@@ -200,7 +200,7 @@ def _multiply_single_query(
         content_query = query + at_least_fp32(key_rows.table[None])
         key_rows = None
     if (channels := terms.rows("channel")) is None:
-        groups = content_query.reshape(*key.shape[:2], -1, key.size(3))  # [B, G, H / G, D]
+        groups = content_query.unflatten(1, (key.size(1), -1)).flatten(2, 3)  # [B, G, H / G, D]
         content = (groups @ key.transpose(-1, -2)).reshape(*query.shape[:3], src_len)
     else:
         gain = _select_single_query_rows(channels, first, src_len, mask)
