@@ -41,7 +41,7 @@ class StackArguments:
     """The arguments of a forward pass of a stack.
 
     Args:
-        named: all arguments of the stack's ``forward``, by name.
+        named: all arguments of the stack's ``forward``, by name; tokens or embeddings among them.
         stack: positions of the stack.
         boundary_id: token that ends a sentence, or a document of ``documents``; None if unknown.
         first_id: number of a row's first token in the caller's position ids. If it is above 0,
@@ -51,7 +51,7 @@ class StackArguments:
 
     Attributes:
         named: the same.
-        inputs: the new tokens, ``(B, T)``, or their embeddings, ``(B, T, C)``; None for neither.
+        inputs: the new tokens, ``(B, T)``, or their embeddings, ``(B, T, C)``.
         mask: the caller's mask, in any form.
         cache: the cache of the keys and values of self-attention, or None.
         ids: the caller's position ids, ``(B or 1, T)`` or ``(B or 1, T, axes)``, or None.
@@ -76,8 +76,7 @@ class StackArguments:
         if "document_ids" in named:
             raise UserError("document_ids: pass position_ids that begin at 0 in each document")
         self.tokens: Tensor | None = self.named.get("input_ids")
-        embeddings: Tensor | None = self.named.get("inputs_embeds")
-        self.inputs = embeddings if self.tokens is None else self.tokens
+        self.inputs: Tensor = self.named["inputs_embeds"] if self.tokens is None else self.tokens
         mask = self.named.get("attention_mask")
         # `generate` makes a mask for each type of layer: by `make_mask`, all are the padding.
         self.mask = next(iter(mask.values())) if isinstance(mask, dict) else mask
@@ -88,7 +87,7 @@ class StackArguments:
             counts = [reader.axes for reader in self.id_readers]
             text_ids = ids[0]
             ids = ids[1:] if axes in counts else text_ids
-        self.ids = None if self.inputs is None else self._read_ids(ids, self.inputs, first_id)
+        self.ids = self._read_ids(ids, self.inputs, first_id)
         self.text_ids = text_ids if self.ids is None or self.ids.dim() == 3 else self.ids
 
     def _read_ids(self, ids: Tensor | None, inputs: Tensor, first_id: int) -> Tensor | None:
@@ -122,7 +121,6 @@ class StackArguments:
     @property
     def places(self) -> Tensor:
         """The caller's ids, or else the places of the new tokens, ``(1, T)``."""
-        assert self.inputs is not None
         if self.ids is not None:
             return self.ids
         return (torch.arange(self.inputs.size(1), device=self.inputs.device) + self.cached)[None]
@@ -137,7 +135,6 @@ class StackArguments:
         mask = self.mask
         if mask is None:
             return None
-        assert self.inputs is not None
         shape = (self.inputs.size(0), self.past + self.inputs.size(1))
         if not isinstance(mask, Tensor) or mask.shape != shape:
             found = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
@@ -154,7 +151,6 @@ class StackArguments:
             UserError: the arguments do not fit the spec, or tokens in a cache have positions that
                 counting does not give.
         """
-        assert self.inputs is not None
         past, mask, ends = self.past, self._read_mask(), None
         padding = None if mask is None else mask.eq(0)
         if self.boundary_id is not None:
@@ -222,7 +218,6 @@ class StackArguments:
         """
         if self.has_documents:
             return
-        assert self.inputs is not None
         mixed = []  # each is true if documents are packed
         if (starts := self._find_starts()) is not None:
             mixed.append(starts.any())
@@ -243,7 +238,6 @@ class StackArguments:
         Returns:
             None if neither was given.
         """
-        assert self.inputs is not None
         starts = None
         if (numbers := self.named.get("seq_idx")) is not None:
             starts = _find_changes(numbers)

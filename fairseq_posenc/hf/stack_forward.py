@@ -134,19 +134,19 @@ class HFStackPositions(RecordedPositions, StackPositions):
         Raises:
             UserError: the arguments do not determine the positions.
         """
+        named = {**dict(zip(self.parameter_names, args)), **named}
+        if named.get("input_ids") is None and named.get("inputs_embeds") is None:
+            return PreparedPass(named, PassState([]))  # which the model's code will refuse
         stack = Stack(self.family, module)
         arguments = StackArguments(
-            {**dict(zip(self.parameter_names, args)), **named},
+            named,
             self,
             self.boundary_id,
             self.family.first_id(stack.config),
             len(self.family.sections),
         )
         self._check_attention(stack, arguments)
-        if arguments.inputs is None:  # the model's code will say so
-            return PreparedPass(arguments.named, PassState([]))
-        self._fit_scalings(arguments, arguments.inputs.size(1))
-        named = arguments.named
+        self._fit_scalings(arguments)
         if not self._separates_by_ids(stack, arguments) and arguments.ids is not None:
             # transformers' masks would begin a document at each gap of ids.
             named = {**named, "position_ids": None}
@@ -204,7 +204,7 @@ class HFStackPositions(RecordedPositions, StackPositions):
                 "configuration, and set them again"
             )
 
-    def _fit_scalings(self, arguments: StackArguments, tgt_len: int) -> None:
+    def _fit_scalings(self, arguments: StackArguments) -> None:
         """Compute the rotations that depend on the length of the input, as transformers does.
 
         That is 1 more than the largest position of a batch, so its other rows change a text.
@@ -213,7 +213,7 @@ class HFStackPositions(RecordedPositions, StackPositions):
         ropes = [part for part in ropes if isinstance(part.scaling, (Dynamic, LongRope))]
         if not ropes:
             return
-        src_len, ids = arguments.past + tgt_len, arguments.ids
+        src_len, ids = arguments.past + arguments.inputs.size(1), arguments.ids
         if ids is not None and may_sync(ids.device):
             src_len = int(ids.max()) + 1
         for rope in ropes:
