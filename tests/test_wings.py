@@ -223,7 +223,7 @@ def test_fairseq_finds_what_registers_by_scanning():
 
 # Lines of Python in each room: reached, a number that only ever falls, and the target.
 LINES = {
-    "fairseq_posenc": (31698, 27500),
+    "fairseq_posenc": (31692, 27500),
     "fairseq_posenc/encodings": (4196, 3800),
     "fairseq_posenc/backends": (5256, 3600),
     "fairseq_posenc/backends/triton": (1726, 1200),
@@ -234,7 +234,7 @@ LINES = {
     "fairseq_posenc/tasks": (830, 820),
     "fairseq_posenc/checkpoints": (809, 800),
     "fairseq_posenc/host": (745, 700),
-    "fairseq_posenc/hf": (3534, 2700),
+    "fairseq_posenc/hf": (3528, 2700),
     "fairseq_posenc/workbench": (9661, 10000),
     "fairseq_posenc/tokens": (863, 800),
     "fairseq_posenc/workbench/running": (891, 700),
