@@ -150,7 +150,7 @@ def measure_stock(bench: Bench) -> Iterator[Row]:
 
 def measure_kernels(bench: Bench) -> Iterator[Row]:
     """Measure our attention: each kernel on the GPU, and the host."""
-    kinds = ("forward_kernel", "backward_kernel", "rows_kernel", "tables_kernel")
+    kinds = ("forward_kernel", "backward_kernel", "tokens_kernel", "tables_kernel")
     for batch, length in bench.shapes:
         for encoding in ENCODINGS:
             run = operation(Contender(encoding, "triton"), bench.case(batch, length))

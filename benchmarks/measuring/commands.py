@@ -29,17 +29,6 @@ def new_parser(description: str | None) -> argparse.ArgumentParser:
     )
 
 
-def existing_file(text: str) -> Path:
-    """Parse the path of a file.
-
-    Raises:
-        ArgumentTypeError: the file does not exist.
-    """
-    if not Path(text).is_file():
-        raise argparse.ArgumentTypeError(f"{text}: no such file")
-    return Path(text)
-
-
 def add_training_options(
     parser: argparse.ArgumentParser, encodings: list[str], accepted: str = "specs, or all"
 ) -> None:

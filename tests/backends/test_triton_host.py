@@ -19,23 +19,12 @@ from fairseq_posenc.positions import Span
 from tests.helpers.terms import leaves_of, terms_of, terms_of_groups
 from tests.helpers.triton_kernels import import_kernels, interpret
 
-sizes, attention, gradients, problems = import_kernels("sizes", "attention", "gradients", "problem")
+attention, problems = import_kernels("attention", "problem")
 BATCH, H, LENGTH, D = 8, 12, 2048, 64
-H100 = sizes.Tile(64, 64, warps=4)
+H100 = attention.Tile(64, 64, warps=4)
 # Operations that only describe a tensor in another way.
-VIEWS = {
-    "view",
-    "transpose",
-    "permute",
-    "expand",
-    "detach",
-    "split",
-    "unbind",
-    "slice",
-    "select",
-    "split_with_sizes",
-}
-VIEWS |= {"select", "split_with_sizes", "unsqueeze", "alias", "_unsafe_view"}
+VIEWS = {"view", "transpose", "permute", "expand", "detach", "split", "unbind", "slice", "select"}
+VIEWS |= {"split_with_sizes", "unsqueeze", "alias", "_unsafe_view", "unflatten"}
 ENCODINGS = {
     "none": {},
     "alibi": {"bias": H},
@@ -93,15 +82,14 @@ def make_call(form: dict, clipped: bool, direction: str) -> AttentionCall:
 def test_a_call_costs_the_host_few_launches_and_operations(name, clipped, direction, monkeypatch):
     """An H100's host took 95 microseconds for a launch and 26 for an operation."""
     interpret(monkeypatch)
-    monkeypatch.setattr(sizes, "INTERPRETED", H100)
+    monkeypatch.setattr(attention, "INTERPRETED", H100)
     launches = CountLaunches()
-    monkeypatch.setattr(attention, "forward_kernel", launches)
-    for kernel in ("backward_kernel", "rows_kernel", "tables_kernel"):
-        monkeypatch.setattr(gradients, kernel, launches)
+    for kernel in ("forward_kernel", "backward_kernel", "tokens_kernel", "tables_kernel"):
+        monkeypatch.setattr(attention, kernel, launches)
     call = make_call(ENCODINGS[name], clipped, direction)
     if direction != "both":  # all layers share the ranges
-        ranges = problems.find_ranges(call.mask, LENGTH, LENGTH, torch.device("meta"))
-        monkeypatch.setattr(problems, "find_ranges", lambda *args: ranges)
+        visible = problems.find_visible(call.mask, LENGTH, LENGTH, torch.device("meta"))
+        monkeypatch.setattr(problems, "find_visible", lambda *args: visible)
     with CountOperations() as operations:
         attended, _ = backend.attend(call)
         leaves = [*call[:3], *leaves_of(call.terms)]
@@ -111,19 +99,22 @@ def test_a_call_costs_the_host_few_launches_and_operations(name, clipped, direct
     print(f"{name}: {launches.count} launches, {operations.counts.total()} operations")
 
 
-def test_slabs_cover_every_pair_once_within_their_memory(monkeypatch):
-    settings = problems.Settings(None, None, None, None, 1.0, False, 0, 0)
-    tensors = [torch.zeros(3, H, n, D) for n in (20, 37, 37)] + [None] * 4
-    problem = problems.build_problem(settings, problems.Inputs(*tensors))
-    for size in (10**9, 200_000, 20_000, 4_000, 1):
-        monkeypatch.setattr(gradients, "MAX_BYTES", size)
-        seen = torch.zeros(3 * H, 37)
-        for slab in gradients.split_slabs(problem, 16, 16, kinds=2):
-            keys = slice(slab.first_key, slab.first_key + slab.keys)
-            seen[slab.sequence : slab.sequence + slab.sequences, keys] += 1
+def test_slabs_have_every_sequence_once_within_their_memory(monkeypatch):
+    query, key = torch.zeros(3, H, 20, D), torch.zeros(3, H, 37, D)
+    problem = problems.read_call(AttentionCall(query, key, key, Terms()))
+    for size in (10**9, 200_000, 20_000, 1):
+        monkeypatch.setattr(attention, "MAX_BYTES", size)
+        seen = torch.zeros(3 * H)
+        for slab in attention.split_slabs(problem, attention.INTERPRETED, kinds=2):
+            seen[slab.sequence : slab.sequence + slab.sequences] += 1
             number = 2 * slab.sequences * slab.queries * slab.keys
-            assert 4 * number <= size or (slab.sequences, slab.keys) == (1, 16)
+            assert 4 * number <= size or slab.sequences == 1
         assert seen.eq(1).all()
+
+
+def test_refuses_what_is_compiled(monkeypatch):
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    assert "torch.compile cannot trace" in backend.refuses(Terms(), CallFeatures("cuda"))
 
 
 REFUSED = {

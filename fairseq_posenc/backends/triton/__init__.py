@@ -1,7 +1,8 @@
 """Flash attention with tables by distance, forward and backward, as Triton kernels for a GPU.
 
-Scores exist for one tile at a time, and memory grows linearly with the length. The kernels serve
-terms with a vector or a number for each distance. Importing this module does not import triton.
+Scores exist for one tile at a time; the backward pass keeps their gradients for some heads at a
+time. The kernels serve terms with a vector or a number for each distance. Importing this module
+does not import triton.
 """
 
 import importlib.util
@@ -14,7 +15,6 @@ import torch
 from torch import Tensor
 
 from fairseq_posenc.backends.base import NEEDS_CONSECUTIVE_IDS, AttentionCall, CallFeatures
-from fairseq_posenc.backends.triton.problem import read_call
 from fairseq_posenc.encodings.precision import no_autocast
 from fairseq_posenc.encodings.terms import Terms
 
@@ -42,9 +42,8 @@ def unavailable() -> str:
         return "triton is not installed"
     major, minor = re.findall(r"\d+", version)[:2]
     if (int(major), int(minor)) < MIN_VERSION:
-        return (
-            f"triton is {version}, and {'.'.join(map(str, MIN_VERSION))} is the oldest that will do"
-        )
+        oldest = ".".join(map(str, MIN_VERSION))
+        return f"triton is {version}, and {oldest} is the oldest that will do"
     if is_interpreted():
         return ""
     if not torch.cuda.is_available():
@@ -60,6 +59,7 @@ def refuses(terms: Terms, call: CallFeatures) -> str:
     wide = call.head_dim > MAX_HEAD_DIM
     reasons = {
         "it does not keep the attention weights": call.need_weights,
+        "torch.compile cannot trace its kernels": torch.compiler.is_compiling(),
         f"it runs on a GPU, not on {call.device}": not on_gpu,
         "its queries, keys and values have one width": call.widened,
         f"its heads are at most {MAX_HEAD_DIM} wide, not {call.head_dim}": wide,
@@ -77,16 +77,13 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     Raises:
         UserError: the keys that a query may see are not a range.
     """
+    # Imported here, because importing triton takes long, and it may not be installed.
+    from fairseq_posenc.backends.triton.attention import Attention
+    from fairseq_posenc.backends.triton.problem import read_call
+
     with no_autocast(call.value.device):
-        settings, inputs = read_call(call)
-        if torch.compiler.is_compiling():  # dynamo cannot trace kernels that take NamedTuples
-            from fairseq_posenc.backends.triton import operation
-
-            return operation.attend(settings, *inputs), None
-        # Imported here, because importing triton takes long, and it may not be installed.
-        from fairseq_posenc.backends.triton.attention import Attention
-
-        return Attention.apply(settings, *inputs), None
+        problem = read_call(call)
+        return Attention.apply(problem, *problem.tensors), None
 
 
 def read_version() -> str:

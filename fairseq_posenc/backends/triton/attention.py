@@ -1,90 +1,223 @@
-"""Attention as one differentiable step: starts the kernels of both passes."""
+"""Attention as one differentiable step: starts the kernels of both passes.
+
+The forward pass is a launch. In the backward pass, ``backward_kernel`` computes the scores again
+and stores the gradients of their parts in *tiles* (:class:`Tiles`), pair by pair. Matrix products
+of tiles then give the gradients of queries, keys and tables: three launches.
+
+Slabs bound the memory of the tiles. A slab is some sequences (each is a head of a sentence), so
+many that their tiles have at most ``MAX_BYTES``, and at least one.
+
+B batch, H heads, T queries, S keys, R rows of a table, D head size.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, NamedTuple
 
 import torch
 import triton
 from torch import Tensor
+from triton import language as tl
 
 from fairseq_posenc.backends.base import refuse_second_order
-from fairseq_posenc.backends.triton.forward import forward_kernel
-from fairseq_posenc.backends.triton.gradients import Saved, TrainedTables, compute_gradients
-from fairseq_posenc.backends.triton.problem import Inputs, Settings, build_problem
-from fairseq_posenc.backends.triton.sizes import build_options, choose_forward_tile
+from fairseq_posenc.backends.triton import is_interpreted
+from fairseq_posenc.backends.triton.kernels import backward_kernel, forward_kernel
+from fairseq_posenc.backends.triton.problem import Problem, Table
+from fairseq_posenc.backends.triton.stored import tables_kernel, tokens_kernel
+
+PROGRAMS = 512  # of `tables_kernel`: enough to fill a GPU, few enough to keep their output small
+MAX_BYTES = 2**31  # of the tiles of a slab
+MIN_SIDE = 16  # the smallest side that a matrix in `tl.dot` may have
+WIDE = 64  # wider heads take smaller tiles
+
+
+class Options(NamedTuple):
+    """What a kernel is compiled for; every field is a constant in the kernel."""
+
+    M: tl.constexpr  # queries of a tile
+    N: tl.constexpr  # keys of a tile
+    W: tl.constexpr  # D, padded to a power of 2
+    FULL: tl.constexpr  # whether all tiles are full, so that no load needs a mask
+
+
+class Tile(NamedTuple):
+    """The tile of a kernel, and how the kernel is compiled."""
+
+    queries: int
+    keys: int
+    warps: int
+    stages: int = 1  # tiles loaded ahead; more take shared memory, of which tables leave none
+
+
+INTERPRETED = Tile(MIN_SIDE, MIN_SIDE, warps=1)
+
+
+def choose_tile(problem: Problem, backward: bool) -> Tile:
+    """Choose the tile of the forward or the backward kernel, for the GPU in use.
+
+    They were chosen by compiling, not by timing: matrix units run at full width, and as few
+    registers as possible are spilled (``benchmarks/instructions.py``).
+    """
+    if is_interpreted():
+        return INTERPRETED
+    arch = triton.runtime.driver.active.get_current_target().arch  # of AMD's GPUs a name
+    if not isinstance(arch, int) or arch < 90 or problem.query.dtype == torch.float32:
+        return Tile(32, 32, warps=4)
+    is_wide = problem.width > WIDE
+    tables = sum(table is not None for table in problem.tables[:2])
+    if not backward:
+        return Tile(64, 64, 4) if tables or is_wide else Tile(128, 64, 8, stages=2)
+    if problem.PRODUCT or is_wide:
+        return Tile(32, 64, 4)
+    return Tile(64, 64, 4) if tables == 2 else Tile(64, 128, 8)
+
+
+def build_options(problem: Problem, tile: Tile) -> Options:
+    """Build the compile-time options of a kernel."""
+    width = max(MIN_SIDE, triton.next_power_of_2(problem.width))
+    is_full = not (problem.tgt_len % tile.queries or problem.src_len % tile.keys)
+    values = tile.queries, tile.keys, width, is_full and problem.width == width
+    return Options(*map(tl.constexpr, values))
+
+
+class Slab(NamedTuple):
+    """The pairs whose tiles the backward pass stores together."""
+
+    sequence: int  # the first sequence
+    sequences: int  # number of sequences
+    queries: int  # rows of a sequence's tiles, T or more
+    keys: int  # columns of them, S or more
+
+
+class Tiles(NamedTuple):
+    """Gradients of the parts of the scores for the pairs of a slab; None for one not needed.
+
+    All are of shape ``(sequences, queries, keys)``, and lack the factor scale / (1 - p).
+    """
+
+    content: Tensor  # of queries times keys
+    query_term: Tensor | None  # None if it equals the content's
+    key_term: Tensor | None  # `(sequences, keys, queries)`
+    gain: Tensor | None
+    bias: Tensor | None  # None if it equals the content's
+
+
+class Side(NamedTuple):
+    """A table, what it is multiplied with, and the gradients of both."""
+
+    table: Table | None
+    table_grad: Tensor | None  # `(chunks of the batch x H, R, D or nothing)`; None: not trained
+    tokens: Tensor | None  # queries or keys; None for a table of numbers
+    token_grad: Tensor | None  # of their shape
+    tiles: Tensor | None  # gradients of the table's term
+    ends: Tensor | None  # `(sequences, queries or keys, 2)` of float32; see `stored.py`
+    SIGN: tl.constexpr  # 1 if the rows of tiles are queries, -1 if they are keys
 
 
 class Attention(torch.autograd.Function):
-    """Flash attention with tables by distance; its tensors are those of :class:`Inputs`."""
+    """Flash attention with tables by distance; its tensors are those of a problem."""
 
     @staticmethod
-    def forward(ctx: Any, settings: Settings, *tensors: Any) -> Tensor:
-        """Compute the attended values ``(B, H, T, D)``."""
-        attended, log_sums = run_forward(settings, Inputs(*tensors))
-        ctx.settings = settings
+    def forward(ctx: Any, problem: Problem, *tensors: Tensor | None) -> Tensor:
+        """Compute the attended values ``(B, H, T, D)``.
+
+        Both results of the kernel are float32, because the backward pass subtracts nearly equal
+        numbers. There is a program for each block of queries of a sequence.
+        """
+        attended = torch.empty_like(problem.query, dtype=torch.float32)
+        log_sums = attended.new_empty(problem.query.shape[:3])
+        tile = choose_tile(problem, backward=False)
+        programs = len(problem.query) * problem.heads * triton.cdiv(problem.tgt_len, tile.queries)
+        launch(forward_kernel, programs, problem, tile, attended, log_sums)
+        ctx.problem = problem.with_tensors([None] * len(tensors))
         ctx.save_for_backward(attended, log_sums, *tensors)
-        return attended.type_as(tensors[0])
+        return attended.type_as(problem.query)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Compute the gradients of all tensors."""
         refuse_second_order("triton")
         attended, log_sums, *tensors = ctx.saved_tensors
-        trained = TrainedTables(*ctx.needs_input_grad[4:])  # after settings, query, key, value
-        inputs = Inputs(*tensors)
-        return None, *run_backward(ctx.settings, inputs, attended, log_sums, grad, trained)
+        problem: Problem = ctx.problem.with_tensors(tensors)
+        # Delta is subtracted from the gradients of the weights. Both come from the same rounded
+        # gradient, so that they cancel out if a query sees a single key.
+        grad = grad.type_as(problem.query).contiguous()
+        delta = (grad * attended).sum(-1) / problem.kept_factor
+        tile = choose_tile(problem, backward=True)
+        block = min(tile.queries, tile.keys)
+        square = tile._replace(queries=block, keys=block)
+
+        grad_query = torch.empty_like(problem.query)
+        # The backward kernel writes them, and `tokens_kernel` adds the key table's term.
+        is_added = problem.key_table is not None
+        grad_key = torch.empty_like(problem.key, dtype=torch.float32 if is_added else None)
+        grad_value = torch.empty_like(problem.value)
+        needed = zip(problem.tables, ctx.needs_input_grad[4:])
+        trained = [table if is_needed else None for table, is_needed in needed]
+        batch, heads = problem.query.shape[:2]
+        table_blocks = sum(triton.cdiv(x.last + 1, block) for x in trained if x is not None)
+        chunks = min(batch, math.ceil(PROGRAMS / max(1, heads * table_blocks)))
+        table_grads = [x and log_sums.new_zeros(chunks * heads, *x.rows.shape[1:]) for x in trained]
+
+        # In a plain sum, the gradients of the query term and of the bias equal that of the score,
+        # which is stored anyway.
+        plain_sum = not problem.PRODUCT and problem.gain is None
+        has_query_term, has_key_term, *_ = (table is not None for table in problem.tables)
+        *_, learns_gain, learns_bias = (table is not None for table in trained)
+        is_stored = [True, has_query_term and not plain_sum, has_key_term, learns_gain]
+        is_stored.append(learns_bias and not plain_sum)
+        slabs = split_slabs(problem, tile, sum(is_stored))
+        _, sequences, *lengths = slabs[0]
+        size = sequences * math.prod(lengths)
+        memory = iter(problem.query.new_empty(sum(is_stored), size))
+        tiles = Tiles(*(next(memory) if needed else None for needed in is_stored))  # type: ignore[arg-type]
+        sizes = [2 * sequences * count * problem.CLIPPED.value for count in lengths]
+        of_query, of_key = log_sums.new_empty(sum(sizes)).split(sizes)
+        by_query, by_key = tl.constexpr(1), tl.constexpr(-1)
+        query_term, bias = (tiles.content if x is None else x for x in (tiles[1], tiles[4]))
+        tables = list(zip(problem.tables, table_grads))
+        sides = [
+            Side(*tables[0], problem.query, grad_query, query_term, of_query, by_query),
+            Side(*tables[1], problem.key, grad_key, tiles.key_term, of_key, by_key),
+            Side(*tables[2], None, None, tiles.gain, None, by_query),
+            Side(*tables[3], None, None, bias, None, by_query),
+        ]
+
+        blocks = triton.cdiv(problem.tgt_len, block)
+        blocks += triton.cdiv(problem.src_len, block) if is_added else 0
+        of_tables = tuple(side for side in sides if side.table_grad is not None)
+        for slab in slabs:
+            programs = slab.sequences * (slab.keys // tile.keys)
+            arguments = grad, log_sums, delta, slab, tiles, grad_key, grad_value
+            launch(backward_kernel, programs, problem, tile, *arguments)
+            programs = slab.sequences * blocks
+            launch(tokens_kernel, programs, problem, square, slab, tiles.content, *sides[:2])
+            if of_tables:
+                programs = chunks * heads * table_blocks
+                launch(tables_kernel, programs, problem, square, slab, of_tables, chunks)
+        # Over chunks, and over heads that share a table.
+        groups = [0 if table is None else len(table.rows) for table in trained]
+        pairs = zip(table_grads, groups)
+        sums = [x if x is None else x.unflatten(0, (-1, count)).sum(0) for x, count in pairs]
+        if sums[3] is not None:  # added after scaling, which all sums contain
+            sums[3] /= problem.scale
+        return None, grad_query, grad_key, grad_value, *sums
 
 
-def run_forward(settings: Settings, inputs: Inputs) -> tuple[Tensor, Tensor]:
-    """Compute attended values ``(B, H, T, D)`` and log2 of the sums of exponentials ``(B, H, T)``.
+def launch(kernel: Any, programs: int, problem: Problem, tile: Tile, *arguments: Any) -> None:
+    """Start programs of a kernel on the device of a problem."""
+    options = {"num_warps": tile.warps, "num_stages": tile.stages}
+    with torch.cuda.device_of(problem.query):
+        kernel[(programs,)](problem, build_options(problem, tile), *arguments, **options)
 
-    Both are float32, because the backward pass subtracts nearly equal numbers. There is a program
-    for each block of queries of a sequence.
-    """
-    problem = build_problem(settings, inputs)
-    attended = torch.empty_like(problem.query, dtype=torch.float32)
-    log_sums = attended.new_empty(problem.query.shape[:3])
-    tile = choose_forward_tile(problem)
+
+def split_slabs(problem: Problem, tile: Tile, kinds: int) -> list[Slab]:
+    """List the slabs of a problem, the largest first, for so many kinds of tiles."""
+    rows = triton.cdiv(problem.tgt_len, tile.queries) * tile.queries
+    columns = triton.cdiv(problem.src_len, tile.keys) * tile.keys
     sequences = problem.query.size(0) * problem.heads
-    with torch.cuda.device_of(attended):
-        forward_kernel[(sequences * triton.cdiv(problem.tgt_len, tile.queries),)](
-            problem,
-            build_options(problem, settings.product, tile),
-            attended,
-            log_sums,
-            **tile.launch_options(),
-        )
-    return attended, log_sums
-
-
-def run_backward(
-    settings: Settings,
-    inputs: Inputs,
-    attended: Tensor,
-    log_sums: Tensor,
-    grad: Tensor,
-    trained: TrainedTables,
-) -> list[Tensor | None]:
-    """Compute the gradients of the inputs, of their types.
-
-    Args:
-        settings: of the call.
-        inputs: of the call.
-        attended: result of the forward pass, ``(B, H, T, D)``.
-        log_sums: result of the forward pass, ``(B, H, T)``.
-        grad: gradient of the attended values.
-        trained: tables that need a gradient.
-    """
-    problem = build_problem(settings, inputs)
-    # FlashAttention's delta is subtracted from the gradients of the weights. Both come from the
-    # same rounded gradient, so that they cancel out if a query sees a single key.
-    rounded = grad.type_as(problem.query).contiguous()
-    delta = (rounded * attended).sum(-1)  # [B, H, T]
-    saved = Saved(rounded, log_sums, delta)
-    with torch.cuda.device_of(grad):
-        grads = compute_gradients(problem, saved, settings.product, trained)
-    return [
-        None if gradient is None or x is None else gradient.type_as(x)
-        for gradient, x in zip(grads, inputs)
-    ]
+    most = max(1, MAX_BYTES // (kinds * rows * columns * problem.query.element_size()))
+    step = math.ceil(sequences / math.ceil(sequences / most))  # equal slabs
+    starts = range(0, sequences, step)
+    return [Slab(start, min(step, sequences - start), rows, columns) for start in starts]

@@ -5,17 +5,19 @@ In the forward pass, tiles have a row for each query; in the backward pass a row
 (flipped), so that they can be multiplied by queries without transposing them.
 
 A vector table has a row for each distance, key minus query. The distances of a tile are M + N - 1
-consecutive rows of it, the tile's *band*: pair (m, n) of the tile has the band's row M + n - m. One
+consecutive rows of it, the tile's *band*: pair (m, n) has the band's row M - 1 + n - m. One
 matrix product gives every query (or key) times every row of the band, and a gather takes from it
 the products of the tile's pairs. In tiles far from the diagonal, a clipped table has one row for
 all pairs, and its term is a number for each query, or for each key.
 
 - ``problem``: a :class:`~fairseq_posenc.backends.triton.problem.Problem`.
-- ``opt``: :class:`~fairseq_posenc.backends.triton.sizes.Options`, with M, N and W.
+- ``opt``: :class:`~fairseq_posenc.backends.triton.attention.Options`, with M, N and W.
 - Sequence: index of a sentence and a head.
 - m, n: indices of queries and of keys, ``(M, 1)`` and ``(1, N)``; flipped ``(1, M)``, ``(N, 1)``.
 - FLIP: whether rows of tiles are keys.
 - PART: BEFORE for tiles far before the diagonal, AFTER for tiles far after it, else NEAR.
+
+Scores are the combined dot products, to which a bias is added after it is divided by the scale.
 """
 
 import os
@@ -24,7 +26,8 @@ import triton
 import triton.language as tl
 
 LOG2_E = tl.constexpr(1.4426950408889634)
-BEFORE, AFTER, NEAR = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+BEFORE, AFTER = tl.constexpr(0), tl.constexpr(1)
+NEAR, ALL = tl.constexpr(2), tl.constexpr(3)
 FEW_ROWS = tl.constexpr(16)  # the fewest that `tl.dot` multiplies
 # Triton's interpreter computes with numpy, which has no bfloat16 and no PTX.
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
@@ -63,16 +66,8 @@ def store_rows(problem, opt, base, x, start, count, ROWS: tl.constexpr):
 
 
 @triton.jit
-def multiply(x, y):
-    """Multiply matrices in float32; float32 inputs are not rounded to TF32."""
-    if INTERPRETED:
-        x, y = x.to(tl.float32), y.to(tl.float32)
-    return tl.dot(x, y, input_precision="tf32x3")
-
-
-@triton.jit
-def add_product(sums, x, y):
-    """Add one more matrix product to sums of float32."""
+def multiply(x, y, sums=None):
+    """Multiply matrices, and add to sums of float32; float32 inputs are not rounded to TF32."""
     if INTERPRETED:
         x, y = x.to(tl.float32), y.to(tl.float32)
     return tl.dot(x, y, sums, input_precision="tf32x3")
@@ -88,33 +83,53 @@ def load_table(problem, opt, table, head, row):
 
 
 @triton.jit
-def find_keys(problem, batch, first_query, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """Find the first block's key, and the end of the keys, that ``ROWS`` queries may see."""
+def load_band(problem, opt, table, head, at):
+    """Load the band of a tile, ``(size, W)``, from distance ``at`` on; it has rows to spare."""
+    row = tl.arange(0, triton.next_power_of_2(opt.M + opt.N))
+    first = at - table.low
+    if opt.FULL and not problem.CLIPPED:  # all but the spare rows are rows of the table
+        start = table.rows + head * table.head_stride + first * opt.W
+        number = row[:, None] * opt.W + tl.arange(0, opt.W)[None, :]
+        return tl.load(start + number, (row < opt.M + opt.N - 1)[:, None], 0.0)
+    else:
+        return load_table(problem, opt, table, head, first + row)
+
+
+@triton.jit
+def find_columns(problem, opt, batch, row, SIGN: tl.constexpr, PART: tl.constexpr):
+    """Find the columns of a tile's rows that may be seen, from the start of a block to an end.
+
+    Rows are queries (SIGN 1) or keys (SIGN -1); PART may also be ALL.
+    """
+    visible = problem.visible_keys if SIGN > 0 else problem.visible_queries
+    count = problem.tgt_len if SIGN > 0 else problem.src_len
+    rows: tl.constexpr = opt.M if SIGN > 0 else opt.N
+    block: tl.constexpr = opt.N if SIGN > 0 else opt.M
     start = 0
-    end = problem.src_len
-    if problem.ranges is not None:
-        ranges = batch * problem.range_strides[0]
-        last_query = tl.minimum(first_query + ROWS, problem.tgt_len) - 1
-        start = tl.load(problem.ranges.first_keys + ranges + first_query) // BLOCK * BLOCK
-        end = tl.load(problem.ranges.last_keys + ranges + last_query) + 1
+    end = problem.src_len if SIGN > 0 else problem.tgt_len
+    if visible is not None:
+        at = batch * visible.stride
+        start = tl.load(visible.first + at + row) // block * block
+        end = tl.load(visible.last + at + tl.minimum(row + rows, count) - 1) + 1
+    if problem.CLIPPED and PART != ALL:
+        # Seen from keys, distances have the other sign.
+        low = problem.far_low if SIGN > 0 else -problem.far_high
+        high = problem.far_high if SIGN > 0 else -problem.far_low
+        left = tl.maximum(row + low + 1, 0) // block * block
+        left = tl.minimum(tl.maximum(left, start), end)  # tiles before it end at `low` or below
+        right = tl.cdiv(tl.maximum(row + rows - 1 + high, 0), block) * block
+        right = tl.minimum(tl.maximum(right, left), end)
+        if PART == NEAR:
+            start, end = left, right
+        elif (BEFORE if SIGN > 0 else AFTER) == PART:
+            end = left
+        else:
+            start = right
     return start, end
 
 
 @triton.jit
-def find_queries(problem, batch, first_key, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """Find the first block's query, and the end of the queries, that may see ``ROWS`` keys."""
-    start = 0
-    end = problem.tgt_len
-    if problem.ranges is not None:
-        ranges = batch * problem.range_strides[1]
-        last_key = tl.minimum(first_key + ROWS, problem.src_len) - 1
-        start = tl.load(problem.ranges.first_queries + ranges + first_key) // BLOCK * BLOCK
-        end = tl.load(problem.ranges.last_queries + ranges + last_key) + 1
-    return start, end
-
-
-@triton.jit
-def apply_mask(problem, opt, scores, batch, m, n):
+def apply_mask(problem, opt, scores, batch, m, n, first_query, first_key):
     """Set scores to -inf where a query m must not see a key n.
 
     Queries beyond the last one are left as they are: their results are not stored, and where the
@@ -126,11 +141,17 @@ def apply_mask(problem, opt, scores, batch, m, n):
         scores = tl.where(padding == 0, scores, float("-inf"))
     elif not opt.FULL:
         scores = tl.where(n < problem.src_len, scores, float("-inf"))
-    if problem.ranges is not None:
-        ranges = batch * problem.range_strides[0] + m
-        low = tl.load(problem.ranges.first_keys + ranges, m < problem.tgt_len, 0)
-        high = tl.load(problem.ranges.last_keys + ranges, m < problem.tgt_len, 0)
-        scores = tl.where((n >= low) & (n <= high), scores, float("-inf"))
+    if problem.visible_keys is not None:
+        first = problem.visible_keys.first + batch * problem.visible_keys.stride
+        last = problem.visible_keys.last + batch * problem.visible_keys.stride
+        # Most tiles lie within what all of their queries see.
+        last_query = tl.minimum(first_query + opt.M, problem.tgt_len) - 1
+        begins = first_key >= tl.load(first + last_query)
+        ends = first_key + opt.N - 1 <= tl.load(last + first_query)
+        if not (begins & ends):
+            low = tl.load(first + m, m < problem.tgt_len, 0)
+            high = tl.load(last + m, m < problem.tgt_len, 0)
+            scores = tl.where((n >= low) & (n <= high), scores, float("-inf"))
     if problem.pairs is not None:
         inside = (m < problem.tgt_len) & (n < problem.src_len)
         pairs = tl.load(problem.pairs + m.to(tl.int64) * problem.src_len + n, inside, 1)
@@ -153,97 +174,68 @@ def drop_weights(problem, opt, weights, sequence, m, n):
     offset = tl.load(problem.dropout.offsets + query_start + m, inside_m)
     seed = tl.load(problem.dropout.key_seeds + key_start + n, inside_n)
     if INTERPRETED:
-        return tl.where(multiplier * seed + offset < problem.keep_threshold, weights, 0.0)
+        return tl.where(multiplier * seed + offset < problem.dropout.threshold, weights, 0.0)
     else:
-        arguments = [weights, multiplier, seed, offset, problem.keep_threshold]
+        arguments = [weights, multiplier, seed, offset, problem.dropout.threshold]
         return tl.inline_asm_elementwise(
             KEEP, "=r,r,r,r,r,r", arguments, dtype=tl.float32, is_pure=True, pack=1
         )
 
 
 @triton.jit
-def gather_flat(x, index):
-    """Gather numbers of a flat list at indices ``(rows, columns)``."""
-    gathered = tl.gather(x, index.reshape(index.shape[0] * index.shape[1]), 0)
-    return gathered.reshape(index.shape[0], index.shape[1])
+def gather_lines(x, start, STEP: tl.constexpr, COLUMNS: tl.constexpr):
+    """Gather ``(rows, COLUMNS)`` from a flat list: each row from its start on, a step apart."""
+    if not INTERPRETED:
+        # Hides from the compiler how the starts are computed. So it addresses the numbers of a row
+        # relative to the start; else, it keeps an address for each of them in a register.
+        start = tl.inline_asm_elementwise(
+            "mov.b32 $0, $1;", "=r,r", [start], dtype=tl.int32, is_pure=True, pack=1
+        )
+    rows: tl.constexpr = start.shape[0]
+    index = start[:, None] + tl.arange(0, COLUMNS)[None, :] * STEP
+    return tl.gather(x, index.reshape(rows * COLUMNS), 0).reshape(rows, COLUMNS)
 
 
 @triton.jit
-def index_band(opt, FLIP: tl.constexpr):
-    """Compute the band's row of each pair of a tile, ``(M, N)``; ``(N, M)`` if flipped."""
-    m, n = tl.arange(0, opt.M), tl.arange(0, opt.N)
-    return n[:, None] - m[None, :] + opt.M if FLIP else n[None, :] - m[:, None] + opt.M
-
-
-@triton.jit
-def multiply_band(x, band, index, ROWS: tl.constexpr):
-    """Multiply queries or keys with the table rows of their pairs, for a tile.
-
-    Args:
-        x: queries or keys, ``(count, W)``.
-        band: ``(size, W)``.
-        index: the band's row of each pair of the tile.
-        ROWS: whether each of ``x`` has a row of the tile, else it has a column.
-    """
-    count: tl.constexpr = x.shape[0]
-    size: tl.constexpr = band.shape[0]
-    if ROWS:
-        products = multiply(x, tl.trans(band)).reshape(count * size)  # of [count, size]
-        return gather_flat(products, tl.arange(0, count)[:, None] * size + index)
-    else:
-        products = multiply(band, tl.trans(x)).reshape(size * count)  # of [size, count]
-        return gather_flat(products, index * count + tl.arange(0, count)[None, :])
-
-
-@triton.jit
-def multiply_end(problem, opt, table, x, head, PART: tl.constexpr):
-    """Multiply queries or keys with the row at an end of a table: ``(count,)``."""
-    row = (0 if PART == BEFORE else table.last) + tl.zeros((FEW_ROWS,), tl.int32)
-    rows = load_table(problem, opt, table, head, row)
-    return tl.max(multiply(x, tl.trans(rows)), 1)  # all columns are equal
-
-
-@triton.jit
-def compute_table_terms(
-    problem, opt, q, k, head, first_query, first_key, FLIP: tl.constexpr, PART: tl.constexpr
+def multiply_table(
+    problem, opt, table, x, head, at, ROWS: tl.constexpr, FLIP: tl.constexpr, PART: tl.constexpr
 ):
-    """Compute the query and key terms of a tile; one that is missing is 1 or 0.
+    """Multiply queries or keys ``(count, W)`` with the table rows of a tile's pairs.
 
-    In tiles far from the diagonal they are a column or a row.
+    In tiles far from the diagonal, the result is a column or a row. ROWS: whether each of ``x`` has
+    a row of the tile, else it has a column.
     """
-    query_term = 1.0 if opt.PRODUCT else 0.0
-    key_term = 1.0 if opt.PRODUCT else 0.0
     if PART == NEAR:
-        size: tl.constexpr = triton.next_power_of_2(opt.M + opt.N)
-        distance = first_key - first_query - opt.M + tl.arange(0, size)
-        index = index_band(opt, FLIP)
-        if problem.query_table is not None:
-            row = distance - problem.query_table.low
-            band = load_table(problem, opt, problem.query_table, head, row)
-            query_term = multiply_band(q, band, index, ROWS=not FLIP)
-        if problem.key_table is not None:
-            if not opt.SHARED:
-                row = distance - problem.key_table.low
-                band = load_table(problem, opt, problem.key_table, head, row)
-            key_term = multiply_band(k, band, index, ROWS=FLIP)
+        band = load_band(problem, opt, table, head, at)
+        size: tl.constexpr = band.shape[0]
+        rows: tl.constexpr = opt.N if FLIP else opt.M
+        columns: tl.constexpr = opt.M if FLIP else opt.N
+        SIGN: tl.constexpr = 1 if FLIP else -1  # by which the band's row grows from row to row
+        row = tl.arange(0, rows)
+        first = row * SIGN + (opt.M - 1)  # of the band, for the first pair of a tile's row
+        if ROWS:
+            products = multiply(x, tl.trans(band)).reshape(rows * size)
+            return gather_lines(products, row * size + first, -SIGN, columns)
+        else:
+            products = multiply(band, tl.trans(x)).reshape(size * columns)
+            return gather_lines(products, first * columns, 1 - SIGN * columns, columns)
     else:
-        if problem.query_table is not None:
-            query_end = multiply_end(problem, opt, problem.query_table, q, head, PART)  # [M]
-            query_term = query_end[None, :] if FLIP else query_end[:, None]
-        if problem.key_table is not None:
-            key_end = multiply_end(problem, opt, problem.key_table, k, head, PART)  # [N]
-            key_term = key_end[:, None] if FLIP else key_end[None, :]
-    return query_term, key_term
+        row = (0 if PART == BEFORE else table.last) + tl.zeros((FEW_ROWS,), tl.int32)
+        ends = load_table(problem, opt, table, head, row)
+        product = tl.max(multiply(x, tl.trans(ends)), 1)  # all columns are equal
+        return product[:, None] if ROWS else product[None, :]
 
 
 @triton.jit
-def load_scalars(opt, table, head, first_query, first_key, FLIP: tl.constexpr):
-    """Load the numbers of a table for the pairs of a tile."""
-    size: tl.constexpr = triton.next_power_of_2(opt.M + opt.N)
-    row = first_key - first_query - opt.M - table.low + tl.arange(0, size)
+def load_numbers(opt, table, head, at, factor, FLIP: tl.constexpr):
+    """Load the numbers of a table, times a factor, for the pairs of a tile."""
+    row = at - table.low + tl.arange(0, triton.next_power_of_2(opt.M + opt.N))
     inside = (row >= 0) & (row <= table.last)
     band = tl.load(table.rows + head * table.head_stride + row, mask=inside, other=0.0)
-    return gather_flat(band, index_band(opt, FLIP))
+    if FLIP:
+        return gather_lines(band * factor, tl.arange(0, opt.N) + (opt.M - 1), -1, opt.M)
+    else:
+        return gather_lines(band * factor, tl.arange(0, opt.M) * -1 + (opt.M - 1), 1, opt.N)
 
 
 @triton.jit
@@ -252,25 +244,36 @@ def compute_scores(
 ):
     """Compute content, gain, query term, key term and score of a tile's pairs.
 
-    Scores are multiplied by log2(e), so that exponentials are powers of 2.
+    What is missing is 1.
     """
+    at = first_key - first_query - opt.M + 1  # distance of the band's first row
+    gain, query_term, key_term = 1.0, 1.0, 1.0
     # The terms of tables come first, because computing them takes the most registers.
-    query_term, key_term = compute_table_terms(
-        problem, opt, q, k, head, first_query, first_key, FLIP, PART
-    )
-    gain = 1.0
+    if problem.query_table is not None:
+        table = problem.query_table
+        query_term = multiply_table(problem, opt, table, q, head, at, not FLIP, FLIP, PART)
+    if problem.key_table is not None:
+        table = problem.query_table if problem.SHARED else problem.key_table
+        key_term = multiply_table(problem, opt, table, k, head, at, FLIP, FLIP, PART)
     if problem.gain is not None:
-        gain = load_scalars(opt, problem.gain, head, first_query, first_key, FLIP)
-    x, y = (k, q) if FLIP else (q, k)  # rows and columns of the tile
+        gain = load_numbers(opt, problem.gain, head, at, 1.0, FLIP)
+    x, y = (k, tl.trans(q)) if FLIP else (q, tl.trans(k))  # rows and columns of the tile
+    if problem.query_table is None:
+        term = key_term
+    elif problem.key_table is None:
+        term = query_term
+    else:
+        term = query_term * key_term if problem.PRODUCT else query_term + key_term
     has_vectors: tl.constexpr = problem.query_table is not None or problem.key_table is not None
-    if has_vectors and PART == NEAR and not opt.PRODUCT and problem.gain is None:
-        content = add_product(query_term + key_term, x, tl.trans(y))  # saves registers
+    if problem.PRODUCT or not has_vectors:
+        content = multiply(x, y)
+        score = content * term * gain
+    elif PART == NEAR and problem.gain is None:
+        content = multiply(x, y, term)  # saves registers
         score = content
     else:
-        content = multiply(x, tl.trans(y))
-        score = content * gain
-        score = score * query_term * key_term if opt.PRODUCT else score + query_term + key_term
-    score *= problem.scale * LOG2_E
+        content = multiply(x, y)
+        score = content * gain + term
     if problem.bias is not None:
-        score += load_scalars(opt, problem.bias, head, first_query, first_key, FLIP) * LOG2_E
+        score += load_numbers(opt, problem.bias, head, at, 1 / problem.scale, FLIP)
     return content, gain, query_term, key_term, score

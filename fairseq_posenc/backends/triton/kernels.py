@@ -1,0 +1,168 @@
+# ruff: noqa: ANN001, ANN201
+"""The forward pass, and the backward pass for keys and values.
+
+The forward pass has a program for each block of M queries, over all keys that they may see. Source:
+the online softmax of FlashAttention (Dao et al. 2022). Exponentials are powers of 2, so the scale
+of the scores has log2 e as a factor.
+
+The backward pass has a program for each block of N keys, over all queries. It computes the scores
+again, and stores the gradients of their parts tile by tile. Matrix products of these tiles then
+give the gradients of queries and tables (:mod:`~fairseq_posenc.backends.triton.stored`).
+
+Kept weights P' are 0 where dropout drops them. As in FlashAttention, the gradients of scores are
+dS = P' dP / (1 - p) - P delta, for the gradients dP of the weights. Here they are multiplied by
+1 - p, and so is delta; where they are summed, the sums are multiplied by the scale / (1 - p).
+
+``slab`` and ``tiles`` are NamedTuples of :mod:`~fairseq_posenc.backends.triton.attention`; other
+arguments of functions are those of :mod:`~fairseq_posenc.backends.triton.tiles`.
+"""
+
+import triton
+import triton.language as tl
+
+from fairseq_posenc.backends.triton.tiles import (
+    LOG2_E,
+    NEAR,
+    apply_mask,
+    compute_scores,
+    drop_weights,
+    find_columns,
+    load_rows,
+    multiply,
+    split_program,
+    store_rows,
+)
+
+# log2 of the sum for a query that sees no key: far below any other, but finite, so that the
+# backward pass computes weights of zero for it.
+NO_SUM = tl.constexpr(-1e30)
+
+
+@triton.jit
+def forward_kernel(problem, opt, attended, log_sums):
+    """Write attended values ``(B, H, T, D)``, log2 of the sums of exponentials ``(B, H, T)``."""
+    sequence, first_query = split_program(tl.program_id(0), problem.tgt_len, opt.M)
+    batch, head = sequence // problem.heads, sequence % problem.heads
+    queries = sequence.to(tl.int64) * problem.tgt_len
+    keys = sequence.to(tl.int64) * problem.src_len * problem.width
+    base = problem.query + queries * problem.width
+    q = load_rows(problem, opt, base, first_query, problem.tgt_len, opt.M)  # [M, W]
+    m = first_query + tl.arange(0, opt.M)[:, None]  # [M, 1]
+    sums = tl.zeros((opt.M, opt.W), tl.float32)
+    total = tl.zeros((opt.M,), tl.float32)
+    highest = tl.full((opt.M,), float("-inf"), tl.float32)
+    scale = problem.scale * LOG2_E
+    for part in tl.static_range(3):
+        if problem.CLIPPED or part == NEAR:
+            start, end = find_columns(problem, opt, batch, first_query, 1, part)
+            for first_key in range(start, end, opt.N):
+                n = first_key + tl.arange(0, opt.N)[None, :]  # [1, N]
+                # [N, W]
+                k = load_rows(problem, opt, problem.key + keys, first_key, problem.src_len, opt.N)
+                _, _, _, _, scores = compute_scores(
+                    problem, opt, q, k, head, first_query, first_key, False, part
+                )
+                # Masks come last: they are applied to the whole score, and never multiplied.
+                scores = apply_mask(problem, opt, scores, batch, m, n, first_query, first_key)
+                higher = tl.maximum(highest, tl.max(scores, 1))
+                shift = tl.where(higher == float("-inf"), 0.0, higher) * scale  # no -inf - -inf
+                weights = tl.exp2(scores * scale - shift[:, None])  # [M, N]
+                rescale = tl.exp2(highest * scale - shift)  # of the sums so far
+                total = total * rescale + tl.sum(weights, 1)
+                highest = higher
+                if problem.dropout is not None:  # dropped weights count in the softmax
+                    weights = drop_weights(problem, opt, weights, sequence, m, n)
+                # [N, W], loaded late to save registers.
+                v = load_rows(problem, opt, problem.value + keys, first_key, problem.src_len, opt.N)
+                sums = multiply(weights.to(v.dtype), v, sums * rescale[:, None])
+    sees_no_key = total == 0.0  # [M]
+    factor = tl.where(sees_no_key, 0.0, problem.kept_factor) / tl.where(sees_no_key, 1.0, total)
+    rows = attended + queries * problem.width
+    store_rows(problem, opt, rows, sums * factor[:, None], first_query, problem.tgt_len, opt.M)
+    log_sum = highest * scale + tl.log2(tl.where(sees_no_key, 1.0, total))
+    at = first_query + tl.arange(0, opt.M)
+    log_sum = tl.where(sees_no_key, NO_SUM, log_sum)
+    tl.store(log_sums + queries + at, log_sum, mask=at < problem.tgt_len)
+
+
+@triton.jit
+def store_tile(tiles, start, row, stride, column, tile):
+    """Store a tile at rows and columns from a start on; memory is allocated for whole tiles."""
+    tl.store(tiles + start + (row * stride + column), tile.to(tiles.dtype.element_ty))
+
+
+@triton.jit
+def store_gradients(
+    problem, opt, slab, tiles, parts, grad, sequence_in_slab, first_query, first_key
+):
+    """Store the gradients of all parts of which ``tiles`` has them; return the content's."""
+    content, gain, query_term, key_term = parts
+    m, n = tl.arange(0, opt.M)[None, :], tl.arange(0, opt.N)[:, None]
+    sequence_start = sequence_in_slab.to(tl.int64) * slab.queries * slab.keys
+    start = sequence_start + tl.cast(first_query, tl.int64) * slab.keys + first_key
+    if tiles.bias is not None:
+        store_tile(tiles.bias, start, m, slab.keys, n, grad)
+    others = query_term * key_term if problem.PRODUCT else 1.0
+    if tiles.gain is not None:
+        store_tile(tiles.gain, start, m, slab.keys, n, grad * content * others)
+    if tiles.query_term is not None:
+        tile = grad * content * gain * key_term if problem.PRODUCT else grad
+        store_tile(tiles.query_term, start, m, slab.keys, n, tile)
+    if tiles.key_term is not None:
+        tile = grad * content * gain * query_term if problem.PRODUCT else grad
+        start_by_key = sequence_start + tl.cast(first_key, tl.int64) * slab.queries + first_query
+        store_tile(tiles.key_term, start_by_key, n, slab.queries, m, tile)
+    grad_content = (grad * others * gain).to(tiles.content.dtype.element_ty)
+    store_tile(tiles.content, start, m, slab.keys, n, grad_content)
+    return grad_content
+
+
+@triton.jit
+def backward_kernel(problem, opt, grad, log_sums, deltas, slab, tiles, grad_key, grad_value):
+    """Write the tiles, and the gradients of values and of keys without their table's term."""
+    sequence_in_slab, first_key = split_program(tl.program_id(0), problem.src_len, opt.N)
+    sequence = slab.sequence + sequence_in_slab
+    batch, head = sequence // problem.heads, sequence % problem.heads
+    queries = sequence.to(tl.int64) * problem.tgt_len
+    query = problem.query + queries * problem.width
+    grads = grad + queries * problem.width
+    keys = sequence.to(tl.int64) * problem.src_len * problem.width
+    # [keys N, W] each
+    k = load_rows(problem, opt, problem.key + keys, first_key, problem.src_len, opt.N)
+    v = load_rows(problem, opt, problem.value + keys, first_key, problem.src_len, opt.N)
+    n = first_key + tl.arange(0, opt.N)[:, None]  # [keys N, 1]
+    grad_k = tl.zeros((opt.N, opt.W), tl.float32)
+    grad_v = tl.zeros((opt.N, opt.W), tl.float32)
+    for part in tl.static_range(3):
+        if problem.CLIPPED or part == NEAR:
+            start, end = find_columns(problem, opt, batch, first_key, -1, part)
+            for first_query in range(start, end, opt.M):
+                m = first_query + tl.arange(0, opt.M)[None, :]  # [1, queries M]
+                # [queries M, W]
+                q = load_rows(problem, opt, query, first_query, problem.tgt_len, opt.M)
+                content, gain, query_term, key_term, scores = compute_scores(
+                    problem, opt, q, k, head, first_query, first_key, True, part
+                )
+                scores = apply_mask(problem, opt, scores, batch, m, n, first_query, first_key)
+                # [queries M, W], loaded late to save registers.
+                g = load_rows(problem, opt, grads, first_query, problem.tgt_len, opt.M)
+                # Weights of queries beyond the last one will be 0.
+                inside = None if opt.FULL else m < problem.tgt_len
+                log_sum = tl.load(log_sums + queries + m, inside, None if opt.FULL else -NO_SUM)
+                delta = tl.load(deltas + queries + m, inside, None if opt.FULL else 0.0)
+                weights = tl.exp2(scores * (problem.scale * LOG2_E) - log_sum)
+                kept = weights
+                if problem.dropout is not None:
+                    kept = drop_weights(problem, opt, weights, sequence, m, n)
+                grad_v = multiply(kept.to(v.dtype), g, grad_v)
+                grad_weight = multiply(v, tl.trans(g))  # [keys N, queries M]
+                grad_score = kept * grad_weight - weights * delta
+                grad_content = store_gradients(
+                    problem, opt, slab, tiles, (content, gain, query_term, key_term), grad_score,
+                    sequence_in_slab, first_query, first_key,
+                )  # fmt: skip
+                grad_k = multiply(grad_content, q, grad_k)
+    grad_k *= problem.scale * problem.kept_factor
+    store_rows(problem, opt, grad_key + keys, grad_k, first_key, problem.src_len, opt.N)
+    grad_v *= problem.kept_factor
+    store_rows(problem, opt, grad_value + keys, grad_v, first_key, problem.src_len, opt.N)
