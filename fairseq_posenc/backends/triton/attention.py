@@ -65,12 +65,12 @@ def choose_tile(problem: Problem, backward: bool) -> Tile:
     if not isinstance(arch, int) or arch < 90 or problem.query.dtype == torch.float32:
         return Tile(32, 32, warps=4)
     is_wide = problem.width > WIDE
-    tables = sum(table is not None for table in problem.tables[:2])
     if not backward:
-        return Tile(64, 64, 4) if tables or is_wide else Tile(128, 64, 8, stages=2)
+        has_vectors = problem.query_table or problem.key_table
+        return Tile(64, 64, 4) if has_vectors or is_wide else Tile(128, 64, 8, stages=2)
     if problem.PRODUCT or is_wide:
         return Tile(32, 64, 4)
-    return Tile(64, 64, 4) if tables == 2 else Tile(64, 128, 8)
+    return Tile(64, 64, 4) if problem.key_table else Tile(64, 128, 8)
 
 
 def build_options(problem: Problem, tile: Tile) -> Options:

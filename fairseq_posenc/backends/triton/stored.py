@@ -59,16 +59,17 @@ def add_ends(problem, opt, side, total, tiles, stride, ends, head, row, start, e
     offset = row + find_offset(side)
     last = side.table.last
     first_column = offset + tl.arange(0, opt.N)[:, None]  # of the table, [N, 1]
-    before = tl.zeros((opt.N,), tl.float32)
-    after = tl.zeros((opt.N,), tl.float32)
+    before = tl.zeros((opt.N, opt.N), tl.float32)
+    after = tl.zeros((opt.N, opt.N), tl.float32)
     for column in range(start, tl.minimum(end, offset + opt.N - 1), opt.N):
         stop = tl.minimum(first_column, end)
         tile = load_tile(opt, tiles, stride, row, column, start, stop, 0)
-        before += tl.sum(tile.to(tl.float32), 1)
+        before += tile
     for column in range(tl.maximum(offset + last + 1, start) // opt.N * opt.N, end, opt.N):
         begin = tl.maximum(first_column + last + 1, start)
         tile = load_tile(opt, tiles, stride, row, column, begin, end, 0)
-        after += tl.sum(tile.to(tl.float32), 1)
+        after += tile
+    before, after = tl.sum(before, 1), tl.sum(after, 1)
     tl.store(ends + i * 2, before)
     tl.store(ends + i * 2 + 1, after)
     low = (0 if side.SIGN > 0 else last) + tl.zeros((1,), tl.int32)
