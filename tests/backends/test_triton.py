@@ -7,13 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-<<<<<<< HEAD
-from fairseq_posenc.backends import equation, reference
-=======
 from fairseq_posenc import registry
 from fairseq_posenc.api import SelfAttention, StackPositions
-from fairseq_posenc.backends import reference
->>>>>>> e6fdec21 (triton: fewer instructions a pair, one host function a pass, and a tool that counts them)
+from fairseq_posenc.backends import equation, reference
 from fairseq_posenc.backends import triton as backend
 from fairseq_posenc.backends.base import AttentionCall
 from fairseq_posenc.backends.mask import DIRECTIONS, Mask
@@ -22,11 +18,7 @@ from fairseq_posenc.encodings.runs import Runs
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Span
-<<<<<<< HEAD
-from tests.helpers.products import product_of, some_of
-=======
 from tests.helpers.products import WHOLE, product_of, some_of
->>>>>>> e6fdec21 (triton: fewer instructions a pair, one host function a pass, and a tool that counts them)
 from tests.helpers.terms import leaves_of, terms_of, terms_of_groups
 from tests.helpers.triton_kernels import DEVICE, import_kernels, interpret
 
@@ -192,11 +184,7 @@ def test_far_tiles_read_the_rows_at_the_ends(form, starts, direction):
     assert_equals_the_equation(inputs(1, 40, 40), terms, Mask(direction))
 
 
-<<<<<<< HEAD
 @pytest.mark.parametrize("limits", some_of(["causal window in documents"], LIMITS))
-=======
-@pytest.mark.parametrize("limits", some_of(["window", "causal window in documents"], LIMITS))
->>>>>>> e6fdec21 (triton: fewer instructions a pair, one host function a pass, and a tool that counts them)
 def test_limits_hide_keys_and_skip_tiles(limits):
     terms = make_terms({**EVERYTHING, "product": True}, 18, 18, CLIPPED)
     assert_equals_the_equation(inputs(2, 18, 18), terms, LIMITS[limits])
@@ -251,17 +239,10 @@ def test_a_query_that_sees_no_key_gets_zeros_and_gives_none():
     assert all(x.grad.isfinite().all() for x in all_leaves((query, key, value), terms))
 
 
-<<<<<<< HEAD
-@pytest.mark.parametrize(
-    ("product", "dtype", "error"),
-    product_of([False, True], [(torch.float16, 2e-3), (torch.bfloat16, 2e-2)]),
-)
-=======
 HALVES = [(torch.float16, 2e-3), (torch.bfloat16, 2e-2)]
 
 
 @pytest.mark.parametrize(("product", "dtype", "error"), product_of([False, True], HALVES))
->>>>>>> e6fdec21 (triton: fewer instructions a pair, one host function a pass, and a tool that counts them)
 def test_half_precision_is_close_to_float64(product, dtype, error):
     terms = make_terms({**EVERYTHING, "product": product}, 9, 9, CLIPPED)
     terms = terms.map(lambda x: x.detach().to(dtype).requires_grad_())
@@ -350,22 +331,6 @@ def test_the_same_seed_gives_the_same_bits():
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(once(), once()))
 
 
-<<<<<<< HEAD
-# A sequence has 5 tiles of 32 x 48 numbers, so a slab takes 3 sequences, one, or some of its keys.
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("direction", "product", "numbers"),
-    some_of(
-        [("lr", True, 3_000)],
-        [("rl", True, 3 * 7_680), ("both", False, 8_000), ("lr", True, 3_000)],
-    ),
-)
-def test_slabs_of_any_size(direction, product, numbers, monkeypatch):
-    monkeypatch.setattr(gradients, "MAX_BYTES", 4 * numbers)
-    mask = Mask(direction, padding("left", 2, 37))
-    terms = make_terms({**EVERYTHING, "product": product}, 20, 37, CLIPPED)
-    assert_equals_the_equation(inputs(2, 20, 37), terms, mask)
-=======
 # A sequence has 5 tiles of 16 x 32 numbers, so a slab takes 3 of the 4 sequences, or one.
 @pytest.mark.parametrize("numbers", some_of([3 * 5 * 512], [3 * 5 * 512, 1]))
 def test_slabs_of_any_size(numbers, monkeypatch):
@@ -373,7 +338,6 @@ def test_slabs_of_any_size(numbers, monkeypatch):
     mask = Mask("lr", padding("left", 2, 18))
     terms = make_terms({**EVERYTHING, "product": True}, 5, 18, CLIPPED)
     assert_equals_the_equation(inputs(2, 5, 18), terms, mask)
->>>>>>> e6fdec21 (triton: fewer instructions a pair, one host function a pass, and a tool that counts them)
 
 
 @pytest.mark.parametrize("trained", ["query_table", "bias", None])
