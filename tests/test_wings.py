@@ -223,10 +223,10 @@ def test_fairseq_finds_what_registers_by_scanning():
 
 # Lines of Python in each room: reached, a number that only ever falls, and the target.
 LINES = {
-    "fairseq_posenc": (31692, 27500),
+    "fairseq_posenc": (31166, 27500),
     "fairseq_posenc/encodings": (4196, 3800),
-    "fairseq_posenc/backends": (5256, 3600),
-    "fairseq_posenc/backends/triton": (1726, 1200),
+    "fairseq_posenc/backends": (4730, 3600),
+    "fairseq_posenc/backends/triton": (1200, 1200),
     "fairseq_posenc/modules": (1350, 1150),
     "fairseq_posenc/analysis": (349, 300),
     "fairseq_posenc/transformer": (1184, 1100),
@@ -249,8 +249,8 @@ LINES = {
     "fairseq_posenc/workbench/reports": (399, 400),
     "preprocess": (2590, 2600),
     "docs/generate": (458, 750),
-    "benchmarks": (3058, 3600),
-    "tests": (33444, 32000),
+    "benchmarks": (3020, 3600),
+    "tests": (33441, 32000),
 }
 LONGEST_FILE = 401  # outside tests/
 DOCSTRING_SHARE = 0.195  # of the package's lines, at least

@@ -169,8 +169,7 @@ class Attention(torch.autograd.Function):
         is_stored.append(learns_bias and not plain_sum)
         slabs = split_slabs(problem, tile, sum(is_stored))
         _, sequences, *lengths = slabs[0]
-        size = sequences * math.prod(lengths)
-        memory = iter(problem.query.new_empty(sum(is_stored), size))
+        memory = iter(problem.query.new_empty(sum(is_stored), sequences * math.prod(lengths)))
         tiles = Tiles(*(next(memory) if needed else None for needed in is_stored))  # type: ignore[arg-type]
         sizes = [2 * sequences * count * problem.CLIPPED.value for count in lengths]
         of_query, of_key = log_sums.new_empty(sum(sizes)).split(sizes)

@@ -116,6 +116,7 @@ def read_call(call: AttentionCall) -> Problem:
     of_queries, of_keys = terms.rows("query"), terms.rows("key")
     query_table = _read_vectors(of_queries, tgt_len, src_len, query.dtype)
     shared = of_queries is not None and of_keys is not None and of_queries.table is of_keys.table
+    shared = shared and of_queries.runs is of_keys.runs  # type: ignore[union-attr]
     key_table = query_table if shared else _read_vectors(of_keys, tgt_len, src_len, query.dtype)
     lows = [table.low for table in (query_table, key_table) if table]
     highs = [table.low + table.last for table in (query_table, key_table) if table]
