@@ -24,11 +24,17 @@ def expand_by_distance(
 ) -> Tensor:
     """View the number of each query and key in a table by distance, ``(1 or B, G, T, S)``.
 
+    >>> numbers = torch.tensor([[10, 11, 12, 13]])  # of the distances -2, -1, 0 and 1
+    >>> expand_by_distance(numbers, tgt_len=2, src_len=3)[0, 0]
+    tensor([[11, 12, 13],
+            [10, 11, 12]])
+
     Args:
-        table: ``(G, R)``, for ``Span.from_lengths(tgt_len, src_len)``, and the reset's two rows.
+        table: a number for each distance from 1 - S to T - 1, ``(G, R)``; with ``first``, two more.
         tgt_len: T.
         src_len: S.
-        first: the first token of each row (:class:`~fairseq_posenc.encodings.term.Reset`), or None.
+        first: ``(B or 1, S)`` of bool, True for a token whose pairs have the last two numbers
+            instead (:class:`~fairseq_posenc.encodings.term.Reset`); None for no such token.
     """
     if tgt_len == 1:
         pairs = table[:, None, :src_len]  # [G, 1, S]
@@ -79,9 +85,10 @@ def relative_shift(products: Tensor, others: int) -> Tensor:
 
 
 def pad_rows(table: Tensor) -> Tensor:
-    """Pad ``(G, R, D)`` with a row for :func:`relative_shift`, in a graph only.
+    """Append a row to ``(G, R, D)`` while torch compiles; :func:`relative_shift` ignores it.
 
-    For T = S = 1 the shift's width R - 1 would be 0, and the compiler make a graph for that alone.
+    The shift makes rows shorter by one. The single row of a single token would become an empty
+    tensor, for which torch would compile another graph.
     """
     return F.pad(table, (0, 0, 0, 1)) if torch.compiler.is_compiling() else table
 

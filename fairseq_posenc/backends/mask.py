@@ -48,11 +48,6 @@ class Mask(NamedTuple):
         """The same mask without a window."""
         return self._replace(locality=self.locality._replace(window=None, first_keys=None))
 
-    @property
-    def without_first_keys(self) -> Mask:
-        """The same mask, with a window that hides first keys, too."""
-        return self._replace(locality=self.locality._replace(first_keys=None))
-
     def hides(self, query_at: Tensor, key_at: Tensor) -> Tensor:
         """Check whether a query may not see a key, by their indices among the S tokens.
 
@@ -184,28 +179,6 @@ class Mask(NamedTuple):
             low = low.maximum(queries)
         return low, high
 
-    def find_first_key_ranges(
-        self, tgt_len: int, src_len: int, device: torch.device
-    ) -> tuple[Tensor, Tensor] | None:
-        """Find the first and last of :attr:`Locality.first_keys` that each query may see.
-
-        ``(B or 1, T)`` each; for a query that sees none of them, the first is after the last. The
-        result is None if :meth:`find_visible_ranges` is None without the window.
-        """
-        first_keys = self.locality.first_keys
-        assert first_keys is not None
-        ranges = self.without_window.find_visible_ranges(tgt_len, src_len, device)
-        if ranges is None:
-            return None
-        keys = torch.arange(src_len, device=device)
-        # For each key, the nearest first key from it on, and up to it, both [B or 1, S].
-        following = torch.where(first_keys, keys, src_len).flip(1).cummin(1).values.flip(1)
-        preceding = torch.where(first_keys, keys, -1).cummax(1).values
-        sentences = max(len(first_keys), len(ranges[0]))
-        low, high = (x.expand(sentences, -1) for x in ranges)
-        following, preceding = (x.expand(sentences, -1) for x in (following, preceding))
-        return following.gather(1, low), preceding.gather(1, high)
-
     def count_visible(self, tgt_len: int, src_len: int, device: torch.device) -> Tensor:
         """Count the keys that each query may see, ``(B or 1, T)``."""
         deps = (*self.cache_deps, tgt_len, src_len, device)
@@ -216,26 +189,19 @@ class Mask(NamedTuple):
         return compute() if self.cache is None else self.cache.get(name, deps, compute)
 
     def _count_uncached(self, tgt_len: int, src_len: int, device: torch.device) -> Tensor:
-        """Count the keys in each query's range, and the first keys outside of it."""
-        first_keys = self.locality.first_keys
-        ranges = self.without_first_keys.find_visible_ranges(tgt_len, src_len, device)
+        """Count the keys in each query's range; without ranges, count all pairs."""
+        ranges = self.find_visible_ranges(tgt_len, src_len, device)
         if self.pairs is not None or ranges is None:
             forbidden = self.forbidden(tgt_len, src_len, device)
-            assert forbidden is not None, "pairs and segments hide keys"
+            assert forbidden is not None, "pairs, segments and windows hide keys"
             return (~forbidden).sum(-1)[:, 0].expand(-1, tgt_len)
-        padding = self.key_padding
-        if padding is None and first_keys is None:
-            return ranges[1] - ranges[0] + 1
-        if padding is None:
-            padding = torch.zeros(1, src_len, dtype=torch.bool, device=device)
-        counts = _count_marked(~padding, ranges)
-        if first_keys is None:
-            return counts
-        all_ranges = self.without_window.find_visible_ranges(tgt_len, src_len, device)
-        assert all_ranges is not None, "the segments allow ranges, with or without the window"
-        first_keys = first_keys & ~padding
-        # The first keys outside of the window are all of them less those inside.
-        return counts + _count_marked(first_keys, all_ranges) - _count_marked(first_keys, ranges)
+        low, high = ranges
+        if self.key_padding is None:
+            return high - low + 1
+        before = F.pad((~self.key_padding).cumsum(1), (1, 0))  # tokens before each key, [B, S + 1]
+        sentences = max(len(before), len(low))
+        before, low, high = (x.expand(sentences, -1) for x in (before, low, high))
+        return before.gather(1, high + 1) - before.gather(1, low)
 
     def _combine_parts(self, tgt_len: int, src_len: int, device: torch.device) -> Tensor | None:
         """Combine everything that hides keys; see :meth:`forbidden`."""
@@ -252,11 +218,3 @@ class Mask(NamedTuple):
 def _list_queries(tgt_len: int, src_len: int, device: torch.device) -> Tensor:
     """List the indices of the queries among the keys, ``(T,)``."""
     return torch.arange(src_len - tgt_len, src_len, device=device)
-
-
-def _count_marked(marks: Tensor, ranges: tuple[Tensor, Tensor]) -> Tensor:
-    """Count the True of ``(B or 1, S)`` from each first to each last key, ``(B or 1, T)``."""
-    (sentences,) = torch.broadcast_shapes(marks.shape[:1], ranges[0].shape[:1])
-    low, high = (x.expand(sentences, -1) for x in ranges)
-    before = F.pad(marks.cumsum(1), (1, 0)).expand(sentences, -1)  # [B or 1, S + 1]
-    return before.gather(1, high + 1) - before.gather(1, low)

@@ -16,7 +16,7 @@ from fairseq_posenc.backends.blocked import geometry
 from fairseq_posenc.backends.blocked.dropout import compute_kept_factor
 from fairseq_posenc.backends.blocked.function import Blocks, Computation
 from fairseq_posenc.backends.blocked.geometry import Block, Geometry
-from fairseq_posenc.backends.blocked.operands import find_uncommon, lay_out, map_tensors
+from fairseq_posenc.backends.blocked.operands import lay_out
 from fairseq_posenc.backends.forward_cache import is_saving_hooked
 from fairseq_posenc.encodings.precision import no_autocast
 from fairseq_posenc.encodings.term import (
@@ -50,6 +50,8 @@ def refuses(terms: Terms, call: CallFeatures) -> str:
         return "it does not keep the attention weights"
     if terms.has(Reset) and call.documents:
         return "it resets a single first token of each row, but each document has one"
+    if terms.has(Reset) and terms.rows("value") is not None and call.tgt_len > 1:
+        return "it does not reset rows of values"
     if terms.by_ids:
         return NEEDS_CONSECUTIVE_IDS
     if terms.has(CountedRows):
@@ -67,8 +69,8 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
         return _attend_blocks(call.with_all_heads()), None
 
 
-def choose_blocks(call: AttentionCall) -> tuple[Geometry, list[Block]]:
-    """Choose the blocks of a call."""
+def choose_blocks(call: AttentionCall) -> tuple[AttentionCall, Geometry, list[Block]]:
+    """Choose the blocks of a call, and which tables have a row for each distance."""
     call = _expand_terms(call)
     query, terms, mask = call.query, call.terms, call.mask
     batch, heads, tgt_len, _ = query.shape
@@ -79,12 +81,16 @@ def choose_blocks(call: AttentionCall) -> tuple[Geometry, list[Block]]:
         # Each query (or key) is multiplied with N - 1 table rows that it does not need, so small
         # tiles waste little; but tiles that are too small make slow matrix products.
         tile = 16 if src_len < 128 else 64
-    # On a CPU a block's pairs should stay in the caches, and occupy all threads; a product has more
-    # numbers for each. A GPU needs work for all of its processors at once.
+    # On a CPU a block's pairs should stay in the caches, and occupy all threads. A GPU needs work
+    # for all of its processors at once.
     pairs_of_block = geometry.PAIRS_ON_GPU
     if query.device.type == "cpu":
         pairs_of_block = geometry.PAIRS_PER_THREAD * torch.get_num_threads()
-        pairs_of_block //= 1 if not terms.product else 2
+    # Only of a table with shared rows alone are products with far rows part of the content.
+    near = None
+    if tile == 1 and terms.gain is None and terms.first is None:
+        starts = [x.runs.starts for x in tables if x.runs is not None]
+        near = geometry.find_near(starts, src_len)
     sizes = Geometry(
         batch,
         heads,
@@ -93,11 +99,10 @@ def choose_blocks(call: AttentionCall) -> tuple[Geometry, list[Block]]:
         tile,
         per_head=any(table.per_head for table in tables),
         pairs_of_block=pairs_of_block,
-        limited=mask.locality.limits,
-        near=geometry.find_near([x.runs.starts for x in tables if x.runs is not None], src_len),
+        near=near,
     )
     deps = (*mask.cache_deps, sizes, query.device)
-    return sizes, mask.cached("blocks", deps, lambda: sizes.split(mask, query.device))
+    return call, sizes, mask.cached("blocks", deps, lambda: sizes.split(mask, query.device))
 
 
 def _expand_terms(call: AttentionCall) -> AttentionCall:
@@ -117,31 +122,21 @@ def _expand_terms(call: AttentionCall) -> AttentionCall:
 
 
 def _attend_blocks(call: AttentionCall) -> Tensor:
-    call = _expand_terms(call)
-    sizes, blocks = choose_blocks(call)
-    operands = lay_out(call, sizes)
-    tensors: list[Tensor] = []
-
-    def take_out(x: Tensor) -> Tensor:
-        tensors.append(x)
-        return torch.empty(0)
-
-    without_tensors = map_tensors(operands, take_out)
-    learns = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+    call, sizes, blocks = choose_blocks(call)
+    operands, layout = lay_out(call, sizes)
+    learns = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in operands)
     # A call with a window saves its blocks only where one without does. Hooks on saved tensors
     # would not see that the graphs of blocks are dropped, or offload them one by one.
     fits = _count_numbers(call, sizes, blocks) * operands.query.element_size() <= SAVED_BYTES
     work = Computation(
         blocks,
-        without_tensors,
-        sizes,
-        find_uncommon(call.mask),
+        layout,
         product=call.terms.product,
         softcap=call.terms.softcap,
         dropout=call.dropout,
         saves=learns and fits and not is_saving_hooked(),
     )
-    sums: Tensor = Blocks.apply(work, *tensors)
+    sums: Tensor = Blocks.apply(work, *operands)
     attended = sums[:, :, : sizes.tgt_len].flip(2)
     if call.dropout:
         attended = attended * compute_kept_factor(call.dropout)
@@ -161,7 +156,7 @@ def _count_numbers(call: AttentionCall, sizes: Geometry, blocks: list[Block]) ->
     numbers += terms.has(ScoreCap) + (terms.rows("value") is not None and call.dropout > 0)
     if not (terms.product and tables):
         return numbers * sizes.all_pairs
-    factored = sizes.all_pairs  # pairs with a factor for each table, beside the content
-    if terms.gain is None and all(rows.runs is not None for rows in tables):
-        factored -= sum(x.num_pairs for block in blocks for x in block if sizes.has_one_row(x))
+    # Pairs with a factor for each table, beside the content.
+    near = [block._replace(keys=sizes.near_keys(block)) for block in blocks]
+    factored = sizes.all_pairs if sizes.near is None else sum(block.num_pairs for block in near)
     return numbers * sizes.all_pairs + (1 + len(tables)) * factored

@@ -35,8 +35,8 @@ def multiply_rows(x: Tensor, rows: Tensor, index: Tensor | None, of_keys: bool) 
         of_keys: whether the tokens are keys.
 
     Returns:
-        The numbers of all pairs, ``(k, h, M, W)``, or for queries those of tiles, ``(k, h, tiles,
-        N, W)``; with a single row, one number for each token, ``(k, h, M, 1)`` or ``(k, h, 1, W)``.
+        The numbers of all pairs, ``(k, h, M, W)``; with a single row, one number for each token,
+        ``(k, h, M, 1)`` or ``(k, h, 1, W)``.
     """
     if index is not None or rows.size(1) == 1:
         products = multiply_all_rows(x, rows, of_keys)
@@ -69,14 +69,6 @@ def sum_rows(weights: Tensor, rows: Tensor, index: Tensor | None) -> Tensor:
     return by_row.scatter_add(3, _view_index(index, weights.shape, 3), weights) @ rows
 
 
-def view_pairs(numbers: Tensor, queries: int) -> Tensor:
-    """View numbers by distance, ``(G, M + W - 1)`` or ``(G, 1)``, as those of pairs."""
-    if numbers.size(1) == 1:
-        return numbers[:, :, None]
-    pairs: Tensor = ViewByDistance.apply(numbers, queries)
-    return pairs
-
-
 class Band(torch.autograd.Function):
     """Multiplies each token with the table rows of its pairs, all of which are distinct.
 
@@ -91,9 +83,13 @@ class Band(torch.autograd.Function):
         ctx.of_keys = of_keys
         tiles = _unskew(_tile(x, rows) @ _window(rows, x.size(2)).mT, x.shape)
         if not of_keys:
-            return tiles
+            pairs = x.new_empty(*x.shape[:3], tiles.size(4))
+            pairs.view(tiles.shape).copy_(tiles)
+            return pairs
+        pairs = x.new_empty(*x.shape[:2], tiles.size(4), x.size(2))
         by_token = tiles.permute(2, 3, 0, 1, 4).reshape(x.size(2), -1)  # [n, k * h * others]
-        return by_token.t().contiguous().view(*x.shape[:2], -1, x.size(2))
+        pairs.view(-1, x.size(2)).copy_(by_token.t())
+        return pairs
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
@@ -105,7 +101,7 @@ class Band(torch.autograd.Function):
         if ctx.of_keys:
             by_token = grad.reshape(-1, x.size(2)).t().contiguous()  # [n, k * h * others]
             grad = by_token.view(*pairs.shape[2:4], *pairs.shape[:2], -1).permute(2, 3, 0, 1, 4)
-        pairs.copy_(grad)
+        pairs.copy_(grad.reshape(pairs.shape))
         # Zeros are where a tile's rows are not those of a token.
         size = pairs.size(3)
         x_grad = (skewed @ window).unflatten(2, (-1, size))  # [G, tiles, k * h / G, N, D]
@@ -160,21 +156,55 @@ class ViewByDistance(torch.autograd.Function):
         return _sum_skewed(_sum_skewed(grad.unflatten(1, (-1, tile)), 1), tile), None
 
 
-class AddTiles(torch.autograd.Function):
-    """Adds the tiles of :func:`multiply_rows` to pairs in place; autograd would copy the pairs."""
+class AddContent(torch.autograd.Function):
+    """Adds q_i.k_j to numbers of pairs in place: a matrix product that adds to its result."""
 
     @staticmethod
-    def forward(ctx: Any, pairs: Tensor, tiles: Tensor) -> Tensor:
-        """Add ``(k, h, tiles, N, W)`` to ``(k, h, M, W)``."""
-        ctx.shape = tiles.shape
+    def forward(ctx: Any, pairs: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        """Multiply ``(k, h, M, D)`` and ``(k, h, W, D)``; add to ``(k, h, M, W)``."""
+        ctx.save_for_backward(query, key)
         ctx.mark_dirty(pairs)
-        pairs.view(tiles.shape).add_(tiles)
+        pairs.flatten(0, 1).baddbmm_(query.flatten(0, 1), key.flatten(0, 1).mT)
         return pairs
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the gradient of both."""
-        return grad, grad.view(ctx.shape)
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Compute the gradients of all three."""
+        query, key = ctx.saved_tensors
+        return grad, grad @ key, (query.mT @ grad).mT
+
+
+class JoinProducts(torch.autograd.Function):
+    """Joins pairs of near keys with products q_i.k_j of the keys before and after them."""
+
+    @staticmethod
+    def forward(ctx: Any, near: Tensor, *vectors: Tensor) -> Tensor:
+        """Join pairs ``(k, h, M, W)`` of all keys.
+
+        Args:
+            ctx: of torch.
+            near: numbers of pairs.
+            *vectors: queries and keys before, and queries and keys after, ``(k, h, n, width)``.
+        """
+        ctx.save_for_backward(*vectors)
+        widths = [vectors[1].size(2), near.size(3), vectors[3].size(2)]
+        pairs = near.new_empty(*near.shape[:3], sum(widths))
+        before, middle, after = pairs.split(widths, 3)
+        middle.copy_(near)
+        for target, query, key in ((before, *vectors[:2]), (after, *vectors[2:])):
+            target.flatten(0, 1).baddbmm_(query.flatten(0, 1), key.flatten(0, 1).mT, beta=0)
+        return pairs
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
+        """Compute the gradients of near pairs and of vectors."""
+        query, key, later_query, later_key = ctx.saved_tensors
+        before, after = key.size(2), grad.size(3) - later_key.size(2)
+        first, near, last = grad.tensor_split([before, after], 3)
+        return (
+            *(near, first @ key, (query.mT @ first).mT),
+            *(last @ later_key, (later_query.mT @ last).mT),
+        )
 
 
 class Multiply(torch.autograd.Function):
@@ -196,22 +226,6 @@ class Multiply(torch.autograd.Function):
             return grad * factors[0], by_content
         first, second = factors
         return (grad * first).mul_(second), by_content * second, by_content.mul_(first)
-
-
-def replace_first(
-    pairs: Tensor, of_query: Tensor, of_key: Tensor, is_first_query: Tensor, is_first_key: Tensor
-) -> Tensor:
-    """Replace the numbers of the pairs of a first token (a reset), ``(k, h, M, W)``.
-
-    Args:
-        pairs: the numbers by distance.
-        of_query: those where the first token is the query, which broadcast to all pairs.
-        of_key: those where it is the key of another query.
-        is_first_query: ``(k or 1, 1, M, 1)`` of bool.
-        is_first_key: ``(k or 1, 1, 1, W)`` of bool.
-    """
-    pairs = pairs.flatten(2, 3) if pairs.dim() == 5 else pairs
-    return torch.where(is_first_query, of_query, torch.where(is_first_key, of_key, pairs))
 
 
 def _view_index(index: Tensor, shape: torch.Size, dim: int) -> Tensor:

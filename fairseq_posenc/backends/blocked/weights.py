@@ -1,6 +1,5 @@
 """Softmax, dropout and the sum of values of a block, which save one number for each pair."""
 
-from functools import reduce
 from typing import Any
 
 import torch
@@ -25,7 +24,7 @@ class Weigh(torch.autograd.Function):
         query_seeds: Tensor | None,
         key_seeds: Tensor | None,
         sums: Tensor | None,
-        *values: Tensor,
+        value: Tensor,
     ) -> tuple[Tensor, Tensor]:
         """Compute the sums ``(k, h, M, D)``, and the kept weights, whose dropped ones are 0.
 
@@ -37,32 +36,30 @@ class Weigh(torch.autograd.Function):
             key_seeds: ``(k, h, W)``.
             sums: the first result, if it is known and only its gradients are needed; the second
                 one is then of no use.
-            *values: those of each part of the keys, ``(k, h, keys, D)``, W together.
+            value: ``(k, h, W, D)``.
         """
-        ctx.widths = [value.size(2) for value in values]
         weights = copy_if_kept(scores.softmax(-1))
         # Some processors multiply denormal numbers, as far keys have with ALiBi, ten times slower.
-        weights = torch.threshold_(weights, 1e-30, 0.0)[..., : sum(ctx.widths)]
+        weights = torch.threshold_(weights, 1e-30, 0.0)[..., : value.size(2)]
         if query_seeds is not None and key_seeds is not None:
             weights = mark_dropped(weights.contiguous(), rate, query_seeds.movedim(2, 0), key_seeds)
         kept = weights.clamp(min=0) if rate and sums is None else weights
         if sums is None:
-            sums = reduce(torch.add, (w @ v for w, v in zip(kept.split(ctx.widths, -1), values)))
+            sums = kept @ value
         ctx.rate, ctx.sinks = rate, scores.size(-1) - weights.size(-1)
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(weights, sums, *values)
+        ctx.save_for_backward(weights, sums, value)
         return sums.view_as(sums), kept
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, kept_grad: Tensor | None) -> tuple[Tensor | None, ...]:
         """Compute the gradients of scores and values, given those of both results."""
-        weights, sums, *values = ctx.saved_tensors
+        weights, sums, value = ctx.saved_tensors
         kept = weights.clamp(min=0) if ctx.rate else weights
         # The mean of the gradients of a query's weights, by weight (FlashAttention's delta).
         mean = (grad * sums).sum(-1, keepdim=True)
-        value_grads = [(grad.mT @ w).mT for w in kept.split(ctx.widths, -1)]  # the faster layout
-        score_grads = [grad @ value.mT for value in values]
-        score_grad = score_grads[0] if len(values) == 1 else torch.cat(score_grads, -1)
+        value_grad = (grad.mT @ kept).mT  # the faster layout
+        score_grad = grad @ value.mT
         if kept_grad is not None:
             mean += (kept_grad * kept).sum(-1, keepdim=True)
             score_grad += kept_grad
@@ -72,4 +69,4 @@ class Weigh(torch.autograd.Function):
         score_grad.mul_(kept).addcmul_(weights, mean, value=-1)
         if ctx.sinks:  # all gradients of a softmax add up to 0
             score_grad = torch.cat([score_grad, -score_grad.sum(-1, keepdim=True)], -1)
-        return score_grad, None, None, None, None, *value_grads
+        return score_grad, None, None, None, None, value_grad
