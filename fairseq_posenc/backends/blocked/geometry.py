@@ -68,12 +68,10 @@ class Block(NamedTuple):
         """
         places = {"B": self.sentences, "H": self.heads, "T": self.queries, "S": self.keys}
         places["R"] = self.distances
-        for dim, axis in enumerate(axes):
-            if axis in places and x.size(dim) > 1:
-                size = places[axis].stop - places[axis].start
-                if size < x.size(dim):
-                    x = x.narrow(dim, places[axis].start, size)
-        return x
+        sizes = zip(axes, x.shape)
+        return x[
+            tuple(places.get(axis, slice(None)) if n > 1 else slice(None) for axis, n in sizes)
+        ]
 
 
 class Geometry(NamedTuple):
