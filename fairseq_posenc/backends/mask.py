@@ -43,11 +43,6 @@ class Mask(NamedTuple):
         """All that hides keys: a cached result is valid as long as these objects are the same."""
         return (self.direction, self.key_padding, self.pairs, *self.locality)
 
-    @property
-    def without_window(self) -> Mask:
-        """The same mask without a window."""
-        return self._replace(locality=self.locality._replace(window=None, first_keys=None))
-
     def hides(self, query_at: Tensor, key_at: Tensor) -> Tensor:
         """Check whether a query may not see a key, by their indices among the S tokens.
 
@@ -85,48 +80,39 @@ class Mask(NamedTuple):
         reach = self.locality.reach(self.direction)
         if reach is None or is_exporting() or reach < src_len - 1:
             return self
-        return self.without_window
+        return self._replace(locality=self.locality._replace(window=None, first_keys=None))
 
     def without_dropped_keys(self, count: int) -> Mask:
         """Leave out the first ``count`` keys, which a cache has dropped."""
         if not count:
             return self
-        # Not a slice: torch.compile would compile a graph for each start of a slice.
-        return self._map_keys(lambda x: x.narrow(1, count, x.size(1) - count))
+
+        def drop(x: Tensor) -> Tensor:
+            # Not a slice: torch.compile would compile a graph for each start of a slice.
+            return x.narrow(1, count, x.size(1) - count)
+
+        return self._map(drop, drop)
 
     def select_keys(self, places: Tensor) -> Mask:
         """Keep only the keys at the indices ``places``, of which the last T are the queries'."""
-        return self._map_keys(lambda x: x[:, places])
-
-    def _map_keys(self, select: Callable[[Tensor], Tensor]) -> Mask:
-        """Select keys in all masks, whose second dimension they are."""
-
-        def select_if_present(x: Tensor | None) -> Tensor | None:
-            return None if x is None else select(x)
-
-        locality = self.locality._replace(
-            segments=select_if_present(self.locality.segments),
-            first_keys=select_if_present(self.locality.first_keys),
-        )
-        return Mask(
-            self.direction,
-            key_padding=select_if_present(self.key_padding),
-            pairs=select_if_present(self.pairs),
-            cache=None,  # it compares tensors by identity, and selected ones are new
-            locality=locality,
-        )
+        return self._map(lambda x: x[:, places], lambda x: x[:, places])
 
     def select_sentences(self, places: slice) -> Mask:
         """Keep only some sentences of the batch."""
+        return self._map(lambda x: x if len(x) == 1 else x[places], lambda x: x)
 
-        def select(x: Tensor | None) -> Tensor | None:
-            return x if x is None or len(x) == 1 else x[places]
-
-        limits = self.locality
-        limits = limits._replace(
-            segments=select(limits.segments), first_keys=select(limits.first_keys)
+    def _map(
+        self, change: Callable[[Tensor], Tensor], change_pairs: Callable[[Tensor], Tensor]
+    ) -> Mask:
+        """Change the tensors ``(B or 1, S)``, and in another way ``pairs``."""
+        padding, segments, first_keys = (
+            None if x is None else change(x)
+            for x in (self.key_padding, self.locality.segments, self.locality.first_keys)
         )
-        return self._replace(key_padding=select(self.key_padding), locality=limits, cache=None)
+        pairs = None if self.pairs is None else change_pairs(self.pairs)
+        locality = self.locality._replace(segments=segments, first_keys=first_keys)
+        # Without a cache, which compares tensors by identity: these are new ones.
+        return Mask(self.direction, padding, pairs, cache=None, locality=locality)
 
     def mark_hidden(self, distances: Tensor, first_keys: Tensor | None = None) -> Tensor:
         """Mark the distances, key minus query, that a direction or a window hides.

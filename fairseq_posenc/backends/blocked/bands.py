@@ -174,39 +174,6 @@ class AddContent(torch.autograd.Function):
         return grad, grad @ key, (query.mT @ grad).mT
 
 
-class JoinProducts(torch.autograd.Function):
-    """Joins pairs of near keys with products q_i.k_j of the keys before and after them."""
-
-    @staticmethod
-    def forward(ctx: Any, near: Tensor, *vectors: Tensor) -> Tensor:
-        """Join pairs ``(k, h, M, W)`` of all keys.
-
-        Args:
-            ctx: of torch.
-            near: numbers of pairs.
-            *vectors: queries and keys before, and queries and keys after, ``(k, h, n, width)``.
-        """
-        ctx.save_for_backward(*vectors)
-        widths = [vectors[1].size(2), near.size(3), vectors[3].size(2)]
-        pairs = near.new_empty(*near.shape[:3], sum(widths))
-        before, middle, after = pairs.split(widths, 3)
-        middle.copy_(near)
-        for target, query, key in ((before, *vectors[:2]), (after, *vectors[2:])):
-            target.flatten(0, 1).baddbmm_(query.flatten(0, 1), key.flatten(0, 1).mT, beta=0)
-        return pairs
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
-        """Compute the gradients of near pairs and of vectors."""
-        query, key, later_query, later_key = ctx.saved_tensors
-        before, after = key.size(2), grad.size(3) - later_key.size(2)
-        first, near, last = grad.tensor_split([before, after], 3)
-        return (
-            *(near, first @ key, (query.mT @ first).mT),
-            *(last @ later_key, (later_query.mT @ last).mT),
-        )
-
-
 class Multiply(torch.autograd.Function):
     """Multiplies pairs; saves the factors and none of the products between them."""
 

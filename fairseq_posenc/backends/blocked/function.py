@@ -21,7 +21,6 @@ from fairseq_posenc.backends import equation
 from fairseq_posenc.backends.base import refuse_second_order
 from fairseq_posenc.backends.blocked.bands import (
     AddContent,
-    JoinProducts,
     Multiply,
     ViewByDistance,
     multiply_all_rows,
@@ -100,12 +99,12 @@ class Computation:
         sizes = [near.start - begin, near.stop - near.start, block.keys.stop - near.stop]
         before, middle, after = x.key.split(sizes, 2)
         products = self._multiply_range(x._replace(key=middle), block._replace(keys=near))
-        pairs: Tensor = JoinProducts.apply(
+        pairs = [
+            self._multiply_far(x._replace(key=before), slice(0, 1)),
             equation.score(*products, product=self.product, add=Tensor.add_, multiply=_multiply),
-            *self._fold_far_rows(x._replace(key=before), slice(0, 1)),
-            *self._fold_far_rows(x._replace(key=after), slice(-1, None)),
-        )
-        return pairs, []
+            self._multiply_far(x._replace(key=after), slice(-1, None)),
+        ]
+        return torch.cat(pairs, -1), []
 
     def _multiply_range(self, x: Operands, block: Block) -> tuple[Tensor, list[Tensor]]:
         """Compute :meth:`_multiply_tokens` for keys that are not divided."""
@@ -132,14 +131,14 @@ class Computation:
             pairs[0].add_(products)
         return AddContent.apply(copy_if_kept(pairs[0]), query, key), []
 
-    def _fold_far_rows(self, x: Operands, place: slice) -> tuple[Tensor, Tensor]:
-        """Fold the row of keys that are far on one side, the first or last of each table."""
+    def _multiply_far(self, x: Operands, place: slice) -> Tensor:
+        """Multiply queries with far keys on one side, which have a table's first or last row."""
         query, key = x.query, x.key
         if x.query_rows is not None:
             query, key = self._fold_row(query, key, x.query, x.query_rows[:, place], False)
         if x.key_rows is not None:
             query, key = self._fold_row(query, key, x.key, x.key_rows[:, place], True)
-        return query, key
+        return query @ key.mT
 
     def _fold_row(
         self, query: Tensor, key: Tensor, tokens: Tensor, row: Tensor, of_keys: bool
