@@ -223,9 +223,9 @@ def test_fairseq_finds_what_registers_by_scanning():
 
 # Lines of Python in each room: reached, a number that only ever falls, and the target.
 LINES = {
-    "fairseq_posenc": (31166, 27500),
+    "fairseq_posenc": (31024, 27500),
     "fairseq_posenc/encodings": (4196, 3800),
-    "fairseq_posenc/backends": (4730, 3600),
+    "fairseq_posenc/backends": (4588, 3600),
     "fairseq_posenc/backends/triton": (1200, 1200),
     "fairseq_posenc/modules": (1350, 1150),
     "fairseq_posenc/analysis": (349, 300),
@@ -250,7 +250,7 @@ LINES = {
     "preprocess": (2590, 2600),
     "docs/generate": (458, 750),
     "benchmarks": (3020, 3600),
-    "tests": (33441, 32000),
+    "tests": (33438, 32000),
 }
 LONGEST_FILE = 401  # outside tests/
 DOCSTRING_SHARE = 0.195  # of the package's lines, at least
