@@ -195,12 +195,9 @@ def test_a_folder_is_refused_in_a_line(
     assert not [*(folder.parent / "out").rglob("[!.]*")]  # but the lock
 
 
-@pytest.mark.parametrize("kind", [["table"], ["attention", "--text", "w1"]])
-def test_plots_are_of_checkpoints_alone(
-    kind: list[str], folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_tables_are_of_checkpoints_alone(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = folder.parent / "out.png"
-    assert main(["plot", *kind, "--checkpoint", str(folder), "--out", str(out)]) == 2
+    assert main(["plot", "table", "--checkpoint", str(folder), "--out", str(out)]) == 2
     assert (
         "a folder of transformers, and this command reads a checkpoint" in capsys.readouterr().err
     )
