@@ -122,8 +122,8 @@ class TestTables:
         assert all(table.values.isfinite().all() for table in tables_drawn(subject).values())
 
     def test_too_many_are_refused(self):
-        subject = spec_subject(",".join(["shaw(per_head=true)"] * 13))
-        with pytest.raises(UserError, match=r"52 panels are too many.*--layer, --head"):
+        subject = build_subject("shaw(per_head=true)", 49 * 2, num_heads=49, max_positions=5)
+        with pytest.raises(UserError, match=r"49 panels are too many.*--layer, --head"):
             figures.draw_tables(subject)
 
     @pytest.mark.parametrize("family", STOCK)
