@@ -53,14 +53,9 @@ def build_terms(form: str, clipped: bool) -> Terms:
     of_queries = RowsByDistance(rows, runs, of="query")
     of_keys = RowsByDistance(rows if form == "m4m" else leaf(*rows.shape), runs, of="key")
     bias = NumbersByDistance(leaf(HEADS, 2 * LENGTH - 1, dtype=torch.float32).detach())
-    terms: dict[str, list[Term]] = {
-        "none": [],
-        "alibi": [bias],
-        "shaw": [of_queries],
-        "deberta": [of_queries, of_keys],
-        "m4m": [of_queries, of_keys, Product()],
-    }
-    return Terms(terms[form])
+    terms: dict[str, list[Term]] = {"none": [], "alibi": [bias], "shaw": [of_queries]}
+    both = [of_queries, of_keys, *([Product()] if form == "m4m" else [])]
+    return Terms(terms.get(form, both))
 
 
 def compile_kernels(terms: Terms) -> dict[str, tuple[int, Any]]:

@@ -15,6 +15,8 @@ from fairseq.modules.transformer_layer import (
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fairseq_posenc import specs
+from fairseq_posenc.assembly import Assembly
 from fairseq_posenc.backends import BACKENDS
 from fairseq_posenc.backends.base import AttentionCall
 from fairseq_posenc.backends.mask import Mask
@@ -119,7 +121,7 @@ def _select_output(output: Any) -> Tensor:
 
 
 def layer_config(contender: Contender, case: Case) -> Any:
-    """Build fairseq's configuration of RoBERTa-base's layer, with our options."""
+    """Build fairseq's configuration of RoBERTa-base's layer, with our options and encodings."""
     args = Namespace(
         encoder_embed_dim=case.size.embed_dim,
         decoder_embed_dim=case.size.embed_dim,
@@ -135,7 +137,9 @@ def layer_config(contender: Contender, case: Case) -> Any:
         position_backend=contender.backend,
     )
     base_architecture(args)
-    return build_stack_config(args)
+    config = build_stack_config(args)
+    config.assembly = Assembly(specs.parse(contender.encoding), case.dims)  # as a stack does
+    return config
 
 
 def _draw(case: Case, *shape: int, std: float) -> Tensor:
