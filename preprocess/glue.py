@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> None:
             "packages": {name: version(name) for name in PACKAGES},
         }
         make_folder(args.out / task.name, request, partial(writer.write_task, task, paths))
-    if len(tasks) == len(TASKS) and (args.raw / WNLI.name).is_dir():
+    if len(tasks) == len(TASKS) and (args.raw / WNLI.name).is_dir():  # only for a whole submission
         _predict_wnli(find_files(args.raw, WNLI), args.out / f"{WNLI.name}.tsv")
 
 

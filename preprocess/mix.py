@@ -74,9 +74,8 @@ class MixtureRules:
 
 def run(args: argparse.Namespace) -> None:
     """Mix the corpora; the corpora that an interrupted run finished are kept."""
-    read = cache(
-        read_source
-    )  # once for each file, even if several corpora are in it, as in the Pile
+    # Once for each file, even if several corpora are in it, as in the Pile.
+    read = cache(read_source)
     corpora = [
         (corpus, list(map(read, find_files(corpus.paths))))
         for corpus in map(parse_corpus, args.corpus)
@@ -175,7 +174,7 @@ def read_documents(
     line_format: LineFormat, files: Sequence[SourceFile], rules: MixtureRules
 ) -> Iterator[bytes]:
     r"""Yield the documents of a corpus, with ``\n`` after every line."""
-    pending = b""  # begin of a document that continues in the next chunk
+    pending = b""  # beginning of a document that continues in the next chunk
     cut = partial(cut_documents, line_format=line_format, sentences=rules.sentences)
     for chunk, (texts, invalid) in map_chunks(read_chunks(files), rules.workers, cut):
         for message in describe_invalid(invalid, chunk, rules.invalid_lines):

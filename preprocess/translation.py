@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> None:
 
     def fill(manifest: Manifest) -> None:
         manifest.entries["left_out"] = corpus.left_out
-        pieces = _learn_pieces(corpus.train, args.vocab_size, args.workers, manifest)
+        pieces = _load_or_train(corpus.train, args.vocab_size, args.workers, manifest)
         for name, split in corpus.splits.items():
             if manifest.read("results", name) is None:
                 limits = args.max_length, args.max_ratio
@@ -74,10 +74,10 @@ def run(args: argparse.Namespace) -> None:
     make_folder(args.out, request, fill)
 
 
-def _learn_pieces(
+def _load_or_train(
     train: ParallelSplit, vocab_size: int, workers: int, manifest: Manifest
 ) -> Pieces:
-    """Train a sentencepiece model on both languages in the folder, unless it is finished."""
+    """Load the folder's sentencepiece model of both languages; train it first if it is missing."""
     path = manifest.folder / "sentencepiece.model"
     if manifest.read("models", path.name) is None:
         say(f"learning {vocab_size:,} sentencepieces (bpe)")
@@ -121,7 +121,7 @@ def _write_split(
     pair = "-".join(languages)
     for language, side, text in zip(languages, sides, split.sides):
         if name == "train":
-            counts = np.bincount(np.concatenate([tokens for tokens, _ in sides]))
+            counts = np.bincount(np.concatenate([tokens for tokens, _ in sides]))  # of both sides
             _save_dictionary(dictionary, counts, folder / f"dict.{language}.txt")
         else:  # not NAME.SOURCE-TARGET.LANGUAGE, which fairseq would read instead of its data
             raw = "".join(f"{line}\n" for line in text.lines)
@@ -163,10 +163,10 @@ def train_model(lines: Iterable[str], vocab_size: int, threads: int) -> bytes:
         sentence_iterator=(" ".join(line.split()) for line in lines),
         model_writer=model,
         model_type="bpe",
-        character_coverage=1.0,
-        normalization_rule_name="identity",
+        character_coverage=1.0,  # of the training text; its rare characters are no <unk>
+        normalization_rule_name="identity",  # the text is translated as it is written
         num_threads=threads,
-        bos_id=0,
+        bos_id=0,  # fairseq's order; tokens are looked up by text, so nothing relies on it
         pad_id=1,
         eos_id=2,
         unk_id=3,

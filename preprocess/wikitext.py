@@ -18,7 +18,7 @@ from binarize import command, formats, options
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
     options.add_arguments(parser)
-    parser.set_defaults(empty_lines=None)  # `run` chooses it by --articles
+    parser.set_defaults(empty_lines=None)  # of the shared --empty-lines; `run` chooses another
     add = parser.add_argument
     add("--articles", action="store_true", help="write an empty item only between articles")
     add("--no-headings", action="store_true", help="drop the headings")
@@ -28,4 +28,5 @@ def run(args: argparse.Namespace) -> None:
     """Make the data-bin."""
     empty_lines = args.empty_lines or ("documents" if args.articles else "keep")
     settings = argparse.Namespace(**{**vars(args), "empty_lines": empty_lines})
-    command.run(settings, formats.WikiText(args.articles, not args.no_headings))
+    line_format = formats.WikiText(articles=args.articles, headings=not args.no_headings)
+    command.run(settings, line_format)

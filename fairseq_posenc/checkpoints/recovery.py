@@ -62,7 +62,7 @@ def read_if_whole(path: Path) -> WholeCheckpoint | None:
     """Read a checkpoint's number of updates; None if no training can be resumed from the file."""
     if not _NAMES.fullmatch(path.name):
         return None
-    try:  # tensors stay on disk
+    try:  # loads the whole file, so a torn one fails here
         updates = int(open_whole(path)["optimizer_history"][-1]["num_updates"])
     except Exception:  # of any type, depending on the file
         return None

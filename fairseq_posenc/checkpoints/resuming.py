@@ -44,7 +44,7 @@ def check_resumption(path: Path, settings: DictConfig) -> Resumption:
         settings: fairseq's configuration.
     """
     checkpoint = settings.checkpoint
-    container: Any = OmegaConf.to_container(settings, resolve=True, enum_to_str=True)
+    container: Any = OmegaConf.to_container(settings, resolve=True, enum_to_str=True)  # as saved
     now = flatten(container)
     with open_checkpoint(path) as state:
         cfg = state.get("cfg")
@@ -71,7 +71,7 @@ def check_resumption(path: Path, settings: DictConfig) -> Resumption:
 def _refuse_other_schedule(path: Path, before: FlatSettings, now: FlatSettings) -> None:
     """Refuse the state of another class of schedule, of which fairseq would load a part.
 
-    It refuses another class of optimizer or criterion itself, after it has loaded the weights.
+    fairseq itself refuses another class of optimizer or criterion, after loading the weights.
     """
     old, new = before.get("lr_scheduler"), now.get("lr_scheduler")
     if None not in (old, new) and old != new:

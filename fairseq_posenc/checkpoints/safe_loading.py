@@ -23,7 +23,7 @@ _PICKLE = b"\x80"  # first byte of a checkpoint of torch before 1.6, which is no
 
 
 def open_whole(path: Path) -> dict[str, Any]:
-    """Load a checkpoint whole: a mapped file that is written meanwhile ends the process (SIGBUS).
+    """Load a checkpoint into memory: reading a mapped file that is overwritten ends the process.
 
     Errors keep their type, for callers that only try; others call :func:`open_checkpoint`.
 
@@ -35,7 +35,7 @@ def open_whole(path: Path) -> dict[str, Any]:
     before = path.stat()
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-    finally:  # its errors are then those of a file in part
+    finally:  # also after an error, which a file written in part may cause
         after = path.stat()
         if (before.st_ino, before.st_mtime_ns) != (after.st_ino, after.st_mtime_ns):
             raise UserError("was written while it was read: try again")

@@ -19,7 +19,7 @@ from fairseq_posenc.position_parameters import extend_tables, fit_positions
 
 logger = logging.getLogger(__name__)
 STOCK_SINUSOIDS = ("embed_positions._float_tensor", "embed_positions.weights")
-STOCK_SPEC = "sinusoidal(layout=fairseq)"
+STOCK_SPEC = "sinusoidal(layout=fairseq)"  # of fairseq's own models, which have one of these keys
 STOCK_TABLE = "embed_positions.weight"  # learned positions in fairseq's models
 LEARNED_TABLE = "embed_positions.encodings.learned.table.weight"  # and in ours
 # Copies of weights, which encoder layers of fairseq 0.12.2 have for its fast path.
@@ -37,7 +37,7 @@ def is_copy(name: str) -> bool:
 class IdentifiedStack(Protocol):
     """An encoder or decoder that knows what its weights were trained with."""
 
-    identity: Identity
+    identity: Identity  # positions and settings of its weights
     weight_settings: WeightSettings
     layers_kept: list[int] | None  # indices of the trained layers that it has; None for all
 
@@ -81,8 +81,8 @@ class PositionCheckpoints(nn.Module):
         model_state = self.state_dict(prefix=prefix)
         refuse_broken_weights(state_dict, model_state)
         changes = self._match_identities(state_dict, prefix)
-        extended_tables = extend_tables(self, state_dict, prefix)
-        replaced_parameters = fit_positions(state_dict, model_state)
+        extended_tables = extend_tables(self, state_dict, prefix)  # first, as it loses no rows
+        replaced_parameters = fit_positions(state_dict, model_state)  # what still does not fit
         changes += replaced_parameters
         if changes and not self.init_positions:
             raise UserError(

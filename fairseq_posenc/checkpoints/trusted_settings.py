@@ -102,7 +102,7 @@ def _iterate_settings(state: Mapping[str, object]) -> Iterator[tuple[str, Any, A
     while to_visit:
         place, section, depth = to_visit.pop()
         if isinstance(section, (list, tuple)):
-            section = dict(enumerate(section))
+            section = dict(enumerate(section))  # a copy: items of lists are only read
         if not isinstance(section, (dict, Namespace)):
             continue
         if depth > _MAX_DEPTH:

@@ -14,7 +14,7 @@ _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 def refuse_broken_weights(state_dict: dict[str, Tensor], model_state: dict[str, Tensor]) -> None:
     """Refuse broken weights, which torch would silently copy into the model.
 
-    Only floating-point parameters of the model are checked, without identities.
+    Only floating-point parameters are checked, and no identity: its tensor is an encoded text.
     """
     for name, parameter in model_state.items():
         if name not in state_dict or not parameter.is_floating_point() or name.endswith(STATE_KEY):

@@ -79,7 +79,7 @@ def lock_save_dir(settings: DictConfig) -> None:
     rank = settings.distributed_training.distributed_rank
     if rank != 0 or settings.checkpoint.no_save or folder in _held or not folder.is_dir():
         return
-    refusal = (
+    refusal = (  # `locks.acquire` replaces {holder} by the process that holds the lock
         f"--save-dir {folder}: {{holder}} trains there; wait until it ends, or name another folder"
     )
     warn = partial(logger.warning, "%s: cannot be locked against a second training (%s)", folder)
@@ -128,7 +128,7 @@ def _prepare_resumption(model: PositionCheckpoints, settings: DictConfig) -> Non
         return  # another training: its optimizer starts fresh
     resumed = check_resumption(path, settings)
     if resumed.loads_optimizer:
-        model.optimizer_source = path
+        model.optimizer_source = path  # for refusals when the weights are loaded
         end_if_finished(path, resumed.updates, settings)
     restore_patience(resumed.extra_state.get(_PATIENCE_KEY), checkpoint)
 
@@ -141,7 +141,7 @@ def find_start(checkpoint: CheckpointConfig) -> Path | None:
     """
     suffix = checkpoint.checkpoint_suffix
     last = os.path.join(checkpoint.save_dir, LAST.replace(".pt", f"{suffix}.pt"))
-    if checkpoint.restore_file != CheckpointConfig.restore_file:
+    if checkpoint.restore_file != CheckpointConfig.restore_file:  # it is given
         option, named = "--restore-file", checkpoint.restore_file.replace(".pt", f"{suffix}.pt")
     elif PathManager.exists(last):
         option, named = "", last
@@ -160,7 +160,7 @@ def restore_if_torn(path: Path, checkpoint: CheckpointConfig) -> None:
     """Restore a run's last checkpoint if it was not written to its end; refuse other such files."""
     if not is_torn(path):
         return
-    is_own = checkpoint.restore_file == CheckpointConfig.restore_file
+    is_own = checkpoint.restore_file == CheckpointConfig.restore_file  # no --restore-file
     if path != Path(checkpoint.save_dir, LAST) or not is_own:
         raise UserError(f"{path} is not a complete checkpoint: it was not written to its end")
     if not restore_last(path):
@@ -249,11 +249,11 @@ def keep_batches(task: Any) -> None:
 
     def get_batch_iterator(dataset: Any, *args: Any, epoch: int = 1, **options: Any) -> Any:
         renewed = options.get("disable_iterator_cache") or options.get("update_epoch_batch_itr")
-        is_built = dataset in task.dataset_to_epoch_iter
+        is_built = dataset in task.dataset_to_epoch_iter  # fairseq's cache of iterators
         if epoch == 1 or renewed or is_built or not task.can_reuse_epoch_itr(dataset):
             return build(dataset, *args, epoch=epoch, **options)
         iterator = build(dataset, *args, epoch=1, **options)
-        dataset.set_epoch(epoch)
+        dataset.set_epoch(epoch)  # `build` has set it to 1
         return iterator
 
     task.get_batch_iterator = get_batch_iterator

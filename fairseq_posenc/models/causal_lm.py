@@ -34,7 +34,7 @@ from fairseq_posenc.transformer.stacks import PositionalDecoder
 class PositionalLMConfig(PositionConfig, TransformerLanguageModelConfig):
     """fairseq's options of a causal LM and ours; the default size is DecBERT's."""
 
-    activation_fn: Any = "gelu"
+    activation_fn: Any = "gelu"  # not fairseq's enum: `add_args` adds the option with its choices
     decoder_embed_dim: int = 768
     decoder_input_dim: int = field(
         default=0, metadata={"help": "decoder input dimension (default: decoder_embed_dim)"}

@@ -102,7 +102,7 @@ class PositionalRoberta(PositionalModel, RobertaModel):
             OmegaConf.set_struct(args, True)
         settings: Any = getattr(task, "cfg", None)
         if OmegaConf.is_config(settings):
-            # New loading processes in each epoch: those that persist keep the masks of their first.
+            # fairseq masks by epoch: processes that persist would keep the masks of their first.
             with open_dict(settings):
                 settings.reuse_dataloader = settings.persistent_workers = False
         model = cls(args, encoder)

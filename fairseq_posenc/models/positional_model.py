@@ -12,21 +12,21 @@ Architecture = Callable[[Any], None]  # sets the options of fairseq that were no
 
 
 class PositionalModel(PositionCheckpoints):
-    """Mixin for models: their checkpoints and data."""
+    """Mixin for models, which call :meth:`use_stacks` at the end of ``build_model``."""
 
     def use_stacks(self, task: Any, **stacks: Any) -> None:
-        """Take over ``--init-positions``, log the encodings, and prepare the command that runs."""
+        """Log the encodings; check and prepare the command (data, lock, resumption) that runs."""
         for stack in stacks.values():
-            self.init_positions = stack.cfg.position.init_positions
+            self.init_positions = stack.cfg.position.init_positions  # equal in all; for loading
         log_encodings(**stacks)
         prepare_command(self, task, [stack.assembly.spec for stack in stacks.values()])
 
 
 def make_architecture(set_size: Architecture, **defaults: Any) -> Architecture:
-    """Make an architecture of defaults, and of a size, whose defaults come after these."""
+    """Make an architecture that sets ``defaults``, then those of ``set_size`` for what is left."""
 
     def set_defaults(args: Any) -> None:
-        forget_tpu(args)
+        forget_tpu(args)  # architectures are our first code after fairseq chose a TPU for --bf16
         for option, default in defaults.items():
             setattr(args, option, getattr(args, option, default))
         set_size(args)

@@ -59,7 +59,7 @@ class AnswersCriterion(FairseqCriterion):
             "loss": loss.detach(),
             "ntokens": sample["ntokens"],
             "nsentences": len(target),
-            "sample_size": count,
+            "sample_size": count,  # fairseq divides gradients by it
             "exact": len(target) - has_error.sum(),
         }
         return loss, count, logged

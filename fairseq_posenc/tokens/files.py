@@ -19,7 +19,7 @@ from typing import Any, Union
 from fairseq_posenc.errors import UserError
 
 _BLOCK_BYTES = 1 << 16  # about a thousand sentences
-# By suffixes, of files that must be read from the beginning.
+# By suffix: functions that open compressed files, which are read from the beginning only.
 OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 # Errors that a damaged compressed file raises while it is read.
 DAMAGE_ERRORS = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError)
@@ -71,7 +71,7 @@ def decode_text(
     """
     if first_line == 1:
         content = content.removeprefix(codecs.BOM_UTF8)
-    text = ""
+    text = ""  # if it is not UTF-8, which is then a problem
     # Index of the first byte of a kind -> what is wrong with it; -1 for bytes that do not occur.
     problems = {content.find(byte): label for byte, label in refused.items()}
     try:
@@ -92,7 +92,7 @@ def read_lines(path: Path, option: str) -> list[str]:
     Raises:
         UserError: the file cannot be read, is empty, or is not UTF-8 text.
     """
-    name = f"{option} {path}"
+    name = f"{option} {path}"  # in messages; `option` named the file
     content = read_bytes(path, name)
     if not content:
         raise UserError(f"{name}: the file is empty; name a file with text in it")

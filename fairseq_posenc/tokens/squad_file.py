@@ -156,7 +156,7 @@ def _read_question(entry: Any, context: str, place: str) -> Question:
     for item in _read_field(entry, "answers", list, place):
         answer_text = _read_field(item, "text", str, place)
         answers.append(Answer(answer_text, _read_field(item, "answer_start", int, place)))
-    if impossible not in (None, not answers):
+    if impossible not in (None, not answers):  # it contradicts the answers
         number = "an answer" if answers else "no answer"
         raise UserError(
             f"{place}, question {question_id}: 'is_impossible' is {json.dumps(impossible)}, but "

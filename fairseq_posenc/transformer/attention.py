@@ -48,7 +48,7 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
         **kwargs: passed on to fairseq's class.
     """
 
-    batch_first = False
+    batch_first = False  # AttentionCore's steps read it: inputs are (T, B, C)
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
     ) -> tuple[Tensor, Tensor | None]:
         """Attend as fairseq's class does, but only in a stack, which computes the position state.
 
-        Inputs and outputs are ``(T, B, C)``, weights ``(B, T, S)``.
+        Inputs and outputs are ``(T, B, C)``, weights ``(B, T, S)``; key and value are not read.
 
         Raises:
             UserError: ``static_kv`` or ``before_softmax``, which self-attention never needs; or
@@ -97,9 +97,9 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
             _refuse_torchscript()
         if static_kv or before_softmax:
             raise UserError("static_kv and before_softmax have no meaning in self-attention here")
-        shared = current_layer()
-        buffer = self._get_input_buffer(incremental_state)
-        src_len = shared.positions.src_len
+        shared = current_layer()  # the layer's forward has set it
+        buffer = self._get_input_buffer(incremental_state)  # past keys and values; {} if none
+        src_len = shared.positions.src_len  # of all tokens, even if a window has dropped keys
         padding = key_padding_mask
         cache = None
         if incremental_state is not None:
@@ -131,8 +131,8 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
             need_weights=need_weights or need_head_weights,
         )
         if incremental_state is not None:
-            self._set_input_buffer(incremental_state, buffer)
-        attended, weights = attend(*call, requested=self.backend)
+            self._set_input_buffer(incremental_state, buffer)  # the cache has changed it in place
+        attended, weights = attend(*call, requested=self.backend)  # call: query, key, value, ...
         if weights is not None:
             # [B, H, T, S] -> [H, B, T, S] or [B, T, S], as fairseq's class returns them
             weights = weights.transpose(0, 1) if need_head_weights else weights.mean(1)
@@ -146,15 +146,15 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
         """
         positions = shared.positions
         steps_span = shared.steps_span
-        if steps_span is None:  # nothing is kept for later steps
+        if steps_span is None:  # not decoding, or no term can be kept
             return self.terms(positions.span(), shared)
 
         def compute_ahead() -> Terms:
             ahead = lookahead_positions(positions, steps_span.src_len)
             terms = self.terms(steps_span, shared._replace(positions=ahead))
-            return terms.expanded(lambda term: term.name == "key_table")  # now, not in each step
+            return terms.expanded(lambda term: term.name == "key_table")  # else looked up each step
 
-        key = self._get_full_incremental_state_key("terms")
+        key = self._get_full_incremental_state_key("terms")  # of this module alone
         ahead = cached_terms(state, key, steps_span, compute_ahead)
         src_len = positions.src_len
         terms = slice_for_step(ahead, src_len, later=steps_span.src_len - src_len)

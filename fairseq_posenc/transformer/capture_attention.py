@@ -67,7 +67,7 @@ def _capture(
     out: Any,
 ) -> None:
     """Capture the attention of a module, as a forward hook; fairseq's layers pass keywords."""
-    _, weights = out
+    _, weights = out  # of each head, which `_request_weights` has asked for
     captured.append(
         CapturedAttention(
             stack=match["stack"],
@@ -94,7 +94,7 @@ def _split_scores(attention: MultiheadAttention, queries: Tensor, keys: Tensor) 
     query = project(queries, attention.q_proj)  # [B, H, T, D]
     key = project(keys, attention.k_proj)  # [B, H, S, D]
     if isinstance(attention, PositionalAttention):
-        context = current_layer()
+        context = current_layer()  # still set: hooks run in the layer's forward
         terms = attention.terms(context.positions.span(), context)
         inputs = queries.transpose(0, 1)  # of the layer; some terms are computed from them
         terms = attention.encodings.add_input_terms(

@@ -47,15 +47,15 @@ class IncrementalCache(NamedTuple):
         if past_key is not None and past_value is not None:
             places = self.buffer.get("prev_places")  # a row for each beam, all of them equal
             past = Kept(past_key, past_value, places=None if places is None else places[0].cpu())
-            visible = past.append(key, value, decay, self.tokens)  # the decay has the past's
-        stored = visible.select(needed, self.tokens)
+            visible = past.append(key, value, decay, self.tokens)  # the decay covers the past
+        stored = visible.select(needed, self.tokens)  # without keys that no later query sees
         places = stored.places
-        if places is not None:  # fairseq reorders rows
+        if places is not None:  # in each row, as fairseq reorders rows
             places = places.to(key.device).expand(key.size(0), -1)
         self.buffer.update(
             prev_key=stored.key,
             prev_value=stored.value,
-            prev_key_padding_mask=self.padding,
+            prev_key_padding_mask=self.padding,  # of all tokens, also those without a key
             prev_places=places,
         )
         if stored.decay is not None:
@@ -77,7 +77,7 @@ def compute_step_span(src_len: int, limit: int, device: torch.device) -> Span:
 
 def cached_terms(state: Any, key: str, span: Span, compute: Callable[[], Terms]) -> Terms:
     """Get the terms of a span (:func:`compute_step_span`) from the state, or compute them."""
-    kept = state.get(key)
+    kept = state.get(key)  # (span, terms) of an earlier step
     if kept is None or kept[0] != span:
         kept = state[key] = span, compute()
     return kept[1]
@@ -87,8 +87,8 @@ def lookahead_positions(positions: Positions, keys: int) -> Positions:
     """Extend positions by padding to a number of keys, of which the last 32 are queries."""
     later = (0, keys - positions.src_len)
     padding = F.pad(~positions.real(), later, value=True)  # [B, keys]
-    # Where padding must not be inspected, `left_padded` is True.
-    ahead = Positions.from_padding(padding, min(STEPS, keys), not positions.left_padded)
+    inspect = not positions.left_padded  # which is True, too, if padding must not be inspected
+    ahead = Positions.from_padding(padding, min(STEPS, keys), inspect_padding=inspect)
     return ahead._replace(ends=F.pad(positions.ends, later))
 
 
@@ -98,12 +98,12 @@ def slice_for_step(terms: Terms, src_len: int, later: int) -> Terms:
     Args:
         terms: computed for :func:`lookahead_positions`.
         src_len: S, the number of keys in this step.
-        later: the number of later steps that the terms are for.
+        later: how many later steps the terms are for; the queries of these are the last ones.
     """
 
     def slice_term(term: Term) -> Term:
         if isinstance(term, ByDistance):
-            return term.without_first_keys(later)
+            return term.without_first_keys(later)  # the lowest distances
         term = term.map_axis("S", lambda x, dim: x.narrow(dim, 0, src_len))
         return term.map_axis("T", lambda x, dim: x.narrow(dim, x.size(dim) - 1 - later, 1))
 

@@ -43,7 +43,7 @@ def current_layer() -> LayerShared:
 
 @contextmanager
 def set_context(stack: Shared | None = None, layer: LayerShared | None = None) -> Iterator[None]:
-    """Make a position state that of the stack, or of a layer in it, while a block runs."""
+    """Set the states of stack (None: unchanged) and layer (None: none) while a block runs."""
     before = _context.stack, _context.layer
     _context.stack, _context.layer = before[0] if stack is None else stack, layer
     try:
@@ -62,7 +62,7 @@ def inject_context(
     """
     if _context.stack is None:
         raise UserError("a layer was called outside its stack's forward, so it has no positions")
-    shared = _context.stack.of_kind(cast(Any, layer).self_attn.kind)
+    shared = _context.stack.of_kind(cast(Any, layer).self_attn.kind)  # see `Spec.layer_kinds`
     tensors = {f"shared_{name}": tensor for name, tensor in shared.terms.tensors().items()}
     # A layer that is run again must take the tensors of its arguments, and not compute others.
     shared = shared._replace(recompute_terms=None)

@@ -43,7 +43,7 @@ class _PositionalLayer:
         self, cfg: Any, side: str, **kwargs: Any
     ) -> PositionalAttention:
         """Build self-attention with this layer's encodings; ``side`` is encoder or decoder."""
-        assembly: Assembly = cfg.assembly
+        assembly: Assembly = cfg.assembly  # spec and sizes, which the stack has put there
         return self._build_attention(
             PositionalAttention,
             cfg,
@@ -78,7 +78,7 @@ class PositionalEncoderLayer(_PositionalLayer, TransformerEncoderLayerBase):
         # The fast path of fairseq 0.12.2 skips self_attn in evaluation, and positions with it. Its
         # copies of the attention's parameters are never trained, which DDP refuses.
         self.can_use_fastpath = False
-        for name in COPIES:
+        for name in COPIES:  # such as in_proj_weight
             self._parameters.pop(name, None)
 
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args: Any) -> None:
@@ -114,7 +114,7 @@ class PositionalDecoderLayer(_PositionalLayer, TransformerDecoderLayerBase):
         )
 
     def build_encoder_attention(self, embed_dim: int, cfg: Any) -> nn.Module:
-        """Build fairseq's cross-attention, or the rotary one, which reads the context, too."""
+        """Build fairseq's cross-attention, or the rotary one if this layer's spec says so."""
         if not cfg.assembly.spec.select_layers([self.index]).rotates_source:
             return cast("nn.Module", super().build_encoder_attention(embed_dim, cfg))
         encoder_dim = cfg.encoder.embed_dim

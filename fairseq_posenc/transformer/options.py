@@ -89,7 +89,7 @@ def resolve_positions(args: Any) -> PositionOptions:
     values = {
         name: safe_getattr(args, name, getattr(defaults, name))
         for name in PositionConfig.__dataclass_fields__
-        if name != "_name"
+        if name != "_name"  # fairseq's own field
     }
     for name in ("position_encoding", "position_encoding_decoder", "attention_directions"):
         _check_text(name, values[name], optional=name != "position_encoding")
@@ -101,7 +101,7 @@ def resolve_positions(args: Any) -> PositionOptions:
         directions=tuple(
             parse_directions(values["attention_directions"] or "", "--attention-directions")
         ),
-        backend=values["position_backend"] or defaults.position_backend,
+        backend=values["position_backend"] or defaults.position_backend,  # hydra may give null
         init_positions=bool(values["init_positions"]),
     )
 
@@ -125,7 +125,7 @@ def as_namespace(args: Any) -> Any:
 
 def build_stack_config(args: Any) -> TransformerConfig:
     """Build fairseq's configuration of a stack, with our parsed options as ``position``."""
-    config = TransformerConfig.from_namespace(as_namespace(args))
+    config = TransformerConfig.from_namespace(as_namespace(args))  # keeps our options
     config.position = resolve_positions(config)
     return config
 

@@ -68,15 +68,15 @@ class _PositionalStack:
     layers: nn.ModuleList
     embed_positions: nn.Module | None
     padding_idx: int
-    layers_kept: list[int] | None = None
-    layers_built = 0
+    layers_kept: list[int] | None = None  # indices in the trained stack, read on loading; None: all
+    layers_built = 0  # so far; fairseq's constructor builds them in order
     weight_settings: WeightSettings
-    _get_full_incremental_state_key: Callable[[str], str]
+    _get_full_incremental_state_key: Callable[[str], str]  # fairseq's: of this module alone
 
     def install(
         self, assembly: Assembly, eos_idx: int, directions: tuple[str, ...], backend: str
     ) -> None:
-        """Build the encodings of the stack, and set the direction of each layer.
+        """Build the encodings, and set the directions of the layers, which fairseq has built.
 
         Raises:
             UserError: the encodings do not work together, or not with this stack.
@@ -87,14 +87,14 @@ class _PositionalStack:
                 f"{len(self.layers)}"
             )
         self.assembly = assembly
-        self.id_readers = assembly.list_id_readers()
+        self.id_readers = assembly.list_id_readers()  # encodings that a caller's ids must fit
         self.backend = backend
         self.eos_idx = eos_idx
         at_input = assembly.build_input()
         self.embed_positions = (
             None if at_input is None else InputPositions(at_input, self.padding_idx, eos_idx)
         )
-        self.encodings = assembly.build_stack()
+        self.encodings = assembly.build_stack()  # those that layers share
         self.directions = directions + ("both",) * (len(self.layers) - len(directions))
         for index, direction in enumerate(self.directions):
             layer: Any = self.layers[index]  # iterating over the layers would apply LayerDrop
@@ -146,7 +146,7 @@ class _PositionalStack:
             UserError: the ids have another shape, or an encoding cannot take them.
         """
         batch, length = tokens.shape
-        if ids is not None:
+        if ids is not None:  # checked; axes are then the last dimension
             ids = read_position_ids("position_ids", ids, self.id_readers, batch, (length,))
         return set_context(self.compute_shared(tokens, length, ids=ids))
 
@@ -166,18 +166,18 @@ class _PositionalStack:
             ids: position ids, ``(B or 1, S)`` or ``(B or 1, S, axes)``; by default tokens are
                 counted.
         """
-        inspect = may_sync(tokens.device, decoding=state is not None)
+        inspect = may_sync(tokens.device, decoding=state is not None)  # reading waits for a GPU
         positions = Positions.from_tokens(tokens, self.padding_idx, self.eos_idx, tgt_len, inspect)
         # Documents are found in the counted tokens; random positions are drawn by a caller's ids.
         positions = self.encodings.number(positions)
         if ids is not None:
             positions = self.encodings.number(positions.replace_ids(ids))
         if self.has_reset:
-            positions = positions._replace(first=positions.is_first())
+            positions = positions._replace(first=positions.is_first())  # once, not in each layer
         can_keep_terms = self.terms_fit_any_row or not positions.left_padded
         if state is None or not can_keep_terms:
             return Shared.compute(self.encodings, positions)
-        limit = self.assembly.dims.max_positions
+        limit = self.assembly.dims.max_positions  # tables by position have so many rows
         span = compute_step_span(positions.src_len, limit, positions.device)
 
         def compute_terms(name: str, encoding: Encoding) -> Terms:
@@ -265,7 +265,7 @@ class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
         if incremental_state is not None:
             self._check_step(prev_output_tokens, incremental_state)
             tgt_len = 1
-        shared = current_context()  # a caller may have given positions
+        shared = current_context()  # a caller's, of `at_positions`, or None
         if shared is None or incremental_state is not None:
             shared = self.compute_shared(prev_output_tokens, tgt_len, incremental_state)
         # Later steps of decoding find rotated keys in their caches.
@@ -280,7 +280,7 @@ class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
             )
 
     def buffered_future_mask(self, tensor: Tensor) -> None:
-        """Build no mask of pairs: the direction of the layers replaces it."""
+        """Build no mask of pairs for fairseq: the direction of the layers replaces it."""
 
     def _number_source(self, encoder_out: dict[str, list[Tensor]]) -> Positions:
         """Number the source's tokens, to rotate their keys."""
@@ -320,7 +320,7 @@ def _assemble(cfg: Any, side: str) -> tuple[Any, list[int] | None]:
     causal = side == "decoder"
     length = cfg.max_target_positions if causal else cfg.max_source_positions
     dims = Dims(stack.embed_dim, stack.attention_heads, length, causal)
-    cfg = copy(cfg)
+    cfg = copy(cfg)  # the caller's stays without an assembly
     cfg.assembly = Assembly(spec, dims)
     # fairseq's constructor builds a table by position, even if we replace it.
     cfg.assembly.check_size(stack.layers, always_allocated=dims.max_positions * dims.embed_dim)

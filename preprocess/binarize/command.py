@@ -81,9 +81,9 @@ def _fill_folder(
     for name, found in files.items():
         counts = write_split(name, found, settings, encoder, dictionary, manifest)
         print(f"{name}: {format_counts(counts)}", flush=True)
-        lines = counts["items"] - counts.get("cuts", 0)  # items with </s>: not all parts of a line
+        lines = counts["items"] - counts.get("cuts", 0)  # only the last part of a cut line has </s>
         warn_of_unknown(name, counts["unknown_tokens"], counts["tokens"] - lines)
-    for sizes in manifest.folder.glob("*.sizes"):
+    for sizes in manifest.folder.glob("*.sizes"):  # temporary files of `write_split`
         sizes.unlink()
 
 
@@ -129,7 +129,7 @@ class ItemWriter:
     sizes: BinaryIO  # file of the items' sizes
     separator: np.integer | None  # token of the empty item between documents; None to write none
     counts: Counter[str]  # of what the files have
-    document_ended: bool = True
+    document_ended: bool = True  # also where a run resumes, at the beginning of a file
 
     def write(self, items: Items) -> None:
         """Append the items of a chunk."""
@@ -211,7 +211,7 @@ def _count_dictionary(settings: BinarizeSettings, files: Sequence[SourceFile]) -
         splitter=settings.splitter,
     )
     for chunk, (counts, invalid) in map_chunks(read_chunks(files), settings.workers, count):
-        describe_invalid(invalid, chunk, settings.invalid_lines)
+        describe_invalid(invalid, chunk, settings.invalid_lines)  # refuses; `write_split` reports
         counter.update(counts)
     dictionary = Dictionary()
     for symbol, number in sorted(counter.items()):

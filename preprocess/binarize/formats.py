@@ -25,7 +25,7 @@ class LineFormat(Protocol):
 _SURROGATE = re.compile("[\ud800-\udfff]")
 # WikiText's headings are ` = Title = ` for an article, ` = = Section = = ` and so on inside it.
 _HEADING = re.compile(r"\s*=\s.*\s=\s*")
-_TITLE = re.compile(r"\s*=\s(?!=).*(?<!=)\s=\s*")
+_TITLE = re.compile(r"\s*=\s(?!=).*(?<!=)\s=\s*")  # a single = on each side
 
 
 def plain(line: str) -> Sequence[str]:

@@ -115,10 +115,10 @@ def make_items(
         lines = list(filter(None, lines))
     tokens, sizes = encoder.encode(lines)
     counts["unknown_tokens"] = int((tokens == unk).sum())
-    begins = ends = False  # with a blank
+    begins = ends = False  # whether blanks are first and last
     if empty_lines == "documents":
         is_blank = np.array([not line for line in lines], dtype=bool)
-        is_kept, begins, ends = _keep_between_documents(is_blank, sizes > 1)
+        is_kept, begins, ends = _keep_between_documents(is_blank, sizes > 1)  # not </s> alone
         counts["document_ends"] = int((is_kept & is_blank).sum())
         tokens = tokens[np.repeat(is_kept, sizes)]
         sizes = sizes[is_kept]
@@ -167,8 +167,8 @@ def _keep_between_documents(
     result = is_text.copy()
     if not is_text.any():
         return result, bool(is_blank.any()), bool(is_blank.any())
-    known = np.flatnonzero(is_blank | is_text)
+    known = np.flatnonzero(is_blank | is_text)  # without other lines that have no tokens
     texts = np.flatnonzero(is_text)
     follows_text = np.concatenate([[False], is_text[known[:-1]]])
-    result[known[follows_text & (known < texts[-1])]] = True
+    result[known[follows_text & (known < texts[-1])]] = True  # a blank; texts are kept already
     return result, bool(known[0] < texts[0]), bool(known[-1] > texts[-1])

@@ -23,7 +23,7 @@ _OPTIONS = ("encoder_json", "vocab_bpe", "sentencepiece_model", "dict")
 
 
 def add_vocabulary(group: argparse._ActionsContainer) -> None:
-    """Add the options of GPT-2's BPE and of sentencepiece; programs add ``--dict`` themselves."""
+    """Add the options of BPE and sentencepieces; not ``--dict``, which only some programs need."""
     group.add_argument("--encoder-json", type=Path, help="vocabulary of GPT-2's BPE")
     group.add_argument("--vocab-bpe", type=Path, help="merges of GPT-2's BPE")
     group.add_argument("--sentencepiece-model", type=Path, help="sentencepiece model")
@@ -73,9 +73,9 @@ class Vocabulary(NamedTuple):
             UserError: the file cannot be read, has no symbol, or begins with a byte-order mark.
         """
         path = self.files.get("dict")
-        if path is None:
+        if path is None:  # only with sentencepieces: of words, `command.py` then counts the text
             return Pieces(self.files["sentencepiece_model"]).build_dictionary()
-        dictionary = load_dictionary(path, mask=False)
+        dictionary = load_dictionary(path, mask=False)  # tasks of masked LMs add <mask>
         if len(dictionary) == dictionary.nspecial:
             raise UserError(f"--dict {path} holds no symbol: all words would be <unk>")
         if path.read_bytes().startswith(codecs.BOM_UTF8):

@@ -30,7 +30,7 @@ class GlueCriterion(FairseqCriterion):
 
     def __init__(self, task: Any) -> None:
         super().__init__(task)
-        self.regression = task.glue.regression
+        self.regression = task.glue.regression  # whether labels are scores, not classes
 
     def forward(self, model: Any, sample: Any) -> tuple[Tensor, int, dict[str, Tensor | int]]:
         """Compute the summed loss, the number of examples, and the values to log."""
@@ -42,8 +42,8 @@ class GlueCriterion(FairseqCriterion):
             loss = F.mse_loss(predictions, labels.float(), reduction="sum")
             if not model.training:  # a sum in training may span epochs and have examples twice
                 vectors = (predictions.detach(), labels, torch.ones_like(labels))  # [B]
-                places = sample["id"], sample["dataset_size"]
-                logged |= {k: _scatter(v, *places) for k, v in zip(_VECTORS, vectors)}
+                places = sample["id"], sample["dataset_size"]  # the task glue adds the size
+                logged |= {name: _scatter(x, *places) for name, x in zip(_VECTORS, vectors)}
         else:
             loss = F.cross_entropy(outputs.float(), labels, reduction="sum")
             logged[_CONFUSION] = metrics.confusion(outputs.argmax(-1), labels, outputs.size(-1))

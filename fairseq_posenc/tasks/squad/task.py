@@ -84,7 +84,7 @@ class SquadTask(FairseqTask):
         tokens = data_utils.load_indexed_dataset(prefix, self.dictionary)
         if tokens is None:
             raise FileNotFoundError(f"{self.data_bin.path}: has no split {split!r}")
-        spans = np.load(f"{prefix}.spans.npy").astype(np.int64)
+        spans = np.load(f"{prefix}.spans.npy").astype(np.int64)  # [N, 2]: first, last token
         dataset = NestedDictionaryDataset(
             {
                 "id": IdDataset(),
