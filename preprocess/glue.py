@@ -103,7 +103,7 @@ class SplitWriter(NamedTuple):
             path.parent.mkdir(exist_ok=True)
             self.vocabulary.write_dictionary(self.dictionary, path)
         sha256 = checksum(folder / "input0" / DICTIONARY)
-        manifest.entries["glue_task"] = task.name
+        manifest.entries["glue_task"] = task.name  # saved with the next split
         manifest.entries[DICTIONARY] = {"symbols": len(self.dictionary), "sha256": sha256}
         for split, path in files.items():
             if manifest.read("splits", split) is None:
@@ -243,7 +243,7 @@ def read_examples(path: Path, task: Task, split: str) -> Examples:
     columns = [_find_column(header, name, path) for name in task.sentences]
     is_labelled = split not in task.test_splits
     label_column = _find_column(header, task.label, path) if is_labelled else None
-    examples = Examples(tuple([] for _ in columns), [], [], 0)
+    examples = Examples(tuple([] for _ in columns), labels=[], ids=[], broken=0)
     broken = 0
     for number, line in lines:
         cells = line.split("\t")

@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> None:
     }
 
     def fill(manifest: Manifest) -> None:
-        manifest.entries["left_out"] = corpus.left_out
+        manifest.entries["left_out"] = corpus.left_out  # saved with the next entry
         pieces = _load_or_train(corpus.train, args.vocab_size, args.workers, manifest)
         for name, split in corpus.splits.items():
             if manifest.read("results", name) is None:

@@ -60,7 +60,7 @@ def explain_divergence(error: BaseException) -> str | None:
 
 
 def parse_stop_update(message: str) -> int:
-    """Parse the update of a divergence from a log; 0 without :func:`explain_divergence`'s text."""
+    """Parse the update at which a training diverged from its message or log; 0 if it did not."""
     match = _STOPPED.search(message)
     return int(match[1].replace(",", "")) if match else 0
 

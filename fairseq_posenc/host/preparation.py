@@ -91,7 +91,7 @@ def _prepare_saving(task: Any, checkpoint: CheckpointConfig) -> None:
 
     Before fairseq writes one, it calls the hook ``get_checkpoint_dict`` if a task has it.
     """
-    get_state: Any = getattr(task, "get_checkpoint_dict", dict)
+    get_state: Any = getattr(task, "get_checkpoint_dict", dict)  # by default {}
 
     def get_checkpoint_dict() -> dict[str, object]:
         refuse_full_disk(checkpoint.save_dir)

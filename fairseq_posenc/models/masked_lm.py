@@ -90,7 +90,7 @@ class PositionalRoberta(PositionalModel, RobertaModel):
     def build_model(cls, args: Any, task: Any) -> PositionalRoberta:
         """Build a model as fairseq's class does, with our encoder."""
         if OmegaConf.is_config(args):
-            OmegaConf.set_struct(args, False)
+            OmegaConf.set_struct(args, False)  # so that options can be added
         base_architecture(args)
         if getattr(args, "max_positions", None) is None:
             args.max_positions = getattr(args, "tokens_per_sample", None) or task.max_positions()

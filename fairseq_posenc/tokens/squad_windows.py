@@ -137,7 +137,7 @@ def write_split(squad: Squad, window_maker: WindowMaker, prefix: Path) -> dict[s
     if not squad.answered:
         raise UserError(f"{squad.path}: has no answers, so nothing can be learnt from it")
     dictionary = window_maker.dictionary
-    sequences = [np.empty(0, token_dtype(dictionary))]  # so that there may be no window
+    sequences = [np.empty(0, token_dtype(dictionary))]  # empty, as `concatenate` needs an array
     spans: list[tuple[int, int]] = []
     # Counts that may stay 0 are in the manifest too.
     counts = Counter(questions_left_out=0, answers_moved=0, answers_in_no_window=0)

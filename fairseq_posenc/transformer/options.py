@@ -65,9 +65,9 @@ class PositionOptions(NamedTuple):
 
     encoder: Spec
     decoder: Spec
-    directions: tuple[str, ...]
+    directions: tuple[str, ...]  # of the first encoder layers; the others are `both`
     backend: str
-    init_positions: bool
+    init_positions: bool  # whether a checkpoint with other position parameters is accepted
 
 
 def add_position_args(parser: ArgumentParser) -> None:

@@ -71,7 +71,7 @@ class _PositionalStack:
     layers_kept: list[int] | None = None  # indices in the trained stack, read on loading; None: all
     layers_built = 0  # so far; fairseq's constructor builds them in order
     weight_settings: WeightSettings
-    _get_full_incremental_state_key: Callable[[str], str]  # fairseq's: of this module alone
+    _get_full_incremental_state_key: Callable[[str], str]  # fairseq's: makes a module's own key
 
     def install(
         self, assembly: Assembly, eos_idx: int, directions: tuple[str, ...], backend: str
@@ -174,7 +174,7 @@ class _PositionalStack:
             positions = self.encodings.number(positions.replace_ids(ids))
         if self.has_reset:
             positions = positions._replace(first=positions.is_first())  # once, not in each layer
-        can_keep_terms = self.terms_fit_any_row or not positions.left_padded
+        can_keep_terms = self.terms_fit_any_row or not positions.left_padded  # (True if unknown)
         if state is None or not can_keep_terms:
             return Shared.compute(self.encodings, positions)
         limit = self.assembly.dims.max_positions  # tables by position have so many rows

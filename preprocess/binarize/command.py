@@ -211,7 +211,7 @@ def _count_dictionary(settings: BinarizeSettings, files: Sequence[SourceFile]) -
         splitter=settings.splitter,
     )
     for chunk, (counts, invalid) in map_chunks(read_chunks(files), settings.workers, count):
-        describe_invalid(invalid, chunk, settings.invalid_lines)  # refuses; `write_split` reports
+        describe_invalid(invalid, chunk, settings.invalid_lines)  # may refuse; `write_split` logs
         counter.update(counts)
     dictionary = Dictionary()
     for symbol, number in sorted(counter.items()):

@@ -101,7 +101,7 @@ def add_arguments(parser: argparse.ArgumentParser, *, characters: bool = False) 
     add("--dict", type=Path, help="dict.txt; needed with --encoder-json")
     tokens = parser.add_argument_group("tokens")
     add = tokens.add_argument
-    parser.set_defaults(characters=characters, words=False, keep_spaces=False)  # if not added
+    parser.set_defaults(characters=characters, words=False, keep_spaces=False)  # if not added below
     parser.set_defaults(encoder_json=None, vocab_bpe=None, sentencepiece_model=None)
     if characters:
         add("--keep-spaces", action="store_true", help="write white space as the token ▁")

@@ -70,7 +70,7 @@ def make_folder(folder: Path, request: Mapping[str, Any], fill: Callable[[Manife
     if is_made(folder, request):
         say(f"{folder} exists already, made from the same inputs with the same options")
         return
-    with whole_folder(folder, request) as partial:
+    with whole_folder(folder, request) as partial:  # with what an interrupted run has finished
         fill(Manifest(partial, request))
     say(f"wrote {folder}")
 

@@ -73,7 +73,7 @@ class Vocabulary(NamedTuple):
             UserError: the file cannot be read, has no symbol, or begins with a byte-order mark.
         """
         path = self.files.get("dict")
-        if path is None:  # only with sentencepieces: of words, `command.py` then counts the text
+        if path is None:  # sentencepieces; with words, `command.py` makes it from the text
             return Pieces(self.files["sentencepiece_model"]).build_dictionary()
         dictionary = load_dictionary(path, mask=False)  # tasks of masked LMs add <mask>
         if len(dictionary) == dictionary.nspecial:

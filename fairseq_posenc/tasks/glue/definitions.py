@@ -85,7 +85,7 @@ _TASKS = (
     Task("QNLI", ("question", "sentence"), "label", _ENTAILMENT),
     Task("SST-2", ("sentence",), "label", _BINARY),
     Task("CoLA", ("sentence",), "label", _BINARY, headless=_COLA_HEADLESS),
-    Task("STS-B", _PAIR, "score", ()),
+    Task("STS-B", _PAIR, "score", classes=()),
     Task("MRPC", ("#1 String", "#2 String"), "Quality", _BINARY),
     Task("RTE", _PAIR, "label", _ENTAILMENT),
 )
