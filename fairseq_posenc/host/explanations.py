@@ -38,7 +38,7 @@ _ADVICE = {
 
 
 def watch(model: PositionCheckpoints, save_dir: str) -> None:
-    """Keep the model that is trained, whose update the line names."""
+    """Keep the model that is trained, for :func:`explain_divergence`, which names its update."""
     global _training
     _training = weakref.ref(model), save_dir
 

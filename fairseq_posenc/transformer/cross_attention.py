@@ -48,7 +48,7 @@ class RotatedProjection(nn.Linear):
     """Projects to queries or keys, and rotates them by the current position state.
 
     Args:
-        plain: the projection whose parameters it takes over.
+        plain: the projection whose parameters it takes over, under the same names.
         head_dim: D.
         is_key: whether it projects to the source's keys; else to the target's queries.
     """

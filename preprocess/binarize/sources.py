@@ -83,7 +83,7 @@ def read_chunks(files: Iterable[SourceFile]) -> Iterator[tuple[SourceChunk, byte
         lines = 0
         try:
             for data in _read_lines(file.path):
-                if not lines:
+                if not lines:  # the first chunk
                     data = data.removeprefix(codecs.BOM_UTF8)
                     refuse_wide_characters(data, file.path)
                 yield SourceChunk(file, lines, ends_file=False), data
