@@ -128,7 +128,7 @@ class ItemWriter:
     tokens: BinaryIO  # file of the tokens
     sizes: BinaryIO  # file of the items' sizes
     separator: np.integer | None  # token of the empty item between documents; None to write none
-    counts: Counter[str]  # of what the files have
+    counts: Counter[str]  # of what the files have; the caller's, changed in place
     document_ended: bool = True  # also where a run resumes, at the beginning of a file
 
     def write(self, items: Items) -> None:
@@ -186,8 +186,8 @@ def write_split(
         for chunk, items in map_chunks(chunks, settings.workers, encode):
             progress.report_invalid(describe_invalid(items.invalid, chunk, settings.invalid_lines))
             writer.write(items)
-            if chunk.ends_file:
-                writer.document_ended = True
+            if chunk.ends_file:  # from here an interrupted run continues
+                writer.document_ended = True  # no document goes on in the next file
                 sync(tokens, sizes)
                 progress.inputs.append({**chunk.file._asdict(), "lines": chunk.lines_before})
                 progress.counts = dict(sorted(counts.items()))
