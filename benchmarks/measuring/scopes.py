@@ -41,7 +41,7 @@ def operation(contender: Contender, case: Case) -> Pass:
     everything that an encoding does: rotations, tables, and the tables' projections.
     """
     torch.manual_seed(SEED)
-    # With the strides that the projections give them.
+    # Drawn in the order (T, B, H, D), so that strides are those of fairseq's projections.
     shape = (case.length, case.batch, case.size.num_heads, case.dims.head_dim)
     query, key, value = (
         _draw(case, *shape, std=QUERY_STD).permute(1, 2, 0, 3).detach() for _ in range(3)
@@ -52,20 +52,20 @@ def operation(contender: Contender, case: Case) -> Pass:
             return F.scaled_dot_product_attention(query, key, value, dropout_p=case.dropout)
 
         return _build_pass(attend_stock, case, nn.ModuleList(), [query, key, value])
-    layer, shared = build_random_encodings(contender.encoding, case.dims)
-    attention = PositionalAttention(case.size.embed_dim, case.size.num_heads, layer)
+    encodings, shared = build_random_encodings(contender.encoding, case.dims)  # of a layer, of all
+    attention = PositionalAttention(case.size.embed_dim, case.size.num_heads, encodings)
     modules = nn.ModuleList([attention, shared]).to(case.device, case.dtype)
     positions = make_positions(case.batch, case.length, case.device)
     # The layer's input, which some encodings read beside queries and keys.
     x = _draw(case, case.batch, case.length, case.size.embed_dim, std=1.0)
 
     def attend() -> Tensor:
-        common = Shared.compute(shared, positions).of_kind(0)
+        common = Shared.compute(shared, positions).of_kind(0)  # all layers are of one kind
         q, k = query, key
         if (rotation := attention.rotation(common)) is not None:
             q, k = rotation.rotate_queries(query), rotation.rotate_keys(key)
         terms = attention.terms(Span.from_lengths(case.length, case.length, case.device), common)
-        terms = layer.add_input_terms(terms, x, positions, case.size.num_heads)
+        terms = encodings.add_input_terms(terms, x, positions, case.size.num_heads)
         return BACKENDS[contender.backend].attend(
             AttentionCall(q, k, value, terms, Mask(), dropout=case.dropout)
         )[0]
@@ -95,7 +95,7 @@ def layer_and_modules(contender: Contender, case: Case) -> tuple[Pass, nn.Module
         stock_class: Any = (
             TransformerDecoderLayerBase if case.causal else TransformerEncoderLayerBase
         )
-        # fairseq's layer ignores the options of encodings.
+        # fairseq's layer ignores the options of encodings: any contender would do.
         stock = stock_class(layer_config(Contender("none", "auto"), case), **settings)
         stock.to(case.device, case.dtype)
         return _build_pass(lambda: _select_output(stock(x, **inputs)), case, stock, [x]), stock
@@ -155,7 +155,7 @@ def _build_pass(
     for x in inputs:
         x.requires_grad_(training)
     with torch.no_grad():
-        grad_output = torch.randn_like(compute())
+        grad_output = torch.randn_like(compute())  # a pass only to know the shape
     leaves = [*inputs, *modules.parameters()]
 
     def run() -> None:

@@ -1,6 +1,6 @@
 """The interface of all backends: a call of attention, and the features by which one is chosen.
 
-The letters of shapes are those of :mod:`~fairseq_posenc.encodings.base`.
+The letters of shapes are those of :mod:`~fairseq_posenc.encodings.base`; G is 1 (all heads) or H.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class CallFeatures(NamedTuple):
     dropout: bool = False  # whether weights are dropped
     learns: bool = False  # whether there will be a backward pass
     need_weights: bool = False  # whether the attention weights are requested
-    direction: str = "both"  # see `Mask`
+    direction: str = "both"  # or `lr`, no later keys, or `rl`, no earlier ones; see `Mask`
     widened: bool = False  # whether queries and keys are wider than values
 
 
@@ -61,7 +61,7 @@ class AttentionCall(NamedTuple):
     def temperature(self) -> Tensor | None:
         """Compute the factor of all scores of each query, ``(B or 1, G, T)``, or None for 1.
 
-        The mask decides how many keys are visible, so terms alone do not give it.
+        It may depend on how many keys are visible, which the mask knows and the terms do not.
         """
         temperature, by_count = self.terms.find(Temperature), self.terms.find(CountTemperature)
         factors = None if temperature is None else temperature.factors
@@ -70,8 +70,8 @@ class AttentionCall(NamedTuple):
         counts = self.mask.count_visible(self.query.size(2), self.key.size(2), self.query.device)
         # `clamp` is for queries that see no key, and get zeros in any case.
         dtype = torch.promote_types(self.query.dtype, torch.float32)
-        logarithms = counts.clamp(min=1).to(dtype).log()[:, None]
-        counted = at_least_fp32(by_count.factor)[None, :, None] * logarithms
+        logarithms = counts.clamp(min=1).to(dtype).log()[:, None]  # [B or 1, 1, T]
+        counted = at_least_fp32(by_count.factor)[None, :, None] * logarithms  # [B or 1, G, T]
         if by_count.offset is not None:
             counted = counted + at_least_fp32(by_count.offset)[None, :, None]
         return counted if factors is None else factors * counted
@@ -79,15 +79,15 @@ class AttentionCall(NamedTuple):
     def decay(self) -> tuple[Tensor | None, Tensor | None]:
         """Select the sums c for earlier and for later keys, ``(B or 1, H, S, parts)`` each.
 
-        The parts add up to c, and c_i - c_j is added to the score of query i and key j. Later keys
-        have None if the mask's direction needs one c for all pairs; both are None without decay.
+        The parts add up to c, and c_i - c_j is added to the score of query i and key j. The second
+        is None if the first serves all visible pairs; both are None without decay.
         """
         decay = self.terms.find(Decay)
         if decay is None:
             return None, None
         earlier, later = decay.earlier, decay.later
         if later is None or self.mask.direction == "lr":
-            return earlier, None
+            return earlier, None  # the encoding has one c for both sides, or later keys are hidden
         # `later` has the opposite sign: c_j - c_i is added.
         return (-later, None) if self.mask.direction == "rl" else (earlier, -later)
 

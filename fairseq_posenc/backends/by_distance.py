@@ -144,7 +144,7 @@ def _compute_row_index(
         index = runs.find(Span.from_lengths(tgt_len, src_len, device).distances())
     pairs = expand_by_distance(index[None], tgt_len, src_len)
     if first is not None:
-        pairs = insert_reset(pairs, rows, rows + 1, first)
+        pairs = insert_reset(pairs, rows, rows + 1, first)  # the indices of the reset's two rows
     return pairs[:, 0]  # [1 or B, T, S]
 
 

@@ -5,9 +5,9 @@ With q_i and k_j the (rotated) query and key and r = j - i their distance, the s
     e_ij = tau_i * (scale * combine(gain_r * q_i.k_j,  q_i.Q_r,  k_j.K_r)
                     +  q_i.a_p  +  bias_r  +  bias_ij)
 
-where combine is a sum or a product, and p a position that depends on the content. The functions
-take tensors of pairs, which a backend has looked up by distance, id or token in its way. They
-serve all pairs of a call at once (the reference), or a block of them.
+where combine is a sum or a product, and p a position that depends on the content. A softcap C then
+turns e into C * tanh(e / C). The functions take tensors of pairs, which a backend has looked up by
+distance, id or token: all pairs of a call at once (the reference), or a block of them.
 
 Shapes: B batch, H heads, M queries, W keys, D head size. Pairs have the shape ``(B, H, M, W)``, or
 one that broadcasts to it.
@@ -43,22 +43,22 @@ def score(
     """Compute the scores of pairs before masks and softmax, ``(B, H, M, W)``.
 
     Args:
-        content: q_i.k_j.
+        content: q_i.k_j, which ``add`` may overwrite.
         rows: q_i.Q_r and k_j.K_r, or one of them.
         product: whether content and rows are multiplied, not added.
         gain: a factor of the content.
         scale: a factor of content and rows together.
         count_positions: computes q_i.a_p from the scaled content (:func:`attend_counted`).
-        biases: numbers that are added after scaling.
+        biases: all that is added after scaling, states and decay included.
         temperature: tau_i, a factor of all scores of a query, ``(B, H, M, 1)``.
         softcap: C, which turns e into C * tanh(e / C).
-        add: adds a number of each pair to others, for example in place.
-        multiply: multiplies numbers of each pair.
+        add: adds its second argument to the first, perhaps in place: a block then needs no copy.
+        multiply: multiplies content and rows; a block gives one that saves less for its gradient.
     """
     if gain is not None:
         content = content * gain
     if count_positions is not None:
-        biases = [count_positions(content * scale), *biases]
+        biases = [count_positions(content * scale), *biases]  # before `add` overwrites the content
     combined = multiply(content, *rows) if product else reduce(add, rows, content)
     scores = reduce(add, biases, combined * scale if scale != 1.0 else combined)
     if temperature is not None:
@@ -115,7 +115,7 @@ def softmax(
         scores: of queries and keys, ``(B, H, M, W)``.
         hidden: True for keys that a query must not see.
         sink: for each head, a score whose weight is dropped, ``(H,)``.
-        may_hide_all: whether there may be queries that see no key.
+        may_hide_all: whether queries may see no key. If not, the finite fill alone gives zeros.
     """
     keys = scores.size(3)
     if hidden is not None:

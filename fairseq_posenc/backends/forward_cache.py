@@ -99,7 +99,7 @@ def copy_if_kept(x: Tensor) -> Tensor:
 
 def _find_hooks() -> Any:
     """Find the innermost hooks (pack, unpack) of saved tensors; None if there are none."""
-    return _UNKNOWN_HOOKS if _top_hooks is None else _top_hooks(True)  # also while torch traces
+    return _UNKNOWN_HOOKS if _top_hooks is None else _top_hooks(True)  # True: also in tracing
 
 
 def _is_same(before: object, now: object) -> bool:

@@ -26,8 +26,7 @@ class Mask(NamedTuple):
     by a direction, a window or segments.
     """
 
-    # `both`; `lr`, keys up to the query (causal); `rl`, keys from the query on
-    direction: str = "both"
+    direction: str = "both"  # `lr`, keys up to the query (causal); `rl`, keys from the query on
     key_padding: Tensor | None = None  # `(B, S)` of bool, True for padding
     pairs: Tensor | None = None  # `(T, S)` of bool, True where a query must not see a key
     cache: PerForwardCache | None = None  # the forward pass's cache; None outside of one
@@ -64,6 +63,7 @@ class Mask(NamedTuple):
             hidden = hidden | self.key_padding[:, key_at]
         if self.pairs is not None:  # which has a row for each of the last T tokens
             past = self.pairs.size(1) - self.pairs.size(0)
+            # Queries that fill a block stand before the last T; what they see does not matter.
             hidden = hidden | self.pairs[(query_at - past).clamp(min=0), key_at]
         return hidden if hidden.dim() == 3 else hidden[None]
 
@@ -154,7 +154,7 @@ class Mask(NamedTuple):
         if (segments := self.locality.segments) is not None:
             if torch.compiler.is_compiling() or bool((segments.diff(dim=1) < 0).any()):
                 return None
-            segments = segments.contiguous()
+            segments = segments.contiguous()  # other tensors are copied, with a warning
             query_segments = segments[:, src_len - tgt_len :].contiguous()
             low = torch.maximum(low, torch.searchsorted(segments, query_segments))
             last = torch.searchsorted(segments, query_segments, right=True) - 1
@@ -191,7 +191,7 @@ class Mask(NamedTuple):
 
     def _combine_parts(self, tgt_len: int, src_len: int, device: torch.device) -> Tensor | None:
         """Combine everything that hides keys; see :meth:`forbidden`."""
-        # A single query is last, and sees all keys.
+        # With `lr`, a single query is the last token, and sees all keys.
         directed = self.direction == "rl" or (self.direction == "lr" and tgt_len > 1)
         if not directed and not self.locality.limits and self.pairs is None:
             padding = self.key_padding

@@ -1,8 +1,8 @@
 """Chooses the backend of a call, and gives the reason.
 
 Backends are ranked, and the first that can compute the call is taken. The orders were measured
-(``benchmarks/attention.py``). On a GPU, our kernels and FlexAttention are chosen only where a
-benchmark on such a GPU is recorded.
+(``benchmarks/attention.py``). On a GPU, our kernels are chosen only where a benchmark on such a GPU
+is recorded, and none is at present; FlexAttention runs only where it is requested.
 """
 
 import logging
@@ -35,12 +35,11 @@ SHORT = 48  # number of keys below which setting up blocks takes too long on a C
 SHORT_ON_GPU = 512
 _logged: set[tuple[object, ...]] = set()  # kinds of calls whose plan has been logged
 
-
 # Where `triton` won a benchmark of layers with dropout on a GPU (`make gpu`). Only earlier kernels
 # did, on an H100. Today's have not run on a GPU yet, so they are taken only where requested.
 RECORDED_CHIP = "sm_90"  # compute capability
 RECORDED_LENGTHS = range(2048, 8193)  # numbers of keys
-# The names of the terms.
+# The names of the terms of each benchmark, such as {"query_table"}; none: `triton` is never chosen.
 RECORDED_TERMS: tuple[set[str], ...] = ()
 
 
@@ -66,7 +65,7 @@ def check(requested: str, terms: Terms, head_dim: int, locality: Locality = NO_L
 
     Args:
         requested: ``auto`` or the name of a backend.
-        terms: with rows projected.
+        terms: of a single token; rows that layers project are projected, as in a call.
         head_dim: D.
         locality: limits of the keys.
 
@@ -79,7 +78,7 @@ def check(requested: str, terms: Terms, head_dim: int, locality: Locality = NO_L
     call = CallFeatures(
         "cuda" if torch.cuda.is_available() else "cpu",
         head_dim=head_dim,
-        limited=locality.limits or locality.documents,
+        limited=locality.limits or locality.documents,  # whose segments a single token lacks
         first_keys=locality.first_keys is not None,
         documents=locality.documents,
     )
@@ -164,12 +163,12 @@ def _choose_fastest(terms: Terms, call: CallFeatures) -> BackendChoice:
 
 
 def _rank_on_cpu(terms: Terms, call: CallFeatures) -> tuple[list[str], str]:
-    """Rank backends from the fastest on, with the reason for the first."""
+    """Rank backends from the fastest on; the reason is the call, or what the first does without."""
+    plain = terms.is_biased_dot_product  # no gain or cap, and no vectors by distance but states'
     if call.src_len < SHORT or call.tgt_len == 1:
         reason = "a single query" if call.tgt_len == 1 else f"fewer than {SHORT} keys"
-        plain = terms.is_biased_dot_product
         return (["sdpa", "reference"] if plain else ["reference"]), reason
-    if not terms.is_biased_dot_product:
+    if not plain:
         return ["blocked", "reference"], "no matrix of scores by distance"
     if call.limited:
         return ["blocked", "sdpa", "reference"], "hidden keys are left out"
@@ -179,13 +178,13 @@ def _rank_on_cpu(terms: Terms, call: CallFeatures) -> tuple[list[str], str]:
     if not biases:
         return ["sdpa", "reference"], "a plain dot product"
     learns = torch.is_grad_enabled() and any(x.requires_grad for x in biases.tensors().values())
-    if learns or call.padded:
+    if learns or call.padded:  # `sdpa` needs gradients of all pairs, or a bias for each sentence
         return ["blocked", "sdpa", "reference"], "no bias for each sentence, no matrix of gradients"
     return ["sdpa", "reference"], "a dot product and a fixed bias"
 
 
 def _rank_on_gpu(terms: Terms, call: CallFeatures) -> tuple[list[str], str]:
-    """Rank backends, with the reason: compiled kernels only where a measurement says they win."""
+    """Rank backends, with the reason: `triton` only where it won a benchmark, `flex` nowhere."""
     if terms.is_biased_dot_product and not terms.has(ByDistance, NumbersByPair):
         return ["sdpa", "reference"], "a plain dot product"
     if call.tgt_len == 1:
@@ -208,7 +207,7 @@ def find_chip() -> str:
 
 
 def _find_unrecorded(terms: Terms, call: CallFeatures, chip: str) -> str:
-    """Say of what there is no recorded benchmark; empty if there is one of such a call."""
+    """Say what no benchmark is recorded for; empty if one is (with dropout, and no hidden keys)."""
     if chip != RECORDED_CHIP:
         return f"for {chip}"
     if {*_list_names(terms)} not in RECORDED_TERMS or not call.dropout or call.limited:

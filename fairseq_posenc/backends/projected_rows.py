@@ -38,8 +38,9 @@ class ProjectedRows:
             return terms.projected(project)
         rows, runs = term.table, term.runs
         starts = tuple(range(span.low + 1, span.high + 1) if runs is None else runs.starts)
-        if not starts or span.ids is not None:
+        if not starts or span.ids is not None:  # a single row, or rows of any distances
             return terms.projected(project)
+        # `new` starts lie below those kept; the others must be the kept ones from `first` on.
         new = bisect_left(starts, self.starts[0]) if self.starts else len(starts)
         first = bisect_left(self.starts, starts[new]) if new < len(starts) else 0
         continues = self.starts[first : first + len(starts) - new] == starts[new:]
@@ -52,4 +53,4 @@ class ProjectedRows:
             )
             self.starts, self.tables = (*starts[:new], *self.starts), (as_queries, as_keys)
         as_queries, as_keys = (x.narrow(1, first, len(starts) + 1) for x in self.tables)
-        return terms.projected(lambda _: (as_queries, as_keys))
+        return terms.projected(lambda _: (as_queries, as_keys))  # the rows are projected already

@@ -65,6 +65,7 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     )
     kept = F.dropout(weights, dropout) if dropout else weights
     with no_autocast(query.device):
+        # The queries of heads that share values side by side, `(B, heads of values, queries, S)`.
         groups = kept.type_as(value).unflatten(1, (value.size(1), -1)).flatten(2, 3)
         attended = (groups @ value).reshape(*kept.shape[:3], value.size(3))  # [B, H, T, D]
         if (rows := terms.rows("value")) is not None:
@@ -75,14 +76,14 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
 def scores(query: Tensor, key: Tensor, terms: Terms, mask: Mask = _NO_MASK) -> Tensor:
     """Compute the scores before masks and softmax, ``(B, H, T, S)`` in float32 or float64.
 
-    The mask hides nothing here. Temperatures may depend on the number of visible keys, counted
-    positions on which they are, and the mask holds the forward pass's cache.
+    The mask hides nothing here. It tells temperatures how many keys are visible, and counted
+    positions which ones, and it holds the cache of the forward pass.
     """
     assert terms.rows("layer") is None, "a layer projects them first"
     sizes = query.size(2), key.size(2)
     with no_autocast(query.device):  # the product of three terms overflows fp16
         query, key = at_least_fp32(query), at_least_fp32(key)
-        call = AttentionCall(query, key, key, terms, mask)
+        call = AttentionCall(query, key, key, terms, mask)  # scores need no values
         multiply = _multiply_single_query if sizes[0] == 1 else _multiply_queries
         content, rows = multiply(query, key, terms, mask)
         count, gain = None, terms.gain
@@ -248,7 +249,7 @@ def _sum_value_rows(
 
 def _multiply_rows(x: Tensor, table: Tensor) -> Tensor:
     """Multiply ``(B, H, T, D)`` with all rows of ``(G, R, D)``: ``(B, H, T, R)``."""
-    # One matrix for all heads is one product; as a batch of one it would be copied for each head.
+    # A matrix for all heads makes one product; as a batch of one it would be copied for each head.
     matrix = at_least_fp32(table[0] if table.size(0) == 1 else table)
     return x @ matrix.transpose(-1, -2)  # [B, H, T, R]
 
@@ -261,7 +262,7 @@ def _select_single_query_rows(
     if term.runs is None:
         rows = table[None, :, :src_len]
     else:
-        index = row_index(term, None, 1, src_len, mask)
+        index = row_index(term, None, 1, src_len, mask)  # the reset's rows are inserted below
         if len(index) == 1:  # faster than an index of several dimensions
             rows = table.index_select(1, index[0, 0])[None]  # [1, G, S, D]
         else:

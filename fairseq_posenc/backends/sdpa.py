@@ -84,7 +84,7 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     )
     if (sink := terms.find(SinkScore)) is not None:
         prepared = _add_sink(prepared, sink.score, query, tgt_len, src_len)
-        key, value = (F.pad(x, (0, 0, 0, 1)) for x in (key, value))
+        key, value = (F.pad(x, (0, 0, 0, 1)) for x in (key, value))  # for the sink
     if not _has_bias(terms) and decay is None:
         attended = _call_torch(query, key, value, prepared, scale, dropout)
     else:
@@ -226,7 +226,7 @@ def _call_torch(
     kernels = _choose_kernels(query.device.type, bias, key.size(2))
     with sdpa_kernel(kernels) if kernels else nullcontext():
         attended = F.scaled_dot_product_attention(
-            query, key, value, bias, dropout, causal, scale=scale, enable_gqa=grouped
+            query, key, value, bias, dropout, is_causal=causal, scale=scale, enable_gqa=grouped
         )
     return attended if fully_masked is None else attended.masked_fill(fully_masked, 0.0)
 

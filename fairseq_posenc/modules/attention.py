@@ -134,7 +134,7 @@ class SelfAttention(_LayerAttention):
         call = self.make_call(
             query, key, value, state, x, cache, dropout=dropout, need_weights=need_weights
         )
-        if cache is not None and not state.positions.counted:
+        if cache is not None and not state.positions.counted:  # the caller gave position_ids
             # A later step joins its ids to these; a row for each beam, which it may reorder.
             ids = state.positions.ids
             cache.ids = ids.expand(x.size(0), *ids.shape[1:])
@@ -226,21 +226,21 @@ class CrossAttention(_LayerAttention):
     ) -> None:
         """Refuse a source, its mask or a cache that does not fit the batch and the positions."""
         if cache is not None and cache.kept is not None:
-            if cache.tokens:
+            if cache.tokens:  # self-attention counts them, this class never
                 raise UserError("the cache is not of a CrossAttention: give each layer its own")
             if source is not None:
                 raise UserError(
                     "the cache holds the keys of a source: pass source=None after the first step, "
                     "or an empty cache for another source"
                 )
-            rows, _, src_len, _ = cache.kept.key.shape
+            source_batch, _, src_len, _ = cache.kept.key.shape
         elif source is None:
             raise UserError("the cache is empty: pass the encoder's output as source")
         else:
             check_embeddings("source", source, self.k_proj.in_features)
-            rows, src_len, _ = source.shape
-        if batch != rows:
-            raise UserError(f"x has a batch size of {batch}, but its source {rows}")
+            source_batch, src_len, _ = source.shape
+        if batch != source_batch:
+            raise UserError(f"x has a batch size of {batch}, but its source {source_batch}")
         check_mask("source_padding_mask", padding, batch, src_len)
         if self.rotates:
             check_source_positions(shared.source, src_len, padding)

@@ -88,14 +88,14 @@ class AttentionCore:
         query, key = self._rotate(query, key, shared)
         decay = states = None
         if inputs is not None:
-            past = None if cache is None else cache.past_decay(key)
+            past = None if cache is None else cache.past_decay(key)  # before `cache` is extended
             decay = self.encodings.decay(inputs, positions, past)
             states = self.encodings.states(positions.queries(inputs))
         tgt_len, src_len = query.size(2), positions.src_len
         kept = Kept(key, value, decay)
         if cache is not None:
             kept = cache.extend(key, value, decay, shared.needed_keys()).with_gaps(tgt_len, src_len)
-        if terms is None and isinstance(cache, Cache):
+        if terms is None and isinstance(cache, Cache):  # ours also keeps projected content rows
             span, project = positions.span(), self._project_rows
             terms = cache.rows.project(self.collect_terms(span, shared), span, project)
         elif terms is None:
@@ -135,7 +135,7 @@ class AttentionCore:
             count: number of tokens; by default T.
         """
         rotation = shared.layer_rotation() if count is None else shared.rotate_last(count)
-        if rotation is not None or not len(self.encodings):
+        if rotation is not None or not len(self.encodings):  # encodings of this layer alone
             return rotation
         positions = shared.positions
         ids = positions.query_places if count is None else positions.places[:, -count:]
@@ -162,7 +162,7 @@ class AttentionCore:
         return terms
 
     def terms(self, span: Span, shared: LayerShared) -> Terms:
-        """Combine the terms of the stack and of this layer; project their content rows to heads."""
+        """Combine the terms of stack and layer, content rows projected; a subclass may override."""
         return self.collect_terms(span, shared).projected(self._project_rows)
 
     def _project_rows(self, rows: Tensor) -> tuple[Tensor, Tensor]:

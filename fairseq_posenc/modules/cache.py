@@ -18,7 +18,7 @@ from fairseq_posenc.errors import UserError
 
 
 class Kept(NamedTuple):
-    """The K keys and values that a cache keeps, in a layout that all hosts share.
+    """The K keys and values that a cache keeps; fairseq's, transformers' and ours share this form.
 
     Attributes:
         key: rotated keys, ``(B, H, K, D)``.
@@ -55,11 +55,11 @@ class Kept(NamedTuple):
         return Kept(keys, torch.cat([self.value, value], dim=2), decay, places)
 
     def select(self, needed: NeededKeys, tokens: int) -> Kept:
-        """Select the keys that later queries need; ``tokens`` is the number of all tokens."""
+        """Select the keys that queries after all ``tokens`` need: last ones, and some by place."""
         count = self.key.size(2)
         if (last := needed.last) is None or (self.places is None and count <= last):
-            return self
-        if needed.first is None and self.places is None:
+            return self  # None: they need all that are kept
+        if needed.first is None and self.places is None:  # only last ones, and these are the last K
             # Cloned, because a slice would keep the whole tensor in memory.
             return self.map(lambda x: x[:, :, count - last :].clone(), None)
         places = self.list_places(tokens)
@@ -68,7 +68,7 @@ class Kept(NamedTuple):
             stays = stays | torch.isin(places, needed.first)
         places = places[stays]
         index = stays.nonzero()[:, 0].to(self.key.device)
-        without_gap = not len(places) or int(places[0]) == tokens - len(places)
+        without_gap = not len(places) or int(places[0]) == tokens - len(places)  # the last ones
         return self.map(lambda x: x.index_select(2, index), None if without_gap else places)
 
     def with_gaps(self, queries: int, tokens: int) -> Kept:
@@ -94,20 +94,20 @@ class Kept(NamedTuple):
         return self.map(spread, places)
 
     def map(self, change: Callable[[Tensor], Tensor], places: Tensor | None) -> Kept:
-        """Change keys, values and decay in the same way."""
+        """Change keys, values and decay in the same way; ``places`` are those of the result."""
         decay = None if self.decay is None else change(self.decay)
         return Kept(change(self.key), change(self.value), decay, places)
 
 
 class KeyValueCache(Protocol):
-    """The interface of a layer's cache, whose format depends on the host; keys are rotated."""
+    """The interface of a layer's cache: ours, or an adapter of fairseq's or transformers' own."""
 
     def past_decay(self, key: Tensor) -> Tensor | None:
         """Read the decay of the kept tokens, ``(B, G, K, 2)``; None without forget gates.
 
         Args:
-            key: keys of the new tokens, ``(B, H, T, D)``; a host that stores the decay in wider
-                keys finds it behind this width.
+            key: keys of the new tokens, ``(B, H, T, D)``, whose width a cache may need that keeps
+                the decay behind its keys; none does at present.
         """
 
     def extend(self, key: Tensor, value: Tensor, decay: Tensor | None, needed: NeededKeys) -> Kept:
@@ -129,10 +129,10 @@ class Cache:
 
     def __init__(self) -> None:
         self.kept: Kept | None = None
-        # All tokens that were read, including those whose keys were dropped; none of a source.
+        # All tokens that were read, those of dropped keys included; 0 if the keys are a source's.
         self.tokens = 0
         self.ids: Tensor | None = None  # of self-attention: positions that a caller gave, (B, S)
-        self.rows = ProjectedRows()  # the same in all rows of the batch
+        self.rows = ProjectedRows()  # the same for all sentences, so `reorder` leaves them
 
     def __bool__(self) -> bool:
         return self.kept is not None

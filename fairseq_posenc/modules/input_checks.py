@@ -56,7 +56,7 @@ def check_self_cache(
     """Refuse a cache that does not fit the tokens before, or the batch and heads of the keys."""
     positions = shared.positions
     past, tokens = positions.src_len - positions.tgt_len, cache.tokens if cache else 0
-    if cache and not cache.tokens:
+    if cache and not cache.tokens:  # it holds keys, but of a source, whose tokens do not count
         raise UserError("the cache is not of a SelfAttention")
     if tokens != past:
         raise UserError(
@@ -66,7 +66,7 @@ def check_self_cache(
         )
     if cache is None or cache.kept is None:
         return
-    if cache.ids is not None and positions.counted:
+    if cache.ids is not None and positions.counted:  # no caller gave this call's positions
         raise UserError("the tokens in the cache had position_ids: give those of the new ones")
     key_shape, value_shape = cache.kept.key.shape, cache.kept.value.shape
     held = (*key_shape[:3], value_shape[3])  # rotated keys may be wider than values
@@ -104,7 +104,7 @@ def check_source_positions(source: Positions | None, src_len: int, padding: Tens
             f"has {src_len} tokens"
         )
     if padding is None or not source.counted or not may_sync(padding.device):
-        return
+        return  # nothing to compare, a caller's positions, or torch compiles and must not read
     moved = ((~padding).cumsum(1) - 1).ne(source.ids)  # positions by this mask differ
     if bool((moved & ~padding).any()):
         raise UserError(
@@ -148,7 +148,7 @@ def read_position_ids(
     Args:
         name: of the argument, for messages.
         ids: position ids, ``(B or 1, S)``, or ``(axes, B or 1, S)``.
-        readers: the encodings of the stack that read positions.
+        readers: the encodings of the stack that read positions, each with its name in the spec.
         batch: number of sentences.
         lengths: allowed numbers of ids for each sentence.
 

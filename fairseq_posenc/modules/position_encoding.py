@@ -134,7 +134,7 @@ class PositionEncoding(AttentionCore, StackPositions):
             )
         generator = torch.Generator().manual_seed(seed)
         content = torch.randn(samples, 1, dims.embed_dim, generator=generator)
-        parameter = next(self.parameters(), content)
+        parameter = next(self.parameters(), content)  # without parameters: on the CPU
         # Drawn on the CPU, so that every device gets the same vectors.
         content = content.to(parameter.device)
         embedded = self.embed(content.expand(-1, length, -1))  # [samples, length, embed_dim]
@@ -143,9 +143,9 @@ class PositionEncoding(AttentionCore, StackPositions):
         return scores[:, :, reach].mean(0)  # of the middle query, which has all distances
 
     def terms(self, span: Span, shared: LayerShared) -> Terms:
-        """Combine the terms of the stack and the layer, for :meth:`AttentionCore.make_call`.
+        """Override what :meth:`AttentionCore.make_call` calls, for a layer without projections.
 
-        There are no projections, so rows that a layer would project are only split into heads.
+        Rows that another layer would project are only split into heads.
         """
         return self.collect_terms(span, shared).unprojected(self.num_heads)
 
@@ -177,6 +177,6 @@ class PositionEncoding(AttentionCore, StackPositions):
             )
         if inputs is None:
             inputs = query.new_zeros(batch, src_len, dims.embed_dim)
-        shared = Shared.compute(self.shared, positions).of_kind(0)
+        shared = Shared.compute(self.shared, positions).of_kind(0)  # the only kind of layer
         mask = shared.mask(direction or self.direction)
         return self.make_call(query, key, value, shared, inputs, mask=mask, dropout=dropout)

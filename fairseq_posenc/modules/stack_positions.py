@@ -53,7 +53,7 @@ class StackPositions(nn.Module):
         super().__init__()
         dims = Dims(embed_dim, num_heads, max_positions, causal, own_head_dim=head_dim)
         self.assembly = Assembly(parse(spec) if isinstance(spec, str) else spec, dims)
-        limits = self.assembly.limits()
+        limits = self.assembly.limits()  # a `Locality` of one token: which limits there are
         self.id_readers = self.assembly.list_id_readers()
         # Windows and tables by distance count all places between two tokens, padding included.
         self.has_window = limits.window is not None
@@ -127,7 +127,7 @@ class StackPositions(nn.Module):
         if ends is not None:
             positions = positions._replace(ends=ends & positions.real())
         if ends is not None and document_ids is None:
-            positions = self.shared.number(positions)
+            positions = self.shared.number(positions)  # before ids, which documents do not restart
         else:
             positions = self._split_documents(positions, document_ids)
         if position_ids is not None:
@@ -136,7 +136,7 @@ class StackPositions(nn.Module):
             raise UserError("the tokens in the cache had position_ids: give those of the new ones")
         if key_padding_mask is not None and document_ids is None:
             self._refuse_gaps(key_padding_mask, positions.consecutive)
-        positions = self.shared.number(positions)
+        positions = self.shared.number(positions)  # draws random positions; documents stay
         for encoding in self.input.as_list() if self.input is not None else ():
             vectors = encoding.embed(positions)
             assert vectors is not None, "encodings of the input have some"
@@ -146,7 +146,7 @@ class StackPositions(nn.Module):
             source = self._number_source(
                 batch, source_length, source_padding_mask, source_position_ids, embeddings.device
             )
-            shared = shared.with_source(self.shared, source)
+            shared = shared.with_source(self.shared, source)  # adds the rotation of its keys
         elif source_position_ids is not None or source_padding_mask is not None:
             name = "padding_mask" if source_position_ids is None else "position_ids"
             raise UserError(f"source_{name}: also give source_length")

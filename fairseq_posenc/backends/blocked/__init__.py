@@ -70,16 +70,16 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
 
 
 def choose_blocks(call: AttentionCall) -> tuple[AttentionCall, Geometry, list[Block]]:
-    """Choose the blocks of a call, and which tables have a row for each distance."""
+    """Choose the blocks of a call; also return the call with expanded tables, and its sizes."""
     call = _expand_terms(call)
     query, terms, mask = call.query, call.terms, call.mask
     batch, heads, tgt_len, _ = query.shape
     src_len = call.key.size(2)
     tables = [term for term in terms if isinstance(term, ByDistance)]
-    tile = 1
+    tile = 1  # nothing is padded, without vectors by distance or with shared ones alone
     if any(isinstance(x, RowsByDistance) and x.runs is None for x in tables):
-        # Each query (or key) is multiplied with N - 1 table rows that it does not need, so small
-        # tiles waste little; but tiles that are too small make slow matrix products.
+        # In a tile of N, each query (or key) is multiplied with N - 1 rows that it does not need:
+        # small tiles waste little; but tiles that are too small make slow matrix products.
         tile = 16 if src_len < 128 else 64
     # On a CPU a block's pairs should stay in the caches, and occupy all threads. A GPU needs work
     # for all of its processors at once.
@@ -125,8 +125,8 @@ def _attend_blocks(call: AttentionCall) -> Tensor:
     call, sizes, blocks = choose_blocks(call)
     operands, layout = lay_out(call, sizes)
     learns = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in operands)
-    # A call with a window saves its blocks only where one without does. Hooks on saved tensors
-    # would not see that the graphs of blocks are dropped, or offload them one by one.
+    # Hidden pairs count: a call with a window saves blocks only where one without does. Under hooks
+    # on saved tensors none does: they would not see that graphs are dropped, or offload each alone.
     fits = _count_numbers(call, sizes, blocks) * operands.query.element_size() <= SAVED_BYTES
     work = Computation(
         blocks,
@@ -137,9 +137,9 @@ def _attend_blocks(call: AttentionCall) -> Tensor:
         saves=learns and fits and not is_saving_hooked(),
     )
     sums: Tensor = Blocks.apply(work, *operands)
-    attended = sums[:, :, : sizes.tgt_len].flip(2)
+    attended = sums[:, :, : sizes.tgt_len].flip(2)  # the last query was stored first
     if call.dropout:
-        attended = attended * compute_kept_factor(call.dropout)
+        attended = attended * compute_kept_factor(call.dropout)  # which blocks leave out
     if call.mask.may_hide_all:
         visible = call.mask.count_visible(sizes.tgt_len, sizes.src_len, attended.device)
         attended = attended.masked_fill(visible.eq(0)[:, None, :, None], 0.0)  # [B or 1, 1, T, 1]
@@ -147,12 +147,12 @@ def _attend_blocks(call: AttentionCall) -> Tensor:
 
 
 def _count_numbers(call: AttentionCall, sizes: Geometry, blocks: list[Block]) -> int:
-    """Count the numbers that the graphs of all blocks save for pairs."""
+    """Count the numbers that the graphs of all blocks save for pairs, operation by operation."""
     terms, temperature = call.terms, call.temperature()
     tables = [rows for of in ("query", "key") if (rows := terms.rows(of)) is not None]
     numbers = 1  # of each pair: the weight
-    numbers += terms.gain is not None and not (terms.product and tables)
-    numbers += temperature is not None and temperature.requires_grad
+    numbers += terms.gain is not None and not (terms.product and tables)  # the content
+    numbers += temperature is not None and temperature.requires_grad  # the score
     numbers += terms.has(ScoreCap) + (terms.rows("value") is not None and call.dropout > 0)
     if not (terms.product and tables):
         return numbers * sizes.all_pairs

@@ -204,12 +204,12 @@ def _view_index(index: Tensor, shape: torch.Size, dim: int) -> Tensor:
         dim: this dimension.
     """
     size = list(shape)
-    size[dim] = len(index) - shape[5 - dim] + 1
+    size[dim] = len(index) - shape[5 - dim] + 1  # 5 - dim: the other one of dimensions 2 and 3
     return index.as_strided(size, (0, 0, 1, 1), index.storage_offset())
 
 
 def _tile_size(tokens: int) -> int:
-    return math.gcd(tokens, MAX_TILE)
+    return math.gcd(tokens, MAX_TILE)  # so that tiles divide the tokens
 
 
 def _tile(x: Tensor, rows: Tensor) -> Tensor:
@@ -240,7 +240,7 @@ def _unskew(skewed: Tensor, shape: torch.Size) -> Tensor:
 
 
 def _sum_skewed(x: Tensor, step: int) -> Tensor:
-    """Sum the rows of ``(..., N, W)``, each moved by ``step`` from the one before."""
+    """Sum the rows of ``(..., N, W)``, each moved right by ``step`` from the one before."""
     *outer, rows, width = x.shape
     skewed = x.new_zeros(*outer, rows, (rows - 1) * step + width)
     *strides, to_next, _ = skewed.stride()

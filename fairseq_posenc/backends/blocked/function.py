@@ -63,7 +63,7 @@ class Computation:
             sums: the result, if it is known and only its graph is needed.
         """
         content, rows = self._multiply_tokens(x, block)
-        scores = equation.score(
+        scores = equation.score(  # without a scale, which queries or rows have
             content,
             rows,
             product=self.product,
@@ -71,13 +71,13 @@ class Computation:
             biases=self._list_biases(x, block),
             temperature=None if x.temperature is None else x.temperature[..., None],
             softcap=self.softcap,
-            add=Tensor.add_,
+            add=Tensor.add_,  # in place: nothing else reads the content
             multiply=_multiply,
         )
         scores = self._hide_pairs(scores, x, block)
         if x.sink is not None:
             scores = torch.cat([scores, x.sink[..., None].expand(*scores.shape[:3], 1)], -1)
-        known = sums if x.value_rows is None else None
+        known = sums if x.value_rows is None else None  # else they include sums of rows
         attended, kept = Weigh.apply(
             scores, self.dropout, x.query_seeds, x.key_seeds, known, x.value
         )
@@ -91,7 +91,7 @@ class Computation:
 
         Returns:
             The content q_i.k_j and the products with rows, for the equation. Where they can be,
-            products with rows are part of the content.
+            products with rows are part of the content. A block may overwrite the content.
         """
         near, begin = self.layout.geometry.near_keys(block), block.keys.start
         if near == block.keys or near.start == near.stop:
@@ -135,9 +135,9 @@ class Computation:
         """Multiply queries with far keys on one side, which have a table's first or last row."""
         query, key = x.query, x.key
         if x.query_rows is not None:
-            query, key = self._fold_row(query, key, x.query, x.query_rows[:, place], False)
+            query, key = self._fold_row(query, key, x.query, x.query_rows[:, place], of_keys=False)
         if x.key_rows is not None:
-            query, key = self._fold_row(query, key, x.key, x.key_rows[:, place], True)
+            query, key = self._fold_row(query, key, x.key, x.key_rows[:, place], of_keys=True)
         return query @ key.mT
 
     def _fold_row(
@@ -308,12 +308,12 @@ def _record(
 def _subtract_decay(query_sums: Tensor, key_sums: Tensor, dtype: torch.dtype) -> Tensor:
     """Compute the difference of two running sums for each pair, ``(k, h, M, W)``.
 
-    The first query's sum is subtracted from both first, part by part: sums grow with the position,
-    and added up, a large one would lose the small differences between neighbours.
+    First, the sum of the first query is subtracted from both, part by part: sums grow with the
+    position, and added up, a large one would lose the small differences between neighbours.
     """
     anchor = query_sums[:, :, :1].detach()
     queries, keys = ((c - anchor).sum(-1).to(dtype) for c in (query_sums, key_sums))
-    return queries[..., None] + (-keys)[:, :, None]  # a sum has the same gradient for both
+    return queries[..., None] + (-keys)[:, :, None]  # so that no gradient of pairs is negated
 
 
 def _transpose(x: Tensor) -> Tensor:
@@ -328,7 +328,7 @@ def _transpose(x: Tensor) -> Tensor:
 
 
 def _multiply(content: Tensor, *factors: Tensor) -> Tensor:
-    """Multiply numbers of pairs."""
+    """Multiply content and rows; :class:`Multiply` needs the same shape of all."""
     if factors and all(x.shape == content.shape for x in factors):
         product: Tensor = Multiply.apply(content, *factors)
         return product

@@ -110,6 +110,7 @@ class Geometry(NamedTuple):
         begin, stop = block.keys.start, block.keys.stop
         if self.near is None:
             return block.keys
+        # Key j is at i' + j - (S - 1) from query i': far from all before `low`, or from `high` on.
         low = self.near[0] + self.src_len - block.queries.stop
         high = self.near[1] + self.src_len - 1 - block.queries.start
         return slice(min(max(low, begin), stop), max(min(high, stop), begin))
@@ -132,7 +133,7 @@ class Geometry(NamedTuple):
         return blocks
 
     def _choose_sizes(self, batch: int, ranges: Ranges, mask: Mask) -> tuple[int, int, int]:
-        """Choose how many sentences, heads and queries a block has."""
+        """Choose how many sentences, heads and queries a block has, given its batch's ranges."""
         tgt_len, keys = self.padded
         queries = min(MAX_QUERIES, tgt_len)
         if mask.locality.limits and mask.locality.first_keys is None:
@@ -181,7 +182,7 @@ def _find_ranges(mask: Mask, tgt_len: int, src_len: int, device: torch.device) -
         found = mask.find_visible_ranges(tgt_len, src_len, device)
         if found is not None:
             numbers = torch.stack(found).cpu()  # [2, B or 1, T]
-            if bool((numbers == numbers[:, :1]).all()):
+            if bool((numbers == numbers[:, :1]).all()):  # all sentences share their blocks
                 numbers = numbers[:, :1]
             return [(first, last) for first, last in numbers.transpose(0, 1).tolist()]
     # Without limits, with first keys, or with segments that do not ascend: a direction leaves out

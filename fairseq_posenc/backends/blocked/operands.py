@@ -90,10 +90,8 @@ class Layout(NamedTuple):
     """What is known of a call's operands without their tensors."""
 
     geometry: Geometry
-    # By field of Operands, the distances that share the rows of a table.
-    runs: dict[str, Runs]
-    # Hides pairs in addition to `hidden` and `padding`: segments, first keys and forbidden pairs.
-    mask: Mask | None
+    runs: dict[str, Runs]  # of tables with U distinct rows, by field of `Operands`
+    mask: Mask | None  # hides other pairs than `hidden` and `padding`; see `_find_uncommon`
 
     def select(self, operands: Sequence[Tensor | None], block: Block) -> list[Tensor | None]:
         """Select the part of each operand that a block needs, as views."""
@@ -115,7 +113,7 @@ def lay_out(call: AttentionCall, geometry: Geometry) -> tuple[Operands, Layout]:
     missing_queries, missing_keys = geometry.missing
     device, terms, mask = call.query.device, call.terms, call.mask
     scale = terms.scale(call.query.size(-1))
-    # Scaled queries scale the sum of terms but the products of keys; a product is scaled once.
+    # In a sum, the scale is in the queries and in the rows of keys; in a product, in one factor.
     scaled = terms.rows("key")
     if terms.product and scaled is None:
         scaled = terms.rows("query")
@@ -151,7 +149,7 @@ def lay_out(call: AttentionCall, geometry: Geometry) -> tuple[Operands, Layout]:
         found["key_seeds"] = draw_seeds(*shape, src_len, device=device)
     if (first := terms.first) is not None:
         at = first.int().argmax(1)  # a tensor: reading it would wait for a GPU
-        found["first_at"] = at.masked_fill(~first.any(1), -geometry.padded[1] - 1)
+        found["first_at"] = at.masked_fill(~first.any(1), -geometry.padded[1] - 1)  # no place
     if (by_pair := terms.find(NumbersByPair)) is not None:
         found["pair_bias"] = _reverse(by_pair.numbers, missing_queries, missing_keys)
     if (vectors := terms.find(States)) is not None:

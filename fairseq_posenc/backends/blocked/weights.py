@@ -47,9 +47,9 @@ class Weigh(torch.autograd.Function):
         if sums is None:
             sums = kept @ value
         ctx.rate, ctx.sinks = rate, scores.size(-1) - weights.size(-1)
-        ctx.set_materialize_grads(False)
+        ctx.set_materialize_grads(False)  # None for kept weights that nothing used
         ctx.save_for_backward(weights, sums, value)
-        return sums.view_as(sums), kept
+        return sums.view_as(sums), kept  # a view, since `sums` may be an argument
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, kept_grad: Tensor | None) -> tuple[Tensor | None, ...]:

@@ -67,7 +67,7 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
         return torch.cat(sentences), None
     tgt_len, src_len = query.size(2), key.size(2)
     queries, keys = round_length(tgt_len), round_length(src_len)
-    sizes = tgt_len, src_len, query.device
+    sizes = tgt_len, src_len, query.device  # before padding
     blocks = mask.cached("flex", (*mask.cache_deps, *sizes), lambda: build_block_mask(mask, *sizes))
     query = F.pad(query, (0, 0, 0, queries - tgt_len))
     key, value = (F.pad(x, (0, 0, 0, keys - src_len)) for x in (key, value))
@@ -78,7 +78,7 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
         scale, sink = terms.scale(query.size(-1)), terms.find(SinkScore)
         if sink is None:
             attended = _run_compiled(query, key, value, modify, blocks, scale=scale)
-        else:  # the softmax is that of the keys, times their share in a softmax with the sink
+        else:  # a softmax with the sink is that of the keys, times their share of the whole sum
             attended, logsumexp = _run_compiled(
                 query, key, value, modify, blocks, scale=scale, return_lse=True
             )

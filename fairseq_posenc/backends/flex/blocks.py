@@ -22,7 +22,7 @@ def build_block_mask(mask: Mask, tgt_len: int, src_len: int, device: torch.devic
     queries, keys = round_length(tgt_len), round_length(src_len)
 
     def pad_ranges(ranges: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor]:
-        """Pad the lowest and highest keys of queries; a padded query sees none."""
+        """Pad the lowest and highest keys of queries: from ``keys`` to -1, padded ones see none."""
         assert ranges is not None, "a direction or a window alone leaves a range"
         low, high = ranges
         missing = 0, queries - tgt_len
@@ -83,7 +83,7 @@ def build_block_mask(mask: Mask, tgt_len: int, src_len: int, device: torch.devic
         return seen
 
     def count_and_sort(tiles: Tensor) -> tuple[Tensor, Tensor]:
-        """Count the tiles that are True for each tile of queries, and sort them to the front."""
+        """Count the True tiles of each tile of queries, and list their indices before others."""
         tiles = tiles.unsqueeze(1).to(torch.int32)  # [B or 1, 1, tiles, tiles]
         count = tiles.sum(-1, dtype=torch.int32)
         return count, tiles.argsort(dim=-1, descending=True, stable=True).to(torch.int32)

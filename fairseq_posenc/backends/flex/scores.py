@@ -32,7 +32,7 @@ from fairseq_posenc.encodings.term import (
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.positions import Span
 
-# Of a scaled score, and the indices of its sentence, head, query and key.
+# Changes a scaled score, given it and the indices of its sentence, head, query and key.
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 _NO_MASK = Mask()
 
@@ -47,7 +47,7 @@ class _RowRange(NamedTuple):
     @property
     def gap(self) -> int:
         """The number of rows that pad it."""
-        return round_length(max(self.length, 2)) - self.length
+        return round_length(max(self.length, 2)) - self.length  # torch compiles a size of 1 apart
 
     @property
     def size(self) -> int:
@@ -168,7 +168,7 @@ def build_score_mod(
         decay: of earlier and later keys, ``(B or 1, H, S, parts)`` each; see
             :class:`AttentionCall`.
     """
-    queries = tgt_len if query is None else query.size(2)
+    queries = tgt_len if query is None else query.size(2)  # with padding
     keys = src_len if key is None else key.size(2)
     first = terms.first
     resets = 0 if first is None else 2
@@ -213,13 +213,13 @@ def build_score_mod(
         temperature = F.pad(temperature, (0, queries - tgt_len))
     products = [x.by_row for x in (by_query, by_key, by_state) if x is not None]
     mark_batch_dynamic(*products, pair_bias, temperature)
-    past = torch.tensor(src_len - tgt_len, device=device)
+    past = torch.tensor(src_len - tgt_len, device=device)  # index of the first query
     earlier, later = (None if c is None else _split_parts(c, keys) for c in decay)
     mark_batch_dynamic(*(earlier or ()), *(later or ()))
 
     def compute_decay(parts: Sequence[Tensor], b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Any:
         """Compute c_i - c_j from the parts of c."""
-        i = (i + past).clamp(max=keys - 1)
+        i = (i + past).clamp(max=keys - 1)  # a padded query may stand beyond all keys
         return sum(_look_up(c, b, h, i) - _look_up(c, b, h, j) for c in parts)
 
     def modify(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:

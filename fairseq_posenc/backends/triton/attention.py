@@ -153,7 +153,7 @@ class Attention(torch.autograd.Function):
         is_added = problem.key_table is not None
         grad_key = torch.empty_like(problem.key, dtype=torch.float32 if is_added else None)
         grad_value = torch.empty_like(problem.value)
-        needed = zip(problem.tables, ctx.needs_input_grad[4:])
+        needed = zip(problem.tables, ctx.needs_input_grad[4:])  # after problem, query, key, value
         trained = [table if is_needed else None for table, is_needed in needed]
         batch, heads = problem.query.shape[:2]
         table_blocks = sum(triton.cdiv(x.last + 1, block) for x in trained if x is not None)
@@ -166,12 +166,12 @@ class Attention(torch.autograd.Function):
         has_query_term, has_key_term, *_ = (table is not None for table in problem.tables)
         *_, learns_gain, learns_bias = (table is not None for table in trained)
         is_stored = [True, has_query_term and not plain_sum, has_key_term, learns_gain]
-        is_stored.append(learns_bias and not plain_sum)
+        is_stored.append(learns_bias and not plain_sum)  # now in the order of `Tiles`
         slabs = split_slabs(problem, tile, sum(is_stored))
         _, sequences, *lengths = slabs[0]
         memory = iter(problem.query.new_empty(sum(is_stored), sequences * math.prod(lengths)))
         tiles = Tiles(*(next(memory) if needed else None for needed in is_stored))  # type: ignore[arg-type]
-        sizes = [2 * sequences * count * problem.CLIPPED.value for count in lengths]
+        sizes = [2 * sequences * count * problem.CLIPPED.value for count in lengths]  # of ends
         of_query, of_key = log_sums.new_empty(sum(sizes)).split(sizes)
         by_query, by_key = tl.constexpr(1), tl.constexpr(-1)
         query_term, bias = (tiles.content if x is None else x for x in (tiles[1], tiles[4]))
@@ -199,7 +199,7 @@ class Attention(torch.autograd.Function):
         groups = [0 if table is None else len(table.rows) for table in trained]
         pairs = zip(table_grads, groups)
         sums = [x if x is None else x.unflatten(0, (-1, count)).sum(0) for x, count in pairs]
-        if sums[3] is not None:  # added after scaling, which all sums contain
+        if sums[3] is not None:  # the bias is added after scaling, which all sums contain
             sums[3] /= problem.scale
         return None, grad_query, grad_key, grad_value, *sums
 

@@ -52,7 +52,7 @@ def forward_kernel(problem, opt, attended, log_sums):
     total = tl.zeros((opt.M,), tl.float32)
     highest = tl.full((opt.M,), float("-inf"), tl.float32)
     scale = problem.scale * LOG2_E
-    for part in tl.static_range(3):
+    for part in tl.static_range(3):  # BEFORE, AFTER, NEAR
         if problem.CLIPPED or part == NEAR:
             start, end = find_columns(problem, opt, batch, first_query, 1, part)
             for first_key in range(start, end, opt.N):
@@ -65,7 +65,7 @@ def forward_kernel(problem, opt, attended, log_sums):
                 # Masks come last: they are applied to the whole score, and never multiplied.
                 scores = apply_mask(problem, opt, scores, batch, m, n, first_query, first_key)
                 higher = tl.maximum(highest, tl.max(scores, 1))
-                shift = tl.where(higher == float("-inf"), 0.0, higher) * scale  # no -inf - -inf
+                shift = tl.where(higher == float("-inf"), 0.0, higher) * scale  # avoids inf - inf
                 weights = tl.exp2(scores * scale - shift[:, None])  # [M, N]
                 rescale = tl.exp2(highest * scale - shift)  # of the sums so far
                 total = total * rescale + tl.sum(weights, 1)
@@ -102,7 +102,7 @@ def store_gradients(
     start = sequence_start + tl.cast(first_query, tl.int64) * slab.keys + first_key
     if tiles.bias is not None:
         store_tile(tiles.bias, start, m, slab.keys, n, grad)
-    others = query_term * key_term if problem.PRODUCT else 1.0
+    others = query_term * key_term if problem.PRODUCT else 1.0  # a missing term is 1
     if tiles.gain is not None:
         store_tile(tiles.gain, start, m, slab.keys, n, grad * content * others)
     if tiles.query_term is not None:
@@ -127,13 +127,13 @@ def backward_kernel(problem, opt, grad, log_sums, deltas, slab, tiles, grad_key,
     query = problem.query + queries * problem.width
     grads = grad + queries * problem.width
     keys = sequence.to(tl.int64) * problem.src_len * problem.width
-    # [keys N, W] each
+    # [keys N, W] each; tiles are flipped, so that their rows are keys.
     k = load_rows(problem, opt, problem.key + keys, first_key, problem.src_len, opt.N)
     v = load_rows(problem, opt, problem.value + keys, first_key, problem.src_len, opt.N)
     n = first_key + tl.arange(0, opt.N)[:, None]  # [keys N, 1]
     grad_k = tl.zeros((opt.N, opt.W), tl.float32)
     grad_v = tl.zeros((opt.N, opt.W), tl.float32)
-    for part in tl.static_range(3):
+    for part in tl.static_range(3):  # BEFORE, AFTER, NEAR
         if problem.CLIPPED or part == NEAR:
             start, end = find_columns(problem, opt, batch, first_key, -1, part)
             for first_query in range(start, end, opt.M):

@@ -72,7 +72,7 @@ def add_ends(problem, opt, side, total, tiles, stride, ends, head, row, start, e
     before, after = tl.sum(before, 1), tl.sum(after, 1)
     tl.store(ends + i * 2, before)
     tl.store(ends + i * 2 + 1, after)
-    low = (0 if side.SIGN > 0 else last) + tl.zeros((1,), tl.int32)
+    low = (0 if side.SIGN > 0 else last) + tl.zeros((1,), tl.int32)  # row for `before`
     total += before[:, None] * load_table(problem, opt, side.table, head, low)
     return total + after[:, None] * load_table(problem, opt, side.table, head, last - low)
 
@@ -154,7 +154,7 @@ def add_to_table(problem, opt, slab, side, chunks, program):
     tokens = problem.tgt_len if side.SIGN > 0 else problem.src_len
     others = problem.src_len if side.SIGN > 0 else problem.tgt_len
     rows, stride = (slab.queries, slab.keys) if side.SIGN > 0 else (slab.keys, slab.queries)
-    first_row = tl.maximum(-offset - 2 * (opt.N - 1), 0) // opt.N * opt.N
+    first_row = tl.maximum(-offset - 2 * (opt.N - 1), 0) // opt.N * opt.N  # before: columns below 0
     end_row = tl.minimum(tokens, others - offset)
     column = step + tl.arange(0, opt.N)  # of the table
     by_vector = tl.zeros((opt.N, opt.W), tl.float32)

@@ -31,7 +31,7 @@ NEAR, ALL = tl.constexpr(2), tl.constexpr(3)
 FEW_ROWS = tl.constexpr(16)  # the fewest that `tl.dot` multiplies
 # Triton's interpreter computes with numpy, which has no bfloat16 and no PTX.
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
-KEEP = tl.constexpr(
+KEEP = tl.constexpr(  # kept = weight if multiplier * seed + offset < threshold else 0.0
     "{ .reg .pred kept; .reg .s32 hash; mad.lo.s32 hash, $2, $3, $4; "
     "setp.lt.s32 kept, hash, $5; selp.f32 $0, $1, 0f00000000, kept; }"
 )
@@ -222,7 +222,7 @@ def multiply_table(
     else:
         row = (0 if PART == BEFORE else table.last) + tl.zeros((FEW_ROWS,), tl.int32)
         ends = load_table(problem, opt, table, head, row)
-        product = tl.max(multiply(x, tl.trans(ends)), 1)  # all columns are equal
+        product = tl.max(multiply(x, tl.trans(ends)), 1)  # the maximum of equal columns
         return product[:, None] if ROWS else product[None, :]
 
 
