@@ -78,11 +78,6 @@ def layer(contender: Contender, case: Case) -> Pass:
 
     Encodings that all layers of a model share are computed for this single layer.
     """
-    return layer_and_modules(contender, case)[0]
-
-
-def layer_and_modules(contender: Contender, case: Case) -> tuple[Pass, nn.Module]:
-    """Build a pass of :func:`layer`, and all the modules that take part."""
     torch.manual_seed(SEED)
     x = _draw(case, case.length, case.batch, case.size.embed_dim, std=1.0)
     inputs: dict[str, Any] = {"encoder_padding_mask": None}
@@ -98,7 +93,7 @@ def layer_and_modules(contender: Contender, case: Case) -> tuple[Pass, nn.Module
         # fairseq's layer ignores the options of encodings: any contender would do.
         stock = stock_class(layer_config(Contender("none", "auto"), case), **settings)
         stock.to(case.device, case.dtype)
-        return _build_pass(lambda: _select_output(stock(x, **inputs)), case, stock, [x]), stock
+        return _build_pass(lambda: _select_output(stock(x, **inputs)), case, stock, [x])
     our_class: Any = PositionalDecoderLayer if case.causal else PositionalEncoderLayer
     ours = our_class(layer_config(contender, case), **settings)
     # A stack gives its layers the shared state of a pass; this layer has no stack around it.
@@ -111,7 +106,7 @@ def layer_and_modules(contender: Contender, case: Case) -> tuple[Pass, nn.Module
         with set_context(Shared.compute(shared, positions)):
             return _select_output(ours(x, **inputs))
 
-    return _build_pass(compute, case, modules, [x]), modules
+    return _build_pass(compute, case, modules, [x])
 
 
 def _select_output(output: Any) -> Tensor:

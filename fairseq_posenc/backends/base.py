@@ -114,7 +114,7 @@ class AttentionCall(NamedTuple):
 
 
 class Backend(Protocol):
-    """A way to compute attention from queries, keys, values and terms."""
+    """A way to compute attention: a module's functions, which the planner calls in this order."""
 
     def unavailable(self) -> str:
         """Explain why this backend cannot run on this machine; empty if it can."""

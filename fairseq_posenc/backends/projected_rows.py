@@ -44,7 +44,7 @@ class ProjectedRows:
         new = bisect_left(starts, self.starts[0]) if self.starts else len(starts)
         first = bisect_left(self.starts, starts[new]) if new < len(starts) else 0
         continues = self.starts[first : first + len(starts) - new] == starts[new:]
-        if self.tables is None or not continues or (new and first):
+        if self.tables is None or not continues or (new and first):  # nothing kept fits, or a gap
             first = 0
             self.starts, self.tables = starts, project(rows)
         elif new:

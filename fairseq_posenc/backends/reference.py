@@ -275,7 +275,7 @@ def _select_single_query_rows(
 
 
 class _ChannelGain(torch.autograd.Function):
-    """Dot products with a gain for each channel, ``sum_d q_id k_jd a_rd`` (Huang's method 3).
+    """Dot products with a gain for each channel, ``sum_d q_id k_jd a_rd`` (Huang et al. 2020).
 
     No matrix product computes them, so they are summed channel by channel, forward and backward,
     without a tensor of size T * S * D. ``gain`` has G tables (1 for all heads, or one each) of R

@@ -48,7 +48,7 @@ class LayerPositions(nn.Module):
         terms = self.assembly.draft_terms(backend="auto")[self.kind]  # of a single token
         widens = any(item.encoding.widens for item in spec.layer_kinds[self.kind])
         simple = (NumbersByDistance, NumbersByPair, Reset, ScaleFactor)
-        if widens or not all(isinstance(term, simple) for term in terms):
+        if widens or not all(isinstance(term, simple) for term in terms):  # widens: query and key
             raise UserError(
                 f"{spec}: its scores are more than a rotated dot product, a factor and a bias for "
                 "each distance: use SelfAttention"
@@ -68,7 +68,7 @@ class LayerPositions(nn.Module):
         Raises:
             UserError: the encodings also multiply the scores; use :meth:`score_mod`.
         """
-        terms = self._compute_terms(shared).expanded()
+        terms = self._compute_terms(shared).expanded()  # a bias by ids becomes numbers by pair
         if terms.gain is not None:
             raise UserError("a bias cannot multiply the scores by a factor: use score_mod")
         numbers, bias = terms.find(NumbersByPair), terms.bias

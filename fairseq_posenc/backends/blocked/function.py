@@ -288,7 +288,7 @@ class Blocks(torch.autograd.Function):
             del attended, leaves, learnt  # their memory is needed
             for total, y in zip(work.layout.select(totals, block), learns):
                 if y:
-                    total += next(grads)
+                    total += next(grads)  # in place: these are views of the totals
         totals[1:3] = [None if x is None else _transpose(x.mT) for x in totals[1:3]]
         return None, *totals
 

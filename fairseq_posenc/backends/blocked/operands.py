@@ -140,7 +140,7 @@ def lay_out(call: AttentionCall, geometry: Geometry) -> tuple[Operands, Layout]:
         if terms.first is not None:
             rows, reset = rows.split([rows.size(1) - 2, 2], 1)
             found[f"{name.removesuffix('_rows')}_reset"] = reset
-        if term.runs is None:
+        if term.runs is None:  # in dimension 1, rows for the distances of padded tokens
             rows = F.pad(rows, (0, 0) * (rows.dim() - 2) + (0, missing_queries + missing_keys))
         found[name] = rows.contiguous()
     if call.dropout:

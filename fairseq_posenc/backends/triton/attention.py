@@ -130,7 +130,7 @@ class Attention(torch.autograd.Function):
         tile = choose_tile(problem, backward=False)
         programs = len(problem.query) * problem.heads * triton.cdiv(problem.tgt_len, tile.queries)
         launch(forward_kernel, programs, problem, tile, attended, log_sums)
-        ctx.problem = problem.with_tensors([None] * len(tensors))
+        ctx.problem = problem.with_tensors([None] * len(tensors))  # autograd keeps them, below
         ctx.save_for_backward(attended, log_sums, *tensors)
         return attended.type_as(problem.query)
 

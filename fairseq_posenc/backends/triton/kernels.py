@@ -59,7 +59,7 @@ def forward_kernel(problem, opt, attended, log_sums):
                 n = first_key + tl.arange(0, opt.N)[None, :]  # [1, N]
                 # [N, W]
                 k = load_rows(problem, opt, problem.key + keys, first_key, problem.src_len, opt.N)
-                _, _, _, _, scores = compute_scores(
+                _, _, _, _, scores = compute_scores(  # FLIP is False
                     problem, opt, q, k, head, first_query, first_key, False, part
                 )
                 # Masks come last: they are applied to the whole score, and never multiplied.
@@ -140,7 +140,7 @@ def backward_kernel(problem, opt, grad, log_sums, deltas, slab, tiles, grad_key,
                 m = first_query + tl.arange(0, opt.M)[None, :]  # [1, queries M]
                 # [queries M, W]
                 q = load_rows(problem, opt, query, first_query, problem.tgt_len, opt.M)
-                content, gain, query_term, key_term, scores = compute_scores(
+                content, gain, query_term, key_term, scores = compute_scores(  # FLIP is True
                     problem, opt, q, k, head, first_query, first_key, True, part
                 )
                 scores = apply_mask(problem, opt, scores, batch, m, n, first_query, first_key)

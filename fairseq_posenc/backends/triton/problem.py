@@ -90,7 +90,7 @@ class Problem(NamedTuple):
     @property
     def tables(self) -> tuple[Table | None, ...]:
         """The four tables."""
-        return self[3:7]
+        return self.query_table, self.key_table, self.gain, self.bias
 
     @property
     def tensors(self) -> list[Tensor | None]:
