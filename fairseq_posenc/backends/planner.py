@@ -174,7 +174,7 @@ def _rank_on_cpu(terms: Terms, call: CallFeatures) -> tuple[list[str], str]:
         return ["blocked", "sdpa", "reference"], "hidden keys are left out"
     if call.dropout:
         return ["blocked", "sdpa", "reference"], "torch's attention is slow to drop weights"
-    biases = Terms([x for x in terms if isinstance(x, (ByDistance, NumbersByPair))])
+    biases = Terms([x for x in terms if isinstance(x, (ByDistance, NumbersByPair))])  # any kind
     if not biases:
         return ["sdpa", "reference"], "a plain dot product"
     learns = torch.is_grad_enabled() and any(x.requires_grad for x in biases.tensors().values())
@@ -185,7 +185,7 @@ def _rank_on_cpu(terms: Terms, call: CallFeatures) -> tuple[list[str], str]:
 
 def _rank_on_gpu(terms: Terms, call: CallFeatures) -> tuple[list[str], str]:
     """Rank backends, with the reason: `triton` only where it won a benchmark, `flex` nowhere."""
-    if terms.is_biased_dot_product and not terms.has(ByDistance, NumbersByPair):
+    if terms.is_biased_dot_product and not terms.has(ByDistance, NumbersByPair):  # no bias
         return ["sdpa", "reference"], "a plain dot product"
     if call.tgt_len == 1:
         return ["sdpa", "reference"], "a single query"

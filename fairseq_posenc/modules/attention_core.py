@@ -1,4 +1,4 @@
-"""Computes the steps of attention in a layer; the attention modules of all hosts inherit them.
+"""Computes the steps of attention in a layer, for fairseq's, transformers' and our own modules.
 
 The letters of shapes are those of :mod:`~fairseq_posenc.encodings.base`.
 """
@@ -72,8 +72,8 @@ class AttentionCore:
 
         Args:
             query: queries of the last T of S tokens, projected, not rotated, ``(B, H, T, D)``.
-            key: keys of the same tokens, with H heads or fewer, not rotated. A host that caches
-                keys unrotated passes those of earlier tokens, too, and no ``cache``.
+            key: keys of the same tokens, with H heads or fewer, not rotated. Models of transformers
+                also pass those of earlier tokens, which their own cache keeps.
             value: values of the same tokens as ``key``.
             shared: position state of the forward pass, for this kind of layer.
             inputs: the layer's input, ``(B, T, C)``, or without a cache of all tokens, ``(B, S,
