@@ -147,13 +147,13 @@ class Assembly(NamedTuple):
         return reduce(and_, (draft.locality(token) for draft in drafts), Locality())
 
     def _project(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Give content rows ``(R, C)`` the shape of a layer's projections, ``(H, R, D)``."""
+        """Shape rows of ``layer``, ``(R, C)``, as a layer's projections do, ``(H, R, D)``."""
         projected = rows.new_empty(self.dims.num_heads, rows.size(0), self.dims.head_dim)
         return projected, projected
 
     def _refuse_too_narrow_tables(self, layer: Items, terms: Terms) -> None:
         """Refuse tables that are as wide as a head where an encoding widens queries and keys."""
-        of_heads = ("query", "key", "channel", "layer")
+        of_heads = ("query", "key", "channel", "layer")  # all that meet queries or keys
         has_vectors = any(
             isinstance(term, CountedRows)
             or (isinstance(term, RowsByDistance) and term.of in of_heads)
@@ -173,13 +173,13 @@ class Assembly(NamedTuple):
                 f"{self.spec}: a decoder does not know the random positions of its encoder"
             )
         for item in (*self.spec.input_items, *layer):
-            fixed = "counts in sentences" if item.encoding.counts_in_sentences else ""
+            reason = "counts in sentences" if item.encoding.counts_in_sentences else ""
             terms = self._build_draft(item).terms(token.span(), token)
             if any(isinstance(term, (ByDistance, NumbersByPair)) for term in terms):
-                fixed = "uses distances between tokens"
-            if fixed:
+                reason = "uses distances between tokens"
+            if reason:
                 raise UserError(
-                    f"{self.spec}: {item.name} {fixed}, which random positions do not change"
+                    f"{self.spec}: {item.name} {reason}, which random positions do not change"
                 )
 
     def check_size(self, layers: int = 1, always_allocated: int = 0) -> None:
@@ -217,7 +217,7 @@ class Assembly(NamedTuple):
         return dict(sizes)
 
     def list_id_readers(self) -> list[IdReader]:
-        """List the encodings that read positions; not in a graph of ``torch.compile``."""
+        """List the encodings that read positions, before ``torch.compile`` traces a model."""
         drafts = {str(item): self._build_draft(item) for item in self.spec.items}
         return [
             IdReader(item, draft.acts_on, draft.axes, draft.takes_real_ids)
@@ -236,7 +236,7 @@ class Assembly(NamedTuple):
         With random positions its table has a row for every position that can be drawn.
         """
         for item in self.spec.whole_stack:
-            if item not in self.spec.input_items:
+            if item not in self.spec.input_items:  # whose draft asks for these sizes
                 limit = self._build_draft(item).drawn_below
                 if limit is not None:
                     return self.dims._replace(max_positions=limit)
@@ -253,4 +253,4 @@ def _build_on_meta(item: Item, dims: Dims) -> Encoding:
 def _make_one_token() -> Positions:
     """Make the positions of a single token, on the device "meta"."""
     padding = torch.zeros(1, 1, dtype=torch.bool, device="meta")
-    return Positions.from_padding(padding, inspect_padding=False)
+    return Positions.from_padding(padding, inspect_padding=False)  # "meta" has no values

@@ -6,7 +6,7 @@ from difflib import get_close_matches
 
 _MAX_QUOTED = 200  # characters of a quoted text
 _MAX_MESSAGE = 20_000  # characters; more than a list of all parameters of a model
-_LONG_WORD = re.compile(r"\S{4000,}")  # longer than most systems allow a path to be
+_LONG_WORD = re.compile(r"\S{4000,}")  # no path is so long on most systems
 # Characters that end a line, reverse its direction, control a terminal, or cannot be encoded.
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
@@ -43,11 +43,12 @@ def shortened(text: str) -> str:
     """Shorten a quoted text to its beginning if it is long."""
     if len(text) <= _MAX_QUOTED:
         return text
-    return f"{text[: _MAX_QUOTED - 50]}... ({len(text):,} characters)"
+    return f"{text[: _MAX_QUOTED - 50]}... ({len(text):,} characters)"  # 50: room for the end
 
 
 def how_to_install(extra: str) -> str:
     """Say how to install an extra of this package, of which no index has a release yet."""
+    # The other extras bring fairseq, which must be built with the torch that is installed.
     how = "" if extra in ("hf", "submitit") else ", without build isolation: see docs/start.md"
     return f"pip install '.[{extra}]' in a checkout of fairseq-posenc{how}"
 

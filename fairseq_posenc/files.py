@@ -30,7 +30,7 @@ def temporary_file(folder: Path, name: str) -> Iterator[Path]:
         delete_abandoned(path, path)
     while True:
         path = folder / f"{name}{_MARK}{secrets.token_hex(4)}"
-        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)  # permissions as of `open`
         lock_if_possible(lock)
         if path.exists():
             break
@@ -121,7 +121,7 @@ def lock_if_possible(file: int) -> None:
 def delete_abandoned(lock_file: Path, path: Path) -> None:
     """Delete a file or folder ``path`` if no process holds the lock on the file ``lock_file``."""
     with suppress(OSError):  # locked, another user's, or on a file system without locks
-        lock = os.open(lock_file, os.O_RDWR | os.O_NOFOLLOW)
+        lock = os.open(lock_file, os.O_RDWR | os.O_NOFOLLOW)  # never the target of a link
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if path.is_dir():

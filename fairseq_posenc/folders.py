@@ -180,7 +180,7 @@ def read_result(path: Path, request: Request) -> Figures | None:
     return content["figures"]
 
 
-def write_result(path: Path, request: Request, figures: Request) -> None:
+def write_result(path: Path, request: Request, figures: Mapping[str, Any]) -> None:
     """Write figures with the request that they answer, atomically."""
     write_whole(path, _format({"request": request, "figures": figures}))
 
@@ -196,7 +196,7 @@ def refuse_other(path: Path, old: Any, new: Request) -> None:
 
 
 def list_differences(old: Any, new: Any, name: str = "") -> list[str]:
-    """Describe how two requests differ: ``seed: 1, not 2``; of checksums give only the names.
+    """Describe how requests differ: ``seed: 1, not 2``; of checksums (64 digits) only the names.
 
     Args:
         old: the first request, or a value in it.

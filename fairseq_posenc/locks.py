@@ -42,7 +42,7 @@ def acquire(path: Path, refusal: str, warn: Callable[[str], object]) -> int:
         if not _held:
             warn(str(error.strerror))
     now = time.strftime("%Y-%m-%d %H:%M:%S")
-    text = f"process {os.getpid()} on {socket.gethostname()}, since {now},"
+    text = f"process {os.getpid()} on {socket.gethostname()}, since {now},"  # `refusal` goes on
     with suppress(OSError):  # on a full disk, the lock file cannot name the process
         os.ftruncate(lock, 0)
         os.pwrite(lock, text.encode(), 0)

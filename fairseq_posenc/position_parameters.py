@@ -109,7 +109,7 @@ def extend_parameter(
         return extended
     if not encoding.has_position_table or trained.shape[1:] != parameter.shape[1:]:
         return None
-    axes = getattr(encoding, "axes", 1)  # their tables stand one below the other
+    axes = encoding.axes  # their tables stand one below the other
     tables = trained.unflatten(0, (axes, -1))
     rows = parameter.size(0) // axes
     # A table by position may begin with rows of no position, as row 0 of `tupe_shared`.
@@ -118,7 +118,7 @@ def extend_parameter(
         return None
     if tables.size(1) >= rows:
         return tables[:, :rows].flatten(0, 1)
-    if rule is None:  # shorter tables of several axes are no first rows of the parameter
+    if rule is None:  # of several axes, they are not the parameter's first rows
         return trained if axes == 1 else None
     return torch.cat([_lengthen_table(table, offset, rows, rule) for table in tables])
 

@@ -188,7 +188,7 @@ class Positions(NamedTuple):
             causal: whether the end is the first token of the next document (``</s> c``). Else it is
                 the last one of its own, and the next document is ``c``.
         """
-        if self.document_starts is not None:
+        if self.document_starts is not None:  # split before, perhaps at other tokens
             return self
         begins = self.ends
         if empty:
@@ -220,12 +220,12 @@ class Positions(NamedTuple):
             longest = int(most) + 1
         return self._replace(
             ids=ids,
-            left_padded=True,
-            first=self.is_first(),
+            left_padded=True,  # ids may differ from indices
+            first=self.is_first(),  # of the counted tokens
             drawn=None,
             longest=longest,
             counted=False,
-            consecutive=bool(consecutive) and ids.dim() == 2,
+            consecutive=bool(consecutive) and ids.dim() == 2,  # of axes, only the first was checked
         )
 
     def _grow_by_one(self, ids: Tensor) -> Tensor:
@@ -340,7 +340,7 @@ class Positions(NamedTuple):
         if self.first is not None:
             return self.first
         if not self.left_padded:
-            return torch.eye(1, self.src_len, dtype=torch.bool, device=self.device)
+            return torch.eye(1, self.src_len, dtype=torch.bool, device=self.device)  # index 0
         real = self.real()
         return real & real.cumsum(1).eq(1)
 

@@ -63,7 +63,7 @@ def options(name: str) -> dict[str, inspect.Parameter]:
     for cls in encoding.__mro__:
         if (constructor := vars(cls).get("__init__")) is None:
             continue
-        hints = get_type_hints(constructor)  # types, where modules leave strings
+        hints = get_type_hints(constructor)  # not strings, as postponed annotations are
         parameters = inspect.signature(constructor).parameters
         defined_here = {
             key: parameter.replace(annotation=hints[key])

@@ -77,10 +77,9 @@ class Item(NamedTuple):
         known = registry.options(self.name)
         values = {key: option.default for key, option in known.items()} | dict(self.options)
         for key, value in values.items():
-            if isinstance(value, Scaled):
-                settings = (
-                    (setting.name, getattr(value, setting.name)) for setting in fields(value)
-                )
+            if isinstance(value, Scaled):  # its str() leaves out settings that have their default
+                settings = ((x.name, getattr(value, x.name)) for x in fields(value))
+                # The factor comes first, without its name.
                 (_, factor), *rest = ((k, format_setting(v)) for k, v in settings if v is not None)
                 values[key] = ":".join([value.kind, factor, *(f"{k}={v}" for k, v in rest)])
         return self._replace(options=tuple(values.items()))
@@ -287,7 +286,7 @@ def _find_shortest_period(layers: Sequence[Items]) -> tuple[Items, ...]:
 def _apply_reset(
     encodings: list[tuple[str, dict[str, object]]], text: str
 ) -> list[tuple[str, dict[str, object]]]:
-    """Return the encodings with the option ``reset`` of the last one that has it."""
+    """Set the option ``reset`` of the last encoding that has it."""
     for index, (name, values) in reversed(list(enumerate(encodings))):
         if "reset" in registry.options(name):
             if values.get("reset") is False:

@@ -30,7 +30,7 @@ def register() -> None:
     Raises:
         UserError: fairseq is not installed.
     """
-    _spare_forks_the_garbage()
+    _ignore_garbage_in_forks()
     try:
         for name in MODULES:
             import_module(f"{__package__}.{name}")
@@ -41,7 +41,7 @@ def register() -> None:
 
 
 @cache  # once a process
-def _spare_forks_the_garbage() -> None:
+def _ignore_garbage_in_forks() -> None:
     """Let forked processes collect no garbage of their parents.
 
     The garbage may have iterators of a ``DataLoader``, which in another process than their own end

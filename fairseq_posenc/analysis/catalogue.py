@@ -42,7 +42,7 @@ def summarize(name: str) -> str:
 
 def _read_docstring(name: str) -> str:
     """Read a class's docstring from its source, as Python drops docstrings at PYTHONOPTIMIZE=2."""
-    (definition,) = ast.parse(inspect.getsource(registry.get(name))).body
+    (definition,) = ast.parse(inspect.getsource(registry.get(name))).body  # the class alone
     return ast.get_docstring(cast(ast.ClassDef, definition)) or ""
 
 

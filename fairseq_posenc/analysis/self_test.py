@@ -42,9 +42,9 @@ def measure_errors(spec: str, backends: list[str], causal: bool) -> dict[str, fl
     terms = encodings.add_input_terms(terms, inputs, positions, DIMS.num_heads)
     mask = Mask(direction="lr" if causal else "both")  # lr: no key after the query
     call = AttentionCall(query, key, value, terms.unprojected(DIMS.num_heads), mask)
-    expected = _attend_exactly(call, terms.expanded())
+    expected = _attend_exactly(call, terms.expanded())  # with a row for each distance
     for name in backends:
-        if not BACKENDS[name].refuses(call.terms, call.features):
+        if not BACKENDS[name].refuses(call.terms, call.features):  # a reason, or empty
             attended, _ = BACKENDS[name].attend(call)
             errors[name] = float((attended.double().cpu() - expected).abs().max())
     return errors

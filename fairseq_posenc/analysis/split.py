@@ -66,7 +66,7 @@ def with_attributes(changes: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
     """
     with ExitStack() as restoring:
         for owner, name, value in changes:
-            if name in vars(owner):
+            if name in vars(owner):  # an attribute of its own: put it back
                 restoring.callback(setattr, owner, name, vars(owner)[name])
             else:  # the attribute is its class's, or new
                 restoring.callback(delattr, owner, name)
@@ -87,7 +87,7 @@ def split(
     Args:
         query: projected queries, neither scaled nor rotated, ``(B, H, T, D)``.
         key: projected keys, not rotated, ``(B, H, S, D)``.
-        terms: terms of the layer, with projected content rows.
+        terms: terms of the layer; rows of ``layer`` are projected (``Terms.projected``).
         rotation: rotation of the queries, or None.
         key_rotation: rotation of the keys, if they are not the queries' tokens.
         mask: tells encodings that count the visible keys which these are; no score is hidden.

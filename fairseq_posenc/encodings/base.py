@@ -2,8 +2,8 @@
 
 An encoding is a small module with trained parameters. It never computes attention: it declares what
 it adds to the scores as data (:mod:`~fairseq_posenc.encodings.term`), which every backend can
-compute. A host calls the methods once in a forward pass if all layers share the module, else in
-each layer.
+compute. In a forward pass a host first calls ``number``, and then the other methods: once if all
+layers share the module, else in each layer.
 
 Shape legend, for all docstrings and for comments such as ``# [B, H, T, D]``:
     B batch, T queries, S keys, H heads, D head size, C model size,
@@ -94,7 +94,7 @@ class Encoding(nn.Module):
     """
 
     name: ClassVar[str]  # set by `register`
-    acts_on: ClassVar[Place]
+    acts_on: ClassVar[Place]  # specs sort by it; only one may act on input, rotation, positions
     # True: the layers that use it have one module (`t5`); False: each has its own (`kerple`).
     shared_by_layers: ClassVar[bool] = False
     whole_stack: ClassVar[bool] = False  # True: all layers use it, whichever of them names it
@@ -113,7 +113,7 @@ class Encoding(nn.Module):
         if self.causal_reason and not dims.causal:
             raise UserError(f"{self.name} is for causal models: {self.causal_reason}")
         self.dims = dims
-        self.scale_factor = scale_factor  # c of the scale 1 / sqrt(c * D); None: 1, or another's
+        self.scale_factor = scale_factor  # c of 1 / sqrt(c * D); None: 1, or another encoding's
 
     def reset_parameters(self) -> None:
         """Draw all parameters: normal, standard deviation 0.02."""
@@ -136,7 +136,7 @@ class Encoding(nn.Module):
         return self
 
     def trained_at(self, length: int) -> None:
-        """Set the length that the weights were trained at."""
+        """Set the length that the weights were trained at, once it is known from a checkpoint."""
         self.dims = self.dims._replace(trained_on=length)
         self.compute_constants()
 
@@ -162,7 +162,7 @@ class Encoding(nn.Module):
 
         Args:
             name: the name of the parameter in this module.
-            weight: the loaded parameter.
+            weight: the loaded parameter, with as many dimensions as the module's.
         """
         return weight
 
@@ -214,7 +214,7 @@ class Encoding(nn.Module):
         return Terms([*self.terms(span, positions), *scale])
 
     def number(self, positions: Positions) -> Positions:
-        """Number the tokens of a call in another way; by default, keep their positions."""
+        """Number the tokens differently, unless this was done before; by default change nothing."""
         return positions
 
     def locality(self, positions: Positions) -> Locality:
@@ -284,7 +284,7 @@ class Encodings(nn.ModuleDict):
         Args:
             x: the input of the layer for the last T tokens, ``(B, T, C)``.
             positions: the positions of the tokens.
-            past: the result of earlier steps for the K keys in a cache, ``(B, H, K, 2)``.
+            past: the result of earlier steps for the K keys in a cache, ``(B, H, K, 2)``, if any.
 
         Returns:
             ``(B, H, K + T, 2)``, or in an encoder ``(B, 2 H, T, 2)``, the second half for later

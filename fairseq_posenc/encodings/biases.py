@@ -17,7 +17,7 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, Span
 
 MIN_PARAMETER = 1e-2  # kerple's r1 and r2 are clamped to it, as in the authors' code
-LEAST = 1e-8  # as fire's a and L, so that no logarithm is 0
+LEAST = 1e-8  # of fire's a and L, so that no logarithm is 0
 
 
 class Bias(Encoding, ABC):
@@ -32,7 +32,7 @@ class Bias(Encoding, ABC):
     def terms(self, span: Span, positions: Positions) -> list[Term]:
         """Add the function by distance, ``(H, R)``, or by pair, ``(B or 1, H, T, S)``."""
         if span.ids is None:
-            return [NumbersByDistance(self.axes * self.bias(span.distances()))]
+            return [NumbersByDistance(self.axes * self.bias(span.distances()))]  # same on all axes
         distances = span.differences()  # [B or 1, T, S] or [..., axes]
         pairs = self.bias(distances.flatten()).unflatten(1, distances.shape).transpose(0, 1)
         # One id stands for all axes.

@@ -35,7 +35,7 @@ class Window(Encoding):
         super().__init__(dims)
         self.size = size
         self.first = first
-        self.axes = 0 if first is None else 1  # a window alone counts tokens
+        self.axes = 0 if first is None else 1  # positions are read only for the first keys
 
     def locality(self, positions: Positions) -> Locality:
         """Limit the distance of keys. Padding is never one of the first keys."""
@@ -73,7 +73,7 @@ class Chunk(Encoding):
 
     def locality(self, positions: Positions) -> Locality:
         """Limit attention to the tokens of one chunk."""
-        longest = self.size if positions.counted else None  # ids that repeat make longer chunks
+        longest = self.size if positions.counted else None  # a caller's may repeat: longer chunks
         return Locality(segments=positions.common_ids() // self.size, longest=longest)
 
 

@@ -63,7 +63,8 @@ class Locality(NamedTuple):
         A compiled graph cannot read how many first keys there are, so with these it needs all keys.
 
         Args:
-            queries: how many next tokens these limits cover already, as the last ones.
+            queries: how many of the tokens in ``first_keys`` and ``segments``, the last ones, are
+                new, so that the cache does not hold them yet.
         """
         sizes = [size for size in (self.window, self.longest) if size is not None]
         # The last key stays even if no query sees it: sums of decay go on from it.

@@ -86,4 +86,4 @@ class Pope(Encoding):
         width = self.dims.head_dim
         exponents = torch.arange(width, dtype=torch.float32, device=ids.device) / width
         angles = ids[:, None, :, None] * self.base**-exponents  # [B or 1, 1, T, D]
-        return PolarRotation(angles, self.delta.clamp(-2 * math.pi, 0)[:, None])
+        return PolarRotation(angles, self.delta.clamp(-2 * math.pi, 0)[:, None])  # [H, 1, D]

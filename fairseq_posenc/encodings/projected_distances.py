@@ -55,7 +55,7 @@ class Deberta(DistanceEncoding):
         self.query_projection, self.key_projection = projections
 
     def use(self, rows: Tensor, runs: Runs) -> list[Term]:
-        """Project the rows, ``(G, R, D)``, for queries and for keys."""
+        """Project the rows that ``terms`` selected, ``(G, R, D)``, for queries and for keys."""
         return [
             RowsByDistance(rows @ self.query_projection, runs, of="query"),
             RowsByDistance(rows @ self.key_projection, runs, of="key"),
@@ -107,8 +107,8 @@ class DebertaV2(Encoding):
         # On either side of 0, buckets begin at every distance up to buckets / 2, then at `firsts`.
         starts = mirror((*range(1, self.buckets // 2 + 1), *self.firsts))
         _, runs = Runs.select(starts, span)  # no slice: rows are not in the order of distances
-        bucket = self.bucket(-runs.representatives())
-        index = (bucket + self.buckets).clamp(0, 2 * self.buckets - 1)
+        bucket = self.bucket(-runs.representatives())  # of i - j, below 0 for later keys
+        index = (bucket + self.buckets).clamp(0, 2 * self.buckets - 1)  # rows begin with later keys
         normed = F.layer_norm(
             self.table, self.table.shape[1:], self.norm_weight, self.norm_bias, eps=EPSILON
         )
@@ -123,10 +123,10 @@ class DebertaV2(Encoding):
         return torch.where(unsigned <= exact, back, far * back.sign())
 
     def compute_constants(self) -> None:
-        """Find the first distance of each logarithmic bucket, as DebertaV2 rounds them.
+        """Find the first distance of each logarithmic bucket; also called when lengths change.
 
-        The logarithm runs from ``buckets / 2`` to the trained length - 1, which falls in the last
-        bucket but one.
+        Rounded as in DebertaV2: the logarithm runs from ``buckets / 2`` to the trained length - 1,
+        which falls in the last bucket but one.
         """
         exact = self.buckets // 2
         # At least `exact` + 1, or the logarithm would run over no distance.
@@ -166,7 +166,7 @@ class TransformerXL(Encoding):
         self.sinusoids = Sinusoidal(dims)
 
     def terms(self, span: Span, positions: Positions) -> list[Term]:
-        """Compute W s as query table, u as the key table's only row, and v.(W s) as bias."""
+        """Compute W s as query table, u as the only row for keys, and v.(W s), scaled, as bias."""
         has_ids = span.ids is not None
         if has_ids:  # the span is unbounded: make a row for each distance that these ids can have
             reach = _find_largest_id(positions)

@@ -30,11 +30,11 @@ class Randomized(Encoding):
         evaluation always takes the same ones, or evenly spread ones with ``evaluation=even``.
     """
 
-    acts_on = "positions"
-    shared_by_layers = True
-    whole_stack = True
+    acts_on = "positions"  # it numbers the tokens, for the other encodings
+    shared_by_layers = True  # one module, which draws once for all layers
+    whole_stack = True  # also for layers that the spec names without it
     drawn_below: int
-    fixed: Tensor  # the positions of evaluation, int64 `(n,)`
+    fixed: Tensor  # evaluation's positions, int64 `(n,)`; no buffer, as no checkpoint holds them
 
     def __init__(
         self,
@@ -46,10 +46,10 @@ class Randomized(Encoding):
         super().__init__(dims)
         self.drawn_below = limit  # tables by position have a row for each of these numbers
         self.evaluation = evaluation
-        self.compute_constants()
+        self.compute_constants()  # also called whenever the lengths in `dims` change
 
     def number(self, positions: Positions) -> Positions:
-        """Draw a number for each position, unless these positions have their numbers already."""
+        """Draw a number for each position; positions that have their numbers already keep them."""
         if positions.drawn is not None:
             return positions
         positions.check_limit(self.dims.max_positions, self.name)
@@ -63,7 +63,7 @@ class Randomized(Encoding):
         return numbers[: self.dims.max_positions].sort().values
 
     def compute_constants(self) -> None:
-        """Choose the positions of evaluation, ``(n,)``."""
+        """Choose the positions of evaluation, ``(n,)``, on the CPU: the same on every device."""
         room = self.dims.max_positions
         if self.drawn_below < room:
             raise UserError(

@@ -97,7 +97,7 @@ class DistanceEncoding(Encoding):
 
     acts_on = "scores"
     has_vectors: ClassVar[bool] = True  # whether a row has D numbers, not one
-    rows_of: ClassVar[tuple[RowsOf, ...]] = ()  # the tokens that the rows are for
+    rows_of: ClassVar[tuple[RowsOf, ...]] = ()  # `RowsByDistance.of` of the terms that `use` makes
     multiplies: ClassVar[bool] = False  # whether numbers multiply q_i.k_j
     initial_value: ClassVar[Optional[float]] = None  # of all rows; None: drawn at random
 
@@ -128,7 +128,7 @@ class DistanceEncoding(Encoding):
                 nn.init.constant_(parameter, self.initial_value)
 
     def use(self, rows: Tensor, runs: Runs) -> list[Term]:
-        """List the terms with the rows of a call, ``(G, R, D)`` or ``(G, R)``."""
+        """List the terms with the rows that ``terms`` selected, ``(G, R, D)`` or ``(G, R)``."""
         if not self.has_vectors:
             return [NumbersByDistance(rows, runs, multiplies=self.multiplies)]
         return [RowsByDistance(rows, runs, of=of) for of in self.rows_of]
@@ -217,7 +217,7 @@ class Raffel(DistanceEncoding):
             raise UserError("raffel(reset=true) has one axis: leave out axes or reset")
 
     def use(self, rows: Tensor, runs: Runs) -> list[Term]:
-        """Add the scaled numbers, ``(axes * G, R)``, by distance or by pair."""
+        """Scale the numbers, ``(axes * G, R)``, which are added to scaled scores."""
         tables = rows.unflatten(0, (self.axes, -1)) * self.dims.scale(self.scale_factor)
         if runs.span.has_axes:
             return [NumbersByPair.of_axes(runs.span, tables, runs.find)]

@@ -21,7 +21,7 @@ from fairseq_posenc.errors import UserError, shortened
 from fairseq_posenc.positions import reading_waits
 
 GAMMA = 0.4  # xPos: g in the equation
-_OPTIONS_OF_ROPE_ALONE = ("cross_attention", "axes", "sections", "pairs")
+_OPTIONS_OF_ROPE_ALONE = ("cross_attention", "axes", "sections", "pairs")  # not of its subclasses
 
 
 class Sections(tuple[int, ...]):
@@ -121,7 +121,9 @@ class Rope(Encoding):
     acts_on = "rotation"
     takes_real_ids = True
     shared_by_layers = True
-    frequencies: Tensor  # the angle per position of each pair, `(rotated / 2,)`, in float32
+    # The angle per position of each pair, `(rotated / 2,)`, in float32. No buffer: checkpoints do
+    # not hold it, and `half()` must not round it.
+    frequencies: Tensor
 
     def __init__(
         self,
@@ -175,7 +177,7 @@ class Rope(Encoding):
         return PairRotation(phases, half=self.layout == "half")
 
     def angles_per_position(self) -> Tensor:
-        """Return the angle by which each pair turns per position, ``(rotated / 2,)``."""
+        """Return each pair's angle per position, ``(rotated / 2,)``; ``lerope`` overrides it."""
         return self.frequencies
 
     @property
@@ -183,16 +185,6 @@ class Rope(Encoding):
         """The number of coordinates over which frequencies fall from 1 to 1 / base."""
         each_axis_has_all = self.pairs == "blocks" and self.sections is None
         return self.rotated // self.axes if each_axis_has_all else self.rotated
-
-    def order(self) -> Tensor:
-        """List the coordinates of a head, ``(D,)``, with those of a pair side by side.
-
-        For ``layout=half`` and 4 coordinates they are 0, 2, 1, 3.
-        """
-        order = torch.arange(self.dims.head_dim)
-        if self.layout == "half":
-            order[: self.rotated] = order[: self.rotated].view(2, -1).t().flatten()
-        return order
 
     def compute_constants(self) -> None:
         """Compute frequencies and gain, as some scalings depend on the lengths in ``dims``."""
@@ -314,11 +306,12 @@ class XPos(Rope):
 
 
 def read_rope(parameters: HFParameters, max_positions: int, layout: str) -> str:
-    """Convert the parameters to a spec: ``rope(base=10000.0,layout=half,scaling=yarn:4)``.
+    """Convert transformers' settings to a spec: ``rope(base=10000.0,layout=half,scaling=yarn:4)``.
 
     Args:
         parameters: ``rope_theta``, ``partial_rotary_factor``, ``rope_type`` and the settings of
-            that type, as in ``rope_parameters`` of transformers 5, and ``pairs`` of M-RoPE.
+            that type, as in ``rope_parameters`` of transformers 5. To M-RoPE's, callers add
+            ``pairs``, an option of :class:`Rope` that transformers has in code alone.
         max_positions: ``max_position_embeddings``, from which missing lengths are taken.
         layout: how pairs are formed, see :class:`~fairseq_posenc.encodings.rope.Rope`.
     """

@@ -64,7 +64,7 @@ class Scaling:
         return self.kind
 
     def check(self, name: str, width: int) -> None:
-        """Refuse to scale frequencies over ``width`` coordinates of the encoding ``name``."""
+        """Refuse a ``width``, coordinates of the encoding ``name``, that this kind cannot scale."""
 
     def frequencies(self, base: float, width: int, dims: Dims) -> Tensor:
         """Compute the frequency of each pair, ``(width / 2,)``, in float32 on the CPU."""
@@ -103,7 +103,7 @@ class Scaled(Scaling):
     @classmethod
     def parse_settings(cls, written: list[str]) -> dict[str, Any]:
         """Parse settings, written ``NAME=VALUE``, by the types of the fields."""
-        defaults = {setting.name: setting.default for setting in fields(cls)[1:]}
+        defaults = {setting.name: setting.default for setting in fields(cls)[1:]}  # [0]: the factor
         settings: dict[str, object] = {}
         for assignment in written:
             name, _, value = assignment.partition("=")
@@ -342,7 +342,7 @@ class Proportional(Scaled):
         return (frequencies / self.factor) * (torch.arange(width // 2) < turning)
 
     def to_hf(self, dims: Dims) -> HFParameters:
-        """See :class:`Scaling`. The exported model rotates only the pairs that turn, so: linear."""
+        """See :class:`Scaling`. An export rotates only the pairs that turn, as ``linear`` does."""
         return {"rope_type": "linear", "factor": self.factor}
 
 
@@ -377,7 +377,7 @@ def _read_numbers(text: str) -> tuple[float | None, ...] | None:
 
 
 def _read_length(text: str) -> int | None:
-    number = _read_number(text) or 0.5
+    number = _read_number(text) or 0.5  # no number is refused as 0.5 is
     return int(number) if number.is_integer() and number <= _MAX_LENGTH else None
 
 

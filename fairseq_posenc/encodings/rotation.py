@@ -98,7 +98,7 @@ class PairRotation(NamedTuple):
         width = 2 * self.phases.size(-1)  # W
         exact = at_least_fp32(x[..., :width])
         # Complex products are faster on CPUs, for neighbouring pairs several times as fast.
-        if torch.compiler.is_compiling():  # compilers and formats may lack complex numbers
+        if torch.compiler.is_compiling():  # a compiler, or ONNX, may lack complex numbers
             rotated = self._rotate_real(exact)
         elif self.half:
             first, second = exact.chunk(2, dim=-1)

@@ -37,7 +37,7 @@ class ByPosition(Encoding, ABC):
 
     def terms(self, span: Span, positions: Positions) -> list[Term]:
         """Multiply all scores of a query."""
-        factors = self.factors(positions.queries(positions.ids).float())
+        factors = self.factors(positions.queries(positions.ids).float())  # not `drawn`, if random
         return [Temperature(factors.unsqueeze(1))]  # [B or 1, 1, T]
 
 

@@ -60,7 +60,9 @@ class T5(Encoding):
         self.axes = axes
         self.num_buckets = num_buckets
         self.max_distance = max_distance
-        self.buckets = Buckets.build(self.name, num_buckets, max_distance, not dims.causal)
+        self.buckets = Buckets.build(
+            self.name, num_buckets, max_distance, both_sides=not dims.causal
+        )
         self.table = nn.Parameter(torch.empty(axes * dims.num_heads, num_buckets))
 
     def terms(self, span: Span, positions: Positions) -> list[Term]:
@@ -69,7 +71,7 @@ class T5(Encoding):
         if span.has_axes:
             return [NumbersByPair.of_axes(span, tables, self.buckets.find)]
         index, runs = self.buckets.select(span)
-        return [NumbersByDistance(tables.sum(0)[:, index], runs)]  # all axes have this distance
+        return [NumbersByDistance(tables.sum(0)[:, index], runs)]  # one distance on all axes
 
 
 class Buckets(NamedTuple):
@@ -125,7 +127,7 @@ class Buckets(NamedTuple):
         firsts = make_constant(self.firsts, unsigned.device, torch.long)
         far = self.exact + torch.bucketize(unsigned, firsts, right=True)
         bucket = torch.where(unsigned < self.exact, unsigned, far)
-        side = self.exact + 1 + len(self.firsts)  # all exist
+        side = self.exact + 1 + len(self.firsts)  # buckets of a direction; inputs reach all of them
         return bucket + side * distances.gt(0) if self.both_sides else bucket
 
 

@@ -34,8 +34,8 @@ RowsOf = Literal["query", "key", "channel", "state", "value", "layer"]
 class Term:
     """Base class of all terms."""
 
-    label: ClassVar[str]
-    letters: ClassVar[str] = ""  # of its tensors' dimensions, such as BHTS
+    label: ClassVar[str]  # `name`, unless a subclass computes it
+    letters: ClassVar[str] = ""  # of its tensors' dimensions, such as BHTS; `map_axis` finds them
 
     @property
     def name(self) -> str:
@@ -68,7 +68,7 @@ class Term:
         return self.map_axis("S", lambda x, dim: x.narrow(dim, count, x.size(dim) - count))
 
     def select_keys(self, places: Tensor, tgt_len: int, src_len: int) -> Self:
-        """Keep only the keys at ``places``, ascending, ``(K,)``; those of T queries are last."""
+        """Keep only the keys at ``places``, ascending, ``(K,)``; the last T are the queries'."""
         return self.map_axis("S", lambda x, dim: x.index_select(dim, places.to(x.device)))
 
     def add(self, other: Self) -> Self:
@@ -92,16 +92,16 @@ class ByDistance(Term):
 
     def __post_init__(self) -> None:
         if self.runs is not None and self.runs.is_whole:
-            object.__setattr__(self, "runs", None)
+            object.__setattr__(self, "runs", None)  # the class is frozen
 
     @property
     def rows_dim(self) -> int:
-        """The dimension of the rows."""
+        """The index of the dimension R in the table's shape."""
         return 1
 
     @property
     def per_head(self) -> bool:
-        """Whether the rows differ from head to head."""
+        """Whether rows differ from head to head; those of `layer`, (R, C), have no heads yet."""
         return self.rows_dim == 1 and self.table.size(0) > 1
 
     @property
@@ -122,6 +122,7 @@ class ByDistance(Term):
 
     def without_first_keys(self, count: int) -> Self:
         """Leave out the ``count`` lowest distances, with the rows that only these need."""
+        # Without runs each distance has a row, so as many rows are dropped.
         dropped, runs = (count, None) if self.runs is None else self.runs.without_first(count)
         table, dim = self.table, self.rows_dim
         return replace(self, table=table.narrow(dim, dropped, table.size(dim) - dropped), runs=runs)
@@ -139,7 +140,7 @@ class ByDistance(Term):
         if self.runs is not None and self.ids is not None:
             return replace(self, runs=self.runs.select_keys(places))
         span = Span.from_lengths(tgt_len, src_len, places.device)
-        runs = self.runs or Runs(range(span.low + 1, span.high + 1), span)
+        runs = self.runs or Runs(range(span.low + 1, span.high + 1), span)  # a row per distance
         after_last = torch.arange(1, tgt_len, device=places.device)
         distances = torch.cat([places - (src_len - 1), after_last])  # of the last query's rows
         return replace(self, table=runs.look_up(self.table, self.rows_dim, distances), runs=None)
@@ -195,7 +196,7 @@ class RowsByDistance(ByDistance):
 
     @property
     def rows_dim(self) -> int:
-        """The dimension of the rows."""
+        """See :attr:`ByDistance.rows_dim`."""
         return 0 if self.of == "layer" else 1
 
 

@@ -51,8 +51,9 @@ class Terms(tuple[Term, ...]):
 
     def __or__(self, other: Terms) -> Terms:
         """Combine the terms of two encodings; refuse incompatible ones."""
-        both = all(x.has(ByDistance, NumbersByPair, Product) for x in (self, other))
-        if both and (self.first is None) != (other.first is None):
+        # Encodings with these terms may have a reset; others, such as a temperature, have none.
+        both_resettable = all(x.has(ByDistance, NumbersByPair, Product) for x in (self, other))
+        if both_resettable and (self.first is None) != (other.first is None):
             raise UserError("reset must apply to every encoding of the scores, or to none")
         if self.multiplies and other.multiplies:
             raise UserError("two encodings that multiply the scores cannot be combined")
@@ -172,7 +173,7 @@ class Terms(tuple[Term, ...]):
                 expanded.append(NumbersByPair(pairs.transpose(0, 1)))
             else:
                 expanded.append(term)
-        return Terms.merge(expanded)
+        return Terms.merge(expanded)  # a bias that became one by pair joins another one by pair
 
     def projected(self, project: ProjectRows) -> Terms:
         """Project the rows of ``layer`` with a layer's projections to those of queries and keys."""
@@ -180,7 +181,7 @@ class Terms(tuple[Term, ...]):
         if rows is None:
             return self
         as_queries, as_keys = project(rows.table)
-        of_queries = RowsByDistance(as_keys, rows.runs, of="query")
+        of_queries = RowsByDistance(as_keys, rows.runs, of="query")  # queries meet keys
         of_keys = RowsByDistance(as_queries, rows.runs, of="key")
         return Terms([x for x in self if x is not rows]) | Terms([of_queries, of_keys])
 

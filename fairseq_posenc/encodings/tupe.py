@@ -51,11 +51,11 @@ class Tupe(DistanceEncoding):
     ) -> None:
         super().__init__(dims, scale_factor=scale_factor, **others)
         self.positions = nn.Parameter(torch.empty(dims.max_positions, dims.head_dim))
-        projections = make_projections(dims.head_dim, tie_projections)
+        projections = make_projections(dims.head_dim, tied=tie_projections)
         self.query_projection, self.key_projection = projections
 
     def terms(self, span: Span, positions: Positions) -> list[Term]:
-        """Compare positions by pair, ``(B or 1, 1, T, S)``, and the bias."""
+        """Add scaled products of positions, ``(B or 1, 1, T, S)``, and numbers by distance."""
         positions.check_limit(self.dims.max_positions, self.name)
         rows = positions.common_ids()
         if rows.size(1) > self.dims.max_positions:  # only padding lies beyond the table
@@ -126,14 +126,14 @@ class TupeShared(Encoding):
             nn.init.zeros_(parameter)
 
     def terms(self, span: Span, positions: Positions) -> list[Term]:
-        """Compute products of positions by pair, ``(B or 1, H, T, S)``, and biases by distance."""
+        """Add scaled products of positions, ``(B or 1, H, T, S)``, and numbers by distance."""
         positions.check_limit(self.dims.max_positions, self.name)
-        # A caller's ids may be any, so they need all rows.
+        # A caller's ids may exceed the number of tokens, so they need all rows.
         tokens = positions.src_len if positions.counted else self.dims.max_positions
         with no_autocast(self.positions.device):
             queries, keys = self._project(tokens + 1)
         scale = self.dims.scale(self.scale_factor)
-        key_rows = positions.common_ids().clamp(max=self.dims.max_positions - 1) + 1
+        key_rows = positions.common_ids().clamp(max=self.dims.max_positions - 1) + 1  # row 0: reset
         at_queries = queries[:, positions.queries(key_rows)].transpose(0, 1)  # [B or 1, H, T, D]
         at_keys = keys[:, key_rows].transpose(0, 1) * scale  # [B or 1, H, S, D]
         index, runs = self.bucket_rule.select(span)
