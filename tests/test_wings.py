@@ -244,7 +244,7 @@ LINES = {
     "fairseq_posenc/workbench/training": (74, 400),
     "fairseq_posenc/workbench/finetuning": (1346, 1350),
     "fairseq_posenc/workbench/translation": (640, 650),
-    "fairseq_posenc/workbench/plots": (1099, 1100),
+    "fairseq_posenc/workbench/plots": (1098, 1100),
     "fairseq_posenc/workbench/convert": (1644, 1650),
     "fairseq_posenc/workbench/reports": (399, 400),
     "preprocess": (2590, 2600),

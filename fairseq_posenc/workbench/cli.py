@@ -128,12 +128,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: Sequence[str] | None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     for word in words:
-        if any("\ud800" <= character <= "\udfff" for character in word):
+        if any("\ud800" <= character <= "\udfff" for character in word):  # surrogates: not UTF-8
             raise UserError(f"{word!a} is not UTF-8; rename the file, or change the text")
     is_completing = _COMPLETING in os.environ
     if is_completing:  # the shell passes the words typed so far in a variable
         words = os.environ["COMP_LINE"].split()[1:]
-    name = next((word for word in words if not word.startswith("-")), "")
+    name = next((word for word in words if not word.startswith("-")), "")  # cut off, on Tab
     if name and name not in COMMANDS and not is_completing:
         meant = suggest(name, COMMANDS)
         raise UserError(f"there is no command '{name}': {meant}fairseq-posenc --help lists all")
@@ -144,7 +144,7 @@ def _run(argv: Sequence[str] | None) -> int:
 
         argcomplete.autocomplete(parser)  # ends the program
     args = parser.parse_args(words)
-    import_user_dir(getattr(args, "user_dir", USER_DIR))
+    import_user_dir(getattr(args, "user_dir", USER_DIR))  # by default this package: nothing new
     return COMMANDS[args.command].run(args)
 
 
@@ -174,7 +174,7 @@ def _build_parser(chosen: str) -> Parser:
 
 def _add_user_dir(parser: argparse.ArgumentParser) -> None:
     """Add ``--user-dir`` to a parser, or to those of its subcommands."""
-    if parser._subparsers:
+    if parser._subparsers:  # argparse has no public way to ask
         for subparser in parser._subparsers._group_actions[0].choices.values():  # type: ignore
             _add_user_dir(subparser)
         return

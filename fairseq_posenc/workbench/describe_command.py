@@ -68,7 +68,7 @@ def _describe(name: str) -> str:
     width = min(shutil.get_terminal_size().columns, _MAX_COLUMNS)
     paragraphs = [f"{name}: {page['summary']}", ""]
     paragraphs += [f"{heading:<13} {value}" for heading, value in rows.items()]
-    indents = ["", "", *[" " * 14] * len(rows)]
+    indents = ["", "", *[" " * 14] * len(rows)]  # of a heading, 13, and a space
     return "\n".join(
         textwrap.fill(
             text.replace("`", "").replace("**", ""),
@@ -109,7 +109,7 @@ def run_count(args: argparse.Namespace) -> int:
     """Print the number of position parameters, in total and by name."""
     spec = specs.parse(args.encoding)
     dims = Dims(args.embed_dim, args.heads, args.max_positions, causal=args.decoder)
-    spec.check_length(args.layers)
+    spec.check_length(args.layers)  # refuses a list of more layers
     sizes = Assembly(spec, dims).parameters(args.layers)
     total = sum(sizes.values())
     if args.json:

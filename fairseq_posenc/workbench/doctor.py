@@ -57,7 +57,7 @@ def collect_findings() -> Iterator[Finding]:
     if has_fairseq:
         yield _check_user_dir()
     yield Finding("triton", bool(read_version()) or None, read_version() or "not installed")
-    for name, why_not in available().items():
+    for name, why_not in available().items():  # why_not is empty if the backend runs here
         yield Finding(f"backend {name}", None if why_not else True, why_not or "can run")
     yield self_test()
 
@@ -95,6 +95,7 @@ def _check_cuda() -> Iterator[Finding]:
         return
     major, minor = torch.cuda.get_device_capability()
     yield Finding("CUDA", True, f"{torch.cuda.get_device_name()}, capability {major}.{minor}")
+    # Since capability 8 (Ampere), GPUs have it.
     advice = "use --bf16" if major >= 8 else "not supported by the device: use --fp16"
     yield Finding("bf16", major >= 8 or None, advice)
 
@@ -122,7 +123,7 @@ def self_test() -> Finding:
             errors = measure_errors(spec, backends, causal=specs.parse(spec).is_causal_only)
         except Exception as error:  # any error belongs in the report
             return Finding("self-test", False, f"{spec}: {type(error).__name__}: {error}")
-        for part, difference in errors.items():
+        for part, difference in errors.items():  # the input, the rotation, and each backend
             if not difference < TOLERANCE:  # so that NaN fails
                 return Finding("self-test", False, f"{spec} on {part} is off by {difference:.1e}")
     text = f"attention on {', '.join(backends)} agrees with float64 for the terms of"

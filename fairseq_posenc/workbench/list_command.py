@@ -16,7 +16,7 @@ def run_list(args: argparse.Namespace) -> int:
     from fairseq_posenc import registry  # imports torch
     from fairseq_posenc.analysis import catalogue
 
-    names = registry.names(companions=True)
+    names = registry.names(companions=True)  # with windows, temperatures, ...
     if args.json:
         print(json.dumps(list(map(catalogue.collect_facts, names)), indent=2))
         return 0

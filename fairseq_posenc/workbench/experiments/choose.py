@@ -67,7 +67,7 @@ def find_answers(key: str, family: str, wanted: float) -> list[Advice]:
     """Find the answers for a length: of the next longer measurements, or else of the longest."""
     models: dict[str, list[Advice]] = {}
     for row in json.loads(TABLE.read_text("utf-8"))[key][family]:
-        models.setdefault(row["models"], []).append(Advice(**row))
+        models.setdefault(row["models"], []).append(Advice(**row))  # shorter lengths first
     answers = [next((x for x in same if x.up_to >= wanted), same[-1]) for same in models.values()]
     longest = max(answer.up_to for answer in answers)
     return [answer for answer in answers if answer.up_to >= min(wanted, longest)]

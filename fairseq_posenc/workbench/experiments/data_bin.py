@@ -88,7 +88,7 @@ def _fill(folder: Path, documents: list[Document], vocab_size: int) -> DataFacts
     for name, lines in pieces.items():
         _write_lines(folder / f"{name}.pieces", [" ".join(line) for line in lines])
         command += [f"--{name}pref", str(folder / f"{name}.pieces")]
-    run_logged(command, folder / "preprocess.log", None)
+    run_logged(command, folder / "preprocess.log", lock=None)  # after a kill all is made again
     train_words, valid_words = (sum(map(count_words, part)) for part in parts.values())
     train_tokens, valid_tokens = (sum(map(len, lines)) for lines in pieces.values())
     return DataFacts(

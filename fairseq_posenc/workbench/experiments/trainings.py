@@ -77,7 +77,7 @@ def train_command(
         f"--validate-interval-updates {interval} --save-interval-updates {interval} "
         f"--keep-interval-updates 1 --no-epoch-checkpoints --save-interval {_NEVER} "
         f"--validate-interval {_NEVER} --log-format json --log-interval {min(20, interval)} "
-        "--num-workers 0 --distributed-world-size 1"
+        "--num-workers 0 --distributed-world-size 1"  # workers repeat the masks of a masked LM
     )
     return ("fairseq-train", str(data), "--save-dir", str(folder), *fixed.split(), *options)
 
@@ -88,9 +88,9 @@ def read_end(training: Training) -> TrainingEnd | None:
     Raises:
         UserError: it was trained for more updates.
     """
-    if diverged := parse_stop_update(_read_end_of_log(training.log)):
+    if diverged := parse_stop_update(_read_end_of_log(training.log)):  # where it diverged, or 0
         return TrainingEnd(read_curve_file(training.log), diverged_at=diverged)
-    saved = updates_done(training.folder)
+    saved = updates_done(training.folder)  # by its last checkpoint
     if saved > training.updates:
         raise UserError(
             f"{training.label}: was trained for {saved:,} updates; give --updates {saved} or "
@@ -117,22 +117,22 @@ def train(training: Training, environment: Environment) -> None:
         RunError: ``fairseq-train`` failed.
         UserError: another process trains in its folder, or it was trained for more updates.
     """
-    with lock_folder(training.folder) as lock:
+    with lock_folder(training.folder) as lock:  # fairseq-train, which may outlive us, holds it too
         ensure_last_checkpoint(training.folder)  # a kill may have torn it
         if read_end(training):
             return
         if saved := updates_done(training.folder):
             say(f"{training.label}: continues at update {saved:,}")
         if saved == training.updates:
-            # The last validation is missing in the log, and fairseq would not validate a finished
-            # training again.
+            # The log lacks the last validation, and fairseq would not validate a finished training
+            # again: train from the start.
             for checkpoint in training.folder.glob("checkpoint*.pt"):
                 checkpoint.unlink()
         try:
-            environment = {**_ONE_THREAD, **environment}
+            environment = {**_ONE_THREAD, **environment}  # the latter selects the GPU
             run_logged(training.command, training.log, lock, environment=environment)
         except RunError as error:
-            if not parse_stop_update(str(error)):
+            if not parse_stop_update(str(error)):  # it did not diverge
                 raise
         ensure_last_checkpoint(training.folder)
         if read_end(training) is None:
@@ -148,7 +148,7 @@ def run_trainings(
 
     Args:
         trainings: the trainings, in the order in which they begin.
-        run_tasks: runs tasks by their names, and calls its argument ``watch`` meanwhile.
+        run_tasks: ``run_here`` or ``run_on_slurm``, which call ``watch`` meanwhile.
         on_end: called with each training that is finished, also with those of earlier commands.
 
     Raises:
@@ -157,18 +157,18 @@ def run_trainings(
     unfinished = list(trainings)
 
     def look() -> None:
-        """Show how far the trainings are, and which have finished."""
+        """Show how far the trainings are (one that diverged counts as whole), and which ended."""
         for training in unfinished[:]:
             reached = min(_read_updates(training.log), training.updates)
             diverged_at = parse_stop_update(_read_end_of_log(training.log))
             is_at_end = diverged_at or reached == training.updates
-            if is_at_end and (end := read_end(training)):
+            if is_at_end and (end := read_end(training)):  # which reads the checkpoint
                 unfinished.remove(training)
                 on_end(training, end)
             updates[training] = reached if training in unfinished else training.updates
         shown.update(sum(updates.values()) - shown.n)
 
-    updates = {
+    updates = {  # that each training has reached; `look` keeps it up to date
         training: min(_read_updates(training.log), training.updates) for training in trainings
     }
     total, initial = sum(x.updates for x in trainings), sum(updates.values())

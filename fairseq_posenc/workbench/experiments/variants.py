@@ -36,7 +36,7 @@ class Variant(NamedTuple):
 
     @property
     def folder(self) -> str:
-        """The name in a form that needs no quoting in a shell: ``3xrope--window-size=8``."""
+        """The name without special characters: ``3xrope--none`` for ``3*rope,none``."""
         name = _COMMA.sub("--", self.name.replace(" ", "")).replace("*", "x")
         return name.replace("(", "-").replace(")", "").replace(",", "-")
 

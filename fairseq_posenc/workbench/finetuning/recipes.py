@@ -47,10 +47,10 @@ def compose_file(path: Path, overrides: Sequence[str] = ()) -> DictConfig:
     Raises:
         HydraException: the file does not exist, or an override cannot be read.
     """
-    GlobalHydra.instance().clear()
+    GlobalHydra.instance().clear()  # a process has one hydra
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # hydra warns about fairseq's configuration
-        with initialize_config_dir(str(path.parent.resolve()), version_base="1.1"):
+        with initialize_config_dir(str(path.parent.resolve()), version_base="1.1"):  # fairseq's
             return compose(path.stem, list(overrides))
 
 
@@ -96,7 +96,7 @@ def _count_updates(cfg: DictConfig, examples: int) -> int:
         )
     batches = math.ceil(examples / cfg.dataset.batch_size)
     devices = cfg.distributed_training.distributed_world_size
-    batches_per_update = devices * cfg.optimization.update_freq[0]
+    batches_per_update = devices * cfg.optimization.update_freq[0]  # a list by epoch
     return math.ceil(batches / batches_per_update) * cfg.optimization.max_epoch
 
 
@@ -115,18 +115,18 @@ def build_settings(
     overridden = {word.lstrip("+~").partition("=")[0] for word in overrides}
     options = {
         f"++model.{name}": value  # hydra adds or changes an option with `++`
-        for name, value in pretrained.roberta_section.items()
+        for name, value in pretrained.roberta_section.items()  # that build the model again
         if f"model.{name}" not in overridden
     }
     settings = {
-        "hydra.run.dir": values["checkpoint.save_dir"],
+        "hydra.run.dir": values["checkpoint.save_dir"],  # where hydra writes its logs
         **options,
         **values,
         # fairseq starts from this checkpoint unless the folder has checkpoint_last.pt.
         "checkpoint.finetune_from_model": pretrained.path.resolve(),
     }
     words = [*(format_override(*pair) for pair in settings.items()), *overrides]
-    return dict(word.partition("=")[::2] for word in words)
+    return dict(word.partition("=")[::2] for word in words)  # the last of equal names wins
 
 
 def join_overrides(settings: Mapping[str, str]) -> list[str]:
@@ -164,10 +164,10 @@ def train(
     Args:
         command: ``fairseq-hydra-train`` and its options.
         folder: for checkpoints and log.
-        lock: lock of the folder, which the command inherits.
+        lock: lock of the folder (its descriptor), which the command inherits.
         label: name of the training in messages.
         updates: number of updates, for messages.
-        metric: name of the figure.
+        metric: name of the figure in fairseq's log.
         environment: variables that select its GPU.
 
     Raises:
@@ -176,7 +176,7 @@ def train(
     before = updates_done(folder)
     start = f"resuming from update {before:,}" if before else f"starting, {updates:,} updates"
     say(f"{label}: {start}")
-    # Only now, because a cluster's machine may have other devices than the user's.
+    # Chosen only now, because a cluster's machine may have other devices than the user's.
     if choose_device() != "cuda" and _ON_CPU not in command:
         command = [*command, _ON_CPU, "common.fp16=false"]  # hydra takes the last value
         say(f"{label}: no GPU here: training on the CPU, without fp16")

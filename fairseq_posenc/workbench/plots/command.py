@@ -42,7 +42,7 @@ def add_plot_arguments(parser: argparse.ArgumentParser) -> None:
     for name, (draw, text) in KINDS.items():
         kind = parsers.add_parser(name, help=text, description=text)
         add = kind.add_argument
-        kind.set_defaults(layer=None, head=None)
+        kind.set_defaults(layer=None, head=None)  # of `decay`, which has no such options
         stacks = ["encoder", "decoder"]
         if draw is None:
             add("--checkpoint", type=Path, required=True, metavar="FILE", help=_MODELS_OR_FOLDER)
@@ -82,10 +82,10 @@ def _find_subject(args: argparse.Namespace) -> Subject:
     if args.checkpoint:
         from fairseq_posenc.workbench.loading.open_model import open_model
 
-        for name in filter(vars(args).get, ("embed_dim", "heads", "decoder")):
+        for name in filter(vars(args).get, ("embed_dim", "heads", "decoder")):  # that are given
             raise UserError(f"--{name.replace('_', '-')} is for --encoding, not for --checkpoint")
         subjects = collect_subjects(open_model(args.checkpoint, args.data).model)
-        if not subjects:
+        if not subjects:  # its stacks are not ours
             raise UserError(f"--checkpoint {args.checkpoint}: fairseq's own; use plot attention")
         subject = subjects[
             _choose_stack(f"--checkpoint {args.checkpoint}", list(subjects), args.stack)
@@ -93,7 +93,7 @@ def _find_subject(args: argparse.Namespace) -> Subject:
         subject = replace(subject, label=f" in {args.checkpoint}")
     else:
         width, heads = args.embed_dim or 256, args.heads or 4
-        subject = build_subject(args.encoding, width, heads, 128, args.decoder)
+        subject = build_subject(args.encoding, width, heads, max_positions=128, causal=args.decoder)
         _choose_stack("--encoding", [subject.stack], args.stack)
     layers = _choose_numbers(args.layer, len(subject.layers), "layer", subject.title)
     shown = _choose_numbers(args.head, len(subject.heads), "head", subject.title)
@@ -108,7 +108,7 @@ def _draw_attention(args: argparse.Namespace) -> Any:
     name = str(args.checkpoint)
     numbers = _choose_numbers(args.layer, len(by_kind[kind]), "layer", name)
     layers = [by_kind[kind][number] for number in numbers]
-    heads = _choose_numbers(args.head, layers[0].weights.size(1), "head", name)
+    heads = _choose_numbers(args.head, layers[0].weights.size(1), "head", name)  # [1, H, T, S]
     queries, keys = (read.labels[stack] for stack in STACKS[kind])
     return figures.draw_attention(layers, heads, queries, keys, f"{kind} attention in {name}")
 

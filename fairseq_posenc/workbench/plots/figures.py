@@ -41,7 +41,8 @@ def new_page(count: int, title: str, columns: int, height: float) -> tuple[Any, 
         raise UserError(f"{count} panels are too many for a picture: choose --layer, --head")
     columns = min(columns, count)
     panel = WIDTH / columns, height
-    figure, panels = pictures.new_panels(count, columns, panel, (0.0, 0.6), dpi=100)
+    # The margin is for the title.
+    figure, panels = pictures.new_panels(count, columns, panel, margin=(0.0, 0.6), dpi=100)
     figure.suptitle(fill(title, 85), fontsize=11, x=0.01, ha="left")
     for axes in panels:
         axes.tick_params(labelsize=8, length=0, colors=GREY)
@@ -188,23 +189,22 @@ def draw_map(subject: Subject) -> Any:
 def _collect_term_tables(subject: Subject, layer: int, layer_name: str) -> Iterator[PlottedTable]:
     """Yield the tables of a layer's terms, each tensor once."""
     span, terms = subject.compute_terms(layer)
-    distances = span.distances()
-    visible = distances <= (0 if subject.dims.causal else span.high)
+    distances = span.distances()  # of the R rows of each table
+    visible = distances <= (0 if subject.dims.causal else span.high)  # [R]
     by_tensor: dict[
         int, tuple[list[str], term_types.ByDistance | term_types.NumbersByPair, Tensor]
     ] = {}
-    for term in terms:  # they may share a tensor, as m4's do
+    # By the id of a tensor: names of the terms that share it (as m4's do), the first, the tensor.
+    for term in terms:
         if isinstance(term, (term_types.ByDistance, term_types.NumbersByPair)):
-            (tensor,) = term.tensors().values()
+            (tensor,) = term.tensors().values()  # the table, or the numbers
             by_tensor.setdefault(id(tensor), ([], term, tensor))[0].append(term.name)
     for names, term, tensor in by_tensor.values():
         title = f"{' and '.join(names).replace('_', ' ')}, {layer_name}"
         shown = {0: title}  # title by head; all heads may share a table
         if term.per_head if isinstance(term, term_types.ByDistance) else tensor.size(1) > 1:
             shown = {head: f"{title}, head {head + 1}" for head in subject.heads}
-        if not isinstance(
-            term, term_types.ByDistance
-        ):  # a number for each pair, `(1, H or 1, T, S)`
+        if not isinstance(term, term_types.ByDistance):  # NumbersByPair: `(1, H or 1, T, S)`
             queries, keys = torch.arange(tensor.size(-2)), range(tensor.size(-1))
             labels = ("query's position", "key's position")
             for head, name in shown.items():
@@ -216,16 +216,15 @@ def _collect_term_tables(subject: Subject, layer: int, layer_name: str) -> Itera
             split = {title: tensor[list(shown)].T}
         elif term.per_head:  # `(H, R, D)`
             split = {name: tensor[head] for head, name in shown.items()}
-        else:
+        else:  # `(1, R, D)` of all heads, or `(R, C)`
             split = {title: tensor.flatten(end_dim=-2)}
         for name, values in split.items():
             kept, rows = _merge_equal_ends(values[visible], distances[visible])
             columns = range(values.size(-1)) if has_vectors else [head + 1 for head in shown]
             label = CHANNEL if has_vectors else "head"
             yield PlottedTable(name, kept, rows, columns, DISTANCE, label)
-    if (
-        counted := terms.find(term_types.CountedRows)
-    ) is not None:  # CoPE's, by the number of tokens
+    counted = terms.find(term_types.CountedRows)
+    if counted is not None:  # CoPE's, by the number of tokens
         table, title = counted.rows.detach(), f"counted table, {layer_name}"
         rows, columns = torch.arange(len(table)), range(table.size(1))
         yield PlottedTable(title, table, rows, columns, "counted position", CHANNEL)
@@ -261,15 +260,14 @@ def compute_curves(subject: Subject, reach: int = 32) -> list[Curves]:
     reach, heads = subject.limit_reach(reach), subject.heads
     scores, terms = [], []
     for layer, name in subject.named_layers.items():
-        equal = subject.encodings[layer].distance_curve(reach)[heads]
+        equal = subject.encodings[layer].distance_curve(reach)[heads]  # [heads, R]
         title = f"score of equal contents, {name}"
         scores.append(Curves(title, torch.arange(-reach, reach + 1), equal))
         span, layer_terms = subject.compute_terms(layer)
         distances = span.distances()
         for term in layer_terms:
-            if isinstance(
-                term, term_types.NumbersByDistance
-            ):  # a reset's rows follow those of distances
+            if isinstance(term, term_types.NumbersByDistance):
+                # A reset's rows follow those of distances.
                 values = term.table[heads if term.per_head else [0], : len(distances)]
                 terms.append(Curves(f"{term.name}, {name}", distances, values))
     last = 0 if subject.dims.causal else reach  # a causal stack has no later keys
@@ -311,7 +309,7 @@ def draw_products(subject: Subject, reach: int = 48) -> Any:
     curves = []
     for name, (query, key) in projections.items():
         keys = around @ key.transpose(1, 2)  # [H, R, D]
-        products = torch.einsum("hd,hrd->hr", query @ vectors[middle], keys)
+        products = torch.einsum("hd,hrd->hr", query @ vectors[middle], keys)  # [H, R]
         shown = products if query is identity else products[subject.heads]
         curves.append(Curves(name, distances, shown))
     title = f"{subject.title}: products of input vectors at distance k"
@@ -331,7 +329,7 @@ def draw_decay(subject: Subject, reach: int = 256) -> Any:
     """
     distances = torch.arange(reach + 1)
     rotation = subject.encodings[0].shared.rotation(make_positions(len(distances)).ids)
-    if not isinstance(rotation, PairRotation) or rotation.decay is not None:
+    if not isinstance(rotation, PairRotation) or rotation.decay is not None:  # decay: xpos
         raise UserError(f"{subject.title} has no bound of decay; only rope has one")
     phases = rotation.phases[0].to(torch.complex128)  # [1, R, d/2]
     bound = phases.cumsum(-1).abs().mean(-1)  # [1, R]

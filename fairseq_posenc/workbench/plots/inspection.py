@@ -76,7 +76,7 @@ def _describe_model(model: TextAttention) -> tuple[dict[str, Any], bytes]:
     codes = bytearray()
     for kind, layers in model.group_by_kind().items():
         weights = torch.cat([layer.weights for layer in layers])
-        visible = find_visible(weights)
+        visible = find_visible(weights)  # [L, 1, T, S]
         planes: list[dict[str, Any]] = []
         for (name, role), values in _collect_planes(layers).items():
             # Very large weights can cause NaN and infinity; the first layer is named.

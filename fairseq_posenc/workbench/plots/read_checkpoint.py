@@ -53,7 +53,7 @@ def read_with_checkpoint(opened: OpenModel, text: str, target: str | None = None
         texts = {"encoder": [begin, *tokens, end]}
     inputs = [_make_batch(opened, stack, read) for stack, read in texts.items()]
     if opened.translates:
-        inputs.insert(1, torch.tensor([inputs[0].size(1)]))
+        inputs.insert(1, torch.tensor([inputs[0].size(1)]))  # `src_lengths`
     with _errors_name_checkpoint(opened):
         captured = capture_attention(opened.model, lambda: opened.model(*inputs))
     labels = {stack: [label for _, label in read] for stack, read in texts.items()}

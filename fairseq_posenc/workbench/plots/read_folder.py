@@ -49,7 +49,7 @@ def read_with_folder(folder: Path, text: str, target: str | None = None) -> Text
             folder, model, tokenizer, inputs, target
         )
     labels = {stack: _label(tokenizer, ids[0].tolist()) for stack, ids in tokens.items()}
-    # The same positions, in attention that can be captured.
+    # The same positions, and no fewer, in attention that can be captured.
     set_positions(model, "own", max(count_positions(model), *map(len, labels.values())))
     captured = capture_attention(model, inputs)
     if not has_two_stacks:  # the only stack may be a decoder

@@ -51,7 +51,7 @@ class Subject:
     def named_layers(self) -> dict[int, str]:
         """The names of the layers to show; only the first if all share their encodings."""
         specs = {layer.assembly.spec for layer in self.encodings}
-        if len(specs) > 1 or self.encodings[0].layer.as_list():
+        if len(specs) > 1 or self.encodings[0].layer.as_list():  # encodings of each layer alone
             return {index: f"layer {index + 1}" for index in self.layers}
         return {self.layers[0]: "all layers"}
 
@@ -66,7 +66,7 @@ class Subject:
             return None
         (encoding,) = at_input.as_list()  # specs with two are refused
         vectors = encoding.embed(make_positions(self.dims.max_positions))
-        return None if vectors is None else vectors[0]
+        return None if vectors is None else vectors[0]  # a batch of one
 
     def compute_terms(self, layer: int) -> tuple[Span, Terms]:
         """Compute a layer's terms for a sentence of ``max_positions`` tokens, and their span.
@@ -79,6 +79,7 @@ class Subject:
         encoding = self.encodings[layer]
         span = Span.from_lengths(length, length, torch.device("cpu"))
         positions = make_positions(length)
+        # A single layer has a single kind, 0.
         shared = Shared.compute(encoding.shared, positions).of_kind(0).terms
         return span, (shared | encoding.layer.terms(span, positions)).expanded()
 
@@ -126,8 +127,8 @@ def _build_trained_subject(stack: Any) -> Subject:
         at_input = stack.embed_positions
         encoding.assembly = stack.assembly._replace(spec=spec)
         encoding.input = None if at_input is None else at_input.encodings
-        encoding.shared = stack.encodings.select(attention.kind)  # those of this kind of layer
-        encoding.layer = attention.encodings
+        encoding.shared = stack.encodings.select(attention.kind)  # shared by this kind of layer
+        encoding.layer = attention.encodings  # those of this layer alone
         encodings.append(encoding.eval())
         query, key = (
             projection.weight.detach().unflatten(0, (dims.num_heads, -1))

@@ -114,7 +114,7 @@ def _describe_curve(curve: Curve) -> dict[str, Any]:
     """Compute the figures of a curve; None for those that it does not have."""
     best, stages = curve.best, find_stages(curve)
     diverged_at = next((entry.updates for entry in curve.entries if not entry.is_finite), None)
-    ends = (*stages, stages.plateau_length) if stages else [None] * len(_STAGES)
+    ends = (*stages, stages.plateau_length) if stages else [None] * len(_STAGES)  # as in _STAGES
     return {
         "updates": curve.entries[-1].updates,
         "best_at": best.updates if best.is_finite else None,
@@ -175,7 +175,7 @@ def _draw_pictures(trainings: Trainings, updates: tuple[float, float], out: Path
         losses[name] = intervals.average_lines(seeds, intervals.interval)
     drawn = {}
     for file, title, lines in (
-        ("curves.png", "Validation perplexity", validations),
+        ("curves.png", "Validation perplexity", validations),  # on a logarithmic scale
         ("training.png", "Training loss in nats", losses),
     ):
         if figure := pictures.draw_curves(lines, title, log=lines is validations):

@@ -99,7 +99,7 @@ def _read_glue(record: Record, path: Path) -> Iterator[Result]:
 
 
 def _read_squad(record: Record, path: Path) -> Iterator[Result]:
-    (row,) = record.rows
+    (row,) = record.rows  # of the table `scores`
     version = f"SQuAD{record.data['squad']}"
     figures: Figures = {f"{version} EM": row["exact"], f"{version} F1": row["f1"]}
     title, name = "SQuAD, development sets", str(record.data["name"])
@@ -125,7 +125,7 @@ _READERS = {"glue": _read_glue, "squad": _read_squad, "bleu": _read_bleu}
 
 def _read_training(folder: Path) -> Iterator[Result]:
     """Read the training in a folder; none for a fine-tuning, which has a record."""
-    state = load_state(folder / LAST, "")
+    state = load_state(folder / LAST, "")  # no option named it
     settings, updates, best = state["cfg"], read_updates(state), state["extra_state"].get("best")
     task = settings.task._name
     data = Path(str(settings.task.get("data")).split(":")[0]).name
@@ -134,7 +134,7 @@ def _read_training(folder: Path) -> Iterator[Result]:
         encoding += f", {directions}"
     figures: Figures = {"seed": settings.common.seed, "updates": updates}
     if task in ("masked_lm", "language_modeling"):
-        # fairseq's losses are in bits.
+        # The best figure is a loss, in bits, or already a perplexity.
         is_loss = settings.checkpoint.best_checkpoint_metric == "loss"
         figures["perplexity"] = None if best is None else 2.0 ** float(best) if is_loss else best
         title = f"Perplexity, validation text of {data}"
@@ -184,7 +184,7 @@ def _average_seeds(rows: Iterable[Result]) -> Iterator[Result]:
             groups[row.encoding, row.figures["updates"]].append(row)
     for (encoding, updates), group in groups.items():
         seeds = {row.figures["seed"] for row in group}
-        if 1 < len(seeds) == len(group):
+        if 1 < len(seeds) == len(group):  # several, and each seed once
             figures: Figures = {"updates": updates}
             for name in group[0].figures.keys() - {"seed", "updates"}:
                 known = [x for row in group if (x := row.figures.get(name)) is not None]

@@ -64,7 +64,7 @@ def visible_gpus() -> list[str]:
     """List the GPUs that this process may use, by their names in ``CUDA_VISIBLE_DEVICES``."""
     import torch
 
-    count = torch.cuda.device_count()
+    count = torch.cuda.device_count()  # CUDA ignores all names from the first wrong one on
     names = os.environ.get("CUDA_VISIBLE_DEVICES")
     return names.split(",")[:count] if names else [str(number) for number in range(count)]
 

@@ -21,8 +21,8 @@ _NO_READER = 141  # what a shell reports of a program whose output nobody reads 
 def run_main(program: Callable[[], int | None]) -> int:
     """Run a program to its end and return its exit code.
 
-    An error that ``find_message`` knows, and Ctrl-C, are printed as one line. When the reader of
-    the output has gone, as with ``| head``, the program ends without a word.
+    A user's mistake, and Ctrl-C, are printed as one line. When the reader of the output has gone,
+    as with ``| head``, the program ends without a word.
     """
     try:
         try:
@@ -33,10 +33,10 @@ def run_main(program: Callable[[], int | None]) -> int:
     except BrokenPipeError:
         return _NO_READER
     except KeyboardInterrupt as interruption:
-        line = "; ".join(["stopped", *interruption.args])
+        line = "; ".join(["stopped", *interruption.args])  # how to continue
         code = STOPPED
     except Exception as error:
-        if (message := find_message(error)) is None:
+        if (message := find_message(error)) is None:  # a fault of ours: show the traceback
             raise
         line = f"error: {message}"
         code = choose_exit_code(error)
@@ -45,7 +45,7 @@ def run_main(program: Callable[[], int | None]) -> int:
 
 
 def _flush_output() -> None:
-    """Flush standard output; Python's exit, which would hide a full disk, then has nothing to do.
+    """Flush standard output here, because Python's exit would hide that the disk is full.
 
     Raises:
         OSError: the disk is full, or the reader has gone.
@@ -54,7 +54,7 @@ def _flush_output() -> None:
         if sys.stdout:
             sys.stdout.flush()
     except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the exit flushes too
         raise
 
 

@@ -32,7 +32,7 @@ def find_model(path: Path) -> Path:
         from huggingface_hub import snapshot_download
 
         folder = Path(snapshot_download(name, allow_patterns=_HUB_FILES))
-        if not any(folder.glob("*.safetensors")):
+        if not any(folder.glob("*.safetensors")):  # add the older form, in the same folder
             snapshot_download(name, allow_patterns=["pytorch_model*.bin"])
     except ModuleNotFoundError:
         return path

@@ -107,7 +107,7 @@ def parse_slurm(words: Sequence[str]) -> dict[str, str] | None:
     """
     if words == ["local"]:
         return None
-    options = dict(word.lstrip("-").partition("=")[::2] for word in words[1:])
+    options = dict(word.lstrip("-").partition("=")[::2] for word in words[1:])  # name, value
     if words[0] != "slurm" or not options.get("time"):
         form = "local, or slurm with options of sbatch, as in slurm partition=gpu time=12:00:00"
         raise UserError(f"--on {' '.join(words)}: write {form}")
@@ -182,10 +182,11 @@ def parse_named(texts: Sequence[str], form: str) -> dict[str, str]:
     A name may be a spec, as in ``m4(max_distance=64)=model.pt``.
 
     Raises:
-        UserError: an argument has another form, or a name occurs twice or is none for a folder.
+        UserError: an argument has another form, or a name occurs twice or cannot name a folder.
     """
     named: dict[str, str] = {}
     for text in texts:
+        # At the first "=" that is not in brackets.
         parts = [part.strip() for part in re.split(r"=(?![^(]*\))", text, maxsplit=1)]
         if len(parts) < 2 or not all(parts):
             raise UserError(f"cannot read {text!r}: write {form}")
@@ -201,7 +202,7 @@ def parse_named(texts: Sequence[str], form: str) -> dict[str, str]:
 def split_trainings(text: str) -> list[str]:
     """Split the paths of trainings at commas, except at commas in names of existing files."""
     parts = text.split(",")
-    counts = range(len(parts), 1, -1)
+    counts = range(len(parts), 1, -1)  # of the parts in the first path, the longest path first
     count = next((count for count in counts if Path(",".join(parts[:count])).exists()), 1)
     others = split_trainings(",".join(parts[count:])) if parts[count:] else []
     return [",".join(parts[:count]), *others]

@@ -33,7 +33,7 @@ def run_here(
     Args:
         tasks: the tasks by their names in messages.
         jobs: number of tasks at a time; if it exceeds the number of GPUs, they share GPUs.
-        watch: called every second.
+        watch: called in this thread, every second and when a task ends.
         keep_going: whether the other tasks go on if one fails.
 
     Raises:
@@ -41,7 +41,7 @@ def run_here(
         RunError: tasks failed, with ``keep_going``.
     """
     gpus = visible_gpus()
-    free: SimpleQueue[Environment] = SimpleQueue()
+    free: SimpleQueue[Environment] = SimpleQueue()  # one for each task that may run
     for slot in range(jobs):
         free.put({"CUDA_VISIBLE_DEVICES": gpus[slot % len(gpus)]} if gpus else {})
     failures: list[str] = []
@@ -61,11 +61,10 @@ def run_here(
                 ended, pending = wait(pending, _POLL_SECONDS, FIRST_COMPLETED)
                 for future in ended:
                     error = future.exception()
-                    if isinstance(error, UserError) and keep_going:
+                    if isinstance(error, UserError) and keep_going:  # a RunError is one too
                         say(f"{names[future]}: {error}")
-                        failures.append(
-                            f"{names[future]}: {str(error).splitlines()[0].rstrip(' :')}"
-                        )
+                        reason = str(error).splitlines()[0].rstrip(" :")  # lines of a log follow
+                        failures.append(f"{names[future]}: {reason}")
                     elif error:
                         raise error
                 watch()

@@ -45,7 +45,7 @@ def find_command(name: str) -> str:
 
 def find_error_line(output: str) -> str | None:
     """Find the last line in a command's output that is one of our errors; None without one."""
-    return next(reversed(_USER_ERROR.findall(output)), None)
+    return next(reversed(_USER_ERROR.findall(output)), None)  # the group: without the prefix
 
 
 def run_logged(
@@ -62,9 +62,9 @@ def run_logged(
     Args:
         command: name of a console script, or absolute path of a program, and arguments.
         log: the file.
-        lock: open lock that the command inherits and keeps.
+        lock: a folder's lock, which the command keeps if it outlives this process; None for none.
         on_line: called with each line of output.
-        environment: environment variables that override the user's.
+        environment: variables that override the user's.
 
     Raises:
         RunError: the command failed; the message ends with the last lines of the log.

@@ -28,9 +28,9 @@ class _Requeued:
     task: Task
 
     def __call__(self) -> None:
-        self.task({})
+        self.task({})  # Slurm itself selects the GPU
 
-    def checkpoint(self) -> Any:
+    def checkpoint(self) -> Any:  # submitit calls it when the time is up
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self)
@@ -63,7 +63,7 @@ def run_on_slurm(
     name = f"fairseq-posenc-{hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:12]}"
     if _list_jobs(name) is None:
         raise UserError("--on slurm: squeue does not answer; is this a machine of a cluster?")
-    _cancel(name)
+    _cancel(name)  # of a command that was killed
     executor = AutoExecutor(folder, cluster="slurm", slurm_max_num_timeout=_MAX_TIMEOUTS)
     executor.update_parameters(
         name=name,
@@ -72,7 +72,7 @@ def run_on_slurm(
     )
     failures: list[str] = []
     try:
-        with executor.batch():
+        with executor.batch():  # all are submitted at its end, as one array of jobs
             running = {label: executor.submit(_Requeued(task)) for label, task in tasks.items()}
         while running:
             listed = _list_jobs(name)  # before the results: what is missing in both has failed

@@ -61,7 +61,7 @@ def name_data(paths: str) -> str:
     return folder.parent.name if others else folder.name
 
 
-OmegaConf.register_new_resolver("share", share_batch, replace=True)
+OmegaConf.register_new_resolver("share", share_batch, replace=True)  # or a second import fails
 OmegaConf.register_new_resolver("steps", count_steps, replace=True)
 OmegaConf.register_new_resolver("name_data", name_data, replace=True)
 
@@ -70,5 +70,5 @@ class LoadPlugin(Callback):
     """Loads the plugin before fairseq chooses devices, so that a mistake there is one line."""
 
     def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Load the plugin."""
+        """Load the plugin; hydra calls this before fairseq's training."""
         register()

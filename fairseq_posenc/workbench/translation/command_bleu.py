@@ -81,7 +81,8 @@ class TestSet:
         if figures is None:
             say(f"{training.label}: {len(self.sentences):,} sentences")
             translator = Translator.load(training.path, task.data, self.compute)
-            found = translator.translate(self.sentences, self.beam, 1, self.length_penalty)
+            penalty = self.length_penalty
+            found = translator.translate(self.sentences, self.beam, nbest=1, length_penalty=penalty)
             figures = {"translations": [best.text for (best,) in found]}
             path.parent.mkdir(exist_ok=True)
             write_whole(path, "".join(f"{line}\n" for line in figures["translations"]))
@@ -99,9 +100,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("systems", nargs="+", metavar="NAME=PATH[,PATH...]", help=text)
     options.add_out(parser, "bleu")
-    text = (
-        "text of the test set in the {} language, may be gzipped (default: {} in the data folder)"
-    )
+    text = "text of the test set in the {} language, may be gzipped (default: {} in the data)"
     for name, language in (("source", "source"), ("reference", "target")):
         default = f"SPLIT.raw.{language.upper()}"
         add(f"--{name}", type=Path, metavar="FILE", help=text.format(language, default))
@@ -128,8 +127,8 @@ def run(args: argparse.Namespace) -> int:
     if len(set(pairs)) > 1:
         raise UserError("the systems translate between different languages; evaluate them apart")
     source, target = (
-        text or opened[0].data / f"{args.split}.raw.{language}"
-        for text, language in zip((args.source, args.reference), pairs[0])
+        path or opened[0].data / f"{args.split}.raw.{language}"
+        for path, language in zip((args.source, args.reference), pairs[0])
     )
     sources, references = read_lines(source, "--source"), read_lines(target, "--reference")
     if len(sources) != len(references):
@@ -165,6 +164,7 @@ def _score(
         systems.setdefault(training.system, []).append(lines)
         row = {"system": training.system, "training": training.number, "path": str(training.path)}
         row |= {"beam": test_set.beam, "length_penalty": test_set.length_penalty}
+        # No references, as the metrics hold them.
         found = {name: metric.corpus_score(lines, None).score for name, metric in metrics.items()}
         rows.append({**row, **found})
     differences, test_signatures = scores.compare(references, systems)

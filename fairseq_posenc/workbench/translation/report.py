@@ -30,7 +30,7 @@ def format_report(record: Record) -> str:
         f"{code(data['reference'])}; {search}. Higher is better.",
         _format_scores(record),
     ]
-    has_several_trainings = rows[-1]["training"] > 1
+    has_several_trainings = rows[-1]["training"] > 1  # all systems have equally many
     if has_several_trainings:
         parts.append(f"In brackets: {INTERVAL_NOTE}.")
     parts.append(_list_signatures(data, "signature of "))

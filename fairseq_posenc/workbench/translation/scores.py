@@ -39,7 +39,7 @@ def compute_means(rows: Sequence[Row]) -> list[Row]:
     for system, group in group_rows(rows, "system").items():
         mean: dict[str, Any] = {"system": system, "trainings": len(group)}
         for name in METRICS:
-            mean |= interval(row[name] for row in group).figures(name)
+            mean |= interval(row[name] for row in group).figures(name)  # NAME, NAME_low, NAME_high
         means.append(mean)
     return means
 
@@ -64,7 +64,7 @@ def compare(references: Sequence[str], systems: Systems) -> tuple[list[Row], dic
         return [], {}
     trainings = len(systems[baseline])
     metrics = build_metrics([*references] * trainings)
-    # approximate randomization, or paired bootstrap
+    # No references, as the metrics hold them; approximate randomization, or paired bootstrap.
     test = PairedTest(list(joined.items()), metrics, None, "ar" if trainings > 1 else "bs")
     results: Any  # metric -> results of the systems; typed too narrowly by sacreBLEU
     signatures, results = test()
@@ -72,7 +72,7 @@ def compare(references: Sequence[str], systems: Systems) -> tuple[list[Row], dic
     for index, name in enumerate(others, start=1):
         is_same = joined[name] == joined[baseline]
         for metric in METRICS:
-            first, other = results[metric][0], results[metric][index]
+            first, other = results[metric][0], results[metric][index]  # 0 is the baseline
             row = {"system": name, "metric": metric, "difference": other.score - first.score}
             differences.append({**row, "p_value": None if is_same else other.p_value})
     return differences, {name: str(signature) for name, signature in signatures.items()}

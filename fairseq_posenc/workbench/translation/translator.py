@@ -96,7 +96,7 @@ class Translator:
         Raises:
             UserError: a file is missing or damaged, or does not fit the others.
         """
-        compute = compute or ComputeOptions.choose(None, False, False)
+        compute = compute or ComputeOptions.choose(device=None, fp16=False, bf16=False)
         path, folder = Path(checkpoint), Path(data) if data else None
         opened = open_model(path, folder, state=load_translation(path))
         settings = opened.settings
@@ -141,7 +141,7 @@ class Translator:
         nonempty = [tokens for tokens in encoded if len(tokens) > 1]
         if not nonempty:
             return [[_EMPTY] for _ in sentences]
-        self.interface.cfg.dataset.max_tokens = max(_MAX_TOKENS, *lengths)
+        self.interface.cfg.dataset.max_tokens = max(_MAX_TOKENS, *lengths)  # the longest fits
         try:
             with warnings.catch_warnings():
                 # torch's loader warns that it does not pin memory without a GPU.
@@ -152,7 +152,7 @@ class Translator:
             longest = sentences[lengths.index(max(lengths))]
             raise UserError(f"'{longest[:_QUOTED_CHARACTERS]}...': {error}") from None
         return [
-            [self._decode(hypothesis) for hypothesis in next(found)[:nbest]]
+            [self._decode(hypothesis) for hypothesis in next(found)[:nbest]]  # of the next nonempty
             if length > 1
             else [_EMPTY]
             for length in lengths

@@ -113,7 +113,7 @@ def run(args: argparse.Namespace) -> int:
     }
     ends: dict[Run, TrainingEnd] = {}
     with signals_as_keyboard_interrupt(), lock_folder(out):
-        claim(out, shared)
+        claim(out, shared)  # refuses a folder of another text, family, vocabulary or options
         facts = make_data(plan.text, plan.vocab_size, out / "data")
         runs = {build_training(plan, run, out, args.user_dir): run for run in plan.runs}
         page = out / report.PAGE
@@ -131,7 +131,7 @@ def run(args: argparse.Namespace) -> int:
         if slurm is not None:
             run_tasks = partial(run_on_slurm, folder=out / "slurm", options=slurm, jobs=args.jobs)
         run_trainings(list(runs), run_tasks, on_end)
-        ends = {run: ends[run] for run in plan.runs}  # in the order of the plan
+        ends = {run: ends[run] for run in plan.runs}  # in the order of the plan, all finished
         report.write_page(plan, facts, ends, page)
         text_name = str(plan.text or "the documentation inside Python")
         record = report.build_record(plan, facts, ends, {**shared, "text": text_name})
@@ -157,7 +157,7 @@ def build_plan(args: argparse.Namespace) -> ComparePlan:
         raise UserError(f"{passed[0]!r} is no option; as in --encodings rope,alibi --out FOLDER")
     models = variants.parse_variants(args.encodings)
     words = [part for word in (*TRAIN_OPTIONS[args.family], *passed) for part in word.split("=")]
-    values = dict(zip(words, [*words[1:], ""]))  # the last of equal options wins, as in fairseq
+    values = dict(zip(words, [*words[1:], ""]))  # word -> next word; the last wins, as in fairseq
     layers = values[f"--{STACKS[args.family]}-layers"]
     if not layers.isdecimal():
         raise UserError(f"-- --{STACKS[args.family]}-layers {layers}: must be a whole number")
@@ -167,7 +167,7 @@ def build_plan(args: argparse.Namespace) -> ComparePlan:
                 f"--encodings: {model.name!r} has attention directions, which are for encoders; a "
                 "causal LM attends from left to right only"
             )
-        parse(model.position_encoding).check_length(int(layers))
+        parse(model.position_encoding).check_length(int(layers))  # refuses a list of more layers
     return ComparePlan(
         args.text, args.family, models, args.seeds, args.lrs, args.updates, args.vocab_size, passed
     )

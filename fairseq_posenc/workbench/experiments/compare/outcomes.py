@@ -40,7 +40,7 @@ class ModelOutcome:
     def by_seed(self) -> dict[int, float]:
         """Final perplexity by seed; NaN if the training diverged."""
         return {
-            seed: math.nan if end.diverged_at else end.curve.entries[-1].perplexity
+            seed: math.nan if end.diverged_at else end.curve.entries[-1].perplexity  # 0: it did not
             for seed, end in self.ends.items()
         }
 
@@ -82,7 +82,7 @@ def rank_models(ends: Mapping[Run, TrainingEnd]) -> list[ModelOutcome]:
     outcomes.sort(key=lambda outcome: (bool(outcome.diverged), outcome.perplexity.mean))
     at_best_rate: dict[Variant, ModelOutcome] = {}
     for outcome in outcomes:
-        at_best_rate.setdefault(outcome.variant, outcome)
+        at_best_rate.setdefault(outcome.variant, outcome)  # keeps the first, at its best rate
     return list(at_best_rate.values())
 
 
@@ -103,7 +103,7 @@ def conclude(models: Sequence[ModelOutcome], unigram: float) -> list[str]:
     """
     best, level = models[0], unigram / 2
     sentences = [f"{x.variant.name} diverged at {x.diverged}." for x in models if x.diverged]
-    if not best.perplexity.mean <= level:
+    if not best.perplexity.mean <= level:  # or NaN: all diverged
         ranks = (
             f"Ranks mean nothing yet: the lowest perplexity is {best.perplexity.mean:,.1f} "
             f"({best.variant.name}). They mean something below {level:,.1f}, half the perplexity "
@@ -124,7 +124,7 @@ def _judge(pairs: Mapping[tuple[str, str], PairedDifference]) -> list[str]:
     """Say which differences are significant; nothing without pairs."""
     worse: dict[str, list[str]] = {}
     for (better, other), difference in pairs.items():
-        if difference.holm < 1 - LEVEL:
+        if difference.holm < 1 - LEVEL:  # false for NaN, where there was no test
             worse.setdefault(better, []).append(other)
     test = f"After Holm's correction for {len(pairs)} comparison{'s' if len(pairs) > 1 else ''}"
     found = [f"{better} is better than {', '.join(others)}" for better, others in worse.items()]

@@ -101,7 +101,7 @@ def _format_row(model: ModelOutcome) -> dict[str, str]:
         "validation perplexity": diverged or model.perplexity.show(2),
         "each seed": ", ".join(f"{value:,.1f}" for value in finished) or "-",
         "tokens/s": mean(lambda end: end.curve.speed, "{:,.0f}".format),
-        "time": mean(lambda end: end.seconds, tqdm.format_interval),
+        "time": mean(lambda end: end.seconds, tqdm.format_interval),  # minutes:seconds
     }
 
 
@@ -110,7 +110,7 @@ def draw(models: Sequence[ModelOutcome]) -> bytes:
     lines = {model.variant.name: model.curve for model in models}
     content = io.BytesIO()
     if figure := pictures.draw_curves(lines, "validation perplexity", log=True):
-        figure.savefig(content, format="png", metadata={"Software": None})
+        figure.savefig(content, format="png", metadata={"Software": None})  # no version
     return content.getvalue()
 
 

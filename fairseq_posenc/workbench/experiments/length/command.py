@@ -74,12 +74,13 @@ def run(args: argparse.Namespace) -> int:
     rows: list[Row] = []
     tokens = None  # of the text, as the first model cuts it
     with lock_folder(args.out):
-        if args.windows and args.windows < LEAST_SEEDS:
+        if args.windows and args.windows < LEAST_SEEDS:  # windows take the place of seeds
             say(f"intervals need at least {LEAST_SEEDS} windows: differences may be chance")
         for named in models:
             model = hf_model.load(named, computing, args.lengths[-1])
             text = hf_model.tokenize_text(args.text, named.path, model)
-            _check_length(len(text) - 1, args)
+            total = len(text) - 1  # text[0] is the token with which texts begin
+            _check_length(total, args)
             if tokens is not None and not torch.equal(text[1:], tokens):
                 raise UserError(
                     f"{models[0].name} and {named.name} cut the text into other tokens, so their "
@@ -96,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
             for score in _score_model(named, model, text, args):
                 rows.append({**facts, **report.score_figures(score, bool(args.windows))})
             del model  # frees the memory for the next one
-        record = report.build_record(rows, str(args.text), len(text) - 1)
+        record = report.build_record(rows, str(args.text), total)
         record.write(args.out / FIGURES)
         drawn = can_draw() and report.draw(record, args.out / PICTURE)
     print(record.text() if args.json else report.format_results(record))
@@ -110,7 +111,7 @@ def _score_model(
     """Compute the scores of a model; read those that are finished from their files."""
     scores = []
     shared = _collect_request(named, args)
-    total, longest = len(text) - 1, args.lengths[-1]
+    total, longest = len(text) - 1, args.lengths[-1]  # lengths are sorted
     (args.out / named.name).mkdir(exist_ok=True)
     for length in args.lengths:
         stride = min(args.stride, length)
@@ -123,14 +124,13 @@ def _score_model(
                 else cut_windows(total, length, stride)
             )
             label = f"{named.name}, {length:,} tokens"
-            limit = read_limit(model)
-            with bar(
-                desc=label, total=sum(w.end - w.scored for w in windows), unit=" tokens"
-            ) as shown:
+            limit = read_limit(model)  # None for positions without a learned table
+            predicted = sum(w.end - w.scored for w in windows)
+            with bar(desc=label, total=predicted, unit=" tokens") as shown:
                 score = score_windows(
                     model, limit, text, windows, length, stride, args.max_tokens, shown.update
                 )
-            figure = score.refusal or f"perplexity {score.perplexity:,.2f}"
+            figure = score.refusal or f"perplexity {score.perplexity:,.2f}"  # refusal: why none
             say(f"{label}: {figure} ({score.seconds:.0f} s)")
             figures = asdict(score)
             write_result(path, request, figures)
@@ -139,15 +139,15 @@ def _score_model(
 
 
 def _collect_request(named: NamedModel, args: argparse.Namespace) -> Request:
-    """Collect what the scores of a model depend on, except their sizes."""
+    """Collect what the scores of a model depend on, except length and stride."""
     files = sorted(path for path in named.path.iterdir() if path.is_file())
     return {
         "model": {path.name: checksum(path) for path in files},
         "positions": named.spec_override,
         "text": checksum(args.text),
         "precision": [args.fp16, args.bf16],
-        "max tokens": args.max_tokens,
-        "windows": [args.windows, args.lengths[-1]] if args.windows else None,
+        "max tokens": args.max_tokens,  # other batches round differently
+        "windows": [args.windows, args.lengths[-1]] if args.windows else None,  # where they end
         "version": __version__,
     }
 
@@ -164,7 +164,7 @@ def _check_length(tokens: int, args: argparse.Namespace) -> None:
             f"--stride {args.stride}: windows of {args.lengths[0]} tokens cannot predict so many; "
             "choose a smaller stride"
         )
-    most = 1 + (tokens - longest) // args.stride
+    most = 1 + (tokens - longest) // args.stride  # the first window ends at token `longest`
     if args.windows > most:
         raise UserError(
             f"--windows {args.windows}: windows would predict the same tokens, because {args.text} "

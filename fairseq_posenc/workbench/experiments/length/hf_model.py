@@ -52,7 +52,7 @@ def parse_models(texts: Sequence[str]) -> list[NamedModel]:
                 "or use fairseq-eval-lm --context-window"
             )
         check_folder(folder)
-        if spec and not names_own(spec):  # else it depends on the model
+        if spec and not names_own(spec):  # `own` means the model's positions, unknown here
             parse(spec)
         models.append(NamedModel(name, folder, spec or None))
     return models
@@ -70,7 +70,7 @@ def load(named: NamedModel, computing: ComputeOptions, longest: int) -> PreTrain
             f"{named.name}: {named.path} is a {type(model).__name__}; give a causal language model"
         )
     if named.spec_override is not None:
-        longest = max(longest, read_trained_length(model))
+        longest = max(longest, read_trained_length(model))  # no table loses rows
         set_positions(model, named.spec_override, max_positions=longest)
     return computing.place(model)
 

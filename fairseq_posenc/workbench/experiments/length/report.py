@@ -40,7 +40,7 @@ def build_record(rows: Sequence[Row], text: str, tokens: int) -> Record:
 
 
 def _group_rows(record: Record) -> dict[str, list[Row]]:
-    """Group the rows by model, in the order of context lengths."""
+    """Group the rows by model, in the order of context lengths, as the record has them."""
     return {model: list(rows) for model, rows in groupby(record.rows, itemgetter("model"))}
 
 
@@ -97,7 +97,7 @@ def _format_cell(row: Row) -> str:
 
 
 def draw(record: Record, path: Path) -> bool:
-    """Draw perplexity over length; return False if there is no figure."""
+    """Draw perplexity over length, without intervals; return False if there is no figure."""
     if not any(row["perplexity"] for row in record.rows):
         return False
     lines = {

@@ -23,7 +23,7 @@ _TOKENS_AT_A_TIME = 1024  # losses of so many are computed together, to save mem
 
 
 class Piece(NamedTuple):
-    """A piece of a text: the model reads ``start:end``, and ``scored:end`` are predicted."""
+    """Indices of a text's tokens: the model reads ``start:end``; ``scored:end`` are predicted."""
 
     start: int
     scored: int
@@ -105,8 +105,8 @@ def score_windows(
     Args:
         model: the model.
         limit: its longest input; None if its position encodings themselves refuse longer ones.
-        text: the token with which texts begin in training, and those of the text, ``(N + 1,)``;
-            so the first token of the text is predicted like any other.
+        text: ``(N + 1,)``, the token with which texts begin in training, then token i of the text
+            at i + 1; so the first one is predicted like any other.
         windows: the windows of the text.
         length: most tokens that are read of a window.
         stride: tokens that are predicted of a window.
@@ -124,7 +124,7 @@ def score_windows(
             raise UserError(f"{length} tokens are more than the model's limit of {limit}")
         for module in model.modules():
             if isinstance(module, Encoding):
-                module.make_room(length)
+                module.make_room(length)  # constants for such inputs, or a UserError
         for batch in batch_windows(windows, max_tokens):
             inputs = torch.stack([text[w.start : w.end] for w in batch])  # [B, T]
             targets = torch.stack([text[w.scored + 1 : w.end + 1] for w in batch])  # [B, n]
@@ -135,7 +135,7 @@ def score_windows(
             on_tokens(log_probs.numel())
     except UserError as error:  # the model cannot read so long a window, which is a result
         refusal = str(error)
-    loss = -log_likelihood / max(1, tokens) / math.log(2)
+    loss = -log_likelihood / max(1, tokens) / math.log(2)  # no tokens after a refusal
     if not refusal and not loss < _MAX_BITS:  # the comparison is false for NaN too
         refusal = "the model's probabilities are too small for a number"
     seconds = time.monotonic() - began

@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
         model = {"protocol": args.protocol, "checkpoint": str(pretrained.path)}
         folders.claim(out, {**model, "version of the checkpoint": modified})
         for run in planned:
-            runs.claim(run, out)
+            runs.claim(run, out)  # refuses a folder with other settings
         unfinished = {
             run.label: partial(fine_tune, run, out)
             for run in planned

@@ -52,7 +52,7 @@ def write_results(
     for run in finished:
         folder = run.folder(out)
         described = run.task, run.reported_metric, run.learning_rate, run.seed, str(folder)
-        results.append(GlueResult(*described, **read_json(folder / RESULT)))
+        results.append(GlueResult(*described, **read_json(folder / RESULT)))  # the last fields
     for group in group_by_task(results):
         for path in sorted(Path(find_best(group).folder).glob("submission/*.tsv")):
             (out / "submission").mkdir(exist_ok=True)

@@ -94,7 +94,7 @@ def plan_runs(request: GlueRequest) -> list[GlueRun]:
                 metric=cfg.checkpoint.best_checkpoint_metric,
                 max_update=cfg.optimization.max_update,
                 config=str(path.resolve()),
-                settings={},
+                settings={},  # set below, as they name the folder of this run
             )
             values = {
                 "common.seed": seed,

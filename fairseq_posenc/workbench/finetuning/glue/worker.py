@@ -70,7 +70,7 @@ def evaluate(folder: Path) -> None:
     of its size, and the last checkpoint is deleted.
     """
     path = folder / BEST
-    import_user_dir(Path(open_whole(path)["cfg"]["common"]["user_dir"]))
+    import_user_dir(Path(open_whole(path)["cfg"]["common"]["user_dir"]))  # the user's encodings
     opened = open_model(path, option="best checkpoint")
     model = opened.model.to(choose_device())
     data = open_glue_data(opened.data)
@@ -83,8 +83,8 @@ def evaluate(folder: Path) -> None:
         metrics_of_split = measure(data.task, outputs, labels)
         figures.update({f"{name}{suffix}": value for name, value in metrics_of_split.items()})
         collapsed |= has_collapsed(data.task, outputs, metrics_of_split)
-    for name, split in zip(data.task.submission, data.task.test_splits):
-        if split in data.splits:
+    for name, split in zip(data.task.submission, data.task.test_splits):  # a file for each set
+        if split in data.splits:  # some files of a task are optional
             outputs, _ = predict(model, opened.task, split)
             predictions = format_predictions(data.task, outputs)
             file = folder / "submission" / f"{name}.tsv"
@@ -115,7 +115,7 @@ def predict(model: Any, task: Any, split: str) -> tuple[Tensor, Tensor]:
         batch = utils.move_to_cuda(sample) if on_gpu else sample
         logits, _ = model(**batch["net_input"], classification_head_name=HEAD)
         for index, output in zip(sample["id"].tolist(), logits.float().cpu()):
-            outputs[index] = output  # batches are sorted by length
+            outputs[index] = output  # in the file's order: batches are sorted by length
         if "target" in sample:
             labels[sample["id"]] = sample["target"].view(-1).double()
     return torch.stack(outputs), labels

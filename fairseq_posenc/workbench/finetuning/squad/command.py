@@ -101,7 +101,7 @@ def _train(args: argparse.Namespace) -> int:
         if updates_done(out) >= updates:
             say(f"{out}: the training is finished, and nothing was changed")
         else:
-            recipes.train(command, out, lock, str(out), updates, "loss")
+            recipes.train(command, out, lock, label=str(out), updates=updates, metric="loss")
     say(f"wrote {out / LAST}; next: fairseq-posenc squad predict --checkpoint {out / LAST} ...")
     return 0
 
@@ -129,7 +129,7 @@ def compose_training(
     values = {"task.data": data_bin.path.resolve(), "checkpoint.save_dir": out.resolve()}
     settings = recipes.build_settings(pretrained, values, changes)
     cfg = recipes.compose_recipe(path, data_bin.train_windows, recipes.join_overrides(settings))
-    settings["optimization.max_update"] = str(cfg.optimization.max_update)
+    settings["optimization.max_update"] = str(cfg.optimization.max_update)  # open in the recipe
     settings["lr_scheduler.warmup_updates"] = str(cfg.lr_scheduler.warmup_updates)
     return cfg, recipes.build_command(path, settings)
 
@@ -141,7 +141,7 @@ def _predict(args: argparse.Namespace) -> int:
     predictor = Predictor.load(args.checkpoint, args.data, compute)
     with folders.lock_folder(args.out):
         predictions = predictor.predict(squad.questions, args.max_tokens)
-        if cut := predictor.window_maker.questions_cut:
+        if cut := predictor.window_maker.questions_cut:  # counted by `predict`
             say(f"{cut:,} questions were longer than the limit and were cut")
         answers = {x.id: x.answer for x in predictions}
         odds = {x.id: x.null_odds for x in predictions} if squad.version == V2 else None
@@ -153,7 +153,7 @@ def _predict(args: argparse.Namespace) -> int:
             # Answers even where none is preferred: scoring finds the best threshold of the odds.
             _write_json(args.out / "answers.json", answers)
             _write_json(args.out / "null_odds.json", odds)
-        if squad.answered:
+        if squad.answered:  # as no test set is
             figures = evaluate(squad, answers, odds, threshold=0.0)
             facts = {"name": args.checkpoint.resolve().parent.name}  # the file: checkpoint_last.pt
             facts |= {"checkpoint": str(args.checkpoint), "questions": str(squad.path)}

@@ -62,20 +62,20 @@ def find_best_spans(window: SquadWindow, start: np.ndarray, end: np.ndarray) -> 
         start: score of each token as the first one, ``[T]``.
         end: score of each token as the last one, ``[T]``.
     """
-    size = len(window.has_max_context)
-    null = float(start[0] + end[0])
+    size = len(window.has_max_context)  # S, the tokens of the context in this window
+    null = float(start[0] + end[0])  # token 0 is <s>
     if not size:
         return WindowSpans([], null)
-    part = slice(window.offset, window.offset + size)
+    part = slice(window.offset, window.offset + size)  # the context, in the window's tokens
     # Row i of `ends` has the scores of tokens i to i + MAX_ANSWER - 1 as the last one.
     padded = np.concatenate([end[part], np.full(MAX_ANSWER - 1, -np.inf, dtype=end.dtype)])
     ends = np.lib.stride_tricks.sliding_window_view(padded, MAX_ANSWER)  # [S, MAX_ANSWER]
     sums = np.where(window.has_max_context, start[part], -np.inf)[:, None] + ends
     spans = []
     for index in np.argsort(-sums, axis=None, kind="stable")[:NBEST].tolist():
-        first, length = divmod(index, MAX_ANSWER)  # length without the first token
+        first, length = divmod(index, MAX_ANSWER)  # row; column: how many tokens follow the first
         if np.isfinite(score := float(sums[first, length])):
-            first += window.first
+            first += window.first  # index in the whole context
             spans.append(Guess(first, first + length, score))
     return WindowSpans(spans, null)
 
@@ -142,7 +142,7 @@ class Predictor(NamedTuple):
         spans_of_questions: list[list[WindowSpans]] = [[] for _ in questions]
         lengths = np.array([len(window.tokens) for _, window in inputs])
         order = np.argsort(-lengths, kind="stable")  # so that memory runs out early if at all
-        at_most = max(max_tokens, lengths.max())
+        at_most = max(max_tokens, lengths.max())  # fairseq refuses a window above it
         batches = data_utils.batch_by_size(order, lengths.__getitem__, max_tokens=at_most)
         with bar(desc="squad predict", total=len(inputs), unit=" windows") as progress:
             for batch in batches:
