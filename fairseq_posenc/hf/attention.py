@@ -47,7 +47,7 @@ class PassState(NamedTuple):
             empty if it has none.
         shared: position state of the stack; None if the model's own attention is used.
         need_weights: whether attention weights are requested.
-        inputs: input of the layer, ``(B, T, C)``.
+        inputs: input of the layer, ``(B, T, C)``; each layer sets it, and ``cache``, in a copy.
         cache: cache of the keys, or None.
     """
 
@@ -195,13 +195,14 @@ class AttentionPositions(AttentionCore, nn.Module):
         self._check_cache(shared, key.size(2))
         positions = shared.positions
         earlier = positions.src_len - query.size(2)
-        terms = self.collect_terms(positions.span(), shared)
-        if terms.rows("layer") is not None:
+        terms = self.collect_terms(positions.span(), shared)  # those of the layer and its stack
+        if terms.rows("layer") is not None:  # rows that the layer's own projections must project
             terms = find_rows(state.cache, attention, earlier).project(
                 terms,
                 positions.span(),
                 lambda rows: self.family.project_rows(attention, rows, self.dims),
             )
+        # The spec's factor, if it has one, times that of the model's own scale.
         factor = (terms.find(ScaleFactor) or ScaleFactor(1.0)).factor
         scaled = ScaleFactor(factor * to_scale_factor(scale, self.head_dim))
         terms = Terms([scaled, *terms.without(ScaleFactor)])
@@ -213,7 +214,7 @@ class AttentionPositions(AttentionCore, nn.Module):
         return self.make_call(*layer, terms=terms, dropout=dropout, need_weights=weights)
 
     def rotation(self, shared: LayerShared, count: int | None = None) -> Rotation | None:
-        """Select the rotation of the last tokens, unless the model's own code applied it."""
+        """Select the rotation for :meth:`make_call`; None if the model's own code applied it."""
         return None if self.is_rotated else super().rotation(shared, count)
 
     def _check_cache(self, shared: LayerShared, keys: int) -> None:
@@ -222,7 +223,7 @@ class AttentionPositions(AttentionCore, nn.Module):
         if keys == src_len:  # also for graphs of any length, which the comparisons below would fix
             return
         least = src_len
-        needed = shared.locality.needed_keys()
+        needed = shared.locality.needed_keys()  # `last`: how many; `first`: further ones, or None
         # transformers' caches can drop all but the last keys, so not if the first are needed, too.
         if needed.last is not None and needed.first is None:
             least = min(src_len, needed.last + shared.positions.tgt_len)
@@ -279,7 +280,7 @@ def attend_with_positions(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **named
         )
     query, scale = plain_queries(module, query, scaling)
-    # `positions` may be PEFT's wrapper around a trained copy, so only its forward is called.
+    # `positions` may be PEFT's wrapper around a trained copy, so only its `forward` is called.
     attend_by_positions: AttentionFunction = positions
     return attend_by_positions(module, query, key, value, state, scale, dropout)
 

@@ -64,10 +64,8 @@ class DecayCache(NamedTuple):
     def past_decay(self, key: Tensor) -> Tensor | None:
         """Return the decay of the earlier tokens, ``(B, G, S - T, 2)``, or None if there are none.
 
-        ``key`` is for hosts that store the decay inside wider keys; it is not needed here.
-
-        Raises:
-            UserError: the cache has the decay of a different number of tokens.
+        ``key`` is for hosts that store the decay inside wider keys. A cache with the decay of
+        another number of tokens is refused.
         """
         if not self.earlier:
             return None
@@ -88,6 +86,7 @@ class DecayCache(NamedTuple):
             layer = self.cache.layers[self.place] = DynamicLayer()
             # A cache layer has two tensors, so each of them holds one of a token's two numbers.
             layer.update(*decay.split(1, -1))  # [B, G, S, 1] each
-        # In a layer with a window, transformers' cache has dropped the keys that no query sees.
+        # transformers' cache has dropped the keys that a window hides; the decay of all is kept, as
+        # `past_decay` counts its tokens. `needed` is for hosts that drop keys here.
         dropped = decay.size(2) - key.size(2)
         return Kept(key, value, decay[:, :, dropped:])

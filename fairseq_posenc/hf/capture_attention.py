@@ -59,14 +59,14 @@ def capture_attention(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list
             assert weights is not None
             is_causal = positions is None or positions.dims.causal
             stack, cross = "decoder" if is_causal else "encoder", positions is None
-            layer = sum((x.stack, x.cross) == (stack, cross) for x in captured)
+            layer = sum((x.stack, x.cross) == (stack, cross) for x in captured)  # its number
             keys = key.repeat_interleave(query.size(1) // key.size(1), 1)
             parts = split(queries, keys, call.terms, rotation, mask=call.mask)
             captured.append(CapturedAttention(stack, cross, layer, weights, parts))
         return attend_with_positions(module, query, key, value, mask, scaling=scaling, **named)
 
-    # Our code attends and rotates, even where the model's code usually does so: only then does our
-    # attention function get queries and keys before their rotation.
+    # Our code attends (`is_native`) and rotates (the other two) even where the model's code usually
+    # does: only then does our attention function get queries and keys before their rotation.
     changes: list[tuple[nn.Module, str, Any]] = []
     for module in model.modules():
         if isinstance(module, HFStackPositions):

@@ -46,7 +46,7 @@ def copy_weights(
             continue
         for name, parameter in encoding.named_parameters():
             weight = trained.get(f"{place}.{name}")
-            if weight is None or weight.is_meta:  # new, or about to be loaded
+            if weight is None or weight.is_meta:  # new, or without values: they are loaded later
                 continue
             changed = old_spec and list_changed_options(encoding.name, old_spec, new_spec)
             if changed:
@@ -58,7 +58,7 @@ def copy_weights(
             if fitted is None:
                 notes.append(f"{place}.{name}: untrained, as the model's is {tuple(weight.shape)}")
                 continue
-            is_whole = fitted.shape == parameter.shape
+            is_whole = fitted.shape == parameter.shape  # else it has fewer rows
             with torch.no_grad():
                 (parameter if is_whole else parameter[: len(fitted)]).copy_(fitted)
             if not is_whole:

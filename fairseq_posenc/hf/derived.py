@@ -19,6 +19,8 @@ from fairseq_posenc.errors import UserError
 class Derived:
     """Base of mixins: the objects of derived classes are copied and pickled by their stock class.
 
+    :func:`derive` sets the attributes.
+
     Attributes:
         stock: the stock class.
         mixins: the mixins of the class.
@@ -45,7 +47,7 @@ def derive(stock: Any, mixins: tuple[type, ...]) -> Any:
         "mixins": mixins,
     }
     derived: Any = type(stock.__name__, (*mixins, stock), attributes)
-    if hasattr(derived, "run_forward"):
+    if hasattr(derived, "run_forward"):  # a method of mixins of a stack or an attention
 
         @wraps(stock.forward)  # transformers reads its signature
         def forward(module: Any, *args: Any, **named: Any) -> Any:
@@ -60,9 +62,10 @@ def add_mixin(part: nn.Module, mixin: type) -> None:
     cls: Any = type(part)
     mixins = getattr(cls, "mixins", ())
     if mixin not in mixins:
+        # In one order, so that a set of mixins has one class, whichever of them came first.
         ordered = sorted((*mixins, mixin), key=lambda cls: cls.__qualname__)
         part.__class__ = derive(getattr(cls, "stock", cls), tuple(ordered))
-    if hasattr(part, "_old_forward"):  # accelerate, which replaced `forward`, calls this one
+    if hasattr(part, "_old_forward"):  # accelerate has replaced `forward`, and calls this one
         part._old_forward = type(part).forward.__get__(part)
 
 

@@ -102,11 +102,7 @@ class Family:
         return stacks
 
     def first_id(self, config: PretrainedConfig) -> int:
-        """Return the number of a row's first token in the model's code; 0 in most families.
-
-        Raises:
-            UserError: it follows the padding symbol, and the configuration has none.
-        """
+        """Return the number of a row's first token in the model's code; 0 in most families."""
         if self.first_row != AFTER_PADDING:
             return 0
         if config.pad_token_id is None:
@@ -165,7 +161,10 @@ class Stack(NamedTuple):
 
     @property
     def attentions(self) -> list[nn.Module]:
-        """The self-attention of all layers that have it: in hybrids not all do."""
+        """The self-attention of all layers that have it: in hybrids not all do.
+
+        Layers of a spec, and all lists "for each layer", are in the order of this list.
+        """
         return list(self._find_attentions())
 
     def _find_attentions(self) -> Iterator[nn.Module]:

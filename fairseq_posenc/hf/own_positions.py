@@ -84,11 +84,7 @@ def read_limit(model: Any) -> int | None:
 
 
 def read_trained_length(model: Any) -> int:
-    """Read the length that a model was trained at: its limit, or the rows of its table.
-
-    Raises:
-        UserError: the configuration does not have it.
-    """
+    """Read the length that a model was trained at: its limit, or the rows of its table."""
     config = getattr(model, "config", model).get_text_config()
     if (trained := getattr(config, TRAINED_LENGTH_FIELD, None)) is not None:
         return int(trained)
@@ -147,18 +143,14 @@ _REASONS = {
 
 
 def explain_unservable(model: Any) -> str | None:
-    """Explain why positions cannot be set in models of this type; None if no reason is known.
-
-    Args:
-        model: a model of transformers, or its configuration.
-    """
+    """Explain why a model, or that of a configuration, is not served; None if it is unknown."""
     whole = getattr(model, "config", model)
     config = whole.get_text_config()
     if config is not whole and find_family(type(config)) is not None:
         return "set those of its text model, as set_positions(model.model.language_model, ...)"
     if getattr(config, "kv_lora_rank", None):
         return "its latent attention (MLA) rotates a part of each head that its own code appends"
-    parts = re.split("[_-]", str(config.model_type))
+    parts = re.split("[_-]", str(config.model_type))  # `vl` is no reason for `vlad`
     if reasons := [reason for part, reason in _REASONS.items() if part in parts]:
         return reasons[0]
     other = sorted(set(map(str, getattr(config, "layer_types", None) or ())) - ATTENTION_TYPES)
@@ -175,10 +167,12 @@ def _read_layers(config: Config, family: Family) -> list[str]:
             continue
         items = []
         if _is_rotated(config, family, index, layer_type):
+            # By type of layer in some models, else the same for all.
             rotation = dict(config.rope_parameters.get(layer_type, config.rope_parameters))
             if bases := getattr(config, "layer_rope_theta", None):
                 rotation["rope_theta"] = bases[index]
             if family.sections:
+                # The configuration's own sections win; `pairs` is a key of ours, for `read_rope`.
                 rotation = {"mrope_section": family.sections} | rotation | {"pairs": family.pairs}
             items.append(read_rope(rotation, config.max_position_embeddings, layout))
         if layer_type == "sliding_attention":
@@ -202,6 +196,7 @@ def _is_rotated(config: Config, family: Family, index: int, layer_type: str) -> 
         if flags := getattr(config, field, None):
             return bool(flags[index])
     if family.rotates:  # layers with a window rotate
+        # EXAONE 4 (`is_sliding`) without a window rotates in all layers.
         everywhere = family.rotates == "is_sliding" and config.sliding_window is None
         return everywhere or layer_type == "sliding_attention"
     return config.rope_parameters is not None
@@ -254,10 +249,10 @@ def expand_own(spec: str, own: Spec, num_layers: int) -> Spec:
     layers = split_spec(spec)
     # A spec of more layers than the model has keeps them all, so that the model refuses it.
     count = max(num_layers, len(layers))
-    own_layers = [own.select_layers([index]).items for index in range(count)]
+    own_layers = [own.select_layers([index]).items for index in range(count)]  # of the model
     expanded = []
     for index, own_items in enumerate(own_layers):
-        place = index % len(layers)
+        place = index % len(layers)  # the layers of a spec are repeated over the stack
         items = []
         for item in layers[place]:
             if (match := _OWN.fullmatch(item)) is None:

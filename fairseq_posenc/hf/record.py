@@ -28,8 +28,8 @@ from fairseq_posenc.specs import Spec, parse
 
 logger = logging.getLogger(__name__)
 RECORD = f"{POSITIONS}.{STATE_KEY}"  # a stack's record of its positions
-# Of the weights whose names the records have, where they are guarded. Loaders quote it.
-SUFFIX = ".fairseq_posenc_set_positions_first"
+# Added to the names of weights whose own names the records have: see `exchange_names`.
+SUFFIX = ".fairseq_posenc_set_positions_first"  # what to do, for whoever reads such an error
 
 
 class RecordedPositions(nn.Module):
@@ -44,16 +44,12 @@ class RecordedPositions(nn.Module):
         return Identity(str(self.assembly.spec), self.directions, length).to_tensor()
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Compare the record of a state dict with these positions; nothing is set.
-
-        Raises:
-            UserError: the weights were trained with other positions.
-        """
-        if state.dim() != 1:  # a weight of the stock model, which has this name in folders
+        """Compare the record of a state dict with these positions; refuse others, set nothing."""
+        if state.dim() != 1:  # a matrix: the weight of the stock model that has this name in files
             raise UserError("the weights are of a model whose positions were not set")
         theirs = Identity.from_tensor(state)
         ours = Identity.from_tensor(self.get_extra_state())
-        if differences := theirs.position_differences(ours):  # `trained with X, the model has Y`
+        if differences := theirs.position_differences(ours):  # "trained with X, the model has Y"
             raise UserError(f"weights {differences[0]}: set their positions before loading")
 
 
@@ -92,11 +88,7 @@ def is_of_positions(name: str) -> bool:
 def refuse_other_weights(
     missing: Iterable[str], unexpected: Iterable[str], mismatched: Iterable[tuple[Any, ...]]
 ) -> None:
-    """Refuse weights that transformers reported; a mismatched one has its name and both shapes.
-
-    Raises:
-        UserError: there are such weights.
-    """
+    """Refuse weights that transformers reported; a mismatched one has its name and both shapes."""
     problems = {
         "lack": missing,
         "also have": unexpected,
@@ -165,11 +157,12 @@ def compare_loaded_adapters(model: PreTrainedModel, weights: dict[str, Any]) -> 
     """
     if any(map(is_identity, weights)):
         return
+    # PEFT puts the name of an adapter into the names of its weights.
     words = {word for name in weights for word in name.split(".")}
     adapters = getattr(model, "peft_config", None) or {}
     records = [config.auto_mapping or {} for name, config in adapters.items() if name in words]
     specs = _list_specs(model)
-    for recorded in records or [{}]:
+    for recorded in records or [{}]:  # specs by key; {} for weights of no known adapter
         for key, ours in specs.items():
             if key in recorded and (theirs := parse(recorded[key])) != ours:
                 raise UserError(
@@ -188,6 +181,6 @@ def _list_specs(model: PreTrainedModel) -> dict[str, Spec]:
     specs = {}
     for part in model.modules():
         if isinstance(part, RecordedPositions):  # PEFT may have added a copy, to train it
-            is_second = part.assembly.dims.causal and model.config.is_encoder_decoder
+            is_second = part.assembly.dims.causal and model.config.is_encoder_decoder  # a decoder
             specs[f"{SPEC_FIELD}_decoder" if is_second else SPEC_FIELD] = part.assembly.spec
     return specs

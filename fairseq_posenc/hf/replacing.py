@@ -60,7 +60,7 @@ def replace_positions(
     if settings.decoder_spec is not None and len(stacks) == 1:
         raise UserError("decoder_spec: this model has no encoder beside its decoder")
     earlier = getattr(stacks[0].module, POSITIONS, None)  # if positions were set already
-    if earlier is not None and names_own(settings.spec):
+    if earlier is not None and names_own(settings.spec):  # `own` also keeps these two
         settings = settings._replace(directions=settings.directions or earlier.directions)
         if settings.boundary_id is None:
             settings = settings._replace(boundary_id=earlier.boundary_id)
@@ -70,10 +70,11 @@ def replace_positions(
     plans: list[StackPlan] = []
     notes: list[str] = []
     warned: list[str] = []
+    # A model of a single stack takes the first of the two specs, whichever stack it is.
     for stack, text in zip(stacks, (settings.spec, settings.decoder_spec or settings.spec)):
         old_spec, new_spec = _read_specs(model, stack, text)
-        sides = first_directions if stack is stacks[0] else []
-        plan = StackPlan.make(new_spec, stack, length, sides, settings.boundary_id)
+        directions = first_directions if stack is stacks[0] else []
+        plan = StackPlan.make(new_spec, stack, length, directions, settings.boundary_id)
         for owner, part in plan.list_parts():
             trained = stack.read_weights(owner)
             notes += copy_weights(part, trained, old_spec, new_spec, old_length, extend)
@@ -83,11 +84,13 @@ def replace_positions(
         plans.append(plan)
     for note in dict.fromkeys(notes):  # layers have equal notes
         logger.warning(note)
-    is_loaded = earlier is not None or not hasattr(model.config, SPEC_FIELD)
-    if warned and is_loaded:  # else the model is being built, and has no weights yet
-        warnings.warn("set_positions: " + "; ".join(dict.fromkeys(warned)), stacklevel=3)
+    has_weights = earlier is not None or not hasattr(model.config, SPEC_FIELD)
+    if warned and has_weights:  # else its constructor called this, and weights are loaded later
+        text = "set_positions: " + "; ".join(dict.fromkeys(warned))
+        warnings.warn(text, stacklevel=3)  # names the line that called `set_positions`
     _install(model, plans)
-    # Otherwise caches also have the encoder's keys, and all of these are needed.
+    # With an encoder, caches also have all of its keys, which a window must not drop; in hybrids,
+    # `layer_types` also names layers without attention, for which the spec has no entry.
     if stacks[0].is_decoder_alone and not stacks[0].is_hybrid:
         _limit_caches(stacks[0], plans[0].spec)
     PositionSettings(
@@ -102,11 +105,7 @@ def replace_positions(
 
 
 def _find_supported_family(model: PreTrainedModel) -> Family:
-    """Find the family of a model.
-
-    Raises:
-        UserError: the family, or this version of transformers, is not supported.
-    """
+    """Find the family of a model; refuse an unknown one, and old versions of transformers."""
     if tuple(map(int, transformers.__version__.split(".")[:2])) < _OLDEST:
         raise UserError(f"install transformers 5.8 or later, not {transformers.__version__}")
     family = find_family(type(model.config))
@@ -190,12 +189,13 @@ class StackPlan(NamedTuple):
         with torch.device("cpu" if weight.is_meta else weight.device):
             positions = HFStackPositions(spec, stack, max_positions, directions, boundary_id)
             assembly = positions.assembly
-            # The terms of each kind of layer; native attention uses none of our backends.
+            # The terms of each kind of layer, refused here if the backend lacks one. Native
+            # attention uses none of our backends.
             terms = assembly.draft_terms("auto" if positions.is_native else positions.backend)
             layers = []
             for index, is_rotated in enumerate(positions.is_rotated):
                 kind = spec.layer_kind(index)
-                names = {term.name for term in terms[kind]}
+                term_names = {term.name for term in terms[kind]}
                 layer = AttentionPositions(
                     encodings=assembly.build_layer(index),
                     family=stack.family,
@@ -203,8 +203,8 @@ class StackPlan(NamedTuple):
                     kind=kind,
                     direction=directions[index],
                     is_rotated=is_rotated,
-                    # In the cache, the decay comes after the keys of all layers.
-                    decay_place=len(stack.layers) + index if "decay" in names else None,
+                    # In the cache, the decay of forget gates comes after the keys of all layers.
+                    decay_place=len(stack.layers) + index if "decay" in term_names else None,
                     backend=positions.backend,
                 )
                 layers.append(layer)
@@ -237,7 +237,10 @@ def _refuse_unfit(spec: Spec, stack: Stack) -> None:
 
 
 def _install(model: PreTrainedModel, plans: list[StackPlan]) -> None:
-    """Put the new modules into a model, in place of its present positions."""
+    """Put the new modules into a model, in place of its present positions.
+
+    Configurations are copied first: the later steps change them.
+    """
     # A model has one attention function: if a stack needs ours, all stacks use it.
     is_native = all(plan.positions.is_native for plan in plans)
     for plan in plans:
@@ -250,7 +253,8 @@ def _install(model: PreTrainedModel, plans: list[StackPlan]) -> None:
             is_stack = owner is plan.stack.module
             add_mixin(owner, StackWithPositions if is_stack else AttentionWithPositions)
             owner.add_module(POSITIONS, part.train(plan.stack.module.training))
-    for module in model.modules():  # attention to an encoder's output, or of another encoder
+    # Other attention, to an encoder's output or of another encoder, may go on without positions.
+    for module in model.modules():
         if hasattr(module, "is_causal") and not hasattr(module, POSITIONS):
             setattr(module, WITHOUT_POSITIONS, True)
 
@@ -265,15 +269,11 @@ def _copy_configurations(model: PreTrainedModel) -> None:
 
 
 def _choose_attention(model: PreTrainedModel, plans: list[StackPlan]) -> None:
-    """Set a model's attention to our function, or to its own function if that is sufficient.
-
-    Raises:
-        UserError: the model's attention cannot be replaced.
-    """
+    """Set a model's attention to our function, or to its own function if that is sufficient."""
     positions = plans[0].positions  # all stacks have the same `stock` and `is_native`
     attention = positions.stock if positions.is_native else OUR_ATTENTION
     model.set_attn_implementation(attention)
-    # transformers does not set it in models that compute attention themselves.
+    # transformers leaves the field as it is in models that compute attention themselves.
     if any(plan.stack.config._attn_implementation != attention for plan in plans):
         model.set_attn_implementation(positions.stock)
         raise UserError(
@@ -288,16 +288,17 @@ def _limit_caches(stack: Stack, spec: Spec) -> None:
     Caches then drop the keys of a layer that no later query can see.
     """
     config = stack.config
-    windows = [find_options(layer, "window") for layer in spec.layers]
+    windows = [find_options(layer, "window") for layer in spec.layers]  # {} for no window
     # A layer that needs the first keys, too, needs a cache of all.
-    sizes = [x["size"] if x and x["first"] is None else 0 for x in windows]
+    sizes = [x["size"] if x and x["first"] is None else 0 for x in windows]  # 0: keep all keys
     if any(sizes):
         config.sliding_window = max(sizes)  # transformers' caches have one size for all layers
     elif getattr(config, "sliding_window", None) and not _masks_by_type(config):
         config.sliding_window = None
     if hasattr(config, "use_sliding_window"):  # Qwen forgets the size on loading, unless it is true
         config.use_sliding_window = any(sizes)
-    # The types of the previous positions may name windows that the new ones do not have.
+    # The types of the previous positions may name windows that the new ones do not have. The
+    # layers of a spec are repeated over the stack.
     if any(sizes) or getattr(config, "layer_types", None):
         types = ["sliding_attention" if size else "full_attention" for size in sizes]
         config.layer_types = [types[i % len(types)] for i in range(config.num_hidden_layers)]

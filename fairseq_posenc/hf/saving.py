@@ -96,13 +96,13 @@ def _derive_and_register(stock: Any) -> Any:
     derived = derive(stock, (ConfigWithPositions,))
     for auto in AUTO_CLASSES:
         model = auto._model_mapping.get(stock, None)
-        if getattr(model, "config_class", None) is stock:
+        if getattr(model, "config_class", None) is stock:  # not a tuple of classes, as some have
             auto.register(derived, derive(model, (ModelWithPositions,)), exist_ok=True)
     return derived
 
 
 class ConfigWithPositions(Derived):
-    """The part of a configuration with positions that its stock class lacks."""
+    """The part of a configuration with positions that its stock class, ``super()``, lacks."""
 
     def __init_subclass__(cls, **named: Any) -> None:
         super().__init_subclass__(**named)
@@ -112,14 +112,14 @@ class ConfigWithPositions(Derived):
         cls.__module__ = __name__
 
     def to_json_string(self, use_diff: bool = True) -> str:
-        """Write the configuration with the changes that keep stock classes from reading it."""
+        """Write config.json with the changes that keep stock classes from loading the folder."""
         stock = json.loads(super().to_json_string(use_diff))  # type: ignore[misc]
         classes = [name.removeprefix(CLASS_PREFIX) for name in stock.get("architectures") or ()]
         content = {
             **stock,
             "model_type": MODEL_TYPE,
             _STOCK_TYPE: stock["model_type"],
-            **{key: parse(stock[key]).full() for key in _SPECS if key in stock},
+            **{key: parse(stock[key]).full() for key in _SPECS if key in stock},  # with defaults
             _ATTENTION: OUR_ATTENTION,
             "architectures": [CLASS_PREFIX + name for name in classes],
             "auto_map": {"AutoConfig": f"{_LOADER}.{PositionsConfig.__name__}"},
@@ -164,7 +164,8 @@ def _read_content(content: dict[str, Any]) -> dict[str, Any]:
     content.pop(_ATTENTION, None)
     if not isinstance(spec := content.get(SPEC_FIELD), str):
         raise UserError(f"config.json: {SPEC_FIELD} must be a spec, not {shortened(repr(spec))}")
-    return content | {key: str(parse(content[key])) for key in _SPECS if key in content}
+    specs = {key: str(parse(content[key])) for key in _SPECS if key in content}  # the short form
+    return content | specs
 
 
 class ModelWithPositions(Derived):
@@ -175,13 +176,13 @@ class ModelWithPositions(Derived):
 
     def __init_subclass__(cls, **named: Any) -> None:
         super().__init_subclass__(**named)
-        if hasattr(cls, "stock"):
+        if hasattr(cls, "stock"):  # by which `derive` has made it
             cls.config_class = derive(cls.stock.config_class, (ConfigWithPositions,))  # type: ignore[attr-defined]
 
     def __init__(self, config: PretrainedConfig, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
         model = cast(PreTrainedModel, self)
-        replace_positions(model, PositionSettings.read(config), extend=None)
+        replace_positions(model, PositionSettings.read(config), extend=None)  # weights follow
 
     def save_pretrained(
         self,
@@ -193,8 +194,8 @@ class ModelWithPositions(Derived):
         """Save the model as transformers does.
 
         The folder is a stock one if a stock model computes the same, and a line says if none does.
-        Otherwise, and in the folders from which ``Trainer`` resumes, it has the spec, and the
-        records of positions are in the place of stock weights.
+        Otherwise it has the spec, and the records of positions are in the place of stock weights.
+        So are folders from which ``Trainer`` resumes, and those of a ``state_dict`` that is given.
         """
         if kwargs.get("distributed_checkpoint"):
             raise UserError("distributed_checkpoint=True does not record positions: leave it out")
@@ -228,6 +229,7 @@ class ModelWithPositions(Derived):
         if kwargs.get(_ATTENTION) == OUR_ATTENTION:  # another model's, as TRL passes it on
             del kwargs[_ATTENTION]
         pattern = stock_name_of_record(cls.config_class)  # type: ignore[attr-defined]
+        # Names in the file -> in the model, as `exchange_names` gives them when it is not saving.
         ours = {f"^{pattern}$": rf"\1{RECORD}", rf"^(.+){re.escape(SUFFIX)}$": r"\1"}
         model, info = super().from_pretrained(  # type: ignore[misc]
             source,
@@ -250,7 +252,11 @@ class ModelWithPositions(Derived):
         return (model, info) if wants_info else model
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Return the weights as torch does; PEFT makes a state dict before it saves adapters."""
+        """Return the weights as torch does; PEFT makes a state dict before it saves adapters.
+
+        torch passes a ``prefix`` if this model is a part of another one. Then the records stay
+        guarded, as the stack has guarded them, unless the other one is only a wrapper.
+        """
         record_adapters(cast(PreTrainedModel, self), is_saved=self.is_saved)
         state: dict[str, Any] = super().state_dict(*args, **kwargs)  # type: ignore[misc]
         if _WRAPPERS.fullmatch(kwargs.get("prefix", "")):
@@ -260,12 +266,12 @@ class ModelWithPositions(Derived):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         """Load weights, such as those of a saved folder; refuse those of other positions.
 
-        torch calls it for each module that contains others, before them, with a dictionary that
-        may be changed.
+        torch calls it before those of the parts, with all weights; changing their dictionary in
+        place is allowed, and reaches the parts.
         """
         exchange_names(state_dict, type(self.config), saving=False)
-        # Weights without a record of positions that fill all but these are of a stock model;
-        # others may be a part of a model.
+        # Without a record of positions (`is_identity`), weights that fill all but the positions are
+        # those of a stock model. Fewer weights may be a part of a model, and are not refused.
         if not any(map(is_identity, state_dict)) and all(
             prefix + name in state_dict or is_of_positions(name) for name in self.state_dict()
         ):

@@ -25,8 +25,8 @@ class TokenPositions(NamedTuple):
             count the tokens of each row, or of each document.
         documents: number of each token's document, ``(B, S)``; None without ``documents``.
         ends: True for tokens that end a sentence, ``(B, S)``; None if that is not known.
-        is_uncounted: a bool, whether counting the tokens of the mask gives other positions; None
-            if neither ids nor documents were given.
+        is_uncounted: a bool tensor ``()``, whether counting the tokens of the mask gives other
+            positions; None if neither ids nor documents were given.
         padding: True for padding, ``(B, S)``; None without a mask.
     """
 
@@ -70,7 +70,8 @@ class StackArguments:
         first_id: int,
         axes: int,
     ) -> None:
-        self.spec, self.id_readers = stack.assembly.spec, stack.id_readers
+        self.spec = stack.assembly.spec
+        self.id_readers = stack.id_readers  # the encodings that read positions, on `axes` axes each
         self.boundary_id = boundary_id
         self.named = named
         if "document_ids" in named:
@@ -98,13 +99,14 @@ class StackArguments:
         if not first_id or (ids is not None and ids.dim() == 3):
             return ids
         if ids is not None:
-            if may_sync(ids.device) and (ids < first_id - 1).any():
+            if may_sync(ids.device) and (ids < first_id - 1).any():  # padding has `first_id - 1`
                 raise UserError(
                     f"position_ids of this model count from {first_id}, as its class does"
                 )
             return (ids - first_id).clamp(min=0)
-        counts_padding = self.tokens is not None and self.mask is None
-        if counts_padding and may_sync(inputs.device) and inputs.eq(first_id - 1).any():
+        # The stock class would find the padding by its symbol; here, it would be counted.
+        lacks_mask = self.tokens is not None and self.mask is None
+        if lacks_mask and may_sync(inputs.device) and inputs.eq(first_id - 1).any():
             raise UserError("input_ids have padding: pass attention_mask")
         return None
 
@@ -160,18 +162,19 @@ class StackArguments:
                     "not keep them: pass all tokens (use_cache=False)"
                 )
             ends = self.tokens.eq(self.boundary_id)
-        has_documents = self.has_documents and self.boundary_id is None
+        finds_documents = self.has_documents and self.boundary_id is None  # else `ends` shows them
         if past:
-            self._refuse_uncounted(getattr(self.cache, UNCOUNTED, None))
-        if self.ids is None and not has_documents:
+            self._refuse_uncounted(getattr(self.cache, UNCOUNTED, None))  # set after each pass
+        if self.ids is None and not finds_documents:
             return TokenPositions(ends=ends, padding=padding)
         shape = (self.inputs.size(0), past + self.inputs.size(1))
         mask = self.inputs.new_ones(shape, dtype=torch.long) if mask is None else mask.long()
         documents, is_uncounted = None, mask.new_zeros((), dtype=torch.bool)
-        if has_documents:
+        if finds_documents:
             of_mask, of_call = self._find_documents(mask)
             documents, is_uncounted = (of_mask | of_call).cumsum(1), of_call.any()
         if (ids := self.ids) is not None:
+            # Not inspected, which would wait for a GPU; `positions.ids` are the same.
             positions = Positions.from_padding(mask.eq(0), inspect_padding=False)
             if documents is not None:
                 positions = positions.begin_documents(_find_changes(documents))
@@ -179,7 +182,8 @@ class StackArguments:
             differs = ids.ne(counted) if ids.dim() == 2 else ids.ne(counted[..., None]).any(-1)
             differs = (differs & mask[:, past:].ne(0)).any()
             is_uncounted = is_uncounted | differs
-            # In a graph values cannot be read: there, ids of a first pass are taken as they are.
+            # Ids that count are left out. After a cache, all others are refused below. In a graph
+            # values cannot be read: there, ids of a first pass are taken as they are.
             if past or (may_sync(ids.device) and not differs):
                 ids = None
         if past:
@@ -203,19 +207,16 @@ class StackArguments:
         """
         ids = self.text_ids
         cached = self.cached
-        starts = not isinstance(cached, Tensor) and not cached
-        if ids is None or self.mask is not None or not starts:
+        # A static cache counts in a tensor, which is not read here.
+        is_first_pass = not isinstance(cached, Tensor) and not cached
+        if ids is None or self.mask is not None or not is_first_pass:
             return None
         steps = ids.diff(dim=1)
         counts_or_starts = (steps.eq(1) | ids[:, 1:].eq(0)).all(dim=1)
         return (counts_or_starts & (steps < 0).any(dim=1)).any()
 
     def refuse_packed(self) -> None:
-        """Refuse several documents in a row, unless the spec separates them.
-
-        Raises:
-            UserError: attention would mix documents; in a compiled pass, torch's error of its text.
-        """
+        """Refuse several documents in a row, unless the spec keeps them apart."""
         if self.has_documents:
             return
         mixed = []  # each is true if documents are packed
@@ -223,8 +224,8 @@ class StackArguments:
             mixed.append(starts.any())
         if (by_ids := self.find_packed_ids()) is not None:
             mixed.append(by_ids)
-        if self.mask is not None and self.mask.size(1) == self.inputs.size(1):
-            mixed.append(self.mask.gt(1).any())
+        if self.mask is not None and self.mask.size(1) == self.inputs.size(1):  # nothing is cached
+            mixed.append(self.mask.gt(1).any())  # numbers of documents
         message = (
             f"a row holds several documents, as in a packed batch: add +documents to {self.spec}, "
             "so that attention stays inside each document"
@@ -235,19 +236,19 @@ class StackArguments:
     def _find_starts(self) -> Tensor | None:
         """Mark the tokens, ``(B, T)``, at which ``cu_seq_lens_q`` and ``seq_idx`` begin documents.
 
-        Returns:
-            None if neither was given.
+        ``seq_idx`` numbers each token's document, ``(B, T)``; ``cu_seq_lens_q`` has the index in
+        the flattened batch at which each one begins, and its end. None if neither was given.
         """
         starts = None
         if (numbers := self.named.get("seq_idx")) is not None:
             starts = _find_changes(numbers)
-        lengths = self.named.get("cu_seq_lens_q")
-        if lengths is not None and lengths.numel() > 2:
+        offsets = self.named.get("cu_seq_lens_q")
+        if offsets is not None and offsets.numel() > 2:  # more than one document
             batch, tgt_len = self.inputs.shape[:2]
-            first = lengths.new_zeros(batch * tgt_len + 1, dtype=torch.bool)
-            first[lengths.long().clamp(max=batch * tgt_len)] = True
-            first = first[:-1].view(batch, tgt_len)
-            starts = first if starts is None else starts | first
+            begins = offsets.new_zeros(batch * tgt_len + 1, dtype=torch.bool)
+            begins[offsets.long().clamp(max=batch * tgt_len)] = True
+            begins = begins[:-1].view(batch, tgt_len)  # without the end of the batch
+            starts = begins if starts is None else starts | begins
         return starts
 
     def _find_documents(self, mask: Tensor) -> tuple[Tensor, Tensor]:
@@ -278,11 +279,7 @@ class StackArguments:
 
 
 def _refuse_if(is_wrong: Tensor, message: str) -> None:
-    """Refuse a call by a bool on any device.
-
-    Raises:
-        UserError: it is true; in a graph or on a GPU torch's error of this text, without a wait.
-    """
+    """Refuse a call if a bool is true; in a graph or on a GPU by torch's error, without a wait."""
     if torch.compiler.is_compiling() or reading_waits(is_wrong.device):
         torch._assert_async(~is_wrong, message)
     elif is_wrong:

@@ -72,7 +72,8 @@ class HFStackPositions(RecordedPositions, StackPositions):
         directions: of an encoder's first layers, as in ``lr,rl``; the others are ``both``.
         is_rotated: for each layer, whether the model's code rotates, by our cosines and sines.
         rotated_kinds: the kinds of these layers.
-        is_native: whether attention and its caches are the model's.
+        is_native: whether attention and its caches are the model's; ``replacing`` sets it to False
+            if another stack of the model is not native.
         is_hybrid: whether some layers have no attention.
         width: width of the model's cosines; 0 if it has none.
         stock: name of the attention function that the model had before it got ours.
@@ -93,17 +94,17 @@ class HFStackPositions(RecordedPositions, StackPositions):
         )
         # Scalings and buckets depend on the length of the training, not on `max_positions`.
         length = read_trained_length(stack.config)
-        self.assembly = self.assembly.trained_at(length)
-        for encodings in filter(None, (self.input, self.shared)):
+        self.assembly = self.assembly.trained_at(length)  # a copy, which later builds the layers'
+        for encodings in filter(None, (self.input, self.shared)):  # which the base class has built
             for encoding in encodings.as_list():
-                encoding.trained_at(length)
+                encoding.trained_at(length)  # in place
         # The stack itself is not stored: it contains this module, and PEFT copies this module.
         self.family = stack.family
         self.boundary_id = boundary_id
         self.parameter_names = [*inspect.signature(stack.module.forward).parameters]
         self.width = stack.cosine_width
         self.is_hybrid = stack.is_hybrid
-        with torch.enable_grad():  # by which trained rotations are known
+        with torch.enable_grad():  # else `is_trained` would be False for trained rotations, too
             # Any position shows the form of a rotation.
             rotations = self._rotations(torch.zeros(1, 1, dtype=torch.long))
         can_rotate = [can_be_cosines(x, stack.family.cosines, self.width) for x in rotations]
@@ -129,25 +130,26 @@ class HFStackPositions(RecordedPositions, StackPositions):
         Args:
             module: the module of the stack.
             args: arguments of its ``forward`` by place.
-            named: its other arguments, by name.
+            named: its arguments by name, which are not changed.
 
         Raises:
             UserError: the arguments do not determine the positions.
         """
         named = {**dict(zip(self.parameter_names, args)), **named}
         if named.get("input_ids") is None and named.get("inputs_embeds") is None:
-            return PreparedPass(named, PassState([]))  # which the model's code will refuse
+            return PreparedPass(named, PassState([]))  # the model's code refuses such a call
         stack = Stack(self.family, module)
         arguments = StackArguments(
             named,
             self,
             self.boundary_id,
-            self.family.first_id(stack.config),
-            len(self.family.sections),
+            first_id=self.family.first_id(stack.config),
+            axes=len(self.family.sections),
         )
         self._check_attention(stack, arguments)
         self._fit_scalings(arguments)
-        if not self._separates_by_ids(stack, arguments) and arguments.ids is not None:
+        separates_by_ids = self._separates_by_ids(stack, arguments)  # it also refuses packed texts
+        if arguments.ids is not None and not separates_by_ids:
             # transformers' masks would begin a document at each gap of ids.
             named = {**named, "position_ids": None}
         if self.is_native and self.input is None:
@@ -158,7 +160,7 @@ class HFStackPositions(RecordedPositions, StackPositions):
                 f"{type(arguments.cache).__name__} has a fixed size, which works only with "
                 "encodings that are rotations: leave out cache_implementation"
             )
-        if not arguments.past:
+        if not arguments.past:  # once for a text, not in each step of decoding
             _refuse_offloaded(stack)
         tokens = arguments.read_tokens()
         embeddings, shared = self._compute_shared(stack, arguments.inputs, tokens, arguments.past)
@@ -205,9 +207,10 @@ class HFStackPositions(RecordedPositions, StackPositions):
             )
 
     def _fit_scalings(self, arguments: StackArguments) -> None:
-        """Compute the rotations that depend on the length of the input, as transformers does.
+        """Compute the constants of rotations that depend on the length of the input.
 
-        That is 1 more than the largest position of a batch, so its other rows change a text.
+        As in transformers, this length is the largest position of the batch plus 1, so what a text
+        gets depends on the other texts.
         """
         ropes = [part for part in self.shared.modules() if isinstance(part, Rope)]
         ropes = [part for part in ropes if isinstance(part.scaling, (Dynamic, LongRope))]
@@ -217,23 +220,21 @@ class HFStackPositions(RecordedPositions, StackPositions):
         if ids is not None and may_sync(ids.device):
             src_len = int(ids.max()) + 1
         for rope in ropes:
-            rope.dims = rope.dims._replace(max_positions=src_len)
+            rope.dims = rope.dims._replace(max_positions=src_len)  # which these scalings read
             rope.compute_constants()
 
     def _separates_by_ids(self, stack: Stack, arguments: StackArguments) -> bool:
         """Check whether the model's own attention keeps packed texts apart, by their ids.
 
-        FlashAttention does, if ids count the tokens of several documents.
-
-        Raises:
-            UserError: texts are packed, and attention would mix them.
+        FlashAttention does, if ids count the tokens of several documents. If we may not read
+        whether they do, the answer is True. Packed texts that would be mixed are refused.
         """
         mask = arguments.mask
         if self.is_native and "flash" in stack.config._attn_implementation and not self.is_hybrid:
             packed = arguments.find_packed_ids()
             return packed is not None and (not may_sync(packed.device) or bool(packed))
         if mask is None or (isinstance(mask, Tensor) and mask.dim() == 2):
-            arguments.refuse_packed()
+            arguments.refuse_packed()  # a mask of another form may keep texts apart itself
         return False
 
     def _compute_shared(
@@ -265,7 +266,7 @@ class HFStackPositions(RecordedPositions, StackPositions):
         ids = tokens.ids
         if ids is not None and ids.dim() == 3:
             ids = ids.permute(2, 0, 1)  # [axes, B or 1, S], as `StackPositions` takes them
-        embeddings, shared = self(
+        embeddings, shared = self(  # the `forward` of `StackPositions`
             embeddings if scale == 1 else embeddings * scale,
             tokens.padding,
             past,
@@ -285,8 +286,9 @@ class HFStackPositions(RecordedPositions, StackPositions):
             any(item.encoding.acts_on == "rotation" for item in layer) for layer in spec.layer_kinds
         ]
         return (
-            not any(assembly.draft_terms(backend="auto"))
-            and not (limits.limits or limits.documents)
+            not any(assembly.draft_terms(backend="auto"))  # no kind of layer changes the scores
+            and not (limits.limits or limits.documents)  # no key is hidden by the spec
+            # Such an encoding draws random numbers, which replace the counted positions.
             and not any(item.encoding.acts_on == "positions" for item in spec.items)
             and all(
                 is_rotated or not has_rotation[spec.layer_kind(index)]
@@ -295,7 +297,7 @@ class HFStackPositions(RecordedPositions, StackPositions):
         )
 
     def _rotations(self, ids: Tensor) -> list[Rotation | None]:
-        """Compute the rotation of each kind of layer at positions ``(B or 1, T)``."""
+        """Compute the rotation of each kind of layer at positions ``(B or 1, T)``, or None."""
         return [self.shared.rotation(ids, kind) for kind in range(len(self.shared.kinds))]
 
     def _make_cosines(self, stack: Stack, rotations: list[Rotation | None]) -> list[Cosines]:
@@ -325,7 +327,10 @@ def _refuse_offloaded(stack: Stack) -> None:
 
 
 class StackWithPositions(Derived):
-    """Mixin of a stack: its ``forward`` computes the positions of a pass first."""
+    """Mixin of a stack: its ``forward`` computes the positions of a pass first.
+
+    torch calls ``state_dict`` and ``_load_from_state_dict`` also for models around the stack.
+    """
 
     config: PretrainedConfig
 
@@ -337,16 +342,20 @@ class StackWithPositions(Derived):
         if positions is None:
             raise UserError(f"a {type(self).__name__} was built without positions: set them")
         prepared = positions.prepare(self, args, named)
-        with begin_pass(prepared.state.cosines):
+        with begin_pass(prepared.state.cosines):  # which the stand-ins of removed parts read
             output = forward(self, **prepared.named, **{POSITION_STATE: prepared.state})
         results = output if isinstance(output, tuple) else output.values()
+        # A cache that the stack has made is among the results.
         cache = find_self_cache([*prepared.named.values(), *results])
         if cache is not None and getattr(cache, UNCOUNTED, None) is not prepared.is_uncounted:
             setattr(cache, UNCOUNTED, prepared.is_uncounted)
         return output
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Return the weights with a guard, which a saved model around this stack does not undo."""
+        """Return the weights, guarded by :func:`exchange_names`.
+
+        ``ModelWithPositions`` removes the guard from its own; in other models around it stays.
+        """
         state: dict[str, Any] = super().state_dict(*args, **kwargs)  # type: ignore[misc]
         exchange_names(state, type(self.config), saving=True)
         return state

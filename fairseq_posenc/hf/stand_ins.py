@@ -46,11 +46,7 @@ def begin_pass(cosines: list[Cosines]) -> Iterator[None]:
 
 
 def _read_cosines() -> list[Cosines]:
-    """Return the cosines of the current pass.
-
-    Raises:
-        UserError: a part of the model was called outside a pass of its stack.
-    """
+    """Return the cosines of the current pass; refuse parts that are called outside of one."""
     if _pass.cosines is None:
         raise UserError(CALLED_BY_ITSELF)
     return _pass.cosines
@@ -86,7 +82,10 @@ class NoPositions(nn.Module):
 
 
 class NoBias(nn.Module):
-    """Replaces a table of distances by zeros; layers that are called by themselves refuse it."""
+    """Replaces a table of distances by zeros.
+
+    It checks no pass, as the others do: the attention that calls it has checked this.
+    """
 
     def __init__(self) -> None:
         super().__init__()

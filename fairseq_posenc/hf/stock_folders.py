@@ -70,6 +70,7 @@ def find_stock_model(model: Any) -> PreTrainedModel:
         if stock is None:
             continue
         difference = _compare(model, stock, stacks[0])
+        # `eps` is the distance of 1 from the next number: in float16, rounding differs by more.
         if difference < max(_LARGEST_DIFFERENCE, 8 * torch.finfo(model.dtype).eps):
             if model.can_generate():
                 stock.generation_config = model.generation_config
@@ -92,11 +93,7 @@ def _refuse_incomparable(model: Any) -> None:
 
 
 def _name_stock_weights(model: PreTrainedModel, stacks: list[Stack]) -> dict[str, Tensor]:
-    """Name all weights as the stock class does, also those of positions.
-
-    Raises:
-        NoStockModelError: the stock class has no such weight.
-    """
+    """Name all weights as the stock class does, also those of positions; refuse any it lacks."""
     weights = model.state_dict()
     places = {module: f"{name}." if name else "" for name, module in model.named_modules()}
     for stack in stacks:
@@ -164,7 +161,7 @@ def _compare(model: PreTrainedModel, stock: PreTrainedModel, stack: Stack) -> fl
 def _draw_inputs(model: PreTrainedModel, stack: Stack) -> Iterator[tuple[dict[str, Tensor], slice]]:
     """Yield the arguments of forward passes on random tokens, with the place of real tokens."""
     assembly = getattr(stack.module, POSITIONS).assembly
-    windows = [dict(item.options).get("size", 0) for item in assembly.spec.items]
+    windows = [dict(item.options).get("size", 0) for item in assembly.spec.items]  # 0: no window
     length = min(max(8, *windows) + 4, _LONGEST_INPUT, assembly.dims.max_positions)
     padding = model.config.pad_token_id or 0
     symbols = model.get_input_embeddings().weight.size(0)
@@ -198,6 +195,7 @@ def _compute_outputs(model: PreTrainedModel, arguments: dict[str, Tensor]) -> Te
     side = "decoder_input_ids" if "decoder_input_ids" in arguments else "input_ids"
     length = arguments[side].size(1)
     cache, steps = None, []
+    # All tokens but two, which fill the cache, then one by one.
     for start, end in ((0, length - 2), (length - 2, length - 1), (length - 1, length)):
         step = dict(arguments)
         for name in {side, "position_ids"} & arguments.keys():
@@ -242,7 +240,7 @@ def write_configuration(config_class: Any, config: Any, spec: Spec, dims: Dims) 
     types = list(getattr(config, "layer_types", None) or ["full_attention"] * count)
     attending = [index for index, name in enumerate(types) if name in ATTENTION_TYPES]
     layers = [spec.layers[index % len(spec.layers)] for index in range(len(attending))]
-    windows = [find_options(layer, "window").get("size") for layer in layers]
+    windows = [find_options(layer, "window").get("size") for layer in layers]  # None: no window
     for index, window in zip(attending, windows):
         types[index] = "sliding_attention" if window else "full_attention"
     size = next(filter(None, windows), None)
@@ -270,7 +268,7 @@ def write_configuration(config_class: Any, config: Any, spec: Spec, dims: Dims) 
     attention = {"attn_implementation": "eager"} if stated["attn_logit_softcapping"] else {}
     try:
         stock = config_class.from_dict({**content, **attention})
-        back = read_spec(stock)
+        back = read_spec(stock)  # what the configuration states, whatever was written
     except (StrictDataclassError, KeyError, UserError):  # no such layers, or no such scaling
         return None
     vars(stock).update(attention)  # to be saved: transformers' sdpa leaves a cap out
