@@ -55,7 +55,7 @@ def format_usage(trained: OpenModel, is_plain: bool, tokenizers: Sequence[str]) 
 
     Args:
         trained: the model.
-        is_plain: whether transformers needs nothing of this package.
+        is_plain: whether transformers loads the model without this package.
         tokenizers: folders of its tokenizers within that of the model, the source's first.
     """
     auto, _ = _HEADS[trained.head]
@@ -76,7 +76,7 @@ def format_usage(trained: OpenModel, is_plain: bool, tokenizers: Sequence[str]) 
 
 
 def format_serving_usage(trained: OpenModel, tokenizers: Sequence[str]) -> str:
-    """Format Python lines that run a model with CTranslate2; arguments as above."""
+    """Format Python lines that run a model with CTranslate2; arguments: :func:`format_usage`."""
     if not tokenizers:
         return "# This folder has no tokenizer."
     engine, written = "Generator", "sequences"

@@ -33,6 +33,7 @@ def run_export(options: argparse.Namespace) -> int:
     """Export a model to a folder, and print how much its scores differ from the model's."""
     if options.quantization and options.to != "ctranslate2":
         raise UserError("--quantization is for --to ctranslate2")
+    # Imported here, as below: fairseq, transformers and CTranslate2 would slow down --help.
     from fairseq_posenc.workbench.loading.open_model import open_model
 
     trained = open_model(options.checkpoint, options.data)

@@ -19,7 +19,7 @@ SPECIAL_SYMBOLS = Dictionary().nspecial  # symbols of every dictionary before th
 def draw_batch(model: Any, side: str) -> list[Tensor]:
     """Draw three sentences ``(3, T)`` for each stack of a model, padded ``left`` or ``right``.
 
-    T is the stack's number of positions, at most 512.
+    T is the stack's number of positions, at most 512. The rows have T, T // 2 + 1 and 3 tokens.
     """
     generator = torch.Generator().manual_seed(1)
     batch = []
@@ -29,7 +29,7 @@ def draw_batch(model: Any, side: str) -> list[Tensor]:
         tokens = torch.randint(SPECIAL_SYMBOLS, symbols, (3, longest), generator=generator)
         middle = longest // 2
         tokens[:, 0] = _BOS
-        tokens[:, [middle, -1]] = stack.eos_idx  # a row may hold several sentences
+        tokens[:, [middle, -1]] = stack.eos_idx  # the first row has two sentences
         for row, length in enumerate((longest, middle + 1, min(3, longest))):
             padded = slice(length, None) if side == "right" else slice(None, longest - length)
             tokens[row, padded] = _PADDING
@@ -82,7 +82,7 @@ def compare_with_transformers(ours: Any, head: str, theirs: Any) -> float:
     differences = []
     # The scores of classes are read at the first token, before which there is no padding.
     for side in ("right",) if head == "classes" else ("right", "left"):
-        tokens = draw_batch(ours, side)
+        tokens = draw_batch(ours, side)  # one tensor for each stack, the target's last
         our_scores = compute_scores(ours, head, *tokens)
         their_scores = compute_hf_scores(theirs, head, *tokens)
         if head != "classes":
@@ -93,13 +93,8 @@ def compare_with_transformers(ours: Any, head: str, theirs: Any) -> float:
 
 
 def refuse_difference(what_differs: str, difference: float) -> None:
-    """Refuse a difference that is more than rounding, or NaN.
-
-    Args:
-        what_differs: beginning of the message.
-        difference: share of the largest number.
-    """
-    if not difference <= TOLERANCE:
+    """Refuse a difference, as a share of the largest number, that is more than rounding, or NaN."""
+    if not difference <= TOLERANCE:  # `>` would be False for NaN
         raise UserError(
             f"{what_differs} by {difference:.1e} of the largest number, and {TOLERANCE:g} is "
             "rounding: nothing was written"

@@ -29,7 +29,7 @@ ACTIVATIONS = {
     "relu_squared": "relu2",
     "swish": "silu",
 }
-# Parameters that the classes have and do not read, or not if another parameter stands for them.
+# Parameters of the classes that fairseq lacks -> the parameter of the class that they repeat.
 COPIES = {
     "lm_head.bias": "lm_head.decoder.bias",
     "model.shared.weight": "model.encoder.embed_tokens.weight",
@@ -43,7 +43,7 @@ class StockFamily:
     Attributes:
         family: fairseq's family: ``masked_lm``, ``causal_lm`` or ``translation``.
         classes: for each head of a fairseq model, the class that has it.
-        computes: options of fairseq with the values that the class stands for.
+        computes: options of fairseq -> the values without which the class computes another model.
         parts: fairseq's name of a part -> its name in the class; ``{}`` is the number of a layer.
             The first name that fits is used, and parts of a part keep their names.
         options: option of fairseq -> field of config.json with the same value.
@@ -71,6 +71,7 @@ class StockFamily:
         Raises:
             UserError: a weight or a parameter stands alone, or their shapes differ.
         """
+        # Tied parameters stand under all their names, as in fairseq's state dict.
         parameters = dict(model.named_parameters(remove_duplicate=False))
         class_name = type(model).__name__
         pairs = []
@@ -85,7 +86,7 @@ class StockFamily:
                     "and one number of positions for encoder and decoder"
                 )
             pairs.append((weight, parameter))
-        paired = {id(parameter) for _, parameter in pairs}
+        paired = {id(parameter) for _, parameter in pairs}  # a tied one by any of its names
         for name, parameter in parameters.items():
             if not (id(parameter) in paired or name in COPIES or name.endswith(TOKEN_TYPES)):
                 raise UserError(f"{path}: fairseq's model lacks {name}, which {class_name} has")
@@ -99,7 +100,7 @@ class StockFamily:
         """
         for fairseq_part, part in self.parts.items():
             pattern = re.escape(fairseq_part).replace(r"\{\}", r"(\d+)")
-            if match := re.match(rf"{pattern}(?=\.|$)", name):
+            if match := re.match(rf"{pattern}(?=\.|$)", name):  # whole parts of a name
                 return part.format(*match.groups()) + name[match.end() :]
         return ""
 
@@ -161,7 +162,7 @@ def _define_roberta(prefix: str, base: str, *, pre_norm: bool) -> StockFamily:
         computes={
             "encoder_normalize_before": pre_norm,
             "layernorm_embedding": True,
-            "activation_fn": "gelu",  # of the head
+            "activation_fn": "gelu",  # fixed in the class's head; fairseq's follows the option
         },
         parts=parts,
         options=_name_bert_options("encoder"),
@@ -248,18 +249,10 @@ _ODD_PARTS = {
 
 
 def refuse_odd_parts(trained: OpenModel, target: str) -> None:
-    """Refuse a model with parts that no class has.
-
-    Args:
-        trained: the model.
-        target: ``transformers`` or ``CTranslate2``, for the message.
-
-    Raises:
-        UserError: it has such a part.
-    """
+    """Refuse a model with parts that ``target`` lacks, which is transformers or CTranslate2."""
     for stack in trained.stacks.values():
         parts = [part for name, part in _ODD_PARTS.items() if getattr(stack, name, None)]
-        if type(stack.embed_tokens) is not nn.Embedding:
+        if type(stack.embed_tokens) is not nn.Embedding:  # such as AdaptiveInput
             parts.append(f"{type(stack.embed_tokens).__name__} as token embeddings")
         if parts:
             raise UserError(f"{trained.path}: {target} has no model with {parts[0]}")

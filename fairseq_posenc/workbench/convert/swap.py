@@ -17,7 +17,7 @@ from fairseq_posenc.hf.saving import is_stock
 from fairseq_posenc.hf.stock_folders import AUTO_CLASSES
 from fairseq_posenc.position_parameters import LengthRule
 
-# The files of a tokenizer, which are copied, and with them a licence: nothing else of a folder is.
+# Files that are copied: those of a tokenizer, and a licence. No others of a folder are.
 _COPIED = re.compile(
     r"(tokenizer|vocab|merges|special_tokens|added_tokens|sentencepiece|spiece|source|target|"
     r"sentence_bert|bpe|processor|preprocessor)[\w.]*\.(json|txt|model|bpe|spm)|"
@@ -61,6 +61,7 @@ def swap_folder(
                 shutil.copy2(file, folder / file.name)
         stock = is_stock(folder)
     both = [name for name in new if name in old and is_of_positions(name)]
+    # Model class -> Auto class that loads it, the first of several.
     found = {x._model_mapping.get(type(model.config), None): x for x in reversed(AUTO_CLASSES)}
     auto = found[type(model)].__name__
     return [

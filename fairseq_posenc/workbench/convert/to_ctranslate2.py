@@ -101,11 +101,12 @@ def _refuse_unsupported(trained: OpenModel) -> None:
 def _compare_log_probs(trained: OpenModel, vocabularies: list[list[str]], folder: Path) -> float:
     """Compute the largest difference of log probabilities, as a share of the largest one.
 
-    They are those of random sentences, with the model that was written to the folder.
+    Both models, the trained one and the one in the folder, score the same random sentences.
     """
     end = torch.tensor([trained.model.decoder.eos_idx])
     ours, lines = [], []
     for row in zip(*draw_batch(trained.model, "right")):
+        # Without <s>, </s> and padding; a causal LM has a target alone.
         *sources, target = sentences = [ids[ids.ge(SPECIAL_SYMBOLS)] for ids in row]
         inputs = [torch.cat([ids, end]) for ids in sources]
         inputs.append(torch.cat([end, target]))  # fairseq's decoders begin with </s>
@@ -155,10 +156,11 @@ def _build_stack(trained: OpenModel, stack: Any) -> Any:
     """Build an encoder or a decoder with its weights and positions."""
     dims: Dims = stack.assembly.dims
     length = dims.max_positions
-    tokens = torch.full((1, length), SPECIAL_SYMBOLS)
+    tokens = torch.full((1, length), SPECIAL_SYMBOLS)  # any symbol that is not padding
     span = Span.from_lengths(length, length, tokens.device)
     shared = stack.compute_shared(tokens, tgt_len=length)
     attentions = [layer.self_attn for layer in stack.layers]
+    # What each layer adds to the scores, in tables with a row for every distance.
     terms = [x.terms(span, shared.of_kind(x.kind)).expanded() for x in attentions]
     style = {
         "num_heads": dims.num_heads,
@@ -180,13 +182,13 @@ def _build_stack(trained: OpenModel, stack: Any) -> Any:
         if not trained.translates and any(x.bias is not None for x in terms):
             # The only bias of a causal LM is ALiBi's, which CTranslate2 computes in all layers.
             spec.alibi = True
-            terms = [Terms([x for x in y if x is not y.bias]) for y in terms]
+            terms = [Terms([x for x in of_layer if x is not of_layer.bias]) for of_layer in terms]
     else:
         spec = transformer_spec.TransformerEncoderSpec(len(stack.layers), **style)
     for layer_spec, attention, layer_terms in zip(spec.layer, attentions, terms):
         encodings = stack.encodings.select(attention.kind).as_list()
         layer_spec.self_attention = _build_attention(encodings, layer_terms, dims)
-    if dims.causal:
+    if dims.causal:  # fairseq's converter of CTranslate2 copies the weights that have no positions
         converter.set_transformer_decoder(spec, copied, trained.translates)
     else:
         converter.set_transformer_encoder(spec, copied)
@@ -203,7 +205,8 @@ def _build_attention(encodings: list[Any], terms: Terms, dims: Dims) -> Any:
     """
     rope = next((encoding for encoding in encodings if isinstance(encoding, Rope)), None)
     rows = (terms.rows("query"), terms.rows("value"))
-    keys, values = (None if x is None else x.table for x in rows)  # (1, distances, head_dim)
+    # Both (1, distances, head_dim): rows for each head are refused by the comparison.
+    keys, values = (None if x is None else x.table for x in rows)
     if keys is None and values is not None:
         keys = torch.zeros_like(values)  # CTranslate2 reads values beside keys alone
     rotary: dict[str, Any] = {}
@@ -212,7 +215,7 @@ def _build_attention(encodings: list[Any], terms: Terms, dims: Dims) -> Any:
             "rotary_dim": rope.rotated,
             "rotary_interleave": rope.layout == "interleaved",
             "rotary_base": rope.base,
-            "rotary_scaling_type": attention_spec.RotaryScalingType.Su,  # by pairs
+            "rotary_scaling_type": attention_spec.RotaryScalingType.Su,  # a factor for each pair
         }
     spec = attention_spec.MultiHeadAttentionSpec(
         self_attention=True,
@@ -223,7 +226,7 @@ def _build_attention(encodings: list[Any], terms: Terms, dims: Dims) -> Any:
     spec.queries_scale = terms.scale(dims.head_dim)
     if rope is not None:
         unscaled = rope.base ** -(torch.arange(0, rope.rotated, 2) / rope.rotated)
-        factors = (unscaled / rope.angles_per_position()).numpy()
+        factors = (unscaled / rope.angles_per_position()).numpy()  # 1 without a scaling
         spec.rotary_scaling_long_factor = spec.rotary_scaling_short_factor = factors
         spec.queries_scale *= rope.scaling.gain(rope.dims) ** 2  # of queries, and of keys
     if keys is not None:

@@ -73,8 +73,8 @@ def import_folder(path: Path, out: Path) -> list[str]:
     if stock.family == "masked_lm" and source.config.layer_norm_eps != EPSILON:
         epsilon = source.config.layer_norm_eps
         raise UserError(f"{path}: layer_norm_eps is {epsilon}, and fairseq's is {EPSILON:g}")
-    if not hasattr(source.config, SPEC_FIELD):
-        set_positions(source, "own")  # those of the class itself become ours, with our names
+    if not hasattr(source.config, SPEC_FIELD):  # a stock folder
+        set_positions(source, "own")  # its class's positions become ours, with our names
     config = source.config
     family = next(family for family in FAMILIES if family.name == stock.family)
     dictionaries = _load_dictionaries(path, config, family)
@@ -86,7 +86,7 @@ def import_folder(path: Path, out: Path) -> list[str]:
         task["source_lang"], task["target_lang"] = getattr(config, "langs", None) or (None, None)
     if family.name == "causal_lm":  # </s> begins texts, unless the model was trained with <s>
         has_bos = config.bos_token_id != config.eos_token_id
-        task["add_bos_token"] = options["add_bos_token"] = has_bos
+        task["add_bos_token"] = options["add_bos_token"] = has_bos  # both read it
     settings = dict(build_default_settings(options["_name"], task["_name"]))
     defaults = settings["model"]  # a dictionary for causal LMs, else a Namespace
     options = {**(vars(defaults) if isinstance(defaults, Namespace) else defaults), **options}
@@ -97,9 +97,9 @@ def import_folder(path: Path, out: Path) -> list[str]:
         elif head == "classes":
             model.register_classification_head(HEAD, num_classes=config.num_labels)
     weights = dict(model.named_parameters(remove_duplicate=False))
-    if head in _FINE_TUNING:  # random values could seem trained
+    if head in _FINE_TUNING:  # the folder lacks this head, and random values could seem trained
         for name in [name for name in weights if name.startswith(_PRETRAINING_HEAD)]:
-            weights.pop(name).zero_()  # but its weight is that of the token embeddings, read next
+            weights.pop(name).zero_()  # also of the tied token embeddings, which are copied next
     for weight, parameter in stock.pair_weights(weights, source, path):
         weight.copy_(parameter)
     notes = []
@@ -107,13 +107,13 @@ def import_folder(path: Path, out: Path) -> list[str]:
         trained_length = config.max_position_embeddings
         trained_length -= UNUSED_ROWS if family.name == "masked_lm" else 0
         identity = stack.identity._replace(trained_length=trained_length)
-        stack.set_extra_state(identity.to_tensor())
+        stack.set_extra_state(identity.to_tensor())  # its state dict then has this length
         notes.append(f"{name} {identity.describe()}")
     if head in _FINE_TUNING:
         notes.append("no head for masked tokens in the folder: zeros in the checkpoint")
     difference = compare_with_transformers(model.eval(), head, source.eval())
     refuse_difference(f"{path}: {stock.classes[head]} differs from fairseq's model", difference)
-    settings["model"] = type(defaults)(**options)
+    settings["model"] = type(defaults)(**options)  # a dictionary or a Namespace again
     settings["task"] = {**settings["task"], **task}
     write_start_checkpoint(settings, model.state_dict(), out)
     return notes
@@ -136,8 +136,8 @@ def _list_options(config: PretrainedConfig, stock: StockFamily, family: TaskKind
     """List fairseq's options of the model, except those that tie embeddings."""
     positions = PositionSettings.read(config)
     options = {
-        "_name": f"{family.stem}none",  # an architecture without positions, which follow
-        "position_encoding": positions.spec,
+        "_name": f"{family.stem}none",  # an architecture: `roberta_none`, ...
+        "position_encoding": positions.spec,  # it overrides the architecture's
         "position_encoding_decoder": positions.decoder_spec,
         "attention_directions": positions.directions,
         **stock.computes,
@@ -174,7 +174,7 @@ def _list_ties(parameters: dict[str, nn.Parameter], stock: StockFamily) -> dict[
 
 def _load_dictionaries(path: Path, config: PretrainedConfig, family: TaskKind) -> list[Dictionary]:
     """Load the dictionaries of a folder, the source's first; use placeholders where it has none."""
-    sizes = {DICTIONARY: config.vocab_size}
+    sizes = {DICTIONARY: config.vocab_size}  # path in the folder -> symbols
     if family.name == "translation":
         source, target = getattr(config, "langs", None) or ("source", "target")
         decoder_size = getattr(config, "decoder_vocab_size", config.vocab_size)
@@ -205,5 +205,6 @@ def _fold_token_types(model: PreTrainedModel, stock: StockFamily) -> None:
         names = [stock.find_name(f"{_STACK}.{table}.weight") for table in tables]
         name = next(name for name in names if name in parameters)
         table = model.get_submodule(name.removesuffix(".weight"))
-        table.weight = nn.Parameter(table.weight + types[0])  # no longer tied to the head's
+        # A new parameter: where the head's weight is tied to the old one, it must stay as it is.
+        table.weight = nn.Parameter(table.weight + types[0])
         types.zero_()

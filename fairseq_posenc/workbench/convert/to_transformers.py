@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import transformers
+from torch import Tensor
 from torch.nn import functional as F
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 
@@ -56,10 +57,11 @@ def export_to_transformers(trained: OpenModel, tokens: str | None, out: Path) ->
     stock = find_stock_family(trained)
     specs = {str(stack.assembly.spec) for stack in trained.stacks.values()}
     has_directions = any(stack.identity.directions for stack in trained.stacks.values())
-    is_plain = specs == {stock.own_positions} and not has_directions
+    is_plain = specs == {stock.own_positions} and not has_directions  # the class has them itself
     name = stock.classes[trained.head]
     tokenizers = build_tokenizers(trained, tokens)
     for (file, dictionary), tokenizer in zip(trained.dictionaries.items(), tokenizers):
+        # Also refused below 0: a symbol stands twice in the dictionary, so later ids would not fit.
         if unknown := tokenizer.get_vocab_size() - len(dictionary):
             raise UserError(
                 f"{trained.data / file}: lacks {unknown:,} pieces of the tokenizer, which only "
@@ -71,8 +73,10 @@ def export_to_transformers(trained: OpenModel, tokens: str | None, out: Path) ->
             (folder / dictionary).parent.mkdir(exist_ok=True)
             shutil.copyfile(trained.data / dictionary, folder / dictionary)
         model = build_stock_model(trained, stock, is_plain=is_plain)
-        model.save_pretrained(folder, state_dict=model.state_dict())  # in this class
-        for path in folder.glob("*.safetensors"):  # which is written for its owner alone
+        # With `state_dict`, a model whose positions were set is saved as it is: no stock class that
+        # computes the same is searched for.
+        model.save_pretrained(folder, state_dict=model.state_dict())
+        for path in folder.glob("*.safetensors"):  # only their owner may read them when written
             path.chmod((folder / "config.json").stat().st_mode)
         written = load_model(folder).eval()
         difference = compare_with_transformers(trained.model, trained.head, written)
@@ -86,11 +90,7 @@ def export_to_transformers(trained: OpenModel, tokens: str | None, out: Path) ->
 
 
 def find_stock_family(trained: OpenModel) -> StockFamily:
-    """Find the classes of transformers that compute a model.
-
-    Raises:
-        UserError: there are none.
-    """
+    """Find the classes of transformers that compute a model; refuse a model that has none."""
     refuse_odd_parts(trained, "transformers")
     candidates = [stock for stock in STOCK_FAMILIES if stock.family == trained.family.name]
     for stock in candidates:
@@ -121,22 +121,29 @@ def build_stock_model(trained: OpenModel, stock: StockFamily, *, is_plain: bool)
         _copy_positions(trained, model)
     if trained.translates:
         model.generation_config = _build_generation_config(trained, config)
-    heads = {"masked_lm": "encoder.lm_head.", "classes": "classification_heads."}
-    unused = tuple(name for head, name in heads.items() if head != trained.head)
-    weights = {name: x for name, x in trained.weights.items() if not name.startswith(unused)}
+    weights = _select_weights(trained)
     learned = "encoder.sentence_encoder.embed_positions.encodings.learned.table"
     if is_plain and f"{learned}.weight" in weights:
+        # `stock.parts` names the table that `set_positions` makes. Here it is the class's own, with
+        # unused rows before position 0. It stands first: `find_name` takes the first that fits.
         hf_table = f"{model.base_model_prefix}.embeddings.position_embeddings"
         stock = replace(stock, parts={learned: hf_table, **stock.parts})
         weights[f"{learned}.weight"] = F.pad(weights[f"{learned}.weight"], (0, 0, UNUSED_ROWS, 0))
     for weight, parameter in stock.pair_weights(weights, model, trained.path):
         parameter.copy_(weight)
     for name, parameter in model.named_parameters():
-        if name.endswith(TOKEN_TYPES):
+        if name.endswith(TOKEN_TYPES):  # fairseq adds none
             parameter.zero_()
         elif name in COPIES:
             parameter.copy_(model.get_parameter(COPIES[name]))
     return model.eval()
+
+
+def _select_weights(trained: OpenModel) -> dict[str, Tensor]:
+    """Select a model's weights without those of unused heads, which only fairseq's class keeps."""
+    heads = {"masked_lm": "encoder.lm_head.", "classes": "classification_heads."}
+    unused = tuple(name for head, name in heads.items() if head != trained.head)
+    return {name: x for name, x in trained.weights.items() if not name.startswith(unused)}
 
 
 def _copy_positions(trained: OpenModel, model: PreTrainedModel) -> None:
@@ -144,6 +151,7 @@ def _copy_positions(trained: OpenModel, model: PreTrainedModel) -> None:
     stacks = [*trained.stacks.values()]
     specs = [stack.assembly.spec for stack in stacks]
     names = {item.name for spec in specs for item in spec.items}
+    reads_ends = names & {"documents", "sentence_learned"}  # of sentences, at `boundary_id`
     with warnings.catch_warnings():  # the positions taken away are a new model's, untrained
         warnings.simplefilter("ignore")
         set_positions(
@@ -152,7 +160,7 @@ def _copy_positions(trained: OpenModel, model: PreTrainedModel) -> None:
             max_positions=max(stack.assembly.dims.max_positions for stack in stacks),
             decoder_spec=str(specs[1]) if specs[0] != specs[-1] else None,
             directions=stacks[0].identity.directions,
-            boundary_id=stacks[0].eos_idx if names & {"documents", "sentence_learned"} else None,
+            boundary_id=stacks[0].eos_idx if reads_ends else None,
         )
 
 
@@ -167,13 +175,13 @@ def _build_generation_config(trained: OpenModel, config: PretrainedConfig) -> Ge
         num_beams=5,
         early_stopping=True,
         length_penalty=1.0,
-        min_new_tokens=1,  # before </s>, which is one more than a translation may have
-        max_new_tokens=longest + 1,
-        suppress_tokens=[config.pad_token_id],
+        min_new_tokens=1,  # </s> is not the first token
+        max_new_tokens=longest + 1,  # with </s>
+        suppress_tokens=[config.pad_token_id],  # fairseq's search never writes padding
     )
 
 
-def _refusal(trained: OpenModel, lacking: str) -> UserError:
+def _refusal(trained: OpenModel, lacking: str) -> UserError:  # for the caller to raise
     return UserError(f"{trained.path}: no class of transformers has {lacking}")
 
 
@@ -204,7 +212,7 @@ def _list_config_fields(trained: OpenModel, stock: StockFamily) -> dict[str, Any
         "pad_token_id": stacks[-1].padding_idx,
         "eos_token_id": stacks[-1].eos_idx,
         "bos_token_id": stacks[-1].eos_idx if begins_with_eos else stacks[-1].dictionary.bos(),
-        "vocab_size": stacks[0].embed_tokens.num_embeddings,
+        "vocab_size": stacks[0].embed_tokens.num_embeddings,  # the source's
         "max_position_embeddings": max(x.assembly.dims.trained_length for x in stacks),
         "tie_word_embeddings": trained.ties_embeddings,
     }

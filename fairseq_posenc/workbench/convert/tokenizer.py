@@ -83,7 +83,7 @@ def build_tokenizers(trained: OpenModel, tokens: Optional[str]) -> list[Tokenize
         single, pair = f"{start} $A", f"{start} $A $B"
     tokenizers = []
     for name, dictionary in trained.dictionaries.items():
-        language = name.split(".")[1] if trained.translates else ""
+        language = name.split(".")[1] if trained.translates else ""  # of `dict.de.txt`
         tokenization = find_tokenization(tokens, trained.data, language)
         tokenizer = build_tokenizer(tokenization, dictionary)
         ids = [(symbol, dictionary.index(symbol)) for symbol in ("<s>", "</s>")]
@@ -96,11 +96,8 @@ def build_tokenizer(tokenization: Path | str, dictionary: Dictionary) -> Tokeniz
     """Build a tokenizer; pieces that the dictionary lacks get the ids after those of its symbols.
 
     Args:
-        tokenization: result of :func:`find_tokenization`.
+        tokenization: result of :func:`find_tokenization`; a file that cannot be read is refused.
         dictionary: fairseq's dictionary.
-
-    Raises:
-        UserError: a file cannot be read.
     """
     try:
         if isinstance(tokenization, str):
@@ -131,7 +128,7 @@ def write_tokenizers(trained: OpenModel, tokenizers: list[Tokenizer], folder: Pa
         The folders of the tokenizers within ``folder``, which is "" itself. The target's has one
         of its own if it is not the source's.
     """
-    written = dict(zip(("", "target"), tokenizers))
+    written = dict(zip(("", "target"), tokenizers))  # folder -> tokenizer
     if len(tokenizers) == 2 and tokenizers[0].to_str() == tokenizers[1].to_str():
         del written["target"]
     for name, tokenizer in written.items():
@@ -153,7 +150,7 @@ def write_tokenizers(trained: OpenModel, tokenizers: list[Tokenizer], folder: Pa
 
 
 def list_vocabularies(trained: OpenModel, tokenizers: list[Tokenizer]) -> list[list[str]]:
-    """List the pieces of each dictionary, which has ids in their place if the BPE is GPT-2's."""
+    """List the pieces of each dictionary; with GPT-2's BPE, its symbols are ids of pieces."""
     symbols = [list(dictionary.symbols) for dictionary in trained.dictionaries.values()]
     for tokenizer, pieces in zip(tokenizers, symbols):
         pieces[:] = [tokenizer.id_to_token(index) or "" for index in range(len(pieces))]
@@ -204,7 +201,7 @@ def _build_sentencepiece(path: Path, dictionary: Dictionary) -> Tokenizer:
     else:
         lowest = min(scores.values()) - 100.0  # so that symbols that are no pieces are never chosen
         pieces = [(symbol, scores.get(symbol, lowest)) for symbol in vocabulary]
-        tokenizer = Tokenizer(models.Unigram(pieces, dictionary.unk(), byte_fallback=False))
+        tokenizer = Tokenizer(models.Unigram(pieces, unk_id=dictionary.unk(), byte_fallback=False))
     steps: list[Any] = []
     if normalizer.precompiled_charsmap:  # the model's own normalization
         steps.append(normalizers.Precompiled(normalizer.precompiled_charsmap))
@@ -230,7 +227,7 @@ def _build_simple(unit: str, dictionary: Dictionary) -> Tokenizer:
     if unit == "words":
         tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
         return tokenizer
-    between = SPACE if SPACE in dictionary.indices else ""
+    between = SPACE if SPACE in dictionary.indices else ""  # some dictionaries have no spaces
     tokenizer.normalizer = normalizers.Sequence(
         [normalizers.Strip(), normalizers.Replace(Regex(r"\s+"), between)]
     )
