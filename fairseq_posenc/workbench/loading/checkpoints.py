@@ -25,7 +25,7 @@ def load_state(path: Path, option: str) -> State:
     """Load a checkpoint, with its settings upgraded to those of this fairseq.
 
     Tensors are mapped into memory, so only those in use are read: two thirds of a file are the
-    optimizer's state. Settings that name other files are set to None.
+    optimizer's state. Settings that name other files are set to None: those files may be gone.
 
     Args:
         path: the checkpoint.
@@ -46,7 +46,8 @@ def load_state(path: Path, option: str) -> State:
         upgraded = _upgrade_settings({**state, "last_optimizer_state": None, "model": {}})
         optimizer = state.get("last_optimizer_state")
         upgraded.update(model=state["model"], last_optimizer_state=optimizer)
-        _ = upgraded["cfg"].model, upgraded["cfg"].task  # an error if a section is missing
+        # If a section is missing, the error of this line becomes that of `open_checkpoint`.
+        _ = upgraded["cfg"].model, upgraded["cfg"].task
     return upgraded
 
 
@@ -60,7 +61,7 @@ def _explain_folder(folder: Path) -> str:
 
 
 def _upgrade_settings(state: State) -> State:
-    """Upgrade the settings by a function of fairseq, which only does so for a file."""
+    """Upgrade the settings by fairseq's function, which reads them from a file."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "settings.pt")
         torch.save(state, path)
@@ -88,11 +89,7 @@ def refuse_unusable_settings(label: str) -> Iterator[None]:
 
 
 def write_state(state: State, path: Path) -> None:
-    """Write a checkpoint atomically.
-
-    Raises:
-        UserError: ``path`` cannot be a file.
-    """
+    """Write a checkpoint atomically; refuse a path that cannot be a file."""
     # The file is opened here, because torch's own error would not say that the disk is full.
     with written_whole(path) as temporary, open(temporary, "wb") as file:
         torch.save(state, file)
@@ -129,6 +126,6 @@ def read_updates(state: State) -> int:
 
 
 def updates_done(folder: Path) -> int:
-    """Read the updates of ``checkpoint_last.pt``, which fairseq writes last; 0 if not whole."""
+    """Read the updates of ``checkpoint_last.pt``; 0 if it is missing or not whole."""
     last = read_if_whole(folder / LAST)
     return last.updates if last else 0

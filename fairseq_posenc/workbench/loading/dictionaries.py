@@ -40,9 +40,6 @@ class TrainedDictionary(NamedTuple):
             file: file of the dictionary.
             dictionary: its content.
             advice: ends the message.
-
-        Raises:
-            UserError: its size, its symbols or their order differ.
         """
         masked = "<mask>" in dictionary  # some tasks add it after loading
         if self.size is not None and self.size != len(dictionary):
@@ -50,7 +47,7 @@ class TrainedDictionary(NamedTuple):
                 f"{file} has {len(dictionary):,} symbols{' with <mask>' if masked else ''}, but "
                 f"{self.checkpoint} has {self.size:,}; {advice}"
             )
-        trained = self.fingerprint
+        trained = self.fingerprint  # else that of the training's file, if it is still in its place
         if trained is None and self.file and self.file.is_file():
             trained = fingerprint(load_dictionary(self.file, mask=masked))
         if trained is not None and trained != fingerprint(dictionary):
@@ -109,7 +106,8 @@ def open_task(path: Path, state: State, data: Optional[Path] = None) -> OpenTask
     # checkpoint lacks by new ones, and so hide a wrong spec or a damaged file.
     overwrite_args_by_name(settings, {"data": str(folder), "init_positions": False})
     task = fairseq_tasks.setup_task(settings.task)
-    # If there is one file, `zip` leaves out the target: the same dictionary, or one of labels.
+    # `files` has the source's first. If it is alone, `zip` leaves out the target's dictionary: the
+    # same one, or one of labels.
     dictionaries = dict(zip(files, (task.source_dictionary, task.target_dictionary)))
     trained = read_trained_dictionaries(state["model"], path, [trained_folder / x for x in files])
     for name, dictionary in zip(files, trained):
@@ -125,12 +123,13 @@ def read_trained_dictionaries(
     Args:
         weights: its weights, by name.
         path: the checkpoint.
-        files: the files that the training read: one, or those of encoder and decoder.
+        files: the files that the training read: one, or the encoder's and the decoder's.
     """
     found = []
     prefixes = ("encoder.", "decoder.") if len(files) > 1 else ("",)
     for prefix, file in zip(prefixes, files):
         of_stack = {name: weight for name, weight in weights.items() if name.startswith(prefix)}
+        # A row for each symbol.
         tables = (x for name, x in of_stack.items() if name.endswith("embed_tokens.weight"))
         size = next((table.size(0) for table in tables), None)
         found.append(TrainedDictionary(path, size, _read_fingerprint(of_stack), file))
@@ -153,11 +152,7 @@ def _name_dictionaries(settings: Any, folder: Path) -> list[str]:
 
 
 def load_tokenizer(folder: Path, dictionary: Dictionary) -> Tokenizer:
-    """Load the tokenizer whose files are in a folder.
-
-    Raises:
-        UserError: the files are missing, or cannot be read.
-    """
+    """Load the tokenizer whose files are in a folder; refuse a folder without them."""
     if (folder / PIECES).exists():
         return PieceEncoder(Pieces(folder / PIECES), dictionary)
     if (folder / ENCODER_JSON).exists():

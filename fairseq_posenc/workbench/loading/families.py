@@ -20,14 +20,15 @@ from fairseq_posenc.models.causal_lm import PositionalLM
 from fairseq_posenc.models.masked_lm import PositionalRoberta
 from fairseq_posenc.models.translation import PositionalTransformer
 
-# Ends of the names in a state dict that belong to entries other than weights, in any family.
+# Ends of the names of other entries than weights: our record of positions, fairseq's version of a
+# decoder, and a buffer that its sinusoids had.
 NOT_WEIGHTS = ("._extra_state", ".version", "._float_tensor")
 
 
 class TaskKind(NamedTuple):
     """A family of models."""
 
-    name: str  # `masked_lm`, `causal_lm` or `translation`; `--family` spells them otherwise
+    name: str  # `masked_lm`, `causal_lm` or `translation`; `--family` has other words for them
     title: str  # name in messages
     model_class: Any  # of our models
     stock_class: Any  # of fairseq's, from which ours is derived
@@ -74,7 +75,7 @@ def read_architecture(settings: Any) -> Optional[str]:
 
 def find_family(arch: Optional[str], stock: bool = False) -> Optional[TaskKind]:
     """Find the family of an architecture, if any; with ``stock`` also of fairseq's models."""
-    cls = ARCH_MODEL_REGISTRY.get(arch, object)
+    cls = ARCH_MODEL_REGISTRY.get(arch, object)  # the model class; `object` is in no family
     for family in FAMILIES:
         if issubclass(cls, family.stock_class if stock else family.model_class):
             return family
@@ -113,13 +114,13 @@ def build_model(
     """Build a model with new parameters.
 
     Args:
-        values: all options of the model.
+        values: all options of the model; ``_name`` is its architecture.
         dictionaries: those of its text, the source's first.
         task_options: options of its task.
     """
-    task = SimpleNamespace(
+    task = SimpleNamespace(  # all that models read of a task while they are built
         source_dictionary=dictionaries[0],
-        target_dictionary=dictionaries[-1],
+        target_dictionary=dictionaries[-1],  # the source's where there is only one
         cfg=Namespace(**task_options),
     )
     args = Namespace(**deepcopy(values))  # a copy, because fairseq changes it

@@ -20,7 +20,7 @@ class OpenModel(NamedTuple):
 
     path: Path  # the checkpoint
     family: TaskKind
-    model: Any  # float32, eval mode, on the CPU
+    model: Any  # of fairseq or of ours; float32, eval mode, on the CPU
     task: Any  # fairseq's task, with the dictionaries
     state: State  # content of the checkpoint, with upgraded settings
     data: Path  # the data-bin, with the dictionaries and the tokenizer's files
@@ -69,7 +69,7 @@ class OpenModel(NamedTuple):
 
     @property
     def weights(self) -> dict[str, Tensor]:
-        """The weights by fairseq's names; other entries of the state dict are left out."""
+        """The weights by fairseq's names, tied ones under each; other entries are left out."""
         state: dict[str, Tensor] = self.model.state_dict()
         return {name: state[name] for name in state if not name.endswith(families.NOT_WEIGHTS)}
 

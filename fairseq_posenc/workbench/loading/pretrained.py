@@ -83,7 +83,7 @@ def read_pretrained(path: Path) -> Pretrained:
     label = f"--checkpoint {path}"
     state = load_state(path, "--checkpoint")
     settings, weights = state["cfg"], state["model"]
-    args = Namespace(**vars(as_namespace(settings.model)))  # a copy, to which options are added
+    args = Namespace(**vars(as_namespace(settings.model)))  # a copy: the line below adds options
     arch = read_architecture(args)
     family = find_family(arch, stock=True)
     if arch is None or family is None or family.name != "masked_lm":
@@ -97,7 +97,7 @@ def read_pretrained(path: Path) -> Pretrained:
         (dictionary,) = read_trained_dictionaries(weights, path, [file])
         if not dictionary.size:
             raise UserError(f"{label}: holds no token embeddings")
-        ARCH_CONFIG_REGISTRY[arch](args)  # sets options that are newer than the checkpoint
+        ARCH_CONFIG_REGISTRY[arch](args)  # adds defaults of options newer than the checkpoint
         # The rows of fairseq's table win over the options; the last is fairseq's own fallback.
         count = _count_positions(weights) or getattr(args, "max_positions", None)
         return Pretrained(
@@ -123,4 +123,4 @@ def _count_positions(weights: dict[str, Tensor]) -> int:
     """Count the positions in fairseq's table; 0 without one."""
     # A weight without dimensions is damaged; it is refused when it is loaded.
     tables = (x for name, x in weights.items() if name.endswith(STOCK_TABLE) and x.dim())
-    return next((table.size(0) - STOCK_OFFSET for table in tables), 0)
+    return next((table.size(0) - STOCK_OFFSET for table in tables), 0)  # rows before position 0
