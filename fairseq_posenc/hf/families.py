@@ -131,7 +131,7 @@ class Family:
             query, key = (attention.get_submodule(name)(rows) for name in self.projections)
         else:
             projected = attention.get_submodule(self.projections)(rows)
-            if self.by_head:
+            if self.by_head or not getattr(attention, "multi_query", True):  # GPTBigCode
                 heads = projected.unflatten(-1, (dims.num_heads, 3, -1))  # [R, H, 3, D]
                 query, key = heads[:, :, 0].flatten(1), heads[:, :, 1].flatten(1)
             else:  # all queries, then all keys, then as many values

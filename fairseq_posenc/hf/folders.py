@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import torch
 import transformers
+from safetensors import safe_open
 from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -48,10 +49,7 @@ def load_model(folder: Path, **settings: Any) -> PreTrainedModel:
             numbers = sum(x.numel() for x in model_class(config).parameters())
         size = sum(path.stat().st_size for path in folder.iterdir())
         if numbers > 8 * size + 2**20:
-            raise UserError(
-                f"config.json describes {numbers:,} numbers, too many for files of {size:,} bytes: "
-                "are its weights missing, or pointers of git-LFS (git lfs pull)?"
-            )
+            raise UserError(f"config.json describes {numbers:,} numbers in {size:,} bytes of files")
         model, info = model_class.from_pretrained(
             folder,
             config=config,
@@ -89,7 +87,7 @@ def check_folder(folder: Path) -> None:
     """Check a folder without running or building anything of it.
 
     Raises:
-        UserError: it would run code or open files elsewhere, or its configuration is damaged.
+        UserError: it would run code or open files elsewhere, or is damaged.
     """
     with _readable_errors(folder):
         _refuse_links(folder)
@@ -102,6 +100,8 @@ def check_folder(folder: Path) -> None:
             for part in map(str, json.loads(path.read_bytes())["weight_map"].values()):
                 if Path(part).name != part:
                     raise UserError(f"{path.name} names a file elsewhere: {shortened(part)}")
+        for path in folder.glob("*.safetensors"):
+            safe_open(path, framework="pt")  # compares the sizes of file and tensors
 
 
 def _refuse_links(folder: Path) -> None:

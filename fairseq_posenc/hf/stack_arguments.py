@@ -171,8 +171,8 @@ class StackArguments:
         mask = self.inputs.new_ones(shape, dtype=torch.long) if mask is None else mask.long()
         documents, is_uncounted = None, mask.new_zeros((), dtype=torch.bool)
         if finds_documents:
-            of_mask, of_call = self._find_documents(mask)
-            documents, is_uncounted = (of_mask | of_call).cumsum(1), of_call.any()
+            starts = self._find_documents(mask)
+            documents, is_uncounted = starts.cumsum(1), starts.any()
         if (ids := self.ids) is not None:
             # Not inspected, which would wait for a GPU; `positions.ids` are the same.
             positions = Positions.from_padding(mask.eq(0), inspect_padding=False)
@@ -224,7 +224,7 @@ class StackArguments:
             mixed.append(starts.any())
         if (by_ids := self.find_packed_ids()) is not None:
             mixed.append(by_ids)
-        if self.mask is not None and self.mask.size(1) == self.inputs.size(1):  # nothing is cached
+        if self.mask is not None:
             mixed.append(self.mask.gt(1).any())  # numbers of documents
         message = (
             f"a row holds several documents, as in a packed batch: add +documents to {self.spec}, "
@@ -251,16 +251,14 @@ class StackArguments:
             starts = begins if starts is None else starts | begins
         return starts
 
-    def _find_documents(self, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Mark the tokens that begin a document, other than the first one of a row.
+    def _find_documents(self, mask: Tensor) -> Tensor:
+        """Mark the tokens, ``(B, S)``, that begin a document, other than the first one of a row.
+
+        There numbers in the mask change, ids do not grow by one, or :meth:`_find_starts` says so.
+        The ids of tokens after those in a cache must count on (see :meth:`read_tokens`).
 
         Args:
             mask: 0 for padding, else 1, or the number of a document, ``(B, S)``.
-
-        Returns:
-            Those where numbers in the mask change, ``(B, S)``; and those that only this call shows:
-            where its ids do not grow by one, and where :meth:`_find_starts` says so. The ids of
-            tokens after those in a cache must count on (see :meth:`read_tokens`).
         """
         if self.ids is not None and self.ids.dim() == 3:
             raise UserError("position_ids on several axes do not separate documents")
@@ -268,14 +266,12 @@ class StackArguments:
         # Padding takes the number before it: 1 1 0 2 2 as 1 1 1 2 2.
         places = torch.arange(mask.size(1), device=mask.device)
         last = torch.where(tokens, places, 0).cummax(1).values
-        of_mask = _find_changes(mask.gather(1, last))
-        of_call = torch.zeros_like(of_mask)
+        found = _find_changes(mask.gather(1, last))
         if (starts := self._find_starts()) is not None:
-            of_call[:, self.past :] |= starts
+            found[:, self.past :] |= starts
         if self.ids is not None and not self.past:
-            of_call |= self.ids.diff(dim=1, prepend=self.ids[:, :1] - 1).ne(1)
-        is_later = tokens & (tokens.cumsum(1) > 1)
-        return of_mask & is_later, of_call & is_later
+            found |= self.ids.diff(dim=1, prepend=self.ids[:, :1] - 1).ne(1)
+        return found & tokens & (tokens.cumsum(1) > 1)
 
 
 def _refuse_if(is_wrong: Tensor, message: str) -> None:

@@ -188,6 +188,8 @@ class HFStackPositions(RecordedPositions, StackPositions):
                 f"out: model.set_attn_implementation({right!r})"
             )
         if self.is_native:
+            if any(getattr(x, "is_sliding", False) for x in getattr(arguments.cache, "layers", ())):
+                raise UserError("the cache drops keys of a window: make caches after set_positions")
             if isinstance(arguments.mask, BlockMask) and attention != "flex_attention":
                 raise UserError(
                     "attention_mask: BlockMask needs attn_implementation='flex_attention'"

@@ -18,14 +18,7 @@ import transformers
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf import set_positions
-from tests.helpers.hf_models import (
-    MODELS,
-    Cell,
-    checks_of,
-    compute_logits,
-    distance,
-    make_inputs,
-)
+from tests.helpers.hf_models import MODELS, Cell, checks_of, compute_logits, distance, make_inputs
 from tests.hf.test_cells import SPECS
 
 LARGEST = 2e-5

@@ -137,7 +137,7 @@ def test_caches_forget_what_windows_hide():
         ("llama", "rope(cross_attention=true)", "cross_attention"),
         ("llama", "4*rope,none", "the stack has 4"),
         ("llama", "nonsense", "unknown position encoding"),
-        ("llama", "own(base=500", "the bracket is not closed"),
+        ("llama", "own(base=500", "expected names joined by"),
         ("llama", None, "a spec is text"),
     ],
 )

@@ -14,6 +14,7 @@ from transformers import (
     AutoModelForSeq2SeqLM,
 )
 
+from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf import families, read_positions, set_positions
 from fairseq_posenc.hf.attention import AttentionPositions
@@ -145,6 +146,17 @@ def test_other_positions_ignore_padding(kind):
     assert distance(compute_logits(model, inputs), before) > 1e-2
 
 
+def test_rows_are_projected_as_states_where_heads_are_side_by_side():
+    config = CONFIG_MAPPING["gpt_bigcode"](multi_query=False, **MODELS["gpt2"].settings)
+    attention = AutoModel.from_config(config).h[0].attn
+    rows = torch.randn(5, config.n_embd)
+    heads = attention.c_attn(rows).view(5, config.n_head, -1).transpose(0, 1)
+    dims = Dims(config.n_embd, config.n_head, max_positions=5)
+    projected = families.FAMILIES["gpt_bigcode"].project_rows(attention, rows, dims)
+    for found, expected in zip(projected, heads.chunk(3, -1)):
+        torch.testing.assert_close(found, expected)
+
+
 @pytest.mark.parametrize("kind", ON_AXES)
 @pytest.mark.parametrize("spec", ["own", "alibi"])
 def test_tokens_have_positions_on_several_axes(kind, spec):
@@ -210,7 +222,7 @@ def test_rotations_by_the_models_code_are_those_of_the_library(kind):
         if isinstance(part, AttentionPositions):
             part.is_rotated = False
         elif isinstance(part, HFStackPositions):
-            part.can_rotate = [False] * len(part.can_rotate)
+            part.rotated_kinds = []
     assert distance(compute_logits(model, inputs), logits) < 1e-5
 
 

@@ -124,7 +124,7 @@ ROWS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "linked weights": (link(WEIGHTS), "is a link that leaves"),
     "a linked configuration": (link(CONFIG), "is a link that leaves"),
     "a linked secret": (link("vocab.txt"), "is a link that leaves"),
-    "a billion words": (config(vocab_size=10**9), "too many for files of"),
+    "a billion words": (config(vocab_size=10**9), "numbers in"),
     "a pipe": (lambda folder: os.mkfifo(folder / "pipe.safetensors"), "is not a file"),
     "a shard elsewhere": (shard_outside, "names a file elsewhere"),
     "weights elsewhere": (weights_outside, "another file of weights"),

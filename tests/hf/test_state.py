@@ -82,6 +82,16 @@ def test_a_window_never_cuts_a_cross_attention_cache() -> None:
     assert distance(model(TOKENS[:, 6:], **named, **{CACHE: cache}).logits, full[:, 6:]) < 1e-5
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("spec", ["rope(layout=half)", "alibi"])
+def test_a_cache_of_earlier_windows_is_refused(spec: str) -> None:
+    model = MODELS["mistral"].build(sliding_window=4)
+    cache = {CACHE: transformers.DynamicCache(config=model.config)}
+    set_positions(model, spec)
+    with pytest.raises(UserError, match="make caches after set_positions"):
+        [model(tokens, **cache) for tokens in TOKENS.split(6, 1)]
+
+
 NOT_COUNTED = "do not count on from the tokens in a cache"
 
 
