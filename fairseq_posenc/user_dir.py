@@ -1,6 +1,7 @@
 """Registers our models and tasks with fairseq, and imports packages of users' own encodings."""
 
 import gc
+import logging
 import os
 import sys
 from functools import cache
@@ -31,6 +32,10 @@ def register() -> None:
         UserError: fairseq is not installed.
     """
     _ignore_garbage_in_forks()
+    # Of speech alone: it would say at each start that tensorboardX is missing.
+    logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)
+    root = logging.getLogger()  # fairseq's first import makes it show every message of INFO
+    handlers, level = root.handlers[:], root.level
     try:
         for name in MODULES:
             import_module(f"{__package__}.{name}")
@@ -38,6 +43,8 @@ def register() -> None:
         if message := describe_mistake(error):
             raise UserError(message) from error
         raise
+    root.handlers[:] = handlers
+    root.setLevel(level)
 
 
 @cache  # once a process

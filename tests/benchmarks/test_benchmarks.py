@@ -25,7 +25,7 @@ import attention  # noqa: E402
 import repeated_rows  # noqa: E402
 import survive  # noqa: E402
 from fairseq_posenc import registry  # noqa: E402
-from fairseq_posenc.backends import available, reference  # noqa: E402
+from fairseq_posenc.backends import available, equation  # noqa: E402
 from fairseq_posenc.checkpoints.state_dict_adapter import is_copy  # noqa: E402
 from fairseq_posenc.errors import UserError  # noqa: E402
 from generate import relative_speed  # noqa: E402
@@ -120,13 +120,13 @@ def test_peak_of_known_allocations():
 def test_weights_have_no_denormal_numbers(name, monkeypatch):
     """Processors are slow at them, so a comparison with such weights would be one of luck."""
     seen = []
-    softmax = reference.softmax
+    softmax = equation.softmax
 
     def noted(*given: Any) -> torch.Tensor:
         seen.append(softmax(*given))
         return seen[-1]
 
-    monkeypatch.setattr(reference, "softmax", noted)
+    monkeypatch.setattr(equation, "softmax", noted)
     for scope in (operation, layer):
         case = families.Case(256, 1, 0.0, torch.float32, CPU, "forward")
         scope(Contender(name, "reference"), case)

@@ -12,15 +12,7 @@ from omegaconf import OmegaConf
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.host.explanations import explain_failure
 from fairseq_posenc.host.refused_options import check_blocks, refuse_wrong_checkpoints
-from tests.helpers.commands import (
-    USER_DIR,
-    new_directory,
-    pairs,
-    run,
-    sentences,
-    train,
-    trained,
-)
+from tests.helpers.commands import USER_DIR, new_directory, pairs, run, sentences, train, trained
 from tests.helpers.products import product_of
 
 pytestmark = pytest.mark.slow

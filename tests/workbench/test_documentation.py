@@ -11,7 +11,7 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 from docs.generate import __main__ as generate
-from docs.generate import encodings, equations
+from docs.generate import encodings, equations, families
 from docs.generate.__main__ import main
 from fairseq_posenc import registry
 from fairseq_posenc.analysis import catalogue
@@ -45,6 +45,7 @@ def test_an_outdated_file_is_mended(tmp_path):
     overview = tmp_path / "docs" / "encodings" / "README.md"
     overview.parent.mkdir(parents=True)
     overview.write_text(f"before\n{encodings.START}\nold\n{encodings.END}\nafter\n")
+    (tmp_path / "docs" / "hf.md").write_text(f"{families.START}\n{families.END}\n")
     assert main(["--root", str(tmp_path)]) == 0
     text = overview.read_text()
     assert text.startswith("before\n")

@@ -48,13 +48,8 @@ def format_report(record: Record) -> str:
 def _format_scores(record: Record) -> str:
     """Format the scores of each training and, of several, their means."""
     rows = [
-        [
-            code(row["system"]),
-            str(row["training"]),
-            *(f"{row[metric]:.2f}" for metric in METRICS),
-            code(row["path"]),
-        ]
-        for row in record.rows
+        [code(x["system"]), str(x["training"]), *(f"{x[m]:.2f}" for m in METRICS), code(x["path"])]
+        for x in record.rows
     ]
     for row in record.figures["means"]:
         if row["trainings"] > 1:

@@ -219,7 +219,7 @@ def test_an_unanswered_question_of_1_1_scores_0_and_is_named(files, tmp_path, ca
         ("1.1", {"q1": "x"}, {"q1": 0}, "dev-1.1.json: odds of no answer are for SQuAD 2.0"),
         ("1.1", {"q1": None}, None, "the value of q1 is not a text"),
         ("1.1", ["q1"], None, "answers.json: must be a JSON object from ids to a text"),
-        ("v2.0", {"q1": "x", "q2": ""}, {"q1": 0, "q2": math.nan}, "the value of q2 is not a num"),
+        ("v2.0", {"q1": "x", "q2": ""}, {"q1": 0, "q2": math.nan}, "q2 is not a finite number"),
     ],
 )
 def test_bad_input_is_told_in_one_line(
