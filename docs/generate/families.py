@@ -17,10 +17,9 @@ def format_page(page: Path) -> str:
     kinds = defaultdict(list)
     for name in sorted(FAMILIES.keys() & CONFIG_MAPPING.keys()):
         kinds[_find_kind(CONFIG_MAPPING[name])].append(name)
-    rows = [(kind, " ".join(kinds[kind])) for kind in sorted(kinds)]
-    return markdown.fill_page(
-        page, START, f"{markdown.table(('', 'model_type'), rows, 'l')}\n", END
-    )
+    rows = [(kind, ", ".join(kinds[kind])) for kind in sorted(kinds)]
+    table = markdown.table(("", "model_type"), rows, "l")
+    return markdown.fill_page(page, START, f"\n\n{table}\n\n", END)
 
 
 def _find_kind(config_class: Any) -> str:
