@@ -36,7 +36,7 @@ def build_encodings(
     Args:
         items: encodings by the names of their modules; or a spec, for all of its encodings.
         dims: sizes of the stack.
-        kinds: see :class:`~fairseq_posenc.encodings.base.Encodings`.
+        kinds: for each kind of layer, the names of the modules that it uses; None: all of them.
 
     Raises:
         UserError: an encoding cannot work with these sizes.
@@ -147,7 +147,7 @@ class Assembly(NamedTuple):
         return reduce(and_, (draft.locality(token) for draft in drafts), Locality())
 
     def _project(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Shape rows of ``layer``, ``(R, C)``, as a layer's projections do, ``(H, R, D)``."""
+        """Shape rows that a layer's projections make queries and keys of, both ``(H, R, D)``."""
         projected = rows.new_empty(self.dims.num_heads, rows.size(0), self.dims.head_dim)
         return projected, projected
 

@@ -248,7 +248,7 @@ LINES = {
     "fairseq_posenc/workbench/convert": (1643, 1650),
     "fairseq_posenc/workbench/reports": (399, 400),
     "preprocess": (2590, 2600),
-    "docs/generate": (458, 750),
+    "docs/generate": (457, 750),
     "benchmarks": (3014, 3600),
     "tests": (33434, 32000),
 }

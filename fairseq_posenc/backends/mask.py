@@ -94,7 +94,7 @@ class Mask(NamedTuple):
         return self._map(drop, drop)
 
     def select_keys(self, places: Tensor) -> Mask:
-        """Keep only the keys at the indices ``places``, of which the last T are the queries'."""
+        """Keep keys at ``places``, the last T are queries'; no window may see those left out."""
         return self._map(lambda x: x[:, places], lambda x: x[:, places])
 
     def select_sentences(self, places: slice) -> Mask:

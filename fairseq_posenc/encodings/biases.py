@@ -170,8 +170,8 @@ class Sandwich(Bias):
     """The dot product of the two positions' sinusoids, weaker from head to head, is added.
 
     Equation:
-        e_ij = q_i.k_j / sqrt(c d) + H / (8 h) * (sum_s cos((j - i) / 10000^(2s/w)) - w / 2),
-        where s = 1 .. w/2 and h = 1 .. H numbers the heads.
+        e_ij = q_i.k_j / sqrt(c d) + H / (8 n) * (sum_s cos((j - i) / 10000^(2s/w)) - w / 2),
+        where s = 1 .. w/2 and n = 1 .. H numbers the heads.
     Shapes:
         bias ``(H, R)``, one for all layers.
     Parameters:
@@ -264,6 +264,6 @@ class Fire(Encoding):
         curvature = self.curvature.abs().to(dtype).clamp(min=LEAST)
         relative = torch.log1p(curvature * distances) / torch.log1p(curvature * farthest)
         hidden = torch.relu(relative[..., None] * self.hidden_weight[:, 0] + self.hidden_bias)
-        with no_autocast(hidden.device):  # of hidden, [B or 1, T, S, width]
+        with no_autocast(hidden.device):  # stays float32; `hidden` is [B or 1, T, S, width]
             bias = hidden @ self.output_weight.to(dtype).T  # matrix products need equal types
         return [NumbersByPair((bias + self.output_bias).permute(0, 3, 1, 2))]

@@ -73,7 +73,7 @@ class Chunk(Encoding):
 
     def locality(self, positions: Positions) -> Locality:
         """Limit attention to the tokens of one chunk."""
-        longest = self.size if positions.counted else None  # a caller's may repeat: longer chunks
+        longest = self.size if positions.counted else None  # None: unknown, a caller's may repeat
         return Locality(segments=positions.common_ids() // self.size, longest=longest)
 
 

@@ -63,8 +63,8 @@ def make_cosines(rotation: Rotation | None, form: str, width: int, like: Tensor)
 
     Args:
         rotation: rotation of the last T tokens; None if the model's code is not to rotate.
-        form: form of the model's cosines: see ``cosines`` of
-            :class:`~fairseq_posenc.hf.families.Family`.
+        form: what a number stands for: ``half`` a pair, ``doubled`` too, all pairs twice, ``pairs``
+            each one twice; ``doubled_pairs`` is doubled, for pairs of adjacent coordinates.
         width: width of the model's cosines.
         like: a tensor of the dtype and device of the result.
     """
@@ -241,7 +241,7 @@ class AttentionWithPositions(Derived):
     def run_forward(
         self, forward: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]
     ) -> Any:
-        """Call the stock ``forward`` with the cosines and the state that this layer needs."""
+        """Call the stock ``forward`` with what this layer needs; its own ``forward`` does so."""
         state = named.pop(POSITION_STATE, None)
         if state is None:
             raise UserError(CALLED_BY_ITSELF)

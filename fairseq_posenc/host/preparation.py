@@ -45,7 +45,7 @@ def prepare_command(model: Any, task: Any, specs: Sequence[Spec]) -> None:
 
     A model that is only loaded from a checkpoint belongs to no command.
     """
-    command = take_command()
+    command = take_command()  # None for all models but the first that a command builds
     if command:
         check_precision(command.settings.common)
     check_data_bins(task)
@@ -66,7 +66,7 @@ def _prepare_training(model: PositionCheckpoints, task: Any, settings: DictConfi
     # By default only rank 0 reads a checkpoint, and sends it to the others as pickled classes of
     # fairseq, which torch loads only if files may run code. So several ranks could not resume.
     settings.checkpoint.load_checkpoint_on_all_dp_ranks = True
-    watch(model, settings.checkpoint.save_dir)
+    watch(model, settings.checkpoint.save_dir)  # to name its update if the training diverges
     keep_batches(task)
     _prepare_saving(task, settings.checkpoint)
     if not settings.distributed_training.use_sharded_state:  # files of each rank are not checked

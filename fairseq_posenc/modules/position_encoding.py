@@ -74,7 +74,7 @@ class PositionEncoding(AttentionCore, StackPositions):
             ``(batch, heads, tgt_len, src_len)``, in float32 at least.
         """
         call = self._build_call(query, key, key, key_padding_mask, inputs)
-        return reference.scores(call.query, call.key, call.terms, call.mask)
+        return reference.scores(call.query, call.key, call.terms, call.mask)  # for terms that count
 
     def attend(
         self,

@@ -68,7 +68,7 @@ class AnswersCriterion(FairseqCriterion):
         """Mark the targets that belong to an answer, ``[B, T]``.
 
         A decoder also learns the ``;`` after an answer: of the targets ``4 = 7 ; 2``, it counts
-        ``7 ;`` and an encoder ``7``.
+        ``7 ;`` and an encoder ``7``. An answer without ``;`` ends with its ``</s>``.
         """
         asks = tokens.eq(self._asks)
         begun = asks.cumsum(-1)

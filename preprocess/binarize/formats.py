@@ -19,7 +19,7 @@ class LineFormat(Protocol):
     """A function that extracts lines of text from a line of a file; "" ends a document."""
 
     def __call__(self, line: str, /) -> Sequence[str]:
-        """Extract the lines of text."""
+        """Extract the lines of text, which the caller strips; an empty one ends a document."""
 
 
 _SURROGATE = re.compile("[\ud800-\udfff]")

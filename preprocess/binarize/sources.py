@@ -72,12 +72,12 @@ def find_files(inputs: Sequence[str]) -> list[str]:
 
 
 def read_chunks(files: Iterable[SourceFile]) -> Iterator[tuple[SourceChunk, bytes]]:
-    """Yield the chunks of several files, and an empty one at the end of each file.
+    """Yield the chunks of several files, and after each an empty one, which ends its document.
 
     Memory is constant.
 
     Raises:
-        UserError: a file cannot be read, is UTF-16 or UTF-32, or has a line without end.
+        UserError: a file is damaged, is UTF-16 or UTF-32, or has a line without end.
     """
     for file in files:
         lines = 0

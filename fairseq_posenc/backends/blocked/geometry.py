@@ -82,7 +82,7 @@ class Geometry(NamedTuple):
     tgt_len: int  # T
     src_len: int  # S
     tile: int  # T and S are padded to multiples of it, and blocks begin and end with them
-    per_head: bool  # whether a table differs from head to head, so that a block has one sentence
+    per_head: bool  # whether tables differ by head; a block has one sentence, as tiles stack them
     pairs_of_block: int  # about how many pairs of queries and keys make a block
     near: tuple[int, int] | None = None  # see `find_near`
 
@@ -152,7 +152,7 @@ class Geometry(NamedTuple):
     def _find_keys(self, place: slice, ranges: Ranges) -> slice:
         """Find the keys that some of the queries at a place see, in whole tiles."""
         # The same queries from the front; padding makes `stop` greater than T in the last tile.
-        queries = slice(max(self.tgt_len - place.stop, 0), max(self.tgt_len - place.start, 1))
+        queries = slice(max(self.tgt_len - place.stop, 0), self.tgt_len - place.start)
         first, last = min(ranges[0][queries]), max(ranges[1][queries])
         return slice(first // self.tile * self.tile, -(-(last + 1) // self.tile) * self.tile)
 
