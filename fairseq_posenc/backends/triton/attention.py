@@ -112,6 +112,7 @@ class Side(NamedTuple):
     token_grad: Tensor | None  # of their shape
     tiles: Tensor | None  # gradients of the table's term
     ends: Tensor | None  # `(sequences, queries or keys, 2)` of float32; see `stored.py`
+    factor: float  # of the sums of tiles
     SIGN: tl.constexpr  # 1 if the rows of tiles are queries, -1 if they are keys
 
 
@@ -144,6 +145,7 @@ class Attention(torch.autograd.Function):
         # gradient, so that they cancel out if a query sees a single key.
         grad = grad.type_as(problem.query).contiguous()
         delta = (grad * attended).sum(-1) / problem.kept_factor
+        of_queries = torch.stack((log_sums, delta), -1).view(torch.int64)
         tile = choose_tile(problem, backward=True)
         block = min(tile.queries, tile.keys)
         square = tile._replace(queries=block, keys=block)
@@ -176,11 +178,12 @@ class Attention(torch.autograd.Function):
         by_query, by_key = tl.constexpr(1), tl.constexpr(-1)
         query_term, bias = (tiles.content if x is None else x for x in (tiles[1], tiles[4]))
         tables = list(zip(problem.tables, table_grads))
+        factor = problem.scale * problem.kept_factor
         sides = [
-            Side(*tables[0], problem.query, grad_query, query_term, of_query, by_query),
-            Side(*tables[1], problem.key, grad_key, tiles.key_term, of_key, by_key),
-            Side(*tables[2], None, None, tiles.gain, None, by_query),
-            Side(*tables[3], None, None, bias, None, by_query),
+            Side(*tables[0], problem.query, grad_query, query_term, of_query, factor, by_query),
+            Side(*tables[1], problem.key, grad_key, tiles.key_term, of_key, factor, by_key),
+            Side(*tables[2], None, None, tiles.gain, None, factor, by_query),
+            Side(*tables[3], None, None, bias, None, problem.kept_factor, by_query),  # not scaled
         ]
 
         blocks = triton.cdiv(problem.tgt_len, block)
@@ -188,7 +191,7 @@ class Attention(torch.autograd.Function):
         of_tables = tuple(side for side in sides if side.table_grad is not None)
         for slab in slabs:
             programs = slab.sequences * (slab.keys // tile.keys)
-            arguments = grad, log_sums, delta, slab, tiles, grad_key, grad_value
+            arguments = grad, of_queries, slab, tiles, grad_key, grad_value
             launch(backward_kernel, programs, problem, tile, *arguments)
             programs = slab.sequences * blocks
             launch(tokens_kernel, programs, problem, square, slab, tiles.content, *sides[:2])
@@ -199,8 +202,6 @@ class Attention(torch.autograd.Function):
         groups = [0 if table is None else len(table.rows) for table in trained]
         pairs = zip(table_grads, groups)
         sums = [x if x is None else x.unflatten(0, (-1, count)).sum(0) for x, count in pairs]
-        if sums[3] is not None:  # the bias is added after scaling, which all sums contain
-            sums[3] /= problem.scale
         return None, grad_query, grad_key, grad_value, *sums
 
 

@@ -27,6 +27,7 @@ from fairseq_posenc.backends.triton.tiles import (
     compute_scores,
     drop_weights,
     find_columns,
+    load_pairs,
     load_rows,
     multiply,
     split_program,
@@ -99,26 +100,26 @@ def store_gradients(
     content, gain, query_term, key_term = parts
     m, n = tl.arange(0, opt.M)[None, :], tl.arange(0, opt.N)[:, None]
     sequence_start = sequence_in_slab.to(tl.int64) * slab.queries * slab.keys
-    start = sequence_start + tl.cast(first_query, tl.int64) * slab.keys + first_key
+    start = tl.cast(first_query, tl.int64) * slab.keys + first_key
     if tiles.bias is not None:
-        store_tile(tiles.bias, start, m, slab.keys, n, grad)
+        store_tile(tiles.bias + sequence_start, start, m, slab.keys, n, grad)
     others = query_term * key_term if problem.PRODUCT else 1.0  # a missing term is 1
     if tiles.gain is not None:
-        store_tile(tiles.gain, start, m, slab.keys, n, grad * content * others)
+        store_tile(tiles.gain + sequence_start, start, m, slab.keys, n, grad * content * others)
     if tiles.query_term is not None:
         tile = grad * content * gain * key_term if problem.PRODUCT else grad
-        store_tile(tiles.query_term, start, m, slab.keys, n, tile)
+        store_tile(tiles.query_term + sequence_start, start, m, slab.keys, n, tile)
     if tiles.key_term is not None:
         tile = grad * content * gain * query_term if problem.PRODUCT else grad
-        start_by_key = sequence_start + tl.cast(first_key, tl.int64) * slab.queries + first_query
-        store_tile(tiles.key_term, start_by_key, n, slab.queries, m, tile)
+        start_by_key = tl.cast(first_key, tl.int64) * slab.queries + first_query
+        store_tile(tiles.key_term + sequence_start, start_by_key, n, slab.queries, m, tile)
     grad_content = (grad * others * gain).to(tiles.content.dtype.element_ty)
-    store_tile(tiles.content, start, m, slab.keys, n, grad_content)
+    store_tile(tiles.content + sequence_start, start, m, slab.keys, n, grad_content)
     return grad_content
 
 
 @triton.jit
-def backward_kernel(problem, opt, grad, log_sums, deltas, slab, tiles, grad_key, grad_value):
+def backward_kernel(problem, opt, grad, of_queries, slab, tiles, grad_key, grad_value):
     """Write the tiles, and the gradients of values and of keys without their table's term."""
     sequence_in_slab, first_key = split_program(tl.program_id(0), problem.src_len, opt.N)
     sequence = slab.sequence + sequence_in_slab
@@ -146,10 +147,10 @@ def backward_kernel(problem, opt, grad, log_sums, deltas, slab, tiles, grad_key,
                 scores = apply_mask(problem, opt, scores, batch, m, n, first_query, first_key)
                 # [queries M, W], loaded late to save registers.
                 g = load_rows(problem, opt, grads, first_query, problem.tgt_len, opt.M)
-                # Weights of queries beyond the last one will be 0.
-                inside = None if opt.FULL else m < problem.tgt_len
-                log_sum = tl.load(log_sums + queries + m, inside, None if opt.FULL else -NO_SUM)
-                delta = tl.load(deltas + queries + m, inside, None if opt.FULL else 0.0)
+                inside = m < problem.tgt_len
+                log_sum, delta = load_pairs(opt, of_queries + queries + m, inside, tl.float32)
+                if not opt.FULL:  # weights of queries beyond the last one will be 0
+                    log_sum, delta = tl.where(inside, log_sum, -NO_SUM), tl.where(inside, delta, 0)
                 weights = tl.exp2(scores * (problem.scale * LOG2_E) - log_sum)
                 kept = weights
                 if problem.dropout is not None:

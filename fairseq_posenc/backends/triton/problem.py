@@ -41,9 +41,8 @@ class Dropout(NamedTuple):
     are as good as independent, and it takes three instructions.
     """
 
-    multipliers: Tensor  # of each query, `(B, H, T)` of int32
-    offsets: Tensor  # of each query, `(B, H, T)` of int32
-    key_seeds: Tensor  # of each key, `(B, H, S)` of int32
+    query_seeds: Tensor  # `(B, H, T, 1)` of int64: multiplier, and offset in the upper half
+    key_seeds: Tensor  # `(B, H, S)` of int32
     threshold: int  # a hash below it keeps a weight
 
 
@@ -122,9 +121,9 @@ def read_call(call: AttentionCall) -> Problem:
     highs = [table.low + table.last for table in (query_table, key_table) if table]
     seeds = None
     if rate:  # from torch's generator, so that a forward pass done again drops the same weights
-        of_query = dropout.draw_seeds(2, *query.shape[:3], device=query.device)
+        of_query = dropout.draw_seeds(*query.shape[:3], 2, device=query.device).view(torch.int64)
         of_key = dropout.draw_seeds(*key.shape[:3], device=query.device)
-        seeds = Dropout(of_query[0], of_query[1], of_key, dropout.compute_keep_threshold(rate))
+        seeds = Dropout(of_query, of_key, dropout.compute_keep_threshold(rate))
     visible_keys, visible_queries = find_visible(mask, tgt_len, src_len, query.device)
     return Problem(
         query=query,

@@ -195,7 +195,7 @@ def add_to_table(problem, opt, slab, side, chunks, program):
         place = side.table_grad + row[:, None] * problem.width + channel
         inside = inside[:, None] & (channel < problem.width)
         total = by_vector
-    total *= problem.scale * problem.kept_factor
+    total *= side.factor
     tl.store(place, tl.load(place, inside, 0.0) + total, inside)
 
 

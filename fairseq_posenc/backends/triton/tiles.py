@@ -57,6 +57,14 @@ def load_rows(problem, opt, base, start, count, ROWS: tl.constexpr):
 
 
 @triton.jit
+def load_pairs(opt, pointers, inside, dtype: tl.constexpr):
+    """Load two numbers of 32 bits from each int64, by half the instructions."""
+    both = tl.load(pointers, None if opt.FULL else inside)
+    low, high = both.to(tl.int32), (both >> 32).to(tl.int32)
+    return low.to(dtype, bitcast=True), high.to(dtype, bitcast=True)
+
+
+@triton.jit
 def store_rows(problem, opt, base, x, start, count, ROWS: tl.constexpr):
     """Store ``(ROWS, W)`` as rows from ``start`` on of ``(count, D)``."""
     row = start + tl.arange(0, ROWS)[:, None]
@@ -166,13 +174,10 @@ def drop_weights(problem, opt, weights, sequence, m, n):
     The hash of :class:`~fairseq_posenc.backends.triton.problem.Dropout` is compared in PTX: from
     `tl.where`, the compiler packs 32 comparisons into a byte and unpacks them, 8 instructions.
     """
-    query_start = sequence.to(tl.int64) * problem.tgt_len
-    key_start = sequence.to(tl.int64) * problem.src_len
-    inside_m = None if opt.FULL else m < problem.tgt_len
-    inside_n = None if opt.FULL else n < problem.src_len
-    multiplier = tl.load(problem.dropout.multipliers + query_start + m, inside_m)
-    offset = tl.load(problem.dropout.offsets + query_start + m, inside_m)
-    seed = tl.load(problem.dropout.key_seeds + key_start + n, inside_n)
+    of_query = problem.dropout.query_seeds + sequence.to(tl.int64) * problem.tgt_len + m
+    of_key = problem.dropout.key_seeds + sequence.to(tl.int64) * problem.src_len + n
+    multiplier, offset = load_pairs(opt, of_query, m < problem.tgt_len, tl.int32)
+    seed = tl.load(of_key, None if opt.FULL else n < problem.src_len)
     if INTERPRETED:
         return tl.where(multiplier * seed + offset < problem.dropout.threshold, weights, 0.0)
     else:
@@ -258,22 +263,16 @@ def compute_scores(
     if problem.gain is not None:
         gain = load_numbers(opt, problem.gain, head, at, 1.0, FLIP)
     x, y = (k, tl.trans(q)) if FLIP else (q, tl.trans(k))  # rows and columns of the tile
-    if problem.query_table is None:
-        term = key_term
-    elif problem.key_table is None:
-        term = query_term
-    else:
-        term = query_term * key_term if problem.PRODUCT else query_term + key_term
+    has_both: tl.constexpr = problem.query_table is not None and problem.key_table is not None
     has_vectors: tl.constexpr = problem.query_table is not None or problem.key_table is not None
-    if problem.PRODUCT or not has_vectors:
-        content = multiply(x, y)
-        score = content * term * gain
-    elif PART == NEAR and problem.gain is None:
+    is_sum: tl.constexpr = has_vectors and not problem.PRODUCT
+    term = query_term + key_term if has_both and is_sum else query_term * key_term
+    if is_sum and PART == NEAR and problem.gain is None:
         content = multiply(x, y, term)  # saves registers
         score = content
     else:
         content = multiply(x, y)
-        score = content * gain + term
+        score = content * gain + term if is_sum else content * term * gain
     if problem.bias is not None:
         score += load_numbers(opt, problem.bias, head, at, 1 / problem.scale, FLIP)
     return content, gain, query_term, key_term, score
