@@ -69,7 +69,7 @@ class DebertaV2(Encoding):
     Equation:
         e_ij = (q_i.k_j + q_i.(W_K p_b) + k_j.(W_Q p_b)) / sqrt(c d), where c = 3, b is the bucket
         of i - j (one distance each up to buckets/2, then logarithmic up to the trained length), p_b
-        is the normalised row of the table, and W_Q and W_K are the layer's own projections.
+        is the normalised row of the table, W_Q and W_K the layer's projections, without its norms.
     Shapes:
         table ``(2 * buckets, C)`` and its layer norm ``(C,)``, one for all layers.
     Parameters:
