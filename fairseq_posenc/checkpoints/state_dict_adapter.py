@@ -81,6 +81,7 @@ class PositionCheckpoints(nn.Module):
         model_state = self.state_dict(prefix=prefix)
         refuse_broken_weights(state_dict, model_state)
         changes = self._match_identities(state_dict, prefix)
+        _refuse_other_dictionary(state_dict, model_state)
         extended_tables = extend_tables(self, state_dict, prefix)  # first, as it loses no rows
         replaced_parameters = fit_positions(state_dict, model_state)  # what still does not fit
         changes += replaced_parameters
@@ -171,3 +172,16 @@ def _refuse_other_settings(
             "the checkpoint's weights mean something else in this model: "
             f"{'; '.join(mismatches)}; give it the settings and the dict.txt of its training"
         )
+
+
+def _refuse_other_dictionary(state_dict: dict[str, Tensor], model_state: dict[str, Tensor]) -> None:
+    """Refuse token embeddings for another number of symbols."""
+    for key in [key for key in model_state if key.endswith("embed_tokens.weight")]:
+        if key not in state_dict or state_dict[key].dim() != model_state[key].dim():
+            continue  # torch reports it
+        theirs, ours = (weights[key].size(0) for weights in (state_dict, model_state))
+        if theirs != ours:
+            raise UserError(
+                f"the checkpoint has a dictionary of {theirs:,} symbols ({key}), the data one of "
+                f"{ours:,}: every model needs data with the dict.txt of its training"
+            )

@@ -16,7 +16,7 @@ _DEFAULT_TOKENS = 36_000  # tokens in a batch of fairseq-eval-lm
 
 
 def check_precision(common: Any) -> None:
-    """Refuse half precision without a GPU, after undoing the choice of a TPU.
+    """Refuse half precision without a GPU, and two at once, after undoing the choice of a TPU.
 
     Args:
         common: fairseq's section ``common``.
@@ -24,8 +24,13 @@ def check_precision(common: Any) -> None:
     if find_spec("torch_xla"):  # it brings devices that torch does not list
         return
     forget_tpu(common)
-    name = next((name for name in _HALF_PRECISIONS if getattr(common, name, False)), None)
-    if name and (common.cpu or not torch.cuda.is_available()):
+    chosen = [name for name in _HALF_PRECISIONS if getattr(common, name, False)]
+    precisions = {name.removeprefix("memory_efficient_") for name in chosen}
+    if len(precisions) > 1:
+        flags = " and ".join(f"--{name}" for name in sorted(precisions))
+        raise UserError(f"{flags} set two precisions: give one of them")
+    if chosen and (common.cpu or not torch.cuda.is_available()):
+        name = chosen[0]
         reason = "--cpu is given" if common.cpu else "torch sees none here"
         raise UserError(
             f"--{name.replace('_', '-')} is for GPUs, and {reason}: leave it out, and train with "

@@ -3,6 +3,7 @@
 ``models`` calls it when fairseq loads the plugin.
 """
 
+import logging
 import os
 import sys
 from functools import cache
@@ -29,10 +30,18 @@ def prepare() -> None:
     allow_safe_classes()
     sys.addaudithook(check_fairseq)
     record_commands()
+    hide_traces()
     install_excepthook()
     if HydraConfig.initialized():
         # By default hydra prints an error itself and ends the program, without calling the hook.
         os.environ.setdefault("HYDRA_FULL_ERROR", "1")
+
+
+def hide_traces() -> None:
+    """Hide the stack trace of an error in writing a checkpoint, which fairseq raises as well."""
+    logging.getLogger("fairseq.checkpoint_utils").addFilter(
+        lambda record: not record.getMessage().startswith("Traceback")
+    )
 
 
 def install_excepthook() -> None:

@@ -72,6 +72,13 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
         """Refuse ``torch.jit.script``, which calls this method of every submodule."""
         _refuse_torchscript()
 
+    def _adaptive_prune_heads(self, reserve_head_index: list[tuple[int, int]]) -> None:
+        """Refuse fairseq's pruning of heads, which leaves the encodings' tables by head as is."""
+        raise UserError(
+            "heads with position encodings cannot be pruned: fairseq cuts the projections, but "
+            "not the tables, slopes and buckets of the heads"
+        )
+
     def forward(
         self,
         query: Tensor,

@@ -23,6 +23,7 @@ pytestmark = pytest.mark.slow
     [
         ("causal_lm", ["--fp16"], "--fp16 is for GPUs, and --cpu is given"),
         ("translation", ["--bf16"], "common.bf16=false"),
+        ("causal_lm", ["--fp16", "--amp"], "set two precisions"),
         ("causal_lm", ["--best-checkpoint-metric", "bleu"], "add --maximize"),
         ("causal_lm", ["--maximize-best-checkpoint-metric"], "highest loss"),
         ("masked_lm", ["--max-positions", 12, "--tokens-per-sample", 16], "13 tokens, and the"),

@@ -131,6 +131,17 @@ def prune(attention) -> None:
     attention._adaptive_prune_heads(attention._get_reserve_head_index(2))
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_pruning_heads_of_self_attention_is_refused(family):
+    """Before anything is cut: the model still works."""
+    model = make_model(family, position_encoding="alibi")
+    expected = logits(model, family, tokens := make_tokens())
+    attention = attention_of(model)
+    with pytest.raises(UserError, match="heads with position encodings cannot be pruned"):
+        prune(attention)
+    torch.testing.assert_close(logits(model, family, tokens), expected)
+
+
 @pytest.mark.parametrize("spec", ["none", "rope(cross_attention=true)"])
 def test_heads_of_cross_attention_can_be_pruned(spec):
     model = make_model("translation", position_encoding="none", position_encoding_decoder=spec)
