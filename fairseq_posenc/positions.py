@@ -176,7 +176,7 @@ class Positions(NamedTuple):
         return cls(ids, padding, ends, tgt_len, bool(left_padded), longest)
 
     def real(self) -> Tensor:
-        """Mark the tokens that are no padding, ``(B, S)``."""
+        """Mark the tokens that are not padding, ``(B, S)``."""
         return torch.ones_like(self.ends) if self.padding is None else ~self.padding
 
     def split_documents(self, empty: bool, causal: bool) -> Positions:

@@ -68,7 +68,7 @@ class LayerShared(NamedTuple):
         limits = self.locality
         if self.cache is None:
             return limits.needed_keys()
-        return self.cache.get("needed", tuple(limits), limits.needed_keys)  # anew for other limits
+        return self.cache.get("needed", tuple(limits), limits.needed_keys)  # again for other limits
 
     def layer_rotation(self) -> Rotation | None:
         """Select the rotation for a layer; a trained one is computed again as terms are."""

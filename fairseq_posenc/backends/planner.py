@@ -136,7 +136,7 @@ def attend(
     """Attend on the backend that :func:`choose` chooses; see :class:`AttentionCall`.
 
     Raises:
-        UserError: the dropout is no probability, or the requested backend cannot compute this.
+        UserError: the dropout is not a probability, or the requested backend cannot compute this.
     """
     mask = mask.without_needless_window(key.size(2))
     call = AttentionCall(query, key, value, terms, mask, check_dropout(dropout), need_weights)

@@ -30,7 +30,7 @@ def fingerprint(dictionary: Dictionary) -> str | None:
     if isinstance(dictionary, Placeholders):
         return None
     return hashlib.sha256(
-        "\n".join(dictionary.symbols).encode("utf-8", "surrogatepass")  # surrogates are no error
+        "\n".join(dictionary.symbols).encode("utf-8", "surrogatepass")  # it has surrogates
     ).hexdigest()[:16]
 
 

@@ -29,7 +29,7 @@ def open_whole(path: Path) -> dict[str, Any]:
 
     Raises:
         UserError: the file was written while it was read.
-        Exception: the file is no checkpoint, or would run code; the type depends on the file.
+        Exception: the file is not a checkpoint, or would run code; the type depends on the file.
     """
     allow_safe_classes()
     before = path.stat()

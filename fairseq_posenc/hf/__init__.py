@@ -66,7 +66,7 @@ def set_positions(
             the token, ``rl`` from the token on, ``both``; the other layers are ``both``. By default
             ``own`` keeps those of the model.
         boundary_id: id of the token that ends a sentence, ``</s>`` in fairseq: there ``documents``
-            end, and ``sentence_learned`` counts anew. By default ``own`` keeps that of the model.
+            end, and ``sentence_learned`` counts again. By default ``own`` keeps that of the model.
 
     Returns:
         The model. ``save_pretrained`` saves its positions, too.

@@ -150,7 +150,7 @@ def explain_unservable(model: Any) -> str | None:
         return "set those of its text model, as set_positions(model.model.language_model, ...)"
     if getattr(config, "kv_lora_rank", None):
         return "its latent attention (MLA) rotates a part of each head that its own code appends"
-    parts = re.split("[_-]", str(config.model_type))  # `vl` is no reason for `vlad`
+    parts = re.split("[_-]", str(config.model_type))  # so that `vl` is not found in `vlad`
     if reasons := [reason for part, reason in _REASONS.items() if part in parts]:
         return reasons[0]
     other = sorted(set(map(str, getattr(config, "layer_types", None) or ())) - ATTENTION_TYPES)

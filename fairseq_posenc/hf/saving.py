@@ -59,7 +59,7 @@ except ImportError as error:
 '''
 MODEL_TYPE = "fairseq_posenc.hf"  # of folders; where it is unknown, errors of transformers quote it
 _STOCK_TYPE = "base_model_type"  # key of the model type without positions, in config.json
-CLASS_PREFIX = "fairseq_posenc.hf."  # of the classes in `architectures`: they are no stock classes
+CLASS_PREFIX = "fairseq_posenc.hf."  # of classes in `architectures`, which are not stock
 _ATTENTION = "attn_implementation"  # key of the attention function, in config.json
 _SPECS = (SPEC_FIELD, f"{SPEC_FIELD}_decoder")
 # Prefixes that wrappers of a model, unlike models around it, give the names of its weights.

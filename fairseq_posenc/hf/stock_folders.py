@@ -51,7 +51,7 @@ def find_stock_model(model: Any) -> PreTrainedModel:
     and shapes: SmolLM3 has those of Llama, and layers without positions.
 
     Raises:
-        NoStockModelError: there is none, or it cannot be compared.
+        NoStockModelError: no class has it, or it cannot be compared.
     """
     family = find_family(type(model.config))
     assert family is not None, "its positions were set"

@@ -151,7 +151,7 @@ def find_start(checkpoint: CheckpointConfig) -> Path | None:
         return None
     if not PathManager.isfile(named):
         raise UserError(
-            f"{option} {named} is no file; training would have started from random weights".lstrip()
+            f"{option} {named} is not a file; training would start from random weights".lstrip()
         )
     return Path(named) if os.path.isfile(named) else None  # remote files are not checked
 

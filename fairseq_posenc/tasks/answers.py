@@ -73,7 +73,7 @@ class AnswersCriterion(FairseqCriterion):
         asks = tokens.eq(self._asks)
         begun = asks.cumsum(-1)
         if self._is_encoder:
-            begun = begun - asks.long()  # its targets are its inputs, and `=` is no answer
+            begun = begun - asks.long()  # its targets are its inputs, and `=` is not an answer
         is_open: Tensor = begun > tokens.eq(self._ends).cumsum(-1)  # more begun than ended
         return is_open & target.ne(self._pad)
 

@@ -362,7 +362,7 @@ def test_a_training_starts_from_its_own_last_checkpoint_or_from_what_is_named(tm
 def test_a_missing_start_stops_fairseq(tmp_path, option):
     absent = tmp_path / "absent" / "checkpoint_last.pt"
     for path in (absent, tmp_path):
-        told = f"--{option.replace('_', '-')} {path} is no file; training would have started"
+        told = f"--{option.replace('_', '-')} {path} is not a file; training would start"
         with pytest.raises(UserError, match=told):
             find_start(configured(save_dir=str(tmp_path), **{option: str(path)}).checkpoint)
 

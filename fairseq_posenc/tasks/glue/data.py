@@ -61,7 +61,7 @@ def find_training_data(folder: Path, task: Task) -> GlueDataBin:
     """Open the data-bin of a task for training.
 
     Raises:
-        UserError: it is missing, is no data-bin of GLUE, or has no training or development set.
+        UserError: it is missing, is not a data-bin of GLUE, or has no training or development set.
     """
     path = folder / task.name
     if not path.is_dir():

@@ -69,7 +69,7 @@ class GlueTask(SentencePredictionTask):
         """Load the data-bin's dictionaries, check the options, and build the task.
 
         Raises:
-            UserError: the folder is no data-bin of a GLUE task, an example has more tokens than the
+            UserError: the folder is not a data-bin of GLUE, an example has more tokens than the
                 model has positions, or no number of updates is set.
         """
         if not cfg.max_update:  # fairseq's learning rate would fall to 0 at once

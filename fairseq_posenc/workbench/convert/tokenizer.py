@@ -199,7 +199,7 @@ def _build_sentencepiece(path: Path, dictionary: Dictionary) -> Tokenizer:
         merges = [(piece[:i], piece[i:]) for piece in ranked for i in range(1, len(piece))]
         tokenizer = _build_bpe(vocabulary, merges, fuse_unk=True)
     else:
-        lowest = min(scores.values()) - 100.0  # so that symbols that are no pieces are never chosen
+        lowest = min(scores.values()) - 100.0  # so that other symbols are never chosen
         pieces = [(symbol, scores.get(symbol, lowest)) for symbol in vocabulary]
         tokenizer = Tokenizer(models.Unigram(pieces, unk_id=dictionary.unk(), byte_fallback=False))
     steps: list[Any] = []

@@ -64,7 +64,7 @@ def interval(values: Iterable[float]) -> Interval:
 def interval_of_perplexity(values: Iterable[float]) -> Interval:
     """Compute the perplexity of the mean loss, with the interval of that perplexity."""
     loss = interval(map(math.log, values))
-    low = math.exp(loss.low) if loss.is_bounded else -math.inf  # exp(-inf), 0, is no bound
+    low = math.exp(loss.low) if loss.is_bounded else -math.inf  # exp(-inf) = 0: no bound
     return Interval(_exp(loss.mean), low, _exp(loss.high))
 
 

@@ -23,7 +23,7 @@ def share_batch(batch: int, most: int, world_size: int) -> int:
         world_size: number of GPUs.
 
     Raises:
-        UserError: there is none.
+        UserError: no batch gives such an update.
     """
     for size in range(most, 0, -1):
         if batch % (size * world_size) == 0:

@@ -154,7 +154,7 @@ def build_plan(args: argparse.Namespace) -> ComparePlan:
             raise UserError(f"-- {word}: this option cannot be set here; {advice}")
     # A first word without a dash is not an option; it may be meant as fairseq's data folder.
     if passed and not passed[0].startswith("-"):
-        raise UserError(f"{passed[0]!r} is no option; as in --encodings rope,alibi --out FOLDER")
+        raise UserError(f"{passed[0]!r} is not an option: --encodings rope,alibi --out FOLDER")
     models = variants.parse_variants(args.encodings)
     words = [part for word in (*TRAIN_OPTIONS[args.family], *passed) for part in word.split("=")]
     values = dict(zip(words, [*words[1:], ""]))  # word -> next word; the last wins, as in fairseq
