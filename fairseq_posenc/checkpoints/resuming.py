@@ -21,8 +21,6 @@ _FURTHER = {
     "checkpoint": (_METRIC, f"maximize_{_METRIC}"),
 }
 _ALIASES = {"arch", "user_dir"}  # other keys for the model's name and the package's folder
-
-
 # Settings by name, and the class of a section by the name of the section:
 # {"optimizer": "adam", "adam_betas": "(0.9, 0.98)", "seed": 1}.
 FlatSettings = dict[str, object]

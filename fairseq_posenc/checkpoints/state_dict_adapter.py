@@ -47,8 +47,7 @@ class PositionCheckpoints(nn.Module):
 
     init_positions: bool = False  # value of --init-positions; set by `PositionalModel.use_stacks`
     num_updates: int = 0  # that the training has made
-    # The checkpoint whose optimizer's state a training will load, if any.
-    optimizer_source: Path | None = None
+    optimizer_source: Path | None = None  # checkpoint whose optimizer's state a training will load
 
     def set_num_updates(self, num_updates: int) -> None:
         """Keep the number of updates, which fairseq's trainer gives before each update."""
@@ -91,19 +90,15 @@ class PositionCheckpoints(nn.Module):
                 f"starts the model's own fresh): {'; '.join(changes)}"
             )
         refuse_untied(state_dict, model_state)
-        self._refuse_resized_optimizer(extended_tables + replaced_parameters)
-        for change in changes:
-            logger.warning("--init-positions: %s", change)
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
-
-    def _refuse_resized_optimizer(self, resized: list[str]) -> None:
-        """Refuse to load an optimizer's state if parameters have other sizes in the checkpoint."""
-        if resized and self.optimizer_source:
+        if (resized := extended_tables + replaced_parameters) and self.optimizer_source:
             raise UserError(
                 f"the optimizer's state in {self.optimizer_source} is for other sizes: "
                 f"{resized[0]}; keep the lengths of the training, or train on with "
                 "--reset-optimizer"
             )
+        for change in changes:
+            logger.warning("--init-positions: %s", change)
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def _match_identities(self, state_dict: dict[str, Tensor], prefix: str) -> list[str]:
         """Compare the identity of each stack with the checkpoint's; return how positions differ.
@@ -113,26 +108,27 @@ class PositionCheckpoints(nn.Module):
         Raises:
             UserError: settings other than positions differ.
         """
-        stacks = {
-            name: cast("IdentifiedStack", module)
-            for name, module in self.named_modules()
-            if hasattr(module, "weight_settings")  # true of encoders and decoders alone
-        }
-        trained = {
-            name: _read_identity(state_dict, f"{prefix}{name}.", stack.identity)
-            for name, stack in stacks.items()
-        }
-        _refuse_other_settings(stacks, trained)
-        changes = []
-        for name, stack in stacks.items():
-            theirs = trained[name]
-            differences = theirs.position_differences(stack.identity, layers=stack.layers_kept)
+        changes, mismatches = [], []
+        for name, module in self.named_modules():
+            if not hasattr(module, "weight_settings"):  # true of encoders and decoders alone
+                continue
+            stack = cast("IdentifiedStack", module)
+            trained = _read_identity(state_dict, f"{prefix}{name}.", stack.identity)
+            ours, theirs = stack.weight_settings, trained.weight_settings
+            mismatches += [f"{name}: {difference}" for difference in theirs.differences(ours)]
+            if unknown := theirs.list_unknown(ours):
+                logger.info("%s: the checkpoint does not record its %s", name, ", ".join(unknown))
+            differences = trained.position_differences(stack.identity, layers=stack.layers_kept)
             changes += [f"{name}: {difference}" for difference in differences]
-            loaded = stack.identity if differences else theirs
             # The weights keep their settings; the model fills in those that the file lacks.
-            settings = theirs.weight_settings.fill_from(stack.weight_settings)
-            loaded = loaded._replace(weight_settings=settings)
+            loaded = stack.identity if differences else trained
+            loaded = loaded._replace(weight_settings=theirs.fill_from(ours))
             state_dict[f"{prefix}{name}.{STATE_KEY}"] = loaded.to_tensor()
+        if mismatches:
+            raise UserError(
+                "the checkpoint's weights mean something else in this model: "
+                f"{'; '.join(mismatches)}; give it the settings and the dict.txt of its training"
+            )
         return changes
 
 
@@ -157,31 +153,14 @@ def _read_identity(state_dict: dict[str, Tensor], prefix: str, ours: Identity) -
     return ours
 
 
-def _refuse_other_settings(
-    stacks: dict[str, IdentifiedStack], trained: dict[str, Identity]
-) -> None:
-    """Refuse weights that were trained with other settings than the model's stacks have."""
-    mismatches = []
-    for name, stack in stacks.items():
-        settings = trained[name].weight_settings
-        mismatches += [f"{name}: {x}" for x in settings.differences(stack.weight_settings)]
-        if unknown := settings.list_unknown(stack.weight_settings):
-            logger.info("%s: the checkpoint does not record its %s", name, ", ".join(unknown))
-    if mismatches:
-        raise UserError(
-            "the checkpoint's weights mean something else in this model: "
-            f"{'; '.join(mismatches)}; give it the settings and the dict.txt of its training"
-        )
-
-
 def _refuse_other_dictionary(state_dict: dict[str, Tensor], model_state: dict[str, Tensor]) -> None:
     """Refuse token embeddings for another number of symbols."""
-    for key in [key for key in model_state if key.endswith("embed_tokens.weight")]:
-        if key not in state_dict or state_dict[key].dim() != model_state[key].dim():
-            continue  # torch reports it
-        theirs, ours = (weights[key].size(0) for weights in (state_dict, model_state))
-        if theirs != ours:
+    for key, ours in model_state.items():
+        theirs = state_dict.get(key, ours)
+        if not key.endswith("embed_tokens.weight") or theirs.dim() != ours.dim():
+            continue  # torch reports a weight of another number of dimensions
+        if len(theirs) != len(ours):
             raise UserError(
-                f"the checkpoint has a dictionary of {theirs:,} symbols ({key}), the data one of "
-                f"{ours:,}: every model needs data with the dict.txt of its training"
+                f"the checkpoint has a dictionary of {len(theirs):,} symbols ({key}), the data one "
+                f"of {len(ours):,}: every model needs data with the dict.txt of its training"
             )

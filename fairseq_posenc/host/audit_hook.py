@@ -14,8 +14,6 @@ from fairseq_posenc.checkpoints.safe_loading import open_checkpoint, refuse_inco
 from fairseq_posenc.checkpoints.trusted_settings import is_literal
 from fairseq_posenc.errors import UserError, shortened
 
-_OPENER = "load_checkpoint_to_cpu"  # fairseq's function that opens all of its checkpoints
-
 
 def check_fairseq(event: str, arguments: tuple[Any, ...]) -> None:
     """Refuse to run a setting as code, or to open a checkpoint that would, or is damaged.
@@ -31,7 +29,7 @@ def check_fairseq(event: str, arguments: tuple[Any, ...]) -> None:
         return
     if event == "compile":
         _refuse_source(arguments[0])
-    elif caller.f_code.co_name == _OPENER:
+    elif caller.f_code.co_name == "load_checkpoint_to_cpu":  # opens all of fairseq's checkpoints
         path = os.fsdecode(arguments[0])
         if os.path.isfile(path) or os.path.isdir(path):  # not a pipe
             with open_checkpoint(Path(path)) as state:  # checks its settings

@@ -1,4 +1,4 @@
-"""Explains errors of fairseq that a user can fix, and divergence, in one line each.
+"""Explains errors of fairseq that a user can fix, divergence among them, in one line each.
 
 The hook for exceptions (:mod:`~fairseq_posenc.host.startup`) prints the line.
 """
@@ -38,25 +38,9 @@ _ADVICE = {
 
 
 def watch(model: PositionCheckpoints, save_dir: str) -> None:
-    """Keep the model that is trained, for :func:`explain_divergence`, which names its update."""
+    """Keep the model that is trained, so that the line on a divergence names its update."""
     global _training
     _training = weakref.ref(model), save_dir
-
-
-def explain_divergence(error: BaseException) -> str | None:
-    """Explain a :class:`FloatingPointError` of fairseq's trainer; None for any other error.
-
-    fairseq has logged the layers whose outputs are NaN or infinite.
-    """
-    divergence = next((link for link in chain(error) if isinstance(link, FloatingPointError)), None)
-    if divergence is None or _training is None or (model := _training[0]()) is None:
-        return None
-    update = model.num_updates + 1
-    return (
-        f"training stopped at update {update:,}: {divergence}; the checkpoints "
-        f"in {_training[1]}, except crash.pt, are from before: continue from "
-        "one of them with a smaller --lr, or with --clip-norm"
-    )
 
 
 def parse_stop_update(message: str) -> int:
@@ -73,7 +57,17 @@ def explain_failure(error: BaseException) -> str | None:
 
 
 def _explain(error: BaseException) -> str | None:
-    """Explain a setting that hydra refuses, an error of ``_ADVICE``, or a missing file."""
+    """Explain a divergence, a setting that hydra refuses, an error of ``_ADVICE``, a missing file.
+
+    Before the trainer ends a training that diverged, fairseq logs the layers with NaN or infinity.
+    """
+    model, save_dir = (_training[0](), _training[1]) if _training else (None, "")
+    if isinstance(error, FloatingPointError) and model is not None:
+        return (
+            f"training stopped at update {model.num_updates + 1:,}: {error}; the checkpoints in "
+            f"{save_dir}, except crash.pt, are from before: continue from one of them with a "
+            "smaller --lr, or with --clip-norm"
+        )
     if isinstance(error, HydraException):
         return shortened(" ".join(str(error).partition("Config search path")[0].split()))
     if isinstance(error, OmegaConfBaseException):

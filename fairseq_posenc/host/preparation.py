@@ -30,7 +30,7 @@ from fairseq_posenc.host.refused_options import (
     refuse_training_alone,
     refuse_wrong_checkpoints,
 )
-from fairseq_posenc.host.running_command import take_command
+from fairseq_posenc.host.startup import take_command
 from fairseq_posenc.host.training_data import check_data_bins, check_document_ends, check_shards
 from fairseq_posenc.specs import Spec
 
@@ -74,7 +74,7 @@ def _prepare_training(model: PositionCheckpoints, task: Any, settings: DictConfi
 
 
 def lock_save_dir(settings: DictConfig) -> None:
-    """Lock a ``--save-dir`` until this process ends; only rank 0 does so, for all ranks."""
+    """Lock a ``--save-dir`` until this process ends, in rank 0 for all ranks."""
     folder = Path(settings.checkpoint.save_dir).resolve()
     rank = settings.distributed_training.distributed_rank
     if rank != 0 or settings.checkpoint.no_save or folder in _held or not folder.is_dir():
@@ -89,13 +89,20 @@ def lock_save_dir(settings: DictConfig) -> None:
 def _prepare_saving(task: Any, checkpoint: CheckpointConfig) -> None:
     """Check the room on the disk before each checkpoint, and write the count of ``--patience``.
 
-    Before fairseq writes one, it calls the hook ``get_checkpoint_dict`` if a task has it.
+    fairseq keeps the count only in memory, so a training that is resumed ends later than an
+    uninterrupted one (fairseq #3531). Before it writes a checkpoint, it calls the hook
+    ``get_checkpoint_dict`` if a task has it.
     """
     get_state: Any = getattr(task, "get_checkpoint_dict", dict)  # by default {}
 
     def get_checkpoint_dict() -> dict[str, object]:
         refuse_full_disk(checkpoint.save_dir)
-        return {**get_state(), **read_patience(checkpoint)}
+        counter = _find_counter()
+        if checkpoint.patience <= 0 or not hasattr(counter, "best"):
+            return get_state()
+        metric = checkpoint.best_checkpoint_metric
+        progress = {"metric": metric, "best": float(counter.best), "runs": counter.num_runs}
+        return {**get_state(), _PATIENCE_KEY: progress}
 
     task.get_checkpoint_dict = get_checkpoint_dict
 
@@ -190,32 +197,18 @@ def end_if_finished(path: Path, updates: int, settings: DictConfig) -> None:
     raise SystemExit(0)
 
 
-def read_patience(checkpoint: CheckpointConfig) -> dict[str, object]:
-    """Return the count of ``--patience``, to be written to checkpoints; empty without a count.
-
-    fairseq keeps it only in memory, so a training that is resumed ends later than an uninterrupted
-    one (fairseq #3531).
-    """
-    best = getattr(_find_counter(), "best", None)
-    if checkpoint.patience <= 0 or best is None:
-        return {}
-    metric = checkpoint.best_checkpoint_metric
-    progress = {"metric": metric, "best": float(best), "runs": _find_counter().num_runs}
-    return {_PATIENCE_KEY: progress}
-
-
 def restore_patience(progress: Any, checkpoint: CheckpointConfig) -> None:
-    """Restore the count of ``--patience`` that :func:`read_patience` wrote; None if it wrote none.
+    """Restore the count of ``--patience`` in a checkpoint (:func:`_prepare_saving`), if any.
 
     Raises:
         SystemExit: with 0, if the training had already ended; fairseq would train on until the
             next validation.
     """
     counter = _find_counter()
-    if checkpoint.patience <= 0 or counter is None or not progress:
-        return
     is_reset = checkpoint.reset_meters or checkpoint.reset_dataloader
-    if is_reset or progress["metric"] != checkpoint.best_checkpoint_metric:
+    if checkpoint.patience <= 0 or is_reset or counter is None or not progress:
+        return
+    if progress["metric"] != checkpoint.best_checkpoint_metric:
         return
     counter.best = progress["best"]
     counter.num_runs = progress["runs"]

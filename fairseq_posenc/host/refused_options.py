@@ -12,15 +12,10 @@ from fairseq_posenc.errors import UserError
 _HALF_PRECISIONS = ("memory_efficient_fp16", "memory_efficient_bf16", "fp16", "bf16", "amp")
 _BETTER_LOW = {"loss", "nll_loss", "ppl"}
 _BETTER_HIGH = {"accuracy", "bleu", "f1", "acc_and_f1", "mcc", "pearson", "spearman"}
-_DEFAULT_TOKENS = 36_000  # tokens in a batch of fairseq-eval-lm
 
 
 def check_precision(common: Any) -> None:
-    """Refuse half precision without a GPU, and two at once, after undoing the choice of a TPU.
-
-    Args:
-        common: fairseq's section ``common``.
-    """
+    """Refuse half precision without a GPU, and two precisions, in fairseq's section ``common``."""
     if find_spec("torch_xla"):  # it brings devices that torch does not list
         return
     forget_tpu(common)
@@ -48,12 +43,7 @@ def forget_tpu(options: Any) -> None:
 
 
 def refuse_wrong_checkpoints(checkpoint: Any) -> None:
-    """Refuse to keep the worst checkpoint as the best, or none to resume from.
-
-    Raises:
-        UserError: ``--maximize-best-checkpoint-metric`` is missing, or wrong for the metric; or
-            checkpoints are written asynchronously.
-    """
+    """Refuse to keep the worst checkpoint as the best, or none to resume from."""
     if checkpoint.write_checkpoints_asynchronously:
         raise UserError(
             "--write-checkpoints-asynchronously writes no checkpoint_last.pt to resume from"
@@ -72,14 +62,11 @@ def refuse_wrong_checkpoints(checkpoint: Any) -> None:
 
 
 def check_blocks(settings: Any, max_positions: int) -> None:
-    """Check the blocks of fairseq-eval-lm, and keep its batches as small with a window as without.
+    """Refuse blocks that fairseq-eval-lm would leave out, as they are longer than the model reads.
 
-    fairseq leaves out blocks that are longer than the model reads. Sentences may be longer: it
-    counts those it leaves out. And of a block it counts only the tokens beyond the window, so with
-    a window of nearly the whole block a batch would have thousands of blocks.
-
-    Raises:
-        UserError: ``--context-window`` leaves no new token in a block, or blocks are too long.
+    Sentences may be longer: it counts those it leaves out. Batches are kept as small with a window
+    as without: fairseq counts only the tokens beyond the window, so with a window of nearly the
+    whole block a batch would have thousands of blocks.
     """
     window = settings.eval_lm.context_window
     # fairseq-eval-lm has subtracted the window from --tokens-per-sample.
@@ -98,16 +85,12 @@ def check_blocks(settings: Any, max_positions: int) -> None:
             "lm-length"
         )
     if window:
-        tokens = settings.dataset.max_tokens or _DEFAULT_TOKENS
+        tokens = settings.dataset.max_tokens or 36_000  # fairseq-eval-lm's default
         settings.dataset.max_tokens = max(new_tokens, tokens * new_tokens // block)
 
 
 def refuse_training_alone(world_size: int) -> None:
-    """Refuse to train alone in one of several processes that torchrun started.
-
-    Raises:
-        UserError: every process would train the same model, and write the same checkpoints.
-    """
+    """Refuse to train alone, and write the same checkpoints, in each process of torchrun."""
     started = os.environ.get("WORLD_SIZE", "1")
     if "RANK" in os.environ and started.isdigit() and int(started) > 1 and world_size == 1:
         raise UserError(

@@ -16,17 +16,13 @@ from fairseq_posenc.transformer.options import read_task_options
 
 
 def check_shards(data: str, split: str) -> None:
-    """Check that all folders of a training have its split, and the same dictionary.
+    """Refuse folders of a training that lack its split, or have another dictionary than the first.
 
-    fairseq has opened the first of them, but opens a shard only when its epoch begins, perhaps days
-    after the start.
+    fairseq opens a shard only when its epoch begins, perhaps days after the start.
 
     Args:
         data: the folders, joined by colons.
         split: the value of ``--train-subset``.
-
-    Raises:
-        UserError: a folder or its split is missing, or a dictionary differs from the first one.
     """
     first, *shards = map(Path, utils.split_paths(data))
     for folder in shards:
@@ -92,11 +88,6 @@ def check_document_ends(spec: Spec, task: Any) -> None:
 
     Every ``</s>`` ends a document, or with ``end=empty`` every empty line. Only language models are
     checked, as only their samples are blocks of running text.
-
-    Raises:
-        UserError: without ``--include-target-tokens`` a masked LM gets ``<mask>`` in place of some
-            ends; the lines of the training text do not end with ``</s>``; or ``end=empty`` is set
-            and no line is empty.
     """
     documents = (dict(item.options) for item in spec.whole_stack if item.name == "documents")
     ends = [options.get("end", "eos") for options in documents]

@@ -32,8 +32,7 @@ from fairseq_posenc.host.preparation import (
     refuse_full_disk,
     restore_if_torn,
 )
-from fairseq_posenc.host.running_command import take_command
-from fairseq_posenc.host.startup import install_excepthook
+from fairseq_posenc.host.startup import install_excepthook, take_command
 from fairseq_posenc.identity import is_identity
 from fairseq_posenc.position_parameters import is_position_parameter
 from fairseq_posenc.workbench.loading.checkpoints import load_state
