@@ -1,4 +1,1 @@
-"""Describes encodings for commands and documentation: facts, a self-test, parts of scores.
-
-Training does not import it.
-"""
+"""Describes encodings: facts, a self-test, parts of scores. Training does not import it."""

@@ -62,13 +62,10 @@ def format_options(name: str) -> str:
     """Write the options of an encoding with their defaults and other values, as Markdown."""
     formatted = []
     for key, option in _list_options(name).items():
-        if option.default is None:
-            formatted.append(f"`{key}` ({option.type_name})")
-            continue
-        is_switch = isinstance(option.default, bool)
-        default = str(option.default).lower() if is_switch else str(option.default)
         others = [f"`{value}`" for value in option.choices if value != option.default]
-        formatted.append(" or ".join([f"`{key}={default}`", *others]))
+        value = str(option.default).lower() if isinstance(option.default, bool) else option.default
+        shown = f"`{key}` ({option.type_name})" if value is None else f"`{key}={value}`"
+        formatted.append(" or ".join([shown, *others]))
     return ", ".join(formatted) or "none"
 
 

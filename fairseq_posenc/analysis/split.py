@@ -17,6 +17,10 @@ from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.rotation import Rotation
 from fairseq_posenc.encodings.terms import Terms
 
+# Names of terms that add to the scores; with `Product`, some of them multiply the dot product.
+_FACTORS = ("gain", "channel_gain", "query_table", "key_table")
+_PARTS = (*_FACTORS, "bias", "pair_bias", "state_table", "decay", "counted_table")
+
 
 class Split(NamedTuple):
     """The scores before mask and softmax as a sum of three parts, ``(B, H, T, S)`` in float64.
@@ -52,18 +56,10 @@ class CapturedAttention(NamedTuple):
     weights: Tensor  # [B, H, T, S]
     split: Split  # of the scores; content alone if no encoding acts on them
 
-    @property
-    def sort_key(self) -> tuple[bool, bool, int]:
-        """Sorts by layer the encoder, then the decoder, then encoder-decoder attention."""
-        return self.stack == "decoder", self.cross, self.layer
-
 
 @contextmanager
 def with_attributes(changes: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
-    """Set attributes of objects, as ``(object, name, value)``, while the block runs.
-
-    With it, callers capture the arguments and results of a model's attention.
-    """
+    """Set attributes of objects, as ``(object, name, value)``, while the block runs."""
     with ExitStack() as restoring:
         for owner, name, value in changes:
             if name in vars(owner):  # an attribute of its own: put it back
@@ -94,37 +90,26 @@ def split(
     """
     query, key = query.double(), key.double()
     terms = terms.map(lambda x: x.double() if x.is_floating_point() else x)
+    names = [term.name for term in terms]
 
-    def compute(*names: str) -> Tensor:
-        """Compute the scores with some of the terms; a reset belongs to any table."""
-        some = Terms([x for x in terms if x.name in (*names, "scale_factor", "reset")])
-        return reference.scores(query, key, some, mask)
+    def compute(*chosen: str) -> Tensor:
+        """Compute the scores with some of the terms; states and a reset belong to any table."""
+        chosen = (*chosen, "scale_factor", "reset", "states")
+        return reference.scores(query, key, Terms([x for x in terms if x.name in chosen]), mask)
 
     content = compute()
     if rotation is not None:
         query, key = rotation.rotate_queries(query), (key_rotation or rotation).rotate_keys(key)
     rotated = compute()
-    names = [term.name for term in terms]
-    biases = [compute(name) - rotated for name in names if name in ("bias", "pair_bias")]
-    # A table is multiplied with the states, so neither adds anything without the other.
-    state_scores = None
-    if "state_table" in names:
-        state_scores = compute("state_table", "states") - rotated
-    if terms.product and state_scores is not None:  # added after the product
-        biases.append(state_scores)
-    position = sum(biases, torch.zeros_like(content))
+    added = {name: compute(name) - rotated for name in names if name in _PARTS}
+    # Products with states are added after the product of the others.
+    biases = ("bias", "pair_bias", "state_table") if terms.product else ("bias", "pair_bias")
+    position = sum((added.pop(name) for name in biases if name in added), torch.zeros_like(content))
     both = compute(*names) - content - position
-    factors_or_summands = ("gain", "channel_gain", "query_table", "key_table")
-    details = {name: compute(name) - rotated for name in names if name in factors_or_summands}
     if terms.product:
         scale = terms.scale(query.size(-1))
-        factors = {name: x / scale for name, x in {"content": rotated, **details}.items()}
-        return Split(content, position, both, factors, product=True)
-    if state_scores is not None:
-        details["state_table"] = state_scores
-    if rotation is not None:
-        details["rotation"] = rotated - content
-    for name in ("decay", "counted_table"):
-        if name in names:
-            details[name] = compute(name) - rotated
-    return Split(content, position, both, details, product=False)
+        factors = {"content": rotated} | {name: x for name, x in added.items() if name in _FACTORS}
+        details = {name: x / scale for name, x in factors.items()}
+    else:
+        details = added if rotation is None else {**added, "rotation": rotated - content}
+    return Split(content, position, both, details, terms.product)

@@ -83,4 +83,4 @@ def capture_attention(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list
     finally:
         model.set_attn_implementation(before)
         AttentionInterface.register(OUR_ATTENTION, attend_with_positions)
-    return sorted(captured, key=lambda attention: attention.sort_key)
+    return sorted(captured, key=lambda x: (x.stack == "decoder", x.cross, x.layer))

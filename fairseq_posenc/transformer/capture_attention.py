@@ -48,7 +48,7 @@ def capture_attention(model: nn.Module, run: Callable[[], Any]) -> list[Captured
                 cleanup.callback(before.remove)
                 cleanup.callback(after.remove)
         run()
-    return sorted(captured, key=lambda attention: attention.sort_key)
+    return sorted(captured, key=lambda x: (x.stack == "decoder", x.cross, x.layer))
 
 
 def _request_weights(
