@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from argparse import Namespace
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import sentencepiece
+from tokenizers import ByteLevelBPETokenizer
 
 from binarize import command, options
 from binarize.formats import LineFormat
@@ -30,15 +33,31 @@ def binarize(line_format: LineFormat, *words: object, characters: bool = False) 
     command.run(parser.parse_args(["--workers", "1", *map(str, words)]), line_format)
 
 
-def write_pieces(folder: Path, size: int) -> Path:
+def write_pieces(
+    folder: Path, size: int, lines: Iterable[str] = (" ".join(WORDS),) * 30, **options: Any
+) -> Path:
+    """Learn sentencepieces of lines; return the file of the model."""
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter([" ".join(WORDS)] * 30),
+        sentence_iterator=iter(lines),
         model_prefix=str(folder / f"pieces{size}"),
         vocab_size=size,
-        hard_vocab_limit=False,
         minloglevel=2,
+        **{"hard_vocab_limit": False, **options},
     )
     return folder / f"pieces{size}.model"
+
+
+def write_bpe(folder: Path, texts: Sequence[str], merges: int = 120) -> Path:
+    """Learn a byte-level BPE; write the files of GPT-2 and of fairseq."""
+    tokenizer = ByteLevelBPETokenizer()
+    size = {"vocab_size": 256 + merges, "min_frequency": 1}
+    tokenizer.train_from_iterator(texts, **size, show_progress=False)
+    vocabulary, rules = map(Path, tokenizer.save_model(str(folder)))
+    rules.rename(folder / "vocab.bpe")
+    encoder = json.loads(vocabulary.rename(folder / "encoder.json").read_text(encoding="utf-8"))
+    entries = "".join(f"{number} 1\n" for number in sorted(encoder.values()))
+    (folder / "dict.txt").write_text(entries, encoding="utf-8")
+    return folder
 
 
 def write_squad(path: Path, marks: str = "?") -> Path:

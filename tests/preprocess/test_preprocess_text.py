@@ -20,7 +20,7 @@ from binarize import formats, sources
 from fairseq_posenc.checkpoints.dictionary import load_dictionary
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.tokens import gpt2
-from tests.helpers.preprocess import binarize
+from tests.helpers.preprocess import binarize, write_pieces
 
 BENCHMARK = spec_from_file_location(
     "preprocess_benchmark", Path(__file__).parents[2] / "benchmarks" / "preprocess.py"
@@ -154,15 +154,11 @@ def test_characters_and_their_dictionary_are_fairseqs(tmp_path, keep_spaces):
 
 @pytest.fixture(scope="module")
 def pieces(tmp_path_factory) -> Path:
-    prefix = tmp_path_factory.mktemp("pieces") / "pieces"
     generator = random.Random(0)
     stems = ["quick", "brown", "fox", "jump", "over", "lazy", "dog", "中文", "été"]
-    sentences = [" ".join(generator.choice(stems) + generator.choice(["", "s", "ing"])
-                          for _ in range(9)) for _ in range(300)]  # fmt: skip
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(sentences), model_prefix=str(prefix), vocab_size=50, minloglevel=2
-    )
-    return prefix.with_suffix(".model")
+    words = [stem + end for stem in stems for end in ("", "s", "ing")]
+    sentences = [" ".join(generator.choices(words, k=9)) for _ in range(300)]
+    return write_pieces(tmp_path_factory.mktemp("pieces"), 50, sentences, hard_vocab_limit=True)
 
 
 def test_sentencepieces_are_those_of_the_chain(tmp_path, pieces):

@@ -18,6 +18,7 @@ from fairseq_posenc.workbench.cli import main
 from fairseq_posenc.workbench.translation import Translator
 from tests.helpers.commands import new_directory
 from tests.helpers.exchanged import WORDS, checkpoint, data_bin, export_to
+from tests.helpers.preprocess import write_pieces
 from tests.helpers.products import product_of, some_of
 
 ctranslate2 = pytest.importorskip("ctranslate2", reason="pip install 'fairseq-posenc[ctranslate2]'")
@@ -268,19 +269,12 @@ def run_alone(code, *names):
 def test_the_example_of_a_card_needs_the_two_libraries_alone(family, cuts):
     symbols, folder = ["Un", "homme", "dort.", *WORDS], new_directory()
     if cuts == "sentencepiece":
-        model = folder / "sentencepiece.model"
-        with model.open("wb") as file:
-            sentencepiece.SentencePieceTrainer.train(
-                sentence_iterator=iter(["Un homme dort.", "Une femme court."] * 9),
-                model_writer=file,
-                vocab_size=18,
-                minloglevel=2,
-            )
+        model = write_pieces(folder, 18, ["Un homme dort.", "Une femme court."] * 9)
         cut = sentencepiece.SentencePieceProcessor(model_file=str(model))
         symbols = [cut.id_to_piece(number) for number in range(3, len(cut))]
     data = data_bin(family, symbols)
     if cuts == "sentencepiece":
-        shutil.copy(model, data)
+        shutil.copy(model, data / "sentencepiece.model")
     trained = checkpoint(family, "rope", data)
     steady_ends(trained)
     tokens = "words" if cuts == "tokenizers" else str(data)

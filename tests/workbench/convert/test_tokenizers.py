@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import json
 import random
 import sys
 from pathlib import Path
@@ -21,6 +19,7 @@ from fairseq_posenc.workbench.convert import tokenizer as module
 from fairseq_posenc.workbench.running.options import Parser
 from tests.helpers.commands import new_directory
 from tests.helpers.exchanged import checkpoint, data_bin, export_to
+from tests.helpers.preprocess import write_bpe, write_pieces
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "preprocess"))
 from binarize import command, formats, options
@@ -56,16 +55,8 @@ def as_read(tokenizer, dictionary, lines):
 
 def train_pieces(kind, lines, **flags):
     """Train a sentencepiece model; return its file and the model."""
-    model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(lines),
-        model_writer=model,
-        model_type=kind,
-        minloglevel=2,
-        **{"vocab_size": 90 if kind == "bpe" else 50, **flags},
-    )
-    path = new_directory() / "sentencepiece.model"
-    path.write_bytes(model.getvalue())
+    options = {"model_type": kind, "vocab_size": 90 if kind == "bpe" else 50, **flags}
+    path = write_pieces(new_directory(), options.pop("vocab_size"), lines, **options)
     return path, sentencepiece.SentencePieceProcessor(model_file=str(path))
 
 
@@ -126,15 +117,7 @@ def test_sentencepiece_models_that_no_tokenizer_copies_are_refused(flags, messag
 
 
 def gpt2_files():
-    """Write a small BPE in GPT-2's format; return its folder."""
-    folder = new_directory()
-    letters = list(gpt2_bpe_utils.bytes_to_unicode().values())
-    merges = [("b", "a"), ("t", "i"), ("Ġ", "ba"), ("ti", "ba"), ("Ġ", "1"), ("Ã", "©")]
-    pieces = [*letters, *("".join(pair) for pair in merges)]
-    (folder / "encoder.json").write_text(json.dumps({p: i for i, p in enumerate(pieces)}))
-    lines = ["#version", *(" ".join(pair) for pair in merges), ""]
-    (folder / "vocab.bpe").write_text("\n".join(lines), encoding="utf-8")
-    return folder
+    return write_bpe(new_directory(), sentences(), merges=6)
 
 
 @pytest.mark.parametrize("whole", [True, False])
@@ -185,9 +168,8 @@ def test_a_tokenizer_loads_with_its_special_symbols():
     for name, index in zip(("bos", "pad", "eos", "unk", "cls", "sep", "mask"), (0, 1, 2, 3, 0, 2)):
         assert getattr(tokenizer, f"{name}_token_id") == index
     assert tokenizer.mask_token_id == mask
-    masked = dictionary.encode_line(
-        "<s> " + " ".join(map(str, encoder.encode("ba"))) + " <mask> 260", add_if_not_exist=False
-    )
+    symbols = ["<s>", *map(str, encoder.encode("ba")), "<mask>", *map(str, encoder.encode(" 1"))]
+    masked = dictionary.encode_line(" ".join(symbols), add_if_not_exist=False)
     scores = trained.model(masked[None].long())[0][0, masked.tolist().index(mask)]
     model = AutoModelForMaskedLM.from_pretrained(out)
     filled = pipeline("fill-mask", model=model, tokenizer=tokenizer)("ba <mask> 1")

@@ -93,9 +93,6 @@ def test_predictions_are_labels_and_scores_as_glue_wants_them():
     assert format_predictions(TASKS["STS-B"], scores) == ["0.000", "2.600", "5.000"]
 
 
-# ----------------------------------------------------------------------------------- configurations
-
-
 # DecBERT's table 8: learning rates, batch, warm-up, updates.
 DECBERT = {
     "MNLI": ([1e-5], 32, 7432, 123_873),
@@ -179,9 +176,6 @@ def test_hydra_reads_values_back():
     for value in values:
         (read,) = OverridesParser.create().parse_overrides([format_override("model.x", value)])
         assert read.value() == value
-
-
-# ----------------------------------------------------------------------------------------- results
 
 
 def result(lr: float, seed: int, value: float, collapsed: bool = False) -> GlueResult:

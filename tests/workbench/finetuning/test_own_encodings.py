@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 from fairseq_posenc.workbench.results.record import read
 from tests.helpers.commands import TRAINING, made_once, new_directory, run
 from tests.helpers.documented import own_encodings
+from tests.helpers.preprocess import write_squad
 from tests.workbench.finetuning.test_glue_commands import QUICK, TINY, changed, data
 from tests.workbench.translation import test_translation_commands as translation
 
@@ -46,12 +46,7 @@ def test_glue(tmp_path):
 
 
 def test_squad(tmp_path):
-    context = "the old tree sings of a red bird"
-    answer = {"text": "red bird", "answer_start": context.index("red")}
-    asked = {"id": "q", "question": "the old tree sings of it", "answers": [answer]}
-    paragraphs = [{"context": context, "qas": [asked]}]
-    raw = tmp_path / "birds.json"
-    raw.write_text(json.dumps({"version": "1.1", "data": [{"paragraphs": paragraphs}]}))
+    raw = write_squad(tmp_path / "birds.json")
     sizes = ["--max-length", 40, "--stride", 8, "--max-question", 12]
     tokens = ["--sentencepiece-model", data() / "pieces.model", "--dict", data() / "text/dict.txt"]
     made = ["--train", raw, "--valid", raw, *tokens, *sizes, "--out", tmp_path / "bin"]

@@ -13,7 +13,14 @@ from pathlib import Path
 import pytest
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.tokens.squad_file import Answer, Question, Squad, read_squad
+from fairseq_posenc.tokens.squad_file import (
+    Answer,
+    Question,
+    Squad,
+    read_odds,
+    read_predictions,
+    read_squad,
+)
 from fairseq_posenc.workbench import cli
 from fairseq_posenc.workbench.finetuning.squad import score as scoring
 from fairseq_posenc.workbench.finetuning.squad.score import evaluate
@@ -25,9 +32,6 @@ SEEDS = range(150 if WHOLE else 30)
 WORDS = ["a", "An", "THE", "the", "than", "24-10", "café", "CafÉ", "!", "...", "“t”", "ü", "x"]
 WORDS += ["X.", "theatre", "o'clock"]
 WORDS += ["\u4e2d\u6587", "\uff01", "\u2019s", "\u00a0", "\t", "I\u0307"]
-
-
-# ----------------------------------------------------------------------- the official rules, again
 
 
 def words_of(text):
@@ -96,9 +100,6 @@ def official_v2(squad, predictions, odds=None, threshold=1.0):
     return found
 
 
-# ------------------------------------------------------------------------------------ random files
-
-
 def text(rng, longest=4):
     return " ".join(rng.choice(WORDS) for _ in range(rng.randint(0, longest)))
 
@@ -161,9 +162,6 @@ def test_the_f1_of_1_1_is_that_of_every_python(monkeypatch):
     assert evaluate(squad, predictions) == expected
 
 
-# ------------------------------------------------------------------------------------- the command
-
-
 def write(path, content):
     path.write_text(json.dumps(content), encoding="utf-8")
     return path
@@ -206,45 +204,37 @@ def test_the_command_prints_what_the_official_scripts_print(files, tmp_path, cap
 
 
 def test_an_unanswered_question_of_1_1_scores_0_and_is_named(files, tmp_path, capsys):
-    status, out, err = score(capsys, files["1.1"], write(tmp_path / "none.json", {}))
-    assert (status, json.loads(out)) == (0, {"exact_match": 0.0, "f1": 0.0})
-    assert err == "1 unanswered questions receive score 0; the first is q1\n"
+    assert score(capsys, files["1.1"], write(tmp_path / "none.json", {})) == (
+        0,
+        '{"exact_match": 0.0, "f1": 0.0}\n',
+        "1 unanswered questions receive score 0; the first is q1\n",
+    )
+
+
+BOTH = {"q1": "x", "q2": ""}
 
 
 @pytest.mark.parametrize(
     ("version", "predictions", "odds", "message"),
     [
         ("v2.0", {"q1": "x"}, None, "predictions: 1 of 2 questions are missing, the first is q2; "),
-        ("v2.0", {"q1": "x", "q2": ""}, {"q1": 0}, "odds of no answer: 1 of 2 questions are miss"),
+        ("v2.0", BOTH, {"q1": 0}, "odds of no answer: 1 of 2 questions are missing"),
         ("1.1", {"q1": "x"}, {"q1": 0}, "dev-1.1.json: odds of no answer are for SQuAD 2.0"),
         ("1.1", {"q1": None}, None, "the value of q1 is not a text"),
         ("1.1", ["q1"], None, "answers.json: must be a JSON object from ids to a text"),
-        ("v2.0", {"q1": "x", "q2": ""}, {"q1": 0, "q2": math.nan}, "q2 is not a finite number"),
+        ("v2.0", BOTH, {"q1": 0, "q2": math.nan}, "q2 is not a finite number"),
+        ("v2.0", BOTH, "--na-prob-thresh=inf", "must be a finite number, not 'inf'"),
+        ("v2.0", BOTH, "--na-prob-thresh=0", "--na-prob-thresh: needs --na-prob-file, whose odds"),
     ],
 )
 def test_bad_input_is_told_in_one_line(
     files, tmp_path, capsys, version, predictions, odds, message
 ):
-    arguments = [files[version], write(tmp_path / "answers.json", predictions)]
-    if odds is not None:
-        arguments += ["--na-prob-file", write(tmp_path / "odds.json", odds)]
-    status, out, err = score(capsys, *arguments)
-    assert (status, out, err.count("\n")) == (2, "", 1)
-    assert message in err
-
-
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
-        ("inf", "must be a finite number, not 'inf'"),
-        ("0", "--na-prob-thresh: needs --na-prob-file, whose odds it is compared with"),
-    ],
-)
-def test_a_threshold_that_means_nothing_is_told(files, tmp_path, capsys, value, message):
-    predictions = write(tmp_path / "answers.json", {"q1": "x", "q2": ""})
-    assert message in refused(
-        capsys, "squad", "score", files["v2.0"], predictions, f"--na-prob-thresh={value}"
-    )
+    more = [odds] if isinstance(odds, str) else []
+    if isinstance(odds, dict):
+        more = ["--na-prob-file", write(tmp_path / "odds.json", odds)]
+    answers = write(tmp_path / "answers.json", predictions)
+    assert message in refused(capsys, "squad", "score", files[version], answers, *more)
 
 
 @pytest.mark.parametrize(
@@ -263,22 +253,16 @@ def test_a_threshold_that_means_nothing_is_told(files, tmp_path, capsys, value, 
 )
 def test_whether_a_question_has_an_answer_is_said_once(tmp_path, version, entry, message):
     """A file that contradicts itself is refused by the question, for training and for scoring."""
-    found = [{"text": text, "answer_start": 0} for text in entry.get("answers", ())]
-    entry = {
-        "id": "q2",
-        "question": "who?",
-        **entry,
-        **({"answers": found} if "answers" in entry else {}),
-    }
+    entry = {"id": "q2", "question": "who?", **entry}
+    if "answers" in entry:
+        entry["answers"] = [{"text": text, "answer_start": 0} for text in entry["answers"]]
     first = {"id": "q1", "question": "?", "answers": [{"text": "the cat", "answer_start": 0}]}
     content = {"data": [{"paragraphs": [{"context": "the cat sat", "qas": [first, entry]}]}]}
-    path = write(tmp_path / "dev.json", {**content, **({"version": version} if version else {})})
+    path = write(tmp_path / "dev.json", content | ({"version": version} if version else {}))
     if isinstance(message, str):
-        with pytest.raises(UserError) as refused:
+        with pytest.raises(UserError, match=f"{path}.*question q2") as told:
             read_squad(path)
-        assert message in str(refused.value)
-        assert f"{path}" in str(refused.value)
-        assert "question q2" in str(refused.value)
+        assert message in str(told.value)
     else:
         question = read_squad(path).questions[1]
         assert tuple(answer.text for answer in question.answers) == message
@@ -311,6 +295,15 @@ def test_files_that_are_no_squad_are_told_with_the_place(tmp_path):
     (tmp_path / "cut.json.gz").write_bytes((tmp_path / "cut.json.gz").read_bytes()[:30])
     with pytest.raises(UserError, match=r"cut.json.gz: cannot be read"):
         read_squad(tmp_path / "cut.json.gz")
+
+
+@pytest.mark.parametrize("text", ["[" * 200_000 + "]" * 200_000, "\udcff"], ids=["deep", "bytes"])
+def test_json_that_python_refuses_is_one_line_that_names_the_file(tmp_path, text):
+    path = tmp_path / "data.json"
+    path.write_bytes(text.encode("utf-8", "surrogateescape"))
+    for read in (read_squad, read_predictions, read_odds):
+        with pytest.raises(UserError, match=f"{path}: cannot be read"):
+            read(path)
 
 
 @pytest.mark.skipif(not PUBLISHED.is_dir(), reason="the published files are not there")

@@ -1,0 +1,170 @@
+"""SQuAD's head and loss, the answers made of its scores, and the models that it starts from."""
+
+from __future__ import annotations
+
+import math
+from argparse import Namespace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from fairseq.data import Dictionary
+from fairseq.logging import metrics
+
+from fairseq_posenc.identity import is_identity
+from fairseq_posenc.tasks.squad.criterion import SquadCriterion
+from fairseq_posenc.tasks.squad.databin import Limits
+from fairseq_posenc.tokens.squad_windows import make_windows
+from fairseq_posenc.tokens.tokenizer import TextTokens
+from fairseq_posenc.workbench.finetuning.squad.predict import (
+    MAX_ANSWER,
+    NBEST,
+    Guess,
+    WindowSpans,
+    combine_windows,
+    find_best_spans,
+)
+from fairseq_posenc.workbench.loading.pretrained import read_pretrained
+from tests.helpers.tiny_models import make_model
+
+TOKENS = torch.tensor([[0, 5, 6, 2, 2, 7, 8, 9, 2], [0, 9, 2, 2, 6, 2, 1, 1, 1]])
+
+
+def with_head():
+    model = make_model("masked_lm", position_encoding="learned+m4m")
+    model.register_span_head()
+    return model
+
+
+def test_scores_are_those_of_a_linear_layer_without_padding_in_float32():
+    model = with_head()
+    features, _ = model(TOKENS, features_only=True)
+    layer = model.span_head.scores
+    expected = (features @ layer.weight.T + layer.bias).unbind(-1)
+    for ours, theirs in zip(model(TOKENS, span_scores=True), expected):
+        torch.testing.assert_close(ours[TOKENS != 1], theirs[TOKENS != 1])
+        assert ours[TOKENS == 1].tolist() == [-math.inf] * 3
+    halved = model.to(torch.bfloat16)(TOKENS, span_scores=True)
+    assert {scores.dtype for scores in halved} == {torch.float32}
+
+
+def test_a_head_starts_fresh_on_a_pretrained_model_and_is_kept_on_a_fine_tuned_one():
+    pretrained = make_model("masked_lm", position_encoding="learned+m4m")
+    model, again = with_head(), with_head()
+    before = model.span_head.scores.weight.clone()
+    model.load_state_dict(pretrained.state_dict(), strict=True)
+    assert torch.equal(model.span_head.scores.weight, before)
+    tuned = {k: v if is_identity(k) else v + 1 for k, v in model.state_dict().items()}
+    again.load_state_dict(dict(tuned), strict=True)
+    assert torch.equal(again.span_head.scores.weight, before + 1)
+    pretrained.load_state_dict(dict(tuned), strict=True)  # the head is left out
+    assert "span_head.scores.weight" not in pretrained.state_dict()
+
+
+def sample(starts, ends, rows=slice(None)):
+    tokens = TOKENS[rows]
+    return {
+        "net_input": {"src_tokens": tokens, "src_lengths": (tokens != 1).sum(1)},
+        "starts": torch.tensor(starts)[rows],
+        "ends": torch.tensor(ends)[rows],
+        "ntokens": int((tokens != 1).sum()),
+    }
+
+
+def test_the_loss_is_the_cross_entropy_of_both_ends_and_ranks_add_up():
+    model, criterion = with_head(), SquadCriterion(SimpleNamespace())
+    starts, ends = [5, 0], [6, 4]
+    loss, size, logged = criterion(model, sample(starts, ends))
+    expected = 0.0
+    both = model(TOKENS, span_scores=True)
+    for scores, targets in zip(both, (starts, ends)):
+        for row, target in zip(scores, targets):
+            expected -= float(row.detach().double().softmax(0)[target].log()) / 2
+    assert (float(loss), size) == (pytest.approx(expected, rel=1e-5), 2)
+    loss.backward()
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
+    assert model.span_head.scores.weight.grad.abs().sum() > 0
+
+    halves = [criterion(model, sample(starts, ends, slice(i, i + 1)))[2] for i in (0, 1)]
+    summed = {key: sum(half[key] for half in halves) for key in logged}
+    found = []
+    for outputs in ([logged], halves, [summed]):
+        with metrics.aggregate(new_root=True) as meters:
+            SquadCriterion.reduce_metrics(outputs)
+        found.append(meters.get_smoothed_values())
+    assert found[0] == pytest.approx(found[1])
+    assert found[0] == pytest.approx(found[2])
+    assert found[0]["loss"] == pytest.approx(expected / 2 / math.log(2), abs=1e-3)
+    for side, scores, targets in zip(("start", "end"), both, (starts, ends)):
+        right = sum(map(int.__eq__, scores.argmax(-1).tolist(), targets))
+        assert found[0][f"{side}_accuracy"] == pytest.approx(100 * right / 2)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_best_spans_are_the_best_of_all(seed):
+    rng = np.random.default_rng(seed)
+    context = np.arange(rng.integers(1, 90))
+    for window in make_windows(np.arange(3), context, Limits(50, 17, 3), Dictionary()):
+        start, end = rng.normal(size=(2, len(window.tokens)))
+        size, at = len(window.has_max_context), window.offset
+        sums = {
+            (window.first + first, window.first + last): start[at + first] + end[at + last]
+            for first in range(size)
+            for last in range(first, min(first + MAX_ANSWER, size))
+            if window.has_max_context[first]
+        }
+        expected = sorted(sums.items(), key=lambda item: -item[1])[:NBEST]
+        found = find_best_spans(window, start, end)
+        assert [((first, last), score) for first, last, score in found.spans] == expected
+        assert found.null == start[0] + end[0]
+
+
+def test_windows_together_give_the_best_text_and_the_surest_that_there_is_one():
+    context = "  the cat, the\n cat "
+    spans = [(2, 5), (6, 9), (9, 10), (11, 14), (14, 15), (16, 19)]
+    tokens = TextTokens(np.arange(6), *(np.array(side) for side in zip(*spans)))
+    scored = [
+        WindowSpans([Guess(0, 1, 5.0), Guess(1, 1, 3.0)], null=2.0),
+        WindowSpans([Guess(3, 5, 6.0), Guess(5, 5, 4.0), Guess(4, 4, 9.0)], null=7.0),
+    ]
+    found = combine_windows("q", context, tokens, scored)
+    assert found == ("q", "the\n cat", 2.0 - 6.0)  # the span with 9.0 has no text
+    assert combine_windows("q", "", tokens, [WindowSpans([], null=1.0)]) == ("q", "", 0.0)
+
+
+def save(path, model, args, data="nowhere"):
+    """Write a checkpoint as older fairseqs did, with which RoBERTa was released."""
+    state = {
+        "args": Namespace(**{**vars(args), "task": "masked_lm", "data": data}),
+        "model": model.state_dict(),
+        "optimizer_history": [{"num_updates": 1, "lr_scheduler_state": {}}],
+        "extra_state": {"train_iterator": {"epoch": 1}},
+    }
+    torch.save(state, path)
+    return path
+
+
+OF_TABLES = "learned+m4m(max_distance=5)"
+
+
+@pytest.mark.parametrize(
+    ("arch", "options", "spec"),
+    [
+        *(("roberta_none_tiny", {"position_encoding": x}, x) for x in (OF_TABLES, "rope", "none")),
+        ("roberta", {}, "learned"),
+        ("roberta", {"encoder_learned_pos": False}, "sinusoidal(layout=fairseq)"),
+        ("roberta", {"no_token_positional_embeddings": True}, "none"),
+    ],
+)
+def test_a_model_and_fairseqs_own_are_built_again_from_a_checkpoint(tmp_path, arch, options, spec):
+    directions = "" if arch == "roberta" else "lr,rl"
+    model = make_model("masked_lm", arch, attention_directions=directions, **options)
+    args = Namespace(**{**vars(model.args), "arch": arch})
+    pretrained = read_pretrained(save(tmp_path / "model.pt", model, args))
+    assert str(pretrained.spec) == pretrained.roberta_section["position_encoding"] == spec
+    assert pretrained.directions == directions
+    assert (pretrained.max_positions, pretrained.dictionary.size) == (24, 24)
+    rebuilt = make_model("masked_lm", **pretrained.roberta_section)
+    rebuilt.load_state_dict(torch.load(pretrained.path)["model"], strict=True)
+    torch.testing.assert_close(rebuilt(TOKENS)[0], model(TOKENS)[0])
