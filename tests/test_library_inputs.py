@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -31,6 +33,13 @@ LATER = torch.randn(2, 1, 16)
 BOOL = torch.zeros(2, 5, dtype=torch.bool)
 
 
+def refuse(message: str, call: Callable[..., Any], *given: Any, **named: Any) -> None:
+    """Assert that a call is refused in a line, in which a pattern is found."""
+    with pytest.raises(UserError, match=message) as told:
+        call(*given, **named)
+    assert "\n" not in str(told.value)
+
+
 def stack(spec: str = "rope", **sizes: int) -> StackPositions:
     return StackPositions(spec, 16, 2, causal=True, **sizes)
 
@@ -51,18 +60,15 @@ MASKS = {
 def test_masks_of_another_shape_or_type_are_refused(case):
     mask, message = MASKS[case]
     positions = stack()
-    with pytest.raises(UserError, match=f"key_padding_mask .*{message}"):
-        positions(X, mask)
+    refuse(f"key_padding_mask .*{message}", positions, X, mask)
     layer = CrossAttention(positions)
-    with pytest.raises(UserError, match=f"source_padding_mask .*{message}"):
-        layer(X, X, positions(X)[1], mask)
+    refuse(f"source_padding_mask .*{message}", layer, X, X, positions(X)[1], mask)
 
 
 @pytest.mark.parametrize("past", [1, 3])
 def test_a_mask_of_the_new_tokens_alone_is_refused_in_a_cached_step(past):
     message = rf"key_padding_mask \(2, 1\) must be \(2, {past + 1}\): .* in a cache included"
-    with pytest.raises(UserError, match=message):
-        stack()(LATER, BOOL[:, :1], past=past)
+    refuse(message, stack(), LATER, BOOL[:, :1], past=past)
 
 
 @pytest.mark.parametrize(
@@ -76,8 +82,7 @@ def test_a_mask_of_the_new_tokens_alone_is_refused_in_a_cached_step(past):
     ],
 )
 def test_embeddings_that_do_not_fit_are_refused(given, message):
-    with pytest.raises(UserError, match=message):
-        stack()(given)
+    refuse(message, stack(), given)
 
 
 @pytest.mark.parametrize("spec", [*registry.names(), *COMPOSITIONS])
@@ -99,21 +104,18 @@ def test_an_empty_batch_gives_an_empty_result(spec):
 )
 @pytest.mark.parametrize("spec", ["rope", "learned", "sinusoidal", "t5"])
 def test_position_ids_that_mean_nothing_are_refused(spec, ids, message):
-    with pytest.raises(UserError, match=message):
-        stack(spec)(X, position_ids=ids)
+    refuse(message, stack(spec), X, position_ids=ids)
 
 
 @pytest.mark.parametrize(
     "ids", [torch.zeros(2, 5), torch.zeros(1, 5).long(), torch.zeros(5).long()]
 )
 def test_document_ids_that_do_not_fit_are_refused(ids):
-    with pytest.raises(UserError, match="document_ids"):
-        stack("rope+documents")(X, document_ids=ids)
+    refuse("document_ids", stack("rope+documents"), X, document_ids=ids)
 
 
 def test_what_lies_before_the_first_token_is_refused():
-    with pytest.raises(UserError, match="past=-1: the number of earlier tokens must be"):
-        stack()(X, past=-1)
+    refuse("past=-1: the number of earlier tokens must be", stack(), X, past=-1)
 
 
 @pytest.mark.parametrize(
@@ -147,12 +149,10 @@ def test_a_layer_refuses_what_another_stack_computed():
     layers = {spec: SelfAttention(positions) for spec, positions in stacks.items()}
     computed = {spec: positions(X)[1] for spec, positions in stacks.items()}
     for ours, theirs in itertools.permutations(SPECS, 2):
-        with pytest.raises(UserError, match="the positions of another stack"):
-            layers[ours](X, computed[theirs])
+        refuse("the positions of another stack", layers[ours], X, computed[theirs])
     with pytest.raises(UserError, match="the positions of another stack"):
         CrossAttention(stacks["rope"])(X, X, computed["alibi"])
-    with pytest.raises(UserError, match="the positions of another stack"):
-        LayerPositions(stacks["rope"]).bias(computed["alibi"])
+    refuse("the positions of another stack", LayerPositions(stacks["rope"]).bias, computed["alibi"])
 
 
 @pytest.mark.parametrize("sizes", [{"max_positions": 24}, {"head_dim": 4}])
@@ -174,8 +174,7 @@ def test_shared_is_the_second_result_of_the_positions(mistaken):
         lambda: parts.bias(mistaken),
         lambda: parts.score_mod(mistaken),
     ):
-        with pytest.raises(UserError, match=re.escape(message)):
-            call()
+        refuse(re.escape(message), call)
 
 
 @pytest.mark.parametrize(
@@ -194,8 +193,7 @@ def test_the_input_of_a_layer_has_the_width_of_its_stack(x, message):
         lambda: SelfAttention(positions)(x, shared),
         lambda: CrossAttention(positions)(x, X, shared),
     ):
-        with pytest.raises(UserError, match=message):
-            call()
+        refuse(message, call)
 
 
 @pytest.mark.parametrize("shape", [(2, 2, 4, 8), (2, 5, 2, 8), (2, 2, 5, 4), (2, 2, 5, 16)])
@@ -203,8 +201,7 @@ def test_queries_and_keys_of_another_shape_are_not_rotated(shape):
     shared, fits, other = stack()(X)[1], torch.randn(2, 2, 5, 8), torch.randn(shape)
     for name, pair in {"query": (other, fits), "key": (fits, other)}.items():
         message = f"{name} {shape} must be (batch, heads, 5, 8), of the new tokens"
-        with pytest.raises(UserError, match=re.escape(message)):
-            shared.rotate(*pair)
+        refuse(re.escape(message), shared.rotate, *pair)
 
 
 def test_a_layer_takes_one_cache():
@@ -217,10 +214,8 @@ def test_a_layer_takes_one_cache():
 def test_a_layer_refuses_another_batch(batch):
     positions = stack()
     shared, x = positions(X)[1], torch.randn(batch, 5, 16)
-    with pytest.raises(UserError, match="computed for a batch of 2"):
-        SelfAttention(positions)(x, shared)
-    with pytest.raises(UserError, match="computed for a batch of 2"):
-        CrossAttention(positions)(x, x, shared)
+    refuse("computed for a batch of 2", SelfAttention(positions), x, shared)
+    refuse("computed for a batch of 2", CrossAttention(positions), x, x, shared)
 
 
 def test_a_cache_of_another_batch_is_refused():
@@ -245,29 +240,23 @@ def test_a_source_is_given_once_in_a_generation(spec):
 
     first = step(0, source)
     torch.testing.assert_close(step(0, None), first)
-    with pytest.raises(UserError, match="pass source=None"):
-        step(1, source)
-    with pytest.raises(UserError, match="x has a batch size of 3, but its source 2"):
-        step(1, None, torch.randn(3, 1, 16))
+    refuse("pass source=None", step, 1, source)
+    refuse("x has a batch size of 3, but its source 2", step, 1, None, torch.randn(3, 1, 16))
     order = torch.tensor([1, 0])  # as a beam search reorders both
     cache.reorder(order)
     torch.testing.assert_close(step(0, None, LATER[order]), first[order])
     cache = Cache()
-    with pytest.raises(UserError, match="the cache is empty"):
-        step(0, None)
+    refuse("the cache is empty", step, 0, None)
 
 
 @pytest.mark.parametrize("dropout", [1.5, -0.5, 1.0, float("nan")])
 def test_dropout_that_is_not_a_probability_is_refused(dropout):
     for build in (SelfAttention, CrossAttention):
-        with pytest.raises(UserError, match="must be at least 0 and below 1"):
-            build(stack(), dropout=dropout)
+        refuse("must be at least 0 and below 1", build, stack(), dropout=dropout)
     query = torch.randn(1, 2, 5, 8)
     encoding = PositionEncoding("t5", 16, 2)
-    with pytest.raises(UserError, match="must be at least 0 and below 1"):
-        encoding.attend(query, query, query, dropout=dropout)
-    with pytest.raises(UserError, match="must be at least 0 and below 1"):
-        attend(query, query, query, Terms(), Mask(), dropout)
+    refuse("must be at least 0 and below 1", encoding.attend, query, query, query, dropout=dropout)
+    refuse("must be at least 0 and below 1", attend, query, query, query, Terms(), Mask(), dropout)
 
 
 @pytest.mark.parametrize("heads", [0, -1, 3])
@@ -288,8 +277,7 @@ def test_key_value_heads_that_do_not_divide_are_refused(heads):
     ],
 )
 def test_scalings_without_a_meaning_are_refused(spec, message):
-    with pytest.raises(UserError, match=message):
-        stack(spec)
+    refuse(message, stack, spec)
 
 
 @pytest.mark.parametrize("spec", [name for name in registry.names() if name != "none"])
@@ -347,8 +335,7 @@ def test_parts_of_layers_that_differ_are_those_of_their_kind(spec, layer):
     x, shared = positions(torch.randn(2, 9, 16))
     expected = attention(x, shared)[0]
     for use in (lambda: shared.rotate(x, x), lambda: shared.mask("lr")):
-        with pytest.raises(UserError, match=r"call shared.of_kind\(layer.kind\)\."):
-            use()
+        refuse(r"call shared.of_kind\(layer.kind\)\.", use)
     kind = shared.of_kind(parts.kind)
     query, key, value = (
         attention.split_heads(p(x)) for p in (attention.q_proj, attention.k_proj, attention.v_proj)
@@ -383,8 +370,7 @@ def test_a_source_has_the_length_and_padding_that_positions_were_given():
         with pytest.raises(UserError, match=f"source_length={length}, but the source has 5 tokens"):
             layer(x, source, positions(x, source_length=length)[1])
     for length in (0, -1, 2.5):
-        with pytest.raises(UserError, match=f"source_length={length} must be a whole number"):
-            positions(x, source_length=length)
+        refuse(f"source_length={length} must be a whole number", positions, x, source_length=length)
     with pytest.raises(UserError, match=r"x \(1, 6, 16\) must be \(1, 1, 16\)"):
         layer(x, source, positions(x[:, :1], source_length=5)[1])
     padding = torch.tensor([[True, True, False, False, False]])
@@ -405,49 +391,36 @@ def test_caches_of_other_layers_are_refused():
     layers = [SelfAttention(positions, layer=n) for n in range(2)]
     cache = Cache()
     layers[0](*positions(X), cache)
-    with pytest.raises(UserError, match="give each layer its own cache"):
-        layers[1](*positions(LATER, past=5), cache)
+    refuse("give each layer its own cache", layers[1], *positions(LATER, past=5), cache)
     plain, gated, cross = Cache(), Cache(), Cache()
     none, fox = stack("none"), stack("fox")
     SelfAttention(none)(*none(X), plain)
     SelfAttention(fox)(*fox(X), gated)
     CrossAttention(none)(X, X, none(X)[1], None, cross)
-    with pytest.raises(UserError, match="a layer with other encodings"):
-        SelfAttention(fox)(*fox(LATER, past=5), plain)
-    with pytest.raises(UserError, match="a layer with other encodings"):
-        SelfAttention(none)(*none(LATER, past=5), gated)
-    with pytest.raises(UserError, match="the cache is not of a SelfAttention"):
-        SelfAttention(none)(*none(LATER, past=5), cross)
+    refuse("a layer with other encodings", SelfAttention(fox), *fox(LATER, past=5), plain)
+    refuse("a layer with other encodings", SelfAttention(none), *none(LATER, past=5), gated)
+    refuse("the cache is not of a SelfAttention", SelfAttention(none), *none(LATER, past=5), cross)
     with pytest.raises(UserError, match="the cache is not of a CrossAttention"):
         CrossAttention(none)(X, None, none(X)[1], None, plain)
     grouped = SelfAttention(none, num_key_value_heads=1)
-    with pytest.raises(UserError, match="give each layer its own cache"):
-        grouped(*none(LATER, past=5), plain)
+    refuse("give each layer its own cache", grouped, *none(LATER, past=5), plain)
     plain.kept = plain.kept._replace(key=plain.kept.key[:, :, :3])
-    with pytest.raises(UserError, match="give each layer its own cache"):
-        SelfAttention(none)(*none(LATER, past=5), plain)
+    refuse("give each layer its own cache", SelfAttention(none), *none(LATER, past=5), plain)
 
 
 def test_arguments_of_a_single_layer_are_looked_at():
     encoding, query = PositionEncoding("t5", 16, 2), torch.randn(1, 2, 5, 8)
     for direction in ("LR", "up"):
-        with pytest.raises(UserError, match="unknown direction"):
-            encoding.attend(query, query, query, direction=direction)
+        refuse("unknown direction", encoding.attend, query, query, query, direction=direction)
     for value in (query[:, :, :3], torch.cat([query, query], 2), query[:, :1], query[0]):
-        with pytest.raises(UserError, match="must be as key"):
-            encoding.attend(query, query, value)
-    with pytest.raises(UserError, match="unknown backend 'foo'"):
-        encoding.attend(query, query, query, backend="foo")
-    with pytest.raises(UserError, match="inputs"):
-        encoding.scores(query, query, inputs=torch.randn(1, 4, 16))
-    with pytest.raises(UserError, match="cannot be negative"):
-        encoding.distance_curve(-1)
+        refuse("must be as key", encoding.attend, query, query, value)
+    refuse("unknown backend 'foo'", encoding.attend, query, query, query, backend="foo")
+    refuse("inputs", encoding.scores, query, query, inputs=torch.randn(1, 4, 16))
+    refuse("cannot be negative", encoding.distance_curve, -1)
     narrow = PositionEncoding("deberta_v2", 32, 4, head_dim=4)
-    with pytest.raises(UserError, match="do not fit 4 heads of width 4"):
-        narrow.distance_curve(4)
+    refuse("do not fit 4 heads of width 4", narrow.distance_curve, 4)
     for value in (1e300, -1e300):
-        with pytest.raises(UserError, match="the score must fit float32"):
-            stack(f"rope+sink(value={value})")
+        refuse("the score must fit float32", stack, f"rope+sink(value={value})")
     assert stack(f"rope+sink(value={torch.finfo(torch.float32).max})")
 
 
@@ -468,20 +441,16 @@ def test_position_ids_may_be_of_any_whole_type(spec, kind):
 
 @pytest.mark.parametrize("module", [SelfAttention, CrossAttention, LayerPositions])
 def test_layers_are_built_from_positions_and_a_number(module):
-    with pytest.raises(UserError, match="positions must be a StackPositions, not str"):
-        module("rope")
+    refuse("positions must be a StackPositions, not str", module, "rope")
     for layer in (-1, 1.5, True):
-        with pytest.raises(UserError, match=f"layer={layer}: layers are numbered 0, 1, 2"):
-            module(stack("rope"), layer=layer)
+        refuse(f"layer={layer}: layers are numbered 0, 1, 2", module, stack("rope"), layer=layer)
 
 
 def test_what_is_no_tensor_or_number_is_a_line():
     for given in ({"key_padding_mask": [[False] * 5] * 2}, {"position_ids": [[0, 1, 2, 3, 4]]}):
-        with pytest.raises(UserError, match="must be a tensor, not list"):
-            stack()(X, **given)
+        refuse("must be a tensor, not list", stack(), X, **given)
     for past in (1.0, "3", None):
-        with pytest.raises(UserError, match="the number of earlier tokens"):
-            stack()(LATER, past=past)
+        refuse("the number of earlier tokens", stack(), LATER, past=past)
 
 
 @pytest.mark.parametrize("spec", [*registry.names(), "rope+window(size=4)", "rope+chunk(size=4)"])

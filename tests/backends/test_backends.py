@@ -540,11 +540,6 @@ def test_a_requested_backend_is_taken_or_refused():
         plan(tables, "sdpa")
 
 
-def test_unknown_backend_is_an_error_that_lists_the_known():
-    with pytest.raises(UserError, match="unknown backend 'fast'; known: auto, triton, flex, sdpa"):
-        check("fast", Terms(), D)
-
-
 def test_a_backend_that_cannot_run_here_is_refused_with_the_reason(monkeypatch):
     monkeypatch.setattr(BACKENDS["triton"], "unavailable", lambda: "there is no CUDA device")
     with pytest.raises(UserError, match=r"triton cannot compute this: there is no CUDA device"):

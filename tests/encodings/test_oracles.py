@@ -27,50 +27,34 @@ def example(
     """Return random q, k, params and options for a score oracle."""
     torch.manual_seed(0)
     rows = 2 * K + 1 + (2 if reset else 0)
-    params = {}
-    if name in VECTOR_TABLES:
-        params["table"] = draw(groups, rows, WIDTH)
-    if name in SCALAR_TABLES:
-        params["table"] = draw(groups, rows)
-    if name == "m1":
-        params["table"] = draw(groups, K + 1)
-    if name == "t5":
-        params["table"] = draw(HEADS, 32)
-    if name in ("deberta", "tupe"):
-        params["query_projection"] = draw(WIDTH, WIDTH)
-        params["key_projection"] = draw(WIDTH, WIDTH)
-    if name == "tupe":
-        params["positions"] = draw(LENGTH, WIDTH)
-    if name == "transformer_xl":
-        params["projection"] = draw(HEADS * WIDTH, HEADS * WIDTH)
-        params["u"], params["v"] = draw(HEADS, WIDTH), draw(HEADS, WIDTH)
-    if name == "fox":
-        params["gate"], params["gate.bias"] = draw(2 * HEADS, HEADS * WIDTH), draw(2 * HEADS)
-    if name == "inkling":
-        params["projection"] = draw(HEADS * 16, HEADS * WIDTH)
-        params["table"] = draw(2 * K - 1, 16)
+    wide, rates = HEADS * WIDTH, (HEADS, WIDTH)
+    projections = {f"{side}_projection": (WIDTH, WIDTH) for side in ("query", "key")}
+    norm = {"norm_weight": (wide,), "norm_bias": (wide,)}
+    shapes: dict[str, dict[str, tuple[int, ...]]] = {
+        **{x: {"table": (groups, rows, WIDTH)} for x in (*VECTOR_TABLES, "shaw_values")},
+        **{x: {"table": (groups, rows)} for x in SCALAR_TABLES},
+        "m1": {"table": (groups, K + 1)},
+        "t5": {"table": (HEADS, 32)},
+        "transformer_xl": {"projection": (wide, wide), "u": rates, "v": rates},
+        "fox": {"gate": (2 * HEADS, wide), "gate.bias": (2 * HEADS,)},
+        "inkling": {"projection": (HEADS * 16, wide), "table": (2 * K - 1, 16)},
+        "pope": {"delta": rates},
+        "cope": {"table": (K, WIDTH)},
+        "kerple": {"r1": (HEADS,), "r2": (HEADS,)},
+        "deberta_v2": {"table": (512, wide), **norm},
+        "tupe_shared": {"positions": (LENGTH + 1, wide), "buckets": (HEADS, 33), **norm},
+        "fire": {"hidden_weight": (32, 1), "hidden_bias": (32,), "curvature": (), "length": ()},
+    }
+    shapes["deberta"] |= projections
+    shapes["tupe"] |= {"positions": (LENGTH, WIDTH), **projections}
+    shapes["fire"] |= {"output_weight": (HEADS, 32), "output_bias": (HEADS,)}
+    for side in ("query", "key"):
+        shapes["tupe_shared"] |= {f"{side}_weight": (wide, wide), f"{side}_bias": (wide,)}
+    params = {key: draw(*shape) for key, shape in shapes.get(name, {}).items()}
+    for key in {"r1", "r2", "curvature", "length"} & params.keys():  # which are positive
+        params[key] = params[key].abs() + 0.1
     if name == "pope":
-        params["delta"] = draw(HEADS, WIDTH) - 2
-    if name == "cope":
-        params["table"] = draw(K, WIDTH)
-    if name == "kerple":
-        params["r1"], params["r2"] = draw(HEADS).exp(), draw(HEADS).exp()
-    if name == "shaw_values":
-        params["table"] = draw(groups, rows, WIDTH)
-    if name in ("deberta_v2", "tupe_shared"):
-        params["norm_weight"], params["norm_bias"] = draw(2, HEADS * WIDTH)
-    if name == "deberta_v2":
-        params["table"] = draw(512, HEADS * WIDTH)
-    if name == "tupe_shared":
-        params["positions"] = draw(LENGTH + 1, HEADS * WIDTH)
-        for side in ("query", "key"):
-            params[f"{side}_weight"] = draw(HEADS * WIDTH, HEADS * WIDTH)
-            params[f"{side}_bias"] = draw(HEADS * WIDTH)
-        params["buckets"] = draw(HEADS, 33)
-    if name == "fire":
-        params["hidden_weight"], params["hidden_bias"] = draw(32, 1), draw(32)
-        params["output_weight"], params["output_bias"] = draw(HEADS, 32), draw(HEADS)
-        params["curvature"], params["length"] = draw(2).abs() + 0.1
+        params["delta"] -= 2
     options: dict[str, Any] = {
         "max_distance": 128 if name == "t5" else K,
         "reset": reset,
@@ -85,9 +69,6 @@ def rows_of_distances() -> torch.Tensor:
     """Return the table row of each pair [LENGTH, LENGTH], made without a loop."""
     places = torch.arange(LENGTH)
     return (places[None, :] - places[:, None]).clamp(-K, K) + K
-
-
-# ------------------------------------------------------------------------------- all scores
 
 
 @pytest.mark.parametrize(
@@ -121,9 +102,6 @@ def test_scale_factor(name, default):
         assert_close(fourfold - bias, (usual - bias) / 2)
     else:
         assert_close(ours(q, k, params, {**options, "scale_factor": 4 * default}), usual / 2)
-
-
-# -------------------------------------------------------------- each formula, written in one line
 
 
 def test_none_is_scaled_dot_product():
@@ -215,9 +193,6 @@ def test_transformer_xl():
     assert_close(oracles.transformer_xl(q, k, params, options), theirs)
 
 
-# ------------------------------------------------------------------------------------- reset
-
-
 @pytest.mark.parametrize("name", ["shaw", "raffel", "m2", "m3", "m4", "m4m", "deberta"])
 def test_reset_reads_the_two_last_rows_for_the_first_position(name):
     q, k, params, options = example(name, reset=True)
@@ -241,15 +216,6 @@ def test_reset_replaces_the_whole_positional_part_of_tupe():
     assert_close(ours[:, 1:, 0], content[:, 1:, 0] + theta_2)
     without = oracles.tupe(q, k, params, {**options, "reset": False})
     assert_close(ours[:, 1:, 1:], without[:, 1:, 1:])
-
-
-def test_m1_has_no_reset():
-    q, k, params, options = example("m1")
-    with pytest.raises(ValueError, match="no reset"):
-        oracles.m1(q, k, params, {**options, "reset": True})
-
-
-# ---------------------------------------------------------------------------------------- t5
 
 
 def exact_t5_bucket(distance, bidirectional, num_buckets, max_distance):
@@ -292,9 +258,6 @@ def test_t5_adds_the_bias_outside_the_scale():
     assert_close(bias[:, 0, 4], params["table"][:, 0])
 
 
-# ------------------------------------------------------------------- alibi, kerple, sandwich
-
-
 def test_alibi_slopes():
     eight = [1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32, 1 / 64, 1 / 128, 1 / 256]
     between = [2**-0.5, 2**-1.5, 2**-2.5, 2**-3.5]
@@ -317,8 +280,6 @@ def test_alibi_punishes_both_sides():
         scores = oracles.alibi(q, k, {}, {"mode": mode})
         assert_close(scores[0], expected / 2)
         assert_close(scores[7], expected / 256)
-    with pytest.raises(ValueError, match="none of 'symmetric', 'causal', 'asymmetric'"):
-        oracles.alibi(q, k, {}, {"mode": "both"})
 
 
 def test_kerple():
@@ -344,8 +305,6 @@ def test_sandwich():
     assert_close(scores.diagonal(dim1=1, dim2=2), torch.zeros(heads, 6, dtype=torch.float64))
     assert (scores <= 1e-12).all()
 
-
-# ---------------------------------------------------------------------------------- rotation
 
 ROTATIONS = [
     {},
@@ -397,16 +356,6 @@ def test_rope_layouts_are_a_permutation_of_each_other():
     assert_close(half, interleaved[..., order])
 
 
-def test_rope_refuses_odd_widths_and_unknown_words():
-    x = draw(1, 1, 6)
-    with pytest.raises(ValueError, match="in pairs"):
-        oracles.rope(x, [1], {"fraction": 0.5})
-    with pytest.raises(ValueError, match="layout 'other'"):
-        oracles.rope(x, [1], {"layout": "other"})
-    with pytest.raises(ValueError, match="scaling 'other:2'"):
-        oracles.rope(x, [1], {"scaling": "other:2"})
-
-
 def test_xpos_decays_with_distance():
     # Equal queries and keys, so that the product of pair t is zeta^(distance / scale_base) cos.
     x = torch.zeros(1, 1, 4, dtype=torch.float64)
@@ -421,12 +370,6 @@ def test_xpos_decays_with_distance():
     assert_close((query * key).sum().item(), (0.9 / 1.4) ** (5 / 512) * math.cos(5 / 100))
 
 
-# --------------------------------------------------------------------------------- positions
-
-
-# ------------------------------------------------------------------------- masks and attention
-
-
 def test_allowed():
     ones = torch.ones(4, 4, dtype=torch.bool)
     assert torch.equal(oracles.allowed("both", 4, 4, None), ones)
@@ -437,8 +380,6 @@ def test_allowed():
     seen = oracles.allowed("rl", 4, 4, padding)
     assert seen.tolist()[2] == [False, False, True, False]
     assert not seen[3].any()
-    with pytest.raises(ValueError, match="direction 'up'"):
-        oracles.allowed("up", 4, 4, None)
 
 
 @pytest.mark.parametrize("direction", ["both", "lr", "rl"])
@@ -466,9 +407,6 @@ def test_shaw_values():
     a = params["value_table"][:, rows_of_distances()]
     theirs = weights @ v + torch.einsum("hij,hijd->hid", weights, a)
     assert_close(oracles.shaw_values(scores, v, mask, params, options), theirs)
-
-
-# ------------------------------------------------------------------------------------ counts
 
 
 def test_fox_with_gates_of_one_value_is_alibi():

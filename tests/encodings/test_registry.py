@@ -56,6 +56,7 @@ def test_canonical_form(text, canonical):
         ("m4m(reach=3)", "m4m has no option 'reach=3'; its options: max_distance, per_head"),
         ("m4m(per_head)", "m4m has no option 'per_head'"),
         ("none(x=1)", "none has no option 'x=1'; its options: none"),
+        ("rope+window(width=3)", "window has no option 'width=3'; its options: size"),
         ("m4m(max_distance=many)", r"m4m\(max_distance=many\): expected a whole number"),
         ("m4m(scale_factor=big)", "expected a number"),
         ("m4m(per_head=1)", "write true or false"),

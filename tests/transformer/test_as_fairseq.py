@@ -66,17 +66,12 @@ def test_every_option_of_fairseqs_model_sets_the_same(family):
         assert vars(ours.parse_args(words)) == vars(theirs.parse_args(words)), words
 
 
-@pytest.mark.parametrize(
-    ("more", "expected"),
-    [
-        ([], True),  # the architecture's
-        (["--decoder-normalize-before"], True),
-        (["--no-decoder-normalize-before"], False),
-    ],
-)
-def test_the_flag_for_norms_before_a_block_turns_them_on(more, expected):
-    model = configuration("transformer_lm_rope_tiny", *more).model
-    assert model.decoder_normalize_before is expected
+@pytest.mark.parametrize("option", ["decoder_normalize_before", "share_decoder_input_output_embed"])
+@pytest.mark.parametrize(("flag", "expected"), [("", True), ("--", True), ("--no-", False)])
+def test_a_flag_of_causal_models_sets_what_it_says(option, flag, expected):
+    """Without it, the architecture has both."""
+    more = [flag + option.replace("_", "-")] if flag else []
+    assert getattr(configuration("transformer_lm_rope_tiny", *more).model, option) is expected
 
 
 @pytest.mark.parametrize("saved", [True, False])
@@ -212,19 +207,6 @@ def test_a_trace_is_refused_in_one_line():
         torch.jit.trace(make_model("causal_lm", position_encoding="m4m"), make_tokens())
 
 
-@pytest.mark.parametrize(
-    ("more", "expected"),
-    [
-        ([], True),  # the architecture's
-        (["--share-decoder-input-output-embed"], True),
-        (["--no-share-decoder-input-output-embed"], False),
-    ],
-)
-def test_the_flag_for_shared_embeddings_shares_them(more, expected):
-    model = configuration("transformer_lm_rope_tiny", *more).model
-    assert model.share_decoder_input_output_embed is expected
-
-
 def test_a_checkpoint_with_two_matrices_is_not_loaded_into_one():
     """As all causal LMs of fairseq are without the option, and ours were."""
     apart = make_model("causal_lm", share_decoder_input_output_embed=False)
@@ -256,8 +238,6 @@ def test_embeddings_of_two_widths_are_not_shared():
     options = {"decoder_input_dim": 16, "share_decoder_input_output_embed": False}
     assert make_model("causal_lm", **options)
 
-
-# ------------------------------------------------ fairseq's programs, as its own tests run them
 
 CPU = ["--cpu", "--num-workers", 0, "--required-batch-size-multiple", 1]
 STEPS = [

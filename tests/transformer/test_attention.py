@@ -9,7 +9,6 @@ import torch
 
 from fairseq_posenc import specs
 from fairseq_posenc.assembly import build_encodings
-from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.errors import UserError
 from tests.helpers import oracles
 from tests.helpers.formulas import DIMS, awake, oracle_options, oracle_params, their_scores
@@ -180,24 +179,6 @@ def test_pairs_masked_by_an_encoder_mask_are_not_seen():
     assert weights[0, :, 2].abs().max() == 0
 
 
-def test_only_position_parameters_can_be_trained_alone():
-    attention = make("m4m")
-    for name, parameter in attention.named_parameters():
-        parameter.requires_grad = ".table." in name
-    x = torch.randn(LENGTH, 2, 16, dtype=torch.float64)
-    attention(x, x, x)[0].sum().backward()
-    assert attention.encodings["m4m"].table.weight.grad.abs().sum() > 0
-
-
-def test_everything_else_can_be_trained_alone():
-    attention = make("m4m")
-    table = attention.encodings["m4m"].table.weight.requires_grad_(False)
-    x = torch.randn(LENGTH, 2, 16, dtype=torch.float64)
-    attention(x, x, x)[0].sum().backward()
-    assert table.grad is None
-    assert attention.q_proj.weight.grad.abs().sum() > 0
-
-
 def test_dropout_acts_in_training_alone():
     attention = make("m4", dropout=0.5)
     x = torch.randn(LENGTH, 2, 16, dtype=torch.float64)
@@ -218,8 +199,3 @@ def test_options_of_other_attention_are_refused(option):
     x = torch.randn(LENGTH, 2, 16, dtype=torch.float64)
     with pytest.raises(UserError, match="static_kv and before_softmax have no meaning"):
         make("m4")(x, x, x, **{option: True})
-
-
-def test_heads_must_divide_the_width():
-    with pytest.raises(UserError, match="width 16 cannot be divided among 3"):
-        build_encodings(specs.parse("m4"), Dims(16, 3, 8))

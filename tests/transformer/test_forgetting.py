@@ -10,7 +10,6 @@ from torch.nn.attention.flex_attention import flex_attention
 
 from fairseq_posenc import registry
 from fairseq_posenc.api import (
-    LayerPositions,
     PositionEncoding,
     SelfAttention,
     StackPositions,
@@ -148,13 +147,6 @@ def test_autocast_does_not_round_the_sums_of_gates(backend):
 def test_refuses_what_has_no_meaning(spec, causal, message):
     with pytest.raises(UserError, match=message):
         PositionEncoding(spec, WIDTH, HEADS, 20, causal)
-
-
-@pytest.mark.parametrize("spec", ["fox", "pope", "cope"])
-def test_layers_of_others_get_no_part_of_it(spec):
-    positions = StackPositions(spec, WIDTH, HEADS, 20, causal=True)
-    with pytest.raises(UserError, match="use SelfAttention"):
-        LayerPositions(positions)
 
 
 def test_backends_say_what_they_do_not_serve():

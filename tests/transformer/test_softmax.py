@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.nn.attention.flex_attention import flex_attention
 
-from fairseq_posenc.api import LayerPositions, PositionEncoding, SelfAttention, StackPositions
+from fairseq_posenc.api import PositionEncoding, SelfAttention, StackPositions
 from fairseq_posenc.backends import check, flex, triton
 from fairseq_posenc.backends.base import CallFeatures
 from fairseq_posenc.errors import UserError
@@ -269,7 +269,7 @@ def test_what_cannot_be_is_one_line(spec, message):
         PositionEncoding(spec, WIDTH, HEADS)
 
 
-def test_what_backends_and_parts_cannot_do_is_one_line():
+def test_what_backends_cannot_do_is_one_line():
     with pytest.raises(UserError, match="sdpa cannot compute this: a temperature multiplies"):
         check("sdpa", terms_of(bias=torch.ones(1, 1), count_temperature=torch.ones(2)), 8)
     with pytest.raises(UserError, match="triton cannot compute this"):
@@ -277,7 +277,3 @@ def test_what_backends_and_parts_cannot_do_is_one_line():
     assert "no temperature, cap" in triton.refuses(terms_of(softcap=50.0), CallFeatures("cuda"))
     with pytest.raises(UserError, match="sdpa cannot compute this: torch's attention does not cap"):
         check("sdpa", terms_of(softcap=50.0), 8)
-    with pytest.raises(UserError, match="use SelfAttention"):
-        LayerPositions(StackPositions("rope+ssmax", WIDTH, HEADS))
-    with pytest.raises(UserError, match="use SelfAttention"):
-        LayerPositions(StackPositions("rope+softcap", WIDTH, HEADS))

@@ -113,6 +113,34 @@ def test_cope_counts_the_keys_that_a_query_sees(limits):
         torch.testing.assert_close(ours[real, b], theirs, rtol=1e-11, atol=1e-11)
 
 
+def assert_blocks_equal_the_reference(
+    positions: StackPositions,
+    inputs: torch.Tensor,
+    direction: str,
+    tolerance: float,
+    padding: torch.Tensor | None = None,
+    **given: torch.Tensor,
+) -> None:
+    """Assert that outputs and all gradients of a layer on blocks are those on the reference."""
+    layers = [
+        awake(SelfAttention(positions, direction=direction, backend=name)).double()
+        for name in ("reference", "blocked")
+    ]
+    layers[1].load_state_dict(layers[0].state_dict())
+    found = []
+    for layer in layers:
+        x = inputs.clone().requires_grad_()
+        positions.zero_grad()
+        out, _ = layer(*positions(x, padding, **given))
+        (out * torch.linspace(-1, 1, 16, dtype=torch.float64)).sum().backward()
+        parameters = {**dict(layer.named_parameters()), **dict(positions.named_parameters())}
+        grads = {key: p.grad.clone() for key, p in parameters.items() if p.grad is not None}
+        found.append({"out": out, "x": x.grad, **grads})
+    assert found[0].keys() == found[1].keys()
+    for key, expected in found[0].items():
+        torch.testing.assert_close(found[1][key], expected, rtol=tolerance, atol=tolerance)
+
+
 RUNS = ["m4m(max_distance=2)", "deberta_v2(buckets=4)", "shaw_values(max_distance=1)"]
 OF_BLOCKS = ["none", "m4m", "shaw+shaw_values", "t5", "m4(reset=true)", "tupe(reset=true)"]
 OF_BLOCKS += ["tupe_shared"]
@@ -136,23 +164,7 @@ def test_blocks_and_their_gradients_equal_the_references(spec, limits, direction
     inputs = torch.randn(2, length, 16, dtype=torch.float64)
     causal = direction == "lr"
     positions = StackPositions(f"{spec}+{limits}", 16, 2, length, causal).double()
-    layers = {
-        name: SelfAttention(positions, direction=direction, backend=name).double()
-        for name in ("reference", "blocked")
-    }
-    layers["blocked"].load_state_dict(layers["reference"].state_dict())
-    found = {}
-    for name, layer in layers.items():
-        x = inputs.clone().requires_grad_()
-        positions.zero_grad()
-        out, _ = layer(*positions(x, padding))
-        (out * torch.linspace(-1, 1, 16, dtype=torch.float64)).sum().backward()
-        parameters = {**dict(layer.named_parameters()), **dict(positions.named_parameters())}
-        grads = {key: p.grad.clone() for key, p in parameters.items() if p.grad is not None}
-        found[name] = {"out": out, "x": x.grad, **grads}
-    assert found["blocked"].keys() == found["reference"].keys()
-    for key, expected in found["reference"].items():
-        torch.testing.assert_close(found["blocked"][key], expected, rtol=1e-6, atol=1e-6)
+    assert_blocks_equal_the_reference(positions, inputs, direction, 1e-6, padding)
 
 
 @pytest.mark.parametrize("spec", ["none", "m4m", "t5", "fire", "tupe_shared"])
@@ -160,18 +172,8 @@ def test_blocks_of_documents_and_their_gradients_equal_the_references(spec):
     length = 333  # the first two sentences have few borders in common, the third is one document
     ids = torch.stack([torch.arange(length) // size for size in (70, 113, length)])
     positions = StackPositions(f"{spec}+documents", 16, 2, length, causal=True).double()
-    layers = [SelfAttention(positions, backend=name).double() for name in ("reference", "blocked")]
-    layers[1].load_state_dict(layers[0].state_dict())
-    inputs, found = torch.randn(3, length, 16, dtype=torch.float64), []
-    for layer in layers:
-        x = inputs.clone().requires_grad_()
-        positions.zero_grad()
-        out, _ = layer(*positions(x, document_ids=ids))
-        (out * torch.linspace(-1, 1, 16, dtype=torch.float64)).sum().backward()
-        parameters = [*layer.parameters(), *positions.parameters()]
-        found.append([out, x.grad, *(p.grad.clone() for p in parameters if p.grad is not None)])
-    for expected, blocks in zip(*found):
-        torch.testing.assert_close(blocks, expected, rtol=1e-6, atol=1e-6)
+    inputs = torch.randn(3, length, 16, dtype=torch.float64)
+    assert_blocks_equal_the_reference(positions, inputs, "lr", 1e-6, document_ids=ids)
 
 
 def test_a_window_over_all_keys_is_none():
@@ -270,24 +272,10 @@ def test_blocks_hide_the_keys_between_the_first_ones_and_the_window(spec, direct
         direction = "lr"
     length, limits = 700, "window(size=30,first=3)"
     positions = awake(StackPositions(f"{spec}+{limits}", 16, 2, length, direction == "lr")).double()
-    layers = [
-        SelfAttention(positions, direction=direction, backend=name).double()
-        for name in ("reference", "blocked")
-    ]
-    layers[1].load_state_dict(awake(layers[0]).state_dict())
     padding = torch.zeros(2, length, dtype=torch.bool)
     padding[0, -40:], padding[1, :50] = True, True
-    inputs, results = torch.randn(2, length, 16, dtype=torch.float64), []
-    for layer in layers:
-        x = inputs.clone().requires_grad_()
-        positions.zero_grad()
-        embedded, shared = positions(x, padding)
-        out, _ = layer(embedded, shared)
-        (out * torch.linspace(-1, 1, 16, dtype=torch.float64)).sum().backward()
-        parameters = [*layer.parameters(), *positions.parameters()]
-        results.append([out, x.grad, *(p.grad.clone() for p in parameters if p.grad is not None)])
-    for expected, ours in zip(*results, strict=True):
-        torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-9)
+    inputs = torch.randn(2, length, 16, dtype=torch.float64)
+    assert_blocks_equal_the_reference(positions, inputs, direction, 1e-9, padding)
 
 
 @pytest.mark.parametrize("direction", ["both", "lr", "rl"])
@@ -463,18 +451,3 @@ def test_dropout_drops_the_same_weights_in_the_backward_pass():
     out = blocked.attend(AttentionCall(query, key, value, Terms(), mask, dropout=0.3))[0]
     (grad,) = torch.autograd.grad(out, value, out.detach())
     torch.testing.assert_close((grad * value).sum(), out.square().sum(), rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("spec", "message"),
-    [
-        ("rope+window(size=0)", "size must be at least 1, not 0"),
-        ("rope+window(size=-3)", "size must be at least 1, not -3"),
-        ("rope+window(width=3)", "window has no option 'width=3'; its options: size"),
-        ("window+window(size=3)", "window is named twice"),
-        ("chunk(size=x)", "expected a whole number"),
-    ],
-)
-def test_bad_limits_are_one_line(spec, message):
-    with pytest.raises(UserError, match=message):
-        make_model("masked_lm", position_encoding=spec)
