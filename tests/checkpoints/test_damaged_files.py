@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
+import pickle
 import re
 import shutil
 import subprocess
 import sys
+import zipfile
 from argparse import Namespace
 from contextlib import suppress
 from pathlib import Path
@@ -14,7 +17,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fairseq import checkpoint_utils
 
+from fairseq_posenc.checkpoints.faults import find_message
 from fairseq_posenc.checkpoints.safe_loading import open_checkpoint, open_whole
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.loading.checkpoints import load_state
@@ -97,3 +102,60 @@ def test_a_file_that_is_written_meanwhile_is_read_whole_or_refused(tmp_path):
     finally:
         writer.kill()
         writer.wait()
+
+
+def saved(content):
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    return buffer.getvalue()
+
+
+WHOLE = saved({"model": {"w": torch.ones(999)}, "cfg": None})
+
+
+def without_data():
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(WHOLE)) as old, zipfile.ZipFile(buffer, "w") as new:
+        for name in old.namelist():
+            if "/data/" not in name:
+                new.writestr(name, old.read(name))
+    return buffer.getvalue()
+
+
+BROKEN = {
+    "truncated": WHOLE[:1000],
+    "empty": b"",
+    "zeros": bytes(1000),
+    "text": b"hello world\n" * 10,
+    "without data": without_data(),
+    "tensor": saved(torch.ones(3)),
+    "list": saved([1, 2]),
+    "other settings": saved({"a": 1}),
+    "no settings": saved({"model": {}, "optimizer_history": []}),
+    "weights alone": saved({"encoder.weight": torch.ones(3)}),
+}
+
+
+def read_by_fairseq(path):
+    with pytest.raises(Exception) as caught:  # noqa: PT011  (what it is depends on the file)
+        checkpoint_utils.load_model_ensemble_and_task([str(path)])
+    return find_message(caught.value)
+
+
+@pytest.mark.parametrize("content", BROKEN.values(), ids=BROKEN)
+@pytest.mark.filterwarnings("ignore")
+def test_a_broken_checkpoint_is_one_line_that_names_the_file(tmp_path, content):
+    (tmp_path / "broken.pt").write_bytes(content)
+    told = read_by_fairseq(tmp_path / "broken.pt")
+    assert told.startswith(f"{tmp_path}/broken.pt: not a complete checkpoint of fairseq (")
+    assert len(told) < len(str(tmp_path)) + 300
+    assert "\n" not in told
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_is_no_file_or_a_foreign_pickle_is_one_line_that_names_it(tmp_path):
+    assert read_by_fairseq(tmp_path) == f"{tmp_path}: cannot be read: Is a directory"
+    assert read_by_fairseq(tmp_path / "no.pt") == f"{tmp_path}/no.pt: no such file"
+    (tmp_path / "pickle.pt").write_bytes(pickle.dumps({"a": 1}))
+    refused = f"{tmp_path}/pickle.pt: checkpoint refused, because torch.save did not write it"
+    assert read_by_fairseq(tmp_path / "pickle.pt").startswith(refused)

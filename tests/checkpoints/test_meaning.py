@@ -192,8 +192,6 @@ def test_a_state_of_another_form_is_refused_in_a_line(tmp_path):
         resuming.check_resumption(path, OmegaConf.structured(FairseqConfig()))
 
 
-# ------------------------------------------------------------------------ whole commands: the table
-
 POSITIONS = {
     "masked_lm": ["--position-encoding", "rope"],
     "causal_lm": ["--position-encoding", "alibi"],

@@ -127,9 +127,6 @@ def test_a_link_to_a_whole_split(tmp_path):
     check_data_bin(tmp_path / "linked.idx")
 
 
-# ------------------------------------------------------------------------------------ commands
-
-
 COMMANDS = ["index, half the pointers", "data, half"]
 
 

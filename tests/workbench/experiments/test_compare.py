@@ -1,11 +1,10 @@
-"""The comparison: names of models, text, conclusions, page, bad input, and runs through fairseq."""
+"""The comparison: names of models, conclusions, page, bad input, and runs through fairseq."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import math
-import random
 import re
 import shlex
 import shutil
@@ -20,7 +19,6 @@ import torch
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.folders import LOCK
 from fairseq_posenc.user_dir import USER_DIR
-from fairseq_posenc.workbench.experiments import corpus, data_bin
 from fairseq_posenc.workbench.experiments.compare import command, report
 from fairseq_posenc.workbench.experiments.compare.outcomes import Run, conclude, rank_models
 from fairseq_posenc.workbench.experiments.compare.report import ComparePlan
@@ -34,6 +32,7 @@ from fairseq_posenc.workbench.running.options import Parser
 from tests.helpers.commands import script
 from tests.helpers.products import some_of
 from tests.helpers.waiting import is_locked, wait_until
+from tests.workbench.experiments.test_corpus import small_text
 
 UNIGRAM = 200.0
 FOUR = {
@@ -66,9 +65,6 @@ def make_ends(
         entries = [Entry("valid", x, math.log2(y), y, None, 0.0) for x, y in points]
         ends[run] = TrainingEnd(Curve(entries, 1000.0), 61.0, 8192 * number)
     return plan, ends
-
-
-# ------------------------------------------------------------------------------ names of models
 
 
 @pytest.mark.parametrize(
@@ -113,123 +109,6 @@ def test_a_bad_list_is_one_line_about_the_option(text, message):
         parse_variants(text)
     assert str(caught.value).startswith("--encodings")
     assert "\n" not in str(caught.value)
-
-
-# ------------------------------------------------------------------------------------------ texts
-
-
-def test_docstrings_of_the_library_are_read_and_nothing_is_imported(tmp_path):
-    files = {
-        "tool.py": (
-            '"""About the tool."""\n'
-            "raise SystemExit('imported')\n"
-            "class A:\n"
-            '    """About A.\n\n    More about A.\n    """\n'
-            "    async def f(self):\n"
-            '        """About f."""\n'
-            "x = 'not a docstring'\n"
-        ),
-        "package/broken.py": "def (:\n",
-        "package/undocumented.py": "x = 1\n",
-        "test/test_tool.py": '"""A test."""\n',
-        "site-packages/other.py": '"""Somebody else\'s."""\n',
-    }
-    for name, content in files.items():
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(content)
-    *reference, found = corpus.read_python_documents(tmp_path)
-    assert found == ["About the tool.", "About A.", "More about A.", "About f."]
-    assert any('"assert" statement' in document[0] for document in reference)
-
-
-@pytest.mark.parametrize(
-    ("text", "document"),
-    [("one\ntwo\n\n \nthree\n", ["one two", "three"]), ("one\ntwo\n", ["one", "two"])],
-)
-def test_a_text_is_cut_at_empty_lines_or_else_at_lines(text, document):
-    assert corpus.split_into_documents(text) == [document]
-
-
-def test_a_text_on_one_line_gives_many_documents():
-    found = corpus.split_into_documents("word " * 5000)
-    assert len(found) > 5
-    assert sum(map(corpus.count_words, found)) == 5000
-
-
-def test_the_validation_text_is_a_twentieth_by_document_and_not_in_the_training_text():
-    documents = [[f"{n} word"] for n in range(200)]
-    train, valid = corpus.hold_out(documents)
-    assert sorted(train + valid) == sorted(documents)
-    assert len(valid) == 10
-    assert corpus.hold_out(documents) == (train, valid)
-    assert [len(part) for part in corpus.hold_out([["x"], ["y " * 99]])] == [1, 1]
-    assert corpus.drop_repeats([["x", "y", "x"], ["x"]]) == [["x", "y"]]
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (None, "No such file"),
-        (b" \n\n", "the file is empty"),
-        (b"fine\nbad \xff byte\n", "line 2: byte 0xff is not UTF-8"),
-        (b"fine\nfine\n\0\n", "line 3: a NUL byte"),
-        (b"\xef\xbb\xbfonly three words", r"text.txt: too short, 3 words; at least 5,000"),
-    ],
-)
-def test_a_text_that_cannot_be_used_is_one_line(tmp_path, content, message):
-    path = tmp_path / "text.txt"
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(UserError, match=message) as caught:
-        corpus.read_documents(path)
-    assert str(path) in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-def small_text(path: Path) -> Path:
-    """Write sentences of a toy grammar, in which the order of the words matters."""
-    chance = random.Random(7)
-    nouns, verbs = ["cat", "dog", "bird", "fox", "tree", "stone"], ["sees", "hears", "likes"]
-    lines = [
-        f"the {chance.choice(nouns)} {chance.choice(verbs)} the {chance.choice(nouns)} "
-        f"number {chance.randrange(1000)} ."
-        for _ in range(1500)
-    ]
-    path.write_text("\n".join(lines))
-    return path
-
-
-def small_data(tmp_path: Path, size: int) -> DataFacts:
-    return data_bin.make_data(small_text(tmp_path / "text.txt"), size, tmp_path / "data")
-
-
-def test_symbols_of_fairseq_stay_out_of_the_text(tmp_path):
-    text = small_text(tmp_path / "text.txt")
-    text.write_text(text.read_text().replace("number", "<mask> <pad>"))
-    facts = data_bin.make_data(text, 60, tmp_path / "data")
-    pieces = (tmp_path / "data" / "train.pieces").read_text().split()
-    assert len(pieces) == facts.train_tokens
-    assert not {"<mask>", "<pad>", "<s>", "</s>"} & set(pieces)
-    dictionary = (tmp_path / "data" / "binary" / "dict.txt").read_text()
-    assert len(dictionary.splitlines()) <= 60
-
-
-@pytest.mark.parametrize("size", [5000, 3])
-def test_a_vocabulary_that_does_not_fit_leaves_nothing(size, tmp_path):
-    with pytest.raises(UserError, match=rf"--vocab-size {size}: Vocabulary size") as error:
-        small_data(tmp_path, size)
-    assert {path.name for path in tmp_path.iterdir()} == {"text.txt"}
-    small_data(tmp_path, int(re.findall(r"\d+", str(error.value))[-1]))
-
-
-def test_the_unigram_perplexity_is_that_of_counting():
-    """Three kinds with one added each: of seven, `a` has 3, `</s>` 2, and `b`, unseen, 1."""
-    found = data_bin.unigram_perplexity([["a", "a"], []], [["a", "b"]])
-    assert found == pytest.approx((7 / 3 * 7 / 1 * 7 / 3) ** (1 / 3))
-
-
-# ------------------------------------------------------------------------------------ conclusions
 
 
 def test_what_survives_the_correction_and_what_still_falls_is_said():
@@ -300,9 +179,6 @@ def test_a_model_is_judged_at_its_best_rate_over_all_seeds():
     assert (model.lr, model.by_seed) == ("0.001", {0: 50.0, 1: 52.0})
 
 
-# ----------------------------------------------------------------------------------------- report
-
-
 def test_the_page_needs_no_other_file_and_escapes_names(tmp_path):
     plan, ends = make_ends(FOUR)
     report.write_page(plan, FACTS, ends, tmp_path / "report.html")
@@ -347,9 +223,6 @@ def test_the_record_has_models_differences_and_trainings(tmp_path):
     assert (pair["model"], pair["other"], pair["seeds"]) == ("learned", "none", 3)
     assert pair["log_perplexity_difference"] == pytest.approx(math.log(79.84 / 100.2), abs=1e-4)
     assert pair["p"] <= pair["p_holm"] < 0.01
-
-
-# ------------------------------------------------------------------------------------------- plan
 
 
 @pytest.mark.parametrize(

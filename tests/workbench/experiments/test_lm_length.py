@@ -23,7 +23,7 @@ from fairseq_posenc.hf import set_positions
 from fairseq_posenc.workbench import cli
 from fairseq_posenc.workbench.experiments.length import hf_model
 from fairseq_posenc.workbench.experiments.length.hf_model import parse_models
-from fairseq_posenc.workbench.experiments.length.scoring import Piece, batch_windows, cut_windows
+from fairseq_posenc.workbench.experiments.length.scoring import batch_windows, cut_windows
 from fairseq_posenc.workbench.results.record import read
 from tests.helpers.commands import script
 from tests.helpers.hf_models import save_llama, save_tokenizer
@@ -35,20 +35,9 @@ TEXT = " ".join(WORDS * 4)
 SHORT = ["--lengths", "8", "--stride", "4"]
 
 
-SIZES = [
-    (10, 4, 4),
-    (10, 4, 1),
-    (10, 4, 3),
-    (12, 4, 2),
-    (97, 16, 5),
-    (5, 8, 8),
-    (5, 8, 2),
-    (1, 1, 1),
-]
+SIZES = [(10, 4, 4), (10, 4, 1), (10, 4, 3), (12, 4, 2), (97, 16, 5), (5, 8, 8), (5, 8, 2)]
+SIZES += [(1, 1, 1)]
 each_size = pytest.mark.parametrize(("total", "length", "stride"), SIZES)
-
-
-# ------------------------------------------------------------------------------------- windows
 
 
 @each_size
@@ -58,19 +47,6 @@ def test_every_token_is_scored_once_and_none_reads_too_much(total, length, strid
     assert all(0 < w.end - w.start <= length for w in found)
     for window in found:
         assert window.scored - window.start >= min(window.scored, length - stride)
-
-
-def test_blocks_do_not_overlap():
-    assert list(cut_windows(10, 4, 4)) == [Piece(0, 0, 4), Piece(4, 4, 8), Piece(8, 8, 10)]
-
-
-def test_the_window_slides():
-    assert list(cut_windows(7, 4, 2)) == [
-        Piece(0, 0, 2),
-        Piece(0, 2, 4),
-        Piece(2, 4, 6),
-        Piece(4, 6, 7),
-    ]
 
 
 @each_size

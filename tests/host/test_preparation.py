@@ -1,0 +1,154 @@
+"""How a training begins: its checkpoint, its folder, its room, and a line for what goes wrong."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from fairseq.dataclass.configs import FairseqConfig
+from omegaconf import OmegaConf
+from torch.multiprocessing.spawn import ProcessRaisedException
+
+from fairseq_posenc import locks
+from fairseq_posenc.checkpoints.faults import find_message
+from fairseq_posenc.error_messages import choose_exit_code
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.host import preparation
+from fairseq_posenc.host.preparation import (
+    find_start,
+    lock_save_dir,
+    refuse_full_disk,
+    restore_if_torn,
+)
+from fairseq_posenc.host.startup import install_excepthook, take_command
+from tests.helpers.commands import train
+
+
+def configured(**checkpoint):
+    """Return fairseq's configuration with settings of its section ``checkpoint``."""
+    config = OmegaConf.structured(FairseqConfig)
+    config.checkpoint.update(checkpoint)
+    return config
+
+
+def test_a_training_starts_from_its_own_last_checkpoint_or_from_what_is_named(tmp_path):
+    folder, other = {"save_dir": str(tmp_path)}, tmp_path / "other.pt"
+    last = tmp_path / "checkpoint_last.pt"
+    other.write_bytes(b"")
+    assert find_start(configured(**folder).checkpoint) is None
+    tuned = configured(finetune_from_model=str(other), **folder).checkpoint
+    assert find_start(tuned) == other
+    last.write_bytes(b"")
+    assert find_start(tuned) == find_start(configured(**folder).checkpoint) == last
+    assert find_start(configured(restore_file=str(other), **folder).checkpoint) == other
+
+
+@pytest.mark.parametrize("option", ["restore_file", "finetune_from_model"])
+def test_a_missing_start_stops_fairseq(tmp_path, option):
+    absent = tmp_path / "absent" / "checkpoint_last.pt"
+    for path in (absent, tmp_path):
+        told = f"--{option.replace('_', '-')} {path} is not a file; training would start"
+        with pytest.raises(UserError, match=told):
+            find_start(configured(save_dir=str(tmp_path), **{option: str(path)}).checkpoint)
+
+
+def checkpoint_of(updates, path):
+    torch.save({"optimizer_history": [{"num_updates": updates}], "w": torch.ones(999)}, path)
+
+
+@pytest.mark.parametrize("left", [0, 1, 1000], ids=["nothing", "a byte", "a half"])
+def test_a_last_checkpoint_that_was_not_written_to_its_end_is_passed_over(tmp_path, caplog, left):
+    names = {"checkpoint_best.pt": 7, "checkpoint_1_12.pt": 12, "checkpoint1.pt": 9}
+    for name, updates in names.items():
+        checkpoint_of(updates, tmp_path / name)
+    checkpoint_of(99, tmp_path / "checkpoint_of_mine.pt")
+    (tmp_path / "checkpoint2.pt").write_bytes(b"PK\3\4")
+    whole, last = (tmp_path / "checkpoint_1_12.pt").read_bytes(), tmp_path / "checkpoint_last.pt"
+    last.write_bytes(whole[:left])
+    before = {path.name for path in tmp_path.iterdir()}
+    restore_if_torn(last, configured(save_dir=str(tmp_path)).checkpoint)
+    assert last.read_bytes() == whole
+    assert {path.name for path in tmp_path.iterdir()} == before
+    told = [x.getMessage() for x in caplog.records if x.levelno == logging.WARNING]
+    assert told == [
+        f"{last} was not written to its end; training resumes from checkpoint_1_12.pt, the "
+        "newest complete checkpoint (update 12)"
+    ]
+
+
+def test_a_torn_checkpoint_that_was_asked_for_or_has_no_twin_is_refused(tmp_path):
+    last = tmp_path / "checkpoint_last.pt"
+    last.write_bytes(b"PK\3\4")
+    with pytest.raises(UserError, match=f"{last} was not written to its end, and the folder"):
+        restore_if_torn(last, configured(save_dir=str(tmp_path)).checkpoint)
+    checkpoint_of(3, tmp_path / "checkpoint1.pt")
+    named = configured(restore_file=str(last), save_dir=str(tmp_path)).checkpoint
+    with pytest.raises(UserError, match=f"{last} is not a complete checkpoint"):
+        restore_if_torn(last, named)
+    assert last.read_bytes() == b"PK\3\4"
+
+
+@pytest.mark.slow
+def test_a_second_training_in_a_save_dir_is_refused(tmp_path):
+    settings = configured(save_dir=str(tmp_path))
+    lock_save_dir(settings)
+    second = train("masked_lm", "--max-update", 1, save_dir=tmp_path, fails=True)
+    told = rf"--save-dir {tmp_path}: process {os.getpid()} on .*, since 20.* trains there; wait"
+    assert re.match(told, second.run.error())
+    assert not list(tmp_path.glob("*.pt"))
+    lock_save_dir(settings)  # the process that holds it may
+    locks.release(preparation._held.pop(tmp_path))
+    train("masked_lm", "--max-update", 1, save_dir=tmp_path)
+    assert (tmp_path / "checkpoint_last.pt").exists()
+
+
+def test_a_command_is_recorded_whatever_the_user_sees(caplog):
+    """With LOGLEVEL=WARNING fairseq would not even ask a filter."""
+    command, fairseq = logging.getLogger("fairseq_cli.train"), logging.getLogger("fairseq_cli")
+    fairseq.setLevel(logging.WARNING)
+    settings = configured()
+    try:
+        command.info(settings)
+        command.info("begin training epoch 1")
+    finally:
+        fairseq.setLevel(logging.NOTSET)
+    assert not caplog.records
+    assert take_command() == ("train", settings)
+    assert take_command() is None
+
+
+def test_a_full_disk_stops_fairseq_before_it_touches_a_checkpoint(tmp_path, monkeypatch):
+    (tmp_path / "checkpoint_last.pt").write_bytes(bytes(1000))
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1099))
+    with pytest.raises(UserError, match=r"no room for a checkpoint in .* are complete"):
+        refuse_full_disk(str(tmp_path))
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1100))
+    refuse_full_disk(str(tmp_path))
+
+
+def test_users_see_one_line_whatever_fairseq_wraps_around_it(capsys, monkeypatch):
+    monkeypatch.setattr("sys.excepthook", lambda *_: pytest.fail("a stack trace"))
+    install_excepthook()
+    try:
+        try:
+            raise UserError("the mistake")
+        except UserError:
+            raise Exception("Cannot load model parameters from checkpoint") from None
+    except Exception as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+    assert capsys.readouterr().err == "fairseq-posenc: error: the mistake\n"
+    sys.excepthook(KeyboardInterrupt, KeyboardInterrupt(), None)
+    assert "stopped; the same command goes on" in capsys.readouterr().err
+
+
+def test_a_mistake_told_by_another_rank_is_one_line():
+    text = "\n\n-- Process 1 terminated with the following error:\nTraceback ...\n"
+    for kind, code in (("UserError", 2), ("RunError", 1)):
+        error = ProcessRaisedException(f"{text}fairseq_posenc.errors.{kind}: the mistake\n", 1, 2)
+        assert find_message(error) == "the mistake"
+        assert choose_exit_code(error) == code
