@@ -28,20 +28,13 @@ def test_each_value_of_each_axis_is_chosen(axes, times):
 
 def test_the_whole_is_the_product():
     assert product_of("ab", [1, 2], whole=True) == [("a", 1), ("a", 2), ("b", 1), ("b", 2)]
-
-
-def test_some_stand_for_all_but_where_products_are_whole():
-    assert some_of("ac", "abc", whole=False) == ["a", "c"]
-    assert some_of("ac", "abc", whole=True) == ["a", "b", "c"]
+    assert product_of([("a", 1), ("b", 2)], [3], whole=True) == [("a", 1, 3), ("b", 2, 3)]
+    assert [some_of("ac", "abc", whole=whole) for whole in (False, True)] == [[*"ac"], [*"abc"]]
 
 
 def test_values_of_short_axes_are_not_bound_to_each_other():
     chosen = product_of(range(40), [True, False], [True, False], whole=False)
     assert {case[1:] for case in chosen} == {(a, b) for a in (True, False) for b in (True, False)}
-
-
-def test_tuples_are_several_arguments():
-    assert product_of([("a", 1), ("b", 2)], [3], whole=True) == [("a", 1, 3), ("b", 2, 3)]
 
 
 def test_what_all_workers_need_is_made_by_the_first(tmp_path, monkeypatch):

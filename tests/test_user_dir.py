@@ -218,22 +218,11 @@ def test_hydra_train_translation_by_name():
 
 def test_hydra_train_a_causal_lm_by_relative_path():
     here = new_directory()
-    done = run(
-        "fairseq-hydra-train",
-        f"common.user_dir={relative(here)}",
-        "common.cpu=true",
-        "task=language_modeling",
-        f"task.data={sentences()}",
-        "task.sample_break_mode=complete",
-        "task.tokens_per_sample=16",
-        "dataset.batch_size=16",
-        "dataset.num_workers=0",
-        "optimizer=adam",
-        "optimization.lr=[0.001]",
-        "optimization.max_epoch=1",
-        f"checkpoint.save_dir={new_directory()}",
-        "+model._name=transformer_lm_rope_tiny",
-        cwd=here,
-    )
+    words = [f"common.user_dir={relative(here)}", "common.cpu=true", "task=language_modeling"]
+    words += [f"task.data={sentences()}", "task.sample_break_mode=complete"]
+    words += ["task.tokens_per_sample=16", "dataset.batch_size=16", "dataset.num_workers=0"]
+    words += ["optimizer=adam", "optimization.lr=[0.001]", "optimization.max_epoch=1"]
+    words += [f"checkpoint.save_dir={new_directory()}", "+model._name=transformer_lm_rope_tiny"]
+    done = run("fairseq-hydra-train", *words, cwd=here)
     (line,) = done.positions()
     assert line.startswith("rope | directions: lr x2 |")

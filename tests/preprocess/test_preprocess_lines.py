@@ -82,18 +82,15 @@ def blocks(folder: Path, mode: str, size: int) -> list[list[int]]:
     return [block.tolist() for block in dataset]
 
 
-def test_fairseqs_packing_means_what_the_papers_say(tmp_path):
-    """FULL-SENTENCES: an extra </s> between documents; DOC-SENTENCES: none crosses a boundary."""
-    run(tmp_path, DOCUMENTS)
-    a, b, c, d = (Dictionary.load(str(tmp_path / "bin/dict.txt")).index(w) for w in "abcd")
-    assert blocks(tmp_path / "bin", "complete", 9) == [[a, b, EOS, c, EOS, EOS, d, EOS]]
-    assert blocks(tmp_path / "bin", "complete_doc", 9) == [[a, b, EOS, c, EOS], [d, EOS]]
+@pytest.mark.parametrize(("empty", "ends"), [("documents", 2), ("keep", 4)])
+def test_fairseqs_packing_means_what_the_papers_say(tmp_path, empty, ends):
+    """FULL-SENTENCES: an extra </s> between documents; DOC-SENTENCES: none crosses a boundary.
 
-
-def test_every_empty_item_is_another_end_of_sentence_in_complete_mode(tmp_path):
-    run(tmp_path, DOCUMENTS, "--empty-lines", "keep")
+    Every item that is kept empty is another </s>.
+    """
+    run(tmp_path, DOCUMENTS, "--empty-lines", empty)
     a, b, c, d = (Dictionary.load(str(tmp_path / "bin/dict.txt")).index(w) for w in "abcd")
-    expected = [[a, b, EOS, c, EOS, EOS, EOS, EOS, d, EOS]]
+    expected = [[a, b, EOS, c, *[EOS] * ends, d, EOS]]
     assert blocks(tmp_path / "bin", "complete", 19) == expected
     assert blocks(tmp_path / "bin", "complete_doc", 19) == [[a, b, EOS, c, EOS], [d, EOS]]
 

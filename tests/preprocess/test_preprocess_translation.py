@@ -99,8 +99,6 @@ def assert_same_numbers(data: Path, model: str, language: str) -> None:
     assert dictionary.symbols[:4] == ["<s>", "<pad>", "</s>", "<unk>"]
 
 
-# ------------------------------------------------------------------------------------- IWSLT 2017
-
 ABOUT = [
     "<url>http://www.ted.com/talks/{0}</url>",
     "<keywords>talks, {0}</keywords>",
@@ -310,9 +308,6 @@ def test_wrong_archives(tmp_path):
         make("iwslt17", tmp_path / "none.tgz", "--out", tmp_path / "bin")
 
 
-# ------------------------------------------------------------------------------------ plain files
-
-
 @slow
 def test_files_with_spaces_of_all_kinds(tmp_path):
     french, english = sentences(60, 0)
@@ -389,9 +384,6 @@ def test_windows_files_are_read_as_others(tmp_path):
     assert corpus.test[0].source.lines == [f"chat {number}" for number in range(7)]
 
 
-# --------------------------------------------------------------------------------------- Multi30k
-
-
 @slow
 @pytest.mark.skipif(not MULTI30K.exists(), reason="needs Multi30k beside the repository")
 def test_multi30k(tmp_path):
@@ -414,9 +406,6 @@ def test_multi30k(tmp_path):
             known = [index for index, line in enumerate(read) if "<unk>" not in line]
             assert len(known) > 0.9 * len(given)
             assert [read[i] for i in known] == [" ".join(given[i].split()) for i in known]
-
-
-# ------------------------------------------------------------------------------ pieces and filters
 
 
 def test_pieces_joined_are_the_text(tmp_path):
@@ -462,9 +451,6 @@ def test_filters_that_leave_nothing(tmp_path):
     with pytest.raises(UserError, match=message):
         make(*files(tmp_path, tmp_path / "bin", "--max-length", 1))
     assert not list(tmp_path.glob("*bin*"))
-
-
-# ----------------------------------------------------------------------------------- all or nothing
 
 
 @slow

@@ -93,14 +93,8 @@ def test_interactive_translates_a_sentence_as_generate_does_in_a_batch(generated
     lengths = [len(line.split()) for line in text.splitlines()]
     shortest = lengths.index(min(lengths))  # which has padding in the batch
     assert lengths[shortest] < max(lengths)
-    alone = run(
-        "fairseq-interactive",
-        pairs(),
-        *TRANSLATE,
-        path,
-        *["--beam", 5, "--nbest", 5],
-        given=text.splitlines()[shortest] + "\n",
-    )
+    words = [pairs(), *TRANSLATE, path, "--beam", 5, "--nbest", 5]
+    alone = run("fairseq-interactive", *words, given=text.splitlines()[shortest] + "\n")
     for ours, theirs in zip(hypotheses(alone)[0], hypotheses(generated)[shortest]):
         assert ours[1] == theirs[1]
         assert ours[0] == pytest.approx(theirs[0], rel=1e-4)

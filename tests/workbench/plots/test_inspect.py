@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import re
-import shutil
 import zlib
 from functools import cache
 from pathlib import Path
@@ -35,10 +34,8 @@ from fairseq_posenc.workbench.plots.subject import collect_subjects
 from tests.helpers.commands import (
     USER_DIR,
     new_directory,
-    pairs,
     refused,
     run,
-    sentences,
     train,
     trained,
 )
@@ -97,9 +94,6 @@ def numbers_of(html: str, kind: str, name: str, model: int = 0) -> np.ndarray | 
     return np.where(values > 0, (first + values - 1) * step, np.nan)
 
 
-# ------------------------------------------------------------------------------------ numbers
-
-
 @pytest.mark.parametrize("size", [1e-3, 1.0, 10.0, 1e5])
 def test_a_number_is_within_half_a_step(size):
     values = torch.randn(2, 3, 7, 5, dtype=torch.float64) * size
@@ -146,9 +140,6 @@ def test_what_a_layer_sees_is_told_by_its_directions():
     whole = torch.ones(6, 6, dtype=torch.bool)
     expected = torch.stack([whole.tril(), whole.triu(), whole])[:, None]
     assert find_visible(torch.cat([layer.weights for layer in layers])).equal(expected)
-
-
-# --------------------------------------------------------------------------------------- pages
 
 
 @cache
@@ -288,9 +279,6 @@ def test_no_text_ends_the_script_that_holds_it():
     assert content_of(html)[0]["models"][0]["kinds"][0]["queries"] == labels
 
 
-# --------------------------------------------------------------------------------------- texts
-
-
 def test_a_text_is_cut_by_the_pieces_of_its_language(tmp_path):
     (tmp_path / "text").write_text("the old house by the old bridge\n" * 20)
     prefix = str(tmp_path / "sentencepiece.en")
@@ -321,20 +309,12 @@ def test_the_models_own_translation_is_read_where_none_is_given():
     start, *tokens = own.labels["decoder"]
     assert start == "</s>"
     assert tokens
-    generated = run(
-        "fairseq-interactive",
-        opened.data,
-        *("--user-dir", USER_DIR),
-        *("--path", opened.path, "--beam", 5),
-        given=TEXT + "\n",
-    )
+    words = [opened.data, "--user-dir", USER_DIR, "--path", opened.path, "--beam", 5]
+    generated = run("fairseq-interactive", *words, given=TEXT + "\n")
     (line,) = (line for line in generated.out.splitlines() if line.startswith("H-0"))
     assert tokens == line.split("\t")[2].split()
     given = read_with_checkpoint(opened, TEXT, " ".join(tokens))
     assert given.labels == own.labels
-
-
-# ------------------------------------------------------------------------------------ refusals
 
 
 def refusal(capsys, checkpoint: Path, *more: object) -> str:
@@ -365,20 +345,6 @@ def test_wrong_input_is_one_line(capsys, tmp_path):
         ("name a file in an existing folder", masked, "--out", tmp_path),
     ):
         assert expected in refusal(capsys, *words), expected
-
-
-@slow
-@pytest.mark.parametrize(
-    ("family", "data", "name"),
-    [("masked_lm", sentences, "dict.txt"), ("translation", pairs, "dict.tgt.txt")],
-)
-def test_another_dictionary_is_refused(family, data, name, capsys):
-    folder = new_directory() / "bin"
-    shutil.copytree(data(), folder)
-    with open(folder / name, "a") as file:
-        file.write("more 1\n")
-    checkpoint = trained(family).save_dir / "checkpoint_last.pt"
-    assert f"{name} has" in refusal(capsys, checkpoint, "--data", folder)
 
 
 @slow

@@ -130,9 +130,6 @@ def number(text: str) -> float:
     return float(text.replace("−", "-"))
 
 
-# -------------------------------------------------------------------------------------- opened
-
-
 def test_it_opens_without_a_network_and_says_nothing(shown, screen):
     shown(screen)
     assert title(screen) == "encoder · layer 1 · head 1 · weight"
@@ -165,9 +162,6 @@ def test_the_first_paint_of_a_large_page_takes_less_than_a_second(tmp_path, scre
     paint = "performance.getEntriesByName('first-contentful-paint')[0].startTime"
     assert min(large(screen).evaluate(paint) for _ in range(3)) < 1000  # the machine may be busy
     assert screen.locator(".heads button").count() == 48
-
-
-# ------------------------------------------------------------------------------------- numbers
 
 
 def test_the_numbers_are_the_models(shown, screen):
@@ -227,9 +221,6 @@ def test_every_picture_has_a_table(shown, screen):
     assert len(habits) == 1 + 2 * 4
     itself = layer.weights[0, 2].diagonal().mean().item()
     assert number(habits[7][2]) == pytest.approx(itself, abs=1e-2)
-
-
-# ---------------------------------------------------------------------------------------- view
 
 
 def test_a_click_on_a_head_changes_matrix_curves_and_address(shown, screen):
@@ -328,9 +319,6 @@ def test_a_narrow_window_shows_all_of_it(shown, screen):
     screen.set_viewport_size({"width": 400, "height": 800})
     shown(screen)
     assert screen.evaluate("document.documentElement.scrollWidth") == 400
-
-
-# ----------------------------------------------------------------------------------- two models
 
 
 def test_two_models_stand_side_by_side(tmp_path, screen):

@@ -96,8 +96,6 @@ def test_bad_input_is_one_line(words, says, tmp_path, monkeypatch, capsys):
     assert said.count("\n") == 1
 
 
-# ------------------------------------------------------------------------- training loss and NaN
-
 # As the paper's Figure 2 has them: updates and loss in nats, straight in between.
 BERT = [(0, 10.8), (1000, 6.9), (8000, 6.1), (10000, 3.2), (16000, 2.6), (40000, 2.2)]
 DECBERT = [(0, 10.8), (1000, 6.9), (4000, 6.5), (6000, 3.1), (16000, 2.5), (40000, 2.1)]

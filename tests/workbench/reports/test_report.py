@@ -112,9 +112,6 @@ def test_nothing_to_report_is_one_line(make, message, tmp_path, capsys):
     assert message in refused(capsys, "report", tmp_path / "x")
 
 
-# ------------------------------------------------------------------------------ the papers' figures
-
-
 def test_the_page_has_every_row_of_the_papers():
     page = format_page()
     for name, table in FIGURES["reported"].items():

@@ -15,7 +15,6 @@ import pytest
 
 from tests.helpers.commands import USER_DIR, script
 from tests.helpers.programs import BIN, true_start
-from tests.helpers.waiting import is_running, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -44,29 +43,6 @@ def test_fairseqs_commands_say_the_same(tmp_path):
     assert told[1] == (status, said, errors)
 
 
-TELL = """
-import os, random, sys, warnings
-warnings.warn("careful")
-print(sys.argv, sys.path[0], __name__, os.getcwd(), os.environ["TOLD"], sys.stdin.read())
-print("\N{SNOWMAN}", sys.stdout.isatty(), file=sys.stderr)
-"""
-
-
-def test_words_directory_environment_and_streams(tmp_path):
-    how = {"cwd": tmp_path, "env": {"TOLD": "é"}, "input": "given"}
-    done = python("-c", TELL, "a b", "", **how)
-    assert done.stdout == f"['-c', 'a b', '']  __main__ {tmp_path} é given\n"
-    assert done.stderr.splitlines()[-1] == "\N{SNOWMAN} False"
-    assert "UserWarning: careful" in done.stderr
-    (tmp_path / "tell.py").write_text(TELL, encoding="utf-8")
-    how["env"]["PYTHONWARNINGS"] = "ignore"
-    done = python("tell.py", **how)
-    assert done.stdout == f"['tell.py'] {tmp_path} __main__ {tmp_path} é given\n"
-    assert "careful" not in done.stderr
-    done = python("-m", "tell", "x", **how)
-    assert done.stdout == f"['{tmp_path}/tell.py', 'x'] {tmp_path} __main__ {tmp_path} é given\n"
-
-
 @pytest.mark.parametrize(
     ("code", "status", "said"),
     [
@@ -85,24 +61,6 @@ def test_ends(code, status, said):
     assert done.returncode == status
     assert done.stderr.endswith(said)
     assert bool(done.stderr) == bool(said)
-
-
-ENDLESS = """
-import os, signal, sys, time
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
-print(os.getpid(), flush=True)
-time.sleep(600)
-"""
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_signals_reach_the_program(number):
-    command = [sys.executable, "-c", ENDLESS]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        program = int(process.stdout.readline())
-        process.send_signal(number)
-        assert process.wait() == (7 if number == signal.SIGTERM else -number)
-        wait_until(lambda: not is_running(program))
 
 
 def test_a_program_finds_others_that_start_fast():

@@ -35,7 +35,7 @@ def hold_file(path: Path) -> subprocess.Popen[str]:
 
 
 class TestFiles:
-    def test_what_else_lies_there_stays(self, tmp_path: Path) -> None:
+    def test_what_else_lies_there_stays(self, tmp_path):
         for name in ("a.new", "a.partial", "a.posenc-1234"):
             (tmp_path / name).write_text("mine")
         files.write_whole(tmp_path / "a", "whole")
@@ -44,7 +44,7 @@ class TestFiles:
         assert set(found.values()) == {"mine"}
         assert len(found) == 3
 
-    def test_a_link_is_replaced_and_its_target_stays(self, tmp_path: Path) -> None:
+    def test_a_link_is_replaced_and_its_target_stays(self, tmp_path):
         (tmp_path / "elsewhere").write_text("mine")
         (tmp_path / "a").symlink_to(tmp_path / "elsewhere")
         files.write_whole(tmp_path / "a", "whole")
@@ -54,7 +54,7 @@ class TestFiles:
 
     @pytest.mark.parametrize("way", ["itself", "by a link"])
     @pytest.mark.parametrize("kind", ["pipe", "socket", "device", "folder"])
-    def test_a_place_that_is_none_for_a_file(self, kind: str, way: str, tmp_path: Path) -> None:
+    def test_a_place_that_is_none_for_a_file(self, kind, way, tmp_path):
         place = Path("/dev/null") if kind == "device" else tmp_path / "a"
         if kind == "pipe":
             os.mkfifo(place)
@@ -71,7 +71,7 @@ class TestFiles:
                 files.write_whole(place, "whole")
         assert place.lstat() == before
 
-    def test_links_in_the_folder_of_devices_are_not_replaced(self, tmp_path: Path) -> None:
+    def test_links_in_the_folder_of_devices_are_not_replaced(self, tmp_path):
         with open(tmp_path / "out", "w", encoding="utf-8") as output:
             code = (
                 "from pathlib import Path; from fairseq_posenc import files\n"
@@ -83,9 +83,7 @@ class TestFiles:
         assert b"UserError: /dev/stdout: is a device, a pipe or a socket" in done.stderr
         assert Path("/dev/stdout").is_symlink()
 
-    def test_a_file_that_cannot_be_written_has_the_name_that_the_user_gave(
-        self, tmp_path: Path
-    ) -> None:
+    def test_a_file_that_cannot_be_written_has_the_name_that_the_user_gave(self, tmp_path):
         def fill_disk() -> None:
             with files.written_whole(tmp_path / "a") as new:
                 new.write_text("half")
@@ -99,7 +97,7 @@ class TestFiles:
         assert message.startswith(f"{tmp_path / 'a'} could not be written")
         assert os.listdir(tmp_path) == []
 
-    def test_permissions_are_those_of_any_new_file_or_of_the_old_one(self, tmp_path: Path) -> None:
+    def test_permissions_are_those_of_any_new_file_or_of_the_old_one(self, tmp_path):
         before = os.umask(0o027)
         try:
             files.write_whole(tmp_path / "a", "")
@@ -110,7 +108,7 @@ class TestFiles:
         files.write_whole(tmp_path / "a", "")
         assert (tmp_path / "a").stat().st_mode & 0o777 == 0o604
 
-    def test_two_writers_of_one_file_do_not_mix(self, tmp_path: Path) -> None:
+    def test_two_writers_of_one_file_do_not_mix(self, tmp_path):
         path = tmp_path / "a"
         with files.written_whole(path) as first, files.written_whole(path) as second:
             first.write_text("first")
@@ -118,9 +116,7 @@ class TestFiles:
         assert path.read_text() == "first"  # which was the last to end
         assert os.listdir(tmp_path) == ["a"]
 
-    def test_what_a_killed_writer_left_is_deleted_and_a_living_one_goes_on(
-        self, tmp_path: Path
-    ) -> None:
+    def test_what_a_killed_writer_left_is_deleted_and_a_living_one_goes_on(self, tmp_path):
         living, killed = (hold_file(tmp_path / "a") for _ in range(2))
         try:
             assert living.stdout is not None
@@ -146,7 +142,7 @@ class TestOptions:
         options.add_computing(parser)
         return parser.parse_args(words)
 
-    def test_values(self) -> None:
+    def test_values(self):
         found = self.parse("--seeds", "3, 0", "--lengths", "9, 4,9", "--jobs", "2")
         assert (found.seeds, found.lengths, found.jobs) == ((3, 0), (4, 9), 2)
         assert (self.parse().seeds, self.parse().lengths) == ((1, 2, 3), (8, 16))
@@ -162,23 +158,23 @@ class TestOptions:
             ("--job 2 more", "unrecognized arguments: more"),
         ],
     )
-    def test_a_mistake_is_a_line(self, words: str, told: str) -> None:
+    def test_a_mistake_is_a_line(self, words, told):
         with pytest.raises(UserError) as refused:
             self.parse(*words.split())
         assert str(refused.value) == f"{told} (see ours --help)"
 
-    def test_a_mistake_of_a_subcommand_leads_to_its_help(self) -> None:
+    def test_a_mistake_of_a_subcommand_leads_to_its_help(self):
         parser = options.Parser(prog="ours")
         parser.add_subparsers().add_parser("one")
         with pytest.raises(UserError, match=r"--two \(see ours one --help\)"):
             parser.parse_args(["one", "--two"])
 
-    def test_names_may_be_specs(self) -> None:
+    def test_names_may_be_specs(self):
         found = options.parse_named(["m4(max_distance=8)=a=b.pt", " x = y"], "NAME=FILE")
         assert found == {"m4(max_distance=8)": "a=b.pt", "x": "y"}
 
     @pytest.mark.parametrize(("name", "dtype"), [("bf16", torch.bfloat16), (None, torch.float32)])
-    def test_a_model_is_placed_as_asked_for(self, name: str | None, dtype: torch.dtype) -> None:
+    def test_a_model_is_placed_as_asked_for(self, name, dtype):
         how = ComputeOptions.choose("cpu", fp16=False, bf16=name == "bf16")
         model = how.place(torch.nn.Linear(2, 2).double())
         assert model.weight.dtype == dtype
@@ -186,9 +182,7 @@ class TestOptions:
 
 
 class TestProgress:
-    def test_without_a_terminal_there_are_lines_but_no_bar(
-        self, capsys: pytest.CaptureFixture
-    ) -> None:
+    def test_without_a_terminal_there_are_lines_but_no_bar(self, capsys):
         with progress.bar(total=10, unit=" tokens") as shown:
             shown.update(5)
             progress.say("half of it")
@@ -208,7 +202,7 @@ def test_a_folder_has_the_updates_of_its_last_checkpoint_unless_that_is_torn(tmp
 
 class TestDevices:
     @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="Linux alone has affinities")
-    def test_cores_that_others_keep_do_not_count(self) -> None:
+    def test_cores_that_others_keep_do_not_count(self):
         ask = (
             "import os; os.sched_setaffinity(0, [min(os.sched_getaffinity(0))]); "
             "from fairseq_posenc.workbench.running.devices import cores; print(cores())"
@@ -219,7 +213,7 @@ class TestDevices:
         assert done.stdout == "1\n"
 
     @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-    def test_a_gpu_that_is_not_there_is_told(self) -> None:
+    def test_a_gpu_that_is_not_there_is_told(self):
         assert choose_device() == "cpu"
         with pytest.raises(UserError, match="--device cuda: torch finds no GPU here"):
             choose_device("cuda")
@@ -243,9 +237,7 @@ class TestPrograms:
         path.chmod(0o755)
         monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
 
-    def test_failure_shows_the_end_of_the_log_and_where_it_is(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lock: int
-    ) -> None:
+    def test_failure_shows_the_end_of_the_log_and_where_it_is(self, tmp_path, monkeypatch, lock):
         self.script(tmp_path, monkeypatch, "seq 100; echo went wrong >&2; exit 3")
         log = tmp_path / "log"
         with pytest.raises(UserError, match="fairseq-try failed with exit status 3") as caught:
@@ -256,8 +248,8 @@ class TestPrograms:
 
     @pytest.mark.parametrize("name", ["fairseq-posenc", "fairseq-train"])
     def test_failure_that_the_program_explained_is_one_line(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lock: int, name: str
-    ) -> None:
+        self, tmp_path, monkeypatch, lock, name
+    ):
         self.script(tmp_path, monkeypatch, f"echo usage; echo {name}: error: too wide; exit 2")
         with pytest.raises(UserError) as caught:
             programs.run_logged(["fairseq-try"], tmp_path / "log", lock)
@@ -274,12 +266,10 @@ class TestPrograms:
             ("it said fairseq-train: error: in the middle", None),
         ],
     )
-    def test_mistakes_are_found_in_what_a_program_says(self, output: str, message: str) -> None:
+    def test_mistakes_are_found_in_what_a_program_says(self, output, message):
         assert programs.find_error_line(output) == message
 
-    def test_interruption_ends_the_program(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lock: int
-    ) -> None:
+    def test_interruption_ends_the_program(self, tmp_path, monkeypatch, lock):
         self.script(tmp_path, monkeypatch, "echo $$; sleep 60")
         seen = []
 
@@ -293,7 +283,7 @@ class TestPrograms:
             os.kill(seen[0], 0)
 
     @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux alone ends orphans")
-    def test_a_program_ends_with_a_run_that_was_killed(self, tmp_path: Path) -> None:
+    def test_a_program_ends_with_a_run_that_was_killed(self, tmp_path):
         made = tmp_path / "made"
         forever = f"import os, time; print(os.getpid(), file=open({str(made)!r}, 'w'), flush=True)"
         forever += "; time.sleep(600)"
@@ -308,6 +298,6 @@ class TestPrograms:
         process.wait()
         wait_until(lambda: not is_running(int(made.read_text())))
 
-    def test_missing_command(self) -> None:
+    def test_missing_command(self):
         with pytest.raises(UserError, match="fairseq-nonsense"):
             programs.find_command("fairseq-nonsense")

@@ -126,8 +126,6 @@ def test_shards_are_named_by_their_folder():
     assert name_data("data-bin/c4/shard0-of-2:data-bin/c4/shard1-of-2") == "c4"
 
 
-# ------------------------------------------------------------------------------------ trainings
-
 DATA = {"laptop": ("docs", sentences), "laptop_lm": ("docs", sentences)}
 DATA |= {"laptop_translation": ("multi30k", pairs)}
 QUICK = ["optimization.max_update=2", "common.log_interval=1"]
