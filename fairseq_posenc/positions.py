@@ -22,7 +22,7 @@ class Span(NamedTuple):
 
     Queries are the last ``tgt_len`` of ``src_len`` positions, in training as in step-by-step
     decoding, so distances run from ``-(src_len - 1)`` to ``tgt_len - 1``. A span with ids has no
-    such bounds: it has ``differences``, and neither ``distances`` nor ``src_len``.
+    such bounds: it has ``differences``, and no ``distances``.
 
     >>> Span.from_lengths(2, 4, torch.device("cpu")).distances()  # of the last 2 of 4 tokens
     tensor([-3, -2, -1,  0,  1])
@@ -51,11 +51,6 @@ class Span(NamedTuple):
     def distances(self) -> Tensor:
         """List the distances as an int64 tensor ``(R,)``; not with ids."""
         return torch.arange(self.low, self.high + 1, device=self.device)
-
-    @property
-    def src_len(self) -> int:
-        """S, the number of keys; not with ids."""
-        return 1 - self.low
 
     @property
     def has_axes(self) -> bool:

@@ -17,12 +17,12 @@ from torch import Tensor
 
 from fairseq_posenc.backends.forward_cache import PerForwardCache, is_reentrant_recomputation
 from fairseq_posenc.backends.mask import Mask
-from fairseq_posenc.encodings.base import Encoding, Encodings
+from fairseq_posenc.encodings.base import Encodings
 from fairseq_posenc.encodings.locality import Locality, NeededKeys
 from fairseq_posenc.encodings.rotation import Rotation
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.positions import Positions, Span
+from fairseq_posenc.positions import Positions
 
 if TYPE_CHECKING:
     from fairseq_posenc.assembly import Assembly
@@ -37,8 +37,7 @@ class LayerShared(NamedTuple):
         rotation: rotation of the queries and keys of the last T tokens, or None.
         source_rotation: rotation of the source's keys, for rotary encoder-decoder attention.
         locality: limits of the keys that a query may see.
-        steps_span: distances of the terms if they also serve later steps of decoding, or None.
-        cache: cache of values that the first layer computes for all layers, or None.
+        cache: values that the first layer computes for all layers, or None.
         recompute_terms: computes ``terms`` again, with another autograd graph.
         rotate_ids: computes the rotation at positions ``(B or 1, S)``.
     """
@@ -48,7 +47,6 @@ class LayerShared(NamedTuple):
     rotation: Rotation | None = None
     source_rotation: Rotation | None = None
     locality: Locality = Locality()
-    steps_span: Span | None = None
     cache: PerForwardCache | None = None
     recompute_terms: Callable[[], Terms] | None = None
     rotate_ids: Callable[[Tensor], Rotation | None] | None = None
@@ -129,18 +127,12 @@ class Shared(NamedTuple):
         cls,
         encodings: Encodings,
         positions: Positions,
-        steps_span: Span | None = None,
-        compute_terms: Callable[[str, Encoding], Terms] | None = None,
     ) -> Shared:
         """Compute the position state from the encodings of a stack, each of them once.
 
         Args:
             encodings: result of :meth:`Assembly.build_stack`.
             positions: positions of the tokens.
-            steps_span: distances of the terms if they also serve later steps of decoding. Then each
-                layer slices them for its step, and the layers' cache would find nothing in common.
-            compute_terms: computes the terms of an encoding, from its name and itself; by default
-                those of this pass.
         """
         positions = encodings.number(positions)
         span = positions.span()
@@ -148,9 +140,7 @@ class Shared(NamedTuple):
         ids = positions.query_places
 
         def terms_of(name: str) -> Terms:
-            if compute_terms is None:
-                return named[name].combined_terms(span, positions)
-            return compute_terms(name, named[name])
+            return named[name].combined_terms(span, positions)
 
         def combine(names: tuple[str, ...], find_terms: Callable[[str], Terms]) -> Terms:
             return reduce(or_, map(find_terms, names), Terms([]))
@@ -167,8 +157,7 @@ class Shared(NamedTuple):
                 terms=combine(names, terms.__getitem__),
                 rotation=rotation,
                 locality=reduce(and_, (limits[name] for name in names), Locality()),
-                steps_span=steps_span,
-                cache=None if steps_span else PerForwardCache(),
+                cache=PerForwardCache(),
                 recompute_terms=partial(combine, names, terms_of),
                 rotate_ids=partial(encodings.rotation, kind=kind),
             )

@@ -8,18 +8,13 @@ from torch import Tensor
 
 from fairseq_posenc.backends import attend
 from fairseq_posenc.backends.mask import Mask
+from fairseq_posenc.backends.projected_rows import ProjectedRows
 from fairseq_posenc.encodings.base import Encodings
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.modules.attention_core import AttentionCore
 from fairseq_posenc.shared import LayerShared
-from fairseq_posenc.transformer.decoding import (
-    BY_TOKEN,
-    IncrementalCache,
-    cached_terms,
-    lookahead_positions,
-    slice_for_step,
-)
+from fairseq_posenc.transformer.decoding import IncrementalCache
 from fairseq_posenc.transformer.forward_context import current_layer
 
 IncrementalState = dict[str, dict[str, Tensor | None]] | None
@@ -133,7 +128,7 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
                 cache=shared.cache,
                 locality=shared.locality,
             ),
-            terms=self._compute_step_terms(incremental_state, shared),
+            terms=self._compute_terms(incremental_state, shared),
             dropout=float(self.dropout_module.p) if drops else 0.0,
             need_weights=need_weights or need_head_weights,
         )
@@ -145,24 +140,11 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
             weights = weights.transpose(0, 1) if need_head_weights else weights.mean(1)
         return self.merge_heads(attended), weights
 
-    def _compute_step_terms(self, state: IncrementalState, shared: LayerShared) -> Terms:
-        """Compute the terms of a call: the stack's, and this layer's own.
-
-        When decoding, the stack's are of many steps (see :func:`compute_step_span`), and so are the
-        layer's; the step takes a slice of their sum. Terms by token are of this step alone.
-        """
-        positions = shared.positions
-        steps_span = shared.steps_span
-        if steps_span is None:  # not decoding, or no term can be kept
-            return self.terms(positions.span(), shared)
-
-        def compute_ahead() -> Terms:
-            ahead = lookahead_positions(positions, steps_span.src_len)
-            terms = self.terms(steps_span, shared._replace(positions=ahead))
-            return terms.expanded(lambda term: term.name == "key_table")  # else looked up each step
-
-        key = self._get_full_incremental_state_key("terms")  # of this module alone
-        ahead = cached_terms(state, key, steps_span, compute_ahead)
-        src_len = positions.src_len
-        terms = slice_for_step(ahead, src_len, later=steps_span.src_len - src_len)
-        return Terms([*terms, *(x for x in shared.terms if isinstance(x, BY_TOKEN))])
+    def _compute_terms(self, state: IncrementalState, shared: LayerShared) -> Terms:
+        """Compute the terms of stack and layer; content rows are projected once for all steps."""
+        rows = ProjectedRows()
+        if state is not None:  # the key is of this module alone; beam search leaves it as it is
+            values: dict[str, Any] = state
+            rows = values.setdefault(self._get_full_incremental_state_key("rows"), rows)
+        span = shared.positions.span()
+        return rows.project(self.collect_terms(span, shared), span, self._project_rows)

@@ -17,14 +17,13 @@ from torch import Tensor, nn
 
 from fairseq_posenc.assembly import Assembly
 from fairseq_posenc.encodings.base import Dims, Encoding, Encodings
-from fairseq_posenc.encodings.terms import Terms
+from fairseq_posenc.encodings.term import Reset
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.identity import Identity, WeightSettings, format_directions
 from fairseq_posenc.modules.input_checks import read_position_ids
 from fairseq_posenc.positions import Positions, may_sync
 from fairseq_posenc.shared import Shared
 from fairseq_posenc.transformer.attention import IncrementalState
-from fairseq_posenc.transformer.decoding import cached_terms, compute_step_span, lookahead_positions
 from fairseq_posenc.transformer.forward_context import current_context, inject_context, set_context
 from fairseq_posenc.transformer.layers import (
     PositionalDecoderLayer,
@@ -100,11 +99,7 @@ class _PositionalStack:
             layer: Any = self.layers[index]  # iterating over the layers would apply LayerDrop
             layer.self_attn.direction = direction
             layer.register_forward_pre_hook(inject_context, with_kwargs=True)
-        # Between the steps of decoding, terms by distance alone can always be kept; terms by pair,
-        # or with a reset, only where no sentence is padded on the left.
-        names = {term.name for terms in assembly.draft_terms(backend) for term in terms}
-        self.has_reset = "reset" in names
-        self.terms_fit_any_row = names.isdisjoint({"reset", "pair_bias"})
+        self.has_reset = any(terms.has(Reset) for terms in assembly.draft_terms(backend))
 
     def _next_index(self) -> int:
         """Count the layer that fairseq is about to build, whose index it does not tell."""
@@ -154,7 +149,7 @@ class _PositionalStack:
         self,
         tokens: Tensor,
         tgt_len: int,
-        state: IncrementalState = None,
+        decoding: bool = False,
         ids: Tensor | None = None,
     ) -> Shared:
         """Compute the position state of a forward pass, once for all of its layers.
@@ -162,11 +157,11 @@ class _PositionalStack:
         Args:
             tokens: ``(B, S)``, the whole prefix when decoding.
             tgt_len: T, the number of queries, which are the last tokens.
-            state: fairseq's incremental state, when decoding.
+            decoding: whether this is a step of decoding.
             ids: position ids, ``(B or 1, S)`` or ``(B or 1, S, axes)``; by default tokens are
                 counted.
         """
-        inspect = may_sync(tokens.device, decoding=state is not None)  # reading waits for a GPU
+        inspect = may_sync(tokens.device, decoding)  # reading waits for a GPU
         positions = Positions.from_tokens(tokens, self.padding_idx, self.eos_idx, tgt_len, inspect)
         # Documents are found in the counted tokens; random positions are drawn by a caller's ids.
         positions = self.encodings.number(positions)
@@ -174,24 +169,7 @@ class _PositionalStack:
             positions = self.encodings.number(positions.replace_ids(ids))
         if self.has_reset:
             positions = positions._replace(first=positions.is_first())  # once, not in each layer
-        can_keep_terms = self.terms_fit_any_row or not positions.left_padded  # (True if unknown)
-        if state is None or not can_keep_terms:
-            return Shared.compute(self.encodings, positions)
-        limit = self.assembly.dims.max_positions  # tables by position have so many rows
-        span = compute_step_span(positions.src_len, limit, positions.device)
-
-        def compute_terms(name: str, encoding: Encoding) -> Terms:
-            # Temperatures and decay are by token; random positions are drawn again in each step.
-            if encoding.acts_on == "softmax" or positions.drawn is not None:
-                return encoding.combined_terms(span, positions)
-            key = self._get_full_incremental_state_key(f"terms.{name}")
-
-            def compute_ahead() -> Terms:
-                return encoding.combined_terms(span, lookahead_positions(positions, span.src_len))
-
-            return cached_terms(state, key, span, compute_ahead)
-
-        return Shared.compute(self.encodings, positions, span, compute_terms)
+        return Shared.compute(self.encodings, positions)
 
 
 class PositionalEncoder(_PositionalStack, TransformerEncoderBase):
@@ -267,7 +245,9 @@ class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
             tgt_len = 1
         shared = current_context()  # a caller's, of `at_positions`, or None
         if shared is None or incremental_state is not None:
-            shared = self.compute_shared(prev_output_tokens, tgt_len, incremental_state)
+            shared = self.compute_shared(
+                prev_output_tokens, tgt_len, decoding=incremental_state is not None
+            )
         # Later steps of decoding find rotated keys in their caches.
         if self.rotates_source and encoder_out is not None and tgt_len == src_len:
             shared = shared.with_source(self.encodings, self._number_source(encoder_out))

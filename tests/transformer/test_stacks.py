@@ -17,7 +17,6 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.identity import is_identity
 from fairseq_posenc.positions import Positions, Span
 from fairseq_posenc.shared import LayerShared
-from fairseq_posenc.transformer import decoding
 from fairseq_posenc.transformer.attention import PositionalAttention
 from fairseq_posenc.transformer.forward_context import set_context
 from tests.helpers import oracles
@@ -180,8 +179,7 @@ def test_rotary_cross_attention_equals_the_formula():
 
 
 @pytest.mark.parametrize(("family", "spec"), [*DECODING, ("translation", CROSS)])
-def test_decoding_with_beam_reordering_equals_the_full_pass(family, spec, monkeypatch):
-    monkeypatch.setattr(decoding, "STEPS", 3)  # tables are computed anew twice
+def test_decoding_with_beam_reordering_equals_the_full_pass(family, spec):
     model = wake(make_model(family, position_encoding=spec))
     source = make_tokens(2).repeat_interleave(2, 0)  # two sentences, a beam of two
     source[2:, -2:] = PAD
@@ -192,8 +190,7 @@ def test_decoding_with_beam_reordering_equals_the_full_pass(family, spec, monkey
 
 
 @pytest.mark.parametrize("spec", ["shaw", "m4+reset", "tupe", "tupe_shared+reset", "fire"])
-def test_decoding_sentences_padded_on_the_left(spec, monkeypatch):
-    monkeypatch.setattr(decoding, "STEPS", 3)
+def test_decoding_sentences_padded_on_the_left(spec):
     model = wake(make_model("causal_lm", position_encoding=spec))
     tokens = make_tokens(2)
     tokens[1, :2] = PAD
@@ -206,8 +203,7 @@ def test_decoding_sentences_padded_on_the_left(spec, monkeypatch):
 
 
 @pytest.mark.parametrize("spec", ["tupe", "tupe_shared+reset", "shaw"])
-def test_decoding_up_to_the_last_position_and_beyond(spec, monkeypatch):
-    monkeypatch.setattr(decoding, "STEPS", 3)  # the last room is smaller
+def test_decoding_up_to_the_last_position_and_beyond(spec):
     limit = {"max_target_positions": 8, "tokens_per_sample": 8}
     model = wake(make_model("causal_lm", position_encoding=spec, **limit))
     tokens = make_tokens(2, 10)
