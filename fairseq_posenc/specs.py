@@ -141,7 +141,8 @@ class Spec(NamedTuple):
     @property
     def is_causal_only(self) -> bool:
         """Whether an encoding is for causal models alone."""
-        return any(item.encoding.causal_reason for item in self.items)
+        prefill = any(dict(item.options).get("prefill") for item in self.items)  # of a window
+        return prefill or any(item.encoding.causal_reason for item in self.items)
 
     def layer_modules(self, index: int) -> dict[str, Item]:
         """Select the encodings with a module in layer ``index``, from 0, by the module's name."""
@@ -173,7 +174,7 @@ class Spec(NamedTuple):
         """Write the spec with all options, also those that have their default.
 
         >>> parse("window+alibi").full()
-        'alibi(mode=auto,scale_factor=1,axes=1)+window(size=512,first=none)'
+        'alibi(mode=auto,scale_factor=1,axes=1)+window(size=512,first=none,prefill=false)'
         """
         whole = tuple(item.fill_defaults() for item in self.whole_stack)
         layers = tuple(tuple(item.fill_defaults() for item in layer) for layer in self.layers)

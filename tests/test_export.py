@@ -22,7 +22,7 @@ from tests.helpers.tiny_models import COMPANIONS, needs_causal
 LENGTHS = (1, 2, 3, 7, 20, 56)
 BATCHES = (1, 3)
 WINDOWS = ["rope+window(size=4)", "alibi+window(size=20)", "3*rope+window(size=30),none"]
-WINDOWS += ["t5+window(size=20,first=3)", "cope+window(size=4,first=2)"]
+WINDOWS += ["t5+window(size=20,first=3)", "cope+window(size=4,first=2,prefill=true)"]
 SPECS = [
     *registry.names(),
     *(f"rope+{name}" for name in COMPANIONS),

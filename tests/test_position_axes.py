@@ -17,7 +17,7 @@ from transformers.models.sam2_video import modeling_sam2_video
 
 from fairseq_posenc.api import Cache, SelfAttention, StackPositions
 from fairseq_posenc.encodings.base import Dims
-from fairseq_posenc.encodings.rope import Rope
+from fairseq_posenc.encodings.rope import Rope, Sections
 from fairseq_posenc.encodings.rotation import PairRotation
 from fairseq_posenc.errors import UserError
 from tests.helpers import oracles
@@ -52,21 +52,19 @@ def settings(rope_type: str, base: float, **others) -> SimpleNamespace:
     return SimpleNamespace(rope_parameters=parameters, head_dim=width, max_position_embeddings=64)
 
 
-def test_sections_equal_those_of_qwen2_vl():
+@pytest.mark.parametrize(
+    ("module", "rotary", "sections", "pairs"),
+    [
+        (modeling_qwen2_vl, "Qwen2VLRotaryEmbedding", [16, 24, 24], "blocks"),
+        (modeling_qwen3_vl, "Qwen3VLTextRotaryEmbedding", [24, 20, 20], "interleaved"),
+    ],
+)
+def test_sections_equal_those_of_qwen_vl(module, rotary, sections, pairs):
     x = torch.randn(2, 4, 9, 128)
-    config = settings("default", 1e6, mrope_section=[16, 24, 24])
-    cosines, sines = modeling_qwen2_vl.Qwen2VLRotaryEmbedding(config)(x, THREE)
-    theirs, _ = modeling_qwen2_vl.apply_rotary_pos_emb(x, x, cosines, sines)
-    ours = rotate({"base": 1e6, "layout": "half", "sections": "16/24/24"}, THREE, x)
-    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
-
-
-def test_interleaved_sections_equal_those_of_qwen3_vl():
-    x = torch.randn(2, 4, 9, 128)
-    config = settings("default", 5e6, mrope_section=[24, 20, 20])
-    cosines, sines = modeling_qwen3_vl.Qwen3VLTextRotaryEmbedding(config)(x, THREE)
-    theirs, _ = modeling_qwen3_vl.apply_rotary_pos_emb(x, x, cosines, sines)
-    options = {"base": 5e6, "layout": "half", "sections": "24/20/20", "pairs": "interleaved"}
+    config = settings("default", 1e6, mrope_section=sections)
+    cosines, sines = getattr(module, rotary)(config)(x, THREE)
+    theirs, _ = module.apply_rotary_pos_emb(x, x, cosines, sines)
+    options = {"base": 1e6, "layout": "half", "sections": Sections(sections), "pairs": pairs}
     torch.testing.assert_close(rotate(options, THREE, x), theirs, rtol=1e-5, atol=1e-5)
 
 
@@ -121,7 +119,7 @@ def test_axial_rotations_equal_those_of_dinov3():
 @pytest.mark.parametrize("pairs", ["blocks", "interleaved"])
 def test_equal_positions_on_all_axes_are_those_of_text_bit_for_bit(pairs):
     x, ids = torch.randn(2, 4, 9, 16), torch.randint(0, 60, (2, 9))
-    sections = "4/2/2"
+    sections = Sections.parse("4/2/2")
     three = rotate({"sections": sections, "pairs": pairs}, ids.expand(3, -1, -1), x)
     rope = Rope(Dims(64, 4, 64))
     assert torch.equal(three, rope.rotation(ids).rotate_queries(x))

@@ -4,6 +4,7 @@ from typing import Literal, Optional
 
 from fairseq_posenc.encodings.base import Dims, Encoding, register
 from fairseq_posenc.encodings.locality import Locality
+from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions
 
 
@@ -14,7 +15,8 @@ class Window(Encoding):
     Equation:
         causal: key j is visible to query i if i - W < j <= i, that is, W keys with its own; in
         an encoder: if abs(j - i) <= W // 2. With ``first``, keys at positions below it are visible
-        as well, as far as direction and document allow.
+        as well, as far as direction and document allow. With ``prefill``, a token that is computed
+        alone after a cache (a generated one) has no window; several at once (a prompt) have it.
     Shapes:
         no tensors.
     Parameters:
@@ -22,7 +24,8 @@ class Window(Encoding):
     Source:
         Beltagy et al. (2020), "Longformer", arXiv:2004.05150, section 3.1; the bounds are those of
         Mistral (causal) and of ModernBERT (encoders); ``first`` as in Xiao et al. (2024),
-        "Efficient Streaming Language Models with Attention Sinks", arXiv:2309.17453.
+        "Efficient Streaming Language Models with Attention Sinks", arXiv:2309.17453; ``prefill`` as
+        in "Sliding Window Attention Adaptation", arXiv:2512.10411.
     Differs:
         a layer with a direction in an encoder sees W keys on that side, including its own. With
         ``first``, positions are those of the text, not those in the cache.
@@ -31,20 +34,28 @@ class Window(Encoding):
     acts_on = "mask"
     shared_by_layers = True
 
-    def __init__(self, dims: Dims, *, size: int = 512, first: Optional[int] = None) -> None:
+    def __init__(
+        self, dims: Dims, *, size: int = 512, first: Optional[int] = None, prefill: bool = False
+    ) -> None:
         super().__init__(dims)
+        if prefill and not dims.causal:
+            raise UserError("window: prefill is for causal models, which generate token by token")
         self.size = size
         self.first = first
+        self.prefill = prefill
         self.axes = 0 if first is None else 1  # positions are read only for the first keys
 
     def locality(self, positions: Positions) -> Locality:
         """Limit the distance of keys. Padding is never one of the first keys."""
+        if self.prefill and positions.src_len > positions.tgt_len == 1:
+            return Locality()
+        limits = Locality(window=self.size, prefill=self.prefill)
         if self.first is None:
-            return Locality(window=self.size)
+            return limits
         first_keys = positions.ids < self.first  # [B or 1, S]
         if (padding := positions.padding) is not None:
             first_keys = first_keys & ~padding
-        return Locality(window=self.size, first_keys=first_keys)
+        return limits._replace(first_keys=first_keys)
 
 
 @register("chunk")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import reduce
-from operator import and_
 from typing import NamedTuple
 
 import torch
@@ -38,6 +36,7 @@ class Locality(NamedTuple):
         documents: whether segments are documents; then a reset is for the first token of each.
         longest: the largest number of tokens in a segment, if it is known.
         first_keys: ``(B or 1, S)`` of bool, True for keys that no window hides. None for none.
+        prefill: whether later tokens, generated one by one, have no window.
     """
 
     window: int | None = None
@@ -45,6 +44,7 @@ class Locality(NamedTuple):
     documents: bool = False
     longest: int | None = None
     first_keys: Tensor | None = None
+    prefill: bool = False
 
     @property
     def limits(self) -> bool:
@@ -66,6 +66,8 @@ class Locality(NamedTuple):
             queries: how many of the tokens in ``first_keys`` and ``segments``, the last ones, are
                 new, so that the cache does not hold them yet.
         """
+        if self.prefill:
+            return Locality(segments=self.segments, longest=self.longest).needed_keys()
         sizes = [size for size in (self.window, self.longest) if size is not None]
         # The last key stays even if no query sees it: sums of decay go on from it.
         last = max(min(sizes) - 1, 1) if sizes else None
@@ -83,20 +85,16 @@ class Locality(NamedTuple):
         return NeededKeys(last, is_first.any(0).nonzero()[:, 0].cpu())
 
     def __and__(self, other: Locality) -> Locality:
-        """Combine two limits: a key is visible if both allow it."""
-        windows = [side.window for side in (self, other) if side.window is not None]
-        longest = [side.longest for side in (self, other) if side.longest is not None]
-        first_keys = [side.first_keys for side in (self, other) if side.first_keys is not None]
-        # A key that only one of two windows leaves visible is hidden by the other.
-        has_first = bool(first_keys) and len(first_keys) == len(windows)
+        """Combine the limits of the encodings of a layer, of which at most one is a window."""
         segments = other.segments if self.segments is None else self.segments
         if self.segments is not None and other.segments is not None:
             # A number for each pair of segments.
             segments = self.segments * (other.segments.amax() + 1) + other.segments
         return Locality(
-            window=min(windows, default=None),
+            window=self.window or other.window,
             segments=segments,
             documents=self.documents or other.documents,
-            longest=min(longest, default=None),
-            first_keys=reduce(and_, first_keys) if has_first else None,
+            longest=self.longest or other.longest,
+            first_keys=other.first_keys if self.first_keys is None else self.first_keys,
+            prefill=self.prefill or other.prefill,
         )

@@ -166,14 +166,22 @@ class TransformerXL(Encoding):
         self.sinusoids = Sinusoidal(dims)
 
     def terms(self, span: Span, positions: Positions) -> list[Term]:
-        """Compute W s as query table, u as the only row for keys, and v.(W s), scaled, as bias."""
-        has_ids = span.ids is not None
-        if has_ids:  # the span is unbounded: make a row for each distance that these ids can have
-            reach = _find_largest_id(positions)
+        """Compute W s as query table, u as the only row for keys, and v.(W s), scaled, as bias.
+
+        Raises:
+            UserError: torch is compiling, so ids have no values.
+        """
+        if span.ids is not None:  # unbounded: make a row for each distance that these ids can have
+            if torch.compiler.is_compiling():
+                raise UserError(
+                    "transformer_xl: it has a row for each distance between position_ids, which a "
+                    "graph does not know: leave them out, or compile another encoding"
+                )
+            # If the largest is not known yet, reading it waits for a GPU.
+            reach = positions.longest - 1 if positions.longest else int(positions.ids.max())
             span = span._replace(low=-reach, high=reach)
         sinusoids = self.sinusoids.vectors(-span.distances()).type_as(self.projection)  # [R, C]
-        rows = (sinusoids @ self.projection.T).unflatten(-1, self.u.shape)  # [R, H, D]
-        rows = rows.transpose(0, 1)  # [H, R, D]
+        rows = (sinusoids @ self.projection.T).unflatten(-1, self.u.shape).transpose(0, 1)
         bias = (rows * self.v[:, None]).sum(-1) * self.dims.scale(self.scale_factor)  # [H, R]
         runs = Runs(range(span.low + 1, span.high + 1), span)
         all_distances = Runs((), span)  # no second row begins
@@ -182,17 +190,3 @@ class TransformerXL(Encoding):
             RowsByDistance(self.u[:, None], all_distances, of="key"),
             NumbersByDistance(bias, runs),
         ]
-
-
-def _find_largest_id(positions: Positions) -> int:
-    """Find the largest of a caller's ids; if it is not known yet, this waits for a GPU.
-
-    Raises:
-        UserError: torch is compiling, so ids have no values.
-    """
-    if torch.compiler.is_compiling():
-        raise UserError(
-            "transformer_xl: it has a row for each distance between position_ids, which a "
-            "graph does not know: leave them out, or compile another encoding"
-        )
-    return positions.longest - 1 if positions.longest else int(positions.ids.max())

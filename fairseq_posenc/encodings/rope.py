@@ -149,15 +149,14 @@ class Rope(Encoding):
             raise UserError(f"{self.name}(base={base:g}): the base must be more than 1")
         self.layout = layout
         self.base = base
-        # An exported model's configuration holds both objects as text.
-        self.scaling = Scaling.parse(scaling) if isinstance(scaling, str) else scaling
-        self.sections = Sections.parse(sections) if isinstance(sections, str) else sections
+        self.scaling = scaling
+        self.sections = sections
         self.pairs = pairs
-        self.axes = axes or len(self.sections or [1])  # sections alone have an axis each
+        self.axes = axes or len(sections or [1])  # sections alone have an axis each
         if sections is not None and pairs == "alternating":
             raise UserError(f"{self.name}(pairs=alternating): its axes have equal parts")
         interleaved = pairs == "interleaved"
-        pair_axes = assign_axes(self.name, self.rotated // 2, self.axes, self.sections, interleaved)
+        pair_axes = assign_axes(self.name, self.rotated // 2, self.axes, sections, interleaved)
         self.pair_axes = make_constant(pair_axes, torch.device("cpu"), torch.long)
         self.scaling.check(self.name, self._range_width)
         self.compute_constants()

@@ -58,8 +58,6 @@ class T5(Encoding):
     ) -> None:
         super().__init__(dims, scale_factor)
         self.axes = axes
-        self.num_buckets = num_buckets
-        self.max_distance = max_distance
         self.buckets = Buckets.build(
             self.name, num_buckets, max_distance, both_sides=not dims.causal
         )

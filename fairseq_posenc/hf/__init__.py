@@ -5,7 +5,7 @@ module ``saving`` registers a configuration class when it is imported.
 """
 
 import importlib.util
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from fairseq_posenc.errors import UserError
 
@@ -75,15 +75,6 @@ def set_positions(
         UserError: the family, the spec or the sizes are not supported, or the model is wrapped. The
             model is then unchanged.
     """
-    _refuse_wrapped(model)
-    settings = PositionSettings(spec, max_positions, decoder_spec, directions, boundary_id)
-    replace_positions(model, settings, extend)
-    make_saveable(model)
-    return model
-
-
-def _refuse_wrapped(model: Any) -> None:
-    """Refuse a model that is wrapped, or that PEFT or FSDP has changed inside."""
     if not isinstance(model, PreTrainedModel):
         raise UserError(
             f"{type(model).__name__} is not a model of transformers (PreTrainedModel): load one by "
@@ -95,3 +86,7 @@ def _refuse_wrapped(model: Any) -> None:
         )
     if any(isinstance(x, (FSDPModule, FullyShardedDataParallel)) for x in model.modules()):
         raise UserError("FSDP has sharded this model: set its positions before")
+    settings = PositionSettings(spec, max_positions, decoder_spec, directions, boundary_id)
+    replace_positions(model, settings, extend)
+    make_saveable(model)
+    return model

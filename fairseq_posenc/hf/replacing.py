@@ -245,7 +245,11 @@ def _install(model: PreTrainedModel, plans: list[StackPlan]) -> None:
     is_native = all(plan.positions.is_native for plan in plans)
     for plan in plans:
         plan.positions.is_native = is_native
-    _copy_configurations(model)
+    copies: dict[int, object] = {}  # parts of the model that share one go on doing so
+    for module in model.modules():  # others may have been built from the same
+        config: Any = vars(module).get("config")
+        if isinstance(config, PretrainedConfig):
+            module.config = copy.deepcopy(config, copies)
     _choose_attention(model, plans)
     for plan in plans:
         plan.stack.neutralize()
@@ -257,15 +261,6 @@ def _install(model: PreTrainedModel, plans: list[StackPlan]) -> None:
     for module in model.modules():
         if hasattr(module, "is_causal") and not hasattr(module, POSITIONS):
             setattr(module, WITHOUT_POSITIONS, True)
-
-
-def _copy_configurations(model: PreTrainedModel) -> None:
-    """Give a model its own configurations: others may have been built from the same."""
-    copies: dict[int, object] = {}  # parts of the model that share one go on doing so
-    for module in model.modules():
-        config: Any = vars(module).get("config")
-        if isinstance(config, PretrainedConfig):
-            module.config = copy.deepcopy(config, copies)
 
 
 def _choose_attention(model: PreTrainedModel, plans: list[StackPlan]) -> None:
@@ -289,12 +284,14 @@ def _limit_caches(stack: Stack, spec: Spec) -> None:
     """
     config = stack.config
     windows = [find_options(layer, "window") for layer in spec.layers]  # {} for no window
-    # A layer that needs the first keys, too, needs a cache of all.
-    sizes = [x["size"] if x and x["first"] is None else 0 for x in windows]  # 0: keep all keys
+    # Where later tokens see the first keys, or all, the cache must have all: a size of 0.
+    sizes = [x["size"] if x and x["first"] is None and not x["prefill"] else 0 for x in windows]
     if any(sizes):
         config.sliding_window = max(sizes)  # transformers' caches have one size for all layers
-    elif getattr(config, "sliding_window", None) and not _masks_by_type(config):
-        config.sliding_window = None
+    elif getattr(config, "sliding_window", None):
+        parameters = [inspect.signature(cls).parameters for cls in type(config).__mro__]
+        if not any("layer_types" in names for names in parameters):  # else masks need a size
+            config.sliding_window = None
     if hasattr(config, "use_sliding_window"):  # Qwen forgets the size on loading, unless it is true
         config.use_sliding_window = any(sizes)
     # The types of the previous positions may name windows that the new ones do not have. The
@@ -305,8 +302,3 @@ def _limit_caches(stack: Stack, spec: Spec) -> None:
     if any(sizes) and hasattr(stack.module, "has_sliding_layers"):
         # Only if this is true do such models make the mask that layers of this type ask for.
         stack.module.has_sliding_layers = True
-
-
-def _masks_by_type(config: PretrainedConfig) -> bool:
-    """Check, by ``layer_types``, whether a model makes a mask for each type, and needs a window."""
-    return any("layer_types" in inspect.signature(cls).parameters for cls in type(config).__mro__)

@@ -282,6 +282,17 @@ class ModelWithPositions(Derived):
         compare_loaded_adapters(cast(PreTrainedModel, self), state_dict)
         super()._load_from_state_dict(state_dict, prefix, *args)  # type: ignore[misc]
 
+    def _validate_generation_mode(self, mode: str, config: Any, *args: Any) -> None:
+        """Refuse what would generate other tokens than steps of one token after a cache do."""
+        specs = [getattr(self.config, key, "") for key in _SPECS]
+        is_stepwise = config.use_cache and mode != "assisted_generation"
+        if not is_stepwise and any("prefill=true" in spec for spec in specs):
+            raise UserError(
+                "window(prefill=true) is for tokens that are generated one by one, with a cache: "
+                "leave out use_cache=False, assistant_model and prompt_lookup_num_tokens"
+            )
+        super()._validate_generation_mode(mode, config, *args)  # type: ignore[misc]
+
     def load_adapter(self, *args: Any, **kwargs: Any) -> None:
         """Refuse adapters that transformers would load, as it cannot compare their positions."""
         raise UserError("load_adapter compares no positions: PeftModel.from_pretrained(model, ...)")

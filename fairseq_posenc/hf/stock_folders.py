@@ -221,7 +221,7 @@ def list_unknown_items(spec: Spec, family: Family) -> list[str]:
     return [
         str(item)
         for item in spec.items
-        if not parts.get(item.name) or (item.name == "window" and "first" in dict(item.options))
+        if not parts.get(item.name) or {"first", "prefill"} & dict(item.options).keys()
     ]
 
 

@@ -250,7 +250,9 @@ class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
             )
         # Later steps of decoding find rotated keys in their caches.
         if self.rotates_source and encoder_out is not None and tgt_len == src_len:
-            shared = shared.with_source(self.encodings, self._number_source(encoder_out))
+            (padding,) = encoder_out["encoder_padding_mask"]  # [B, S]
+            source = Positions.from_padding(padding, tgt_len=0, inspect_padding=False)
+            shared = shared.with_source(self.encodings, source)
         with set_context(shared):
             return cast(
                 "tuple[Tensor, Any]",
@@ -261,11 +263,6 @@ class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
 
     def buffered_future_mask(self, tensor: Tensor) -> None:
         """Build no mask of pairs for fairseq: the direction of the layers replaces it."""
-
-    def _number_source(self, encoder_out: dict[str, list[Tensor]]) -> Positions:
-        """Number the source's tokens, to rotate their keys."""
-        (padding,) = encoder_out["encoder_padding_mask"]  # [B, S]
-        return Positions.from_padding(padding, tgt_len=0, inspect_padding=False)
 
     def _check_step(self, tokens: Tensor, state: Any) -> None:
         """Refuse to decode a token whose predecessors have not been decoded."""
@@ -298,6 +295,8 @@ def _assemble(cfg: Any, side: str) -> tuple[Any, list[int] | None]:
     else:
         spec = spec.select_layers(kept)
     causal = side == "decoder"
+    if causal and any(dict(item.options).get("prefill") for item in spec.items):
+        raise UserError("window: fairseq decodes token by token; set prefill once it is exported")
     length = cfg.max_target_positions if causal else cfg.max_source_positions
     dims = Dims(stack.embed_dim, stack.attention_heads, length, causal)
     cfg = copy(cfg)  # the caller's stays without an assembly

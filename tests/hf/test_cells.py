@@ -126,7 +126,8 @@ def test_bfloat16(name):
 
 
 def test_caches_forget_what_windows_hide():
-    cell = Cell.build("llama", "rope(layout=half)+window(size=5),alibi+window(size=3),none,none")
+    layers = "rope(layout=half)+window(size=5),window(size=3),window(prefill=true),none"
+    cell = Cell.build("llama", layers)
     cache = cell.model(**cell.inputs, use_cache=True)[CACHE]
     assert [layer.keys.size(2) for layer in cache.layers] == [4, 4, 12, 12]
 

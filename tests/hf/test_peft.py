@@ -53,7 +53,7 @@ def test_adapters_have_records_in_their_configuration(
     config = copy.deepcopy(KINDS[kind])
     peft.get_peft_model(copy.deepcopy(base), config).save_pretrained(tmp_path)
     written = json.loads((tmp_path / "adapter_config.json").read_text())["auto_mapping"]
-    full = "alibi(mode=auto,scale_factor=1,axes=1)+window(size=512,first=none)"
+    full = "alibi(mode=auto,scale_factor=1,axes=1)+window(size=512,first=none,prefill=false)"
     assert written["position_encoding"] == full
     loaded = peft.PeftModel.from_pretrained(copy.deepcopy(base), tmp_path)
     loaded.load_adapter(tmp_path, "default", is_trainable=True)  # as a Trainer does that resumes

@@ -83,6 +83,46 @@ def test_a_window_never_cuts_a_cross_attention_cache() -> None:
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("settings", [{}, {"num_beams": 3}, {"prefill_chunk_size": 4}], ids=str)
+@pytest.mark.parametrize("options", ["size=3", "size=3,first=2"])
+def test_with_prefill_generated_tokens_see_the_whole_prompt(options: str, settings: Any) -> None:
+    """Padded on the left, against the stock model with a mask of pairs, a row at a time."""
+    stock = MODELS["llama"].build(eos_token_id=None).double()
+    windowed = set_positions(copy.deepcopy(stock), f"own+window({options})")
+    model = set_positions(copy.deepcopy(stock), f"own+window({options},prefill=true)")
+    tokens, size = torch.cat([TOKENS, TOKENS.flip(1)]), 12
+    mask = torch.arange(size) >= torch.tensor([[0], [3]])
+    named = {"attention_mask": mask.long(), "max_new_tokens": 8, "do_sample": False, **settings}
+    out = model.generate(
+        tokens, **named, return_dict_in_generate=True, output_logits=True, output_scores=True
+    )
+    assert not torch.equal(out.sequences, windowed.generate(tokens, **named))
+    for row, left in enumerate((0, 3)):
+        text = out.sequences[row, left:]
+        i, j = torch.arange(len(text))[:, None], torch.arange(len(text))
+        first = 2 if "first" in options else 0
+        seen = (j <= i) & ((j > i - 3) | (j < first) | (i >= size - left))
+        pairs = torch.zeros(1, 1, *seen.shape).double().masked_fill(~seen, -torch.inf)
+        logits = stock(text[None], attention_mask=pairs).logits[0, size - left - 1 : -1]
+        if "num_beams" in settings:
+            chosen = logits.log_softmax(-1).gather(1, text[size - left :, None])
+            found, expected = out.sequences_scores[row], chosen.mean()
+        else:
+            found, expected = torch.stack(out.logits, 1)[row], logits
+        torch.testing.assert_close(found, expected.float(), rtol=1e-5, atol=1e-5)
+
+
+def test_with_prefill_what_does_not_generate_token_by_token_is_refused() -> None:
+    model = set_positions(MODELS["llama"].build(), "own+window(size=3,prefill=true)")
+    wrong = {"use_cache": False, "prompt_lookup_num_tokens": 2, "assistant_model": model}
+    for name, value in wrong.items():
+        with pytest.raises(UserError, match="one by one, with a cache: leave out"):
+            model.generate(TOKENS, **{name: value})
+    with pytest.raises(UserError, match="prefill is for causal models"):
+        set_positions(MODELS["bert"].build(), "own+window(prefill=true)")
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("spec", ["rope(layout=half)", "alibi"])
 def test_a_cache_of_earlier_windows_is_refused(spec: str) -> None:
     model = MODELS["mistral"].build(sliding_window=4)

@@ -84,6 +84,7 @@ def test_a_longer_table_of_the_models_own_is_stock(name, tmp_path):
     [
         ("llama", "own+alibi", "alibi is in no stock class"),
         ("llama", "own+window(size=4,first=2)", r"window\(size=4,first=2\) is in no stock class"),
+        ("llama", "own+window(size=4,prefill=true)", r"prefill=true\) is in no stock class"),
         ("llama", "own+window(size=4),own+window(size=5)", "no stock class with these weights has"),
         ("llama", "own(fraction=0.5)", "LlamaForCausalLM differs by"),
         ("qwen3", "3*own,none", "no stock class with these weights has 3"),

@@ -376,6 +376,11 @@ def test_a_causal_lms_inner_sizes_follow_its_width():
 BAD_OPTIONS = [
     ("masked_lm", {"max_positions": 10**12}, "128,000 GB, and this machine"),
     ("translation", {"position_encoding_decoder": "m4+m4m"}, "both bring a"),
+    (
+        "causal_lm",
+        {"position_encoding": "rope+window(prefill=true)"},
+        "prefill once it is exported",
+    ),
     ("masked_lm", {"position_encoding": "m4(max=3)"}, "m4 has no option 'max=3'; its options: max"),
     ("masked_lm", {"position_encoding": "3*rope,none"}, "a list of 4 layers, but the stack has 3"),
     ("causal_lm", {"position_encoding": "2*rope,none"}, "a list of 3 layers, but the stack has 2"),

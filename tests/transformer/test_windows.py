@@ -26,7 +26,6 @@ from tests.helpers.tiny_models import (
     encoding_specs,
     make_model,
     make_tokens,
-    needs_causal,
 )
 from tests.transformer.test_attention import attend_by_formula, make, scores_and_values
 
@@ -113,34 +112,6 @@ def test_cope_counts_the_keys_that_a_query_sees(limits):
         torch.testing.assert_close(ours[real, b], theirs, rtol=1e-11, atol=1e-11)
 
 
-def assert_blocks_equal_the_reference(
-    positions: StackPositions,
-    inputs: torch.Tensor,
-    direction: str,
-    tolerance: float,
-    padding: torch.Tensor | None = None,
-    **given: torch.Tensor,
-) -> None:
-    """Assert that outputs and all gradients of a layer on blocks are those on the reference."""
-    layers = [
-        awake(SelfAttention(positions, direction=direction, backend=name)).double()
-        for name in ("reference", "blocked")
-    ]
-    layers[1].load_state_dict(layers[0].state_dict())
-    found = []
-    for layer in layers:
-        x = inputs.clone().requires_grad_()
-        positions.zero_grad()
-        out, _ = layer(*positions(x, padding, **given))
-        (out * torch.linspace(-1, 1, 16, dtype=torch.float64)).sum().backward()
-        parameters = {**dict(layer.named_parameters()), **dict(positions.named_parameters())}
-        grads = {key: p.grad.clone() for key, p in parameters.items() if p.grad is not None}
-        found.append({"out": out, "x": x.grad, **grads})
-    assert found[0].keys() == found[1].keys()
-    for key, expected in found[0].items():
-        torch.testing.assert_close(found[1][key], expected, rtol=tolerance, atol=tolerance)
-
-
 RUNS = ["m4m(max_distance=2)", "deberta_v2(buckets=4)", "shaw_values(max_distance=1)"]
 OF_BLOCKS = ["none", "m4m", "shaw+shaw_values", "t5", "m4(reset=true)", "tupe(reset=true)"]
 OF_BLOCKS += ["tupe_shared"]
@@ -157,26 +128,40 @@ OF_BLOCKS += ["tupe_shared"]
 )
 def test_blocks_and_their_gradients_equal_the_references(spec, limits, direction):
     """Several blocks, tiles that are skipped, padding, and lengths that fill no tile."""
-    length = 333
-    padding = torch.zeros(2, length, dtype=torch.bool)
-    padding[0, -30:] = True
-    padding[1, :60] = True
-    inputs = torch.randn(2, length, 16, dtype=torch.float64)
-    causal = direction == "lr"
-    positions = StackPositions(f"{spec}+{limits}", 16, 2, length, causal).double()
-    assert_blocks_equal_the_reference(positions, inputs, direction, 1e-6, padding)
+    padding = torch.zeros(2, 333, dtype=torch.bool)
+    padding[0, -30:], padding[1, :60] = True, True
+    compare_blocks(f"{spec}+{limits}", direction, 1e-6, key_padding_mask=padding)
+
+
+def compare_blocks(spec: str, direction: str, tolerance: float, **named) -> None:
+    """Compare blocks with the reference, and the gradients of inputs and all parameters."""
+    batch, length = next(iter(named.values())).shape  # of the mask, or the ids of documents
+    positions = awake(StackPositions(spec, 16, 2, length, causal=direction == "lr")).double()
+    layers = [
+        SelfAttention(positions, direction=direction, backend=name).double()
+        for name in ("reference", "blocked")
+    ]
+    layers[1].load_state_dict(awake(layers[0]).state_dict())
+    inputs, found = torch.randn(batch, length, 16, dtype=torch.float64), []
+    for layer in layers:
+        x = inputs.clone().requires_grad_()
+        positions.zero_grad()
+        out, _ = layer(*positions(x, **named))
+        (out * torch.linspace(-1, 1, 16, dtype=torch.float64)).sum().backward()
+        parameters = [*layer.parameters(), *positions.parameters()]
+        found.append([out, x.grad, *(p.grad.clone() for p in parameters if p.grad is not None)])
+    for expected, blocks in zip(*found, strict=True):
+        torch.testing.assert_close(blocks, expected, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("spec", ["none", "m4m", "t5", "fire", "tupe_shared"])
 def test_blocks_of_documents_and_their_gradients_equal_the_references(spec):
-    length = 333  # the first two sentences have few borders in common, the third is one document
-    ids = torch.stack([torch.arange(length) // size for size in (70, 113, length)])
-    positions = StackPositions(f"{spec}+documents", 16, 2, length, causal=True).double()
-    inputs = torch.randn(3, length, 16, dtype=torch.float64)
-    assert_blocks_equal_the_reference(positions, inputs, "lr", 1e-6, document_ids=ids)
+    # The first two sentences have few borders in common, the third is one document.
+    ids = torch.stack([torch.arange(333) // size for size in (70, 113, 333)])
+    compare_blocks(f"{spec}+documents", "lr", 1e-6, document_ids=ids)
 
 
-def test_a_window_over_all_keys_is_none():
+def test_a_window_over_all_keys_is_none_and_limits_no_backend(monkeypatch):
     for direction, needless in (("lr", 9), ("rl", 9), ("both", 16)):
         mask = Mask(direction, locality=Locality(window=needless))
         assert not mask.without_needless_window(src_len=9).locality.limits
@@ -185,27 +170,17 @@ def test_a_window_over_all_keys_is_none():
     first_keys = torch.arange(9)[None] < 2
     mask = Mask("lr", locality=Locality(window=9, first_keys=first_keys))
     assert mask.without_needless_window(src_len=9).locality == Locality()
-
-
-def test_a_window_over_all_keys_does_not_limit_the_backends(monkeypatch):
     calls, real = [], planner.choose
     monkeypatch.setattr(planner, "choose", lambda *given: calls.append(given[2]) or real(*given))
-    mask = Mask("lr", locality=Locality(window=9))
-    _, weights = attend(*torch.randn(3, 1, 2, 9, 8), Terms(), mask)
-    assert weights is None
+    assert attend(*torch.randn(3, 1, 2, 9, 8), Terms(), mask)[1] is None
     assert [call.limited for call in calls] == [False]
 
 
-def test_of_two_windows_the_first_keys_of_both_are_visible():
-    marks = [torch.arange(9)[None] < n for n in (2, 5)]
-    ours, theirs = (Locality(window=n + 3, first_keys=x) for n, x in enumerate(marks))
-    both = ours & theirs & Locality(segments=torch.zeros(1, 9).long())
-    assert both.window == 3
-    assert torch.equal(both.first_keys, marks[0])
-    assert (ours & Locality(window=5)).first_keys is None
-    assert ours.needed_keys().last == 2
-    assert ours.needed_keys().first.tolist() == [0, 1]
-    assert theirs.needed_keys(queries=5)[1].tolist() == [0, 1, 2, 3]
+def test_first_keys_are_needed_beside_the_last_ones_of_a_window():
+    ours, theirs = (Locality(n + 3, first_keys=torch.arange(9)[None] < n) for n in (2, 5))
+    last, first = ours.needed_keys()
+    assert (last, first.tolist()) == (4, [0, 1])
+    assert theirs.needed_keys(queries=5).first.tolist() == [0, 1, 2, 3]
     assert Locality(window=5, longest=4).needed_keys() == (3, None)
     segments = torch.tensor([[0, 0, 0, 0, 0, 0, 0, 1, 1]])
     other = ours._replace(segments=segments)  # the first keys were those of another segment
@@ -213,30 +188,32 @@ def test_of_two_windows_the_first_keys_of_both_are_visible():
     assert other.needed_keys(queries=3)[1].tolist() == [0, 1]
 
 
+@pytest.mark.parametrize("other", ["rope+window(size=4)", "rope"])
+def test_where_a_layer_sees_first_keys_the_ids_of_all_tokens_are_needed(other):
+    positions = StackPositions(f"rope+window(size=4,first=2),{other}", 16, 2, 40, causal=True)
+    with pytest.raises(UserError, match="also needs those of the earlier tokens"):
+        positions(torch.randn(1, 1, 16), past=5, position_ids=torch.tensor([[5]]))
+
+
 @pytest.mark.parametrize(("spec", "window"), product_of(["none", "m4m", "t5"], [3, 40]))
 def test_the_first_tokens_of_each_document_stay_visible(spec, window):
-    """On each backend, against a mask of pairs from a loop; in a causal model and in an encoder."""
-    length, first = 150, 4
-    ids = torch.stack([torch.arange(length) // size for size in (70, 41)])
-    rows = ids.tolist()
-    x = torch.randn(2, length, 16, dtype=torch.float64)
-    for causal in (True, False):
-        seen = torch.zeros(2, length, length, dtype=torch.bool)
-        for b, i, j in itertools.product(range(2), range(length), range(length)):
-            row = rows[b]
-            start = row.index(row[i])
-            near = i - window < j if causal else abs(j - i) <= window // 2
-            own = row[i] == row[j] and (j <= i or not causal)
-            seen[b, i, j] = own and (near or start <= j < start + first)
-        limits = f"window(size={window},first={first})+documents"
-        positions = StackPositions(f"{spec}+{limits}", 16, 2, length, causal).double()
+    """On each backend, against a mask of pairs; in a causal model and in an encoder."""
+    limits = f"window(size={window},first=4)"
+    in_documents = f"{spec}+{limits}+documents"
+    lengths = [(70, 70, 10), (41, 41, 41, 27)]
+    ids = torch.stack([torch.arange(150) // row[0] for row in lengths])
+    x = torch.randn(2, 150, 16, dtype=torch.float64)
+    for direction in ("lr", "both"):
+        blocks = [[visible(limits, direction, n).int() for n in row] for row in lengths]
+        seen = [torch.block_diag(*row).bool() for row in blocks]
+        positions = StackPositions(in_documents, 16, 2, 150, direction == "lr").double()
         layer = SelfAttention(positions, backend="reference").double()
         embedded, shared = positions(x, document_ids=ids)
         call = layer.make_call(*layer.project(embedded), shared.of_kind(0))
         pairs = [
             call._replace(
                 **{n: getattr(call, n)[b : b + 1] for n in ("query", "key", "value")},
-                mask=Mask("lr" if causal else "both", pairs=~seen[b]),
+                mask=Mask(direction, pairs=~seen[b]),
             )
             for b in range(2)
         ]
@@ -268,14 +245,9 @@ def test_blocks_leave_out_hidden_keys(direction):
 @pytest.mark.parametrize("direction", ["both", "lr", "rl"])
 @pytest.mark.parametrize("spec", ["none+sink", "m4m", "fox+ssmax", "shaw_values+alibi"])
 def test_blocks_hide_the_keys_between_the_first_ones_and_the_window(spec, direction):
-    if direction != "lr" and needs_causal(spec):
-        direction = "lr"
-    length, limits = 700, "window(size=30,first=3)"
-    positions = awake(StackPositions(f"{spec}+{limits}", 16, 2, length, direction == "lr")).double()
-    padding = torch.zeros(2, length, dtype=torch.bool)
+    padding = torch.zeros(2, 700, dtype=torch.bool)
     padding[0, -40:], padding[1, :50] = True, True
-    inputs = torch.randn(2, length, 16, dtype=torch.float64)
-    assert_blocks_equal_the_reference(positions, inputs, direction, 1e-9, padding)
+    compare_blocks(f"{spec}+window(size=30,first=3)", direction, 1e-9, key_padding_mask=padding)
 
 
 @pytest.mark.parametrize("direction", ["both", "lr", "rl"])
@@ -285,31 +257,21 @@ def test_a_mask_is_its_definition_for_each_pair(direction, tgt_len):
     padding[0, :2] = padding[1, 7:] = True
     segments = torch.arange(9).expand(2, -1) // torch.tensor([[3], [4]])
     first_keys, pairs = torch.arange(9)[None] == 1, torch.rand(tgt_len, 9) < 0.3
-    for limits in (Locality(window=3), Locality(5, segments, first_keys=first_keys)):
+    masks = [Mask(direction), Mask(direction, padding), Mask(direction, padding, pairs)]
+    sizes = (tgt_len, 9, padding.device)
+    of_chunks = Locality(5, segments)
+    for limits in (Locality(window=3), of_chunks, of_chunks._replace(first_keys=first_keys)):
         reach = limits.window // 2 if direction == "both" else limits.window - 1
-        for mask in (Mask(direction, None, None), Mask(direction, padding, pairs)):
-            found = mask._replace(locality=limits).forbidden(tgt_len, 9, padding.device)
+        for mask in (mask._replace(locality=limits) for mask in masks):
+            found = mask.forbidden(*sizes).expand(2, -1, -1, -1)[:, 0]
+            assert torch.equal(mask.count_visible(*sizes).expand(2, -1), (~found).sum(-1))
             for b, i, j in itertools.product(range(2), range(9 - tgt_len, 9), range(9)):
                 hidden = {"both": False, "lr": j > i, "rl": j < i}[direction]
                 hidden |= abs(j - i) > reach and (limits.first_keys is None or j != 1)
                 hidden |= limits.segments is not None and bool(segments[b, i] != segments[b, j])
-                hidden |= mask.pairs is not None and bool(padding[b, j] | pairs[i - 9 + tgt_len, j])
-                assert found.expand(2, -1, -1, -1)[b, 0, i - 9 + tgt_len, j] == hidden
-
-
-@pytest.mark.parametrize("direction", ["both", "lr", "rl"])
-def test_visible_keys_are_counted_as_a_loop_does(direction):
-    padding = torch.zeros(3, 20, dtype=torch.bool)
-    padding[1, :3], padding[2, -4:] = True, True
-    ids = (~padding).cumsum(1) - 1
-    first_keys = (ids < 2) & ~padding
-    segments = ids.clamp(min=0) // 9
-    for hidden, chunks in itertools.product((None, padding), (None, segments)):
-        limits = Locality(window=5, segments=chunks, first_keys=first_keys)
-        mask = Mask(direction, hidden, locality=limits)
-        expected = (~mask.forbidden(20, 20, padding.device)).sum(-1).squeeze(1)
-        counted = mask.count_visible(20, 20, padding.device)
-        assert torch.equal(counted.expand(3, -1), expected.expand(3, -1))
+                hidden |= mask.key_padding is not None and bool(padding[b, j])
+                hidden |= mask.pairs is not None and bool(pairs[i - 9 + tgt_len, j])
+                assert found[b, i - 9 + tgt_len, j] == hidden
 
 
 def test_sentences_leave_out_keys_that_only_others_see():
@@ -363,23 +325,32 @@ KINDS += ["tupe+reset", "deberta_v2(buckets=4)", "fox", "pope", "cope", "none+ss
             ("window(size=1,first=3)", 3 * 3 + 1),
             ("window(size=5,first=2)+chunk(size=7)", 4),
             ("window(size=9,first=3)+chunk(size=4)", 3),
+            ("window(size=4,prefill=true)", 30),
+            ("window(size=1,first=3,prefill=true)+chunk(size=11)", 10),
         ],
     ),
 )
-def test_a_cache_keeps_the_first_keys_and_those_of_the_window(spec, limits, kept):
-    """Steps of one and of several tokens, rows padded on the left, in the places of a full pass."""
+def test_a_cache_keeps_the_keys_that_are_visible_by_definition(spec, limits, kept):
+    """Steps of one and of several tokens, rows padded on the left, against masks of pairs."""
     positions = awake(StackPositions(f"{spec}+{limits}", 16, 2, 40, causal=True)).double().eval()
     layer = awake(SelfAttention(positions, backend="reference")).double().eval()
-    x = torch.randn(3, 30, 16, dtype=torch.float64)
-    padding = torch.zeros(3, 30, dtype=torch.bool)
-    padding[1, :3], padding[2, :9] = True, True
-    full = layer(*positions(x, padding))[0]
-    cache = Cache()
-    for step in STEPS:
-        embedded, shared = positions(x[:, step], padding[:, : step.stop], past=step.start)
-        attended = layer(embedded, shared, cache)[0]
-        real = ~padding[:, step]
-        torch.testing.assert_close(attended[real], full[:, step][real], rtol=1e-11, atol=1e-11)
+    x, cache = torch.randn(3, 30, 16, dtype=torch.float64), Cache()
+    padding = torch.arange(30) < torch.tensor([[0], [3], [9]])
+    steps = [
+        layer(*positions(x[:, step], padding[:, : step.stop], past=step.start), cache)[0]
+        for step in STEPS
+    ]
+    for b, left in enumerate((0, 3, 9)):
+        embedded, shared = positions(x[b : b + 1, left:])
+        call = layer.make_call(*layer.project(embedded), shared.of_kind(0), inputs=embedded)
+        seen = visible(limits.replace(",prefill=true", ""), "lr", 30 - left).clone()
+        if "prefill" in limits:  # the tokens that were computed alone have no window
+            alone = slice(12 - left, 17 - left)
+            chunk = "chunk(size=11)" if "chunk" in limits else "chunk(size=30)"
+            seen[alone] = visible(chunk, "lr", 30 - left)[alone]
+        expected = reference.attend(call._replace(mask=Mask(pairs=~seen)))[0]
+        found = torch.cat(steps, 1)[b : b + 1, left:]
+        torch.testing.assert_close(found, layer.merge_heads(expected), rtol=1e-11, atol=1e-11)
     assert cache.kept.key.size(2) == cache.kept.value.size(2) <= kept
 
 
