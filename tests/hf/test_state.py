@@ -88,7 +88,6 @@ def test_a_window_never_cuts_a_cross_attention_cache() -> None:
 def test_with_prefill_generated_tokens_see_the_whole_prompt(options: str, settings: Any) -> None:
     """Padded on the left, against the stock model with a mask of pairs, a row at a time."""
     stock = MODELS["llama"].build(eos_token_id=None).double()
-    windowed = set_positions(copy.deepcopy(stock), f"own+window({options})")
     model = set_positions(copy.deepcopy(stock), f"own+window({options},prefill=true)")
     tokens, size = torch.cat([TOKENS, TOKENS.flip(1)]), 12
     mask = torch.arange(size) >= torch.tensor([[0], [3]])
@@ -96,7 +95,6 @@ def test_with_prefill_generated_tokens_see_the_whole_prompt(options: str, settin
     out = model.generate(
         tokens, **named, return_dict_in_generate=True, output_logits=True, output_scores=True
     )
-    assert not torch.equal(out.sequences, windowed.generate(tokens, **named))
     for row, left in enumerate((0, 3)):
         text = out.sequences[row, left:]
         i, j = torch.arange(len(text))[:, None], torch.arange(len(text))
