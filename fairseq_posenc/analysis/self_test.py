@@ -55,7 +55,7 @@ def measure_errors(spec: str, backends: list[str], causal: bool) -> dict[str, fl
     errors["rotation"] = math.inf if does_nothing else float((shifted - products).abs().max())
 
     # With a row for each distance, and not by `Terms.unprojected`: a mistake there is an error.
-    terms = encoding.collect_terms(here.span(), shared).expanded().projected(_split_heads)
+    terms = encoding.collect_terms(shared).expanded().projected(_split_heads)
     exact = encoding.make_call(query, key, value, shared, inputs, terms=terms)
     query, key, value = map(_to_float64, exact[:3])
     exact = exact._replace(query=query, key=key, value=value, terms=exact.terms.map(_to_float64))

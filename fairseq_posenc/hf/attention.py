@@ -195,7 +195,7 @@ class AttentionPositions(AttentionCore, nn.Module):
         self._check_cache(shared, key.size(2))
         positions = shared.positions
         earlier = positions.src_len - query.size(2)
-        terms = self.collect_terms(positions.span(), shared)  # those of the layer and its stack
+        terms = self.collect_terms(shared)  # those of the layer and its stack
         if terms.rows("layer") is not None:  # rows that the layer's own projections must project
             terms = find_rows(state.cache, attention, earlier).project(
                 terms,

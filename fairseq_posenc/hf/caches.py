@@ -61,11 +61,10 @@ class DecayCache(NamedTuple):
     place: int
     earlier: int
 
-    def past_decay(self, key: Tensor) -> Tensor | None:
+    def past_decay(self) -> Tensor | None:
         """Return the decay of the earlier tokens, ``(B, G, S - T, 2)``, or None if there are none.
 
-        ``key`` is for hosts that store the decay inside wider keys. A cache with the decay of
-        another number of tokens is refused.
+        A cache with the decay of another number of tokens is refused.
         """
         if not self.earlier:
             return None

@@ -131,8 +131,9 @@ class SelfAttention(_LayerAttention):
         check_self_cache(cache, state, x.size(0), self.num_key_value_heads, self.head_dim)
         query, key, value = self.project(x)
         dropout = self.dropout if self.training else 0.0
+        terms = self.compute_terms(state, None if cache is None else cache.rows)
         call = self.make_call(
-            query, key, value, state, x, cache, dropout=dropout, need_weights=need_weights
+            query, key, value, state, x, cache, None, terms, dropout, need_weights
         )
         if cache is not None and not state.positions.counted:  # the caller gave position_ids
             # A later step joins its ids to these; a row for each beam, which it may reorder.

@@ -9,12 +9,12 @@ from torch import Tensor, nn
 
 from fairseq_posenc.backends.base import AttentionCall
 from fairseq_posenc.backends.mask import Mask
+from fairseq_posenc.backends.projected_rows import ProjectedRows
 from fairseq_posenc.encodings.base import Encodings
 from fairseq_posenc.encodings.rotation import Rotation
 from fairseq_posenc.encodings.term import Decay, States
 from fairseq_posenc.encodings.terms import Terms
-from fairseq_posenc.modules.cache import Cache, Kept, KeyValueCache
-from fairseq_posenc.positions import Span
+from fairseq_posenc.modules.cache import Kept, KeyValueCache
 from fairseq_posenc.shared import LayerShared
 
 
@@ -80,7 +80,7 @@ class AttentionCore:
                 C)``; forget gates and states are computed from it. None for neither.
             cache: the layer's cache, which is extended.
             mask: mask of all S keys; by default from the direction, and from ``shared``.
-            terms: terms for all S keys; by default those of the stack and of this layer.
+            terms: terms for all S keys; by default :meth:`compute_terms`.
             dropout: probability of dropping a weight.
             need_weights: whether the backend must return the weights.
         """
@@ -88,18 +88,15 @@ class AttentionCore:
         query, key = self._rotate(query, key, shared)
         decay = states = None
         if inputs is not None:
-            past = None if cache is None else cache.past_decay(key)  # before `cache` is extended
+            past = None if cache is None else cache.past_decay()  # before `cache` is extended
             decay = self.encodings.decay(inputs, positions, past)
             states = self.encodings.states(positions.queries(inputs))
         tgt_len, src_len = query.size(2), positions.src_len
         kept = Kept(key, value, decay)
         if cache is not None:
             kept = cache.extend(key, value, decay, shared.needed_keys()).with_gaps(tgt_len, src_len)
-        if terms is None and isinstance(cache, Cache):  # ours also keeps projected content rows
-            span, project = positions.span(), self._project_rows
-            terms = cache.rows.project(self.collect_terms(span, shared), span, project)
-        elif terms is None:
-            terms = self.terms(positions.span(), shared)
+        if terms is None:
+            terms = self.compute_terms(shared)
         if mask is None:
             mask = shared.mask(self.direction)
         # No query sees the keys that the cache no longer has.
@@ -154,16 +151,23 @@ class AttentionCore:
         rotation = shared.source_rotation if self.rotates else None
         return key if rotation is None else rotation.rotate_keys(key), value
 
-    def collect_terms(self, span: Span, shared: LayerShared) -> Terms:
+    def collect_terms(self, shared: LayerShared) -> Terms:
         """Combine the terms of the stack and of this layer."""
-        terms = shared.layer_terms()
+        terms, positions = shared.layer_terms(), shared.positions
         if len(self.encodings):
-            terms |= self.encodings.terms(span, shared.positions)
+            terms |= self.encodings.terms(positions.span(), positions)
         return terms
 
-    def terms(self, span: Span, shared: LayerShared) -> Terms:
-        """Combine the terms of stack and layer, content rows projected; a subclass may override."""
-        return self.collect_terms(span, shared).projected(self._project_rows)
+    def compute_terms(self, shared: LayerShared, rows: ProjectedRows | None = None) -> Terms:
+        """Combine the terms of stack and layer, with the content rows that this layer projects.
+
+        Args:
+            shared: position state of the forward pass, for this kind of layer.
+            rows: those that earlier steps of decoding have projected; new ones are added.
+        """
+        rows = ProjectedRows() if rows is None else rows
+        terms, span = self.collect_terms(shared), shared.positions.span()
+        return rows.project(terms, span, self._project_rows)
 
     def _project_rows(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Project content rows ``(R, C)`` as queries and as keys, both ``(H, R, D)``."""

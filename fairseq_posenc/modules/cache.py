@@ -102,13 +102,8 @@ class Kept(NamedTuple):
 class KeyValueCache(Protocol):
     """The interface of a layer's cache: ours, or an adapter of fairseq's or transformers' own."""
 
-    def past_decay(self, key: Tensor) -> Tensor | None:
-        """Read the decay of the kept tokens, ``(B, G, K, 2)``; None without forget gates.
-
-        Args:
-            key: keys of the new tokens, ``(B, H, T, D)``, whose width a cache may need that keeps
-                the decay behind its keys; none does at present.
-        """
+    def past_decay(self) -> Tensor | None:
+        """Read the decay of the kept tokens, ``(B, G, K, 2)``; None without forget gates."""
 
     def extend(self, key: Tensor, value: Tensor, decay: Tensor | None, needed: NeededKeys) -> Kept:
         """Append the keys and values of new tokens to those of earlier tokens.
@@ -137,7 +132,7 @@ class Cache:
     def __bool__(self) -> bool:
         return self.kept is not None
 
-    def past_decay(self, key: Tensor) -> Tensor | None:
+    def past_decay(self) -> Tensor | None:
         """See :class:`KeyValueCache`."""
         return None if self.kept is None else self.kept.decay
 

@@ -7,12 +7,12 @@ from fairseq_posenc import backends
 from fairseq_posenc.backends import reference
 from fairseq_posenc.backends.base import AttentionCall
 from fairseq_posenc.backends.mask import DIRECTIONS
+from fairseq_posenc.backends.projected_rows import ProjectedRows
 from fairseq_posenc.encodings.base import Encodings
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.modules.attention_core import AttentionCore
 from fairseq_posenc.modules.stack_positions import StackPositions, positions_from_padding
-from fairseq_posenc.positions import Span
 from fairseq_posenc.shared import LayerShared, Shared
 
 
@@ -142,12 +142,12 @@ class PositionEncoding(AttentionCore, StackPositions):
         scores = self.scores(heads, heads, inputs=embedded)  # [B, H, T, T]
         return scores[:, :, reach].mean(0)  # of the middle query, which has all distances
 
-    def terms(self, span: Span, shared: LayerShared) -> Terms:
-        """Override what :meth:`AttentionCore.make_call` calls, for a layer without projections.
+    def compute_terms(self, shared: LayerShared, rows: ProjectedRows | None = None) -> Terms:
+        """Override the step of :class:`AttentionCore`: there are no projections.
 
         Rows that another layer would project are only split into heads.
         """
-        return self.collect_terms(span, shared).unprojected(self.num_heads)
+        return self.collect_terms(shared).unprojected(self.num_heads)
 
     def _build_call(
         self,

@@ -10,10 +10,8 @@ from fairseq_posenc.backends import attend
 from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.backends.projected_rows import ProjectedRows
 from fairseq_posenc.encodings.base import Encodings
-from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.modules.attention_core import AttentionCore
-from fairseq_posenc.shared import LayerShared
 from fairseq_posenc.transformer.decoding import IncrementalCache
 from fairseq_posenc.transformer.forward_context import current_layer
 
@@ -103,7 +101,7 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
         buffer = self._get_input_buffer(incremental_state)  # past keys and values; {} if none
         src_len = shared.positions.src_len  # of all tokens, even if a window has dropped keys
         padding = key_padding_mask
-        cache = None
+        cache = rows = None
         if incremental_state is not None:
             padding = self._append_prev_key_padding_mask(
                 key_padding_mask=key_padding_mask,
@@ -113,6 +111,10 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
                 static_kv=False,
             )
             cache = IncrementalCache(buffer, padding, src_len)
+            # The key is of this module alone, and beam search leaves the rows as they are.
+            values: dict[str, Any] = incremental_state
+            key_of_rows = self._get_full_incremental_state_key("rows")
+            rows = values.setdefault(key_of_rows, ProjectedRows())
         drops = self.dropout_module.training or self.dropout_module.apply_during_inference
         call = self.make_call(
             *self.project(query),
@@ -128,7 +130,7 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
                 cache=shared.cache,
                 locality=shared.locality,
             ),
-            terms=self._compute_terms(incremental_state, shared),
+            terms=self.compute_terms(shared, rows),
             dropout=float(self.dropout_module.p) if drops else 0.0,
             need_weights=need_weights or need_head_weights,
         )
@@ -139,12 +141,3 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
             # [B, H, T, S] -> [H, B, T, S] or [B, T, S], as fairseq's class returns them
             weights = weights.transpose(0, 1) if need_head_weights else weights.mean(1)
         return self.merge_heads(attended), weights
-
-    def _compute_terms(self, state: IncrementalState, shared: LayerShared) -> Terms:
-        """Compute the terms of stack and layer; content rows are projected once for all steps."""
-        rows = ProjectedRows()
-        if state is not None:  # the key is of this module alone; beam search leaves it as it is
-            values: dict[str, Any] = state
-            rows = values.setdefault(self._get_full_incremental_state_key("rows"), rows)
-        span = shared.positions.span()
-        return rows.project(self.collect_terms(span, shared), span, self._project_rows)

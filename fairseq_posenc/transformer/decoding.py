@@ -21,7 +21,7 @@ class IncrementalCache(NamedTuple):
     padding: Tensor | None
     tokens: int
 
-    def past_decay(self, key: Tensor) -> Tensor | None:
+    def past_decay(self) -> Tensor | None:
         """See :class:`~fairseq_posenc.modules.cache.KeyValueCache`."""
         return self.buffer.get("prev_decay")
 

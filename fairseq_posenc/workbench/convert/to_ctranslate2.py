@@ -23,7 +23,6 @@ from fairseq_posenc.encodings.rope import Rope
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.folders import whole_folder
-from fairseq_posenc.positions import Span
 from fairseq_posenc.workbench.convert.card import format_serving_usage, write_card
 from fairseq_posenc.workbench.convert.comparison import (
     SPECIAL_SYMBOLS,
@@ -157,11 +156,10 @@ def _build_stack(trained: OpenModel, stack: Any) -> Any:
     dims: Dims = stack.assembly.dims
     length = dims.max_positions
     tokens = torch.full((1, length), SPECIAL_SYMBOLS)  # any symbol that is not padding
-    span = Span.from_lengths(length, length, tokens.device)
     shared = stack.compute_shared(tokens, tgt_len=length)
     attentions = [layer.self_attn for layer in stack.layers]
     # What each layer adds to the scores, in tables with a row for every distance.
-    terms = [x.terms(span, shared.of_kind(x.kind)).expanded() for x in attentions]
+    terms = [x.compute_terms(shared.of_kind(x.kind)).expanded() for x in attentions]
     style = {
         "num_heads": dims.num_heads,
         "pre_norm": stack.layers[0].normalize_before,
