@@ -16,7 +16,7 @@ from fairseq_posenc.backends.blocked import geometry
 from fairseq_posenc.backends.blocked.dropout import compute_kept_factor
 from fairseq_posenc.backends.blocked.function import Blocks, Computation
 from fairseq_posenc.backends.blocked.geometry import Block, Geometry
-from fairseq_posenc.backends.blocked.operands import lay_out
+from fairseq_posenc.backends.blocked.operands import find_tables, find_uncommon, lay_out
 from fairseq_posenc.backends.forward_cache import is_saving_hooked
 from fairseq_posenc.encodings.precision import no_autocast
 from fairseq_posenc.encodings.term import (
@@ -86,10 +86,11 @@ def choose_blocks(call: AttentionCall) -> tuple[AttentionCall, Geometry, list[Bl
     pairs_of_block = geometry.PAIRS_ON_GPU
     if query.device.type == "cpu":
         pairs_of_block = geometry.PAIRS_PER_THREAD * torch.get_num_threads()
-    # Only of a table with shared rows alone are products with far rows part of the content.
+    # Only of tables with shared rows alone are products with far rows part of the content.
     near = None
     if tile == 1 and terms.gain is None and terms.first is None:
-        starts = [x.runs.starts for x in tables if x.runs is not None]
+        multiplied = [terms.rows("query"), terms.rows("key")]
+        starts = [x.runs.starts for x in multiplied if x is not None and x.runs is not None]
         near = geometry.find_near(starts, src_len)
     sizes = Geometry(
         batch,
@@ -123,14 +124,16 @@ def _expand_terms(call: AttentionCall) -> AttentionCall:
 
 def _attend_blocks(call: AttentionCall) -> Tensor:
     call, sizes, blocks = choose_blocks(call)
-    operands, layout = lay_out(call, sizes)
+    operands = lay_out(call, sizes)
     learns = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in operands)
     # Hidden pairs count: a call with a window saves blocks only where one without does. Under hooks
     # on saved tensors none does: they would not see that graphs are dropped, or offload each alone.
     fits = _count_numbers(call, sizes, blocks) * operands.query.element_size() <= SAVED_BYTES
     work = Computation(
         blocks,
-        layout,
+        sizes,
+        {name for name, table in find_tables(call.terms).items() if table.runs is not None},
+        find_uncommon(call.mask),
         product=call.terms.product,
         softcap=call.terms.softcap,
         dropout=call.dropout,
@@ -157,6 +160,6 @@ def _count_numbers(call: AttentionCall, sizes: Geometry, blocks: list[Block]) ->
     if not (terms.product and tables):
         return numbers * sizes.all_pairs
     # Pairs with a factor for each table, beside the content.
-    near = [block._replace(keys=sizes.near_keys(block)) for block in blocks]
-    factored = sizes.all_pairs if sizes.near is None else sum(block.num_pairs for block in near)
+    near = sum(block.count_pairs(block.near) for block in blocks)
+    factored = sizes.all_pairs if sizes.near is None else near
     return numbers * sizes.all_pairs + (1 + len(tables)) * factored

@@ -156,22 +156,38 @@ class ViewByDistance(torch.autograd.Function):
         return _sum_skewed(_sum_skewed(grad.unflatten(1, (-1, tile)), 1), tile), None
 
 
-class AddContent(torch.autograd.Function):
-    """Adds q_i.k_j to numbers of pairs in place: a matrix product that adds to its result."""
+class JoinProducts(torch.autograd.Function):
+    """Puts the products of queries and far keys beside the scores of near ones, without a copy."""
 
     @staticmethod
-    def forward(ctx: Any, pairs: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        """Multiply ``(k, h, M, D)`` and ``(k, h, W, D)``; add to ``(k, h, M, W)``."""
-        ctx.save_for_backward(query, key)
-        ctx.mark_dirty(pairs)
-        pairs.flatten(0, 1).baddbmm_(query.flatten(0, 1), key.flatten(0, 1).mT)
-        return pairs
+    def forward(
+        ctx: Any,
+        near: Tensor,
+        before_query: Tensor,
+        before_key: Tensor,
+        after_query: Tensor,
+        after_key: Tensor,
+    ) -> Tensor:
+        """Join the pairs with keys before, near and after, ``(k, h, M, W)`` all together."""
+        ctx.save_for_backward(before_query, before_key, after_query, after_key)
+        ctx.widths = before_key.size(2), near.size(3), after_key.size(2)
+        joined = near.new_empty(*near.shape[:3], sum(ctx.widths))
+        before, middle, after = joined.split(ctx.widths, 3)
+        middle.copy_(near)
+        for part, query, key in (
+            (before, before_query, before_key),
+            (after, after_query, after_key),
+        ):
+            part.flatten(0, 1).baddbmm_(query.flatten(0, 1), key.flatten(0, 1).mT, beta=0)
+        return joined
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Compute the gradients of all three."""
-        query, key = ctx.saved_tensors
-        return grad, grad @ key, (query.mT @ grad).mT
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
+        """Compute the gradients of all."""
+        before_query, before_key, after_query, after_key = ctx.saved_tensors
+        before, near, after = grad.split(ctx.widths, 3)
+        of_before = before @ before_key, (before_query.mT @ before).mT
+        return near, *of_before, after @ after_key, (after_query.mT @ after).mT
 
 
 class Multiply(torch.autograd.Function):

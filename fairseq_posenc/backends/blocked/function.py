@@ -9,8 +9,7 @@ Shapes: k sentences and h heads of a block, M queries, W keys, D head size.
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,17 +19,18 @@ from torch import Tensor
 from fairseq_posenc.backends import equation
 from fairseq_posenc.backends.base import refuse_second_order
 from fairseq_posenc.backends.blocked.bands import (
-    AddContent,
+    JoinProducts,
     Multiply,
     ViewByDistance,
     multiply_all_rows,
     multiply_rows,
     sum_rows,
 )
-from fairseq_posenc.backends.blocked.geometry import Block
-from fairseq_posenc.backends.blocked.operands import HIDDEN, Layout, Operands, name_operands
+from fairseq_posenc.backends.blocked.geometry import Block, Geometry
+from fairseq_posenc.backends.blocked.operands import HIDDEN, Operands
 from fairseq_posenc.backends.blocked.weights import Weigh
 from fairseq_posenc.backends.forward_cache import copy_if_kept
+from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.precision import no_autocast
 
 
@@ -40,7 +40,9 @@ class Computation:
 
     Attributes:
         blocks: they cover all queries.
-        layout: of the tensors.
+        geometry: the sizes of the call.
+        shared: the fields of :class:`Operands` whose rows serve several distances.
+        mask: hides other pairs than the operands do.
         product: whether content and rows are multiplied, not added.
         softcap: the limit of the scores.
         dropout: the probability of dropping a weight.
@@ -48,7 +50,9 @@ class Computation:
     """
 
     blocks: Sequence[Block]
-    layout: Layout
+    geometry: Geometry
+    shared: Collection[str]
+    mask: Mask | None
     product: bool
     softcap: float | None
     dropout: float
@@ -82,96 +86,36 @@ class Computation:
             scores, self.dropout, x.query_seeds, x.key_seeds, known, x.value
         )
         if x.value_rows is not None:
-            taken = self._take_rows("value_rows", x.value_rows, block)
-            attended = attended + sum_rows(kept, *taken)
+            attended = attended + sum_rows(kept, x.value_rows, x.value_index)
         return attended
 
     def _multiply_tokens(self, x: Operands, block: Block) -> tuple[Tensor, list[Tensor]]:
         """Multiply queries with keys, and both with the rows of their pairs.
 
         Returns:
-            The content q_i.k_j and the products with rows, for the equation. Where they can be,
-            products with rows are part of the content. A block may overwrite the content.
+            The content q_i.k_j, which the caller may overwrite, and the products with rows. Those
+            of far keys are part of the content; then all are.
         """
-        near, begin = self.layout.geometry.near_keys(block), block.keys.start
-        if near == block.keys or near.start == near.stop:
-            return self._multiply_range(x, block)
-        sizes = [near.start - begin, near.stop - near.start, block.keys.stop - near.stop]
-        before, middle, after = x.key.split(sizes, 2)
-        products = self._multiply_range(x._replace(key=middle), block._replace(keys=near))
-        pairs = [
-            self._multiply_far(x._replace(key=before), slice(0, 1)),
-            equation.score(*products, product=self.product, add=Tensor.add_, multiply=_multiply),
-            self._multiply_far(x._replace(key=after), slice(-1, None)),
-        ]
-        return torch.cat(pairs, -1), []
-
-    def _multiply_range(self, x: Operands, block: Block) -> tuple[Tensor, list[Tensor]]:
-        """Compute :meth:`_multiply_tokens` for keys that are not divided."""
-        query, key, pairs = x.query, x.key, []
-        for of_keys, rows, reset in (
-            (False, x.query_rows, x.query_reset),
-            (True, x.key_rows, x.key_reset),
-        ):
-            if rows is None:
-                continue
-            tokens, name = (x.key, "key_rows") if of_keys else (x.query, "query_rows")
-            rows, index = self._take_rows(name, rows, block)
-            if rows.size(1) == 1 and x.gain is None and reset is None:
-                query, key = self._fold_row(query, key, tokens, rows, of_keys)
-                continue
-            products = multiply_rows(tokens, rows, index, of_keys)
-            if reset is not None:
-                lines = multiply_all_rows(tokens, reset, of_keys).split(1, 2 if of_keys else 3)
-                products = self._replace_first(products, lines, x, block)
-            pairs.append(products)
-        if self.product or x.gain is not None or not pairs:
-            return copy_if_kept(query @ key.mT), pairs
-        for products in pairs[1:]:
-            pairs[0].add_(products)
-        return AddContent.apply(copy_if_kept(pairs[0]), query, key), []
-
-    def _multiply_far(self, x: Operands, place: slice) -> Tensor:
-        """Multiply queries with far keys on one side, which have a table's first or last row."""
-        query, key = x.query, x.key
+        content, products = copy_if_kept(x.query @ x.key.mT), []
         if x.query_rows is not None:
-            query, key = self._fold_row(query, key, x.query, x.query_rows[:, place], of_keys=False)
+            pairs = multiply_rows(x.query, x.query_rows, x.query_index, of_keys=False)
+            if x.query_reset is not None:
+                lines = multiply_all_rows(x.query, x.query_reset, of_keys=False).split(1, 3)
+                pairs = self._replace_first(pairs, lines, x, block)
+            products.append(pairs)
         if x.key_rows is not None:
-            query, key = self._fold_row(query, key, x.key, x.key_rows[:, place], of_keys=True)
-        return query @ key.mT
-
-    def _fold_row(
-        self, query: Tensor, key: Tensor, tokens: Tensor, row: Tensor, of_keys: bool
-    ) -> tuple[Tensor, Tensor]:
-        """Make vectors whose dot products contain the products of tokens with a single row.
-
-        A factor (q.Q) (q.k) is the dot product of (q.Q) q and k. A sum q.Q + q.k is the dot product
-        of vectors with one more channel, [q, q.Q] and [k, 1].
-        """
-        numbers = multiply_all_rows(tokens, row, of_keys=False)  # [k, h, M or W, 1]
-        if self.product:
-            return (query, key * numbers) if of_keys else (query * numbers, key)
-        ones = torch.ones_like((query if of_keys else key)[..., :1])
-        of_query, of_key = (ones, numbers) if of_keys else (numbers, ones)
-        return torch.cat([query, of_query], -1), torch.cat([key, of_key], -1)
-
-    def _take_rows(self, name: str, rows: Tensor, block: Block) -> tuple[Tensor, Tensor | None]:
-        """Take the rows that a block needs and, if distances share them, the row of each.
-
-        Args:
-            name: the field of the rows.
-            rows: one for each distance of the block, or all distinct ones.
-            block: the places of the pairs.
-        """
-        runs, lowest = self.layout.runs.get(name), 1 - self.layout.geometry.src_len
-        if runs is None:
-            return rows, None
-        low, high = block.distances.start + lowest, block.distances.stop + lowest
-        first, last = bisect_right(runs.starts, low), bisect_right(runs.starts, high - 1)
-        if first == last:
-            return rows[:, first : first + 1], None
-        index = runs.find(torch.arange(low, high, device=rows.device)) - first
-        return rows[:, first : last + 1], index
+            pairs = multiply_rows(x.key, x.key_rows, x.key_index, of_keys=True)
+            if x.key_reset is not None:
+                lines = multiply_all_rows(x.key, x.key_reset, of_keys=True).split(1, 2)
+                pairs = self._replace_first(pairs, lines, x, block)
+            products.append(pairs)
+        if x.before_key is None:
+            return content, products
+        scores = equation.score(
+            content, products, product=self.product, add=Tensor.add_, multiply=_multiply
+        )
+        far = x.before_query, x.before_key, x.after_query, x.after_key
+        return JoinProducts.apply(scores, *far), []
 
     def _look_up(
         self, numbers: Tensor | None, reset: Tensor | None, x: Operands, block: Block
@@ -206,22 +150,21 @@ class Computation:
         """List the indices of queries, ``(M,)``, and of keys, ``(W,)``, among all tokens."""
         queries = torch.arange(block.queries.start, block.queries.stop, device=device)
         keys = torch.arange(block.keys.start, block.keys.stop, device=device)
-        return self.layout.geometry.src_len - 1 - queries, keys
+        return self.geometry.src_len - 1 - queries, keys
 
     def _list_biases(self, x: Operands, block: Block) -> list[Tensor]:
         """List all that is added to the scaled scores."""
         bias = self._look_up(x.bias, x.bias_reset, x, block)
         biases = [pairs for pairs in (bias, x.pair_bias) if pairs is not None]
         if x.state_rows is not None and x.states is not None:
-            taken = self._take_rows("state_rows", x.state_rows, block)
-            biases.append(multiply_rows(x.states, *taken, of_keys=False))
+            biases.append(multiply_rows(x.states, x.state_rows, x.state_index, of_keys=False))
         if x.query_decay is not None and x.key_decay is not None:
-            decay = _subtract_decay(x.query_decay, x.key_decay, x.query.dtype)
+            decay = equation.subtract_sums(x.query_decay, x.key_decay)
             if x.later_query_decay is not None and x.later_key_decay is not None:
-                later = _subtract_decay(x.later_query_decay, x.later_key_decay, x.query.dtype)
+                later = equation.subtract_sums(x.later_query_decay, x.later_key_decay)
                 queries, keys = self._list_places(block, decay.device)
                 decay = torch.where(keys > queries[:, None], later, decay)
-            biases.append(decay)
+            biases.append(decay.to(x.query.dtype))
         return biases
 
     def _hide_pairs(self, scores: Tensor, x: Operands, block: Block) -> Tensor:
@@ -230,12 +173,12 @@ class Computation:
             scores = scores.add_(ViewByDistance.apply(x.hidden, scores.size(2)))
         if x.padding is not None:
             scores = scores.add_(x.padding[:, :, None])
-        if self.layout.mask is None:
+        if self.mask is None:
             return scores
         queries, keys = self._list_places(block, scores.device)
         # Those that fill the last tile take the place of the first, or last, token.
-        queries, keys = queries.clamp(min=0), keys.clamp(max=self.layout.geometry.src_len - 1)
-        mask = self.layout.mask.select_sentences(block.sentences)
+        queries, keys = queries.clamp(min=0), keys.clamp(max=self.geometry.src_len - 1)
+        mask = self.mask.select_sentences(block.sentences)
         hidden = mask.hides(queries[:, None], keys[None])
         return scores.masked_fill_(hidden[:, None], HIDDEN)
 
@@ -246,7 +189,7 @@ class Blocks(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, work: Computation, *tensors: Tensor | None) -> Tensor:
         """Compute the sums of values ``(B, H, T, D)``; ``tensors`` are the operands."""
-        call = name_operands(tensors)
+        call = Operands._make(tensors)
         batch, heads, queries, _ = call.query.shape
         # fairseq's `(T, B, C)` is a view of this.
         sums = call.value.new_empty(queries, batch, heads, call.value.size(3))
@@ -257,7 +200,7 @@ class Blocks(torch.autograd.Function):
                 ctx.graphs.append(_record(work, call, block))
                 attended = ctx.graphs[-1][1]
             else:
-                attended = work.attend(name_operands(work.layout.select(call, block)), block)
+                attended = work.attend(call.select(block, work.shared), block)
             block.select(sums, "BHTD").copy_(attended.detach())
         ctx.work = work
         ctx.save_for_backward(sums, *tensors)
@@ -269,9 +212,12 @@ class Blocks(torch.autograd.Function):
         refuse_second_order("blocked")
         work = ctx.work
         sums, *tensors = ctx.saved_tensors
+        call = Operands._make(tensors)
         learns = [x is not None and x.requires_grad for x in tensors]
         totals = [torch.zeros_like(x) if y else None for x, y in zip(tensors, learns)]
-        for index in (1, 2):  # of keys and values, transposed: the products for them are faster
+        by_key = ("key", "value", "before_key", "after_key")
+        of_keys = [index for index, name in enumerate(call._fields) if name in by_key]
+        for index in of_keys:  # transposed: the products for them are faster
             if learns[index]:
                 x = tensors[index].mT
                 totals[index] = torch.zeros_like(x, memory_format=torch.contiguous_format).mT
@@ -282,38 +228,30 @@ class Blocks(torch.autograd.Function):
                     leaves, attended = graphs.pop()
                 else:
                     known = block.select(sums, "BHTD")
-                    leaves, attended = _record(work, tensors, block, known)
+                    leaves, attended = _record(work, call, block, known)
                 learnt = [leaf for leaf, y in zip(leaves, learns) if y]
                 grads = iter(torch.autograd.grad(attended, learnt, block.select(grad, "BHTD")))
             del attended, leaves, learnt  # their memory is needed
-            for total, y in zip(work.layout.select(totals, block), learns):
-                if y:
+            parts = Operands._make(totals).select(block, work.shared)
+            for total in parts:
+                if total is not None:
                     total += next(grads)  # in place: these are views of the totals
-        totals[1:3] = [None if x is None else _transpose(x.mT) for x in totals[1:3]]
+        for index in of_keys:
+            total = totals[index]
+            totals[index] = None if total is None else _transpose(total.mT)
         return None, *totals
 
 
 def _record(
-    work: Computation, call: Sequence[Tensor | None], block: Block, sums: Tensor | None = None
+    work: Computation, call: Operands, block: Block, sums: Tensor | None = None
 ) -> tuple[list[Tensor | None], Tensor]:
     """Compute a block with a graph of its own; also return the leaves of the graph."""
     leaves = [
         None if x is None or whole is None else x.detach().requires_grad_(whole.requires_grad)
-        for x, whole in zip(work.layout.select(call, block), call)
+        for x, whole in zip(call.select(block, work.shared), call)
     ]
     with torch.enable_grad():
-        return leaves, work.attend(name_operands(leaves), block, sums)
-
-
-def _subtract_decay(query_sums: Tensor, key_sums: Tensor, dtype: torch.dtype) -> Tensor:
-    """Compute the difference of two running sums for each pair, ``(k, h, M, W)``.
-
-    First, the sum of the first query is subtracted from both, part by part: sums grow with the
-    position, and added up, a large one would lose the small differences between neighbours.
-    """
-    anchor = query_sums[:, :, :1].detach()
-    queries, keys = ((c - anchor).sum(-1).to(dtype) for c in (query_sums, key_sums))
-    return queries[..., None] + (-keys)[:, :, None]  # so that no gradient of pairs is negated
+        return leaves, work.attend(Operands._make(leaves), block, sums)
 
 
 def _transpose(x: Tensor) -> Tensor:

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -25,53 +27,57 @@ PAIRS_PER_THREAD = 2**19  # pairs of a block on a CPU, for each thread of torch
 PAIRS_ON_GPU = 2**27  # pairs of a block on a GPU
 MIN_QUERIES = 64  # the fewest queries of a block where a window or segments hide most keys
 KEYS_PER_QUERY = 8  # keys that a query sees there, on average, for each query of a block
-# The most queries of a block where fewer queries leave out more: hidden keys of a direction, and
-# keys that are not far from all queries, beyond which all distances share a row.
-FEW_QUERIES = 256
+FEW_QUERIES = 256  # the most queries of a block where a direction hides keys: fewer hide more
 MAX_NEAR = 0.75  # the largest share of all keys that are near ones
 
 # The first and the last key that each of T queries sees.
 Ranges = tuple[Sequence[int], Sequence[int]]
 
 
-class Block(NamedTuple):
+@dataclass(frozen=True)
+class Block:
     """Some sentences, heads and queries of a call, with a range of keys.
 
-    >>> block = Block(slice(0, 1), slice(0, 2), queries=slice(2, 4), keys=slice(0, 3))
-    >>> block.distances, block.num_pairs  # pairs of queries 2, 3 and keys 0, 1, 2, in two heads
-    (slice(2, 6, None), 12)
+    >>> keys = slice(0, 3)
+    >>> block = Block(slice(0, 1), slice(0, 2), queries=slice(2, 4), keys=keys, near=keys)
+    >>> block.select(torch.arange(10, 16), "R")  # of the distances of queries 2, 3 to keys 0, 1, 2
+    tensor([12, 13, 14, 15])
     """
 
     sentences: slice
     heads: slice
     queries: slice  # counted from the last one back
     keys: slice
+    near: slice  # those of the keys before and after which all pairs share a row of each table
 
-    @property
-    def distances(self) -> slice:
-        """The distances of its pairs, counted from the call's lowest one."""
-        low = self.queries.start + self.keys.start
-        return slice(low, self.queries.stop + self.keys.stop - 1)
+    @cached_property
+    def _places(self) -> dict[str, slice]:
+        """The places by the letters of :meth:`select`."""
+        first, last = self.queries.start, self.queries.stop - 1
+        return {
+            **{"B": self.sentences, "H": self.heads, "T": self.queries, "S": self.keys},
+            "R": slice(first + self.keys.start, last + self.keys.stop),
+            "b": slice(self.keys.start, self.near.start),
+            "n": self.near,
+            "a": slice(self.near.stop, self.keys.stop),
+            "r": slice(first + self.near.start, last + self.near.stop),
+        }
 
-    @property
-    def num_pairs(self) -> int:
-        """The number of its pairs."""
-        return math.prod(places.stop - places.start for places in self)
+    def count_pairs(self, keys: slice) -> int:
+        """Count the pairs of its queries with some keys, of all its sentences and heads."""
+        places = self.sentences, self.heads, self.queries, keys
+        return math.prod(place.stop - place.start for place in places)
 
     def select(self, x: Tensor, axes: str) -> Tensor:
         """Select this block of a tensor, as a view.
 
         Args:
             x: a dimension of size 1 is for all alike.
-            axes: a letter for each dimension: B, H, T and S as above, R distances; others are
-                selected whole.
+            axes: a letter for each dimension: B, H, T and S as above, R distances; n near keys, r
+                the distances of these, b and a keys before and after them; others are taken whole.
         """
-        places = {"B": self.sentences, "H": self.heads, "T": self.queries, "S": self.keys}
-        places["R"] = self.distances
-        sizes = zip(axes, x.shape)
-        return x[
-            tuple(places.get(axis, slice(None)) if n > 1 else slice(None) for axis, n in sizes)
-        ]
+        places = (self._places.get(axis, slice(None)) for axis in axes)
+        return x[tuple(y if n > 1 else slice(None) for y, n in zip(places, x.shape))]
 
 
 class Geometry(NamedTuple):
@@ -105,15 +111,15 @@ class Geometry(NamedTuple):
         """List the distances of padded queries and keys, ``(R,)``, in the order of table rows."""
         return torch.arange(sum(self.padded) - 1, device=device) - (self.src_len - 1)
 
-    def near_keys(self, block: Block) -> slice:
-        """Find the keys beyond which all distances of a block share a row, on either side."""
-        begin, stop = block.keys.start, block.keys.stop
+    def _find_near(self, queries: slice, keys: slice) -> slice:
+        """Find the keys beyond which all distances share a row, on either side; at least one."""
         if self.near is None:
-            return block.keys
+            return keys
         # Key j is at i' + j - (S - 1) from query i': far from all before `low`, or from `high` on.
-        low = self.near[0] + self.src_len - block.queries.stop
-        high = self.near[1] + self.src_len - 1 - block.queries.start
-        return slice(min(max(low, begin), stop), max(min(high, stop), begin))
+        low = self.near[0] + self.src_len - queries.stop
+        high = self.near[1] + self.src_len - 1 - queries.start
+        first = min(max(low, keys.start), keys.stop - 1)
+        return slice(first, max(min(high, keys.stop), first + 1))
 
     def split(self, mask: Mask, device: torch.device) -> list[Block]:
         """List the blocks that hold all visible pairs of a call."""
@@ -122,14 +128,16 @@ class Geometry(NamedTuple):
         for index, ranges in enumerate(groups):
             begin, end = (index, index + 1) if len(groups) > 1 else (0, self.batch)
             sentences, heads, queries = self._choose_sizes(end - begin, ranges, mask)
-            starts = range(0, self.padded[0], queries)
-            places = [slice(start, min(start + queries, self.padded[0])) for start in starts]
-            pairs = [(place, self._find_keys(place, ranges)) for place in places]
+            places = []
+            for start in range(0, self.padded[0], queries):
+                of_queries = slice(start, min(start + queries, self.padded[0]))
+                keys = self._find_keys(of_queries, ranges)
+                places.append((of_queries, keys, self._find_near(of_queries, keys)))
             for b in range(begin, end, sentences):
                 of_sentences = slice(b, min(b + sentences, end))
                 for h in range(0, self.heads, heads):
                     of_heads = slice(h, min(h + heads, self.heads))
-                    blocks += [Block(of_sentences, of_heads, *place) for place in pairs]
+                    blocks += [Block(of_sentences, of_heads, *place) for place in places]
         return blocks
 
     def _choose_sizes(self, batch: int, ranges: Ranges, mask: Mask) -> tuple[int, int, int]:
@@ -141,7 +149,7 @@ class Geometry(NamedTuple):
             widths = [last - first + 1 for first, last in zip(*ranges)]
             queries = min(queries, max(sum(widths) // len(widths) // KEYS_PER_QUERY, MIN_QUERIES))
             keys = min(keys, max(widths) + queries)
-        elif self.near is not None or mask.direction != "both":
+        elif mask.direction != "both":
             queries = min(queries, FEW_QUERIES)
         queries = max(queries // self.tile, 1) * self.tile
         fitting_heads = max(self.pairs_of_block // (queries * keys), 1)  # of all sentences together
@@ -169,7 +177,7 @@ def find_near(starts: Sequence[Sequence[int]], src_len: int) -> tuple[int, int] 
     """
     low = min((x[0] for x in starts if x), default=0)
     high = max((x[-1] for x in starts if x), default=0)
-    few = high - low + FEW_QUERIES <= MAX_NEAR * src_len
+    few = high - low + MAX_QUERIES <= MAX_NEAR * src_len
     return (low, high) if few and any(starts) else None
 
 

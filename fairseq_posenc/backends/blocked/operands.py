@@ -6,8 +6,9 @@ Queries are stored last one first. B batch, H heads, T queries, S keys, R distan
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+import re
+from collections.abc import Collection
+from typing import Annotated, NamedTuple, get_type_hints
 
 import torch
 from torch import Tensor
@@ -19,8 +20,8 @@ from fairseq_posenc.backends.blocked.geometry import Block, Geometry
 from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.encodings.locality import Locality
 from fairseq_posenc.encodings.precision import at_least_fp32
-from fairseq_posenc.encodings.runs import Runs
 from fairseq_posenc.encodings.term import ByDistance, NumbersByPair, SinkScore, States
+from fairseq_posenc.encodings.terms import Terms
 
 # Added to the score of a hidden pair: below any score. Two of them may hide the same pair, and
 # their sum is still finite in float32.
@@ -28,87 +29,73 @@ HIDDEN = -1e38
 
 
 class Operands(NamedTuple):
-    """The tensors of a call, or, selected by :meth:`Layout.select`, those of a block.
+    """The tensors of a call, or, after :meth:`select`, those of a block.
 
-    Rows have one for each distance, ``(G, R, D)``, or are distinct, ``(G, U, D)``; see
-    :attr:`Layout.runs`. The two rows of a reset are for pairs of a first token as the query, and as
-    the key of another query.
+    Each field says its axes: see :meth:`Block.select`, and D, W, U, N, 2 for all. A table whose
+    rows serve runs of distances has U rows in place of R. The two rows of a reset are for pairs of
+    a first token as the query, and as the key of another query.
     """
 
-    query: Tensor  # (B, H, T, D), scaled
-    key: Tensor  # (B, H, S, D)
-    value: Tensor  # (B, H, S, D)
-    query_rows: Tensor | None
-    key_rows: Tensor | None
-    state_rows: Tensor | None  # (G, R or U, W)
-    value_rows: Tensor | None
-    gain: Tensor | None  # (G, R)
-    bias: Tensor | None  # (G, R)
-    query_reset: Tensor | None  # (G, 2, D)
-    key_reset: Tensor | None  # (G, 2, D)
-    gain_reset: Tensor | None  # (G, 2)
-    bias_reset: Tensor | None  # (G, 2)
-    first_at: Tensor | None  # (B,), the first token of a reset; below 0 for none
-    pair_bias: Tensor | None  # (B, H, T, S)
-    states: Tensor | None  # (B, H, T, W)
-    temperature: Tensor | None  # (B, H, T)
-    sink: Tensor | None  # (1, H, 1)
-    query_decay: Tensor | None  # c of the queries, (B, H, T, parts)
-    key_decay: Tensor | None  # c of the keys, (B, H, S, parts)
-    later_query_decay: Tensor | None  # that for later keys, if they have another
-    later_key_decay: Tensor | None
-    query_seeds: Tensor | None  # of dropout, two for each query, (B, H, 2, T)
-    key_seeds: Tensor | None  # (B, H, S)
-    hidden: Tensor | None  # (1, R), HIDDEN where direction or window hide, else 0
-    padding: Tensor | None  # (B, 1, S), HIDDEN for padding, else 0
+    query: Annotated[Tensor, "BHTD"]  # scaled
+    key: Annotated[Tensor, "BHnD"]
+    value: Annotated[Tensor, "BHSD"]
+    # Their dot products are the scores of far keys: before the near ones, and after; `fold_rows`.
+    before_query: Annotated[Tensor | None, "BHTD"]
+    before_key: Annotated[Tensor | None, "BHbD"]
+    after_query: Annotated[Tensor | None, "BHTD"]
+    after_key: Annotated[Tensor | None, "BHaD"]
+    query_rows: Annotated[Tensor | None, "HrD"]
+    query_index: Annotated[Tensor | None, "r"]  # which of U rows each distance has
+    key_rows: Annotated[Tensor | None, "HrD"]
+    key_index: Annotated[Tensor | None, "r"]
+    state_rows: Annotated[Tensor | None, "HRW"]
+    state_index: Annotated[Tensor | None, "R"]
+    value_rows: Annotated[Tensor | None, "HRD"]
+    value_index: Annotated[Tensor | None, "R"]
+    gain: Annotated[Tensor | None, "HR"]
+    bias: Annotated[Tensor | None, "HR"]
+    query_reset: Annotated[Tensor | None, "H2D"]
+    key_reset: Annotated[Tensor | None, "H2D"]
+    gain_reset: Annotated[Tensor | None, "H2"]
+    bias_reset: Annotated[Tensor | None, "H2"]
+    first_at: Annotated[Tensor | None, "B"]  # the first token of a reset; below 0 for none
+    pair_bias: Annotated[Tensor | None, "BHTS"]
+    states: Annotated[Tensor | None, "BHTW"]
+    temperature: Annotated[Tensor | None, "BHT"]
+    sink: Annotated[Tensor | None, "BH1"]
+    query_decay: Annotated[Tensor | None, "BHTN"]  # c of the queries, in N parts
+    key_decay: Annotated[Tensor | None, "BHSN"]
+    later_query_decay: Annotated[Tensor | None, "BHTN"]  # for later keys, if they have another
+    later_key_decay: Annotated[Tensor | None, "BHSN"]
+    query_seeds: Annotated[Tensor | None, "BH2T"]  # of dropout, two for each query
+    key_seeds: Annotated[Tensor | None, "BHS"]
+    hidden: Annotated[Tensor | None, "HR"]  # HIDDEN where direction or window hide, else 0
+    padding: Annotated[Tensor | None, "BHS"]  # HIDDEN for padding, else 0
+
+    def select(self, block: Block, shared: Collection[str]) -> Operands:
+        """Select the part of each tensor that a block needs, as views.
+
+        Args:
+            block: the places.
+            shared: the fields of tables that have U rows.
+        """
+
+        def select(name: str, x: Tensor | None) -> Tensor | None:
+            if x is None:
+                return None
+            return block.select(
+                x, re.sub("[rR]", "U", AXES[name]) if name in shared else AXES[name]
+            )
+
+        return Operands._make(map(select, self._fields, self))
 
 
-# A letter for each dimension of the operands; see `Block.select`.
-AXES = {
-    name: axes
-    for axes, names in {
-        "BHTD": ["query"],
-        "BHSD": ["key", "value"],
-        "HRD": ["query_rows", "key_rows", "state_rows", "value_rows"],
-        "HR": ["gain", "bias", "hidden"],
-        "H2D": ["query_reset", "key_reset"],
-        "H2": ["gain_reset", "bias_reset"],
-        "B": ["first_at"],
-        "BHTS": ["pair_bias"],
-        "BHTW": ["states"],
-        "BHT": ["temperature", "sink"],
-        "BHTp": ["query_decay", "later_query_decay"],
-        "BHSp": ["key_decay", "later_key_decay"],
-        "BH2T": ["query_seeds"],
-        "BHS": ["key_seeds", "padding"],
-    }.items()
-    for name in names
+AXES: dict[str, str] = {
+    name: hint.__metadata__[0] for name, hint in get_type_hints(Operands, None, None, True).items()
 }
 
 
-class Layout(NamedTuple):
-    """What is known of a call's operands without their tensors."""
-
-    geometry: Geometry
-    runs: dict[str, Runs]  # of tables with U distinct rows, by field of `Operands`
-    mask: Mask | None  # hides other pairs than `hidden` and `padding`; see `_find_uncommon`
-
-    def select(self, operands: Sequence[Tensor | None], block: Block) -> list[Tensor | None]:
-        """Select the part of each operand that a block needs, as views."""
-
-        def select(name: str, x: Tensor | None) -> Tensor | None:
-            axes = AXES[name].replace("R", "U") if name in self.runs else AXES[name]
-            return None if x is None else block.select(x, axes)
-
-        return list(map(select, Operands._fields, operands))
-
-
-def name_operands(tensors: Iterable[Tensor | None]) -> Operands:
-    """Name the operands of a list, in the order of the fields."""
-    return Operands(*tensors)  # type: ignore[arg-type]  # query, key and value are never None
-
-
-def lay_out(call: AttentionCall, geometry: Geometry) -> tuple[Operands, Layout]:
+def lay_out(call: AttentionCall, geometry: Geometry) -> Operands:
     """Lay out the tensors of a call whose terms have a bias and a gain for each distance."""
     missing_queries, missing_keys = geometry.missing
     device, terms, mask = call.query.device, call.terms, call.mask
@@ -118,6 +105,7 @@ def lay_out(call: AttentionCall, geometry: Geometry) -> tuple[Operands, Layout]:
     if terms.product and scaled is None:
         scaled = terms.rows("query")
     query = _reverse(call.query, missing_queries)
+    query = query if terms.product and scaled is not None else query * scale
 
     def fill_tiles(x: Tensor) -> Tensor:
         x = F.pad(at_least_fp32(x), (0, 0, 0, missing_keys)) if missing_keys else at_least_fp32(x)
@@ -125,16 +113,9 @@ def lay_out(call: AttentionCall, geometry: Geometry) -> tuple[Operands, Layout]:
         return x.reshape(-1, *x.shape[2:]).view(x.shape)
 
     found: dict[str, Tensor | None] = dict.fromkeys(Operands._fields)
-    found["query"] = query if terms.product and scaled is not None else query * scale
-    found["key"], found["value"] = fill_tiles(call.key), fill_tiles(call.value)
-    tables: dict[str, ByDistance | None] = {
-        **{f"{of}_rows": terms.rows(of) for of in ("query", "key", "state", "value")},
-        **{"gain": terms.gain, "bias": terms.bias},
-    }
-    runs = {name: x.runs for name, x in tables.items() if x is not None and x.runs is not None}
-    for name, term in tables.items():
-        if term is None:
-            continue
+    key = fill_tiles(call.key)
+    found["query"], found["key"], found["value"] = query, key, fill_tiles(call.value)
+    for name, term in find_tables(terms).items():
         rows = at_least_fp32(term.table)
         rows = rows * scale if term is scaled else rows
         if terms.first is not None:
@@ -142,7 +123,17 @@ def lay_out(call: AttentionCall, geometry: Geometry) -> tuple[Operands, Layout]:
             found[f"{name.removesuffix('_rows')}_reset"] = reset
         if term.runs is None:  # in dimension 1, rows for the distances of padded tokens
             rows = F.pad(rows, (0, 0) * (rows.dim() - 2) + (0, missing_queries + missing_keys))
+        else:
+            index = term.runs.find(geometry.distances(device))
+            found[name.replace("rows", "index")] = index
         found[name] = rows.contiguous()
+    if geometry.near is not None:
+        for side, place in (("before", slice(1)), ("after", slice(-1, None))):
+            rows_of_both = [found["query_rows"], found["key_rows"]]
+            of_query, of_key = (None if x is None else x[:, place] for x in rows_of_both)
+            found[f"{side}_query"], found[f"{side}_key"] = _fold_rows(
+                query, key, of_query, of_key, terms.product
+            )
     if call.dropout:
         shape, (tgt_len, src_len) = (geometry.batch, geometry.heads), geometry.padded
         found["query_seeds"] = draw_seeds(*shape, 2, tgt_len, device=device)
@@ -172,10 +163,44 @@ def lay_out(call: AttentionCall, geometry: Geometry) -> tuple[Operands, Layout]:
         if padding is None:
             padding = torch.zeros(1, geometry.src_len, dtype=torch.bool, device=device)
         found["padding"] = _hide(F.pad(padding, (0, missing_keys), value=True))[:, None]
-    return name_operands(found.values()), Layout(geometry, runs, _find_uncommon(mask))
+    return Operands._make(found.values())
 
 
-def _find_uncommon(mask: Mask) -> Mask | None:
+def find_tables(terms: Terms) -> dict[str, ByDistance]:
+    """Find the tables by distance of the terms, by the field of :class:`Operands`."""
+    tables: dict[str, ByDistance | None] = {
+        **{f"{of}_rows": terms.rows(of) for of in ("query", "key", "state", "value")},
+        **{"gain": terms.gain, "bias": terms.bias},
+    }
+    return {name: term for name, term in tables.items() if term is not None}
+
+
+def _fold_rows(
+    query: Tensor, key: Tensor, query_row: Tensor | None, key_row: Tensor | None, product: bool
+) -> tuple[Tensor, Tensor]:
+    """Make vectors whose dot products are the scores of pairs that share a row of each table.
+
+    The product (q.Q) (k.K) (q.k) is the dot product of (q.Q) q and (k.K) k. The sum q.k + q.Q + k.K
+    is that of q and k + Q, with one more channel for the last summand: [q, 1] and [k + Q, k.K].
+
+    Args:
+        query: ``(B, H, T, D)``.
+        key: ``(B, H, S, D)``.
+        query_row: Q, ``(G, 1, D)``; None for no such term.
+        key_row: K.
+        product: whether the terms are multiplied, not added.
+    """
+    numbers = None if key_row is None else key @ key_row.mT  # k.K, [B, H, S, 1]
+    if product:
+        query = query if query_row is None else query * (query @ query_row.mT)
+        return query, key if numbers is None else key * numbers
+    key = key if query_row is None else key + query_row
+    if numbers is None:
+        return query, key
+    return F.pad(query, (0, 1), value=1.0), torch.cat([key, numbers], -1)
+
+
+def find_uncommon(mask: Mask) -> Mask | None:
     """Find the part of a mask that is not laid out: segments, first keys and forbidden pairs."""
     locality = mask.locality
     if locality.first_keys is not None:
