@@ -36,10 +36,8 @@ def expand_by_distance(
         first: ``(B or 1, S)`` of bool, True for a token whose pairs have the last two numbers
             instead (:class:`~fairseq_posenc.encodings.term.Reset`); None for no such token.
     """
-    if tgt_len == 1:
-        pairs = table[:, None, :src_len]  # [G, 1, S]
-    elif torch.compiler.is_compiling():  # it would compile `unfold` again for each length
-        wider = pad_rows(table[..., None])[None, :, None, :, 0]  # [1, G, 1, R + 1]
+    if torch.compiler.is_compiling():  # it would compile `unfold` again for each length
+        wider = F.pad(table, (0, 1))[None, :, None]  # [1, G, 1, R + 1]
         pairs = relative_shift(wider.expand(-1, -1, tgt_len, -1), src_len)[0]
     else:
         # The last query's rows are the table's first S; those of the query before begin one later.
@@ -73,24 +71,15 @@ def relative_shift(products: Tensor, others: int) -> Tensor:
 
     Transformer-XL's relative shift. The pairs of token i begin at row n-1-i, one row earlier than
     those of the token before. Read as a flat list whose rows are shorter by one, they all begin in
-    one column: for n = 2, rows ``abc|def`` become ``bc|de`` (from n-1 on, R-1 wide).
+    one column: for n = 2, rows ``abc.|def.`` become ``bc.|def`` (from n-1 on, R wide).
 
     Args:
-        products: ``(B, H, n, R)``.
+        products: ``(B, H, n, R + 1)``, with a last column of no meaning.
         others: number of keys, or of queries where the tokens are keys.
     """
     tokens, rows = products.shape[2:]
     shifted = products.flatten(2)[..., tokens - 1 : tokens * rows - 1]  # [B, H, n * (R-1)]
     return shifted.unflatten(2, (tokens, rows - 1))[..., :others]  # [B, H, n, others]
-
-
-def pad_rows(table: Tensor) -> Tensor:
-    """Append a row to ``(G, R, D)`` while torch compiles; :func:`relative_shift` ignores it.
-
-    The shift makes rows shorter by one. The single row of a single token would become an empty
-    tensor, for which torch would compile another graph.
-    """
-    return F.pad(table, (0, 0, 0, 1)) if torch.compiler.is_compiling() else table
 
 
 def insert_reset(
@@ -99,14 +88,13 @@ def insert_reset(
     """Replace the values of the first token's pairs by the reset's two.
 
     Args:
-        pairs: ``(1 or B, G, T, S)``, or with one dimension more.
+        pairs: ``(1 or B, G, T, S)``.
         of_query: the value where the first token is the query; broadcast to the pairs.
         of_key: the value where it is the key of another query.
         first: see :func:`expand_by_distance`.
     """
-    width = [1] * (pairs.dim() - 4)
-    queries = first[:, -pairs.size(2) :].reshape(first.size(0), 1, -1, 1, *width)  # [B, 1, T, 1]
-    keys = first.reshape(first.size(0), 1, 1, -1, *width)  # [B, 1, 1, S]
+    queries = first[:, None, -pairs.size(2) :, None]  # [B, 1, T, 1]
+    keys = first[:, None, None]  # [B, 1, 1, S]
     return torch.where(queries, of_query, torch.where(keys, of_key, pairs))
 
 

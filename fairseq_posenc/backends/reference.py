@@ -9,7 +9,6 @@ The letters of shapes are those of :mod:`~fairseq_posenc.encodings.base`.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -22,8 +21,6 @@ from fairseq_posenc.backends.base import AttentionCall, CallFeatures
 from fairseq_posenc.backends.by_distance import (
     expand_numbers,
     gather_rows,
-    insert_reset,
-    pad_rows,
     relative_shift,
     row_index,
 )
@@ -84,8 +81,7 @@ def scores(query: Tensor, key: Tensor, terms: Terms, mask: Mask = _NO_MASK) -> T
     with no_autocast(query.device):  # the product of three terms overflows fp16
         query, key = at_least_fp32(query), at_least_fp32(key)
         call = AttentionCall(query, key, key, terms, mask)  # scores need no values
-        multiply = _multiply_single_query if sizes[0] == 1 else _multiply_queries
-        content, rows = multiply(query, key, terms, mask)
+        content, rows = _multiply_tokens(query, key, terms, mask)
         count, gain = None, terms.gain
         if (counted := terms.find(CountedRows)) is not None:
             hidden = mask.forbidden(*sizes, query.device)
@@ -127,10 +123,7 @@ def multiply_states(terms: Terms, src_len: int, mask: Mask = _NO_MASK) -> Tensor
         return None
     assert states is not None, "a layer projects its input to them"
     vectors = at_least_fp32(states.vectors)
-    tgt_len = vectors.size(2)
-    if tgt_len == 1 and rows.runs is None:
-        return _multiply_rows(vectors, rows.table)
-    return _multiply_pairs(vectors, rows, terms.first, (tgt_len, src_len), mask)
+    return _multiply_pairs(vectors, rows, terms.first, (vectors.size(2), src_len), mask)
 
 
 def _expand_decay(call: AttentionCall) -> Tensor | None:
@@ -147,13 +140,17 @@ def _expand_decay(call: AttentionCall) -> Tensor | None:
     return torch.where(is_later, later, earlier)
 
 
-def _multiply_queries(
+def _multiply_tokens(
     query: Tensor, key: Tensor, terms: Terms, mask: Mask
 ) -> tuple[Tensor, list[Tensor]]:
-    """Compute the content, and the products with both tables, each ``(B, H, T, S)``."""
+    """Compute the content, and the products with both tables, each ``(B, H, T, S)``.
+
+    Keys may have fewer heads, those of groups of queries.
+    """
     sizes, first = (query.size(2), key.size(2)), terms.first
     if (channels := terms.rows("channel")) is None:
-        content = query @ key.transpose(-1, -2)  # [B, H, T, S]
+        groups = query.unflatten(1, (key.size(1), -1)).flatten(2, 3)  # [B, groups, queries, D]
+        content = (groups @ key.transpose(-1, -2)).reshape(*query.shape[:3], sizes[1])
     else:
         index = row_index(channels, first, *sizes, mask)
         content = _ChannelGain.apply(query, key, at_least_fp32(channels.table), index)
@@ -161,7 +158,10 @@ def _multiply_queries(
     if (rows := terms.rows("query")) is not None:
         rows_of_pairs.append(_multiply_pairs(query, rows, first, sizes, mask))
     if (rows := terms.rows("key")) is not None:
-        rows_of_pairs.append(_multiply_pairs(key, rows, first, sizes, mask))
+        if sizes[0] == 1:
+            rows_of_pairs.append(_multiply_single_rows(key, rows, first, query.size(1), mask))
+        else:
+            rows_of_pairs.append(_multiply_pairs(key, rows, first, sizes, mask))
     return content, rows_of_pairs
 
 
@@ -178,9 +178,11 @@ def _multiply_pairs(
         mask: see :func:`row_index`.
     """
     is_of_keys = rows.of == "key"
+    if first is None and rows.runs is None and x.size(2) == 1:  # rows are in the order of keys
+        return _multiply_rows(x, rows.table)[..., : sizes[1]]
     if first is None and rows.runs is None:  # the shift finds rows without an index
         # Of a key, distances fall from query to query, so the rows are read last one first.
-        table = pad_rows(rows.table.flip(1) if is_of_keys else rows.table)
+        table = F.pad(rows.table.flip(1) if is_of_keys else rows.table, (0, 0, 0, 1))
         pairs = relative_shift(_multiply_rows(x, table), sizes[0] if is_of_keys else sizes[1])
     else:
         index = row_index(rows, first, *sizes, mask)  # [1 or B, T, S]
@@ -189,47 +191,18 @@ def _multiply_pairs(
     return pairs.transpose(2, 3) if is_of_keys else pairs
 
 
-def _multiply_single_query(
-    query: Tensor, key: Tensor, terms: Terms, mask: Mask
-) -> tuple[Tensor, list[Tensor]]:
-    """Compute the same as :func:`_multiply_queries`, where T is 1; keys may have fewer heads."""
-    src_len, first = key.size(2), terms.first
-    key_rows, content_query = terms.rows("key"), query
-    is_plain_sum = first is None and not terms.multiplies
-    if key_rows is not None and key_rows.table.size(1) == 1 and is_plain_sum:
-        # One row for all distances, as of Transformer-XL, may as well be added to the query.
-        content_query = query + at_least_fp32(key_rows.table[None])
-        key_rows = None
-    if (channels := terms.rows("channel")) is None:
-        groups = content_query.unflatten(1, (key.size(1), -1)).flatten(2, 3)  # [B, G, H / G, D]
-        content = (groups @ key.transpose(-1, -2)).reshape(*query.shape[:3], src_len)
-    else:
-        gain = _select_single_query_rows(channels, first, src_len, mask)
-        content = (query * gain * key).sum(-1).unsqueeze(2)  # [B, H, 1, S]
-    rows_of_pairs = []
-    if (query_rows := terms.rows("query")) is not None:
-        products = torch.einsum("bhqd,hrd->bhqr", query, at_least_fp32(query_rows.table))
-        if query_rows.runs is None and first is None:  # rows are in the order of keys
-            rows_of_pairs.append(products[..., :src_len])
-        else:
-            index = row_index(query_rows, first, 1, src_len, mask)
-            rows_of_pairs.append(gather_rows(products, index))
-    if key_rows is not None:
-        rows_of_pairs.append(_multiply_keys(key, key_rows, first, query.size(1), mask))
-    return content, rows_of_pairs
-
-
-def _multiply_keys(
-    key: Tensor, term: RowsByDistance, first: Tensor | None, num_heads: int, mask: Mask
+def _multiply_single_rows(
+    key: Tensor, rows: RowsByDistance, first: Tensor | None, num_heads: int, mask: Mask
 ) -> Tensor:
-    """Multiply keys ``(B, G, S, D)`` with their rows for a single query: ``(B, H, 1, S)``."""
-    groups = key.size(1) if len(term.table) > 1 else 1
-    table = term.table.unflatten(0, (groups, -1)).transpose(1, 2)  # [1 or G, R, 1 or H / G, D]
-    # The rows of the heads of a group lie side by side, so that each key is read once.
-    by_group = replace(term, table=table.flatten(2))
-    rows = _select_single_query_rows(by_group, first, key.size(2), mask)
-    rows = rows.unflatten(-1, table.shape[2:])  # [1 or B, 1 or G, S, 1 or H / G, D]
-    products = torch.einsum("bgsrd,bgsd->bgrs", rows, key)
+    """Multiply keys, perhaps of fewer heads, with their rows for a single query: ``(B, H, 1, S)``.
+
+    Products with all rows, of which a key needs one, would take most of a step's time.
+    """
+    index = row_index(rows, first, 1, key.size(2), mask)[:, 0]  # [1 or B, S]
+    selected = at_least_fp32(rows.table).index_select(1, index.flatten())
+    selected = selected.unflatten(1, index.shape).transpose(0, 1)  # [1 or B, 1 or H, S, D]
+    groups = key.size(1) if len(rows.table) > 1 else 1
+    products = (key.unsqueeze(2) * selected.unflatten(1, (groups, -1))).sum(-1)
     heads = products.expand(-1, -1, num_heads // key.size(1), -1)  # [B, G, H / G, S]
     return heads.flatten(1, 2).unsqueeze(2)
 
@@ -239,8 +212,6 @@ def _sum_value_rows(
 ) -> Tensor:
     """Compute ``sum_j w_ij V_r``, ``(B, H, T, D)``, from weights added up by distance."""
     tgt_len, src_len = weights.shape[2:]
-    if tgt_len == 1 and rows.runs is None:
-        return weights @ _select_single_query_rows(rows, first, src_len, mask)
     index = row_index(rows, first, tgt_len, src_len, mask)
     table = at_least_fp32(rows.table)
     summed = weights.new_zeros(*weights.shape[:3], table.size(1))
@@ -252,26 +223,6 @@ def _multiply_rows(x: Tensor, table: Tensor) -> Tensor:
     # A matrix for all heads makes one product; as a batch of one it would be copied for each head.
     matrix = at_least_fp32(table[0] if table.size(0) == 1 else table)
     return x @ matrix.transpose(-1, -2)  # [B, H, T, R]
-
-
-def _select_single_query_rows(
-    term: RowsByDistance, first: Tensor | None, src_len: int, mask: Mask
-) -> Tensor:
-    """Select a table's rows at a single query's keys, ``(1 or B, G, S, D)``."""
-    table = term.table
-    if term.runs is None:
-        rows = table[None, :, :src_len]
-    else:
-        index = row_index(term, None, 1, src_len, mask)  # the reset's rows are inserted below
-        if len(index) == 1:  # faster than an index of several dimensions
-            rows = table.index_select(1, index[0, 0])[None]  # [1, G, S, D]
-        else:
-            rows = table[:, index[:, 0]].transpose(0, 1)  # [B, G, S, D]
-    rows = at_least_fp32(rows).unsqueeze(2)
-    table = at_least_fp32(table)[None, :, None]
-    if first is not None:
-        rows = insert_reset(rows, table[..., -2:-1, :], table[..., -1:, :], first)
-    return rows.squeeze(2)  # [1 or B, G, S, D]
 
 
 class _ChannelGain(torch.autograd.Function):

@@ -23,14 +23,12 @@ from fairseq_posenc.encodings.precision import at_least_fp32, no_autocast
 from fairseq_posenc.encodings.term import (
     CountTemperature,
     Decay,
-    NumbersByDistance,
     NumbersByPair,
     ScoreCap,
     SinkScore,
     Temperature,
 )
 from fairseq_posenc.encodings.terms import Terms
-from fairseq_posenc.positions import Span
 
 
 def unavailable() -> str:
@@ -166,7 +164,7 @@ def _prepare_mask(
     terms: Terms, mask: Mask, query: Tensor, value: Tensor, tgt_len: int, src_len: int
 ) -> _PreparedMask:
     """Combine biases and mask into what torch's attention takes."""
-    bias, mask = _sum_biases(terms, mask, tgt_len, src_len)
+    bias = _sum_biases(terms, mask, tgt_len, src_len)
     if bias is not None:
         # torch does not check: with float64 queries it reads a float32 bias as float64.
         bias = bias.to(_choose_bias_dtype(query, value))
@@ -231,25 +229,11 @@ def _call_torch(
     return attended if fully_masked is None else attended.masked_fill(fully_masked, 0.0)
 
 
-def _sum_biases(terms: Terms, mask: Mask, tgt_len: int, src_len: int) -> tuple[Tensor | None, Mask]:
-    """Add up all biases, ``(B or 1, G, T, S)``; also return the part of the mask not included.
-
-    A direction and a window depend on distance alone, so they are cheaper in a bias by distance.
-    """
+def _sum_biases(terms: Terms, mask: Mask, tgt_len: int, src_len: int) -> Tensor | None:
+    """Add up all biases, ``(B or 1, G, T, S)``."""
     bias, by_pair = terms.bias, terms.find(NumbersByPair)
     pair_bias = None if by_pair is None else by_pair.numbers
     if bias is None:
-        return pair_bias, mask
-    locality = mask.locality
-    hides_by_distance = (
-        not mask.may_hide_all and locality.segments is None and locality.first_keys is None
-    )
-    first = terms.first
-    if hides_by_distance and first is None and bias.ids is None:
-        span = Span.from_lengths(tgt_len, src_len, bias.table.device)
-        hidden = mask.mark_hidden(span.distances())  # [R]
-        table = at_least_fp32(bias.expand())
-        bias = NumbersByDistance(table.masked_fill(hidden, -torch.inf))
-        mask = Mask()
-    numbers = expand_numbers(bias, first, tgt_len, src_len, mask)
-    return numbers if pair_bias is None else numbers + pair_bias, mask
+        return pair_bias
+    numbers = expand_numbers(bias, terms.first, tgt_len, src_len, mask)
+    return numbers if pair_bias is None else numbers + pair_bias
