@@ -1,7 +1,7 @@
 """Computes attention by torch's FlexAttention: a fused kernel, with the terms as ``score_mod``.
 
 Masks become a block mask, so that tiles in which no query sees a key are skipped. torch compiles a
-kernel for each combination of terms and lengths; lengths are therefore rounded up (``sizes.py``),
+kernel for each combination of terms and lengths; lengths are therefore rounded up (``blocks.py``),
 and the batch is dynamic. For each table of vectors, all tokens are first multiplied with its rows
 at the visible distances, which takes memory for ``(B, H, T, R)``.
 """
@@ -16,9 +16,8 @@ from torch.nn import functional as F
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from fairseq_posenc.backends.base import AttentionCall, CallFeatures
-from fairseq_posenc.backends.flex.blocks import build_block_mask
+from fairseq_posenc.backends.flex.blocks import build_block_mask, mark_batch_dynamic, round_length
 from fairseq_posenc.backends.flex.scores import ScoreMod, build_score_mod
-from fairseq_posenc.backends.flex.sizes import mark_batch_dynamic, round_length
 from fairseq_posenc.encodings.precision import at_least_fp32, no_autocast
 from fairseq_posenc.encodings.term import CountedRows, SinkScore
 from fairseq_posenc.encodings.terms import Terms
