@@ -127,9 +127,9 @@ class Inkling(Encoding):
 
     def extend(self, name: str, weight: Tensor) -> Tensor:
         """Extend a loaded table to this one's extent, with rows of zeros for larger distances."""
-        missing = len(self.table) - len(weight)
-        if name != "table" or missing <= 0:
+        if name != "table":
             return weight
+        missing = max(0, len(self.table) - len(weight))
         missing_later = missing // 2 if self.last_distance > 0 else 0  # those of later keys
         return F.pad(weight, (0, 0, missing - missing_later, missing_later))
 

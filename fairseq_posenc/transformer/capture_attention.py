@@ -40,8 +40,7 @@ def capture_attention(model: nn.Module, run: Callable[[], Any]) -> list[Captured
     with ExitStack() as cleanup:
         cleanup.enter_context(_forbid_fused_calls(model))
         for name, module in model.named_modules():
-            match = _NAME.search(name)
-            if match and isinstance(module, MultiheadAttention):
+            if isinstance(module, MultiheadAttention) and (match := _NAME.search(name)):
                 before = module.register_forward_pre_hook(_request_weights, with_kwargs=True)
                 hook = partial(_capture, match, captured)
                 after = module.register_forward_hook(hook, with_kwargs=True)

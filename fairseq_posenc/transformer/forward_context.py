@@ -43,9 +43,9 @@ def current_layer() -> LayerShared:
 
 @contextmanager
 def set_context(stack: Shared | None = None, layer: LayerShared | None = None) -> Iterator[None]:
-    """Set the states of stack (None: unchanged) and layer (None: none) while a block runs."""
+    """Set the state of a stack, or that of a layer (in which no stack runs), while a block runs."""
     before = _context.stack, _context.layer
-    _context.stack, _context.layer = before[0] if stack is None else stack, layer
+    _context.stack, _context.layer = stack, layer
     try:
         yield
     finally:

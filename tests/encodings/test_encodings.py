@@ -75,11 +75,11 @@ def test_gradients_equal_those_of_the_formula(spec):
 
 
 @pytest.mark.parametrize("name", registry.names())
-def test_parameter_count_has_a_closed_form(name):
-    causal = needs_causal(name)
-    dims, layers = Dims(embed_dim=24, num_heads=3, max_positions=7, causal=causal), 5
-    counted = sum(Assembly(specs.parse(name), dims).parameters(layers).values())
-    assert counted == oracles.parameter_count(name, m=5, n=7, d=8, D=24, h=3)
+@pytest.mark.parametrize("positions", [7, 1100])
+def test_parameter_count_has_a_closed_form(name, positions):
+    dims = Dims(embed_dim=24, num_heads=3, max_positions=positions, causal=needs_causal(name))
+    counted = sum(Assembly(specs.parse(name), dims).parameters(5).values())
+    assert counted == oracles.parameter_count(name, m=5, n=positions, d=8, D=24, h=3)
 
 
 @pytest.mark.parametrize("name", registry.names())

@@ -67,7 +67,7 @@ OPTION_VALUES = {
     "per_head": ["true"],
     "scale_factor": ["3"],
     "reset": ["true"],
-    "base": ["500"],
+    "base": ["2"],
     "fraction": ["0.5"],
     "scaling": ["linear:4", "ntk:4", "yarn:4", "llama3:4:length=9"],
     "tie_projections": ["true"],

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import shutil
 import statistics
 from pathlib import Path
 
@@ -12,7 +14,7 @@ from docs.generate.papers import FIGURES, format_page
 from fairseq_posenc import specs
 from fairseq_posenc.workbench.cli import main
 from fairseq_posenc.workbench.results.record import Record
-from tests.helpers.commands import refused, trained
+from tests.helpers.commands import EPOCHS, refused, trained
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -88,15 +90,30 @@ def test_trainings_have_their_perplexity_and_means_over_seeds(tmp_path, capsys):
     import torch
 
     state = torch.load(trained("masked_lm").save_dir / "checkpoint_last.pt", weights_only=False)
-    for seed, loss in ((1, 2.0), (2, 3.0)):
+    for seed, loss, spec in ((1, 2.0, "m4m"), (2, 3.0, "m4m"), (3, 5.0, None)):
         state["cfg"]["common"]["seed"] = seed
+        state["cfg"]["model"].position_encoding = spec
         state["extra_state"]["best"] = loss  # in bits
         (tmp_path / str(seed)).mkdir()
         torch.save(state, tmp_path / str(seed) / "checkpoint_last.pt")
     text = report(capsys, tmp_path)
-    assert row(text, "1")[-2] == "4.00"
+    assert row(text, "1")[1:-1] == ["`m4m`", "1", str(EPOCHS), "4.00"]
     assert row(text, "2")[-2] == "8.00"
+    assert row(text, "3")[1] == "`fairseq's`"
     assert row(text, "mean of 2 seeds")[-2] == "6.00"
+
+
+@pytest.mark.slow
+def test_a_translation_has_its_losses_in_nats_and_its_accuracy(tmp_path, capsys):
+    model, folder = trained("translation"), tmp_path / "a"
+    folder.mkdir()
+    shutil.copy(model.save_dir / "checkpoint_last.pt", folder)
+    (folder / "train.log").write_text(
+        '| train_inner | {"loss": "2", "num_updates": "3"}\n'
+        '| valid | {"valid_loss": "3", "valid_accuracy": "25", "valid_num_updates": "3"}\n'
+    )
+    best = model.checkpoint()["extra_state"]["best"] * math.log(2)
+    assert row(report(capsys, tmp_path), "a")[4:-1] == ["1.386", "0.2500", f"{best:.3f}"]
 
 
 @pytest.mark.parametrize(
