@@ -67,6 +67,7 @@ def test_every_scope_and_mode_gives_whole_rows(scope, mode):
     dropout = 0.1 if mode == "training" else 0.0
     found = rows(scope, TINY._replace(mode=mode, dropout=dropout), encodings=["m4m"])
     assert [row["encoding"] for row in found] == ["stock", "none", "m4m"]
+    assert found[0]["memory_ratio"] == 1.0
     for row in found:
         assert (row["scope"], row["mode"]) == (scope, mode)
         assert row["backend"] in (*available(), "fairseq")
@@ -84,12 +85,6 @@ def test_all_encodings_and_backends_can_compete():
     for contender in found:
         for scope in (operation, layer):
             scope(contender, TINY)()
-
-
-def test_stock_is_as_large_as_itself():
-    case = TINY._replace(length=128, size=families.Size(128, 4, 256, 1))
-    stock = rows("layer", case)[0]
-    assert stock["memory_ratio"] == 1.0
 
 
 def test_fairseqs_layer_calls_scaled_dot_product_attention():
