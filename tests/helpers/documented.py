@@ -12,7 +12,10 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
+from transformers import LlamaConfig, LlamaForCausalLM
+
 from tests.helpers.commands import made_once, new_directory, sentences
+from tests.helpers.hf_models import save_tokenizer
 from tests.helpers.programs import BIN
 
 ROOT = Path(__file__).parents[2]
@@ -55,25 +58,21 @@ def commands(script: str) -> list[str]:
 def book() -> Path:
     path = new_directory() / "book.txt"
     rng = random.Random(0)
-    words = [
-        "a",
-        "sentence",
-        "of",
-        "the",
-        "text",
-        "keys",
-        "dictionary",
-        "returned",
-        "list",
-        "are",
-        "as",
-        "w1",
-        "w2",
-        "w3",
-    ]
+    words = ["a", "sentence", "of", "the", "text", "dictionary", "returned", "list", "keys", "w1"]
     lines = (" ".join(rng.choice(words) for _ in range(10)) for _ in range(800))
     path.write_text("".join(f"{line}.\n\n" for line in lines))
     return path
+
+
+@cache
+def llama(layers: int = 4) -> Path:
+    """Return the folder of a small model, as SmolLM2 but for its sizes."""
+    folder = new_directory() / "model"
+    sizes = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4}
+    config = LlamaConfig(**sizes, num_hidden_layers=layers, rope_theta=100000.0)
+    LlamaForCausalLM(config).save_pretrained(folder)
+    save_tokenizer(folder, ["tell", "me", "a", "story", "of", "two", "hosts"])
+    return folder
 
 
 @cache
@@ -91,6 +90,8 @@ FILES: dict[str, Callable[[], Path]] = {
     "data-bin/wikitext-103": sentences,
     "data-bin/wiki": sentences,
     "my.txt": book,
+    "book.txt": book,
+    "FOLDER": llama,
     "my_encodings": own_encodings,
 }
 

@@ -1,4 +1,4 @@
-"""The README and the pages: links lead somewhere, commands can be given, those of two pages run.
+"""The README and the pages: links lead somewhere, commands can be given, those of five pages run.
 
 A page that names an option, a file or a function that is no longer there is found nowhere else.
 """
@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 import torch
 from fairseq import options
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from fairseq_posenc import api
 from fairseq_posenc.api import PositionEncoding
@@ -25,7 +24,6 @@ from fairseq_posenc.workbench import cli
 from tests.helpers import documented
 from tests.helpers.commands import USER_DIR, new_directory, trained
 from tests.helpers.documented import FENCED, ROOT, commands, run, scripts
-from tests.helpers.hf_models import save_tokenizer
 from tests.helpers.products import some_of
 
 DOCS = ROOT / "docs"
@@ -117,9 +115,7 @@ def test_blocks_are_commands_or_say_what_they_are():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "page",
-    some_of([README, ADDING], [README, ADDING, DOCS / "start.md", DOCS / "layers.md"]),
-    ids=name_of,
+    "page", [README, ADDING, DOCS / "start.md", DOCS / "hf.md", DOCS / "layers.md"], ids=name_of
 )
 def test_commands_of_a_page_run_one_after_the_other(page):
     folder = new_directory()
@@ -164,11 +160,8 @@ def test_python_of_a_page_runs(page, monkeypatch):
     checkpoint = trained("masked_lm").save_dir / "checkpoint_last.pt"
     (folder / "checkpoint_best.pt").symlink_to(checkpoint)
     (folder / "my-model").symlink_to(exported(checkpoint))
-    sizes = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4}
-    config = LlamaConfig(**sizes, num_hidden_layers=30, rope_theta=100000.0)
-    smollm2 = folder / "HuggingFaceTB/SmolLM2-135M-Instruct"
-    LlamaForCausalLM(config).save_pretrained(smollm2)
-    save_tokenizer(smollm2, ["tell", "me", "a", "story", "of", "two", "hosts"])
+    (folder / "HuggingFaceTB").mkdir()
+    (folder / "HuggingFaceTB" / "SmolLM2-135M-Instruct").symlink_to(documented.llama(layers=30))
     monkeypatch.chdir(folder)
     for code in documented.python_of(page):
         exec(compile(code, page.name, "exec"), names)
