@@ -43,7 +43,7 @@ def _several_blocks(monkeypatch):
 # Terms of every form, with and without a batch or head dimension: the groups of heads of tables.
 FORMS: dict[str, dict[str, Any]] = {
     "plain": {},
-    "scaled": {"scale_factor": 3.0},
+    "scaled": {"scale_factor": 1 / 16},  # a scale of 2
     "bias": {"bias": 1},
     "bias per head": {"bias": H},
     "bias by pair": {"pair_bias": (1, H)},

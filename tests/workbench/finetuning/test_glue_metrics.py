@@ -5,15 +5,19 @@ from __future__ import annotations
 import math
 import re
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
+from fairseq.data import NestedDictionaryDataset, RawLabelDataset
+from fairseq.trainer import Trainer
 from scipy import stats
 from sklearn import metrics as theirs
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.tasks.glue import metrics
 from fairseq_posenc.tasks.glue.definitions import TASKS
+from fairseq_posenc.tasks.glue.task import _ScoreDataset
 from fairseq_posenc.workbench.finetuning.glue.report import (
     GlueResult,
     build_record,
@@ -64,6 +68,15 @@ def test_correlations_equal_scipy(ties, seed):
     ours = metrics.regression(first, second)
     assert ours["pearson"] == pytest.approx(100 * stats.pearsonr(first, second)[0])
     assert ours["spearman"] == pytest.approx(100 * stats.spearmanr(first, second)[0])
+
+
+def test_half_precision_does_not_round_the_scores_of_a_batch():
+    dataset = _ScoreDataset(NestedDictionaryDataset({"target": RawLabelDataset([3.2, 1.4])}))
+    batch = dataset.collater([dataset[0], dataset[1]])
+    precision = SimpleNamespace(common=SimpleNamespace(fp16=True, bf16=False))
+    halved = Trainer._fp_convert_sample(SimpleNamespace(cfg=precision), batch)
+    assert halved["target"].tolist() == pytest.approx([3.2, 1.4], rel=1e-6)
+    assert halved["dataset_size"] == 2
 
 
 @pytest.mark.parametrize("value", [0.3, math.nan, math.inf])
