@@ -249,7 +249,7 @@ LINES = {
     "fairseq_posenc/workbench/reports": (399, 400),
     "preprocess": (2590, 2600),
     "docs/generate": (457, 750),
-    "benchmarks": (3013, 3600),
+    "benchmarks": (3010, 3600),
     "tests": (32629, 32000),
 }
 LONGEST_FILE = 401  # outside tests/

@@ -17,7 +17,7 @@ from fairseq_posenc.backends.planner import BACKENDS
 from fairseq_posenc.encodings.base import Dims, Encodings
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.positions import Positions, Span
+from fairseq_posenc.positions import Positions
 from fairseq_posenc.shared import Shared
 from fairseq_posenc.transformer.attention import PositionalAttention
 
@@ -123,8 +123,6 @@ def _compute_terms_of_one_token(spec: str, dims: Dims, device: torch.device) -> 
     layer, shared = build_random_encodings(spec, dims)
     attention = PositionalAttention(dims.embed_dim, dims.num_heads, layer).to(device)
     positions = make_positions(1, 1, device)
-    terms = attention.terms(
-        Span.from_lengths(1, 1, device), Shared.compute(shared.to(device), positions).of_kind(0)
-    )
+    terms = attention.compute_terms(Shared.compute(shared.to(device), positions).of_kind(0))
     x = torch.zeros(1, 1, dims.embed_dim, device=device)
     return layer.add_input_terms(terms, x, positions, dims.num_heads)

@@ -20,7 +20,6 @@ from fairseq_posenc.assembly import Assembly
 from fairseq_posenc.backends import BACKENDS
 from fairseq_posenc.backends.base import AttentionCall
 from fairseq_posenc.backends.mask import Mask
-from fairseq_posenc.positions import Span
 from fairseq_posenc.shared import Shared
 from fairseq_posenc.transformer.attention import PositionalAttention
 from fairseq_posenc.transformer.forward_context import inject_context, set_context
@@ -64,7 +63,7 @@ def operation(contender: Contender, case: Case) -> Pass:
         q, k = query, key
         if (rotation := attention.rotation(common)) is not None:
             q, k = rotation.rotate_queries(query), rotation.rotate_keys(key)
-        terms = attention.terms(Span.from_lengths(case.length, case.length, case.device), common)
+        terms = attention.compute_terms(common)
         terms = encodings.add_input_terms(terms, x, positions, case.size.num_heads)
         return BACKENDS[contender.backend].attend(
             AttentionCall(q, k, value, terms, Mask(), dropout=case.dropout)

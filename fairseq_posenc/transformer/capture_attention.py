@@ -94,7 +94,7 @@ def _split_scores(attention: MultiheadAttention, queries: Tensor, keys: Tensor) 
     key = project(keys, attention.k_proj)  # [B, H, S, D]
     if isinstance(attention, PositionalAttention):
         context = current_layer()  # still set: hooks run in the layer's forward
-        terms = attention.terms(context.positions.span(), context)
+        terms = attention.compute_terms(context)
         inputs = queries.transpose(0, 1)  # of the layer; some terms are computed from them
         terms = attention.encodings.add_input_terms(
             terms, inputs, context.positions, attention.num_heads
