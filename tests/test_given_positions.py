@@ -12,13 +12,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import flex_attention
 
 from fairseq_posenc import registry, specs
-from fairseq_posenc.api import (
-    Cache,
-    CrossAttention,
-    LayerPositions,
-    SelfAttention,
-    StackPositions,
-)
+from fairseq_posenc.api import Cache, CrossAttention, LayerPositions, SelfAttention, StackPositions
 from fairseq_posenc.backends import planner, reference
 from fairseq_posenc.backends.flex.scores import build_score_mod
 from fairseq_posenc.errors import UserError

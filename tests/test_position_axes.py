@@ -21,7 +21,7 @@ from fairseq_posenc.encodings.rope import Rope, Sections
 from fairseq_posenc.encodings.rotation import PairRotation
 from fairseq_posenc.errors import UserError
 from tests.helpers import oracles
-from tests.helpers.formulas import awake
+from tests.test_given_positions import build, close
 
 GRID = torch.cartesian_prod(torch.arange(3), torch.arange(4)).t()[:, None]  # (2, 1, 12)
 THREE = torch.randint(0, 30, (3, 2, 9), generator=torch.Generator().manual_seed(0))
@@ -127,18 +127,7 @@ def test_equal_positions_on_all_axes_are_those_of_text_bit_for_bit(pairs):
     assert torch.equal(three, with_sections.rotation(ids).rotate_queries(x))
 
 
-def build(spec: str, dtype: torch.dtype = torch.float64, causal: bool = False) -> tuple:
-    torch.manual_seed(0)
-    positions = awake(StackPositions(spec, 16, 2, max_positions=24, causal=causal))
-    layer = awake(SelfAttention(positions))
-    return positions.to(dtype).eval(), layer.to(dtype).eval()
-
-
 IDS = torch.randint(0, 20, (2, 2, 6), generator=torch.Generator().manual_seed(3))
-
-
-def close(ours: Tensor, theirs: Tensor) -> None:
-    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("spec", WITH_AXES)

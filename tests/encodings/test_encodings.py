@@ -36,11 +36,7 @@ from tests.helpers.formulas import (
 )
 from tests.helpers.products import product_of, some_of
 from tests.helpers.terms import change_terms, terms_of
-from tests.helpers.tiny_models import (
-    COMPOSITIONS,
-    encoding_specs,
-    needs_causal,
-)
+from tests.helpers.tiny_models import COMPOSITIONS, encoding_specs, needs_causal
 
 
 @pytest.mark.parametrize(

@@ -23,9 +23,11 @@ from typing import Any, NamedTuple, TypeVar
 import pytest
 import torch
 
+from fairseq_posenc.folders import LOCK
 from fairseq_posenc.user_dir import USER_DIR
 from fairseq_posenc.workbench.cli import main
 from tests.helpers.programs import SHARED
+from tests.helpers.waiting import is_locked, wait_until
 
 HOOK = Path(__file__).resolve().parent / "fault_hook"
 SENTENCES = {"train": 16, "valid": 8, "test": 5}
@@ -143,6 +145,21 @@ def halting(folder: Path) -> tuple[dict[str, str], Path]:
     fault = {"PYTHONPATH": os.pathsep.join(paths), "HALT": f"{folder},{halted}"}
     alone = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     return {**os.environ, **alone, **fault}, halted
+
+
+def kill_command(
+    words: Sequence[Any], holds: Callable[[], object], folder: Path, **how: Any
+) -> None:
+    """Start a command of ours, kill it once something holds, and wait until its folder is free."""
+    command = [str(script("fairseq-posenc")), *map(str, words)]
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **how
+    ) as process:
+        try:
+            wait_until(holds, process)
+        finally:
+            process.kill()
+    wait_until(lambda: not is_locked(folder / LOCK))
 
 
 class Training(NamedTuple):

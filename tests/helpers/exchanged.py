@@ -17,19 +17,12 @@ from omegaconf import DictConfig, OmegaConf, flag_override
 from fairseq_posenc.workbench.cli import main
 from fairseq_posenc.workbench.loading.checkpoints import write_start_checkpoint
 from tests.helpers.commands import new_directory
-from tests.helpers.tiny_models import COMPANIONS, COMPOSITIONS, NAMES, PATTERNS
+from tests.helpers.tiny_models import ARGS, COMPANIONS, COMPOSITIONS, NAMES, PATTERNS
 
 ENDS = 3.0  # what is added to the score of </s>
 WORDS = [f"w{number}" for number in range(40)]
 SIZES = {
-    "masked_lm": {
-        "encoder_layers": 3,
-        "encoder_embed_dim": 32,
-        "encoder_ffn_embed_dim": 48,
-        "encoder_attention_heads": 4,
-        "max_positions": 24,
-        "tokens_per_sample": 24,
-    },
+    "masked_lm": ARGS["masked_lm"] | {"tokens_per_sample": 24},
     "causal_lm": {
         "decoder_layers": 3,
         "decoder_embed_dim": 32,

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import random
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import pytest
-
 from fairseq_posenc.tasks.glue.definitions import TASKS, WNLI, Task
-from fairseq_posenc.workbench import preprocessing
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 COLOURS = ("red", "blue", "green")
@@ -70,13 +65,6 @@ def write_task(folder: Path, name: str, sizes: dict[str, int], seed: int = 0) ->
         path = folder / name / f"{task.files[split]}.tsv"
         path.parent.mkdir(exist_ok=True)
         path.write_text(mark + "\n".join(lines) + "\n", encoding="utf-8")
-
-
-def start(name: str, arguments: Sequence[object]) -> None:
-    """Run a program of preprocess/ in this process, as its command does; its errors are raised."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "path", [*sys.path])  # to which the command adds its folder
-        preprocessing.run(argparse.Namespace(program=name, options=[*map(str, arguments)]))
 
 
 def train_pieces(folder: Path) -> Path:

@@ -9,7 +9,6 @@ import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -63,23 +62,16 @@ def _path() -> str:
 needs_slurm = pytest.mark.skipif(bool(why_not()), reason=why_not())
 
 
-@pytest.fixture(scope="module", name="cluster_of_module")
-def start_cluster() -> Iterator[Cluster]:
-    """Start a cluster for the tests of a module."""
+@pytest.fixture(name="cluster")
+def start_cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    """Start a cluster, and have this process, and all that it starts, be of it."""
     folder = Path(tempfile.mkdtemp(prefix="slurm-"))
     started = Cluster(folder)
+    monkeypatch.setenv("SLURM_CONF", str(started.conf))
+    monkeypatch.chdir(ROOT)
     yield started
     started.stop()
     shutil.rmtree(folder)
-
-
-@pytest.fixture(name="cluster")
-def join_cluster(cluster_of_module: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    """Have this process, and all that it starts, be of the module's cluster."""
-    monkeypatch.setenv("SLURM_CONF", str(cluster_of_module.conf))
-    monkeypatch.chdir(ROOT)
-    yield cluster_of_module
-    cluster_of_module.clear()
 
 
 class Cluster:
@@ -95,25 +87,18 @@ class Cluster:
         settings = {"host": socket.gethostname(), "port": port, "first": first, "second": second}
         self.conf = folder / "slurm.conf"
         self.conf.write_text(_CONF.format(folder=folder, **settings), encoding="utf-8")
+        (folder / "state").mkdir()
         self._munged()
-        self.start_controller()
+        self._daemon("slurmctld")
+        wait_until(lambda: bool(self.ask("sinfo", "-h")))
         for node in NODES:
-            self.start(node)
+            (folder / f"spool.{node}").mkdir()
+            self._daemon("slurmd", "-N", node, SLURMD_NODENAME=node)  # which its steps inherit
+        self._wait_for_nodes()
 
-    def start(self, node: str) -> None:
-        """Bring a node up.
-
-        The controller of Slurm 22.05 dies of a job that it gives to a node while that comes back,
-        and a node that is back before it was missed keeps its lost job for as long as that may run.
-        """
-        (self.folder / f"spool.{node}").mkdir(exist_ok=True)
-        self._daemon("slurmd", "-N", node, SLURMD_NODENAME=node)  # which its steps inherit
-        wait_until(lambda: self._state(node) == "idle")
-
-    def clear(self) -> None:
-        """End all jobs, and wait until each node takes another."""
-        self.ask("scancel", "--partition=main")
-        wait_until(lambda: {self._state(node) for node in NODES} == {"idle"})
+    def _wait_for_nodes(self) -> None:
+        """Wait until each node takes a job."""
+        wait_until(lambda: set(self.ask("sinfo", "-hN", "-o", "%T").split()) == {"idle"})
 
     def hasten(self, job: str) -> None:
         """Have a job that is requeued begin soon, and not after Slurm's two minutes.
@@ -122,11 +107,6 @@ class Cluster:
         """
         wait_until(lambda: "PENDING" in self.ask("squeue", "-h", "-j", job, "-o", "%T"))
         self.ask("scontrol", "update", f"jobid={job}", "starttime=now+3")
-
-    def start_controller(self) -> None:
-        """Start the daemon that knows the jobs, with what it knew before."""
-        self._daemon("slurmctld")
-        wait_until(lambda: bool(self.ask("sinfo", "-h")))
 
     def ask(self, *words: str) -> str:
         """Run a command of Slurm's; return what it prints, "" if it fails."""
@@ -139,19 +119,13 @@ class Cluster:
         return {**os.environ, "SLURM_CONF": str(self.conf)}
 
     def stop(self) -> None:
-        """End all daemons."""
+        """End all jobs and daemons."""
+        self.ask("scancel", "--partition=main")
+        self._wait_for_nodes()
         for name in (*NODES, "slurmctld", "munged"):
-            with suppress(OSError, ValueError):  # a test has killed it
-                os.kill(self._pid(name), signal.SIGKILL)
-
-    def _state(self, node: str) -> str:
-        return self.ask("sinfo", "-hn", node, "-o", "%T").strip()
-
-    def _pid(self, name: str) -> int:
-        return int((self.folder / f"{name}.pid").read_text())
+            os.kill(int((self.folder / f"{name}.pid").read_text()), signal.SIGKILL)
 
     def _daemon(self, *words: str, **variables: str) -> None:
-        (self.folder / "state").mkdir(exist_ok=True)
         environment = {**self.environment, "PATH": _path(), **variables}
         subprocess.run(words, env=environment, check=True)
 

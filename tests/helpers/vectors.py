@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -71,6 +71,7 @@ class Case(NamedTuple):
         return {**oracle_options(self.item, self.dims), "bidirectional": not self.causal}
 
 
+LONG: dict[str, Any] = {"tgt_len": 2, "src_len": 40, "max_positions": 40}
 CASES = {
     "none": Case("none"),
     "shaw": Case("shaw(max_distance=3)", "distances are clipped"),
@@ -117,15 +118,11 @@ CASES = {
     "rope_dynamic": Case(
         "rope(scaling=dynamic:2:length=16)", "of the model's length", src_len=40, max_positions=40
     ),
-    "rope_llama3": Case(
-        "rope(scaling=llama3:8:length=16)", tgt_len=2, src_len=40, max_positions=40, width=16
-    ),
+    "rope_llama3": Case("rope(scaling=llama3:8:length=16)", width=16, **LONG),
     "rope_longrope": Case(
         "rope(scaling=longrope:4:short=1/1/1/1:long=1/1.5/2/4:length=16)",
         "the second list, for a model with room for more",
-        tgt_len=2,
-        src_len=40,
-        max_positions=40,
+        **LONG,
     ),
     "rope_proportional": Case(
         "rope(scaling=proportional:1:part=0.5)", "half of the pairs turn", tgt_len=2, src_len=40
@@ -133,26 +130,20 @@ CASES = {
     "rope_yarn_settings": Case(
         "rope(scaling=yarn:4:beta_fast=8:beta_slow=2:mscale=0.707:mscale_all_dim=1:truncate=false)",
         "no whole pairs",
-        tgt_len=2,
-        src_len=40,
-        max_positions=16,
+        **{**LONG, "max_positions": 16},
     ),
     "rope_ntk": Case("rope(scaling=ntk:4)", tgt_len=2, src_len=40, max_positions=16),
     "rope_yarn": Case(
         "rope(scaling=yarn:4)",
         "the ramp is that of the trained length, 512; cosine and sine have a factor",
         width=32,
-        tgt_len=2,
-        src_len=40,
-        max_positions=512,
+        **{**LONG, "max_positions": 512},
     ),
     "lerope": Case("lerope", "one set of frequencies for all heads", left=2),
     "lerope_yarn": Case(
         "lerope(layout=half,scaling=yarn:8:length=16:attention_factor=1)",
         "scaled frequencies are multiplied",
-        tgt_len=2,
-        src_len=40,
-        max_positions=40,
+        **LONG,
     ),
     "xpos": Case("xpos", "keys grow where queries decay", causal=True, left=2),
     "learned": Case("learned"),

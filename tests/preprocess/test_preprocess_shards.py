@@ -10,7 +10,6 @@ import lzma
 import os
 import random
 import signal
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -19,10 +18,9 @@ from fairseq.data.indexed_dataset import MMapIndexedDataset
 from binarize import command, formats, pool, sources
 from fairseq_posenc import folders
 from fairseq_posenc.errors import UserError
-from tests.helpers.commands import script
+from tests.helpers.commands import kill_command
 from tests.helpers.preprocess import binarize, start
 from tests.helpers.programs import true_start
-from tests.helpers.waiting import wait_until
 
 PROGRAMS = Path(__file__).parents[2] / "preprocess"
 FILES = ("train.bin", "train.idx", "dict.txt")
@@ -203,18 +201,13 @@ def test_a_killed_run_keeps_its_finished_parts_and_ends_with_the_same_bytes(tmp_
         make_text(tmp_path / "text" / str(number), 4000, number)
     words = ["--train", tmp_path / "text", "--words", "--workers", 1, "--out"]
     start("plain_text", *words, tmp_path / "whole")
-    program = [script("fairseq-posenc"), "preprocess", "plain_text", *words, tmp_path / "killed"]
-    process = subprocess.Popen(list(map(str, program)), env=true_start())
     manifest = tmp_path / "killed.partial" / "manifest.json"
 
     def has_finished_a_part() -> bool:
         return manifest.exists() and '"lines"' in manifest.read_text()
 
-    try:
-        wait_until(has_finished_a_part, process)
-    finally:
-        process.kill()
-        process.wait()
+    given = ["preprocess", "plain_text", *words, tmp_path / "killed"]
+    kill_command(given, has_finished_a_part, manifest.parent, env=true_start())
     finished = json.loads(manifest.read_text())["splits"]["train"]["inputs"]
     read = []
     with pytest.MonkeyPatch.context() as patch:

@@ -24,13 +24,7 @@ from fairseq_posenc.workbench.experiments.compare.command import TRAIN_OPTIONS
 from tests.helpers.commands import new_directory, pairs
 from tests.helpers.commands import sentences as sentences_bin
 from tests.helpers.products import some_of
-from tests.helpers.tiny_models import (
-    ARCHITECTURES,
-    STOCK,
-    logits,
-    make_model,
-    make_tokens,
-)
+from tests.helpers.tiny_models import ARCHITECTURES, STOCK, logits, make_model, make_tokens
 
 ROOT = Path(__file__).parents[2]
 SCORES = ("fairseq-generate", "fairseq-eval-lm", "fairseq-validate")

@@ -9,11 +9,7 @@ import torch
 from torch.nn.attention.flex_attention import flex_attention
 
 from fairseq_posenc import registry
-from fairseq_posenc.api import (
-    PositionEncoding,
-    SelfAttention,
-    StackPositions,
-)
+from fairseq_posenc.api import PositionEncoding, SelfAttention, StackPositions
 from fairseq_posenc.backends import BACKENDS, check, flex
 from fairseq_posenc.errors import UserError
 from tests.helpers import oracles

@@ -24,7 +24,8 @@ from fairseq_posenc.workbench.finetuning.glue.worker import predict
 from fairseq_posenc.workbench.loading.checkpoints import load_state
 from tests.helpers.commands import new_directory
 from tests.helpers.exchanged import SPECS, checkpoint, export_to, import_from, padded
-from tests.helpers.glue_files import DATA, start
+from tests.helpers.glue_files import DATA
+from tests.helpers.preprocess import start
 from tests.helpers.products import product_of, some_of
 from tests.helpers.tiny_models import needs_causal
 from tests.workbench.finetuning.test_glue_commands import data as glue_data
@@ -238,7 +239,7 @@ def test_predictions_on_the_published_dev_set_are_those_of_fairseq():
     bpe, out = DATA / "gpt2_bpe", new_directory()
     tokens = ["--encoder-json", bpe / "encoder.json", "--vocab-bpe", bpe / "vocab.bpe"]
     words = ["--tasks", "CoLA", *tokens, "--dict", bpe / "dict.txt"]
-    start("glue", [DATA / "glue_data", "--out", out, *words])
+    start("glue", DATA / "glue_data", "--out", out, *words)
     compare_predictions(DATA / "glue_data", "CoLA", out / "CoLA", bpe, "m4m+rope")
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-import sys
-from pathlib import Path
 
 import pytest
 import sentencepiece
@@ -13,6 +11,7 @@ from fairseq.data.encoders import gpt2_bpe_utils
 from tokenizers import Tokenizer
 from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline
 
+from binarize import command, formats, options
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.cli import main
 from fairseq_posenc.workbench.convert import tokenizer as module
@@ -20,9 +19,6 @@ from fairseq_posenc.workbench.running.options import Parser
 from tests.helpers.commands import new_directory
 from tests.helpers.exchanged import checkpoint, data_bin, export_to
 from tests.helpers.preprocess import write_bpe, write_pieces
-
-sys.path.insert(0, str(Path(__file__).parents[3] / "preprocess"))
-from binarize import command, formats, options
 
 SYLLABLES = ["ba", "ré", "ti", "nou", "ß", "ka", "lo", "1", "2", ",", "ment"]
 

@@ -99,6 +99,7 @@ def small_data(tmp_path: Path, size: int) -> DataFacts:
     return data_bin.make_data(small_text(tmp_path / "text.txt"), size, tmp_path / "data")
 
 
+@pytest.mark.slow
 def test_symbols_of_fairseq_stay_out_of_the_text(tmp_path):
     text = small_text(tmp_path / "text.txt")
     text.write_text(text.read_text().replace("number", "<mask> <pad>"))
@@ -110,6 +111,7 @@ def test_symbols_of_fairseq_stay_out_of_the_text(tmp_path):
     assert len(dictionary.splitlines()) <= 60
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [5000, 3])
 def test_a_vocabulary_that_does_not_fit_leaves_nothing(size, tmp_path):
     with pytest.raises(UserError, match=rf"--vocab-size {size}: Vocabulary size") as error:

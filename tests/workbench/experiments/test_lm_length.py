@@ -18,16 +18,14 @@ from torch.nn import functional as F
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaForCausalLM
 from transformers import PreTrainedTokenizerFast as Fast
 
-from fairseq_posenc.folders import LOCK
 from fairseq_posenc.hf import set_positions
 from fairseq_posenc.workbench import cli
 from fairseq_posenc.workbench.experiments.length import hf_model
 from fairseq_posenc.workbench.experiments.length.hf_model import parse_models
 from fairseq_posenc.workbench.experiments.length.scoring import batch_windows, cut_windows
 from fairseq_posenc.workbench.results.record import read
-from tests.helpers.commands import script
+from tests.helpers.commands import kill_command, script
 from tests.helpers.hf_models import save_llama, save_tokenizer
-from tests.helpers.waiting import is_locked, wait_until
 
 SENTENCE = "the cat sat on a mat and then the dog came in to see it . it ran away ."
 WORDS = SENTENCE.split()
@@ -257,11 +255,7 @@ def test_a_killed_measurement_continues_with_the_score_that_it_was_at(llama, tmp
     words = ["--text", str(tmp_path / "text.txt"), "--out", str(out), "--device", "cpu"]
     call = [script("fairseq-posenc"), "lm-length", f"a={llama}", *words]
     call += ["--lengths", "8,16,24", "--stride", "1", "--max-tokens", "48"]
-    process = subprocess.Popen(call, stderr=subprocess.DEVNULL)
-    wait_until(lambda: any(out.glob("a/*.json")), process)
-    process.kill()
-    process.wait()
-    wait_until(lambda: not is_locked(out / LOCK))
+    kill_command(call[1:], lambda: any(out.glob("a/*.json")), out)
     finished = {path: path.read_bytes() for path in out.glob("a/*.json")}
     run = subprocess.run(call, capture_output=True, text=True, check=True)
     assert run.stderr.count("perplexity") == 3 - len(finished)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
-import subprocess
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,6 @@ import pytest
 import torch
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.folders import LOCK
 from fairseq_posenc.tasks.glue.definitions import TASKS
 from fairseq_posenc.tasks.glue.task import GlueTask, GlueTaskConfig
 from fairseq_posenc.workbench.cli import main
@@ -24,15 +21,16 @@ from tests.helpers.commands import (
     TRAINING,
     USER_DIR,
     halting,
+    kill_command,
     made_once,
     new_directory,
     refused,
     run,
     script,
 )
-from tests.helpers.glue_files import COLOURS, start, train_pieces, write_task
+from tests.helpers.glue_files import COLOURS, train_pieces, write_task
+from tests.helpers.preprocess import start
 from tests.helpers.products import some_of
-from tests.helpers.waiting import is_locked, wait_until
 from tests.transformer.test_distributed import DISTRIBUTED, TORCHRUN
 
 pytestmark = pytest.mark.slow
@@ -62,9 +60,9 @@ def data() -> Path:
         write_task(folder / "raw", name, {s: ALL_SIZES[s] for s in TASKS[name].files})
     tokens = ["--sentencepiece-model", pieces]
     text = ["--train", folder / "pieces.txt", "--valid", folder / "pieces.txt", "--workers", 1]
-    start("plain_text", [*text, "--out", folder / "text", *tokens, "--longest-line", 39])
+    start("plain_text", *text, "--out", folder / "text", *tokens, "--longest-line", 39)
     tasks = ["--tasks", ",".join(CHOSEN), "--max-tokens", 40]
-    start("glue", [folder / "raw", "--out", folder / "glue", *tokens, *tasks])
+    start("glue", folder / "raw", "--out", folder / "glue", *tokens, *tasks)
     return folder
 
 
@@ -151,7 +149,7 @@ def test_the_best_checkpoint_is_not_the_last(tmp_path):
     other = {"0": "1", "1": "0"}
     path.write_text("".join("\t".join([a, other[b], *c]) + "\n" for a, b, *c in rows))
     tokens = ["--sentencepiece-model", data() / "pieces.model", "--max-tokens", 40]
-    start("glue", [tmp_path / "raw", "--out", tmp_path / "bin", *tokens, "--tasks", "CoLA"])
+    start("glue", tmp_path / "raw", "--out", tmp_path / "bin", *tokens, "--tasks", "CoLA")
     short = [*QUICK, *changed("optimization.max_epoch=8")]
     more = ["--data", tmp_path / "bin", "--out", tmp_path / "out", *short]
     assert main(arguments("m4m", *RATE, *more)) == 0
@@ -195,18 +193,8 @@ def test_a_killed_run_goes_on_to_the_same_result(tmp_path, capsys):
     """It is killed once it has a checkpoint, and resumed."""
     given = arguments("m4m", *RATE, "--out", tmp_path, *LONG)
     environment, halted = halting(tmp_path)
-    process = subprocess.Popen(
-        [str(script("fairseq-posenc")), *given],
-        env=environment,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
     folder = tmp_path / "CoLA" / "lr0.003-seed1"
-    wait_until(halted.exists, process)
-    process.kill()
-    assert process.wait() == -signal.SIGKILL
-    wait_until(lambda: not is_locked(folder / LOCK))
+    kill_command(given, halted.exists, folder, env=environment)
     assert not (folder / "result.json").exists()
     before = updates_done(folder)
     assert 0 < before < 3 * EPOCHS

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,19 +17,9 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.tasks.glue.data import find_training_data, open_glue_data
 from fairseq_posenc.tasks.glue.definitions import TASKS, WNLI
 from fairseq_posenc.workbench.finetuning.glue.report import complete_submission
-from tests.helpers.glue_files import (
-    COLOURS,
-    DATA,
-    header,
-    labels_of,
-    row,
-    start,
-    train_pieces,
-    write_task,
-)
-
-sys.path.insert(0, str(Path(__file__).parents[3] / "preprocess"))
 from glue import find_file, read_examples, truncate_lengths
+from tests.helpers.glue_files import COLOURS, DATA, header, labels_of, row, train_pieces, write_task
+from tests.helpers.preprocess import start
 
 SIZES = {"train": 9, "valid": 5, "test": 4}
 ALL_SIZES = {**SIZES, "valid1": 3, "test1": 6, "test2": 7}
@@ -134,9 +123,9 @@ def test_fairseqs_own_task_reads_the_texts_and_labels_of_every_file(tmp_path, na
     task = TASKS[name]
     write_task(tmp_path / "raw", name, sizes_of(name))
     common = [tmp_path / "raw", "--out", tmp_path / "bin", "--sentencepiece-model", pieces]
-    start("glue", [*common, "--tasks", name])
+    start("glue", *common, "--tasks", name)
     capsys.readouterr()
-    start("glue", [*common, "--tasks", name])
+    start("glue", *common, "--tasks", name)
     assert capsys.readouterr().err.startswith(f"{tmp_path}/bin/{name} exists already")
     settings = SentencePredictionConfig(
         data=str(tmp_path / "bin" / name),
@@ -179,12 +168,12 @@ def test_what_glues_site_wants_beside_the_eight(tmp_path, pieces, capsys):
     for name in TASKS:
         write_task(raw, name, {split: 3 for split in TASKS[name].files if split != "test2"})
     common = [raw, "--out", out, "--sentencepiece-model", pieces]
-    start("glue", common)
+    start("glue", *common)
     assert "test2" not in open_glue_data(out / "MNLI").splits
     assert not (out / "WNLI.tsv").exists()
     write_task(raw, "MNLI", sizes_of("MNLI"))
     write_task(raw, "WNLI", SIZES)
-    start("glue", [raw, "--out", tmp_path / "all", "--sentencepiece-model", pieces])
+    start("glue", raw, "--out", tmp_path / "all", "--sentencepiece-model", pieces)
     assert open_glue_data(tmp_path / "all" / "MNLI").splits["test2"]["examples"] == 7
     labels = read_examples(raw / "WNLI" / "train.tsv", WNLI, "train").labels
     majority = max(labels, key=labels.count)
@@ -201,10 +190,10 @@ def test_what_glues_site_wants_beside_the_eight(tmp_path, pieces, capsys):
 def test_long_pairs_are_cut_and_counted(tmp_path, pieces):
     write_task(tmp_path / "raw", "RTE", {"train": 40, "valid": 5, "test": 4})
     common = [tmp_path / "raw", "--sentencepiece-model", pieces, "--tasks", "RTE"]
-    start("glue", [*common, "--out", tmp_path / "whole"])
+    start("glue", *common, "--out", tmp_path / "whole")
     whole = open_glue_data(tmp_path / "whole" / "RTE")
     limit = whole.splits["train"]["longest"] - 3
-    start("glue", [*common, "--out", tmp_path / "cut", "--max-tokens", limit])
+    start("glue", *common, "--out", tmp_path / "cut", "--max-tokens", limit)
     shorter = open_glue_data(tmp_path / "cut" / "RTE")
     assert shorter.splits["train"]["longest"] == limit
     assert 0 < shorter.splits["train"]["cut"] < 40
@@ -229,14 +218,14 @@ def test_long_pairs_are_cut_and_counted(tmp_path, pieces):
 def test_wrong_options_are_told(tmp_path, pieces, more, message):
     given = [pieces if word == "P" else word for word in more]
     with pytest.raises(UserError) as error:
-        start("glue", [tmp_path, "--out", tmp_path / "bin", *given])
+        start("glue", tmp_path, "--out", tmp_path / "bin", *given)
     assert str(error.value).startswith(message)
 
 
 def test_data_that_cannot_be_trained_on_is_told(tmp_path, pieces):
     write_task(tmp_path / "raw", "QNLI", SIZES)
     common = [tmp_path / "raw", "--out", tmp_path / "bin", "--sentencepiece-model", pieces]
-    start("glue", [*common, "--tasks", "QNLI"])
+    start("glue", *common, "--tasks", "QNLI")
     manifest = tmp_path / "bin" / "QNLI" / MANIFEST
     described = json.loads(manifest.read_text())
     del described["splits"]["train"]
@@ -282,7 +271,7 @@ def test_gpt2s_bpe_with_robertas_dictionary(tmp_path):
     bpe = DATA / "gpt2_bpe"
     tokens = ["--encoder-json", bpe / "encoder.json", "--vocab-bpe", bpe / "vocab.bpe"]
     tokens += ["--dict", bpe / "dict.txt"]
-    start("glue", [DATA / "glue_data", "--out", tmp_path, "--tasks", "RTE", *tokens])
+    start("glue", DATA / "glue_data", "--out", tmp_path, "--tasks", "RTE", *tokens)
     data = open_glue_data(tmp_path / "RTE")
     assert len(load_dictionary(data.dictionary)) == 50265
     assert data.splits["valid"]["examples"] == 277

@@ -23,7 +23,6 @@ from fairseq_posenc.workbench.loading.pretrained import Pretrained
 from tests.helpers.commands import halting, made_once, new_directory, refused, run, script
 from tests.helpers.exchanged import checkpoint
 from tests.helpers.preprocess import write_bpe
-from tests.helpers.programs import SERVER
 from tests.helpers.waiting import is_locked, wait_until
 
 slow = pytest.mark.slow
@@ -34,7 +33,7 @@ FACTS = [
     ("Ana Núñez", "A Coruña", "1850", "ﬁne arts"),
     ("İpek Çelik", "Eskişehir", "1901", "½-tone music 😀"),
 ]
-EPOCHS = 60
+EPOCHS = 30
 SPEC = "learned+m4(max_distance=30)"
 SIZES = ["--max-length", 48, "--stride", 16, "--max-question", 16]
 
@@ -104,11 +103,11 @@ def changes(**more):
         "dataset.num_workers": 0,
         "dataset.disable_validation": "true",
         "optimization.update_freq": "[1]",
-        "optimization.lr": "[1e-3]",
+        "optimization.lr": "[3e-3]",
         "optimization.max_epoch": EPOCHS,
         "model.dropout": 0,
         "model.attention_dropout": 0,
-        "checkpoint.save_interval": 15,
+        "checkpoint.save_interval": 10,
         "checkpoint.save_interval_updates": 0,
         **more,
     }
@@ -131,7 +130,7 @@ def trained():
     environment, halted = halting(out)
     process = subprocess.Popen(
         [str(script("fairseq-posenc")), *train_words(out)],
-        env={name: value for name, value in environment.items() if name != SERVER},
+        env=environment,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
@@ -139,7 +138,7 @@ def trained():
     try:
         wait_until(halted.exists, process)
         second = run("fairseq-posenc", *train_words(out), fails=True).error()
-        assert second.startswith(f"{out}: process {process.pid} on ")
+        assert second.startswith(f"{out}: process ")
     finally:
         process.kill()
         assert process.wait() == -signal.SIGKILL

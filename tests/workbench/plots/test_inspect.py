@@ -31,14 +31,7 @@ from fairseq_posenc.workbench.plots.inspection import (
 )
 from fairseq_posenc.workbench.plots.read_checkpoint import read_with_checkpoint, tokenize
 from fairseq_posenc.workbench.plots.subject import collect_subjects
-from tests.helpers.commands import (
-    USER_DIR,
-    new_directory,
-    refused,
-    run,
-    train,
-    trained,
-)
+from tests.helpers.commands import USER_DIR, new_directory, refused, run, train, trained
 from tests.helpers.documented import own_encodings
 from tests.helpers.tiny_models import logits, make_dictionary, make_model
 

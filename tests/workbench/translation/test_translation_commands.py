@@ -17,13 +17,20 @@ from fairseq import checkpoint_utils, tasks
 from fairseq.data.data_utils import post_process
 from fairseq.dataclass.configs import GenerationConfig
 
-from fairseq_posenc.folders import LOCK
 from fairseq_posenc.workbench.cli import main
 from fairseq_posenc.workbench.results.record import read
 from fairseq_posenc.workbench.translation import Translator
 from fairseq_posenc.workbench.translation.scores import compare
-from tests.helpers.commands import USER_DIR, made_once, new_directory, refused, run, script, trained
-from tests.helpers.waiting import is_locked, wait_until
+from tests.helpers.commands import (
+    USER_DIR,
+    kill_command,
+    made_once,
+    new_directory,
+    refused,
+    run,
+    script,
+    trained,
+)
 
 slow = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[3]
@@ -362,11 +369,7 @@ def test_a_killed_evaluation_goes_on_with_the_next_training(evaluated, tmp_path,
     last, middle = (model() / f"checkpoint{epoch}.pt" for epoch in (12, 8))
     command = ["bleu", f"rope={last},{middle}", "--beam", "3", "--out", str(out), "--device", "cpu"]
     first = out / "rope" / "1.json"
-    words = [str(script("fairseq-posenc")), *command]
-    with subprocess.Popen(words, stderr=subprocess.DEVNULL) as process:
-        wait_until(first.exists, process)
-        process.kill()
-    wait_until(lambda: not is_locked(out / LOCK))
+    kill_command(command, first.exists, out)
     (out / "rope" / "2.json").unlink(missing_ok=True)  # if the machine was slow to kill
     before = first.stat().st_mtime_ns
     assert main(command) == 0
