@@ -23,7 +23,7 @@ from fairseq_posenc.backends.mask import Mask
 
 # The sizes that were fastest in benchmarks.
 MAX_QUERIES = 512  # the most queries of a block
-PAIRS_PER_THREAD = 2**19  # pairs of a block on a CPU, for each thread of torch
+PAIRS_PER_THREAD = 2**20  # pairs of a block on a CPU, for each thread of torch
 PAIRS_ON_GPU = 2**27  # pairs of a block on a GPU
 MIN_QUERIES = 64  # the fewest queries of a block where a window or segments hide most keys
 KEYS_PER_QUERY = 8  # keys that a query sees there, on average, for each query of a block
