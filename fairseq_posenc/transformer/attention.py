@@ -1,13 +1,12 @@
 """Adapts fairseq's self-attention: translates its arguments for :class:`AttentionCore`."""
 
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from fairseq.modules import MultiheadAttention
 from torch import Tensor
 
 from fairseq_posenc.backends import attend
-from fairseq_posenc.backends.mask import Mask
 from fairseq_posenc.backends.projected_rows import ProjectedRows
 from fairseq_posenc.encodings.base import Encodings
 from fairseq_posenc.errors import UserError
@@ -16,12 +15,9 @@ from fairseq_posenc.transformer.decoding import IncrementalCache
 from fairseq_posenc.transformer.forward_context import current_layer
 
 IncrementalState = dict[str, dict[str, Tensor | None]] | None
-
-
-def _refuse_torchscript() -> NoReturn:
-    raise UserError(
-        "TorchScript is not supported: position encodings and backends are chosen in Python"
-    )
+_NO_TORCHSCRIPT = (
+    "TorchScript is not supported: position encodings and backends are chosen in Python"
+)
 
 
 class PositionalAttention(AttentionCore, MultiheadAttention):
@@ -63,7 +59,7 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
 
     def __prepare_scriptable__(self) -> None:
         """Refuse ``torch.jit.script``, which calls this method of every submodule."""
-        _refuse_torchscript()
+        raise UserError(_NO_TORCHSCRIPT)
 
     def _adaptive_prune_heads(self, reserve_head_index: list[tuple[int, int]]) -> None:
         """Refuse fairseq's pruning of heads, which leaves the encodings' tables by head as is."""
@@ -94,23 +90,18 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
                 ``torch.jit.trace``, which would keep the lengths and padding of its example.
         """
         if torch.jit.is_tracing():
-            _refuse_torchscript()
+            raise UserError(_NO_TORCHSCRIPT)
         if static_kv or before_softmax:
             raise UserError("static_kv and before_softmax have no meaning in self-attention here")
         shared = current_layer()  # the layer's forward has set it
         buffer = self._get_input_buffer(incremental_state)  # past keys and values; {} if none
-        src_len = shared.positions.src_len  # of all tokens, even if a window has dropped keys
-        padding = key_padding_mask
+        # The positions have the padding of all tokens. fairseq gives that of the new ones, or None
+        # if none of these is padding: then no mask is needed.
+        is_padded = key_padding_mask is not None or buffer.get("prev_key_padding_mask") is not None
+        padding = shared.positions.padding if is_padded else None
         cache = rows = None
         if incremental_state is not None:
-            padding = self._append_prev_key_padding_mask(
-                key_padding_mask=key_padding_mask,
-                prev_key_padding_mask=buffer.get("prev_key_padding_mask"),
-                batch_size=query.size(1),
-                src_len=src_len,
-                static_kv=False,
-            )
-            cache = IncrementalCache(buffer, padding, src_len)
+            cache = IncrementalCache(buffer, padding, shared.positions.src_len)
             # The key is of this module alone, and beam search leaves the rows as they are.
             values: dict[str, Any] = incremental_state
             key_of_rows = self._get_full_incremental_state_key("rows")
@@ -121,14 +112,11 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
             shared,
             inputs=query.transpose(0, 1),  # [B, T, C]
             cache=cache,
-            mask=Mask(
-                self.direction,
-                key_padding=None if padding is None else padding.bool(),
+            mask=shared.mask(self.direction)._replace(
+                key_padding=padding,
                 # fairseq's additive masks mean "not this pair". Added as finite values such as
                 # -1e8, they could be outweighed by other terms.
                 pairs=None if attn_mask is None else attn_mask.bool(),
-                cache=shared.cache,
-                locality=shared.locality,
             ),
             terms=self.compute_terms(shared, rows),
             dropout=float(self.dropout_module.p) if drops else 0.0,

@@ -5,7 +5,7 @@ The attention report, the plots and the message of a diverged training show the 
 
 import re
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from fairseq_posenc.analysis.split import CapturedAttention, Split, split, with_attributes
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.transformer.attention import PositionalAttention
-from fairseq_posenc.transformer.cross_attention import RotaryCrossAttention
+from fairseq_posenc.transformer.cross_attention import RotatedProjection
 from fairseq_posenc.transformer.forward_context import current_layer
 
 # For example decoder.layers.3.encoder_attn or encoder.sentence_encoder.layers.0.self_attn.
@@ -37,15 +37,23 @@ def capture_attention(model: nn.Module, run: Callable[[], Any]) -> list[Captured
         run: calls the model with all tokens at once, not in steps of decoding.
     """
     captured: list[CapturedAttention] = []
+    changes: list[tuple[nn.Module, str, Any]] = []
     with ExitStack() as cleanup:
-        cleanup.enter_context(_forbid_fused_calls(model))
         for name, module in model.named_modules():
-            if isinstance(module, MultiheadAttention) and (match := _NAME.search(name)):
+            match = _NAME.search(name)
+            if isinstance(module, TransformerEncoderLayerBase):
+                # torch's fused layer returns no weights.
+                changes.append((module, "can_use_fastpath", False))
+            elif match and isinstance(module, MultiheadAttention):
+                # torch's function returns only the mean over heads. With this attribute, fairseq
+                # computes attention itself.
+                changes.append((module, "skip_embed_dim_check", True))
                 before = module.register_forward_pre_hook(_request_weights, with_kwargs=True)
                 hook = partial(_capture, match, captured)
                 after = module.register_forward_hook(hook, with_kwargs=True)
                 cleanup.callback(before.remove)
                 cleanup.callback(after.remove)
+        cleanup.enter_context(with_attributes(changes))
         run()
     return sorted(captured, key=lambda x: (x.stack == "decoder", x.cross, x.layer))
 
@@ -102,22 +110,7 @@ def _split_scores(attention: MultiheadAttention, queries: Tensor, keys: Tensor) 
         rotation = attention.rotation(context)  # of the stack or of this layer
         # Only encodings that count the visible keys, such as `cope`, use the mask.
         return split(query, key, terms, rotation, mask=context.mask(attention.direction))
-    if isinstance(attention, RotaryCrossAttention):
+    if isinstance(attention.q_proj, RotatedProjection):
         context = current_layer()
         return split(query, key, Terms(), context.rotation, key_rotation=context.source_rotation)
     return split(query, key, Terms())
-
-
-def _forbid_fused_calls(model: nn.Module) -> AbstractContextManager[None]:
-    """Disable torch's fused calls in fairseq's modules while a ``with`` block runs.
-
-    A fused layer returns no weights, and fused attention only their mean over the heads.
-    """
-    changes: list[tuple[nn.Module, str, Any]] = []
-    for module in model.modules():
-        if isinstance(module, TransformerEncoderLayerBase):
-            changes.append((module, "can_use_fastpath", False))
-        elif isinstance(module, MultiheadAttention):
-            # With it, fairseq computes attention itself, and does not call torch's function.
-            changes.append((module, "skip_embed_dim_check", True))
-    return with_attributes(changes)

@@ -1,47 +1,29 @@
 """Rotates queries and keys of fairseq's encoder-decoder attention (``rope(cross_attention=true)``).
 
-Decoder layers use it in place of fairseq's class. The letters of shapes are those of
-:mod:`~fairseq_posenc.encodings.base`.
+The letters of shapes are those of :mod:`~fairseq_posenc.encodings.base`.
 """
 
 from typing import Any
 
-from fairseq.modules import MultiheadAttention
 from torch import Tensor, nn
 
 from fairseq_posenc.encodings.rotation import PairRotation
-from fairseq_posenc.errors import UserError
 from fairseq_posenc.transformer.forward_context import current_layer
 
 
-class RotaryCrossAttention(MultiheadAttention):
-    """fairseq's encoder-decoder attention, whose queries and keys are rotated by their positions.
+def rotate_projections(attention: Any) -> None:
+    """Let fairseq's encoder-decoder attention rotate queries and keys by their positions.
 
     Queries are rotated by their positions in the target, keys by theirs in the source; keys are
     cached rotated. Only the projections of queries and keys are replaced, by ones that rotate their
     output, so fairseq's forward, caches and beam search stay as they are.
-
-    Args:
-        embed_dim: C.
-        num_heads: H.
-        **kwargs: passed on to fairseq's class.
-
-    Raises:
-        UserError: quantisation noise is on (``q_noise``).
     """
-
-    def __init__(self, embed_dim: int, num_heads: int, **kwargs: Any) -> None:
-        super().__init__(embed_dim, num_heads, encoder_decoder_attention=True, **kwargs)
-        if kwargs.get("q_noise", 0.0) > 0:
-            raise UserError(
-                "rope(cross_attention=true) does not work with --quant-noise-pq: quantised "
-                "projections would not rotate"
-            )
-        for name, is_key in {"q_proj": False, "k_proj": True}.items():
-            setattr(self, name, RotatedProjection(getattr(self, name), self.head_dim, is_key))
-        # Else fairseq would call torch's function, which reads the projections' weights and does
-        # not call them.
-        self.skip_embed_dim_check = True
+    for name, is_key in {"q_proj": False, "k_proj": True}.items():
+        plain = getattr(attention, name)
+        setattr(attention, name, RotatedProjection(plain, attention.head_dim, is_key))
+    # Else fairseq would call torch's function, which reads the projections' weights and does not
+    # call them.
+    attention.skip_embed_dim_check = True
 
 
 class RotatedProjection(nn.Linear):

@@ -43,7 +43,6 @@ class IncrementalCache(NamedTuple):
             prev_value=stored.value,
             prev_key_padding_mask=self.padding,  # of all tokens, also those without a key
             prev_places=places,
+            prev_decay=stored.decay,
         )
-        if stored.decay is not None:
-            self.buffer["prev_decay"] = stored.decay
         return visible

@@ -21,9 +21,8 @@ from fairseq_posenc.shared import LayerShared, Shared
 class _Context(threading.local):
     """The position state of the forward pass that this thread is in."""
 
-    def __init__(self) -> None:
-        self.stack: Shared | None = None  # of the stack that runs
-        self.layer: LayerShared | None = None  # of the layer that runs
+    stack: Shared | None = None  # of the stack that runs
+    layer: LayerShared | None = None  # of the layer that runs
 
 
 _context = _Context()
@@ -73,12 +72,7 @@ def inject_context(
 
 
 def pop_context(shared: LayerShared, kwargs: dict[str, Any]) -> LayerShared:
-    """Rebuild the position state from a layer's arguments.
-
-    Args:
-        shared: the state, whose tensors are replaced.
-        kwargs: the layer's other arguments, from which the tensors are removed.
-    """
+    """Rebuild the position state from a layer's arguments; remove its tensors from ``kwargs``."""
     tensors = [kwargs.pop(f"shared_{name}") for name in shared.terms.tensors()]
     shared = shared._replace(terms=shared.terms.with_tensors(tensors))
     phases = kwargs.pop("shared_phases", None)

@@ -1,6 +1,6 @@
 """Builds fairseq's Transformer layers with this package's attention; the stacks use them."""
 
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 from fairseq.distributed import fsdp_wrap
 from fairseq.modules.checkpoint_activations import checkpoint_wrapper
@@ -15,66 +15,54 @@ from fairseq_posenc.checkpoints.state_dict_adapter import COPIES
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.shared import LayerShared
 from fairseq_posenc.transformer.attention import PositionalAttention
-from fairseq_posenc.transformer.cross_attention import RotaryCrossAttention
+from fairseq_posenc.transformer.cross_attention import rotate_projections
 from fairseq_posenc.transformer.forward_context import pop_context, set_context
-
-_Attention = TypeVar("_Attention", bound=nn.Module)
 
 
 class _PositionalLayer:
     """Base of both layers: passes the position state to the attention inside, through a context.
 
     fairseq's layers have no argument for the state. Layers with equal encodings are of one kind,
-    and share the terms in it.
+    and share the terms in it. ``cfg.assembly`` has the spec and the sizes of the stack, in which
+    ``index`` counts the layers from 0.
     """
 
-    index: int  # in the stack, from 0
     # fairseq's, set by its constructor
     embed_dim: int
     quant_noise: float
     quant_noise_block_size: int
+
+    def __init__(self, cfg: Any, index: int = 0, **kwargs: Any) -> None:
+        self.index = index  # first, because fairseq's constructor builds the attention
+        super().__init__(cfg, **kwargs)  # type: ignore[call-arg]
 
     def forward(self, *args: Any, shared: LayerShared, **kwargs: Any) -> Any:
         """Run fairseq's layer with the arguments that :func:`inject_context` has added."""
         with set_context(layer=pop_context(shared, kwargs)):
             return super().forward(*args, **kwargs)  # type: ignore[misc]
 
-    def _build_positional_attention(
-        self, cfg: Any, side: str, **kwargs: Any
-    ) -> PositionalAttention:
-        """Build self-attention with this layer's encodings; ``side`` is encoder or decoder."""
-        assembly: Assembly = cfg.assembly  # spec and sizes, which the stack has put there
-        return self._build_attention(
-            PositionalAttention,
-            cfg,
-            getattr(cfg, side),
+    def _build_attention(self, cfg: Any, options: Any, **kwargs: Any) -> PositionalAttention:
+        """Build self-attention with this layer's encodings, by ``cfg.encoder`` or ``decoder``."""
+        assembly: Assembly = cfg.assembly
+        return PositionalAttention(
+            self.embed_dim,
+            options.attention_heads,
             encodings=assembly.build_layer(self.index),
             backend=cfg.position.backend,
             kind=assembly.spec.layer_kind(self.index),
-            **kwargs,
-        )
-
-    def _build_attention(
-        self, attention_class: type[_Attention], cfg: Any, stack_cfg: Any, **kwargs: Any
-    ) -> _Attention:
-        """Build an attention with fairseq's options of ``cfg.encoder`` or ``cfg.decoder``."""
-        return attention_class(
-            self.embed_dim,
-            stack_cfg.attention_heads,
             dropout=cfg.attention_dropout,
             q_noise=self.quant_noise,
             qn_block_size=self.quant_noise_block_size,
-            xformers_att_config=stack_cfg.xformers_att_config,
+            xformers_att_config=options.xformers_att_config,
             **kwargs,
         )
 
 
 class PositionalEncoderLayer(_PositionalLayer, TransformerEncoderLayerBase):
-    """fairseq's encoder layer with our self-attention; its encodings are in ``cfg.assembly``."""
+    """fairseq's encoder layer with our self-attention."""
 
-    def __init__(self, cfg: Any, return_fc: bool = False, index: int = 0) -> None:
-        self.index = index  # first, because fairseq's constructor builds the attention
-        super().__init__(cfg, return_fc)
+    def __init__(self, cfg: Any, index: int = 0) -> None:
+        super().__init__(cfg, index)
         # The fast path of fairseq 0.12.2 skips self_attn in evaluation, and positions with it. Its
         # copies of the attention's parameters are never trained, which DDP refuses.
         self.can_use_fastpath = False
@@ -87,18 +75,14 @@ class PositionalEncoderLayer(_PositionalLayer, TransformerEncoderLayerBase):
 
     def build_self_attention(self, embed_dim: int, cfg: Any) -> PositionalAttention:
         """Build self-attention with this layer's encodings; the arguments are fairseq's."""
-        return self._build_positional_attention(cfg, "encoder")
+        return self._build_attention(cfg, cfg.encoder)
 
 
 class PositionalDecoderLayer(_PositionalLayer, TransformerDecoderLayerBase):
-    """fairseq's decoder layer with our self-attention; its encodings are in ``cfg.assembly``.
+    """fairseq's decoder layer with our self-attention.
 
-    Cross-attention is fairseq's, unless an encoding rotates its queries and keys.
+    Cross-attention is fairseq's, whose queries and keys an encoding may rotate.
     """
-
-    def __init__(self, cfg: Any, no_encoder_attn: bool = False, index: int = 0) -> None:
-        self.index = index  # first, because fairseq's constructor builds the attention
-        super().__init__(cfg, no_encoder_attn)
 
     def build_self_attention(
         self, embed_dim: int, cfg: Any, add_bias_kv: bool = False, add_zero_attn: bool = False
@@ -109,18 +93,21 @@ class PositionalDecoderLayer(_PositionalLayer, TransformerDecoderLayerBase):
                 "--cross-self-attention mixes two sequences, so positions have no meaning: train "
                 "without it"
             )
-        return self._build_positional_attention(
-            cfg, "decoder", add_bias_kv=add_bias_kv, add_zero_attn=add_zero_attn
+        return self._build_attention(
+            cfg, cfg.decoder, add_bias_kv=add_bias_kv, add_zero_attn=add_zero_attn
         )
 
     def build_encoder_attention(self, embed_dim: int, cfg: Any) -> nn.Module:
-        """Build fairseq's cross-attention, or the rotary one if this layer's spec says so."""
-        if not cfg.assembly.spec.select_layers([self.index]).rotates_source:
-            return cast("nn.Module", super().build_encoder_attention(embed_dim, cfg))
-        encoder_dim = cfg.encoder.embed_dim
-        return self._build_attention(
-            RotaryCrossAttention, cfg, cfg.decoder, kdim=encoder_dim, vdim=encoder_dim
-        )
+        """Build fairseq's cross-attention, and let it rotate if this layer's spec says so."""
+        attention = super().build_encoder_attention(embed_dim, cfg)
+        if cfg.assembly.spec.select_layers([self.index]).rotates_source:
+            if self.quant_noise > 0:
+                raise UserError(
+                    "rope(cross_attention=true) does not work with --quant-noise-pq: quantised "
+                    "projections would not rotate"
+                )
+            rotate_projections(attention)
+        return cast("nn.Module", attention)
 
 
 def wrap_layer(layer: nn.Module, cfg: Any) -> nn.Module:

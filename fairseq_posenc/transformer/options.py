@@ -85,34 +85,24 @@ def resolve_positions(args: Any) -> PositionOptions:
         raise UserError(
             "--no-token-positional-embeddings does not work here: write --position-encoding none"
         )
-    defaults = PositionConfig()
-    values = {
-        name: safe_getattr(args, name, getattr(defaults, name))
-        for name in PositionConfig.__dataclass_fields__
-        if name != "_name"  # fairseq's own field
-    }
+    given = PositionConfig()
+    for name, default in list(vars(given).items()):
+        setattr(given, name, safe_getattr(args, name, default))
     for name in ("position_encoding", "position_encoding_decoder", "attention_directions"):
-        _check_text(name, values[name], optional=name != "position_encoding")
-    encoder = parse(values["position_encoding"])
-    decoder = values["position_encoding_decoder"]
+        value = getattr(given, name)  # for a text, hydra also accepts null, numbers and lists
+        if not isinstance(value, str) and (value is not None or name == "position_encoding"):
+            shown = "null" if value is None else shortened(str(value))
+            example = "'lr,rl'" if name == "attention_directions" else "rope or learned+m4m"
+            raise UserError(f"--{name.replace('_', '-')} {shown}: give a text, as in {example}")
+    encoder, decoder = parse(given.position_encoding), given.position_encoding_decoder
+    directions = parse_directions(given.attention_directions or "", "--attention-directions")
     return PositionOptions(
         encoder=encoder,
         decoder=parse(decoder) if decoder else encoder,
-        directions=tuple(
-            parse_directions(values["attention_directions"] or "", "--attention-directions")
-        ),
-        backend=values["position_backend"] or defaults.position_backend,  # hydra may give null
-        init_positions=bool(values["init_positions"]),
+        directions=tuple(directions),
+        backend=given.position_backend or "auto",  # hydra may give null
+        init_positions=bool(given.init_positions),
     )
-
-
-def _check_text(name: str, value: Any, optional: bool) -> None:
-    """Refuse null, numbers and lists, which hydra accepts for a text."""
-    if isinstance(value, str) or (optional and value is None):
-        return
-    shown = "null" if value is None else shortened(str(value))
-    example = "'lr,rl'" if name == "attention_directions" else "rope or learned+m4m"
-    raise UserError(f"--{name.replace('_', '-')} {shown}: give a text, as in {example}")
 
 
 def as_namespace(args: Any) -> Any:
@@ -131,13 +121,7 @@ def build_stack_config(args: Any) -> TransformerConfig:
 
 
 def read_weight_settings(cfg: Any, layers: Any, dictionary: Any) -> WeightSettings:
-    """Read the settings that a stack's weights depend on.
-
-    Args:
-        cfg: fairseq's configuration of the model.
-        layers: ``cfg.encoder`` or ``cfg.decoder``.
-        dictionary: of the stack.
-    """
+    """Read the settings that a stack's weights depend on, of its ``cfg.encoder`` or ``decoder``."""
     activation = str(cfg.activation_fn or "relu")
     return WeightSettings(
         heads=int(layers.attention_heads),

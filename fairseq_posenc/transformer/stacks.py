@@ -38,25 +38,24 @@ class InputPositions(nn.Module):
 
     like: Tensor
 
-    def __init__(self, encodings: Encodings, padding_idx: int, eos_idx: int) -> None:
+    def __init__(self, encodings: Encodings) -> None:
         super().__init__()
         self.encodings = encodings  # a single encoding: specs with two input encodings are refused
         (encoding,) = encodings.as_list()
         # fairseq reads this length of a table; without one it is 1e5, as for fairseq's sinusoids.
         self.max_positions: int = getattr(encoding, "max_positions", int(1e5))
-        self.padding_idx = padding_idx
-        self.eos_idx = eos_idx
         # Vectors are computed in float32, and converted to the dtype of this buffer, the model's.
         self.register_buffer("like", torch.zeros(()), persistent=False)
 
     def forward(self, tokens: Tensor, incremental_state: IncrementalState = None) -> Tensor:
-        """Compute vectors ``(B or 1, T, C)``; when decoding, only that of the last token."""
-        if shared := current_context():
-            positions = shared.positions
-        else:  # outside a stack
-            tgt_len = tokens.size(1) if incremental_state is None else 1
-            positions = Positions.from_tokens(tokens, self.padding_idx, self.eos_idx, tgt_len)
-        vectors = self.encodings.as_list()[0].embed(positions)
+        """Compute vectors ``(B or 1, T, C)``; when decoding, only that of the last token.
+
+        Raises:
+            UserError: called outside a stack's forward pass, which numbers the tokens.
+        """
+        if (shared := current_context()) is None:
+            raise UserError("embed_positions was called outside its stack, which counts the tokens")
+        vectors = self.encodings.as_list()[0].embed(shared.positions)
         assert vectors is not None, "an input encoding adds vectors"
         return vectors.type_as(self.like)
 
@@ -72,10 +71,10 @@ class _PositionalStack:
     weight_settings: WeightSettings
     _get_full_incremental_state_key: Callable[[str], str]  # fairseq's: makes a module's own key
 
-    def install(
-        self, assembly: Assembly, eos_idx: int, directions: tuple[str, ...], backend: str
-    ) -> None:
+    def install(self, cfg: Any, options: Any, dictionary: Any, directions: tuple[str, ...]) -> None:
         """Build the encodings, and set the directions of the layers, which fairseq has built.
+
+        ``cfg`` is a result of :func:`_assemble`, ``options`` its ``encoder`` or ``decoder``.
 
         Raises:
             UserError: the encodings do not work together, or not with this stack.
@@ -85,21 +84,22 @@ class _PositionalStack:
                 f"--attention-directions names {len(directions)} layers, but the encoder has "
                 f"{len(self.layers)}"
             )
-        self.assembly = assembly
-        self.id_readers = assembly.list_id_readers()  # encodings that a caller's ids must fit
-        self.backend = backend
-        self.eos_idx = eos_idx
-        at_input = assembly.build_input()
-        self.embed_positions = (
-            None if at_input is None else InputPositions(at_input, self.padding_idx, eos_idx)
-        )
-        self.encodings = assembly.build_stack()  # those that layers share
+        self.layers_kept = cfg.layers_kept
+        self.weight_settings = read_weight_settings(cfg, options, dictionary)
+        self.assembly: Assembly = cfg.assembly
+        self.id_readers = self.assembly.list_id_readers()  # encodings that a caller's ids must fit
+        self.backend = cfg.position.backend
+        self.eos_idx = dictionary.eos()
+        at_input = self.assembly.build_input()
+        self.embed_positions = None if at_input is None else InputPositions(at_input)
+        self.encodings = self.assembly.build_stack()  # those that layers share
         self.directions = directions + ("both",) * (len(self.layers) - len(directions))
         for index, direction in enumerate(self.directions):
             layer: Any = self.layers[index]  # iterating over the layers would apply LayerDrop
             layer.self_attn.direction = direction
             layer.register_forward_pre_hook(inject_context, with_kwargs=True)
-        self.has_reset = any(terms.has(Reset) for terms in assembly.draft_terms(backend))
+        drafts = self.assembly.draft_terms(self.backend)
+        self.has_reset = any(terms.has(Reset) for terms in drafts)
 
     def _next_index(self) -> int:
         """Count the layer that fairseq is about to build, whose index it does not tell."""
@@ -143,24 +143,20 @@ class _PositionalStack:
         batch, length = tokens.shape
         if ids is not None:  # checked; axes are then the last dimension
             ids = read_position_ids("position_ids", ids, self.id_readers, batch, (length,))
-        return set_context(self.compute_shared(tokens, length, ids=ids))
+        return set_context(self.compute_shared(tokens, ids=ids))
 
     def compute_shared(
-        self,
-        tokens: Tensor,
-        tgt_len: int,
-        decoding: bool = False,
-        ids: Tensor | None = None,
+        self, tokens: Tensor, decoding: bool = False, ids: Tensor | None = None
     ) -> Shared:
         """Compute the position state of a forward pass, once for all of its layers.
 
         Args:
             tokens: ``(B, S)``, the whole prefix when decoding.
-            tgt_len: T, the number of queries, which are the last tokens.
-            decoding: whether this is a step of decoding.
+            decoding: whether this is a step of decoding; the last token is then the query.
             ids: position ids, ``(B or 1, S)`` or ``(B or 1, S, axes)``; by default tokens are
                 counted.
         """
+        tgt_len = 1 if decoding else tokens.size(1)
         inspect = may_sync(tokens.device, decoding)  # reading waits for a GPU
         positions = Positions.from_tokens(tokens, self.padding_idx, self.eos_idx, tgt_len, inspect)
         # Documents are found in the counted tokens; random positions are drawn by a caller's ids.
@@ -175,27 +171,23 @@ class _PositionalStack:
 class PositionalEncoder(_PositionalStack, TransformerEncoderBase):
     """fairseq's encoder with chosen position encodings; our options are in ``cfg.position``."""
 
-    def __init__(
-        self, cfg: Any, dictionary: Any, embed_tokens: nn.Embedding, return_fc: bool = False
-    ) -> None:
-        cfg, kept = _assemble(cfg, "encoder")
-        super().__init__(cfg, dictionary, embed_tokens, return_fc)
-        self.layers_kept = kept
-        self.weight_settings = read_weight_settings(cfg, cfg.encoder, dictionary)
+    def __init__(self, cfg: Any, dictionary: Any, embed_tokens: nn.Embedding) -> None:
+        cfg = _assemble(cfg, "encoder")
+        super().__init__(cfg, dictionary, embed_tokens)
         directions = cfg.position.directions
-        if kept is not None:
+        if cfg.layers_kept is not None:
             by_layer = dict(enumerate(directions))
-            directions = tuple(by_layer.get(index, "both") for index in kept)
-        self.install(cfg.assembly, dictionary.eos(), directions, cfg.position.backend)
+            directions = tuple(by_layer.get(index, "both") for index in cfg.layers_kept)
+        self.install(cfg, cfg.encoder, dictionary, directions)
 
     def build_encoder_layer(self, cfg: Any) -> nn.Module:
         """Build a layer, wrapped as fairseq does."""
-        return wrap_layer(PositionalEncoderLayer(cfg, self.return_fc, self._next_index()), cfg)
+        return wrap_layer(PositionalEncoderLayer(cfg, self._next_index()), cfg)
 
     def forward(self, src_tokens: Tensor, *args: Any, **kwargs: Any) -> dict[str, list[Tensor]]:
         """Encode ``src_tokens``, ``(B, S)``; arguments and result are fairseq's."""
         # A masked LM may have computed the state already, from the text without masks.
-        with set_context(current_context() or self.compute_shared(src_tokens, src_tokens.size(1))):
+        with set_context(current_context() or self.compute_shared(src_tokens)):
             return cast("dict[str, list[Tensor]]", super().forward(src_tokens, *args, **kwargs))
 
 
@@ -208,19 +200,15 @@ class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
         dictionary: Any,
         embed_tokens: nn.Embedding,
         no_encoder_attn: bool = False,
-        output_projection: nn.Module | None = None,
     ) -> None:
-        cfg, kept = _assemble(cfg, "decoder")
-        super().__init__(cfg, dictionary, embed_tokens, no_encoder_attn, output_projection)
-        self.layers_kept = kept
-        self.weight_settings = read_weight_settings(cfg, cfg.decoder, dictionary)
-        every_layer = ("lr",) * len(self.layers)
-        self.install(cfg.assembly, dictionary.eos(), every_layer, cfg.position.backend)
-        self.rotates_source = cfg.assembly.spec.rotates_source
+        cfg = _assemble(cfg, "decoder")
+        super().__init__(cfg, dictionary, embed_tokens, no_encoder_attn)
+        self.install(cfg, cfg.decoder, dictionary, directions=("lr",) * len(self.layers))
 
     def build_decoder_layer(self, cfg: Any, no_encoder_attn: bool = False) -> nn.Module:
         """Build a layer, wrapped as fairseq does."""
-        return wrap_layer(PositionalDecoderLayer(cfg, no_encoder_attn, self._next_index()), cfg)
+        index = self._next_index()
+        return wrap_layer(PositionalDecoderLayer(cfg, index, no_encoder_attn=no_encoder_attn), cfg)
 
     def extract_features(
         self,
@@ -238,28 +226,23 @@ class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
         """
         if full_context_alignment:
             raise UserError("full-context alignment is not supported: decoders see only the past")
-        src_len = prev_output_tokens.size(1)
-        tgt_len = src_len
         if incremental_state is not None:
             self._check_step(prev_output_tokens, incremental_state)
-            tgt_len = 1
         shared = current_context()  # a caller's, of `at_positions`, or None
         if shared is None or incremental_state is not None:
-            shared = self.compute_shared(
-                prev_output_tokens, tgt_len, decoding=incremental_state is not None
-            )
+            decoding = incremental_state is not None
+            shared = self.compute_shared(prev_output_tokens, decoding)
         # Later steps of decoding find rotated keys in their caches.
-        if self.rotates_source and encoder_out is not None and tgt_len == src_len:
+        is_first = incremental_state is None or prev_output_tokens.size(1) == 1
+        if is_first and encoder_out is not None and self.assembly.spec.rotates_source:
             (padding,) = encoder_out["encoder_padding_mask"]  # [B, S]
             source = Positions.from_padding(padding, tgt_len=0, inspect_padding=False)
             shared = shared.with_source(self.encodings, source)
         with set_context(shared):
-            return cast(
-                "tuple[Tensor, Any]",
-                super().extract_features(
-                    prev_output_tokens, encoder_out, incremental_state, False, *args, **kwargs
-                ),
+            decoded = super().extract_features(
+                prev_output_tokens, encoder_out, incremental_state, False, *args, **kwargs
             )
+        return cast("tuple[Tensor, Any]", decoded)
 
     def buffered_future_mask(self, tensor: Tensor) -> None:
         """Build no mask of pairs for fairseq: the direction of the layers replaces it."""
@@ -277,7 +260,7 @@ class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
         state[key] = tokens.size(1)
 
 
-def _assemble(cfg: Any, side: str) -> tuple[Any, list[int] | None]:
+def _assemble(cfg: Any, side: str) -> Any:
     """Assemble the encodings of a stack, for the layers that LayerDrop's pruning keeps.
 
     Args:
@@ -285,8 +268,8 @@ def _assemble(cfg: Any, side: str) -> tuple[Any, list[int] | None]:
         side: ``encoder`` or ``decoder``.
 
     Returns:
-        A copy of the configuration with the assembly, which its layers take from there, and the
-        indices of the kept layers, None for all.
+        A copy of the configuration with ``assembly``, which layers take from there, and
+        ``layers_kept``, the indices of the kept layers, None for all.
     """
     stack, spec = getattr(cfg, side), getattr(cfg.position, side)
     kept = sorted(map(int, stack.layers_to_keep.split(","))) if stack.layers_to_keep else None
@@ -300,7 +283,7 @@ def _assemble(cfg: Any, side: str) -> tuple[Any, list[int] | None]:
     length = cfg.max_target_positions if causal else cfg.max_source_positions
     dims = Dims(stack.embed_dim, stack.attention_heads, length, causal)
     cfg = copy(cfg)  # the caller's stays without an assembly
-    cfg.assembly = Assembly(spec, dims)
+    cfg.assembly, cfg.layers_kept = Assembly(spec, dims), kept
     # fairseq's constructor builds a table by position, even if we replace it.
     cfg.assembly.check_size(stack.layers, always_allocated=dims.max_positions * dims.embed_dim)
-    return cfg, kept
+    return cfg

@@ -13,8 +13,6 @@ from tests.helpers.products import some_of
 from tests.helpers.tiny_models import COMPOSITIONS, REPRESENTATIVES, encoding_specs
 
 LENGTH = 6
-
-
 SPECS = [*encoding_specs("scores", "rotation"), *COMPOSITIONS, "m4m+inkling", "none"]
 
 

@@ -7,6 +7,7 @@ import math
 
 import pytest
 import torch
+from fairseq.modules import MultiheadAttention
 
 from fairseq_posenc import registry, specs
 from fairseq_posenc.analysis import catalogue
@@ -20,7 +21,7 @@ from fairseq_posenc.encodings.relative_positions import DistanceTable
 from fairseq_posenc.encodings.term import ByDistance, NumbersByPair, ScaleFactor
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.positions import Positions, Span
-from fairseq_posenc.transformer.cross_attention import RotaryCrossAttention
+from fairseq_posenc.transformer.cross_attention import rotate_projections
 from tests.helpers import oracles
 from tests.helpers.formulas import (
     DIMS,
@@ -36,7 +37,7 @@ from tests.helpers.formulas import (
 )
 from tests.helpers.products import product_of, some_of
 from tests.helpers.terms import change_terms, terms_of
-from tests.helpers.tiny_models import COMPOSITIONS, encoding_specs, needs_causal
+from tests.helpers.tiny_models import COMPOSITIONS, encoding_specs, make_model, needs_causal
 
 
 @pytest.mark.parametrize(
@@ -401,13 +402,16 @@ def test_gradients_of_values_by_distance_equal_those_of_the_formula():
 
 
 def test_rotary_cross_attention_refuses_what_would_pass_by_the_rotation():
-    attention = RotaryCrossAttention(16, 2, kdim=16, vdim=16)
+    attention = MultiheadAttention(16, 2, kdim=16, vdim=16, encoder_decoder_attention=True)
+    rotate_projections(attention)
     query, key = torch.randn(3, 2, 16), torch.randn(5, 2, 16)
     for static_kv in (False, True):
         with pytest.raises(UserError, match="outside its layer"):
             attention(query, key, key, static_kv=static_kv)
     with pytest.raises(UserError, match="quant-noise-pq"):
-        RotaryCrossAttention(16, 2, q_noise=0.1, qn_block_size=8)
+        make_model(
+            "translation", position_encoding="rope(cross_attention=true)", quant_noise_pq=0.1
+        )
 
 
 @pytest.mark.parametrize("reset", ["", "+reset"])

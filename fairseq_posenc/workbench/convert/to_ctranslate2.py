@@ -156,7 +156,7 @@ def _build_stack(trained: OpenModel, stack: Any) -> Any:
     dims: Dims = stack.assembly.dims
     length = dims.max_positions
     tokens = torch.full((1, length), SPECIAL_SYMBOLS)  # any symbol that is not padding
-    shared = stack.compute_shared(tokens, tgt_len=length)
+    shared = stack.compute_shared(tokens)
     attentions = [layer.self_attn for layer in stack.layers]
     # What each layer adds to the scores, in tables with a row for every distance.
     terms = [x.compute_terms(shared.of_kind(x.kind)).expanded() for x in attentions]
