@@ -122,13 +122,10 @@ class PositionalLM(PositionalModel, TransformerLanguageModel):
         return model
 
     def forward(self, src_tokens: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Run fairseq's language model.
+        """Run fairseq's language model on tokens ``[B, T]``; the other arguments are passed on.
 
-        Args:
-            src_tokens: ``[B, T]``.
-            *args: passed on to fairseq's model.
-            **kwargs: passed on to fairseq's model, except ``position_ids``, ``[B or 1, T]``, the
-                positions of the tokens; by default tokens are counted.
+        Only ``position_ids``, ``[B or 1, T]``, is ours: the positions of the tokens, which by
+        default are counted.
 
         Raises:
             UserError: the ids do not fit, or there is an incremental state.
@@ -147,10 +144,8 @@ class PositionalLM(PositionalModel, TransformerLanguageModel):
 
 
 def _shares_embeddings(args: Any) -> bool:
-    """Check whether input and output embeddings are one matrix; refuse different widths.
-
-    Adaptive and character embeddings are never shared.
-    """
+    """Check whether input and output embeddings are one matrix; refuse different widths."""
+    # Adaptive and character embeddings are never shared.
     if args.adaptive_input or args.character_embeddings or args.adaptive_softmax_cutoff:
         return False
     input_dim = args.decoder_input_dim

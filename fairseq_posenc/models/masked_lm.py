@@ -52,14 +52,11 @@ class SpanHead(nn.Module):
         self.scores = nn.Linear(embed_dim, 2)
 
     def forward(self, features: Tensor, padding: Tensor) -> tuple[Tensor, Tensor]:
-        """Score each token as the first and as the last of an answer, in float32.
+        """Score each token as the first and as the last of an answer, ``[B, T]`` each in float32.
 
         Args:
             features: ``[B, T, C]``, of any precision.
             padding: ``[B, T]``, true where there is no token; the scores there are -inf.
-
-        Returns:
-            Two tensors ``[B, T]``.
         """
         weight, bias = self.scores.weight.float(), self.scores.bias.float()
         scores = F.linear(features.float(), weight, bias)  # [B, T, 2]
@@ -188,9 +185,7 @@ _HYBRIDS = {"roberta_learned_m4m": "learned+m4m", "roberta_m4_reset": "m4+reset"
 _MODERN = "rope(base=160000,layout=half),2*rope(layout=half)+window(size=128)"
 
 
-def _register(
-    name: str, spec: str, directions: str = "", sizes: Iterable[str] = tuple(SIZES)
-) -> None:
+def _register(name: str, spec: str, directions: str = "", sizes: Iterable[str] = SIZES) -> None:
     """Register an architecture in several sizes, named by the suffixes in ``SIZES``."""
     for suffix in sizes:
         architecture = make_architecture(

@@ -96,10 +96,7 @@ SUBMISSION = sorted(name for task in (*TASKS.values(), WNLI) for name in task.su
 
 
 def name_column(task: str, metric: str) -> tuple[str, str]:
-    """Name the column of the papers' tables that has a metric, and the metric in it.
-
-    They are ``MNLI-mm`` and ``accuracy`` for MNLI's ``accuracy_mm``.
-    """
+    """Name the papers' column and metric: MNLI-mm and accuracy for MNLI's ``accuracy_mm``."""
     name, _, split = metric.partition("_")
     return (f"{task}-{split}" if split else task), name
 
@@ -115,8 +112,9 @@ def parse_tasks(text: str) -> list[Task]:
     names = [name.strip() for name in text.split(",")]
     for name in names:
         if name not in TASKS:
-            known = ", ".join(TASKS)
-            raise UserError(f"--tasks {text}: unknown task {name!r}: choose from {known}")
+            raise UserError(
+                f"--tasks {text}: unknown task {name!r}: choose from {', '.join(TASKS)}"
+            )
     if len(set(names)) < len(names):
         raise UserError(f"--tasks {text}: a task is named twice")
     return [TASKS[name] for name in names]

@@ -21,23 +21,15 @@ class SquadCriterion(FairseqCriterion):
 
     def forward(self, model: Any, sample: Any) -> tuple[Tensor, int, dict[str, Tensor | int]]:
         """Compute the summed loss, the number of windows, and the values to log, all sums."""
-        both_scores = model(**sample["net_input"], span_scores=True)  # 2 x [B, T]
-        targets = [sample["starts"], sample["ends"]]
-        start_loss, end_loss = (
-            F.cross_entropy(scores, target, reduction="sum")
-            for scores, target in zip(both_scores, targets)
-        )
-        loss = (start_loss + end_loss) / 2
-        windows = len(targets[0])
-        logged: dict[str, Tensor | int] = {
-            "loss": loss.detach(),
-            "ntokens": sample["ntokens"],
-            "nsentences": windows,
-            "sample_size": windows,
-        }
-        for name, scores, target in zip(_SIDES, both_scores, targets):
-            logged[f"{name}_correct"] = (scores.argmax(-1) == target).sum().detach()
-        return loss, windows, logged
+        windows = len(sample["starts"])
+        logged = {"ntokens": sample["ntokens"], "nsentences": windows, "sample_size": windows}
+        losses = []
+        for name, scores in zip(_SIDES, model(**sample["net_input"], span_scores=True)):
+            target = sample[f"{name}s"]  # `starts` or `ends`, [B]; of scores [B, T]
+            losses.append(F.cross_entropy(scores, target, reduction="sum"))
+            logged[f"{name}_correct"] = (scores.argmax(-1) == target).sum()
+        loss = (losses[0] + losses[1]) / 2
+        return loss, windows, {**logged, "loss": loss.detach()}
 
     @staticmethod
     def reduce_metrics(logging_outputs: list[dict[str, Tensor | int]]) -> None:
