@@ -76,7 +76,7 @@ class Assembly(NamedTuple):
     """The encodings of a spec for a stack of given sizes: builds, checks and counts them.
 
     >>> dims = Dims(embed_dim=8, num_heads=2, max_positions=4)
-    >>> Assembly(Spec.uniform((Item("m1"),)), dims).parameters(layers=6)
+    >>> Assembly(Spec((), ((Item("m1"),),)), dims).parameters(layers=6)
     {'layers.*.self_attn.encodings.m1.table': 24}
     """
 

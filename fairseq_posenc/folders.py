@@ -23,7 +23,6 @@ A command whose folder grows by results, such as trainings with one JSON file ea
 import hashlib
 import json
 import shutil
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -55,21 +54,14 @@ def lock_folder(folder: Path) -> Iterator[int]:
     """Lock a folder, made if missing, for one command; yield the lock, for programs to inherit.
 
     A program that outlives the command keeps the lock, so no other command writes into the folder.
-    On a file system without locks, a warning is printed instead.
 
     Raises:
         UserError: the folder is a link or cannot be made, or another process holds the lock.
     """
-
-    def warn(reason: str) -> None:
-        text = f"{folder}: cannot be locked ({reason}): do not start a second run there"
-        print(text, file=sys.stderr)
-
     _refuse_link(folder)
-    refusal = f"{folder}: {{holder}} is running there; wait until it ends, or name another folder"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = locks.acquire(folder / LOCK, refusal, warn)
+        lock = locks.acquire(folder / LOCK, str(folder))
     except OSError as error:
         raise UserError(f"{folder}: {error.strerror}; name another folder") from None
     try:
@@ -191,7 +183,8 @@ def refuse_other(path: Path, old: Any, new: Request) -> None:
     Raises:
         UserError: the requests differ; the message lists the differences.
     """
-    if differences := list_differences(old, _plain(new)):
+    # JSON has lists for tuples.
+    if differences := list_differences(old, json.loads(json.dumps(new))):
         raise UserError(f"{path}: was made with other {'; other '.join(differences)}; {_ADVICE}")
 
 
@@ -214,11 +207,6 @@ def list_differences(old: Any, new: Any, name: str = "") -> list[str]:
     values = f"{shortened(str(old))}, not {shortened(str(new))}"
     is_checksum = any(isinstance(value, str) and len(value) == 64 for value in (old, new))
     return [name if is_checksum else f"{name or 'request'}: {values}"]
-
-
-def _plain(request: Request) -> Any:
-    """Return a request as it is read from JSON, with lists for tuples."""
-    return json.loads(json.dumps(request))
 
 
 def _format(content: Request) -> str:

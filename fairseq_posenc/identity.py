@@ -73,15 +73,11 @@ class WeightSettings(NamedTuple):
         fields = zip(self._fields, self, model)
         return [name for name, ours, theirs in fields if ours is None and theirs is not None]
 
-    def differences(self, model: WeightSettings, phrase: str = "the model has") -> list[str]:
-        """Describe the fields in which a model differs, among those known of both.
-
-        Args:
-            model: the settings of the model.
-            phrase: text before each setting of the model.
-        """
+    def differences(self, model: WeightSettings) -> list[str]:
+        """Describe the fields in which a model differs, among those known of both."""
         return [
-            f"trained with {_PHRASES[name].format(ours)}, {phrase} {_PHRASES[name].format(theirs)}"
+            f"trained with {_PHRASES[name].format(ours)}, the model has "
+            f"{_PHRASES[name].format(theirs)}"
             for name, ours, theirs in zip(self._fields, self, model)
             if None not in (ours, theirs) and ours != theirs
         ]
@@ -117,25 +113,14 @@ class Identity(NamedTuple):
             UserError: the tensor is something else, or a mixture of different identities.
         """
         try:
-            return cls.from_json(_decode_text(state))
+            content = json.loads(_decode_text(state))
+            positions, directions = str(parse(content["positions"])), str(content["directions"])
+            settings = WeightSettings.parse(content)
+            return cls(positions, directions, int(content["trained_length"]), settings)
         except Exception as error:  # of any type, depending on the tensor
             raise UserError(
                 f"the checkpoint's record of its positions cannot be read: {error}"
             ) from None
-
-    @classmethod
-    def from_json(cls, text: str) -> Identity:
-        """Read the text that :meth:`to_tensor` encodes.
-
-        Raises:
-            Exception: the text is something else; the type depends on it.
-        """
-        content = json.loads(text)
-        positions = str(parse(content["positions"]))
-        directions = str(content["directions"])
-        length = int(content["trained_length"])
-        settings = WeightSettings.parse(content)
-        return cls(positions, directions, length, settings)
 
     def describe(self) -> str:
         """Describe positions, directions and length in words."""

@@ -3,8 +3,8 @@
 import fcntl
 import os
 import socket
+import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from fairseq_posenc.errors import UserError
 _held: set[int] = set()  # descriptors of the files that this process has locked
 
 
-def acquire(path: Path, refusal: str, warn: Callable[[str], object]) -> int:
+def acquire(path: Path, folder: str) -> int:
     """Lock a file and return its descriptor; :func:`release` or the end of the process unlocks it.
 
     A child program that inherits the descriptor holds the lock for as long as it lives, even if
@@ -21,11 +21,11 @@ def acquire(path: Path, refusal: str, warn: Callable[[str], object]) -> int:
     filelock and portalocker unlock at the end of the process.) Forked workers do not hold it, as
     they may live a moment longer than a killed process.
 
+    On a file system without locks, a warning is printed instead, once if a process locks several.
+
     Args:
         path: the file; made if it does not exist.
-        refusal: message if another process holds the lock; ``{holder}`` stands for that process.
-        warn: called with the reason if the file system has no locks; only for the first lock that
-            this process holds.
+        folder: the folder that it locks, as messages name it.
 
     Raises:
         UserError: the lock is held.
@@ -37,12 +37,15 @@ def acquire(path: Path, refusal: str, warn: Callable[[str], object]) -> int:
     except BlockingIOError:
         holder = os.pread(lock, 200, 0).decode() or "another process"
         os.close(lock)
-        raise UserError(refusal.replace("{holder}", holder)) from None
+        raise UserError(
+            f"{folder}: {holder} is running there; wait until it ends, or name another folder"
+        ) from None
     except OSError as error:
         if not _held:
-            warn(str(error.strerror))
+            text = f"{folder}: cannot be locked ({error.strerror}): do not start a second run there"
+            print(text, file=sys.stderr)
     now = time.strftime("%Y-%m-%d %H:%M:%S")
-    text = f"process {os.getpid()} on {socket.gethostname()}, since {now},"  # `refusal` goes on
+    text = f"process {os.getpid()} on {socket.gethostname()}, since {now},"  # goes on as above
     with suppress(OSError):  # on a full disk, the lock file cannot name the process
         os.ftruncate(lock, 0)
         os.pwrite(lock, text.encode(), 0)

@@ -106,13 +106,6 @@ class Spec(NamedTuple):
     whole_stack: Items
     layers: tuple[Items, ...]
 
-    @classmethod
-    def uniform(cls, items: Items) -> Spec:
-        """Make the spec of a stack in which all layers have these encodings."""
-        items = tuple(item for item in items if item.name != "none")
-        whole_stack = tuple(item for item in items if _is_for_whole_stack(item))
-        return cls(whole_stack, (tuple(item for item in items if item not in whole_stack),))
-
     @property
     def items(self) -> Items:
         """All different encodings; ``none`` if there are no others."""

@@ -9,7 +9,6 @@ import os
 import shutil
 import sys
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,11 +78,7 @@ def lock_save_dir(settings: DictConfig) -> None:
     rank = settings.distributed_training.distributed_rank
     if rank != 0 or settings.checkpoint.no_save or folder in _held or not folder.is_dir():
         return
-    refusal = (  # `locks.acquire` replaces {holder} by the process that holds the lock
-        f"--save-dir {folder}: {{holder}} trains there; wait until it ends, or name another folder"
-    )
-    warn = partial(logger.warning, "%s: cannot be locked against a second training (%s)", folder)
-    _held[folder] = locks.acquire(folder / _LOCK, refusal, warn)
+    _held[folder] = locks.acquire(folder / _LOCK, f"--save-dir {folder}")
 
 
 def _prepare_saving(task: Any, checkpoint: CheckpointConfig) -> None:

@@ -98,7 +98,7 @@ def test_a_second_training_in_a_save_dir_is_refused(tmp_path):
     settings = configured(save_dir=str(tmp_path))
     lock_save_dir(settings)
     second = train("masked_lm", "--max-update", 1, save_dir=tmp_path, fails=True)
-    told = rf"--save-dir {tmp_path}: process {os.getpid()} on .*, since 20.* trains there; wait"
+    told = rf"--save-dir {tmp_path}: process {os.getpid()} on .*, since 20.* is running there; wait"
     assert re.match(told, second.run.error())
     assert not list(tmp_path.glob("*.pt"))
     lock_save_dir(settings)  # the process that holds it may
