@@ -201,4 +201,4 @@ for _name, _spec in _HYBRIDS.items():
 _register("roberta_modern", _MODERN, sizes=("", "_large"))  # "_tiny" has only two layers
 for _name, _directions in DECBERT.items():
     _register(_name, "learned", _directions)
-    _register(f"{_name}_nope", "none", _directions)
+    _register(f"{_name}_nope", "none", _directions)  # NoPE: no positions

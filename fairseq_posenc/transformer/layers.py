@@ -84,18 +84,14 @@ class PositionalDecoderLayer(_PositionalLayer, TransformerDecoderLayerBase):
     Cross-attention is fairseq's, whose queries and keys an encoding may rotate.
     """
 
-    def build_self_attention(
-        self, embed_dim: int, cfg: Any, add_bias_kv: bool = False, add_zero_attn: bool = False
-    ) -> PositionalAttention:
+    def build_self_attention(self, embed_dim: int, cfg: Any, **kwargs: Any) -> PositionalAttention:
         """Build self-attention with this layer's encodings; the arguments are fairseq's."""
         if cfg.cross_self_attention:
             raise UserError(
                 "--cross-self-attention mixes two sequences, so positions have no meaning: train "
                 "without it"
             )
-        return self._build_attention(
-            cfg, cfg.decoder, add_bias_kv=add_bias_kv, add_zero_attn=add_zero_attn
-        )
+        return self._build_attention(cfg, cfg.decoder, **kwargs)
 
     def build_encoder_attention(self, embed_dim: int, cfg: Any) -> nn.Module:
         """Build fairseq's cross-attention, and let it rotate if this layer's spec says so."""

@@ -1,6 +1,6 @@
 """Defines the eight GLUE tasks that are trained: files, columns, labels, names in a submission.
 
-GLUE's site also expects predictions for two sets that no protocol's paper reports. The diagnostic
+GLUE's site also expects predictions for two sets that the papers do not report. The diagnostic
 set AX is one more test set for MNLI's model. WNLI's development set contradicts its training set,
 so models do worse than chance: as usual since BERT, the majority class is submitted for it.
 """
