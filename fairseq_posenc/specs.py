@@ -28,8 +28,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from itertools import chain, groupby
-from types import NoneType, UnionType
-from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
+from types import NoneType
+from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 from fairseq_posenc import registry
 from fairseq_posenc.encodings.base import Encoding, Place, Signed
@@ -312,10 +312,10 @@ def _parse_options(name: str, text: str) -> dict[str, object]:
 
 def _parse_value(name: str, key: str, value: str, option_type: Any) -> Any:
     """Convert the text of an option to its type."""
-    if get_origin(option_type) in (Union, UnionType):  # Optional[X] or X | None: take X
+    if NoneType in get_args(option_type):  # Optional[X], whose members are X and None: take X
         if value == "none":
             return None
-        option_type = next(member for member in get_args(option_type) if member is not NoneType)
+        option_type = get_args(option_type)[0]
     try:
         if get_origin(option_type) is Literal:
             if value not in get_args(option_type):

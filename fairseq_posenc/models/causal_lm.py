@@ -121,17 +121,17 @@ class PositionalLM(PositionalModel, TransformerLanguageModel):
         model.use_stacks(task, decoder=decoder)
         return model
 
-    def forward(self, src_tokens: Tensor, *args: Any, **kwargs: Any) -> Any:
+    def forward(
+        self, src_tokens: Tensor, *args: Any, position_ids: Tensor | None = None, **kwargs: Any
+    ) -> Any:
         """Run fairseq's language model on tokens ``[B, T]``; the other arguments are passed on.
 
-        Only ``position_ids``, ``[B or 1, T]``, is ours: the positions of the tokens, which by
-        default are counted.
+        By default tokens are counted; ``position_ids``, ``[B or 1, T]``, are other positions.
 
         Raises:
             UserError: the ids do not fit, or there is an incremental state.
         """
-        ids = kwargs.pop("position_ids", None)
-        if ids is None:
+        if position_ids is None:
             return super().forward(src_tokens, *args, **kwargs)
         if kwargs.get("incremental_state") is not None:
             raise UserError(
@@ -139,7 +139,7 @@ class PositionalLM(PositionalModel, TransformerLanguageModel):
                 "read the whole text at once"
             )
         decoder: Any = self.decoder
-        with decoder.at_positions(src_tokens, ids):
+        with decoder.at_positions(src_tokens, position_ids):
             return super().forward(src_tokens, *args, **kwargs)
 
 

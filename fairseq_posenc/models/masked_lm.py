@@ -122,29 +122,28 @@ class PositionalRoberta(PositionalModel, RobertaModel):
         self.span_head.apply(init_bert_params)
 
     def forward(
-        self, src_tokens: Tensor, *args: Any, span_scores: bool = False, **kwargs: Any
+        self,
+        src_tokens: Tensor,
+        *args: Any,
+        span_scores: bool = False,
+        position_ids: Tensor | None = None,
+        target_tokens: Tensor | None = None,
+        **kwargs: Any,
     ) -> Any:
-        """Run fairseq's RoBERTa, or compute the two scores of the span head.
+        """Run fairseq's RoBERTa on tokens ``[B, T]``, or compute the scores of the span head.
 
-        Args:
-            src_tokens: ``[B, T]``.
-            *args: passed on to fairseq's model.
-            span_scores: whether to return the scores of each token as the first and as the last of
-                an answer, each ``[B, T]`` in float32.
-            **kwargs: passed on to fairseq's model, except ``position_ids``, ``[B or 1, T]``, the
-                positions of the tokens, and ``target_tokens``, ``[B, T]``: with
-                ``--include-target-tokens``, the tokens before masking. Positions are computed with
-                their ``</s>`` restored, so that a masked ``</s>`` still ends its sentence.
+        By default tokens are counted; ``position_ids``, ``[B or 1, T]``, are other positions. With
+        ``span_scores`` the result is the scores of each token as the first and as the last of an
+        answer, each ``[B, T]`` in float32. ``target_tokens``, of ``--include-target-tokens``, are
+        the tokens before masking: a masked ``</s>`` still ends its sentence.
         """
-        targets = kwargs.pop("target_tokens", None)
-        ids = kwargs.pop("position_ids", None)
-        if targets is not None or ids is not None:
+        if target_tokens is not None or position_ids is not None:
             stack: Any = self.encoder.sentence_encoder  # type: ignore[union-attr]
             unmasked = src_tokens
-            if targets is not None:
-                unmasked = src_tokens.masked_fill(targets.eq(stack.eos_idx), stack.eos_idx)
+            if target_tokens is not None:
+                unmasked = src_tokens.masked_fill(target_tokens.eq(stack.eos_idx), stack.eos_idx)
             # Without these arguments, the encoder takes the positions that are set here.
-            with stack.at_positions(unmasked, ids):
+            with stack.at_positions(unmasked, position_ids):
                 return self(src_tokens, *args, span_scores=span_scores, **kwargs)
         if not span_scores:
             return super().forward(src_tokens, *args, **kwargs)
