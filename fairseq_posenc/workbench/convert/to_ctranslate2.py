@@ -170,7 +170,7 @@ def _build_stack(trained: OpenModel, stack: Any) -> Any:
     # Without a table of vectors at the input, CTranslate2 would add sinusoids.
     vectors = torch.zeros(length, dims.embed_dim)
     if stack.embed_positions is not None:
-        vectors = stack.embed_positions(tokens)[0]
+        vectors = stack.embed_positions.encodings.as_list()[0].embed(shared.positions)[0]
     copied = copy.deepcopy(stack)  # quantization changes weights in place
     table = F.pad(vectors, (0, 0, 1, 0))  # a row for padding, and those of positions
     copied.embed_positions = nn.Embedding.from_pretrained(table, padding_idx=0)
