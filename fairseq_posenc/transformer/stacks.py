@@ -204,6 +204,7 @@ class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
         cfg = _assemble(cfg, "decoder")
         super().__init__(cfg, dictionary, embed_tokens, no_encoder_attn)
         self.install(cfg, cfg.decoder, dictionary, directions=("lr",) * len(self.layers))
+        self.rotates_source = self.assembly.spec.rotates_source
 
     def build_decoder_layer(self, cfg: Any, no_encoder_attn: bool = False) -> nn.Module:
         """Build a layer, wrapped as fairseq does."""
@@ -234,7 +235,7 @@ class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
             shared = self.compute_shared(prev_output_tokens, decoding)
         # Later steps of decoding find rotated keys in their caches.
         is_first = incremental_state is None or prev_output_tokens.size(1) == 1
-        if is_first and encoder_out is not None and self.assembly.spec.rotates_source:
+        if is_first and encoder_out is not None and self.rotates_source:
             (padding,) = encoder_out["encoder_padding_mask"]  # [B, S]
             source = Positions.from_padding(padding, tgt_len=0, inspect_padding=False)
             shared = shared.with_source(self.encodings, source)
