@@ -28,12 +28,12 @@ class PositionalAttention(AttentionCore, MultiheadAttention):
     attention from :class:`AttentionCore`.
 
     Args:
-        embed_dim: C.
-        num_heads: H.
+        embed_dim: C, the width of the model.
+        num_heads: H, the number of heads.
         encodings: the encodings of this layer, without those of the input.
-        direction: ``both``, ``lr`` or ``rl`` (see :class:`~fairseq_posenc.backends.mask.Mask`).
+        direction: ``both``; ``lr``, keys up to the query (causal); ``rl``, keys from the query on.
         backend: ``auto`` or the name of a backend.
-        kind: index of this layer's encodings in ``Spec.layer_kinds``.
+        kind: index of this layer's encodings among the different layers (``Spec.layer_kinds``).
         **kwargs: passed on to fairseq's class.
     """
 

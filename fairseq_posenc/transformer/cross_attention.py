@@ -31,7 +31,7 @@ class RotatedProjection(nn.Linear):
 
     Args:
         plain: the projection whose parameters it takes over, under the same names.
-        head_dim: D.
+        head_dim: D, the width of a head.
         is_key: whether it projects to the source's keys; else to the target's queries.
     """
 
