@@ -223,17 +223,17 @@ def test_fairseq_finds_what_registers_by_scanning():
 
 # Lines of Python in each room: reached, a number that only ever falls, and the target.
 LINES = {
-    "fairseq_posenc": (30600, 27500),
+    "fairseq_posenc": (30448, 27500),
     "fairseq_posenc/encodings": (4194, 3800),
     "fairseq_posenc/backends": (4398, 3600),
     "fairseq_posenc/backends/triton": (1200, 1200),
     "fairseq_posenc/modules": (1350, 1150),
     "fairseq_posenc/analysis": (300, 300),
-    "fairseq_posenc/transformer": (1083, 1100),
-    "fairseq_posenc/models": (530, 520),
-    "fairseq_posenc/tasks": (830, 820),
+    "fairseq_posenc/transformer": (988, 1100),
+    "fairseq_posenc/models": (519, 520),
+    "fairseq_posenc/tasks": (820, 820),
     "fairseq_posenc/checkpoints": (800, 800),
-    "fairseq_posenc/host": (700, 700),
+    "fairseq_posenc/host": (695, 700),
     "fairseq_posenc/hf": (3523, 2700),
     "fairseq_posenc/workbench": (9646, 10000),
     "fairseq_posenc/tokens": (863, 800),
@@ -250,7 +250,7 @@ LINES = {
     "preprocess": (2590, 2600),
     "docs/generate": (457, 750),
     "benchmarks": (3010, 3600),
-    "tests": (32519, 32000),
+    "tests": (32518, 32000),
 }
 LONGEST_FILE = 401  # outside tests/
 DOCSTRING_SHARE = 0.195  # of the package's lines, at least

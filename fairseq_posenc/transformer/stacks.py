@@ -6,7 +6,6 @@ A stack computes what its layers share once per forward pass. Layers never see t
 The letters of shapes are those of :mod:`~fairseq_posenc.encodings.base`.
 """
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from copy import copy
 from typing import Any, cast
@@ -69,7 +68,6 @@ class _PositionalStack:
     layers_kept: list[int] | None = None  # indices in the trained stack, read on loading; None: all
     layers_built = 0  # so far; fairseq's constructor builds them in order
     weight_settings: WeightSettings
-    _get_full_incremental_state_key: Callable[[str], str]  # fairseq's: makes a module's own key
 
     def install(self, cfg: Any, options: Any, dictionary: Any, directions: tuple[str, ...]) -> None:
         """Build the encodings, and set the directions of the layers, which fairseq has built.
@@ -227,14 +225,14 @@ class PositionalDecoder(_PositionalStack, TransformerDecoderBase):
         """
         if full_context_alignment:
             raise UserError("full-context alignment is not supported: decoders see only the past")
-        if incremental_state is not None:
+        decoding = incremental_state is not None
+        if decoding:
             self._check_step(prev_output_tokens, incremental_state)
         shared = current_context()  # a caller's, of `at_positions`, or None
-        if shared is None or incremental_state is not None:
-            decoding = incremental_state is not None
+        if shared is None or decoding:
             shared = self.compute_shared(prev_output_tokens, decoding)
         # Later steps of decoding find rotated keys in their caches.
-        is_first = incremental_state is None or prev_output_tokens.size(1) == 1
+        is_first = not decoding or prev_output_tokens.size(1) == 1
         if is_first and encoder_out is not None and self.rotates_source:
             (padding,) = encoder_out["encoder_padding_mask"]  # [B, S]
             source = Positions.from_padding(padding, tgt_len=0, inspect_padding=False)
