@@ -302,11 +302,11 @@ def keep(path: Path, kept: Path = KEPT, page: Path = PAGE) -> None:
         UserError: the page lacks a marker.
     """
     results = [Result(**result) for result in json.loads(path.read_text("utf-8"))]
-    text = fill_page(page, START, "\n\n" + "\n".join(format_tables(results)) + "\n\n", END)
+    tables = "\n".join(format_tables(results))
+    page.write_text(fill_page(page.read_text("utf-8"), START, f"\n\n{tables}\n\n", END), "utf-8")
     steps = [{"step": x.section, "end": x.end, "seconds": x.seconds} for x in results]
     rows = {result.section: result.rows for result in results if result.rows}
     Record("benchmark-gpu", {"steps": steps, **rows}, {}, command="make gpu").write(kept)
-    page.write_text(text, encoding="utf-8")
 
 
 def parse_args() -> argparse.Namespace:

@@ -33,8 +33,7 @@ from fairseq_posenc.workbench.experiments.trainings import Training, run_trainin
 from fairseq_posenc.workbench.running import options
 from fairseq_posenc.workbench.running.devices import cores, visible_gpus
 from fairseq_posenc.workbench.running.exit_codes import run_main, signals_as_keyboard_interrupt
-from fairseq_posenc.workbench.running.pool import Environment, run_here
-from fairseq_posenc.workbench.running.programs import run_logged
+from fairseq_posenc.workbench.running.programs import Environment, run_here, run_logged
 from probing.tasks import TASKS, Example, Task
 
 EXAMPLES = {"train": 50_000, "valid": 200}  # number of questions by split

@@ -21,7 +21,8 @@ _OPTIONAL = {
     **dict.fromkeys(("argcomplete", "fairseq", "fairseq_cli", "hydra", "markdown"), "fairseq"),
     **dict.fromkeys(("omegaconf", "regex", "sacrebleu", "scipy", "sentencepiece"), "fairseq"),
     "tqdm": "fairseq",
-    "transformers": "hf",
+    "matplotlib": "plot",
+    **dict.fromkeys(("huggingface_hub", "transformers"), "hf"),
     "google": "export",  # google.protobuf
     "ctranslate2": "ctranslate2",
     "submitit": "submitit",

@@ -36,10 +36,9 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.files import write_whole
 from fairseq_posenc.folders import checksum
 from fairseq_posenc.tasks.glue.definitions import SCORE_MAXIMUM, TASKS, WNLI, Task, parse_tasks
-from fairseq_posenc.tokens.data_set import write_items
 from fairseq_posenc.tokens.files import decode_text, read_bytes
-from fairseq_posenc.tokens.symbols import warn_of_unknown
-from fairseq_posenc.tokens.tokenizer import Encoded, Tokenizer, token_dtype
+from fairseq_posenc.tokens.subwords import Tokenizer
+from fairseq_posenc.tokens.tokenizer import Encoded, token_dtype, warn_of_unknown, write_items
 
 _SUFFIXES = ("", ".gz", ".bz2", ".xz")
 

@@ -30,10 +30,8 @@ from binarize.output import Manifest, make_folder, say
 from binarize.vocabulary import save_dictionary
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.folders import checksum
-from fairseq_posenc.tokens.data_set import write_items
-from fairseq_posenc.tokens.pieces import PieceEncoder, Pieces, learn_pieces
-from fairseq_posenc.tokens.symbols import warn_of_unknown
-from fairseq_posenc.tokens.tokenizer import Encoded
+from fairseq_posenc.tokens.subwords import PieceEncoder, Pieces, learn_pieces
+from fairseq_posenc.tokens.tokenizer import Encoded, warn_of_unknown, write_items
 from parallel.corpora import IWSLT_TESTS, ParallelSplit, read_files, read_iwslt
 
 # The options on which the content of a data-bin depends, beside its sets.

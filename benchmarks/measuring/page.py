@@ -84,7 +84,7 @@ def fill_sections(text: str, results: Sequence[Result]) -> str:
             body = "\n".join([*_list_commands(shown), *format_results(shown)]).strip()
         start = f"<!-- {section}: generated -->"
         end = f"<!-- end of {section} -->"
-        text = fill_page(PAGE, start, f"\n\n{body}\n\n", end, text=text)
+        text = fill_page(text, start, f"\n\n{body}\n\n", end)
     return text
 
 

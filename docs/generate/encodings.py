@@ -19,7 +19,7 @@ def format_files(folder: Path) -> dict[Path, str]:
         UserError: the overview lacks the START or END line.
     """
     overview = folder / "README.md"
-    table = markdown.fill_page(overview, START, f"\n{format_table()}\n", END)
+    table = markdown.fill_page(overview.read_text("utf-8"), START, f"\n{format_table()}\n", END)
     pages = {folder / f"{name}.md": format_page(name) for name in registry.names()}
     return {overview: table, **pages}
 

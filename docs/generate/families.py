@@ -19,7 +19,7 @@ def format_page(page: Path) -> str:
         kinds[_find_kind(CONFIG_MAPPING[name])].append(name)
     rows = [(kind, ", ".join(kinds[kind])) for kind in sorted(kinds)]
     table = markdown.table(("", "model_type"), rows, "l")
-    return markdown.fill_page(page, START, f"\n\n{table}\n\n", END)
+    return markdown.fill_page(page.read_text("utf-8"), START, f"\n\n{table}\n\n", END)
 
 
 def _find_kind(config_class: Any) -> str:

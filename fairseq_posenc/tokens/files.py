@@ -13,8 +13,7 @@ import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, Union
+from typing import Any, Optional, Union
 
 from fairseq_posenc.errors import UserError
 
@@ -55,7 +54,7 @@ def read_bytes(path: Path, name: str = "") -> bytes:
 def decode_text(
     content: bytes,
     name: str,
-    refused: Mapping[bytes, str] = MappingProxyType({}),
+    refused: Optional[Mapping[bytes, str]] = None,
     first_line: int = 1,
 ) -> str:
     """Decode UTF-8, and drop a byte-order mark at the beginning of a file.
@@ -73,7 +72,7 @@ def decode_text(
         content = content.removeprefix(codecs.BOM_UTF8)
     text = ""  # if it is not UTF-8, which is then a problem
     # Index of the first byte of a kind -> what is wrong with it; -1 for bytes that do not occur.
-    problems = {content.find(byte): label for byte, label in refused.items()}
+    problems = {content.find(byte): label for byte, label in (refused or {}).items()}
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -66,7 +66,9 @@ def read_squad(path: Path) -> Squad:
     ((most_common, count),) = Counter(question.id for question in questions).most_common(1)
     if count > 1:
         raise UserError(f"{path}: two questions have the id {most_common}")
-    version = _determine_version(str(content.get("version")).lstrip("v"), questions)
+    version = str(content.get("version")).lstrip("v")
+    if version not in (V1, V2):  # a file that does not name it
+        version = V2 if any(question.answers == () for question in questions) else V1
     some_have_answers = any(question.answers for question in questions)
     for question in questions:
         # A file without any answer is accepted: a test set may only say which questions have none.
@@ -92,47 +94,25 @@ def _read_json(path: Path) -> Any:
     content = read_bytes(path)
     try:
         return json.loads(content)
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path}, line {error.lineno}: not JSON ({error.msg})") from None
-    except (ValueError, RecursionError) as error:  # not UTF-8, too long a number, too deep
-        raise UserError(f"{path}: cannot be read ({error})") from None
+    except (ValueError, RecursionError) as error:  # not JSON or UTF-8, too long a number, too deep
+        raise UserError(f"{path}: cannot be read as JSON ({error})") from None
 
 
-def read_predictions(path: Path) -> dict[str, str]:
-    """Read predicted answers by id.
+def read_by_id(path: Path, value_type: type[_T]) -> dict[str, _T]:
+    """Read a JSON object of values by id: predicted answers (str), or odds of no answer (float).
 
     Raises:
-        UserError: the file has other content.
+        UserError: the file has other content, or a number that is not finite.
     """
-    return _read_object(path, (str,), "a text")
-
-
-def read_odds(path: Path) -> dict[str, float]:
-    """Read the odds, or probabilities, of no answer by id.
-
-    Raises:
-        UserError: the file has other content, or a value that is not finite.
-    """
-    return _read_object(path, (int, float), "a finite number")
-
-
-def _read_object(path: Path, types: tuple[type, ...], type_name: str) -> dict:
-    """Read a JSON object whose values have one of some types."""
     content = _read_json(path)
+    name = "a text" if value_type is str else "a finite number"
     if not isinstance(content, dict):
-        raise UserError(f"{path}: must be a JSON object from ids to {type_name}")
+        raise UserError(f"{path}: must be a JSON object from ids to {name}")
     for key, value in content.items():
-        is_finite = not isinstance(value, float) or math.isfinite(value)
-        if isinstance(value, bool) or not isinstance(value, types) or not is_finite:
-            raise UserError(f"{path}: the value of {key} is not {type_name}")
+        is_number = type(value) in (int, float) and math.isfinite(value)
+        if not (isinstance(value, str) if value_type is str else is_number):
+            raise UserError(f"{path}: the value of {key} is not {name}")
     return content
-
-
-def _determine_version(version: str, questions: list[Question]) -> str:
-    """Determine the version; a file that does not name it is 2.0 if a question has no answer."""
-    if version in (V1, V2):
-        return version
-    return V2 if any(question.answers == () for question in questions) else V1
 
 
 def _read_questions(content: Any, path: str) -> Iterator[Question]:

@@ -17,10 +17,15 @@ from fairseq.data import Dictionary
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.tasks.squad.databin import SPECIAL_SYMBOLS, Limits
-from fairseq_posenc.tokens.data_set import write_items
 from fairseq_posenc.tokens.squad_file import Answer, Question, Squad
-from fairseq_posenc.tokens.symbols import warn_of_unknown
-from fairseq_posenc.tokens.tokenizer import Encoded, TextTokens, Tokenizer, token_dtype
+from fairseq_posenc.tokens.subwords import Tokenizer
+from fairseq_posenc.tokens.tokenizer import (
+    Encoded,
+    TextTokens,
+    token_dtype,
+    warn_of_unknown,
+    write_items,
+)
 
 NO_ANSWER = (0, 0)  # positions of <s>
 
@@ -56,7 +61,10 @@ def make_windows(
     bos, eos = [dictionary.bos()], [dictionary.eos()]
     head = np.concatenate([bos, question, eos, eos])
     room = limits.max_length - len(question) - SPECIAL_SYMBOLS
-    parts = _split_context(len(context), room, limits.stride)
+    parts = [(0, min(room, len(context)))]  # starts and ends of overlapping parts of the context
+    while parts[-1][1] < len(context):
+        first = parts[-1][0] + limits.stride
+        parts.append((first, min(first + room, len(context))))
     best_parts = _find_best_parts(len(context), parts)
     return [
         SquadWindow(
@@ -67,15 +75,6 @@ def make_windows(
         )
         for number, (first, end) in enumerate(parts)
     ]
-
-
-def _split_context(length: int, room: int, stride: int) -> list[tuple[int, int]]:
-    """Compute the starts and ends of overlapping parts; the last one reaches the end."""
-    parts = [(0, min(room, length))]
-    while parts[-1][1] < length:
-        first = parts[-1][0] + stride
-        parts.append((first, min(first + room, length)))
-    return parts
 
 
 def _find_best_parts(length: int, parts: list[tuple[int, int]]) -> np.ndarray:

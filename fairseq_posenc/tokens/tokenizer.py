@@ -1,14 +1,22 @@
-"""Defines the interface of tokenizers: token ids of lines, and the characters of each token.
+"""Encodes text by a dictionary: the interface of tokenizers, encoders of symbols, data sets.
 
-SQuAD's answers must be parts of the original text, so tokens know their characters in it.
+A splitter turns lines into *symbols*, fairseq's word for words, characters or pieces ("a bee" into
+"a", "bee"), and a dictionary these into token ids. SQuAD's answers must be parts of the original
+text, so the tokens of a tokenizer also know their characters in it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Optional, Protocol
+import struct
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain, repeat
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, Optional
 
 import numpy as np
+
+from fairseq_posenc.errors import printable_lines
 
 if TYPE_CHECKING:
     from fairseq.data import Dictionary  # importing it takes seconds
@@ -16,6 +24,7 @@ if TYPE_CHECKING:
 
 ENCODER_JSON, MERGES = "encoder.json", "vocab.bpe"
 PIECES = "sentencepiece.model"
+SPACE = "▁"  # sentencepiece's symbol of a space
 
 
 class Encoded(NamedTuple):
@@ -23,13 +32,6 @@ class Encoded(NamedTuple):
 
     tokens: np.ndarray  # token ids of all lines, one after the other, `[T]`
     sizes: np.ndarray  # number of tokens of each of N lines, with `</s>`, `[N]`, int32
-
-
-class Encoder(Protocol):
-    """Encodes lines that neither begin nor end with white space; "" becomes ``</s>`` alone."""
-
-    def encode(self, lines: Sequence[str]) -> Encoded:
-        """Encode lines as token ids of the dictionary."""
 
 
 def token_dtype(dictionary: Dictionary) -> np.dtype:
@@ -73,8 +75,80 @@ def spans_of_bytes(text: str, sizes: np.ndarray) -> list[tuple[int, int]]:
     return list(zip(character[ends - sizes].tolist(), (character[ends - 1] + 1).tolist()))
 
 
-class Tokenizer(Encoder, Protocol):
-    """An encoder that also knows the characters of each token."""
+# Splits lines into symbols, which the caller reads once: they may be an iterator.
+Splitter = Callable[[Sequence[str]], Iterable[Iterable[str]]]
 
-    def tokens(self, text: str) -> TextTokens:
-        """Tokenize a text."""
+
+def split_words(lines: Sequence[str]) -> Iterable[Sequence[str]]:
+    """Split each line at white space, as fairseq does."""
+    return (line.split() for line in lines)
+
+
+def split_characters(lines: Sequence[str], between: str) -> Iterable[Sequence[str]]:
+    """Split each line into characters; white space becomes ``between``, a character or nothing."""
+    return (between.join(line.split()) for line in lines)
+
+
+class SymbolEncoder:
+    """Encodes lines: splits them into symbols, and looks these up in a dictionary."""
+
+    def __init__(self, split: Splitter, dictionary: Dictionary) -> None:
+        self._split = split
+        self._indices = dict(dictionary.indices)
+        self._unk, self._eos = dictionary.unk(), dictionary.eos()
+        self._dtype = token_dtype(dictionary)
+
+    def index(self, symbol: str) -> int:
+        """Look up the id of a symbol; that of ``<unk>`` if the dictionary lacks it."""
+        return self._indices.get(symbol, self._unk)
+
+    def encode(self, lines: Sequence[str]) -> Encoded:
+        """Encode lines that neither begin nor end with white space; "" becomes ``</s>`` alone."""
+        find, unk = self._indices.get, repeat(self._unk)
+        encoded = [[*map(find, symbols, unk), self._eos] for symbols in self._split(lines)]
+        sizes = np.fromiter(map(len, encoded), np.int32, len(encoded))
+        tokens = np.fromiter(chain.from_iterable(encoded), self._dtype, int(sizes.sum()))
+        return Encoded(tokens, sizes)
+
+
+def warn_of_unknown(text: str, unknown: int, tokens: int) -> None:
+    """Print a warning if more than half of a text's tokens are ``<unk>``.
+
+    Args:
+        text: name of the text.
+        unknown: number of its ``<unk>``, also in parts that were left out, so perhaps the larger.
+        tokens: number of its tokens that were written, without special symbols.
+    """
+    if 2 * unknown > tokens:
+        message = (
+            f"warning: {text}: {unknown:,} of {max(unknown, tokens):,} tokens are <unk>; is the "
+            "dictionary that of this text and these tokens?"
+        )
+        print(printable_lines(message), file=sys.stderr)
+
+
+def write_items(prefix: Path, items: Encoded) -> None:
+    """Write fairseq's ``PREFIX.bin``, the tokens in the type of the dictionary, and ``.idx``."""
+    items.tokens.tofile(f"{prefix}.bin")
+    write_index(Path(f"{prefix}.idx"), items.sizes, items.tokens.dtype)
+
+
+def write_index(path: Path, sizes: np.ndarray, dtype: np.dtype) -> None:
+    """Write an index as fairseq does, whose lists would need 40 bytes of memory and more an item.
+
+    Args:
+        path: the ``.idx`` file.
+        sizes: number of tokens of each of N items, ``[N]``, int32.
+        dtype: type of the tokens.
+    """
+    from fairseq.data.indexed_dataset import MMapIndexedDataset, _dtype_header_code
+
+    places = np.zeros(len(sizes), np.int64)  # of the first bytes of the items
+    np.cumsum(sizes[:-1], out=places[1:])
+    places *= dtype.itemsize
+    with open(path, "wb") as file:
+        version = 1
+        file.write(MMapIndexedDataset.Index._HDR_MAGIC)
+        file.write(struct.pack("<QBQ", version, _dtype_header_code(dtype.type), len(sizes)))
+        sizes.tofile(file)
+        places.tofile(file)

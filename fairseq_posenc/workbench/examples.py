@@ -27,7 +27,7 @@ translate
 bleu
   fairseq-posenc bleu rope=fr-en.pt old=old.en --split test --beam 4 --json
 lm-length
-  fairseq-posenc lm-length --text my.txt --lengths 16,64 --stride 16 --device cpu own=my-lm \
+  fairseq-posenc lm-length --text my.txt --lengths 16,64 --stride 16 own=my-lm \
     'yarn=my-lm@own(scaling=yarn:4)'
 swap
   fairseq-posenc swap --checkpoint my-model --position-encoding own+sink --out new-model
@@ -38,7 +38,7 @@ squad train
     --set optimization.lr=[1e-5]
 squad predict
   fairseq-posenc squad predict --checkpoint squad/checkpoint_last.pt --questions dev-v2.0.json \
-    --out squad/dev --device cpu --bf16
+    --out squad/dev --bf16
 squad score
   fairseq-posenc squad score dev-v2.0.json squad/dev/answers.json --na-prob-file \
     squad/dev/null_odds.json --na-prob-thresh 0

@@ -22,9 +22,13 @@ from fairseq.data import Dictionary
 from fairseq_posenc.checkpoints.dictionary import DICTIONARY, load_dictionary
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.folders import checksum
-from fairseq_posenc.tokens.data_set import write_index
-from fairseq_posenc.tokens.symbols import Splitter, SymbolEncoder, warn_of_unknown
-from fairseq_posenc.tokens.tokenizer import Encoder, token_dtype
+from fairseq_posenc.tokens.tokenizer import (
+    Splitter,
+    SymbolEncoder,
+    token_dtype,
+    warn_of_unknown,
+    write_index,
+)
 
 from .formats import LineFormat, describe_format
 from .items import InvalidLine, Items, describe_invalid, make_items, read_lines
@@ -75,7 +79,7 @@ def _fill_folder(
     dictionary = _write_dictionary(settings, files.get("train", ()), path)
     manifest.entries[DICTIONARY] = {"symbols": len(dictionary), "sha256": checksum(path)}
     if settings.words or settings.characters:
-        encoder: Encoder = SymbolEncoder(settings.splitter, dictionary)
+        encoder: SymbolEncoder = SymbolEncoder(settings.splitter, dictionary)
     else:
         encoder = settings.vocabulary.load_tokenizer(dictionary)
     for name, found in files.items():
@@ -149,7 +153,7 @@ def write_split(
     name: str,
     files: Sequence[SourceFile],
     settings: BinarizeSettings,
-    encoder: Encoder,
+    encoder: SymbolEncoder,
     dictionary: Dictionary,
     manifest: Manifest,
 ) -> dict[str, int]:

@@ -13,7 +13,7 @@ from typing import NamedTuple, Optional
 import numpy as np
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.tokens.tokenizer import Encoder
+from fairseq_posenc.tokens.tokenizer import SymbolEncoder
 
 from .formats import LineFormat, split_lines
 from .sentences import split_sentences
@@ -96,7 +96,7 @@ def make_items(
     sentences: bool,
     empty_lines: str,
     longest_line: Optional[int],
-    encoder: Encoder,
+    encoder: SymbolEncoder,
     unk: int,
 ) -> Items:
     """Encode a chunk of a file as items.

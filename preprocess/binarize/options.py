@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Optional
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.tokens.symbols import SPACE, Splitter, split_characters, split_words
+from fairseq_posenc.tokens.tokenizer import SPACE, Splitter, split_characters, split_words
 
 from .formats import LineFormat
 from .vocabulary import Vocabulary, add_vocabulary

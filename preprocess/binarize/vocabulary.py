@@ -14,9 +14,7 @@ from fairseq_posenc.checkpoints.dictionary import load_dictionary
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.files import written_whole
 from fairseq_posenc.folders import checksum
-from fairseq_posenc.tokens.gpt2 import GPT2
-from fairseq_posenc.tokens.pieces import PieceEncoder, Pieces
-from fairseq_posenc.tokens.tokenizer import Tokenizer
+from fairseq_posenc.tokens.subwords import GPT2, PieceEncoder, Pieces, Tokenizer
 
 PACKAGES = ("regex", "sentencepiece")  # the token ids depend on their versions, too
 _OPTIONS = ("encoder_json", "vocab_bpe", "sentencepiece_model", "dict")

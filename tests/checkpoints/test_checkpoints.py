@@ -17,7 +17,7 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.identity import is_identity
 from fairseq_posenc.position_parameters import is_position_parameter
 from fairseq_posenc.workbench.loading.checkpoints import load_state
-from fairseq_posenc.workbench.loading.families import list_stacks
+from fairseq_posenc.workbench.loading.open_model import list_stacks
 from tests.helpers.tiny_models import STOCK, make_model, make_tokens, needs_causal
 
 

@@ -19,7 +19,7 @@ from fairseq_posenc.checkpoints.dictionary import Placeholders, fingerprint
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.identity import Identity, WeightSettings, _decode_text
 from fairseq_posenc.user_dir import USER_DIR
-from fairseq_posenc.workbench.loading.families import list_stacks
+from fairseq_posenc.workbench.loading.open_model import list_stacks
 from fairseq_posenc.workbench.loading.pretrained import read_pretrained
 from tests.helpers.commands import FAMILIES, new_directory, pairs, run, sentences, train
 from tests.helpers.products import product_of, some_of
@@ -92,7 +92,7 @@ def test_the_hash_is_of_the_symbols_in_their_order():
 def test_what_a_model_does_not_know_is_kept_as_the_checkpoint_says_it():
     """Models that import builds may have no dictionary and no language."""
     model = make_model("translation", position_encoding="rope")
-    ((_, encoder), _) = list_stacks(model)
+    encoder = list_stacks(model)["encoder"]
     known = encoder.weight_settings._replace(language="de")
     state = model.state_dict()
     state["encoder._extra_state"] = encoder.identity._replace(weight_settings=known).to_tensor()

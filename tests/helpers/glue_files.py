@@ -69,7 +69,7 @@ def write_task(folder: Path, name: str, sizes: dict[str, int], seed: int = 0) ->
 
 def train_pieces(folder: Path) -> Path:
     """Return a sentencepiece model of the words."""
-    from fairseq_posenc.tokens.pieces import learn_pieces
+    from fairseq_posenc.tokens.subwords import learn_pieces
 
     rng = random.Random(0)
     text = folder / "pieces.txt"

@@ -19,7 +19,7 @@ from fairseq_cli import preprocess as fairseq_preprocess
 from binarize import formats, sources
 from fairseq_posenc.checkpoints.dictionary import load_dictionary
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.tokens import gpt2
+from fairseq_posenc.tokens import subwords
 from tests.helpers.preprocess import binarize, write_pieces
 
 BENCHMARK = spec_from_file_location(
@@ -89,9 +89,9 @@ def test_gpt2_bpe_is_byte_identical_to_fairseqs_chain(tmp_path, keep_empty, monk
 
 
 @pytest.fixture(scope="module")
-def roberta() -> tuple[gpt2.GPT2, Dictionary]:
+def roberta() -> tuple[subwords.GPT2, Dictionary]:
     dictionary = load_dictionary(BPE / "dict.txt", mask=False)
-    encoder = gpt2.GPT2(BPE / "encoder.json", BPE / "vocab.bpe", dictionary)
+    encoder = subwords.GPT2(BPE / "encoder.json", BPE / "vocab.bpe", dictionary)
     return encoder, dictionary
 
 

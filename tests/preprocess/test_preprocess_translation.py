@@ -18,7 +18,7 @@ from fairseq.data.data_utils import load_indexed_dataset, post_process
 
 import translation
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.tokens.pieces import PieceEncoder, Pieces
+from fairseq_posenc.tokens.subwords import PieceEncoder, Pieces
 from fairseq_posenc.workbench.running.exit_codes import STOPPED
 from fairseq_posenc.workbench.running.options import Parser
 from parallel.corpora import read_files, read_iwslt

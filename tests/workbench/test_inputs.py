@@ -23,8 +23,8 @@ from fairseq_posenc import registry, specs
 from fairseq_posenc.api import SelfAttention, StackPositions
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.tasks.glue.definitions import TASKS
-from fairseq_posenc.tokens import gpt2
-from fairseq_posenc.tokens.squad_file import read_odds, read_predictions, read_squad
+from fairseq_posenc.tokens import subwords
+from fairseq_posenc.tokens.squad_file import read_by_id, read_squad
 from fairseq_posenc.workbench.experiments.variants import parse_variants
 from fairseq_posenc.workbench.finetuning.squad.score import evaluate, unanswered
 
@@ -230,10 +230,10 @@ def test_files_of_squad(content, predictions):
     path = written(json.dumps(content))
     answers = written(json.dumps(predictions))
     with result_or_line():
-        read_odds(answers)
+        read_by_id(answers, float)
     with result_or_line():
         squad = read_squad(path)
-        found = read_predictions(answers)
+        found = read_by_id(answers, str)
         if squad.answered and not unanswered(squad, found):
             evaluate(squad, found)
 
@@ -246,4 +246,4 @@ def test_files_of_gpt2(encoder, merges):
         written(merges.encode("utf-8", "replace")),
     )
     with result_or_line():
-        gpt2._load(*paths)
+        subwords._load(*paths)

@@ -10,7 +10,7 @@ from huggingface_hub import ModelCardData
 from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.loading.checkpoints import read_updates
 from fairseq_posenc.workbench.loading.open_model import OpenModel
-from fairseq_posenc.workbench.results.markdown import code, escape, table
+from fairseq_posenc.workbench.results.markdown import code, table
 
 LONGEST_TRANSLATION = 200  # tokens that fairseq-generate writes at most, without </s>
 _CARD = """---
@@ -20,7 +20,7 @@ _CARD = """---
 # {title}
 
 Trained with [fairseq](https://github.com/facebookresearch/fairseq) and fairseq-posenc, and written
-by `fairseq-posenc export --checkpoint {file}` of version {version}. Run the lines in this folder.
+by {command} of version {version}. Run the lines in this folder.
 
 {rows}
 
@@ -66,7 +66,7 @@ def format_usage(trained: OpenModel, is_plain: bool, tokenizers: Sequence[str]) 
         lines.append(f'{name} = AutoTokenizer.from_pretrained("{Path(".", folder)}")')
     lines.append(f'model = {auto}.from_pretrained(".")')
     if names and trained.head in ("causal_lm", "translation"):
-        most = "" if trained.translates else ", max_new_tokens=20"
+        most = "" if trained.head == "translation" else ", max_new_tokens=20"
         lines += [
             f'inputs = tokenizer(["{_PROMPT}"], return_tensors="pt")',
             f"written = model.generate(**inputs{most})",
@@ -82,7 +82,7 @@ def format_serving_usage(trained: OpenModel, tokenizers: Sequence[str]) -> str:
     engine, written = "Generator", "sequences"
     start = "<s>" if trained.settings.task.get("add_bos_token") else "</s>"
     call = f'generate_batch([["{start}", *pieces]], max_length=50, sampling_topk=10)'
-    if trained.translates:
+    if trained.head == "translation":
         engine, written = "Translator", "hypotheses"
         longest = min(LONGEST_TRANSLATION, trained.stacks["decoder"].max_positions() - 1)
         search = f"beam_size=5, max_decoding_length={longest}, return_end_token=True"
@@ -105,7 +105,7 @@ def write_card(
     """
     task = trained.settings.task
     labels = ModelCardData(
-        language=[task.source_lang, task.target_lang] if trained.translates else None,
+        language=[task.source_lang, task.target_lang] if trained.head == "translation" else None,
         library_name=library,
         pipeline_tag=_HEADS[trained.head][1],
         tags=["fairseq", "position-encoding"],
@@ -120,9 +120,9 @@ def write_card(
     ]
     text = _CARD.format(
         labels=labels.to_yaml(),
-        title=escape(trained.path.resolve().parent.name or trained.path.stem),
+        title=code(trained.path.resolve().parent.name or trained.path.stem),
         version=__version__,
-        file=escape(trained.path.name),
+        command=code(f"fairseq-posenc export --checkpoint {trained.path.name}"),
         rows=table(("", ""), rows, "l"),
         usage=usage,
         notes="\n".join(f"- {note}" for note in notes),

@@ -37,7 +37,7 @@ def run_export(options: argparse.Namespace) -> int:
     from fairseq_posenc.workbench.loading.open_model import open_model
 
     trained = open_model(options.checkpoint, options.data)
-    if not isinstance(trained.model, trained.family.model_class):
+    if None in trained.positions.values():
         raise UserError(
             f"--checkpoint {trained.path}: a {type(trained.model).__name__}, not a model of "
             "fairseq_posenc: start one from it with --finetune-from-model"

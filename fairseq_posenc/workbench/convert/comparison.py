@@ -9,7 +9,7 @@ from fairseq.data import Dictionary
 from torch import Tensor
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.loading.families import list_stacks
+from fairseq_posenc.workbench.loading.open_model import list_stacks
 
 TOLERANCE = 1e-5  # largest difference that rounding explains, as a share of the largest number
 _BOS, _PADDING = Dictionary().bos(), Dictionary().pad()  # `<s>` and `<pad>`
@@ -23,7 +23,7 @@ def draw_batch(model: Any, side: str) -> list[Tensor]:
     """
     generator = torch.Generator().manual_seed(1)
     batch = []
-    for _, stack in list_stacks(model):
+    for stack in list_stacks(model).values():
         longest = min(512, stack.assembly.dims.max_positions)
         symbols = stack.embed_tokens.num_embeddings
         tokens = torch.randint(SPECIAL_SYMBOLS, symbols, (3, longest), generator=generator)

@@ -113,7 +113,7 @@ def _compare_log_probs(trained: OpenModel, vocabularies: list[list[str]], folder
         expected = torch.cat([target, end])[:, None]
         ours.append(scores.log_softmax(-1).gather(1, expected)[:, 0])
         lines.append([[x[i] for i in ids] for x, ids in zip(vocabularies, sentences)])
-    if trained.translates:  # a maximum of 0: sentences are never cut
+    if trained.head == "translation":  # a maximum of 0: sentences are never cut
         sides = map(list, zip(*lines))
         results = ctranslate2.Translator(str(folder)).score_batch(*sides, max_input_length=0)
     else:
@@ -134,7 +134,7 @@ def build_specification(trained: OpenModel, vocabularies: list[list[str]], dtype
         dtype: ``float32``, ``float16`` or ``int8``.
     """
     stacks = {name: _build_stack(trained, stack) for name, stack in trained.stacks.items()}
-    if trained.translates:
+    if trained.head == "translation":
         specification: Any = transformer_spec.TransformerSpec(stacks["encoder"], stacks["decoder"])
         specification.register_source_vocabulary(vocabularies[0])
         specification.register_target_vocabulary(vocabularies[-1])
@@ -175,9 +175,9 @@ def _build_stack(trained: OpenModel, stack: Any) -> Any:
     table = F.pad(vectors, (0, 0, 1, 0))  # a row for padding, and those of positions
     copied.embed_positions = nn.Embedding.from_pretrained(table, padding_idx=0)
     if dims.causal:
-        style["with_encoder_attention"] = trained.translates
+        style["with_encoder_attention"] = trained.head == "translation"
         spec: Any = transformer_spec.TransformerDecoderSpec(len(stack.layers), **style)
-        if not trained.translates and any(x.bias is not None for x in terms):
+        if trained.head != "translation" and any(x.bias is not None for x in terms):
             # The only bias of a causal LM is ALiBi's, which CTranslate2 computes in all layers.
             spec.alibi = True
             terms = [Terms([x for x in of_layer if x is not of_layer.bias]) for of_layer in terms]
@@ -187,7 +187,7 @@ def _build_stack(trained: OpenModel, stack: Any) -> Any:
         encodings = stack.encodings.select(attention.kind).as_list()
         layer_spec.self_attention = _build_attention(encodings, layer_terms, dims)
     if dims.causal:  # fairseq's converter of CTranslate2 copies the weights that have no positions
-        converter.set_transformer_decoder(spec, copied, trained.translates)
+        converter.set_transformer_decoder(spec, copied, trained.head == "translation")
     else:
         converter.set_transformer_encoder(spec, copied)
     return spec

@@ -22,10 +22,7 @@ from fairseq_posenc.hf import set_positions
 from fairseq_posenc.hf.folders import load_model
 from fairseq_posenc.hf.settings import SPEC_FIELD, PositionSettings
 from fairseq_posenc.tasks.glue.criterion import HEAD
-from fairseq_posenc.workbench.convert.comparison import (
-    compare_with_transformers,
-    refuse_difference,
-)
+from fairseq_posenc.workbench.convert.comparison import compare_with_transformers, refuse_difference
 from fairseq_posenc.workbench.convert.stock_classes import (
     ACTIVATIONS,
     EPSILON,
@@ -38,15 +35,17 @@ from fairseq_posenc.workbench.loading.checkpoints import (
     refuse_unusable_settings,
     write_start_checkpoint,
 )
-from fairseq_posenc.workbench.loading.families import (
-    FAMILIES,
-    TaskKind,
+from fairseq_posenc.workbench.loading.open_model import (
     build_default_settings,
     build_model,
     list_stacks,
 )
 
 _FINE_TUNING = {"classes": "glue", "spans": "squad"}  # head of a fine-tuned model -> fairseq's task
+# Beginnings of architectures' names, and options for the number of positions, by family.
+_STEMS = {"masked_lm": "roberta", "causal_lm": "transformer_lm", "translation": "transformer"}
+_LENGTHS = {"masked_lm": ["max_positions"], "causal_lm": ["max_target_positions"]}
+_LENGTHS["translation"] = ["max_source_positions", "max_target_positions"]
 _PRETRAINING_HEAD = "encoder.lm_head."  # fine-tuned models of transformers do not have it
 _STACK = "encoder.sentence_encoder"  # of masked LMs
 
@@ -76,18 +75,18 @@ def import_folder(path: Path, out: Path) -> list[str]:
     if not hasattr(source.config, SPEC_FIELD):  # a stock folder
         set_positions(source, "own")  # its class's positions become ours, with our names
     config = source.config
-    family = next(family for family in FAMILIES if family.name == stock.family)
-    dictionaries = _load_dictionaries(path, config, family)
+    dictionaries = _load_dictionaries(path, config, stock.family)
     _fold_token_types(source, stock)
     parameters = dict(source.named_parameters(remove_duplicate=False))
-    options = {**_list_options(config, stock, family), **_list_ties(parameters, stock)}
-    task: dict[str, Any] = {"_name": _FINE_TUNING.get(head, family.task), "data": str(path)}
-    if family.name == "translation":
+    options = {**_list_options(config, stock), **_list_ties(parameters, stock)}
+    pretraining = "language_modeling" if head == "causal_lm" else stock.family
+    task: dict[str, Any] = {"_name": _FINE_TUNING.get(head, pretraining), "data": str(path)}
+    if stock.family == "translation":
         task["source_lang"], task["target_lang"] = getattr(config, "langs", None) or (None, None)
-    if family.name == "causal_lm":  # </s> begins texts, unless the model was trained with <s>
+    if stock.family == "causal_lm":  # </s> begins texts, unless the model was trained with <s>
         has_bos = config.bos_token_id != config.eos_token_id
         task["add_bos_token"] = options["add_bos_token"] = has_bos  # both read it
-    settings = dict(build_default_settings(options["_name"], task["_name"]))
+    settings = build_default_settings(options["_name"], task["_name"])
     defaults = settings["model"]  # a dictionary for causal LMs, else a Namespace
     options = {**(vars(defaults) if isinstance(defaults, Namespace) else defaults), **options}
     with refuse_unusable_settings(str(path)):
@@ -103,9 +102,9 @@ def import_folder(path: Path, out: Path) -> list[str]:
     for weight, parameter in stock.pair_weights(weights, source, path):
         weight.copy_(parameter)
     notes = []
-    for name, stack in list_stacks(model):
+    for name, stack in list_stacks(model).items():
         trained_length = config.max_position_embeddings
-        trained_length -= UNUSED_ROWS if family.name == "masked_lm" else 0
+        trained_length -= UNUSED_ROWS if stock.family == "masked_lm" else 0
         identity = stack.identity._replace(trained_length=trained_length)
         stack.set_extra_state(identity.to_tensor())  # its state dict then has this length
         notes.append(f"{name} {identity.describe()}")
@@ -132,17 +131,17 @@ def _find_stock_family(model: PreTrainedModel, path: Path) -> tuple[StockFamily,
     )
 
 
-def _list_options(config: PretrainedConfig, stock: StockFamily, family: TaskKind) -> dict[str, Any]:
+def _list_options(config: PretrainedConfig, stock: StockFamily) -> dict[str, Any]:
     """List fairseq's options of the model, except those that tie embeddings."""
     positions = PositionSettings.read(config)
     options = {
-        "_name": f"{family.stem}none",  # an architecture: `roberta_none`, ...
+        "_name": f"{_STEMS[stock.family]}_none",  # an architecture: `roberta_none`, ...
         "position_encoding": positions.spec,  # it overrides the architecture's
         "position_encoding_decoder": positions.decoder_spec,
         "attention_directions": positions.directions,
         **stock.computes,
         **{option: getattr(config, field) for option, field in stock.options.items()},
-        **dict.fromkeys(family.length_options.values(), positions.max_positions),
+        **dict.fromkeys(_LENGTHS[stock.family], positions.max_positions),
         "no_scale_embedding": not getattr(config, "scale_embedding", False),
     }
     fairseq_names = {name: fairseq_name for fairseq_name, name in ACTIVATIONS.items()}
@@ -172,10 +171,10 @@ def _list_ties(parameters: dict[str, nn.Parameter], stock: StockFamily) -> dict[
     return options
 
 
-def _load_dictionaries(path: Path, config: PretrainedConfig, family: TaskKind) -> list[Dictionary]:
+def _load_dictionaries(path: Path, config: PretrainedConfig, family: str) -> list[Dictionary]:
     """Load the dictionaries of a folder, the source's first; use placeholders where it has none."""
     sizes = {DICTIONARY: config.vocab_size}  # path in the folder -> symbols
-    if family.name == "translation":
+    if family == "translation":
         source, target = getattr(config, "langs", None) or ("source", "target")
         decoder_size = getattr(config, "decoder_vocab_size", config.vocab_size)
         sizes = {f"dict.{source}.txt": config.vocab_size, f"dict.{target}.txt": decoder_size}
@@ -186,7 +185,7 @@ def _load_dictionaries(path: Path, config: PretrainedConfig, family: TaskKind) -
         if not (path / name).is_file():
             dictionaries.append(Placeholders(size))
             continue
-        dictionaries.append(load_dictionary(path / name, mask=family.name == "masked_lm"))
+        dictionaries.append(load_dictionary(path / name, mask=family == "masked_lm"))
         if len(dictionaries[-1]) != size:
             count = len(dictionaries[-1])
             raise UserError(f"{path / name}: has {count:,} symbols, and the model {size:,}")

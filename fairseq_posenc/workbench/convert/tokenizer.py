@@ -20,8 +20,7 @@ from transformers import PreTrainedTokenizerFast
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.folders import REQUEST
-from fairseq_posenc.tokens.symbols import SPACE
-from fairseq_posenc.tokens.tokenizer import ENCODER_JSON, MERGES, PIECES
+from fairseq_posenc.tokens.tokenizer import ENCODER_JSON, MERGES, PIECES, SPACE
 from fairseq_posenc.workbench.loading.open_model import OpenModel
 
 # lstrip: as in fairseq's fill_mask, the token includes the space before it.
@@ -76,14 +75,14 @@ def build_tokenizers(trained: OpenModel, tokens: Optional[str]) -> list[Tokenize
         return []
     # Special tokens around a sentence and around a pair, as fairseq's tasks add them.
     single, pair = "$A </s>", "$A $B </s>"
-    if trained.family.name == "masked_lm":
+    if trained.family == "masked_lm":
         single, pair = "<s> $A </s>", "<s> $A </s> </s> $B </s>"
-    elif trained.family.name == "causal_lm":
+    elif trained.family == "causal_lm":
         start = "<s>" if trained.settings.task.get("add_bos_token") else "</s>"
         single, pair = f"{start} $A", f"{start} $A $B"
     tokenizers = []
     for name, dictionary in trained.dictionaries.items():
-        language = name.split(".")[1] if trained.translates else ""  # of `dict.de.txt`
+        language = name.split(".")[1] if trained.head == "translation" else ""  # of `dict.de.txt`
         tokenization = find_tokenization(tokens, trained.data, language)
         tokenizer = build_tokenizer(tokenization, dictionary)
         ids = [(symbol, dictionary.index(symbol)) for symbol in ("<s>", "</s>")]
@@ -142,7 +141,7 @@ def write_tokenizers(trained: OpenModel, tokenizers: list[Tokenizer], folder: Pa
             pad_token="<pad>",
             mask_token=_MASK if tokenizer.token_to_id("<mask>") is not None else None,
             model_max_length=min(stack.max_positions() for stack in trained.stacks.values()),
-            padding_side="left" if trained.family.name == "causal_lm" else "right",
+            padding_side="left" if trained.family == "causal_lm" else "right",
             model_input_names=["input_ids", "attention_mask"],
             clean_up_tokenization_spaces=False,
         ).save_pretrained(folder / name)

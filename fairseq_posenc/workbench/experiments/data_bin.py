@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from fairseq_posenc.folders import Request, checksum, is_made, whole_folder
-from fairseq_posenc.tokens.pieces import Pieces, learn_pieces
+from fairseq_posenc.tokens.subwords import Pieces, learn_pieces
 from fairseq_posenc.version import __version__
 from fairseq_posenc.workbench.experiments import corpus
 from fairseq_posenc.workbench.experiments.corpus import Document, count_words

@@ -21,8 +21,7 @@ from fairseq_posenc.host.explanations import parse_stop_update
 from fairseq_posenc.position_parameters import is_position_parameter
 from fairseq_posenc.workbench.loading.checkpoints import updates_done
 from fairseq_posenc.workbench.running.logs import TRAIN_LOG, Curve, read_curve_file
-from fairseq_posenc.workbench.running.pool import Environment
-from fairseq_posenc.workbench.running.programs import run_logged
+from fairseq_posenc.workbench.running.programs import Environment, run_logged
 from fairseq_posenc.workbench.running.progress import bar, say
 
 POINTS = 10  # validations of a training, each with a checkpoint

@@ -26,8 +26,7 @@ from fairseq_posenc.workbench.loading.checkpoints import updates_done
 from fairseq_posenc.workbench.loading.pretrained import Pretrained
 from fairseq_posenc.workbench.running.devices import choose_device
 from fairseq_posenc.workbench.running.logs import TRAIN_LOG, parse_line
-from fairseq_posenc.workbench.running.pool import Environment
-from fairseq_posenc.workbench.running.programs import run_logged
+from fairseq_posenc.workbench.running.programs import Environment, run_logged
 from fairseq_posenc.workbench.running.progress import say
 
 # What an override raises in hydra and omegaconf, and a value of a wrong type where it is used.

@@ -24,8 +24,8 @@ State = dict[str, Any]  # the content of a checkpoint
 def load_state(path: Path, option: str) -> State:
     """Load a checkpoint, with its settings upgraded to those of this fairseq.
 
-    Tensors are mapped into memory, so only those in use are read: two thirds of a file are the
-    optimizer's state. Settings that name other files are set to None: those files may be gone.
+    Weights are mapped into memory, so only those in use are read; the optimizer's state is left
+    out. Settings that name other files are set to None: those files may be gone.
 
     Args:
         path: the checkpoint.
@@ -38,14 +38,19 @@ def load_state(path: Path, option: str) -> State:
         raise UserError(f"{option} {path}: {_explain_folder(path)}")
     if not path.is_file():
         raise UserError(f"{option} {path}: no such file")
-    with open_checkpoint(path, option) as state, warnings.catch_warnings():
+    with (
+        open_checkpoint(path, option) as state,
+        tempfile.TemporaryDirectory() as folder,
+        warnings.catch_warnings(),
+    ):
         warnings.simplefilter("ignore")  # hydra warns about fairseq's configuration
         forget_files(state)
         refuse_incomplete(state)
-        # The tensors are left out, because the upgrade writes everything else to a file.
-        upgraded = _upgrade_settings({**state, "last_optimizer_state": None, "model": {}})
-        optimizer = state.get("last_optimizer_state")
-        upgraded.update(model=state["model"], last_optimizer_state=optimizer)
+        # fairseq upgrades what it reads from a file; the tensors are not written to it.
+        settings = Path(folder, "settings.pt")
+        torch.save({**state, "last_optimizer_state": None, "model": {}}, settings)
+        upgraded: State = checkpoint_utils.load_checkpoint_to_cpu(str(settings))
+        upgraded["model"] = state["model"]
         # If a section is missing, the error of this line becomes that of `open_checkpoint`.
         _ = upgraded["cfg"].model, upgraded["cfg"].task
     return upgraded
@@ -60,18 +65,9 @@ def _explain_folder(folder: Path) -> str:
     return "a folder without a checkpoint (*.pt), and without the config.json of transformers"
 
 
-def _upgrade_settings(state: State) -> State:
-    """Upgrade the settings by fairseq's function, which reads them from a file."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "settings.pt")
-        torch.save(state, path)
-        upgraded: State = checkpoint_utils.load_checkpoint_to_cpu(str(path))
-    return upgraded
-
-
 @contextmanager
 def refuse_unusable_settings(label: str) -> Iterator[None]:
-    """Turn errors that fairseq raises while it builds something from settings into one line.
+    """Turn errors of building something from settings into one line with the checkpoint's name.
 
     Args:
         label: names the checkpoint in messages.
@@ -79,10 +75,7 @@ def refuse_unusable_settings(label: str) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        # Messages of `fairseq_posenc.checkpoints` begin like this, without the file's name.
-        if str(error).startswith("the checkpoint"):
-            raise UserError(f"{label}: {error}") from error
-        raise
+        raise UserError(f"{label}: {error}") from error
     except BUILD_ERRORS as error:
         reason = quote_error(error)
         raise UserError(f"{label}: no model can be built of its settings: {reason}") from error
@@ -100,20 +93,11 @@ def write_start_checkpoint(settings: dict[str, Any], weights: dict[str, Tensor],
 
     fairseq looks up all these keys when it loads a checkpoint, so those without content are there.
     """
-    before_training = {
-        "criterion_name": "",
-        "optimizer_name": "",
-        "lr_scheduler_state": {},
-        "num_updates": 0,
-    }
     state = {
-        "args": None,
         "cfg": settings,
         "model": weights,
-        "criterion": None,
-        "optimizer_history": [before_training],
+        "optimizer_history": [{"lr_scheduler_state": {}, "num_updates": 0}],
         "last_optimizer_state": None,
-        "task_state": {},
         "extra_state": {"train_iterator": {"epoch": 1, "iterations_in_epoch": 0, "shuffle": True}},
     }
     write_state(state, out)

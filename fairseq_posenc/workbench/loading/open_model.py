@@ -1,40 +1,238 @@
-"""Opens a trained model of any family, ours or fairseq's, with its task and dictionaries."""
+"""Opens a trained model of one of three families, ours or fairseq's, with task and dictionaries."""
 
+import warnings
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple, Optional
 
-from fairseq import checkpoint_utils
-from fairseq.data import Dictionary
+from fairseq import checkpoint_utils, options
+from fairseq import tasks as fairseq_tasks
+from fairseq.data import Dictionary, data_utils
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf, overwrite_args_by_name
+from fairseq.models import ARCH_MODEL_REGISTRY
+from fairseq.models.roberta import RobertaModel
+from fairseq.models.transformer import TransformerModel
+from fairseq.models.transformer_lm import TransformerLanguageModel
+from fairseq.tasks import TASK_REGISTRY
+from fairseq.tasks.translation import TranslationTask
+from fairseq.utils import split_paths
+from omegaconf import OmegaConf
 from torch import Tensor
 
+from fairseq_posenc.checkpoints.dictionary import DICTIONARY, fingerprint, load_dictionary
 from fairseq_posenc.checkpoints.weights import refuse_broken_weights
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.loading import families
+from fairseq_posenc.identity import Identity, is_identity
+from fairseq_posenc.tokens.subwords import GPT2, PieceEncoder, Pieces, Tokenizer
+from fairseq_posenc.tokens.tokenizer import ENCODER_JSON, MERGES, PIECES
 from fairseq_posenc.workbench.loading.checkpoints import State, load_state, refuse_unusable_settings
-from fairseq_posenc.workbench.loading.dictionaries import open_task
-from fairseq_posenc.workbench.loading.families import TaskKind
+
+# fairseq's classes by family; ours are derived from them.
+STOCK_CLASSES = {
+    "masked_lm": RobertaModel,
+    "causal_lm": TransformerLanguageModel,
+    "translation": TransformerModel,
+}
 
 
-class OpenModel(NamedTuple):
-    """A trained model and what it was trained with."""
+def find_family(arch: Optional[str]) -> Optional[str]:
+    """Find the family of an architecture, ours or fairseq's; None if it is in no family."""
+    cls = ARCH_MODEL_REGISTRY.get(arch, object)  # the model class
+    return next((name for name, stock in STOCK_CLASSES.items() if issubclass(cls, stock)), None)
+
+
+def list_stacks(model: Any) -> dict[str, Any]:
+    """List the stacks of a model by name, ``encoder`` and ``decoder``."""
+    return {
+        side: getattr(stack, "sentence_encoder", stack)  # RoBERTa's encoder contains its stack
+        for side in ("encoder", "decoder")
+        if (stack := getattr(model, side, None)) is not None
+    }
+
+
+def build_default_settings(arch: str, task: str) -> dict[str, Any]:
+    """Build fairseq's default configuration of a training, as a dictionary of sections.
+
+    The section ``model`` is a dictionary if the model has a dataclass, else a Namespace.
+    """
+    words = [".", "--task", task, "--arch", arch]  # the folder of the data is not read
+    if task == "translation":
+        words += ["--source-lang", "src", "--target-lang", "tgt"]
+    args = options.parse_args_and_arch(options.get_training_parser(task), words)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # hydra warns about fairseq's configuration
+        config = convert_namespace_to_omegaconf(args)
+    return dict(OmegaConf.to_container(config, resolve=True, enum_to_str=True))  # type: ignore
+
+
+def build_model(
+    values: dict[str, Any], dictionaries: Sequence[Dictionary], task_options: Mapping[str, Any]
+) -> Any:
+    """Build a model with new parameters, without data.
+
+    Args:
+        values: all options of the model; ``_name`` is its architecture.
+        dictionaries: those of its text, the source's first.
+        task_options: options of its task.
+    """
+    task = SimpleNamespace(  # all that models read of a task while they are built
+        source_dictionary=dictionaries[0],
+        target_dictionary=dictionaries[-1],  # the source's where there is only one
+        cfg=Namespace(**task_options),
+    )
+    args = Namespace(**deepcopy(values))  # a copy, because fairseq changes it
+    return ARCH_MODEL_REGISTRY[values["_name"]].build_model(args, task)
+
+
+class TrainedDictionary(NamedTuple):
+    """What a checkpoint records about a dictionary of its training."""
+
+    checkpoint: Path
+    size: Optional[int]  # number of symbols; None without token embeddings
+    fingerprint: Optional[str]  # hash of its symbols; None in checkpoints of fairseq
+    file: Optional[Path]  # the file that the training read, which may be gone; None if unknown
+
+    def check(self, file: Path, dictionary: Dictionary, advice: str) -> None:
+        """Refuse a dictionary that differs from that of the training.
+
+        Args:
+            file: file of the dictionary.
+            dictionary: its content.
+            advice: ends the message.
+        """
+        masked = "<mask>" in dictionary  # some tasks add it after loading
+        if self.size is not None and self.size != len(dictionary):
+            raise UserError(
+                f"{file} has {len(dictionary):,} symbols{' with <mask>' if masked else ''}, but "
+                f"{self.checkpoint} has {self.size:,}; {advice}"
+            )
+        trained = self.fingerprint  # else that of the training's file, if it is still in its place
+        if trained is None and self.file and self.file.is_file():
+            trained = fingerprint(load_dictionary(self.file, mask=masked))
+        if trained is not None and trained != fingerprint(dictionary):
+            raise UserError(
+                f"{file} has other symbols, or in another order, than the dictionary that "
+                f"{self.checkpoint} was trained with; {advice}"
+            )
+
+
+@dataclass(frozen=True)
+class OpenTask:
+    """The task of a trained model, set up on its data."""
 
     path: Path  # the checkpoint
-    family: TaskKind
-    model: Any  # of fairseq or of ours; float32, eval mode, on the CPU
-    task: Any  # fairseq's task, with the dictionaries
-    state: State  # content of the checkpoint, with upgraded settings
+    task: Any  # fairseq's task
+    settings: Any  # configuration of the training, with the data and languages of the task
     data: Path  # the data-bin, with the dictionaries and the tokenizer's files
     dictionaries: dict[str, Dictionary]  # file name -> dictionary; the source's is the first
 
+
+def translates(settings: Any) -> bool:
+    """Check whether the settings of a task are those of a translation."""
+    return issubclass(TASK_REGISTRY.get(settings.get("_name"), object), TranslationTask)
+
+
+def open_task(path: Path, state: State, data: Optional[Path] = None) -> OpenTask:
+    """Set up the task of a checkpoint.
+
+    Args:
+        path: the checkpoint.
+        state: its content.
+        data: folder with the dictionaries; by default the one of the training.
+
+    Raises:
+        UserError: the folder or a dictionary is missing, or is not that of the training.
+    """
+    settings = deepcopy(state["cfg"])
+    trained_folder = Path(split_paths(str(settings.task.get("data")))[0])  # its first shard
+    folder = data or trained_folder
+    if not folder.is_dir():
+        why = "" if data else f": {path} was trained on it; name its new place with --data"
+        raise UserError(f"--data {folder}: no such folder{why}")
+    if translates(settings.task):
+        pair = settings.task.source_lang, settings.task.target_lang
+        if not all(pair):
+            pair = data_utils.infer_language_pair(str(folder))
+        if None in pair:
+            raise UserError(
+                f"--data {folder}: has no files of a language pair, such as test.fr-en.fr"
+            )
+        settings.task.source_lang, settings.task.target_lang = pair
+        files = [f"dict.{language}.txt" for language in pair]
+    else:
+        is_glue = (folder / "input0").is_dir()  # `input0` has the first sentence of each example
+        files = [f"input0/{DICTIONARY}" if is_glue else DICTIONARY]
+    for name in files:
+        if not (folder / name).is_file():
+            raise UserError(
+                f"--data {folder}: holds no {name}; name the folder that {path} was trained on, "
+                "or a copy of its dictionaries and tokenizer"
+            )
+    # The training may have had --init-positions. Here, it would replace positions that the
+    # checkpoint lacks by new ones, and so hide a wrong spec or a damaged file.
+    overwrite_args_by_name(settings, {"data": str(folder), "init_positions": False})
+    task = fairseq_tasks.setup_task(settings.task)
+    # `files` has the source's first. If it is alone, `zip` leaves out the target's dictionary: the
+    # same one, or one of labels.
+    dictionaries = dict(zip(files, (task.source_dictionary, task.target_dictionary)))
+    prefixes = ("encoder.", "decoder.") if len(files) > 1 else ("",)
+    advice = "--data must have the dictionary that the model was trained with"
+    for name, prefix in zip(files, prefixes):
+        trained = read_trained_dictionary(state["model"], path, trained_folder / name, prefix)
+        trained.check(folder / name, dictionaries[name], advice)
+    return OpenTask(path, task, settings, folder, dictionaries)
+
+
+def read_trained_dictionary(
+    weights: dict[str, Tensor], path: Path, file: Optional[Path], prefix: str = ""
+) -> TrainedDictionary:
+    """Read what a checkpoint records about a dictionary.
+
+    Args:
+        weights: its weights, by name.
+        path: the checkpoint.
+        file: the dictionary's file, which the training read.
+        prefix: beginning of the names of the weights of the stack that reads its symbols.
+    """
+    names = [name for name in weights if name.startswith(prefix)]
+    # A row for each symbol.
+    size = next((weights[x].size(0) for x in names if x.endswith("embed_tokens.weight")), None)
+    known = None
+    for name in filter(is_identity, names):  # the tensor in which our stacks keep their settings
+        known = Identity.from_tensor(weights[name]).weight_settings.dictionary
+    return TrainedDictionary(path, size, known, file)
+
+
+def load_tokenizer(folder: Path, dictionary: Dictionary) -> Tokenizer:
+    """Load the tokenizer whose files are in a folder; refuse a folder without them."""
+    if (folder / PIECES).exists():
+        return PieceEncoder(Pieces(folder / PIECES), dictionary)
+    if (folder / ENCODER_JSON).exists():
+        return GPT2(folder / ENCODER_JSON, folder / MERGES, dictionary)
+    raise UserError(f"{folder}: holds neither {PIECES} nor {ENCODER_JSON} and {MERGES}")
+
+
+@dataclass(frozen=True)
+class OpenModel(OpenTask):
+    """A trained model and what it was trained with."""
+
+    family: str  # one of `STOCK_CLASSES`
+    model: Any  # of fairseq or of ours; float32, eval mode, on the CPU
+    state: State  # content of the checkpoint
+
     @property
-    def settings(self) -> Any:
-        """The configuration of the training, in the form of fairseq."""
-        return self.state["cfg"]
+    def title(self) -> str:
+        """Name of the family in messages."""
+        return self.family.replace("_lm", " LM")
 
     @property
     def stacks(self) -> dict[str, Any]:
         """The stacks by name, ``encoder`` and ``decoder``."""
-        return dict(families.list_stacks(self.model))
+        return list_stacks(self.model)
 
     @property
     def positions(self) -> dict[str, Optional[str]]:
@@ -47,31 +245,17 @@ class OpenModel(NamedTuple):
     @property
     def head(self) -> str:
         """The head of a model of ours: ``spans``, ``classes``, or the name of its family."""
-        if self.family.name != "masked_lm":
-            return self.family.name
+        if self.family != "masked_lm":
+            return self.family
         if self.model.span_head is not None:  # an attribute of our RoBERTa only
             return "spans"
         return "classes" if self.model.classification_heads else "masked_lm"
 
     @property
-    def translates(self) -> bool:
-        """Whether it is a translation model."""
-        return self.family.name == "translation"
-
-    @property
     def ties_embeddings(self) -> bool:
         """Whether the output embeddings are those of the input."""
-        if self.family.name == "masked_lm":
-            encoder = self.model.encoder
-            return encoder.lm_head.weight is encoder.sentence_encoder.embed_tokens.weight
-        decoder = self.model.decoder
-        return decoder.output_projection.weight is decoder.embed_tokens.weight
-
-    @property
-    def weights(self) -> dict[str, Tensor]:
-        """The weights by fairseq's names, tied ones under each; other entries are left out."""
-        state: dict[str, Tensor] = self.model.state_dict()
-        return {name: state[name] for name in state if not name.endswith(families.NOT_WEIGHTS)}
+        outputs = {"encoder.lm_head.weight", "decoder.output_projection.weight"}
+        return outputs.isdisjoint(dict(self.model.named_parameters()))  # has tied ones once
 
 
 def open_model(
@@ -94,22 +278,20 @@ def open_model(
             infinite, or a dictionary is missing or is not that of the training.
     """
     state = state or load_state(path, option)
-    arch = families.read_architecture(state["cfg"].model)
-    family = families.find_family(arch, stock=True)
+    arch = getattr(state["cfg"].model, "_name", None)
+    family = find_family(arch)
     if family is None:
-        titles = ", ".join(known.title for known in families.FAMILIES)
-        raise UserError(f"{option} {path}: a model of the kind {arch}; this command reads {titles}")
+        families = ", ".join(STOCK_CLASSES)
+        raise UserError(
+            f"{option} {path}: a model of the kind {arch}; this command reads {families}"
+        )
     with refuse_unusable_settings(f"{option} {path}"):
         opened = open_task(path, state, data)
         # `args` is the old form of the settings; fairseq would prefer it to `cfg`.
         state = {**state, "cfg": opened.settings, "args": None}
-        try:
-            (model,), _ = checkpoint_utils.load_model_ensemble(
-                [str(path)], task=opened.task, state=state
-            )
-            # Our models check this while they are loaded; fairseq's models do not.
-            refuse_broken_weights(state["model"], model.state_dict())
-        except UserError as error:
-            raise UserError(f"{option} {path}: {error}") from error
-    model = model.float().eval()
-    return OpenModel(path, family, model, opened.task, state, opened.data, opened.dictionaries)
+        (model,), _ = checkpoint_utils.load_model_ensemble(
+            [str(path)], task=opened.task, state=state
+        )
+        # Our models check this while they are loaded; fairseq's models do not.
+        refuse_broken_weights(state["model"], model.state_dict())
+    return OpenModel(**vars(opened), family=family, model=model.float().eval(), state=state)

@@ -1,7 +1,6 @@
 """``fairseq-posenc plot`` draws position encodings; ``inspect`` writes a page of attention.
 
-Each kind of picture is a subcommand, such as ``plot table``. ``Any`` is matplotlib's Figure:
-matplotlib is optional.
+Each kind of picture is a subcommand, such as ``plot table``. ``Any`` is matplotlib's Figure.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fairseq_posenc.errors import UserError, how_to_install
+from fairseq_posenc.errors import UserError
 from fairseq_posenc.files import refuse_bad_place, write_whole
 from fairseq_posenc.workbench.plots import figures
 from fairseq_posenc.workbench.plots.inspection import STACKS, TextAttention, render_page
@@ -68,8 +67,6 @@ def run_plot(args: argparse.Namespace) -> int:
     if args.out.suffix not in (".png", ".svg"):
         raise UserError(f"--out {args.out}: name a file that ends in .png or .svg")
     refuse_bad_place(args.out, "--out")
-    if not pictures.can_draw():
-        raise UserError(f"pictures need matplotlib: {how_to_install('plot')}")
     draw, _ = KINDS[args.kind]
     figure = draw(_find_subject(args)) if draw else _draw_attention(args)
     pictures.save(figure, args.out)

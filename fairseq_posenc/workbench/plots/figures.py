@@ -6,6 +6,7 @@ stands for matplotlib's Figure and Axes, which is optional.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterator, Sequence
 from itertools import product
@@ -40,9 +41,8 @@ def new_page(count: int, title: str, columns: int, height: float) -> tuple[Any, 
     if count > _MAX_PANELS:
         raise UserError(f"{count} panels are too many for a picture: choose --layer, --head")
     columns = min(columns, count)
-    panel = WIDTH / columns, height
-    # The margin is for the title.
-    figure, panels = pictures.new_panels(count, columns, panel, margin=(0.0, 0.6), dpi=100)
+    size = WIDTH, math.ceil(count / columns) * height + 0.6  # the margin is for the title
+    figure, panels = pictures.new_panels(count, columns, size, dpi=100)
     figure.suptitle(fill(title, 85), fontsize=11, x=0.01, ha="left")
     for axes in panels:
         axes.tick_params(labelsize=8, length=0, colors=GREY)

@@ -14,12 +14,10 @@ from torch import Tensor
 
 from fairseq_posenc.errors import UserError, shortened
 from fairseq_posenc.folders import checksum
-from fairseq_posenc.tokens.pieces import PieceEncoder, Pieces
-from fairseq_posenc.tokens.symbols import SPACE
-from fairseq_posenc.tokens.tokenizer import ENCODER_JSON, PIECES, Tokenizer
+from fairseq_posenc.tokens.subwords import PieceEncoder, Pieces, Tokenizer
+from fairseq_posenc.tokens.tokenizer import ENCODER_JSON, PIECES, SPACE
 from fairseq_posenc.transformer.capture_attention import capture_attention
-from fairseq_posenc.workbench.loading.dictionaries import load_tokenizer
-from fairseq_posenc.workbench.loading.open_model import OpenModel
+from fairseq_posenc.workbench.loading.open_model import OpenModel, load_tokenizer
 from fairseq_posenc.workbench.plots.inspection import TextAttention
 
 Token = tuple[int, str]  # the number in the dictionary, and the text
@@ -37,27 +35,27 @@ def read_with_checkpoint(opened: OpenModel, text: str, target: str | None = None
     """
     task = opened.task
     symbols = task.source_dictionary
-    language = task.cfg.source_lang if opened.translates else None
+    language = task.cfg.source_lang if opened.family == "translation" else None
     tokens = tokenize(text, "--text", opened.data, symbols, language)
     begin, end = label_tokens([symbols.bos(), symbols.eos()], symbols)
-    if opened.translates:
+    if opened.family == "translation":
         texts = {"encoder": [*tokens, end]}
         source = _make_batch(opened, "encoder", texts["encoder"])
         texts["decoder"] = [end, *_translate(opened, source, target)]
     elif target is not None:
-        raise UserError(f"--target is for translation; {opened.path} is a {opened.family.title}")
-    elif opened.family.name == "causal_lm":
+        raise UserError(f"--target is for translation; {opened.path} is a {opened.title}")
+    elif opened.family == "causal_lm":
         # Without its option, fairseq's language models read </s> before a text.
         texts = {"decoder": [begin if task.args.add_bos_token else end, *tokens]}
     else:
         texts = {"encoder": [begin, *tokens, end]}
     inputs = [_make_batch(opened, stack, read) for stack, read in texts.items()]
-    if opened.translates:
+    if opened.family == "translation":
         inputs.insert(1, torch.tensor([inputs[0].size(1)]))  # `src_lengths`
     with _errors_name_checkpoint(opened):
         captured = capture_attention(opened.model, lambda: opened.model(*inputs))
     labels = {stack: [label for _, label in read] for stack, read in texts.items()}
-    path, family = opened.path, opened.family.title
+    path, family = opened.path, opened.title
     return TextAttention(path, checksum(path), family, opened.positions, labels, captured)
 
 

@@ -80,11 +80,10 @@ def run(args: argparse.Namespace) -> int:
         text = format_tables(tables)
         Record("curves", tables, data, command=own_command()).write(args.out / "curves.json")
         print(text)
-        drawn = _draw_pictures(trainings, args.updates, args.out) if pictures.can_draw() else {}
+        drawn = _draw_pictures(trainings, args.updates, args.out)
         text += "".join(f"\n![{title}]({file})\n" for file, title in drawn.items())
         write_whole(args.out / "curves.md", text)
-        reason = "" if pictures.can_draw() else " (pictures need matplotlib)"
-        say(f"tables and {len(drawn)} pictures{reason}: {args.out}")
+        say(f"tables and {len(drawn)} pictures: {args.out}")
     return 0
 
 
@@ -114,7 +113,7 @@ def _describe_curve(curve: Curve) -> dict[str, Any]:
     """Compute the figures of a curve; None for those that it does not have."""
     best, stages = curve.best, find_stages(curve)
     diverged_at = next((entry.updates for entry in curve.entries if not entry.is_finite), None)
-    ends = (*stages, stages.plateau_length) if stages else [None] * len(_STAGES)  # as in _STAGES
+    ends = (*stages, stages.plateau - stages.start) if stages else [None] * len(_STAGES)
     return {
         "updates": curve.entries[-1].updates,
         "best_at": best.updates if best.is_finite else None,

@@ -173,7 +173,8 @@ def _format_row(row: Result, columns: Iterable[str]) -> list[str]:
         markdown.format_number(row.figures.get(name), _DIGITS.get(name, 2)) for name in columns
     ]
     path = markdown.code(row.path) if row.path else ""
-    return [markdown.escape(row.model), markdown.code(row.encoding), *figures, path]
+    model = markdown.code(row.model) if row.path else row.model  # without a path, a mean over seeds
+    return [model, markdown.code(row.encoding), *figures, path]
 
 
 def _average_seeds(rows: Iterable[Result]) -> Iterator[Result]:

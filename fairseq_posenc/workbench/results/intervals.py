@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import combinations
 from typing import NamedTuple
 
+from scipy.special import stdtrit
+
 LEVEL = 0.95
 LEAST_SEEDS = 3  # fewest seeds for an interval: for two, the factor of Student's t is 12.7
 INTERVAL_NOTE = f"Student's t, {LEVEL:.0%}, over the seeds"
@@ -41,10 +43,8 @@ class Interval(NamedTuple):
 
     def show(self, digits: int) -> str:
         """Format the mean and, if they are finite, the bounds."""
-        mean = f"{self.mean:,.{digits}f}"
-        if not self.is_bounded:
-            return mean
-        return f"{mean} ({self.low:,.{digits}f} to {self.high:,.{digits}f})"
+        bounds = f" ({self.low:,.{digits}f} to {self.high:,.{digits}f})" if self.is_bounded else ""
+        return f"{self.mean:,.{digits}f}{bounds}"
 
 
 def interval(values: Iterable[float]) -> Interval:
@@ -53,19 +53,14 @@ def interval(values: Iterable[float]) -> Interval:
     mean = statistics.fmean(sample)
     if len(sample) < LEAST_SEEDS or not math.isfinite(mean):
         return Interval(mean, -math.inf, math.inf)
-
-    from scipy import stats  # takes a second to import
-
-    factor = float(stats.t.ppf((1 + LEVEL) / 2, len(sample) - 1))
+    factor = float(stdtrit(len(sample) - 1, (1 + LEVEL) / 2))  # of Student's t distribution
     reach = factor * statistics.stdev(sample) / math.sqrt(len(sample))
     return Interval(mean, mean - reach, mean + reach)
 
 
 def interval_of_perplexity(values: Iterable[float]) -> Interval:
     """Compute the perplexity of the mean loss, with the interval of that perplexity."""
-    loss = interval(map(math.log, values))
-    low = math.exp(loss.low) if loss.is_bounded else -math.inf  # exp(-inf) = 0: no bound
-    return Interval(_exp(loss.mean), low, _exp(loss.high))
+    return Interval(*map(_exp, interval(map(math.log, values))))
 
 
 def average_lines(
@@ -81,8 +76,8 @@ def average_lines(
 
 
 def _exp(value: float) -> float:
-    """Compute an exponential; that of a huge finite loss stays finite, as it is a real bound."""
-    return value if value == math.inf else math.exp(min(value, 700.0))  # exp(710) would raise
+    """Compute an exponential: finite for a huge finite loss, infinite where there is no bound."""
+    return value if math.isinf(value) else math.exp(min(value, 700.0))  # exp(710) would raise
 
 
 class PairedDifference(NamedTuple):
@@ -97,24 +92,20 @@ class PairedDifference(NamedTuple):
 def compare(first: Values, other: Values) -> PairedDifference:
     """Compute ``log first - log other`` over the seeds with a finite perplexity of both."""
     shared = first.keys() & other.keys()
-    scaled = [(math.log(first[seed]), math.log(other[seed])) for seed in shared]
-    changes = [a - b for a, b in scaled if math.isfinite(a) and math.isfinite(b)]
+    changes = [math.log(first[seed]) - math.log(other[seed]) for seed in shared]
+    changes = list(filter(math.isfinite, changes))
     mean = interval(changes or [math.nan])
     return PairedDifference(len(changes), mean, _compute_p_value(changes))
 
 
 def compare_all(samples: Mapping[str, Values]) -> dict[Pair, PairedDifference]:
-    """Compare the perplexities of all pairs of models, starting with the pairs of the best one.
+    """Compare the perplexities of all pairs of models, which come with the best mean first.
 
     Holm's correction counts all pairs with enough seeds for a test.
     """
-    mean_losses = {
-        name: statistics.fmean(map(math.log, values.values())) for name, values in samples.items()
-    }
-    ranked = sorted(samples, key=lambda name: (math.isnan(mean_losses[name]), mean_losses[name]))
     differences = {
         (better, other): compare(samples[better], samples[other])
-        for better, other in combinations(ranked, 2)
+        for better, other in combinations(samples, 2)
     }
     judged = [pair for pair, difference in differences.items() if difference.seeds >= LEAST_SEEDS]
     largest = 0.0  # a corrected p-value is never below that of a smaller p-value
@@ -130,7 +121,6 @@ def _compute_p_value(changes: Sequence[float]) -> float:
         return math.nan
     if not statistics.stdev(changes):  # all changes are equal, and the test would divide by 0
         return 0.0 if any(changes) else 1.0
-
     from scipy import stats  # takes a second to import
 
     with warnings.catch_warnings():

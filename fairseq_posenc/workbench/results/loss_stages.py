@@ -30,11 +30,6 @@ class LossStages(NamedTuple):
     plateau: int  # end of the plateau: the dive begins
     dive: int  # end of the dive: convergence begins, and lasts until the end
 
-    @property
-    def plateau_length(self) -> int:
-        """Number of updates on the plateau."""
-        return self.plateau - self.start
-
 
 class Segment(NamedTuple):
     """A line segment of the fitted loss."""
@@ -64,8 +59,7 @@ def smooth_losses(curve: Curve) -> list[tuple[int, float]]:
 
 def last_loss(curve: Curve) -> float | None:
     """Return the last finite training loss in nats; None if no loss is finite."""
-    points = training_points(curve)
-    return points[-1][1] if points else None
+    return next((loss for _, loss in reversed(training_points(curve))), None)
 
 
 def training_points(curve: Curve) -> list[tuple[int, float]]:
@@ -139,23 +133,18 @@ def _find_best_cuts(x: np.ndarray, y: np.ndarray) -> list[int]:
     count = len(x)
     sums = np.pad(np.cumsum([x, y, x * x, x * y, y * y], axis=1), ((0, 0), (1, 0)))
     # For the first n points: the lowest cost of any cuts, and where the last segment then begins.
-    lowest = np.full(count + 1, np.inf)
+    lowest = np.array([0] + [np.inf] * count)
     begin_of = [0] * (count + 1)
-    lowest[0] = 0
     for end in range(_MIN_LINES, count + 1):
         begins = np.arange(end - _MIN_LINES + 1)
-        errors = _compute_errors(sums[:, end, None] - sums[:, begins], end - begins)
-        costs = lowest[begins] + errors
+        n = end - begins
+        sum_x, sum_y, sum_xx, sum_xy, sum_yy = sums[:, end, None] - sums[:, begins]
+        slopes = (sum_xy - sum_x * sum_y / n) ** 2 / (sum_xx - sum_x * sum_x / n)
+        errors = sum_yy - sum_y * sum_y / n - slopes  # squared, of least-squares lines
+        costs = lowest[begins] + np.maximum(errors, 0)
         begin_of[end] = int(costs.argmin())
         lowest[end] = costs[begin_of[end]] + 3 * math.log(count)
     cuts = [count]
     while cuts[-1] > 0:
         cuts.append(begin_of[cuts[-1]])
     return cuts[::-1]
-
-
-def _compute_errors(sums: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Compute the squared errors of least-squares lines from the sums of x, y, xx, xy and yy."""
-    x, y, xx, xy, yy = sums
-    errors = yy - y * y / counts - (xy - x * y / counts) ** 2 / (xx - x * x / counts)
-    return np.maximum(errors, 0)

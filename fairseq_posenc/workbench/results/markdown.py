@@ -9,26 +9,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 from fairseq_posenc.errors import UserError, printable
 
 _RULES = {"l": "---", "r": "---:"}
 BAR = re.compile(r"(?<!\\)\|")  # ends a cell of a table; a bar after any backslash does not
-# Backslashes, and a character that begins HTML or code, or ends the text of a link or a picture.
-_ACTIVE = re.compile(r"(?P<backslashes>\\*)(?P<character><|`|\](?=[(\[:]))")
 _TICKS = re.compile("`+")
-
-
-def escape(text: str) -> str:
-    """Escape foreign text: it becomes no HTML, code or link; only emphasis may stay."""
-
-    def replace(match: re.Match[str]) -> str:
-        character = match["character"]
-        # Backslashes are doubled, because an odd number would undo the escape: "\`" -> "\\\`".
-        return match["backslashes"] * 2 + ("&lt;" if character == "<" else f"\\{character}")
-
-    return _ACTIVE.sub(replace, printable(text))
 
 
 def code(text: str) -> str:
@@ -45,7 +31,7 @@ def format_number(value: float | None, digits: int = 0) -> str:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], align: str = "lr") -> str:
-    """Format a table; foreign text in its cells must be escaped (:func:`escape`).
+    """Format a table; foreign text in its cells must be formatted by :func:`code`.
 
     Letters of ``align`` align columns left (``l``) or right (``r``); the last one is repeated.
     """
@@ -57,28 +43,19 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], align: str = "lr
 def align(rows: Sequence[Sequence[str]], left: int) -> str:
     """Align the columns of a table: the first ``left`` columns to the left, the others right."""
     widths = [max(map(len, column)) for column in zip(*rows)]
-    lines = []
-    for row in rows:
-        cells = [
-            cell.ljust(width) if number < left else cell.rjust(width)
-            for number, (cell, width) in enumerate(zip(row, widths))
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
+    marks = "<" * left + ">" * len(widths)  # of Python's format specifications
+    line = "  ".join(f"{{:{mark}{width}}}" for mark, width in zip(marks, widths))
+    return "\n".join(line.format(*row).rstrip() for row in rows)
 
 
-def fill_page(path: Path, start: str, content: str, end: str, text: str | None = None) -> str:
-    """Replace the text between two markers of a page, and return the new page.
-
-    ``text`` is the content of the page; by default it is read from the file.
+def fill_page(text: str, start: str, content: str, end: str) -> str:
+    """Replace what stands between two markers of a page's text, and return the new text.
 
     Raises:
         UserError: the page lacks a marker.
     """
-    if text is None:
-        text = path.read_text(encoding="utf-8") if path.is_file() else ""
     before, found_start, rest = text.partition(start)
     _, found_end, after = rest.partition(end)
     if not found_start or not found_end:
-        raise UserError(f"{path} has no line {start!r} with a line {end!r} after it")
+        raise UserError(f"the page has no line {start!r} with a line {end!r} after it")
     return f"{before}{start}{content}{end}{after}"

@@ -1,21 +1,19 @@
 """Draws means over seeds with their intervals, in colours that colour-blind people can distinguish.
 
-matplotlib is optional: functions import it, and ``Any`` stands for its Figure and Axes.
+Functions import matplotlib, which takes time; ``Any`` stands for its Figure and Axes.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from fairseq_posenc.files import written_whole
 from fairseq_posenc.workbench.results.intervals import Interval
 
-# A line: x, and the mean there with its interval. A mean that is NaN or infinite is a gap, such as
-# where a training diverged.
+# A line: x, and the mean there with its interval; NaN or infinite where a training diverged.
 Means = Sequence[tuple[int, Interval]]
 
 # Okabe and Ito's colours, without the pale ones.
@@ -24,31 +22,16 @@ STYLES = ("-", "--", ":", "-.")  # distinguish lines of the same colour
 GREY, PALE, GRID = "#666666", "#bbbbbb", "#e4e4e4"
 
 
-def can_draw() -> bool:
-    """Check whether matplotlib is installed."""
-    return find_spec("matplotlib") is not None
-
-
 def new_panels(
-    count: int,
-    columns: int,
-    panel: tuple[float, float],
-    margin: tuple[float, float] = (0.0, 0.0),
-    dpi: int = 110,
+    count: int, columns: int, size: tuple[float, float], dpi: int = 110
 ) -> tuple[Any, list[Any]]:
-    """Create a figure of panels in rows of up to ``columns``; return both.
-
-    ``panel`` and ``margin``, the room outside all panels, are widths and heights in inches.
-    """
+    """Create a figure of panels in rows of ``columns``; return both. Its size is in inches."""
     from matplotlib import rcParams
     from matplotlib.figure import Figure
 
     rcParams["text.parse_math"] = False  # names and tokens may contain dollar signs
-    columns = min(columns, count)
-    rows = math.ceil(count / columns)
-    size = columns * panel[0] + margin[0], rows * panel[1] + margin[1]
     figure = Figure(figsize=size, dpi=dpi, layout="constrained")
-    panels = list(figure.subplots(rows, columns, squeeze=False).flat)
+    panels = list(figure.subplots(math.ceil(count / columns), columns, squeeze=False).flat)
     for axes in panels[count:]:
         axes.remove()
     return figure, panels[:count]
@@ -73,21 +56,25 @@ def draw_means(
     axes: Any,
     lines: Mapping[str, Means],
     label: Callable[[int, float], str],
+    *,
+    log: bool = False,
     **style: Any,
 ) -> None:
     """Draw lines by name with bands for their intervals; the legend has names and last points.
 
     ``label`` formats the last point; a training that diverged has the place where it did.
-    ``style`` are matplotlib's settings of all lines.
+    ``log`` makes the axis of values logarithmic. ``style`` are matplotlib's settings of all lines.
     """
+    if log:
+        axes.set_yscale("log", subs=(1.5, 2, 3, 5, 7))
+        axes.yaxis.set_minor_formatter("{x:,g}")
     for number, (name, means) in enumerate(lines.items()):
         if not means:
             continue
-        gap = next((x for x, y in means if not math.isfinite(y.mean)), None)
-        x, last = means[-1]
-        end = label(x, last.mean) if math.isfinite(last.mean) else f"diverged at {gap:,}"
         xs, levels = zip(*means)
         heights = [level.mean if math.isfinite(level.mean) else math.nan for level in levels]
+        gap = next((x for x, height in zip(xs, heights) if math.isnan(height)), None)
+        end = f"diverged at {gap:,}" if math.isnan(heights[-1]) else label(xs[-1], heights[-1])
         look = {**line_style(number), **style}
         axes.plot(xs, heights, label=f"{name}  {end}", **look)
         if band := [(x, y.low, y.high) for x, y in means if y.is_bounded]:
@@ -98,15 +85,6 @@ def draw_means(
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def use_log_scale(axes: Any) -> None:
-    """Make the axis of values logarithmic, with several labels in each decade."""
-    from matplotlib.ticker import LogLocator, NullFormatter
-
-    axes.set_yscale("log")
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
-    axes.yaxis.set_minor_formatter(NullFormatter())
-
-
 def draw_curves(lines: Mapping[str, Means], title: str, *, log: bool) -> Any:
     """Draw lines over training updates; return the figure, or None if there is nothing to draw.
 
@@ -114,11 +92,9 @@ def draw_curves(lines: Mapping[str, Means], title: str, *, log: bool) -> Any:
     """
     if not any(math.isfinite(y.mean) for means in lines.values() for _, y in means):
         return None
-    figure, (axes,) = new_panels(1, columns=1, panel=(9, 5.2), dpi=160)
-    if log:
-        use_log_scale(axes)
+    figure, (axes,) = new_panels(1, columns=1, size=(9, 5.2), dpi=160)
     digits = 1 if log else 2  # of perplexities, and of losses
-    draw_means(axes, lines, lambda _, value: f"{value:,.{digits}f}")
+    draw_means(axes, lines, lambda _, value: f"{value:,.{digits}f}", log=log)
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.set_xlabel("training updates")
     axes.set_title(title, loc="left", fontsize=14)

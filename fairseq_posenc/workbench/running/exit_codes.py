@@ -8,7 +8,6 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import FrameType
 
 from fairseq_posenc.checkpoints.faults import find_message
 from fairseq_posenc.error_messages import choose_exit_code
@@ -74,14 +73,10 @@ def signals_as_keyboard_interrupt() -> Iterator[None]:
     Raises:
         KeyboardInterrupt: with advice how to continue, which the command line prints.
     """
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
     numbers = (signal.SIGTERM, signal.SIGHUP)
     changed = [number for number in numbers if signal.getsignal(number) is signal.SIG_DFL]
     for number in changed:
-        signal.signal(number, interrupt)
+        signal.signal(number, signal.default_int_handler)
     try:
         yield
     except KeyboardInterrupt:

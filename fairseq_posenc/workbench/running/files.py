@@ -19,8 +19,8 @@ def find_shipped_folder(name: str) -> Path:
 def find_model(path: Path) -> Path:
     """Return a path as it is, or the local copy of the model that it names on the hub.
 
-    A path ``NAME/NAME`` is looked up on the hub unless a folder of the first name exists here, the
-    path ends with ``.pt``, or huggingface_hub is not installed.
+    A path ``NAME/NAME`` is looked up on the hub unless a folder of the first name exists here, or
+    the path ends with ``.pt``.
 
     Raises:
         UserError: the hub does not have it, or cannot be reached.
@@ -28,14 +28,12 @@ def find_model(path: Path) -> Path:
     name = path.as_posix()
     if not _HUB_NAME.fullmatch(name) or path.suffix == ".pt" or path.parent.exists():
         return path
-    try:
-        from huggingface_hub import snapshot_download
+    from huggingface_hub import snapshot_download  # transformers brings it
 
+    try:
         folder = Path(snapshot_download(name, allow_patterns=_HUB_FILES))
         if not any(folder.glob("*.safetensors")):  # add the older form, in the same folder
             snapshot_download(name, allow_patterns=["pytorch_model*.bin"])
-    except ModuleNotFoundError:
-        return path
     except (OSError, ValueError) as error:
         reason = shortened(str(error).strip().partition("\n")[0])
         raise UserError(

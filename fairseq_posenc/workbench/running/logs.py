@@ -1,6 +1,5 @@
 """Reads learning curves and speeds from the logs of ``fairseq-train``."""
 
-import json
 import math
 import re
 import statistics
@@ -8,14 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-# `--log-format json` writes lines such as `DATE | INFO | valid | {"valid_loss": "6.97", ...}`,
-# the other formats `DATE | INFO | valid | epoch 001 | valid on 'valid' subset | loss 6.97 | ...`
-# and `DATE | INFO | train_inner | epoch 001: 12 / 133 loss=9.1, ups=2.5, ...`. Under hydra they
-# begin with `[DATE][valid][INFO] - `.
-_LOGGER = r"(?:\| |\[)(train_inner|valid)(?: \||\]\[INFO\] -) "
-_JSON = re.compile(_LOGGER + r"(\{.*\})\s*$")
-_VALID = re.compile(_LOGGER + r"epoch \d+ \| valid on .*? subset \|(.*)$")
-_TRAIN = re.compile(_LOGGER + r"epoch \d+: +\d+ / \d+ (.*)$")
+# A line of figures in any `--log-format`: `DATE | INFO | valid | {"valid_loss": "6.97", ...}`,
+# `DATE | INFO | valid | epoch 001 | valid on 'valid' subset | loss 6.97 | ...` and
+# `DATE | INFO | train_inner | epoch 001: 12 / 133 loss=9.1, ups=2.5, ...`. Under hydra the
+# beginning is `[DATE][valid][INFO] - `.
+_LINE = re.compile(r"(?:\| |\[)(train_inner|valid)(?: \||\]\[INFO\] -) (\{.*\}|epoch .*)$")
+_FIGURE = re.compile(r'([a-z]\w*)(?:": "?|=| )([^\s,|"}]+)')  # name and value in any of them
 TRAIN_LOG = "train.log"  # the log of a training, beside its checkpoints
 
 
@@ -69,19 +66,12 @@ class Curve(NamedTuple):
 
 
 def parse_line(text: str) -> Entry | None:
-    """Read the figures in a line of any of the three formats; None if it has none."""
+    """Read the figures in a line of any of the three formats; None if it has no loss."""
+    if (match := _LINE.search(text.rstrip())) is None:
+        return None
+    figures = {name.removeprefix("valid_"): value for name, value in _FIGURE.findall(match[2])}
     try:
-        if match := _JSON.search(text):
-            figures = json.loads(match[2])
-            figures = {name.removeprefix("valid_"): value for name, value in figures.items()}
-        elif match := _VALID.search(text):
-            pairs = (part.split() for part in match[2].split("|"))
-            figures = {pair[0]: pair[1] for pair in pairs if pair[1:]}
-        elif match := _TRAIN.search(text):
-            figures = dict(part.split("=", 1) for part in match[2].strip().split(", "))
-        if not (match and figures):
-            return None
-        loss = float(figures.get("loss", "nan"))
+        loss = float(figures["loss"])
         nll_loss = float(figures.get("nll_loss", loss))  # without label smoothing
         return Entry(
             kind=match[1],
@@ -92,7 +82,7 @@ def parse_line(text: str) -> Entry | None:
             speed=float(figures.get("wps", 0)),
             figures=figures,
         )
-    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
+    except (KeyError, ValueError, OverflowError):
         return None  # the line is cut off, or not fairseq's
 
 

@@ -11,6 +11,7 @@ import math
 import re
 from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -49,13 +50,7 @@ def add_data(parser: ArgumentParser, text: str, required: bool = False) -> None:
 
 
 def add_out(parser: ArgumentParser, default: str | None = None, computed: str = "") -> None:
-    """Add ``--out``, the folder of the results.
-
-    Args:
-        parser: parser to extend.
-        default: default folder; None to require the option.
-        computed: for the help: a default that the command finds by other options.
-    """
+    """Add ``--out``, required without a ``default`` or the description of a ``computed`` one."""
     shown = default or computed
     text = "folder of the results" + (f" (default: {shown})" if shown else "")
     parser.add_argument(
@@ -63,9 +58,8 @@ def add_out(parser: ArgumentParser, default: str | None = None, computed: str = 
     )
 
 
-def add_computing(parser: ArgumentParser) -> None:
-    """Add ``--device``, ``--fp16`` and ``--bf16``; see :mod:`.devices`."""
-    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: a GPU if there is one")
+def add_precision(parser: ArgumentParser) -> None:
+    """Add ``--fp16`` and ``--bf16``; see :mod:`.devices`."""
     group = parser.add_mutually_exclusive_group()
     group.add_argument("--fp16", action="store_true", help="half precision, on a GPU")
     group.add_argument("--bf16", action="store_true", help="bfloat16")
@@ -121,48 +115,29 @@ def add_examples(parser: ArgumentParser, lines: Sequence[str]) -> None:
 
 
 def data_path(text: str) -> Path:
-    """Parse the path of a folder that fairseq reads, or of a parent of one.
-
-    Raises:
-        ArgumentTypeError: it has a colon, at which fairseq splits paths.
-    """
+    """Parse the path of a folder of fairseq, which splits paths at colons: they are refused."""
     if ":" in text:
         raise ArgumentTypeError(f"'{text}': fairseq splits names at ':'; name a folder without one")
     return Path(text)
 
 
 def positive_int(text: str) -> int:
-    """Parse an integer of at least 1.
-
-    Raises:
-        ArgumentTypeError: the text is something else.
-    """
+    """Parse an integer of at least 1; refuse anything else."""
     if not text.isdecimal() or int(text) < 1:
         raise ArgumentTypeError(f"must be a whole number of at least 1, not '{text}'")
     return int(text)
 
 
 def finite_number(text: str) -> float:
-    """Parse a number that is neither NaN nor infinite.
-
-    Raises:
-        ArgumentTypeError: the text is something else.
-    """
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not math.isfinite(number):
-        raise ArgumentTypeError(f"must be a finite number, not '{text}'")
-    return number
+    """Parse a number that is neither NaN nor infinite; refuse anything else."""
+    with suppress(ValueError):
+        if math.isfinite(number := float(text)):
+            return number
+    raise ArgumentTypeError(f"must be a finite number, not '{text}'")
 
 
 def positive_ints(text: str) -> tuple[int, ...]:
-    """Parse integers of at least 1, separated by commas; sort them and drop duplicates.
-
-    Raises:
-        ArgumentTypeError: the text is something else.
-    """
+    """Parse integers of at least 1, separated by commas; sort them and drop duplicates."""
     return tuple(sorted({positive_int(part.strip()) for part in text.split(",")}))
 
 

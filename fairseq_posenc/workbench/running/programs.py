@@ -1,4 +1,10 @@
-"""Runs fairseq's commands: logs them, reads them line by line, and always ends them."""
+"""Runs fairseq's commands, with logs and always to their ends, and tasks that run them at a time.
+
+A task does nothing if its result exists (:mod:`fairseq_posenc.folders` has an example), so the same
+command continues where it stopped::
+
+    run_here({task: partial(fine_tune, task) for task in tasks}, jobs=len(visible_gpus()) or 1)
+"""
 
 import os
 import re
@@ -7,11 +13,19 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import suppress
 from pathlib import Path
+from queue import SimpleQueue
 
 from fairseq_posenc.errors import RunError, UserError, how_to_install
+from fairseq_posenc.workbench.running.devices import visible_gpus
+from fairseq_posenc.workbench.running.progress import say
+
+Environment = Mapping[str, str]  # variables for a task's programs: which GPU is theirs
+Task = Callable[[Environment], object]
 
 _QUOTED_LINES = 15  # of the end of a log, in a message
 # By default an OpenMP thread that waits for another one spins. With other work on the same cores
@@ -27,6 +41,7 @@ _ERROR_PREFIXES = (
 )
 _USER_ERROR = re.compile(rf"^(?:{'|'.join(_ERROR_PREFIXES)})(\S.*)", re.MULTILINE)
 _SECONDS_TO_END = 10.0  # between asking a program to end and killing it
+_POLL_SECONDS = 1.0  # between looks at tasks
 _running: set[subprocess.Popen[str]] = set()  # programs of all threads of this process
 
 
@@ -53,7 +68,7 @@ def run_logged(
     log: Path,
     lock: int | None,
     on_line: Callable[[str], None] | None = None,
-    environment: Mapping[str, str] | None = None,
+    environment: Environment | None = None,
 ) -> None:
     """Run a command, and append it and its output to a log file; if this process dies, it is ended.
 
@@ -127,3 +142,72 @@ def _describe_failure(name: str, status: int, log: Path) -> str:
     if status == -signal.SIGKILL:
         end += " (often for lack of memory)"
     return "\n".join([f"{name} {end}; the end of its log {log}:", *(f"  {line}" for line in lines)])
+
+
+def run_here(
+    tasks: Mapping[str, Task],
+    jobs: int,
+    watch: Callable[[], object] = lambda: None,
+    *,
+    keep_going: bool = False,
+) -> None:
+    """Run tasks in threads, in their order; Ctrl-C or a failure ends all programs.
+
+    Args:
+        tasks: the tasks by their names in messages.
+        jobs: number of tasks at a time; if it exceeds the number of GPUs, they share GPUs.
+        watch: called in this thread, every second and when a task ends.
+        keep_going: whether the other tasks go on if one fails.
+
+    Raises:
+        UserError: a task failed.
+        RunError: tasks failed, with ``keep_going``.
+    """
+    gpus = visible_gpus()
+    free: SimpleQueue[Environment] = SimpleQueue()  # one for each task that may run
+    for slot in range(jobs):
+        free.put({"CUDA_VISIBLE_DEVICES": gpus[slot % len(gpus)]} if gpus else {})
+    failures: list[str] = []
+
+    def run_task(task: Task) -> None:
+        environment = free.get()
+        try:
+            task(environment)
+        finally:
+            free.put(environment)
+
+    with ThreadPoolExecutor(jobs) as pool:
+        names = {pool.submit(run_task, task): name for name, task in tasks.items()}
+        try:
+            pending = set(names)
+            while pending:
+                ended, pending = wait(pending, _POLL_SECONDS, FIRST_COMPLETED)
+                for future in ended:
+                    error = future.exception()
+                    if isinstance(error, UserError) and keep_going:  # a RunError is one too
+                        say(f"{names[future]}: {error}")
+                        reason = str(error).splitlines()[0].rstrip(" :")  # lines of a log follow
+                        failures.append(f"{names[future]}: {reason}")
+                    elif error:
+                        raise error
+                watch()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+            # Until no task runs: one may be about to start a program when the others are ended.
+            while not all(future.done() for future in names):
+                end_programs()
+                time.sleep(_POLL_SECONDS)
+    raise_failures(failures, len(tasks))
+
+
+def raise_failures(failures: list[str], count: int) -> None:
+    """Raise an error that lists the failures of ``count`` tasks, if there are any.
+
+    Raises:
+        RunError: a task failed.
+    """
+    if failures:
+        raise RunError(
+            f"{len(failures)} of {count} runs failed; the same command tries them again: "
+            + "; ".join(failures)
+        )

@@ -1,39 +1,35 @@
 """Runs tasks as jobs on a Slurm cluster, submitted by submitit.
 
-The tasks are those of :func:`~fairseq_posenc.workbench.running.pool.run_here`: each continues from
-its last checkpoint. So a job that runs out of time is requeued as it is, and a command that was
-stopped cancels what is left of its jobs and submits new ones.
+The tasks are those of ``programs.run_here``: each continues from its last checkpoint. So a job that
+runs out of time is requeued as it is, and a command that was stopped cancels what is left of its
+jobs and submits new ones.
 """
 
 import hashlib
 import subprocess
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+from submitit import AutoExecutor
+from submitit.core.utils import FailedJobError
+from submitit.helpers import Checkpointable
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.running.pool import Task, raise_failures
-from fairseq_posenc.workbench.running.programs import find_error_line
+from fairseq_posenc.workbench.running.programs import Task, find_error_line, raise_failures
 
 _POLL_SECONDS = 3.0
 _MAX_TIMEOUTS = 100  # so often a job is requeued
 
 
-@dataclass
-class _Requeued:
+class _Requeued(Checkpointable):
     """A task that submitit submits again when its time is up."""
 
-    task: Task
+    def __init__(self, task: Task) -> None:
+        self.task = task
 
     def __call__(self) -> None:
         self.task({})  # Slurm itself selects the GPU
-
-    def checkpoint(self) -> Any:  # submitit calls it when the time is up
-        from submitit.helpers import DelayedSubmission
-
-        return DelayedSubmission(self)
 
 
 def run_on_slurm(
@@ -56,9 +52,6 @@ def run_on_slurm(
         RunError: jobs failed; the others go on to their ends.
         UserError: Slurm is not available, or refuses an option.
     """
-    from submitit import AutoExecutor
-    from submitit.core.utils import FailedJobError
-
     # One name for all jobs of a folder, by which a later command finds and cancels them.
     name = f"fairseq-posenc-{hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:12]}"
     if _list_jobs(name) is None:

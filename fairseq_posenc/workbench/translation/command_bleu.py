@@ -11,15 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
+
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.files import write_whole
 from fairseq_posenc.folders import Request, checksum, lock_folder, read_result, write_result
 from fairseq_posenc.tokens.files import read_lines
 from fairseq_posenc.version import __version__
-from fairseq_posenc.workbench.loading.dictionaries import OpenTask, open_task
+from fairseq_posenc.workbench.loading.open_model import OpenTask, open_task
 from fairseq_posenc.workbench.results.record import Record, Row, own_command
 from fairseq_posenc.workbench.running import options
-from fairseq_posenc.workbench.running.devices import ComputeOptions
+from fairseq_posenc.workbench.running.devices import choose_dtype
 from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.progress import say
 from fairseq_posenc.workbench.translation import scores
@@ -59,7 +61,7 @@ class TestSet:
     sentences: list[str]  # content of the file
     beam: int
     length_penalty: float
-    compute: ComputeOptions
+    dtype: torch.dtype  # precision of the model
 
     def translate(self, training: TrainedSystem, task: OpenTask, out: Path) -> list[str]:
         """Translate with a training and its data, unless a file in ``out`` has the result.
@@ -72,7 +74,7 @@ class TestSet:
             "checkpoint": checksum(training.path),
             "pieces": checksum(find_pieces(task.data, task.task.cfg.source_lang)),
             "source": checksum(self.source),
-            "precision": str(self.compute.dtype),
+            "precision": str(self.dtype),
             "search": [self.beam, self.length_penalty],
             "version": __version__,
         }
@@ -80,9 +82,8 @@ class TestSet:
         figures = read_result(path.with_suffix(".json"), request)
         if figures is None:
             say(f"{training.label}: {len(self.sentences):,} sentences")
-            translator = Translator.load(training.path, task.data, self.compute)
-            penalty = self.length_penalty
-            found = translator.translate(self.sentences, self.beam, nbest=1, length_penalty=penalty)
+            translator = Translator.load(training.path, task.data, self.dtype)
+            found = translator.translate(self.sentences, self.beam, 1, self.length_penalty)
             figures = {"translations": [best.text for (best,) in found]}
             path.parent.mkdir(exist_ok=True)
             write_whole(path, "".join(f"{line}\n" for line in figures["translations"]))
@@ -106,7 +107,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         add(f"--{name}", type=Path, metavar="FILE", help=text.format(language, default))
     add_model_arguments(parser)  # --beam and --lenpen are among them
     add("--split", default="test", help="split of the data (default: %(default)s)")
-    options.add_computing(parser)
+    options.add_precision(parser)
     add("--json", action="store_true", help="print the record as JSON")
 
 
@@ -116,7 +117,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         UserError: wrong input.
     """
-    compute = ComputeOptions.choose(args.device, args.fp16, args.bf16)
+    dtype = choose_dtype(args.fp16, args.bf16)
     trainings = parse_systems(args.systems)
     # All are opened first, so that mistakes show early.
     opened = [
@@ -135,7 +136,7 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(
             f"--source {source} has {len(sources)} sentences, but {target} has {len(references)}"
         )
-    test_set = TestSet(source, sources, args.beam, args.lenpen, compute)
+    test_set = TestSet(source, sources, args.beam, args.lenpen, dtype)
     with signals_as_keyboard_interrupt(), lock_folder(args.out):
         translations = [test_set.translate(*pair, args.out) for pair in zip(trainings, opened)]
         facts = {"subset": args.split, "reference": str(target), "sentences": len(references)}

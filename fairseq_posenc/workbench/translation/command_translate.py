@@ -6,8 +6,8 @@ import argparse
 import sys
 
 from fairseq_posenc.tokens.files import read_arriving_lines
-from fairseq_posenc.workbench.running.devices import ComputeOptions
-from fairseq_posenc.workbench.running.options import add_computing, add_count, add_data
+from fairseq_posenc.workbench.running.devices import choose_dtype
+from fairseq_posenc.workbench.running.options import add_count, add_data, add_precision
 from fairseq_posenc.workbench.running.progress import say
 from fairseq_posenc.workbench.translation.translator import Hypothesis, Translator
 
@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("sentences", nargs="*", metavar="SENTENCE", help=text)
     add("--checkpoint", required=True, metavar="FILE", help="the model")
     add_model_arguments(parser)
-    add_computing(parser)
+    add_precision(parser)
     text = "print only the best translation, one line per line of input"
     add("--plain", action="store_true", help=text)
 
@@ -41,8 +41,8 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         UserError: wrong input.
     """
-    compute = ComputeOptions.choose(args.device, args.fp16, args.bf16)
-    translator = Translator.load(args.checkpoint, args.data, compute)
+    dtype = choose_dtype(args.fp16, args.bf16)
+    translator = Translator.load(args.checkpoint, args.data, dtype)
     if args.sentences:
         _print_translations(translator, args.sentences, args)
         return 0

@@ -5,8 +5,9 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Optional, Union
+from typing import Any, NamedTuple, Union
 
+import torch
 from fairseq.data.data_utils import post_process
 from fairseq.dataclass.configs import GenerationConfig
 from fairseq.hub_utils import GeneratorHubInterface
@@ -14,11 +15,10 @@ from omegaconf import OmegaConf, open_dict
 from torch import Tensor
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.tokens.pieces import Pieces
+from fairseq_posenc.tokens.subwords import Pieces
 from fairseq_posenc.workbench.loading.checkpoints import State, load_state
-from fairseq_posenc.workbench.loading.dictionaries import translates
-from fairseq_posenc.workbench.loading.open_model import open_model
-from fairseq_posenc.workbench.running.devices import ComputeOptions
+from fairseq_posenc.workbench.loading.open_model import open_model, translates
+from fairseq_posenc.workbench.running.devices import place
 
 _QUOTED_CHARACTERS = 40  # of a sentence, in an error message
 _MAX_TOKENS = 12000  # source tokens translated at a time, including padding
@@ -83,7 +83,7 @@ class Translator:
         cls,
         checkpoint: Union[str, Path],
         data: Union[str, Path, None] = None,
-        compute: Optional[ComputeOptions] = None,
+        dtype: torch.dtype = torch.float32,
     ) -> Translator:
         """Load a model.
 
@@ -91,12 +91,11 @@ class Translator:
             checkpoint: a file written by ``fairseq-train``.
             data: folder with the dictionaries and the sentencepiece model; by default, the one that
                 the model was trained on.
-            compute: device and precision; by default float32, on a GPU if there is one.
+            dtype: precision; the device is a GPU if there is one.
 
         Raises:
             UserError: a file is missing or damaged, or does not fit the others.
         """
-        compute = compute or ComputeOptions.choose(device=None, fp16=False, bf16=False)
         path, folder = Path(checkpoint), Path(data) if data else None
         opened = open_model(path, folder, state=load_translation(path))
         settings = opened.settings
@@ -108,7 +107,7 @@ class Translator:
         # fairseq would limit positions for all encodings; these check their own limits.
         interface.max_positions = None
         pieces = Pieces(find_pieces(opened.data, opened.task.cfg.source_lang))
-        return cls(compute.place(interface), pieces)
+        return cls(place(interface, dtype), pieces)
 
     def translate(
         self,

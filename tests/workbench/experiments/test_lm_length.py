@@ -252,7 +252,7 @@ def test_a_finished_score_is_not_computed_again_and_another_request_is_refused(l
 def test_a_killed_measurement_continues_with_the_score_that_it_was_at(llama, tmp_path):
     (tmp_path / "text.txt").write_text(" ".join([TEXT] * 60))
     out = tmp_path / "out"
-    words = ["--text", str(tmp_path / "text.txt"), "--out", str(out), "--device", "cpu"]
+    words = ["--text", str(tmp_path / "text.txt"), "--out", str(out)]
     call = [script("fairseq-posenc"), "lm-length", f"a={llama}", *words]
     call += ["--lengths", "8,16,24", "--stride", "1", "--max-tokens", "48"]
     kill_command(call[1:], lambda: any(out.glob("a/*.json")), out)

@@ -6,7 +6,6 @@ import json
 import math
 import signal
 import subprocess
-from argparse import Namespace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -203,8 +202,8 @@ def test_wrong_input_is_told_in_one_line(tmp_path, capsys):
     predict = ["squad", "predict", "--questions", made.raw, "--out", tmp_path, "--checkpoint"]
     assert "was not fine-tuned on SQuAD" in refused(capsys, *predict, made.pretrained)
     assert refused(capsys, *predict, "none.pt") == "--checkpoint none.pt: no such file"
-    half = refused(capsys, *predict, "none.pt", "--device", "cpu", "--fp16")
-    assert half == "--fp16 is for GPUs; leave it out, or use --device cuda"
+    half = refused(capsys, *predict, "none.pt", "--fp16")
+    assert half == "--fp16 is for GPUs, and torch finds none here; leave it out"
     words = ["squad", "train", "--checkpoint", made.pretrained, "--out", tmp_path, "--data"]
     assert "was not made by fairseq-posenc preprocess squad" in refused(capsys, *words, tmp_path)
     out, _ = trained()
@@ -234,8 +233,12 @@ def configured(spec="m4m", version="1.1", changes=()):
     data_bin = SquadDataBin(Path("bin"), version, Limits(), 87_777)
     pretrained = SameDictionary(
         path=Path("model.pt"),
-        arch="roberta_m4m",
-        args=Namespace(encoder_layers=7),
+        roberta_section={
+            "_name": "roberta_m4m",
+            "encoder_layers": 7,
+            "position_encoding": spec,
+            "max_positions": 512,
+        },
         spec=parse(spec),
         max_positions=512,
         dictionary=None,

@@ -15,8 +15,6 @@ from fairseq.data.encoders import gpt2_bpe_utils
 from fairseq_posenc.checkpoints.dictionary import load_dictionary
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.tasks.squad.databin import Limits, SquadDataBin
-from fairseq_posenc.tokens.gpt2 import GPT2
-from fairseq_posenc.tokens.pieces import PieceEncoder, Pieces
 from fairseq_posenc.tokens.squad_file import Answer, Question, Squad, read_squad
 from fairseq_posenc.tokens.squad_windows import (
     WindowMaker,
@@ -24,6 +22,7 @@ from fairseq_posenc.tokens.squad_windows import (
     make_windows,
     write_split,
 )
+from fairseq_posenc.tokens.subwords import GPT2, PieceEncoder, Pieces
 from fairseq_posenc.workbench.finetuning.squad.score import exact
 from tests.helpers.preprocess import write_bpe, write_pieces
 

@@ -8,6 +8,7 @@ import math
 import random
 import re
 import string
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,7 @@ from fairseq_posenc.tokens.squad_file import (
     Answer,
     Question,
     Squad,
-    read_odds,
-    read_predictions,
+    read_by_id,
     read_squad,
 )
 from fairseq_posenc.workbench import cli
@@ -282,7 +282,9 @@ def test_files_that_are_no_squad_are_told_with_the_place(tmp_path):
             read_squad(path)
         return str(caught.value).replace(str(path), "FILE")
 
-    assert told('{"data":\n [,]}') == "FILE, line 2: not JSON (Expecting value)"
+    assert told('{"data":\n [,]}') == (
+        "FILE: cannot be read as JSON (Expecting value: line 2 column 3 (char 11))"
+    )
     assert told('{"rows": []}').startswith("FILE: has no 'data' that is a list; ")
     half = '[{"question": "\\ud800", "id": "i"}]'
     half = f'{{"data": [{{"paragraphs": [{{"context": "c", "qas": {half}}}]}}]}}'
@@ -301,7 +303,7 @@ def test_files_that_are_no_squad_are_told_with_the_place(tmp_path):
 def test_json_that_python_refuses_is_one_line_that_names_the_file(tmp_path, text):
     path = tmp_path / "data.json"
     path.write_bytes(text.encode("utf-8", "surrogateescape"))
-    for read in (read_squad, read_predictions, read_odds):
+    for read in (read_squad, partial(read_by_id, value_type=str)):
         with pytest.raises(UserError, match=f"{path}: cannot be read"):
             read(path)
 

@@ -16,7 +16,7 @@ import torch
 from fairseq_posenc.analysis.split import CapturedAttention
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.folders import checksum
-from fairseq_posenc.tokens.pieces import learn_pieces
+from fairseq_posenc.tokens.subwords import learn_pieces
 from fairseq_posenc.transformer.capture_attention import capture_attention
 from fairseq_posenc.workbench.cli import main
 from fairseq_posenc.workbench.loading.open_model import open_model

@@ -68,7 +68,7 @@ def test_glue_shows_what_the_paper_of_its_protocol_reports(protocol, figures, tm
     glue_record(protocol).write(tmp_path / "results.json")
     text = report(capsys, tmp_path)
     assert "MNLI-m | MNLI-mm | CoLA | average | collapsed runs" in text
-    assert row(text, "a")[2:-1] == [*figures, "1.00"]
+    assert row(text, "`a`")[2:-1] == [*figures, "1.00"]
 
 
 def test_a_folder_with_results_of_all_kinds_and_links(tmp_path, tmp_path_factory, capsys):
@@ -78,9 +78,9 @@ def test_a_folder_with_results_of_all_kinds_and_links(tmp_path, tmp_path_factory
     (tmp_path / "link").symlink_to(elsewhere)
     bleu_record().write(elsewhere / "deep.json")
     text = report(capsys, tmp_path)
-    assert row(text, "q")[2:4] == ["85.00", "92.00"]
-    assert row(text, "rope, beam 1")[2:5] == ["31.00", "32.00", "50.00"]  # mean, best of 2
-    assert row(text, "rope, beam 5")[2] == "34.00"
+    assert row(text, "`q`")[2:4] == ["85.00", "92.00"]
+    assert row(text, "`rope, beam 1`")[2:5] == ["31.00", "32.00", "50.00"]  # mean, best of 2
+    assert row(text, "`rope, beam 5`")[2] == "34.00"
     assert main(["report", "--json", str(tmp_path)]) == 0
     assert len(json.loads(capsys.readouterr().out)) == 4
 
@@ -97,9 +97,9 @@ def test_trainings_have_their_perplexity_and_means_over_seeds(tmp_path, capsys):
         (tmp_path / str(seed)).mkdir()
         torch.save(state, tmp_path / str(seed) / "checkpoint_last.pt")
     text = report(capsys, tmp_path)
-    assert row(text, "1")[1:-1] == ["`m4m`", "1", str(EPOCHS), "4.00"]
-    assert row(text, "2")[-2] == "8.00"
-    assert row(text, "3")[1] == "`fairseq's`"
+    assert row(text, "`1`")[1:-1] == ["`m4m`", "1", str(EPOCHS), "4.00"]
+    assert row(text, "`2`")[-2] == "8.00"
+    assert row(text, "`3`")[1] == "`fairseq's`"
     assert row(text, "mean of 2 seeds")[-2] == "6.00"
 
 
@@ -113,7 +113,7 @@ def test_a_translation_has_its_losses_in_nats_and_its_accuracy(tmp_path, capsys)
         '| valid | {"valid_loss": "3", "valid_accuracy": "25", "valid_num_updates": "3"}\n'
     )
     best = model.checkpoint()["extra_state"]["best"] * math.log(2)
-    assert row(report(capsys, tmp_path), "a")[4:-1] == ["1.386", "0.2500", f"{best:.3f}"]
+    assert row(report(capsys, tmp_path), "`a`")[4:-1] == ["1.386", "0.2500", f"{best:.3f}"]
 
 
 @pytest.mark.parametrize(

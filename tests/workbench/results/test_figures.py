@@ -109,8 +109,8 @@ def test_nearly_equal_differences_warn_of_nothing(recwarn):
 
 
 def test_all_pairs_from_the_best_on_with_holms_correction():
-    found = intervals.compare_all({name: samples()[name] for name in ("bad", "same", "good")})
-    assert [set(pair) for pair in found] == [{"good", "same"}, {"good", "bad"}, {"same", "bad"}]
+    found = intervals.compare_all({name: samples()[name] for name in ("good", "same", "bad")})
+    assert list(found) == [("good", "same"), ("good", "bad"), ("same", "bad")]
     by_size = sorted(found.values(), key=lambda each: each.p_value)
     expected, largest = [], 0.0
     for factor, each in zip((3, 2, 1), by_size):
@@ -128,7 +128,6 @@ def test_tables_and_texts_of_others_in_markdown():
     ]
     assert markdown.code("a") == "`a`"
     assert markdown.code("a``b`") == "``` a``b` ```"
-    assert markdown.escape(r"<b> \` [a](b)") == r"&lt;b> \\\` [a\](b)"
 
 
 def test_a_table_for_a_terminal_is_aligned():
@@ -136,13 +135,11 @@ def test_a_table_for_a_terminal_is_aligned():
     assert shown.splitlines() == ["encoding   size", "m4m       8,128", "a|b           1"]
 
 
-def test_a_page_is_filled_between_its_markers(tmp_path):
-    page = tmp_path / "page.md"
-    page.write_text("a <s> old <e> b")
-    assert markdown.fill_page(page, "<s>", "new", "<e>") == "a <s>new<e> b"
+def test_a_page_is_filled_between_its_markers():
+    assert markdown.fill_page("a <s> old <e> b", "<s>", "new", "<e>") == "a <s>new<e> b"
     for text in ("<e> <s>", "<s>", ""):
-        with pytest.raises(UserError, match=r"page.md has no line '<s>' with a line '<e>'"):
-            markdown.fill_page(page, "<s>", "new", "<e>", text)
+        with pytest.raises(UserError, match="page has no line '<s>' with a line '<e>'"):
+            markdown.fill_page(text, "<s>", "new", "<e>")
 
 
 def test_a_record_comes_back(tmp_path):
@@ -156,17 +153,10 @@ def test_a_record_comes_back(tmp_path):
     assert json.loads(odd.text())["figures"] == {"models": [{"loss": None, "high": None}]}
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"version": 99}, r"version 99; this is \d+"),
-        ({"other": 1}, "not a record"),
-    ],
-)
-def test_a_file_that_is_no_record_is_refused(change, message, tmp_path):
+def test_a_file_that_is_no_record_is_refused(tmp_path):
     content = json.loads(record.Record("compare", {"a": [{"b": 1}]}, {}).text())
-    (tmp_path / "a.json").write_text(json.dumps({**content, **change}))
-    with pytest.raises(UserError, match=message):
+    (tmp_path / "a.json").write_text(json.dumps({**content, "other": 1}))
+    with pytest.raises(UserError, match="not a record"):
         record.read(tmp_path / "a.json")
     (tmp_path / "a.json").write_text('{"kind": 1')
     with pytest.raises(UserError, match="cannot be read"):

@@ -8,16 +8,15 @@ import time
 import pytest
 
 from fairseq_posenc.errors import RunError, UserError
-from fairseq_posenc.workbench.running import pool
-from fairseq_posenc.workbench.running.pool import run_here
-from fairseq_posenc.workbench.running.programs import run_logged
+from fairseq_posenc.workbench.running import programs
+from fairseq_posenc.workbench.running.programs import run_here, run_logged
 
 SLEEP = [sys.executable, "-c", "import time; print('begun', flush=True); time.sleep(60)"]
 
 
 @pytest.mark.parametrize(("jobs", "used"), [(2, {"0", "1"}), (1, {"0"}), (4, {"0", "1"})])
 def test_workers_have_one_gpu_each(monkeypatch, jobs, used):
-    monkeypatch.setattr(pool, "visible_gpus", lambda: ["0", "1"])
+    monkeypatch.setattr(programs, "visible_gpus", lambda: ["0", "1"])
     barrier = threading.Barrier(jobs)
     seen = []
 

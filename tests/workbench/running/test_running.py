@@ -17,7 +17,7 @@ from fairseq_posenc.checkpoints.faults import find_message
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.loading import checkpoints
 from fairseq_posenc.workbench.running import options, programs, progress
-from fairseq_posenc.workbench.running.devices import ComputeOptions, choose_device
+from fairseq_posenc.workbench.running.devices import choose_device, choose_dtype, place
 from tests.helpers.waiting import is_running, wait_until
 
 
@@ -139,7 +139,7 @@ class TestOptions:
         options.add_seeds(parser, (1, 2, 3))
         options.add_count(parser, "--jobs", "runs at a time")
         parser.add_argument("--lengths", type=options.positive_ints, default="8,16")
-        options.add_computing(parser)
+        options.add_precision(parser)
         return parser.parse_args(words)
 
     def test_values(self):
@@ -175,8 +175,7 @@ class TestOptions:
 
     @pytest.mark.parametrize(("name", "dtype"), [("bf16", torch.bfloat16), (None, torch.float32)])
     def test_a_model_is_placed_as_asked_for(self, name, dtype):
-        how = ComputeOptions.choose("cpu", fp16=False, bf16=name == "bf16")
-        model = how.place(torch.nn.Linear(2, 2).double())
+        model = place(torch.nn.Linear(2, 2).double(), choose_dtype(False, name == "bf16"))
         assert model.weight.dtype == dtype
         assert not model.training
 
@@ -215,10 +214,8 @@ class TestDevices:
     @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
     def test_a_gpu_that_is_not_there_is_told(self):
         assert choose_device() == "cpu"
-        with pytest.raises(UserError, match="--device cuda: torch finds no GPU here"):
-            choose_device("cuda")
-        with pytest.raises(UserError, match="--fp16 is for GPUs"):
-            choose_device(fp16=True)
+        with pytest.raises(UserError, match="--fp16 is for GPUs, and torch finds none here"):
+            choose_dtype(fp16=True, bf16=False)
 
 
 HYDRA = "Error executing job with overrides: ['a=1']\n"

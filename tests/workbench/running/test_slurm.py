@@ -11,7 +11,7 @@ import pytest
 
 from fairseq_posenc.errors import RunError, UserError
 from fairseq_posenc.workbench.running.options import parse_slurm
-from fairseq_posenc.workbench.running.pool import Environment
+from fairseq_posenc.workbench.running.programs import Environment
 from fairseq_posenc.workbench.running.slurm import run_on_slurm
 from tests.helpers.slurm import Cluster, needs_slurm
 from tests.helpers.waiting import wait_until

@@ -12,7 +12,7 @@ import pytest
 from fairseq.data import Dictionary
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.tokens import files, symbols
+from fairseq_posenc.tokens import files, tokenizer
 from fairseq_posenc.tokens.tokenizer import TextTokens, spans_of_bytes, token_dtype
 
 TEXT = "Zwölf Boxkämpfer \n\n  jagen\x0bVik\u2028tor 🥊\t\r\n".encode()
@@ -106,10 +106,10 @@ def dictionary():
 def test_symbols_are_numbered_as_fairseq_does(kind, dictionary):
     lines = ["a b  b", "", "c a", "ab"]
     between = {
-        "words": symbols.split_words,
-        "characters": lambda x: symbols.split_characters(x, "▁"),
+        "words": tokenizer.split_words,
+        "characters": lambda x: tokenizer.split_characters(x, "▁"),
     }
-    encoder = symbols.SymbolEncoder(between[kind], dictionary)
+    encoder = tokenizer.SymbolEncoder(between[kind], dictionary)
     found = encoder.encode(lines)
     cut = {"words": str.split, "characters": lambda line: list("▁".join(line.split()))}[kind]
     expected = [
@@ -131,7 +131,7 @@ def test_large_dictionaries_have_larger_numbers(dictionary):
 
 @pytest.mark.parametrize(("unknown", "warned"), [(0, False), (5, False), (6, True), (12, True)])
 def test_a_text_of_unknown_words_is_warned_of(unknown, warned, capsys):
-    symbols.warn_of_unknown("a.txt", unknown, 10)
+    tokenizer.warn_of_unknown("a.txt", unknown, 10)
     printed = "".join(capsys.readouterr())
     assert (
         f"warning: a.txt: {unknown} of {max(unknown, 10)} tokens are <unk>" in printed

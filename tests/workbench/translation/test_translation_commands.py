@@ -266,7 +266,7 @@ def evaluated(tmp_path_factory):
     out = tmp_path_factory.mktemp("bleu") / "out"
     last, middle, first = (model() / f"checkpoint{epoch}.pt" for epoch in (12, 8, 4))
     systems = [f"rope={last},{middle}", f"worse={middle},{first}"]
-    given = [*systems, "--beam", 3, "--out", out, "--device", "cpu"]
+    given = [*systems, "--beam", 3, "--out", out]
     assert main(["bleu", *map(str, given)]) == 0
     return out
 
@@ -367,7 +367,7 @@ def test_trainings_have_means_and_the_lengths_count_every_sentence_once(evaluate
 def test_a_killed_evaluation_goes_on_with_the_next_training(evaluated, tmp_path, capsys):
     out = tmp_path / "out"
     last, middle = (model() / f"checkpoint{epoch}.pt" for epoch in (12, 8))
-    command = ["bleu", f"rope={last},{middle}", "--beam", "3", "--out", str(out), "--device", "cpu"]
+    command = ["bleu", f"rope={last},{middle}", "--beam", "3", "--out", str(out)]
     first = out / "rope" / "1.json"
     kill_command(command, first.exists, out)
     (out / "rope" / "2.json").unlink(missing_ok=True)  # if the machine was slow to kill
@@ -391,7 +391,7 @@ def test_a_killed_evaluation_goes_on_with_the_next_training(evaluated, tmp_path,
         ("bleu a=b.pt a=c.pt", "two values are called 'a'"),
         ("bleu a=b,c d=e", "name the same number of trainings for each system: a"),
         ("bleu a/b=c.pt", "'a/b': the name must be a valid folder name"),
-        ("bleu a=b.pt --device cpu --fp16", "--fp16 is for GPUs"),
+        ("bleu a=b.pt --fp16", "--fp16 is for GPUs"),
         ("bleu rope=missing.pt", "rope: missing.pt: no such file"),
     ],
 )

@@ -29,9 +29,8 @@ from fairseq_posenc.workbench.experiments.variants import CAUSAL, MASKED
 from fairseq_posenc.workbench.running import options
 from fairseq_posenc.workbench.running.devices import cores, visible_gpus
 from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
-from fairseq_posenc.workbench.running.pool import run_here
+from fairseq_posenc.workbench.running.programs import run_here
 from fairseq_posenc.workbench.running.progress import say
-from fairseq_posenc.workbench.running.slurm import run_on_slurm
 
 # The models are small enough for two cores to train one in minutes, and large enough to learn more
 # than a bag of words. Dropout would only slow down trainings of few epochs. The schedule does not
@@ -129,6 +128,8 @@ def run(args: argparse.Namespace) -> int:
         say(f"{len(runs)} trainings of {plan.updates:,} updates; results: {out}/")
         run_tasks = partial(run_here, jobs=args.jobs or len(visible_gpus()) or cores())
         if slurm is not None:
+            from fairseq_posenc.workbench.running.slurm import run_on_slurm  # needs submitit
+
             run_tasks = partial(run_on_slurm, folder=out / "slurm", options=slurm, jobs=args.jobs)
         run_trainings(list(runs), run_tasks, on_end)
         ends = {run: ends[run] for run in plan.runs}  # in the order of the plan, all finished
@@ -169,7 +170,14 @@ def build_plan(args: argparse.Namespace) -> ComparePlan:
             )
         parse(model.position_encoding).check_length(int(layers))  # refuses a list of more layers
     return ComparePlan(
-        args.text, args.family, models, args.seeds, args.lrs, args.updates, args.vocab_size, passed
+        text=args.text,
+        family=args.family,
+        variants=models,
+        seeds=args.seeds,
+        lrs=args.lrs,
+        updates=args.updates,
+        vocab_size=args.vocab_size,
+        options=passed,
     )
 
 

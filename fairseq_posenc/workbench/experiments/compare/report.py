@@ -33,7 +33,7 @@ RECORD, PAGE = "compare.json", "report.html"
 _SCREEN_COLUMNS = ("encoding", "validation perplexity", "each seed", "position parameters", "time")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ComparePlan:
     """What a comparison trains, and on what."""
 
@@ -117,14 +117,7 @@ def draw(models: Sequence[ModelOutcome]) -> bytes:
 def build_record(
     plan: ComparePlan, facts: DataFacts, ends: Mapping[Run, TrainingEnd], data: Row
 ) -> Record:
-    """Build the record of all models, their differences, and all trainings.
-
-    Args:
-        plan: the comparison.
-        facts: facts about its data.
-        ends: the ends of all trainings.
-        data: what all trainings share.
-    """
+    """Build the record of all models, their differences, and all trainings; ``data`` they share."""
     ranked = rank_models(ends)
     models: list[Row] = [
         {

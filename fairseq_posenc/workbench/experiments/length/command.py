@@ -27,10 +27,9 @@ from fairseq_posenc.workbench.experiments.length.scoring import (
     spread_windows,
 )
 from fairseq_posenc.workbench.results.intervals import LEAST_SEEDS
-from fairseq_posenc.workbench.results.pictures import can_draw
 from fairseq_posenc.workbench.results.record import Row
 from fairseq_posenc.workbench.running import options
-from fairseq_posenc.workbench.running.devices import ComputeOptions
+from fairseq_posenc.workbench.running.devices import choose_dtype
 from fairseq_posenc.workbench.running.progress import bar, say
 
 FIGURES, PICTURE = "lm-length.json", "lm-length.png"
@@ -59,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     options.add_count(parser, "--max-tokens", "tokens to read at a time", 4096)
     options.add_out(parser, "lm-length")
-    options.add_computing(parser)
+    options.add_precision(parser)
     add("--json", action="store_true", help="print the record as JSON")
 
 
@@ -69,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         UserError: wrong input.
     """
-    computing = ComputeOptions.choose(args.device, args.fp16, args.bf16)
+    dtype = choose_dtype(args.fp16, args.bf16)
     models = hf_model.parse_models(args.models)
     rows: list[Row] = []
     tokens = None  # of the text, as the first model cuts it
@@ -77,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
         if args.windows and args.windows < LEAST_SEEDS:  # windows take the place of seeds
             say(f"intervals need at least {LEAST_SEEDS} windows: differences may be chance")
         for named in models:
-            model = hf_model.load(named, computing, args.lengths[-1])
+            model = hf_model.load(named, dtype, args.lengths[-1])
             text = hf_model.tokenize_text(args.text, named.path, model)
             total = len(text) - 1  # text[0] is the token with which texts begin
             _check_length(total, args)
@@ -99,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
             del model  # frees the memory for the next one
         record = report.build_record(rows, str(args.text), total)
         record.write(args.out / FIGURES)
-        drawn = can_draw() and report.draw(record, args.out / PICTURE)
+        drawn = report.draw(record, args.out / PICTURE)
     print(record.text() if args.json else report.format_results(record))
     say(f"figures: {args.out / FIGURES}" + (f", {args.out / PICTURE}" if drawn else ""))
     return 0

@@ -17,7 +17,7 @@ from fairseq_posenc.hf.folders import check_folder, check_ids, load_model, load_
 from fairseq_posenc.hf.own_positions import names_own, read_trained_length
 from fairseq_posenc.specs import parse
 from fairseq_posenc.workbench.experiments.corpus import read_text
-from fairseq_posenc.workbench.running.devices import ComputeOptions
+from fairseq_posenc.workbench.running.devices import place
 from fairseq_posenc.workbench.running.files import find_model
 from fairseq_posenc.workbench.running.options import parse_named
 
@@ -58,7 +58,7 @@ def parse_models(texts: Sequence[str]) -> list[NamedModel]:
     return models
 
 
-def load(named: NamedModel, computing: ComputeOptions, longest: int) -> PreTrainedModel:
+def load(named: NamedModel, dtype: torch.dtype, longest: int) -> PreTrainedModel:
     """Open the model of a folder for texts of ``longest`` tokens, without running its code.
 
     Raises:
@@ -72,7 +72,7 @@ def load(named: NamedModel, computing: ComputeOptions, longest: int) -> PreTrain
     if named.spec_override is not None:
         longest = max(longest, read_trained_length(model))  # no table loses rows
         set_positions(model, named.spec_override, max_positions=longest)
-    return computing.place(model)
+    return place(model, dtype)
 
 
 def tokenize_text(path: Path, folder: Path, model: PreTrainedModel) -> Tensor:

@@ -111,7 +111,7 @@ def draw(record: Record, path: Path) -> bool:
         at = "" if length == lengths[-1] else f" at {length:,}"
         return f"{perplexity:,.1f}{at}"
 
-    figure, (axes,) = pictures.new_panels(1, columns=1, panel=(6.2, 4.4))
+    figure, (axes,) = pictures.new_panels(1, columns=1, size=(6.2, 4.4))
     axes.set_xscale("log", base=2)
     axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
     axes.minorticks_off()
@@ -119,7 +119,6 @@ def draw(record: Record, path: Path) -> bool:
     for length in sorted({row["trained_length"] for row in record.rows}):
         axes.axvline(length, color="grey", linestyle=":", zorder=0)
         axes.text(length, 1.0, " trained", transform=axes.get_xaxis_transform(), va="top")
-    pictures.use_log_scale(axes)
-    pictures.draw_means(axes, lines, label, marker="o", ms=3.5)
+    pictures.draw_means(axes, lines, label, log=True, marker="o", ms=3.5)
     pictures.save(figure, path)
     return True

@@ -21,9 +21,8 @@ from fairseq_posenc.workbench.loading.pretrained import read_pretrained
 from fairseq_posenc.workbench.running import options
 from fairseq_posenc.workbench.running.devices import visible_gpus
 from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
-from fairseq_posenc.workbench.running.pool import run_here
+from fairseq_posenc.workbench.running.programs import run_here
 from fairseq_posenc.workbench.running.progress import say
-from fairseq_posenc.workbench.running.slurm import run_on_slurm
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -87,6 +86,8 @@ def run(args: argparse.Namespace) -> int:
             if slurm is None:
                 run_here(unfinished, args.jobs or len(visible_gpus()) or 1, keep_going=True)
             elif unfinished:
+                from fairseq_posenc.workbench.running.slurm import run_on_slurm  # needs submitit
+
                 run_on_slurm(unfinished, out / "slurm", slurm, args.jobs)
         finally:  # the report covers the runs that succeeded, and lists the others
             record = report.write_results(runs.list_runs(out), out, pretrained, args.protocol)

@@ -32,8 +32,7 @@ from fairseq_posenc.workbench.loading.open_model import open_model
 from fairseq_posenc.workbench.running.devices import choose_device
 from fairseq_posenc.workbench.running.exit_codes import run_main, signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.logs import TRAIN_LOG
-from fairseq_posenc.workbench.running.pool import Environment
-from fairseq_posenc.workbench.running.programs import run_logged
+from fairseq_posenc.workbench.running.programs import Environment, run_logged
 from fairseq_posenc.workbench.running.progress import say
 
 _MODULE = "fairseq_posenc.workbench.finetuning.glue.worker"  # __name__ may be "__main__"

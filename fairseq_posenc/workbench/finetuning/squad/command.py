@@ -19,7 +19,7 @@ from fairseq_posenc.checkpoints.recovery import LAST, ensure_last_checkpoint
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.files import write_whole
 from fairseq_posenc.tasks.squad.databin import SquadDataBin, open_data_bin
-from fairseq_posenc.tokens.squad_file import V2, Squad, read_odds, read_predictions, read_squad
+from fairseq_posenc.tokens.squad_file import V2, Squad, read_by_id, read_squad
 from fairseq_posenc.workbench.examples import EXAMPLES
 from fairseq_posenc.workbench.finetuning import recipes
 from fairseq_posenc.workbench.finetuning.squad.predict import Predictor
@@ -28,7 +28,7 @@ from fairseq_posenc.workbench.loading.checkpoints import updates_done
 from fairseq_posenc.workbench.loading.pretrained import Pretrained, read_pretrained
 from fairseq_posenc.workbench.results.record import Record, own_command
 from fairseq_posenc.workbench.running import options
-from fairseq_posenc.workbench.running.devices import ComputeOptions
+from fairseq_posenc.workbench.running.devices import choose_dtype
 from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.files import find_shipped_folder
 from fairseq_posenc.workbench.running.progress import say
@@ -73,7 +73,7 @@ def _add_predict(parser: argparse.ArgumentParser) -> None:
     options.add_data(parser, text)
     options.add_out(parser)
     options.add_count(parser, "--max-tokens", "maximum tokens of a batch", 8192)
-    options.add_computing(parser)
+    options.add_precision(parser)
 
 
 def _add_score(parser: argparse.ArgumentParser) -> None:
@@ -136,9 +136,9 @@ def compose_training(
 
 def _predict(args: argparse.Namespace) -> int:
     """Answer the questions, and write and score the answers; return the exit code."""
-    compute = ComputeOptions.choose(args.device, args.fp16, args.bf16)
+    dtype = choose_dtype(args.fp16, args.bf16)
     squad = read_squad(args.questions)
-    predictor = Predictor.load(args.checkpoint, args.data, compute)
+    predictor = Predictor.load(args.checkpoint, args.data, dtype)
     with folders.lock_folder(args.out):
         predictions = predictor.predict(squad.questions, args.max_tokens)
         if cut := predictor.window_maker.questions_cut:  # counted by `predict`
@@ -172,8 +172,8 @@ def _score(args: argparse.Namespace) -> int:
     if args.na_prob_file is None and args.na_prob_thresh is not None:
         raise UserError("--na-prob-thresh: needs --na-prob-file, whose odds it is compared with")
     squad = read_squad(args.data)
-    predictions = read_predictions(args.predictions)
-    odds = None if args.na_prob_file is None else read_odds(args.na_prob_file)
+    predictions = read_by_id(args.predictions, str)
+    odds = None if args.na_prob_file is None else read_by_id(args.na_prob_file, float)
     threshold = 1.0 if args.na_prob_thresh is None else args.na_prob_thresh
     figures = evaluate(squad, predictions, odds, threshold)
     if missing := unanswered(squad, predictions):

@@ -20,9 +20,8 @@ from fairseq_posenc.tokens.squad_file import Question
 from fairseq_posenc.tokens.squad_windows import SquadWindow, WindowMaker
 from fairseq_posenc.tokens.tokenizer import TextTokens
 from fairseq_posenc.workbench.loading.checkpoints import load_state
-from fairseq_posenc.workbench.loading.dictionaries import load_tokenizer
-from fairseq_posenc.workbench.loading.open_model import open_model
-from fairseq_posenc.workbench.running.devices import ComputeOptions
+from fairseq_posenc.workbench.loading.open_model import load_tokenizer, open_model
+from fairseq_posenc.workbench.running.devices import place
 from fairseq_posenc.workbench.running.progress import bar
 
 NBEST = 20  # spans of a window; the best may have no text
@@ -101,13 +100,13 @@ class Predictor(NamedTuple):
     spec: str  # spec of its position encodings
 
     @classmethod
-    def load(cls, path: Path, data: Optional[Path], compute: ComputeOptions) -> Predictor:
+    def load(cls, path: Path, data: Optional[Path], dtype: torch.dtype) -> Predictor:
         """Load a model that ``fairseq-posenc squad train`` made.
 
         Args:
             path: checkpoint of the model.
             data: folder that it was trained on; None for the one in the checkpoint.
-            compute: device and precision; the scores of the head are always float32.
+            dtype: precision; the scores of the head are always float32.
 
         Raises:
             UserError: the model was not fine-tuned on SQuAD, or a file is missing.
@@ -122,7 +121,7 @@ class Predictor(NamedTuple):
         dictionary = opened.task.dictionary
         tokenizer = load_tokenizer(opened.data, dictionary)
         window_maker = WindowMaker(tokenizer, dictionary, opened.task.data_bin.limits)
-        return cls(compute.place(opened.model), window_maker, str(opened.positions["encoder"]))
+        return cls(place(opened.model, dtype), window_maker, str(opened.positions["encoder"]))
 
     def predict(self, questions: Sequence[Question], max_tokens: int) -> list[Prediction]:
         """Answer questions.

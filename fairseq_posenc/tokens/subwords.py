@@ -1,0 +1,171 @@
+"""Encodes with subwords: GPT-2's byte-level BPE by fairseq's encoder, and sentencepieces.
+
+A subword's number in its model is not its token id: that is its index in fairseq's dictionary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Union
+
+import numpy as np
+
+from fairseq_posenc.errors import UserError
+from fairseq_posenc.tokens.tokenizer import SymbolEncoder, TextTokens, spans_of_bytes
+
+if TYPE_CHECKING:
+    from fairseq.data import Dictionary
+    from fairseq.data.encoders import gpt2_bpe_utils
+
+_CACHED_WORDS = 1 << 18  # different words whose tokens are kept in memory
+_MAX_LINE_BYTES = 1 << 20  # sentencepiece silently skips longer lines (default: 4,192)
+
+
+class GPT2(SymbolEncoder):
+    """Encodes with GPT-2's BPE for a fairseq dictionary, whose symbols are ids of ``encoder.json``.
+
+    Raises:
+        UserError: the files do not belong together.
+    """
+
+    def __init__(self, encoder_json: Path, vocab_bpe: Path, dictionary: Dictionary) -> None:
+        fairseq = _load(encoder_json, vocab_bpe)
+        self._find_words = fairseq.pat.findall  # as the pattern of GPT-2 splits a text
+        self._words = _SplitWords(fairseq)
+        super().__init__(self._split, dictionary)
+
+    def tokens(self, text: str) -> TextTokens:
+        """Tokenize a text, with the characters of each token."""
+        pieces = [piece for word in self._find_words(text) for piece in self._words.split(word)]
+        # A piece is written with one letter per byte.
+        spans = spans_of_bytes(text, np.array([len(piece) for piece in pieces], np.int64))
+        return TextTokens.from_spans(text, list(map(self.index, self._find_symbols(text))), spans)
+
+    def _split(self, lines: Sequence[str]) -> Iterable[Iterable[str]]:
+        return map(self._find_symbols, lines)
+
+    def _find_symbols(self, text: str) -> Iterable[str]:
+        return chain.from_iterable(map(self._words.__getitem__, self._find_words(text)))
+
+
+class _SplitWords(dict[str, list[str]]):
+    """The symbols of the words seen so far; a new word is split when it is looked up."""
+
+    def __init__(self, fairseq: gpt2_bpe_utils.Encoder) -> None:
+        self._fairseq = fairseq
+
+    def split(self, word: str) -> list[str]:
+        """Split a word into pieces, which have one letter per byte."""
+        letters = "".join(self._fairseq.byte_encoder[byte] for byte in word.encode("utf-8"))
+        pieces: list[str] = self._fairseq.bpe(letters).split(" ")
+        self._fairseq.cache.clear()  # else it would grow without limit
+        return pieces
+
+    def __missing__(self, word: str) -> list[str]:
+        if len(self) >= _CACHED_WORDS:
+            self.clear()
+        self[word] = [str(self._fairseq.encoder[piece]) for piece in self.split(word)]
+        return self[word]
+
+
+@lru_cache(maxsize=1)
+def _load(encoder_json: Path, vocab_bpe: Path) -> gpt2_bpe_utils.Encoder:
+    """Load fairseq's encoder, and check that its files have all pieces."""
+    from fairseq.data.encoders import gpt2_bpe_utils
+
+    try:
+        fairseq = gpt2_bpe_utils.get_encoder(str(encoder_json), str(vocab_bpe))
+        numbers = set(fairseq.encoder.values())
+    except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
+        raise UserError(f"{encoder_json}, {vocab_bpe}: {error}") from None
+    if len(numbers) < len(fairseq.encoder) or any(type(number) is not int for number in numbers):
+        raise UserError(f"{encoder_json}: must give each piece a different whole number")
+    # A line that is not a pair is shown whole: no piece has a space.
+    merged = [("" if len(pair) == 2 else " ").join(pair) for pair in fairseq.bpe_ranks]
+    if missing := [x for x in (*fairseq.byte_decoder, *merged) if x not in fairseq.encoder]:
+        raise UserError(f"{encoder_json}: lacks the piece {missing[0]!r} of {vocab_bpe}")
+    return fairseq
+
+
+def learn_pieces(vocab_size: int, **options: Any) -> None:
+    """Train a sentencepiece model, with options of sentencepiece's trainer, which name the text.
+
+    Raises:
+        UserError: the text has too few or too many different pieces for that size.
+    """
+    import sentencepiece
+
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            vocab_size=vocab_size, max_sentence_length=_MAX_LINE_BYTES, minloglevel=2, **options
+        )
+    except RuntimeError as error:
+        # sentencepiece says what is wrong, and the best size, after the place in its source.
+        reason = " ".join(str(error).split()).rpartition("] ")[2]
+        raise UserError(f"--vocab-size {vocab_size}: {reason}") from None
+
+
+class Pieces:
+    """A trained sentencepiece model, the ``.model`` file.
+
+    Raises:
+        UserError: the file is not a model, or has pieces that no fairseq dictionary can contain.
+    """
+
+    def __init__(self, path: Path) -> None:
+        import sentencepiece
+
+        try:
+            self.model = sentencepiece.SentencePieceProcessor(model_file=str(path))
+        except (OSError, RuntimeError) as error:
+            reason = " ".join(str(error).split())
+            raise UserError(f"{path}: not a sentencepiece model ({reason})") from None
+        # The texts of the pieces, by number.
+        self.texts = [self.model.id_to_piece(i) for i in range(self.model.get_piece_size())]
+        broken = [text for text in self.texts if len(text.split()) != 1]
+        if broken:
+            raise UserError(
+                f"{path}: has the piece {broken[0]!r}, and fairseq separates symbols by white "
+                "space; train a model without it"
+            )
+
+    def __call__(self, lines: Sequence[str]) -> Iterable[Sequence[str]]:
+        """Split each line, as a ``Splitter``; unknown text becomes ``<unk>``."""
+        encoded = self.model.encode(list(lines), num_threads=1)  # workers share the cores
+        return ([self.texts[number] for number in numbers] for numbers in encoded)
+
+    def build_dictionary(self) -> Dictionary:
+        """Build a dictionary of all pieces that can occur in a text, in the model's order."""
+        from fairseq.data import Dictionary
+
+        dictionary = Dictionary()
+        for number, text in enumerate(self.texts):
+            if not self.model.is_control(number) and not self.model.is_unknown(number):
+                dictionary.add_symbol(text)
+        return dictionary
+
+
+class PieceEncoder(SymbolEncoder):
+    """Encodes with sentencepieces; offsets refer to the text before the model normalises it."""
+
+    def __init__(self, pieces: Pieces, dictionary: Dictionary) -> None:
+        super().__init__(pieces, dictionary)
+        self._pieces = pieces
+
+    def tokens(self, text: str) -> TextTokens:
+        """Tokenize a text, with the characters of each token."""
+        encoded = self._pieces.model.encode(text, return_type="offset_mapping")
+        spans = list(encoded["offsets"])
+        # If a character becomes several pieces (½: 1, ⁄, 2), only the last has its span; the others
+        # get the same.
+        for i in reversed(range(len(spans) - 1)):
+            if spans[i][0] == spans[i][1]:
+                spans[i] = spans[i + 1]
+        ids = [self.index(self._pieces.texts[number]) for number in encoded["ids"]]
+        return TextTokens.from_spans(text, ids, spans)
+
+
+Tokenizer = Union[GPT2, PieceEncoder]  # also know the characters of each token
