@@ -61,12 +61,12 @@ def export_to_transformers(trained: OpenModel, tokens: str | None, out: Path) ->
     name = stock.classes[trained.head]
     tokenizers = build_tokenizers(trained, tokens)
     for (file, dictionary), tokenizer in zip(trained.dictionaries.items(), tokenizers):
-        # Also refused below 0: a symbol stands twice in the dictionary, so later ids would not fit.
-        if unknown := tokenizer.get_vocab_size() - len(dictionary):
-            raise UserError(
-                f"{trained.data / file}: lacks {unknown:,} pieces of the tokenizer, which only "
-                "fairseq reads as <unk>: --tokens none exports the model without a tokenizer"
-            )
+        if more := tokenizer.get_vocab_size() - len(dictionary):
+            fault = f"lacks {more:,} pieces of the tokenizer, which only fairseq reads as <unk>"
+            if more < 0:  # later ids would not fit
+                fault = f"has {-more:,} pieces of the tokenizer twice"
+            remedy = "--tokens none exports the model without a tokenizer"
+            raise UserError(f"{trained.data / file}: {fault}: {remedy}")
     with whole_folder(out) as folder:
         folders = write_tokenizers(trained, tokenizers, folder)
         for dictionary in trained.dictionaries:
@@ -92,14 +92,14 @@ def export_to_transformers(trained: OpenModel, tokens: str | None, out: Path) ->
 def find_stock_family(trained: OpenModel) -> StockFamily:
     """Find the classes of transformers that compute a model; refuse a model that has none."""
     refuse_odd_parts(trained, "transformers")
-    candidates = [stock for stock in STOCK_FAMILIES if stock.family == trained.family.name]
+    candidates = [stock for stock in STOCK_FAMILIES if stock.family == trained.family]
     for stock in candidates:
         if all(_read_option(trained, option) == value for option, value in stock.computes.items()):
             return stock
     values = ", ".join(
         f"{option}={_read_option(trained, option)}" for option in candidates[0].computes
     )
-    raise _refusal(trained, f"a {trained.family.title} with {values}")
+    raise _refusal(trained, f"a {trained.title} with {values}")
 
 
 @torch.no_grad()
@@ -119,7 +119,7 @@ def build_stock_model(trained: OpenModel, stock: StockFamily, *, is_plain: bool)
     model: PreTrainedModel = model_class(config)
     if not is_plain:
         _copy_positions(trained, model)
-    if trained.translates:
+    if trained.head == "translation":
         model.generation_config = _build_generation_config(trained, config)
     weights = _select_weights(trained)
     learned = "encoder.sentence_encoder.embed_positions.encodings.learned.table"
@@ -143,7 +143,8 @@ def _select_weights(trained: OpenModel) -> dict[str, Tensor]:
     """Select a model's weights without those of unused heads, which only fairseq's class keeps."""
     heads = {"masked_lm": "encoder.lm_head.", "classes": "classification_heads."}
     unused = tuple(name for head, name in heads.items() if head != trained.head)
-    return {name: x for name, x in trained.weights.items() if not name.startswith(unused)}
+    weights = trained.model.named_parameters(remove_duplicate=False)  # tied ones under each name
+    return {name: x for name, x in weights if not name.startswith(unused)}
 
 
 def _copy_positions(trained: OpenModel, model: PreTrainedModel) -> None:
@@ -207,7 +208,7 @@ def _list_config_fields(trained: OpenModel, stock: StockFamily) -> dict[str, Any
         if fields.setdefault(field, value) != value:
             raise _refusal(trained, f"{option}={value} beside {fields[field]} in the encoder")
     # A causal LM of fairseq begins texts with </s>, unless it was trained with --add-bos-token.
-    begins_with_eos = trained.family.name == "causal_lm" and not trained.settings.task.add_bos_token
+    begins_with_eos = trained.family == "causal_lm" and not trained.settings.task.add_bos_token
     fields |= {
         "pad_token_id": stacks[-1].padding_idx,
         "eos_token_id": stacks[-1].eos_idx,
@@ -216,12 +217,12 @@ def _list_config_fields(trained: OpenModel, stock: StockFamily) -> dict[str, Any
         "max_position_embeddings": max(x.assembly.dims.trained_length for x in stacks),
         "tie_word_embeddings": trained.ties_embeddings,
     }
-    if trained.family.name == "masked_lm":
+    if trained.family == "masked_lm":
         fields["max_position_embeddings"] += UNUSED_ROWS
         fields |= {"layer_norm_eps": EPSILON, "type_vocab_size": 1}
     else:
         fields["scale_embedding"] = not _read_option(trained, "no_scale_embedding")
-    if trained.translates:
+    if trained.head == "translation":
         ties_all = trained.ties_embeddings and (
             stacks[0].embed_tokens.weight is stacks[1].embed_tokens.weight
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 
 import pytest
@@ -192,6 +193,17 @@ def test_pieces_that_the_dictionary_lacks_are_refused(capsys):
     assert main(["export", *map(str, words), "--tokens", str(gpt2_files())]) == 2
     assert "lacks 259 pieces of the tokenizer" in capsys.readouterr().err
     assert main(["export", *map(str, words), "--tokens", "none"]) == 0
+
+
+def test_a_piece_that_the_dictionary_has_twice_is_refused(capsys):
+    """By its number in GPT-2's file, and as it is."""
+    files = gpt2_files()
+    pieces = json.loads((files / "encoder.json").read_text())
+    symbols = [*map(str, pieces.values()), next(iter(pieces))]
+    trained = checkpoint("masked_lm", "learned", data_bin("masked_lm", symbols))
+    words = ["--checkpoint", trained.path, "--out", new_directory() / "out", "--tokens", files]
+    assert main(["export", *map(str, words)]) == 2
+    assert "dict.txt: has 1 pieces of the tokenizer twice: --tokens none" in capsys.readouterr().err
 
 
 def test_a_data_folder_says_what_cut_its_text(tmp_path):
