@@ -37,6 +37,11 @@ OUR_ATTENTION = "fairseq_posenc"  # name of the attention function in transforme
 POSITION_STATE = "position_state"  # keyword argument of all layers: a `PassState`
 # Attribute of other attention in a model with positions, such as that to an encoder's output.
 WITHOUT_POSITIONS = "attends_without_positions"
+# What to do about caches, or masks by types of layers, that were made for other windows.
+MAKE_CACHES = (
+    "make caches after set_positions, as DynamicCache(config=model.config); in a model around this "
+    "one, give its text_config the layer_types and sliding_window of this one's config"
+)
 
 
 class PassState(NamedTuple):
@@ -47,6 +52,7 @@ class PassState(NamedTuple):
             empty if it has none.
         shared: position state of the stack; None if the model's own attention is used.
         need_weights: whether attention weights are requested.
+        is_uncounted: see :class:`~fairseq_posenc.hf.stack_arguments.TokenPositions`.
         inputs: input of the layer, ``(B, T, C)``; each layer sets it, and ``cache``, in a copy.
         cache: cache of the keys, or None.
     """
@@ -54,6 +60,7 @@ class PassState(NamedTuple):
     cosines: list[Cosines]
     shared: Shared | None = None
     need_weights: bool = False
+    is_uncounted: Tensor | None = None
     inputs: Tensor | None = None
     cache: Cache | None = None
 
@@ -230,8 +237,7 @@ class AttentionPositions(AttentionCore, nn.Module):
         if not least <= keys <= src_len:
             raise UserError(
                 f"the cache has {keys} keys of {src_len} tokens, and this layer's positions need "
-                f"the last {least}: make caches after set_positions, as "
-                "DynamicCache(config=model.config)"
+                f"the last {least}: {MAKE_CACHES}"
             )
 
 

@@ -33,8 +33,7 @@ def capture_attention(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list
             the weights of attention to the encoder's output are computed without a mask.
     """
     captured: list[CapturedAttention] = []
-    has_encoder = model.config.is_encoder_decoder
-    encoder = set(model.get_encoder().modules()) if has_encoder else set()
+    encoder = {*model.get_encoder().modules()} if model.config.is_encoder_decoder else set()
 
     def attend(
         module: nn.Module,

@@ -5,7 +5,6 @@ The letters of shapes are those of :mod:`~fairseq_posenc.encodings.base`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
@@ -165,13 +164,9 @@ class Stack(NamedTuple):
 
         Layers of a spec, and all lists "for each layer", are in the order of this list.
         """
-        return list(self._find_attentions())
-
-    def _find_attentions(self) -> Iterator[nn.Module]:
-        first, _, _ = self.family.attention.partition(".")
-        for layer in self.module.get_submodule(self.family.layers).children():
-            if hasattr(layer, first):
-                yield layer.get_submodule(self.family.attention)
+        path = self.family.attention
+        first = path.partition(".")[0]
+        return [layer.get_submodule(path) for layer in self.layers if hasattr(layer, first)]
 
     @property
     def is_hybrid(self) -> bool:
@@ -181,7 +176,7 @@ class Stack(NamedTuple):
     @property
     def is_decoder(self) -> bool:
         """Whether attention was built for queries that cannot see later keys."""
-        return bool(getattr(next(self._find_attentions()), "is_causal", False))
+        return bool(getattr(self.attentions[0], "is_causal", False))
 
     @property
     def causal(self) -> bool:
@@ -226,14 +221,13 @@ class Stack(NamedTuple):
         Layers may have been removed from a model whose layers differ.
         """
         rotates = [self.family.applies_cosines(attention) for attention in self.attentions]
-        for index, does in enumerate(rotates):
-            layer = spec.layer_kinds[spec.layer_kind(index)]
-            states = any(item.encoding.acts_on == "rotation" for item in layer)
-            if self.family.rotates and any(rotates) and does != states:
-                raise UserError(
-                    f"own: the configuration of this model states rotations of other layers than "
-                    f"it has, such as layer {index}: write the positions of each layer"
-                )
+        kinds = [spec.layer_kinds[spec.layer_kind(index)] for index in range(len(rotates))]
+        states = [any(item.encoding.acts_on == "rotation" for item in kind) for kind in kinds]
+        if self.family.rotates and any(rotates) and rotates != states:
+            raise UserError(
+                "own: the configuration of this model states rotations of other layers than it "
+                "has: write the positions of each layer"
+            )
 
     def list_weights(self, owner: nn.Module) -> dict[str, str]:
         """Name the trained weights of the model's own positions, by their names in ours.

@@ -64,8 +64,7 @@ def count_positions(model: Any) -> int:
     """Count the positions that a model, or its configuration, has room for."""
     if (positions := _find_positions(model)) is not None:
         return positions.assembly.dims.max_positions
-    length = getattr(model, LENGTH_FIELD, None)  # of a configuration
-    return int(length or read_trained_length(model))
+    return int(getattr(model, LENGTH_FIELD, None) or read_trained_length(model))
 
 
 def _find_positions(model: Any) -> RecordedPositions | None:

@@ -9,16 +9,18 @@ place of the present positions, and the configuration states them.
 from __future__ import annotations
 
 import copy
-import inspect
 import logging
 import warnings
+from collections.abc import Iterable
+from dataclasses import fields
 from typing import Any, NamedTuple
 
 import torch
 import transformers
-from torch import nn
+from torch import Tensor, nn
 from transformers import CONFIG_MAPPING, PretrainedConfig, PreTrainedModel
 
+from fairseq_posenc.encodings.base import Encoding
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf.attention import (
     OUR_ATTENTION,
@@ -26,7 +28,6 @@ from fairseq_posenc.hf.attention import (
     AttentionPositions,
     AttentionWithPositions,
 )
-from fairseq_posenc.hf.carry_over import copy_weights, list_lost_weights
 from fairseq_posenc.hf.derived import add_mixin, refuse_replaced_forward
 from fairseq_posenc.hf.families import FAMILIES, Family, Stack, find_family
 from fairseq_posenc.hf.own_positions import (
@@ -41,7 +42,12 @@ from fairseq_posenc.hf.own_positions import (
 from fairseq_posenc.hf.settings import POSITIONS, SPEC_FIELD, PositionSettings
 from fairseq_posenc.hf.stack_forward import HFStackPositions, StackWithPositions
 from fairseq_posenc.identity import parse_directions
-from fairseq_posenc.position_parameters import LENGTH_RULES, LengthRule
+from fairseq_posenc.position_parameters import (
+    LENGTH_RULES,
+    LengthRule,
+    extend_parameter,
+    list_changed_options,
+)
 from fairseq_posenc.registry import names
 from fairseq_posenc.specs import Spec, parse
 
@@ -77,8 +83,8 @@ def replace_positions(
         plan = StackPlan.make(new_spec, stack, length, directions, settings.boundary_id)
         for owner, part in plan.list_parts():
             trained = stack.read_weights(owner)
-            notes += copy_weights(part, trained, old_spec, new_spec, old_length, extend)
-        warned += list_lost_weights(stack, plan.list_parts())
+            notes += _copy_weights(part, trained, old_spec, new_spec, old_length, extend)
+        warned += _list_lost_weights(stack, plan.list_parts())
         if new_spec.items and not {item.name for item in new_spec.items} & {*names()}:
             warned.append(f"the model has no positions now: {text} names none (own+... keeps them)")
         plans.append(plan)
@@ -89,9 +95,8 @@ def replace_positions(
         text = "set_positions: " + "; ".join(dict.fromkeys(warned))
         warnings.warn(text, stacklevel=3)  # names the line that called `set_positions`
     _install(model, plans)
-    # With an encoder, caches also have all of its keys, which a window must not drop; in hybrids,
-    # `layer_types` also names layers without attention, for which the spec has no entry.
-    if stacks[0].is_decoder_alone and not stacks[0].is_hybrid:
+    # With an encoder, caches also have all of its keys, which a window must not drop.
+    if stacks[0].is_decoder_alone:
         _limit_caches(stacks[0], plans[0].spec)
     PositionSettings(
         spec=str(plans[0].spec),
@@ -188,6 +193,12 @@ class StackPlan(NamedTuple):
         # A model that is being loaded is on the device "meta", where constants cannot be computed.
         with torch.device("cpu" if weight.is_meta else weight.device):
             positions = HFStackPositions(spec, stack, max_positions, directions, boundary_id)
+            heads = {*(getattr(stack.config, "num_attention_heads_per_layer", None) or ())}
+            if len(heads) > 1 and not positions.is_native:
+                raise UserError(
+                    f"{spec}: layers of this model have different numbers of heads, "
+                    f"{' and '.join(map(str, sorted(heads)))}: take rotations alone"
+                )
             assembly = positions.assembly
             # The terms of each kind of layer, refused here if the backend lacks one. Native
             # attention uses none of our backends.
@@ -250,7 +261,16 @@ def _install(model: PreTrainedModel, plans: list[StackPlan]) -> None:
         config: Any = vars(module).get("config")
         if isinstance(config, PretrainedConfig):
             module.config = copy.deepcopy(config, copies)
-    _choose_attention(model, plans)
+    positions = plans[0].positions  # all stacks have the same `stock`
+    attention = positions.stock if is_native else OUR_ATTENTION
+    model.set_attn_implementation(attention)
+    # transformers leaves the field as it is in models that compute attention themselves.
+    if any(plan.stack.config._attn_implementation != attention for plan in plans):
+        model.set_attn_implementation(positions.stock)
+        raise UserError(
+            f"models of type {model.config.model_type!r} compute attention themselves in "
+            f"transformers {transformers.__version__}: install a later one"
+        )
     for plan in plans:
         plan.stack.neutralize()
         for owner, part in plan.list_parts():
@@ -263,35 +283,23 @@ def _install(model: PreTrainedModel, plans: list[StackPlan]) -> None:
             setattr(module, WITHOUT_POSITIONS, True)
 
 
-def _choose_attention(model: PreTrainedModel, plans: list[StackPlan]) -> None:
-    """Set a model's attention to our function, or to its own function if that is sufficient."""
-    positions = plans[0].positions  # all stacks have the same `stock` and `is_native`
-    attention = positions.stock if positions.is_native else OUR_ATTENTION
-    model.set_attn_implementation(attention)
-    # transformers leaves the field as it is in models that compute attention themselves.
-    if any(plan.stack.config._attn_implementation != attention for plan in plans):
-        model.set_attn_implementation(positions.stock)
-        raise UserError(
-            f"models of type {model.config.model_type!r} compute attention themselves in "
-            f"transformers {transformers.__version__}: install a later one"
-        )
-
-
 def _limit_caches(stack: Stack, spec: Spec) -> None:
     """Write the windows of a spec to the configuration, by which transformers makes caches.
 
     Caches then drop the keys of a layer that no later query can see.
     """
     config = stack.config
+    stated = {field.name for field in fields(config)}
+    masks_by_type = "layer_types" in stated  # it makes a mask for each of its types of layers
+    if masks_by_type and not stated & {"sliding_window", "local_attention"}:
+        return  # those of hybrids, which have no windows, and layers without attention
     windows = [find_options(layer, "window") for layer in spec.layers]  # {} for no window
     # Where later tokens see the first keys, or all, the cache must have all: a size of 0.
     sizes = [x["size"] if x and x["first"] is None and not x["prefill"] else 0 for x in windows]
     if any(sizes):
         config.sliding_window = max(sizes)  # transformers' caches have one size for all layers
-    elif getattr(config, "sliding_window", None):
-        parameters = [inspect.signature(cls).parameters for cls in type(config).__mro__]
-        if not any("layer_types" in names for names in parameters):  # else masks need a size
-            config.sliding_window = None
+    elif getattr(config, "sliding_window", None) and not masks_by_type:
+        config.sliding_window = None
     if hasattr(config, "use_sliding_window"):  # Qwen forgets the size on loading, unless it is true
         config.use_sliding_window = any(sizes)
     # The types of the previous positions may name windows that the new ones do not have. The
@@ -302,3 +310,77 @@ def _limit_caches(stack: Stack, spec: Spec) -> None:
     if any(sizes) and hasattr(stack.module, "has_sliding_layers"):
         # Only if this is true do such models make the mask that layers of this type ask for.
         stack.module.has_sliding_layers = True
+
+
+def _copy_weights(
+    part: nn.Module,
+    trained: dict[str, Tensor],
+    old_spec: Spec | None,
+    new_spec: Spec,
+    old_length: int,
+    extend: LengthRule | None,
+) -> list[str]:
+    """Copy weights that keep their meaning to a part of the new positions of a stack.
+
+    Args:
+        part: the part, with new weights.
+        trained: the present weights, by the names of the parameters of ``part``.
+        old_spec: the present positions; None if no spec describes them.
+        new_spec: the new positions.
+        old_length: number of present positions.
+        extend: how tables by position become longer; None leaves the rows beyond untrained.
+
+    Returns:
+        A note for the user about each weight that is not copied, or only in part.
+    """
+    notes = []
+    for place, encoding in part.named_modules():
+        if not isinstance(encoding, Encoding):
+            continue
+        for name, parameter in encoding.named_parameters():
+            weight = trained.get(f"{place}.{name}")
+            if weight is None or weight.is_meta:  # new, or without values: they are loaded later
+                continue
+            changed = old_spec and list_changed_options(encoding.name, old_spec, new_spec)
+            if changed:
+                notes.append(
+                    f"{place}.{name}: untrained, as the model's has other options: {changed}"
+                )
+                continue
+            fitted = extend_parameter(encoding, name, weight, [old_length], extend)
+            if fitted is None:
+                notes.append(f"{place}.{name}: untrained, as the model's is {tuple(weight.shape)}")
+                continue
+            is_whole = fitted.shape == parameter.shape  # else it has fewer rows
+            with torch.no_grad():
+                (parameter if is_whole else parameter[: len(fitted)]).copy_(fitted)
+            if not is_whole:
+                fresh = len(parameter) - len(fitted)
+                rules = "; ".join(f"extend={rule!r} {does}" for rule, does in LENGTH_RULES.items())
+                notes.append(
+                    f"{place}.{name}: {fresh} of {len(parameter)} rows are new and untrained "
+                    f"({rules})"
+                )
+    return notes
+
+
+def _list_lost_weights(stack: Stack, parts: Iterable[tuple[nn.Module, nn.Module]]) -> list[str]:
+    """Say which trained weights are taken away, and which are new beside earlier positions.
+
+    Args:
+        stack: the stack, with its present positions.
+        parts: the modules of the stack that get new positions, each with these.
+    """
+    lost: set[str] = set()
+    new: set[str] = set()
+    for owner, part in parts:
+        trained, names = stack.read_weights(owner), dict(part.named_parameters())
+        lost |= {name for name, x in trained.items() if name not in names and not x.is_meta}
+        new |= names.keys() - trained.keys()
+    if not hasattr(stack.module, POSITIONS):  # in a stock model, all others are new
+        new.clear()
+    messages = {
+        "trained weights are taken away, load the model again to have them back: ": lost,
+        "weights are untrained, as the positions until now lack them: ": new,
+    }
+    return [text + ", ".join(sorted(names)) for text, names in messages.items() if names]

@@ -16,6 +16,8 @@ from fairseq_posenc.modules.input_checks import read_position_ids
 from fairseq_posenc.modules.stack_positions import StackPositions
 from fairseq_posenc.positions import Positions, may_sync, reading_waits
 
+_NO_DOCUMENTS = "position_ids on several axes do not separate documents"
+
 
 class TokenPositions(NamedTuple):
     """What a caller says of the tokens of a pass, besides their padding.
@@ -47,11 +49,13 @@ class StackArguments:
         first_id: number of a row's first token in the caller's position ids. If it is above 0,
             ``first_id - 1`` is the padding symbol.
         axes: number of axes of the model's ids, if it has several, else 0. Ids of the text alone
-            may stand before them, ``(1 + axes, B, T)``: they are read where the spec has no axes.
+            may stand before them, ``(1 + axes, B, T)``: a spec without axes reads these, and else
+            counts the tokens.
 
     Attributes:
         named: the same.
         inputs: the new tokens, ``(B, T)``, or their embeddings, ``(B, T, C)``.
+        has_documents: whether attention stays inside documents.
         mask: the caller's mask, in any form.
         cache: the cache of the keys and values of self-attention, or None.
         ids: the caller's position ids, ``(B or 1, T)`` or ``(B or 1, T, axes)``, or None.
@@ -71,6 +75,7 @@ class StackArguments:
         axes: int,
     ) -> None:
         self.spec = stack.assembly.spec
+        self.has_documents = any(item.name == "documents" for item in self.spec.items)
         self.id_readers = stack.id_readers  # the encodings that read positions, on `axes` axes each
         self.boundary_id = boundary_id
         self.named = named
@@ -84,31 +89,38 @@ class StackArguments:
         self.cache: Any = find_self_cache(self.named.values())
         ids: Tensor | None = self.named.get("position_ids")
         text_ids = None
-        if axes and isinstance(ids, Tensor) and ids.shape[:-2] == (1 + axes,):
-            counts = [reader.axes for reader in self.id_readers]
-            text_ids = ids[0]
-            ids = ids[1:] if axes in counts else text_ids
-        self.ids = self._read_ids(ids, self.inputs, first_id)
+        if axes and isinstance(ids, Tensor) and ids.dim() == 3 and len(ids) in (axes, 1 + axes):
+            if len(ids) > axes:
+                text_ids, ids = ids[0], ids[1:]
+            if axes not in [reader.axes for reader in self.id_readers]:
+                if text_ids is None and self.mask is None:  # only the next text begins before
+                    _refuse_if(ids[0].diff(dim=-1).lt(0).any(), _NO_DOCUMENTS)
+                ids = text_ids
+        self.ids = self._read_ids(ids, first_id)
         self.text_ids = text_ids if self.ids is None or self.ids.dim() == 3 else self.ids
 
-    def _read_ids(self, ids: Tensor | None, inputs: Tensor, first_id: int) -> Tensor | None:
+    def _read_ids(self, ids: Tensor | None, first_id: int) -> Tensor | None:
         """Check the caller's ids; convert those that begin after the padding symbol."""
+        batch, tgt_len = self.inputs.shape[:2]
         if ids is not None:
-            batch, tgt_len = inputs.shape[:2]
             ids = read_position_ids("position_ids", ids, self.id_readers, batch, (tgt_len,))
         if not first_id or (ids is not None and ids.dim() == 3):
             return ids
-        if ids is not None:
-            if may_sync(ids.device) and (ids < first_id - 1).any():  # padding has `first_id - 1`
-                raise UserError(
-                    f"position_ids of this model count from {first_id}, as its class does"
-                )
-            return (ids - first_id).clamp(min=0)
-        # The stock class would find the padding by its symbol; here, it would be counted.
-        lacks_mask = self.tokens is not None and self.mask is None
-        if lacks_mask and may_sync(inputs.device) and inputs.eq(first_id - 1).any():
-            raise UserError("input_ids have padding: pass attention_mask")
-        return None
+        syncs = may_sync(self.inputs.device)
+        if ids is None:
+            # The stock class would find the padding by its symbol; here, it would be counted.
+            lacks_mask = self.tokens is not None and self.mask is None
+            if lacks_mask and syncs and self.inputs.eq(first_id - 1).any():
+                raise UserError("input_ids have padding: pass attention_mask")
+            return None
+        counts = ids.eq(torch.arange(tgt_len, device=ids.device) + self.cached)
+        if isinstance(self.mask, Tensor) and self.mask.dim() == 2:
+            real = self.mask.ne(0)
+            counts = ids.eq(real.cumsum(1)[:, -tgt_len:] - 1) | ~real[:, -tgt_len:]
+        counts = counts.all()  # from 0, as those of `generate` do in all models
+        if syncs and not counts and (ids < first_id - 1).any():  # padding has `first_id - 1`
+            raise UserError(f"position_ids of this model count from {first_id}, as its class does")
+        return torch.where(counts, ids, ids - first_id).clamp(min=0)
 
     @property
     def cached(self) -> Any:
@@ -126,11 +138,6 @@ class StackArguments:
         if self.ids is not None:
             return self.ids
         return (torch.arange(self.inputs.size(1), device=self.inputs.device) + self.cached)[None]
-
-    @property
-    def has_documents(self) -> bool:
-        """Whether attention stays inside documents."""
-        return any(item.name == "documents" for item in self.spec.items)
 
     def _read_mask(self) -> Tensor | None:
         """Read the mask ``(B, S)``: 0 for padding, else 1, or the number of a document."""
@@ -219,19 +226,14 @@ class StackArguments:
         """Refuse several documents in a row, unless the spec keeps them apart."""
         if self.has_documents:
             return
-        mixed = []  # each is true if documents are packed
-        if (starts := self._find_starts()) is not None:
-            mixed.append(starts.any())
-        if (by_ids := self.find_packed_ids()) is not None:
-            mixed.append(by_ids)
-        if self.mask is not None:
-            mixed.append(self.mask.gt(1).any())  # numbers of documents
-        message = (
-            f"a row holds several documents, as in a packed batch: add +documents to {self.spec}, "
-            "so that attention stays inside each document"
-        )
-        for is_packed in mixed:
-            _refuse_if(is_packed, message)
+        numbers = None if self.mask is None else self.mask.gt(1)  # a mask that counts documents
+        for packs in (self._find_starts(), self.find_packed_ids(), numbers):
+            if packs is not None:
+                _refuse_if(
+                    packs.any(),
+                    "a row holds several documents, as in a packed batch: add +documents to "
+                    f"{self.spec}, so that attention stays inside each document",
+                )
 
     def _find_starts(self) -> Tensor | None:
         """Mark the tokens, ``(B, T)``, at which ``cu_seq_lens_q`` and ``seq_idx`` begin documents.
@@ -261,7 +263,7 @@ class StackArguments:
             mask: 0 for padding, else 1, or the number of a document, ``(B, S)``.
         """
         if self.ids is not None and self.ids.dim() == 3:
-            raise UserError("position_ids on several axes do not separate documents")
+            raise UserError(_NO_DOCUMENTS)
         tokens = mask.ne(0)
         # Padding takes the number before it: 1 1 0 2 2 as 1 1 1 2 2.
         places = torch.arange(mask.size(1), device=mask.device)

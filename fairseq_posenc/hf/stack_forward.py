@@ -11,7 +11,7 @@ Shapes: B batch, T new tokens, S all tokens, those in the cache first.
 
 import inspect
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ from fairseq_posenc.encodings.rope_scaling import Dynamic, LongRope
 from fairseq_posenc.encodings.rotation import Rotation
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf.attention import (
+    MAKE_CACHES,
     OUR_ATTENTION,
     POSITION_STATE,
     PassState,
@@ -32,7 +33,7 @@ from fairseq_posenc.hf.attention import (
 from fairseq_posenc.hf.caches import UNCOUNTED, find_self_cache
 from fairseq_posenc.hf.derived import Derived
 from fairseq_posenc.hf.families import Stack
-from fairseq_posenc.hf.own_positions import read_trained_length
+from fairseq_posenc.hf.own_positions import ATTENTION_TYPES, read_trained_length
 from fairseq_posenc.hf.record import RecordedPositions, exchange_names
 from fairseq_posenc.hf.settings import POSITIONS
 from fairseq_posenc.hf.stack_arguments import StackArguments, TokenPositions
@@ -42,20 +43,6 @@ from fairseq_posenc.modules.stack_positions import StackPositions
 from fairseq_posenc.positions import may_sync
 from fairseq_posenc.shared import Shared
 from fairseq_posenc.specs import Spec
-
-
-class PreparedPass(NamedTuple):
-    """A forward pass of a stack, whose positions are computed.
-
-    Attributes:
-        named: the arguments of the stack's own ``forward``, by name.
-        state: the positions, for the layers.
-        is_uncounted: see :class:`~fairseq_posenc.hf.stack_arguments.TokenPositions`.
-    """
-
-    named: dict[str, Any]
-    state: PassState
-    is_uncounted: Tensor | None = None
 
 
 class HFStackPositions(RecordedPositions, StackPositions):
@@ -74,7 +61,6 @@ class HFStackPositions(RecordedPositions, StackPositions):
         rotated_kinds: the kinds of these layers.
         is_native: whether attention and its caches are the model's; ``replacing`` sets it to False
             if another stack of the model is not native.
-        is_hybrid: whether some layers have no attention.
         width: width of the model's cosines; 0 if it has none.
         stock: name of the attention function that the model had before it got ours.
         backend: backend of our attention function: FlexAttention if the model had that.
@@ -103,7 +89,6 @@ class HFStackPositions(RecordedPositions, StackPositions):
         self.boundary_id = boundary_id
         self.parameter_names = [*inspect.signature(stack.module.forward).parameters]
         self.width = stack.cosine_width
-        self.is_hybrid = stack.is_hybrid
         with torch.enable_grad():  # else `is_trained` would be False for trained rotations, too
             # Any position shows the form of a rotation.
             rotations = self._rotations(torch.zeros(1, 1, dtype=torch.long))
@@ -118,14 +103,13 @@ class HFStackPositions(RecordedPositions, StackPositions):
         self.is_native = stack.attends_plainly and self._is_plain() and not self.directions
         before: Any = getattr(stack.module, POSITIONS, None)  # if positions were set already
         attention = stack.config._attn_implementation
-        was_ours = before is not None and attention == OUR_ATTENTION
-        self.stock = before.stock if was_ours else attention
+        self.stock = before.stock if before and attention == OUR_ATTENTION else attention
         self.backend = "flex" if self.stock == "flex_attention" else "auto"
 
     def prepare(
         self, module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]
-    ) -> PreparedPass:
-        """Prepare a forward pass.
+    ) -> tuple[dict[str, Any], PassState]:
+        """Prepare a forward pass: the arguments of the stack's own ``forward``, and the positions.
 
         Args:
             module: the module of the stack.
@@ -137,7 +121,7 @@ class HFStackPositions(RecordedPositions, StackPositions):
         """
         named = {**dict(zip(self.parameter_names, args)), **named}
         if named.get("input_ids") is None and named.get("inputs_embeds") is None:
-            return PreparedPass(named, PassState([]))  # the model's code refuses such a call
+            return named, PassState([])  # the model's code refuses such a call
         stack = Stack(self.family, module)
         arguments = StackArguments(
             named,
@@ -154,7 +138,7 @@ class HFStackPositions(RecordedPositions, StackPositions):
             named = {**named, "position_ids": None}
         if self.is_native and self.input is None:
             rotations = self._rotations(arguments.places)
-            return PreparedPass(named, PassState(self._make_cosines(stack, rotations)))
+            return named, PassState(self._make_cosines(stack, rotations))
         if getattr(arguments.cache, "is_compileable", False):
             raise UserError(
                 f"{type(arguments.cache).__name__} has a fixed size, which works only with "
@@ -169,13 +153,14 @@ class HFStackPositions(RecordedPositions, StackPositions):
         if self.family.has_token_types and named.get("token_type_ids") is None:
             # Without types, the model's code would look them up by positions, as far as its own go.
             named = {**named, "token_type_ids": torch.zeros_like(embeddings[..., 0]).long()}
-        state = PassState(self._make_cosines(stack, [kind.rotation for kind in shared.kinds]))
+        cosines = self._make_cosines(stack, [kind.rotation for kind in shared.kinds])
+        state = PassState(cosines, is_uncounted=tokens.is_uncounted)
         if not self.is_native:
             needs_weights = named.get("output_attentions")
             if needs_weights is None:
                 needs_weights = stack.config.output_attentions
             state = state._replace(shared=shared, need_weights=needs_weights)
-        return PreparedPass(named, state, tokens.is_uncounted)
+        return named, state
 
     def _check_attention(self, stack: Stack, arguments: StackArguments) -> None:
         """Refuse attention that differs from that for which the positions were set."""
@@ -187,9 +172,13 @@ class HFStackPositions(RecordedPositions, StackPositions):
                 f"the attention of this model was set to {attention!r}, which leaves its positions "
                 f"out: model.set_attn_implementation({right!r})"
             )
+        masks = arguments.named.get("attention_mask")
+        types = ATTENTION_TYPES & {*(getattr(stack.config, "layer_types", None) or ())}
+        if isinstance(masks, dict) and not types <= masks.keys():
+            raise UserError(f"a type of layers has no mask: {MAKE_CACHES}")
         if self.is_native:
             if any(getattr(x, "is_sliding", False) for x in getattr(arguments.cache, "layers", ())):
-                raise UserError("the cache drops keys of a window: make caches after set_positions")
+                raise UserError(f"the cache drops keys of a window: {MAKE_CACHES}")
             if isinstance(arguments.mask, BlockMask) and attention != "flex_attention":
                 raise UserError(
                     "attention_mask: BlockMask needs attn_implementation='flex_attention'"
@@ -231,8 +220,8 @@ class HFStackPositions(RecordedPositions, StackPositions):
         FlashAttention does, if ids count the tokens of several documents. If we may not read
         whether they do, the answer is True. Packed texts that would be mixed are refused.
         """
-        mask = arguments.mask
-        if self.is_native and "flash" in stack.config._attn_implementation and not self.is_hybrid:
+        mask, attention = arguments.mask, stack.config._attn_implementation
+        if self.is_native and "flash" in attention and not stack.is_hybrid:
             packed = arguments.find_packed_ids()
             return packed is not None and (not may_sync(packed.device) or bool(packed))
         if mask is None or (isinstance(mask, Tensor) and mask.dim() == 2):
@@ -307,15 +296,8 @@ class HFStackPositions(RecordedPositions, StackPositions):
         if not self.width:
             return []
         like = next(stack.module.parameters())
-        return [
-            make_cosines(
-                rotation if kind in self.rotated_kinds else None,
-                self.family.cosines,
-                self.width,
-                like,
-            )
-            for kind, rotation in enumerate(rotations)
-        ]
+        applied = [x if kind in self.rotated_kinds else None for kind, x in enumerate(rotations)]
+        return [make_cosines(x, self.family.cosines, self.width, like) for x in applied]
 
 
 def _refuse_offloaded(stack: Stack) -> None:
@@ -343,14 +325,14 @@ class StackWithPositions(Derived):
         positions: Any = getattr(self, POSITIONS, None)  # PEFT may have replaced it by a copy
         if positions is None:
             raise UserError(f"a {type(self).__name__} was built without positions: set them")
-        prepared = positions.prepare(self, args, named)
-        with begin_pass(prepared.state.cosines):  # which the stand-ins of removed parts read
-            output = forward(self, **prepared.named, **{POSITION_STATE: prepared.state})
+        named, state = positions.prepare(self, args, named)
+        with begin_pass(state.cosines):  # which the stand-ins of removed parts read
+            output = forward(self, **named, **{POSITION_STATE: state})
         results = output if isinstance(output, tuple) else output.values()
         # A cache that the stack has made is among the results.
-        cache = find_self_cache([*prepared.named.values(), *results])
-        if cache is not None and getattr(cache, UNCOUNTED, None) is not prepared.is_uncounted:
-            setattr(cache, UNCOUNTED, prepared.is_uncounted)
+        cache = find_self_cache([*named.values(), *results])
+        if cache is not None and getattr(cache, UNCOUNTED, None) is not state.is_uncounted:
+            setattr(cache, UNCOUNTED, state.is_uncounted)
         return output
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:

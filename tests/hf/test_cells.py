@@ -250,20 +250,6 @@ def test_columns_of_a_grid_are_not_documents():
     assert distance(compute_logits(model, {**inputs, "use_cache": False}), masked) < 1e-6
 
 
-def test_weights_of_shared_encodings_are_kept():
-    model = MODELS["gpt2"].build()
-    table = model.transformer.wpe.weight.detach().clone()
-    set_positions(model, "learned+t5")
-    assert torch.equal(
-        position_parameters(model)["transformer.positions.input.learned.table.weight"], table
-    )
-    bias = model.transformer.positions.shared.t5.table.detach().clone()
-    set_positions(model, "t5+rope", max_positions=128)
-    assert torch.equal(model.transformer.positions.shared.t5.table, bias)
-    assert model.config.position_encoding == "rope+t5"
-    assert model.config.position_encoding_max_positions == 128
-
-
 def test_attention_weights_are_returned_where_they_are_asked_for():
     cell = Cell.build("llama", "alibi+sink")
     out = cell.model(**cell.inputs, output_attentions=True)

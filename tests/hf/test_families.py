@@ -173,7 +173,10 @@ def test_tokens_have_positions_on_several_axes(kind, spec):
         with pytest.raises(UserError, match="several documents"):
             other(inputs["input_ids"], position_ids=torch.cat([text % 8, grid]))
     else:
-        assert distance(compute_logits(other, inputs), whole) < 1e-5
+        for named in (inputs, {**inputs, "position_ids": grid}):
+            assert distance(compute_logits(other, named), whole) < 1e-5
+        with pytest.raises(UserError, match="do not separate documents"):
+            other(inputs["input_ids"], position_ids=grid % 8)
     cache, parts = None, []
     for start, end in ((0, 5), (5, 6), (6, 12)):
         step = {"position_ids": ids[..., start:end], CACHE: cache, "use_cache": True}
@@ -224,6 +227,25 @@ def test_rotations_by_the_models_code_are_those_of_the_library(kind):
         elif isinstance(part, HFStackPositions):
             part.rotated_kinds = []
     assert distance(compute_logits(model, inputs), logits) < 1e-5
+
+
+def test_a_hybrid_of_attention_alone_takes_windows():
+    config = CONFIG_MAPPING["lfm2"](**SIZES, layer_types=["full_attention"] * 4)
+    model = set_positions(AutoModelForCausalLM.from_config(config).eval(), "t5+window(size=4),none")
+    ids = torch.randint(3, SYMBOLS, (2, 12))
+    settings = {"max_new_tokens": 6, "do_sample": False}
+    texts = [model.generate(ids, **settings, use_cache=use_cache) for use_cache in (True, False)]
+    assert torch.equal(*texts)
+
+
+def test_layers_with_different_numbers_of_heads_take_rotations_alone():
+    config = CONFIG_MAPPING["laguna"](**SIZES, num_attention_heads_per_layer=[4, 8, 4, 8])
+    model, ids = AutoModelForCausalLM.from_config(config).eval(), torch.arange(3, 15)[None]
+    before = compute_logits(model, {"input_ids": ids})
+    with pytest.raises(UserError, match="different numbers of heads, 4 and 8"):
+        set_positions(model, "alibi")
+    set_positions(model, "own")
+    assert distance(compute_logits(model, {"input_ids": ids}), before) < 1e-5
 
 
 def test_what_cannot_be_served_is_refused_by_name():

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf import read_positions, set_positions
-from tests.helpers.hf_models import distance, save_tokenizer
+from tests.helpers.hf_models import distance, redraw, save_tokenizer
 
 SIZES: dict[str, Any] = {
     "hidden_size": 32,
@@ -28,11 +28,10 @@ WORDS: dict[str, Any] = {**SIZES, "vocab_size": 100}
 IMAGES: dict[str, Any] = {**SIZES, "image_size": 16, "patch_size": 8}
 
 
-def build_llava() -> tuple[PreTrainedModel, PreTrainedModel]:
+def build_llava(text: Any = None) -> tuple[PreTrainedModel, PreTrainedModel]:
+    text = text or transformers.LlamaConfig(**WORDS)
     vision = transformers.CLIPVisionConfig(**IMAGES)
-    config = transformers.LlavaConfig(
-        vision_config=vision, text_config=transformers.LlamaConfig(**WORDS), image_token_index=99
-    )
+    config = transformers.LlavaConfig(vision_config=vision, text_config=text, image_token_index=99)
     model = transformers.LlavaForConditionalGeneration(config)
     return model, model.model.language_model
 
@@ -131,6 +130,25 @@ def test_an_owner_whose_shards_are_consolidated_is_never_read_as_stock(tmp_path:
     again, part = build_llava()
     set_positions(part, "alibi")
     again.load_state_dict(weights)
+
+
+@pytest.mark.parametrize("spec", ["rope(layout=half)", "alibi"])
+@pytest.mark.parametrize("owner", ["LLaVA", "Gemma 3"])
+def test_an_owner_with_other_windows_is_named_and_generates_without_them(
+    owner: str, spec: str
+) -> None:
+    mistral = transformers.MistralConfig(**WORDS, num_key_value_heads=4, sliding_window=4)
+    whole, part = build_gemma3() if owner == "Gemma 3" else build_llava(mistral)
+    redraw(whole.eval())
+    set_positions(part, spec)
+    ids, settings = torch.arange(3, 13)[None], {"max_new_tokens": 5, "do_sample": False}
+    with pytest.raises(UserError, match="give its text_config the layer_types and sliding_window"):
+        whole.generate(ids, **settings)
+    text = whole.config.text_config
+    text.sliding_window = part.config.sliding_window
+    text.layer_types = getattr(part.config, "layer_types", None)
+    texts = [whole.generate(ids, **settings, use_cache=use_cache) for use_cache in (True, False)]
+    assert torch.equal(*texts)
 
 
 @torch.no_grad()

@@ -27,6 +27,8 @@ def test_adapters_of_any_name_have_records(name: str, tmp_path: Path) -> None:
     peft.PeftModel.from_pretrained(base, folder, adapter_name=name)
     with pytest.raises(UserError, match="weights trained with alibi, the model has t5"):
         peft.PeftModel.from_pretrained(set_positions(MODELS["llama"].build(), "t5"), folder)
+    with pytest.raises(UserError, match=r"PeftModel\.from_pretrained"):
+        base.load_adapter(str(folder))
 
 
 KINDS = {

@@ -1,7 +1,6 @@
 """Folders of models with positions: saved, loaded, and never read as the stock model."""
 
 import copy
-import pickle
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -17,8 +16,6 @@ from transformers import (
     AutoModel,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
-    LlamaConfig,
-    LlamaForCausalLM,
     PreTrainedModel,
 )
 
@@ -125,19 +122,6 @@ def test_half_precision_and_tied_weights_are_kept(tied: bool, tmp_path: Path) ->
     assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     inputs = make_inputs(MODELS["llama"])
     assert torch.equal(compute_logits(loaded, inputs), compute_logits(model, inputs))
-
-
-def test_models_are_copied_and_pickled_with_their_positions(tmp_path: Path) -> None:
-    model, inputs = make_model(), make_inputs(MODELS["llama"])
-    logits = compute_logits(model, inputs)
-    for again in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert isinstance(again, LlamaForCausalLM)
-        assert isinstance(again.config, LlamaConfig)
-        assert torch.equal(compute_logits(again, inputs), logits)
-    state = model.state_dict()
-    other = set_positions(MODELS["llama"].build(seed=2), "learned+m4m")
-    other.load_state_dict(state)
-    assert torch.equal(compute_logits(other, inputs), logits)
 
 
 # Run where the package is not installed, on folders of models and stock configurations.
@@ -386,27 +370,3 @@ def test_a_trainer_resumes_the_same_positions_alone(tmp_path: Path) -> None:
             train(tmp_path / "other", other, 4, checkpoint)
     with pytest.raises(RuntimeError, match="size mismatch"):  # a script without set_positions
         train(tmp_path / "other", None, 4, checkpoint)
-
-
-def test_an_adapter_is_loaded_on_the_positions_that_it_was_trained_with(tmp_path: Path) -> None:
-    peft = pytest.importorskip("peft", reason="needs PEFT")
-    inputs = make_inputs(MODELS["llama"])
-    base = make_model()
-    adapted = peft.get_peft_model(copy.deepcopy(base), peft.LoraConfig(r=2))
-    for name, parameter in adapted.named_parameters():
-        if "lora_" in name:
-            torch.nn.init.normal_(parameter, std=0.3)
-    logits = compute_logits(adapted, inputs)
-    assert distance(logits, compute_logits(base, inputs)) > 1e-2
-    adapted.save_pretrained(tmp_path)
-    again = peft.PeftModel.from_pretrained(copy.deepcopy(base), tmp_path)
-    assert torch.equal(compute_logits(again, inputs), logits)
-    merged = again.merge_and_unload()
-    assert distance(compute_logits(merged, inputs), logits) < 1e-4  # rounded otherwise
-    merged.save_pretrained(tmp_path / "merged")
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
-    assert torch.equal(compute_logits(loaded, inputs), compute_logits(merged, inputs))
-    with pytest.raises(UserError, match=r"trained with learned\+m4m, the model has alibi"):
-        peft.PeftModel.from_pretrained(make_model(spec="alibi"), tmp_path)
-    with pytest.raises(UserError, match=r"PeftModel\.from_pretrained"):
-        base.load_adapter(str(tmp_path))

@@ -12,7 +12,7 @@ import transformers
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf import read_positions, set_positions
-from tests.helpers.hf_models import CACHE, MODELS, Cell, compute_logits, distance
+from tests.helpers.hf_models import CACHE, MODELS, Cell, compute_logits, distance, make_inputs
 from tests.helpers.products import product_of, some_of
 
 SPECS = ["own", "alibi", "3*own,none", "learned+documents"]
@@ -43,16 +43,23 @@ def test_a_part_that_is_called_by_itself_refuses(name: str, spec: str) -> None:
                     call(x, torch.arange(3)[None])
 
 
-def test_models_of_the_same_configuration_are_left_alone() -> None:
+@pytest.mark.parametrize("spec", ["alibi", "rope(layout=half,base=500)"])
+def test_models_of_the_same_configuration_are_left_alone(spec: str) -> None:
     config = MODELS["llama"].build().config
     taught, other = (transformers.LlamaForCausalLM(config).eval() for _ in range(2))
     before = other(TOKENS).logits
-    set_positions(taught, "alibi")
+    set_positions(taught, spec)
     assert read_positions(other) == "rope(layout=half)"
     assert torch.equal(other(TOKENS).logits, before)
-    student = transformers.LlamaForCausalLM(copy.deepcopy(taught.config))
+    for student in (transformers.LlamaForCausalLM, transformers.LlamaModel):
+        with pytest.raises(UserError, match=r"AutoModelForCausalLM\.from_config"):
+            student(copy.deepcopy(taught.config))
+    again = transformers.AutoModelForCausalLM.from_config(taught.config).eval()
+    again.load_state_dict(taught.state_dict())
+    assert torch.equal(again(TOKENS).logits, taught(TOKENS).logits)
+    other.set_attn_implementation("fairseq_posenc")
     with pytest.raises(UserError, match="those of this model were not"):
-        student(TOKENS)
+        other(TOKENS)
     with pytest.raises(UserError, match="is a part of a model"):
         set_positions(MODELS["bart"].build().get_encoder(), "alibi")
 
@@ -161,6 +168,14 @@ def test_tokens_after_a_cache_are_counted_or_refused(spec: str) -> None:
             else:
                 with pytest.raises(UserError, match=NOT_COUNTED):
                     model(tokens[rows, begin:], **named)
+
+
+@pytest.mark.parametrize("spec", ["own", "alibi", "none"])
+@pytest.mark.parametrize("padding", [0, 1])
+def test_a_decoder_whose_class_counts_from_its_padding_generates(spec: str, padding: int) -> None:
+    tiny = MODELS["roberta"]._replace(model="RobertaForCausalLM")
+    model = set_positions(tiny.build(is_decoder=True, pad_token_id=padding), spec)
+    assert Cell(tiny, model, make_inputs(tiny)).compare_generated(do_sample=False)
 
 
 @torch.no_grad()
