@@ -17,9 +17,9 @@ from transformers import AttentionInterface, AttentionMaskInterface, Cache, mask
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from fairseq_posenc.assembly import Assembly
 from fairseq_posenc.backends import attend
 from fairseq_posenc.backends.base import AttentionCall
-from fairseq_posenc.encodings.base import Dims, Encodings
 from fairseq_posenc.encodings.rotation import PairRotation, Rotation
 from fairseq_posenc.encodings.term import ScaleFactor
 from fairseq_posenc.encodings.terms import Terms
@@ -112,10 +112,9 @@ class AttentionPositions(AttentionCore, nn.Module):
     """The positions of a layer's self-attention: its trained encodings, and how they are applied.
 
     Args:
-        encodings: encodings of the layer.
+        assembly: encodings of all layers.
+        index: number of the layer.
         family: family of the model.
-        dims: sizes of the stack.
-        kind: number of the layer's kind.
         direction: ``both``; ``lr``, keys up to the query (causal); ``rl``, keys from the query on.
         is_rotated: whether the model's own code applies the rotation, with our cosines and sines.
         decay_place: index of the cache layer for the decay of forget gates; None without gates.
@@ -124,23 +123,21 @@ class AttentionPositions(AttentionCore, nn.Module):
 
     def __init__(
         self,
-        encodings: Encodings,
+        assembly: Assembly,
+        index: int,
         family: Family,
-        dims: Dims,
-        kind: int,
         direction: str,
         is_rotated: bool,
         decay_place: int | None,
         backend: str,
     ) -> None:
         super().__init__()
-        self.num_heads = dims.num_heads
-        self.head_dim = dims.head_dim
-        self.direction = direction
-        self.encodings = encodings
+        self.dims = assembly.dims
+        self.num_heads, self.head_dim = self.dims.num_heads, self.dims.head_dim
+        self.encodings = assembly.build_layer(index)
+        self.kind = assembly.spec.layer_kind(index)
         self.family = family
-        self.dims = dims
-        self.kind = kind
+        self.direction = direction
         self.is_rotated = is_rotated
         self.decay_place = decay_place
         self.backend = backend

@@ -205,17 +205,15 @@ class StackPlan(NamedTuple):
             terms = assembly.draft_terms("auto" if positions.is_native else positions.backend)
             layers = []
             for index, is_rotated in enumerate(positions.is_rotated):
-                kind = spec.layer_kind(index)
-                term_names = {term.name for term in terms[kind]}
+                gated = any(term.name == "decay" for term in terms[spec.layer_kind(index)])
                 layer = AttentionPositions(
-                    encodings=assembly.build_layer(index),
-                    family=stack.family,
-                    dims=assembly.dims,
-                    kind=kind,
-                    direction=directions[index],
+                    assembly,
+                    index,
+                    stack.family,
+                    directions[index],
                     is_rotated=is_rotated,
                     # In the cache, the decay of forget gates comes after the keys of all layers.
-                    decay_place=len(stack.layers) + index if "decay" in term_names else None,
+                    decay_place=len(stack.layers) + index if gated else None,
                     backend=positions.backend,
                 )
                 layers.append(layer)

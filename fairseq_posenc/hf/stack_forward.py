@@ -57,6 +57,7 @@ class HFStackPositions(RecordedPositions, StackPositions):
 
     Attributes:
         directions: of an encoder's first layers, as in ``lr,rl``; the others are ``both``.
+        is_decoder: whether the model's own attention was built for causal masks.
         is_rotated: for each layer, whether the model's code rotates, by our cosines and sines.
         rotated_kinds: the kinds of these layers.
         is_native: whether attention and its caches are the model's; ``replacing`` sets it to False
@@ -87,6 +88,7 @@ class HFStackPositions(RecordedPositions, StackPositions):
         # The stack itself is not stored: it contains this module, and PEFT copies this module.
         self.family = stack.family
         self.boundary_id = boundary_id
+        self.is_decoder = stack.is_decoder
         self.parameter_names = [*inspect.signature(stack.module.forward).parameters]
         self.width = stack.cosine_width
         with torch.enable_grad():  # else `is_trained` would be False for trained rotations, too
@@ -190,8 +192,9 @@ class HFStackPositions(RecordedPositions, StackPositions):
                 "take torch.export.export"
             )
         causal = self.assembly.dims.causal
+        is_causal = self.is_decoder and getattr(stack.config, "is_causal", True)
         # Some attention functions of transformers obey the argument.
-        if stack.causal is not causal or arguments.named.get("is_causal") not in (None, causal):
+        if is_causal != causal or arguments.named.get("is_causal") not in (None, causal):
             raise UserError(
                 f"is_causal was {causal} when the positions were set: change it in the "
                 "configuration, and set them again"
@@ -247,7 +250,7 @@ class HFStackPositions(RecordedPositions, StackPositions):
         if inputs.is_floating_point():
             embeddings = inputs
             # An encoder multiplies only the embeddings that it looks up, a decoder all of them.
-            scale = stack.scale if stack.is_decoder else 1.0
+            scale = stack.scale if self.is_decoder else 1.0
         elif self.input is not None:
             embeddings = stack.module.get_input_embeddings()(inputs)
             scale = stack.scale
@@ -266,7 +269,7 @@ class HFStackPositions(RecordedPositions, StackPositions):
             ends=tokens.ends,
         )
         # The code of a decoder will multiply them again.
-        return embeddings / scale if stack.is_decoder and scale != 1 else embeddings, shared
+        return embeddings / scale if self.is_decoder and scale != 1 else embeddings, shared
 
     def _is_plain(self) -> bool:
         """Check whether the spec needs plain attention, after rotations by the model's code."""

@@ -58,8 +58,7 @@ def find_stock_model(model: Any) -> PreTrainedModel:
     stacks = family.find_stacks(model)
     assembly = getattr(stacks[0].module, POSITIONS).assembly
     spec = assembly.spec
-    if unknown := list_unknown_items(spec, family):
-        raise NoStockModelError(f"{shortened(unknown[0])} is in no stock class with these weights")
+    _refuse_unknown(spec, family)
     _refuse_incomparable(model)
     weights = _name_stock_weights(model, stacks)
     reason = f"no stock class with these weights has {shortened(str(spec))}"
@@ -208,8 +207,8 @@ def _compute_outputs(model: PreTrainedModel, arguments: dict[str, Tensor]) -> Te
     return torch.cat([whole, torch.cat(steps, 1)])
 
 
-def list_unknown_items(spec: Spec, family: Family) -> list[str]:
-    """List the encodings of a spec that no stock class with a family's weights has."""
+def _refuse_unknown(spec: Spec, family: Family) -> None:
+    """Refuse an encoding that no stock class with a family's weights has."""
     parts = {
         **dict.fromkeys(("rope", "window", "none", "softcap"), family.rotary),
         "learned": family.table and not family.sinusoids,
@@ -218,11 +217,10 @@ def list_unknown_items(spec: Spec, family: Family) -> list[str]:
         "sink": family.sinks,
         "ministral3": family.temperature,
     }
-    return [
-        str(item)
-        for item in spec.items
-        if not parts.get(item.name) or {"first", "prefill"} & dict(item.options).keys()
-    ]
+    for item in spec.items:
+        if not parts.get(item.name) or {"first", "prefill"} & dict(item.options).keys():
+            name = shortened(str(item))
+            raise NoStockModelError(f"{name} is in no stock class with these weights")
 
 
 def write_configuration(config_class: Any, config: Any, spec: Spec, dims: Dims) -> Any:
