@@ -1,5 +1,4 @@
 #!/bin/sh
 # On from the released roberta.large (M4M, arXiv:2109.12788, table 7).
 #   train_scripts/a_large.sh model.position_encoding=m4m task.data=data-bin/books-wiki-openwebtext
-PATH=$PATH:$(dirname "$0")/../.venv/bin
-exec fairseq-hydra-train --config-dir "$(dirname "$0")/configs" --config-name a_large "$@"
+exec "$(dirname "$0")/train.sh" a_large "$@"

@@ -1,5 +1,4 @@
 #!/bin/sh
 # RoBERTa-base without positions, or sentence by sentence: both fail (arXiv:2109.12788, section 5.2).
 #   train_scripts/a_none.sh model.position_encoding=sentence_learned task.data=data-bin/books-wiki
-PATH=$PATH:$(dirname "$0")/../.venv/bin
-exec fairseq-hydra-train --config-dir "$(dirname "$0")/configs" --config-name a_none "$@"
+exec "$(dirname "$0")/train.sh" a_none "$@"

@@ -2,7 +2,6 @@
 # All models of one of the papers' ablations, one after the other: scale_factor, heads, layers, sinusoidal.
 #   train_scripts/ablation.sh scale_factor task.data=data-bin/books-wiki
 set -eu
-PATH=$PATH:$(dirname "$0")/../.venv/bin
 name=${1:?say which: scale_factor, heads, layers or sinusoidal}
 shift
-exec fairseq-hydra-train --config-dir "$(dirname "$0")/configs" --config-name "ablation_$name" "$@"
+exec "$(dirname "$0")/train.sh" "ablation_$name" "$@"

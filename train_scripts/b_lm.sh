@@ -1,5 +1,4 @@
 #!/bin/sh
 # The causal language model of DecBERT's paper (arXiv:2204.08688, table 1).
 #   train_scripts/b_lm.sh -m model.position_encoding=learned,none task.data=data-bin/wikitext-103
-PATH=$PATH:$(dirname "$0")/../.venv/bin
-exec fairseq-hydra-train --config-dir "$(dirname "$0")/configs" --config-name b_lm "$@"
+exec "$(dirname "$0")/train.sh" b_lm "$@"

@@ -1,5 +1,4 @@
 #!/bin/sh
 # BERT and DecBERT on Wikipedia (arXiv:2204.08688, tables 2, 3 and 6).
 #   train_scripts/b_small.sh model.position_encoding=learned task.data=data-bin/wiki model._name=decbert_diff
-PATH=$PATH:$(dirname "$0")/../.venv/bin
-exec fairseq-hydra-train --config-dir "$(dirname "$0")/configs" --config-name b_small "$@"
+exec "$(dirname "$0")/train.sh" b_small "$@"

@@ -1,7 +1,7 @@
 """Lets ``fairseq-hydra-train`` run the configurations of ``train_scripts/configs``.
 
 They name :class:`LoadPlugin` as a callback of hydra, and resolvers: ``share`` and ``steps`` divide
-the batch of an update among GPUs, ``name_data`` is part of a folder's name.
+an update among GPUs, ``name_data`` is part of a folder's name, ``plugin`` the installed package.
 """
 
 from pathlib import Path
@@ -11,7 +11,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.user_dir import register
+from fairseq_posenc.user_dir import USER_DIR, register
 
 
 def share_batch(batch: int, most: int, world_size: int) -> int:
@@ -56,14 +56,14 @@ def count_steps(batch: int, batch_size: int, world_size: int) -> int:
 
 def name_data(paths: str) -> str:
     """Name a training's data: by its folder, or by the folder of its shards, joined by colons."""
-    first, *others = paths.split(":")
-    folder = Path(first).absolute()
-    return folder.parent.name if others else folder.name
+    folder = Path(paths.split(":")[0]).absolute()
+    return folder.parent.name if ":" in paths else folder.name
 
 
 OmegaConf.register_new_resolver("share", share_batch, replace=True)  # or a second import fails
 OmegaConf.register_new_resolver("steps", count_steps, replace=True)
 OmegaConf.register_new_resolver("name_data", name_data, replace=True)
+OmegaConf.register_new_resolver("plugin", lambda: str(USER_DIR), replace=True)
 
 
 class LoadPlugin(Callback):
