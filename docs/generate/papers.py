@@ -21,7 +21,7 @@ What do the papers report, and how is the model of a row trained? The tables bel
 `train_scripts/configs/` with its SPEC. [Preprocessing](preprocessing.md) makes the folder `DATA`:
 
 ```text
-fairseq-hydra-train --config-dir train_scripts/configs --config-name CONFIGURATION \\
+train_scripts/train.sh CONFIGURATION \\
     model.position_encoding=SPEC task.data=DATA
 ```
 

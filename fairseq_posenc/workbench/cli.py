@@ -138,7 +138,7 @@ def _run(argv: Sequence[str] | None) -> int:
     if name and name not in COMMANDS and not is_completing:
         meant = suggest(name, COMMANDS)
         raise UserError(f"there is no command '{name}': {meant}fairseq-posenc --help lists all")
-    logging.basicConfig(level=logging.WARNING)  # else fairseq's import would show INFO, too
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")  # fairseq would show INFO
     os.environ["MPLBACKEND"] = "agg"  # all pictures are written to files
     parser = _build_parser(name)
     if is_completing:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import sys
 
+from fairseq.dataclass.configs import GenerationConfig
+
 from fairseq_posenc.tokens.files import read_arriving_lines
 from fairseq_posenc.workbench.running.devices import choose_dtype
 from fairseq_posenc.workbench.running.options import add_count, add_data, add_precision
 from fairseq_posenc.workbench.running.progress import say
-from fairseq_posenc.workbench.translation.translator import Hypothesis, Translator
+from fairseq_posenc.workbench.translation.translator import Translator
 
 _NBEST = 3  # hypotheses that are shown, or the beam size, if that is less
 
@@ -44,18 +46,19 @@ def run(args: argparse.Namespace) -> int:
     dtype = choose_dtype(args.fp16, args.bf16)
     translator = Translator.load(args.checkpoint, args.data, dtype)
     if args.sentences:
-        _print_translations(translator, args.sentences, args)
+        _print_all(translator, args.sentences, args)
         return 0
     if sys.stdin.isatty():
         say("one sentence per line; Ctrl-D ends")
     for sentences in read_arriving_lines(sys.stdin.fileno(), "standard input"):
-        _print_translations(translator, sentences, args)
+        _print_all(translator, sentences, args)
     return 0
 
 
-def _print_translations(
-    translator: Translator, sentences: list[str], args: argparse.Namespace
-) -> None:
+def _print_all(translator: Translator, sentences: list[str], args: argparse.Namespace) -> None:
+    longest = max(len(translator.encode(sentence)) for sentence in sentences)
+    if longest > (end := GenerationConfig.max_len_b):
+        say(f"a sentence has {longest:,} tokens, but a translation ends at {end}: split it")
     best = translator.translate(sentences, args.beam, min(_NBEST, args.beam), args.lenpen)
     if args.plain:
         for hypothesis, *_ in best:
@@ -64,11 +67,7 @@ def _print_translations(
         greedy = translator.translate(sentences, beam=1, length_penalty=args.lenpen)
         for sentence, (first,), hypotheses in zip(sentences, greedy, best):
             print(sentence)
-            _print_hypothesis("greedy", first)
-            for rank, hypothesis in enumerate(hypotheses, start=1):
-                _print_hypothesis(f"beam {args.beam}, {rank}", hypothesis)
+            labels = ["greedy", *(f"beam {args.beam}, {n}" for n in range(1, len(hypotheses) + 1))]
+            for label, hypothesis in zip(labels, [first, *hypotheses]):
+                print(f"  {label:<10}  {hypothesis.score:8.4f}  {hypothesis.text}")
     sys.stdout.flush()
-
-
-def _print_hypothesis(label: str, hypothesis: Hypothesis) -> None:
-    print(f"  {label:<10}  {hypothesis.score:8.4f}  {hypothesis.text}")

@@ -134,7 +134,7 @@ class Translator:
         Raises:
             UserError: a sentence is too long for the encodings.
         """
-        encoded = [self._encode(sentence) for sentence in sentences]
+        encoded = [self.encode(sentence) for sentence in sentences]
         lengths = [len(tokens) for tokens in encoded]
         # The only token of an empty sentence is its end.
         nonempty = [tokens for tokens in encoded if len(tokens) > 1]
@@ -161,7 +161,7 @@ class Translator:
         text = post_process(self.interface.string(hypothesis["tokens"]), "sentencepiece")
         return Hypothesis(text, float(hypothesis["score"]))
 
-    def _encode(self, sentence: str) -> Tensor:
+    def encode(self, sentence: str) -> Tensor:
         """Convert a sentence to dictionary indices, including the end: ``(S,)``."""
         (pieces,) = self._pieces([" ".join(sentence.split())])
         return self.interface.binarize(" ".join(pieces))

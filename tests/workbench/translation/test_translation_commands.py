@@ -169,7 +169,7 @@ def test_beam_1_is_the_greedy_search_without_a_cache(translator):
     dictionary = translator.interface.tgt_dict
     sources = lines(raw() / "test.fr")
     for source, (ours,) in zip(sources, translator.translate(sources, beam=1)):
-        tokens = translator._encode(source)[None]
+        tokens = translator.encode(source)[None]
         encoded = network.encoder(tokens, torch.tensor([tokens.size(1)]))
         symbols, score = greedy_without_cache(
             lambda prefix, encoded=encoded: network.decoder(prefix, encoder_out=encoded)[0],
@@ -218,10 +218,11 @@ def test_a_source_longer_than_learned_positions_is_refused_in_one_line(tmp_path,
 
 @slow
 def test_translate_shows_the_greedy_and_the_best_hypotheses(translator, capsys):
-    source = lines(raw() / "test.fr")[0]
-    command = ["translate", "--checkpoint", str(checkpoint()), "--beam", "2"]
-    assert main([*command, source]) == 0
-    shown, greedy, *best = capsys.readouterr().out.splitlines()
+    source = " ".join(lines(raw() / "test.fr")[:1] * 60)
+    assert main(["translate", "--checkpoint", str(checkpoint()), "--beam", "2", source]) == 0
+    out, err = capsys.readouterr()
+    assert "tokens, but a translation ends at 200: split it" in err
+    shown, greedy, *best = out.splitlines()
     expected = translator.translate([source], beam=1)[0] + translator.translate([source], 2, 2)[0]
     assert shown == source
     assert greedy.startswith("  greedy ")
