@@ -12,6 +12,6 @@ PATH=$PATH:$(dirname "$0")/../.venv/bin
 # What hydra and torch remark on fairseq's code at each start.
 quiet=ignore::UserWarning:sys,ignore::UserWarning:hydra.main,ignore::UserWarning:hydra._internal.utils
 quiet=$quiet,ignore::UserWarning:fairseq_cli.hydra_train,ignore::FutureWarning:fairseq.tasks.fairseq_task
-quiet=$quiet,ignore::UserWarning:torch.utils.data.dataloader
+quiet="$quiet,ignore:'pin_memory' argument:UserWarning:torch.utils.data.dataloader"
 export PYTHONWARNINGS="$quiet${PYTHONWARNINGS:+,$PYTHONWARNINGS}"
 exec fairseq-hydra-train --config-dir "$configs" --config-name "$name" "$@"
