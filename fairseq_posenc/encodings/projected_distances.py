@@ -106,8 +106,8 @@ class DebertaV2(Encoding):
         """Compute the normalised rows for each layer to project, ``(R, C)``."""
         # On either side of 0, buckets begin at every distance up to buckets / 2, then at `firsts`.
         starts = mirror((*range(1, self.buckets // 2 + 1), *self.firsts))
-        _, runs = Runs.select(starts, span)  # no slice: rows are not in the order of distances
-        bucket = self.bucket(-runs.representatives())  # of i - j, below 0 for later keys
+        _, runs = Runs.select(starts, span)  # a run is a range of distances that share a row
+        bucket = self.bucket(-runs.representatives())  # of a distance i - j of each run
         index = (bucket + self.buckets).clamp(0, 2 * self.buckets - 1)  # rows begin with later keys
         normed = F.layer_norm(
             self.table, self.table.shape[1:], self.norm_weight, self.norm_bias, eps=EPSILON

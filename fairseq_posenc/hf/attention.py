@@ -9,7 +9,7 @@ their rotation. Layers with the same encodings are of one *kind*; kinds are numb
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -284,8 +284,7 @@ def attend_with_positions(
         )
     query, scale = plain_queries(module, query, scaling)
     # `positions` may be PEFT's wrapper around a trained copy, so only its `forward` is called.
-    attend_by_positions: AttentionFunction = positions
-    return attend_by_positions(module, query, key, value, state, scale, dropout)
+    return cast("AttentionFunction", positions)(module, query, key, value, state, scale, dropout)
 
 
 def plain_queries(module: nn.Module, query: Tensor, scaling: float | None) -> tuple[Tensor, float]:
@@ -303,9 +302,12 @@ def make_mask(*, mask_function: Any, attention_mask: Tensor | None = None, **nam
     """Make a mask, as a function of transformers' mask interface.
 
     It returns the padding mask as it is, because our attention takes the mask from the stack's
-    positions. A bidirectional mask is made as for transformers' sdpa: attention to an encoder's
-    output needs it, and an encoder's own layers ignore it.
+    positions, which know no pairs that a causal mask gains. A bidirectional mask is made as for
+    sdpa: attention to an encoder's output needs it, and an encoder's own layers ignore it.
     """
+    is_causal = not getattr(named["config"], "use_bidirectional_attention", False)
+    if mask_function.__name__ == "or_mask" and is_causal:
+        raise UserError("tokens of images see later ones, which positions of a text do not know")
     if mask_function is not masking_utils.bidirectional_mask_function:
         return attention_mask
     return ALL_MASK_ATTENTION_FUNCTIONS["sdpa"](

@@ -62,10 +62,7 @@ class DecayCache(NamedTuple):
     earlier: int
 
     def past_decay(self) -> Tensor | None:
-        """Return the decay of the earlier tokens, ``(B, G, S - T, 2)``, or None if there are none.
-
-        A cache with the decay of another number of tokens is refused.
-        """
+        """Return the decay ``(B, G, S - T, 2)`` of the earlier tokens, or None; refuse another."""
         if not self.earlier:
             return None
         layers = [] if self.cache is None else self.cache.layers[self.place :]
@@ -85,7 +82,6 @@ class DecayCache(NamedTuple):
             layer = self.cache.layers[self.place] = DynamicLayer()
             # A cache layer has two tensors, so each of them holds one of a token's two numbers.
             layer.update(*decay.split(1, -1))  # [B, G, S, 1] each
-        # transformers' cache has dropped the keys that a window hides; the decay of all is kept, as
-        # `past_decay` counts its tokens. `needed` is for hosts that drop keys here.
+        # The cache has dropped keys that a window hides, and keeps all decay, to count its tokens.
         dropped = decay.size(2) - key.size(2)
         return Kept(key, value, decay[:, :, dropped:])

@@ -130,7 +130,7 @@ class HFStackPositions(RecordedPositions, StackPositions):
             self,
             self.boundary_id,
             first_id=self.family.first_id(stack.config),
-            axes=len(self.family.sections),
+            axes=len(self.family.sections),  # of M-RoPE's ids; 0 in other families
         )
         self._check_attention(stack, arguments)
         self._fit_scalings(arguments)
@@ -178,7 +178,7 @@ class HFStackPositions(RecordedPositions, StackPositions):
         types = ATTENTION_TYPES & {*(getattr(stack.config, "layer_types", None) or ())}
         if isinstance(masks, dict) and not types <= masks.keys():
             raise UserError(f"a type of layers has no mask: {MAKE_CACHES}")
-        if self.is_native:
+        if self.is_native:  # our attention compares the keys itself
             if any(getattr(x, "is_sliding", False) for x in getattr(arguments.cache, "layers", ())):
                 raise UserError(f"the cache drops keys of a window: {MAKE_CACHES}")
             if isinstance(arguments.mask, BlockMask) and attention != "flex_attention":
@@ -220,8 +220,8 @@ class HFStackPositions(RecordedPositions, StackPositions):
     def _separates_by_ids(self, stack: Stack, arguments: StackArguments) -> bool:
         """Check whether the model's own attention keeps packed texts apart, by their ids.
 
-        FlashAttention does, if ids count the tokens of several documents. If we may not read
-        whether they do, the answer is True. Packed texts that would be mixed are refused.
+        FlashAttention does, if ids count the tokens of several documents; hybrids also have layers
+        that read no ids. If ids may not be read, the answer is True. Texts that mix are refused.
         """
         mask, attention = arguments.mask, stack.config._attn_implementation
         if self.is_native and "flash" in attention and not stack.is_hybrid:
@@ -332,16 +332,16 @@ class StackWithPositions(Derived):
         with begin_pass(state.cosines):  # which the stand-ins of removed parts read
             output = forward(self, **named, **{POSITION_STATE: state})
         results = output if isinstance(output, tuple) else output.values()
-        # A cache that the stack has made is among the results.
+        # A cache of ids that were given is marked: no later pass may count on from them.
         cache = find_self_cache([*named.values(), *results])
         if cache is not None and getattr(cache, UNCOUNTED, None) is not state.is_uncounted:
             setattr(cache, UNCOUNTED, state.is_uncounted)
         return output
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Return the weights, guarded by :func:`exchange_names`.
+        """Return the weights, one of them renamed, so that no stock class takes them for its own.
 
-        ``ModelWithPositions`` removes the guard from its own; in other models around it stays.
+        ``ModelWithPositions`` undoes this in its own; in other models around the stack it stays.
         """
         state: dict[str, Any] = super().state_dict(*args, **kwargs)  # type: ignore[misc]
         exchange_names(state, type(self.config), saving=True)

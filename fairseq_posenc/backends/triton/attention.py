@@ -111,7 +111,7 @@ class Side(NamedTuple):
     tokens: Tensor | None  # queries or keys; None for a table of numbers
     token_grad: Tensor | None  # of their shape
     tiles: Tensor | None  # gradients of the table's term
-    ends: Tensor | None  # `(sequences, queries or keys, 2)` of float32; see `stored.py`
+    ends: Tensor | None  # `(sequences, queries or keys, 2)`, sums beyond both ends of the table
     factor: float  # of the sums of tiles
     SIGN: tl.constexpr  # 1 if the rows of tiles are queries, -1 if they are keys
 
@@ -144,8 +144,8 @@ class Attention(torch.autograd.Function):
         # Delta is subtracted from the gradients of the weights. Both come from the same rounded
         # gradient, so that they cancel out if a query sees a single key.
         grad = grad.type_as(problem.query).contiguous()
-        delta = (grad * attended).sum(-1) / problem.kept_factor
-        of_queries = torch.stack((log_sums, delta), -1).view(torch.int64)
+        delta = (grad * attended).sum(-1) / problem.kept_factor  # times 1 - p of dropout
+        of_queries = torch.stack((log_sums, delta), -1).view(torch.int64)  # for `load_pairs`
         tile = choose_tile(problem, backward=True)
         block = min(tile.queries, tile.keys)
         square = tile._replace(queries=block, keys=block)
@@ -163,7 +163,7 @@ class Attention(torch.autograd.Function):
         table_grads = [x and log_sums.new_zeros(chunks * heads, *x.rows.shape[1:]) for x in trained]
 
         # In a plain sum, the gradients of the query term and of the bias equal that of the score,
-        # which is stored anyway.
+        # which is stored anyway. PRODUCT: content and terms are multiplied.
         plain_sum = not problem.PRODUCT and problem.gain is None
         has_query_term, has_key_term, *_ = (table is not None for table in problem.tables)
         *_, learns_gain, learns_bias = (table is not None for table in trained)

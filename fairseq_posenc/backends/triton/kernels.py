@@ -53,9 +53,9 @@ def forward_kernel(problem, opt, attended, log_sums):
     total = tl.zeros((opt.M,), tl.float32)
     highest = tl.full((opt.M,), float("-inf"), tl.float32)
     scale = problem.scale * LOG2_E
-    for part in tl.static_range(3):  # BEFORE, AFTER, NEAR
+    for part in tl.static_range(3):  # far keys BEFORE and AFTER a clipped table's, and NEAR ones
         if problem.CLIPPED or part == NEAR:
-            start, end = find_columns(problem, opt, batch, first_query, 1, part)
+            start, end = find_columns(problem, opt, batch, first_query, SIGN=1, PART=part)
             for first_key in range(start, end, opt.N):
                 n = first_key + tl.arange(0, opt.N)[None, :]  # [1, N]
                 # [N, W]
@@ -134,9 +134,9 @@ def backward_kernel(problem, opt, grad, of_queries, slab, tiles, grad_key, grad_
     n = first_key + tl.arange(0, opt.N)[:, None]  # [keys N, 1]
     grad_k = tl.zeros((opt.N, opt.W), tl.float32)
     grad_v = tl.zeros((opt.N, opt.W), tl.float32)
-    for part in tl.static_range(3):  # BEFORE, AFTER, NEAR
+    for part in tl.static_range(3):  # far queries BEFORE and AFTER, and NEAR ones, as above
         if problem.CLIPPED or part == NEAR:
-            start, end = find_columns(problem, opt, batch, first_key, -1, part)
+            start, end = find_columns(problem, opt, batch, first_key, SIGN=-1, PART=part)
             for first_query in range(start, end, opt.M):
                 m = first_query + tl.arange(0, opt.M)[None, :]  # [1, queries M]
                 # [queries M, W]

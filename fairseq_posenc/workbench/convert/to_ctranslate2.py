@@ -169,7 +169,7 @@ def _build_stack(trained: OpenModel, stack: Any) -> Any:
     }
     # Without a table of vectors at the input, CTranslate2 would add sinusoids.
     vectors = torch.zeros(length, dims.embed_dim)
-    if stack.embed_positions is not None:
+    if stack.embed_positions is not None:  # a spec has at most one encoding of the input
         vectors = stack.embed_positions.encodings.as_list()[0].embed(shared.positions)[0]
     copied = copy.deepcopy(stack)  # quantization changes weights in place
     table = F.pad(vectors, (0, 0, 1, 0))  # a row for padding, and those of positions
@@ -178,7 +178,7 @@ def _build_stack(trained: OpenModel, stack: Any) -> Any:
         style["with_encoder_attention"] = trained.head == "translation"
         spec: Any = transformer_spec.TransformerDecoderSpec(len(stack.layers), **style)
         if trained.head != "translation" and any(x.bias is not None for x in terms):
-            # The only bias of a causal LM is ALiBi's, which CTranslate2 computes in all layers.
+            # Terms have at most one bias; a causal LM's is ALiBi's, which CTranslate2 computes.
             spec.alibi = True
             terms = [Terms([x for x in of_layer if x is not of_layer.bias]) for of_layer in terms]
     else:

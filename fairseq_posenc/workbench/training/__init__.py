@@ -67,7 +67,7 @@ OmegaConf.register_new_resolver("plugin", lambda: str(USER_DIR), replace=True)
 
 
 class LoadPlugin(Callback):
-    """Loads the plugin before fairseq chooses devices, so that a mistake there is one line."""
+    """Loads the plugin, which prints errors as one line, before fairseq can raise its first."""
 
     def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Load the plugin; hydra calls this before fairseq's training."""
