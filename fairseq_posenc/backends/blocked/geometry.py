@@ -28,6 +28,7 @@ PAIRS_ON_GPU = 2**27  # pairs of a block on a GPU
 MIN_QUERIES = 64  # the fewest queries of a block where a window or segments hide most keys
 KEYS_PER_QUERY = 8  # keys that a query sees there, on average, for each query of a block
 FEW_QUERIES = 256  # the most queries of a block where a direction hides keys: fewer hide more
+NEAR_QUERIES = 128  # the most where products with far rows are part of the content
 MAX_NEAR = 0.75  # the largest share of all keys that are near ones
 
 # The first and the last key that each of T queries sees.
@@ -143,7 +144,7 @@ class Geometry(NamedTuple):
     def _choose_sizes(self, batch: int, ranges: Ranges, mask: Mask) -> tuple[int, int, int]:
         """Choose how many sentences, heads and queries a block has, given its batch's ranges."""
         tgt_len, keys = self.padded
-        queries = min(MAX_QUERIES, tgt_len)
+        queries = min(NEAR_QUERIES if self.near else MAX_QUERIES, tgt_len)
         if mask.locality.limits and mask.locality.first_keys is None:
             # A block has the keys of all its queries: the fewer queries, the fewer hidden pairs.
             widths = [last - first + 1 for first, last in zip(*ranges)]
@@ -193,8 +194,7 @@ def _find_ranges(mask: Mask, tgt_len: int, src_len: int, device: torch.device) -
             if bool((numbers == numbers[:, :1]).all()):  # all sentences share their blocks
                 numbers = numbers[:, :1]
             return [(first, last) for first, last in numbers.transpose(0, 1).tolist()]
-    # Without limits, with first keys, or with segments that do not ascend: a direction leaves out
-    # keys.
+    # Without limits, with first keys, or with segments in another order: by the direction alone.
     queries = range(src_len - tgt_len, src_len)
     first = queries if mask.direction == "rl" else [0] * tgt_len
     last = queries if mask.direction == "lr" else [src_len - 1] * tgt_len
