@@ -79,7 +79,7 @@ class LayerShared(NamedTuple):
         """Compute the rotation of the last ``count`` tokens, whose keys a host caches unrotated."""
         if self.rotate_ids is None:
             return None
-        ids = self.positions.places
+        ids = self.positions.places  # counted or given ids, or the random ones in their place
         compute = partial(self.rotate_ids, ids[:, ids.size(1) - count :])
         return self.cache.get("last", (ids, count), compute) if self.cache else compute()
 
@@ -119,7 +119,7 @@ class Shared(NamedTuple):
 
     positions: Positions
     kinds: tuple[LayerShared, ...]  # the state of each kind of layer, by ``Spec.layer_kind``
-    stack: Assembly | None = None  # spec and sizes, by which layers recognise their stack
+    stack: Assembly | None = None  # spec and sizes; `StackPositions` sets it, layers compare it
     source: Positions | None = None  # of an encoder's output, for rotary attention to it
 
     @classmethod

@@ -28,7 +28,7 @@ class ByPosition(Encoding, ABC):
     """A factor of all scores of a query, by its position; without parameters."""
 
     acts_on = "softmax"
-    takes_real_ids = True
+    takes_real_ids = True  # positions may be numbers such as 0.5
     shared_by_layers = True
 
     @abstractmethod
@@ -37,7 +37,7 @@ class ByPosition(Encoding, ABC):
 
     def terms(self, span: Span, positions: Positions) -> list[Term]:
         """Multiply all scores of a query."""
-        factors = self.factors(positions.queries(positions.ids).float())  # not `drawn`, if random
+        factors = self.factors(positions.queries(positions.ids).float())  # counted ones, not random
         return [Temperature(factors.unsqueeze(1))]  # [B or 1, 1, T]
 
 
@@ -186,7 +186,7 @@ class Ssmax(Encoding):
     """
 
     acts_on = "softmax"
-    axes = 0
+    axes = 0  # it reads no positions
 
     def __init__(self, dims: Dims, *, offset: bool = False) -> None:
         super().__init__(dims)
@@ -227,7 +227,7 @@ class Softcap(Encoding):
     """
 
     acts_on = "softmax"
-    axes = 0
+    axes = 0  # it reads no positions
 
     def __init__(self, dims: Dims, *, cap: float = 50.0) -> None:
         super().__init__(dims)
@@ -256,7 +256,7 @@ class Sink(Encoding):
     """
 
     acts_on = "softmax"
-    axes = 0
+    axes = 0  # it reads no positions
 
     # A value may be 0 or negative, unlike a float option.
     def __init__(self, dims: Dims, *, value: Optional[Signed] = None) -> None:

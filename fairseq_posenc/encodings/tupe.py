@@ -57,7 +57,7 @@ class Tupe(DistanceEncoding):
     def terms(self, span: Span, positions: Positions) -> list[Term]:
         """Add scaled products of positions, ``(B or 1, 1, T, S)``, and numbers by distance."""
         positions.check_limit(self.dims.max_positions, self.name)
-        rows = positions.common_ids()
+        rows = positions.common_ids()  # (1, S) if one row of ids holds for the whole batch
         if rows.size(1) > self.dims.max_positions:  # only padding lies beyond the table
             rows = rows.clamp(max=self.dims.max_positions - 1)
         vectors = at_least_fp32(self.positions[rows])  # [B or 1, S, D]
@@ -136,7 +136,7 @@ class TupeShared(Encoding):
         key_rows = positions.common_ids().clamp(max=self.dims.max_positions - 1) + 1  # row 0: reset
         at_queries = queries[:, positions.queries(key_rows)].transpose(0, 1)  # [B or 1, H, T, D]
         at_keys = keys[:, key_rows].transpose(0, 1) * scale  # [B or 1, H, S, D]
-        index, runs = self.bucket_rule.select(span)
+        index, runs = self.bucket_rule.select(span)  # buckets, and the distances of each
         bias = self.buckets[:, index]
         reset: list[Term] = []
         if self.reset:  # pairs with the first token have two numbers in place of products

@@ -184,7 +184,7 @@ def _register(name: str, **defaults: Any) -> None:
     config = make_dataclass(f"Config_{name}", options, bases=(PositionalLMConfig,))
     model = type(name, (PositionalLM,), {"__doc__": PositionalLM.__doc__, "__module__": __name__})
     globals()[name] = register_model(name, dataclass=config)(model)  # where pickle looks for it
-    ARCH_CONFIG_REGISTRY[name] = forget_tpu  # replaces fairseq's function, which does nothing
+    ARCH_CONFIG_REGISTRY[name] = forget_tpu  # fairseq's does nothing, and --bf16 asks for a TPU
 
 
 for _encoding in registry.names():

@@ -120,7 +120,7 @@ def write_tokens(problem, opt, slab, side, content, program):
         if problem.CLIPPED:
             ends = side.ends + sequence_in_slab * rows * 2
             total = add_ends(problem, opt, side, total, tiles, stride, ends, head, row, start, end)
-    total *= problem.scale * problem.kept_factor
+    total *= problem.scale * problem.kept_factor  # which tiles leave out; 1 / (1 - p) of dropout
     if content is None:
         total += load_rows(problem, opt, grad, row, tokens, opt.N)
     store_rows(problem, opt, grad, total, row, tokens, opt.N)
