@@ -152,6 +152,14 @@ def test_dropout_drops_and_keeps_the_mean():
     assert dropped.mean() == pytest.approx(1.0, abs=0.1)
 
 
+def test_shared_encodings_are_one_for_all_layers():
+    positions = StackPositions("learned+t5+m4m", 16, 2)
+    assert [*positions.state_dict()] == ["input.learned.table.weight", "shared.t5.table"]
+    first, second = (SelfAttention(positions).encodings for _ in range(2))
+    assert [*first.state_dict()] == ["m4m.table.weight"]
+    assert first["m4m"].table.weight is not second["m4m"].table.weight
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -57,12 +57,15 @@ def test_a_trained_table_becomes_longer(
     stock: PreTrainedModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     others = len(dict(stock.named_parameters()))
-    set_positions(stock, "learned+t5").save_pretrained(tmp_path / "stock")
+    shared = set_positions(stock, "learned+t5").get_parameter("model.positions.shared.t5.table")
+    torch.nn.init.normal_(shared)
+    stock.save_pretrained(tmp_path / "stock")
     name = "model.positions.input.learned.table.weight"
     table = stock.get_parameter(name)
     model = swap(tmp_path, "--max-positions", 2 * len(table), "--extend", "copy")
     assert model is not None
     assert torch.equal(model.get_parameter(name), torch.cat([table, table]))
+    assert torch.equal(model.get_parameter("model.positions.shared.t5.table"), shared)
     printed = capsys.readouterr().out
     assert f"the {others} tensors that are not positions\n" in printed
     assert f"resized: {name} {tuple(table.shape)} -> {(2 * len(table), 32)}\n" in printed

@@ -133,8 +133,7 @@ def killed_in(folder, *torchruns, **options):
 
 
 @slow
-def test_a_dead_rank_ends_the_job_and_is_named(tmp_path):
-    """By torchrun."""
+def test_a_dead_rank_ends_torchrun_and_is_named(tmp_path):
     status, log = killed_in(tmp_path)
     assert status != 0
     assert "rank      : 1 (local_rank: 1)" in log

@@ -338,7 +338,7 @@ def test_copies_pickles_and_files_give_the_same_outputs(family, spec, tmp_path):
     loaded.load_state_dict(torch.load(tmp_path / "model.pt"))
     others = copy.deepcopy(model), pickle.loads(pickle.dumps(model)), loaded
     for parameter in model.parameters():
-        parameter.data.zero_()  # which is no copy's
+        parameter.data.zero_()  # the copies have weights of their own
     for other in others:
         torch.testing.assert_close(logits(other, family, tokens), expected, rtol=0, atol=0)
 

@@ -158,7 +158,7 @@ def test_blocks_of_documents_and_their_gradients_equal_the_references(spec):
     compare_blocks(f"{spec}+documents", "lr", 1e-6, document_ids=ids)
 
 
-def test_a_window_over_all_keys_is_none_and_limits_no_backend(monkeypatch):
+def test_a_window_that_reaches_over_all_keys_is_left_out(monkeypatch):
     for direction, needless in (("lr", 9), ("rl", 9), ("both", 16)):
         mask = Mask(direction, locality=Locality(window=needless))
         assert not mask.without_needless_window(src_len=9).locality.limits

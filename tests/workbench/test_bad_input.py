@@ -74,9 +74,6 @@ def test_a_stock_checkpoint_in_roberta_learned_has_the_stock_loss(stock):
     assert done.valid() == ours.run.valid()
 
 
-# -------------------------------------------------------------------------------------- full disk
-
-
 def whole_checkpoints(directory: Path) -> dict[str, int]:
     """Return the updates of every checkpoint in a directory; fails if one cannot be loaded."""
     states = {path.name: torch.load(path) for path in directory.glob("*.pt")}

@@ -92,9 +92,6 @@ def test_the_site_is_built_without_a_warning(tmp_path):
         assert not loaded, f"{html}: {loaded}"
 
 
-# ----------------------------------------------------------------------------------- commands
-
-
 def name_of(path: Path) -> str:
     return path.relative_to(DOCS if path.is_relative_to(DOCS) else ROOT).as_posix()
 

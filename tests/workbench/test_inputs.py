@@ -57,8 +57,6 @@ def result_or_line() -> Iterator[None]:
     assert len(told) < 21_000
 
 
-# ------------------------------------------------------------------------------ specs and options
-
 words = st.sampled_from([*registry.names(), "reset", "causal", "+", "(", ")", ",", "=", " ", "x"])
 texts = st.one_of(st.text(max_size=80), st.lists(words, max_size=12).map("".join))
 
@@ -139,8 +137,6 @@ def test_sizes_that_cannot_be(width, heads, positions, spec):
         StackPositions(spec, width, heads, positions)
 
 
-# ----------------------------------------------------------------------------------------- texts
-
 odd = st.sampled_from(
     [
         "",
@@ -196,8 +192,6 @@ def test_files_of_glue(content, task, split):
         found = read_examples(written(content), TASKS[task], split)
         assert len({len(column) for column in found.sentences}) == 1
 
-
-# ------------------------------------------------------------------------------------------ JSON
 
 names = ["data", "paragraphs", "qas", "id", "context", "question", "answers", "text", "version"]
 keys = st.sampled_from([*names, "answer_start", "kind", "figures", "a"])

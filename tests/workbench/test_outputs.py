@@ -37,16 +37,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "here"
 
 
-# ---------------------------------------------------------------------------- names with a dash
-
-
 @pytest.mark.parametrize("words", [["--out=-a.png"], ["--out", "./-a.png"]])
 def test_a_name_that_begins_with_a_dash_can_be_written(words, folder):
     assert main([*PLOT[:-1], *words]) == 0
     assert os.listdir(folder) == ["-a.png"]
-
-
-# -------------------------------------------------------------------------------- full disks
 
 
 INSPECT, EXPORT = ["--text", "w1 w2", "--out"], ["--tokens", "words", "--out"]

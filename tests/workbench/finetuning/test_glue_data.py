@@ -15,7 +15,7 @@ from fairseq.tasks.sentence_prediction import SentencePredictionConfig, Sentence
 from fairseq_posenc.checkpoints.dictionary import MANIFEST, load_dictionary
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.tasks.glue.data import find_training_data, open_glue_data
-from fairseq_posenc.tasks.glue.definitions import TASKS, WNLI
+from fairseq_posenc.tasks.glue.definitions import TASKS, WNLI, parse_tasks
 from fairseq_posenc.workbench.finetuning.glue.report import complete_submission
 from glue import find_file, read_examples, truncate_lengths
 from tests.helpers.glue_files import COLOURS, DATA, header, labels_of, row, train_pieces, write_task
@@ -173,6 +173,7 @@ def test_what_glues_site_wants_beside_the_eight(tmp_path, pieces, capsys):
     assert not (out / "WNLI.tsv").exists()
     write_task(raw, "MNLI", sizes_of("MNLI"))
     write_task(raw, "WNLI", SIZES)
+    assert parse_tasks("all") == parse_tasks("MNLI, QQP, QNLI, SST-2, CoLA, STS-B, MRPC, RTE")
     start("glue", raw, "--out", tmp_path / "all", "--sentencepiece-model", pieces)
     assert open_glue_data(tmp_path / "all" / "MNLI").splits["test2"]["examples"] == 7
     labels = read_examples(raw / "WNLI" / "train.tsv", WNLI, "train").labels

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import signal
 import subprocess
 from pathlib import Path
@@ -137,7 +138,7 @@ def trained():
     try:
         wait_until(halted.exists, process)
         second = run("fairseq-posenc", *train_words(out), fails=True).error()
-        assert second.startswith(f"{out}: process ")
+        assert re.match(rf"{out}: process \d+ on .*, since ", second)
     finally:
         process.kill()
         assert process.wait() == -signal.SIGKILL

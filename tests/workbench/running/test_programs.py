@@ -15,6 +15,7 @@ import pytest
 
 from tests.helpers.commands import USER_DIR, script
 from tests.helpers.programs import BIN, true_start
+from tests.helpers.waiting import is_running, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -61,6 +62,24 @@ def test_ends(code, status, said):
     assert done.returncode == status
     assert done.stderr.endswith(said)
     assert bool(done.stderr) == bool(said)
+
+
+ENDLESS = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
+print(os.getpid(), flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_signals_reach_the_program(number):
+    command = [sys.executable, "-c", ENDLESS]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        program = int(process.stdout.readline())
+        process.send_signal(number)
+        assert process.wait() == (7 if number == signal.SIGTERM else -number)
+        wait_until(lambda: not is_running(program))
 
 
 def test_a_program_finds_others_that_start_fast():
