@@ -14,9 +14,6 @@ of a model around this one, which saves its own configuration.
 import json
 import logging
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
@@ -44,7 +41,6 @@ from fairseq_posenc.identity import is_identity
 from fairseq_posenc.specs import parse
 
 logger = logging.getLogger(__name__)
-_builds_positions = ContextVar("whether a model with positions is being built", default=False)
 _TAG = "fairseq-posenc"  # of models on the hub
 _LOADER = "positions_loader"  # the module of `auto_map`, which `trust_remote_code=True` runs
 _LOADER_TEXT = f'''\
@@ -100,16 +96,6 @@ def _derive_and_register(stock: Any) -> Any:
     return derived
 
 
-@contextmanager
-def _building_with_positions() -> Iterator[None]:
-    """Let configurations build models inside, which get their positions."""
-    before = _builds_positions.set(True)
-    try:
-        yield
-    finally:
-        _builds_positions.reset(before)
-
-
 class ConfigWithPositions(Derived):
     """The part of a configuration with positions that its stock class, ``super()``, lacks."""
 
@@ -119,24 +105,6 @@ class ConfigWithPositions(Derived):
         # they do not register a configuration whose module is transformers'.
         cls.__name__ += "WithPositions"
         cls.__module__ = __name__
-
-    def _read_name(self) -> str:
-        """Return the name, which is read where a model is built; refuse stock classes."""
-        if not _builds_positions.get():
-            raise UserError(
-                "a stock class would have its own positions, and this configuration is of a model "
-                "whose positions were set: build it by an Auto class, as "
-                "AutoModelForCausalLM.from_config(config)"
-            )
-        return str(PretrainedConfig.name_or_path.fget(self))
-
-    name_or_path = property(_read_name, PretrainedConfig.name_or_path.fset)
-
-    @classmethod
-    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """Build a configuration, which looks whether it has each of the arguments."""
-        with _building_with_positions():
-            return super().from_dict(config_dict, **kwargs)  # type: ignore[misc]
 
     def to_json_string(self, use_diff: bool = True) -> str:
         """Write config.json with the changes that keep stock classes from loading the folder."""
@@ -207,8 +175,7 @@ class ModelWithPositions(Derived):
             cls.config_class = derive(cls.stock.config_class, (ConfigWithPositions,))  # type: ignore[attr-defined]
 
     def __init__(self, config: PretrainedConfig, *args: Any, **kwargs: Any) -> None:
-        with _building_with_positions():
-            super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
+        super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
         model = cast(PreTrainedModel, self)
         replace_positions(model, PositionSettings.read(config), extend=None)  # weights follow
 

@@ -26,6 +26,7 @@ SIZES: dict[str, Any] = {
     "num_attention_heads": 4,
 }
 WORDS: dict[str, Any] = {**SIZES, "vocab_size": 100}
+DECODER: dict[str, Any] = {**WORDS, "max_position_embeddings": 64, "add_cross_attention": True}
 IMAGES: dict[str, Any] = {**SIZES, "image_size": 16, "patch_size": 8}
 
 
@@ -61,22 +62,17 @@ def build_speech_translator() -> tuple[PreTrainedModel, PreTrainedModel]:
     speech = transformers.Wav2Vec2Config(
         **SIZES, **convolutions, num_conv_pos_embeddings=16, num_conv_pos_embedding_groups=4
     )
-    sizes = {"n_embd": 32, "n_head": 4, "n_layer": 2, "vocab_size": 100, "n_positions": 64}
     model = transformers.SpeechEncoderDecoderModel(
         encoder=transformers.Wav2Vec2Model(speech),
-        decoder=transformers.GPT2LMHeadModel(
-            transformers.GPT2Config(**sizes, add_cross_attention=True)
-        ),
+        decoder=transformers.GPT2LMHeadModel(transformers.GPT2Config(**DECODER)),
     )
     return model, model.decoder
 
 
 def build_captioner() -> tuple[PreTrainedModel, PreTrainedModel]:
-    sizes = {"n_embd": 32, "n_head": 4, "n_layer": 2, "vocab_size": 100, "n_positions": 64}
-    text = transformers.GPT2Config(**sizes, add_cross_attention=True)
     model = transformers.VisionEncoderDecoderModel(
         encoder=transformers.ViTModel(transformers.ViTConfig(**IMAGES)),
-        decoder=transformers.GPT2LMHeadModel(text),
+        decoder=transformers.GPT2LMHeadModel(transformers.GPT2Config(**DECODER)),
     )
     return model, model.decoder
 
@@ -197,6 +193,7 @@ def test_sentence_transformers_saves_the_positions_of_its_model(tmp_path: Path) 
     parts = [models.Transformer(str(tmp_path / "stock")), models.Pooling(32)]
     model = sentence.SentenceTransformer(modules=parts, device="cpu")
     set_positions(model[0].auto_model, "learned+m4m")
+    assert "whose positions were set" in model[0].config.name_or_path  # which the library reads
     model.save(str(tmp_path / "saved"))
     again = sentence.SentenceTransformer(str(tmp_path / "saved"), device="cpu")
     assert read_positions(again[0].auto_model) == "learned+m4m"

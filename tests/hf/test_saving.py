@@ -107,6 +107,7 @@ def test_other_heads_are_loaded_with_the_same_positions(tmp_path: Path) -> None:
             loaded = auto.from_pretrained(tmp_path)
             assert torch.equal(loaded.base_model(**inputs).last_hidden_state, states)
             assert read_positions(loaded) == "learned+m4m"
+            assert loaded.config.name_or_path == str(tmp_path)
     assert AutoConfig.from_pretrained(tmp_path).model_type == "llama"
 
 
