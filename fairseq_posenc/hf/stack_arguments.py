@@ -75,6 +75,7 @@ class StackArguments:
         axes: int,
     ) -> None:
         self.spec = stack.assembly.spec
+        self.is_decoder = stack.assembly.dims.causal
         self.has_documents = any(item.name == "documents" for item in self.spec.items)
         self.id_readers = stack.id_readers  # the encodings that read positions, on `axes` axes each
         self.boundary_id = boundary_id
@@ -93,11 +94,23 @@ class StackArguments:
             if len(ids) > axes:
                 text_ids, ids = ids[0], ids[1:]
             if axes not in [reader.axes for reader in self.id_readers]:
-                if text_ids is None and self.mask is None:  # only the next text begins before
-                    _refuse_if(ids[0].diff(dim=-1).lt(0).any(), _NO_DOCUMENTS)
+                if text_ids is None:
+                    self._refuse_packed_axes(ids[0])
                 ids = text_ids
         self.ids = self._read_ids(ids, first_id)
         self.text_ids = text_ids if self.ids is None or self.ids.dim() == 3 else self.ids
+
+    def _refuse_packed_axes(self, ids: Tensor) -> None:
+        """Refuse ids ``(B, T)`` on a first axis that begin again, as only the next text does."""
+        begins = ids.diff(dim=-1).lt(0)
+        if self.mask is not None:
+            if not isinstance(self.mask, Tensor) or self.mask.dim() != 2:
+                return  # `_read_mask` refuses it
+            real = self.mask.ne(0)[:, -ids.size(-1) :]
+            if real.shape != ids.shape:
+                return  # as above
+            begins = begins & real[:, 1:] & real[:, :-1]  # padding has any ids
+        _refuse_if(begins.any(), _NO_DOCUMENTS)
 
     def _read_ids(self, ids: Tensor | None, first_id: int) -> Tensor | None:
         """Check the caller's ids; convert those that begin after the padding symbol."""
@@ -117,7 +130,8 @@ class StackArguments:
         if isinstance(self.mask, Tensor) and self.mask.dim() == 2:
             real = self.mask.ne(0)
             counts = ids.eq(real.cumsum(1)[:, -tgt_len:] - 1) | ~real[:, -tgt_len:]
-        counts = counts.all()  # from 0, as those of `generate` do in all models
+        # From 0, as those of `generate` do in all models; encoders get none from it.
+        counts = counts.all() & self.is_decoder
         if syncs and not counts and (ids < first_id - 1).any():  # padding has `first_id - 1`
             raise UserError(f"position_ids of this model count from {first_id}, as its class does")
         return torch.where(counts, ids, ids - first_id).clamp(min=0)
