@@ -312,10 +312,10 @@ def _parse_options(name: str, text: str) -> dict[str, object]:
 
 def _parse_value(name: str, key: str, value: str, option_type: Any) -> Any:
     """Convert the text of an option to its type."""
-    if NoneType in get_args(option_type):  # Optional[X], whose members are X and None: take X
+    if NoneType in get_args(option_type):  # Optional[X], X | None or None | X: take X
         if value == "none":
             return None
-        option_type = get_args(option_type)[0]
+        option_type = next(x for x in get_args(option_type) if x is not NoneType)
     try:
         if get_origin(option_type) is Literal:
             if value not in get_args(option_type):

@@ -35,11 +35,11 @@ def measure_errors(spec: str, backends: list[str], causal: bool) -> dict[str, fl
         nn.init.normal_(parameter)  # initial values can be too small to show a mistake
     query, key, value = torch.randn(3, 1, HEADS, LENGTH, HEAD_DIM, device=device)
     inputs = torch.randn(1, LENGTH, HEADS * HEAD_DIM, device=device)
-    embedded = encoding.embed(inputs)
-    works = embedded.shape == inputs.shape and embedded.isfinite().all()
+    here = Positions.from_padding(torch.zeros(1, LENGTH, dtype=torch.bool, device=device))
+    added = [x.embed(here) for x in encoding.input.as_list()] if encoding.input else []
+    works = all(x is not None and x.shape == inputs.shape and x.isfinite().all() for x in added)
     errors = {"the input": 0.0 if works else math.inf}
 
-    here = Positions.from_padding(torch.zeros(1, LENGTH, dtype=torch.bool, device=device))
     shared = Shared.compute(encoding.shared, here).of_kind(0)
     call = encoding.make_call(query, key, value, shared, inputs)
     ids = here.ids + 5

@@ -109,7 +109,7 @@ def read_by_id(path: Path, value_type: type[_T]) -> dict[str, _T]:
     if not isinstance(content, dict):
         raise UserError(f"{path}: must be a JSON object from ids to {name}")
     for key, value in content.items():
-        is_number = type(value) in (int, float) and math.isfinite(value)
+        is_number = type(value) is int or (type(value) is float and math.isfinite(value))
         if not (isinstance(value, str) if value_type is str else is_number):
             raise UserError(f"{path}: the value of {key} is not {name}")
     return content

@@ -103,8 +103,9 @@ def test_self_test_finds_missing_content_rows(monkeypatch):
 def test_self_test_finds_wrong_rotations_and_inputs(monkeypatch):
     monkeypatch.setattr(Rope, "rotation", lambda self, ids: None)
     assert "rope on rotation is off by" in doctor.self_test().text
-    monkeypatch.setattr(Learned, "embed", lambda self, positions: torch.full((1, 6, 16), torch.nan))
-    assert "learned on the input is off by" in doctor.self_test().text
+    for wrong in (torch.full((1, 6, 16), torch.nan), torch.ones(6, 16), torch.ones(1, 6, 1)):
+        monkeypatch.setattr(Learned, "embed", lambda self, positions, wrong=wrong: wrong)
+        assert "learned on the input is off by" in doctor.self_test().text
 
 
 def test_self_test_reports_nan_and_exceptions(monkeypatch):

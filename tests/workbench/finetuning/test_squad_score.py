@@ -194,7 +194,7 @@ def test_the_command_prints_what_the_official_scripts_print(files, tmp_path, cap
         '{"exact_match": 100.0, "f1": 100.0}\n',
         "",
     )
-    odds = write(tmp_path / "odds.json", {"q1": -1.5, "q2": 3})
+    odds = write(tmp_path / "odds.json", {"q1": -1.5, "q2": 10**400})
     options = ["--na-prob-file", odds, "--na-prob-thresh", 0]
     status, out, _ = score(capsys, files["v2.0"], predictions, *options)
     squad = read_squad(files["v2.0"])

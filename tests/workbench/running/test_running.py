@@ -206,10 +206,7 @@ class TestDevices:
             "import os; os.sched_setaffinity(0, [min(os.sched_getaffinity(0))]); "
             "from fairseq_posenc.workbench.running.devices import cores; print(cores())"
         )
-        done = subprocess.run(
-            [sys.executable, "-c", ask], capture_output=True, text=True, check=True
-        )
-        assert done.stdout == "1\n"
+        assert subprocess.check_output([sys.executable, "-c", ask], text=True) == "1\n"
 
     @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
     def test_a_gpu_that_is_not_there_is_told(self):
