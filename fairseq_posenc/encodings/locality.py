@@ -85,16 +85,16 @@ class Locality(NamedTuple):
         return NeededKeys(last, is_first.any(0).nonzero()[:, 0].cpu())
 
     def __and__(self, other: Locality) -> Locality:
-        """Combine the limits of the encodings of a layer, of which at most one is a window."""
+        """Combine two limits: a key is visible if both allow it. One may have first keys."""
         segments = other.segments if self.segments is None else self.segments
         if self.segments is not None and other.segments is not None:
             # A number for each pair of segments.
             segments = self.segments * (other.segments.amax() + 1) + other.segments
         return Locality(
-            window=self.window or other.window,
+            window=min((x for x in (self.window, other.window) if x), default=None),
             segments=segments,
             documents=self.documents or other.documents,
-            longest=self.longest or other.longest,
+            longest=min((x for x in (self.longest, other.longest) if x), default=None),
             first_keys=other.first_keys if self.first_keys is None else self.first_keys,
             prefill=self.prefill or other.prefill,
         )

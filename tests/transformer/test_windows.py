@@ -176,7 +176,7 @@ def test_a_window_that_reaches_over_all_keys_is_left_out(monkeypatch):
 def test_first_keys_are_needed_beside_the_last_ones_of_a_window():
     ours, theirs = (Locality(n + 3, first_keys=torch.arange(9)[None] < n) for n in (2, 5))
     last, first = ours.needed_keys()
-    assert (last, first.tolist()) == (4, [0, 1])
+    assert (last, first.tolist(), (theirs & ours).window) == (4, [0, 1], 5)
     assert theirs.needed_keys(queries=5).first.tolist() == [0, 1, 2, 3]
     assert Locality(window=5, longest=4).needed_keys() == (3, None)
     segments = torch.tensor([[0, 0, 0, 0, 0, 0, 0, 1, 1]])
