@@ -135,9 +135,8 @@ def _expand_decay(call: AttentionCall) -> Tensor | None:
     )
     if earlier is None or later is None:
         return earlier
-    ones = torch.ones(tgt_len, src_len, dtype=torch.bool, device=call.query.device)
-    is_later = ones.triu(src_len - tgt_len)  # with the diagonal, where both are 0
-    return torch.where(is_later, later, earlier)
+    is_later = torch.ones_like(later[0, 0], dtype=torch.bool).triu(src_len - tgt_len)
+    return torch.where(is_later, later, earlier)  # both are 0 on the diagonal
 
 
 def _multiply_tokens(
@@ -157,11 +156,10 @@ def _multiply_tokens(
     rows_of_pairs = []
     if (rows := terms.rows("query")) is not None:
         rows_of_pairs.append(_multiply_pairs(query, rows, first, sizes, mask))
-    if (rows := terms.rows("key")) is not None:
-        if sizes[0] == 1:
-            rows_of_pairs.append(_multiply_single_rows(key, rows, first, query.size(1), mask))
-        else:
-            rows_of_pairs.append(_multiply_pairs(key, rows, first, sizes, mask))
+    if (rows := terms.rows("key")) is not None and sizes[0] == 1:
+        rows_of_pairs.append(_multiply_single_rows(key, rows, first, query.size(1), mask))
+    elif rows is not None:
+        rows_of_pairs.append(_multiply_pairs(key, rows, first, sizes, mask))
     return content, rows_of_pairs
 
 
@@ -196,15 +194,18 @@ def _multiply_single_rows(
 ) -> Tensor:
     """Multiply keys, perhaps of fewer heads, with their rows for a single query: ``(B, H, 1, S)``.
 
-    Products with all rows, of which a key needs one, would take most of a step's time.
+    Each key is read once, and multiplied with its rows of the heads of its group alone.
     """
-    index = row_index(rows, first, 1, key.size(2), mask)[:, 0]  # [1 or B, S]
-    selected = at_least_fp32(rows.table).index_select(1, index.flatten())
-    selected = selected.unflatten(1, index.shape).transpose(0, 1)  # [1 or B, 1 or H, S, D]
     groups = key.size(1) if len(rows.table) > 1 else 1
-    products = (key.unsqueeze(2) * selected.unflatten(1, (groups, -1))).sum(-1)
-    heads = products.expand(-1, -1, num_heads // key.size(1), -1)  # [B, G, H / G, S]
-    return heads.flatten(1, 2).unsqueeze(2)
+    table = at_least_fp32(rows.table).unflatten(0, (groups, -1)).transpose(1, 2)  # [g, R, heads, D]
+    if first is None and rows.runs is None:  # rows are in the order of keys
+        selected = table[None, :, : key.size(2)]
+    else:
+        index = row_index(rows, first, 1, key.size(2), mask)[:, 0]  # [1 or B, S]
+        selected = table.flatten(2).index_select(1, index.flatten()).unflatten(1, index.shape)
+        selected = selected.transpose(0, 1).unflatten(-1, table.shape[2:])  # [1 or B, g, S, ...]
+    products = torch.einsum("bgsrd,bgsd->bgrs", selected, key)  # [B, G, 1 or H / G, S]
+    return products.expand(-1, -1, num_heads // key.size(1), -1).flatten(1, 2).unsqueeze(2)
 
 
 def _sum_value_rows(

@@ -164,8 +164,7 @@ class Stack(NamedTuple):
 
         Layers of a spec, and all lists "for each layer", are in the order of this list.
         """
-        path = self.family.attention
-        first = path.partition(".")[0]
+        first, *_ = (path := self.family.attention).split(".")
         return [layer.get_submodule(path) for layer in self.layers if hasattr(layer, first)]
 
     @property
@@ -224,9 +223,10 @@ class Stack(NamedTuple):
         kinds = [spec.layer_kinds[spec.layer_kind(index)] for index in range(len(rotates))]
         states = [any(item.encoding.acts_on == "rotation" for item in kind) for kind in kinds]
         if self.family.rotates and any(rotates) and rotates != states:
+            layer = [x == y for x, y in zip(rotates, states)].index(False)
             raise UserError(
                 "own: the configuration of this model states rotations of other layers than it "
-                "has: write the positions of each layer"
+                f"has, such as layer {layer}: write the positions of each layer"
             )
 
     def list_weights(self, owner: nn.Module) -> dict[str, str]:

@@ -278,7 +278,7 @@ def _assemble(cfg: Any, side: str) -> Any:
         spec = spec.select_layers(kept)
     causal = side == "decoder"
     if causal and any(dict(item.options).get("prefill") for item in spec.items):
-        raise UserError("window: fairseq decodes token by token; set prefill once it is exported")
+        raise UserError("window(prefill=true) is for models of transformers: export this one first")
     length = cfg.max_target_positions if causal else cfg.max_source_positions
     dims = Dims(stack.embed_dim, stack.attention_heads, length, causal)
     cfg = copy(cfg)  # the caller's stays without an assembly

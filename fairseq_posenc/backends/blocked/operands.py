@@ -83,9 +83,8 @@ class Operands(NamedTuple):
         def select(name: str, x: Tensor | None) -> Tensor | None:
             if x is None:
                 return None
-            return block.select(
-                x, re.sub("[rR]", "U", AXES[name]) if name in shared else AXES[name]
-            )
+            axes = re.sub("[rR]", "U", AXES[name]) if name in shared else AXES[name]
+            return block.select(x, axes)
 
         return Operands._make(map(select, self._fields, self))
 

@@ -64,7 +64,7 @@ def export_to_transformers(trained: OpenModel, tokens: str | None, out: Path) ->
         if more := tokenizer.get_vocab_size() - len(dictionary):
             fault = f"lacks {more:,} pieces of the tokenizer, which only fairseq reads as <unk>"
             if more < 0:  # later ids would not fit
-                fault = f"has {-more:,} pieces of the tokenizer twice"
+                fault = f"has pieces of the tokenizer twice ({-more:,})"
             remedy = "--tokens none exports the model without a tokenizer"
             raise UserError(f"{trained.data / file}: {fault}: {remedy}")
     with whole_folder(out) as folder:
@@ -96,9 +96,7 @@ def find_stock_family(trained: OpenModel) -> StockFamily:
     for stock in candidates:
         if all(_read_option(trained, option) == value for option, value in stock.computes.items()):
             return stock
-    values = ", ".join(
-        f"{option}={_read_option(trained, option)}" for option in candidates[0].computes
-    )
+    values = ", ".join(f"{x}={_read_option(trained, x)}" for x in candidates[0].computes)
     raise _refusal(trained, f"a {trained.title} with {values}")
 
 
@@ -143,8 +141,9 @@ def _select_weights(trained: OpenModel) -> dict[str, Tensor]:
     """Select a model's weights without those of unused heads, which only fairseq's class keeps."""
     heads = {"masked_lm": "encoder.lm_head.", "classes": "classification_heads."}
     unused = tuple(name for head, name in heads.items() if head != trained.head)
-    weights = trained.model.named_parameters(remove_duplicate=False)  # tied ones under each name
-    return {name: x for name, x in weights if not name.startswith(unused)}
+    others = ("_extra_state", ".version", "._float_tensor")  # ours, and fairseq's of no meaning
+    weights = trained.model.state_dict().items()  # tied ones under each name
+    return {k: x for k, x in weights if not (k.startswith(unused) or k.endswith(others))}
 
 
 def _copy_positions(trained: OpenModel, model: PreTrainedModel) -> None:

@@ -75,10 +75,11 @@ def refuse_unusable_settings(label: str) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        raise UserError(f"{label}: {error}") from error
+        is_named = label.split()[-1] in str(error)
+        raise UserError(str(error) if is_named else f"{label}: {error}") from error
     except BUILD_ERRORS as error:
-        reason = quote_error(error)
-        raise UserError(f"{label}: no model can be built of its settings: {reason}") from error
+        fault = f"no model can be built of its settings: {quote_error(error)}"
+        raise UserError(f"{label}: {fault}") from error
 
 
 def write_state(state: State, path: Path) -> None:
@@ -111,5 +112,4 @@ def read_updates(state: State) -> int:
 
 def updates_done(folder: Path) -> int:
     """Read the updates of ``checkpoint_last.pt``; 0 if it is missing or not whole."""
-    last = read_if_whole(folder / LAST)
-    return last.updates if last else 0
+    return last.updates if (last := read_if_whole(folder / LAST)) else 0

@@ -49,7 +49,7 @@ def align(rows: Sequence[Sequence[str]], left: int) -> str:
 
 
 def fill_page(text: str, start: str, content: str, end: str) -> str:
-    """Replace what stands between two markers of a page's text, and return the new text.
+    """Replace the text between two markers of a page, and return the new page.
 
     Raises:
         UserError: the page lacks a marker.

@@ -1,4 +1,4 @@
-"""Runs fairseq's commands, with logs and always to their ends, and tasks that run them at a time.
+"""Runs fairseq's commands and keeps their logs; runs several tasks at a time, and ends them all.
 
 A task does nothing if its result exists (:mod:`fairseq_posenc.folders` has an example), so the same
 command continues where it stopped::

@@ -203,7 +203,7 @@ def test_a_piece_that_the_dictionary_has_twice_is_refused(capsys):
     trained = checkpoint("masked_lm", "learned", data_bin("masked_lm", symbols))
     words = ["--checkpoint", trained.path, "--out", new_directory() / "out", "--tokens", files]
     assert main(["export", *map(str, words)]) == 2
-    assert "dict.txt: has 1 pieces of the tokenizer twice: --tokens none" in capsys.readouterr().err
+    assert "dict.txt: has pieces of the tokenizer twice (1): --tokens" in capsys.readouterr().err
 
 
 def test_a_data_folder_says_what_cut_its_text(tmp_path):

@@ -117,7 +117,7 @@ def draw(models: Sequence[ModelOutcome]) -> bytes:
 def build_record(
     plan: ComparePlan, facts: DataFacts, ends: Mapping[Run, TrainingEnd], data: Row
 ) -> Record:
-    """Build the record of all models, their differences, and all trainings; ``data`` they share."""
+    """Build the record of all models on the same ``data``, their differences, and all trainings."""
     ranked = rank_models(ends)
     models: list[Row] = [
         {
