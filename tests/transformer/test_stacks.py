@@ -379,7 +379,7 @@ BAD_OPTIONS = [
     (
         "causal_lm",
         {"position_encoding": "rope+window(prefill=true)"},
-        "prefill once it is exported",
+        "is for models of transformers: export",
     ),
     ("masked_lm", {"position_encoding": "m4(max=3)"}, "m4 has no option 'max=3'; its options: max"),
     ("masked_lm", {"position_encoding": "3*rope,none"}, "a list of 4 layers, but the stack has 3"),
