@@ -1,7 +1,7 @@
 """The support table of the encodings' page: every encoding, family and backend, as they ran.
 
-``python -m tests.helpers.support`` runs each case and writes the table; ``test_support.py`` runs
-them again and compares.
+``python -m tests.helpers.support`` runs each case and writes the table; ``test_documentation.py``
+runs them again and compares.
 """
 
 from __future__ import annotations

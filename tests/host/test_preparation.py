@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import shutil
 import sys
 from types import SimpleNamespace
 
@@ -26,7 +27,7 @@ from fairseq_posenc.host.preparation import (
     restore_if_torn,
 )
 from fairseq_posenc.host.startup import install_excepthook, take_command
-from tests.helpers.commands import train
+from tests.helpers.commands import EPOCHS, train, trained
 
 
 def configured(**checkpoint):
@@ -91,6 +92,19 @@ def test_a_torn_checkpoint_that_was_asked_for_or_has_no_twin_is_refused(tmp_path
     with pytest.raises(UserError, match=f"{last} is not a complete checkpoint"):
         restore_if_torn(last, named)
     assert last.read_bytes() == b"PK\3\4"
+
+
+@pytest.mark.slow
+def test_a_finished_training_changes_nothing(tmp_path):
+    save_dir = shutil.copytree(trained("causal_lm").save_dir, tmp_path / "checkpoints")
+    before = {path.name: path.read_bytes() for path in save_dir.glob("*.pt")}
+    done = train("causal_lm", "--max-update", EPOCHS, save_dir=save_dir).run
+    told = f"checkpoint_last.pt has made {EPOCHS} updates of --max-update {EPOCHS}"
+    assert f"{told}: the training is finished, and nothing was changed" in done.log
+    assert {path.name: path.read_bytes() for path in save_dir.glob("*.pt")} == before
+    other = ["--restore-file", save_dir / "checkpoint_last.pt", "--max-update", EPOCHS - 1]
+    done = train("causal_lm", *other, fails=True).run
+    assert "nothing is left to train" in done.error()
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from docs.generate.__main__ import main
 from fairseq_posenc import registry
 from fairseq_posenc.analysis import catalogue
 from fairseq_posenc.workbench import cli
-from tests.helpers import oracles
+from tests.helpers import oracles, support
 from tests.helpers.commands import refused
 from tests.helpers.tiny_models import COMPANIONS, NAMES
 
@@ -25,6 +25,10 @@ ROOT = Path(__file__).parents[2]
 
 def test_the_documentation_is_up_to_date():
     assert main(["--check"]) == 0
+
+
+def test_the_support_table_is_what_runs():
+    assert support.PAGE.read_text(encoding="utf-8") == support.page(), "run make docs"
 
 
 def test_the_package_does_not_need_what_writes_its_documentation():

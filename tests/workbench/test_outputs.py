@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.cli import main
 from fairseq_posenc.workbench.running.progress import say
-from tests.helpers.commands import refused, trained
+from tests.helpers.commands import EPOCHS, refused, train, trained
 
 LOG = "".join(
     f'2024-01-01 00:00:00 | INFO | {kind} | {{"epoch": 1, "{name}loss": "{9 - update}", '
@@ -65,6 +67,28 @@ def test_a_full_disk_is_a_line_and_leaves_nothing(command, name, folder, mount, 
     left = [path.name for path in small_disk.iterdir() if path.name not in ("others", "more")]
     assert left == ["out"] * (command()[0] == "learning-curves")
     assert not list(small_disk.rglob("*.posenc-*"))
+
+
+def whole_checkpoints(directory: Path) -> dict[str, int]:
+    """Return the updates of every checkpoint in a directory; fails if one cannot be loaded."""
+    states = {path.name: torch.load(path) for path in directory.glob("*.pt")}
+    return {name: state["optimizer_history"][-1]["num_updates"] for name, state in states.items()}
+
+
+@pytest.mark.slow
+def test_a_disk_without_room_leaves_the_previous_checkpoints_whole(mount):
+    """fairseq copies a new checkpoint over the old ones in place; it must not come to that."""
+    disk = mount("8m")
+    saved = trained("causal_lm").save_dir
+    for path in saved.glob("*.pt"):
+        shutil.copy(path, disk)
+    size = (saved / "checkpoint_last.pt").stat().st_size
+    before = whole_checkpoints(disk)
+    space = shutil.disk_usage(disk).free
+    (disk / "other-files").write_bytes(bytes(int(space - 0.6 * size)))
+    done = train("causal_lm", "--max-epoch", EPOCHS + 1, save_dir=disk, fails=True).run
+    assert whole_checkpoints(disk) == before
+    assert done.error().startswith(f"no room for a checkpoint in {disk}: it needs about ")
 
 
 @pytest.mark.slow

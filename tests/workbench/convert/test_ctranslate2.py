@@ -25,7 +25,6 @@ ctranslate2 = pytest.importorskip("ctranslate2", reason="pip install 'fairseq-po
 from fairseq_posenc.workbench.convert import to_ctranslate2  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[3]
-WRITTEN = 10  # tokens of a causal model
 PRE_NORM = {"encoder_normalize_before": True, "decoder_normalize_before": True}
 MODELS = [
     ("translation", "sinusoidal", {}),
@@ -184,30 +183,6 @@ def test_translations_are_those_of_fairseq(spec, beam):
             ended += 1
             assert theirs.scores[0] == pytest.approx(ours["score"].item(), abs=1e-4)
     assert ended
-
-
-@pytest.mark.parametrize("spec", ["rope", "alibi", "shaw+shaw_values", "learned"])
-def test_causal_models_go_on_from_prompts_as_in_fairseq(spec):
-    trained = checkpoint("causal_lm", spec)
-    names = trained.task.target_dictionary.symbols
-    prompts = [[2, *each] for each in sentences(1, 3, 5, 8)]
-    found = ctranslate2.Generator(str(export(trained))).generate_batch(
-        [[names[number] for number in prompt] for prompt in prompts],
-        max_length=WRITTEN,
-        end_token="w39",
-        sampling_topk=1,
-        include_prompt_in_result=False,
-        return_scores=True,
-    )
-    for prompt, each in zip(prompts, found):
-        written = [names.index(word) for word in each.sequences[0]]
-        if len(written) < WRITTEN:
-            written.append(names.index("w39"))
-        with torch.no_grad():
-            scores = trained.model(torch.tensor([[*prompt, *written[:-1]]]))[0][0, -len(written) :]
-        assert written == scores.argmax(-1).tolist()
-        ours = scores.log_softmax(-1).amax(-1).sum().item() / max(len(each.sequences[0]), 1)
-        assert each.scores[0] == pytest.approx(ours, abs=1e-4)
 
 
 @pytest.mark.parametrize(("family", "spec", "more", "why"), REFUSED)

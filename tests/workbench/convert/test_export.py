@@ -1,7 +1,4 @@
-"""Models exported to transformers compute there what they compute in fairseq, and come back.
-
-``python -m tests.workbench.convert.test_export`` prints the largest difference of each.
-"""
+"""Models exported to transformers compute there what they compute in fairseq, and come back."""
 
 from __future__ import annotations
 
@@ -24,8 +21,6 @@ from fairseq_posenc.workbench.finetuning.glue.worker import predict
 from fairseq_posenc.workbench.loading.checkpoints import load_state
 from tests.helpers.commands import new_directory
 from tests.helpers.exchanged import SPECS, checkpoint, export_to, import_from, padded
-from tests.helpers.glue_files import DATA
-from tests.helpers.preprocess import start
 from tests.helpers.products import product_of, some_of
 from tests.helpers.tiny_models import needs_causal
 from tests.workbench.finetuning.test_glue_commands import data as glue_data
@@ -183,20 +178,6 @@ def test_a_model_that_differs_is_not_written(monkeypatch, capsys):
     assert list(out.parent.iterdir()) == []
 
 
-@pytest.mark.parametrize("spec", ["rope", "learned+alibi", "fox+window(size=3)", "t5,rope"])
-def test_a_causal_model_writes_what_it_writes_in_fairseq(spec):
-    trained = checkpoint("causal_lm", spec)
-    tokens = torch.cat([torch.full((50, 1), 2), torch.randint(4, 44, (50, 4))], 1)
-    search = {"max_new_tokens": 12, "do_sample": False, "suppress_tokens": [1, 2]}
-    found = load(export_to(trained)).generate(input_ids=tokens, **search)
-    for _ in range(12):
-        with torch.no_grad():
-            scores = trained.model(tokens)[0][:, -1]
-        scores[:, [1, 2]] = -torch.inf
-        tokens = torch.cat([tokens, scores.argmax(-1, keepdim=True)], 1)
-    assert torch.equal(found, tokens)
-
-
 @pytest.mark.parametrize("beam", [1, 5])
 @pytest.mark.parametrize(("spec", "more"), [("m4+rope", {}), ("t5", PRE_NORM)])
 def test_translations_are_those_of_fairseq(spec, more, beam):
@@ -228,28 +209,13 @@ def read_texts(raw: Path, task: str):
 @pytest.mark.slow
 @pytest.mark.parametrize(("task", "spec"), product_of(["CoLA", "STS-B"], ["learned", "m4m+rope"]))
 def test_predictions_of_glue_are_those_of_fairseq(task, spec):
-    folder = glue_data()
-    pieces = folder / "pieces.model"
-    compare_predictions(folder / "raw", task, folder / "glue" / task, pieces, spec)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not (DATA / "glue_data").is_dir(), reason="GLUE's files are not here")
-def test_predictions_on_the_published_dev_set_are_those_of_fairseq():
-    bpe, out = DATA / "gpt2_bpe", new_directory()
-    tokens = ["--encoder-json", bpe / "encoder.json", "--vocab-bpe", bpe / "vocab.bpe"]
-    words = ["--tasks", "CoLA", *tokens, "--dict", bpe / "dict.txt"]
-    start("glue", DATA / "glue_data", "--out", out, *words)
-    compare_predictions(DATA / "glue_data", "CoLA", out / "CoLA", bpe, "m4m+rope")
-
-
-def compare_predictions(raw: Path, task: str, data: Path, tokens: Path, spec: str) -> None:
+    made = glue_data()
     options = {"max_positions": 64, "max_update": 2, "pooler_activation_fn": "tanh"}
-    trained = checkpoint("masked_lm", spec, data, "glue", **options)
-    folder = export_to(trained, tokens=str(tokens))
+    trained = checkpoint("masked_lm", spec, made / "glue" / task, "glue", **options)
+    folder = export_to(trained, tokens=str(made / "pieces.model"))
     ours, _ = predict(trained.model, trained.task, "valid")
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    inputs = tokenizer(*read_texts(raw, task), padding=True, return_tensors="pt")
+    inputs = tokenizer(*read_texts(made / "raw", task), padding=True, return_tensors="pt")
     with torch.no_grad():
         theirs = load(folder)(**inputs).logits
     torch.testing.assert_close(theirs, ours.cpu(), atol=1e-5, rtol=1e-5)
@@ -339,19 +305,3 @@ def test_nothing_of_an_export_is_left_where_it_is_refused(tmp_path, capsys):
     message = refuse("--checkpoint", stock.path, "--tokens", "words")
     assert "a RobertaModel, not a model of fairseq_posenc" in message
     assert sorted(path.name for path in tmp_path.iterdir()) == ["full"]
-
-
-def print_parity() -> None:
-    """Print the largest difference of each spec and class, as a share of the largest score."""
-    names = [name.partition("For")[0].removesuffix("MTModel") for name in LAYOUTS]
-    print(f"| spec | {' | '.join(names)} |\n|{' --- |' * (len(names) + 1)}")
-    for spec in SPECS:
-        cells = []
-        for name, (family, _) in LAYOUTS.items():
-            is_possible = family == "causal_lm" or not needs_causal(spec)
-            cells.append(f"{measure(name, spec):.0e}" if is_possible else "")
-        print(f"| `{spec}` | {' | '.join(cells)} |", flush=True)
-
-
-if __name__ == "__main__":
-    print_parity()
