@@ -223,7 +223,7 @@ def test_fairseq_finds_what_registers_by_scanning():
 
 # Lines of Python in each room: reached, a number that only ever falls, and the target.
 LINES = {
-    "fairseq_posenc": (30029, 27500),
+    "fairseq_posenc": (30024, 27500),
     "fairseq_posenc/encodings": (4194, 3800),
     "fairseq_posenc/backends": (4398, 3600),
     "fairseq_posenc/backends/triton": (1200, 1200),
@@ -234,7 +234,7 @@ LINES = {
     "fairseq_posenc/tasks": (820, 820),
     "fairseq_posenc/checkpoints": (800, 800),
     "fairseq_posenc/host": (695, 700),
-    "fairseq_posenc/hf": (3497, 2700),
+    "fairseq_posenc/hf": (3492, 2700),
     "fairseq_posenc/workbench": (9318, 10000),
     "fairseq_posenc/tokens": (797, 800),
     "fairseq_posenc/workbench/running": (814, 700),
@@ -250,7 +250,7 @@ LINES = {
     "preprocess": (2589, 2600),
     "docs/generate": (457, 750),
     "benchmarks": (3009, 3600),
-    "tests": (31941, 32000),
+    "tests": (31940, 32000),
 }
 LONGEST_FILE = 401  # outside tests/
 DOCSTRING_SHARE = 0.195  # of the package's lines, at least

@@ -25,10 +25,9 @@ from fairseq_posenc.encodings.term import ScaleFactor
 from fairseq_posenc.encodings.terms import Terms
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf.caches import DecayCache, find_rows, find_self_cache
-from fairseq_posenc.hf.derived import Derived
+from fairseq_posenc.hf.derived import CALLED_BY_ITSELF, Cosines, Derived
 from fairseq_posenc.hf.families import Family
 from fairseq_posenc.hf.settings import POSITIONS
-from fairseq_posenc.hf.stand_ins import CALLED_BY_ITSELF, Cosines
 from fairseq_posenc.modules.attention_core import AttentionCore
 from fairseq_posenc.shared import LayerShared, Shared
 
@@ -69,17 +68,18 @@ def make_cosines(rotation: Rotation | None, form: str, width: int, like: Tensor)
     """Convert a rotation to a model's cosines and sines, each ``(B or 1, T, width)``.
 
     Args:
-        rotation: rotation of the last T tokens; None if the model's code is not to rotate.
+        rotation: rotation of the last T tokens. One that the model's code cannot apply, or None,
+            gives cosines that leave queries and keys as they are.
         form: what a number stands for: ``half`` a pair, ``doubled`` too, all pairs twice, ``pairs``
             each one twice; ``doubled_pairs`` is doubled, for pairs of adjacent coordinates.
         width: width of the model's cosines.
         like: a tensor of the dtype and device of the result.
     """
-    if rotation is None:
+    if not can_be_cosines(rotation, form, width):
         # Not `like.new_ones`, which tensor parallelism would distribute as it does `like`.
         ones = torch.ones(1, 1, width, dtype=like.dtype, device=like.device)
         return ones, torch.zeros_like(ones)
-    assert isinstance(rotation, PairRotation), "see `can_be_cosines`"
+    assert isinstance(rotation, PairRotation), "as was checked"
     # The parts are taken first, as ONNX cannot select from complex numbers.
     phases = rotation.phases
     parts = [part[:, 0].to(like.dtype) for part in (phases.real, phases.imag)]  # [B or 1, T, pairs]
@@ -147,7 +147,10 @@ class AttentionPositions(AttentionCore, nn.Module):
     ) -> dict[str, Any]:
         """Return the named arguments of the model's attention, with what positions add to them."""
         if state.cosines:
-            named = {**named, "position_embeddings": state.cosines[self.kind]}
+            cosines, sines = state.cosines[self.kind]
+            if not self.is_rotated:  # for code that rotates by them nevertheless
+                cosines, sines = torch.ones_like(cosines), torch.zeros_like(sines)
+            named = {**named, "position_embeddings": (cosines, sines)}
         if state.shared is None:  # the model's own attention is used, which knows no state
             return named
         inputs = args[0] if args else named.get("hidden_states")  # [B, T, C]
@@ -305,14 +308,26 @@ def make_mask(*, mask_function: Any, attention_mask: Tensor | None = None, **nam
     positions, which know no pairs that a causal mask gains. A bidirectional mask is made as for
     sdpa: attention to an encoder's output needs it, and an encoder's own layers ignore it.
     """
-    is_causal = not getattr(named["config"], "use_bidirectional_attention", False)
-    if mask_function.__name__ == "or_mask" and is_causal:
+    is_causal = getattr(named["config"], "use_bidirectional_attention", None) not in (True, "all")
+    if is_causal and _is_union(mask_function):
         raise UserError("tokens of images see later ones, which positions of a text do not know")
     if mask_function is not masking_utils.bidirectional_mask_function:
         return attention_mask
     return ALL_MASK_ATTENTION_FUNCTIONS["sdpa"](
         mask_function=mask_function, attention_mask=attention_mask, **named
     )
+
+
+def _is_union(mask_function: Any) -> bool:
+    """Check whether a mask has pairs that a causal one lacks, also inside those of packed texts.
+
+    transformers makes such functions of others, which are in their closures.
+    """
+    if getattr(mask_function, "__name__", "") == "or_mask":
+        return True
+    cells = [cell.cell_contents for cell in getattr(mask_function, "__closure__", None) or ()]
+    parts = [part for cell in cells for part in (cell if isinstance(cell, tuple) else (cell,))]
+    return any(map(_is_union, filter(callable, parts)))
 
 
 AttentionInterface.register(OUR_ATTENTION, attend_with_positions)

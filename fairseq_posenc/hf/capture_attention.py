@@ -64,13 +64,12 @@ def capture_attention(model: PreTrainedModel, inputs: dict[str, Tensor]) -> list
             captured.append(CapturedAttention(stack, cross, layer, weights, parts))
         return attend_with_positions(module, query, key, value, mask, scaling=scaling, **named)
 
-    # Our code attends (`is_native`) and rotates (the other two) even where the model's code usually
+    # Our code attends (`is_native`) and rotates (`is_rotated`) even where the model's code usually
     # does: only then does our attention function get queries and keys before their rotation.
     changes: list[tuple[nn.Module, str, Any]] = []
     for module in model.modules():
         if isinstance(module, HFStackPositions):
             changes.append((module, "is_native", False))
-            changes.append((module, "rotated_kinds", []))
         elif isinstance(module, AttentionPositions):
             changes.append((module, "is_rotated", False))
     before = model.config._attn_implementation

@@ -14,8 +14,8 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.errors import UserError
+from fairseq_posenc.hf.derived import NoBias, NoPositions, NoRotation
 from fairseq_posenc.hf.settings import POSITIONS
-from fairseq_posenc.hf.stand_ins import NoBias, NoPositions, NoRotation
 from fairseq_posenc.specs import Spec
 
 AFTER_PADDING = -1  # a value of `first_row`, for the padding symbol's id plus 1, as in fairseq
@@ -40,17 +40,15 @@ class Family:
         sections: pairs of coordinates that each axis rotates, where ``rope_parameters`` has no
             ``mrope_section``; empty if positions are on one axis.
         pairs: order of these pairs, as in :class:`~fairseq_posenc.encodings.rope.Rope`.
-        bases: field of the configuration with the base of each layer's rotation, 0 for none.
         rotates: attribute of an attention that is true if it rotates; empty if all rotate.
         table: path of the table of positions in a stack.
         sinusoids: layout of that table if it holds sinusoids, not trained rows: ``half`` for all
             sines, then all cosines; ``fairseq`` counts positions from the padding's index on.
         first_row: row of position 0 in that table, or ``AFTER_PADDING``.
-        has_token_types: whether embeddings of the types of tokens are added at the input.
         scale: attribute of a stack that is the factor of its embeddings. An encoder multiplies only
             the embeddings that it looks up, a decoder also those that it is called with.
-        projections: names of the query and key projections in an attention, or of the projection
-            that contains all.
+        projections: names of the query and key projections in an attention, or only the name of the
+            projection that contains all.
         by_head: whether that projection has the queries, keys and values of a head side by side.
         bias: path of the table of distances in the first layer's attention.
         sinks: name of the parameter of sinks in an attention.
@@ -65,14 +63,12 @@ class Family:
     cosines: Literal["doubled", "half", "pairs", "doubled_pairs"] = "doubled"
     sections: tuple[int, ...] = ()
     pairs: Literal["blocks", "interleaved"] = "blocks"
-    bases: str = ""
     rotates: str = ""
     table: str = ""
     sinusoids: Literal["", "half", "fairseq"] = ""
     first_row: int = 0
-    has_token_types: bool = False
     scale: str = ""
-    projections: tuple[str, str] | str = ("q_proj", "k_proj")
+    projections: tuple[str, ...] = ("q_proj", "k_proj")
     by_head: bool = False
     bias: str = ""
     sinks: str = ""
@@ -118,24 +114,22 @@ class Family:
         Raises:
             UserError: PEFT gives each text of the batch an adapter of its own, but rows have none.
         """
-        names = [self.projections] if isinstance(self.projections, str) else self.projections
-        for name in names:
-            for hook in attention.get_submodule(name)._forward_pre_hooks.values():
-                if "adapter_names" in getattr(hook, "keywords", {}):
-                    raise UserError(
-                        "adapter_names: these positions have rows that are projected once for all "
-                        "texts of a batch: pass the texts of one adapter at a time"
-                    )
-        if not isinstance(self.projections, str):
-            query, key = (attention.get_submodule(name)(rows) for name in self.projections)
-        else:
-            projected = attention.get_submodule(self.projections)(rows)
-            if self.by_head or not getattr(attention, "multi_query", True):  # GPTBigCode
-                heads = projected.unflatten(-1, (dims.num_heads, 3, -1))  # [R, H, 3, D]
-                query, key = heads[:, :, 0].flatten(1), heads[:, :, 1].flatten(1)
-            else:  # all queries, then all keys, then as many values
-                query, others = projected.tensor_split([dims.heads_dim], -1)
-                key = others[:, : others.size(1) // 2]
+        projections = [attention.get_submodule(name) for name in self.projections]
+        for hook in (x for part in projections for x in part._forward_pre_hooks.values()):
+            if "adapter_names" in getattr(hook, "keywords", {}):
+                raise UserError(
+                    "adapter_names: these positions have rows that are projected once for all "
+                    "texts of a batch: pass the texts of one adapter at a time"
+                )
+        query, *others = (projection(rows) for projection in projections)
+        if others:
+            key = others[0]
+        elif self.by_head or not getattr(attention, "multi_query", True):  # GPTBigCode
+            query, key, _ = query.unflatten(-1, (dims.num_heads, 3, -1)).unbind(2)  # [R, H, D] each
+            query, key = query.flatten(1), key.flatten(1)
+        else:  # all queries, then all keys, then as many values
+            query, keys_and_values = query.tensor_split([dims.heads_dim], -1)
+            key = keys_and_values.chunk(2, -1)[0]
         # A head's queries may be followed by a gate of its output. There are G heads of keys.
         query = query.unflatten(-1, (dims.num_heads, -1))[..., : dims.head_dim].transpose(0, 1)
         key = key.unflatten(-1, (-1, dims.head_dim)).transpose(0, 1)  # [G, R, D]
@@ -265,8 +259,8 @@ class Stack(NamedTuple):
         family = self.family
         if width := self.cosine_width:
             self.module.set_submodule(family.rotary, NoRotation(width))
-        if family.bases:  # each layer gets our cosines, or none
-            setattr(self.config, family.bases, [0] * self.config.num_hidden_layers)
+        if hasattr(self.config, "layer_rope_theta"):  # each layer gets our cosines, or none
+            self.config.layer_rope_theta = [0] * self.config.num_hidden_layers
             self.module.set_submodule("rotary_embs", nn.ModuleList())
         if family.temperature:
             self.config.rope_parameters[family.temperature] = 0.0
@@ -282,10 +276,9 @@ class Stack(NamedTuple):
     @property
     def cosine_width(self) -> int:
         """The width of the cosines that the model's layers take; 0 for none."""
-        name = self.family.rotary
-        rotary = getattr(self.module, name) if name else None
+        rotary = getattr(self.module, self.family.rotary, None)
         if rotary is None or isinstance(rotary, NoRotation):
-            return 0 if rotary is None else rotary.width
+            return getattr(rotary, "width", 0)
         frequencies = next(rotary.buffers())  # of each pair of coordinates
         return frequencies.numel() * (1 if self.family.cosines == "half" else 2)
 
@@ -295,7 +288,6 @@ _BERT = Family(
     layers="encoder.layer",
     attention="attention.self",
     table="embeddings.position_embeddings",
-    has_token_types=True,
     projections=("query", "key"),
 )
 _BART = Family(stacks=("encoder", "decoder"), table="embed_positions")
@@ -310,8 +302,7 @@ _TYPES: dict[Family, str] = {
         olmo_hybrid olmoe phi phimoe qwen2 qwen2_moe qwen3 qwen3_moe qwen3_next sarvam_moe seed_oss
         solar_open starcoder2 vaultgemma
     """,
-    _BERT: "bert electra ernie",
-    replace(_BERT, has_token_types=False): "bert-generation",
+    _BERT: "bert bert-generation electra ernie",
     replace(
         _BERT, first_row=AFTER_PADDING
     ): "camembert data2vec-text roberta roberta-prelayernorm xlm-roberta xlm-roberta-xl",
@@ -328,7 +319,7 @@ _TYPES: dict[Family, str] = {
     replace(_BART, stacks=("decoder",)): "whisper",
     Family(stacks=("decoder",), table="embed_positions", first_row=2): "opt",
     Family(table="embed_positions", first_row=2): "biogpt",
-    Family(layers="h", attention="attn", table="wpe", projections="c_attn"): "gpt2 gpt_bigcode",
+    Family(layers="h", attention="attn", table="wpe", projections=("c_attn",)): "gpt2 gpt_bigcode",
     Family(
         stacks=("encoder", "decoder"),
         layers="block",
@@ -341,18 +332,18 @@ _TYPES: dict[Family, str] = {
     replace(_ROTARY, cosines="pairs", rotates="sliding_window"): "cohere2",
     replace(_ROTARY, cosines="pairs", sections=(8, 12, 12)): "glm4v_text glm_ocr_text",
     replace(_ROTARY, cosines="half", sinks="sinks"): "gpt_oss",
-    replace(_ROTARY, bases="layer_rope_theta", sinks="sinks"): "granite_swa granitemoe_swa",
+    replace(_ROTARY, sinks="sinks"): "granite_swa granitemoe_swa",
     replace(_ROTARY, rotates="is_local_attention"): "afmoe",
     replace(_ROTARY, rotates="is_sliding"): "exaone4 exaone_moe kolibri1",
     replace(_ROTARY, rotary="pos_emb"): "lfm2_moe",
     replace(_ROTARY, temperature="llama_4_scaling_beta"): "ministral3",
-    replace(_ROTARY, attention="attn", projections="Wqkv"): "modernbert",
+    replace(_ROTARY, attention="attn", projections=("Wqkv",)): "modernbert",
     replace(_ROTARY, attention="attn"): "modernbert-decoder",
-    replace(_ROTARY, projections="query_key_value", by_head=True): "persimmon",
+    replace(_ROTARY, projections=("query_key_value",), by_head=True): "persimmon",
     replace(
-        _ROTARY, attention="attention", projections="query_key_value", by_head=True
+        _ROTARY, attention="attention", projections=("query_key_value",), by_head=True
     ): "gpt_neox",
-    replace(_ROTARY, projections="qkv_proj"): "phi3",
+    replace(_ROTARY, projections=("qkv_proj",)): "phi3",
     replace(_ROTARY, sections=(8, 12, 12)): "glm4v_moe_text glm_image_text",
     replace(_ROTARY, sections=(16, 24, 24)): "qwen2_vl_text qwen2_5_vl_text",
     replace(

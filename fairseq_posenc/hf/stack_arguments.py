@@ -55,8 +55,8 @@ class StackArguments:
     Attributes:
         named: the same.
         inputs: the new tokens, ``(B, T)``, or their embeddings, ``(B, T, C)``.
-        has_documents: whether attention stays inside documents.
         mask: the caller's mask, in any form.
+        real: 0 of a mask ``(B, S)`` as False, all else as True; None with another mask or none.
         cache: the cache of the keys and values of self-attention, or None.
         ids: the caller's position ids, ``(B or 1, T)`` or ``(B or 1, T, axes)``, or None.
         text_ids: those of the text alone, ``(B or 1, T)``, which show where it is packed, or None.
@@ -77,48 +77,45 @@ class StackArguments:
         self.spec = stack.assembly.spec
         self.is_decoder = stack.assembly.dims.causal
         self.has_documents = any(item.name == "documents" for item in self.spec.items)
-        self.id_readers = stack.id_readers  # the encodings that read positions, on `axes` axes each
         self.boundary_id = boundary_id
         self.named = named
         if "document_ids" in named:
             raise UserError("document_ids: pass position_ids that begin at 0 in each document")
-        self.tokens: Tensor | None = self.named.get("input_ids")
-        self.inputs: Tensor = self.named["inputs_embeds"] if self.tokens is None else self.tokens
-        mask = self.named.get("attention_mask")
+        self.tokens: Tensor | None = named.get("input_ids")
+        self.inputs: Tensor = named["inputs_embeds"] if self.tokens is None else self.tokens
+        mask = named.get("attention_mask")
         # `generate` makes a mask for each type of layer: by `make_mask`, all are the padding.
-        self.mask = next(iter(mask.values())) if isinstance(mask, dict) else mask
-        self.cache: Any = find_self_cache(self.named.values())
-        ids: Tensor | None = self.named.get("position_ids")
+        self.mask: Any = next(iter(mask.values())) if isinstance(mask, dict) else mask
+        self.real: Tensor | None = None
+        if isinstance(self.mask, Tensor) and self.mask.dim() == 2:
+            self.real = self.mask.ne(0)
+        self.cache: Any = find_self_cache(named.values())
+        ids: Tensor | None = named.get("position_ids")
         text_ids = None
+        readers = stack.id_readers  # the encodings that read positions, on `axes` axes each
         if axes and isinstance(ids, Tensor) and ids.dim() == 3 and len(ids) in (axes, 1 + axes):
             if len(ids) > axes:
                 text_ids, ids = ids[0], ids[1:]
-            if axes not in [reader.axes for reader in self.id_readers]:
+            if axes not in [reader.axes for reader in readers]:
                 if text_ids is None:
                     self._refuse_packed_axes(ids[0])
                 ids = text_ids
-        self.ids = self._read_ids(ids, first_id)
+        if ids is not None:
+            batch, tgt_len = self.inputs.shape[:2]
+            ids = read_position_ids("position_ids", ids, readers, batch, (tgt_len,))
+        self.ids = self._count_from_zero(ids, first_id) if first_id else ids
         self.text_ids = text_ids if self.ids is None or self.ids.dim() == 3 else self.ids
 
     def _refuse_packed_axes(self, ids: Tensor) -> None:
         """Refuse ids ``(B, T)`` on a first axis that begin again, as only the next text does."""
         begins = ids.diff(dim=-1).lt(0)
-        if self.mask is not None:
-            if not isinstance(self.mask, Tensor) or self.mask.dim() != 2:
-                return  # `_read_mask` refuses it
-            real = self.mask.ne(0)[:, -ids.size(-1) :]
-            if real.shape != ids.shape:
-                return  # as above
+        if self.real is not None:
+            real = self.real[:, -ids.size(-1) :]
             begins = begins & real[:, 1:] & real[:, :-1]  # padding has any ids
         _refuse_if(begins.any(), _NO_DOCUMENTS)
 
-    def _read_ids(self, ids: Tensor | None, first_id: int) -> Tensor | None:
-        """Check the caller's ids; convert those that begin after the padding symbol."""
-        batch, tgt_len = self.inputs.shape[:2]
-        if ids is not None:
-            ids = read_position_ids("position_ids", ids, self.id_readers, batch, (tgt_len,))
-        if not first_id or (ids is not None and ids.dim() == 3):
-            return ids
+    def _count_from_zero(self, ids: Tensor | None, first_id: int) -> Tensor | None:
+        """Convert the caller's ids, if they begin after the padding symbol."""
         syncs = may_sync(self.inputs.device)
         if ids is None:
             # The stock class would find the padding by its symbol; here, it would be counted.
@@ -126,10 +123,13 @@ class StackArguments:
             if lacks_mask and syncs and self.inputs.eq(first_id - 1).any():
                 raise UserError("input_ids have padding: pass attention_mask")
             return None
+        if ids.dim() == 3:
+            return ids
+        tgt_len = ids.size(1)
         counts = ids.eq(torch.arange(tgt_len, device=ids.device) + self.cached)
-        if isinstance(self.mask, Tensor) and self.mask.dim() == 2:
-            real = self.mask.ne(0)
-            counts = ids.eq(real.cumsum(1)[:, -tgt_len:] - 1) | ~real[:, -tgt_len:]
+        if self.real is not None:
+            real = self.real[:, -tgt_len:]
+            counts = ids.eq(self.real.cumsum(1)[:, -tgt_len:] - 1) | ~real
         # From 0, as those of `generate` do in all models; encoders get none from it.
         counts = counts.all() & self.is_decoder
         if syncs and not counts and (ids < first_id - 1).any():  # padding has `first_id - 1`

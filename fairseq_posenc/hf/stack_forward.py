@@ -31,13 +31,12 @@ from fairseq_posenc.hf.attention import (
     make_cosines,
 )
 from fairseq_posenc.hf.caches import UNCOUNTED, find_self_cache
-from fairseq_posenc.hf.derived import Derived
+from fairseq_posenc.hf.derived import Cosines, Derived, begin_pass
 from fairseq_posenc.hf.families import Stack
 from fairseq_posenc.hf.own_positions import ATTENTION_TYPES, read_trained_length
 from fairseq_posenc.hf.record import RecordedPositions, exchange_names
 from fairseq_posenc.hf.settings import POSITIONS
 from fairseq_posenc.hf.stack_arguments import StackArguments, TokenPositions
-from fairseq_posenc.hf.stand_ins import Cosines, begin_pass
 from fairseq_posenc.identity import format_directions
 from fairseq_posenc.modules.stack_positions import StackPositions
 from fairseq_posenc.positions import may_sync
@@ -59,7 +58,6 @@ class HFStackPositions(RecordedPositions, StackPositions):
         directions: of an encoder's first layers, as in ``lr,rl``; the others are ``both``.
         is_decoder: whether the model's own attention was built for causal masks.
         is_rotated: for each layer, whether the model's code rotates, by our cosines and sines.
-        rotated_kinds: the kinds of these layers.
         is_native: whether attention and its caches are the model's; ``replacing`` sets it to False
             if another stack of the model is not native.
         width: width of the model's cosines; 0 if it has none.
@@ -95,12 +93,10 @@ class HFStackPositions(RecordedPositions, StackPositions):
             # Any position shows the form of a rotation.
             rotations = self._rotations(torch.zeros(1, 1, dtype=torch.long))
         can_rotate = [can_be_cosines(x, stack.family.cosines, self.width) for x in rotations]
-        kinds = [spec.layer_kind(index) for index in range(len(stack.attentions))]
         self.is_rotated = [
-            can_rotate[kind] and stack.family.applies_cosines(attention)
-            for kind, attention in zip(kinds, stack.attentions)
+            can_rotate[spec.layer_kind(index)] and stack.family.applies_cosines(attention)
+            for index, attention in enumerate(stack.attentions)
         ]
-        self.rotated_kinds = [kind for kind, rotates in zip(kinds, self.is_rotated) if rotates]
         self.directions = "" if dims.causal else format_directions(directions)
         self.is_native = stack.attends_plainly and self._is_plain() and not self.directions
         before: Any = getattr(stack.module, POSITIONS, None)  # if positions were set already
@@ -152,8 +148,9 @@ class HFStackPositions(RecordedPositions, StackPositions):
         embeddings, shared = self._compute_shared(stack, arguments.inputs, tokens, arguments.past)
         if self.input is not None:
             named = {**named, "inputs_embeds": embeddings, "input_ids": None}
-        if self.family.has_token_types and named.get("token_type_ids") is None:
-            # Without types, the model's code would look them up by positions, as far as its own go.
+        has_types = hasattr(getattr(module, "embeddings", None), "token_type_ids")
+        if has_types and named.get("token_type_ids") is None:
+            # The model's code would look up types of tokens by positions, as far as its own go.
             named = {**named, "token_type_ids": torch.zeros_like(embeddings[..., 0]).long()}
         cosines = self._make_cosines(stack, [kind.rotation for kind in shared.kinds])
         state = PassState(cosines, is_uncounted=tokens.is_uncounted)
@@ -299,8 +296,7 @@ class HFStackPositions(RecordedPositions, StackPositions):
         if not self.width:
             return []
         like = next(stack.module.parameters())
-        applied = [x if kind in self.rotated_kinds else None for kind, x in enumerate(rotations)]
-        return [make_cosines(x, self.family.cosines, self.width, like) for x in applied]
+        return [make_cosines(x, self.family.cosines, self.width, like) for x in rotations]
 
 
 def _refuse_offloaded(stack: Stack) -> None:

@@ -18,7 +18,6 @@ from fairseq_posenc.encodings.base import Dims
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.hf import families, read_positions, set_positions
 from fairseq_posenc.hf.attention import AttentionPositions
-from fairseq_posenc.hf.stack_forward import HFStackPositions
 from tests.helpers.hf_models import (
     CACHE,
     MODELS,
@@ -225,8 +224,6 @@ def test_rotations_by_the_models_code_are_those_of_the_library(kind):
     for part in model.modules():  # nothing is left to the model's code
         if isinstance(part, AttentionPositions):
             part.is_rotated = False
-        elif isinstance(part, HFStackPositions):
-            part.rotated_kinds = []
     assert distance(compute_logits(model, inputs), logits) < 1e-5
 
 

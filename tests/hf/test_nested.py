@@ -146,8 +146,10 @@ def test_an_owner_generates_without_other_windows(owner: str, spec: str) -> None
     assert torch.equal(*texts)
     if owner == "Gemma 3" and spec == "alibi":  # our attention would not see such a mask
         whole.config.text_config = part.config
-        with pytest.raises(UserError, match="tokens of images see later ones"):
-            whole(ids, token_type_ids=torch.ones_like(ids))
+        set_positions(part, "alibi+documents")  # packed texts wrap the mask of an image's tokens
+        for named in ({}, {"position_ids": ids % 5}):
+            with pytest.raises(UserError, match="tokens of images see later ones"):
+                whole(ids, token_type_ids=torch.ones_like(ids), **named)
 
 
 @torch.no_grad()
