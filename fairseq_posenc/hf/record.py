@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 RECORD = f"{POSITIONS}.{STATE_KEY}"  # a stack's record of its positions
 # Added to the names of weights whose own names the records have: see `exchange_names`.
 SUFFIX = ".fairseq_posenc_set_positions_first"  # what to do, for whoever reads such an error
+# A pattern of modules that PEFT leaves alone. It warns, and quotes this, where a model has none.
+_EXCLUDED = rf"(?#call fairseq_posenc.hf.set_positions first)(.*\.)?{POSITIONS}"
 
 
 class RecordedPositions(nn.Module):
@@ -114,6 +116,8 @@ class RecordedAdapter(Derived):
         """Save an adapter_config.json as PEFT does, with the positions in ``auto_mapping``."""
         stock = options.pop("auto_mapping_dict", None) or {}
         self.auto_mapping = {**stock, **self.positions}
+        if not getattr(self, "exclude_modules", True):  # a field of most kinds
+            self.exclude_modules = _EXCLUDED
         super().save_pretrained(save_directory, **options)  # type: ignore[misc]
         if self.left_out:
             warnings.warn(

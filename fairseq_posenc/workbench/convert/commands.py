@@ -96,11 +96,14 @@ def run_swap(options: argparse.Namespace) -> int:
     if options.position_encoding is None and options.max_positions is None:
         raise UserError("nothing to swap: give --position-encoding or --max-positions")
     source = find_model(options.checkpoint)
-    if source.is_file():
-        raise UserError(
-            f"--checkpoint {source}: swap reads folders of transformers; for one of fairseq give "
-            "fairseq-train --position-encoding SPEC --finetune-from-model FILE --init-positions"
-        )
+    if not source.is_dir():
+        reason = "no such folder"
+        if source.is_file():
+            reason = (
+                "swap reads folders of transformers; for a checkpoint of fairseq give fairseq-train "
+                "--position-encoding SPEC --finetune-from-model FILE --init-positions"
+            )
+        raise UserError(f"--checkpoint {source}: {reason}")
     from fairseq_posenc.workbench.convert.swap import swap_folder
 
     lines = swap_folder(
