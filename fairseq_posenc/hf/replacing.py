@@ -9,9 +9,7 @@ place of the present positions, and the configuration states them.
 from __future__ import annotations
 
 import copy
-import logging
 import warnings
-from collections.abc import Iterable
 from dataclasses import fields
 from typing import Any, NamedTuple
 
@@ -51,7 +49,6 @@ from fairseq_posenc.position_parameters import (
 from fairseq_posenc.registry import names
 from fairseq_posenc.specs import Spec, parse
 
-logger = logging.getLogger(__name__)
 _OLDEST = (5, 8)  # earlier versions of transformers fail in several families
 
 
@@ -75,24 +72,18 @@ def replace_positions(
     first_directions = _read_directions(settings.directions, stacks[0])
     plans: list[StackPlan] = []
     notes: list[str] = []
-    warned: list[str] = []
     # A model of a single stack takes the first of the two specs, whichever stack it is.
     for stack, text in zip(stacks, (settings.spec, settings.decoder_spec or settings.spec)):
         old_spec, new_spec = _read_specs(model, stack, text)
         directions = first_directions if stack is stacks[0] else []
         plan = StackPlan.make(new_spec, stack, length, directions, settings.boundary_id)
-        for owner, part in plan.list_parts():
-            trained = stack.read_weights(owner)
-            notes += _copy_weights(part, trained, old_spec, new_spec, old_length, extend)
-        warned += _list_lost_weights(stack, plan.list_parts())
+        notes += _copy_weights(plan, old_spec, old_length, extend)
         if new_spec.items and not {item.name for item in new_spec.items} & {*names()}:
-            warned.append(f"the model has no positions now: {text} names none (own+... keeps them)")
+            notes.append(f"the model has no positions now: {text} names none (own+... keeps them)")
         plans.append(plan)
-    for note in dict.fromkeys(notes):  # layers have equal notes
-        logger.warning(note)
     has_weights = earlier is not None or not hasattr(model.config, SPEC_FIELD)
-    if warned and has_weights:  # else its constructor called this, and weights are loaded later
-        text = "set_positions: " + "; ".join(dict.fromkeys(warned))
+    if notes and has_weights:  # else its constructor called this, and weights are loaded later
+        text = "set_positions: " + "; ".join(dict.fromkeys(notes))  # layers have equal notes
         warnings.warn(text, stacklevel=3)  # names the line that called `set_positions`
     _install(model, plans)
     # With an encoder, caches also have all of its keys, which a window must not drop.
@@ -311,74 +302,55 @@ def _limit_caches(stack: Stack, spec: Spec) -> None:
 
 
 def _copy_weights(
-    part: nn.Module,
-    trained: dict[str, Tensor],
-    old_spec: Spec | None,
-    new_spec: Spec,
-    old_length: int,
-    extend: LengthRule | None,
+    plan: StackPlan, old_spec: Spec | None, old_length: int, extend: LengthRule | None
 ) -> list[str]:
-    """Copy weights that keep their meaning to a part of the new positions of a stack.
+    """Copy the weights of a stack that keep their meaning to its new positions.
 
     Args:
-        part: the part, with new weights.
-        trained: the present weights, by the names of the parameters of ``part``.
+        plan: the stack, with its present positions, and the new ones, with new weights.
         old_spec: the present positions; None if no spec describes them.
-        new_spec: the new positions.
         old_length: number of present positions.
         extend: how tables by position become longer; None leaves the rows beyond untrained.
 
     Returns:
-        A note for the user about each weight that is not copied, or only in part.
+        A note for the user about each weight that is lost, not copied, or only in part.
     """
+    had_ours = hasattr(plan.stack.module, POSITIONS)  # in a stock model, all others are new
     notes = []
-    for place, encoding in part.named_modules():
-        if not isinstance(encoding, Encoding):
-            continue
-        for name, parameter in encoding.named_parameters():
-            weight = trained.get(f"{place}.{name}")
-            if weight is None or weight.is_meta:  # new, or without values: they are loaded later
-                continue
-            changed = old_spec and list_changed_options(encoding.name, old_spec, new_spec)
-            if changed:
-                notes.append(
-                    f"{place}.{name}: untrained, as the model's has other options: {changed}"
-                )
-                continue
-            fitted = extend_parameter(encoding, name, weight, [old_length], extend)
-            if fitted is None:
-                notes.append(f"{place}.{name}: untrained, as the model's is {tuple(weight.shape)}")
-                continue
-            is_whole = fitted.shape == parameter.shape  # else it has fewer rows
-            with torch.no_grad():
-                (parameter if is_whole else parameter[: len(fitted)]).copy_(fitted)
-            if not is_whole:
-                fresh = len(parameter) - len(fitted)
-                rules = "; ".join(f"extend={rule!r} {does}" for rule, does in LENGTH_RULES.items())
-                notes.append(
-                    f"{place}.{name}: {fresh} of {len(parameter)} rows are new and untrained "
-                    f"({rules})"
-                )
+    for owner, part in plan.list_parts():
+        trained = plan.stack.read_weights(owner)
+        trained = {name: x for name, x in trained.items() if not x.is_meta}  # else loaded later
+        for name in sorted(trained.keys() - dict(part.named_parameters()).keys()):
+            notes.append(f"{name}: trained, and taken away; load the model again to have it back")
+        for place, encoding in part.named_modules():
+            for name, _ in encoding.named_parameters() if isinstance(encoding, Encoding) else ():
+                weight, note = trained.get(f"{place}.{name}"), ""
+                if weight is None:
+                    note = "untrained, as the positions until now lack it" if had_ours else ""
+                elif old_spec and (
+                    changed := list_changed_options(encoding.name, old_spec, plan.spec)
+                ):
+                    note = f"untrained, as the model's has other options: {changed}"
+                else:
+                    note = _copy_weight(encoding, name, weight, old_length, extend)
+                if note:
+                    notes.append(f"{place}.{name}: {note}")
     return notes
 
 
-def _list_lost_weights(stack: Stack, parts: Iterable[tuple[nn.Module, nn.Module]]) -> list[str]:
-    """Say which trained weights are taken away, and which are new beside earlier positions.
-
-    Args:
-        stack: the stack, with its present positions.
-        parts: the modules of the stack that get new positions, each with these.
-    """
-    lost: set[str] = set()
-    new: set[str] = set()
-    for owner, part in parts:
-        trained, names = stack.read_weights(owner), dict(part.named_parameters())
-        lost |= {name for name, x in trained.items() if name not in names and not x.is_meta}
-        new |= names.keys() - trained.keys()
-    if not hasattr(stack.module, POSITIONS):  # in a stock model, all others are new
-        new.clear()
-    messages = {
-        "trained weights are taken away, load the model again to have them back: ": lost,
-        "weights are untrained, as the positions until now lack them: ": new,
-    }
-    return [text + ", ".join(sorted(names)) for text, names in messages.items() if names]
+@torch.no_grad()
+def _copy_weight(
+    encoding: Encoding, name: str, trained: Tensor, old_length: int, extend: LengthRule | None
+) -> str:
+    """Copy a weight to the parameter ``name`` of an encoding; return what is untrained, or ""."""
+    parameter = encoding.get_parameter(name)
+    fitted = extend_parameter(encoding, name, trained, [old_length], extend)
+    if fitted is None:
+        return f"untrained, as the model's is {tuple(trained.shape)}"
+    if fitted.shape == parameter.shape:
+        parameter.copy_(fitted)
+        return ""
+    parameter[: len(fitted)] = fitted
+    rules = "; ".join(f"extend={rule!r} {does}" for rule, does in LENGTH_RULES.items())
+    fresh = len(parameter) - len(fitted)
+    return f"{fresh} of {len(parameter)} rows are new and untrained ({rules})"

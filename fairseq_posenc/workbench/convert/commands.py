@@ -97,13 +97,10 @@ def run_swap(options: argparse.Namespace) -> int:
         raise UserError("nothing to swap: give --position-encoding or --max-positions")
     source = find_model(options.checkpoint)
     if not source.is_dir():
-        reason = "no such folder"
-        if source.is_file():
-            reason = (
-                "swap reads folders of transformers; for a checkpoint of fairseq give fairseq-train "
-                "--position-encoding SPEC --finetune-from-model FILE --init-positions"
-            )
-        raise UserError(f"--checkpoint {source}: {reason}")
+        raise UserError(
+            f"--checkpoint {source}: is not a folder of transformers; for a model of fairseq give "
+            "fairseq-train --position-encoding SPEC --finetune-from-model FILE --init-positions"
+        )
     from fairseq_posenc.workbench.convert.swap import swap_folder
 
     lines = swap_folder(
