@@ -97,6 +97,8 @@ def read_end(training: Training) -> TrainingEnd | None:
         )
     if saved < training.updates or not training.log.exists():
         return None
+    if _list_old_checkpoints(training.folder):  # fairseq still has to delete them
+        return None
     curve = read_curve_file(training.log)
     if not curve.entries or curve.entries[-1].updates != training.updates:
         return None
@@ -118,6 +120,8 @@ def train(training: Training, environment: Environment) -> None:
     """
     with lock_folder(training.folder) as lock:  # fairseq-train, which may outlive us, holds it too
         ensure_last_checkpoint(training.folder)  # a kill may have torn it
+        for checkpoint in _list_old_checkpoints(training.folder):
+            checkpoint.unlink()
         if read_end(training):
             return
         if saved := updates_done(training.folder):
@@ -177,6 +181,12 @@ def run_trainings(
         if tasks:
             run_tasks(tasks, watch=look)
         look()
+
+
+def _list_old_checkpoints(folder: Path) -> list[Path]:
+    """List ``checkpoint_EPOCH_UPDATES.pt`` but the newest; fairseq deletes them after a save."""
+    checkpoints = folder.glob("checkpoint_*_*.pt")
+    return sorted(checkpoints, key=lambda path: int(path.stem.rpartition("_")[2]))[:-1]
 
 
 def _read_updates(log: Path) -> int:

@@ -347,14 +347,20 @@ def test_a_stopped_or_killed_comparison_continues_to_the_same_bits(number, undis
 
 
 @pytest.mark.slow
-def test_a_kill_between_the_copies_of_a_checkpoint_loses_no_update(undisturbed, tmp_path):
-    """The last figures are in the log then, and a newer checkpoint stands beside the last one."""
+def test_a_kill_within_a_save_loses_no_update_and_leaves_no_checkpoint(undisturbed, tmp_path):
+    """The last figures are in the log, newer checkpoints are whole, older ones not yet deleted."""
     out = shutil.copytree(undisturbed, tmp_path / "out")
     older, torn = (path.parent for path in sorted(out.glob("models/*/*-2/train.log")))
     shutil.copyfile(older / "checkpoint_1_36.pt", older / "checkpoint_last.pt")
     (torn / "checkpoint_last.pt").write_bytes(b"")
+    for folder in out.glob("models/*/*"):
+        shutil.copyfile(folder / "checkpoint_1_36.pt", folder / "checkpoint_1_32.pt")
     assert "continues at update 36" in run_compare(out, *WORDS).stderr
     assert read_trainings(out) == read_trainings(undisturbed)
+    left, expected = (sorted(top.rglob("*.pt")) for top in (out, undisturbed))
+    assert [path.relative_to(out) for path in left] == [
+        path.relative_to(undisturbed) for path in expected
+    ]
 
 
 @pytest.mark.slow

@@ -189,6 +189,18 @@ def test_finished_runs_are_not_made_again_and_not_mixed_with_others(capsys):
     assert "was made with other protocol: m4m, not decbert; name" in capsys.readouterr().err
 
 
+def test_what_a_kill_after_the_result_left_is_deleted_by_the_same_command():
+    """The checkpoints are shrunk after the result: they are all that the training resumes from."""
+    folder = finished() / "CoLA" / "lr0.003-seed1"
+    before = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
+    shutil.copyfile(folder / "checkpoint_best.pt", folder / "checkpoint_last.pt")
+    (folder / "checkpoint_best.pt.posenc-0123abcd").write_bytes(b"half")
+    assert main(arguments("m4m", *RATE, "--out", finished(), *LONG)) == 0
+    assert sorted(folder.iterdir()) == sorted(before)
+    untouched = folder / "result.json", folder / "train.log"
+    assert [path.stat().st_mtime_ns for path in untouched] == [before[path] for path in untouched]
+
+
 def test_a_killed_run_goes_on_to_the_same_result(tmp_path, capsys):
     """It is killed once it has a checkpoint, and resumed."""
     given = arguments("m4m", *RATE, "--out", tmp_path, *LONG)

@@ -60,6 +60,7 @@ RESERVED = {
     "--position-encoding": "use --encodings",
     "--attention-directions": "use --encodings",
     "--save-dir": "use --out",
+    "--keep-interval-updates": "the newest checkpoint is kept",
     "--user-dir": "give it before the --",
     "--task": "use --family",
     "--log-format": "the learning curves are read from the log",

@@ -77,9 +77,7 @@ def run(args: argparse.Namespace) -> int:
         for run in planned:
             runs.claim(run, out)  # refuses a folder with other settings
         unfinished = {
-            run.label: partial(fine_tune, run, out)
-            for run in planned
-            if not (run.folder(out) / runs.RESULT).exists()
+            run.label: partial(fine_tune, run, out) for run in planned if not run.is_finished(out)
         }
         say(f"{len(planned)} runs, {len(unfinished)} of them not finished yet; results: {out}")
         try:  # a run that fails does not stop the others

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fairseq_posenc import folders
-from fairseq_posenc.checkpoints.recovery import newest_checkpoint
+from fairseq_posenc.checkpoints.recovery import LAST, newest_checkpoint
 from fairseq_posenc.tasks.glue.data import find_training_data
 from fairseq_posenc.tasks.glue.definitions import TASKS, Task
 from fairseq_posenc.workbench.finetuning import recipes
@@ -20,7 +20,7 @@ from fairseq_posenc.workbench.loading.pretrained import Pretrained
 from fairseq_posenc.workbench.running.files import find_shipped_folder
 
 CONFIGS = find_shipped_folder("finetune_configs") / "glue"
-RESULT = "result.json"  # a run's metrics; it marks the run as done
+RESULT = "result.json"  # a run's metrics
 
 
 class GlueRun(NamedTuple):
@@ -52,6 +52,11 @@ class GlueRun(NamedTuple):
     def folder(self, out: Path) -> Path:
         """Build the path of the run's folder."""
         return out / self.task / f"lr{self.learning_rate:g}-seed{self.seed}"
+
+    def is_finished(self, out: Path) -> bool:
+        """Check for the result, and that the last checkpoint has been deleted: the last step."""
+        folder = self.folder(out)
+        return (folder / RESULT).exists() and not (folder / LAST).exists()
 
 
 class GlueRequest(NamedTuple):

@@ -49,25 +49,30 @@ def fine_tune(run: GlueRun, out: Path, environment: Environment) -> None:
     """
     folder = run.folder(out)
     with lock_folder(folder) as lock:
-        if (folder / RESULT).exists():
+        if run.is_finished(out):
             return
-        ensure_last_checkpoint(folder)
-        if updates_done(folder) < run.max_update or not (folder / BEST).exists():
-            train(run.command, folder, lock, run.label, run.max_update, run.metric, environment)
-        # `run_logged` finds a bare name beside the running Python, and the log shows it as it is.
-        evaluation = [Path(sys.executable).name, "-m", _MODULE, str(folder)]
-        run_logged(evaluation, folder / TRAIN_LOG, lock, environment=environment)
+        if not (folder / RESULT).exists():
+            ensure_last_checkpoint(folder)
+            if updates_done(folder) < run.max_update or not (folder / BEST).exists():
+                train(run.command, folder, lock, run.label, run.max_update, run.metric, environment)
+            # `run_logged` finds a bare name beside the running Python, and logs it as it is.
+            evaluation = [Path(sys.executable).name, "-m", _MODULE, str(folder)]
+            run_logged(evaluation, folder / TRAIN_LOG, lock, environment=environment)
+        shrink_checkpoints(folder)  # not before the result: the training could not continue
     figures = read_json(folder / RESULT)["metrics"]
     scores = ", ".join(f"{name} {value:.2f}" for name, value in figures.items())
     say(f"{run.label}: finished, {scores}")
 
 
-def evaluate(folder: Path) -> None:
-    """Write ``submission/`` and ``result.json`` of a trained run, and shrink the checkpoints.
+def shrink_checkpoints(folder: Path) -> None:
+    """Drop the optimizer's state, two thirds, from the best checkpoint; delete the last one."""
+    path = folder / BEST  # the mapped file is replaced, not changed
+    write_state({**open_whole(path), "last_optimizer_state": None}, path)
+    (folder / LAST).unlink(missing_ok=True)
 
-    The model is evaluated in float32. The best checkpoint loses the optimizer's state, two thirds
-    of its size, and the last checkpoint is deleted.
-    """
+
+def evaluate(folder: Path) -> None:
+    """Write ``submission/`` and ``result.json`` of a trained run, evaluated in float32."""
     path = folder / BEST
     import_user_dir(Path(open_whole(path)["cfg"]["common"]["user_dir"]))  # the user's encodings
     opened = open_model(path, option="best checkpoint")
@@ -90,11 +95,7 @@ def evaluate(folder: Path) -> None:
             file.parent.mkdir(exist_ok=True)
             write_predictions(file, data.test_ids(split), predictions)
     result = {"update": read_updates(opened.state), "metrics": figures, "collapsed": collapsed}
-    # The result marks the run as done. From shrunk checkpoints it could not continue.
     write_whole(folder / RESULT, json.dumps(result, indent=1) + "\n")
-    # Read again, because loading changes `opened.state`. The mapped file is replaced, not changed.
-    write_state({**open_whole(path), "last_optimizer_state": None}, path)
-    (folder / LAST).unlink(missing_ok=True)
 
 
 @torch.no_grad()
