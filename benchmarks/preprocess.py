@@ -15,7 +15,6 @@ import argparse
 import filecmp
 import gzip
 import os
-import platform
 import resource
 import subprocess
 import sys
@@ -28,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from fairseq_posenc.workbench.results.markdown import table
-from fairseq_posenc.workbench.running.devices import cores, processor_name
+from fairseq_posenc.workbench.running.devices import cores
 from fairseq_posenc.workbench.running.options import positive_int
 
 PROGRAM = (Path(sys.executable).with_name("fairseq-posenc"), "preprocess", "plain_text")
@@ -106,9 +105,10 @@ def main() -> None:
     parser.add_argument("--workers", type=positive_int, default=cores())
     args = parser.parse_args()
     packages = ", ".join(f"{name} {version(name)}" for name in ("fairseq-fixed", "regex"))
+    processor = subprocess.getoutput("lscpu | sed -n 's/^Model name: *//p'")
     machine = (
-        f"{processor_name()}, {cores()} cores, load {os.getloadavg()[0]:.1f} before the run; "
-        f"Python {platform.python_version()}, {packages}"
+        f"{processor}, {cores()} cores, load {os.getloadavg()[0]:.1f} before the run; "
+        f"Python {sys.version.split()[0]}, {packages}"
     )
     with tempfile.TemporaryDirectory() as temporary:
         text = Path(temporary, "text")

@@ -32,7 +32,7 @@ from fairseq_posenc.workbench.experiments import variants
 from fairseq_posenc.workbench.experiments.trainings import Training, run_trainings, train_command
 from fairseq_posenc.workbench.running import options
 from fairseq_posenc.workbench.running.devices import cores, visible_gpus
-from fairseq_posenc.workbench.running.exit_codes import run_main, signals_as_keyboard_interrupt
+from fairseq_posenc.workbench.running.exit_codes import run_main
 from fairseq_posenc.workbench.running.programs import Environment, run_here, run_logged
 from probing.tasks import TASKS, Example, Task
 
@@ -114,7 +114,7 @@ def main() -> int:
     parser.add_argument("--tasks", default="all", help=f"some of {', '.join(TASKS)}")
     parser.add_argument("--encodings", default="none,learned,sinusoidal,t5,alibi,rope")
     parser.add_argument("--family", choices=variants.FAMILIES, default=variants.CAUSAL)
-    options.add_seeds(parser, (1, 2, 3))
+    options.add_seeds(parser, "1,2,3")
     options.add_count(parser, "--updates", "training updates of each model", 1000)
     options.add_count(parser, "--trained", "words of the longest training question", 40)
     lengths = "10,20,40,60,80,120,160,200"  # words of the test questions
@@ -136,7 +136,7 @@ def main() -> int:
         command = train_command(data, folder, args.updates, seed, words)
         training = Training(f"{name} {model.name} {seed}", folder, args.updates, command)
         trainings[training] = data
-    with signals_as_keyboard_interrupt(), lock_folder(args.out):
+    with lock_folder(args.out):
         for name in names:
             if not is_made(args.out / "data" / name, shared):
                 with whole_folder(args.out / "data" / name, shared) as new:

@@ -55,6 +55,8 @@ def describe_mistake(error: BaseException) -> str | None:
         return f"needs {module}: {how_to_install(_OPTIONAL[module])}"
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
         return f"{shortened(str(error.filename))}: the name is too long for a file"
+    if isinstance(error, FileNotFoundError) and error.errno and not error.filename:
+        return "the working folder has been deleted; change to another one"  # os.getcwd()
     if isinstance(error, OSError) and error.errno in _NOT_ALLOWED and error.filename:
         return f"{error.filename}: {error.strerror}; change that, or name another place"
     code = _find_errno(error)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import platform
 import shlex
+import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -16,7 +16,7 @@ import torch
 
 import fairseq_posenc
 from fairseq_posenc.errors import UserError
-from fairseq_posenc.workbench.running.devices import cores, processor_name
+from fairseq_posenc.workbench.running.devices import cores
 from measuring import page
 
 DTYPES = ("float32", "bfloat16", "float16")  # names in torch
@@ -99,10 +99,10 @@ def machine(device: torch.device) -> str:
     if device.type == "cuda":
         processor = f"{torch.cuda.get_device_name(device)}, CUDA {torch.version.cuda}"
     else:
-        threads = torch.get_num_threads()
-        processor = f"{processor_name()}, {cores()} cores, {threads} thread(s) used"
+        name = subprocess.getoutput("lscpu | sed -n 's/^Model name: *//p'")
+        processor = f"{name}, {cores()} cores, {torch.get_num_threads()} thread(s) used"
     return (
-        f"{processor}; torch {torch.__version__}, Python {platform.python_version()}, "
+        f"{processor}; torch {torch.__version__}, Python {sys.version.split()[0]}, "
         f"fairseq-posenc {fairseq_posenc.__version__}"
     )
 

@@ -16,7 +16,7 @@ describe
 count
   fairseq-posenc count --encoding t5 --layers 24 --embed-dim 1024 --heads 16 --json
 compare
-  fairseq-posenc compare --text book.txt --encodings learned,m4m --out m4m --json
+  fairseq-posenc compare --text book.txt --encodings learned,m4m --out m4m
 choose
   fairseq-posenc choose --family causal-lm --length 1024 --trained 512
 learning-curves
@@ -25,7 +25,7 @@ translate
   fairseq-posenc translate --checkpoint fr-en.pt --data data-bin/fr-en "Un homme dort."
   fairseq-posenc translate --checkpoint fr-en.pt --plain --bf16 "Un homme dort."
 bleu
-  fairseq-posenc bleu rope=fr-en.pt old=old.en --split test --beam 4 --json
+  fairseq-posenc bleu rope=fr-en.pt old=old.en --split test --beam 4
 lm-length
   fairseq-posenc lm-length --text my.txt --lengths 16,64 --stride 16 own=my-lm \
     'yarn=my-lm@own(scaling=yarn:4)'

@@ -11,7 +11,7 @@ import sys
 from importlib import import_module
 from types import FrameType
 
-from fairseq_posenc.workbench.running.exit_codes import STOPPED, signals_as_keyboard_interrupt
+from fairseq_posenc.workbench.running.exit_codes import STOPPED
 from fairseq_posenc.workbench.running.files import find_shipped_folder
 from fairseq_posenc.workbench.running.options import Parser
 
@@ -47,8 +47,7 @@ def run(args: argparse.Namespace) -> int:
     signal.signal(signal.SIGINT, before)
     parser = Parser(prog=f"fairseq-posenc preprocess {args.program}", description=program.__doc__)
     program.add_arguments(parser)
-    with signals_as_keyboard_interrupt():
-        program.run(parser.parse_args(args.options))
+    program.run(parser.parse_args(args.options))
     return 0
 
 

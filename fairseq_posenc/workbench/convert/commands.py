@@ -7,7 +7,6 @@ from pathlib import Path
 
 from fairseq_posenc.errors import UserError
 from fairseq_posenc.files import refuse_bad_place
-from fairseq_posenc.workbench.running.files import find_model
 from fairseq_posenc.workbench.running.options import add_count, add_data
 
 
@@ -79,7 +78,7 @@ def run_import(options: argparse.Namespace) -> int:
 def add_swap_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``fairseq-posenc swap``."""
     add = parser.add_argument
-    text = "folder of transformers, or a name on the hub"
+    text = "folder of transformers"
     add("--checkpoint", type=Path, required=True, metavar="FOLDER", help=text)
     text = "new positions; own stands for those that the model has (default: own)"
     add("--position-encoding", metavar="SPEC", help=text)
@@ -95,7 +94,7 @@ def run_swap(options: argparse.Namespace) -> int:
     """Write a folder with other positions, and print the origin of each position parameter."""
     if options.position_encoding is None and options.max_positions is None:
         raise UserError("nothing to swap: give --position-encoding or --max-positions")
-    source = find_model(options.checkpoint)
+    source = options.checkpoint
     if not source.is_dir():
         raise UserError(
             f"--checkpoint {source}: is not a folder of transformers; for a model of fairseq give "

@@ -71,7 +71,8 @@ def _fill(folder: Path, documents: list[Document], vocab_size: int) -> DataFacts
     binary.mkdir()
     parts = dict(zip(("train", "valid"), corpus.hold_out(documents)))
     for name, part in parts.items():  # a line is a paragraph
-        _write_lines(folder / f"{name}.txt", [line for document in part for line in document])
+        lines = [line for document in part for line in document]
+        (folder / f"{name}.txt").write_text("\n".join(lines) + "\n", "utf-8")
     model = binary / "sentencepiece.model"  # beside the dictionary, where all commands look for it
     learn_pieces(
         vocab_size,
@@ -85,8 +86,8 @@ def _fill(folder: Path, documents: list[Document], vocab_size: int) -> DataFacts
         for name in parts
     }
     command = ["fairseq-preprocess", "--only-source", "--destdir", str(binary)]
-    for name, lines in pieces.items():
-        _write_lines(folder / f"{name}.pieces", [" ".join(line) for line in lines])
+    for name, encoded in pieces.items():
+        (folder / f"{name}.pieces").write_text("\n".join(map(" ".join, encoded)) + "\n", "utf-8")
         command += [f"--{name}pref", str(folder / f"{name}.pieces")]
     run_logged(command, folder / "preprocess.log", lock=None)  # after a kill all is made again
     train_words, valid_words = (sum(map(count_words, part)) for part in parts.values())
@@ -113,7 +114,3 @@ def unigram_perplexity(train: Sequence[Sequence[str]], valid: Sequence[Sequence[
     total = counts.total() + len(counts | valid_counts)  # one is added for each kind of piece
     loss = sum(n * math.log(total / (counts[piece] + 1)) for piece, n in valid_counts.items())
     return math.exp(loss / valid_counts.total())
-
-
-def _write_lines(path: Path, lines: Sequence[str]) -> None:
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")

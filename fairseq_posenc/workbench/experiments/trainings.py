@@ -47,6 +47,12 @@ class Training:
         """The log of ``fairseq-train``, over all interruptions."""
         return self.folder / TRAIN_LOG
 
+    @property
+    def reached(self) -> int:
+        """The updates in the last figures of the log, at most those of the training."""
+        found = next(reversed(_UPDATES.findall(_read_end_of_log(self.log))), 0)
+        return min(int(found), self.updates)
+
 
 @dataclass(frozen=True)
 class TrainingEnd:
@@ -95,9 +101,8 @@ def read_end(training: Training) -> TrainingEnd | None:
             f"{training.label}: was trained for {saved:,} updates; give --updates {saved} or "
             "more, or another --out"
         )
-    if saved < training.updates or not training.log.exists():
-        return None
-    if _list_old_checkpoints(training.folder):  # fairseq still has to delete them
+    is_trained = saved == training.updates and training.log.exists()
+    if not is_trained or _list_old_checkpoints(training.folder):  # which fairseq deletes last
         return None
     curve = read_curve_file(training.log)
     if not curve.entries or curve.entries[-1].updates != training.updates:
@@ -162,7 +167,7 @@ def run_trainings(
     def look() -> None:
         """Show how far the trainings are (one that diverged counts as whole), and which ended."""
         for training in unfinished[:]:
-            reached = min(_read_updates(training.log), training.updates)
+            reached = training.reached
             diverged_at = parse_stop_update(_read_end_of_log(training.log))
             is_at_end = diverged_at or reached == training.updates
             if is_at_end and (end := read_end(training)):  # which reads the checkpoint
@@ -171,14 +176,11 @@ def run_trainings(
             updates[training] = reached if training in unfinished else training.updates
         shown.update(sum(updates.values()) - shown.n)
 
-    updates = {  # that each training has reached; `look` keeps it up to date
-        training: min(_read_updates(training.log), training.updates) for training in trainings
-    }
+    updates = {training: training.reached for training in trainings}  # `look` updates it
     total, initial = sum(x.updates for x in trainings), sum(updates.values())
     with bar(desc="all trainings", total=total, unit=" updates", initial=initial) as shown:
         look()
-        tasks = {training.label: partial(train, training) for training in unfinished}
-        if tasks:
+        if tasks := {training.label: partial(train, training) for training in unfinished}:
             run_tasks(tasks, watch=look)
         look()
 
@@ -187,11 +189,6 @@ def _list_old_checkpoints(folder: Path) -> list[Path]:
     """List ``checkpoint_EPOCH_UPDATES.pt`` but the newest; fairseq deletes them after a save."""
     checkpoints = folder.glob("checkpoint_*_*.pt")
     return sorted(checkpoints, key=lambda path: int(path.stem.rpartition("_")[2]))[:-1]
-
-
-def _read_updates(log: Path) -> int:
-    """Read how many updates a log has reached, from its last figures; 0 without any."""
-    return int(next(reversed(_UPDATES.findall(_read_end_of_log(log))), 0))
 
 
 def _read_end_of_log(log: Path) -> str:

@@ -18,7 +18,6 @@ from fairseq_posenc.workbench.plots.inspection import STACKS, TextAttention, ren
 from fairseq_posenc.workbench.plots.subject import Subject, build_subject, collect_subjects
 from fairseq_posenc.workbench.results import pictures
 from fairseq_posenc.workbench.results.record import own_command
-from fairseq_posenc.workbench.running.files import find_model
 from fairseq_posenc.workbench.running.options import add_count, add_data
 from fairseq_posenc.workbench.running.progress import say
 
@@ -157,7 +156,6 @@ def read_attention(path: Path, data: Path | None, text: str, target: str | None)
     Raises:
         UserError: the model cannot be read, or a text does not fit it.
     """
-    path = find_model(path)
     if path.is_dir():
         from fairseq_posenc.workbench.plots.read_folder import read_with_folder
 

@@ -26,7 +26,7 @@ from fairseq_posenc.workbench.results.loss_stages import (
 )
 from fairseq_posenc.workbench.results.markdown import code, format_number, table
 from fairseq_posenc.workbench.results.record import Record, Row, own_command
-from fairseq_posenc.workbench.running.logs import Curve, read_curve_file
+from fairseq_posenc.workbench.running.logs import NATS_PER_BIT, Curve, read_curve_file
 from fairseq_posenc.workbench.running.options import add_out, parse_named, split_trainings
 from fairseq_posenc.workbench.running.progress import say
 
@@ -118,7 +118,7 @@ def _describe_curve(curve: Curve) -> dict[str, Any]:
         "updates": curve.entries[-1].updates,
         "best_at": best.updates if best.is_finite else None,
         "loss_bits": best.loss if best.is_finite else None,
-        "loss_nats": best.nats if best.is_finite else None,
+        "loss_nats": best.loss * NATS_PER_BIT if best.is_finite else None,
         "perplexity": best.perplexity if best.is_finite else None,
         "accuracy": best.accuracy,
         "tokens_per_second": curve.speed or None,  # 0 if the log does not say

@@ -22,7 +22,7 @@ from fairseq_posenc.workbench.loading.checkpoints import load_state, read_update
 from fairseq_posenc.workbench.results import markdown
 from fairseq_posenc.workbench.results.loss_stages import last_loss
 from fairseq_posenc.workbench.results.record import Record, read
-from fairseq_posenc.workbench.running.logs import TRAIN_LOG, bits_to_nats, read_curve_file
+from fairseq_posenc.workbench.running.logs import NATS_PER_BIT, TRAIN_LOG, read_curve_file
 
 _TASK_COLUMNS = ("MNLI-m", "MNLI-mm", *(name for name in TASKS if name != "MNLI"))
 _GLUE_COLUMNS = (*_TASK_COLUMNS, "average", "collapsed runs")
@@ -144,7 +144,7 @@ def _read_training(folder: Path) -> Iterator[Result]:
             figures["train loss"] = last_loss(curve)
             if curve.entries and curve.best.accuracy is not None:
                 figures["valid accuracy"] = curve.best.accuracy / 100
-        figures["valid loss"] = None if best is None else bits_to_nats(float(best))
+        figures["valid loss"] = None if best is None else float(best) * NATS_PER_BIT
         title = f"Translation, losses in nats, {data}"
     else:
         return

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fairseq_posenc.workbench.running.logs import Curve
+from fairseq_posenc.workbench.running.logs import NATS_PER_BIT, Curve
 
 SLOPE_RATIO = 4  # factor by which the loss falls faster before and after the plateau than on it
 MIN_FALL = 0.1  # smallest share of the whole fall of the loss in a dive
@@ -64,7 +64,8 @@ def last_loss(curve: Curve) -> float | None:
 
 def training_points(curve: Curve) -> list[tuple[int, float]]:
     """List updates and finite training losses in nats, as :func:`fit_segments` takes them."""
-    return [(entry.updates, entry.nats) for entry in curve.training if entry.is_finite]
+    finite = (entry for entry in curve.training if entry.is_finite)
+    return [(entry.updates, entry.loss * NATS_PER_BIT) for entry in finite]
 
 
 def find_stages(curve: Curve) -> LossStages | None:

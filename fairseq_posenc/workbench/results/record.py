@@ -32,14 +32,10 @@ class Record:
         """The rows of the first table."""
         return next(iter(self.figures.values()), ())
 
-    def text(self) -> str:
-        """Format the record as JSON, with null for NaN and infinite figures."""
-        content = json.loads(json.dumps(vars(self)), parse_constant=lambda constant: None)
-        return json.dumps(content, indent=1, ensure_ascii=False)
-
     def write(self, path: Path) -> None:
-        """Write the record into a file."""
-        write_whole(path, self.text() + "\n")
+        """Write the record into a file, as JSON with null for NaN and infinite figures."""
+        content = json.loads(json.dumps(vars(self)), parse_constant=lambda constant: None)
+        write_whole(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
 
 
 def own_command() -> str:

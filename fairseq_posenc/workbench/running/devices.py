@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -45,11 +43,3 @@ def visible_gpus() -> list[str]:
     count = torch.cuda.device_count()  # CUDA ignores all names from the first wrong one on
     names = os.environ.get("CUDA_VISIBLE_DEVICES")
     return names.split(",")[:count] if names else [str(number) for number in range(count)]
-
-
-def processor_name() -> str:
-    """Look up the processor's model name; its architecture if the system is not Linux."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text("utf-8").splitlines() if info.exists() else []
-    names = (line.split(":")[1].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.machine())

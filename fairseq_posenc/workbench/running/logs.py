@@ -14,6 +14,7 @@ from typing import NamedTuple
 _LINE = re.compile(r"(?:\| |\[)(train_inner|valid)(?: \||\]\[INFO\] -) (\{.*\}|epoch .*)$")
 _FIGURE = re.compile(r'([a-z]\w*)(?:": "?|=| )([^\s,|"}]+)')  # name and value in any of them
 TRAIN_LOG = "train.log"  # the log of a training, beside its checkpoints
+NATS_PER_BIT = math.log(2)  # fairseq's losses are in bits, those of most papers in nats
 
 
 class Entry(NamedTuple):
@@ -22,7 +23,7 @@ class Entry(NamedTuple):
     kind: str  # `train_inner` or `valid`
     updates: int  # training updates so far; 0 if the line does not say
     loss: float  # in bits: mean since the previous line (training), or over the validation text
-    perplexity: float  # of the tokens, from the loss without label smoothing
+    perplexity: float  # of the tokens, without label smoothing; NaN if the loss is not finite
     accuracy: float | None  # of the tokens, in percent; None if the training does not report it
     speed: float  # tokens per second
     figures: Mapping[str, str] = {}  # all figures by name, as text, without the prefix `valid_`
@@ -31,16 +32,6 @@ class Entry(NamedTuple):
     def is_finite(self) -> bool:
         """Whether the loss is neither NaN nor infinite."""
         return math.isfinite(self.loss)
-
-    @property
-    def nats(self) -> float:
-        """The loss in nats, the unit of most papers."""
-        return bits_to_nats(self.loss)
-
-
-def bits_to_nats(bits: float) -> float:
-    """Convert fairseq's losses, which are in bits, to nats."""
-    return bits * math.log(2)
 
 
 class Curve(NamedTuple):
@@ -53,10 +44,7 @@ class Curve(NamedTuple):
     @property
     def points(self) -> list[tuple[int, float]]:
         """Pairs of updates and validation perplexity; NaN where the loss is NaN or infinite."""
-        return [
-            (entry.updates, entry.perplexity if entry.is_finite else math.nan)
-            for entry in self.entries
-        ]
+        return [(entry.updates, entry.perplexity) for entry in self.entries]
 
     @property
     def best(self) -> Entry:
@@ -72,12 +60,12 @@ def parse_line(text: str) -> Entry | None:
     figures = {name.removeprefix("valid_"): value for name, value in _FIGURE.findall(match[2])}
     try:
         loss = float(figures["loss"])
-        nll_loss = float(figures.get("nll_loss", loss))  # without label smoothing
+        bits = float(figures.get("nll_loss", loss)) if math.isfinite(loss) else math.nan
         return Entry(
             kind=match[1],
             updates=int(float(figures.get("num_updates", 0))),
             loss=loss,
-            perplexity=2.0 ** min(nll_loss, 1000.0),  # of bits; more of them would overflow
+            perplexity=2.0 ** (min(bits, 1000.0)),  # more would overflow
             accuracy=float(figures["accuracy"]) if "accuracy" in figures else None,
             speed=float(figures.get("wps", 0)),
             figures=figures,
@@ -92,12 +80,11 @@ def read_curve_file(log: Path) -> Curve:
     A training that was stopped repeats the updates since its last checkpoint; the later line wins.
     """
     with open(log, encoding="utf-8", errors="replace") as lines:
-        entries = [entry for entry in map(parse_line, lines) if entry is not None]
-    validations = {entry.updates: entry for entry in entries if entry.kind == "valid"}
-    trainings = {entry.updates: entry for entry in entries if entry.kind == "train_inner"}
-    training = [trainings[updates] for updates in sorted(trainings)]
+        latest = {(entry.updates, entry.kind): entry for entry in map(parse_line, lines) if entry}
+    entries = [latest[key] for key in sorted(latest)]
+    training = [entry for entry in entries if entry.kind == "train_inner"]
     return Curve(
-        entries=[validations[updates] for updates in sorted(validations)],
+        entries=[entry for entry in entries if entry.kind == "valid"],
         speed=statistics.median(entry.speed for entry in training) if training else 0.0,
         training=training,
     )

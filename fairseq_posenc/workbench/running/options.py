@@ -24,17 +24,6 @@ class Parser(ArgumentParser):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings, formatter_class=argparse.RawDescriptionHelpFormatter)
 
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse the words ``args``; errors name the subcommand, not the whole program.
-
-        Raises:
-            UserError: wrong options.
-        """
-        known, rest = super().parse_known_args(args, namespace)
-        if rest and not self._subparsers:  # else argparse reports the rest
-            self.error(f"unrecognized arguments: {' '.join(rest)}")
-        return known, rest
-
     def error(self, message: str) -> NoReturn:
         """Raise argparse's message.
 
@@ -71,12 +60,10 @@ def add_count(parser: ArgumentParser, name: str, text: str, default: int | None 
     parser.add_argument(name, type=positive_int, metavar="N", default=default, help=text)
 
 
-def add_seeds(parser: ArgumentParser, default: str | Sequence[int]) -> None:
-    """Add ``--seeds``; ``default`` is its default, or a description of a computed one."""
-    shown = default if isinstance(default, str) else ",".join(map(str, default))
-    text = f"random seeds, one run per seed, as in 1,2,3 (default: {shown})"
-    value = None if isinstance(default, str) else default
-    parser.add_argument("--seeds", type=_seeds, metavar="N,N", default=value, help=text)
+def add_seeds(parser: ArgumentParser, default: str | None = None, computed: str = "") -> None:
+    """Add ``--seeds``, with a ``default`` or the description of a ``computed`` one."""
+    text = f"random seeds, one run per seed, as in 1,2,3 (default: {default or computed})"
+    parser.add_argument("--seeds", type=positive_ints, metavar="N,N", default=default, help=text)
 
 
 def add_set(parser: ArgumentParser, example: str) -> None:
@@ -137,18 +124,11 @@ def finite_number(text: str) -> float:
 
 
 def positive_ints(text: str) -> tuple[int, ...]:
-    """Parse integers of at least 1, separated by commas; sort them and drop duplicates."""
-    return tuple(sorted({positive_int(part.strip()) for part in text.split(",")}))
-
-
-def _seeds(text: str) -> tuple[int, ...]:
-    words = [word.strip() for word in text.split(",")]
-    if not all(word.isdecimal() for word in words):
-        raise ArgumentTypeError(f"must be whole numbers, as in 1,2,3, not '{text}'")
-    seeds = tuple(map(int, words))
-    if len(set(seeds)) < len(seeds):
+    """Parse different integers of at least 1, separated by commas; sort them."""
+    numbers = sorted(positive_int(part.strip()) for part in text.split(","))
+    if len(set(numbers)) < len(numbers):
         raise ArgumentTypeError(f"{text}: a number occurs twice")
-    return seeds
+    return tuple(numbers)
 
 
 def parse_named(texts: Sequence[str], form: str) -> dict[str, str]:
@@ -166,10 +146,8 @@ def parse_named(texts: Sequence[str], form: str) -> dict[str, str]:
         if len(parts) < 2 or not all(parts):
             raise UserError(f"cannot read {text!r}: write {form}")
         name, value = parts
-        if name in named:
-            raise UserError(f"two values are called {name!r}: use different names")
-        if "/" in name or name in (".", ".."):
-            raise UserError(f"{name!r}: the name must be a valid folder name")
+        if name in named or "/" in name or name in (".", ".."):
+            raise UserError(f"{name!r}: each value needs its own name, which a folder can have")
         named[name] = value
     return named
 

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
@@ -148,20 +148,16 @@ def run_here(
     tasks: Mapping[str, Task],
     jobs: int,
     watch: Callable[[], object] = lambda: None,
-    *,
-    keep_going: bool = False,
 ) -> None:
-    """Run tasks in threads, in their order; Ctrl-C or a failure ends all programs.
+    """Run tasks in threads, in their order; Ctrl-C ends all programs, a failed task no other.
 
     Args:
         tasks: the tasks by their names in messages.
         jobs: number of tasks at a time; if it exceeds the number of GPUs, they share GPUs.
-        watch: called in this thread, every second and when a task ends.
-        keep_going: whether the other tasks go on if one fails.
+        watch: called in this thread every second.
 
     Raises:
-        UserError: a task failed.
-        RunError: tasks failed, with ``keep_going``.
+        RunError: tasks failed.
     """
     gpus = visible_gpus()
     free: SimpleQueue[Environment] = SimpleQueue()  # one for each task that may run
@@ -169,32 +165,28 @@ def run_here(
         free.put({"CUDA_VISIBLE_DEVICES": gpus[slot % len(gpus)]} if gpus else {})
     failures: list[str] = []
 
-    def run_task(task: Task) -> None:
+    def run_task(name: str, task: Task) -> None:
         environment = free.get()
         try:
             task(environment)
+        except UserError as error:  # or a RunError
+            say(f"{name}: {error}")
+            reason = str(error).splitlines()[0].rstrip(" :")  # lines of a log follow
+            failures.append(f"{name}: {reason}")
         finally:
             free.put(environment)
 
     with ThreadPoolExecutor(jobs) as pool:
-        names = {pool.submit(run_task, task): name for name, task in tasks.items()}
+        futures = [pool.submit(run_task, name, task) for name, task in tasks.items()]
         try:
-            pending = set(names)
-            while pending:
-                ended, pending = wait(pending, _POLL_SECONDS, FIRST_COMPLETED)
-                for future in ended:
-                    error = future.exception()
-                    if isinstance(error, UserError) and keep_going:  # a RunError is one too
-                        say(f"{names[future]}: {error}")
-                        reason = str(error).splitlines()[0].rstrip(" :")  # lines of a log follow
-                        failures.append(f"{names[future]}: {reason}")
-                    elif error:
-                        raise error
+            while wait(futures, _POLL_SECONDS).not_done:
                 watch()
+            for future in futures:
+                future.result()  # raises a fault of ours
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
             # Until no task runs: one may be about to start a program when the others are ended.
-            while not all(future.done() for future in names):
+            while not all(future.done() for future in futures):
                 end_programs()
                 time.sleep(_POLL_SECONDS)
     raise_failures(failures, len(tasks))

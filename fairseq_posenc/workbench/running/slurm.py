@@ -19,7 +19,6 @@ from fairseq_posenc.errors import UserError
 from fairseq_posenc.workbench.running.programs import Task, find_error_line, raise_failures
 
 _POLL_SECONDS = 3.0
-_MAX_TIMEOUTS = 100  # so often a job is requeued
 
 
 class _Requeued(Checkpointable):
@@ -57,7 +56,7 @@ def run_on_slurm(
     if _list_jobs(name) is None:
         raise UserError("--on slurm: squeue does not answer; is this a machine of a cluster?")
     _cancel(name)  # of a command that was killed
-    executor = AutoExecutor(folder, cluster="slurm", slurm_max_num_timeout=_MAX_TIMEOUTS)
+    executor = AutoExecutor(folder, cluster="slurm", slurm_max_num_timeout=100)  # requeueings
     executor.update_parameters(
         name=name,
         slurm_array_parallelism=jobs or len(tasks),
@@ -74,8 +73,9 @@ def run_on_slurm(
                 has_result = job.paths.result_pickle.exists()
                 if has_result or (listed is not None and job.job_id not in listed):
                     del running[label]
-                    if not has_result or job.exception():
-                        failures.append(f"{label}: {_explain(job.paths.stderr)}")
+                    if error := job.exception() if has_result else "no result":
+                        reason = find_error_line(str(error)) or "it failed"
+                        failures.append(f"{label}: {reason} (its log: {job.paths.stderr})")
             watch()
     except FailedJobError as error:
         raise UserError(f"--on slurm {options}: {' '.join(str(error).split())}") from error
@@ -99,10 +99,3 @@ def _cancel(name: str) -> None:
     while listed := _list_jobs(name):
         subprocess.run(["scancel", *listed], check=False)
         time.sleep(_POLL_SECONDS)
-
-
-def _explain(log: Path) -> str:
-    """Describe in a line why a job failed, by our error in its log, or by its last line."""
-    text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
-    message = find_error_line(text) or text.strip().rpartition("\n")[2] or "it left no log"
-    return f"{message} (its log: {log})"

@@ -22,7 +22,6 @@ from fairseq_posenc.workbench.loading.open_model import OpenTask, open_task
 from fairseq_posenc.workbench.results.record import Record, Row, own_command
 from fairseq_posenc.workbench.running import options
 from fairseq_posenc.workbench.running.devices import choose_dtype
-from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.progress import say
 from fairseq_posenc.workbench.translation import scores
 from fairseq_posenc.workbench.translation.command_translate import add_model_arguments
@@ -108,7 +107,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)  # --beam and --lenpen are among them
     add("--split", default="test", help="split of the data (default: %(default)s)")
     options.add_precision(parser)
-    add("--json", action="store_true", help="print the record as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -137,14 +135,14 @@ def run(args: argparse.Namespace) -> int:
             f"--source {source} has {len(sources)} sentences, but {target} has {len(references)}"
         )
     test_set = TestSet(source, sources, args.beam, args.lenpen, dtype)
-    with signals_as_keyboard_interrupt(), lock_folder(args.out):
+    with lock_folder(args.out):
         translations = [test_set.translate(*pair, args.out) for pair in zip(trainings, opened)]
         facts = {"subset": args.split, "reference": str(target), "sentences": len(references)}
         record = _score(trainings, translations, test_set, references, facts)
         report = format_report(record)
         record.write(args.out / _FIGURES)
         write_whole(args.out / _REPORT, report)
-    print(record.text() if args.json else report)
+    print(report)
     say(f"report: {args.out / _REPORT}, figures: {args.out / _FIGURES}")
     return 0
 

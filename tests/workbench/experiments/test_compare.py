@@ -334,7 +334,7 @@ def test_a_stopped_or_killed_comparison_continues_to_the_same_bits(number, undis
     *_, last = process.communicate()[1].strip().splitlines()
     if number == signal.SIGTERM:
         assert process.returncode == STOPPED
-        assert last == "fairseq-posenc: stopped; the same command continues from here"
+        assert last == "fairseq-posenc: stopped; the same command continues, or starts again"
     wait_until(lambda: not is_locked(out / LOCK))
     run = run_compare(out, *WORDS)
     assert "continues at update" in run.stderr

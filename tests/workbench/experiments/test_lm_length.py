@@ -167,8 +167,8 @@ def test_mistakes_are_one_line(llama, measure, tmp_path, capsys):
         ([f"a={llama}@own(limit=3)"], "limit"),
         ([f"a={llama}", "--windows", "22"], "would predict the same tokens"),
         ([f"a={llama}", "--stride", "9", "--windows", "2"], "windows of 8 tokens cannot predict"),
-        ([f"a={llama}", f"a={llama}"], "two values are called 'a'"),
-        ([f"../a={llama}"], "must be a valid folder name"),
+        ([f"a={llama}", f"a={llama}"], "'a': each value needs its own name"),
+        ([f"../a={llama}"], "'../a': each value needs its own name, which a folder can have"),
     ):
         assert message in measure(*SHORT, *models_, fails=True)
     assert "text.txt has only 80 tokens" in measure(f"a={llama}", "--lengths", 999, fails=True)

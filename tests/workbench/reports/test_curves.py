@@ -82,7 +82,7 @@ def test_the_command_writes_table_and_picture(tmp_path, capsys):
         (["nothing"], "write NAME=LOG"),
         (["a=missing.log"], "missing.log does not exist"),
         (["a=empty.log"], "has no validation"),
-        (["a=full.log", "a=full.log"], "two values are called 'a'"),
+        (["a=full.log", "a=full.log"], "'a': each value needs its own name"),
         (["a=full.log", "--updates", "16k"], "write FIRST:LAST, as in 0:16000, not '16k'"),
     ],
 )

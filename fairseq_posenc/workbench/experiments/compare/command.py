@@ -28,7 +28,6 @@ from fairseq_posenc.workbench.experiments.trainings import (
 from fairseq_posenc.workbench.experiments.variants import CAUSAL, MASKED
 from fairseq_posenc.workbench.running import options
 from fairseq_posenc.workbench.running.devices import cores, visible_gpus
-from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.programs import run_here
 from fairseq_posenc.workbench.running.progress import say
 
@@ -64,7 +63,6 @@ RESERVED = {
     "--user-dir": "give it before the --",
     "--task": "use --family",
     "--log-format": "the learning curves are read from the log",
-    "--log-file": "the log is kept already",
 }
 
 
@@ -84,13 +82,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     options.add_count(parser, "--updates", "training updates of each model", 250)
     options.add_count(parser, "--vocab-size", "number of sentencepieces", 512)
-    options.add_seeds(parser, (1, 2, 3))
+    options.add_seeds(parser, "1,2,3")
     rates = "learning rates, as in 0.001,0.003: a model is trained with all and judged at its best"
     add("--lrs", type=_parse_rates, default="0.003", help=f"{rates} (default: %(default)s)")
     jobs = "trainings at a time (default: one per GPU, or one per core; with --on slurm no limit)"
     options.add_count(parser, "--jobs", jobs)
     options.add_on(parser, "partition=gpu time=1:00:00")
-    add("--json", action="store_true", help="print the record as JSON")
     add("after_dashes", nargs="*", metavar="-- OPTION", help="of fairseq-train: -- --dropout 0.1")
 
 
@@ -112,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
         "options": shlex.join(plan.options),
     }
     ends: dict[Run, TrainingEnd] = {}
-    with signals_as_keyboard_interrupt(), lock_folder(out):
+    with lock_folder(out):
         claim(out, shared)  # refuses a folder of another text, family, vocabulary or options
         facts = make_data(plan.text, plan.vocab_size, out / "data")
         runs = {build_training(plan, run, out, args.user_dir): run for run in plan.runs}
@@ -139,7 +136,7 @@ def run(args: argparse.Namespace) -> int:
         record = report.build_record(plan, facts, ends, {**shared, "text": text_name})
         record.write(out / report.RECORD)
     models = rank_models(ends)
-    print(record.text() if args.json else report.format_screen(models, facts.unigram_perplexity))
+    print(report.format_screen(models, facts.unigram_perplexity))
     say(f"report: {page}")
     return 0
 

@@ -59,7 +59,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_count(parser, "--max-tokens", "tokens to read at a time", 4096)
     options.add_out(parser, "lm-length")
     options.add_precision(parser)
-    add("--json", action="store_true", help="print the record as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -99,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
         record = report.build_record(rows, str(args.text), total)
         record.write(args.out / FIGURES)
         drawn = report.draw(record, args.out / PICTURE)
-    print(record.text() if args.json else report.format_results(record))
+    print(report.format_results(record))
     say(f"figures: {args.out / FIGURES}" + (f", {args.out / PICTURE}" if drawn else ""))
     return 0
 

@@ -18,7 +18,6 @@ from fairseq_posenc.hf.own_positions import names_own, read_trained_length
 from fairseq_posenc.specs import parse
 from fairseq_posenc.workbench.experiments.corpus import read_text
 from fairseq_posenc.workbench.running.devices import place
-from fairseq_posenc.workbench.running.files import find_model
 from fairseq_posenc.workbench.running.options import parse_named
 
 _TOKENS_OF_A_SAMPLE = 200  # number that is decoded to see whether a tokenizer keeps words apart
@@ -33,7 +32,7 @@ class NamedModel(NamedTuple):
 
 
 def parse_models(texts: Sequence[str]) -> list[NamedModel]:
-    """Parse ``NAME=FOLDER[@SPEC]``, and look at each folder; models of the hub are downloaded.
+    """Parse ``NAME=FOLDER[@SPEC]``, and look at each folder.
 
     A model is opened only when those before it have been scored, so mistakes are found here.
 
@@ -45,7 +44,7 @@ def parse_models(texts: Sequence[str]) -> list[NamedModel]:
         path, _, spec = value.rpartition("@")
         if not path or Path(value).exists():  # there is no spec; a path may contain "@"
             path, spec = value, ""
-        folder = find_model(Path(path))
+        folder = Path(path)
         if not (folder / "config.json").is_file():
             raise UserError(
                 f"{name}: {path} is not a folder of transformers; export a checkpoint of fairseq, "

@@ -20,7 +20,6 @@ from fairseq_posenc.workbench.finetuning.recipes import format_override
 from fairseq_posenc.workbench.loading.pretrained import read_pretrained
 from fairseq_posenc.workbench.running import options
 from fairseq_posenc.workbench.running.devices import visible_gpus
-from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.programs import run_here
 from fairseq_posenc.workbench.running.progress import say
 
@@ -34,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--tasks", default="all", help="tasks, separated by commas (default: all eight)")
     text = "peak learning rates, as in 1e-5,2e-5 (default: the paper's)"
     add("--learning-rates", type=_parse_rates, metavar="LR,LR", default=(), help=text)
-    options.add_seeds(parser, "the paper's; one for m4m")
+    options.add_seeds(parser, computed="the paper's; one for m4m")
     options.add_out(parser, computed="glue-MODEL-PROTOCOL")
     options.add_count(parser, "--jobs", "runs at a time (default: one per GPU)")
     options.add_on(parser, "partition=gpu gpus=1 time=2:00:00")
@@ -70,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
         for run in planned:
             print(f"# {run.label}: {run.max_update:,} updates\n{shlex.join(run.command)}")
         return 0
-    with signals_as_keyboard_interrupt(), folders.lock_folder(out):
+    with folders.lock_folder(out):
         modified = pretrained.path.stat().st_mtime_ns
         model = {"protocol": args.protocol, "checkpoint": str(pretrained.path)}
         folders.claim(out, {**model, "version of the checkpoint": modified})
@@ -82,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
         say(f"{len(planned)} runs, {len(unfinished)} of them not finished yet; results: {out}")
         try:  # a run that fails does not stop the others
             if slurm is None:
-                run_here(unfinished, args.jobs or len(visible_gpus()) or 1, keep_going=True)
+                run_here(unfinished, args.jobs or len(visible_gpus()) or 1)
             elif unfinished:
                 from fairseq_posenc.workbench.running.slurm import run_on_slurm  # needs submitit
 

@@ -30,7 +30,7 @@ from fairseq_posenc.workbench.finetuning.recipes import train
 from fairseq_posenc.workbench.loading.checkpoints import read_updates, updates_done, write_state
 from fairseq_posenc.workbench.loading.open_model import open_model
 from fairseq_posenc.workbench.running.devices import choose_device
-from fairseq_posenc.workbench.running.exit_codes import run_main, signals_as_keyboard_interrupt
+from fairseq_posenc.workbench.running.exit_codes import run_main
 from fairseq_posenc.workbench.running.logs import TRAIN_LOG
 from fairseq_posenc.workbench.running.programs import Environment, run_logged
 from fairseq_posenc.workbench.running.progress import say
@@ -138,11 +138,5 @@ def has_collapsed(task: Task, outputs: Tensor, figures: dict[str, float]) -> boo
     return not outputs.isfinite().all() or is_one_class or figures.get("matthews") == 0
 
 
-def main() -> None:
-    """Evaluate the run of the folder in the only argument."""
-    with signals_as_keyboard_interrupt():
-        evaluate(Path(sys.argv[1]))
-
-
 if __name__ == "__main__":
-    sys.exit(run_main(main))
+    sys.exit(run_main(lambda: evaluate(Path(sys.argv[1]))))

@@ -29,7 +29,6 @@ from fairseq_posenc.workbench.loading.pretrained import Pretrained, read_pretrai
 from fairseq_posenc.workbench.results.record import Record, own_command
 from fairseq_posenc.workbench.running import options
 from fairseq_posenc.workbench.running.devices import choose_dtype
-from fairseq_posenc.workbench.running.exit_codes import signals_as_keyboard_interrupt
 from fairseq_posenc.workbench.running.files import find_shipped_folder
 from fairseq_posenc.workbench.running.progress import say
 
@@ -93,7 +92,7 @@ def _train(args: argparse.Namespace) -> int:
     pretrained = read_pretrained(args.checkpoint)
     cfg, command = compose_training(pretrained, open_data_bin(args.data), out, changes)
     updates = cfg.optimization.max_update
-    with signals_as_keyboard_interrupt(), folders.lock_folder(out) as lock:
+    with folders.lock_folder(out) as lock:
         ensure_last_checkpoint(out)
         if (out / folders.REQUEST).exists() and not updates_done(out):
             folders.empty(out)  # it failed before its first checkpoint
