@@ -8,7 +8,6 @@ import math
 import random
 import re
 import string
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -189,11 +188,11 @@ def score(capsys, *arguments):
 
 def test_the_command_prints_what_the_official_scripts_print(files, tmp_path, capsys):
     predictions = write(tmp_path / "answers.json", {"q1": "Cat!", "q2": "mat"})
-    assert score(capsys, files["1.1"], predictions) == (
-        0,
-        '{"exact_match": 100.0, "f1": 100.0}\n',
-        "",
-    )
+    found = score(capsys, files["1.1"], predictions)
+    assert found == (0, '{"exact_match": 100.0, "f1": 100.0}\n', "")
+    found = score(capsys, files["1.1"], write(tmp_path / "none.json", {}))
+    told = "1 unanswered questions receive score 0; the first is q1\n"
+    assert found == (0, '{"exact_match": 0.0, "f1": 0.0}\n', told)
     odds = write(tmp_path / "odds.json", {"q1": -1.5, "q2": 10**400})
     options = ["--na-prob-file", odds, "--na-prob-thresh", 0]
     status, out, _ = score(capsys, files["v2.0"], predictions, *options)
@@ -201,14 +200,6 @@ def test_the_command_prints_what_the_official_scripts_print(files, tmp_path, cap
     expected = official_v2(squad, {"q1": "Cat!", "q2": "mat"}, {"q1": -1.5, "q2": 3}, 0.0)
     assert (status, json.loads(out)) == (0, expected)
     assert out.startswith('{\n  "exact": 100.0,\n  "f1": 100.0,\n  "total": 2,\n  "HasAns_exact"')
-
-
-def test_an_unanswered_question_of_1_1_scores_0_and_is_named(files, tmp_path, capsys):
-    assert score(capsys, files["1.1"], write(tmp_path / "none.json", {})) == (
-        0,
-        '{"exact_match": 0.0, "f1": 0.0}\n',
-        "1 unanswered questions receive score 0; the first is q1\n",
-    )
 
 
 BOTH = {"q1": "x", "q2": ""}
@@ -274,38 +265,39 @@ def test_a_test_set_has_no_answers_at_all(tmp_path):
     assert not read_squad(write(tmp_path / "test.json", content)).answered
 
 
-def test_files_that_are_no_squad_are_told_with_the_place(tmp_path):
-    def told(content):
-        path = tmp_path / "bad.json"
-        path.write_text(content, encoding="utf-8")
-        with pytest.raises(UserError) as caught:
-            read_squad(path)
-        return str(caught.value).replace(str(path), "FILE")
-
-    assert told('{"data":\n [,]}') == (
-        "FILE: cannot be read as JSON (Expecting value: line 2 column 3 (char 11))"
-    )
-    assert told('{"rows": []}').startswith("FILE: has no 'data' that is a list; ")
-    half = '[{"question": "\\ud800", "id": "i"}]'
-    half = f'{{"data": [{{"paragraphs": [{{"context": "c", "qas": {half}}}]}}]}}'
-    assert told(half).startswith("FILE: data[0].paragraphs[0].qas[0]: 'question' has half a ")
-    assert told('{"data": []}') == "FILE: holds no question"
-    with pytest.raises(UserError, match=r"no-file.json: cannot be read"):
-        read_squad(tmp_path / "no-file.json")
-    with gzip.open(tmp_path / "cut.json.gz", "wb") as file:
-        file.write(b"{}" * 5000)
-    (tmp_path / "cut.json.gz").write_bytes((tmp_path / "cut.json.gz").read_bytes()[:30])
-    with pytest.raises(UserError, match=r"cut.json.gz: cannot be read"):
-        read_squad(tmp_path / "cut.json.gz")
+HALF = '{"data": [{"paragraphs": [{"context": "c", "qas": [{"question": "\\ud800"}]}]}]}'
 
 
-@pytest.mark.parametrize("text", ["[" * 200_000 + "]" * 200_000, "\udcff"], ids=["deep", "bytes"])
-def test_json_that_python_refuses_is_one_line_that_names_the_file(tmp_path, text):
-    path = tmp_path / "data.json"
-    path.write_bytes(text.encode("utf-8", "surrogateescape"))
-    for read in (read_squad, partial(read_by_id, value_type=str)):
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"data":\n [,]}', "cannot be read as JSON (Expecting value: line 2 column 3 (char 11))"),
+        ("[" * 200_000 + "]" * 200_000, "cannot be read"),
+        ("\udcff", "cannot be read"),
+        ('{"rows": []}', "has no 'data' that is a list; "),
+        (HALF, "data[0].paragraphs[0].qas[0]: 'question' has half a "),
+        ('{"data": []}', "holds no question"),
+    ],
+    ids=["json", "deep", "bytes", "rows", "half a character", "empty"],
+)
+def test_files_that_are_no_squad_are_told_with_the_place(tmp_path, content, message):
+    path = tmp_path / "bad.json"
+    path.write_bytes(content.encode("utf-8", "surrogateescape"))
+    with pytest.raises(UserError) as caught:
+        read_squad(path)
+    assert str(caught.value).startswith(f"{path}: {message}")
+    if message == "cannot be read":
         with pytest.raises(UserError, match=f"{path}: cannot be read"):
-            read(path)
+            read_by_id(path, str)
+
+
+@pytest.mark.parametrize("content", [None, gzip.compress(b"{}" * 5000)[:30]])
+def test_files_that_cannot_be_read_are_named(tmp_path, content):
+    path = tmp_path / "data.json.gz"
+    if content:
+        path.write_bytes(content)
+    with pytest.raises(UserError, match=r"data.json.gz: cannot be read"):
+        read_squad(path)
 
 
 @pytest.mark.skipif(not PUBLISHED.is_dir(), reason="the published files are not there")
