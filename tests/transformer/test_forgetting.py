@@ -6,16 +6,17 @@ from contextlib import suppress
 
 import pytest
 import torch
-from torch.nn.attention.flex_attention import flex_attention
 
 from fairseq_posenc import registry
 from fairseq_posenc.api import PositionEncoding, SelfAttention, StackPositions
 from fairseq_posenc.backends import BACKENDS, check, flex
+from fairseq_posenc.backends.base import CallFeatures
 from fairseq_posenc.errors import UserError
 from tests.helpers import oracles
 from tests.helpers.formulas import awake, their_scores
 from tests.helpers.products import product_of
 from tests.helpers.terms import terms_of
+from tests.helpers.uncompiled_flex import run_uncompiled
 
 HEADS, WIDTH, HEAD_DIM, LENGTH = 2, 16, 8, 17
 GATED = ["fox", "rope+fox", "t5+fox", "m4m+fox", "pope", "pope+fox", "pope+alibi"]
@@ -36,13 +37,7 @@ def draw(causal: bool, spec: str, length: int = LENGTH, dtype: torch.dtype = tor
 @pytest.mark.parametrize("spec", [*GATED, *COUNTED])
 @torch.no_grad()
 def test_equals_the_formula_on_every_backend(spec, monkeypatch):
-    monkeypatch.setattr(flex, "_compile_attention", lambda: flex_attention)
-    refuses = flex.refuses
-    monkeypatch.setattr(
-        flex,
-        "refuses",  # float64, uncompiled
-        lambda terms, call: refuses(terms, call._replace(device="cuda", head_dim=64)),
-    )
+    run_uncompiled(monkeypatch)
     cases = [(True, "lr"), (False, "both"), (False, "lr"), (False, "rl")]
     served = set()
     for causal, direction in cases[: 1 if spec in COUNTED else 2 if "+" in spec else None]:
@@ -63,9 +58,11 @@ def test_equals_the_formula_on_every_backend(spec, monkeypatch):
             expected = oracles.attention(theirs, value[b, :, real], visible)
             for ours in found.values():
                 torch.testing.assert_close(ours[b, :, real], expected, rtol=1e-5, atol=1e-5)
-    refused = {"blocked", "sdpa", "flex"} if spec in COUNTED else set()
+    refused = {"flex"} if "fox" in spec else set()
+    if spec in COUNTED:
+        refused = {"blocked", "sdpa", "flex"}
     if spec == "m4m+fox":
-        refused = {"sdpa"}
+        refused = {"sdpa", "flex"}
     assert {"reference", "blocked", "sdpa", "flex"} - served == refused
 
 
@@ -148,9 +145,9 @@ def test_refuses_what_has_no_meaning(spec, causal, message):
 def test_backends_say_what_they_do_not_serve():
     gates, table = torch.zeros(1, HEADS, 5), torch.zeros(4, HEAD_DIM)
     assert not BACKENDS["reference"].refuses(terms_of(counted_table=table), None)
-    for name in ("blocked", "flex"):
-        with pytest.raises(UserError, match="counted positions depend on all scores of a query"):
-            check(name, terms_of(counted_table=table), HEAD_DIM)
+    with pytest.raises(UserError, match="counted positions depend on all scores of a query"):
+        check("blocked", terms_of(counted_table=table), HEAD_DIM)
+    assert flex.refuses(terms_of(decay=gates), CallFeatures("cuda")) == "it does not forget"
     with pytest.raises(UserError, match="decay in two directions is not a dot product"):
         check("sdpa", terms_of(decay=(gates, gates)), HEAD_DIM)
     check("sdpa", terms_of(decay=gates), HEAD_DIM)

@@ -8,10 +8,9 @@ from functools import partial
 
 import pytest
 import torch
-from torch.nn.attention.flex_attention import flex_attention
 
 from fairseq_posenc.api import PositionEncoding, SelfAttention, StackPositions
-from fairseq_posenc.backends import check, flex, triton
+from fairseq_posenc.backends import check, triton
 from fairseq_posenc.backends.base import CallFeatures
 from fairseq_posenc.errors import UserError
 from tests.helpers.formulas import INPUTS, awake, their_scores
@@ -27,6 +26,7 @@ from tests.helpers.tiny_models import (
     make_tokens,
     needs_causal,
 )
+from tests.helpers.uncompiled_flex import run_uncompiled
 from tests.transformer.test_windows import visible
 
 PAD, HEADS, WIDTH, LENGTH = 1, 2, 16, 17
@@ -116,8 +116,7 @@ def attended(spec: str, backends: Iterable[str], causal: bool, direction: str):
 
 @pytest.mark.parametrize(("spec", "softmax_spec"), product_of(FEW, OF_SOFTMAX))
 def test_equals_the_formula_on_every_backend(spec, softmax_spec, monkeypatch):
-    monkeypatch.setattr(flex, "_compile_attention", lambda: flex_attention)
-    monkeypatch.setattr(flex, "refuses", lambda terms, call: "")  # float64, uncompiled
+    run_uncompiled(monkeypatch)
     backends = ["reference", "blocked", "flex"]
     is_plain = spec in ("none", "rope") and "softcap" not in softmax_spec
     if is_plain or (spec in ("t5", "tupe+reset") and softmax_spec == "sink"):

@@ -2,8 +2,6 @@
 
 The kernel skips tiles without a visible pair, and calls the mask of pairs for tiles that have
 hidden pairs as well. Lengths are rounded up, so that few kernels are compiled.
-
-B batch, T queries, S keys, both padded to the lengths that a kernel is compiled for.
 """
 
 import torch
@@ -12,7 +10,6 @@ from torch.nn import functional as F
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 from fairseq_posenc.backends.mask import Mask
-from fairseq_posenc.encodings.locality import Locality
 
 TILE = 128  # queries, and keys, of a tile of the block mask
 
@@ -44,42 +41,17 @@ def index_or_zero(x: Tensor, dim: int, index: Tensor) -> Tensor:
 def build_block_mask(mask: Mask, tgt_len: int, src_len: int, device: torch.device) -> BlockMask:
     """Build the mask of a call, given T and S before padding."""
     queries, keys = round_length(tgt_len), round_length(src_len)
-    to_keys, to_queries = (0, keys - src_len), (0, queries - tgt_len)
-    segments, first_keys, pairs = mask.locality.segments, mask.locality.first_keys, mask.pairs
-    hidden = mask.key_padding
+    hidden = mask.forbidden(tgt_len, src_len, device)
     if hidden is None:
-        hidden = torch.zeros(1, src_len, dtype=torch.bool, device=device)
-    hidden = F.pad(hidden, to_keys, value=True)  # [B or 1, keys]
-    if first_keys is not None:
-        first_keys = F.pad(first_keys, to_keys)
-    query_segments = key_segments = None
-    if segments is not None:
-        query_segments = F.pad(segments[:, src_len - tgt_len :], to_queries)
-        key_segments = F.pad(segments, to_keys)
-    if pairs is not None:
-        pairs = F.pad(pairs, (*to_keys, *to_queries), value=True)
-    by_sentence = (hidden, first_keys, query_segments, key_segments)
-    mark_batch_dynamic(*by_sentence)
-    # What differs from call to call is a tensor: a number would be compiled into the kernel.
-    past = torch.tensor(src_len - tgt_len, device=device)
-    count = torch.tensor(tgt_len, device=device)
-    by_distance = Mask(mask.direction, locality=Locality(mask.locality.window))
+        hidden = torch.zeros(1, 1, 1, src_len, dtype=torch.bool, device=device)
+    hidden = hidden[:, 0].expand(-1, tgt_len, -1)
+    hidden = F.pad(hidden, (0, keys - src_len, 0, queries - tgt_len), value=True)
+    mark_batch_dynamic(hidden)  # [B or 1, queries, keys]
 
     def visible_pair(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        exempt = None if first_keys is None else first_keys[index_or_zero(first_keys, 0, b), j]
-        seen = ~by_distance.mark_hidden(j - i - past, exempt) & (i < count)
-        seen = seen & ~hidden[index_or_zero(hidden, 0, b), j]
-        if pairs is not None:
-            seen = seen & ~pairs[i, j]
-        if query_segments is not None and key_segments is not None:
-            seen = seen & (
-                query_segments[index_or_zero(query_segments, 0, b), i]
-                == key_segments[index_or_zero(key_segments, 0, b), j]
-            )
-        return seen
+        return ~hidden[index_or_zero(hidden, 0, b), i, j]
 
-    batch = max(len(x) for x in by_sentence if x is not None)
-    blocks = create_block_mask(visible_pair, batch, 1, queries, keys, str(device), TILE)
+    blocks = create_block_mask(visible_pair, len(hidden), 1, queries, keys, str(device), TILE)
     lists = blocks.kv_num_blocks, blocks.kv_indices
     mark_batch_dynamic(*lists, blocks.full_kv_num_blocks, blocks.full_kv_indices)
     return blocks
