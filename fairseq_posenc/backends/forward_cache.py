@@ -22,35 +22,32 @@ _UNKNOWN_HOOKS = ()  # there may be hooks, but torch cannot tell
 class PerForwardCache:
     """Cache of one forward pass: the first layer computes a value, the others reuse it.
 
-    It holds the latest value of each key, with references to what the value depends on: while they
+    It holds the latest value of each name, with references to what the value depends on: while they
     live, no new tensor can get their identity.
     """
 
     def __init__(self) -> None:
-        self._values: dict[str, tuple[tuple[object, ...], Any]] = {}
+        self._latest: dict[str, dict[tuple[object, ...], Any]] = {}
 
-    def get(self, key: str, deps: tuple[object, ...], compute: Callable[[], _T]) -> _T:
+    def get(self, name: str, deps: tuple[object, ...], compute: Callable[[], _T]) -> _T:
         """Look up a value, or compute it if a dependency has changed.
 
         Args:
-            key: name of the value.
-            deps: values that the result depends on. Tensors are compared by identity: a layer that
-                runs again in the backward pass has other tensors, with another autograd graph.
+            name: name of the value.
+            deps: values that the result depends on. Tensors are compared by identity, as torch
+                hashes them: a layer that runs again in the backward pass has other ones.
             compute: computes the value.
         """
-        if torch.compiler.is_compiling():  # the compiler finds common subexpressions itself
-            return compute()
-        is_recorded = torch.is_grad_enabled() and any(
+        records = torch.is_grad_enabled() and any(
             isinstance(dep, Tensor) and dep.requires_grad for dep in deps
         )
-        if is_recorded and is_saving_hooked():
+        # A compiler finds common subexpressions itself.
+        if torch.compiler.is_compiling() or (records and is_saving_hooked()):
             return compute()
-        deps_now = (torch.is_grad_enabled(), *deps)
-        deps_before, value = self._values.get(key, ((), None))
-        if len(deps_before) != len(deps_now) or not all(map(_is_same, deps_before, deps_now)):
-            value = compute()
-            self._values[key] = deps_now, value
-        return cast(_T, value)
+        key = (torch.is_grad_enabled(), *deps)
+        if key not in self._latest.get(name, {}):
+            self._latest[name] = {key: compute()}
+        return cast(_T, self._latest[name][key])
 
 
 def is_exporting() -> bool:
@@ -100,9 +97,3 @@ def copy_if_kept(x: Tensor) -> Tensor:
 def _find_hooks() -> Any:
     """Find the innermost hooks (pack, unpack) of saved tensors; None if there are none."""
     return _UNKNOWN_HOOKS if _top_hooks is None else _top_hooks(True)  # True: also in tracing
-
-
-def _is_same(before: object, now: object) -> bool:
-    if before is now:
-        return True
-    return not isinstance(before, Tensor) and not isinstance(now, Tensor) and before == now

@@ -10,11 +10,11 @@ The letters of shapes are those of :mod:`~fairseq_posenc.encodings.base`.
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from fairseq_posenc.backends import equation
 from fairseq_posenc.backends.base import AttentionCall, CallFeatures
@@ -36,6 +36,7 @@ from fairseq_posenc.encodings.term import (
 from fairseq_posenc.encodings.terms import Terms
 
 _NO_MASK = Mask()
+CHANNELS = 8  # whose products a gain of channels holds at once
 
 
 def unavailable() -> str:
@@ -110,20 +111,10 @@ def _list_biases(call: AttentionCall) -> Iterator[Tensor]:
         yield mask.cached("bias", (bias.table, terms.first, *sizes), expand)
     if (by_pair := terms.find(NumbersByPair)) is not None:
         yield at_least_fp32(by_pair.numbers)
-    if (products := multiply_states(terms, key.size(2), mask)) is not None:
-        yield products
+    if (states := terms.find(States)) is not None and (rows := terms.rows("state")) is not None:
+        yield _multiply_pairs(at_least_fp32(states.vectors), rows, terms.first, sizes, mask)
     if (decay := _expand_decay(call)) is not None:
         yield decay.to(query.dtype)
-
-
-def multiply_states(terms: Terms, src_len: int, mask: Mask = _NO_MASK) -> Tensor | None:
-    """Multiply the states of queries with the rows of their table, ``(B, H, T, S)``, or None."""
-    rows, states = terms.rows("state"), terms.find(States)
-    if rows is None:
-        return None
-    assert states is not None, "a layer projects its input to them"
-    vectors = at_least_fp32(states.vectors)
-    return _multiply_pairs(vectors, rows, terms.first, (vectors.size(2), src_len), mask)
 
 
 def _expand_decay(call: AttentionCall) -> Tensor | None:
@@ -152,7 +143,7 @@ def _multiply_tokens(
         content = (groups @ key.transpose(-1, -2)).reshape(*query.shape[:3], sizes[1])
     else:
         index = row_index(channels, first, *sizes, mask)
-        content = _ChannelGain.apply(query, key, at_least_fp32(channels.table), index)
+        content = _multiply_channels(query, key, at_least_fp32(channels.table), index)
     rows_of_pairs = []
     if (rows := terms.rows("query")) is not None:
         rows_of_pairs.append(_multiply_pairs(query, rows, first, sizes, mask))
@@ -226,47 +217,27 @@ def _multiply_rows(x: Tensor, table: Tensor) -> Tensor:
     return x @ matrix.transpose(-1, -2)  # [B, H, T, R]
 
 
-class _ChannelGain(torch.autograd.Function):
-    """Dot products with a gain for each channel, ``sum_d q_id k_jd a_rd`` (Huang et al. 2020).
+def _multiply_channels(query: Tensor, key: Tensor, gain: Tensor, index: Tensor) -> Tensor:
+    """Sum ``q_id k_jd a_rd`` over the channels d (Huang et al. 2020): ``(B, H, T, S)``.
 
-    No matrix product computes them, so they are summed channel by channel, forward and backward,
-    without a tensor of size T * S * D. ``gain`` has G tables (1 for all heads, or one each) of R
-    rows, and ``index``, ``(1 or B, T, S)``, the row r of each pair.
+    No matrix product computes this. It is summed a few channels at a time, which are computed again
+    for their gradient, so that no tensor has the size T * S * D.
+
+    Args:
+        query: ``(B, H, T, D)``.
+        key: ``(B, H, S, D)``.
+        gain: a, ``(G, R, D)``.
+        index: the row r of each pair, ``(1 or B, T, S)``.
     """
 
-    @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, gain: Tensor, index: Tensor) -> Tensor:
-        """Multiply ``(B, H, T, D)``, ``(B, H, S, D)`` and ``(G, R, D)`` to ``(B, H, T, S)``."""
-        ctx.save_for_backward(query, key, gain, index)
-        total = query.new_zeros(*query.shape[:3], key.size(2))
-        for d in range(query.size(-1)):
-            products = query[..., d, None] * key[..., None, :, d]  # [B, H, T, S]
-            total += products * _look_up_gain(gain[..., d], index)
-        return total
+    def multiply(*factors: Tensor) -> Tensor:
+        content = query.new_zeros(())
+        for q, k, a in zip(*(x.unbind(-1) for x in factors)):
+            content = content + q[..., None] * k[..., None, :] * a[:, index].transpose(0, 1)
+        return content
 
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        """Compute the gradients of query, key and gain."""
-        query, key, gain, index = ctx.saved_tensors
-        query_grad, key_grad, gain_grad = (torch.zeros_like(x) for x in (query, key, gain))
-        for d in range(query.size(-1)):
-            q, k = query[..., d, None], key[..., None, :, d]  # [B, H, T, 1], [B, H, 1, S]
-            by_gain = grad * _look_up_gain(gain[..., d], index)
-            query_grad[..., d] = (by_gain * k).sum(-1)
-            key_grad[..., d] = (by_gain * q).sum(-2)
-            gain_grad[..., d] = _sum_by_row(grad * q * k, index, gain.shape[:2])
-        return query_grad, key_grad, gain_grad, None
-
-
-def _sum_by_row(x: Tensor, index: Tensor, shape: torch.Size) -> Tensor:
-    """Sum ``(B, H, T, S)`` over equal rows of ``index``: ``(G, R)``."""
-    groups, rows = shape
-    if groups == 1:
-        x = x.sum(1, keepdim=True)  # [B, 1, T, S]
-    summed = x.new_zeros(*x.shape[:2], rows)
-    flat = index.expand(x.size(0), *index.shape[1:]).flatten(1).unsqueeze(1)  # [B, 1, T * S]
-    return summed.scatter_add(-1, flat.expand(-1, x.size(1), -1), x.flatten(2)).sum(0)
-
-
-def _look_up_gain(table: Tensor, index: Tensor) -> Tensor:
-    return table[:, index].transpose(0, 1)  # [1 or B, G, T, S]
+    run = multiply
+    if torch.is_grad_enabled():
+        run = partial(checkpoint, multiply, use_reentrant=False)
+    chunks = zip(*(x.split(CHANNELS, -1) for x in (query, key, gain)))
+    return sum((run(*factors) for factors in chunks), start=query.new_zeros(()))

@@ -1,13 +1,12 @@
 """torch's fused attention, for scores that are a plain dot product with or without a bias.
 
-Masks, states and sinks become a bias of each pair; decay becomes two more channels of queries and
-keys; temperatures multiply the queries.
+Masks become a bias of each pair; decay becomes two more channels of queries and keys; temperatures
+multiply the queries.
 
-B batch, H heads, T queries, S keys, D head size, G heads of a bias (1 or H), R distances.
+B batch, H heads, T queries, S keys, D head size, G heads of a bias (1 or H).
 """
 
 from contextlib import nullcontext
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,7 +17,6 @@ from fairseq_posenc.backends.base import AttentionCall, CallFeatures
 from fairseq_posenc.backends.by_distance import expand_numbers
 from fairseq_posenc.backends.forward_cache import is_exporting
 from fairseq_posenc.backends.mask import Mask
-from fairseq_posenc.backends.reference import multiply_states
 from fairseq_posenc.encodings.precision import at_least_fp32, no_autocast
 from fairseq_posenc.encodings.term import (
     CountTemperature,
@@ -38,15 +36,15 @@ def unavailable() -> str:
 
 def refuses(terms: Terms, call: CallFeatures) -> str:
     """Explain why torch's fused attention cannot compute such terms; empty if it can."""
+    decay = terms.find(Decay)
     if call.need_weights:
         return "it does not return the attention weights"
-    if terms.has(ScoreCap):
-        return "torch's attention does not cap the scores"
+    if terms.has(ScoreCap, SinkScore):
+        return "torch's attention has no cap of scores and no sink"
     if not terms.is_biased_dot_product:
         return "the scores are more than a dot product and a bias"
     if terms.has(Temperature, CountTemperature) and _has_bias(terms):
         return "a temperature multiplies the bias as well"
-    decay = terms.find(Decay)
     if decay is not None and decay.later is not None and call.direction == "both":
         return "decay in two directions is not a dot product"
     return ""
@@ -57,39 +55,41 @@ def attend(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
     if not _takes_groups(call):
         call = call.with_all_heads()
     query, key, value, terms, mask, dropout, _ = call
-    tgt_len, src_len = query.size(2), key.size(2)
-    decay, _ = call.decay()  # `refuses` accepts only one of them
+    tgt_len, src_len, device = query.size(2), key.size(2), query.device
     scale = terms.scale(query.size(-1))
+    decay, _ = call.decay()  # `refuses` accepts only one of them
     if decay is not None:
         query, key, value = (at_least_fp32(x) for x in (query, key, value))
         query, key, value = _append_decay(query * scale, key, value, decay)
         scale = 1.0
-    temperature = call.temperature()
-    if temperature is not None:
+    if (temperature := call.temperature()) is not None:
         query = (at_least_fp32(query) * temperature[..., None]).type_as(query)
-    with no_autocast(query.device):
-        products = multiply_states(terms, src_len, mask)
-    if products is not None:  # added to the scores, so they are a bias of each pair
-        if temperature is not None:
-            products = products * temperature[..., None]
-        others = [term for term in terms if term is not terms.rows("state")]
-        terms = Terms.merge([*others, NumbersByPair(products)])
-    bias, by_pair = terms.bias, terms.find(NumbersByPair)
-    deps = (bias and bias.table, by_pair and by_pair.numbers, terms.first, *mask.cache_deps)
-    deps = (*deps, tgt_len, src_len, query.dtype, value.dtype, query.device)
-    prepared = mask.cached(
-        "sdpa", deps, lambda: _prepare_mask(terms, mask, query, value, tgt_len, src_len)
-    )
-    if (sink := terms.find(SinkScore)) is not None:
-        prepared = _add_sink(prepared, sink.score, query, tgt_len, src_len)
-        key, value = (F.pad(x, (0, 0, 0, 1)) for x in (key, value))  # for the sink
-    if not _has_bias(terms) and decay is None:
-        attended = _call_torch(query, key, value, prepared, scale, dropout)
-    else:
-        # Autocast would round a bias again.
+    is_exact = _has_bias(terms) or decay is not None  # autocast would round a bias again
+    if is_exact:
         query, key, value = (x.to(_choose_bias_dtype(query, value)) for x in (query, key, value))
-        with no_autocast(query.device):
-            attended = _call_torch(query, key, value, prepared, scale, dropout)
+    # torch aligns its causal mask with the first key, so it serves square scores only.
+    causal = mask.direction == "lr" and tgt_len == src_len and not _has_bias(terms)
+    causal = causal and not mask.may_hide_all and not mask.locality.limits
+    bias = None
+    if not causal:
+        numbers, by_pair = terms.bias, terms.find(NumbersByPair)
+        deps = (numbers and numbers.table, by_pair and by_pair.numbers, terms.first)
+        sizes = tgt_len, src_len, device, query.dtype
+        bias = mask.cached(
+            "sdpa", (*deps, *mask.cache_deps, *sizes), lambda: _build_bias(terms, mask, *sizes)
+        )
+    kernels = _choose_kernels(device.type, bias, src_len)
+    with (
+        no_autocast(device) if is_exact else nullcontext(),
+        sdpa_kernel(kernels) if kernels else nullcontext(),
+    ):
+        is_grouped = query.size(1) != key.size(1)
+        attended = F.scaled_dot_product_attention(
+            query, key, value, bias, dropout, is_causal=causal, scale=scale, enable_gqa=is_grouped
+        )
+    if mask.may_hide_all:
+        visible = mask.count_visible(tgt_len, src_len, device)
+        attended = attended.masked_fill(visible.eq(0)[:, None, :, None], 0.0)  # [B or 1, 1, T, 1]
     # Decay made the values wider, and float32.
     return attended[..., : call.value.size(-1)].to(call.value.dtype), None
 
@@ -140,14 +140,6 @@ def _count_decay_channels(width: int, device: torch.device) -> int:
     return 2 + (-(width + 2) % 4 if device.type == "cuda" else 0)
 
 
-class _PreparedMask(NamedTuple):
-    """The mask and bias of torch's attention."""
-
-    bias: Tensor | None  # `(B or 1, G, T, S)`, with -inf where a query must not see a key, or None
-    causal: bool  # whether torch is to hide later keys itself
-    fully_masked: Tensor | None  # `(B or 1, 1, T, 1)`, True for queries that see no key, or None
-
-
 def _choose_bias_dtype(query: Tensor, value: Tensor) -> torch.dtype:
     """Choose the type of a bias, and of the queries, keys and values beside it.
 
@@ -160,44 +152,29 @@ def _choose_bias_dtype(query: Tensor, value: Tensor) -> torch.dtype:
     return torch.promote_types(query.dtype, torch.float32)
 
 
-def _prepare_mask(
-    terms: Terms, mask: Mask, query: Tensor, value: Tensor, tgt_len: int, src_len: int
-) -> _PreparedMask:
-    """Combine biases and mask into what torch's attention takes."""
-    bias = _sum_biases(terms, mask, tgt_len, src_len)
+def _build_bias(
+    terms: Terms, mask: Mask, tgt_len: int, src_len: int, device: torch.device, dtype: torch.dtype
+) -> Tensor | None:
+    """Add up biases, with -inf where a query must not see a key: ``(B or 1, G, T, S)``, or None.
+
+    torch does not check the type: with float64 queries it reads a float32 bias as float64.
+    """
+    bias, by_pair = terms.bias, terms.find(NumbersByPair)
+    total = None if by_pair is None else by_pair.numbers
     if bias is not None:
-        # torch does not check: with float64 queries it reads a float32 bias as float64.
-        bias = bias.to(_choose_bias_dtype(query, value))
-    plain = bias is None and not mask.may_hide_all and not mask.locality.limits
-    # torch aligns its causal mask with the first key, so it serves square scores only.
-    causal = plain and mask.direction == "lr" and tgt_len == src_len
-    forbidden = None if causal else mask.forbidden(tgt_len, src_len, query.device)
-    fully_masked = None
-    if forbidden is not None:
-        if mask.may_hide_all:
-            # In some of torch's kernels, a row of nothing but -inf gives NaN. So a query that may
-            # see no key sees them all, and its result is set to zero in the end.
-            fully_masked = forbidden.all(-1, keepdim=True)  # [B or 1, 1, T, 1]
-            forbidden = forbidden & ~fully_masked
-        if bias is None:
-            bias = torch.zeros((), dtype=query.dtype, device=query.device)
-        bias = bias.masked_fill(forbidden, -torch.inf)
-    return _PreparedMask(bias, causal, fully_masked)
-
-
-def _add_sink(
-    prepared: _PreparedMask, sink: Tensor, query: Tensor, tgt_len: int, src_len: int
-) -> _PreparedMask:
-    """Add a key of zeros whose bias is the sink, and which every query sees."""
-    bias = prepared.bias
-    if bias is None:
-        bias = torch.zeros((), dtype=query.dtype, device=query.device)
-    bias = bias.expand(query.size(0), query.size(1), tgt_len, src_len)
-    if prepared.causal:
-        future = torch.ones(tgt_len, src_len, dtype=torch.bool, device=query.device).triu(1)
-        bias = bias.masked_fill(future, -torch.inf)
-    column = sink.to(bias.dtype)[None, :, None, None].expand(*bias.shape[:3], 1)
-    return prepared._replace(bias=torch.cat([bias, column], -1), causal=False)
+        numbers = expand_numbers(bias, terms.first, tgt_len, src_len, mask)
+        total = numbers if total is None else numbers + total
+    total = None if total is None else total.to(dtype)
+    hidden = mask.forbidden(tgt_len, src_len, device)
+    if hidden is None:
+        return total
+    if mask.may_hide_all:
+        # In some of torch's kernels, a row of nothing but -inf gives NaN. So a query that may see
+        # no key sees them all, and its result is set to zero in the end.
+        hidden = hidden & ~hidden.all(-1, keepdim=True)
+    if total is None:
+        total = torch.zeros((), dtype=dtype, device=device)
+    return total.masked_fill(hidden, -torch.inf)
 
 
 def _choose_kernels(device: str, bias: Tensor | None, src_len: int) -> list[SDPBackend]:
@@ -209,31 +186,3 @@ def _choose_kernels(device: str, bias: Tensor | None, src_len: int) -> list[SDPB
     if device != "cuda" or bias is None or not (bias.requires_grad or src_len % 128 == 64):
         return []
     return [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-
-
-def _call_torch(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    prepared: _PreparedMask,
-    scale: float,
-    dropout: float,
-) -> Tensor:
-    bias, causal, fully_masked = prepared
-    grouped = query.size(1) != key.size(1)
-    kernels = _choose_kernels(query.device.type, bias, key.size(2))
-    with sdpa_kernel(kernels) if kernels else nullcontext():
-        attended = F.scaled_dot_product_attention(
-            query, key, value, bias, dropout, is_causal=causal, scale=scale, enable_gqa=grouped
-        )
-    return attended if fully_masked is None else attended.masked_fill(fully_masked, 0.0)
-
-
-def _sum_biases(terms: Terms, mask: Mask, tgt_len: int, src_len: int) -> Tensor | None:
-    """Add up all biases, ``(B or 1, G, T, S)``."""
-    bias, by_pair = terms.bias, terms.find(NumbersByPair)
-    pair_bias = None if by_pair is None else by_pair.numbers
-    if bias is None:
-        return pair_bias
-    numbers = expand_numbers(bias, terms.first, tgt_len, src_len, mask)
-    return numbers if pair_bias is None else numbers + pair_bias

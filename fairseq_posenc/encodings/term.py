@@ -58,10 +58,6 @@ class Term:
             return self
         return self.map(lambda x: change(x, self.letters.index(axis)))
 
-    def select_sentence(self, index: int) -> Self:
-        """Select a sentence of the batch, as a batch of one."""
-        return self.map_axis("B", lambda x, dim: x if len(x) == 1 else x[index : index + 1])
-
     def without_first_keys(self, count: int) -> Self:
         """Leave out the first ``count`` keys, which a cache has dropped."""
         # Not a slice, whose start would be a constant of torch.compile's graph: one per step.
@@ -112,13 +108,6 @@ class ByDistance(Term):
     def expand(self) -> Tensor:
         """Repeat rows along their runs, so that each distance has a row."""
         return self.table if self.runs is None else self.runs.expand(self.table, self.rows_dim)
-
-    def select_sentence(self, index: int) -> Self:
-        """See :meth:`Term.select_sentence`; tables have no batch, but ids have."""
-        if self.runs is None or self.ids is None or len(self.ids) == 1:
-            return self
-        span = self.runs.span._replace(ids=self.ids[index : index + 1])
-        return replace(self, runs=self.runs._replace(span=span))
 
     def without_first_keys(self, count: int) -> Self:
         """Leave out the ``count`` lowest distances, with the rows that only these need."""

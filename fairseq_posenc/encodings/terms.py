@@ -19,6 +19,7 @@ from fairseq_posenc.encodings.term import (
     RowsOf,
     ScaleFactor,
     ScoreCap,
+    SinkScore,
     Term,
 )
 from fairseq_posenc.errors import UserError
@@ -135,12 +136,12 @@ class Terms(tuple[Term, ...]):
 
     @property
     def is_biased_dot_product(self) -> bool:
-        """Whether scores are scaled dot products and a sum of biases, states and decays.
+        """Whether scores are scaled dot products and a sum of biases and decays.
 
-        They may be multiplied by a temperature, and a sink may take part in the softmax.
+        They may be multiplied by a temperature.
         """
-        rows = [term for term in self if isinstance(term, RowsByDistance) and term.of != "state"]
-        return not (rows or self.multiplies or self.has(CountedRows, ScoreCap))
+        others = self.has(RowsByDistance, CountedRows, ScoreCap, SinkScore)
+        return not (others or self.multiplies)
 
     @property
     def by_ids(self) -> bool:

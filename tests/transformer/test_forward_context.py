@@ -171,7 +171,7 @@ MADE_ONCE = [
     *(
         (family, "t5", backend, f"{BACKENDS}.{made}", 1)
         for family in ("masked_lm", "causal_lm")
-        for backend, made in (("sdpa", "sdpa._prepare_mask"), ("reference", MASKS))
+        for backend, made in (("sdpa", "sdpa._build_bias"), ("reference", MASKS))
     ),
 ]
 
